@@ -1,0 +1,75 @@
+"""Building objects."""
+
+from __future__ import annotations
+
+import jax
+
+from benchmarks.harness import Budget, Calls, Sampler, case
+from benchmarks.models import WIDTH, library
+
+
+class Plain:
+    """A Python object with two attributes."""
+
+    def __init__(self, width: int, name: str):
+        self.width = width
+        self.name = name
+
+
+def small_module(name: str) -> Sampler:
+    """A module with two static attributes."""
+    nnx = library(name)
+
+    class Small(nnx.Module):
+        def __init__(self, width: int, name: str):
+            self.width = width
+            self.name = name
+
+    return Calls(lambda: Small(3, "small"))
+
+
+def small_equinox() -> Sampler:
+    """A module with two static fields."""
+    import equinox as eqx
+
+    class Small(eqx.Module):
+        width: int = eqx.field(static=True)
+        name: str = eqx.field(static=True)
+
+    return Calls(lambda: Small(3, "small"))
+
+
+def linear(name: str) -> Sampler:
+    """A Linear, its random numbers included."""
+    nnx = library(name)
+    rngs = nnx.Rngs(0)
+    return Calls(lambda: nnx.Linear(WIDTH, WIDTH, rngs=rngs).kernel[...].block_until_ready())
+
+
+def equinox_linear() -> Sampler:
+    """A Linear, its random numbers included."""
+    import equinox as eqx
+
+    key = jax.random.key(0)
+    return Calls(lambda: eqx.nn.Linear(WIDTH, WIDTH, key=key).weight.block_until_ready())
+
+
+@case("construct", "module with two static attributes", Budget(10e-6))
+def small():
+    """The limit is a plain Python class."""
+    return {
+        "limit": lambda: Calls(lambda: Plain(3, "small")),
+        "nnxlite": lambda: small_module("nnxlite"),
+        "flax": lambda: small_module("flax"),
+        "equinox": small_equinox,
+    }
+
+
+@case("construct", f"Linear({WIDTH}, {WIDTH})")
+def building_linear():
+    """Kernel, bias and the random stream that fills them."""
+    return {
+        "nnxlite": lambda: linear("nnxlite"),
+        "flax": lambda: linear("flax"),
+        "equinox": equinox_linear,
+    }

@@ -1,0 +1,213 @@
+"""Transforms outside `jit`, from the second call on, and inside it; one layer called eagerly.
+
+Each call makes the transformed function anew, as programs do; the function under it stays the same.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.harness import Budget, Calls, Sampler, case
+from benchmarks.models import WIDTH, dense_chain, dense_forward, dense_leaves, library
+
+LIMIT = Budget(1.3, "limit")  # outside `jit`; inside, a transform costs what it does in JAX
+STEPS = 5
+X = jnp.ones(WIDTH)
+XS = jnp.ones((STEPS, WIDTH))
+PRED = jnp.array(True)
+NUMBER = jnp.array(0)
+
+Leaves = list[jax.Array]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The same work written twice.
+
+    `limit` takes the flat leaves of a chain of dense layers and returns what does the work: JAX's own
+    transform of functions that stay the same. `objects` takes a library and its chain.
+    """
+
+    name: str
+    limit: Callable[[Leaves], Callable[[], tp.Any]]
+    objects: Callable[[tp.Any, tp.Any], tp.Any]
+
+
+# The functions that are transformed ---------------------------------------------------------------
+
+
+def call(model, x):
+    """The model's output."""
+    return model(x)
+
+
+def loss(model, x):
+    """A scalar of it."""
+    return jnp.sum(model(x) ** 2)
+
+
+def scan_body(model, carry, x):
+    """One step of a recurrence through the model."""
+    carry = model(carry + x)
+    return carry, carry
+
+
+def loop_test(state):
+    """Whether to go on."""
+    return state[2] < STEPS
+
+
+def loop_body(state):
+    """One step of a recurrence without inputs."""
+    model, x, number = state
+    return model, model(x), number + 1
+
+
+def keep(model, x):
+    """The other branch."""
+    return x
+
+
+def flat_loss(leaves, x):
+    """`loss` without objects."""
+    return jnp.sum(dense_forward(leaves, x) ** 2)
+
+
+def flat_keep(leaves, x):
+    """`keep` without objects."""
+    return x
+
+
+def flat_loop_body(state):
+    """`loop_body` without objects."""
+    leaves, x, number = state
+    return leaves, dense_forward(leaves, x), number + 1
+
+
+def scan(nnx, model):
+    """The model broadcast, five steps."""
+    axes = {"in_axes": (None, nnx.Carry, 0), "out_axes": (nnx.Carry, 0)}
+    return nnx.scan(scan_body, **axes)(model, X, XS)
+
+
+def flat_scan(leaves):
+    """The leaves are constants of the loop."""
+
+    def body(carry, x):
+        carry = dense_forward(leaves, carry + x)
+        return carry, carry
+
+    return lambda: jax.lax.scan(body, X, XS)
+
+
+def while_loop(nnx, model):
+    """The model in the carry, five steps."""
+    return nnx.while_loop(loop_test, loop_body, (model, X, NUMBER))[1]
+
+
+WORKS = (
+    Work(
+        "grad",
+        lambda leaves: lambda: jax.grad(flat_loss)(leaves, X),
+        lambda nnx, model: nnx.grad(loss)(model, X),
+    ),
+    Work(
+        "vmap, the model broadcast",
+        lambda leaves: lambda: jax.vmap(dense_forward, in_axes=(None, 0))(leaves, XS),
+        lambda nnx, model: nnx.vmap(call, in_axes=(None, 0))(model, XS),
+    ),
+    Work("scan, the model broadcast", flat_scan, scan),
+    Work(
+        "cond",
+        lambda leaves: lambda: jax.lax.cond(PRED, dense_forward, flat_keep, leaves, X),
+        lambda nnx, model: nnx.cond(PRED, call, keep, model, X),
+    ),
+    Work(
+        "while_loop",
+        lambda leaves: (
+            lambda: jax.lax.while_loop(loop_test, flat_loop_body, (leaves, X, NUMBER))[1]
+        ),
+        while_loop,
+    ),
+    Work(
+        "remat",
+        lambda leaves: lambda: jax.checkpoint(dense_forward)(leaves, X),
+        lambda nnx, model: nnx.remat(call)(model, X),
+    ),
+)
+
+
+# Outside jit, and inside --------------------------------------------------------------------------
+
+
+def waiting(run: Callable[[], tp.Any]) -> Sampler:
+    """Wait for all that is computed."""
+    return Calls(lambda: jax.block_until_ready(run()))
+
+
+def eager_limit(work: Work) -> Sampler:
+    """JAX's own transform, called again and again."""
+    return waiting(work.limit(dense_leaves()))
+
+
+def eager_objects(work: Work, name: str) -> Sampler:
+    """A library's transform; a gradient's State is waited for like any pytree."""
+    nnx = library(name)
+    model = dense_chain(nnx)
+    return waiting(lambda: work.objects(nnx, model))
+
+
+def jitted_limit(work: Work) -> Sampler:
+    """The compiled work on a flat list of leaves."""
+    leaves, step = dense_leaves(), jax.jit(lambda leaves: work.limit(leaves)())
+    return waiting(lambda: step(leaves))
+
+
+def jitted_objects(work: Work, name: str) -> Sampler:
+    """The compiled work on the model."""
+    nnx = library(name)
+    model = dense_chain(nnx)
+    step = nnx.jit(lambda model: work.objects(nnx, model))
+    return waiting(lambda: step(model))
+
+
+def register(bench: str, work: Work, limit: tp.Any, objects: tp.Any, *budgets: Budget) -> None:
+    """A case for one work, outside `jit` or inside."""
+
+    @case(bench, work.name, *budgets)
+    def contenders():
+        return {
+            "limit": lambda: limit(work),
+            "nnxlite": lambda: objects(work, "nnxlite"),
+            "flax": lambda: objects(work, "flax"),
+        }
+
+
+for each in WORKS:
+    register("eager", each, eager_limit, eager_objects, LIMIT)
+    register("jitted", each, jitted_limit, jitted_objects)
+
+
+@case("eager", f"Linear({WIDTH}, {WIDTH})(x)", LIMIT)
+def layer():
+    """The limit is the same two jnp operations."""
+
+    def limit():
+        kernel, bias = dense_leaves(1)
+        return waiting(lambda: jnp.dot(XS, kernel) + bias)
+
+    def build(name: str):
+        nnx = library(name)
+        linear = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+        return waiting(lambda: linear(XS))
+
+    return {
+        "limit": limit,
+        "nnxlite": lambda: build("nnxlite"),
+        "flax": lambda: build("flax"),
+    }

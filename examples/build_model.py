@@ -1,0 +1,84 @@
+"""Build a network from nothing as a function that is data, and pass it through transforms.
+
+A frozen module is a pytree of its fields and a function of its inputs: it goes into `jax.vmap` as a
+function, into `filter_grad` as an argument, and comes out of a training step as a new one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import typing as tp
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import nnxlite as nnx
+
+
+class Affine(nnx.Module, frozen=True):
+    """`weight @ x + bias`, with an `__init__` of its own."""
+
+    weight: jax.Array
+    bias: jax.Array
+
+    def __init__(self, inputs: int, outputs: int, key: jax.Array):
+        limit = 1 / np.sqrt(inputs)
+        self.weight = jax.random.uniform(key, (outputs, inputs), minval=-limit, maxval=limit)
+        self.bias = jnp.zeros(outputs)
+
+    def __call__(self, x):
+        return self.weight @ x + self.bias
+
+
+class Perceptron(nnx.Module, frozen=True):
+    """Layers with an activation between them."""
+
+    layers: tuple
+    activation: tp.Callable = jax.nn.relu  # a leaf that is no array: static to `filter_jit`
+
+    def __init__(self, sizes: tp.Sequence[int], key: jax.Array):
+        keys = jax.random.split(key, len(sizes) - 1)
+        self.layers = tuple(map(Affine, sizes[:-1], sizes[1:], keys))
+
+    def __call__(self, x):
+        for layer in self.layers[:-1]:
+            x = self.activation(layer(x))
+        return self.layers[-1](x)
+
+    def loss(self, x, y):
+        return jnp.mean((jax.vmap(self)(x) - y) ** 2)
+
+
+@nnx.filter_jit
+def step(model, x, y, rate):
+    value, grads = nnx.filter_value_and_grad(lambda model: model.loss(x, y))(model)
+    return value, nnx.apply_updates(model, jax.tree.map(lambda g: -rate * g, grads))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a short run")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+
+    model_key, data_key = jax.random.split(jax.random.key(options.seed))
+    model = Perceptron([2, 32, 32, 1], model_key)
+    x = jax.random.normal(data_key, (256, 2))
+    y = jnp.sin(x[:, :1]) * x[:, 1:]
+    first = None
+    for _ in range(100 if options.quick else 2000):
+        value, model = step(model, x, y, 0.05)
+        first = value if first is None else first
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "build_model.npz"
+    np.savez(path, x=x, y=y, predicted=jax.vmap(model)(x))
+    print(f"loss {float(first):.4f} -> {float(value):.4f}")
+    print(f"data and predictions: {path}")
+
+
+if __name__ == "__main__":
+    main()

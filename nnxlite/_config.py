@@ -1,0 +1,190 @@
+"""Scoped settings: one primitive behind every configurable default.
+
+A `Setting` has a process-wide default and a per-context override.  Called with a value it sets the
+default of the current scope; the result is also a context manager that restores the previous value
+on exit, and a decorator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import os
+import typing as tp
+
+T = tp.TypeVar("T")
+F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
+
+
+class _Scope:
+    """The overrides of one context: for each setting the values pushed, innermost last."""
+
+    __slots__ = ("key", "stacks")
+
+    def __init__(self, stacks: dict[str, tuple[tp.Any, ...]]) -> None:
+        self.stacks = stacks
+        self.key = tuple(sorted((name, stack[-1]) for name, stack in stacks.items()))
+
+
+_UNCHANGED = _Scope({})  # scopes are never edited, only replaced
+_scope: contextvars.ContextVar[_Scope] = contextvars.ContextVar("nnxlite", default=_UNCHANGED)
+
+
+def context_key() -> tuple[tuple[str, tp.Any], ...]:
+    """The overrides in force, as a hashable value: part of the key of every compiled program."""
+    return _scope.get().key
+
+
+class Setting(tp.Generic[T]):
+    """One named default that can be changed for a scope.
+
+    >>> from nnxlite._config import Setting
+    >>> mode = Setting("mode", "a")
+    >>> with mode.scope("b"):
+    ...     mode.get()
+    'b'
+    >>> mode.get()
+    'a'
+    """
+
+    def __init__(self, name: str, default: T) -> None:
+        self.name = name
+        self.default = default
+
+    def get(self) -> T:
+        """The value in force."""
+        stack = _scope.get().stacks.get(self.name)
+        return stack[-1] if stack else self.default
+
+    def stack(self) -> tuple[T, ...]:
+        """The overrides in force, outermost first."""
+        return _scope.get().stacks.get(self.name, ())
+
+    @contextlib.contextmanager
+    def scope(self, value: T) -> tp.Iterator[None]:
+        """Override the value inside a `with` block."""
+        self.push(value)
+        try:
+            yield
+        finally:
+            self.pop()
+
+    def push(self, value: T) -> None:
+        """Override the value for the rest of the current context."""
+        _scope.set(_Scope({**_scope.get().stacks, self.name: (*self.stack(), value)}))
+
+    def pop(self) -> None:
+        """Take back the latest `push`."""
+        stacks = {**_scope.get().stacks, self.name: self.stack()[:-1]}
+        _scope.set(_Scope({name: stack for name, stack in stacks.items() if stack}))
+
+
+def flag_from_environment(name: str, default: bool) -> bool:
+    """A boolean environment variable; raises ValueError on anything but a truth word.
+
+    >>> from nnxlite._config import flag_from_environment
+    >>> flag_from_environment("NNXLITE_SURELY_UNSET", True)
+    True
+    """
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(f"Environment variable {name} must be true or false, got {text!r}.")
+
+
+class switch:
+    """Base of the public boolean settings, such as `set_graph_mode`.
+
+    `set_x(True)` sets the value at once; used in a `with` statement it restores the former value
+    at the end of the block; used as a decorator it holds for each call of the function.
+    """
+
+    _setting: tp.ClassVar[Setting[bool]]
+
+    def __init__(self, value: bool, /) -> None:
+        if not isinstance(value, bool):
+            raise TypeError(f"{type(self).__name__} takes a bool, got {type(value).__name__}.")
+        self._value = value
+        self._setting.push(value)
+        self._entered = False
+
+    def __enter__(self) -> None:
+        if self._entered:
+            self._setting.push(self._value)
+        self._entered = True
+
+    def __exit__(self, *exc: tp.Any) -> None:
+        self._setting.pop()
+
+    def __call__(self, fun: F) -> F:
+        if not self._entered:  # used as a decorator: the value holds during calls only
+            self._setting.pop()
+            self._entered = True
+
+        @functools.wraps(fun)
+        def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+            with self._setting.scope(self._value):
+                return fun(*args, **kwargs)
+
+        return tp.cast(F, wrapper)
+
+    @classmethod
+    def current_value(cls) -> bool:
+        """The value in force."""
+        return cls._setting.get()
+
+    @classmethod
+    def get_default(cls) -> bool:
+        """The process-wide default, used where nothing overrides it."""
+        return cls._setting.default
+
+    @classmethod
+    def get_stack(cls) -> list[bool]:
+        """The overrides in force, outermost first."""
+        return list(cls._setting.stack())
+
+
+GRAPH_MODE: Setting[bool] = Setting("graph_mode", flag_from_environment("NNXLITE_GRAPH_MODE", True))
+GRAPH_UPDATES: Setting[bool] = Setting(
+    "graph_updates", flag_from_environment("NNXLITE_GRAPH_UPDATES", True)
+)
+EAGER_SHARDING: Setting[bool] = Setting(
+    "eager_sharding", flag_from_environment("NNXLITE_EAGER_SHARDING", True)
+)
+
+
+class set_graph_mode(switch):
+    """Set the default of every `graph=` argument: True allows sharing and cycles, False refuses.
+
+    >>> import nnxlite as nnx
+    >>> with nnx.set_graph_mode(False):
+    ...     nnx.set_graph_mode.current_value()
+    False
+    >>> nnx.set_graph_mode.current_value()
+    True
+    """
+
+    _setting = GRAPH_MODE
+
+
+class set_graph_updates(switch):
+    """Set the default of every `graph_updates=` argument: whether structure changes propagate."""
+
+    _setting = GRAPH_UPDATES
+
+
+class use_eager_sharding(switch):
+    """Set whether a Variable with a sharding annotation is placed on the mesh when created."""
+
+    _setting = EAGER_SHARDING
+
+
+def using_eager_sharding() -> bool:
+    """Whether Variables with a sharding annotation are placed on the mesh at creation."""
+    return EAGER_SHARDING.get()

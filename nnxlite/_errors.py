@@ -1,0 +1,48 @@
+"""Exceptions of the library, and the one way that paths are written in messages."""
+
+from __future__ import annotations
+
+import typing as tp
+
+
+class NnxError(Exception):
+    """Base of the exceptions that have no fitting builtin class."""
+
+
+class TraceContextError(NnxError):
+    """An object was changed from a trace level other than the one it belongs to.
+
+    Attributes:
+        owner: class name of the object that was to be changed.
+        attribute: the attribute, or None where the object itself was meant.
+    """
+
+    def __init__(self, owner: str, attribute: str | None, belongs: str, running: str) -> None:
+        self.owner = owner
+        self.attribute = attribute
+        what = f"'{owner}'" if attribute is None else f"attribute {attribute!r} of '{owner}'"
+        super().__init__(
+            f"Cannot mutate {what} from a different trace level: it belongs to {belongs}, the "
+            f"write happens {running}. Pass the object to the transformed function as an argument "
+            "(nnxlite transforms write its changes back), or return the new value and assign it "
+            "outside."
+        )
+
+
+def path_text(path: tp.Iterable[tp.Any]) -> str:
+    """A path as text: `layers.0.kernel`; the root is `<root>`.
+
+    >>> from nnxlite._errors import path_text
+    >>> path_text(("layers", 0, "kernel"))
+    'layers.0.kernel'
+    """
+    return ".".join(str(part) for part in path) or "<root>"
+
+
+def short_type(value: tp.Any) -> str:
+    """A value in a few words for a message: arrays by shape and dtype, the rest by type."""
+    shape = getattr(value, "shape", None)
+    dtype = getattr(value, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"{dtype}{list(shape)}"
+    return type(value).__name__

@@ -1,0 +1,90 @@
+"""Interning: one object for each content, so that comparing contents is comparing identities.
+
+A `Table` finds the object that was made first for a key.  It holds nothing alive, neither the object
+nor the key: the key belongs to the object (an attribute of it), and the table refers to the object
+weakly, by the hash of its key.  So a key may lead back to the object, as the key of a static bound
+method does through the method's owner: that is a cycle like any other, which the garbage collector
+sees and frees.  (A `WeakValueDictionary` holds its keys, and would hold such a cycle for ever.)
+
+Threads that look up equal content at the same time get the same object.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+import threading
+import typing as tp
+import weakref
+
+T = tp.TypeVar("T")
+
+
+class _Entry(weakref.ref):
+    """A weak reference that knows the hash under which it is filed."""
+
+    __slots__ = ("hash",)
+
+    hash: int
+
+
+class Table(tp.Generic[T]):
+    """The objects of one kind, found by their key.
+
+    Args:
+        key: name of the attribute in which an object keeps its key.
+        holds: whether an object that was found still is what its key says; others are passed over.
+
+    >>> from nnxlite._interning import Table
+    >>> class Colour:
+    ...     def __init__(self, name):
+    ...         self.name = name
+    >>> colours = Table("name")
+    >>> red = colours.add("red", Colour("red"))
+    >>> colours.find("red") is red, colours.add("red", Colour("red")) is red
+    (True, True)
+    >>> del red
+    >>> colours.find("red") is None
+    True
+    """
+
+    __slots__ = ("_dead", "_entries", "_holds", "_key_of", "_lock")
+
+    def __init__(self, key: str, holds: tp.Callable[[T], bool] | None = None) -> None:
+        self._holds = holds
+        self._key_of: tp.Callable[[T], tp.Any] = operator.attrgetter(key)
+        self._entries: dict[int, tuple[_Entry, ...]] = {}
+        self._dead: collections.deque[_Entry] = collections.deque()
+        self._lock = threading.RLock()
+
+    def find(self, key: tp.Any) -> T | None:
+        """The object with this key, or None; raises TypeError for an unhashable key."""
+        for entry in self._entries.get(hash(key), ()):
+            found = entry()
+            if found is not None and self._key_of(found) == key:
+                if self._holds is None or self._holds(found):
+                    return found
+        return None
+
+    def add(self, key: tp.Any, new: T) -> T:
+        """The object with this key: `new`, unless another was there first."""
+        with self._lock:
+            found = self.find(key)
+            if found is not None:
+                return found
+            while self._dead:  # filled by the garbage collector, which must not wait for a lock
+                self._forget(self._dead.popleft())
+            entry = _Entry(new, self._dead.append)
+            entry.hash = hash(key)
+            self._entries[entry.hash] = (*self._entries.get(entry.hash, ()), entry)
+            return new
+
+    def _forget(self, entry: _Entry) -> None:
+        rest = tuple(e for e in self._entries.get(entry.hash, ()) if e is not entry)
+        if rest:
+            self._entries[entry.hash] = rest
+        else:
+            self._entries.pop(entry.hash, None)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._entries.values())) - len(self._dead)

@@ -1,0 +1,164 @@
+"""Every difference between versions of JAX or Python, and every semi-private JAX name.
+
+The library needs three facts that JAX keeps just outside its documented surface: which trace is
+running now (to refuse writes that would leak tracers), what a mutable array reference is, and how
+to look one level into a registered pytree.  Whatever moves between JAX releases is mended here.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing as tp
+import weakref
+
+import jax
+from jax._src import core as _core
+from jax.core import Tracer as Tracer
+
+TraceRef = weakref.ReferenceType  # JAX hands out one weak reference per trace; compare with `is`
+
+
+if hasattr(_core, "trace_state"):
+    # A C++ configuration holder whose value is the running trace's own weak reference.
+    _trace_state: tp.Any = _core.trace_state
+else:  # pragma: no cover - older JAX
+
+    class _TraceState:
+        @property
+        def value(self) -> TraceRef:
+            return _core.trace_ctx.trace._weakref
+
+    _trace_state = _TraceState()
+
+trace_state: tp.Any = _trace_state
+"""Holder of the running trace: `trace_state.value` is a weak reference, the same object each time."""
+
+EAGER: TraceRef = trace_state.value
+"""The trace reference seen outside every transform."""
+
+
+def current_trace() -> TraceRef:
+    """The weak reference that identifies the trace running now; compare with `is`."""
+    return trace_state.value
+
+
+def is_tracing() -> bool:
+    """Whether any JAX transform is tracing right now in this thread."""
+    return trace_state.value is not EAGER
+
+
+def is_tracer(value: tp.Any) -> bool:
+    """Whether a value stands for an array that a transform is tracing."""
+    return isinstance(value, Tracer)
+
+
+def describe_trace(ref: TraceRef) -> str:
+    """A trace reference in words, for error messages."""
+    if ref is EAGER:
+        return "eager (outside every transform)"
+    trace = ref()
+    if trace is None:
+        return "a transform that has ended"
+    return f"inside a transform ({type(trace).__name__})"
+
+
+# Mutable array references -----------------------------------------------------------------
+
+Ref: type = jax.Ref
+"""The class of JAX's mutable array references."""
+
+
+def new_ref(value: tp.Any) -> tp.Any:
+    """A fresh mutable reference that holds a copy of `value`."""
+    return jax.new_ref(value)
+
+
+def is_ref(value: tp.Any) -> bool:
+    """Whether `value` is a JAX reference, concrete or traced."""
+    return isinstance(value, Ref)
+
+
+# Arrays -------------------------------------------------------------------------------------
+
+
+def same_form(one: tp.Any, other: tp.Any) -> bool:
+    """Whether two values are arrays (concrete or traced) of one shape, dtype and weak type."""
+    try:
+        return one.aval == other.aval
+    except AttributeError:
+        return False
+
+
+if tp.TYPE_CHECKING:
+    from jaxlib._jax.pytree import PyTreeDef as PyTreeDef
+else:
+    PyTreeDef = jax.tree_util.PyTreeDef
+
+# Pytrees ------------------------------------------------------------------------------------
+
+
+def flatten_one_level(
+    tree: tp.Any,
+) -> tuple[list[tuple[tp.Any, tp.Any]], PyTreeDef]:
+    """The direct children of a registered pytree with their key entries, and its one-level treedef."""
+    first = iter((False,))  # the tree itself is asked about first
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda _: next(first, True))
+    return [(path[0] if path else None, child) for path, child in pairs], treedef
+
+
+def is_pytree_leaf(value: tp.Any) -> bool:
+    """Whether JAX sees `value` as one leaf (None, an empty node, is not)."""
+    return jax.tree_util.all_leaves((value,))
+
+
+def key_name(entry: tp.Any) -> tp.Any:
+    """The plain name (str, int, ...) inside a JAX key-path entry."""
+    for attribute in ("key", "name", "idx"):
+        if hasattr(entry, attribute):
+            return getattr(entry, attribute)
+    return entry
+
+
+# Python -------------------------------------------------------------------------------------
+
+
+def own_annotations(cls: type) -> tp.Mapping[str, tp.Any]:
+    """The annotations in the body of a class itself; names not yet defined do not fail."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
+    return cls.__dict__.get("__annotations__", {})
+
+
+# Meshes -------------------------------------------------------------------------------------
+
+
+def current_mesh() -> tp.Any:
+    """The mesh in force: set by `jax.set_mesh` or entered with `with mesh:`; None without one."""
+    if not is_tracing():
+        concrete = jax.sharding.get_mesh()
+        if not concrete.empty:
+            return concrete
+    abstract = jax.sharding.get_abstract_mesh()
+    if not abstract.empty:
+        return abstract
+    from jax._src import mesh as _mesh
+
+    entered = _mesh.thread_resources.env.physical_mesh
+    return None if entered.empty else entered
+
+
+def constrained(value: tp.Any, sharding: tp.Any) -> tp.Any:
+    """A traced value with a sharding: a constraint on automatic axes, a resharding on explicit ones.
+
+    `sharding` is a `PartitionSpec` on the mesh in force, or a `Sharding`.
+    """
+    mesh = sharding.mesh if isinstance(sharding, jax.sharding.NamedSharding) else None
+    here = jax.sharding.get_abstract_mesh()
+    kinds = getattr(here if mesh is None else mesh, "axis_types", ())
+    if jax.sharding.AxisType.Explicit not in kinds:
+        return jax.lax.with_sharding_constraint(value, sharding)
+    if mesh is None or mesh.abstract_mesh == here:
+        return jax.sharding.reshard(value, sharding)
+    return jax.device_put(value, sharding)  # the function is not inside `jax.set_mesh(mesh)`

@@ -1,0 +1,34 @@
+"""States: nested mappings from keys to leaves, and their flat form (`nnx.statelib`).
+
+A `State` is what `split` and `state` give and `merge` and `update` take: the leaves of an object
+graph (Variables, arrays, or anything else), filed under the path that leads to each.  Every inner
+mapping is itself a `State`, held by its parent, so `state["a"]` is the same object each time and
+what is written to it the parent sees.  A `FlatState` is the same thing as a sorted sequence of
+(path, leaf) pairs.  `split_state` and `merge_state`, `to_flat_state` and `from_flat_state` are
+inverses (empty inner mappings hold no leaf, and vanish on the way).
+
+Order.  A State keeps the order in which keys were put in, but wherever leaves are counted off (as
+a pytree, in a FlatState) keys are sorted: numbers by value, then strings, then the rest.  That
+order depends on nothing but the keys.
+
+Versions.  Every edit of a State is told to `nnxlite._versions`, for whoever has recorded it.
+
+All of it is iterative: depth is bounded by memory, not by Python's recursion limit.
+"""
+
+from nnxlite._state._definition import FlatState as FlatState
+from nnxlite._state._definition import State as State
+from nnxlite._state._definition import non_exhaustive as non_exhaustive
+from nnxlite._state._functions import as_pure as as_pure
+from nnxlite._state._functions import diff as diff
+from nnxlite._state._functions import filter_state as filter_state
+from nnxlite._state._functions import from_flat_state as from_flat_state
+from nnxlite._state._functions import map_state as map_state
+from nnxlite._state._functions import merge_state as merge_state
+from nnxlite._state._functions import pure as pure
+from nnxlite._state._functions import replace_by_pure_dict as replace_by_pure_dict
+from nnxlite._state._functions import restore_int_paths as restore_int_paths
+from nnxlite._state._functions import split_state as split_state
+from nnxlite._state._functions import to_flat_state as to_flat_state
+from nnxlite._state._functions import to_pure_dict as to_pure_dict
+from nnxlite._state._keys import sorted_keys as sorted_keys

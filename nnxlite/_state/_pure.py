@@ -1,0 +1,111 @@
+"""Pure values: what leaves a State as one, and where one goes when it comes back."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import typing as tp
+
+from nnxlite._errors import path_text
+from nnxlite._state._keys import Path, sorted_keys
+from nnxlite._state._leaves import content
+from nnxlite._state._walk import MISSING, STATES, Mapping
+from nnxlite.variables import Variable
+
+
+class ExtractFn(tp.Protocol):
+    """What a leaf becomes in a pure dict."""
+
+    def __call__(self, leaf: tp.Any, /) -> tp.Any:
+        """The pure value of the leaf."""
+        ...
+
+
+class ReplaceFn(tp.Protocol):
+    """What takes the place of a leaf, given its new pure value."""
+
+    def __call__(self, leaf: tp.Any, value: tp.Any, /) -> tp.Any:
+        """The new leaf."""
+        ...
+
+
+def extract_value(leaf: tp.Any) -> tp.Any:
+    """A Variable's value; other leaves themselves."""
+    return leaf.get_value() if isinstance(leaf, Variable) else leaf
+
+
+def replacements(
+    state: tp.Any, pure_dict: tp.Any, replace_fn: ReplaceFn | None
+) -> list[tuple[tp.Any, tp.Any, tp.Any]]:
+    """What is to be put where in a State: the inner States, the keys and the new leaves.
+
+    Raises TypeError for what is no mapping, ValueError for a path that the State does not have.
+    """
+    if not isinstance(pure_dict, abc.Mapping):
+        raise TypeError(f"replace_by_pure_dict needs a mapping, got {type(pure_dict).__name__}.")
+    replace = replace_fn or _replace
+    return [
+        (node, key, replace(node[key], value)) for node, key, value in _placed(state, pure_dict)
+    ]
+
+
+def _replace(leaf: tp.Any, value: tp.Any) -> tp.Any:
+    return leaf.replace(value) if isinstance(leaf, Variable) else value
+
+
+def _placed(state: tp.Any, pure_dict: Mapping) -> abc.Iterator[tuple[tp.Any, tp.Any, tp.Any]]:
+    """For each value of the pure dict: the inner State and the key it belongs to, and the value."""
+    prefix: list[tp.Any] = []
+    stack = [(state, iter(pure_dict.items()))]
+    while stack:
+        node, items = stack[-1]
+        for name, value in items:
+            key = _known_key(node, name)
+            held = MISSING if key is MISSING else node[key]
+            if isinstance(value, abc.Mapping) and (not value or type(held) in STATES):
+                if value:
+                    prefix.append(name)
+                    stack.append((held, iter(value.items())))
+                    break
+                continue
+            _check_place((*prefix, name), node, held, value)
+            yield node, key, value
+        else:
+            stack.pop()
+            if prefix:
+                prefix.pop()
+
+
+def _known_key(node: tp.Any, name: tp.Any) -> tp.Any:
+    if name in node:
+        return name
+    number = to_int(name)
+    return number if number is not name and number in node else MISSING
+
+
+def _check_place(path: Path, node: tp.Any, held: tp.Any, value: tp.Any) -> None:
+    where = f"The path '{path_text(path)}' of the pure dict"
+    if held is MISSING:
+        raise ValueError(
+            f"{where} is not in the State, which has the keys {sorted_keys(node)} there."
+        )
+    if type(held) in STATES:
+        raise ValueError(
+            f"{where} holds a leaf ({type(value).__name__}), but in the State it leads to an inner "
+            f"mapping with the keys {sorted_keys(held)}."
+        )
+    whole = isinstance(held, Variable) and isinstance(content(held), abc.Mapping)
+    if isinstance(value, abc.Mapping) and not whole:
+        raise ValueError(
+            f"{where} holds a mapping with the keys {sorted_keys(value)}, but in the State it is a "
+            f"leaf ({type(held).__name__})."
+        )
+
+
+def to_int(key: tp.Any) -> tp.Any:
+    """The number that a string spells, or the key itself."""
+    if isinstance(key, str):
+        try:
+            return int(key)
+        except ValueError:
+            pass
+    return key

@@ -1,0 +1,266 @@
+"""How static values compare: the keys under which compiled programs are shared.
+
+A static value (a size, a flag, an activation function) is part of the identity of a compiled
+program.  Python's `==` is too coarse for that (`1 == True == 1.0`) and too fine (a closure made
+twice by the same code with the same captured values is "different").  `static_key` maps a value to
+a hashable key with the right equality:
+
+* numbers and bools compare with their type, floats by their bits;
+* functions compare by code, defaults and captured values; `functools.partial` and bound methods by
+  their parts; what cannot be compared that way falls back to identity;
+* tuples, lists, dicts and sets compare by content and kind;
+* everything else compares by its own `==` and `hash`, together with its type.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import typing as tp
+
+import numpy as np
+
+PLAIN: frozenset[type] = frozenset(
+    {str, type(None), type, bytes, type(...), types.BuiltinFunctionType}
+)
+"""Types whose values are their own keys."""
+
+MUTABLE: frozenset[type] = frozenset({list, dict, set})
+"""Static values that can be edited in place, without their owner hearing of it."""
+
+
+class UnhashableStatic(TypeError):
+    """A static value has no key, because it (or a part of it) is unhashable."""
+
+
+class ById:
+    """A key that compares by the identity of what it holds, and keeps it alive."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: tp.Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return type(other) is ById and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value) >> 4
+
+
+class Unhashable:
+    """The key of a value that has none: it can be compared, by type and content, but not hashed."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: tp.Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: tp.Any) -> bool:
+        if not isinstance(other, Unhashable) or type(self.value) is not type(other.value):
+            return False
+        try:
+            return self.value is other.value or bool(self.value == other.value)
+        except (TypeError, ValueError):  # such as arrays, whose == is elementwise
+            return False
+
+    def __hash__(self) -> int:
+        raise TypeError(f"unhashable static value of type {type(self.value).__name__}")
+
+
+def loose_key(value: tp.Any) -> tp.Any:
+    """The key of a static value, or an `Unhashable` in its place."""
+    try:
+        return static_key(value)
+    except UnhashableStatic:
+        return Unhashable(value)
+
+
+def static_key(value: tp.Any) -> tp.Any:
+    """The key of one static value.
+
+    Raises UnhashableStatic where there is none.
+
+    >>> from nnxlite._statics import static_key
+    >>> static_key(1) == static_key(True)
+    False
+    >>> make = lambda n: (lambda x: x + n)
+    >>> static_key(make(1)) == static_key(make(1)), static_key(make(1)) == static_key(make(2))
+    (True, False)
+    """
+    return _key(value, None)
+
+
+def _key(value: tp.Any, inside: tuple[tp.Any, ...] | None) -> tp.Any:
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    special = _SPECIAL.get(kind)
+    if special is not None:
+        return special(value, inside)
+    if kind.__hash__ is tuple.__hash__:  # named tuples
+        return _sequence(value, inside)
+    if isinstance(value, np.generic):
+        return (kind, value.tobytes())
+    try:
+        hash(value)
+    except TypeError as error:
+        raise UnhashableStatic(f"unhashable static value of type {kind.__name__}") from error
+    return (kind, value)
+
+
+def _number(value: tp.Any, inside: tp.Any) -> tp.Any:
+    return (type(value), value)
+
+
+def _float(value: float, inside: tp.Any) -> tp.Any:
+    return (float, value.hex())
+
+
+def _complex(value: complex, inside: tp.Any) -> tp.Any:
+    return (complex, value.real.hex(), value.imag.hex())
+
+
+def _sequence(value: tp.Any, inside: tp.Any) -> tp.Any:
+    return (type(value), *[_key(v, inside) for v in value])
+
+
+def _dict(value: dict[tp.Any, tp.Any], inside: tp.Any) -> tp.Any:
+    return (dict, *[(_key(k, inside), _key(v, inside)) for k, v in value.items()])
+
+
+def _set(value: tp.Any, inside: tp.Any) -> tp.Any:
+    return (type(value), frozenset(_key(v, inside) for v in value))
+
+
+def _or_identity(value: tp.Any, inside: tp.Any) -> tp.Any:
+    """Captured values that have no key count by identity."""
+    try:
+        return _key(value, inside)
+    except UnhashableStatic:
+        return ById(value)
+
+
+def _function(fun: types.FunctionType, inside: tuple[tp.Any, ...] | None) -> tp.Any:
+    closure = fun.__closure__
+    defaults, keywords = fun.__defaults__, fun.__kwdefaults__
+    own = fun.__dict__  # such as `__wrapped__`
+    if closure is None and defaults is None and keywords is None and not own:
+        return (_function, ById(fun.__code__), ById(fun.__globals__))
+    if inside is None:
+        inside = (fun,)
+    elif any(f is fun for f in inside):  # a recursive function captures itself
+        return ("recursion", next(i for i, f in enumerate(inside) if f is fun))
+    else:
+        inside = (*inside, fun)
+    captured: list[tp.Any] = []
+    for cell in closure or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:  # an empty cell
+            return ById(fun)
+        captured.append(_captured(content, inside))
+    return (
+        _function,
+        ById(fun.__code__),
+        ById(fun.__globals__),
+        tuple(captured),
+        tuple(_captured(d, inside) for d in defaults or ()),
+        tuple((k, _captured(v, inside)) for k, v in (keywords or {}).items()),
+        tuple((k, _captured(v, inside)) for k, v in own.items()),
+    )
+
+
+def _captured(value: tp.Any, inside: tuple[tp.Any, ...] | None) -> tp.Any:
+    """Captured values compare by content only where nobody can edit them in place."""
+    kind = type(value)
+    if kind in PLAIN or kind in _IMMUTABLE:
+        return _or_identity(value, inside)
+    if kind.__hash__ is tuple.__hash__:
+        return (kind, *[_captured(v, inside) for v in value])
+    return ById(value)
+
+
+def _partial(value: functools.partial, inside: tp.Any) -> tp.Any:
+    return (
+        functools.partial,
+        _key(value.func, inside),
+        tuple(_captured(a, inside) for a in value.args),
+        frozenset((k, _captured(v, inside)) for k, v in value.keywords.items()),
+    )
+
+
+def _method(value: types.MethodType, inside: tp.Any) -> tp.Any:
+    return (types.MethodType, _key(value.__func__, inside), ById(value.__self__))
+
+
+_SPECIAL: dict[type, tp.Callable[[tp.Any, tp.Any], tp.Any]] = {
+    bool: _number,
+    int: _number,
+    float: _float,
+    complex: _complex,
+    tuple: _sequence,
+    list: _sequence,
+    dict: _dict,
+    set: _set,
+    frozenset: _set,
+    types.FunctionType: _function,
+    types.MethodType: _method,
+    functools.partial: _partial,
+}
+
+_IMMUTABLE: frozenset[type] = frozenset(
+    {bool, int, float, complex, types.FunctionType, functools.partial, types.MethodType, frozenset}
+)
+
+
+def is_fickle(value: tp.Any) -> bool:
+    """Whether the key of a value may change while the value stays the same object.
+
+    So it is with closures, whose captured variables can be rebound, and with editable containers.
+    """
+    kind = type(value)
+    if kind is types.FunctionType:
+        return value.__closure__ is not None
+    if kind is types.MethodType:
+        return is_fickle(value.__func__)
+    if kind is functools.partial:
+        return is_fickle(value.func) or any(map(is_fickle, value.args))
+    if kind.__hash__ is tuple.__hash__:
+        return any(map(is_fickle, value))
+    return kind in MUTABLE
+
+
+def is_permanent(value: tp.Any) -> bool:
+    """Whether a value lives as long as the process in any case: a constant, or a global by name."""
+    kind = type(value)
+    if kind in _CONSTANTS:
+        return True
+    if kind is tuple:
+        return all(map(is_permanent, value))
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    return module is not None and module.__dict__.get(getattr(value, "__name__", "")) is value
+
+
+_CONSTANTS = frozenset({str, bytes, bool, int, float, complex, type(None), type(...)})
+
+
+def own_copy(value: tp.Any) -> tp.Any:
+    """A copy of an editable static container (nested ones included); other values as they are."""
+    kind = type(value)
+    if kind is list:
+        return [own_copy(v) for v in value]
+    if kind is dict:
+        return {k: own_copy(v) for k, v in value.items()}
+    if kind is set:
+        return set(value)
+    if kind.__hash__ is tuple.__hash__ and is_editable(value):
+        return tuple.__new__(kind, map(own_copy, value))  # named tuples included
+    return value
+
+
+def is_editable(value: tp.Any) -> bool:
+    """Whether a static value can change in place: a list, dict or set, or a tuple that holds one."""
+    kind = type(value)
+    return kind in MUTABLE or (kind.__hash__ is tuple.__hash__ and any(map(is_editable, value)))

@@ -1,0 +1,497 @@
+"""The text form of objects: what `repr` shows of modules, Variables, states and graph definitions.
+
+An object that wants to be laid out tells, through `__nnx_text__`, what one level of it looks like:
+a `Text`, with a name, brackets and labelled children.  The children are the objects themselves:
+`text_of` takes them apart in turn, so that it alone decides about sharing, depth and width.
+
+    Linear( # Param: 9 (36 B)
+      kernel=Param( # 6 (24 B)
+        value=Array(shape=(2, 3), dtype=float32)
+      ),
+      ...
+      dot_general=<function dot_general>
+    )
+
+An object met a second time is a reference to the path of the first (`<shared: layers.0>`; the root
+is `self`), which also ends cycles.  Arrays are shown by shape and dtype, the smallest by value;
+functions and types by name; addresses never.  Both passes, taking apart and laying out, are loops:
+no depth of nesting meets the recursion limit, and what is too deep or too long to be read is closed
+(`Block(...)`) but still counted.  The text has no colour; see `nnxlite.inspect` for that.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import enum
+import functools
+import re
+import types
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+WIDTH = 80  # a plain container that fits within this many characters stays on one line
+MAX_DEPTH = 32  # deeper levels are closed
+MAX_ENTRIES = 200  # further entries of one level are counted, not shown
+MAX_LINES = 5000  # after so many lines every level is closed
+FEW = 6  # arrays of at most this many elements are shown by value
+
+
+class Entry(tp.NamedTuple):
+    """One child: its key in a path, the label printed before it, and the object itself."""
+
+    key: tp.Any
+    label: str
+    child: tp.Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Text:
+    """One level of an object's text form.
+
+    Attributes:
+        name: what stands before the opening bracket.
+        opening, closing: the brackets.
+        entries: the children in order.
+        comment: printed after the opening bracket, behind a `#`.
+        tally: a leaf of the count: name of its kind, number of elements, bytes.
+        totals: whether the comment is the sum of the tallies below.
+        few: as the root: arrays of at most this many elements are shown by value.
+        identity: whether a second occurrence is a reference to the first.
+        breaks: whether it takes several lines even if it fits on one.
+    """
+
+    name: str
+    opening: str = "("
+    closing: str = ")"
+    entries: tuple[Entry, ...] = ()
+    comment: str = ""
+    tally: tuple[str, int, int] | None = None
+    totals: bool = False
+    few: int = FEW
+    identity: bool = True
+    breaks: bool = True
+
+
+class Atom(str):
+    """A child that is already text."""
+
+    __slots__ = ()
+
+
+class HasText(tp.Protocol):
+    """An object that knows one level of its own text form."""
+
+    def __nnx_text__(self) -> Text:
+        """The present level; children are given as objects."""
+        ...
+
+
+# Forms of the library's own objects ----------------------------------------------------------
+
+
+def object_node(obj: tp.Any, attributes: tp.Mapping[tp.Any, tp.Any]) -> Text:
+    """A module or other object by its public attributes, with totals for each kind of Variable."""
+    entries = tuple(
+        Entry(name, f"{name}=", value)
+        for name, value in attributes.items()
+        if not str(name).startswith("_")
+    )
+    return Text(_name(obj), entries=entries, totals=True, few=1)
+
+
+def variable_node(type_: type, value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> Text:
+    """A Variable by its value and metadata, with the number of elements and bytes."""
+    count, size = count_and_bytes(value)
+    entries = [Entry("value", "value=", value)]
+    entries += [Entry(name, f"{name}=", entry) for name, entry in metadata.items()]
+    comment = f"{count:,} ({human_bytes(size)})" if count else ""
+    kind: str = getattr(type_, "_nnx_counted_as", type_.__name__)
+    tally = (kind, count, size) if count else None
+    return Text(type_.__name__, entries=tuple(entries), comment=comment, tally=tally)
+
+
+def mapping_node(owner: tp.Any, mapping: tp.Mapping[tp.Any, tp.Any]) -> Text:
+    """A mapping type by its items; one inside another of the same type shows plain braces."""
+    entries = tuple(Entry(key, f"{key!r}: ", value) for key, value in mapping.items())
+    return Text(_name(owner), "({", "})", entries, totals=True)
+
+
+def sequence_node(owner: tp.Any, items: tp.Iterable[tp.Any]) -> Text:
+    """A sequence type by its items."""
+    entries = tuple(Entry(index, "", item) for index, item in enumerate(items))
+    return Text(_name(owner), "([", "])", entries, totals=True)
+
+
+def _name(owner: tp.Any) -> str:
+    return owner if isinstance(owner, str) else type(owner).__name__
+
+
+def count_and_bytes(value: tp.Any) -> tuple[int, int]:
+    """How many array elements a value (an array or any pytree) has, and their size in bytes.
+
+    >>> import jax.numpy as jnp
+    >>> from nnxlite._text import count_and_bytes
+    >>> count_and_bytes({"a": jnp.zeros((2, 3)), "b": 1})
+    (6, 24)
+    """
+    leaves = (value,) if _is_array(value) else jax.tree_util.tree_leaves(value)
+    count = size = 0
+    for leaf in leaves:
+        if _is_array(leaf):
+            elements = int(np.prod(leaf.shape))
+            count += elements
+            size += elements * getattr(leaf.dtype, "itemsize", 0)
+    return count, size
+
+
+def human_bytes(size: int) -> str:
+    """A number of bytes for people.
+
+    >>> from nnxlite._text import human_bytes
+    >>> human_bytes(36), human_bytes(4_000_000)
+    ('36 B', '4.0 MB')
+    """
+    if size < 1000:
+        return f"{size} B"
+    scaled, units = size / 1000, ["KB", "MB", "GB", "TB"]
+    while scaled >= 999.95 and len(units) > 1:
+        scaled /= 1000
+        units.pop(0)
+    return f"{scaled:,.1f} {units[0]}"
+
+
+def totals_text(totals: tp.Mapping[str, tuple[int, int]]) -> str:
+    """Counts and bytes for each kind, and their sum where there are several kinds.
+
+    >>> from nnxlite._text import totals_text
+    >>> totals_text({"Param": (9, 36), "BatchStat": (6, 24)})
+    'Param: 9 (36 B), BatchStat: 6 (24 B), Total: 15 (60 B)'
+    """
+    rows = dict(totals)
+    if len(rows) > 1:
+        rows["Total"] = (sum(n for n, _ in rows.values()), sum(b for _, b in rows.values()))
+    return ", ".join(f"{kind}: {n:,} ({human_bytes(b)})" for kind, (n, b) in rows.items())
+
+
+# Single values -------------------------------------------------------------------------------
+
+
+def short(value: tp.Any, few: int = FEW) -> str:
+    """A value that is not taken apart, on one line.
+
+    Arrays of more than `few` elements by shape and dtype, functions and types by name.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from nnxlite._text import short
+    >>> print(short(jnp.zeros((20, 20))), short(jnp.float32), short(jax.nn.relu))
+    Array(shape=(20, 20), dtype=float32) float32 <function relu>
+    """
+    if isinstance(value, Atom):
+        return value
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, np.dtype):
+        return str(value)
+    if _is_array(value):
+        return _array_text(value, few)
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, types.MethodType):
+        return f"<method {value.__qualname__}>"
+    if callable(value) and isinstance(getattr(value, "__name__", None), str):
+        return f"<function {value.__name__}>"
+    return clip(_without_addresses(repr(value)), 4 * WIDTH)
+
+
+def clip(text: str, width: int) -> str:
+    """The text on one line, cut to `width` characters.
+
+    >>> from nnxlite._text import clip
+    >>> clip("one two  three", 10)
+    'one two...'
+    """
+    text = " ".join(text.split()) if "\n" in text else text
+    return text if len(text) <= width else text[: width - 3].rstrip() + "..."
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+def _is_array(value: tp.Any) -> bool:
+    if isinstance(value, (type, np.generic)):
+        return False
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _array_text(array: tp.Any, few: int) -> str:
+    name = type(array).__name__
+    name = "Array" if name in ("ArrayImpl", "PRNGKeyArray") else name
+    dtype = str(array.dtype)
+    shape = tuple(array.shape)
+    if not _can_be_read(array) or not 0 < int(np.prod(shape)) <= few:
+        return f"{name}(shape={shape}, dtype={dtype})"
+    numbers = np.array2string(np.asarray(array), separator=", ", max_line_width=10**6)
+    numbers = re.sub(r"\s+", " ", numbers).replace("[ ", "[").replace(" ]", "]")
+    return f"{name}({numbers.replace(' ,', ',')}, dtype={dtype})"
+
+
+def _can_be_read(array: tp.Any) -> bool:
+    """Whether the elements are at hand, without tracing, waiting for other hosts, or raising."""
+    if isinstance(array, np.ndarray):
+        return array.dtype != object
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return False
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return False
+    return (
+        type(array).__name__ == "ArrayImpl"
+        and not array.is_deleted()
+        and (array.is_fully_addressable)
+    )
+
+
+# Taking apart --------------------------------------------------------------------------------
+
+_MAPPINGS = (dict, types.MappingProxyType)
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+
+
+def open_up(value: tp.Any) -> Text | None:
+    """One level of any value, or None for one that `short` shows."""
+    if isinstance(value, (*_PLAIN, type)):
+        return None
+    if hasattr(type(value), "__nnx_text__"):
+        return value.__nnx_text__()
+    if isinstance(value, functools.partial):
+        return _partial_node(value)
+    names = getattr(value, "_fields", None)
+    if isinstance(value, tuple) and isinstance(names, tuple):
+        fields = tuple(Entry(n, f"{n}=", v) for n, v in zip(names, value, strict=True))
+        return Text(type(value).__name__, entries=fields, identity=False, breaks=False)
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return _plain_sequence(value)
+    if isinstance(value, (dict, types.MappingProxyType)) and type(value) in _MAPPINGS:
+        entries = tuple(Entry(k, f"{k!r}: ", v) for k, v in value.items())
+        return Text("", "{", "}", entries, identity=False, breaks=False)
+    if dataclasses.is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):
+        shown = [f.name for f in dataclasses.fields(value) if f.repr and hasattr(value, f.name)]
+        entries = tuple(Entry(n, f"{n}=", getattr(value, n)) for n in shown)
+        return Text(type(value).__name__, entries=entries, identity=False, breaks=False)
+    return None
+
+
+def _partial_node(value: functools.partial[tp.Any]) -> Text:
+    entries = [Entry(i, "", v) for i, v in enumerate((value.func, *value.args))]
+    entries += [Entry(name, f"{name}=", v) for name, v in value.keywords.items()]
+    return Text("partial", entries=tuple(entries), identity=False, breaks=False)
+
+
+def _plain_sequence(items: tp.Sequence[tp.Any]) -> Text:
+    opening, closing = ("[", "]") if isinstance(items, list) else ("(", ")")
+    if len(items) == 1 and isinstance(items, tuple):
+        closing = ",)"
+    shown: tp.Sequence[tp.Any] = items
+    if len(items) > FEW * 4 and all(type(item) in _PLAIN for item in items):
+        shown = [*items[:FEW], Atom(f"... {len(items) - FEW:,} more")]
+    entries = tuple(Entry(index, "", item) for index, item in enumerate(shown))
+    return Text("", opening, closing, entries, identity=False, breaks=False)
+
+
+class _Node:
+    """One place in the tree that is printed: the object there, opened or in one word."""
+
+    __slots__ = ("bare", "children", "key", "label", "line", "parent", "text", "totals", "value")
+
+    def __init__(self, entry: Entry, parent: _Node | None) -> None:
+        self.key, self.label, self.value = entry
+        self.parent = parent
+        self.text: Text | None = None  # None for a value that is not opened
+        self.line: str | None = None  # the whole of it, once known to take one line
+        self.children: list[_Node] = []
+        self.totals: dict[str, tuple[int, int]] = {}
+        self.bare = False
+
+    def path(self) -> str:
+        keys = []
+        node = self
+        while node.parent is not None:
+            keys.append(str(node.key))
+            node = node.parent
+        return ".".join(reversed(keys)) or "self"
+
+    def one_line(self, few: int) -> str | None:
+        """The whole of it where it takes one line; worked out only when it comes to be shown."""
+        if self.line is None and self.text is None:
+            self.line = short(self.value, few)
+        return self.line
+
+    def has_ancestor(self, other: _Node) -> bool:
+        node: _Node | None = self
+        while node is not None and node is not other:
+            node = node.parent
+        return node is other
+
+
+_being_printed: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
+    "being_printed", default=frozenset()
+)
+"""The roots whose text is being made: a `__repr__` called on the way may come back to them."""
+
+
+def _take_apart(root: tp.Any, outer: frozenset[int]) -> list[_Node]:
+    """The nodes below (and with) the root, in the order in which they are printed."""
+    first: dict[int, _Node] = {}
+    order: list[_Node] = []
+    todo = [_Node(Entry("", "", root), None)]
+    while todo:
+        node = todo.pop()
+        value = node.value
+        order.append(node)
+        if id(value) in outer:
+            node.line = f"{type(value).__name__}(...)"
+            continue
+        text = open_up(value)
+        if text is None:
+            continue
+        met = first.setdefault(id(value), node)
+        if met is not node and (text.identity or node.has_ancestor(met)):
+            node.line = f"<shared: {met.path()}>"
+            continue
+        _open_node(node, text)
+        node.children = [_Node(entry, node) for entry in text.entries]
+        todo.extend(reversed(node.children))
+    return order
+
+
+def _open_node(node: _Node, text: Text) -> None:
+    node.text = text
+    above = node.parent.text if node.parent is not None else None
+    same = above is not None and (above.name, above.opening) == (text.name, text.opening)
+    node.bare = same and text.opening == "({"
+    if text.tally is not None:
+        kind, count, size = text.tally
+        node.totals[kind] = (count, size)
+
+
+def _sum_up(order: list[_Node]) -> None:
+    """Add up the tallies; from the end, so that the kind met first comes to stand last."""
+    for node in reversed(order):
+        if node.parent is not None:
+            into = node.parent.totals
+            for kind, (count, size) in node.totals.items():
+                n, b = into.pop(kind, (0, 0))
+                into[kind] = (n + count, b + size)
+
+
+# Laying out ----------------------------------------------------------------------------------
+
+
+def _fold(order: list[_Node], few: int) -> None:
+    """Put plain containers that fit on one line there."""
+    for node in reversed(order):
+        text = node.text
+        if text is None or node.line is not None:
+            continue
+        opening, closing = _brackets(node)
+        if not node.children:
+            node.line = opening + closing
+        elif not text.breaks:
+            inside = _joined(node.children, few)
+            if inside is not None:
+                node.line = f"{opening}{inside}{closing}"
+
+
+def _joined(children: list[_Node], few: int) -> str | None:
+    """The children on one line, or None where they do not fit."""
+    parts: list[str] = []
+    width = 0
+    for child in children:
+        line = child.one_line(few)
+        if line is None:
+            return None
+        parts.append(child.label + line)
+        width += len(parts[-1]) + 2
+        if width > WIDTH:
+            return None
+    return ", ".join(parts)
+
+
+def _brackets(node: _Node) -> tuple[str, str]:
+    assert node.text is not None
+    if node.bare:
+        return "{", "}"
+    return node.text.name + node.text.opening, node.text.closing
+
+
+def _comment(node: _Node) -> str:
+    text = node.text
+    if text is None or node.bare:
+        return ""
+    comment = text.comment
+    if text.totals:
+        comment = totals_text(dict(reversed(node.totals.items())))
+    return f" # {comment}" if comment else ""
+
+
+def comment_of(obj: tp.Any) -> str:
+    """The comment in the first line of an object's text form: ` # Param: 9 (36 B)`, or nothing."""
+    order = _take_apart(obj, frozenset())
+    _sum_up(order)
+    return _comment(order[0])
+
+
+def _lay_out(root: _Node, few: int) -> str:
+    lines: list[str] = []
+    todo: list[tuple[_Node | str, int, str]] = [(root, 0, "")]
+    while todo:
+        node, depth, comma = todo.pop()
+        pad = "  " * depth
+        if isinstance(node, str):
+            lines.append(f"{pad}{node}{comma}")
+            continue
+        line = node.one_line(few)
+        if line is not None:
+            lines.append(f"{pad}{node.label}{line}{comma}")
+            continue
+        opening, closing = _brackets(node)
+        last = closing[:1] if closing.startswith(",") else ""  # of a tuple with one item
+        closing = closing.removeprefix(",")
+        if depth >= MAX_DEPTH or len(lines) >= MAX_LINES:
+            lines.append(f"{pad}{node.label}{opening}...{closing}{comma}{_comment(node)}")
+            continue
+        lines.append(f"{pad}{node.label}{opening}{_comment(node)}")
+        todo.append((closing, depth, comma))
+        shown: list[_Node | str] = [*node.children[:MAX_ENTRIES]]
+        if len(node.children) > MAX_ENTRIES:
+            shown.append(f"... {len(node.children) - MAX_ENTRIES:,} more")
+        commas = [","] * (len(shown) - 1) + [last]
+        todo.extend(reversed([(s, depth + 1, c) for s, c in zip(shown, commas, strict=True)]))
+    return "\n".join(lines)
+
+
+def text_of(obj: tp.Any) -> str:
+    """The text form of an object, as its `__repr__` gives it.
+
+    >>> from nnxlite._text import text_of
+    >>> print(text_of({"sizes": [1, 2], "act": max}))
+    {'sizes': [1, 2], 'act': <function max>}
+    """
+    outer = _being_printed.get()
+    if id(obj) in outer:
+        return f"{type(obj).__name__}(...)"
+    token = _being_printed.set(outer | {id(obj)})
+    try:
+        order = _take_apart(obj, outer)
+        _sum_up(order)
+        top = order[0].text
+        few = FEW if top is None else top.few
+        _fold(order, few)
+        return _lay_out(order[0], few)
+    finally:
+        _being_printed.reset(token)

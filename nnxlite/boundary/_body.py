@@ -1,0 +1,144 @@
+"""Bodies of loops and branches: traced once, to learn what they write, then used as often as needed.
+
+A loop must know its carry, and a branch what the other branches write, before JAX sees either.  So
+the user function is traced to a jaxpr first; what it wrote is then known, and the jaxpr itself is
+what the loop runs.  The user's Python runs once.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite.boundary._inputs import CallDef, Inner, enter
+from nnxlite.boundary._outputs import Fixed, OutDef, Outputs, leave, refuse_foreign_result
+
+
+class Body:
+    """A traced function of leaves.
+
+    Attributes:
+        definition: what leaves it.
+        shapes: its outputs, abstract: result, written and fresh values.
+    """
+
+    def __init__(self, closed: tp.Any, out: tp.Any) -> None:
+        fixed, result, written, fresh = out
+        self.definition: OutDef = fixed.value[0]
+        self.extra: tp.Any = fixed.value[1]
+        self.shapes = Outputs(self.definition, result, written, fresh)
+        from jax.extend.core import jaxpr_as_fun  # here, since it takes long to import
+
+        self._fun = jaxpr_as_fun(closed)
+        self._treedef = jax.tree_util.tree_structure(out)
+        self._avals = closed.in_avals
+
+    def __call__(self, *leaves: tp.Any) -> Outputs:
+        """Run the body on leaves of the structure it was traced with."""
+        flat = jax.tree_util.tree_leaves(leaves)
+        _, result, written, fresh = jax.tree_util.tree_unflatten(self._treedef, self._fun(*flat))
+        return Outputs(self.definition, result, written, fresh)
+
+    def fits(self, *leaves: tp.Any) -> bool:
+        """Whether the body was traced for leaves of these types."""
+        flat = jax.tree_util.tree_leaves(leaves)
+        return len(flat) == len(self._avals) and all(
+            jax.typeof(x).str_short() == aval.str_short() for x, aval in zip(flat, self._avals)
+        )
+
+
+def trace_body(
+    call: CallDef,
+    fun: tp.Callable[[tp.Any], tp.Any],
+    join: tp.Callable[..., tuple[list[tp.Any], list[tp.Any]]],
+    leaves: tuple[tp.Any, ...],
+    *,
+    structure: bool,
+    arrays: bool | None = None,
+    before: tp.Callable[[Inner], None] | None = None,
+    after: tp.Callable[[Inner, Outputs], tuple[Outputs, tp.Any]] | None = None,
+) -> Body:
+    """Trace a function of objects as a function of leaves.
+
+    Args:
+        call: how the arguments are rebuilt.
+        fun: from the argument tree to the result.
+        join: from `leaves` to (plain, values) of the call.
+        leaves: what the body will be called with, possibly abstract.
+        structure, arrays: see `leave`.
+        before: called with the rebuilt arguments before the function runs.
+        after: called with what leaves; returns it, with whatever is to be remembered.
+    """
+
+    def run(*leaves: tp.Any) -> tp.Any:
+        plain, values = join(*leaves)
+        tree, inner = enter(call, plain, list(values))
+        if before is not None:
+            before(inner)
+        out = leave(inner, fun(tree), structure=structure, arrays=arrays)
+        refuse_foreign_result(out)
+        extra = None
+        if after is not None:
+            out, extra = after(inner, out)
+        return Fixed((out.definition, extra)), out.result, out.written, out.fresh
+
+    closed, shapes = jax.make_jaxpr(run, return_shape=True)(*leaves)
+    return Body(closed, shapes)
+
+
+def promoted(start: tp.Any, end: tp.Any) -> tp.Any | None:
+    """The initial value of a carry, converted where Python scalars would make its type drift.
+
+    Returns None where the type changes for good.
+    """
+    aval = jax.typeof(start) if not isinstance(start, jax.ShapeDtypeStruct) else start
+    if tuple(aval.shape) != tuple(end.shape):
+        return None
+    if aval.dtype == end.dtype:
+        return start
+    if getattr(aval, "weak_type", False) and jnp.result_type(start, end.dtype) == end.dtype:
+        return jnp.asarray(start, dtype=end.dtype)
+    return None
+
+
+def settle(starts: list[tp.Any], ends: list[tp.Any]) -> tuple[list[tp.Any], list[int]]:
+    """Initial carry leaves of the types the body gives them, and the numbers of those that cannot be.
+
+    Variables may hold pytrees; those are compared leaf by leaf.
+    """
+    out: list[tp.Any] = []
+    bad: list[int] = []
+    for number, (start, end) in enumerate(zip(starts, ends)):
+        leaves, treedef = jax.tree_util.tree_flatten(start)
+        end_leaves, end_treedef = jax.tree_util.tree_flatten(end)
+        fitted = (
+            [promoted(s, e) for s, e in zip(leaves, end_leaves)]
+            if treedef == end_treedef
+            else [None]
+        )
+        if any(f is None for f in fitted):
+            bad.append(number)
+            out.append(start)
+        else:
+            out.append(jax.tree_util.tree_unflatten(treedef, fitted))
+    return out, bad
+
+
+def described(value: tp.Any) -> str:
+    """A leaf (or small tree) by type and shape."""
+
+    def one(x: tp.Any) -> str:
+        aval = x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x)
+        return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+
+    leaves, treedef = jax.tree_util.tree_flatten(value)
+    if treedef == jax.tree_util.tree_structure(0):
+        return one(leaves[0])
+    return str(jax.tree_util.tree_unflatten(treedef, [one(x) for x in leaves]))
+
+
+def same(starts: list[tp.Any], other: list[tp.Any]) -> bool:
+    """Whether two lists hold the very same objects."""
+    return all(a is b for a, b in zip(starts, other))

@@ -1,0 +1,329 @@
+"""Update contexts: the boundary's protocol by hand, where the user calls JAX's own transform.
+
+Objects cross in four steps, two outside and two inside the transformed function:
+
+    (1) split  outside: objects to definition and state; the context remembers the objects
+    (2) merge  inside:  fresh objects; the context remembers which number each one came in with
+    (3) split  inside:  objects as the function left them; the definition says who came in as whom
+    (4) merge  outside: the objects of (1) are redefined and refilled in place, new ones are made
+
+All the calls of one step share one numbering, so that sharing holds across several objects.  The
+inside objects are forgotten after (3), everything else when the context ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import typing as tp
+
+from nnxlite._state import FlatState
+from nnxlite.filters import Filter
+from nnxlite.graph._functional import (
+    IndexMap,
+    RefMap,
+    View,
+    flatten,
+    leaves_of,
+    select,
+    unflatten,
+    whole_state,
+)
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.variables import Variable, make
+
+N = tp.TypeVar("N")
+F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
+
+
+@dataclasses.dataclass
+class UpdateContext:
+    """What one pass through the four steps remembers; made by `update_context`.
+
+    Attributes:
+        tag: the name by which `split_context` and `merge_context` find the context.
+        outer_ref_outer_index: numbers of the outside objects, since step 1.
+        outer_index_inner_ref: inside objects by the number they came in with, from step 2 to 3.
+        outer_index_outer_ref: outside objects by number, since step 1.
+        inner_ref_outer_index: the number that each inside object came in with, from step 2 to 3.
+        static_cache: accepted for compatibility.
+    """
+
+    tag: tp.Hashable
+    outer_ref_outer_index: RefMap | None = None
+    outer_index_inner_ref: IndexMap | None = None
+    outer_index_outer_ref: IndexMap | None = None
+    inner_ref_outer_index: RefMap | None = None
+    static_cache: tp.MutableMapping[tp.Any, tp.Any] | None = None
+
+    def flatten_end(self, ref_index: RefMap) -> None:
+        """End a split: the first one numbers the outside objects, later ones forget the inside."""
+        if self.outer_ref_outer_index is None:
+            self.outer_ref_outer_index = ref_index
+            self.outer_index_outer_ref = IndexMap.from_refmap(ref_index)
+        else:
+            self.outer_index_inner_ref = None
+            self.inner_ref_outer_index = None
+
+    def unflatten_end(self, index_ref: IndexMap, inner_merge: bool) -> None:
+        """End a merge: an inside one remembers the inside objects."""
+        if inner_merge:
+            self.outer_index_inner_ref = index_ref
+            self.inner_ref_outer_index = index_ref.to_refmap()
+
+    def _forget(self) -> None:
+        self.outer_ref_outer_index = None
+        self.outer_index_inner_ref = None
+        self.outer_index_outer_ref = None
+        self.inner_ref_outer_index = None
+        self.static_cache = None
+
+
+_active: contextvars.ContextVar[tuple[UpdateContext, ...]] = contextvars.ContextVar(
+    "nnxlite_update_contexts", default=()
+)
+
+
+def current_update_context(tag: tp.Hashable) -> UpdateContext:
+    """The innermost active `UpdateContext` of a tag.
+
+    Raises ValueError where there is none.
+
+    >>> import nnxlite as nnx
+    >>> with nnx.update_context("step") as context:
+    ...     nnx.current_update_context("step") is context
+    True
+    """
+    active = _active.get()
+    for context in reversed(active):
+        if context.tag == tag:
+            return context
+    known = ", ".join(repr(c.tag) for c in active) or "none is active"
+    raise ValueError(
+        f"No update context found for tag {tag!r} (active tags: {known}). Open one with "
+        f"`with nnxlite.update_context({tag!r}):` around all four steps."
+    )
+
+
+class UpdateContextManager:
+    """What `update_context` returns: a context manager that is a decorator, too."""
+
+    def __init__(self, tag: tp.Hashable) -> None:
+        self.tag = tag
+        self._entered: list[UpdateContext] = []
+
+    def __enter__(self) -> UpdateContext:
+        context = UpdateContext(self.tag)
+        self._entered.append(context)
+        _active.set((*_active.get(), context))
+        return context
+
+    def __exit__(self, *exc: tp.Any) -> None:
+        context = self._entered.pop()
+        _active.set(tuple(c for c in _active.get() if c is not context))
+        context._forget()
+
+    def __call__(self, fun: F) -> F:
+        """The function with a fresh context around each call."""
+
+        @functools.wraps(fun)
+        def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+            with UpdateContextManager(self.tag):
+                return fun(*args, **kwargs)
+
+        return tp.cast(F, wrapper)
+
+    def __repr__(self) -> str:
+        return f"update_context({self.tag!r})"
+
+
+def update_context(tag: tp.Hashable) -> UpdateContextManager:
+    """A context in which objects cross a JAX transform by hand, changes of structure included.
+
+    Inside the context call `split` outside the transform, `merge` and `split` inside, and `merge`
+    outside again. The last merge gives back the very objects of the first split, changed as the
+    function changed its own.
+
+    Args:
+        tag: a name; `split_context` and `merge_context` find the context by it.
+
+    >>> import nnxlite as nnx, jax
+    >>> class Foo(nnx.Module): ...
+    >>> @jax.jit
+    ... def f(graphdef, state):
+    ...     with nnx.merge_context("loop", inner=True) as ctx:
+    ...         inside = ctx.merge(graphdef, state)
+    ...     inside.me = inside
+    ...     inside.size = 3
+    ...     with nnx.split_context("loop") as ctx:
+    ...         return ctx.split(inside)
+    >>> @nnx.update_context("loop")
+    ... def g(foo):
+    ...     with nnx.split_context("loop") as ctx:
+    ...         graphdef, state = ctx.split(foo)
+    ...     out = f(graphdef, state)
+    ...     with nnx.merge_context("loop", inner=False) as ctx:
+    ...         return ctx.merge(*out)
+    >>> foo = Foo()
+    >>> g(foo) is foo, foo.me is foo, foo.size
+    (True, True, 3)
+    """
+    return UpdateContextManager(tag)
+
+
+class _Step:
+    """Base of the two kinds of step: usable only inside its `with` block."""
+
+    _closed: bool = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AttributeError(
+                f"This {type(self).__name__} has ended: call its methods inside the `with` block "
+                "that made it."
+            )
+
+
+@dataclasses.dataclass
+class SplitContext(_Step):
+    """Splits several objects in one numbering; made by `split_context`.
+
+    Attributes:
+        ctxtag: the tag of the update context, or None.
+        ref_index: the number of each node met so far.
+        is_inner: whether this is step 3; None without an update context.
+    """
+
+    ctxtag: tp.Hashable | None
+    ref_index: RefMap
+    is_inner: bool | None
+
+    def split(self, node: tp.Any, *filters: Filter) -> tuple[tp.Any, ...]:
+        """Like `nnxlite.split`; nodes met in an earlier call are only referred to."""
+        seen = self._view(node)
+        if not filters:
+            return seen.graphdef, whole_state(seen)
+        return (seen.graphdef, *select(seen, filters))
+
+    def flatten(
+        self, node: tp.Any, *filters: Filter, with_paths: bool = True
+    ) -> tuple[tp.Any, ...]:
+        """Like `nnxlite.flatten`, in one numbering; with filters one FlatState for each.
+
+        Raises ValueError where a leaf is matched by no filter, or filters come without paths.
+        """
+        if filters and not with_paths:
+            raise ValueError("flatten sorts leaves by filter only with with_paths=True.")
+        seen = self._view(node)
+        if not with_paths:
+            raw = [x._box.value if isinstance(x, Variable) else x for x in seen.leaves]
+            return seen.graphdef, raw
+        flat = FlatState.from_sorted_keys_values(seen.graphdef.paths, list(seen.leaves))
+        if not filters:
+            return seen.graphdef, flat
+        groups = flat.split(*filters)
+        return (seen.graphdef, *(groups if isinstance(groups, tuple) else (groups,)))
+
+    def _view(self, node: tp.Any) -> View:
+        self._check_open()
+        outer = None
+        if self.is_inner and self.ctxtag is not None:
+            outer = current_update_context(self.ctxtag).inner_ref_outer_index
+        graphdef, flat = flatten(node, ref_index=self.ref_index, ref_outer_index=outer, graph=True)
+        return View(graphdef, list, [leaf for _, leaf in flat], None)
+
+
+@contextlib.contextmanager
+def split_context(ctxtag: tp.Hashable | None = None) -> tp.Iterator[SplitContext]:
+    """A context that splits several objects in one numbering; step 1 or 3 of an update context.
+
+    Args:
+        ctxtag: the tag of an active update context, or None for none.
+
+    Raises ValueError where no update context of this tag is active.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> with nnx.split_context() as ctx:
+    ...     _, first = ctx.split([model])
+    ...     _, second = ctx.split([model, nnx.Param(1.0)])
+    >>> len(nnx.to_flat_state(first)), len(nnx.to_flat_state(second))
+    (2, 1)
+    """
+    context = None if ctxtag is None else current_update_context(ctxtag)
+    inner = None if context is None else context.outer_ref_outer_index is not None
+    step = SplitContext(ctxtag, RefMap(), inner)
+    try:
+        yield step
+    finally:
+        step._closed = True
+    if context is not None:
+        context.flatten_end(step.ref_index)
+
+
+@dataclasses.dataclass
+class MergeContext(_Step):
+    """Merges several objects in one numbering; made by `merge_context`.
+
+    Attributes:
+        ctxtag: the tag of the update context, or None.
+        index_ref: the node of each number so far.
+        is_inner: whether this is step 2; None without an update context.
+    """
+
+    ctxtag: tp.Hashable | None
+    index_ref: IndexMap
+    is_inner: bool | None
+
+    def merge(self, graphdef: GraphDef[N], state: tp.Any, /, *states: tp.Any) -> N:
+        """Like `nnxlite.merge`; inside with new Variables, outside into the objects of step 1."""
+        return self._build(graphdef, leaves_of(graphdef, (state, *states)))
+
+    def unflatten(self, graphdef: GraphDef[N], flat_state: tp.Any, /, *flat_states: tp.Any) -> N:
+        """Like `nnxlite.unflatten`, in one numbering."""
+        if isinstance(flat_state, (list, tuple)):
+            return self._build(graphdef, flat_state)
+        return self._build(graphdef, leaves_of(graphdef, (flat_state, *flat_states)))
+
+    def _build(self, graphdef: GraphDef[N], leaves: tp.Sequence[tp.Any]) -> N:
+        self._check_open()
+        outer = None
+        if self.is_inner:
+            leaves = [
+                make(x._box.definition, x._box.value) if isinstance(x, Variable) else x
+                for x in leaves
+            ]
+        elif self.ctxtag is not None:
+            outer = current_update_context(self.ctxtag).outer_index_outer_ref
+        return unflatten(
+            graphdef, list(leaves), index_ref=self.index_ref, outer_index_outer_ref=outer
+        )
+
+
+@contextlib.contextmanager
+def merge_context(
+    ctxtag: tp.Hashable | None = None, inner: bool | None = None
+) -> tp.Iterator[MergeContext]:
+    """A context that merges several objects in one numbering; step 2 or 4 of an update context.
+
+    Args:
+        ctxtag: the tag of an active update context, or None for none.
+        inner: True for step 2, False for step 4; needed with a tag.
+
+    Raises ValueError where no update context of this tag is active, or `inner` is not given.
+    """
+    context = None if ctxtag is None else current_update_context(ctxtag)
+    if context is not None and inner is None:
+        raise ValueError(
+            "inner_merge must be specified when using ctxtag: pass merge_context(..., inner=True) "
+            "inside the transformed function, inner=False outside."
+        )
+    step = MergeContext(ctxtag, IndexMap(), inner)
+    try:
+        yield step
+    finally:
+        step._closed = True
+    if context is not None:
+        context.unflatten_end(step.index_ref, bool(inner))

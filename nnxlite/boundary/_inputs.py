@@ -1,0 +1,257 @@
+"""Entering a transform: arguments to bare leaves, and back to fresh objects inside.
+
+The arguments are flattened as JAX would, except that graph objects, Variables and States are not
+opened: they are the *roots* of one graph with one numbering, so that an object found in two
+arguments is one object inside.  What crosses is
+
+* `plain`: the ordinary pytree leaves, in order,
+* `values`: the raw values of the graph's leaves, in leaf order,
+* a `CallDef`: everything static, interned, so that equal calls are one key for JAX's caches.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+import weakref
+
+import jax
+
+from nnxlite._jax import PyTreeDef
+from nnxlite._versions import epoch, observe
+from nnxlite.graph._graphdef import GraphDef, Path
+from nnxlite.graph._kinds import (
+    CUSTOM,
+    DICT,
+    LIST,
+    OBJECT,
+    PYTREE,
+    STATE,
+    TUPLE,
+    VARIABLE,
+    _by_type,
+    classify,
+)
+from nnxlite.graph._plan import Stale, View, find_plan, view
+from nnxlite.graph._rebuild import build_nodes, resolve
+from nnxlite.variables import Variable, versioned
+
+_ROOTS = frozenset({OBJECT, VARIABLE, STATE, CUSTOM})
+
+
+def is_root(value: tp.Any) -> bool:
+    """Whether a value enters a transform as (part of) a graph."""
+    kind = _by_type.get(type(value))
+    return (classify(value) if kind is None else kind) in _ROOTS
+
+
+class CallDef:
+    """The static side of some arguments; one object for equal content.
+
+    Attributes:
+        treedef: of the arguments, with roots as leaves.
+        where: positions of the roots among the leaves.
+        graphdef: the graph below the roots.
+        extra: whatever else the transform wants to be part of the key.
+    """
+
+    __slots__ = ("__weakref__", "cache", "extra", "graphdef", "treedef", "where")
+
+    def __init__(
+        self,
+        treedef: PyTreeDef,
+        where: tuple[int, ...],
+        graphdef: GraphDef[tp.Any],
+        extra: tp.Any,
+    ) -> None:
+        self.treedef = treedef
+        self.where = where
+        self.graphdef = graphdef
+        self.extra = extra
+        self.cache: dict[tp.Any, tp.Any] = {}
+
+    def leaf_roots(self) -> list[int]:
+        """For each graph leaf the number of the root under which it is first found."""
+        decoded = self.graphdef.decoded
+        return [decoded.path(frame)[0] for frame in decoded.leaf_frames]
+
+    def leaf_paths(self) -> list[Path]:
+        """For each graph leaf its path from its root."""
+        decoded = self.graphdef.decoded
+        return [decoded.path(frame)[1:] for frame in decoded.leaf_frames]
+
+    def root_leaf_numbers(self) -> list[int]:
+        """Positions of the roots among the leaves of the arguments."""
+        return list(self.where)
+
+    def argument_of(self, position: int) -> Path:
+        """The key path of one leaf of the arguments, as plain names."""
+        from nnxlite._jax import key_name
+
+        tree = jax.tree_util.tree_unflatten(self.treedef, range(self.treedef.num_leaves))
+        for path, number in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            if number == position:
+                return tuple(key_name(key) for key in path)
+        raise IndexError(position)
+
+    def __reduce__(self) -> tp.Any:
+        return call_def, (self.treedef, self.where, self.graphdef, self.extra)
+
+
+_interned: weakref.WeakValueDictionary[tp.Any, CallDef] = weakref.WeakValueDictionary()
+
+
+def call_def(
+    treedef: PyTreeDef,
+    where: tuple[int, ...],
+    graphdef: GraphDef[tp.Any],
+    extra: tp.Any,
+) -> CallDef:
+    """The one CallDef with this content.
+
+    Raises TypeError where a static value of the graph, or `extra`, is unhashable.
+    """
+    key = (treedef, where, graphdef, extra)
+    found = _interned.get(key)
+    if found is None:
+        found = _interned.setdefault(key, CallDef(treedef, where, graphdef, extra))
+    return found
+
+
+class Inputs:
+    """Arguments on their way into a transform.
+
+    Attributes:
+        treedef, where: see `CallDef`.
+        plain: the ordinary leaves.
+        values: the raw values of the graph's leaves.
+        graphdef: the graph below the roots.
+        plan: the plan behind it, if there is one.
+    """
+
+    __slots__ = ("_nodes", "graphdef", "plain", "plan", "roots", "treedef", "values", "where")
+
+    def __init__(self, tree: tp.Any) -> None:
+        leaves, self.treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_root)
+        self._sort(leaves)
+        self._enter()
+
+    @classmethod
+    def of_call(cls, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Inputs:
+        """The same as `Inputs((args, kwargs))`, quicker where no argument is a plain container."""
+        leaves = [*args, *[kwargs[name] for name in sorted(kwargs)]] if kwargs else args
+        kinds = _by_type
+        for leaf in leaves:
+            kind = kinds.get(type(leaf))
+            if (classify(leaf) if kind is None else kind) in _OPENED or leaf is None:
+                return cls((args, kwargs))
+        new = object.__new__(cls)
+        key = (len(args), *sorted(kwargs)) if kwargs else len(args)
+        treedef = _flat_treedefs.get(key)
+        if treedef is None:
+            treedef = jax.tree_util.tree_structure(((0,) * len(args), dict.fromkeys(kwargs, 0)))
+            _flat_treedefs[key] = treedef
+        new.treedef = treedef
+        new._sort(leaves)
+        new._enter()
+        return new
+
+    def _sort(self, leaves: tp.Sequence[tp.Any]) -> None:
+        """Tell roots from ordinary leaves."""
+        where: list[int] = []
+        roots: list[tp.Any] = []
+        plain: list[tp.Any] = []
+        kinds = _by_type
+        position = 0
+        for leaf in leaves:
+            kind = kinds.get(type(leaf))
+            if (classify(leaf) if kind is None else kind) in _ROOTS:
+                where.append(position)
+                roots.append(leaf)
+            else:
+                plain.append(leaf)
+            position += 1
+        self.where = tuple(where)
+        self.roots = roots
+        self.plain = plain
+
+    def _enter(self) -> None:
+        roots = self.roots
+        if not roots:
+            self.graphdef, self.values, self.plan = _EMPTY, [], None
+            self._nodes: tp.Any = list
+            return
+        plan = find_plan(roots)
+        if plan is not None:
+            try:
+                self.values = plan.values()
+                self.graphdef, self.plan, self._nodes = plan.graphdef, plan, plan.nodes
+                return
+            except Stale:
+                pass
+        seen: View = view(*roots)
+        self.graphdef, self._nodes, self.plan = seen.graphdef, seen.nodes, seen.plan
+        self.values = [
+            leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in seen.leaves
+        ]
+
+    def nodes(self) -> list[tp.Any]:
+        """The caller's own objects and Variables, by node number."""
+        return self._nodes()
+
+    def define(self, extra: tp.Any = None) -> CallDef:
+        """The CallDef of these arguments."""
+        plan = self.plan
+        if plan is None:
+            return call_def(self.treedef, self.where, self.graphdef, extra)
+        key = (self.treedef, self.where, extra)
+        found = plan.calls.get(key)
+        if found is None:
+            found = call_def(self.treedef, self.where, self.graphdef, extra)
+            if len(plan.calls) >= _CALLS_PER_PLAN:
+                plan.calls.clear()
+            plan.calls[key] = found
+        return found
+
+
+_CALLS_PER_PLAN = 64
+_OPENED = frozenset({LIST, TUPLE, DICT, PYTREE})
+_flat_treedefs: dict[tp.Any, PyTreeDef] = {}
+
+_EMPTY: GraphDef[tp.Any] = GraphDef((), 0)
+
+
+class Inner:
+    """The arguments rebuilt inside a transform.
+
+    Attributes:
+        nodes: the fresh objects, by node number.
+        values: the raw values that came in, by leaf number.
+        watched: what carries the structural version of each fresh node.
+        versions: the versions as the nodes were made, 0 for what has none.
+    """
+
+    __slots__ = ("call", "nodes", "start", "values", "versions", "watched")
+
+    def __init__(self, call: CallDef, plain: tp.Sequence[tp.Any], values: list[tp.Any]) -> None:
+        self.call = call
+        self.values = values
+        self.start = epoch.now
+        self.nodes = build_nodes(call.graphdef.decoded, values) if values or call.where else []
+        self.watched = [versioned(node) for node in self.nodes]
+        self.versions = [observe(w) if hasattr(w, "_nnx_version") else 0 for w in self.watched]
+
+    def roots(self) -> list[tp.Any]:
+        """The rebuilt roots."""
+        codes = self.call.graphdef.decoded.roots
+        return [resolve(code, self.nodes, self.values) for code in codes]
+
+
+def enter(call: CallDef, plain: tp.Sequence[tp.Any], values: list[tp.Any]) -> tuple[tp.Any, Inner]:
+    """The argument tree, rebuilt of fresh objects at the present trace level."""
+    inner = Inner(call, plain, values)
+    if not call.where:
+        return jax.tree_util.tree_unflatten(call.treedef, plain), inner
+    leaves = list(plain)
+    for position, root in zip(call.where, inner.roots()):
+        leaves.insert(position, root)
+    return jax.tree_util.tree_unflatten(call.treedef, leaves), inner

@@ -1,0 +1,431 @@
+"""Prefixes: what a transform is told about the parts of its arguments.
+
+A prefix such as `in_axes=(0, None)` gives one setting to each argument.  For graph objects a setting
+can depend on the Variable: `StateAxes`, `StateSharding` and `DiffState` map filters to settings.  A
+Variable that is reached by two paths must get the same setting by both.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+
+from nnxlite._errors import path_text
+from nnxlite._jax import constrained
+from nnxlite.boundary._inputs import CallDef
+from nnxlite.filters import Filter, Predicate, to_predicate
+from nnxlite.graph._defs import StaticDef
+from nnxlite.graph._graphdef import Path
+from nnxlite.graph._rebuild import Code, ContainerCode, Decoded
+
+
+class PrefixMapping:
+    """Base of settings that depend on the Variable."""
+
+    def map_prefix(self, path: Path, variable: tp.Any) -> tp.Any:
+        """The setting for the Variable (or array) found at a path."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+
+class _FilterMapping(PrefixMapping):
+    """Settings by filter; the first filter that matches decides."""
+
+    what: tp.ClassVar[str] = "setting"
+
+    def __init__(
+        self, mapping: tp.Mapping[tp.Any, tp.Any] | tp.Iterable[tuple[Filter, tp.Any]]
+    ) -> None:
+        pairs = mapping.items() if isinstance(mapping, tp.Mapping) else mapping
+        pairs = tuple((f, s) for f, s in pairs)
+        self._filters: tuple[Filter, ...] = tuple(f for f, _ in pairs)
+        self._settings: tuple[tp.Any, ...] = tuple(s for _, s in pairs)
+        self._predicates: tuple[Predicate, ...] = tuple(map(to_predicate, self._filters))
+
+    @property
+    def filters(self) -> tuple[Filter, ...]:
+        """The filters, in order."""
+        return self._filters
+
+    def map_prefix(self, path: Path, variable: tp.Any) -> tp.Any:
+        """The setting of the first filter that matches.
+
+        Raises ValueError where none does.
+        """
+        for predicate, setting in zip(self._predicates, self._settings):
+            if predicate(path, variable):
+                return setting
+        raise ValueError(
+            f"No {self.what} found for {_described(variable)} at '{path_text(path)}': none of the "
+            f"filters {self._filters} of {type(self).__name__} matches. Add one, or `...: None`."
+        )
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return (
+            type(other) is type(self)
+            and self._filters == other._filters
+            and self._settings == other._settings
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._filters, self._settings))
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{f!r}: {s!r}" for f, s in zip(self._filters, self._settings))
+        return f"{type(self).__name__}({{{inside}}})"
+
+
+def _described(variable: tp.Any) -> str:
+    kind = getattr(variable, "type", None)
+    return kind.__name__ if isinstance(kind, type) else type(variable).__name__
+
+
+class StateAxes(_FilterMapping):
+    """Axes by Variable filter, for `vmap`, `pmap` and `scan`.
+
+    >>> import nnxlite as nnx
+    >>> nnx.StateAxes({nnx.Param: 0, ...: None}).axes
+    (0, None)
+    """
+
+    what = "axis"
+
+    def __init__(
+        self, filter_axes: tp.Mapping[tp.Any, tp.Any] | tp.Iterable[tuple[Filter, tp.Any]], /
+    ) -> None:
+        super().__init__(filter_axes)
+
+    @property
+    def axes(self) -> tuple[tp.Any, ...]:
+        """The axes, in the order of the filters."""
+        return self._settings
+
+    def items(self) -> tp.Iterator[tuple[Filter, tp.Any]]:
+        """The (filter, axis) pairs."""
+        return zip(self._filters, self._settings)
+
+    def __getitem__(self, key: Filter) -> tp.Any:
+        return self._settings[self._filters.index(key)]
+
+    def __iter__(self) -> tp.Iterator[Filter]:
+        return iter(self._filters)
+
+    def __len__(self) -> int:
+        return len(self._filters)
+
+
+class StateSharding(_FilterMapping):
+    """Shardings by Variable filter, for `jit` and `shard_map`; from a mapping or a State of shardings.
+
+    >>> import nnxlite as nnx, jax
+    >>> P = jax.sharding.PartitionSpec
+    >>> nnx.StateSharding({nnx.Param: P("data"), ...: P()}).shardings[1] == P()
+    True
+    """
+
+    what = "sharding"
+
+    def __init__(
+        self, filter_sharding: tp.Mapping[tp.Any, tp.Any] | tp.Iterable[tuple[Filter, tp.Any]], /
+    ) -> None:
+        from nnxlite._state import State
+        from nnxlite.filters import PathIn
+
+        if isinstance(filter_sharding, State):
+            flat = filter_sharding.flat_state()
+            filter_sharding = [
+                (PathIn(path), getattr(leaf, "raw_value", leaf)) for path, leaf in flat
+            ]
+        super().__init__(filter_sharding)
+
+    @property
+    def shardings(self) -> tuple[tp.Any, ...]:
+        """The shardings, in the order of the filters."""
+        return self._settings
+
+
+class DiffState(PrefixMapping):
+    """Which Variables of an argument to differentiate.
+
+    Args:
+        argnum: number of the argument.
+        filter: the Variables.
+    """
+
+    def __init__(self, argnum: int, filter: Filter) -> None:
+        self.argnum = argnum
+        self.filter = filter
+        self._predicate = to_predicate(filter)
+
+    def map_prefix(self, path: Path, variable: tp.Any) -> bool:
+        """Whether a Variable is differentiated."""
+        return self._predicate(path, variable)
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return isinstance(other, DiffState) and (self.argnum, self.filter) == (
+            other.argnum,
+            other.filter,
+        )
+
+    def __hash__(self) -> int:
+        return hash((DiffState, self.argnum, self.filter))
+
+    def __repr__(self) -> str:
+        return f"DiffState(argnum={self.argnum}, filter={self.filter!r})"
+
+
+class Carry:
+    """Marks the carry in `scan`'s `in_axes` and `out_axes`; the class itself and an instance both do."""
+
+    def __repr__(self) -> str:
+        return "Carry"
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return isinstance(other, Carry)
+
+    def __hash__(self) -> int:
+        return hash(Carry)
+
+
+def is_setting(value: tp.Any) -> bool:
+    """Whether a part of a prefix is a setting rather than more structure."""
+    return value is None or isinstance(value, (PrefixMapping, Carry)) or value is Carry
+
+
+def broadcast(prefix: tp.Any, tree: tp.Any, what: str) -> list[tp.Any]:
+    """The setting of each leaf of a tree.
+
+    Raises ValueError where the prefix does not fit the tree.
+    """
+    settings, treedef = jax.tree_util.tree_flatten(prefix, is_leaf=is_setting)
+    try:
+        below = treedef.flatten_up_to(tree)
+    except (ValueError, TypeError) as error:
+        of = "result" if what.startswith("out") else "arguments"
+        found = jax.tree_util.tree_structure(tree)
+        raise ValueError(
+            f"{what} is no prefix of the {of}: {what}={prefix!r} has the structure {treedef}, the "
+            f"structure of the {of} is {found}. ({error})"
+        ) from None
+    out: list[tp.Any] = []
+    for setting, part in zip(settings, below):
+        out += [setting] * len(jax.tree_util.tree_leaves(part))
+    return out
+
+
+def split_settings(
+    call: CallDef, settings: list[tp.Any], what: str
+) -> tuple[list[tp.Any], list[tp.Any]]:
+    """Settings of argument leaves as settings of plain leaves and of graph leaves.
+
+    Raises ValueError where a shared Variable would get two different settings.
+    """
+    roots = set(call.where)
+    plain = [s for i, s in enumerate(settings) if i not in roots]
+    by_root = [settings[i] for i in call.where]
+    return plain, graph_settings(call, by_root, what)
+
+
+def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.Any]:
+    """The setting of each graph leaf, from that of each root.
+
+    Raises ValueError where a shared Variable would get two different settings.
+    """
+    decoded = call.graphdef.decoded
+    defs = [
+        _Shown(decoded.node_defs[node]) if node >= 0 else _Shown(None)
+        for node in decoded.leaf_nodes
+    ]
+
+    def setting(root: int, path: Path, leaf: int) -> tp.Any:
+        found = by_root[root]
+        if isinstance(found, PrefixMapping):
+            return found.map_prefix(path, defs[leaf])
+        return found
+
+    out = [
+        setting(root, path, leaf)
+        for leaf, (root, path) in enumerate(zip(call.leaf_roots(), call.leaf_paths()))
+    ]
+    if all(s is by_root[0] and not isinstance(s, PrefixMapping) for s in by_root):
+        return out  # one setting for all: sharing cannot disagree
+    for number, root, path in aliases(call):
+        for leaf, tail in leaves_below(call, number):
+            other = setting(root, (*path, *tail), leaf)
+            if other is not out[leaf] and other != out[leaf]:
+                first = call.leaf_roots()[leaf]
+                raise ValueError(
+                    f"Inconsistent {what} for a shared {defs[leaf]!r}: at "
+                    f"'{argument_path(call, first, call.leaf_paths()[leaf])}' it is "
+                    f"{out[leaf]!r}, at '{argument_path(call, root, (*path, *tail))}' it is "
+                    f"{other!r}. Give both the same {what}, or do not share the Variable."
+                )
+    return out
+
+
+def argument_path(call: CallDef, root: int, path: Path, skip: int = 1) -> str:
+    """Where a leaf is found among the arguments, as text; `skip` names are left out in front."""
+    position = call.where[root]
+    try:
+        return path_text((*call.argument_of(position)[skip:], *path))
+    except IndexError:
+        return path_text(path)
+
+
+def refuse_non_arrays(
+    name: str,
+    call: CallDef,
+    plain: tp.Sequence[tp.Any],
+    values: tp.Sequence[tp.Any],
+    remedy: str,
+    skip: int = 1,
+) -> None:
+    """Raise TypeError naming the first leaf of the arguments that JAX cannot take.
+
+    Called after JAX refused the arguments; returns where it was for another reason.
+    """
+
+    def check(leaf: tp.Any, where: str) -> None:
+        for part in jax.tree_util.tree_leaves(leaf):
+            try:
+                jax.typeof(part)
+            except TypeError:
+                raise TypeError(
+                    f"{name}: cannot interpret '{where}' as an array, it is of type "
+                    f"'{type(part).__name__}'. {remedy}"
+                ) from None
+
+    positions = [i for i in range(call.treedef.num_leaves) if i not in set(call.where)]
+    for position, leaf in zip(positions, plain):
+        check(leaf, path_text(call.argument_of(position)[skip:]))
+    for root, path, leaf in zip(call.leaf_roots(), call.leaf_paths(), values):
+        check(leaf, argument_path(call, root, path, skip))
+
+
+class _Shown:
+    """Stands for a leaf's Variable when filters look at it: class and metadata, no value."""
+
+    def __init__(self, definition: tp.Any) -> None:
+        self._definition = definition
+
+    @property
+    def type(self) -> tp.Any:
+        return getattr(self._definition, "type", object)
+
+    def __getattr__(self, name: str) -> tp.Any:
+        metadata = getattr(self.__dict__.get("_definition"), "metadata", None) or {}
+        if name in metadata:
+            return metadata[name]
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        return getattr(self.type, "__name__", "array")
+
+
+def aliases(call: CallDef) -> tp.Iterator[tuple[int, int, Path]]:
+    """Every further place of a node: (node, root, path from that root)."""
+    decoded = call.graphdef.decoded
+    seen: set[int] = set()
+
+    def visit(code: Code, path: Path) -> tp.Iterator[tuple[int, Path]]:
+        if isinstance(code, StaticDef):
+            return
+        if isinstance(code, ContainerCode):
+            for key, child in zip(code.definition.keys, code.codes):
+                yield from visit(child, (*path, key))
+        elif code >= 0:
+            yield code, path
+
+    places: list[tuple[int, Path]] = []
+    for root, code in enumerate(decoded.roots):
+        places += [(n, (root, *p)) for n, p in visit(code, ())]
+    for number, codes in decoded.children:
+        base = decoded.path(decoded.node_frames[number])
+        for name, code in zip(decoded.node_defs[number].layout.data, codes):
+            places += [(n, (*base, *p)) for n, p in visit(code, (name,))]
+    for number, path in places:
+        if decoded.path(decoded.node_frames[number]) == path and number not in seen:
+            seen.add(number)
+            continue
+        yield number, path[0], path[1:]
+
+
+def leaves_below(call: CallDef, number: int) -> list[tuple[int, Path]]:
+    """The leaves at or below a node, each with its path from there."""
+    return leaves_of_code(call.graphdef.decoded, number)
+
+
+def leaves_of_code(decoded: Decoded, number: Code) -> list[tuple[int, Path]]:
+    """The leaves at or below what a code stands for, each with its path from there."""
+    codes_of = dict(decoded.children)
+    out: list[tuple[int, Path]] = []
+    done: set[int] = set()
+    pending: list[tuple[Code, Path]] = [(number, ())]
+    while pending:
+        code, path = pending.pop()
+        if isinstance(code, StaticDef):
+            continue
+        if isinstance(code, ContainerCode):
+            keys = code.definition.keys
+            pending.extend((c, (*path, k)) for k, c in zip(keys, code.codes))
+        elif code < 0:
+            out.append((~code, path))
+        elif decoded.node_leaves[code] >= 0:
+            out.append((decoded.node_leaves[code], path))
+        elif code not in done:
+            done.add(code)
+            names = decoded.node_defs[code].layout.data
+            pending.extend((c, (*path, n)) for n, c in zip(names, codes_of[code]))
+    return out
+
+
+# Shardings ---------------------------------------------------------------------------------------
+
+
+def leaf_shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], list[tp.Any]]:
+    """`in_shardings` of `jit` as shardings of plain leaves and of graph leaves."""
+    args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+    if isinstance(in_shardings, list):
+        in_shardings = tuple(in_shardings)
+    settings = broadcast(in_shardings, args, "in_shardings")
+    settings += [None] * len(jax.tree_util.tree_leaves(kwargs))
+    return split_settings(call, settings, "sharding")
+
+
+def place_result(out: tp.Any, out_shardings: tp.Any) -> tuple[tp.Any, tp.Any]:
+    """Result leaves constrained to `out_shardings`; Variables of objects by their own paths."""
+    definition = out.definition
+    if definition.treedef is None:
+        leaves, treedef = jax.tree_util.tree_flatten(out.result)
+        settings = broadcast(out_shardings, out.result, "out_shardings")
+        placed = [_constrained(x, s) for x, s in zip(leaves, settings)]
+        return jax.tree_util.tree_unflatten(treedef, placed), out.fresh
+    count = definition.treedef.num_leaves
+    tree = jax.tree_util.tree_unflatten(definition.treedef, range(count))
+    settings = broadcast(out_shardings, tree, "out_shardings")
+    roots = set(definition.where)
+    plain = [s for i, s in enumerate(settings) if i not in roots]
+    result = [_constrained(x, s) for x, s in zip(out.result, plain)]
+    fresh = list(out.fresh)
+    if definition.graph is not None:
+        decoded = definition.graph.graphdef.decoded
+        by_root = {
+            definition.graph.first_result + i: settings[p] for i, p in enumerate(definition.where)
+        }
+        for leaf, source in enumerate(definition.graph.sources):
+            if source >= 0:
+                continue
+            path = decoded.path(decoded.leaf_frames[leaf])
+            setting = by_root.get(path[0])
+            if isinstance(setting, PrefixMapping):
+                node = decoded.leaf_nodes[leaf]
+                shown = _Shown(decoded.node_defs[node] if node >= 0 else None)
+                setting = setting.map_prefix(path[1:], shown)
+            fresh[~source] = _constrained(fresh[~source], setting)
+    return result, fresh
+
+
+def _constrained(value: tp.Any, sharding: tp.Any) -> tp.Any:
+    if sharding is None or isinstance(sharding, PrefixMapping):
+        return value
+    return constrained(value, sharding)

@@ -1,0 +1,172 @@
+"""Output leaves in groups: how results whose layout is found at trace time get their settings.
+
+`vmap`, `pmap` and `shard_map` want to know the axis (or spec) of each output before they call the
+function, but what a function writes is known only after.  So outputs leave in groups, one for each
+setting that the prefixes mention; which leaf went where travels as static data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as tp
+
+import jax
+
+from nnxlite._errors import path_text
+from nnxlite._jax import PyTreeDef
+from nnxlite.boundary._inputs import CallDef
+from nnxlite.boundary._outputs import OutDef, Outputs
+from nnxlite.boundary._prefixes import (
+    PrefixMapping,
+    _FilterMapping,
+    _Shown,
+    argument_path,
+    broadcast,
+    is_setting,
+    leaves_of_code,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where each output leaf went: (group, position), for result, written and fresh leaves."""
+
+    definition: OutDef
+    treedef: PyTreeDef | None
+    result: tuple[tuple[int, int], ...]
+    written: tuple[tuple[int, int], ...]
+    fresh: tuple[tuple[int, int], ...]
+
+
+def mentioned(*prefixes: tp.Any) -> tuple[tp.Any, ...]:
+    """Every setting that occurs in some prefixes, each once, in order of first occurrence."""
+    out: list[tp.Any] = []
+    for prefix in prefixes:
+        for setting in jax.tree_util.tree_leaves(prefix, is_leaf=is_setting):
+            inside = setting._settings if isinstance(setting, _FilterMapping) else (setting,)
+            out += [s for s in inside if s not in out]
+    return tuple(out)
+
+
+class OutSettings(tp.NamedTuple):
+    """The setting of each output leaf."""
+
+    result: list[tp.Any]
+    written: list[tp.Any]
+    fresh: list[tp.Any]
+
+
+def output_settings(
+    call: CallDef,
+    out: Outputs,
+    value_settings: tp.Sequence[tp.Any],
+    root_settings: tp.Sequence[tp.Any],
+    out_prefix: tp.Any,
+    what: str,
+    default: tp.Any,
+) -> OutSettings:
+    """Settings of everything that leaves.
+
+    Written Variables keep their input setting; new Variables of an argument follow its prefix; the
+    result follows `out_prefix`.
+    """
+    definition = out.definition
+    if definition.treedef is None:
+        settings = broadcast(out_prefix, out.result, what)
+        result = settings
+    else:
+        count = definition.treedef.num_leaves
+        tree = jax.tree_util.tree_unflatten(definition.treedef, range(count))
+        settings = broadcast(out_prefix, tree, what)
+        roots = set(definition.where)
+        result = [s for i, s in enumerate(settings) if i not in roots]
+    written = [value_settings[leaf] for leaf in definition.written]
+    fresh: list[tp.Any] = [default] * len(out.fresh)
+    graph = definition.graph
+    if graph is not None:
+        decoded = graph.graphdef.decoded
+        by_root = list(root_settings[: graph.first_result])
+        by_root += [settings[p] for p in definition.where]
+        for leaf, source in enumerate(graph.sources):
+            if source >= 0:
+                continue
+            root, *path = decoded.path(decoded.leaf_frames[leaf])
+            setting = by_root[root] if root < len(by_root) else default
+            if isinstance(setting, PrefixMapping):
+                node = decoded.leaf_nodes[leaf]
+                shown = _Shown(decoded.node_defs[node] if node >= 0 else None)
+                setting = setting.map_prefix(tuple(path), shown)
+            fresh[~source] = setting
+    _check_shared(call, out, value_settings, settings, fresh, what)
+    return OutSettings(result, written, fresh)
+
+
+def _check_shared(
+    call: CallDef,
+    out: Outputs,
+    value_settings: tp.Sequence[tp.Any],
+    settings: list[tp.Any],
+    fresh: list[tp.Any],
+    what: str,
+) -> None:
+    """Raise ValueError where the result refers to a leaf that has another setting already."""
+    definition, graph = out.definition, out.definition.graph
+    decoded = call.graphdef.decoded if graph is None else graph.graphdef.decoded
+    codes = definition.nodes if graph is None else decoded.roots[graph.first_result :]
+    for position, code in zip(definition.where, codes):
+        for leaf, path in leaves_of_code(decoded, code):
+            source = leaf if graph is None else graph.sources[leaf]
+            before = value_settings[source] if source >= 0 else fresh[~source]
+            setting, node = settings[position], decoded.leaf_nodes[leaf]
+            shown = _Shown(decoded.node_defs[node] if node >= 0 else None)
+            if isinstance(setting, PrefixMapping):
+                setting = setting.map_prefix(path, shown)
+            if setting is before or setting == before:
+                continue
+            if source >= 0:
+                where = argument_path(call, call.leaf_roots()[source], call.leaf_paths()[source])
+                where = f"as the argument '{where}'"
+            else:
+                where = "at its first place"
+            raise ValueError(
+                f"Inconsistent {what} for a shared {shown!r}: the result refers to it at "
+                f"'{path_text(path)}' with {setting!r}, {where} it has {before!r}. Give both the "
+                "same setting, or return a copy (nnx.clone)."
+            )
+
+
+def pack(
+    out: Outputs, settings: OutSettings, order: tuple[tp.Any, ...]
+) -> tuple[Layout, tuple[list[tp.Any], ...]]:
+    """Output leaves in groups, one for each setting in `order`."""
+    groups: tuple[list[tp.Any], ...] = tuple([] for _ in order)
+    treedef = None
+    leaves = out.result
+    if out.definition.treedef is None:
+        leaves, treedef = jax.tree_util.tree_flatten(out.result)
+
+    def place(values: tp.Sequence[tp.Any], where: list[tp.Any]) -> tuple[tuple[int, int], ...]:
+        slots = []
+        for value, setting in zip(values, where):
+            group = order.index(setting)
+            slots.append((group, len(groups[group])))
+            groups[group].append(value)
+        return tuple(slots)
+
+    result = place(leaves, settings.result)
+    written = place(out.written, settings.written)
+    fresh = place(out.fresh, settings.fresh)
+    return Layout(out.definition, treedef, result, written, fresh), groups
+
+
+def unpack(layout: Layout, groups: tp.Sequence[tp.Sequence[tp.Any]]) -> Outputs:
+    """The inverse of `pack`, outside."""
+    result: tp.Any = [groups[g][i] for g, i in layout.result]
+    if layout.treedef is not None:
+        result = jax.tree_util.tree_unflatten(layout.treedef, result)
+    return Outputs(
+        layout.definition,
+        result,
+        [groups[g][i] for g, i in layout.written],
+        [groups[g][i] for g, i in layout.fresh],
+    )

@@ -1,0 +1,100 @@
+"""`error_if`: errors that depend on values, under `jit` as well."""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from nnxlite._errors import NnxError
+from nnxlite.filtered._apart import Apart
+from nnxlite.filtered._predicates import is_array, is_inexact_array
+
+T = tp.TypeVar("T")
+OnError = tp.Literal["default", "raise", "breakpoint", "nan", "off"]
+
+
+class RuntimeCheckError(NnxError, RuntimeError):
+    """A condition given to `error_if` held."""
+
+
+def error_if(x: T, pred: tp.Any, msg: str, *, on_error: OnError = "default") -> T:
+    """A tree as it is, unless a condition holds: then an error when it is computed.
+
+    Under a transform the error comes at run time, as the one that JAX raises for a failed callback
+    (its class depends on JAX), with this message in it. Outside it is a RuntimeError at once.
+
+    Args:
+        x: any pytree, or a graph object; its arrays carry the check, so use what is returned.
+        pred: the condition, one bool or an array of them, of which any is enough.
+        msg: the message.
+        on_error: `"raise"` (as `"default"`); `"breakpoint"` opens a debugger; `"nan"` gives NaN for
+            floating-point arrays instead; `"off"` checks nothing.
+
+    Raises:
+        ValueError: for a tree without arrays when the condition is traced.
+        RuntimeError: where the condition holds.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.error_if(jnp.array(1.0), False, "never")
+    Array(1., dtype=float32, weak_type=True)
+    """
+    return branched_error_if(x, pred, 0, [msg], on_error=on_error)
+
+
+def branched_error_if(
+    x: T,
+    pred: tp.Any,
+    index: tp.Any,
+    msgs: tp.Sequence[str],
+    *,
+    on_error: OnError = "default",
+) -> T:
+    """Like `error_if`, with the message chosen by an index, which may be traced.
+
+    Args:
+        index: number of the message; the largest, where it is an array.
+        msgs: the messages.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.branched_error_if(1.0, jnp.array(True), 1, ["first", "second"])
+    Traceback (most recent call last):
+    nnxlite.filtered._checks.RuntimeCheckError: second
+    """
+    if on_error not in tp.get_args(OnError):
+        raise ValueError(f"on_error={on_error!r}; it must be one of {tp.get_args(OnError)}.")
+    if on_error == "off":
+        return x
+    apart = Apart(x)
+    if on_error == "nan":
+        bad = jnp.any(jnp.asarray(pred))
+        return apart.build(
+            [jnp.where(bad, jnp.nan, y) if is_inexact_array(y) else y for y in apart.leaves]
+        )
+
+    def check(pred: tp.Any, index: tp.Any) -> tp.Any:
+        if np.any(pred):
+            chosen = np.broadcast_to(index, np.shape(pred))[np.asarray(pred, bool)]
+            if on_error == "breakpoint":
+                breakpoint()
+            raise RuntimeCheckError(msgs[int(np.max(chosen))])
+        return np.ones(np.shape(pred), bool)
+
+    if not isinstance(pred, Tracer) and not isinstance(index, Tracer):
+        check(np.asarray(pred), np.asarray(index))
+        return x
+    if not any(map(is_array, apart.leaves)):
+        raise ValueError(
+            "error_if: the condition is traced, and the tree has no array to carry the check. Pass "
+            "an array that is used afterwards, and use the result."
+        )
+    pred = jnp.any(jnp.asarray(pred))
+    index = jnp.max(jnp.asarray(index))
+    fine = jax.pure_callback(
+        check, jax.ShapeDtypeStruct((), bool), pred, index, vmap_method="broadcast_all"
+    )
+    carry = lambda y: jnp.where(fine, y, jnp.zeros_like(y))
+    return apart.build([carry(y) if is_array(y) else y for y in apart.leaves])

@@ -1,0 +1,93 @@
+"""Partition and combine: a tree as the sum of two, and back."""
+
+from __future__ import annotations
+
+import typing as tp
+
+from nnxlite.filtered._apart import Apart, IsLeaf
+from nnxlite.filtered._specs import settle
+from nnxlite.filtered._walk import combined
+
+T = tp.TypeVar("T")
+
+
+def filter(
+    pytree: T,
+    filter_spec: tp.Any,
+    inverse: bool = False,
+    replace: tp.Any = None,
+    is_leaf: IsLeaf | None = None,
+) -> T:
+    """A tree with only the leaves that a spec selects, and None in place of the others.
+
+    Graph objects in the tree keep their types and sharing; the result has new ones. A shared
+    Variable is one leaf. Static attributes are no leaves and stay.
+
+    Args:
+        pytree: any pytree, or a graph object.
+        filter_spec: a bool, a function of a leaf, a Variable filter (`nnx.Param`, ...), or a pytree
+            of these that is a prefix of the tree.
+        inverse: keep what the spec does not select instead.
+        replace: what stands for the leaves left out.
+        is_leaf: parts for which it is true are leaves.
+
+    Raises:
+        ValueError: for a spec that is no prefix of the tree, or one that selects a shared Variable
+            in one place and not in another.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.filter([jnp.array(1.0), "name"], nnx.is_array)
+    [Array(1., dtype=float32, weak_type=True), None]
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.filter(model, nnx.PathContains("bias")).kernel.value is None
+    True
+    """
+    apart = Apart(pytree, is_leaf)
+    mask = settle(apart, filter_spec)
+    return apart.build([x if m is not inverse else replace for x, m in zip(apart.leaves, mask)])
+
+
+def partition(
+    pytree: T,
+    filter_spec: tp.Any,
+    replace: tp.Any = None,
+    is_leaf: IsLeaf | None = None,
+) -> tuple[T, T]:
+    """The leaves that a spec selects and the rest, as two trees; see `filter`.
+
+    `combine` is the inverse.
+
+    >>> import nnxlite as nnx
+    >>> nnx.partition([1, "a", 2.5], lambda x: isinstance(x, str))
+    ([None, 'a', None], [1, None, 2.5])
+    >>> nnx.combine(*nnx.partition([1, "a", 2.5], lambda x: isinstance(x, str)))
+    [1, 'a', 2.5]
+    """
+    apart = Apart(pytree, is_leaf)
+    mask = settle(apart, filter_spec)
+    chosen = apart.build([x if m else replace for x, m in zip(apart.leaves, mask)])
+    rest = apart.build([replace if m else x for x, m in zip(apart.leaves, mask)])
+    return chosen, rest
+
+
+def combine(*pytrees: T, is_leaf: IsLeaf | None = None) -> T:
+    """One tree of several: at each place the first that is not None.
+
+    Args:
+        pytrees: trees of one structure, up to None.
+        is_leaf: parts for which it is true are leaves.
+
+    Raises:
+        ValueError: for trees of different structure, naming the place; or for no trees.
+
+    >>> import nnxlite as nnx
+    >>> nnx.combine([None, 2, 3], [1, None, 4])
+    [1, 2, 3]
+    """
+    if not pytrees:
+        raise ValueError("combine needs at least one pytree.")
+    return combined(_first, pytrees, "combine", is_leaf)
+
+
+def _first(*values: tp.Any) -> tp.Any:
+    return next((v for v in values if v is not None), None)

@@ -1,0 +1,301 @@
+"""`tree_at`: a tree with some places changed.
+
+The tree is copied with a mark in place of every leaf; `where` is asked for places in the copy, and
+what it returns is recognised by identity.  Then the copy is filled again, with the replacements.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+
+from nnxlite._errors import path_text, short_type
+from nnxlite.filtered._walk import Steps, level, run_deep
+from nnxlite.graph._graphdef import Path
+from nnxlite.graph._kinds import OBJECT, VARIABLE, kind_of
+from nnxlite.objects._pytree import Pytree
+from nnxlite.variables import MISSING, Variable, make
+
+T = tp.TypeVar("T")
+IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
+
+
+class _Mark:
+    """Stands for one leaf while places are looked for."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: tp.Any) -> None:
+        self.value = value
+
+    def __getitem__(self, key: tp.Any) -> tp.Any:
+        if key is ...:  # `variable[...]`
+            return self
+        raise TypeError(
+            "tree_at: `where` must return places of the tree; it looked inside a leaf "
+            f"{short_type(self.value)} with [{key!r}]."
+        )
+
+    def __repr__(self) -> str:
+        return f"<leaf {short_type(self.value)}>"
+
+
+def _marked(tree: tp.Any, is_leaf: IsLeaf | None) -> tp.Any:
+    """A copy of a tree with marks for leaves."""
+    memo: dict[int, tp.Any] = {}
+
+    def mark(value: tp.Any) -> Steps:
+        if value is None or (is_leaf is not None and is_leaf(value)):
+            return _Mark(value)
+        kind = kind_of(value)
+        if kind == OBJECT:
+            if id(value) in memo:
+                return memo[id(value)]
+            new = memo[id(value)] = value.__copy__()
+            attributes = new.__dict__
+            for name, child in list(attributes.items()):
+                if value._nnx_status.get(name):
+                    attributes[name] = yield mark(child)
+                elif child is None:
+                    attributes[name] = _Mark(None)
+            return new
+        if kind == VARIABLE:
+            if id(value) not in memo:
+                memo[id(value)] = make(value._box.definition, (yield mark(value.get_raw_value())))
+            return memo[id(value)]
+        found = level(value)
+        if found is None:
+            return _Mark(value)
+        children = []
+        for _, child in found[0]:
+            children.append((yield mark(child)))
+        return jax.tree_util.tree_unflatten(found[1], children)
+
+    return run_deep(mark(tree))
+
+
+class _Filling:
+    """The marked copy being filled again."""
+
+    def __init__(self, new: dict[int, tp.Callable[[tp.Any], tp.Any]]) -> None:
+        self.new = new
+        self.hit: set[int] = set()
+        self.memo: dict[int, tp.Any] = {}
+
+    def fill(self, value: tp.Any) -> Steps:
+        """The value without marks, replaced where it was chosen."""
+        replace = self.new.get(id(value))
+        if replace is None:
+            return (yield self.plain(value))
+        if id(value) not in self.memo:
+            self.hit.add(id(value))
+            inside = _Filling({})
+            self.memo[id(value)] = replace((yield inside.plain(value)))
+        return self.memo[id(value)]
+
+    def plain(self, value: tp.Any) -> Steps:
+        """The value with its parts filled."""
+        if type(value) is _Mark:
+            return value.value
+        kind = kind_of(value)
+        if kind == OBJECT:
+            if id(value) not in self.memo:
+                new = self.memo[id(value)] = value.__copy__()
+                yield self.fill_object(value, new)
+            return self.memo[id(value)]
+        if kind == VARIABLE:
+            if id(value) not in self.memo:
+                raw = yield self.fill(value.get_raw_value())
+                self.memo[id(value)] = make(value._box.definition, raw)
+            return self.memo[id(value)]
+        found = level(value)
+        if found is None:
+            return value
+        children = []
+        for _, child in found[0]:
+            children.append((yield self.fill(child)))
+        return jax.tree_util.tree_unflatten(found[1], children)
+
+    def fill_object(self, old: tp.Any, new: tp.Any) -> Steps:
+        """Give a copied object its attributes."""
+        attributes = new.__dict__
+        for name, child in list(attributes.items()):
+            if old._nnx_status.get(name):
+                attributes[name] = yield self.fill(child)
+            elif type(child) is _Mark:
+                attributes[name] = child.value
+                found = yield self.fill(child)
+                if found is not child.value:  # its status is decided anew
+                    Pytree._nnx_discard(new, name)  # frozen or not: the copy is ours
+                    Pytree._nnx_assign(new, name, found)
+        return None
+
+
+def _at_path(tree: tp.Any, path: Path) -> tp.Any:
+    """The part of a marked tree at a path; static attributes become marks."""
+    value: tp.Any = tree
+    for step, name in enumerate(path):
+        parent: tp.Any = value
+        if kind_of(parent) == OBJECT and name in parent.__dict__:
+            value = parent.__dict__[name]
+            if not parent._nnx_status.get(name) and type(value) is not _Mark:
+                value = parent.__dict__[name] = _Mark(value)
+            continue
+        if isinstance(parent, Variable):
+            parent = parent.get_raw_value()
+        try:
+            value = (
+                parent[name] if isinstance(parent, (list, tuple, dict)) else getattr(parent, name)
+            )
+        except (AttributeError, KeyError, IndexError, TypeError):
+            raise ValueError(
+                f"tree_at: there is nothing at '{path_text(path)}': {type(parent).__name__} at "
+                f"'{path_text(path[:step])}' has no {name!r}."
+            ) from None
+    return value
+
+
+def _as_path(where: tp.Any) -> Path:
+    if isinstance(where, tuple):
+        return where
+    return tuple(int(n) if n.lstrip("-").isdigit() else n for n in where.split("."))
+
+
+def _ids(tree: tp.Any) -> dict[int, Path]:
+    """The path of every node and leaf of a marked tree, by identity."""
+    out: dict[int, Path] = {}
+    pending: list[tuple[Path, tp.Any]] = [((), tree)]
+    while pending:
+        path, value = pending.pop()
+        if id(value) in out:
+            continue
+        out[id(value)] = path
+        kind = kind_of(value)
+        if kind == OBJECT:
+            status = value._nnx_status
+            pending += [
+                ((*path, n), v)
+                for n, v in value.__dict__.items()
+                if status.get(n) or type(v) is _Mark
+            ]
+        elif kind == VARIABLE:
+            pending.append((path, value.get_raw_value()))
+        else:
+            found = level(value)
+            pending += [((*path, n), v) for n, v in (found[0] if found else ())]
+    return out
+
+
+def _find(where: tp.Any, marked: tp.Any) -> tuple[list[tp.Any], bool]:
+    """The places `where` means, and whether it means one rather than a sequence."""
+    if isinstance(where, (str, tuple)):
+        return [_at_path(marked, _as_path(where))], True
+    if isinstance(where, list):
+        return [_at_path(marked, _as_path(w)) for w in where], False
+    found = where(marked)
+    if id(found) in _ids(marked):
+        return [found], True
+    if isinstance(found, (list, tuple)):
+        return list(found), False
+    return [found], True
+
+
+def _check_places(places: list[tp.Any], marked: tp.Any) -> None:
+    ids = _ids(marked)
+    seen: set[int] = set()
+    for place in places:
+        if id(place) not in ids:
+            raise ValueError(
+                f"tree_at: `where` does not return a place of the tree, but {place!r} of type "
+                f"{type(place).__name__}. It must return nodes or leaves of its argument, not "
+                "values computed from them. For a static attribute give its path instead, such as "
+                "where='layers.0.rate'."
+            )
+        if id(place) in seen:
+            raise ValueError(
+                f"tree_at: `where` returns the place at '{path_text(ids[id(place)])}' twice; each "
+                "place can be replaced once (a shared Variable or object is one place)."
+            )
+        seen.add(id(place))
+    for place in places:
+        for inner, path in _ids(place).items():
+            if inner != id(place) and inner in seen:
+                outer = ids[id(place)]
+                raise ValueError(
+                    f"tree_at: the places overlap: '{path_text((*outer, *path))}' lies inside "
+                    f"'{path_text(outer)}'."
+                )
+
+
+def _replacement(
+    place: tp.Any, value: tp.Any, replace_fn: tp.Callable[[tp.Any], tp.Any] | None
+) -> tp.Callable[[tp.Any], tp.Any]:
+    """From the old part to the new one; a Variable keeps its kind where it is given a bare value."""
+
+    def replace(old: tp.Any) -> tp.Any:
+        if isinstance(old, Variable):
+            new = value if replace_fn is None else replace_fn(old.get_raw_value())
+            return (
+                new if isinstance(new, Variable) or new is None else make(old._box.definition, new)
+            )
+        return value if replace_fn is None else replace_fn(old)
+
+    return replace
+
+
+def tree_at(
+    where: tp.Any,
+    pytree: T,
+    replace: tp.Any = MISSING,
+    replace_fn: tp.Any = MISSING,
+    is_leaf: IsLeaf | None = None,
+) -> T:
+    """A tree with some of its places replaced; the tree itself stays as it is.
+
+    Graph objects in the result are new, with the types and the sharing of the old; a shared Variable
+    is one place. Where a Variable is replaced by something else than a Variable, it keeps its kind
+    and metadata and holds the new value.
+
+    Args:
+        where: a function from the tree to a place (a leaf or node of its argument) or a sequence of
+            places. Or a path: `"layers.0.kernel"` or `("layers", 0, "kernel")`, or a list of paths;
+            paths can also name static attributes.
+        pytree: any pytree, or a graph object.
+        replace: what to put there; a sequence of one item for each place where `where` gives several.
+        replace_fn: instead of `replace`, a function from the old part to the new.
+        is_leaf: parts for which it is true are leaves. None always is.
+
+    Raises:
+        ValueError: unless exactly one of `replace` and `replace_fn` is given; where `where` returns
+            what is no place of the tree, a place twice, or a place inside another; where the number
+            of replacements differs from that of places; for a path that does not exist.
+
+    >>> import nnxlite as nnx
+    >>> nnx.tree_at(lambda t: t["a"][1], {"a": [1, 2], "b": 3}, replace=0)
+    {'a': [1, 0], 'b': 3}
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.tree_at("bias", model, replace_fn=lambda b: b + 1).bias.value.tolist()
+    [1.0, 1.0, 1.0]
+    """
+    if (replace is MISSING) == (replace_fn is MISSING):
+        raise ValueError("tree_at needs exactly one of `replace` and `replace_fn`.")
+    marked = _marked(pytree, is_leaf)
+    places, single = _find(where, marked)
+    _check_places(places, marked)
+    values: tp.Sequence[tp.Any] = [None] * len(places)
+    if replace_fn is MISSING:
+        values = [replace] if single else _several(replace, len(places))
+    function = None if replace_fn is MISSING else replace_fn
+    new = {id(p): _replacement(p, v, function) for p, v in zip(places, values)}
+    return run_deep(_Filling(new).fill(marked))
+
+
+def _several(replace: tp.Any, count: int) -> tp.Sequence[tp.Any]:
+    if not isinstance(replace, (list, tuple)) or len(replace) != count:
+        given = f"{len(replace)}" if isinstance(replace, (list, tuple)) else short_type(replace)
+        raise ValueError(
+            f"tree_at: `where` returns a sequence of {count} places, so `replace` must be a "
+            f"sequence of the same length, got {given}."
+        )
+    return replace

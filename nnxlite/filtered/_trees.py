@@ -1,0 +1,208 @@
+"""Questions about whole trees, and small edits of them."""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnxlite._errors import path_text
+from nnxlite.boundary import is_root
+from nnxlite.filtered._apart import Apart
+from nnxlite.filtered._predicates import is_array
+from nnxlite.filtered._walk import combined, level
+from nnxlite.graph._graphdef import Path
+from nnxlite.graph._kinds import OBJECT, VARIABLE, kind_of
+from nnxlite.graph._walk import iter_graph
+from nnxlite.objects._pytree import Pytree
+
+T = tp.TypeVar("T")
+
+
+def apply_updates(model: T, updates: tp.Any) -> T:
+    """A tree with updates added; where an update is None the leaf stays as it is.
+
+    Args:
+        model: any pytree, or a graph object. It is not changed; the result has its sharing.
+        updates: a tree of the same structure, up to None, as `filter_grad` and optax give them.
+
+    Raises:
+        ValueError: for updates of another structure, naming the place.
+
+    >>> import nnxlite as nnx
+    >>> nnx.apply_updates([1.0, "name"], [0.5, None])
+    [1.5, 'name']
+    """
+    return combined(_add, (model, updates), "apply_updates")
+
+
+def _add(value: tp.Any, update: tp.Any) -> tp.Any:
+    return value if update is None or value is None else value + update
+
+
+def tree_equal(
+    *pytrees: tp.Any, typematch: bool = False, rtol: tp.Any = 0.0, atol: tp.Any = 0.0
+) -> tp.Any:
+    """Whether trees are equal: in structure, static values, sharing, and every leaf.
+
+    Arrays are equal with the same shape, dtype and values; NaN differs from itself.
+
+    Args:
+        pytrees: trees, or graph objects.
+        typematch: leaves must also have the same type, so that NumPy and JAX arrays differ.
+        rtol, atol: tolerances for floating-point and complex arrays and numbers.
+
+    Returns:
+        A bool; or, where values decide and some array is of JAX, a JAX array of one bool (which also
+        works under `jit`).
+
+    >>> import nnxlite as nnx
+    >>> nnx.tree_equal([1, "a"], [1, "a"]), nnx.tree_equal([1], (1,))
+    (True, False)
+    """
+    if len(pytrees) < 2:
+        return True
+    first, *others = map(Apart, pytrees)
+    answer: tp.Any = True
+    for other in others:
+        one, two = first.inputs, other.inputs
+        if one.treedef != two.treedef or one.where != two.where or one.graphdef != two.graphdef:
+            return False
+        if first.defs != other.defs:
+            return False
+        for x, y in zip(first.leaves, other.leaves):
+            same = _same_leaf(x, y, typematch, rtol, atol)
+            if same is False:
+                return False
+            answer = same if answer is True else (answer if same is True else answer & same)
+    return answer
+
+
+def _same_leaf(x: tp.Any, y: tp.Any, typematch: bool, rtol: tp.Any, atol: tp.Any) -> tp.Any:
+    if typematch and type(x) is not type(y):
+        if not (isinstance(x, jax.Array) and isinstance(y, jax.Array)):
+            return False
+    if is_array(x) and is_array(y):
+        if x.shape != y.shape or x.dtype != y.dtype:
+            return False
+        if x is y and isinstance(x, jax.Array) and not jnp.issubdtype(x.dtype, jnp.inexact):
+            return True
+        xnp = np if isinstance(x, (np.ndarray, np.generic)) else jnp
+        if xnp is np and not isinstance(y, (np.ndarray, np.generic)):
+            xnp = jnp
+        return _close(xnp, x, y, rtol, atol)
+    if is_array(x) or is_array(y):
+        if typematch:
+            return False
+        array, number = (x, y) if is_array(x) else (y, x)
+        if array.shape != () or not isinstance(number, (bool, int, float, complex)):
+            return False
+        return _close(jnp, array, number, rtol, atol)
+    if isinstance(x, (float, complex)) and isinstance(y, (int, float, complex)):
+        return bool(abs(x - y) <= atol + rtol * abs(y)) or x == y
+    return bool(x == y)
+
+
+def _close(xnp: tp.Any, x: tp.Any, y: tp.Any, rtol: tp.Any, atol: tp.Any) -> tp.Any:
+    exact = (
+        isinstance(rtol, (int, float))
+        and rtol == 0
+        and isinstance(atol, (int, float))
+        and atol == 0
+    )
+    if exact or not jnp.issubdtype(x.dtype, jnp.inexact):
+        same = xnp.all(x == y)
+    else:
+        same = xnp.allclose(x, y, rtol=rtol, atol=atol)
+    return bool(same) if xnp is np else same
+
+
+def tree_check(pytree: tp.Any) -> None:
+    """Check that no container or pytree node is found twice in a tree.
+
+    JAX would make two of it. Graph objects may be shared: the transforms of this library keep their
+    sharing.
+
+    Raises:
+        ValueError: naming both places of a node found twice, or the place of one inside itself.
+
+    >>> import nnxlite as nnx
+    >>> nnx.tree_check({"a": [1], "b": [1]})
+    """
+    first: dict[int, Path] = {}
+    pending: list[tuple[Path, tp.Any]] = [((), pytree)]
+    objects: set[tp.Any] = set()
+    while pending:
+        path, value = pending.pop()
+        kind = kind_of(value)
+        if kind == VARIABLE:
+            continue
+        if kind == OBJECT:
+            if id(value) not in objects:
+                objects.add(id(value))
+                status = value._nnx_status
+                pending += [((*path, n), v) for n, v in value.__dict__.items() if status.get(n)]
+            continue
+        found = level(value)
+        if found is None or not found[0]:
+            continue  # a leaf, or empty and so without effect
+        if id(value) in first:
+            raise ValueError(
+                f"The {type(value).__name__} at '{path_text(first[id(value)])}' is found again at "
+                f"'{path_text(path)}'. Crossing a JAX transform makes two of it. Put a copy in one "
+                "of the places, or use a graph object (nnx.List, nnx.Dict, a Module), which may be "
+                "shared."
+            )
+        first[id(value)] = path
+        pending += [((*path, name), child) for name, child in reversed(found[0])]
+
+
+def tree_flatten_one_level(pytree: tp.Any) -> tuple[list[tp.Any], tp.Any]:
+    """The direct children of a pytree node, and how to put them together.
+
+    A leaf is its own only child.
+
+    Raises:
+        ValueError: for a node that is its own child.
+
+    >>> import nnxlite as nnx
+    >>> nnx.tree_flatten_one_level([1, [2, 3]])[0]
+    [1, [2, 3]]
+    """
+    found = level(pytree)
+    if found is None:
+        return jax.tree_util.tree_flatten(pytree)
+    children = [child for _, child in found[0]]
+    if any(child is pytree for child in children):
+        raise ValueError(f"The {type(pytree).__name__} contains itself: it is no tree.")
+    return children, found[1]
+
+
+def tree_inference(pytree: T, value: bool = True) -> T:
+    """A copy of a tree with every layer in inference mode (or, with False, in training mode).
+
+    On the modules of this library it sets `deterministic` and `use_running_average`, and everywhere
+    attributes called `inference`, where they exist.
+
+    >>> import nnxlite as nnx
+    >>> dropout = nnx.Dropout(0.5)
+    >>> nnx.tree_inference(dropout).deterministic, dropout.deterministic
+    (True, False)
+    """
+    copied = Apart(pytree)
+    new = copied.build(copied.leaves)
+    for _, node in iter_graph(new):
+        if kind_of(node) == OBJECT:
+            for name in _MODES:
+                if name in node.__dict__:
+                    Pytree._nnx_assign(node, name, value)  # frozen or not: the copy is ours
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: value if path and getattr(path[-1], "name", None) == "inference" else x,
+        new,
+        is_leaf=is_root,
+    )
+
+
+_MODES = ("deterministic", "use_running_average", "inference")

@@ -1,0 +1,501 @@
+"""Definitions: the static side of an object graph, interned.
+
+* `Layout`: attribute names and which of them are data; shared by all objects that look alike.
+* `ObjectDef`: class, layout and static values of one object.
+* `ContainerDef`: kind and keys of a plain container or pytree node that holds data.
+* `StaticDef`: a static value inside such a container.
+* `VariableDef` (from the variables package): class and metadata of a Variable.
+* `GraphDef`: a whole graph, as the preorder sequence of the above.
+
+A `GraphDef` is a flat tuple of tokens.  A definition announces a new node and is followed by the
+tokens of its data attributes in sorted order; an int refers back to the object, Variable or array
+reference of that number; `LEAF` is an array held without a Variable.  Since every definition knows
+its number of children the sequence decodes without brackets, and since definitions are interned,
+comparing two graphs is comparing two tuples of identities.  Interning is weak: nothing lives longer
+because it was once described.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import operator
+import types
+import typing as tp
+import weakref
+
+import jax
+import numpy as np
+
+from nnxlite._interning import Table
+from nnxlite._statics import (
+    Unhashable,
+    is_editable,
+    is_fickle,
+    is_permanent,
+    loose_key,
+    own_copy,
+)
+from nnxlite._versions import observe
+from nnxlite.graph._kinds import (
+    DICT,
+    LIST,
+    PYTREE,
+    STATE,
+    TUPLE,
+    GraphNode,
+    has_data,
+    kind_of,
+    sort_key,
+)
+from nnxlite.variables import VariableDef
+
+Status = tp.Mapping[tp.Any, bool]
+"""Which attributes are data: by name."""
+
+Values = tp.Callable[[tp.Any], tuple[tp.Any, ...]]
+
+
+def values_getter(names: tuple[tp.Any, ...]) -> Values:
+    """A function that gives the values of a mapping (or a list) under these names."""
+    if not names:
+        return lambda mapping: ()
+    if len(names) == 1:
+        (name,) = names
+        return lambda mapping: (mapping[name],)
+    return operator.itemgetter(*names)
+
+
+class Layout:
+    """Sorted names of data and static attributes; `status` maps each name to "is data".
+
+    Objects may hold `status` as their own until it changes, so it is read-only.
+    """
+
+    __slots__ = ("__weakref__", "data", "data_values", "key", "static", "static_values", "status")
+
+    def __init__(self, names: list[tp.Any], status: Status, key: tp.Any) -> None:
+        self.key = key
+        self.status: Status = types.MappingProxyType({name: status[name] for name in names})
+        self.data = tuple(n for n in names if status[n])
+        self.static = tuple(n for n in names if not status[n])
+        self.data_values = values_getter(self.data)
+        self.static_values = values_getter(self.static)
+
+
+def sorted_names(names: tp.Iterable[tp.Any]) -> list[tp.Any]:
+    """Names in the one order of the library: numbers first, then text."""
+    try:
+        return sorted(names)
+    except TypeError:
+        return sorted(names, key=sort_key)
+
+
+_layouts: Table[Layout] = Table("key")
+_layouts_as_written: weakref.WeakValueDictionary[tp.Any, Layout] = weakref.WeakValueDictionary()
+
+
+def layout_of(status: Status) -> Layout:
+    """The interned layout for a status mapping, whatever its order."""
+    written = (*status, *status.values())
+    layout = _layouts_as_written.get(written)
+    if layout is None:
+        names = sorted_names(status)
+        key = (*names, *[status[n] for n in names])
+        layout = _layouts.find(key) or _layouts.add(key, Layout(names, status, key))
+        _layouts_as_written[written] = layout
+    return layout
+
+
+class ObjectDef:
+    """Class, layout and static values of a graph object; equal ones are the same object.
+
+    Attributes:
+        template: the static attributes, by name.
+        editable: names of those that can be edited in place; the values here are copies.
+        key: what makes two definitions equal.
+        fickle: whether the static values may come to differ from the key, as closures may.
+        written: (class, layout, types, values) where values equal in this form are surely the same,
+            else None: a short cut around working out keys.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "editable",
+        "fickle",
+        "key",
+        "layout",
+        "metadata",
+        "statics",
+        "template",
+        "type",
+        "written",
+    )
+
+    def __init__(
+        self,
+        type_: type,
+        layout: Layout,
+        statics: tuple[tp.Any, ...],
+        metadata: tp.Any = None,
+        key: tp.Any = None,
+    ) -> None:
+        self.type: tp.Any = type_
+        self.layout = layout
+        self.metadata = metadata
+        self.editable = tuple(
+            name for name, value in zip(layout.static, statics) if is_editable(value)
+        )
+        self.statics = tuple(map(own_copy, statics)) if self.editable else statics
+        self.template = dict(zip(layout.static, self.statics))
+        self.key = key
+        self.fickle = any(map(is_fickle, self.statics))
+        self.written: tp.Any = None
+
+    def content(self) -> tuple[tp.Any, ...]:
+        """The key of the definition as its static values are now."""
+        return (self.type, self.layout, loose_key(self.metadata), *map(loose_key, self.statics))
+
+    def fresh_template(self) -> dict[tp.Any, tp.Any]:
+        """The static attributes for a new object."""
+        new = self.template.copy()
+        for name in self.editable:
+            new[name] = own_copy(new[name])
+        return new
+
+    def __repr__(self) -> str:
+        static = ", ".join(f"{k}={v!r}" for k, v in self.template.items())
+        return f"{self.type.__name__}({static})"
+
+    def __reduce__(self) -> tp.Any:
+        return _object_def, (self.type, dict(self.layout.status), self.statics, self.metadata)
+
+
+class PrivateObjectDef(ObjectDef):
+    """A definition with an unhashable static value: made anew each time, compared by content."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: tp.Any) -> bool:
+        if not isinstance(other, PrivateObjectDef):
+            return False
+        return self is other or self.content() == other.content()
+
+    def __hash__(self) -> int:
+        name, value = next(
+            (n, v) for n, v in self.template.items() if isinstance(loose_key(v), Unhashable)
+        )
+        raise TypeError(
+            f"Static attribute {name!r} of {self.type.__name__} is unhashable (type "
+            f"'{type(value).__name__}'), so the object cannot be part of a compiled function's "
+            "static structure. Store a hashable value (a tuple or a frozen dataclass), or wrap it "
+            "with nnx.data(...) if it holds arrays."
+        )
+
+
+_written: Table[ObjectDef] = Table("written")
+_defs: Table[ObjectDef] = Table(
+    "key", lambda found: not found.fickle or found.content() == found.key
+)
+
+
+def _object_def(
+    cls: type, status: Status, statics: tuple[tp.Any, ...], metadata: tp.Any
+) -> ObjectDef:
+    return intern_object(cls, layout_of(status), statics, metadata)
+
+
+def intern_object(
+    cls: type, layout: Layout, statics: tuple[tp.Any, ...], metadata: tp.Any = None
+) -> ObjectDef:
+    """The one definition for these facts (a private one where a static value is unhashable)."""
+    key = (cls, layout, loose_key(metadata), *map(loose_key, statics))
+    try:
+        found = _defs.find(key)
+    except TypeError:
+        return PrivateObjectDef(cls, layout, statics, metadata)
+    return found or _defs.add(key, ObjectDef(cls, layout, statics, metadata, key))
+
+
+def _as_written(cls: type, layout: Layout, statics: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
+    """A form of the facts that is quick to make and to compare."""
+    kinds = tuple(map(type, statics))
+    if tuple in kinds:
+        kinds = (*kinds, *[tuple(map(type, value)) for value in statics if type(value) is tuple])
+    return cls, layout, kinds, statics
+
+
+def _says_all(value: tp.Any, inside: bool = False) -> bool:
+    """Whether a value of the same type that is `==` to this one is surely the same static value."""
+    kind = type(value)
+    if kind is tuple and not inside:
+        return all(_says_all(part, True) for part in value)
+    if kind.__hash__ in _COARSE_HASHES or isinstance(value, np.generic):
+        return False
+    return kind is not complex and (kind is not float or value != 0.0)
+
+
+_COARSE_HASHES = (tuple.__hash__, frozenset.__hash__)  # named tuples and other subclasses included
+
+
+def definition(node: GraphNode) -> ObjectDef:
+    """The interned definition of an object's present structure.
+
+    Raises ValueError where data was put into a static container after its assignment.
+    """
+    found = node._nnx_def
+    if found is not None and not found.editable:
+        return found
+    observe(node)
+    return define(node)
+
+
+def define(node: GraphNode) -> ObjectDef:
+    """Work out the definition of an object anew.
+
+    Where other threads may edit the object meanwhile it must have been observed.
+
+    Raises ValueError where data was put into a static container after its assignment.
+    """
+    version = node._nnx_version
+    if node._nnx_status.keys() != node.__dict__.keys():
+        adopt_unknown(node)
+    layout = layout_of(node._nnx_status)
+    statics = layout.static_values(node.__dict__)
+    written = _as_written(type(node), layout, statics)
+    try:
+        found = _written.find(written)
+    except (TypeError, ValueError):  # a static value that cannot be hashed, or compared
+        found = None
+    if found is None:
+        for name, value in zip(layout.static, statics):
+            refuse_hidden_data(node, name, value)
+        found = intern_object(type(node), layout, statics)
+        _remember(found, written)
+    if found is not node._nnx_def or found.editable:
+        _set_def(node, found)
+        _set_status(node, layout.status)
+        if node._nnx_version != version:  # edited meanwhile by another thread
+            _set_def(node, None)
+    return found
+
+
+KEPT = 64
+"""How many definitions a class keeps, and how many attributes such a definition may have."""
+
+
+def _remember(found: ObjectDef, written: tuple[tp.Any, ...]) -> None:
+    """Let a definition be found by its written form.
+
+    Its class keeps it for the objects still to come, where that keeps nothing else alive.
+    """
+    hashable = type(found) is ObjectDef and not found.editable
+    if not hashable or found.written is not None or not all(map(_says_all, found.statics)):
+        return
+    found.written = written
+    _written.add(written, found)
+    if len(found.layout.status) <= KEPT and all(map(is_permanent, found.statics)):
+        if "_nnx_kept" not in found.type.__dict__:
+            found.type._nnx_kept = collections.deque(maxlen=KEPT)
+        found.type._nnx_kept.append(found)
+
+
+_set_def = GraphNode.__dict__["_nnx_def"].__set__
+_set_status = GraphNode.__dict__["_nnx_status"].__set__
+
+
+def adopt_unknown(node: GraphNode) -> None:
+    """Give a status to attributes written around `__setattr__`, and drop that of vanished ones."""
+    attributes = node.__dict__
+    old = node._nnx_status
+    decide = getattr(node, "_nnx_decide", None)
+    new = {}
+    for name in list(attributes):
+        known = old.get(name)
+        if known is None:
+            if isinstance(getattr(type(node), str(name), None), functools.cached_property):
+                del attributes[name]  # worked out anew when it is next read
+                continue
+            known = decide(name, attributes[name]) if decide else has_data(attributes[name])
+        new[name] = known
+    _set_status(node, new)
+
+
+def refuse_hidden_data(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
+    """Raise ValueError where a static attribute holds data."""
+    if kind_of(value) not in (LIST, TUPLE, DICT, STATE, PYTREE) or not has_data(value):
+        return
+    owner = type(node).__name__
+    raise ValueError(
+        f"Found arrays, Variables or graph objects on a value of type "
+        f"'{type(value).__name__}' in the static attribute '{owner}.{name}'. A container that was "
+        "empty (or held only static values) when it was assigned stays static. Either assign the "
+        f"filled container, or use one of: self.{name} = nnx.data(...); self.{name} = "
+        f"nnx.List(...) or nnx.Dict(...); the class annotation `{name}: nnx.Data[...]`; or "
+        f"class {owner}(..., pytree=False)."
+    )
+
+
+class ContainerDef:
+    """Kind, type, keys and (for registered pytree nodes) one-level treedef of a container."""
+
+    __slots__ = ("__weakref__", "key", "keys", "kind", "treedef", "type")
+
+    def __init__(
+        self, kind: int, type_: type, keys: tuple[tp.Any, ...], treedef: tp.Any, key: tp.Any = None
+    ) -> None:
+        self.kind = kind
+        self.type = type_
+        self.keys = keys
+        self.treedef = treedef
+        self.key = key
+
+    def build(self, children: list[tp.Any]) -> tp.Any:
+        """A container of this form with these children."""
+        if self.kind == LIST:
+            return children
+        if self.kind == TUPLE:
+            return tuple(children)
+        if self.kind == DICT:
+            return dict(zip(self.keys, children))
+        if self.kind == STATE:
+            return self.type._wrap(dict(zip(self.keys, children)))  # type: ignore[attr-defined]
+        if self.treedef is None:
+            return self.type(*children)  # a named tuple
+        return jax.tree_util.tree_unflatten(self.treedef, children)
+
+    def __repr__(self) -> str:
+        return f"{self.type.__name__}{list(self.keys)}"
+
+    def __reduce__(self) -> tp.Any:
+        return container_def, (self.kind, self.type, self.keys, self.treedef)
+
+
+class StaticDef:
+    """A static value inside a container that holds data."""
+
+    __slots__ = ("__weakref__", "key", "value")
+
+    def __init__(self, value: tp.Any, key: tp.Any = None) -> None:
+        self.value = own_copy(value)
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"Static({self.value!r})"
+
+    def __reduce__(self) -> tp.Any:
+        return static_def, (self.value,)
+
+
+class PrivateStaticDef(StaticDef):
+    """An unhashable static value inside a container that holds data."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: tp.Any) -> bool:
+        both = isinstance(other, PrivateStaticDef)
+        return both and loose_key(self.value) == loose_key(other.value)
+
+    def __hash__(self) -> int:
+        raise TypeError(
+            f"A static value of type '{type(self.value).__name__}' inside a container of "
+            "arrays is unhashable, so it cannot be part of a compiled function's static "
+            "structure. Store a hashable value, or move it to an attribute of its own."
+        )
+
+
+class _Mark:
+    """A named token."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> str:
+        return self.name
+
+
+LEAF = _Mark("LEAF")
+REF_LEAF = _Mark("REF_LEAF")
+
+_containers: Table[ContainerDef] = Table("key")
+_statics: Table[StaticDef] = Table("key", lambda found: loose_key(found.value) == found.key)
+
+
+def container_def(
+    kind: int, type_: type, keys: tuple[tp.Any, ...], treedef: tp.Any = None
+) -> ContainerDef:
+    """The one definition of a container of this form."""
+    key = (kind, type_, keys, tuple(map(type, keys)), treedef)
+    try:
+        found = _containers.find(key)
+    except ValueError:  # the static part of a pytree node cannot be compared: one of its own
+        return ContainerDef(kind, type_, keys, treedef)
+    return found or _containers.add(key, ContainerDef(kind, type_, keys, treedef, key))
+
+
+def static_def(value: tp.Any) -> StaticDef:
+    """The one definition of a static value (a private one where it is unhashable)."""
+    key = loose_key(value)
+    try:
+        found = _statics.find(key)
+    except TypeError:
+        return PrivateStaticDef(value)
+    return found or _statics.add(key, StaticDef(value, key))
+
+
+Token: tp.TypeAlias = ObjectDef | VariableDef | ContainerDef | StaticDef | _Mark | int
+
+
+# The public records that spell out a GraphDef, made on demand ------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeDef:
+    """One object or container of a `GraphDef`, spelled out."""
+
+    type: type
+    index: int | None
+    outer_index: int | None
+    num_attributes: int
+    metadata: tp.Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeRef:
+    """A reference to an earlier node of a `GraphDef`, spelled out."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VariableRecord:
+    """One Variable of a `GraphDef`, spelled out."""
+
+    type: type
+    index: int
+    outer_index: int | None
+    metadata: dict[str, tp.Any]
+    array_refdef: tp.Any = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeAttr:
+    """The attribute is a node or a Variable."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeafAttr:
+    """The attribute is a leaf."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Static:
+    """The attribute is static."""
+
+    value: tp.Any

@@ -1,0 +1,139 @@
+"""The text form of a graph definition: the objects it stands for, with kinds in place of values.
+
+    GraphDef[MLP]( # 3 objects, 4 leaves
+      first=Linear(
+        bias=Param,
+        kernel=Param(tag='wide'),
+        in_features=2,
+        ...
+      ),
+      second=<shared: first>
+    )
+
+Each node is shown through one `_Place`, so that the printer finds sharing and cycles as among the
+objects themselves.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+from nnxlite._text import Atom, Entry, Text
+from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
+from nnxlite.graph._kinds import DICT, LIST, TUPLE
+from nnxlite.graph._rebuild import Code, ContainerCode, Decoded
+from nnxlite.variables import VariableDef
+
+if tp.TYPE_CHECKING:
+    from nnxlite.graph._graphdef import GraphDef
+
+_BRACKETS = {LIST: ("[", "]"), TUPLE: ("(", ")"), DICT: ("{", "}")}
+_EVERY_VARIABLE_HAS = ("hijax", "ref", "eager_sharding")
+
+
+def graphdef_node(graphdef: GraphDef[tp.Any]) -> Text:
+    """One level of a graph definition; a single root stands for the definition itself."""
+    decoded = graphdef.decoded
+    objects, leaves = len(decoded.children), decoded.num_leaves
+    comment = (
+        f"{objects} object{'s' * (objects != 1)}, {leaves} {'leaf' if leaves == 1 else 'leaves'}"
+    )
+    places = _Places(decoded)
+    roots = [places.at(code) for code in decoded.roots]
+    if len(roots) == 1 and isinstance(roots[0], _Place):
+        places.hide(decoded.roots[0])
+        name = f"GraphDef[{roots[0].definition.type.__name__}]"
+        return Text(name, entries=roots[0].__nnx_text__().entries, comment=comment)
+    entries = tuple(Entry(index, "", root) for index, root in enumerate(roots))
+    return Text("GraphDef", entries=entries, comment=comment)
+
+
+class _Places:
+    """The places of one definition, each made once."""
+
+    def __init__(self, decoded: Decoded) -> None:
+        self.definitions = decoded.node_defs
+        self.children = dict(decoded.children)
+        self.known: dict[int, tp.Any] = {}
+
+    def at(self, code: Code) -> tp.Any:
+        """What stands for a code: a place, a static value, or a word."""
+        if isinstance(code, StaticDef):
+            return code.value
+        if isinstance(code, ContainerCode):
+            return _Place(self, code.definition, code.codes)
+        if code < 0:
+            return Atom("Array")
+        if code not in self.known:
+            definition = self.definitions[code]
+            known = isinstance(definition, (ObjectDef, VariableDef))
+            place = _Place(self, definition, self.children.get(code, ()))
+            self.known[code] = place if known else Atom("ArrayRef")
+        return self.known[code]
+
+    def hide(self, code: Code) -> None:
+        """Show further occurrences of the root as a reference."""
+        if isinstance(code, int):
+            self.known[code] = Atom("<shared: self>")
+
+
+class _Place:
+    """One object, container or Variable of a definition."""
+
+    __slots__ = ("codes", "definition", "places")
+
+    def __init__(
+        self,
+        places: _Places,
+        definition: ObjectDef | ContainerDef | VariableDef,
+        codes: tp.Sequence[Code],
+    ) -> None:
+        self.places = places
+        self.definition = definition
+        self.codes = codes
+
+    def __nnx_text__(self) -> Text:
+        definition = self.definition
+        if isinstance(definition, VariableDef):
+            return _variable(definition)
+        children = [self.places.at(code) for code in self.codes]
+        if isinstance(definition, ObjectDef):
+            data = dict(zip(definition.layout.data, children, strict=True))
+            shown = {n: v for n, v in {**data, **definition.template}.items() if _public(n)}
+            return Text(definition.type.__name__, entries=_labelled(shown))
+        return _container(definition, children)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
+        from nnxlite.inspect._treescope import render
+
+        return render(self, path, subtree_renderer)
+
+
+def _public(name: tp.Any) -> bool:
+    return not str(name).startswith("_")
+
+
+def _labelled(attributes: tp.Mapping[tp.Any, tp.Any]) -> tuple[Entry, ...]:
+    return tuple(Entry(name, f"{name}=", value) for name, value in attributes.items())
+
+
+def _variable(definition: VariableDef) -> Text:
+    shown = {k: v for k, v in definition.metadata.items() if k not in _EVERY_VARIABLE_HAS}
+    opening, closing = ("(", ")") if shown else ("", "")
+    return Text(definition.type.__name__, opening, closing, _labelled(shown), breaks=False)
+
+
+def _container(definition: ContainerDef, children: list[tp.Any]) -> Text:
+    opening, closing = _BRACKETS.get(definition.kind, ("(", ")"))
+    plain = definition.kind in _BRACKETS
+    if definition.kind == TUPLE and len(children) == 1:
+        closing = ",)"
+    names = definition.keys if len(definition.keys) == len(children) else range(len(children))
+    labels = [""] * len(children)
+    if definition.kind == DICT:
+        labels = [f"{key!r}: " for key in names]
+    elif not plain:
+        labels = [f"{key}=" for key in names]
+    entries = tuple(map(Entry, names, labels, children))
+    name = "" if plain else definition.type.__name__
+    return Text(name, opening, closing, entries, identity=False, breaks=False)

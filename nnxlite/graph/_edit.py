@@ -1,0 +1,479 @@
+"""Editing objects in place: `update`, `pop`, `set_metadata`.
+
+Every edit is worked out whole before the first write, so that a refused one changes nothing.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+from collections.abc import Mapping, MutableSequence
+
+import jax
+import numpy as np
+
+from nnxlite._errors import TraceContextError, path_text, short_type
+from nnxlite._jax import Ref, describe_trace, is_ref, key_name, trace_state
+from nnxlite._state import FlatState, State, to_pure_dict
+from nnxlite.filters import Filter, to_predicate
+from nnxlite.graph._defs import StaticDef
+from nnxlite.graph._functional import GraphState
+from nnxlite.graph._graphdef import GraphDef, Path
+from nnxlite.graph._kinds import (
+    CONTAINERS,
+    CUSTOM,
+    CUSTOM_NODES,
+    DATA_TYPES,
+    DICT,
+    OBJECT,
+    OTHER,
+    PYTREE,
+    STATE,
+    TUPLE,
+    GraphNode,
+    container_items,
+    kind_of,
+)
+from nnxlite.graph._plan import Stale, usual_plan, view
+from nnxlite.graph._rebuild import Code, ContainerCode
+from nnxlite.graph._traverse import define_container
+from nnxlite.graph._walk import iter_graph
+from nnxlite.variables import Variable, write_raw
+
+_MISSING: tp.Any = object()
+_NODES = CONTAINERS | {OBJECT, CUSTOM}
+_FIXED = frozenset({TUPLE, PYTREE})
+"""Containers that cannot take another child or lose one: they are made anew."""
+
+
+class Place(tp.NamedTuple):
+    """Where a node was found: the node, its name, and the place above it (None for the root)."""
+
+    node: tp.Any
+    name: tp.Any
+    above: Place | None
+
+    def path(self, *names: tp.Any) -> Path:
+        """The names that lead here, and further ones."""
+        found = list(reversed(names))
+        place = self
+        while place.above is not None:
+            found.append(place.name)
+            place = place.above
+        return tuple(reversed(found))
+
+
+def check_trace(place: Place) -> None:
+    """Refuse to change an object, or a container in one, of another trace than the one running."""
+    here: Place | None = place
+    while here is not None and not isinstance(here.node, GraphNode):
+        here = here.above
+    if here is not None and here.node._nnx_trace is not trace_state.value:
+        belongs, running = describe_trace(here.node._nnx_trace), describe_trace(trace_state.value)
+        raise TraceContextError(type(here.node).__name__, None, belongs, running)
+
+
+def update(node: tp.Any, state: tp.Any, /, *states: tp.Any) -> None:
+    """Write the leaves of one or more states into an object graph, in place.
+
+    Every object and Variable of the graph stays the same object. A state may hold a part of the
+    leaves; a whole Variable at a new path is added to the object there.
+
+    Args:
+        node: an object, or a pytree of objects.
+        state: a State, FlatState, or nested dict, of Variables or plain values.
+
+    Raises:
+        ValueError: for an unknown path or a value of another shape; nothing is written then.
+        TypeError: where `node` has no leaves to write, or a state is none.
+        TraceContextError: when called from another trace level than the objects' own.
+
+    >>> import nnxlite as nnx, jax
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.update(model, jax.tree.map(lambda x: 0 * x, nnx.state(model)))
+    >>> float(model.kernel.sum())
+    0.0
+    """
+    if not isinstance(node, Variable) and kind_of(node) not in _NODES:
+        raise TypeError(f"update takes an object, or a pytree of objects, got {short_type(node)}.")
+    work = _Update(node)
+    for given in (state, *states):
+        work.collect(given)
+    work.write()
+
+
+class _Update:
+    """What is to be written into a graph: gathered and checked whole, then written.
+
+    Attributes:
+        variables: Variables with their new raw values and, where metadata change, whose they become.
+        references: array references with their new contents.
+        bindings: new children of objects and containers, by the place of these.
+    """
+
+    def __init__(self, root: tp.Any) -> None:
+        self.root = Place(root, None, None)
+        self.trace = trace_state.value
+        self.variables: list[tuple[Variable[tp.Any], tp.Any, Variable[tp.Any] | None]] = []
+        self.references: list[tuple[tp.Any, tp.Any]] = []
+        self.bindings: dict[tp.Any, tuple[Place, dict[tp.Any, tp.Any]]] = {}
+
+    # gathering -------------------------------------------------------------------------------
+
+    def collect(self, given: tp.Any) -> None:
+        """Note and check everything that one state brings."""
+        if isinstance(given, GraphState):
+            given = given._state
+        if isinstance(given, FlatState):
+            given = given.to_nested_state()
+        root = self.root
+        if isinstance(root.node, Variable):
+            self._pair([(root.node, given)], lambda _: (root, ()))
+        elif not isinstance(given, Mapping):
+            raise TypeError(
+                "update takes states (State, FlatState or nested dicts), got "
+                f"{type(given).__name__}."
+            )
+        elif not self._all_at_once(given):
+            self._walk(given)
+
+    def _all_at_once(self, given: tp.Any) -> bool:
+        """Pair a State of exactly the shape of a plan with its Variables; False if it is not."""
+        plan = usual_plan(self.root.node)
+        if plan is None or plan.has_arrays or plan.has_refs:
+            return False
+        values = plan.graphdef.program().read(given)
+        if values is None:
+            return False
+        try:
+            leaves = plan.leaves()
+        except Stale:
+            return False
+        self._pair(zip(leaves, values), lambda i: (self.root, plan.graphdef.leaf_path(i)))
+        return True
+
+    def _walk(self, given: tp.Any) -> None:
+        """Go down state and objects together."""
+        found: list[tuple[Variable[tp.Any], tp.Any]] = []
+        where: list[tuple[Place, tp.Any]] = []
+        pending: list[tuple[Place, tp.Any]] = [(self.root, given)]
+        while pending:
+            place, mapping = pending.pop()
+            children = _children(place.node)
+            items = mapping._mapping.items() if isinstance(mapping, State) else mapping.items()
+            for name, value in items:
+                child = children.get(name, _MISSING)
+                if isinstance(child, Variable):
+                    found.append((child, value))
+                    where.append((place, name))
+                elif type(value) is State and kind_of(child) == OBJECT:
+                    pending.append((Place(child, name, place), value))
+                else:
+                    self._child(place, name, child, value, pending)
+        self._pair(found, lambda i: (where[i][0], (where[i][1],)))
+
+    def _child(
+        self,
+        place: Place,
+        name: tp.Any,
+        child: tp.Any,
+        value: tp.Any,
+        pending: list[tuple[Place, tp.Any]],
+    ) -> None:
+        """What a state brings for a child that is no Variable."""
+        if child is _MISSING or (child is None and isinstance(value, Variable)):
+            self._add(place, name, value)
+        elif _is_static(place.node, name, child):
+            raise self._unknown(place, (name,), value, "is static")
+        elif kind_of(child) not in _NODES:
+            self._leaf(place, name, child, value)
+        elif isinstance(value, Mapping):
+            pending.append((Place(child, name, place), value))
+        else:
+            raise self._unknown(place, (name,), value, "holds a node, not a leaf")
+
+    def _pair(
+        self,
+        pairs: tp.Iterable[tuple[Variable[tp.Any], tp.Any]],
+        where: tp.Callable[[int], tuple[Place, Path]],
+    ) -> None:
+        """Note Variables with what they are to hold; `where` tells of a pair for messages."""
+        first = not self.variables  # else an earlier state may have brought another value
+        for number, (variable, value) in enumerate(pairs):
+            if value is variable and first:
+                continue
+            box, model = variable._box, None
+            if isinstance(value, Variable):
+                model = value if value._box.definition is not box.definition else None
+                value = value._box.value
+            old = box.value
+            if value is not old:
+                try:
+                    same = old.shape == value.shape and not box.definition.is_ref
+                except AttributeError:
+                    same = False
+                if not same:
+                    if isinstance(value, State) and not isinstance(old, State):
+                        value = to_pure_dict(value)  # a Variable may hold a dict
+                    self._check_fit(*where(number), old, value)
+            elif model is None and first:
+                continue
+            if box.trace is not self.trace:
+                variable._refuse_write()
+            self.variables.append((variable, value, model))
+
+    def _leaf(self, place: Place, name: tp.Any, old: tp.Any, value: tp.Any) -> None:
+        """Note a new value of a leaf that is no Variable: an array, or an array reference."""
+        if isinstance(value, Variable):
+            value = value.get_raw_value()
+        if value is old:
+            return
+        self._check_fit(place, (name,), old, value)
+        check_trace(place)
+        if is_ref(old):
+            self.references.append((old, value))
+        else:
+            self._bound(place)[name] = value
+
+    def _add(self, place: Place, name: tp.Any, value: tp.Any) -> None:
+        """Note a whole Variable for a path that does not exist."""
+        node, kind = place.node, kind_of(place.node)
+        if not isinstance(value, Variable) or kind not in (OBJECT, CUSTOM, DICT, STATE):
+            raise self._unknown(place, (name,), value)
+        if isinstance(name, int) and isinstance(node, MutableSequence):
+            size = len(tp.cast(tp.Sized, node))
+            new = [n for n in self._bound(place) if isinstance(n, int) and n >= size]
+            if name != size + len(new):
+                raise self._unknown(place, (name,), value, "would leave a gap in a list")
+        check_trace(place)
+        if kind == OBJECT and name not in place.node._nnx_status:
+            place.node._nnx_decide(name, value)  # raises where the attribute is declared static
+        self._bound(place)[name] = value
+
+    def _bound(self, place: Place) -> dict[tp.Any, tp.Any]:
+        """The new children noted for a place."""
+        if kind_of(place.node) in _FIXED:
+            if place.above is None:
+                raise ValueError(
+                    f"update cannot change an array inside a {type(place.node).__name__} in place; "
+                    "pass the object that holds it."
+                )
+            above = self._bound(place.above)
+            return above.setdefault(place.name, _Changed(place.node, {})).children
+        key = None if place.above is None else (id(place.above.node), place.name)
+        return self.bindings.setdefault(key, (place, {}))[1]
+
+    # checking --------------------------------------------------------------------------------
+
+    def _check_fit(self, place: Place, names: Path, old: tp.Any, new: tp.Any) -> None:
+        """Refuse a value that is no array where there is one, and one of another shape."""
+        shape, given = _shape_of(old), _shape_of(new)
+        if shape is None:
+            for path, a, b in _leaves_in_common(old, new):
+                self._check_fit(place, (*names, *path), a, b)
+        elif given is None:
+            raise self._unknown(place, names, new, f"holds an array of shape {shape}")
+        elif shape != given:
+            raise ValueError(
+                f"update: the value at '{path_text(place.path(*names))}' has shape {shape}, the "
+                f"state brings {short_type(new)} of shape {given}. Bring a value of the same "
+                "shape, or assign the Variable's value directly to change its shape."
+            )
+        elif is_ref(old) and getattr(new, "dtype", old.dtype) != old.dtype:
+            raise ValueError(
+                f"update: the reference at '{path_text(place.path(*names))}' has dtype "
+                f"{old.dtype}, the state brings {short_type(new)}. Bring a value of the same dtype."
+            )
+
+    def _unknown(
+        self, place: Place, names: Path, value: tp.Any, why: str = "does not exist"
+    ) -> ValueError:
+        return ValueError(
+            f"update: the path '{path_text(place.path(*names))}' of "
+            f"{type(self.root.node).__name__} {why}, but the state holds a {short_type(value)} "
+            "there. Remove it from the state, or bring a Variable to be added to an existing object."
+        )
+
+    # writing ---------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Write everything."""
+        for variable, value, model in self.variables:
+            if model is not None:
+                variable.update_from_state(model)
+            box = variable._box
+            if box.definition.is_ref or isinstance(value, Ref):
+                write_raw(variable, value)
+            else:
+                box.value = value
+        for ref, value in self.references:
+            ref[...] = value[...] if is_ref(value) else value
+        for place, children in self.bindings.values():
+            for name, value in children.items():
+                _set_child(place.node, name, value.made() if type(value) is _Changed else value)
+
+
+class _Changed(tp.NamedTuple):
+    """A tuple, or another container that cannot change, and children it shall have instead."""
+
+    node: tp.Any
+    children: dict[tp.Any, tp.Any]
+
+    def made(self) -> tp.Any:
+        """A new container with the children it shall have."""
+        kind = kind_of(self.node)
+        definition, _ = define_container(self.node, kind)
+        children = {**dict(container_items(self.node, kind)), **self.children}
+        parts = [children[key] for key in definition.keys]
+        return definition.build([p.made() if type(p) is _Changed else p for p in parts])
+
+
+def _children(node: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
+    """The children of a node by name."""
+    kind = kind_of(node)
+    if kind == OBJECT:
+        return node.__dict__
+    if kind == CUSTOM:
+        return dict(CUSTOM_NODES[type(node)].flatten(node)[0])
+    if kind == STATE:
+        return node._mapping
+    return node if kind == DICT else dict(container_items(node, kind))
+
+
+def _is_static(node: tp.Any, name: tp.Any, child: tp.Any) -> bool:
+    """Whether a child of a node is no part of its state."""
+    kind = kind_of(node)
+    if kind == OBJECT:
+        return not node._nnx_status.get(name, True)
+    if kind == STATE or (kind == PYTREE and not isinstance(node, tuple)):
+        return child is None
+    return kind_of(child) == OTHER and type(child) not in DATA_TYPES
+
+
+def _set_child(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
+    kind = kind_of(node)
+    if kind == OBJECT:
+        node._nnx_assign(name, value)
+    elif kind == CUSTOM:
+        CUSTOM_NODES[type(node)].set_key(node, name, value)
+    else:
+        node[name] = value
+
+
+def _shape_of(value: tp.Any) -> tuple[int, ...] | None:
+    """The shape of an array or scalar, None for anything else."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return shape
+    return () if isinstance(value, (bool, int, float, complex, np.generic)) else None
+
+
+def _leaves_in_common(old: tp.Any, new: tp.Any) -> list[tuple[Path, tp.Any, tp.Any]]:
+    """The leaves, with their paths, of two pytrees of the same structure; none of other values."""
+    if kind_of(old) not in CONTAINERS:
+        return []
+    (before, form), (after, other) = map(jax.tree_util.tree_flatten_with_path, (old, new))
+    if form != other:
+        return []
+    return [
+        (tuple(map(key_name, path)), a, b)
+        for (path, a), (_, b) in zip(before, after)
+        if _shape_of(a) is not None
+    ]
+
+
+def pop(node: tp.Any, *filters: Filter) -> tp.Any:
+    """Remove the leaves that match from a graph and return them: one State for each filter.
+
+    A shared Variable is removed everywhere and returned at its first path.
+
+    Raises:
+        ValueError: without filters, or for a leaf inside a tuple, which cannot lose an element.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> biases = nnx.pop(model, nnx.PathContains("bias"))
+    >>> list(biases), hasattr(model, "bias")
+    (['bias'], False)
+    """
+    if not filters:
+        raise ValueError("pop: expected at least one filter.")
+    if kind_of(node) not in _NODES:
+        raise TypeError(f"pop takes an object, or a pytree of objects, got {short_type(node)}.")
+    seen = view(node)
+    leaves = seen.leaves
+    programs, _ = seen.graphdef.groups(filters, leaves)
+    chosen = {number for program in programs for number in program.leaves}
+    holders = list(_holders(node, seen.graphdef, chosen)) if chosen else []
+    for place, name in holders:
+        if kind_of(place.node) in _FIXED:
+            raise ValueError(
+                f"pop: '{path_text(place.path(name))}' is inside a {type(place.node).__name__}, "
+                "which cannot lose an element. Hold it in an attribute, a list or a dict."
+            )
+        check_trace(place)
+    states = tuple(p.build([leaves[number] for number in p.leaves]) for p in programs)
+    for place, name in sorted(holders, key=_last_item_first):
+        _remove(place.node, name)
+    return states[0] if len(states) == 1 else states
+
+
+def _holders(
+    node: tp.Any, graphdef: GraphDef[tp.Any], chosen: tp.Container[int]
+) -> tp.Iterator[tuple[Place, tp.Any]]:
+    """Every place at which one of the chosen leaves is found, with its name there."""
+    decoded = graphdef.decoded
+    codes_of = dict(decoded.children)
+    pending: list[tuple[Place, Code]] = [(Place(node, None, None), decoded.roots[0])]
+    while pending:
+        place, code = pending.pop()
+        if isinstance(code, ContainerCode):
+            names, codes = code.definition.keys, code.codes
+        else:
+            number = tp.cast(int, code)
+            names, codes = decoded.node_defs[number].layout.data, codes_of.pop(number, ())
+        children = _children(place.node)
+        for name, child in zip(names, codes):
+            leaf = -1
+            if isinstance(child, int):
+                leaf = ~child if child < 0 else decoded.node_leaves[child]
+            if leaf in chosen:
+                yield place, name
+            elif leaf < 0 and not isinstance(child, StaticDef):
+                pending.append((Place(children[name], name, place), child))
+
+
+def _last_item_first(holder: tuple[Place, tp.Any]) -> int:
+    return -holder[1] if isinstance(holder[1], int) else 0
+
+
+def _remove(owner: tp.Any, name: tp.Any) -> None:
+    kind = kind_of(owner)
+    if kind == CUSTOM:
+        CUSTOM_NODES[type(owner)].pop_key(owner, name)
+    elif kind == OBJECT and not isinstance(owner, MutableSequence):
+        owner._nnx_discard(name)
+    else:
+        del owner[name]
+
+
+def set_metadata(node: tp.Any, /, *, only: Filter = Variable, **metadata: tp.Any) -> None:
+    """Set metadata entries on every Variable of a graph that matches `only`.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.set_metadata(model, only=nnx.Param, frozen=True)
+    >>> model.kernel.frozen
+    True
+    """
+    predicate = to_predicate(only)
+    chosen = [
+        value
+        for path, value in iter_graph(node)
+        if isinstance(value, Variable) and predicate(path, value)
+    ]
+    for variable in chosen:
+        if variable._box.trace is not trace_state.value:
+            variable._refuse_write("metadata")
+        variable._check_fixed(metadata)
+    for variable in chosen:
+        variable.set_metadata(**metadata)

@@ -1,0 +1,591 @@
+"""The functional API: objects to definition and state, and back.
+
+`split` and `merge` are inverse to each other; `state` and `update` read and write the leaves of
+objects that stay where they are.  All of them read through plans, so a second call on unchanged
+objects costs a few tens of nanoseconds per leaf.
+
+`State` holds the object's own Variables, not copies: `split` shares, `clone` copies.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+from collections.abc import Mapping
+
+from nnxlite._config import GRAPH_MODE
+from nnxlite._errors import path_text
+from nnxlite._state import FlatState, State
+from nnxlite.filters import Filter
+from nnxlite.graph._graphdef import GraphDef, Path, flat_state
+from nnxlite.graph._kinds import is_data
+from nnxlite.graph._plan import View, view
+from nnxlite.graph._rebuild import build_nodes, resolve
+from nnxlite.graph._traverse import Traversal, traverse
+from nnxlite.variables import Variable, make
+
+N = tp.TypeVar("N")
+
+
+PureState = tuple[GraphDef[N], tp.Any]
+"""A definition and the whole state of a graph, as `split` gives it without filters."""
+
+
+class GraphState(tp.Mapping[tp.Any, tp.Any]):
+    """A definition together with (a part of) its state, as `unpack` gives it.
+
+    It reads and writes like the state; `merge` takes it in place of definition and state.
+    """
+
+    __slots__ = ("_graphdef", "_state")
+
+    def __init__(self, _graphdef: GraphDef[tp.Any], _state: tp.Any) -> None:
+        self._graphdef = _graphdef
+        self._state = _state
+
+    def __getitem__(self, key: tp.Any) -> tp.Any:
+        return self._state[key]
+
+    def __setitem__(self, key: tp.Any, value: tp.Any) -> None:
+        self._state[key] = value
+
+    def __iter__(self) -> tp.Iterator[tp.Any]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def __getattr__(self, name: str) -> tp.Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._state, name)
+
+    def __repr__(self) -> str:
+        return f"GraphState({self._graphdef!r}, {self._state!r})"
+
+
+def _register_graph_state() -> None:
+    import jax
+
+    key = jax.tree_util.GetAttrKey("_state")
+    jax.tree_util.register_pytree_with_keys(
+        GraphState,
+        lambda gs: (((key, gs._state),), gs._graphdef),
+        lambda graphdef, children: GraphState(graphdef, *children),
+    )
+
+
+_register_graph_state()
+
+
+def resolve_mode(graph: bool | None) -> bool:
+    """The `graph=` argument, or the default in force."""
+    return GRAPH_MODE.get() if graph is None else graph
+
+
+def checked_view(node: tp.Any, graph: bool | None, caller: str) -> View:
+    """A view of one root; with `graph=False` sharing is refused.
+
+    Raises ValueError naming the paths of a shared node when `graph` is False.
+    """
+    seen = view(node)
+    if not resolve_mode(graph):
+        refuse_sharing(seen.graphdef, caller)
+    return seen
+
+
+def refuse_sharing(graphdef: GraphDef[tp.Any], caller: str) -> None:
+    """Raise ValueError when a definition refers to a node twice."""
+    shared = graphdef.shared
+    if shared is None:
+        return
+    definition = graphdef.decoded.node_defs[shared]
+    name = definition.type.__name__ if hasattr(definition, "type") else "array reference"
+    paths = ", ".join(repr(path_text(p)) for p in graphdef.paths_of_node(shared))
+    raise ValueError(
+        f"Duplicate {name}: it is found at the paths {paths}. With graph=False objects must form a "
+        f"tree. Remove the sharing, or pass graph=True to nnxlite.{caller}."
+    )
+
+
+def split(
+    node: N, *filters: Filter, graph: bool | None = None
+) -> tuple[GraphDef[N], *tuple[tp.Any, ...]]:
+    """The definition of a graph and its leaves, as one State, or one for each filter.
+
+    Args:
+        node: an object, Variable, or a pytree of them.
+        filters: Variable types, strings, predicates, ...; each leaf goes to the first that matches.
+        graph: False refuses shared references.
+
+    Returns:
+        `(graphdef, state)` or `(graphdef, state_1, ..., state_n)`. A node that is itself a leaf is
+        its own state.
+
+    Raises:
+        ValueError: when a leaf is matched by no filter.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    >>> graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    >>> sorted(params), sorted(rest)
+    (['bias', 'scale'], ['mean', 'var'])
+    """
+    seen = checked_view(node, graph, "split")
+    if not filters:
+        return seen.graphdef, whole_state(seen)
+    states = select(seen, filters)
+    return (seen.graphdef, *states)
+
+
+def whole_state(seen: View) -> tp.Any:
+    """All leaves of a view of one root, nested."""
+    if seen.nested is not None:
+        return seen.nested[0] if 0 in seen.nested else State({})
+    if seen.graphdef.is_leaf:
+        return seen.leaves[0]
+    return seen.graphdef.program().build(seen.leaves)
+
+
+def select(seen: View, filters: tuple[Filter, ...], *, exhaustive: bool = True) -> list[tp.Any]:
+    """The leaves of a view, one State for each filter.
+
+    Raises ValueError when a leaf is left over and `exhaustive` is True.
+    """
+    leaves = seen.leaves
+    programs, rest = seen.graphdef.groups(filters, leaves)
+    if rest and exhaustive:
+        left = [f"{path_text(seen.graphdef.paths[i])} ({_kind_name(leaves[i])})" for i in rest[:8]]
+        more = f" and {len(rest) - 8} more" if len(rest) > 8 else ""
+        raise ValueError(
+            f"Non-exhaustive filters: no filter matches {', '.join(left)}{more}. Add a filter for "
+            "them, or `...` as the last one to match all remaining elements."
+        )
+    if seen.graphdef.is_leaf:
+        return [leaves[0] if p.leaves else State({}) for p in programs]
+    return [p.build([leaves[i] for i in p.leaves]) for p in programs]
+
+
+def _kind_name(leaf: tp.Any) -> str:
+    return type(leaf).__name__
+
+
+def state(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
+    """The leaves of a graph: one State, or a tuple with one for each filter if there are several.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    >>> sorted(nnx.state(model, nnx.BatchStat))
+    ['mean', 'var']
+    """
+    seen = checked_view(node, graph, "state")
+    if not filters:
+        return whole_state(seen)
+    states = select(seen, filters, exhaustive=False)
+    return states[0] if len(states) == 1 else tuple(states)
+
+
+def variables(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
+    """The same as `state`: States that hold the Variables themselves."""
+    return state(node, *filters, graph=graph)
+
+
+def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
+    """The definition of a graph.
+
+    >>> import nnxlite as nnx
+    >>> a, b = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Linear(2, 3, rngs=nnx.Rngs(1))
+    >>> nnx.graphdef(a) == nnx.graphdef(b)
+    True
+    """
+    return checked_view(node, graph, "graphdef").graphdef
+
+
+def unpack(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
+    """Like `split`, with the definition inside: one `GraphState`, or one for each filter."""
+    found, *states = split(node, *filters, graph=graph)
+    packed = tuple(GraphState(found, s) for s in states)
+    return packed if filters else packed[0]
+
+
+def merge(
+    graphdef_or_graphstate: GraphDef[N] | GraphState,
+    /,
+    *states: tp.Any,
+    copy: bool = False,
+    recreate_variables: bool = True,
+) -> N:
+    """Rebuild the objects that a definition describes, around the leaves in the given states.
+
+    Args:
+        graphdef_or_graphstate: from `split`, or a `GraphState` from `unpack`.
+        states: the states of `split`, in any order; nested dicts of arrays are fine too.
+        copy: put the values into new Variables instead of using those in the states.
+        recreate_variables: accepted for compatibility.
+
+    Raises:
+        ValueError: when the states lack a leaf of the definition, or hold one too many.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.merge(*nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0))))
+    >>> model.kernel.shape
+    (2, 3)
+    """
+    if isinstance(graphdef_or_graphstate, GraphState):
+        packed = (graphdef_or_graphstate, *states)
+        found: GraphDef[N] = graphdef_or_graphstate._graphdef
+        states = tuple(s._state if isinstance(s, GraphState) else s for s in packed)
+    else:
+        found = graphdef_or_graphstate
+    if not isinstance(found, GraphDef):
+        raise TypeError(
+            f"merge takes a GraphDef (or GraphState) first, got {type(found).__name__}."
+        )
+    leaves = leaves_of(found, states)
+    if copy:
+        leaves = [_copied(leaf) for leaf in leaves]
+    return build(found, leaves)
+
+
+def build(found: GraphDef[N], leaves: tp.Sequence[tp.Any]) -> N:
+    """The root of the graph that a definition and its leaves make."""
+    decoded = found.decoded
+    nodes = build_nodes(decoded, leaves)
+    return resolve(decoded.roots[0], nodes, leaves)  # type: ignore[return-value]
+
+
+def leaves_of(found: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.Any]:
+    """The leaves of a definition, in order, looked up in states.
+
+    Raises ValueError naming the paths that are missing or unknown.
+    """
+    if found.is_leaf:
+        if len(states) == 1 and not _is_empty(states[0]):
+            return [states[0]]
+        given = [s for s in states if not _is_empty(s)]
+        if len(given) != 1:
+            raise ValueError(f"Incorrect number of leaves: expected 1 leaf, got {len(given)}.")
+        return given
+    if len(states) == 1 and isinstance(states[0], FlatState):
+        given = states[0]
+        if given.paths == found.paths:
+            return list(given.leaves)
+    program = found.program()
+    leaves = program.read(states[0]) if len(states) == 1 else program.read_parts(states)
+    return _leaves_by_path(found, states) if leaves is None else leaves
+
+
+def _is_empty(value: tp.Any) -> bool:
+    return isinstance(value, Mapping) and not value
+
+
+def _leaves_by_path(found: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.Any]:
+    numbers = {path: i for i, path in enumerate(found.paths)}
+    out: list[tp.Any] = [_MISSING] * len(numbers)
+    surplus: list[Path] = []
+    for given in states:
+        for path, leaf in flat_pairs(given, numbers):
+            number = numbers.get(path)
+            if number is None:
+                surplus.append(path)
+            else:
+                out[number] = leaf
+    missing = [path for path, number in numbers.items() if out[number] is _MISSING]
+    if missing or surplus:
+        parts = [
+            f"{word} {', '.join(repr(path_text(p)) for p in paths[:8])}"
+            + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")
+            for word, paths in (("missing", missing), ("unknown", surplus))
+            if paths
+        ]
+        got = len(numbers) - len(missing) + len(surplus)
+        raise ValueError(
+            f"Incorrect number of leaves: the definition has {len(numbers)} leaves, the states "
+            f"hold {got}; {'; '.join(parts)}. Pass the states that belong to this GraphDef, all "
+            "of them."
+        )
+    return out
+
+
+class _MissingLeaf:
+    pass
+
+
+_MISSING: tp.Any = _MissingLeaf()
+
+
+def flat_pairs(given: tp.Any, stops: tp.Container[Path] = ()) -> tp.Iterator[tuple[Path, tp.Any]]:
+    """The (path, leaf) pairs of a State, FlatState, or nested mapping.
+
+    A mapping found at one of the paths in `stops` is a leaf: the value of a Variable.
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(given, FlatState):
+        yield from given
+        return
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            "Expected a State (or a nested dict of leaves), got "
+            f"{type(given).__name__}. split and state give one."
+        )
+    pending: list[tuple[Path, tp.Any]] = [((), given)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, Mapping) and (path not in stops or not path):
+            pending.extend(((*path, k), v) for k, v in reversed(list(value.items())))
+        else:
+            yield path, value
+
+
+def _copied(leaf: tp.Any) -> tp.Any:
+    return leaf.copy() if isinstance(leaf, Variable) else leaf
+
+
+def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool | None = None) -> N:
+    """A copy of a graph: new objects, new Variables, the same arrays; sharing and cycles kept.
+
+    Args:
+        variables: False keeps the original's Variables in the copy.
+        arrays: True copies the arrays as well.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> copy = nnx.clone(model)
+    >>> copy.kernel is model.kernel, copy.kernel.value is model.kernel.value
+    (False, True)
+    """
+    seen = checked_view(node, graph, "clone")
+    leaves: tp.Sequence[tp.Any] = seen.leaves
+    if variables:
+        leaves = [
+            make(leaf._box.definition, leaf._box.value)
+            if isinstance(leaf, Variable) and not leaf._box.definition.is_ref
+            else _copied(leaf)
+            for leaf in leaves
+        ]
+    if arrays:
+        leaves = [_with_own_arrays(leaf) for leaf in leaves]
+    return build(seen.graphdef, leaves)
+
+
+def _with_own_arrays(leaf: tp.Any) -> tp.Any:
+    import jax
+
+    def own(x: tp.Any) -> tp.Any:
+        return x.copy() if is_data(x) else x
+
+    if isinstance(leaf, Variable):
+        return (
+            leaf
+            if leaf._box.definition.is_ref
+            else leaf.replace(jax.tree.map(own, leaf._box.value))
+        )
+    return own(leaf)
+
+
+def merged_call(
+    found: GraphDef[tp.Any], states: tuple[tp.Any, ...], graph: bool | None = None
+) -> tp.Any:
+    """The proxy behind `call` and `GraphDef.apply`."""
+
+    def accept(path: Path, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
+        node = merge(found, *states)
+        target: tp.Any = node
+        for step in path:
+            target = target[step.key] if isinstance(step, _Item) else getattr(target, step)
+        out = target(*args, **kwargs)
+        return out, split(node, graph=graph)
+
+    return Proxy(accept, ())
+
+
+class _Item(tp.NamedTuple):
+    key: tp.Any
+
+
+class Proxy:
+    """Stands for an attribute path of an object that will be merged when the proxy is called."""
+
+    __slots__ = ("_nnx_accept", "_nnx_path")
+
+    def __init__(self, accept: tp.Callable[..., tp.Any], path: Path) -> None:
+        self._nnx_accept = accept
+        self._nnx_path = path
+
+    def __getattr__(self, name: str) -> Proxy:
+        return Proxy(self._nnx_accept, (*self._nnx_path, name))
+
+    def __getitem__(self, key: tp.Any) -> Proxy:
+        return Proxy(self._nnx_accept, (*self._nnx_path, _Item(key)))
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        return self._nnx_accept(self._nnx_path, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"Proxy{self._nnx_path}"
+
+
+def call(graphdef_state: tuple[GraphDef[tp.Any], tp.Any], /) -> tp.Any:
+    """A proxy for an object given as `(graphdef, state)`.
+
+    Calling it, or a method reached through attributes and indices, merges the object, runs the
+    method, and returns `(output, (graphdef, state))`.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> parts = nnx.split({"a": nnx.Linear(2, 3, rngs=nnx.Rngs(0))})
+    >>> y, parts = nnx.call(parts)["a"](jnp.ones((1, 2)))
+    >>> y.shape
+    (1, 3)
+    """
+    found, *states = graphdef_state
+    return merged_call(found, tuple(states))
+
+
+# Index-based forms -------------------------------------------------------------------------------
+
+
+class RefMap(tp.MutableMapping[tp.Any, tp.Any]):
+    """A mapping whose keys are objects, compared by identity."""
+
+    def __init__(self, mapping: tp.Any = None, /) -> None:
+        self._items: dict[int, tuple[tp.Any, tp.Any]] = {}
+        if mapping is not None:
+            pairs = mapping.items() if isinstance(mapping, Mapping) else mapping
+            for key, value in pairs:
+                self[key] = value
+
+    def __getitem__(self, key: tp.Any) -> tp.Any:
+        try:
+            return self._items[id(key)][1]
+        except KeyError:
+            raise KeyError(f"No entry for this {type(key).__name__} object.") from None
+
+    def __setitem__(self, key: tp.Any, value: tp.Any) -> None:
+        self._items[id(key)] = (key, value)
+
+    def __delitem__(self, key: tp.Any) -> None:
+        if id(key) not in self._items:
+            raise KeyError(f"No entry for this {type(key).__name__} object.")
+        del self._items[id(key)]
+
+    def __contains__(self, key: tp.Any) -> bool:
+        return id(key) in self._items
+
+    def __iter__(self) -> tp.Iterator[tp.Any]:
+        return (key for key, _ in self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"RefMap({[(type(k).__name__, v) for k, v in self._items.values()]})"
+
+
+class IndexMap(dict[int, tp.Any]):
+    """A mapping from node numbers to objects."""
+
+    @classmethod
+    def from_refmap(cls, refmap: RefMap) -> IndexMap:
+        """The inverse of a `RefMap` from objects to numbers."""
+        return cls({number: node for node, number in refmap.items()})
+
+    def to_refmap(self) -> RefMap:
+        """The inverse mapping, from objects to numbers."""
+        return RefMap((node, number) for number, node in self.items())
+
+
+def flatten(
+    node: N,
+    /,
+    *,
+    with_paths: bool = True,
+    ref_index: tp.MutableMapping[tp.Any, int] | None = None,
+    ref_outer_index: tp.Mapping[tp.Any, int] | None = None,
+    graph: bool | None = None,
+) -> tuple[GraphDef[N], tp.Any]:
+    """The definition of a graph and its leaves in order.
+
+    Args:
+        with_paths: True gives a `FlatState`, False a list of raw values.
+        ref_index: filled with the number of each node; nodes already in it are referred to by
+            number, so that several graphs can share one numbering.
+        ref_outer_index: outer number of nodes, recorded in the definition.
+
+    >>> import nnxlite as nnx
+    >>> graphdef, flat = nnx.flatten(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> [path for path, leaf in flat]
+    [('bias',), ('kernel',)]
+    """
+    first = len(ref_index) if ref_index else 0
+    found = Traversal()
+    if ref_index:
+        found.index.update((id(known), number) for known, number in ref_index.items())
+        found.nodes.extend(ref_index)
+    traverse((node,), found)
+    own = found.nodes[first:]
+    if ref_index is not None:
+        for number, seen in enumerate(own, first):
+            ref_index[seen] = number
+    outer = None if ref_outer_index is None else tuple(ref_outer_index.get(n) for n in own)
+    definition: GraphDef[N] = GraphDef(found.tokens, 1, outer, first)
+    if not resolve_mode(graph):
+        refuse_sharing(definition, "flatten")
+    if with_paths:
+        return definition, flat_state(definition, found.leaves)
+    return definition, [_raw(leaf) for leaf in found.leaves]
+
+
+def _raw(leaf: tp.Any) -> tp.Any:
+    return leaf._box.value if isinstance(leaf, Variable) else leaf
+
+
+def unflatten(
+    graphdef: GraphDef[N],
+    state: tp.Any,
+    /,
+    *,
+    index_ref: tp.MutableMapping[int, tp.Any] | None = None,
+    outer_index_outer_ref: tp.Mapping[int, tp.Any] | None = None,
+    copy_variables: bool = False,
+    recreate_variables: bool = True,
+) -> N:
+    """Rebuild a graph from its definition and leaves; the inverse of `flatten`.
+
+    Args:
+        state: a State, FlatState, or list of leaves in order.
+        index_ref: filled with the node of each number; nodes already in it are used for references.
+        outer_index_outer_ref: objects to be refilled instead of made anew, by outer number.
+        copy_variables: put values into new Variables.
+        recreate_variables: accepted for compatibility.
+
+    Raises:
+        ValueError: where the leaves do not fit the definition, or an earlier node is not given.
+        TraceContextError: where an object to be refilled belongs to another trace level.
+    """
+    if isinstance(state, (list, tuple)):
+        leaves = list(state)
+        if len(leaves) != graphdef.num_leaves:
+            raise ValueError(
+                f"Incorrect number of leaves: expected {graphdef.num_leaves}, got {len(leaves)}."
+            )
+    else:
+        leaves = leaves_of(graphdef, (state,))
+    if copy_variables:
+        leaves = [_copied(leaf) for leaf in leaves]
+    decoded = graphdef.decoded
+    first = graphdef.first
+    known: list[tp.Any] = [None] * len(decoded.node_defs)
+    for number in range(first):
+        if index_ref is None or number not in index_ref:
+            raise ValueError(
+                f"The definition refers to node {number} of an earlier one; pass the index_ref "
+                "that unflatten filled for that one."
+            )
+        known[number] = index_ref[number]
+    if outer_index_outer_ref and graphdef.outer is not None:
+        for number, outer in enumerate(graphdef.outer, first):
+            known[number] = outer_index_outer_ref.get(outer) if outer is not None else None
+    nodes = build_nodes(decoded, leaves, known)
+    if index_ref is not None:
+        index_ref.update(enumerate(nodes))
+    return resolve(decoded.roots[0], nodes, leaves)  # type: ignore[return-value]

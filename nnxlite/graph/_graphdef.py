@@ -1,0 +1,548 @@
+"""`GraphDef`: the static half of an object graph, interned, hashable, with everything derived cached.
+
+Two graph definitions with equal content are one object: comparing is an identity check, and whatever
+is worked out of one (paths, the shape of its `State`, how to rebuild it) is worked out once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import typing as tp
+
+import jax
+
+from nnxlite import filters
+from nnxlite._interning import Table
+from nnxlite._state import FlatState, State
+from nnxlite._text import Text, text_of
+from nnxlite.filters import Filter, Predicate, filters_to_predicates
+from nnxlite.graph._defs import (
+    LEAF,
+    REF_LEAF,
+    ContainerDef,
+    LeafAttr,
+    NodeAttr,
+    NodeDef,
+    NodeRef,
+    ObjectDef,
+    Static,
+    StaticDef,
+    Token,
+    Values,
+    VariableRecord,
+    values_getter,
+)
+from nnxlite.graph._describe import graphdef_node
+from nnxlite.graph._rebuild import Code, ContainerCode, Decoded
+from nnxlite.variables import Variable, VariableDef
+
+Path = tuple[tp.Any, ...]
+
+N = tp.TypeVar("N")
+
+
+class Level(tp.NamedTuple):
+    """One mapping of a nested `State`.
+
+    Attributes:
+        keys: its keys, in order.
+        slots: what is under each: a number >= 0 is a position among the chosen leaves, a number < 0
+            the complement of an earlier level.
+        run: the positions as one slice, where they follow each other and there are no other slots.
+        values: all values of a mapping that has these keys.
+    """
+
+    keys: Path
+    slots: tuple[int, ...]
+    run: slice | None
+    values: Values
+
+
+class StateProgram:
+    """How to build a nested `State` from chosen leaves, and how to take it apart again.
+
+    Attributes:
+        leaves: numbers of the chosen leaves.
+        levels: the mappings, from the innermost to the root.
+    """
+
+    __slots__ = ("leaves", "levels")
+
+    def __init__(
+        self, leaves: tuple[int, ...], levels: tp.Iterable[tuple[Path, tuple[int, ...]]]
+    ) -> None:
+        self.leaves = leaves
+        self.levels: list[Level] = []
+        for keys, slots in levels:
+            follow = slots == tuple(range(slots[0], slots[0] + len(slots))) and slots[0] >= 0
+            run = slice(slots[0], slots[0] + len(slots)) if follow else None
+            self.levels.append(Level(keys, slots, run, values_getter(keys)))
+
+    def build(self, values: list[tp.Any]) -> State[tp.Any, tp.Any]:
+        """The nested State that holds `values`, one for each chosen leaf."""
+        built: list[tp.Any] = []
+        wrap = State._wrap
+        for keys, slots, run, _ in self.levels:
+            if run is not None:
+                built.append(wrap(dict(zip(keys, values[run]))))
+            else:
+                inner = {k: values[s] if s >= 0 else built[~s] for k, s in zip(keys, slots)}
+                built.append(wrap(inner))
+        return built[-1] if built else wrap({})
+
+    def read(self, state: tp.Any) -> list[tp.Any] | None:
+        """The values in a State (or nested dict) of exactly this shape, or None for another."""
+        values: list[tp.Any] = [None] * len(self.leaves)
+        found: list[tp.Any] = [None] * len(self.levels)
+        if not found:
+            return None
+        found[-1] = state
+        for number in range(len(found) - 1, -1, -1):
+            level = found[number]
+            mapping = level._mapping if type(level) is State else level
+            keys, slots, run, values_of = self.levels[number]
+            if type(mapping) is not dict or len(mapping) != len(keys):
+                return None
+            try:
+                inner = values_of(mapping)
+            except KeyError:
+                return None
+            if run is not None:
+                values[run] = inner
+                continue
+            for slot, value in zip(slots, inner):
+                if slot >= 0:
+                    values[slot] = value
+                else:
+                    found[~slot] = value
+        return values
+
+    def read_parts(self, states: tp.Sequence[tp.Any]) -> list[tp.Any] | None:
+        """The values in States (or nested dicts) that together have exactly this shape, or None."""
+        values: list[tp.Any] = [_MISSING] * len(self.leaves)
+        found: list[list[tp.Any]] = [[] for _ in self.levels]
+        if not found:
+            return None
+        found[-1].extend(states)
+        for number in range(len(found) - 1, -1, -1):
+            level = self.levels[number]
+            slots = dict(zip(level.keys, level.slots))
+            for part in found[number]:
+                mapping = part._mapping if type(part) is State else part
+                if type(mapping) is not dict:
+                    return None
+                for key, value in mapping.items():
+                    slot = slots.get(key)
+                    if slot is None:
+                        return None
+                    if slot >= 0:
+                        values[slot] = value
+                    else:
+                        found[~slot].append(value)
+        return None if any(value is _MISSING for value in values) else values
+
+
+_MISSING: tp.Any = object()
+
+
+class GraphDef(tp.Generic[N]):
+    """Everything static about an object graph.
+
+    It is what `split` returns beside the state: hashable, comparable, a pytree without leaves, and
+    enough to rebuild the objects with `merge`.
+
+    Attributes:
+        tokens: the preorder sequence of definitions (see `nnxlite.graph._defs`).
+        num_roots: how many roots the sequence describes; 1 except inside transforms.
+        outer: for `update_context`, the outer number of each node (or None), else None.
+        first: number of the first own node; smaller numbers refer to nodes of an earlier definition.
+    """
+
+    __slots__ = ("__weakref__", "_cache", "_hash", "_key", "first", "num_roots", "outer", "tokens")
+
+    tokens: tuple[Token, ...]
+    num_roots: int
+    outer: tuple[int | None, ...] | None
+    first: int
+
+    def __new__(
+        cls,
+        tokens: tp.Sequence[Token],
+        num_roots: int = 1,
+        outer: tuple[int | None, ...] | None = None,
+        first: int = 0,
+    ) -> GraphDef[N]:
+        """The one definition with this content."""
+        key = (tuple(tokens), num_roots, outer, first)
+        try:
+            found = _interned.find(key)
+        except TypeError:  # an unhashable static value somewhere: a private definition
+            return cls._new(key, None)
+        return found or _interned.add(key, cls._new(key, hash(key)))
+
+    @classmethod
+    def _new(cls, key: tuple[tp.Any, ...], hash_: int | None) -> tp.Any:
+        new = object.__new__(cls)
+        new._key = key
+        new.tokens, new.num_roots, new.outer, new.first = key
+        new._hash = hash_
+        new._cache = {}
+        return new
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            return hash(self.tokens)  # raises, naming the unhashable attribute
+        return self._hash
+
+    def __eq__(self, other: tp.Any) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, GraphDef) or (self._hash is not None and other._hash is not None):
+            return False
+        return self._key == other._key
+
+    def __reduce__(self) -> tp.Any:
+        return GraphDef, self._key
+
+    def __copy__(self) -> GraphDef[N]:
+        return self
+
+    def __deepcopy__(self, memo: tp.Any) -> GraphDef[N]:
+        return self
+
+    def __repr__(self) -> str:
+        return text_of(self)
+
+    def __nnx_text__(self) -> Text:
+        return graphdef_node(self)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
+        from nnxlite.inspect._treescope import render
+
+        return render(self, path, subtree_renderer)
+
+    # derived facts, each worked out once -------------------------------------------------------
+
+    def _once(self, name: str, make: tp.Callable[[], tp.Any]) -> tp.Any:
+        cache = self._cache
+        if name not in cache:
+            cache[name] = make()
+        return cache[name]
+
+    @property
+    def decoded(self) -> Decoded:
+        """The token sequence made ready for rebuilding."""
+        found = self._cache.get("decoded")
+        if found is None:
+            found = self._cache["decoded"] = Decoded(self.tokens, self.num_roots, self.first)
+        return found
+
+    @property
+    def num_leaves(self) -> int:
+        """How many leaves (Variables and arrays) the graph has."""
+        return self.decoded.num_leaves
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The path of each leaf, in leaf order, from the (single) root."""
+        found = self._cache.get("paths")
+        if found is None:
+            found = tuple(self.each_path())
+            if sum(map(len, found)) <= NAMES_KEPT:
+                self._cache["paths"] = found
+        return found
+
+    def each_path(self) -> tp.Iterator[Path]:
+        """The path of each leaf, one at a time."""
+        return self.decoded.leaf_paths(1 if self.num_roots == 1 else 0)
+
+    def node_path(self, number: int) -> Path:
+        """The path of a node (object, Variable or reference)."""
+        path = self.decoded.path(self.decoded.node_frames[number])
+        return path[1:] if self.num_roots == 1 else path
+
+    def leaf_path(self, number: int) -> Path:
+        """The path of one leaf."""
+        path = self.decoded.path(self.decoded.leaf_frames[number])
+        return path[1:] if self.num_roots == 1 else path
+
+    @property
+    def shared(self) -> int | None:
+        """The number of a node that the graph refers to more than once, or None."""
+        return self._once("shared", lambda: next((t for t in self.tokens if type(t) is int), None))
+
+    def paths_of_node(self, number: int) -> list[Path]:
+        """Every path, through objects entered once, at which a node is found."""
+        decoded = self.decoded
+        codes_of = dict(decoded.children)
+        found: list[Path] = []
+        pending: list[tuple[Path, Code]] = [
+            ((root,) if self.num_roots != 1 else (), code)
+            for root, code in reversed(list(enumerate(decoded.roots)))
+        ]
+        while pending:
+            path, code = pending.pop()
+            if code == number:
+                found.append(path)
+            if isinstance(code, ContainerCode):
+                names, codes = code.definition.keys, code.codes
+            elif isinstance(code, int) and code in codes_of:
+                names, codes = decoded.node_defs[code].layout.data, codes_of.pop(code)
+            else:
+                continue
+            below = [((*path, name), child) for name, child in zip(names, codes)]
+            pending.extend(reversed(below))
+        return found
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the single root is itself a leaf: then its state is that leaf."""
+        return self.num_roots == 1 and (
+            self.tokens[0] in (LEAF, REF_LEAF) or isinstance(self.tokens[0], VariableDef)
+        )
+
+    def program(self, chosen: tuple[int, ...] | None = None) -> StateProgram:
+        """How to build the nested State of all leaves, or of the chosen ones."""
+        if chosen is None:
+            return self._once("program", lambda: self._program(tuple(range(self.num_leaves))))
+        return self._program(chosen)
+
+    def _program(self, chosen: tuple[int, ...]) -> StateProgram:
+        decoded = self.decoded
+        root = 1 if self.num_roots == 1 else 0
+        members: dict[int, dict[tp.Any, int]] = {}
+        for position, leaf in enumerate(chosen):
+            frame, name = decoded.leaf_frames[leaf]
+            fresh = frame not in members
+            members.setdefault(frame, {})[name] = position
+            while fresh and frame > root:
+                below = frame
+                frame, name = decoded.frames[frame]
+                fresh = frame not in members
+                members.setdefault(frame, {})[name] = ~below
+        order = sorted(members, reverse=True)  # children are numbered after their parents
+        place = {frame: i for i, frame in enumerate(order)}
+        levels = []
+        for frame in order:
+            slots = [s if s >= 0 else ~place[~s] for s in members[frame].values()]
+            levels.append((tuple(members[frame]), tuple(slots)))
+        return StateProgram(chosen, levels)
+
+    def groups(
+        self, wanted: tuple[Filter, ...], leaves: tp.Sequence[tp.Any]
+    ) -> tuple[list[StateProgram], list[int]]:
+        """For each filter how to build its State, and the leaves that no filter matches.
+
+        Cached where the result depends on the definition alone.
+        """
+        if self.decoded.has_arrays or not all(map(_static_filter, wanted)):
+            return self._group(filters_to_predicates(wanted), leaves, False)
+        groups = self._once("groups", dict)
+        key = _as_key(wanted)
+        found = groups.get(key)
+        if found is None:
+            by_kind = not any(map(_looks_at_path, wanted))
+            found = self._group(filters_to_predicates(wanted), leaves, by_kind)
+            if len(groups) >= GROUPS_KEPT:
+                groups.clear()
+            groups[key] = found
+        return found
+
+    def _group(
+        self, predicates: tp.Sequence[Predicate], leaves: tp.Sequence[tp.Any], by_kind: bool
+    ) -> tuple[list[StateProgram], list[int]]:
+        """Deal the leaves out; `by_kind` says that leaves of one definition go together."""
+        decoded = self.decoded
+        chosen: list[list[int]] = [[] for _ in predicates]
+        rest: list[int] = []
+        known: dict[int, list[int]] = {}
+        paths = itertools.repeat(()) if by_kind else self.each_path()
+        for number, (path, leaf) in enumerate(zip(paths, leaves)):
+            kind = id(decoded.node_defs[decoded.leaf_nodes[number]]) if by_kind else number
+            group = known.get(kind)
+            if group is None:
+                index = first_match(predicates, path, leaf)
+                group = known[kind] = rest if index is None else chosen[index]
+            group.append(number)
+        return [self._program(tuple(c)) for c in chosen], rest
+
+    # the public spelling -----------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[NodeDef | NodeRef | VariableRecord]:
+        """The nodes in traversal order, spelled out."""
+        return self._spelled()[0]
+
+    @property
+    def attributes(self) -> list[tuple[tp.Any, NodeAttr | LeafAttr | Static]]:
+        """The attributes in traversal order, spelled out."""
+        return self._spelled()[1]
+
+    def _spelled(self) -> tuple[list[tp.Any], list[tuple[tp.Any, tp.Any]]]:
+        return self._once("spelled", lambda: spell(self))
+
+    # use ---------------------------------------------------------------------------------------
+
+    def merge(self, *states: tp.Any) -> N:
+        """The same as `nnxlite.merge(graphdef, *states)`."""
+        from nnxlite.graph._functional import merge
+
+        return merge(self, *states)
+
+    def apply(
+        self, state: tp.Any, *states: tp.Any, graph: bool | None = None
+    ) -> tp.Callable[..., tuple[tp.Any, tuple[GraphDef[N], tp.Any]]]:
+        """A proxy that merges, calls (the object or a method of it), and splits again.
+
+        Its calls return `(output, (graphdef, state))`.
+
+        >>> import nnxlite as nnx, jax.numpy as jnp
+        >>> graphdef, state = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> y, (graphdef, state) = graphdef.apply(state)(jnp.ones((1, 2)))
+        >>> y.shape
+        (1, 3)
+        """
+        from nnxlite.graph._functional import merged_call
+
+        return merged_call(self, (state, *states), graph)
+
+    def with_no_outer_index(self) -> GraphDef[N]:
+        """The same definition without outer numbers."""
+        return GraphDef(self.tokens, self.num_roots, None, self.first)
+
+    def with_same_outer_index(self) -> GraphDef[N]:
+        """The same definition where every node's outer number is its own."""
+        own = tuple(range(self.first, len(self.decoded.node_defs)))
+        return GraphDef(self.tokens, self.num_roots, own, self.first)
+
+    def with_matching_outer_index(self, other: GraphDef[tp.Any]) -> GraphDef[N]:
+        """The same definition with the outer numbers of another of the same shape.
+
+        Raises ValueError when the two have a different number of nodes.
+        """
+        theirs = other.outer or tuple(range(other.first, len(other.decoded.node_defs)))
+        if len(theirs) != len(self.decoded.node_defs) - self.first:
+            raise ValueError(
+                f"Outer numbers of a graph with {len(theirs)} nodes do not fit a graph with "
+                f"{len(self.decoded.node_defs) - self.first} nodes."
+            )
+        return GraphDef(self.tokens, self.num_roots, theirs, self.first)
+
+
+_interned: Table[GraphDef[tp.Any]] = Table("_key")
+
+jax.tree_util.register_static(GraphDef)
+
+
+def first_match(predicates: tp.Sequence[Predicate], path: Path, leaf: tp.Any) -> int | None:
+    """The number of the first predicate that holds, or None."""
+    for index, predicate in enumerate(predicates):
+        if predicate(path, leaf):
+            return index
+    return None
+
+
+def _static_filter(filter: tp.Any) -> bool:
+    """Whether a filter looks only at paths, classes and metadata."""
+    if filter is ... or filter is None or isinstance(filter, (bool, str)):
+        return True
+    if isinstance(filter, type):
+        return issubclass(filter, Variable)
+    if isinstance(filter, (list, tuple)):
+        return all(map(_static_filter, filter))
+    if isinstance(filter, filters.OfType):
+        return _static_filter(filter.type)
+    if isinstance(filter, (filters.Any, filters.All)):
+        return all(map(_static_filter, filter.predicates))
+    if isinstance(filter, filters.Not):
+        return _static_filter(filter.predicate)
+    return isinstance(filter, _STATIC_FILTERS)
+
+
+def _as_key(filter: tp.Any) -> tp.Any:
+    """A filter, or several, with tuples in place of lists."""
+    return tuple(map(_as_key, filter)) if isinstance(filter, (list, tuple)) else filter
+
+
+def _looks_at_path(filter: tp.Any) -> bool:
+    """Whether a static filter looks at more than class and metadata."""
+    if isinstance(filter, (list, tuple)):
+        return any(map(_looks_at_path, filter))
+    if isinstance(filter, (filters.Any, filters.All)):
+        return any(map(_looks_at_path, filter.predicates))
+    if isinstance(filter, filters.Not):
+        return _looks_at_path(filter.predicate)
+    return isinstance(filter, (filters.PathContains, filters.PathIn))
+
+
+NAMES_KEPT = 1_000_000
+"""How many names the paths may have that a definition keeps once they are spelled out."""
+
+GROUPS_KEPT = 32
+"""For how many different filters a definition keeps how its leaves are dealt out."""
+
+_STATIC_FILTERS = (
+    filters.WithTag,
+    filters.PathContains,
+    filters.PathIn,
+    filters.Everything,
+    filters.Nothing,
+)
+
+
+def spell(graphdef: GraphDef[tp.Any]) -> tuple[list[tp.Any], list[tuple[tp.Any, tp.Any]]]:
+    """A definition as lists of node records and of (name, attribute) pairs, in traversal order."""
+    nodes: list[tp.Any] = []
+    attributes: list[tuple[tp.Any, tp.Any]] = []
+    tokens = iter(graphdef.tokens)
+    outer = graphdef.outer
+    numbers = iter(range(graphdef.first, graphdef.first + len(graphdef.tokens)))
+
+    def outer_of(number: int) -> int | None:
+        return outer[number - graphdef.first] if outer is not None else None
+
+    stack: list[tuple[tp.Iterator[tp.Any], ObjectDef | None]] = [
+        (iter([_ROOT] * graphdef.num_roots), None)
+    ]
+    while stack:
+        names, owner = stack[-1]
+        name = next(names, _END)
+        if name is _END:
+            stack.pop()
+            continue
+        if owner is not None and not owner.layout.status[name]:
+            attributes.append((name, Static(owner.template[name])))
+            continue
+        token = next(tokens)
+        if isinstance(token, (int, ObjectDef, ContainerDef, VariableDef)):
+            attribute: tp.Any = NodeAttr()
+        else:
+            attribute = Static(token.value) if isinstance(token, StaticDef) else LeafAttr()
+        if name is not _ROOT:
+            attributes.append((name, attribute))
+        if isinstance(token, int):
+            nodes.append(NodeRef(token))
+        elif isinstance(token, VariableDef):
+            number = next(numbers)
+            record = VariableRecord(token.type, number, outer_of(number), dict(token.metadata))
+            nodes.append(record)
+        elif isinstance(token, ObjectDef):
+            number = next(numbers)
+            size = len(token.layout.status)
+            nodes.append(NodeDef(token.type, number, outer_of(number), size, token.type))
+            stack.append((iter(token.layout.status), token))
+        elif isinstance(token, ContainerDef):
+            nodes.append(NodeDef(token.type, None, None, len(token.keys), token.treedef))
+            stack.append((iter(token.keys), None))
+        elif token is REF_LEAF:
+            next(numbers)
+    return nodes, attributes
+
+
+_END = object()
+_ROOT = object()
+
+
+def flat_state(graphdef: GraphDef[tp.Any], leaves: tp.Sequence[tp.Any]) -> FlatState[tp.Any]:
+    """The leaves of a graph with their paths."""
+    return FlatState.from_sorted_keys_values(graphdef.paths, list(leaves))

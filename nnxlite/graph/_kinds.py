@@ -1,0 +1,236 @@
+"""What a value is to the engine, decided once per type.
+
+Every value met in a traversal is one of a few kinds.  The decision is cached by type, so that a
+traversal costs one dict lookup per value.
+"""
+
+from __future__ import annotations
+
+import types
+import typing as tp
+import weakref
+
+import jax
+import numpy as np
+
+from nnxlite._jax import Ref, Tracer, is_pytree_leaf
+from nnxlite._state import State
+from nnxlite.variables import Variable
+
+OBJECT, VARIABLE, STATE, LIST, TUPLE, DICT, PYTREE, ARRAY, REF, CUSTOM, OTHER = range(11)
+"""Graph object, Variable, State, builtin containers, other registered pytree node, array-like leaf,
+array reference, user-registered graph node, and everything else."""
+
+CONTAINERS = frozenset({STATE, LIST, TUPLE, DICT, PYTREE})
+
+
+class GraphNode:
+    """Base of every object that the engine knows by its own structure.
+
+    Its attributes live in `__dict__`; each is data or static as `_nnx_status` says.  `_nnx_def` is
+    the interned definition of the present structure, or None where it must be worked out again.
+    """
+
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_nnx_def",
+        "_nnx_plans",
+        "_nnx_status",
+        "_nnx_trace",
+        "_nnx_version",
+    )
+
+    _nnx_def: tp.Any
+    _nnx_plans: dict[tp.Any, tp.Any] | None
+    _nnx_status: tp.Mapping[tp.Any, bool]
+    _nnx_trace: weakref.ReferenceType
+    _nnx_version: int
+    _nnx_strict: tp.ClassVar[bool] = True
+
+
+class CustomNode(tp.NamedTuple):
+    """How a class registered with `register_graph_node_type` is taken apart and put together."""
+
+    type: type
+    flatten: tp.Callable[[tp.Any], tuple[tp.Sequence[tuple[tp.Any, tp.Any]], tp.Any]]
+    set_key: tp.Callable[[tp.Any, tp.Any, tp.Any], None]
+    pop_key: tp.Callable[[tp.Any, tp.Any], tp.Any]
+    create_empty: tp.Callable[[tp.Any], tp.Any]
+    clear: tp.Callable[[tp.Any], None]
+    init: tp.Callable[[tp.Any, tp.Any], None]
+
+
+CUSTOM_NODES: dict[type, CustomNode] = {}
+DATA_TYPES: set[type] = set()
+
+_by_type: dict[type, int] = {
+    **dict.fromkeys((str, int, float, bool, complex, bytes, type(None), type, type(...)), OTHER),
+    **dict.fromkeys(
+        (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType), OTHER
+    ),
+    list: LIST,
+    tuple: TUPLE,
+    dict: DICT,
+    np.ndarray: ARRAY,
+}
+
+
+def kind_of(value: tp.Any) -> int:
+    """The kind of a value, one of the constants of this module."""
+    kind = _by_type.get(type(value))
+    return classify(value) if kind is None else kind
+
+
+def classify(value: tp.Any) -> int:
+    """Work out the kind of a value whose type has not been seen (and remember what is final)."""
+    cls = type(value)
+    if issubclass(cls, GraphNode):
+        kind = OBJECT
+    elif issubclass(cls, Variable):
+        kind = VARIABLE
+    elif issubclass(cls, State):
+        kind = STATE
+    elif cls in CUSTOM_NODES:
+        kind = CUSTOM
+    elif issubclass(cls, Ref):
+        return REF
+    elif issubclass(cls, Tracer):
+        from nnxlite._jax import is_ref
+
+        return REF if is_ref(value) else ARRAY
+    elif isinstance(value, (jax.Array, np.ndarray)):
+        kind = ARRAY
+    elif isinstance(value, tuple) and hasattr(cls, "_fields"):
+        kind = PYTREE
+    elif not is_pytree_leaf(value):
+        kind = PYTREE
+    else:
+        return OTHER  # may still be registered later
+    _by_type[cls] = kind
+    return kind
+
+
+def forget(cls: type) -> None:
+    """Drop what was remembered of a type, after a registration."""
+    _by_type.pop(cls, None)
+
+
+def register_graph_node_type(
+    type: type,
+    flatten: tp.Callable[..., tp.Any],
+    set_key: tp.Callable[..., None],
+    pop_key: tp.Callable[..., tp.Any],
+    create_empty: tp.Callable[..., tp.Any],
+    clear: tp.Callable[..., None],
+    init: tp.Callable[..., None],
+) -> None:
+    """Make instances of a foreign class graph nodes: shared, mutable, rebuilt by transforms.
+
+    Args:
+        flatten: node to (pairs (key, value), hashable metadata).
+        set_key: (node, key, value), writes one entry.
+        pop_key: (node, key), removes an entry and returns it.
+        create_empty: metadata to an empty node.
+        clear: removes every entry of a node.
+        init: (node, pairs), fills an empty node.
+
+    Raises ValueError when the class is registered already or is a graph node by nature.
+    """
+    if type in CUSTOM_NODES or issubclass(type, GraphNode):
+        raise ValueError(f"Node type {type.__name__} is already registered.")
+    CUSTOM_NODES[type] = CustomNode(type, flatten, set_key, pop_key, create_empty, clear, init)
+    forget(type)
+
+
+def register_data_type(type_: type, /) -> type:
+    """Treat instances of a class as data when they are assigned to attributes; returns the class.
+
+    >>> import nnxlite as nnx
+    >>> @nnx.register_data_type
+    ... class Table: ...
+    >>> nnx.is_data(Table())
+    True
+    """
+    DATA_TYPES.add(type_)
+    return type_
+
+
+def is_data(value: tp.Any, /) -> bool:
+    """Whether a value is data by its own type.
+
+    Arrays, array references, Variables, graph objects, and instances of types registered with
+    `register_data_type` are data; containers and everything else are not.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.is_data(jnp.zeros(2)), nnx.is_data(3), nnx.is_data([jnp.zeros(2)])
+    (True, False, False)
+    """
+    kind = kind_of(value)
+    if kind == OTHER:
+        return type(value) in DATA_TYPES
+    return kind in _DATA_KINDS
+
+
+_DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})
+
+
+def has_data(value: tp.Any, /) -> bool:
+    """Whether a value is data or a container that holds some, at any depth.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.has_data([1, (jnp.zeros(2),)]), nnx.has_data([1, "a"])
+    (True, False)
+    """
+    return any(is_data(part) for part in walk(value))
+
+
+def walk(value: tp.Any) -> tp.Iterator[tp.Any]:
+    """A value and, through plain containers and pytree nodes, everything inside it."""
+    pending = [value]
+    depth_guard: set[int] = set()
+    while pending:
+        value = pending.pop()
+        yield value
+        kind = kind_of(value)
+        if kind in _WALKED and id(value) not in depth_guard:
+            depth_guard.add(id(value))
+            pending.extend(part for _, part in container_items(value, kind))
+
+
+_WALKED = CONTAINERS
+
+
+def container_items(value: tp.Any, kind: int) -> list[tuple[tp.Any, tp.Any]]:
+    """The (key, child) pairs of a container, in the order in which they are traversed."""
+    if kind == LIST or kind == TUPLE:
+        return list(enumerate(value))
+    if kind == DICT:
+        return sorted_items(value)
+    if kind == STATE:
+        return sorted_items(value._mapping)
+    if hasattr(type(value), "_fields"):
+        return list(zip(value._fields, value))
+    from nnxlite._jax import flatten_one_level, key_name
+
+    pairs, _ = flatten_one_level(value)
+    return [(key_name(key), child) for key, child in pairs]
+
+
+def sorted_items(mapping: tp.Mapping[tp.Any, tp.Any]) -> list[tuple[tp.Any, tp.Any]]:
+    """The items of a mapping by key: numbers before strings before the rest."""
+    try:
+        return sorted(mapping.items(), key=_first)
+    except TypeError:
+        return sorted(mapping.items(), key=lambda pair: sort_key(pair[0]))
+
+
+def _first(pair: tuple[tp.Any, tp.Any]) -> tp.Any:
+    return pair[0]
+
+
+def sort_key(key: tp.Any) -> tp.Any:
+    """A key under which keys of different types have one order, the same in every process."""
+    if isinstance(key, (int, float)):
+        return (0, key, "")
+    return (1, 0, key) if isinstance(key, str) else (2, 0, f"{type(key).__qualname__}:{key!r}")

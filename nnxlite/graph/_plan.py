@@ -1,0 +1,356 @@
+"""Plans: walk once, then read leaves straight from the objects.
+
+A `Plan` is a traversal remembered: the interned `GraphDef`, weak references to the nodes, and the
+versions seen.  It is valid while nothing in it changed structure: if the process-wide epoch stands
+where it stood, that is certain; if the epoch moved, the nodes' own versions decide.  Plain containers
+and editable static values have no version; their content is compared each time.
+
+A plan is owned by its first root (slot `_nnx_plans`), and refers to everything weakly: it dies with
+the root and keeps nothing alive.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+import weakref
+
+from nnxlite._jax import flatten_one_level
+from nnxlite._statics import loose_key
+from nnxlite._versions import epoch
+from nnxlite.graph._defs import ContainerDef, StaticDef, static_def
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._kinds import (
+    ARRAY,
+    DATA_TYPES,
+    DICT,
+    LIST,
+    OTHER,
+    STATE,
+    TUPLE,
+    GraphNode,
+    kind_of,
+)
+from nnxlite.graph._rebuild import Code, ContainerCode
+from nnxlite.graph._traverse import Traversal, traverse
+from nnxlite.variables import Variable, versioned
+
+PLANS_PER_ROOT = 8
+"""How many plans (for different companions in a call) one root keeps."""
+
+
+_ROOT: tp.Any = object()
+_UNKNOWN: tp.Any = object()
+
+
+class Stale(Exception):
+    """A plan no longer describes its objects."""
+
+
+class Plan:
+    """A remembered traversal of some roots.
+
+    Attributes:
+        graphdef: the definition of the graph.
+        refs: weak references to the nodes, by number.
+        leaf_refs: weak references to the Variables and array references, in leaf order; None where
+            an array is held without a Variable.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_boxes",
+        "_trace",
+        "_watched",
+        "calls",
+        "editable",
+        "epoch",
+        "graphdef",
+        "has_arrays",
+        "leaf_refs",
+        "raw_slots",
+        "refs",
+        "roots",
+        "states",
+        "versions",
+    )
+
+    def __init__(
+        self, roots: tuple[tp.Any, ...], found: Traversal, graphdef: GraphDef[tp.Any], start: int
+    ) -> None:
+        ref = weakref.ref
+        self.graphdef = graphdef
+        self.epoch = start
+        self.calls: dict[tp.Any, tp.Any] = {}  # what the boundary defined on this plan
+        self.refs: list[tp.Any] = list(map(ref, found.nodes))
+        self.versions = found.versions
+        self.roots = list(map(ref, roots))
+        self.states = [(ref(state), version) for state, version in found.states]
+        self.editable = [
+            (self.refs[number], name, loose_key(definition.template[name]))
+            for number, definition in found.editable
+            for name in definition.editable
+        ]
+        self.has_arrays = False
+        self.raw_slots: list[tuple[tp.Any, tp.Any, Code]] = []
+        if found.plain:
+            self.leaf_refs: list[tp.Any] = list(map(ref, found.leaves))
+        else:
+            self._watch_containers(graphdef)
+        self._trace: tp.Any = _UNKNOWN
+        self._boxes: list[tp.Any] | None = None
+        self._watched: list[tp.Any] | None = None
+
+    def boxes(self) -> list[tp.Any]:
+        """Weak references to what the leaves hold, by leaf number; None for a bare array."""
+        found = self._boxes
+        if found is None:
+            found = self._boxes = [
+                weakref.ref(leaf()._box) if leaf is not None else None for leaf in self.leaf_refs
+            ]
+        return found
+
+    def _watch_containers(self, graphdef: GraphDef[tp.Any]) -> None:
+        """Note where leaves are held without a Variable, and what must be compared each time."""
+        decoded = graphdef.decoded
+        self.has_arrays = decoded.has_arrays
+        self.leaf_refs = [self.refs[n] if n >= 0 else None for n in decoded.leaf_nodes]
+        self.raw_slots = [
+            (self.refs[owner], name, code) if owner >= 0 else (self.roots[name], _ROOT, code)
+            for owner, name, code in decoded.raw_slots
+        ]
+
+    @property
+    def trace(self) -> tp.Any:
+        """The trace that all nodes belong to, or None where they differ."""
+        if self._trace is _UNKNOWN:
+            traces = {id(t): t for t in map(_trace_of, self.nodes())}
+            self._trace = traces.popitem()[1] if len(traces) == 1 else None
+        return self._trace
+
+    @property
+    def has_refs(self) -> bool:
+        """Whether any leaf is an array reference, or a Variable that holds one."""
+        return self.graphdef.decoded.has_refs
+
+    def valid(self, roots: tp.Sequence[tp.Any]) -> bool:
+        """Whether the plan still describes exactly these roots (plain containers aside)."""
+        for ref, root in zip(self.roots, roots):
+            if ref() is not root:
+                return False
+        if self.epoch != epoch.now and not self._versions_hold():
+            return False
+        return not self.editable or self._editables_hold()
+
+    def _versions_hold(self) -> bool:
+        now = epoch.now
+        watched = self._watched
+        if watched is None:
+            nodes = self.nodes()
+            if any(node is None for node in nodes):
+                return False
+            watched = self._watched = [weakref.ref(versioned(n)) for n in nodes]
+        for ref, version in zip(watched, self.versions):
+            node = ref()
+            if node is None or (version and node._nnx_version != version):
+                return False
+        for ref, version in self.states:
+            state = ref()
+            if state is None or state._nnx_version != version:
+                return False
+        self.epoch = now
+        return True
+
+    def _editables_hold(self) -> bool:
+        for ref, name, key in self.editable:
+            node = ref()
+            if node is None or loose_key(node.__dict__.get(name)) != key:
+                return False
+        return True
+
+    def nodes(self) -> list[tp.Any]:
+        """The nodes, by number."""
+        return [ref() for ref in self.refs]
+
+    def leaves(self) -> list[tp.Any]:
+        """Variables, references and arrays in leaf order.
+
+        Raises Stale when a plain container no longer holds what it held.
+        """
+        raw = self.raw_leaves() if self.raw_slots else {}
+        if not self.has_arrays:
+            return [ref() for ref in self.leaf_refs]
+        return [raw[i] if ref is None else ref() for i, ref in enumerate(self.leaf_refs)]
+
+    def values(self) -> list[tp.Any]:
+        """The raw values in leaf order, Variables opened.
+
+        Raises Stale as `leaves` does.
+        """
+        if self.has_arrays or self.has_refs:
+            return [
+                leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in self.leaves()
+            ]
+        if self.raw_slots:
+            self.raw_leaves()
+        return [box().value for box in self._boxes or self.boxes()]
+
+    def raw_leaves(self) -> dict[int, tp.Any]:
+        """The arrays held without a Variable, by leaf number; plain containers are checked."""
+        out: dict[int, tp.Any] = {}
+        pending: list[tuple[tp.Any, Code]] = []
+        for owner, name, code in self.raw_slots:
+            node = owner()
+            if node is None:
+                raise Stale
+            pending.append((node if name is _ROOT else node.__dict__[name], code))
+        while pending:
+            value, code = pending.pop()
+            if isinstance(code, int):
+                if code < 0:
+                    out[~code] = value
+                elif self.refs[code]() is not value:
+                    raise Stale
+            elif isinstance(code, StaticDef):
+                if value is not code.value and static_def(value) != code:
+                    raise Stale
+            else:
+                pending.extend(_children_as_coded(value, code))
+        return out
+
+
+def _children_as_coded(value: tp.Any, code: ContainerCode) -> tp.Iterator[tuple[tp.Any, Code]]:
+    """The children of a container with their codes; raises Stale where a leaf is none any more."""
+    definition = code.definition
+    loose = definition.treedef is not None or definition.kind == STATE
+    for child, child_code in zip(_children_as_defined(value, definition), code.codes):
+        if isinstance(child_code, int) and child_code < 0 and not _is_leaf(child, loose):
+            raise Stale
+        yield child, child_code
+
+
+def _children_as_defined(value: tp.Any, definition: ContainerDef) -> tp.Iterable[tp.Any]:
+    """The children of a container; raises Stale where it is not of this form any more."""
+    kind, keys = definition.kind, definition.keys
+    if type(value) is not definition.type:
+        raise Stale
+    if kind == LIST or kind == TUPLE:
+        if len(value) != len(keys):
+            raise Stale
+        return value
+    if definition.treedef is not None:
+        children, treedef = flatten_one_level(value)
+        try:
+            if treedef != definition.treedef:
+                raise Stale
+        except ValueError:  # its static part cannot be compared
+            raise Stale from None
+        return [child for _, child in children]
+    if kind == DICT or kind == STATE:
+        mapping = value if kind == DICT else value._mapping
+        if len(mapping) != len(keys):
+            raise Stale
+        try:
+            return [mapping[key] for key in keys]
+        except KeyError:
+            raise Stale from None
+    return value  # a named tuple
+
+
+def _is_leaf(value: tp.Any, loose: bool) -> bool:
+    """Whether a child of a container is a leaf; in a `loose` one static values are leaves too."""
+    kind = kind_of(value)
+    if kind != OTHER:
+        return kind == ARRAY
+    return (loose and value is not None) or type(value) in DATA_TYPES
+
+
+def _trace_of(node: tp.Any) -> tp.Any:
+    if isinstance(node, Variable):
+        return node._box.trace
+    return getattr(node, "_nnx_trace", None)
+
+
+_set_plans = GraphNode.__dict__["_nnx_plans"].__set__
+
+
+class View(tp.NamedTuple):
+    """The present state of some roots: definition, nodes by number, leaves in order.
+
+    `nested` is the State of each root by number, where the roots have just been walked; it belongs
+    to whoever asked for the view.
+    """
+
+    graphdef: GraphDef[tp.Any]
+    nodes: tp.Callable[[], list[tp.Any]]
+    leaves: list[tp.Any]
+    plan: Plan | None
+    nested: dict[tp.Any, tp.Any] | None = None
+
+
+def view(*roots: tp.Any) -> View:
+    """Definition, nodes and leaves of some roots, from a plan where there is one."""
+    plan = find_plan(roots)
+    if plan is not None:
+        try:
+            return View(plan.graphdef, plan.nodes, plan.leaves(), plan)
+        except Stale:
+            pass
+    start = epoch.now
+    found = traverse(roots)
+    graphdef: GraphDef[tp.Any] = GraphDef(found.tokens, len(roots))
+    plan = remember(roots, found, graphdef, start)
+    return View(graphdef, lambda: found.nodes, found.leaves, plan, found.nested)
+
+
+def find_plan(roots: tp.Sequence[tp.Any]) -> Plan | None:
+    """The plan of some roots, if there is one and it still holds.
+
+    Does not check plain containers: `Plan.leaves` and `Plan.values` do.
+    """
+    first = roots[0]
+    plans = first._nnx_plans if isinstance(first, GraphNode) else None
+    if plans is None:
+        return None
+    plan = plans.get(tuple(map(id, roots)))
+    return plan if plan is not None and plan.valid(roots) else None
+
+
+def usual_plan(root: tp.Any) -> Plan | None:
+    """The plan of a root that is looked at again and again; None for one seen the first time.
+
+    For operations that can do without: making a plan pays from the second time on.
+    """
+    plan = find_plan((root,))
+    if plan is not None or not isinstance(root, GraphNode):
+        return plan
+    if root._nnx_plans is None:
+        _set_plans(root, {})
+    elif root._nnx_plans.pop((id(root),), None) is None:  # not one that has just become untrue
+        return view(root).plan
+    return None
+
+
+def remember(
+    roots: tuple[tp.Any, ...], found: Traversal, graphdef: GraphDef[tp.Any], start: int
+) -> Plan | None:
+    """A plan made of a traversal that began at epoch `start`, owned by the first root.
+
+    None where there can be none: the first root must be a graph object, and everything in the graph
+    must tell of its edits and allow weak references.
+    """
+    first = roots[0]
+    if not found.exact or not isinstance(first, GraphNode):
+        return None
+    try:
+        plan = Plan(roots, found, graphdef, start)
+    except TypeError:  # something that cannot be referred to weakly
+        return None
+    plans = first._nnx_plans
+    key = tuple(map(id, roots))
+    if plans is None:
+        _set_plans(first, {key: plan})
+    else:
+        if len(plans) >= PLANS_PER_ROOT and key not in plans:
+            plans.pop(next(iter(tuple(plans)), None), None)
+        plans[key] = plan
+    return plan

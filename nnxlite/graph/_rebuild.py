@@ -1,0 +1,359 @@
+"""From definitions and leaves back to objects.
+
+`Decoded` is a token sequence made ready for use: every node with its definition, every object with
+the codes of its children.  A code is a node number (>= 0), the complement of a leaf number (< 0), a
+`StaticDef`, or a `ContainerCode`.  Rebuilding makes all objects empty first and fills them after,
+so cycles need no care and nothing recurses through objects.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+from nnxlite._errors import TraceContextError
+from nnxlite._jax import describe_trace, trace_state
+from nnxlite._statics import own_copy
+from nnxlite._versions import touch
+from nnxlite.graph._defs import (
+    LEAF,
+    REF_LEAF,
+    ContainerDef,
+    ObjectDef,
+    PrivateObjectDef,
+    PrivateStaticDef,
+    StaticDef,
+    Token,
+    Values,
+    values_getter,
+)
+from nnxlite.graph._kinds import ARRAY, CUSTOM_NODES, PYTREE, STATE, TUPLE, GraphNode, kind_of
+from nnxlite.variables import PrivateVariableDef, Variable, VariableDef, make, write_raw
+
+
+class ContainerCode:
+    """A plain container inside an object: its form and the codes of its children.
+
+    Attributes:
+        settled: False where what the code stands for can change without a version telling of it:
+            arrays are read each time; lists, dicts and foreign pytree nodes are compared.  Tuples
+            cannot change, and States have versions.
+    """
+
+    __slots__ = ("codes", "definition", "settled")
+
+    def __init__(self, definition: ContainerDef) -> None:
+        self.definition = definition
+        self.codes: list[Code] = []
+        self.settled = False
+
+    def settle(self) -> None:
+        """Work out `settled`, once it is known of the children."""
+        kind = self.definition.kind
+        fixed = kind in (TUPLE, STATE) or (kind == PYTREE and self.definition.treedef is None)
+        self.settled = fixed and all(map(_settled, self.codes))
+
+
+Code: tp.TypeAlias = int | StaticDef | ContainerCode
+
+
+def _settled(code: Code) -> bool:
+    if isinstance(code, ContainerCode):
+        return code.settled
+    return not isinstance(code, int) or code >= 0
+
+
+Frame = tuple[int, tp.Any]
+"""Where a child sits: the frame of its parent, and its name there."""
+
+
+class Decoded:
+    """A token sequence, spelled out for rebuilding and for naming leaves."""
+
+    __slots__ = (
+        "_fillers",
+        "children",
+        "frames",
+        "has_arrays",
+        "has_containers",
+        "has_refs",
+        "leaf_frames",
+        "leaf_nodes",
+        "node_defs",
+        "node_frames",
+        "node_leaves",
+        "num_leaves",
+        "raw_slots",
+        "roots",
+    )
+
+    def __init__(self, tokens: tp.Sequence[Token], num_roots: int, first: int) -> None:
+        self.node_defs: list[tp.Any] = [None] * first  # ObjectDef, VariableDef or REF_LEAF
+        self.node_leaves: list[int] = [-1] * first  # number of the leaf a node is, or -1
+        self.node_frames: list[Frame] = [(-1, None)] * first
+        self.children: list[tuple[int, list[Code]]] = []  # of each object
+        self.frames: list[Frame] = [(-1, None)]  # of each object and container
+        self.leaf_frames: list[Frame] = []
+        self.leaf_nodes: list[int] = []  # node of each leaf, -1 for an array without Variable
+        # What a plan must look at again: (object or -1, attribute or root number, code).
+        self.raw_slots: list[tuple[int, tp.Any, Code]] = []
+        self.has_containers = False
+        self.num_leaves = 0
+        self.roots: list[Code] = []
+        self._fillers: list[tuple[int, ObjectDef, list[Code], Values | None]] | None = None
+        self._decode(iter(tokens), num_roots)
+        self.has_containers = any(isinstance(c, ContainerCode) for _, _, c in self.raw_slots)
+        self.has_arrays = -1 in self.leaf_nodes
+        self.has_refs = any(
+            d is REF_LEAF or (isinstance(d, VariableDef) and d.is_ref) for d in self.node_defs
+        )
+        self.raw_slots = [slot for slot in self.raw_slots if not _settled(slot[2])]
+
+    def _decode(self, tokens: tp.Iterator[Token], num_roots: int) -> None:
+        # A level is: names still to come, codes so far, frame number, number of the object (or -1).
+        names: tp.Iterator[tp.Any] = iter(range(num_roots))
+        codes: list[Code] = self.roots
+        frame, owner = 0, -1
+        stack: list[tuple[tp.Iterator[tp.Any], list[Code], int, int]] = []
+        boxes: list[ContainerCode] = []
+        while True:
+            name = next(names, _END)
+            if name is _END:
+                if not stack:
+                    for box in reversed(boxes):  # children come after their parents
+                        box.settle()
+                    return
+                names, codes, frame, owner = stack.pop()
+                continue
+            token = next(tokens)
+            kind = type(token)
+            here = (frame, name)
+            if kind is int:
+                codes.append(tp.cast(int, token))
+            elif kind in _VARIABLES or token is REF_LEAF:
+                codes.append(self._node(token, here, self._leaf(here, len(self.node_defs))))
+            elif token is LEAF:
+                code = ~self._leaf(here, -1)
+                codes.append(code)
+                if owner >= 0:
+                    self.raw_slots.append((owner, name, code))
+            elif kind in _STATICS:
+                codes.append(tp.cast(StaticDef, token))
+            else:
+                stack.append((names, codes, frame, owner))
+                self.frames.append(here)
+                if kind in _OBJECTS:
+                    number = self._node(token, here, -1)
+                    codes.append(number)
+                    names = iter(tp.cast(ObjectDef, token).layout.data)
+                    codes, frame, owner = [], len(self.frames) - 1, number
+                    self.children.append((number, codes))
+                else:
+                    box = ContainerCode(tp.cast(ContainerDef, token))
+                    boxes.append(box)
+                    codes.append(box)
+                    if owner >= 0 or not frame:
+                        self.raw_slots.append((owner, name, box))
+                    names = iter(box.definition.keys)
+                    codes, frame, owner = box.codes, len(self.frames) - 1, -1
+
+    def _node(self, definition: tp.Any, frame: Frame, leaf: int) -> int:
+        self.node_defs.append(definition)
+        self.node_leaves.append(leaf)
+        self.node_frames.append(frame)
+        return len(self.node_defs) - 1
+
+    def _leaf(self, frame: Frame, node: int) -> int:
+        self.leaf_frames.append(frame)
+        self.leaf_nodes.append(node)
+        self.num_leaves += 1
+        return self.num_leaves - 1
+
+    def fillers(self) -> list[tuple[int, ObjectDef, list[Code], Values | None]]:
+        """For each object number, definition and codes; where all are nodes, how to pick them."""
+        if self._fillers is None:
+            self._fillers = [
+                (
+                    number,
+                    self.node_defs[number],
+                    codes,
+                    values_getter(tuple(codes))
+                    if all(type(c) is int and c >= 0 for c in codes)
+                    else None,
+                )
+                for number, codes in self.children
+            ]
+        return self._fillers
+
+    def path(self, frame: Frame) -> tuple[tp.Any, ...]:
+        """The path of a frame, root number included."""
+        parent, name = frame
+        names = [name]
+        while parent > 0:
+            parent, name = self.frames[parent]
+            names.append(name)
+        names.reverse()
+        return tuple(names)
+
+    def leaf_paths(self, start: int = 0) -> tp.Iterator[tuple[tp.Any, ...]]:
+        """The path of each leaf in order, without its first `start` names."""
+        depths = [0] * len(self.frames)
+        for number in range(1, len(self.frames)):
+            depths[number] = depths[self.frames[number][0]] + 1
+        trail: list[int] = [0]  # the frames down to the latest leaf, by depth
+        names: list[tp.Any] = []
+        for frame, name in self.leaf_frames:
+            down: list[int] = []
+            while depths[frame] >= len(trail) or trail[depths[frame]] != frame:
+                down.append(frame)
+                frame = self.frames[frame][0]
+            del trail[depths[frame] + 1 :], names[depths[frame] :]
+            for frame in reversed(down):
+                trail.append(frame)
+                names.append(self.frames[frame][1])
+            yield (*names[start:], name) if start <= len(names) else ()
+
+
+_END = object()
+_OBJECTS = frozenset({ObjectDef, PrivateObjectDef})
+_VARIABLES = frozenset({VariableDef, PrivateVariableDef})
+_STATICS = frozenset({StaticDef, PrivateStaticDef})
+
+_set_dict = GraphNode.__dict__["__dict__"].__set__
+_set_def = GraphNode.__dict__["_nnx_def"].__set__
+_set_status = GraphNode.__dict__["_nnx_status"].__set__
+_set_trace = GraphNode.__dict__["_nnx_trace"].__set__
+_set_version = GraphNode.__dict__["_nnx_version"].__set__
+_set_plans = GraphNode.__dict__["_nnx_plans"].__set__
+
+
+def new_shell(cls: type, definition: ObjectDef, trace: tp.Any) -> tp.Any:
+    """An object of a class, unfilled, that belongs to the given trace."""
+    new = object.__new__(cls)
+    _set_def(new, definition)
+    _set_status(new, definition.layout.status)
+    _set_trace(new, trace)
+    _set_version(new, 0)
+    _set_plans(new, None)
+    return new
+
+
+def set_attributes(node: GraphNode, attributes: dict[tp.Any, tp.Any]) -> None:
+    """Replace all attributes of an object, around `__setattr__`."""
+    _set_dict(node, attributes)
+
+
+def build_nodes(
+    decoded: Decoded, leaves: tp.Sequence[tp.Any], known: tp.Sequence[tp.Any] | None = None
+) -> list[tp.Any]:
+    """All nodes of a decoded graph, made of `leaves`; `known[i]`, where not None, is node i itself.
+
+    A leaf that is a Variable becomes the node; any other value is put into a new Variable.  Known
+    objects and Variables keep their identity; they are redefined and refilled as the definition says.
+
+    Raises TraceContextError, before any change, where a known node belongs to another trace.
+    """
+    trace = trace_state.value
+    definitions = decoded.node_defs
+    nodes: list[tp.Any] = [None] * len(definitions)
+    if known is not None:
+        _refuse_foreign(decoded, known, trace)
+        nodes = list(known)
+    for number, leaf in zip(decoded.leaf_nodes, leaves):
+        if number < 0:
+            continue
+        if nodes[number] is not None:
+            _take_over(nodes[number], definitions[number], leaf)
+        elif isinstance(leaf, Variable) or definitions[number] is REF_LEAF:
+            nodes[number] = leaf
+        else:
+            nodes[number] = make(definitions[number], leaf)
+    fillers = decoded.fillers()
+    fresh = [filler for filler in fillers if nodes[filler[0]] is None]
+    for number, definition, _, _ in fresh:
+        if CUSTOM_NODES and definition.type in CUSTOM_NODES:
+            nodes[number] = CUSTOM_NODES[definition.type].create_empty(definition.metadata)
+        else:
+            nodes[number] = new_shell(definition.type, definition, trace)
+    for number, definition, codes, pick in fillers:
+        values = [resolve(c, nodes, leaves) for c in codes] if pick is None else pick(nodes)
+        if known is None or known[number] is None:
+            fill(nodes[number], definition, values)
+        else:
+            refill(nodes[number], definition, values)
+    return nodes
+
+
+def _refuse_foreign(decoded: Decoded, known: tp.Sequence[tp.Any], trace: tp.Any) -> None:
+    """Raise TraceContextError where a known node that would be changed belongs to another trace."""
+    for definition, node in zip(decoded.node_defs, known):
+        if definition is None or node is None:
+            continue
+        if isinstance(node, Variable):
+            if node._box.trace is not trace:
+                node._refuse_write()
+        elif isinstance(node, GraphNode) and node._nnx_trace is not trace:
+            belongs, running = describe_trace(node._nnx_trace), describe_trace(trace)
+            raise TraceContextError(type(node).__name__, None, belongs, running)
+
+
+def _take_over(variable: Variable[tp.Any], definition: tp.Any, leaf: tp.Any) -> None:
+    """Give a known Variable the metadata of a definition and the value of a leaf."""
+    if isinstance(variable, Variable):
+        variable._redefine(definition.metadata)
+        write_raw(variable, leaf._box.value if isinstance(leaf, Variable) else leaf)
+
+
+def refill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> None:
+    """Replace everything in an object that is known already; plans hear of it if it matters."""
+    custom = CUSTOM_NODES.get(definition.type)
+    if custom is not None:
+        custom.clear(node)
+        fill(node, definition, values)
+        return
+    before = node.__dict__
+    same = node._nnx_def is definition and not definition.editable
+    same = same and all(
+        before.get(name) is value or (kind_of(value) == ARRAY == kind_of(before.get(name)))
+        for name, value in zip(definition.layout.data, values)
+    )
+    fill(node, definition, values)
+    if not same:
+        _set_status(node, definition.layout.status)
+        _set_def(node, definition)  # never None: the status mapping belongs to the layout
+        touch(node)
+
+
+def fill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> None:
+    """Give an empty object its attributes."""
+    attributes = definition.fresh_template() if definition.editable else definition.template.copy()
+    attributes.update(zip(definition.layout.data, values))
+    if CUSTOM_NODES and definition.type in CUSTOM_NODES:
+        pairs = tuple((k, attributes[k]) for k in definition.layout.status)
+        CUSTOM_NODES[definition.type].init(node, pairs)
+    else:
+        _set_dict(node, attributes)
+
+
+def resolve(code: Code, nodes: tp.Sequence[tp.Any], leaves: tp.Sequence[tp.Any]) -> tp.Any:
+    """The value a code stands for."""
+    if isinstance(code, int):
+        return nodes[code] if code >= 0 else leaves[~code]
+    if isinstance(code, StaticDef):
+        return own_copy(code.value)
+    # A level is: a container, the codes still to come, the children so far.
+    stack: list[tuple[ContainerCode, tp.Iterator[Code], list[tp.Any]]] = [
+        (code, iter(code.codes), [])
+    ]
+    while True:
+        box, rest, children = stack[-1]
+        for child in rest:
+            if isinstance(child, ContainerCode):
+                stack.append((child, iter(child.codes), []))
+                break
+            children.append(resolve(child, nodes, leaves))
+        else:
+            stack.pop()
+            built = box.definition.build(children)
+            if not stack:
+                return built
+            stack[-1][2].append(built)

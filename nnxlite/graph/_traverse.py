@@ -1,0 +1,258 @@
+"""From objects to definitions and leaves: one walk, iterative, in sorted order."""
+
+from __future__ import annotations
+
+import typing as tp
+
+from nnxlite._errors import path_text
+from nnxlite._jax import flatten_one_level
+from nnxlite._state import State
+from nnxlite._versions import next_number, observe
+from nnxlite.graph._defs import (
+    LEAF,
+    REF_LEAF,
+    ObjectDef,
+    Token,
+    container_def,
+    define,
+    intern_object,
+    layout_of,
+    static_def,
+)
+from nnxlite.graph._kinds import (
+    ARRAY,
+    CUSTOM,
+    CUSTOM_NODES,
+    DATA_TYPES,
+    DICT,
+    LIST,
+    OBJECT,
+    OTHER,
+    PYTREE,
+    REF,
+    STATE,
+    TUPLE,
+    VARIABLE,
+    _by_type,
+    classify,
+    is_data,
+    sorted_items,
+)
+
+
+class Traversal:
+    """What one walk over some roots found.
+
+    Attributes:
+        tokens: the preorder sequence of definitions.
+        nodes: objects, Variables and references, in order of first visit.
+        versions: the structural version of each node, 0 where it has none.
+        leaves: Variables, references and arrays, in leaf order.
+        nested: the leaves once more, as their State, by number of the root.
+        index: node number by identity.
+        states: the `State` mappings met, with their versions.
+        editable: the objects with static attributes that can be edited in place.
+        plain: whether every leaf is a Variable or reference held by an object, none by a container.
+        exact: False where something without any trace of its edits was met (foreign graph nodes).
+    """
+
+    __slots__ = (
+        "editable",
+        "exact",
+        "index",
+        "leaves",
+        "nested",
+        "nodes",
+        "plain",
+        "states",
+        "tokens",
+        "versions",
+    )
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+        self.nodes: list[tp.Any] = []
+        self.versions: list[int] = []
+        self.leaves: list[tp.Any] = []
+        self.nested: dict[tp.Any, tp.Any] = {}
+        self.index: dict[int, int] = {}
+        self.states: list[tuple[tp.Any, int]] = []
+        self.editable: list[tuple[int, ObjectDef]] = []
+        self.plain = True
+        self.exact = True
+
+
+class _Static:
+    """A static value among the children of a container."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: tp.Any) -> None:
+        self.value = value
+
+
+_by_type[_Static] = _STATIC = -1
+
+
+def traverse(roots: tp.Iterable[tp.Any], into: Traversal | None = None) -> Traversal:
+    """Walk the graphs below `roots` as one: each object once, children by sorted name.
+
+    Args:
+        roots: objects, Variables, containers or leaves.
+        into: an earlier traversal to go on with, in the same numbering.
+
+    Raises ValueError for a plain container that contains itself.
+    """
+    found = Traversal() if into is None else into
+    tokens, nodes, versions = found.tokens, found.nodes, found.versions
+    leaves, index = found.leaves, found.index
+    kinds, wrap = _by_type, State._wrap
+    # A level is: children still to come, their State so far, its name above, id of the container.
+    children: tp.Iterator[tuple[tp.Any, tp.Any]] = enumerate(tuple(roots))
+    level, above, container = found.nested, None, 0
+    stack: list[tuple[tp.Iterator[tuple[tp.Any, tp.Any]], dict[tp.Any, tp.Any], tp.Any, int]] = []
+    open_containers: set[int] = set()
+    while True:
+        for name, value in children:
+            kind = kinds.get(type(value))
+            if kind is None:
+                kind = classify(value)
+            if kind == VARIABLE or kind == OBJECT or kind == REF or kind == CUSTOM:
+                number = len(nodes)
+                known = index.setdefault(id(value), number)
+                if known != number:
+                    tokens.append(known)
+                    continue
+                nodes.append(value)
+                if kind == VARIABLE:
+                    box = value._box
+                    version = box._nnx_version
+                    if not version:
+                        version = box._nnx_version = next_number()
+                    versions.append(version)
+                    tokens.append(box.definition)
+                    leaves.append(value)
+                    level[name] = value
+                    continue
+                if kind == REF:
+                    versions.append(0)
+                    tokens.append(REF_LEAF)
+                    leaves.append(value)
+                    level[name] = value
+                    continue
+                if kind == OBJECT:
+                    versions.append(value._nnx_version or observe(value))
+                    definition = value._nnx_def
+                    if (
+                        definition is None
+                        or definition.editable
+                        or len(definition.layout.status) != len(value.__dict__)
+                    ):
+                        definition = define(value)
+                        if definition.editable:
+                            found.editable.append((number, definition))
+                    names = definition.layout.data
+                    parts: tp.Iterable[tp.Any] = definition.layout.data_values(value.__dict__)
+                else:
+                    versions.append(0)
+                    found.exact = False
+                    definition, parts = define_custom(value)
+                    names = definition.layout.data
+                tokens.append(definition)
+                if not names:
+                    continue
+                opened = 0
+            elif kind == ARRAY:
+                found.plain = False
+                tokens.append(LEAF)
+                leaves.append(value)
+                level[name] = value
+                continue
+            elif kind == OTHER:
+                if value is None:
+                    tokens.append(static_def(None))
+                else:
+                    found.plain = False
+                    tokens.append(LEAF)
+                    leaves.append(value)
+                    level[name] = value
+                continue
+            elif kind == _STATIC:
+                tokens.append(static_def(value.value))
+                continue
+            else:  # a container
+                opened = id(value)
+                if opened in open_containers:
+                    path = [*[outer[2] for outer in stack[2:]], above, name]
+                    raise contains_itself(value, path[-len(stack) :])
+                found.plain = False
+                if kind == STATE:
+                    found.states.append((value, value._nnx_version or observe(value)))
+                definition, parts = define_container(value, kind)
+                tokens.append(definition)
+                names = definition.keys
+                open_containers.add(opened)
+            stack.append((children, level, above, container))
+            children, level, above, container = zip(names, parts), {}, name, opened
+            break
+        else:
+            if not stack:
+                return found
+            if container:
+                open_containers.discard(container)
+            inner, name = level, above
+            children, level, above, container = stack.pop()
+            if inner:
+                level[name] = wrap(inner)
+
+
+def contains_itself(value: tp.Any, path: list[tp.Any]) -> ValueError:
+    """The error for a plain container that was met inside itself, at a path."""
+    return ValueError(
+        f"The {type(value).__name__} at '{path_text(path)}' contains itself. Plain containers form "
+        "trees; put the cycle through a Module, nnx.List or nnx.Dict."
+    )
+
+
+def define_container(value: tp.Any, kind: int) -> tuple[tp.Any, list[tp.Any]]:
+    """The definition of a container and its children, static ones marked as such."""
+    if kind == LIST or kind == TUPLE:
+        definition = container_def(kind, type(value), tuple(range(len(value))))
+        return definition, [_marked(v) for v in value]
+    if kind == DICT or kind == STATE:
+        pairs = sorted_items(value if kind == DICT else value._mapping)
+        definition = container_def(kind, type(value), tuple(k for k, _ in pairs))
+        if kind == STATE:
+            return definition, [v for _, v in pairs]
+        return definition, [_marked(v) for _, v in pairs]
+    if hasattr(type(value), "_fields"):
+        definition = container_def(kind, type(value), type(value)._fields)
+        return definition, [_marked(v) for v in value]
+    from nnxlite._jax import key_name
+
+    children, treedef = flatten_one_level(value)
+    keys = tuple(key_name(k) for k, _ in children)
+    return container_def(PYTREE, type(value), keys, treedef), [v for _, v in children]
+
+
+def _marked(value: tp.Any) -> tp.Any:
+    kind = _by_type.get(type(value))
+    if kind is None:
+        kind = classify(value)
+    return _Static(value) if kind == OTHER and type(value) not in DATA_TYPES else value
+
+
+def define_custom(value: tp.Any) -> tuple[tp.Any, list[tp.Any]]:
+    """The definition of a foreign graph node and its data children."""
+    custom = CUSTOM_NODES[type(value)]
+    pairs, metadata = custom.flatten(value)
+    attributes = dict(pairs)
+    status = {k: is_data(v) or not _plain(v) for k, v in attributes.items()}
+    layout = layout_of(status)
+    definition = intern_object(type(value), layout, layout.static_values(attributes), metadata)
+    return definition, [attributes[name] for name in layout.data]
+
+
+def _plain(value: tp.Any) -> bool:
+    kind = _by_type.get(type(value))
+    return (classify(value) if kind is None else kind) == OTHER

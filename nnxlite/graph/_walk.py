@@ -1,0 +1,283 @@
+"""Walking and mapping object graphs: every node once, children before their parent."""
+
+from __future__ import annotations
+
+import typing as tp
+
+from nnxlite._jax import trace_state
+from nnxlite._statics import loose_key
+from nnxlite.filters import Filter, to_predicate
+from nnxlite.graph._defs import ObjectDef, definition
+from nnxlite.graph._functional import build, checked_view, resolve_mode
+from nnxlite.graph._graphdef import Path
+from nnxlite.graph._kinds import (
+    ARRAY,
+    CONTAINERS,
+    CUSTOM,
+    CUSTOM_NODES,
+    DICT,
+    OBJECT,
+    REF,
+    VARIABLE,
+    container_items,
+    kind_of,
+)
+from nnxlite.graph._rebuild import fill, new_shell
+from nnxlite.graph._traverse import contains_itself, define_container, define_custom
+from nnxlite.variables import Variable, make
+
+N = tp.TypeVar("N")
+
+_REFERENCES = frozenset({OBJECT, CUSTOM, VARIABLE, REF})
+_BRANCHES = CONTAINERS | {OBJECT, CUSTOM}
+
+
+def children_of(value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
+    """The (name, child) pairs of a node, static attributes included, in traversal order."""
+    kind = kind_of(value)
+    if kind == OBJECT:
+        attributes = value.__dict__
+        return [(name, attributes[name]) for name in definition(value).layout.status]
+    if kind == CUSTOM:
+        return list(CUSTOM_NODES[type(value)].flatten(value)[0])
+    return container_items(value, kind) if kind in CONTAINERS else []
+
+
+def is_node(x: tp.Any) -> bool:
+    """Whether `x` is something with children: an object, a container, a pytree node."""
+    kind = kind_of(x)
+    return kind in CONTAINERS or kind in (OBJECT, CUSTOM) or x is None
+
+
+def is_graph_node(x: tp.Any) -> bool:
+    """Whether `x` is shared by reference: an object or a Variable."""
+    return kind_of(x) in (OBJECT, CUSTOM, VARIABLE)
+
+
+def is_node_leaf(x: tp.Any) -> bool:
+    """Whether `x` is a leaf of graphs: a Variable, an array, or an array reference."""
+    return kind_of(x) in (VARIABLE, ARRAY, REF)
+
+
+def iter_graph(node: tp.Any, /, *, graph: bool | None = None) -> tp.Iterator[tuple[Path, tp.Any]]:
+    """Every (path, value) of a graph, static attributes included; each node once, children first.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Dict(w=nnx.Param(1.0), size=3)
+    >>> [(path, type(value).__name__) for path, value in nnx.iter_graph([model, model])]
+    [((0, 'size'), 'int'), ((0, 'w'), 'Param'), ((0,), 'Dict'), ((), 'list')]
+    """
+    if not resolve_mode(graph):
+        checked_view(node, graph, "iter_graph")
+    return _iter(node)
+
+
+def _iter(node: tp.Any) -> tp.Iterator[tuple[Path, tp.Any]]:
+    names: list[tp.Any] = []
+    steps = _steps(node)
+    next(steps)  # into the root, which has no name
+    for step, name, value in steps:
+        if step == ENTER:
+            names.append(name)
+        elif step == LEAVE:
+            yield tuple(names), value
+            if names:
+                names.pop()
+
+
+ENTER, LEAVE, AGAIN = range(3)
+"""Steps of a walk: into a value, out of it, and past a reference that was entered before."""
+
+
+def _steps(root: tp.Any) -> tp.Iterator[tuple[int, tp.Any, tp.Any]]:
+    """Walk a graph, static attributes included: (step, name, value), each reference entered once.
+
+    Raises ValueError for a plain container that contains itself.
+    """
+    kept: dict[int, tp.Any] = {}  # references entered: they live as long as the walk
+    stack: list[tuple[tp.Any, tp.Any, tp.Iterator[tuple[tp.Any, tp.Any]]]] = []
+    open_containers: set[int] = set()
+    name, value = None, root
+    while True:
+        kind = kind_of(value)
+        reference = kind in _REFERENCES
+        if reference and id(value) in kept:
+            yield AGAIN, name, value
+        else:
+            yield ENTER, name, value
+            if reference:
+                kept[id(value)] = value
+            elif kind in CONTAINERS:
+                if id(value) in open_containers:
+                    raise contains_itself(value, [n for n, _, _ in stack[1:]] + [name])
+                open_containers.add(id(value))
+            if kind in _BRANCHES:
+                stack.append((name, value, iter(children_of(value))))
+            else:
+                yield LEAVE, name, value
+        while stack:
+            name, value, rest = stack[-1]
+            pair = next(rest, None)
+            if pair is not None:
+                name, value = pair
+                break
+            stack.pop()
+            open_containers.discard(id(value))
+            yield LEAVE, name, value
+        else:
+            return
+
+
+def iter_children(
+    node: tp.Any, /, *, graph: bool | None = None
+) -> tp.Iterator[tuple[tp.Any, tp.Any]]:
+    """The (name, child) pairs of the direct children that are objects or Variables.
+
+    >>> import nnxlite as nnx
+    >>> [name for name, child in nnx.iter_children(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))]
+    ['bias', 'kernel']
+    """
+    for name, child in children_of(node):
+        if is_graph_node(child):
+            yield name, child
+
+
+def find_duplicates(node: tp.Any, /, *, only: Filter = ...) -> list[list[Path]]:
+    """The paths of every object, Variable or array that is found at more than one path.
+
+    Paths after the first count where `only` matches.
+
+    >>> import nnxlite as nnx
+    >>> layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.find_duplicates(nnx.Dict(a=layer, b=layer))
+    [[('a',), ('b',)]]
+    """
+    predicate = to_predicate(only)
+    first: dict[int, tp.Any] = {}  # where a reference or array was first found, as linked names
+    found: dict[int, list[Path]] = {}
+    kept: list[tp.Any] = []
+    here: tp.Any = None
+    for step, name, value in _steps(node):
+        if step == LEAVE:
+            here = here[0]
+            continue
+        link = (here, name)
+        if step == ENTER:
+            here = link
+        kind = kind_of(value)
+        if kind not in _REFERENCES and kind != ARRAY:
+            continue
+        if id(value) not in first:
+            first[id(value)] = link
+            found[id(value)] = []
+            kept.append(value)
+            continue
+        path = _linked(link)
+        if predicate(path, value):
+            paths = found[id(value)]
+            if not paths:
+                paths.append(_linked(first[id(value)]))
+            paths.append(path)
+    return [paths for paths in found.values() if paths]
+
+
+def _linked(link: tp.Any) -> Path:
+    """The path of linked names; the root has none."""
+    names = []
+    while link[0] is not None:
+        link, name = link
+        names.append(name)
+    return tuple(reversed(names))
+
+
+def map(
+    f: tp.Callable[[Path, tp.Any], tp.Any],
+    node: N,
+    /,
+    *,
+    graph: bool | None = None,
+    recreate_variables: bool = True,
+) -> N:
+    """A graph of the same structure whose leaves are `f(path, leaf)`.
+
+    A leaf is a Variable or an array; a Variable for which `f` returns another kind of value becomes
+    a Variable that holds it.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> zeros = nnx.map(lambda path, v: v.replace(0 * v.value), model)
+    >>> float(zeros.kernel.sum())
+    0.0
+    """
+    seen = checked_view(node, graph, "map")
+    out = []
+    for path, leaf in zip(seen.graphdef.each_path(), seen.leaves):
+        new = f(path, leaf)
+        if isinstance(leaf, Variable) and not isinstance(new, Variable):
+            new = make(leaf._box.definition, new)
+        out.append(new)
+    return build(seen.graphdef, out)
+
+
+def recursive_map(
+    f: tp.Callable[[Path, tp.Any], tp.Any], node: N, /, *, graph: bool | None = None
+) -> N:
+    """Replace every node, leaf and static value by `f(path, value)`, children before parents.
+
+    Nodes are copied first, so `f` may edit what it is given; each shared node is visited once.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Dict(a=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> f = lambda path, x: nnx.List([x]) if isinstance(x, nnx.Linear) else x
+    >>> type(nnx.recursive_map(f, model).a).__name__
+    'List'
+    """
+    if not resolve_mode(graph):
+        checked_view(node, graph, "recursive_map")
+    trace = trace_state.value
+    copies: dict[int, tp.Any] = {}  # of references: empty while they are entered, then f's result
+    names: list[tp.Any] = []
+    results: list[list[tuple[tp.Any, tp.Any]]] = [[]]  # of the children of each open value
+    for step, name, value in _steps(node):
+        if step == AGAIN:
+            results[-1].append((name, copies[id(value)]))
+        elif step == ENTER:
+            if len(results) > 1:  # the root has no name
+                names.append(name)
+            results.append([])
+            kind = kind_of(value)
+            if kind == OBJECT:
+                copies[id(value)] = new_shell(type(value), definition(value), trace)
+            elif kind == CUSTOM:
+                found, _ = define_custom(value)
+                copies[id(value)] = CUSTOM_NODES[type(value)].create_empty(found.metadata)
+        else:
+            copy = _with_children(value, copies.get(id(value)), results.pop())
+            new = f(tuple(names), copy)
+            if kind_of(value) in _REFERENCES:
+                copies[id(value)] = new
+            results[-1].append((names.pop() if names else None, new))
+    return results[0][0][1]
+
+
+def _with_children(value: tp.Any, copy: tp.Any, children: list[tuple[tp.Any, tp.Any]]) -> tp.Any:
+    """A node like `value` with other children, put into the empty `copy` of an object."""
+    kind = kind_of(value)
+    if kind == OBJECT:
+        form: ObjectDef = definition(value)
+        attributes = dict(children)
+        fill(copy, form, [attributes[name] for name in form.layout.data])
+        for name, old in form.template.items():
+            new = attributes[name]
+            if new is not old and loose_key(new) != loose_key(old):
+                copy._nnx_assign(name, new)
+        return copy
+    if kind == CUSTOM:
+        CUSTOM_NODES[type(value)].init(copy, tuple(children))
+        return copy
+    if kind == DICT:
+        found = dict(children)
+        return {key: found[key] for key in value}  # in its own order
+    if kind in CONTAINERS:
+        return define_container(value, kind)[0].build([child for _, child in children])
+    return value

@@ -1,0 +1,397 @@
+"""The calls inside one call of a model: who was called, with which shapes, at which cost.
+
+The model is taken apart and put together again inside `jax.eval_shape`, so that the run is of
+shapes only and the model itself is not touched.  For the time of the run the classes of its objects
+have methods that report to the recorder of the running context.  Each object carries its path as a
+static attribute, which goes with it through the transforms that the model itself may apply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import inspect
+import threading
+import typing as tp
+import weakref
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite._jax import is_ref, new_ref
+from nnxlite._text import short
+from nnxlite.graph import GraphNode, iter_graph, merge, split
+from nnxlite.objects import Dict, List, Module, Object
+from nnxlite.variables import Variable
+
+Path = tuple[tp.Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class CallInfo:
+    """One row of a table: a call of an object, the first with inputs of this form.
+
+    Attributes:
+        call_order: how many rows began before it.
+        object_id: `id` of the object.
+        type: its class.
+        path: where the object is, and the name of the method if that is not `__call__`.
+        inputs_repr: its arguments, arrays by dtype and shape.
+        outputs: what it returned, with a `jax.ShapeDtypeStruct` in place of each array.
+        flops: floating-point operations of the call, if they were asked for.
+        vjp_flops: those of the call and its gradient with respect to parameters and inputs.
+    """
+
+    call_order: int
+    object_id: int
+    type: type
+    path: Path
+    inputs_repr: str
+    outputs: tp.Any
+    flops: int | None = None
+    vjp_flops: int | None = None
+
+
+_BASES = frozenset(c for base in (Module, Object, List, Dict) for c in base.__mro__)
+
+
+_methods: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+
+
+def methods_of(cls: type) -> tuple[str, ...]:
+    """The methods whose calls make a row: `__call__` and public ones, not those of the bases."""
+    known = _methods.get(cls)
+    if known is None:
+        known = _methods[cls] = tuple(_find_methods(cls))
+    return known
+
+
+def _find_methods(cls: type) -> tp.Iterator[str]:
+    seen: set[str] = set()
+    for base in cls.__mro__:
+        for name, value in vars(base).items() if base not in _BASES else ():
+            is_function = inspect.isfunction(value) or hasattr(value, "__wrapped__")
+            is_method = is_function and not isinstance(value, (classmethod, staticmethod))
+            if name not in seen and is_method and (name == "__call__" or name[0] != "_"):
+                yield name
+            seen.add(name)
+
+
+def is_called(node: tp.Any) -> bool:
+    """Whether calls of this object can make a row."""
+    return isinstance(node, GraphNode) and bool(methods_of(type(node)))
+
+
+# One call as data ----------------------------------------------------------------------------
+
+
+def _is_shaped(value: tp.Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, type)
+
+
+def _abstract(value: tp.Any) -> jax.ShapeDtypeStruct:
+    weak_type = bool(getattr(value, "weak_type", False))
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak_type)
+
+
+def _is_object(value: tp.Any) -> bool:
+    return isinstance(value, (GraphNode, Variable))
+
+
+class PackedCall:
+    """An object and the arguments of one call: abstract arrays, and how to rebuild the rest.
+
+    Attributes:
+        arrays: shape and dtype of every array, in the object and in the arguments.
+    """
+
+    def __init__(self, obj: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> None:
+        self._values, self._tree = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
+        objects = [obj, *filter(_is_object, self._values)]
+        self._graphdef, objects_state = split(objects)
+        self._leaves, self._state_tree = jax.tree.flatten(objects_state)
+        self.arrays = [_abstract(v) for v in (*self._leaves, *self._values) if _is_array(v)]
+
+    def unpack(
+        self, arrays: tp.Sequence[tp.Any]
+    ) -> tuple[tp.Any, tuple[tp.Any, ...], dict[str, tp.Any]]:
+        """A fresh object and arguments that hold these arrays."""
+        given = iter(arrays)
+        leaves = [_filled(leaf, given) for leaf in self._leaves]
+        values = [_filled(value, given) for value in self._values]
+        fresh = merge(self._graphdef, jax.tree.unflatten(self._state_tree, leaves))
+        objects = iter(fresh[1:])
+        values = [next(objects) if _is_object(value) else value for value in values]
+        args, kwargs = jax.tree.unflatten(self._tree, values)
+        return fresh[0], args, kwargs
+
+
+def _is_array(value: tp.Any) -> bool:
+    return _is_shaped(value) and not _is_object(value)
+
+
+def _result(value: tp.Any) -> tp.Any:
+    """What is kept of a returned value: nothing that holds a tracer."""
+    if isinstance(value, Variable):
+        value = value.get_raw_value()
+    if isinstance(value, GraphNode):
+        return type(value)
+    return _abstract(value) if _is_array(value) else value
+
+
+def _filled(held: tp.Any, given: tp.Iterator[tp.Any]) -> tp.Any:
+    if not _is_array(held):
+        return held
+    value = next(given)
+    return new_ref(value) if is_ref(held) else value
+
+
+# Recording -----------------------------------------------------------------------------------
+
+_PATH = "_tabulated_path"
+_recorder: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar(
+    "recorder", default=None
+)
+_classes_are_changed = threading.RLock()
+
+
+class _Row:
+    """One call while it is recorded."""
+
+    def __init__(self, order: int, where: Path, name: str, inputs: str, packed: PackedCall) -> None:
+        self.order = order
+        self.where = where
+        self.name = name
+        self.inputs = inputs
+        self.packed = packed
+        self.outputs: tp.Any = None
+
+    @property
+    def path(self) -> Path:
+        """The path of the object and, unless it is `__call__`, the name of the method."""
+        return self.where if self.name == "__call__" else (*self.where, self.name)
+
+
+class _Recorder:
+    """What was called so far in one run."""
+
+    def __init__(self) -> None:
+        self.paths: dict[int, Path] = {}
+        self.nodes: list[tp.Any] = []  # kept alive, for their ids
+        self.rows: dict[tuple[Path, str, str], _Row] = {}
+        self.running: list[tuple[int, str]] = []
+
+    def label(self, root: tp.Any) -> None:
+        """Learn the objects of the run, and let each carry its path."""
+        self.paths[id(root)] = ()
+        for path, node in [*iter_graph(root)]:
+            if not is_called(node):
+                continue
+            self.paths[id(node)] = path
+            self.nodes.append(node)
+            with contextlib.suppress(AttributeError, TypeError):  # an object that cannot be changed
+                setattr(node, _PATH, path)
+
+    def call(self, bound: tp.Any, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any) -> tp.Any:
+        """Make a call, and a row of it if it is the first of its form."""
+        where = self.paths.get(id(obj), getattr(obj, "__dict__", {}).get(_PATH))
+        through_super = bool(self.running) and self.running[-1] == (id(obj), name)
+        if where is None or through_super:
+            return bound(*args, **kwargs)
+        inputs = arguments_text(args, kwargs)
+        if (where, name, inputs) in self.rows:
+            return bound(*args, **kwargs)
+        row = _Row(len(self.rows), where, name, inputs, PackedCall(obj, args, kwargs))
+        self.rows[where, name, inputs] = row
+        self.running.append((id(obj), name))
+        try:
+            outputs = bound(*args, **kwargs)
+        finally:
+            self.running.pop()
+        row.outputs = jax.tree.map(_result, outputs, is_leaf=_is_object)
+        return outputs
+
+
+def _reporting(cls: type, name: str) -> tp.Callable[..., tp.Any]:
+    """A method that tells the running context's recorder, if there is one."""
+    raw = inspect.getattr_static(cls, name)
+
+    @functools.wraps(getattr(cls, name))
+    def method(self: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        bound = raw.__get__(self, type(self))
+        recorder = _recorder.get()
+        if recorder is None:
+            return bound(*args, **kwargs)
+        return recorder.call(bound, self, name, args, kwargs)
+
+    return method
+
+
+@contextlib.contextmanager
+def _reporting_classes(methods: tp.Iterable[tuple[type, str]]) -> tp.Iterator[None]:
+    with _classes_are_changed, contextlib.ExitStack() as undo:
+        changes = {(cls, name): _reporting(cls, name) for cls, name in methods}
+        for (cls, name), method in changes.items():
+            if name in cls.__dict__:
+                undo.callback(setattr, cls, name, cls.__dict__[name])
+            else:
+                undo.callback(delattr, cls, name)
+            setattr(cls, name, method)
+        yield
+
+
+def trace_calls(
+    obj: tp.Any,
+    method: str,
+    args: tuple[tp.Any, ...],
+    kwargs: dict[str, tp.Any],
+    *,
+    depth: int | None = None,
+    compute_flops: bool = False,
+    compute_vjp_flops: bool = False,
+) -> list[CallInfo]:
+    """The calls of the objects in a model while `obj.method(*args, **kwargs)` runs on shapes.
+
+    Calls are in the order in which they began, one for each object, method and form of the inputs;
+    those with paths longer than `depth` are left out.
+
+    Raises:
+        ValueError: if `obj` is not a module or another graph object.
+        AttributeError: if it has no such method.
+    """
+    if not isinstance(obj, GraphNode):
+        raise ValueError(
+            f"Expected a Module or another graph object, got {type(obj).__name__}. To tabulate a "
+            "plain function, make it the `__call__` of a Module."
+        )
+    if not callable(getattr(type(obj), method, None)):
+        raise AttributeError(
+            f"{type(obj).__name__} has no method {method!r} to tabulate. Define it, or name "
+            "another with `method=`."
+        )
+    nodes = dict(iter_graph(obj))
+    packed = PackedCall(obj, args, kwargs)
+    recorder = _Recorder()
+
+    def run(arrays: list[tp.Any]) -> None:
+        fresh, fresh_args, fresh_kwargs = packed.unpack(arrays)
+        recorder.label(fresh)
+        token = _recorder.set(recorder)
+        try:
+            getattr(fresh, method)(*fresh_args, **fresh_kwargs)
+        finally:
+            _recorder.reset(token)
+
+    called = {type(node) for node in nodes.values() if is_called(node)}
+    methods = {(cls, name) for cls in called for name in methods_of(cls)} | {(type(obj), method)}
+    with _reporting_classes(methods):
+        jax.eval_shape(run, packed.arrays)
+
+    infos = []
+    for row in recorder.rows.values():
+        is_root = row.where == () and row.name == method
+        if row.where not in nodes or (depth is not None and len(row.path) > depth and not is_root):
+            continue
+        node = nodes[row.where]
+        info = CallInfo(row.order, id(node), type(node), row.path, row.inputs, row.outputs)
+        if compute_flops:
+            info = dataclasses.replace(info, flops=call_flops(row.packed, row.name))
+        if compute_vjp_flops:
+            info = dataclasses.replace(info, vjp_flops=vjp_flops(row.packed, row.name))
+        infos.append(info)
+    return infos
+
+
+# Cost ----------------------------------------------------------------------------------------
+
+
+def _run(packed: PackedCall, method: str, arrays: tp.Sequence[tp.Any]) -> list[tp.Any]:
+    """The arrays that the call returns."""
+    obj, args, kwargs = packed.unpack(arrays)
+    outputs = getattr(obj, method)(*args, **kwargs)
+    return [x for x in jax.tree.leaves(outputs) if _is_array(x) and not is_ref(x)]
+
+
+def _is_real(array: tp.Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
+def call_flops(packed: PackedCall, method: str) -> int:
+    """Floating-point operations behind what one call returns, as XLA counts them unoptimised."""
+    return _flops_of(lambda arrays: _run(packed, method, arrays), packed.arrays)
+
+
+def vjp_flops(packed: PackedCall, method: str) -> int:
+    """The same for the call together with its gradient, for all floating inputs and parameters."""
+
+    def gradient(arrays: list[tp.Any], cotangents: list[tp.Any]) -> tp.Any:
+        real = [x for x in arrays if _is_real(x)]
+
+        def outputs(real: list[tp.Any]) -> list[tp.Any]:
+            given = iter(real)
+            filled = [next(given) if _is_real(x) else x for x in arrays]
+            return [x for x in _run(packed, method, filled) if _is_real(x)]
+
+        values, pull_back = jax.vjp(outputs, real)
+        return values, pull_back(cotangents)
+
+    results = jax.eval_shape(lambda arrays: _run(packed, method, arrays), packed.arrays)
+    cotangents = [_abstract(x) for x in results if _is_real(x)]
+    return _flops_of(gradient, packed.arrays, cotangents)
+
+
+def _flops_of(fun: tp.Callable[..., tp.Any], *args: tp.Any) -> int:
+    cost = jax.jit(fun).lower(*args).cost_analysis()
+    return int((cost or {}).get("flops", 0))
+
+
+# Arguments and results as text ---------------------------------------------------------------
+
+
+def arguments_text(args: tuple[tp.Any, ...], kwargs: tp.Mapping[str, tp.Any]) -> str:
+    """Arguments, one to a line; a single positional one stands alone."""
+    if len(args) == 1 and not kwargs:
+        return layout(args[0])
+    return "\n".join([_item("- ", v) for v in args] + [field_text(k, v) for k, v in kwargs.items()])
+
+
+def layout(value: tp.Any) -> str:
+    """A value with arrays by dtype and shape; containers by indentation.
+
+    >>> import jax.numpy as jnp
+    >>> from nnxlite.inspect._calls import layout
+    >>> print(layout({"mean": jnp.zeros((2, 3)), "sizes": (4, 5)}))
+    mean: float32[2,3]
+    sizes:
+      - 4
+      - 5
+    """
+    if isinstance(value, Variable):
+        return layout(value.get_raw_value())
+    if isinstance(value, GraphNode):
+        return type(value).__name__
+    if _is_shaped(value):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, (list, tuple)) and value and not hasattr(value, "_fields"):
+        return "\n".join(_item("- ", item) for item in value)
+    if isinstance(value, tp.Mapping) and value:
+        return "\n".join(field_text(key, item) for key, item in value.items())
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    if not leaves or leaves[0][1] is value:
+        return short(value)
+    keys = [jax.tree_util.keystr(path).lstrip(".") for path, _ in leaves]
+    return "\n".join(field_text(key, leaf) for key, (_, leaf) in zip(keys, leaves, strict=True))
+
+
+def _item(bullet: str, value: tp.Any) -> str:
+    return bullet + layout(value).replace("\n", "\n  ")
+
+
+def field_text(name: tp.Any, value: tp.Any) -> str:
+    """A named value: on the line of its name, or indented below if it is a container."""
+    text = layout(value)
+    if "\n" in text or text.startswith("- "):
+        return f"{name}:\n  " + text.replace("\n", "\n  ")
+    return f"{name}: {text}"

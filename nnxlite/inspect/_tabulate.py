@@ -1,0 +1,229 @@
+"""`tabulate`: a model as a table, one row for each object that is called."""
+
+from __future__ import annotations
+
+import sys
+import types
+import typing as tp
+
+from nnxlite._text import HasText, human_bytes, short
+from nnxlite.graph import iter_graph
+from nnxlite.inspect._calls import CallInfo, Path, field_text, is_called, layout, trace_calls
+from nnxlite.objects import RngStream
+from nnxlite.variables import Variable
+
+if tp.TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+Options = tp.Mapping[str, tp.Any]
+RowFilter = tp.Callable[[CallInfo], bool]
+Totals = dict[str, tuple[int, int]]
+
+_NONE: Options = types.MappingProxyType({})
+
+
+def filter_rng_streams(row: CallInfo) -> bool:
+    """The default `row_filter` of `tabulate`: every call but those of random streams."""
+    return not issubclass(row.type, RngStream)
+
+
+def tabulate(
+    obj: tp.Any,
+    *input_args: tp.Any,
+    depth: int | None = None,
+    method: str = "__call__",
+    row_filter: RowFilter = filter_rng_streams,
+    table_kwargs: Options = _NONE,
+    column_kwargs: Options = _NONE,
+    console_kwargs: Options = _NONE,
+    compute_flops: bool = False,
+    compute_vjp_flops: bool = False,
+    **input_kwargs: tp.Any,
+) -> str:
+    """A table of the calls inside one call of a model, with the Variables of each callee.
+
+    The call is traced for its shapes only, on a copy: it computes nothing and leaves the model as
+    it is.  Each row is a call of `__call__` or of a public method, the first with inputs of its
+    form: path, class, inputs, outputs, and for each kind of Variable the object's own ones, then
+    the number of elements and bytes of all below it.
+
+    Args:
+        obj: a module.
+        input_args, input_kwargs: arguments of the call; arrays may be `jax.ShapeDtypeStruct`.
+        depth: leave out the objects whose path is longer.
+        method: the method to call.
+        row_filter: keeps the rows for which it is True, given a `CallInfo`.
+        table_kwargs: options for `rich.table.Table`.
+        column_kwargs: options for its `add_column`.
+        console_kwargs: options for `rich.console.Console`; by default the text is coloured
+            (`force_terminal=True`).
+        compute_flops: add a column with the floating-point operations behind what each call
+            returns, as counted by XLA before it optimises (the body of a loop counts once).
+        compute_vjp_flops: add a column with those of the call and its gradient together.
+
+    Raises:
+        ValueError: if `obj` is not a graph object, or `depth` is negative.
+        AttributeError: if `obj` has no such method.
+
+    >>> import nnxlite as nnx, jax
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> x = jax.ShapeDtypeStruct((5, 2), "float32")
+    >>> table = nnx.tabulate(model, x, console_kwargs={"force_terminal": False})
+    >>> print("\\n".join(table.splitlines()[1:8]))
+    ┏━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━┓
+    ┃ path ┃ type   ┃ inputs       ┃ outputs      ┃ Param                ┃
+    ┡━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━┩
+    │      │ Linear │ float32[5,2] │ float32[5,3] │ bias: float32[3]     │
+    │      │        │              │              │ kernel: float32[2,3] │
+    │      │        │              │              │                      │
+    │      │        │              │              │ 9 (36 B)             │
+    """
+    if depth is not None and depth < 0:
+        raise ValueError(
+            f"depth={depth}: expected the length of the longest path to show, 0 or more, or None."
+        )
+    rows = trace_calls(
+        obj,
+        method,
+        input_args,
+        input_kwargs,
+        depth=depth,
+        compute_flops=compute_flops,
+        compute_vjp_flops=compute_vjp_flops,
+    )
+    costs = [
+        name
+        for name, wanted in (("flops", compute_flops), ("vjp_flops", compute_vjp_flops))
+        if wanted
+    ]
+    rows = [row for row in rows if row_filter(row)]
+    table = _table(obj, rows, costs, table_kwargs, column_kwargs)
+    return _printed(table, console_kwargs)
+
+
+# Counting ------------------------------------------------------------------------------------
+
+
+class _Contents(tp.NamedTuple):
+    """The Variables of an object: totals for each kind, and the lines of its own ones."""
+
+    totals: Totals
+    own: dict[str, list[str]]
+
+
+def _contents(node: tp.Any) -> _Contents:
+    totals: Totals = {}
+    own: dict[str, list[str]] = {}
+    found = list(iter_graph(node))
+    inner = {path for path, value in found if path and is_called(value)}
+    for path, variable in found:
+        tally = variable.__nnx_text__().tally if isinstance(variable, Variable) else None
+        if tally is None:
+            continue
+        kind, count, size = tally
+        n, b = totals.get(kind, (0, 0))
+        totals[kind] = (n + count, b + size)
+        if not any(path[:length] in inner for length in range(1, len(path))):
+            own.setdefault(kind, []).append(_variable_line(path, variable))
+    return _Contents(totals, own)
+
+
+def _variable_line(path: Path, variable: HasText) -> str:
+    value, *metadata = variable.__nnx_text__().entries
+    line = field_text("/".join(map(str, path)), value.child)
+    notes = ", ".join(f"{entry.key}={short(entry.child)}" for entry in metadata)
+    return f"{line} ({notes})" if notes else line
+
+
+# The table -----------------------------------------------------------------------------------
+
+
+def _table(
+    obj: tp.Any,
+    rows: list[CallInfo],
+    costs: list[str],
+    table_kwargs: Options,
+    column_kwargs: Options,
+) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    nodes = {id(node): node for _, node in iter_graph(obj)}
+    contents = {row.object_id: _contents(nodes[row.object_id]) for row in rows}
+    totals = _contents(obj).totals
+    kinds = sorted(totals)
+    everything = (sum(n for n, _ in totals.values()), sum(b for _, b in totals.values()))
+    options = {
+        "title": f"{type(obj).__name__} Summary",
+        "caption": Text("\nTotal Parameters: ", style="bold").append_text(_size(*everything)),
+        "caption_style": "",
+        "show_lines": True,
+        "show_footer": True,
+        **table_kwargs,
+    }
+    table = Table(**options)
+    facts = ["path", "type", "inputs", "outputs", *costs]
+    for name in facts:
+        last = Text("Total", style="bold", justify="right") if name == facts[-1] else ""
+        table.add_column(name, footer=last, **column_kwargs)
+    for kind in kinds:
+        table.add_column(kind, footer=_size(*totals[kind]), **column_kwargs)
+    for row in rows:
+        path = "/".join(map(str, row.path))
+        cells = [Text(path), Text(row.type.__name__), _shapes(row.inputs_repr)]
+        cells += [_shapes(_outputs_text(row))]
+        cells += [Text(str(getattr(row, cost))) for cost in costs]
+        table.add_row(*cells, *(_kind_cell(contents[row.object_id], kind) for kind in kinds))
+    return table
+
+
+def _outputs_text(row: CallInfo) -> str:
+    return "" if row.outputs is None else layout(row.outputs)
+
+
+def _kind_cell(contents: _Contents, kind: str) -> Text:
+    from rich.text import Text
+
+    if kind not in contents.totals:
+        return Text("")
+    cell = Text("")
+    if kind in contents.own:
+        cell = _shapes("\n".join(contents.own[kind]) + "\n\n")
+    return cell.append_text(_size(*contents.totals[kind]))
+
+
+def _shapes(text: str) -> Text:
+    """Text with the dtypes in front of shapes dimmed."""
+    from rich.text import Text
+
+    shown = Text(text)
+    shown.highlight_regex(r"[\w<>]+(?=\[[\d,]*\])", "dim")
+    return shown
+
+
+def _size(count: int, size: int) -> Text:
+    from rich.text import Text
+
+    return Text(f"{count:,} ", style="bold").append(f"({human_bytes(size)})", style="bold dim")
+
+
+def _printed(table: Table, console_kwargs: Options) -> str:
+    """The table as text; as wide as it needs, unless a terminal or the caller sets a limit."""
+    from rich.console import Console
+
+    options = {"force_terminal": True, "force_jupyter": False, **console_kwargs}
+    console = Console(**options)
+    if "width" not in options and not sys.stdout.isatty():
+        console = Console(
+            **{**options, "width": max(console.width, _natural_width(table, console))}
+        )
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def _natural_width(table: Table, console: Console) -> int:
+    unlimited = console.options.update(width=100_000)
+    return table.__rich_measure__(console, unlimited).maximum

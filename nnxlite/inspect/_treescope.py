@@ -1,0 +1,57 @@
+"""How treescope draws the library's objects: foldable, coloured, arrays as pictures.
+
+Every object that has a text form (`__nnx_text__`) is drawn from it, so that both show the same
+attributes, brackets and counts; treescope itself adds folding, the colours, the array pictures and
+the marks on repeated objects.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+from treescope import formatting_util
+from treescope import rendering_parts as parts
+
+from nnxlite._text import Atom, Entry, HasText, comment_of
+
+Renderer = tp.Callable[..., parts.RenderableAndLineAnnotations]
+
+
+def render(
+    obj: HasText, path: str | None, subtree_renderer: Renderer
+) -> parts.RenderableAndLineAnnotations:
+    """The drawing of one object; what its `__treescope_repr__` returns.
+
+    Args:
+        obj: an object with a text form.
+        path: where it is, as an expression, or None.
+        subtree_renderer: draws a child, given `path=`.
+    """
+    text = obj.__nnx_text__()
+    opening = text.name + text.opening
+    comment = comment_of(obj)
+    if not text.entries:
+        return parts.build_one_line_tree_node(opening + text.closing, path)
+    return parts.build_foldable_tree_node_from_children(
+        prefix=parts.siblings(
+            opening,
+            parts.fold_condition(expanded=parts.comment_color(parts.text(comment))),
+        ),
+        children=[_child(entry, path, subtree_renderer) for entry in text.entries],
+        suffix=text.closing,
+        comma_separated=True,
+        path=path,
+        background_color=formatting_util.color_from_string(text.name) if text.name else None,
+    )
+
+
+def _child(
+    entry: Entry, path: str | None, subtree_renderer: Renderer
+) -> parts.RenderableAndLineAnnotations:
+    if isinstance(entry.child, Atom):
+        return parts.siblings_with_annotations(entry.label, parts.text(entry.child))
+    below = None
+    if path is not None:
+        is_attribute = entry.label.endswith("=")
+        below = f"{path}.{entry.key}" if is_attribute else f"{path}[{entry.key!r}]"
+    return parts.siblings_with_annotations(entry.label, subtree_renderer(entry.child, path=below))

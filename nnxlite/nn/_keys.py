@@ -1,0 +1,74 @@
+"""Where a layer that draws at random gets its key from: the call, or a stream of its own."""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+
+from nnxlite._errors import short_type
+from nnxlite.nn import initializers
+from nnxlite.objects import Rngs, RngStream
+
+KeySource = Rngs | RngStream | jax.Array
+"""Streams (a named one is drawn from), one stream, or the key itself."""
+
+KEYLESS: tp.Final = (initializers.zeros, initializers.ones)
+"""Initializers that make no use of their key, and so can do without."""
+
+
+def own_stream(layer: tp.Any, rngs: Rngs | RngStream | None, name: str) -> RngStream | None:
+    """The stream a layer keeps: forked from the stream `name`, or from the one that is given.
+
+    Raises TypeError for `rngs` of another type.
+    """
+    if isinstance(rngs, Rngs):
+        return rngs[name].fork()
+    if isinstance(rngs, RngStream):
+        return rngs.fork()
+    if rngs is None:
+        return None
+    raise TypeError(
+        f"{type(layer).__name__}: `rngs` must be an Rngs, an RngStream or None, got "
+        f"{short_type(rngs)}."
+    )
+
+
+def draw_key(
+    layer: tp.Any,
+    given: KeySource | None,
+    own: RngStream | None,
+    name: str,
+    purpose: str,
+    keep: str,
+) -> jax.Array:
+    """A key for one call, from its argument or else from the layer's own stream.
+
+    Args:
+        layer: the layer, for messages.
+        given: the source that the call got.
+        own: the stream that the layer keeps.
+        name: the stream to draw from, of several.
+        purpose: what the key is for, in words.
+        keep: the argument of the constructor that makes the layer keep a stream.
+
+    Raises:
+        ValueError: when there is no source.
+        TypeError: for a source of another type.
+    """
+    source = own if given is None else given
+    if isinstance(source, Rngs):
+        return source[name]()
+    if isinstance(source, RngStream):
+        return source()
+    if isinstance(source, jax.Array):
+        return source
+    kind = type(layer).__name__
+    if source is None:
+        raise ValueError(
+            f"{kind} needs a random key {purpose}, and has none. Pass one, or streams, with the "
+            f"call (rngs=...), or let the layer keep a stream ({kind}(..., {keep}))."
+        )
+    raise TypeError(
+        f"{kind}: `rngs` must be an Rngs, an RngStream or a key, got {short_type(source)}."
+    )

@@ -1,0 +1,176 @@
+"""Activation functions, and `PReLU`, the one that learns.
+
+All but `PReLU` are JAX's own functions (`jax.nn`), under the names that models use.  Modules keep
+them as attributes, so this module also teaches `pickle` to store JAX's compiled functions by name.
+
+>>> import jax.numpy as jnp
+>>> import nnxlite as nnx
+>>> nnx.relu(jnp.array([-1.0, 2.0])).tolist()
+[0.0, 2.0]
+"""
+
+from __future__ import annotations
+
+import copyreg
+import operator
+import sys
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+from jax.nn import (
+    celu,
+    elu,
+    gelu,
+    glu,
+    hard_sigmoid,
+    hard_silu,
+    hard_swish,
+    hard_tanh,
+    identity,
+    leaky_relu,
+    log_sigmoid,
+    log_softmax,
+    logsumexp,
+    relu,
+    relu6,
+    selu,
+    sigmoid,
+    silu,
+    soft_sign,
+    softmax,
+    softplus,
+    standardize,
+    swish,
+)
+from jax.numpy import tanh
+
+from nnxlite.nn._common import NO_METADATA, Metadata
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
+from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.objects import Module
+from nnxlite.variables import Param
+
+__all__ = [
+    "PReLU",
+    "celu",
+    "elu",
+    "gelu",
+    "glu",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_swish",
+    "hard_tanh",
+    "identity",
+    "leaky_relu",
+    "log_sigmoid",
+    "log_softmax",
+    "logsumexp",
+    "one_hot",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "soft_sign",
+    "softmax",
+    "softplus",
+    "standardize",
+    "swish",
+    "tanh",
+]
+
+
+def one_hot(
+    x: tp.Any,
+    num_classes: int,
+    *,
+    dtype: tp.Any = None,
+    axis: int = -1,
+    out_sharding: tp.Any = None,
+) -> jax.Array:
+    """Integers as vectors that are one at their place and zero elsewhere.
+
+    Args:
+        x: integers of any shape; one outside `range(num_classes)` gives zeros.
+        num_classes: length of the vectors.
+        dtype: of the result; the default float type.
+        axis: where the new axis goes.
+        out_sharding: sharding of the result, on an explicit mesh.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.one_hot(jnp.array([0, 2]), 3).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    out = jax.nn.one_hot(x, num_classes, axis=axis, **({} if dtype is None else {"dtype": dtype}))
+    return out if out_sharding is None else jax.sharding.reshard(out, out_sharding)
+
+
+class PReLU(Module):
+    """A leaky rectifier whose slope for negative inputs is learned: `where(x >= 0, x, slope * x)`.
+
+    The result has the shape of the input, and its dtype where `dtype` is None.  Source: He et al.,
+    "Delving Deep into Rectifiers" (2015).
+
+    Args:
+        negative_slope_init: the first value of the slope.
+        dtype: dtype of the computation; None for that of the input.
+        param_dtype: dtype of the slope.
+        promote_dtype: brings input and slope to `dtype`.
+        negative_slope_metadata: metadata of the slope.
+
+    Attributes:
+        negative_slope: Param of shape ().
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> nnx.PReLU(0.5)(jnp.array([-2.0, 3.0])).tolist()
+    [-1.0, 3.0]
+    """
+
+    negative_slope: Param[jax.Array]
+
+    def __init__(
+        self,
+        negative_slope_init: float = 0.01,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        negative_slope_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        self.negative_slope = Param(
+            jnp.asarray(negative_slope_init, param_dtype), **negative_slope_metadata
+        )
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """The rectified input, of the same shape."""
+        slope = self.negative_slope[...]
+        if self.dtype is None:
+            inputs = jnp.asarray(inputs)
+            slope = slope.astype(inputs.dtype)
+        else:
+            inputs, slope = self.promote_dtype((inputs, slope), dtype=self.dtype)
+        return jnp.where(inputs >= 0, inputs, slope * inputs)
+
+
+def _by_name(fun: tp.Any) -> tp.Any:
+    """How to pickle a compiled function: by name if it is JAX's own, else in its own way.
+
+    Functions of a user's program keep their own way, as cloudpickle wants to send their code.
+    """
+    module, name = getattr(fun, "__module__", None) or "", getattr(fun, "__qualname__", "")
+    if module.partition(".")[0] == "jax":
+        try:
+            if operator.attrgetter(name)(sys.modules[module]) is fun:
+                return name
+        except (AttributeError, KeyError):
+            pass
+    return fun.__reduce_ex__(4)
+
+
+for _kind in (type(jax.jit(_by_name)), jax.custom_jvp):
+    copyreg.pickle(_kind, _by_name)  # pyright: ignore[reportArgumentType]

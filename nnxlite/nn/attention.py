@@ -1,0 +1,364 @@
+"""Attention: the functions.  (The layer is in `multi_head_attention.py`.)
+
+Attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762) gives every query a mean of the
+values, weighted by how well their keys match it:
+
+    weights = softmax(query . key / sqrt(depth) + bias)      where the mask is True
+    result  = sum over keys of weights * value
+
+Arrays have the shape (*batch, length, heads, depth).  Keys and values may have fewer heads than
+queries, a divisor of their number (grouped-query attention; with one head, multi-query attention):
+neighbouring query heads then share one.  Weights, masks and biases have the shape
+(*batch, heads, query length, key length), or one that broadcasts to it.
+
+There are two ways to compute the same.  The *plain* one forms the weights, so that they can be
+dropped out and recorded.  The *fused* one, chosen by the argument `implementation`, leaves the whole
+to `jax.nn.dot_product_attention`, which has a flash kernel where the device has one.  Both take
+logits and softmax in float32 or better.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from nnxlite.nn._common import Precision
+from nnxlite.nn._shapes import broadcast_together, broadcasts_to
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
+from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.objects import Module
+from nnxlite.variables import Intermediate
+
+Implementation = tp.Literal["xla", "cudnn"]
+
+
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Dtype | None = None,
+    precision: Precision = None,
+    module: Module | None = None,
+    promote_dtype: PromoteDtypeFn = default_promote_dtype,
+    is_causal: bool = False,
+    *,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """The mean of the values for every query, (*batch, query length, heads, value depth).
+
+    Args:
+        query: (*batch, query length, heads, depth).
+        key: (*batch, key length, key heads, depth), where key heads divides heads.
+        value: (*batch, key length, key heads, value depth).
+        bias: added to the logits; broadcasts to (*batch, heads, query length, key length).
+        mask: of the same shape; False (or zero) takes a key away from a query.  A query that is
+            left without keys gets the mean of all values.
+        broadcast_dropout: drop the same keys in all examples and heads.
+        dropout_rng: the key for dropout.
+        dropout_rate: the probability that a weight is set to zero, from 0 up to, but not
+            including, 1.
+        deterministic: no dropout.
+        dtype: dtype of the computation; None lets the inputs decide.
+        precision: precision of the products, as in `jax.lax.dot_general`.
+        module: where to record the weights, before dropout: as the `Intermediate`
+            `attention_weights`, by `module.sow`.
+        promote_dtype: brings query, key and value to the dtype of the computation.
+        is_causal: take away keys that stand later in their sequence than the query in its own.
+        implementation: "xla" or "cudnn" for the fused way on that implementation; the plain one
+            by default.
+
+    Raises:
+        ValueError: for shapes that do not fit, a mask or bias that does not broadcast, a dropout
+            rate outside [0, 1), dropout without a key, or a fused implementation that is asked for
+            what only the plain one does.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> query, value = jnp.ones((1, 2, 4, 8)), jnp.arange(3.0).reshape(1, 3, 1, 1)
+    >>> key = jnp.ones((1, 3, 1, 8))
+    >>> nnx.dot_product_attention(query, key, value, is_causal=True)[0, :, 0, 0].tolist()
+    [0.0, 0.5]
+    """
+    query, key, value = promote_dtype((query, key, value), dtype=dtype)
+    check_shapes(query, key, value)
+    shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
+    bias = _logit_like("bias", bias, shape)
+    mask = _logit_like("mask", mask, shape)
+    mask = None if mask is None else mask.astype(bool)
+    drop = dropout_rate > 0 and not deterministic
+    if implementation is not None:
+        _check_fusible(implementation, drop, module, precision, key, value)
+        return _fused(query, key, value, bias, mask, is_causal, implementation)
+    if is_causal:
+        mask = _causal(shape) if mask is None else mask & _causal(shape)
+    weights = _weights(query, key, bias, mask, precision)
+    if module is not None:
+        module.sow(Intermediate, "attention_weights", weights)
+    if drop:
+        weights = _dropout(weights, dropout_rate, dropout_rng, broadcast_dropout)
+    return _mean_value(weights, value, precision)
+
+
+def _check_fusible(
+    implementation: Implementation,
+    drop: bool,
+    module: Module | None,
+    precision: Precision,
+    key: jax.Array,
+    value: jax.Array,
+) -> None:
+    obstacle = ""
+    if drop:
+        obstacle = "dropout"
+    elif module is not None:
+        obstacle = "recording the weights (module=..., sow_weights=True)"
+    elif precision is not None:
+        obstacle = f"precision={precision!r}"
+    elif key.shape != value.shape:
+        obstacle = f"having values of shape {value.shape} for keys of shape {key.shape}"
+    if obstacle:
+        raise ValueError(
+            f"dot_product_attention(implementation={implementation!r}) is fused, which excludes "
+            f"{obstacle}. Leave `implementation` out."
+        )
+
+
+def _causal(shape: tuple[int, ...]) -> jax.Array:
+    """Whether a key stands no later than the query, (query length, key length)."""
+    rows, columns = (lax.broadcasted_iota(jnp.int32, shape[-2:], axis) for axis in (0, 1))
+    return rows >= columns
+
+
+def _fused(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    is_causal: bool,
+    implementation: tp.Any,
+) -> jax.Array:
+    """Attention by JAX's own function, which knows one batch axis."""
+    batch = query.shape[:-3]
+
+    def one_batch_axis(x: jax.Array | None) -> jax.Array | None:
+        if x is None or len(batch) == 1 == x.ndim - 3:
+            return x
+        x = jnp.reshape(x, (*(1,) * (len(batch) + 3 - x.ndim), *x.shape))
+        if math.prod(x.shape[:-3]) == 1:
+            return jnp.reshape(x, (1, *x.shape[-3:]))
+        return jnp.reshape(jnp.broadcast_to(x, (*batch, *x.shape[-3:])), (-1, *x.shape[-3:]))
+
+    result = jax.nn.dot_product_attention(
+        *(jnp.reshape(x, (math.prod(batch), *x.shape[-3:])) for x in (query, key, value)),
+        bias=one_batch_axis(bias),
+        mask=one_batch_axis(mask),
+        is_causal=is_causal,
+        implementation=implementation,
+    )
+    return jnp.reshape(result, query.shape)
+
+
+def _weights(
+    query: jax.Array,
+    key: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    precision: Precision,
+) -> jax.Array:
+    """The weights, (*batch, heads, query length, key length), in the dtype of the query."""
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    logits = _products(query, key, precision, dtype) * (query.shape[-1] ** -0.5)
+    if bias is not None:
+        logits = logits + bias.astype(dtype)
+    if mask is not None:
+        mask = jnp.broadcast_to(mask, logits.shape)
+        logits = lax.select(mask, logits, lax.full_like(logits, jnp.finfo(dtype).min))
+    return jax.nn.softmax(logits).astype(query.dtype)
+
+
+def _products(query: jax.Array, key: jax.Array, precision: Precision, dtype: tp.Any) -> jax.Array:
+    """query . key for all pairs, (*batch, heads, query length, key length)."""
+    *batch, queries, heads, depth = query.shape
+    groups, n = key.shape[-2], len(batch)
+    shared = (*range(n), n + 1)
+    product = functools.partial(lax.dot_general, precision=precision, preferred_element_type=dtype)
+    if groups == heads:
+        return product(query, key, (((n + 2,), (n + 2,)), (shared, shared)))
+    query = query.reshape(*batch, queries, groups, heads // groups, depth)
+    result = product(query, key, (((n + 3,), (n + 2,)), (shared, shared)))
+    result = jnp.swapaxes(result, -3, -2)  # (..., groups, heads in a group, queries, keys)
+    return result.reshape(*batch, heads, queries, key.shape[-3])
+
+
+def _dropout(weights: jax.Array, rate: float, key: jax.Array | None, broadcast: bool) -> jax.Array:
+    """The weights with random ones set to zero, and the others scaled up."""
+    if not rate < 1:
+        raise ValueError(f"dropout_rate must be in the range [0, 1), got {rate}.")
+    if key is None:
+        raise ValueError(
+            f"dot_product_attention needs dropout_rng, a random key, for dropout_rate={rate}; pass "
+            "one, or deterministic=True."
+        )
+    shape = weights.shape
+    if broadcast:
+        shape = (*(1,) * (len(shape) - 2), *shape[-2:])
+    keep = jax.random.bernoulli(key, 1.0 - rate, shape)
+    return weights * (keep.astype(weights.dtype) / jnp.asarray(1.0 - rate, weights.dtype))
+
+
+def _mean_value(weights: jax.Array, value: jax.Array, precision: Precision) -> jax.Array:
+    """The sums of values by weight, (*batch, query length, heads, value depth)."""
+    *batch, heads, queries, keys = weights.shape
+    groups, n = value.shape[-2], len(batch)
+    last = len(weights.shape) - 1
+    if groups != heads:
+        weights = weights.reshape(*batch, groups, heads // groups * queries, keys)
+    result = lax.dot_general(
+        weights,
+        value,
+        (((last,), (n,)), ((*range(n), n), (*range(n), n + 1))),
+        precision=precision,
+    )
+    result = result.reshape(*batch, heads, queries, value.shape[-1])
+    return jnp.swapaxes(result, -3, -2)
+
+
+def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    """Raise ValueError unless query, key and value fit together."""
+
+    def refuse(what: str) -> tp.NoReturn:
+        raise ValueError(
+            f"dot_product_attention: {what}. Arrays are (*batch, length, heads, depth); query has "
+            f"shape {query.shape}, key {key.shape}, value {value.shape}."
+        )
+
+    if not query.ndim == key.ndim == value.ndim or query.ndim < 3:
+        refuse("query, key and value need the same number of dimensions, three or more")
+    if not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
+        refuse("the batch dimensions of query, key and value differ")
+    if key.shape[-3] != value.shape[-3]:
+        refuse("there must be one value for every key")
+    if key.shape[-2] != value.shape[-2]:
+        refuse("key and value need the same number of heads")
+    if not key.shape[-2] or query.shape[-2] % key.shape[-2]:
+        refuse("the number of key heads must divide the number of query heads")
+    if query.shape[-1] != key.shape[-1]:
+        refuse("query and key need the same depth")
+
+
+def _logit_like(name: str, x: jax.Array | None, shape: tuple[int, ...]) -> jax.Array | None:
+    """`x` as an array that broadcasts to the shape of the logits."""
+    if x is None:
+        return None
+    x = jnp.asarray(x)
+    if not broadcasts_to(x.shape, shape):
+        raise ValueError(
+            f"dot_product_attention got a {name} of shape {x.shape}, which does not broadcast to "
+            f"(*batch, heads, query length, key length) = {shape}."
+        )
+    return x
+
+
+def make_attention_mask(
+    query_input: jax.Array,
+    key_input: jax.Array,
+    pairwise_fn: tp.Callable[..., tp.Any] = jnp.multiply,
+    extra_batch_dims: int = 0,
+    dtype: Dtype = jnp.float32,
+) -> jax.Array:
+    """A mask made by comparing every query with every key.
+
+    Args:
+        query_input: (*batch, query length), whatever `pairwise_fn` compares: validity, positions,
+            segment numbers.
+        key_input: (*batch, key length).
+        pairwise_fn: an elementwise function of two arguments that broadcast.
+        extra_batch_dims: how many batch axes of size one to put in front.
+        dtype: dtype of the mask.
+
+    Returns an array of shape (*batch, 1, query length, key length).
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> valid = jnp.array([1.0, 1.0, 0.0])
+    >>> print(nnx.make_attention_mask(valid, valid, dtype=jnp.int32)[0])
+    [[1 1 0]
+     [1 1 0]
+     [0 0 0]]
+    """
+    query_input, key_input = jnp.asarray(query_input), jnp.asarray(key_input)
+    if not query_input.ndim or not key_input.ndim:
+        raise ValueError(
+            "make_attention_mask compares sequences, (*batch, length); got inputs of shape "
+            f"{query_input.shape} and {key_input.shape}."
+        )
+    mask = pairwise_fn(query_input[..., :, None], key_input[..., None, :])
+    mask = jnp.expand_dims(mask, -3)
+    mask = jnp.expand_dims(mask, tuple(range(extra_batch_dims)))
+    return mask.astype(dtype)
+
+
+def make_causal_mask(
+    x: jax.Array, extra_batch_dims: int = 0, dtype: Dtype = jnp.float32
+) -> jax.Array:
+    """A mask that lets each position attend to itself and what comes before it.
+
+    Args:
+        x: (*batch, length); only its shape counts.
+        extra_batch_dims: how many batch axes of size one to put in front.
+        dtype: dtype of the mask.
+
+    Returns an array of shape (*batch, 1, length, length).
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> print(nnx.make_causal_mask(jnp.zeros(3), dtype=jnp.int32)[0])
+    [[1 0 0]
+     [1 1 0]
+     [1 1 1]]
+    """
+    shape = jnp.shape(x)
+    positions = jnp.broadcast_to(jnp.arange(shape[-1]), shape) if shape else jnp.zeros(shape)
+    return make_attention_mask(positions, positions, jnp.greater_equal, extra_batch_dims, dtype)
+
+
+def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.Array | None:
+    """The mask that is True where all of the masks are; None if all of them are None.
+
+    Args:
+        *masks: masks with the same number of dimensions; None stands for no mask.
+        dtype: dtype of the result.
+
+    Raises ValueError for masks of different numbers of dimensions, or that do not broadcast.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> print(nnx.combine_masks(jnp.array([1, 0, 1]), None, jnp.array([1, 1, 0])))
+    [1. 0. 0.]
+    """
+    given = [jnp.asarray(mask, bool) for mask in masks if mask is not None]
+    if not given:
+        return None
+    shapes = [mask.shape for mask in given]
+    if len({len(shape) for shape in shapes}) > 1:
+        raise ValueError(
+            f"combine_masks needs masks with the same number of dimensions, got shapes {shapes}."
+        )
+    combined = given[0]
+    for mask in given[1:]:
+        if not broadcast_together(combined.shape, mask.shape):
+            raise ValueError(f"combine_masks got shapes that do not broadcast: {shapes}.")
+        combined = combined & mask
+    return combined.astype(dtype)

@@ -1,0 +1,220 @@
+"""Modules made of modules: `Sequential` and `MLP`; and `Identity`, the module that does nothing."""
+
+from __future__ import annotations
+
+import inspect
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite.nn._common import Precision, check_size
+from nnxlite.nn.activations import identity, relu
+from nnxlite.nn.dtypes import Dtype
+from nnxlite.nn.initializers import Initializer
+from nnxlite.nn.linear import Linear, default_bias_init, default_kernel_init
+from nnxlite.nn.stochastic import Dropout
+from nnxlite.objects import List, Module, Rngs, RngStream
+
+
+class Sequential(Module):
+    """Calls functions or modules one after the other, each with the result of the one before.
+
+    A result that is a tuple becomes the positional arguments of the next, a dict its keyword
+    arguments, anything else its one argument.  Keyword arguments of the call go to every function
+    that has a parameter of their name.  Without functions it returns its arguments.
+
+    Args:
+        *fns: the functions or modules.
+
+    Attributes:
+        layers: List of the functions.
+
+    Raises:
+        TypeError: when called with a layer that is not callable, or where a keyword argument
+            comes both from the call and from the layer before.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> rngs = nnx.Rngs(0)
+    >>> model = nnx.Sequential(nnx.Linear(3, 8, rngs=rngs), nnx.relu, nnx.Linear(8, 2, rngs=rngs))
+    >>> model(jnp.ones((5, 3))).shape
+    (5, 2)
+    """
+
+    def __init__(self, *fns: tp.Callable[..., tp.Any]) -> None:
+        self.layers = List(fns)
+
+    def __iter__(self) -> tp.Iterator[tp.Callable[..., tp.Any]]:
+        """The functions, in their order."""
+        return iter(self.layers)
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """The result of the last function."""
+        output: tp.Any = args[0] if len(args) == 1 else args or kwargs or None
+        for index, layer in enumerate(self.layers):
+            if not callable(layer):
+                raise TypeError(
+                    f"{type(self).__name__}: layers[{index}] is not callable, it is of type "
+                    f"{type(layer).__name__}."
+                )
+            options = _accepted(layer, kwargs) if kwargs else {}
+            if index == 0:
+                output = layer(*args, **options)
+            elif isinstance(output, tuple):
+                output = layer(*output, **options)
+            elif isinstance(output, dict):
+                twice = sorted(output.keys() & options.keys())
+                if twice:
+                    raise TypeError(
+                        f"{type(self).__name__}: layers[{index}] gets the keyword argument(s) "
+                        f"{twice} both from the call and from the layer before."
+                    )
+                output = layer(**output, **options)
+            else:
+                output = layer(output, **options)
+        return output
+
+
+def _accepted(fun: tp.Callable[..., tp.Any], options: dict[str, tp.Any]) -> dict[str, tp.Any]:
+    """The options that `fun` has parameters for."""
+    try:
+        parameters = inspect.signature(fun).parameters
+    except (TypeError, ValueError):  # builtins may have no signature
+        return {}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return options
+    named = {
+        name
+        for name, p in parameters.items()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    return {name: value for name, value in options.items() if name in named}
+
+
+class Identity(Module):
+    """Returns its input.  Arguments of the constructor, and further ones of the call, are ignored.
+
+    >>> import nnxlite as nnx
+    >>> nnx.Identity()(3)
+    3
+    """
+
+    def __init__(self, *args: tp.Any, **kwargs: tp.Any) -> None:
+        pass
+
+    def __call__(self, x: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """The input itself."""
+        return x
+
+
+class MLP(Module):
+    """A multilayer perceptron: `depth` hidden layers of `width` features, and an output layer.
+
+    Maps `(..., in_features)` to `(..., out_features)`.  A hidden layer is a `Linear`, then the
+    norm, the activation and the dropout, as far as wanted; the output layer is a `Linear`, then
+    `final_activation`.  With depth zero it is the output layer alone.
+
+    Args:
+        in_features, out_features: sizes of the last axis before and after.
+        width: number of features of a hidden layer.
+        depth: number of hidden layers.
+        activation, final_activation: functions or modules; one module serves all hidden layers.
+        use_bias, use_final_bias: whether hidden layers and output layer add a bias.
+        norm: called as `norm(width, rngs=rngs)` for each hidden layer, such as `nnx.LayerNorm`.
+        dropout_rate: the rate of a `Dropout` after each hidden layer.
+        dtype: dtype of the computation; None lets input and parameters decide.
+        param_dtype: dtype of the parameters.
+        precision: precision of the products.
+        kernel_init, bias_init: initializers of all kernels and biases.
+        rngs: the stream "params" is drawn layer by layer (kernel, bias, norm); the stream
+            "dropout" is forked last, if there is dropout.
+
+    Attributes:
+        layers: List of depth + 1 Linears.
+        norms: List of depth norms, empty without `norm`.
+        dropout: the Dropout, or None.
+
+    Raises:
+        TypeError: for a size that is not a whole number, or an input whose last axis does not fit.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> mlp = nnx.MLP(3, 2, width=16, depth=2, norm=nnx.LayerNorm, rngs=nnx.Rngs(0))
+    >>> mlp(jnp.ones((5, 3))).shape, len(mlp.layers)
+    ((5, 2), 3)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        width: int,
+        depth: int,
+        *,
+        activation: tp.Callable[[tp.Any], tp.Any] = relu,
+        final_activation: tp.Callable[[tp.Any], tp.Any] = identity,
+        use_bias: bool = True,
+        use_final_bias: bool = True,
+        norm: tp.Callable[..., Module] | None = None,
+        dropout_rate: float = 0.0,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: Precision = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        rngs: Rngs,
+    ) -> None:
+        check_size(self, "in_features", in_features)
+        check_size(self, "out_features", out_features)
+        check_size(self, "width", width)
+        check_size(self, "depth", depth)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.width = width
+        self.depth = depth
+        self.activation = activation
+        self.final_activation = final_activation
+        self.layers = List()
+        self.norms = List()
+        for index in range(depth + 1):
+            last = index == depth
+            self.layers.append(
+                Linear(
+                    width if index else in_features,
+                    out_features if last else width,
+                    use_bias=use_final_bias if last else use_bias,
+                    dtype=dtype,
+                    param_dtype=param_dtype,
+                    precision=precision,
+                    kernel_init=kernel_init,
+                    bias_init=bias_init,
+                    rngs=rngs,
+                )
+            )
+            if norm is not None and not last:
+                self.norms.append(norm(width, rngs=rngs))
+        self.dropout = Dropout(dropout_rate, rngs=rngs) if depth and dropout_rate else None
+
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        deterministic: bool | None = None,
+        rngs: Rngs | RngStream | jax.Array | None = None,
+    ) -> jax.Array:
+        """The image of `x`, (..., in_features) -> (..., out_features).
+
+        Args:
+            x: array whose last axis has the size `in_features`.
+            deterministic: whether to leave out the dropout; goes before the layer's own mode.
+            rngs: the source of the dropout's keys; goes before the layer's own.
+        """
+        for index in range(self.depth):
+            x = self.layers[index](x)
+            if self.norms:
+                x = self.norms[index](x)
+            x = self.activation(x)
+            if self.dropout is not None:
+                x = self.dropout(x, deterministic=deterministic, rngs=rngs)
+        return self.final_activation(self.layers[-1](x))

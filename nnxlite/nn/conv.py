@@ -1,0 +1,524 @@
+"""Convolutions over any number of spatial axes: `Conv` and `ConvTranspose`.
+
+Inputs have the layout `(*batch, *spatial, in_features)` with as many spatial axes as the kernel and
+any number of batch axes, none included; the kernel has the layout `(*kernel_size, in, out)`.
+
+Padding is one of
+
+    "SAME"       zeros, so that with stride one the output is as large as the input
+    "SAME_LOWER" the same, an odd element going to the front
+    "VALID"      none
+    "CIRCULAR"   the input repeats periodically
+    "REFLECT"    the input is mirrored at its borders (Conv only)
+    "CAUSAL"     zeros in front, so that no output sees later input (Conv with one axis only)
+    p            p zeros on both sides of each axis
+    [p, (l, r)]  for each axis, zeros on both sides or in front and behind
+"""
+
+from __future__ import annotations
+
+import math
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from nnxlite.nn import initializers
+from nnxlite.nn._common import (
+    NO_METADATA,
+    Axes,
+    Metadata,
+    OutSharding,
+    Precision,
+    add_bias,
+    check_size,
+    check_sizes,
+    value_of,
+)
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
+from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.initializers import Initializer
+from nnxlite.objects import Module, Rngs, data
+from nnxlite.variables import Param
+
+Padding = str | int | tp.Sequence[int | tuple[int, int]]
+Pads = str | tuple[tuple[int, int], ...]
+
+default_kernel_init: tp.Final[Initializer] = initializers.lecun_normal()
+default_bias_init: tp.Final[Initializer] = initializers.zeros_init()
+
+
+class ConvGeneralDilatedFn(tp.Protocol):
+    """A replacement for `jax.lax.conv_general_dilated`."""
+
+    def __call__(
+        self,
+        lhs: tp.Any,
+        rhs: tp.Any,
+        window_strides: tp.Any,
+        padding: tp.Any,
+        *,
+        lhs_dilation: tp.Any,
+        rhs_dilation: tp.Any,
+        dimension_numbers: tp.Any,
+        feature_group_count: int,
+        precision: Precision,
+        out_sharding: OutSharding,
+    ) -> jax.Array:
+        """The convolution; gets `preferred_element_type` too where the layer was given one."""
+        ...
+
+
+class _Convolution(Module):
+    """What both convolutions share: parameters, checks, and the treatment of batch axes."""
+
+    kernel: Param[jax.Array]
+    bias: Param[jax.Array] | None
+    mask: jax.Array | None
+    kernel_size: tuple[int, ...]
+    _paddings: tp.ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: Axes,
+        kernel_features: tuple[int, int],
+        *,
+        strides: Axes | None,
+        padding: Padding,
+        kernel_dilation: Axes | None,
+        use_bias: bool,
+        mask: jax.Array | None,
+        dtype: Dtype | None,
+        param_dtype: Dtype,
+        precision: Precision,
+        kernel_init: Initializer,
+        bias_init: Initializer,
+        promote_dtype: PromoteDtypeFn,
+        preferred_element_type: Dtype | None,
+        rngs: Rngs,
+        kernel_metadata: Metadata,
+        bias_metadata: Metadata,
+    ) -> None:
+        self.kernel_size = check_sizes(self, "kernel_size", kernel_size)
+        self.kernel_shape = (*self.kernel_size, *kernel_features)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.strides = _kept(strides)
+        self.padding = _kept(padding)
+        self.kernel_dilation = _kept(kernel_dilation)
+        self.use_bias = use_bias
+        self.mask = mask
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
+        self._per_axis("strides")
+        self._per_axis("kernel_dilation")
+        self._pads()
+        self._check_mask(self.kernel_shape)
+        self.kernel = Param(
+            kernel_init(rngs.params(), self.kernel_shape, param_dtype), **kernel_metadata
+        )
+        self.bias = data(
+            Param(bias_init(rngs.params(), (out_features,), param_dtype), **bias_metadata)
+            if use_bias
+            else None
+        )
+
+    def _per_axis(self, name: str) -> tuple[int, ...]:
+        """An attribute that is None (for one), a number, or one number for each spatial axis."""
+        given = getattr(self, name)
+        rank = len(self.kernel_size)
+        if given is None:
+            return (1,) * rank
+        sizes = check_sizes(self, name, given)
+        if not isinstance(given, tp.Sequence):
+            sizes *= rank
+        if len(sizes) != rank or 0 in sizes:
+            raise ValueError(
+                f"{type(self).__name__}: `{name}` must be a positive number, or one for each of "
+                f"the {rank} axes of kernel_size={self.kernel_size}; got {given!r}."
+            )
+        return sizes
+
+    def _pads(self) -> Pads:
+        """The padding as a name, or as a pair for each spatial axis; ValueError for others."""
+        padding, rank = self.padding, len(self.kernel_size)
+        if isinstance(padding, str):
+            name = padding.upper()
+            if name == "CAUSAL" and name in self._paddings and rank != 1:
+                raise ValueError(
+                    f"{type(self).__name__}: 'CAUSAL' padding needs a kernel with one spatial "
+                    f"axis, and kernel_size is {self.kernel_size}."
+                )
+            if name in self._paddings:
+                return name
+        elif isinstance(padding, int):
+            return ((padding, padding),) * rank
+        elif isinstance(padding, tp.Sequence) and len(padding) == rank:
+            pairs = tuple((p, p) if isinstance(p, int) else p for p in padding)
+            if all(isinstance(p, tp.Sequence) and len(p) == 2 for p in pairs):
+                return tuple((p[0], p[1]) for p in pairs)
+        raise ValueError(
+            f"{type(self).__name__}: `padding` must be one of {', '.join(self._paddings)}, a "
+            f"number, or a number or pair of numbers for each of the {rank} axes of "
+            f"kernel_size={self.kernel_size}; got {padding!r}."
+        )
+
+    def _check_mask(self, kernel_shape: tuple[int, ...]) -> None:
+        if self.mask is not None and tuple(self.mask.shape) != tuple(kernel_shape):
+            raise ValueError(
+                f"{type(self).__name__}: `mask` must have the shape of `kernel`, {kernel_shape}; "
+                f"got {tuple(self.mask.shape)}."
+            )
+
+    def _masked_kernel(self) -> jax.Array:
+        kernel = self.kernel[...]
+        if self.mask is None:
+            return kernel
+        self._check_mask(kernel.shape)
+        return kernel * jnp.asarray(self.mask)
+
+    def _one_batch_axis(
+        self, inputs: jax.Array, features: int
+    ) -> tuple[jax.Array, tuple[int, ...] | None]:
+        """The input with one batch axis, and the batch shape to bring back (None if it had one).
+
+        Raises ValueError unless the input has all spatial axes and `features` features.
+        """
+        x = inputs if hasattr(inputs, "ndim") else jnp.asarray(inputs)
+        rank = len(self.kernel_size)
+        if x.ndim < rank + 1 or x.shape[-1] != features:
+            raise ValueError(
+                f"{type(self).__name__} expects an input of shape (*batch, *spatial, {features}) "
+                f"with {rank} spatial axes: kernel_size is {self.kernel_size} and `kernel` has "
+                f"shape {self.kernel.shape}; got {tuple(x.shape)}."
+            )
+        if x.ndim == rank + 2:
+            return x, None
+        batch = tuple(x.shape[: x.ndim - rank - 1])
+        return jnp.reshape(x, (math.prod(batch), *x.shape[len(batch) :])), batch
+
+    def _window(self) -> tuple[int, ...]:
+        """How far the kernel reaches along each axis, dilation counted."""
+        return tuple(
+            (size - 1) * dilation + 1
+            for size, dilation in zip(
+                self.kernel_size, self._per_axis("kernel_dilation"), strict=True
+            )
+        )
+
+
+class Conv(_Convolution):
+    """A convolution over the axes of `kernel_size` (strictly: a cross-correlation).
+
+    Maps `(*batch, *spatial, in_features)` to `(*batch, *smaller or equal spatial, out_features)`.
+
+    Args:
+        in_features, out_features: sizes of the last axis before and after.
+        kernel_size: size of the kernel along each spatial axis; a number means one axis.
+        strides: steps between outputs, one number or one for each axis.
+        padding: see the module's text: a name, a number, or a number or pair for each axis.
+        input_dilation: spread the input by this factor (needs padding given as numbers).
+        kernel_dilation: spread the kernel by this factor.
+        feature_group_count: number of groups that features are divided into; each group of
+            outputs sees its own group of inputs only.
+        use_bias: whether to add a bias.
+        mask: array of the kernel's shape that the kernel is multiplied with at each use.
+        dtype: dtype of the computation; None lets input and parameters decide.
+        param_dtype: dtype of the parameters.
+        precision: precision of the products, as in `jax.lax.conv_general_dilated`.
+        kernel_init, bias_init: initializers of kernel and bias.
+        conv_general_dilated: the function to use in place of `jax.lax.conv_general_dilated`.
+        promote_dtype: brings input, kernel and bias to the dtype of the computation.
+        preferred_element_type: dtype the convolution accumulates in and returns.
+        rngs: the stream "params" is drawn once for the kernel, then once for the bias.
+        kernel_metadata, bias_metadata: metadata of the parameters, such as a sharding.
+
+    Attributes:
+        kernel: Param of shape (*kernel_size, in_features // feature_group_count, out_features).
+        bias: Param of shape (out_features,), or None.
+
+    Raises:
+        TypeError: for a size that is not a whole number.
+        ValueError: for a padding, stride, dilation, group count or mask that does not fit the
+            kernel, or an input that does not.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> conv = nnx.Conv(3, 8, (3, 3), strides=2, rngs=nnx.Rngs(0))
+    >>> conv.kernel.shape, conv(jnp.ones((4, 28, 28, 3))).shape
+    ((3, 3, 3, 8), (4, 14, 14, 8))
+    """
+
+    _paddings = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR", "REFLECT", "CAUSAL")
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: Axes,
+        strides: Axes | None = 1,
+        *,
+        padding: Padding = "SAME",
+        input_dilation: Axes | None = 1,
+        kernel_dilation: Axes | None = 1,
+        feature_group_count: int = 1,
+        use_bias: bool = True,
+        mask: jax.Array | None = None,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: Precision = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        conv_general_dilated: ConvGeneralDilatedFn = lax.conv_general_dilated,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        rngs: Rngs,
+        kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        check_size(self, "in_features", in_features)
+        check_size(self, "out_features", out_features)
+        groups = check_size(self, "feature_group_count", feature_group_count)
+        if groups == 0 or in_features % groups or out_features % groups:
+            raise ValueError(
+                f"{type(self).__name__}: feature_group_count={feature_group_count} must divide "
+                f"in_features={in_features} and out_features={out_features}."
+            )
+        self.input_dilation = _kept(input_dilation)
+        self.feature_group_count = feature_group_count
+        self.conv_general_dilated = conv_general_dilated
+        super().__init__(
+            in_features,
+            out_features,
+            kernel_size,
+            (in_features // groups, out_features),
+            strides=strides,
+            padding=padding,
+            kernel_dilation=kernel_dilation,
+            use_bias=use_bias,
+            mask=mask,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            promote_dtype=promote_dtype,
+            preferred_element_type=preferred_element_type,
+            rngs=rngs,
+            kernel_metadata=kernel_metadata,
+            bias_metadata=bias_metadata,
+        )
+
+    def __call__(self, inputs: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
+        """The convolution of `inputs` with the kernel.
+
+        Args:
+            inputs: array of shape (*batch, *spatial, in_features).
+            out_sharding: sharding of the convolution, where the mesh has explicit axes.
+        """
+        kernel = self._masked_kernel()
+        x, batch = self._one_batch_axis(inputs, kernel.shape[-2] * self.feature_group_count)
+        x, pads = self._pad(x)
+        x, kernel, bias = self.promote_dtype((x, kernel, value_of(self.bias)), dtype=self.dtype)
+        options: dict[str, tp.Any] = {}
+        if self.preferred_element_type is not None:
+            options["preferred_element_type"] = self.preferred_element_type
+        y = self.conv_general_dilated(
+            x,
+            kernel,
+            self._per_axis("strides"),
+            pads,
+            lhs_dilation=self._per_axis("input_dilation"),
+            rhs_dilation=self._per_axis("kernel_dilation"),
+            dimension_numbers=_dimension_numbers(x.ndim),
+            feature_group_count=self.feature_group_count,
+            precision=self.precision,
+            out_sharding=out_sharding,
+            **options,
+        )
+        y = add_bias(y, bias)
+        return y if batch is None else jnp.reshape(y, (*batch, *y.shape[1:]))
+
+    def _pads(self) -> Pads:
+        pads = super()._pads()
+        dilation = self._per_axis("input_dilation")
+        if isinstance(pads, str) and any(d != 1 for d in dilation):
+            raise ValueError(
+                f"{type(self).__name__}: with input_dilation={self.input_dilation} the padding "
+                f"must be given in numbers, got {pads!r}. Give a pair for each axis, or use "
+                "ConvTranspose."
+            )
+        return pads
+
+    def _pad(self, x: jax.Array) -> tuple[jax.Array, Pads]:
+        """Carry out the paddings that the convolution itself does not know."""
+        pads = self._pads()
+        if pads == "CAUSAL":
+            widths = [(window - 1, 0) for window in self._window()]
+            return jnp.pad(x, [(0, 0), *widths, (0, 0)]), "VALID"
+        if pads in ("CIRCULAR", "REFLECT"):
+            widths = [((window - 1) // 2, window // 2) for window in self._window()]
+            mode = "wrap" if pads == "CIRCULAR" else "reflect"
+            return jnp.pad(x, [(0, 0), *widths, (0, 0)], mode=mode), "VALID"
+        return x, pads
+
+
+class ConvTranspose(_Convolution):
+    """The transpose of a convolution: it spreads each input over a window of the output.
+
+    Maps `(*batch, *spatial, in_features)` to `(*batch, *larger or equal spatial, out_features)`;
+    "SAME" padding multiplies each spatial size by its stride.  With "CIRCULAR" padding what is
+    spread beyond the border comes in again at the other side.
+
+    Args:
+        in_features, out_features: sizes of the last axis before and after.
+        kernel_size: size of the kernel along each spatial axis; a number means one axis.
+        strides: how far inputs lie apart in the output, one number or one for each axis.
+        padding: see the module's text: "SAME", "VALID", "CIRCULAR", a number, or a number or pair
+            for each axis.
+        kernel_dilation: spread the kernel by this factor.
+        use_bias: whether to add a bias.
+        mask: array of the kernel's shape that the kernel is multiplied with at each use.
+        dtype: dtype of the computation; None lets input and parameters decide.
+        param_dtype: dtype of the parameters.
+        precision: precision of the products, as in `jax.lax.conv_transpose`.
+        kernel_init, bias_init: initializers of kernel and bias.
+        transpose_kernel: flip the kernel and swap its features, which makes the layer the exact
+            transpose of a `Conv` with this kernel.
+        promote_dtype: brings input, kernel and bias to the dtype of the computation.
+        preferred_element_type: dtype the convolution accumulates in and returns.
+        rngs: the stream "params" is drawn once for the kernel, then once for the bias.
+        kernel_metadata, bias_metadata: metadata of the parameters, such as a sharding.
+
+    Attributes:
+        kernel: Param of shape (*kernel_size, in_features, out_features); with `transpose_kernel`,
+            (*kernel_size, out_features, in_features).
+        bias: Param of shape (out_features,), or None.
+
+    Raises:
+        TypeError: for a size that is not a whole number.
+        ValueError: for a padding, stride, dilation or mask that does not fit the kernel, or an
+            input that does not.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> up = nnx.ConvTranspose(3, 8, (3, 3), strides=2, rngs=nnx.Rngs(0))
+    >>> up(jnp.ones((4, 14, 14, 3))).shape
+    (4, 28, 28, 8)
+    """
+
+    _paddings = ("SAME", "VALID", "CIRCULAR")
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: Axes,
+        strides: Axes | None = None,
+        *,
+        padding: Padding = "SAME",
+        kernel_dilation: Axes | None = None,
+        use_bias: bool = True,
+        mask: jax.Array | None = None,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: Precision = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        transpose_kernel: bool = False,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        rngs: Rngs,
+        kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        check_size(self, "in_features", in_features)
+        check_size(self, "out_features", out_features)
+        self.transpose_kernel = transpose_kernel
+        features = (in_features, out_features)
+        super().__init__(
+            in_features,
+            out_features,
+            kernel_size,
+            (out_features, in_features) if transpose_kernel else features,
+            strides=strides,
+            padding=padding,
+            kernel_dilation=kernel_dilation,
+            use_bias=use_bias,
+            mask=mask,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            promote_dtype=promote_dtype,
+            preferred_element_type=preferred_element_type,
+            rngs=rngs,
+            kernel_metadata=kernel_metadata,
+            bias_metadata=bias_metadata,
+        )
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """The transposed convolution of `inputs` with the kernel.
+
+        Args:
+            inputs: array of shape (*batch, *spatial, in_features).
+        """
+        kernel = self._masked_kernel()
+        x, batch = self._one_batch_axis(inputs, kernel.shape[-1 if self.transpose_kernel else -2])
+        x, kernel, bias = self.promote_dtype((x, kernel, value_of(self.bias)), dtype=self.dtype)
+        pads = self._pads()
+        y = lax.conv_transpose(
+            x,
+            kernel,
+            self._per_axis("strides"),
+            "VALID" if pads == "CIRCULAR" else pads,
+            rhs_dilation=self._per_axis("kernel_dilation"),
+            transpose_kernel=self.transpose_kernel,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+        )
+        if pads == "CIRCULAR":
+            y = self._wrap(y, x.shape[1:-1])
+        y = add_bias(y, bias)
+        return y if batch is None else jnp.reshape(y, (*batch, *y.shape[1:]))
+
+    def _wrap(self, y: jax.Array, spatial: tuple[int, ...]) -> jax.Array:
+        """Fold a full output back onto its period, `stride * size` along each spatial axis.
+
+        The surplus hangs over evenly on both sides; an odd element hangs over in front where the
+        kernel is flipped, else behind.
+        """
+        for axis, (size, stride) in enumerate(
+            zip(spatial, self._per_axis("strides"), strict=True), start=1
+        ):
+            period = size * stride
+            surplus = y.shape[axis] - period
+            overhang = (surplus + self.transpose_kernel) // 2
+            front = -overhang % period
+            turns = -(-(front + y.shape[axis]) // period)
+            widths = [(0, 0)] * y.ndim
+            widths[axis] = (front, turns * period - front - y.shape[axis])
+            shape = (*y.shape[:axis], turns, period, *y.shape[axis + 1 :])
+            y = jnp.sum(jnp.reshape(jnp.pad(y, widths), shape), axis=axis)
+        return y
+
+
+def _kept(given: tp.Any) -> tp.Any:
+    """An argument as an attribute: a list as a tuple, so that it is hashable."""
+    if isinstance(given, tp.Sequence) and not isinstance(given, str):
+        return tuple(_kept(g) for g in given)
+    return given
+
+
+def _dimension_numbers(ndim: int) -> lax.ConvDimensionNumbers:
+    """The layout (batch, *spatial, features) with kernels (*spatial, in, out)."""
+    inputs = (0, ndim - 1, *range(1, ndim - 1))
+    kernel = (ndim - 1, ndim - 2, *range(ndim - 2))
+    return lax.ConvDimensionNumbers(inputs, kernel, inputs)

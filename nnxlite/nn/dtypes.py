@@ -1,0 +1,98 @@
+"""The dtype a layer computes in.
+
+A layer has two dtypes: `param_dtype`, in which its parameters are kept, and `dtype`, in which it
+computes.  Where `dtype` is None the computation runs in the dtype that inputs and parameters
+promote to, and always in a floating or complex one.  `promote_dtype` brings a layer's arrays there;
+every layer takes another function in its place (its argument `promote_dtype`).
+"""
+
+from __future__ import annotations
+
+import functools
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+Dtype = jax.typing.DTypeLike
+
+
+class PromoteDtypeFn(tp.Protocol):
+    """A function that brings arrays (None stays None) to the dtype of the computation."""
+
+    def __call__(
+        self, args: tuple[tp.Any, ...], /, *, dtype: tp.Any = None, inexact: bool = True
+    ) -> tuple[tp.Any, ...]:
+        """The arrays, in their order, in one dtype."""
+        ...
+
+
+def canonicalize_dtype(*args: tp.Any, dtype: Dtype | None = None, inexact: bool = True) -> Dtype:
+    """The dtype to compute in: `dtype` if given, else what `args` promote to (None is skipped).
+
+    With `inexact`, integers and booleans promote to a floating dtype, and a given `dtype` that is
+    neither floating nor complex raises ValueError.
+
+    >>> import jax.numpy as jnp
+    >>> from nnxlite.nn.dtypes import canonicalize_dtype
+    >>> canonicalize_dtype(jnp.ones(2, jnp.bfloat16), None, jnp.ones(2))
+    dtype('float32')
+    >>> canonicalize_dtype(jnp.arange(2))
+    dtype('float32')
+    """
+    if dtype is None:
+        found = jnp.result_type(*[jnp.asarray(x) for x in args if x is not None])
+        if inexact and not jnp.issubdtype(found, jnp.inexact):
+            return jnp.promote_types(jnp.float32, found)
+        return found
+    if inexact and not jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(
+            f"A layer computes in a floating or complex dtype, got {jnp.dtype(dtype).name!r}. "
+            "Leave `dtype` out to let inputs and parameters decide."
+        )
+    return dtype
+
+
+def promote_dtype(
+    args: tp.Iterable[tp.Any], /, *, dtype: Dtype | None = None, inexact: bool = True
+) -> tuple[tp.Any, ...]:
+    """The arrays `args`, in the dtype of `canonicalize_dtype`; None stays None.
+
+    Arrays that agree already pass through as they are.
+
+    >>> import jax.numpy as jnp
+    >>> from nnxlite.nn.dtypes import promote_dtype
+    >>> x, none = promote_dtype((jnp.ones(2), None), dtype=jnp.bfloat16)
+    >>> x.dtype, none
+    (dtype(bfloat16), None)
+    """
+    arrays = tuple(args)
+    if _agree(arrays, dtype, inexact):
+        return arrays
+    target = canonicalize_dtype(*arrays, dtype=dtype, inexact=inexact)
+    return tuple(None if x is None else jnp.asarray(x, target) for x in arrays)
+
+
+def _agree(arrays: tuple[tp.Any, ...], dtype: tp.Any, inexact: bool) -> bool:
+    """Whether nothing is to be done: JAX arrays of the wanted dtype, none weakly typed."""
+    common = dtype
+    for x in arrays:
+        if x is None:
+            continue
+        if not isinstance(x, _Array) or x.weak_type:
+            return False
+        found = x.dtype
+        if found is not common:
+            if common is None:
+                common = found
+            elif found != common:
+                return False
+    return common is not None and (not inexact or _is_inexact(common))
+
+
+_Array: tp.Any = jax.Array  # a local name: this runs at every call of every layer
+
+
+@functools.cache
+def _is_inexact(dtype: tp.Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.inexact)

@@ -1,0 +1,121 @@
+"""`Embed`: a learned table of vectors, looked up by number."""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite.nn import initializers
+from nnxlite.nn._common import NO_METADATA, Metadata, OutSharding, check_size
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
+from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.initializers import Initializer
+from nnxlite.objects import Module, Rngs
+from nnxlite.variables import Param
+
+default_embed_init: tp.Final[Initializer] = initializers.variance_scaling(
+    1.0, "fan_in", "normal", out_axis=0
+)
+
+
+class Embed(Module):
+    """A table of `num_embeddings` vectors with `features` entries each.
+
+    Maps whole numbers of shape `(...)` to vectors of shape `(..., features)`.  A negative number
+    counts from the end; a number outside the table gives NaN (the smallest number for integer
+    tables), so that a mistake shows.  A table with one row gives that row for every number.
+
+    Args:
+        num_embeddings: number of rows.
+        features: length of a row.
+        dtype: dtype of the result; None for that of the table.
+        param_dtype: dtype of the table.
+        embedding_init: initializer of the table.
+        promote_dtype: brings the table (and a query) to the dtype of the computation.
+        rngs: the stream "params" is drawn once.
+        embedding_metadata: metadata of the table, such as a sharding.
+
+    Attributes:
+        embedding: Param of shape (num_embeddings, features).
+
+    Raises:
+        ValueError: when called with anything but whole numbers.
+        TypeError: for a size that is not a whole number, or a query that does not fit.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> embed = nnx.Embed(5, 3, rngs=nnx.Rngs(0))
+    >>> embed(jnp.array([[0, 4]])).shape
+    (1, 2, 3)
+    """
+
+    embedding: Param[jax.Array]
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        embedding_init: Initializer = default_embed_init,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        rngs: Rngs,
+        embedding_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        shape = (
+            check_size(self, "num_embeddings", num_embeddings),
+            check_size(self, "features", features),
+        )
+        self.embedding = Param(
+            embedding_init(rngs.params(), shape, param_dtype), **embedding_metadata
+        )
+        self.num_embeddings = num_embeddings
+        self.features = features
+        self.dtype = self.embedding.dtype if dtype is None else dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+
+    def __call__(self, inputs: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
+        """The rows at `inputs`, (...) -> (..., features).
+
+        Args:
+            inputs: whole numbers.
+            out_sharding: sharding of the result, where the mesh has explicit axes.
+        """
+        indices = inputs if hasattr(inputs, "dtype") else jnp.asarray(inputs)
+        if not jnp.issubdtype(indices.dtype, jnp.integer):
+            raise ValueError(
+                f"{type(self).__name__} looks up rows by whole numbers, got an input of dtype "
+                f"{indices.dtype} and shape {indices.shape}."
+            )
+        (embedding,) = self.promote_dtype((self.embedding[...],), dtype=self.dtype, inexact=False)
+        if embedding.shape[0] == 1:
+            return jnp.broadcast_to(embedding[0], (*indices.shape, embedding.shape[1]))
+        if out_sharding is not None:
+            return embedding.at[indices].get(mode="fill", out_sharding=out_sharding)
+        return jnp.take(embedding, indices, axis=0)
+
+    def attend(self, query: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
+        """The scalar product of queries with every row, (..., features) -> (..., num_embeddings).
+
+        With the table of the input embedding this is the output layer of a language model.
+
+        Args:
+            query: vectors of length `features`.
+            out_sharding: sharding of the result, where the mesh has explicit axes.
+
+        >>> import jax.numpy as jnp
+        >>> import nnxlite as nnx
+        >>> nnx.Embed(5, 3, rngs=nnx.Rngs(0)).attend(jnp.ones((2, 3))).shape
+        (2, 5)
+        """
+        query, embedding = self.promote_dtype((query, self.embedding[...]), dtype=self.dtype)
+        if query.shape[-1:] != embedding.shape[1:]:
+            raise TypeError(
+                f"{type(self).__name__}.attend expects vectors of length {embedding.shape[1]}: "
+                f"`embedding` has shape {embedding.shape}; got a query of shape {query.shape}."
+            )
+        return jnp.dot(query, embedding.T, out_sharding=out_sharding)

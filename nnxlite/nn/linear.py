@@ -1,0 +1,510 @@
+"""Linear maps over one or several axes: `Linear`, `LinearGeneral` and `Einsum`.
+
+All three contract axes of the input with axes of a learned kernel and add a learned bias along the
+new axes:
+
+    Linear         the last axis of the input, with a matrix
+    LinearGeneral  any axes, into any number of new ones, with separate weights along batch axes
+    Einsum         whatever an einsum equation says
+
+The kernel is kept in `param_dtype`; the product is taken in `dtype`, or, where that is None, in
+what input and parameters promote to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from nnxlite.nn import initializers
+from nnxlite.nn._common import (
+    NO_METADATA,
+    Axes,
+    DotGeneralFn,
+    FrozenMapping,
+    Metadata,
+    OutSharding,
+    Precision,
+    add_bias,
+    affine,
+    as_tuple,
+    check_size,
+    check_sizes,
+    feature_mismatch,
+    value_of,
+)
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
+from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.initializers import Initializer
+from nnxlite.objects import Module, Rngs, data
+from nnxlite.variables import Param, VariableMetadata
+
+default_kernel_init: tp.Final[Initializer] = initializers.lecun_normal()
+default_bias_init: tp.Final[Initializer] = initializers.zeros_init()
+
+NO_AXES: tp.Final[tp.Mapping[int, int]] = types.MappingProxyType({})
+
+
+class Linear(Module):
+    """A linear map of the last axis: `y = x @ kernel + bias`.
+
+    Maps an array of shape `(..., in_features)` to `(..., out_features)`.
+
+    Args:
+        in_features, out_features: sizes of the last axis before and after.
+        use_bias: whether to add a bias.
+        dtype: dtype of the computation; None lets input and parameters decide.
+        param_dtype: dtype of the parameters.
+        precision: precision of the product, as in `jax.lax.dot_general`.
+        kernel_init, bias_init: initializers of kernel and bias.
+        dot_general: the product to use in place of `jax.lax.dot_general`.
+        promote_dtype: brings input, kernel and bias to the dtype of the computation.
+        preferred_element_type: dtype the product accumulates in and returns.
+        rngs: the stream "params" is drawn once for the kernel, then once for the bias.
+        kernel_metadata, bias_metadata: metadata of the parameters, such as a sharding.
+
+    Attributes:
+        kernel: Param of shape (in_features, out_features).
+        bias: Param of shape (out_features,), or None.
+
+    Raises:
+        TypeError: for a size that is not a whole number, or an input whose last axis does not fit.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    >>> layer.kernel.shape, layer.bias.shape, layer(jnp.ones((2, 3))).shape
+    ((3, 4), (4,), (2, 4))
+    """
+
+    kernel: Param[jax.Array]
+    bias: Param[jax.Array] | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        use_bias: bool = True,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: Precision = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        dot_general: DotGeneralFn = lax.dot_general,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        rngs: Rngs,
+        kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        shape = (
+            check_size(self, "in_features", in_features),
+            check_size(self, "out_features", out_features),
+        )
+        self.kernel = Param(kernel_init(rngs.params(), shape, param_dtype), **kernel_metadata)
+        self.bias = data(
+            Param(bias_init(rngs.params(), shape[1:], param_dtype), **bias_metadata)
+            if use_bias
+            else None
+        )
+        self.in_features = in_features
+        self.out_features = out_features
+        self.use_bias = use_bias
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.dot_general = dot_general
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
+
+    def __call__(self, inputs: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
+        """The image of `inputs`, (..., in_features) -> (..., out_features).
+
+        Args:
+            inputs: array whose last axis has the size `in_features`.
+            out_sharding: sharding of the product, where the mesh has explicit axes.
+        """
+        x, kernel, bias = self.promote_dtype(
+            (inputs, self.kernel[...], value_of(self.bias)), dtype=self.dtype
+        )
+        if x.shape[-1:] != kernel.shape[:1]:
+            raise TypeError(feature_mismatch(self, x, kernel))
+        return affine(
+            self.dot_general,
+            x,
+            kernel,
+            bias,
+            (((x.ndim - 1,), (0,)), ((), ())),
+            self.precision,
+            self.preferred_element_type,
+            out_sharding,
+        )
+
+
+class LinearGeneral(Module):
+    """A linear map of several axes at once, with separate weights along batch axes if wanted.
+
+    The axes `axis` of the input, of sizes `in_features`, are contracted; the new axes, of sizes
+    `out_features`, come last in the output, batch axes first, and the other axes of the input in
+    between.
+
+    Args:
+        in_features: size or sizes of the contracted axes.
+        out_features: size or sizes of the new axes.
+        axis: axis or axes of the input to contract; `in_features` follows their order in the input,
+            whatever the order here.
+        batch_axis: sizes of the leading axes 0, 1, ... that have weights of their own.
+        use_bias: whether to add a bias.
+        dtype: dtype of the computation; None lets input and parameters decide.
+        param_dtype: dtype of the parameters.
+        kernel_init, bias_init: initializers; they are called with all contracted (and batch) axes
+            as one and all new axes as one, so that fans are counted over all of them.
+        precision: precision of the product, as in `jax.lax.dot_general`.
+        promote_dtype: brings input, kernel and bias to the dtype of the computation.
+        dot_general: the product to use in place of `jax.lax.dot_general`.
+        dot_general_cls: called at each use to make the product; goes before `dot_general`.
+        preferred_element_type: dtype the product accumulates in and returns.
+        rngs: the stream "params" is drawn once for the kernel, then once for the bias.
+        kernel_metadata, bias_metadata: metadata of the parameters, such as a sharding.
+
+    Attributes:
+        kernel: Param of shape (*batch sizes, *in_features, *out_features).
+        bias: Param of shape (*batch sizes, *out_features), or None.
+
+    Raises:
+        ValueError: if the numbers of sizes and axes differ, or batch axes are not 0, 1, ...
+        TypeError: for a size that is not a whole number, or an input that does not fit.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> heads = nnx.LinearGeneral(8, (2, 4), rngs=nnx.Rngs(0))
+    >>> heads(jnp.ones((5, 8))).shape
+    (5, 2, 4)
+    >>> back = nnx.LinearGeneral((2, 4), 8, axis=(-2, -1), rngs=nnx.Rngs(0))
+    >>> back(jnp.ones((5, 2, 4))).shape
+    (5, 8)
+    """
+
+    kernel: Param[jax.Array]
+    bias: Param[jax.Array] | None
+
+    def __init__(
+        self,
+        in_features: Axes,
+        out_features: Axes,
+        *,
+        axis: Axes = -1,
+        batch_axis: tp.Mapping[int, int] = NO_AXES,
+        use_bias: bool = True,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        precision: Precision = None,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        dot_general: DotGeneralFn | None = None,
+        dot_general_cls: tp.Callable[[], DotGeneralFn] | None = None,
+        preferred_element_type: Dtype | None = None,
+        rngs: Rngs,
+        kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        self.in_features = check_sizes(self, "in_features", in_features)
+        self.out_features = check_sizes(self, "out_features", out_features)
+        self.axis = as_tuple(axis)
+        self.batch_axis = FrozenMapping(batch_axis)
+        self.use_bias = use_bias
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.dot_general = dot_general
+        self.dot_general_cls = dot_general_cls
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
+        self._check_axes()
+
+        batch = tuple(batch_axis.values())
+        self.kernel = Param(
+            _init_flat(
+                kernel_init,
+                rngs,
+                (math.prod(batch) * math.prod(self.in_features), math.prod(self.out_features)),
+                (*batch, *self.in_features, *self.out_features),
+                param_dtype,
+            ),
+            **kernel_metadata,
+        )
+        shape = (*batch, *self.out_features)
+        self.bias = data(
+            Param(
+                _init_flat(bias_init, rngs, (math.prod(shape),), shape, param_dtype),
+                **bias_metadata,
+            )
+            if use_bias
+            else None
+        )
+
+    def _check_axes(self) -> None:
+        if len(self.in_features) != len(self.axis):
+            raise ValueError(
+                f"{type(self).__name__} needs one axis for each input size: `in_features` is "
+                f"{self.in_features} and `axis` is {self.axis}."
+            )
+        batch = tuple(self.batch_axis)
+        if batch != tuple(range(len(batch))):
+            raise ValueError(
+                f"{type(self).__name__}: batch axes must be the leading axes 0, 1, ... in this "
+                f"order, got {batch}."
+            )
+
+    def __call__(self, inputs: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
+        """The image of `inputs`: (*batch, ..., *in_features) -> (*batch, ..., *out_features).
+
+        Args:
+            inputs: array with the sizes `in_features` at the axes `axis`.
+            out_sharding: sharding of the product, where the mesh has explicit axes.
+        """
+        x, kernel, bias = self.promote_dtype(
+            (inputs, self.kernel[...], value_of(self.bias)), dtype=self.dtype
+        )
+        axes = tuple(sorted(a + x.ndim if a < 0 else a for a in self.axis))
+        batch = tuple(self.batch_axis)
+        self._check_input(x, kernel, axes, batch)
+        if bias is not None and batch:
+            between = x.ndim - len(batch) - len(axes)
+            sizes = bias.shape
+            bias = bias.reshape(*sizes[: len(batch)], *(1,) * between, *sizes[len(batch) :])
+        return affine(
+            self.dot_general if self.dot_general_cls is None else self.dot_general_cls(),
+            x,
+            kernel,
+            bias,
+            ((axes, tuple(range(len(batch), len(batch) + len(axes)))), (batch, batch)),
+            self.precision,
+            self.preferred_element_type,
+            out_sharding,
+        )
+
+    def _check_input(
+        self, x: jax.Array, kernel: jax.Array, axes: tuple[int, ...], batch: tuple[int, ...]
+    ) -> None:
+        """Raise TypeError unless `x` has the kernel's sizes at the batch and contracted axes."""
+        wanted = kernel.shape[: len(batch) + len(axes)]
+        if all(0 <= a < x.ndim for a in (*batch, *axes)):
+            if tuple(x.shape[a] for a in (*batch, *axes)) == wanted:
+                return
+        told = f"{wanted[len(batch) :]} along the axes {self.axis} of its input"
+        if batch:
+            told += f", and {wanted[: len(batch)]} along the batch axes {batch}"
+        raise TypeError(
+            f"{type(self).__name__} expects the sizes {told}: `kernel` has shape {kernel.shape}; "
+            f"got an input of shape {x.shape}."
+        )
+
+
+def _init_flat(
+    init: Initializer,
+    rngs: Rngs,
+    flat: tuple[int, ...],
+    shape: tuple[int, ...],
+    dtype: Dtype,
+) -> tp.Any:
+    """The value `init` makes for the shape `flat`, reshaped; annotations of `init` are kept."""
+    made = init(rngs.params(), flat, dtype)
+    if isinstance(made, VariableMetadata):
+        return dataclasses.replace(made, raw_value=jnp.reshape(made.raw_value, shape))
+    return jnp.reshape(made, shape)
+
+
+class EinsumFn(tp.Protocol):
+    """A replacement for `jax.numpy.einsum`."""
+
+    def __call__(
+        self,
+        equation: str,
+        lhs: tp.Any,
+        rhs: tp.Any,
+        /,
+        *,
+        precision: Precision,
+        out_sharding: OutSharding,
+    ) -> jax.Array:
+        """The product; gets `preferred_element_type` too where the layer was given one."""
+        ...
+
+
+class Einsum(Module):
+    """An einsum of the input with a learned kernel, plus a bias.
+
+    The first operand of the equation is the input, the second the kernel.  The bias runs along the
+    output axes that the kernel brings in.
+
+    Args:
+        einsum_str: equation with two operands and an explicit output, such as "nta,hab->nthb".
+        kernel_shape: shape of the kernel.
+        bias_shape: shape of the bias: the kernel's axes that occur in the output, in output order
+            (axes of size one may stand in between); None for no bias.
+        dtype: dtype of the computation; None lets input and parameters decide.
+        param_dtype: dtype of the parameters.
+        precision: precision of the product, as in `jax.numpy.einsum`.
+        kernel_init, bias_init: initializers of kernel and bias.
+        promote_dtype: brings input, kernel and bias to the dtype of the computation.
+        einsum_op: the function to use in place of `jax.numpy.einsum`.
+        preferred_element_type: dtype the product accumulates in and returns.
+        rngs: the stream "params" is drawn once for the kernel, then once for the bias.
+        kernel_metadata, bias_metadata: metadata of the parameters, such as a sharding.
+
+    Attributes:
+        kernel: Param of shape `kernel_shape`.
+        bias: Param of shape `bias_shape`, or None.
+
+    Raises:
+        ValueError: for an equation without "->" or with another number of operands than two, and
+            for shapes that do not fit it.
+        TypeError: for a bias that does not fit the output.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> layer = nnx.Einsum("nta,hab->nthb", (8, 2, 4), (8, 4), rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((16, 11, 2))).shape
+    (16, 11, 8, 4)
+    """
+
+    kernel: Param[jax.Array]
+    bias: Param[jax.Array] | None
+
+    def __init__(
+        self,
+        einsum_str: str,
+        kernel_shape: tp.Sequence[int],
+        bias_shape: tp.Sequence[int] | None = None,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: Precision = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        einsum_op: EinsumFn = jnp.einsum,
+        preferred_element_type: Dtype | None = None,
+        rngs: Rngs,
+        kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        einsum_str = self._check_equation(einsum_str)
+        shape = check_sizes(self, "kernel_shape", kernel_shape)
+        bias_sizes = None if bias_shape is None else check_sizes(self, "bias_shape", bias_shape)
+        self.kernel = Param(kernel_init(rngs.params(), shape, param_dtype), **kernel_metadata)
+        self.bias = data(
+            None
+            if bias_sizes is None
+            else Param(bias_init(rngs.params(), bias_sizes, param_dtype), **bias_metadata)
+        )
+        self.einsum_str = einsum_str
+        self.kernel_shape = shape
+        self.bias_shape = bias_sizes
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.promote_dtype = promote_dtype
+        self.einsum_op = einsum_op
+        self.preferred_element_type = preferred_element_type
+
+    def __call__(
+        self,
+        inputs: jax.Array,
+        einsum_str: str | None = None,
+        out_sharding: OutSharding = None,
+    ) -> jax.Array:
+        """The einsum of `inputs` and the kernel, plus the bias.
+
+        Args:
+            inputs: the first operand.
+            einsum_str: an equation for this call, in place of the layer's own.
+            out_sharding: sharding of the product, where the mesh has explicit axes.
+        """
+        equation = self.einsum_str if einsum_str is None else self._check_equation(einsum_str)
+        x, kernel, bias = self.promote_dtype(
+            (inputs, self.kernel[...], value_of(self.bias)), dtype=self.dtype
+        )
+        self._check_operands(equation, x.shape, kernel.shape)
+        options: dict[str, tp.Any] = {}
+        if self.preferred_element_type is not None:
+            options["preferred_element_type"] = self.preferred_element_type
+        y = self.einsum_op(
+            equation, x, kernel, precision=self.precision, out_sharding=out_sharding, **options
+        )
+        if bias is None:
+            return y
+        shape = _bias_in_output(equation, x.ndim, kernel.shape)
+        if math.prod(shape) != bias.size:
+            raise TypeError(
+                f"{type(self).__name__}: a bias of shape {bias.shape} does not fit the output of "
+                f"{equation!r} with `kernel` of shape {kernel.shape}; the kernel's output axes "
+                f"have the sizes {tuple(n for n in shape if n != 1)}."
+            )
+        return add_bias(y, bias.reshape(shape))
+
+    def _check_equation(self, equation: str) -> str:
+        """The equation without blanks; raises ValueError unless it is `inputs,kernel->output`."""
+        text = str(equation).replace(" ", "")
+        if text.count("->") != 1:
+            raise ValueError(
+                f"{type(self).__name__}: the equation must say its output after '->', as in "
+                f"'ab,bc->ac'; got {equation!r}."
+            )
+        if text.count(",") != 1:
+            raise ValueError(
+                f"{type(self).__name__}: the equation must have exactly two operands, the input "
+                f"and the kernel, got {text.count(',') + 1} in {equation!r}."
+            )
+        return text
+
+    def _check_operands(
+        self, equation: str, inputs: tuple[int, ...], kernel: tuple[int, ...]
+    ) -> None:
+        """Raise ValueError unless the labels fit the shapes and each label has one size."""
+        terms = equation.split("->")[0].split(",")
+        sizes: dict[str, tuple[int, str]] = {}
+        for name, term, shape in zip(("input", "kernel"), terms, (inputs, kernel), strict=True):
+            named = len(term.replace("...", ""))
+            if len(shape) < named or (len(shape) > named and "..." not in term):
+                raise ValueError(
+                    f"{type(self).__name__}: {term!r} in {equation!r} names {named} axes, and the "
+                    f"{name} has shape {shape}."
+                )
+            for label, size in zip(_labels(term, len(shape)), shape, strict=True):
+                before, where = sizes.setdefault(str(label), (size, name))
+                if before != size and 1 not in (before, size):
+                    raise ValueError(
+                        f"{type(self).__name__}: axis {label!r} of {equation!r} has the size "
+                        f"{before} in the {where} and {size} in the {name} (input {inputs}, "
+                        f"kernel {kernel})."
+                    )
+
+
+def _labels(term: str, ndim: int) -> list[str | int]:
+    """One label for each axis: letters, and -1, -2, ... from the right for the axes of `...`."""
+    before, dots, after = term.partition("...")
+    hidden = ndim - len(before) - len(after) if dots else 0
+    return [*before, *range(-hidden, 0), *after]
+
+
+def _bias_in_output(equation: str, inputs_ndim: int, kernel: tuple[int, ...]) -> tuple[int, ...]:
+    """The bias's shape with one axis for each axis of the output: a kernel size, or one."""
+    operands, output = equation.split("->")
+    inputs_term, kernel_term = operands.split(",")
+    sizes = dict(zip(_labels(kernel_term, len(kernel)), kernel, strict=True))
+    hidden = max(
+        sum(isinstance(label, int) for label in _labels(term, ndim))
+        for term, ndim in ((inputs_term, inputs_ndim), (kernel_term, len(kernel)))
+    )
+    named = len(output.replace("...", ""))
+    return tuple(sizes.get(label, 1) for label in _labels(output, named + hidden))

@@ -1,0 +1,460 @@
+"""`MultiHeadAttention`: attention with learned projections, and a cache for decoding.
+
+The layer projects its inputs to queries, keys and values of several heads, lets an attention
+function (`dot_product_attention`, by default) combine them, and projects the result back.
+
+Decoding generates a sequence one position at a time.  `init_cache` makes room for the keys and
+values of a whole sequence; each call with `decode=True` takes one position, files its key and value
+at the next free place, and attends to all places filled so far.  That is causal by construction, so
+a decoding step gives what the same position gives in one call over the whole sequence with
+`is_causal=True`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
+
+from nnxlite.nn import initializers
+from nnxlite.nn._common import NO_METADATA, DotGeneralFn, Metadata, OutSharding, Precision
+from nnxlite.nn._keys import KeySource, draw_key, own_stream
+from nnxlite.nn._modes import resolve_mode
+from nnxlite.nn._shapes import broadcasts_to
+from nnxlite.nn.attention import dot_product_attention
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
+from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.initializers import Initializer
+from nnxlite.nn.linear import LinearGeneral, default_kernel_init
+from nnxlite.nn.normalization import LayerNorm
+from nnxlite.objects import Module, Rngs, RngStream, data
+from nnxlite.variables import Cache
+
+
+class MultiHeadAttention(Module):
+    """Multi-head attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762).
+
+    Args:
+        num_heads: number of query heads; divides `qkv_features`.
+        in_features: features of the query input.
+        qkv_features: features of all query heads together; `in_features` by default.
+        out_features: features of the result; `in_features` by default.
+        num_kv_heads: number of key and value heads, a divisor of `num_heads` (the default): fewer
+            make grouped-query attention, one makes multi-query attention.
+        in_kv_features: features of the key and value inputs; `in_features` by default.
+        dtype: dtype of the computation; None lets input and parameters decide.
+        param_dtype: dtype of the parameters.
+        broadcast_dropout: drop the same weights in all examples and heads.
+        dropout_rate: the probability that a weight is set to zero.
+        deterministic: the mode; True for no dropout, None leaves it to the call.
+        precision: precision of the products, as in `jax.lax.dot_general`.
+        kernel_init, bias_init: initializers of the projections.
+        out_kernel_init, out_bias_init: others for the output projection.
+        use_bias: whether the projections have biases.
+        attention_fn: a function like `dot_product_attention`, called with query, key and value and
+            the keyword arguments `mask`, `dropout_rng`, `dropout_rate`, `broadcast_dropout`,
+            `deterministic`, `dtype`, `precision`, `module` and `is_causal`; also `input_positions`,
+            if the call has them, or in a decoding step, if it has a parameter of this name.
+        decode: the mode; True for decoding steps, None leaves it to the call.
+        normalize_qk: put a `LayerNorm` behind the projections of queries and keys.
+        qkv_promote_dtype, out_promote_dtype, ln_promote_dtype: bring input and parameters of the
+            projections and norms to the dtype of the computation.
+        qkv_dot_general, out_dot_general: products to use in place of `jax.lax.dot_general`.
+        qkv_dot_general_cls, out_dot_general_cls: called at each use to make such a product.
+        rngs: the stream "params" is drawn for query, key, value, their norms, and the output, in
+            this order; the stream "dropout" is forked where the layer keeps one.
+        keep_rngs: whether to keep a random stream for dropout; otherwise calls must pass one.
+        kernel_metadata, bias_metadata, out_kernel_metadata, out_bias_metadata,
+        query_ln_scale_metadata, key_ln_scale_metadata: metadata of the parameters.
+
+    Attributes:
+        query, key, value: `LinearGeneral`s to (heads, head_dim).
+        query_ln, key_ln: `LayerNorm`s, or None.
+        out: a `LinearGeneral` from (heads, head_dim) to `out_features`.
+        cached_key, cached_value, cache_index: `Cache`s made by `init_cache`, or None.
+
+    Raises:
+        ValueError: for numbers of heads that do not divide.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> layer = nnx.MultiHeadAttention(2, 8, num_kv_heads=1, decode=False, rngs=nnx.Rngs(0))
+    >>> x = nnx.Rngs(1).normal((3, 5, 8))
+    >>> whole = layer(x, is_causal=True)
+    >>> whole.shape
+    (3, 5, 8)
+    >>> layer.init_cache(x.shape)
+    >>> steps = [layer(x[:, i : i + 1], decode=True) for i in range(5)]
+    >>> bool(jnp.allclose(jnp.concatenate(steps, axis=1), whole, atol=1e-5))
+    True
+    """
+
+    query_ln: LayerNorm | None
+    key_ln: LayerNorm | None
+    rngs: RngStream | None
+    cached_key: Cache[jax.Array] | None
+    cached_value: Cache[jax.Array] | None
+    cache_index: Cache[jax.Array] | None
+
+    def __init__(
+        self,
+        num_heads: int,
+        in_features: int,
+        qkv_features: int | None = None,
+        out_features: int | None = None,
+        num_kv_heads: int | None = None,
+        in_kv_features: int | None = None,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        broadcast_dropout: bool = True,
+        dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
+        precision: Precision = None,
+        kernel_init: Initializer = default_kernel_init,
+        out_kernel_init: Initializer | None = None,
+        bias_init: Initializer = initializers.zeros,
+        out_bias_init: Initializer | None = None,
+        use_bias: bool = True,
+        attention_fn: tp.Callable[..., jax.Array] = dot_product_attention,
+        decode: bool | None = None,
+        normalize_qk: bool = False,
+        qkv_promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        out_promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        ln_promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        qkv_dot_general: DotGeneralFn | None = None,
+        out_dot_general: DotGeneralFn | None = None,
+        qkv_dot_general_cls: tp.Callable[[], DotGeneralFn] | None = None,
+        out_dot_general_cls: tp.Callable[[], DotGeneralFn] | None = None,
+        rngs: Rngs,
+        keep_rngs: bool = True,
+        kernel_metadata: Metadata = NO_METADATA,
+        out_kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+        out_bias_metadata: Metadata = NO_METADATA,
+        query_ln_scale_metadata: Metadata = NO_METADATA,
+        key_ln_scale_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        self.num_heads = num_heads
+        self.in_features = in_features
+        self.qkv_features = in_features if qkv_features is None else qkv_features
+        self.out_features = in_features if out_features is None else out_features
+        self.in_kv_features = in_features if in_kv_features is None else in_kv_features
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self._check_heads()
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.broadcast_dropout = broadcast_dropout
+        self.dropout_rate = dropout_rate
+        self.deterministic = deterministic
+        self.precision = precision
+        self.use_bias = use_bias
+        self.attention_fn = attention_fn
+        self.decode = decode
+        self.normalize_qk = normalize_qk
+        self.qkv_promote_dtype = qkv_promote_dtype
+        self.out_promote_dtype = out_promote_dtype
+        self.ln_promote_dtype = ln_promote_dtype
+        self.qkv_dot_general = qkv_dot_general
+        self.out_dot_general = out_dot_general
+        self.qkv_dot_general_cls = qkv_dot_general_cls
+        self.out_dot_general_cls = out_dot_general_cls
+        self.head_dim = self.qkv_features // num_heads
+
+        projection = functools.partial(
+            LinearGeneral,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            use_bias=use_bias,
+            rngs=rngs,
+        )
+        project_in = functools.partial(
+            projection,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            promote_dtype=qkv_promote_dtype,
+            dot_general=qkv_dot_general,
+            dot_general_cls=qkv_dot_general_cls,
+            kernel_metadata=kernel_metadata,
+            bias_metadata=bias_metadata,
+        )
+        kv_heads = (self.num_kv_heads, self.head_dim)
+        self.query = project_in(in_features, (num_heads, self.head_dim))
+        self.key = project_in(self.in_kv_features, kv_heads)
+        self.value = project_in(self.in_kv_features, kv_heads)
+        self.query_ln, self.key_ln = data(None), data(None)
+        if normalize_qk:
+            norm = functools.partial(
+                LayerNorm,
+                self.head_dim,
+                use_bias=False,
+                dtype=dtype,
+                param_dtype=param_dtype,
+                promote_dtype=ln_promote_dtype,
+                rngs=rngs,
+            )
+            self.query_ln = norm(scale_metadata=query_ln_scale_metadata)
+            self.key_ln = norm(scale_metadata=key_ln_scale_metadata)
+        self.out = projection(
+            (num_heads, self.head_dim),
+            self.out_features,
+            axis=(-2, -1),
+            kernel_init=kernel_init if out_kernel_init is None else out_kernel_init,
+            bias_init=bias_init if out_bias_init is None else out_bias_init,
+            promote_dtype=out_promote_dtype,
+            dot_general=out_dot_general,
+            dot_general_cls=out_dot_general_cls,
+            kernel_metadata=out_kernel_metadata,
+            bias_metadata=out_bias_metadata,
+        )
+        keeps_stream = keep_rngs and dropout_rate > 0
+        self.rngs = own_stream(self, rngs, "dropout") if keeps_stream else None
+        self.cached_key, self.cached_value, self.cache_index = data(None), data(None), data(None)
+
+    def _check_heads(self) -> None:
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        if heads < 1 or self.qkv_features % heads:
+            raise ValueError(
+                f"MultiHeadAttention cannot give {heads} heads equal shares of "
+                f"{self.qkv_features} features: num_heads must divide qkv_features "
+                "(in_features, where that is not given)."
+            )
+        if kv_heads < 1 or heads % kv_heads:
+            raise ValueError(
+                f"MultiHeadAttention cannot share {kv_heads} key heads equally among {heads} query "
+                "heads: num_kv_heads must divide num_heads."
+            )
+
+    def __call__(
+        self,
+        inputs_q: jax.Array,
+        inputs_k: jax.Array | None = None,
+        inputs_v: jax.Array | None = None,
+        *,
+        mask: jax.Array | None = None,
+        deterministic: bool | None = None,
+        rngs: KeySource | None = None,
+        sow_weights: bool = False,
+        decode: bool | None = None,
+        is_causal: bool = False,
+        out_sharding: OutSharding = None,
+        qkv_sharding: OutSharding = None,
+        input_positions: jax.Array | None = None,
+    ) -> jax.Array:
+        """The result for every query, (*batch, query length, out_features).
+
+        Args:
+            inputs_q: (*batch, query length, in_features); of length one when decoding.
+            inputs_k: (*batch, key length, in_kv_features); `inputs_q` by default.
+            inputs_v: of the same shape; `inputs_k` by default.
+            mask: broadcasts to (*batch, heads, query length, key length), where the key length is
+                that of the cache when decoding; False takes a key away from a query.
+            deterministic: the mode of this call; by default that of the layer.
+            rngs: the source of the key for dropout, or the key itself; goes before the layer's own.
+            sow_weights: record the weights as the `Intermediate` `attention_weights`.
+            decode: the mode of this call; by default that of the layer.
+            is_causal: let each query attend only to keys up to its own place.  A decoding step does
+                so anyway.
+            out_sharding: sharding of the result, where the mesh has explicit axes.
+            qkv_sharding: sharding of queries, keys and values.
+            input_positions: positions of the queries, for an attention function that uses them; by
+                default, in a decoding step, the place in the cache.
+
+        A decoding step under a transform cannot tell that the cache is full; it gives NaN then.
+
+        Raises:
+            ValueError: when a mode is set nowhere, inputs, mask or cache do not fit, a decoding
+                step has no cache or no place left in it, or dropout has no key.
+        """
+        if inputs_k is None:
+            if inputs_v is not None:
+                raise ValueError(
+                    "MultiHeadAttention got inputs_v without inputs_k. Pass an input that serves "
+                    "as both keys and values as inputs_k alone."
+                )
+            inputs_k = inputs_q
+        inputs_v = inputs_k if inputs_v is None else inputs_v
+        decode = resolve_mode(self, "decode", decode, self.decode)
+        drops = self.dropout_rate > 0 and not resolve_mode(
+            self, "deterministic", deterministic, self.deterministic
+        )
+        self._check_input("inputs_q", inputs_q, self.in_features)
+        self._check_input("inputs_k", inputs_k, self.in_kv_features)
+        self._check_input("inputs_v", inputs_v, self.in_kv_features)
+
+        query = self.query(inputs_q, out_sharding=qkv_sharding)
+        key = self.key(inputs_k, out_sharding=qkv_sharding)
+        value = self.value(inputs_v, out_sharding=qkv_sharding)
+        if self.query_ln is not None and self.key_ln is not None:
+            query, key = self.query_ln(query), self.key_ln(key)
+        step = None
+        if decode:
+            step = self._step(query, key, value, mask)
+            key, value, mask = step.keys, step.values, step.mask
+            if input_positions is None and _takes_positions(self.attention_fn):
+                input_positions = step.place[None]
+        positions = {} if input_positions is None else {"input_positions": input_positions}
+        x = self.attention_fn(
+            query,
+            key,
+            value,
+            mask=mask,
+            dropout_rng=self._dropout_key(rngs) if drops else None,
+            dropout_rate=self.dropout_rate,
+            broadcast_dropout=self.broadcast_dropout,
+            deterministic=not drops,
+            dtype=self.dtype,
+            precision=self.precision,
+            module=self if sow_weights else None,
+            is_causal=is_causal and not decode,
+            **positions,
+        )
+        if step is not None and step.fits is not None:
+            x = jnp.where(step.fits, x, jnp.nan)
+        return self.out(x, out_sharding=out_sharding)
+
+    def init_cache(self, input_shape: tp.Sequence[int], dtype: Dtype = jnp.float32) -> None:
+        """Make an empty cache for decoding; one that is there is replaced.
+
+        Args:
+            input_shape: the shape of a whole input, (*batch, length, features).
+            dtype: dtype of the keys and values that are kept.
+
+        Raises ValueError for a shape of fewer than two dimensions.
+        """
+        if len(input_shape) < 2:
+            raise ValueError(
+                "MultiHeadAttention.init_cache takes the shape of a whole input, (*batch, length, "
+                f"features); got {tuple(input_shape)}."
+            )
+        shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
+        self.cached_key = Cache(jnp.zeros(shape, dtype))
+        self.cached_value = Cache(jnp.zeros(shape, dtype))
+        self.cache_index = Cache(jnp.array(0, jnp.int32))
+
+    def set_view(
+        self,
+        deterministic: bool | None = None,
+        decode: bool | None = None,
+        batch_size: int | tp.Sequence[int] | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        """Set the modes, and make a cache; None leaves a mode as it is.
+
+        Args:
+            deterministic: no dropout.
+            decode: decode, one position a call.
+            batch_size: the batch dimensions of a new cache.
+            max_length: the length of a new cache.
+
+        Raises ValueError when only one of `batch_size` and `max_length` is given.
+        """
+        if (batch_size is None) != (max_length is None):
+            raise ValueError(
+                "MultiHeadAttention.set_view makes a cache of batch_size and max_length, and needs "
+                f"both or none; got batch_size={batch_size}, max_length={max_length}."
+            )
+        if deterministic is not None:
+            self.deterministic = deterministic
+        if decode is not None:
+            self.decode = decode
+        if batch_size is not None and max_length is not None:
+            batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
+            dtype = jnp.float32 if self.dtype is None else self.dtype
+            self.init_cache((*batch, max_length, self.in_features), dtype)
+
+    def _dropout_key(self, rngs: KeySource | None) -> jax.Array:
+        purpose = "for dropout (deterministic=True and model.eval() switch it off)"
+        return draw_key(self, rngs, self.rngs, "dropout", purpose, "keep_rngs=True")
+
+    def _check_input(self, name: str, x: jax.Array, features: int) -> None:
+        shape = jnp.shape(x)
+        if len(shape) < 2 or shape[-1] != features:
+            raise ValueError(
+                f"MultiHeadAttention takes {name} of shape (*batch, length, features) with "
+                f"{features} features; got shape {shape}."
+            )
+
+    def _cache(self) -> tuple[Cache[jax.Array], Cache[jax.Array], Cache[jax.Array]]:
+        """The keys, the values and the number of places filled."""
+        if self.cached_key is None or self.cached_value is None or self.cache_index is None:
+            raise ValueError(
+                "MultiHeadAttention has no cache to decode with: call init_cache((*batch, length, "
+                "features)) first, or nnx.view(model, decode=True, batch_size=..., max_length=...)."
+            )
+        return self.cached_key, self.cached_value, self.cache_index
+
+    def _step(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
+    ) -> _Step:
+        """File a key and a value in the cache, and give back what is in it."""
+        kept_keys, kept_values, count = self._cache()
+        keys, values, index = kept_keys.get_value(), kept_values.get_value(), count.get_value()
+        *batch, length, _, _ = keys.shape
+        self._check_step(query, key, keys, index)
+        filled = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
+        mask = filled if mask is None else filled & self._fitting(mask, filled.shape)
+        axis = len(batch)
+        keys = lax.dynamic_update_slice_in_dim(keys, key.astype(keys.dtype), index, axis)
+        values = lax.dynamic_update_slice_in_dim(values, value.astype(values.dtype), index, axis)
+        kept_keys.set_value(keys)
+        kept_values.set_value(values)
+        count.set_value(index + 1)
+        return _Step(keys, values, mask, index, None if _known(index) else index < length)
+
+    def _check_step(
+        self, query: jax.Array, key: jax.Array, kept: jax.Array, index: jax.Array
+    ) -> None:
+        expected = (*kept.shape[:-3], 1, *kept.shape[-2:])
+        if key.shape != expected or query.shape[:-2] != expected[:-2]:
+            raise ValueError(
+                "MultiHeadAttention decodes one position at a time: with a cache of shape "
+                f"{kept.shape} a key has shape {expected}; got {key.shape}, and a query of shape "
+                f"{query.shape}."
+            )
+        if _known(index) and int(index) >= kept.shape[-3]:
+            raise ValueError(
+                f"MultiHeadAttention cannot decode position {int(index)}: its cache has "
+                f"{kept.shape[-3]} places, all filled. Make a longer one with init_cache, which "
+                "also empties it."
+            )
+
+    def _fitting(self, mask: jax.Array, filled: tuple[int, ...]) -> jax.Array:
+        """The mask of a decoding step, which must broadcast to all heads, one query, all places."""
+        mask = jnp.asarray(mask, bool)
+        full = (*filled[:-3], self.num_heads, *filled[-2:])
+        if not broadcasts_to(mask.shape, full):
+            raise ValueError(
+                f"MultiHeadAttention got a mask of shape {mask.shape} for a decoding step; it must "
+                f"broadcast to (*batch, heads, 1, length of the cache) = {full}."
+            )
+        return mask
+
+
+class _Step(tp.NamedTuple):
+    """What a decoding step attends to."""
+
+    keys: jax.Array
+    values: jax.Array
+    mask: jax.Array
+    place: jax.Array  # that of the step in its sequence
+    fits: jax.Array | None  # whether there was a place free; None where that is known
+
+
+def _known(index: jax.Array) -> bool:
+    return not isinstance(index, Tracer)
+
+
+def _takes_positions(attention_fn: tp.Callable[..., tp.Any]) -> bool:
+    """Whether an attention function has a parameter `input_positions` that is still free."""
+    try:
+        parameter = inspect.signature(attention_fn).parameters.get("input_positions")
+    except (TypeError, ValueError):  # a callable without a signature
+        return False
+    return parameter is not None and parameter.default is None

@@ -1,0 +1,770 @@
+"""Normalisation of activations: `BatchNorm`, `LayerNorm`, `RMSNorm`, `GroupNorm`, `InstanceNorm`.
+
+All five do the same thing.  They take the moments (mean and variance) of the input over some axes,
+bring the input to mean zero and variance one with them, and then give every feature a learned scale
+and bias:
+
+    y = (x - mean) / sqrt(var + epsilon) * scale + bias
+
+They differ in the *reduction axes* the moments are taken over, and in where the moments come from:
+
+    LayerNorm      the features of one example
+    RMSNorm        the same, with the mean taken to be zero
+    GroupNorm      the positions of one example, and the features of one group
+    InstanceNorm   the positions of one example, for each feature alone
+    BatchNorm      all examples and positions, for each feature alone; it also keeps running
+                   averages, which stand for the moments when it is not training
+
+Moments are taken in float32 or better whatever the dtype of the input.  The *feature axes* are
+those that scale and bias run along.  With `axis_name` the moments are those of the data of all
+devices on the named axis; a `mask` leaves elements out of the moments (not out of the result).
+"""
+
+from __future__ import annotations
+
+import math
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from nnxlite.nn import initializers
+from nnxlite.nn._common import NO_METADATA, Axes, Metadata, as_tuple
+from nnxlite.nn._modes import resolve_mode
+from nnxlite.nn._shapes import broadcasts_to
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
+from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.initializers import Initializer
+from nnxlite.nn.linear import value_of
+from nnxlite.objects import Module, Rngs, data
+from nnxlite.variables import BatchStat, Param
+
+
+class _Normalization(Module):
+    """What all normalisations share: their parameters, their moments, and how these are applied."""
+
+    _centred: tp.ClassVar[bool] = True  # False: the mean is taken to be zero
+    scale: Param[jax.Array] | None
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float,
+        dtype: Dtype | None,
+        param_dtype: Dtype,
+        use_scale: bool,
+        scale_init: Initializer,
+        axis_name: str | None,
+        axis_index_groups: tp.Any,
+        use_fast_variance: bool,
+        promote_dtype: PromoteDtypeFn,
+        rngs: Rngs,
+        scale_metadata: Metadata,
+    ) -> None:
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_scale = use_scale
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
+        self.scale = data(
+            self._parameter(use_scale, scale_init, num_features, rngs, scale_metadata)
+        )
+
+    def _add_bias(
+        self,
+        num_features: int,
+        use_bias: bool,
+        bias_init: Initializer,
+        rngs: Rngs,
+        bias_metadata: Metadata,
+    ) -> None:
+        self.use_bias = use_bias
+        self.bias = data(self._parameter(use_bias, bias_init, num_features, rngs, bias_metadata))
+
+    def _parameter(
+        self, wanted: bool, init: Initializer, size: int, rngs: Rngs, metadata: Metadata
+    ) -> Param[jax.Array] | None:
+        if not wanted:
+            return None
+        return Param(init(rngs.params(), (size,), self.param_dtype), **metadata)
+
+    def _parameters(self) -> tuple[jax.Array | None, ...]:
+        """The values of scale and bias, None where there is none."""
+        return value_of(self.scale), value_of(self.bias)
+
+    def _normalize(
+        self,
+        x: jax.Array,
+        reduction_axes: tuple[int, ...],
+        feature_axes: tuple[int, ...],
+        mask: jax.Array | None,
+    ) -> jax.Array:
+        """The normalisation by the moments of the input itself."""
+        x, *parameters = self.promote_dtype((x, *self._parameters()), dtype=self.dtype)
+        mean, var = self._moments(x, reduction_axes, self._full_mask(mask, x))
+        return self._apply(x, mean, var, feature_axes, *parameters)
+
+    def _moments(
+        self, x: jax.Array, axes: tuple[int, ...], mask: jax.Array | None
+    ) -> tuple[jax.Array | None, jax.Array]:
+        """Mean (None where it is taken to be zero) and variance over `axes`, kept with size one.
+
+        The fast way, E|x|^2 - |E x|^2, reads the input once, and all devices talk once; it loses
+        digits where the mean is much larger than the deviation.
+        """
+        x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        if not self._centred:
+            (var,) = self._means((_abs_squared(x),), axes, mask)
+            return None, var
+        if self.use_fast_variance:
+            mean, square = self._means((x, _abs_squared(x)), axes, mask)
+            var = lax.sub(square, _abs_squared(mean))
+            return mean, lax.max(var, np.asarray(0, var.dtype))
+        (mean,) = self._means((x,), axes, mask)
+        (var,) = self._means((_abs_squared(lax.sub(x, mean)),), axes, mask)
+        return mean, var
+
+    def _means(
+        self, arrays: tuple[jax.Array, ...], axes: tuple[int, ...], mask: jax.Array | None
+    ) -> tuple[jax.Array, ...]:
+        """The mean of each array over `axes`, and over the devices on the named axis.
+
+        Under a mask devices may count different numbers of elements, so sums and counts are added
+        up before they are divided: the mean of the means would be another number.
+        """
+        if mask is None:
+            means = tuple(_mean(a, axes) for a in arrays)
+            if self.axis_name is None:
+                return means
+            return lax.pmean(means, self.axis_name, axis_index_groups=self.axis_index_groups)
+        sums = tuple(jnp.sum(a, axes, keepdims=True, where=mask) for a in arrays)
+        count = jnp.sum(mask, axes, keepdims=True, dtype=jnp.float32)
+        if self.axis_name is not None:
+            sums, count = lax.psum(
+                (sums, count), self.axis_name, axis_index_groups=self.axis_index_groups
+            )
+        return tuple(s / count for s in sums)
+
+    def _apply(
+        self,
+        x: jax.Array,
+        mean: jax.Array | None,
+        var: jax.Array,
+        feature_axes: tuple[int, ...],
+        scale: jax.Array | None = None,
+        bias: jax.Array | None = None,
+    ) -> jax.Array:
+        """Normalise by given moments, then scale and shift along the feature axes.
+
+        The operations are those of `lax`, which broadcast axes of size one and take half the time
+        of the operators to trace.
+        """
+        given = [a for a in (x, scale, bias) if a is not None]
+        dtype = jnp.result_type(*given) if self.dtype is None else self.dtype
+        working = jnp.promote_types(x.dtype, var.dtype)
+        sizes = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
+
+        def cast(a: jax.Array) -> jax.Array:
+            return lax.convert_element_type(a, working)
+
+        y = cast(x) if mean is None else lax.sub(cast(x), cast(mean))
+        factor = cast(lax.rsqrt(lax.add(var, jnp.asarray(self.epsilon, var.dtype))))
+        if scale is not None:
+            factor = lax.mul(factor, cast(lax.reshape(scale, sizes)))
+        y = lax.mul(y, factor)
+        if bias is not None:
+            y = lax.add(y, cast(lax.reshape(bias, sizes)))
+        return y.astype(dtype)
+
+    def _axes(self, x: jax.Array, axes: Axes) -> tuple[int, ...]:
+        """Axes of `x` as ascending non-negative numbers."""
+        chosen = as_tuple(axes)
+        for axis in chosen:
+            if not -x.ndim <= axis < x.ndim:
+                raise IndexError(
+                    f"{type(self).__name__} works along axis {axis}, and its input of shape "
+                    f"{x.shape} has {x.ndim} dimension(s)."
+                )
+        return tuple(sorted({axis % x.ndim for axis in chosen}))
+
+    def _check_features(self, x: jax.Array, feature_axes: tuple[int, ...], expected: int) -> None:
+        found = math.prod(x.shape[axis] for axis in feature_axes)
+        if found != expected:
+            raise TypeError(
+                f"{type(self).__name__} was made for {expected} feature(s), and its input of shape "
+                f"{x.shape} has {found} along axes {feature_axes}."
+            )
+
+    def _full_mask(self, mask: jax.Array | None, x: jax.Array) -> jax.Array | None:
+        """The mask at the shape of the input."""
+        if mask is None:
+            return None
+        mask = jnp.asarray(mask, dtype=bool)
+        if not broadcasts_to(mask.shape, x.shape):
+            raise ValueError(
+                f"{type(self).__name__} got a mask of shape {mask.shape}, which does not broadcast "
+                f"to its input of shape {x.shape}."
+            )
+        return jnp.broadcast_to(mask, x.shape)
+
+
+def _abs_squared(x: jax.Array) -> jax.Array:
+    """|x|^2, real also for complex x."""
+    if jnp.iscomplexobj(x):
+        return lax.add(lax.square(x.real), lax.square(x.imag))
+    return lax.square(x)
+
+
+def _mean(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """The mean over some axes, which stay with size one."""
+    count = math.prod(x.shape[axis] for axis in axes)
+    return lax.expand_dims(lax.div(lax.reduce_sum(x, axes), np.asarray(count, x.dtype)), axes)
+
+
+def _all_but(x: jax.Array, axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(axis for axis in range(x.ndim) if axis not in axes)
+
+
+class BatchNorm(_Normalization):
+    """Batch normalisation (Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167).
+
+    In training (`use_running_average=False`) the moments are those of the batch, and the running
+    averages `mean` and `var` (`BatchStat`, float32) are moved towards them:
+    `average = momentum * average + (1 - momentum) * moment`.  Otherwise the running averages are
+    the moments, and nothing is written.
+
+    Args:
+        num_features: size of the input along `axis`.
+        use_running_average: the mode; None leaves it to the call.
+        axis: the feature axis; the moments are taken over all others.
+        momentum: weight of the old value in a running average.
+        epsilon: added to the variance.
+        dtype: dtype of the result; by default that of input and parameters together.
+        param_dtype: dtype of scale and bias.
+        use_bias, use_scale: whether there is a bias, a scale.
+        bias_init, scale_init: their initializers.
+        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to take the moments over, too.
+        axis_index_groups: groups of indices along the named axis that each have their own moments.
+        use_fast_variance: compute the variance as E|x|^2 - |E x|^2, in one pass.
+        promote_dtype: brings input, averages, scale and bias to the dtype of the computation.
+        rngs: keys for the initializers, from the stream `params`.
+        bias_metadata, scale_metadata: metadata of the two parameters.
+
+    >>> import jax.numpy as jnp, nnxlite as nnx
+    >>> norm = nnx.BatchNorm(2, momentum=0.9, rngs=nnx.Rngs(0))
+    >>> x = jnp.array([[1.0, 10.0], [3.0, 30.0]])
+    >>> print(norm(x).round(2))
+    [[-1. -1.]
+     [ 1.  1.]]
+    >>> print(norm.mean.value)
+    [0.2 2. ]
+    >>> norm.eval()
+    >>> print(norm(x).shape, norm.mean.value)
+    (2, 2) [0.2 2. ]
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        use_running_average: bool = False,
+        axis: int = -1,
+        momentum: float = 0.99,
+        epsilon: float = 1e-5,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Initializer = initializers.zeros,
+        scale_init: Initializer = initializers.ones,
+        axis_name: str | None = None,
+        axis_index_groups: tp.Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        rngs: Rngs,
+        bias_metadata: Metadata = NO_METADATA,
+        scale_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        super().__init__(
+            num_features,
+            epsilon=epsilon,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            use_scale=use_scale,
+            scale_init=scale_init,
+            axis_name=axis_name,
+            axis_index_groups=axis_index_groups,
+            use_fast_variance=use_fast_variance,
+            promote_dtype=promote_dtype,
+            rngs=rngs,
+            scale_metadata=scale_metadata,
+        )
+        self._add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
+        self.num_features = num_features
+        self.use_running_average = use_running_average
+        self.axis = axis
+        self.momentum = momentum
+        self.mean = BatchStat(jnp.zeros((num_features,), jnp.float32))
+        self.var = BatchStat(jnp.ones((num_features,), jnp.float32))
+
+    def __call__(
+        self,
+        x: jax.Array,
+        use_running_average: bool | None = None,
+        *,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
+        """The normalised input, of the same shape.
+
+        Args:
+            x: the input, `num_features` long along `axis`.
+            use_running_average: the mode of this call; by default that of the layer.
+            mask: broadcasts to the shape of `x`; False leaves an element out of the moments.
+
+        Raises:
+            ValueError: when the mode is set nowhere, or the mask does not broadcast.
+            TypeError: for another number of features.
+            IndexError: when the input has no such axis.
+        """
+        x = jnp.asarray(x)
+        use_running_average = resolve_mode(
+            self, "use_running_average", use_running_average, self.use_running_average
+        )
+        feature_axes = self._axes(x, self.axis)
+        self._check_features(x, feature_axes, self.num_features)
+        average, spread = self.mean.get_value(), self.var.get_value()
+        arrays = (x, average, spread, *self._parameters())
+        x, mean, var, *parameters = self.promote_dtype(arrays, dtype=self.dtype)
+        if use_running_average:
+            along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
+            mean, var = mean.reshape(along), var.reshape(along)
+        else:
+            axes = _all_but(x, feature_axes)
+            mean, var = self._moments(x, axes, self._full_mask(mask, x))
+            self.mean.set_value(self._moved(average, mean))
+            self.var.set_value(self._moved(spread, var))
+        return self._apply(x, mean, var, feature_axes, *parameters)
+
+    def set_view(self, use_running_average: bool | None = None) -> None:
+        """Set the mode; None leaves it as it is.
+
+        Args:
+            use_running_average: normalise by the running averages, and do not move them.
+        """
+        if use_running_average is not None:
+            self.use_running_average = use_running_average
+
+    def _moved(self, average: jax.Array, moment: jax.Array | None) -> jax.Array:
+        """A running average moved towards the moment of a batch."""
+        moment = jnp.reshape(tp.cast(jax.Array, moment), average.shape)
+        return lax.stop_gradient(self.momentum * average + (1 - self.momentum) * moment)
+
+
+class LayerNorm(_Normalization):
+    """Layer normalisation (Ba, Kiros and Hinton 2016, https://arxiv.org/abs/1607.06450).
+
+    Args:
+        num_features: size of the input along the feature axes (the product of several).
+        epsilon: added to the variance.
+        dtype: dtype of the result; by default that of input and parameters together.
+        param_dtype: dtype of scale and bias.
+        use_bias, use_scale: whether there is a bias, a scale.
+        bias_init, scale_init: their initializers.
+        reduction_axes: the axes the moments are taken over.
+        feature_axes: the axes scale and bias run along.
+        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to take the moments over, too; for
+            features that are spread over devices.
+        axis_index_groups: groups of indices along the named axis that each have their own moments.
+        use_fast_variance: compute the variance as E|x|^2 - |E x|^2, in one pass.
+        promote_dtype: brings input, scale and bias to the dtype of the computation.
+        rngs: keys for the initializers, from the stream `params`.
+        bias_metadata, scale_metadata: metadata of the two parameters.
+
+    >>> import jax.numpy as jnp, nnxlite as nnx
+    >>> norm = nnx.LayerNorm(3, rngs=nnx.Rngs(0))
+    >>> print(norm(jnp.array([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])).round(3))
+    [[-1.225  0.     1.225]
+     [-1.225  0.     1.225]]
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Initializer = initializers.zeros,
+        scale_init: Initializer = initializers.ones,
+        reduction_axes: Axes = -1,
+        feature_axes: Axes = -1,
+        axis_name: str | None = None,
+        axis_index_groups: tp.Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        rngs: Rngs,
+        bias_metadata: Metadata = NO_METADATA,
+        scale_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        super().__init__(
+            num_features,
+            epsilon=epsilon,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            use_scale=use_scale,
+            scale_init=scale_init,
+            axis_name=axis_name,
+            axis_index_groups=axis_index_groups,
+            use_fast_variance=use_fast_variance,
+            promote_dtype=promote_dtype,
+            rngs=rngs,
+            scale_metadata=scale_metadata,
+        )
+        self._add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
+        self.num_features = num_features
+        self.reduction_axes = reduction_axes
+        self.feature_axes = feature_axes
+
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
+        """The normalised input, of the same shape.
+
+        Args:
+            x: the input, `num_features` long along the feature axes.
+            mask: broadcasts to the shape of `x`; False leaves an element out of the moments.
+
+        Raises:
+            ValueError: when the mask does not broadcast.
+            TypeError: for another number of features.
+            IndexError: when the input has no such axis.
+        """
+        x = jnp.asarray(x)
+        feature_axes = self._axes(x, self.feature_axes)
+        self._check_features(x, feature_axes, self.num_features)
+        return self._normalize(x, self._axes(x, self.reduction_axes), feature_axes, mask)
+
+
+class RMSNorm(_Normalization):
+    """Root mean square normalisation (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467).
+
+    A `LayerNorm` that takes the mean to be zero and has no bias: `y = x / sqrt(E|x|^2) * scale`.
+
+    Args:
+        num_features: size of the input along the feature axes (the product of several).
+        epsilon: added to the mean square.
+        dtype: dtype of the result; by default that of input and scale together.
+        param_dtype: dtype of the scale.
+        use_scale: whether there is a scale.
+        scale_init: its initializer.
+        reduction_axes: the axes the mean square is taken over.
+        feature_axes: the axes the scale runs along.
+        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to take the mean square over, too.
+        axis_index_groups: groups of indices along the named axis that each have their own one.
+        use_fast_variance: without effect here; there is no mean to subtract.
+        promote_dtype: brings input and scale to the dtype of the computation.
+        rngs: keys for the initializer, from the stream `params`.
+        scale_metadata: metadata of the scale.
+
+    >>> import jax.numpy as jnp, nnxlite as nnx
+    >>> norm = nnx.RMSNorm(2, rngs=nnx.Rngs(0))
+    >>> norm(jnp.array([[3.0, 4.0]])).shape
+    (1, 2)
+    """
+
+    _centred = False
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        use_scale: bool = True,
+        scale_init: Initializer = initializers.ones,
+        reduction_axes: Axes = -1,
+        feature_axes: Axes = -1,
+        axis_name: str | None = None,
+        axis_index_groups: tp.Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        rngs: Rngs,
+        scale_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        super().__init__(
+            num_features,
+            epsilon=epsilon,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            use_scale=use_scale,
+            scale_init=scale_init,
+            axis_name=axis_name,
+            axis_index_groups=axis_index_groups,
+            use_fast_variance=use_fast_variance,
+            promote_dtype=promote_dtype,
+            rngs=rngs,
+            scale_metadata=scale_metadata,
+        )
+        self.num_features = num_features
+        self.reduction_axes = reduction_axes
+        self.feature_axes = feature_axes
+
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """The normalised input, of the same shape.
+
+        Args:
+            x: the input, `num_features` long along the feature axes.
+            mask: broadcasts to the shape of `x`; False leaves an element out of the mean square.
+
+        Raises:
+            ValueError: when the mask does not broadcast.
+            TypeError: for another number of features.
+            IndexError: when the input has no such axis.
+        """
+        x = jnp.asarray(x)
+        feature_axes = self._axes(x, self.feature_axes)
+        self._check_features(x, feature_axes, self.num_features)
+        return self._normalize(x, self._axes(x, self.reduction_axes), feature_axes, mask)
+
+    def _parameters(self) -> tuple[jax.Array | None, ...]:
+        return (value_of(self.scale),)
+
+
+class GroupNorm(_Normalization):
+    """Group normalisation (Wu and He 2018, https://arxiv.org/abs/1803.08494).
+
+    The features, along the last axis, fall into groups of neighbours; each example and group has
+    its own moments.
+
+    Args:
+        num_features: size of the input along its last axis.
+        num_groups: number of groups; None where `group_size` is given.
+        group_size: features in one group, instead of `num_groups`.
+        epsilon: added to the variance.
+        dtype: dtype of the result; by default that of input and parameters together.
+        param_dtype: dtype of scale and bias.
+        use_bias, use_scale: whether there is a bias, a scale.
+        bias_init, scale_init: their initializers.
+        reduction_axes: the axes the moments are taken over, the last one (within a group) among
+            them; by default all but the first.
+        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to take the moments over, too.
+        axis_index_groups: groups of indices along the named axis that each have their own moments.
+        use_fast_variance: compute the variance as E|x|^2 - |E x|^2, in one pass.
+        promote_dtype: brings input, scale and bias to the dtype of the computation.
+        rngs: keys for the initializers, from the stream `params`.
+        bias_metadata, scale_metadata: metadata of the two parameters.
+
+    Raises:
+        ValueError: when both or none of `num_groups` and `group_size` are given, or the one given
+            does not divide `num_features`.
+
+    >>> import jax.numpy as jnp, nnxlite as nnx
+    >>> norm = nnx.GroupNorm(4, num_groups=2, rngs=nnx.Rngs(0))
+    >>> print(norm(jnp.array([[1.0, 3.0, 10.0, 30.0]])).round(3))
+    [[-1.  1. -1.  1.]]
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_groups: int | None = 32,
+        group_size: int | None = None,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Initializer = initializers.zeros,
+        scale_init: Initializer = initializers.ones,
+        reduction_axes: Axes | None = None,
+        axis_name: str | None = None,
+        axis_index_groups: tp.Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        rngs: Rngs,
+        bias_metadata: Metadata = NO_METADATA,
+        scale_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        self.num_groups, self.group_size = _groups(num_features, num_groups, group_size)
+        super().__init__(
+            num_features,
+            epsilon=epsilon,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            use_scale=use_scale,
+            scale_init=scale_init,
+            axis_name=axis_name,
+            axis_index_groups=axis_index_groups,
+            use_fast_variance=use_fast_variance,
+            promote_dtype=promote_dtype,
+            rngs=rngs,
+            scale_metadata=scale_metadata,
+        )
+        self._add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
+        self.feature_axis = -1
+        self.reduction_axes = reduction_axes
+
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
+        """The normalised input, of the same shape.
+
+        Args:
+            x: the input, examples along its first axis and features along its last.
+            mask: broadcasts to the shape of `x`; False leaves an element out of the moments.
+
+        Raises:
+            ValueError: when the input has one dimension only, the reduction axes leave out the
+                last, or the mask does not broadcast.
+            TypeError: for another number of features.
+            IndexError: when the input has no such axis.
+        """
+        x = jnp.asarray(x)
+        reduction_axes = self._reduction_axes(x)
+        feature_axes = self._axes(x, self.feature_axis)
+        self._check_features(x, feature_axes, self.num_groups * self.group_size)
+        return self._normalize(x, reduction_axes, feature_axes, mask)
+
+    def _reduction_axes(self, x: jax.Array) -> tuple[int, ...]:
+        if x.ndim < 2:
+            raise ValueError(
+                f"GroupNorm takes examples along the first axis and features along the last, and "
+                f"its input has shape {x.shape}."
+            )
+        if self.reduction_axes is None:
+            return tuple(range(1, x.ndim))
+        axes = self._axes(x, self.reduction_axes)
+        if x.ndim - 1 not in axes:
+            raise ValueError(
+                "GroupNorm takes its moments over a group of features, so reduction_axes must name "
+                f"the last axis; they are {self.reduction_axes}, for an input of shape {x.shape}."
+            )
+        return axes
+
+    def _moments(
+        self, x: jax.Array, axes: tuple[int, ...], mask: jax.Array | None
+    ) -> tuple[jax.Array | None, jax.Array]:
+        """The moments of the groups, for each feature that of its group."""
+        grouped = (*x.shape[:-1], self.num_groups, self.group_size)
+        axes = (*(axis for axis in axes if axis != x.ndim - 1), x.ndim)
+        mask = None if mask is None else mask.reshape(grouped)
+        mean, var = super()._moments(x.reshape(grouped), axes, mask)
+
+        def per_feature(moment: jax.Array) -> jax.Array:
+            repeated = jnp.broadcast_to(moment, (*moment.shape[:-1], self.group_size))
+            return repeated.reshape(*moment.shape[:-2], x.shape[-1])
+
+        return None if mean is None else per_feature(mean), per_feature(var)
+
+
+def _groups(num_features: int, num_groups: int | None, group_size: int | None) -> tuple[int, int]:
+    """Number and size of the groups, from the one of the two that is given."""
+    if (num_groups is None) == (group_size is None):
+        raise ValueError(
+            "GroupNorm takes either num_groups or group_size, and got "
+            f"num_groups={num_groups}, group_size={group_size}. To give group_size, pass "
+            "num_groups=None with it: the default of num_groups is 32."
+        )
+    name, given = ("num_groups", num_groups) if group_size is None else ("group_size", group_size)
+    if not given or given < 0 or num_features % given:
+        raise ValueError(
+            f"GroupNorm cannot split {num_features} features into equal groups with {name}={given}."
+        )
+    other = num_features // given
+    return (given, other) if group_size is None else (other, given)
+
+
+class InstanceNorm(_Normalization):
+    """Instance normalisation (Ulyanov et al. 2016, https://arxiv.org/abs/1607.08022).
+
+    Each example (along the first axis) and each feature has its own moments, taken over all other
+    axes: the positions of an image, say.
+
+    Args:
+        num_features: size of the input along the feature axes (the product of several).
+        epsilon: added to the variance.
+        dtype: dtype of the result; by default that of input and parameters together.
+        param_dtype: dtype of scale and bias.
+        use_bias, use_scale: whether there is a bias, a scale.
+        bias_init, scale_init: their initializers.
+        feature_axes: the axes scale and bias run along; not the first.
+        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to take the moments over, too.
+        axis_index_groups: groups of indices along the named axis that each have their own moments.
+        use_fast_variance: compute the variance as E|x|^2 - |E x|^2, in one pass.
+        promote_dtype: brings input, scale and bias to the dtype of the computation.
+        rngs: keys for the initializers, from the stream `params`.
+        bias_metadata, scale_metadata: metadata of the two parameters.
+
+    >>> import jax.numpy as jnp, nnxlite as nnx
+    >>> norm = nnx.InstanceNorm(1, rngs=nnx.Rngs(0))
+    >>> x = jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]])
+    >>> print(norm(x).squeeze().round(3))
+    [[-1.  1.]
+     [-1.  1.]]
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Initializer = initializers.zeros,
+        scale_init: Initializer = initializers.ones,
+        feature_axes: Axes = -1,
+        axis_name: str | None = None,
+        axis_index_groups: tp.Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        rngs: Rngs,
+        bias_metadata: Metadata = NO_METADATA,
+        scale_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        super().__init__(
+            num_features,
+            epsilon=epsilon,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            use_scale=use_scale,
+            scale_init=scale_init,
+            axis_name=axis_name,
+            axis_index_groups=axis_index_groups,
+            use_fast_variance=use_fast_variance,
+            promote_dtype=promote_dtype,
+            rngs=rngs,
+            scale_metadata=scale_metadata,
+        )
+        self._add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
+        self.num_features = num_features
+        self.feature_axes = feature_axes
+
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
+        """The normalised input, of the same shape.
+
+        Args:
+            x: the input, examples along its first axis, `num_features` long along the feature axes.
+            mask: broadcasts to the shape of `x`; False leaves an element out of the moments.
+
+        Raises:
+            ValueError: when the first axis is a feature axis, or the mask does not broadcast.
+            TypeError: for another number of features.
+            IndexError: when the input has no such axis.
+        """
+        x = jnp.asarray(x)
+        feature_axes = self._axes(x, self.feature_axes)
+        if 0 in feature_axes:
+            raise ValueError(
+                f"InstanceNorm takes examples along the first axis, which cannot be a feature axis "
+                f"too: feature_axes={self.feature_axes}, and the input has shape {x.shape}."
+            )
+        self._check_features(x, feature_axes, self.num_features)
+        return self._normalize(x, _all_but(x, (0, *feature_axes)), feature_axes, mask)

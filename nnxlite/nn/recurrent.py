@@ -1,0 +1,387 @@
+"""Recurrent networks: `RNN` and `Bidirectional`, which run cells over sequences.
+
+`RNN` takes a cell along the time axis of its input, from the carry that the cell's
+`initialize_carry` makes.  Any module can be a cell; it may hold Variables that it writes, and
+random streams that it draws from, and they end as they would in a Python loop over the positions.
+The carry keeps its dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from nnxlite.boundary import Carry, StateAxes
+from nnxlite.filters import All, Filter
+from nnxlite.graph import variables
+from nnxlite.nn._keys import KeySource, own_stream
+from nnxlite.nn._shapes import broadcasts_to
+from nnxlite.nn.recurrent_cells import RNNCellBase
+from nnxlite.objects import Module, Rngs, RngStream, data, split_rngs
+from nnxlite.transforms import scan
+from nnxlite.variables import RngState
+
+_logger = logging.getLogger(__name__)
+
+
+class RNN(Module):
+    """Runs a cell along the time axis of its input.
+
+    Args:
+        cell: the cell.
+        time_major: the time axis comes first; otherwise it stands before the features.
+        return_carry: give back the last carry, too.
+        reverse: run from the end to the start.
+        keep_order: with `reverse`, put the outputs in the order of the inputs; otherwise they stay
+            in the order they were made in.
+        unroll: how many steps make one iteration of the compiled loop.
+        state_axes: how the cell's Variables go through the loop, by filter: `Carry` (the default
+            for all) for those that each step takes from the one before, None for those that all
+            steps see alike and none writes, or the axis along which each step has its own.
+        broadcast_rngs: a filter of random streams from which every step draws the same keys: from a
+            split of the stream, which moves on by one.
+        rngs: the source of keys for the carry: True for a stream of its own that starts from seed
+            0, a source to fork the stream "carry" from, or False for none.
+
+    Attributes:
+        cell: the cell.
+        rngs: a `RngStream`, or None.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> layer = nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)), return_carry=True)
+    >>> carry, outputs = layer(jnp.ones((2, 5, 3)), seq_lengths=jnp.array([5, 2]))
+    >>> outputs.shape
+    (2, 5, 4)
+    >>> bool((carry[1] == outputs[1, 1]).all())
+    True
+    """
+
+    rngs: RngStream | None
+
+    def __init__(
+        self,
+        cell: RNNCellBase,
+        *,
+        time_major: bool = False,
+        return_carry: bool = False,
+        reverse: bool = False,
+        keep_order: bool = False,
+        unroll: int = 1,
+        state_axes: tp.Mapping[tp.Any, tp.Any] | StateAxes | None = None,
+        broadcast_rngs: Filter = None,
+        rngs: Rngs | RngStream | bool = True,
+    ) -> None:
+        self.cell = cell
+        self.time_major = time_major
+        self.return_carry = return_carry
+        self.reverse = reverse
+        self.keep_order = keep_order
+        self.unroll = unroll
+        self.rngs = data(_carry_stream(self, rngs))
+        self.state_axes = _checked_axes({...: Carry} if state_axes is None else state_axes)
+        self.broadcast_rngs = broadcast_rngs
+
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        initial_carry: tp.Any = None,
+        seq_lengths: jax.Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+        rngs: KeySource | None = None,
+    ) -> tp.Any:
+        """The outputs of all steps, or a pair of the last carry and these.
+
+        Args:
+            inputs: (*batch, time, *features), or (time, *batch, *features) if `time_major`.
+            initial_carry: the carry to start from; by default the cell makes one.
+            seq_lengths: integers, (*batch,): how many positions of each sequence are real.  The
+                carry is that after the last real one (the initial one, for length zero), and
+                `reverse` turns round the real ones only.  Outputs of others have no meaning.
+            return_carry, time_major, reverse, keep_order: options for this call; by default those
+                of the layer.
+            rngs: the source of keys for the carry; goes before the layer's own.
+
+        Raises:
+            ValueError: for an input without a time axis, or lengths that do not fit it.
+            TypeError: for lengths that are not integers, or what the cell raises.
+        """
+        return_carry = self.return_carry if return_carry is None else return_carry
+        time_major = self.time_major if time_major is None else time_major
+        reverse = self.reverse if reverse is None else reverse
+        keep_order = self.keep_order if keep_order is None else keep_order
+
+        features = self.cell.num_feature_axes
+        if inputs.ndim <= features:
+            raise ValueError(
+                f"RNN runs {type(self.cell).__name__} along a time axis: its input needs more than "
+                f"the {features} feature axes of the cell, and has shape {inputs.shape}."
+            )
+        time_axis = 0 if time_major else inputs.ndim - features - 1
+        xs = jnp.moveaxis(inputs, time_axis, 0)
+        lengths = _checked_lengths(seq_lengths, xs.shape[0], xs.shape[1 : xs.ndim - features])
+        carry = initial_carry
+        if carry is None:
+            carry = self.cell.initialize_carry(xs.shape[1:], self.rngs if rngs is None else rngs)
+
+        if reverse:
+            xs = _reversed(xs, lengths)
+        carry, ys = self._run(carry, xs, lengths if return_carry else None)
+        if reverse and keep_order:
+            ys = jax.tree.map(lambda y: _reversed(y, lengths), ys)
+        ys = jax.tree.map(lambda y: jnp.moveaxis(y, 0, time_axis), ys)
+        return (carry, ys) if return_carry else ys
+
+    def _run(
+        self, carry: tp.Any, xs: jax.Array, lengths: jax.Array | None
+    ) -> tuple[tp.Any, tp.Any]:
+        """Run the cell over (time, *batch, *features); with lengths, the carry is the one there."""
+        run = functools.partial(
+            _scan_cell,
+            self.cell,
+            state_axes=self.state_axes,
+            broadcast_rngs=self.broadcast_rngs,
+            unroll=self.unroll,
+        )
+        if lengths is None:
+            return run(_step, carry, xs)
+        (_, kept), ys = run(_step_and_keep, (carry, carry), (xs, jnp.arange(xs.shape[0])), lengths)
+        return kept, ys
+
+
+def _carry_stream(layer: tp.Any, rngs: tp.Any) -> RngStream | None:
+    if rngs is True:
+        return RngStream(0, tag="carry")
+    return own_stream(layer, None if rngs is False else rngs, "carry")
+
+
+def _checked_axes(axes: tp.Mapping[tp.Any, tp.Any] | StateAxes) -> StateAxes:
+    """The axes of a cell's Variables, each Carry, None or a number."""
+    axes = axes if isinstance(axes, StateAxes) else StateAxes(axes)
+    for axis in axes.axes:
+        carried = axis is Carry or isinstance(axis, Carry)
+        if not (axis is None or carried or isinstance(axis, int)):
+            raise TypeError(
+                f"RNN(state_axes=...) takes Carry, None or the number of an axis; got {axis!r}."
+            )
+    return axes
+
+
+def _checked_lengths(
+    lengths: jax.Array | None, time: int, batch: tuple[int, ...]
+) -> jax.Array | None:
+    """The lengths, which must be integers of the batch's shape (or broadcast to it) that fit."""
+    if lengths is None:
+        return None
+    lengths = jnp.asarray(lengths)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise TypeError(f"RNN needs integers as seq_lengths, got {lengths.dtype}.")
+    if not broadcasts_to(lengths.shape, batch):
+        raise ValueError(
+            f"RNN got seq_lengths of shape {lengths.shape} for inputs with the batch axes {batch}."
+        )
+    if not isinstance(lengths, Tracer) and lengths.size:
+        known = np.asarray(lengths)
+        shortest, longest = known.min(), known.max()
+        if shortest < 0 or longest > time:
+            raise ValueError(
+                f"RNN got seq_lengths from {shortest} to {longest} for inputs of {time} positions."
+            )
+    return jnp.broadcast_to(lengths, batch)
+
+
+def _align(mask: jax.Array, x: jax.Array) -> jax.Array:
+    """A mask over the leading axes of `x`, with as many axes as `x`."""
+    return mask.reshape(*mask.shape, *(1,) * (jnp.ndim(x) - mask.ndim))
+
+
+def _reversed(xs: jax.Array, lengths: jax.Array | None) -> jax.Array:
+    """(time, *batch, ...) turned round in time; with lengths, real positions stay in front."""
+    if lengths is None:
+        return jnp.flip(xs, axis=0)
+    time = xs.shape[0]
+    places = jnp.arange(time).reshape(-1, *(1,) * lengths.ndim)
+    sources = (lengths - 1 - places) % max(time, 1)
+    return jnp.take_along_axis(xs, _align(sources, xs), axis=0)
+
+
+def _scan_cell(
+    cell: tp.Any,
+    step: tp.Callable[..., tuple[tp.Any, tp.Any]],
+    carry: tp.Any,
+    xs: tp.Any,
+    *constants: tp.Any,
+    state_axes: StateAxes,
+    broadcast_rngs: Filter,
+    unroll: int,
+) -> tuple[tp.Any, tp.Any]:
+    """The loop: `carry, y = step(cell, carry, x, *constants)` for every slice of `xs`."""
+    if broadcast_rngs is not None:
+        step = functools.partial(_restart, step, broadcast_rngs)
+    loop = scan(
+        step,
+        in_axes=(state_axes, Carry, 0, *(None for _ in constants)),
+        out_axes=(Carry, 0),
+        unroll=unroll,
+    )
+    if broadcast_rngs is None:
+        return loop(cell, carry, xs, *constants)
+    with split_rngs(cell, splits=1, only=broadcast_rngs, squeeze=True):
+        return loop(cell, carry, xs, *constants)
+
+
+def _step(cell: tp.Any, carry: tp.Any, x: tp.Any) -> tuple[tp.Any, tp.Any]:
+    """One step of the cell."""
+    new, y = cell(carry, x)
+    return _with_dtypes_of(carry, new), y
+
+
+def _step_and_keep(
+    cell: tp.Any, carry: tp.Any, x: tp.Any, lengths: jax.Array
+) -> tuple[tp.Any, tp.Any]:
+    """One step that keeps, beside the carry, the one of the last position that is real."""
+    running, kept = carry
+    x, time = x
+    running, y = _step(cell, running, x)
+    kept = jax.tree.map(
+        lambda new, old: jnp.where(_align(time < lengths, new), new, old), running, kept
+    )
+    return (running, kept), y
+
+
+def _restart(
+    step: tp.Callable[..., tuple[tp.Any, tp.Any]], streams: Filter, cell: tp.Any, *args: tp.Any
+) -> tuple[tp.Any, tp.Any]:
+    """One step, after which some random streams stand where they stood before."""
+    state = variables(cell, All(RngState, streams))
+    before = [(variable, variable.get_raw_value()) for _, variable in state.flat_state()]
+    result = step(cell, *args)
+    for variable, value in before:
+        variable.set_raw_value(value)
+    return result
+
+
+def _with_dtypes_of(old: tp.Any, new: tp.Any) -> tp.Any:
+    """A new carry, with floating arrays in the dtypes of the old one.
+
+    Raises TypeError when it is another pytree.
+    """
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        raise TypeError(
+            "The cell of an RNN must return a carry of the structure it got: it got "
+            f"{jax.tree.structure(old)} and returned {jax.tree.structure(new)}."
+        )
+
+    def cast(was: tp.Any, now: tp.Any) -> jax.Array:
+        was, now = jnp.asarray(was), jnp.asarray(now)
+        both = jnp.issubdtype(was.dtype, jnp.floating) and jnp.issubdtype(now.dtype, jnp.floating)
+        return now.astype(was.dtype) if both else now
+
+    return jax.tree.map(cast, old, new)
+
+
+def _concatenate(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.concatenate([a, b], axis=-1)
+
+
+class Bidirectional(Module):
+    """Runs one RNN forwards and another backwards, and merges what they give.
+
+    Args:
+        forward_rnn: the RNN that runs from the start.
+        backward_rnn: the RNN that runs from the end; its outputs are put in the order of the
+            inputs.  Both are run as this layer says, whatever their own options.
+        merge_fn: merges the outputs of the two; by default it joins them along the last axis.
+        time_major: the time axis comes first; otherwise it stands before the features.
+        return_carry: give back the last carries of both, too.
+        rngs: the source of keys for the carries: True for a stream of its own that starts from
+            seed 0, a source to fork the stream "carry" from, or False to leave it to the two.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> rngs = nnx.Rngs(0)
+    >>> forward = nnx.RNN(nnx.GRUCell(3, 4, rngs=rngs))
+    >>> backward = nnx.RNN(nnx.GRUCell(3, 4, rngs=rngs))
+    >>> nnx.Bidirectional(forward, backward)(jnp.ones((2, 5, 3))).shape
+    (2, 5, 8)
+    """
+
+    rngs: RngStream | None
+    merge_fn: tp.Callable[[jax.Array, jax.Array], jax.Array] = staticmethod(_concatenate)
+
+    def __init__(
+        self,
+        forward_rnn: tp.Any,
+        backward_rnn: tp.Any,
+        *,
+        merge_fn: tp.Callable[[jax.Array, jax.Array], jax.Array] = _concatenate,
+        time_major: bool = False,
+        return_carry: bool = False,
+        rngs: Rngs | RngStream | bool = True,
+    ) -> None:
+        if forward_rnn is backward_rnn:
+            _logger.warning(
+                "Bidirectional got one object for both directions; they share their parameters."
+            )
+        self.forward_rnn = forward_rnn
+        self.backward_rnn = backward_rnn
+        self.merge_fn = merge_fn
+        self.time_major = time_major
+        self.return_carry = return_carry
+        self.rngs = data(_carry_stream(self, rngs))
+
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        initial_carry: tuple[tp.Any, tp.Any] | None = None,
+        rngs: KeySource | None = None,
+        seq_lengths: jax.Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+    ) -> tp.Any:
+        """The merged outputs, or a pair of the two last carries and these.
+
+        Args:
+            inputs: (*batch, time, *features), or (time, *batch, *features) if `time_major`.
+            initial_carry: the carries to start from, forward and backward.
+            rngs: the source of keys for the carries; goes before the layer's own.
+            seq_lengths: as in `RNN`.
+            return_carry, time_major: options for this call; by default those of the layer.
+            reverse, keep_order: accepted so that the layer can stand where an RNN does; without
+                effect.
+        """
+        return_carry = self.return_carry if return_carry is None else return_carry
+        forward_carry, backward_carry = initial_carry or (None, None)
+        run = functools.partial(
+            _call,
+            inputs=inputs,
+            rngs=self.rngs if rngs is None else rngs,
+            seq_lengths=seq_lengths,
+            return_carry=True,
+            time_major=self.time_major if time_major is None else time_major,
+        )
+        forward_carry, forward = run(
+            self.forward_rnn, initial_carry=forward_carry, reverse=False, keep_order=True
+        )
+        backward_carry, backward = run(
+            self.backward_rnn, initial_carry=backward_carry, reverse=True, keep_order=True
+        )
+        outputs = jax.tree.map(self.merge_fn, forward, backward)
+        return ((forward_carry, backward_carry), outputs) if return_carry else outputs
+
+
+def _call(rnn: tp.Any, inputs: jax.Array, **options: tp.Any) -> tp.Any:
+    return rnn(inputs, **options)

@@ -1,0 +1,501 @@
+"""Recurrent cells: what `RNN` runs over sequences.
+
+A cell maps a carry and one position of the input to a new carry and an output.  Its carry is one
+array of `hidden_features`, or two for the long short-term memory, in `param_dtype` unless the
+caller starts from another.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite.nn import initializers
+from nnxlite.nn._common import NO_METADATA, Metadata
+from nnxlite.nn._keys import KEYLESS, KeySource, draw_key, own_stream
+from nnxlite.nn._shapes import broadcast_together
+from nnxlite.nn.activations import sigmoid, tanh
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
+from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.initializers import Initializer
+from nnxlite.nn.linear import Linear, default_kernel_init
+from nnxlite.objects import Module, Rngs, RngStream, data
+
+Activation = tp.Callable[..., jax.Array]
+
+
+def orthogonal_init(
+    key: jax.Array, shape: tp.Sequence[int], dtype: tp.Any = jnp.float32
+) -> jax.Array:
+    """An orthogonal matrix, also in the half-precision dtypes that JAX has no decomposition for."""
+    exact = jnp.promote_types(dtype, jnp.float32)
+    return initializers.orthogonal()(key, tuple(shape), exact).astype(dtype)
+
+
+class RNNCellBase(Module):
+    """A cell: what `RNN` runs over a sequence.
+
+    A subclass defines `__call__`, `initialize_carry` and `num_feature_axes`.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> class Total(nnx.RNNCellBase):
+    ...     num_feature_axes = 1
+    ...     def initialize_carry(self, input_shape, rngs=None, carry_init=None):
+    ...         return jnp.zeros(input_shape)
+    ...     def __call__(self, carry, inputs):
+    ...         return carry + inputs, carry + inputs
+    >>> nnx.RNN(Total())(jnp.ones((1, 4, 1))).ravel().tolist()
+    [1.0, 2.0, 3.0, 4.0]
+    """
+
+    def __call__(self, carry: tp.Any, inputs: tp.Any) -> tuple[tp.Any, tp.Any]:
+        """One step: the new carry, and the output.
+
+        Args:
+            carry: the carry, of the structure and shapes that `initialize_carry` makes.
+            inputs: one position of the input, (*batch, *features).
+        """
+        self._lacks("__call__")
+
+    def initialize_carry(
+        self,
+        input_shape: tuple[int, ...],
+        rngs: KeySource | None = None,
+        carry_init: Initializer | None = None,
+    ) -> tp.Any:
+        """The carry to start from.
+
+        Args:
+            input_shape: the shape of one position of the input, (*batch, *features).
+            rngs: the source of random keys.
+            carry_init: an initializer to use in place of the cell's own.
+        """
+        self._lacks("initialize_carry")
+
+    @property
+    def num_feature_axes(self) -> int:
+        """How many axes of one position of the input, the last ones, are not batch axes."""
+        self._lacks("num_feature_axes")
+
+    def _lacks(self, member: str) -> tp.NoReturn:
+        raise NotImplementedError(
+            f"{type(self).__name__} is an RNN cell and must define `{member}`."
+        )
+
+
+class _Cell(RNNCellBase):
+    """What the cells of this file share: their options, their carry, and checks of shapes."""
+
+    _parts: tp.ClassVar[int] = 1  # arrays in the carry
+    rngs: RngStream | None
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        activation_fn: Activation,
+        dtype: Dtype | None,
+        param_dtype: Dtype,
+        carry_init: Initializer | None,
+        promote_dtype: PromoteDtypeFn,
+        keep_rngs: bool,
+        rngs: Rngs,
+    ) -> None:
+        self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.activation_fn = activation_fn
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.carry_init = carry_init
+        self.promote_dtype = promote_dtype
+        self.rngs = data(own_stream(self, rngs, "carry") if keep_rngs else None)
+
+    def initialize_carry(
+        self,
+        input_shape: tuple[int, ...],
+        rngs: KeySource | None = None,
+        carry_init: Initializer | None = None,
+    ) -> tp.Any:
+        """The carry to start from: one array (*batch, hidden_features), or a pair of them.
+
+        Args:
+            input_shape: the shape of one position of the input, (*batch, in_features).
+            rngs: the source of a key for each array, from the stream "carry"; goes before the
+                stream the cell keeps.  A constant carry needs none.
+            carry_init: an initializer; goes before the cell's own.  Zeros by default.
+
+        Raises ValueError when the carry is random and there is no source of keys.
+        """
+        init = carry_init if carry_init is not None else self.carry_init
+        init = initializers.zeros if init is None else init
+        keyless = rngs is None and self.rngs is None and init in KEYLESS
+        shape = (*input_shape[:-1], self.hidden_features)
+        if isinstance(rngs, jax.Array):
+            rngs = RngStream(rngs, tag="carry")
+
+        def key() -> tp.Any:
+            if keyless:
+                return None
+            return draw_key(self, rngs, self.rngs, "carry", "for its carry", "keep_rngs=True")
+
+        arrays = tuple(init(key(), shape, self.param_dtype) for _ in range(self._parts))
+        return arrays[0] if self._parts == 1 else arrays
+
+    @property
+    def num_feature_axes(self) -> int:
+        """1: the last axis of one position of the input holds its features."""
+        return 1
+
+    def _linears(
+        self,
+        kernel_init: Initializer,
+        recurrent_kernel_init: Initializer,
+        bias_init: Initializer,
+        kernel_metadata: Metadata,
+        recurrent_kernel_metadata: Metadata,
+        bias_metadata: Metadata,
+        rngs: Rngs,
+    ) -> tuple[tp.Callable[..., Linear], tp.Callable[..., Linear]]:
+        """Makers of projections of the input and of the hidden array, by output features."""
+        linear = functools.partial(
+            Linear,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            bias_init=bias_init,
+            promote_dtype=self.promote_dtype,
+            bias_metadata=bias_metadata,
+            rngs=rngs,
+        )
+        return (
+            functools.partial(
+                linear,
+                self.in_features,
+                kernel_init=kernel_init,
+                kernel_metadata=kernel_metadata,
+            ),
+            functools.partial(
+                linear,
+                self.hidden_features,
+                kernel_init=recurrent_kernel_init,
+                kernel_metadata=recurrent_kernel_metadata,
+            ),
+        )
+
+    def _check(self, inputs: jax.Array, *hidden: jax.Array) -> None:
+        """Raise TypeError unless the input and every array of the carry have the right shape."""
+        batch = jnp.shape(inputs)[:-1]
+        for name, x, features in (
+            ("an input", inputs, self.in_features),
+            *(("a carry", h, self.hidden_features) for h in hidden),
+        ):
+            shape = jnp.shape(x)
+            if not shape or shape[-1] != features or not broadcast_together(shape[:-1], batch):
+                raise TypeError(
+                    f"{type(self).__name__} takes {name} of shape (*batch, {features}); got "
+                    f"{shape}, where the input has shape {jnp.shape(inputs)}."
+                )
+
+
+class SimpleCell(_Cell):
+    """The plain recurrent cell: `h' = activation(dense_i(x) + dense_h(h))`, its output too.
+
+    Args:
+        in_features: features of the input.
+        hidden_features: features of the carry and the output.
+        dtype: dtype of the projections.
+        param_dtype: dtype of the parameters, and of the carry it starts from.
+        carry_init: initializer of the carry; zeros by default.
+        residual: add the carry before the activation.
+        activation_fn: the activation.
+        kernel_init, recurrent_kernel_init, bias_init: initializers of the projections.
+        promote_dtype: brings input and parameters to the dtype of the computation.
+        keep_rngs: keep a random stream for the carry, forked from the stream "carry".
+        rngs: the stream "params" is drawn for `dense_h`, then for `dense_i`.
+        kernel_metadata, recurrent_kernel_metadata, bias_metadata: metadata of the parameters.
+
+    Attributes:
+        dense_i: `Linear` of the input, with a bias.
+        dense_h: `Linear` of the carry.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> cell = nnx.SimpleCell(3, 4, rngs=nnx.Rngs(0))
+    >>> carry = cell.initialize_carry((2, 3))
+    >>> carry, y = cell(carry, jnp.ones((2, 3)))
+    >>> carry.shape, y.shape
+    ((2, 4), (2, 4))
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        dtype: Dtype | None = jnp.float32,
+        param_dtype: Dtype = jnp.float32,
+        carry_init: Initializer | None = None,
+        residual: bool = False,
+        activation_fn: Activation = tanh,
+        kernel_init: Initializer = default_kernel_init,
+        recurrent_kernel_init: Initializer = orthogonal_init,
+        bias_init: Initializer = initializers.zeros,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        keep_rngs: bool = False,
+        rngs: Rngs,
+        kernel_metadata: Metadata = NO_METADATA,
+        recurrent_kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        super().__init__(
+            in_features,
+            hidden_features,
+            activation_fn=activation_fn,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            carry_init=carry_init,
+            promote_dtype=promote_dtype,
+            keep_rngs=keep_rngs,
+            rngs=rngs,
+        )
+        self.residual = residual
+        of_input, of_hidden = self._linears(
+            kernel_init,
+            recurrent_kernel_init,
+            bias_init,
+            kernel_metadata,
+            recurrent_kernel_metadata,
+            bias_metadata,
+            rngs,
+        )
+        self.dense_h = of_hidden(hidden_features, use_bias=False)
+        self.dense_i = of_input(hidden_features)
+
+    def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """One step: the new carry, twice.
+
+        Args:
+            carry: (*batch, hidden_features).
+            inputs: (*batch, in_features).
+        """
+        self._check(inputs, carry)
+        total = self.dense_i(inputs) + self.dense_h(carry)
+        if self.residual:
+            total = total + carry
+        new = self.activation_fn(total)
+        return new, new
+
+
+class _GatedCell(_Cell):
+    """A cell with gates; a subclass makes its projections in `_build`."""
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        gate_fn: Activation = sigmoid,
+        activation_fn: Activation = tanh,
+        kernel_init: Initializer = default_kernel_init,
+        recurrent_kernel_init: Initializer = orthogonal_init,
+        bias_init: Initializer = initializers.zeros,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        carry_init: Initializer | None = None,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        keep_rngs: bool = False,
+        rngs: Rngs,
+        kernel_metadata: Metadata = NO_METADATA,
+        recurrent_kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ) -> None:
+        super().__init__(
+            in_features,
+            hidden_features,
+            activation_fn=activation_fn,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            carry_init=carry_init,
+            promote_dtype=promote_dtype,
+            keep_rngs=keep_rngs,
+            rngs=rngs,
+        )
+        self.gate_fn = gate_fn
+        of_input, of_hidden = self._linears(
+            kernel_init,
+            recurrent_kernel_init,
+            bias_init,
+            kernel_metadata,
+            recurrent_kernel_metadata,
+            bias_metadata,
+            rngs,
+        )
+        self._build(of_input, of_hidden)
+
+    def _build(
+        self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
+    ) -> None:
+        """Make the projections; the two functions take output features and `use_bias`."""
+        self._lacks("_build")
+
+
+class _LongShortTermMemory(_GatedCell):
+    """The step that the two long short-term memory cells share."""
+
+    _parts = 2
+
+    def __call__(
+        self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        """One step: the new carry, and its second array as the output.
+
+        Args:
+            carry: memory and hidden array, both (*batch, hidden_features).
+            inputs: (*batch, in_features).
+        """
+        c, h = carry
+        self._check(inputs, c, h)
+        i, f, g, o = self._gates(inputs, h)
+        new_c = self.gate_fn(f) * c + self.gate_fn(i) * self.activation_fn(g)
+        new_h = self.gate_fn(o) * self.activation_fn(new_c)
+        return (new_c, new_h), new_h
+
+    def _gates(self, inputs: jax.Array, h: jax.Array) -> tp.Sequence[jax.Array]:
+        """Input gate, forget gate, candidate and output gate, before their activations."""
+        self._lacks("_gates")
+
+
+class LSTMCell(_LongShortTermMemory):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735).
+
+        i = gate(ii(x) + hi(h))        f = gate(if_(x) + hf(h))
+        g = activation(ig(x) + hg(h))  o = gate(io(x) + ho(h))
+        c' = f * c + i * g             h' = o * activation(c')
+
+    The carry is (c, h), the output h'.  `OptimizedLSTMCell` computes the same with two products in
+    place of eight.
+
+    Args:
+        in_features: features of the input.
+        hidden_features: features of the carry and the output.
+        gate_fn: activation of the gates.
+        activation_fn: activation of what passes them.
+        kernel_init, recurrent_kernel_init, bias_init: initializers of the projections.
+        dtype: dtype of the projections; None lets input and parameters decide.
+        param_dtype: dtype of the parameters, and of the carry it starts from.
+        carry_init: initializer of the carry; zeros by default.
+        promote_dtype: brings input and parameters to the dtype of the computation.
+        keep_rngs: keep a random stream for the carry, forked from the stream "carry".
+        rngs: the stream "params" is drawn for ii, if_, ig, io, hi, hf, hg, ho, in this order.
+        kernel_metadata, recurrent_kernel_metadata, bias_metadata: metadata of the parameters.
+
+    Attributes:
+        ii, if_, ig, io: `Linear`s of the input.
+        hi, hf, hg, ho: `Linear`s of the hidden array, with biases.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> cell = nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0))
+    >>> (c, h), y = cell(cell.initialize_carry((2, 3)), jnp.ones((2, 3)))
+    >>> c.shape, h.shape, y.shape
+    ((2, 4), (2, 4), (2, 4))
+    """
+
+    def _build(
+        self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
+    ) -> None:
+        size = self.hidden_features
+        self.ii = of_input(size, use_bias=False)
+        self.if_ = of_input(size, use_bias=False)
+        self.ig = of_input(size, use_bias=False)
+        self.io = of_input(size, use_bias=False)
+        self.hi = of_hidden(size)
+        self.hf = of_hidden(size)
+        self.hg = of_hidden(size)
+        self.ho = of_hidden(size)
+
+    def _gates(self, inputs: jax.Array, h: jax.Array) -> tp.Sequence[jax.Array]:
+        pairs = (self.ii, self.hi), (self.if_, self.hf), (self.ig, self.hg), (self.io, self.ho)
+        return [of_input(inputs) + of_hidden(h) for of_input, of_hidden in pairs]
+
+
+class OptimizedLSTMCell(_LongShortTermMemory):
+    """Long short-term memory, with the kernels of all gates side by side in two matrices.
+
+    The maths is that of `LSTMCell`; the columns are those of i, f, g and o, in this order.
+
+    Args: as in `LSTMCell`, but the stream "params" is drawn for `dense_i`, then for `dense_h`.
+
+    Attributes:
+        dense_i: `Linear` of the input, to four times `hidden_features`.
+        dense_h: `Linear` of the hidden array, with a bias.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> cell = nnx.OptimizedLSTMCell(3, 4, rngs=nnx.Rngs(0))
+    >>> (c, h), y = cell(cell.initialize_carry((2, 3)), jnp.ones((2, 3)))
+    >>> cell.dense_i.kernel.shape, y.shape
+    ((3, 16), (2, 4))
+    """
+
+    def _build(
+        self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
+    ) -> None:
+        self.dense_i = of_input(4 * self.hidden_features, use_bias=False)
+        self.dense_h = of_hidden(4 * self.hidden_features)
+
+    def _gates(self, inputs: jax.Array, h: jax.Array) -> tp.Sequence[jax.Array]:
+        return jnp.split(self.dense_i(inputs) + self.dense_h(h), 4, axis=-1)
+
+
+class GRUCell(_GatedCell):
+    """The gated recurrent unit (Cho et al. 2014, https://arxiv.org/abs/1406.1078).
+
+    With the columns of `dense_i` and `dense_h` in three parts, for r, z and n:
+
+        r = gate(i_r(x) + h_r(h))     z = gate(i_z(x) + h_z(h))
+        n = activation(i_n(x) + r * h_n(h))
+        h' = (1 - z) * n + z * h
+
+    The carry is h, the output h'.
+
+    Args: as in `LSTMCell`, but the stream "params" is drawn for `dense_i`, then for `dense_h`.
+
+    Attributes:
+        dense_i: `Linear` of the input, to three times `hidden_features`, with a bias.
+        dense_h: `Linear` of the hidden array.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> cell = nnx.GRUCell(3, 4, rngs=nnx.Rngs(0))
+    >>> carry, y = cell(cell.initialize_carry((2, 3)), jnp.ones((2, 3)))
+    >>> carry.shape, y.shape
+    ((2, 4), (2, 4))
+    """
+
+    def _build(
+        self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
+    ) -> None:
+        self.dense_i = of_input(3 * self.hidden_features)
+        self.dense_h = of_hidden(3 * self.hidden_features, use_bias=False)
+
+    def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """One step: the new carry, twice.
+
+        Args:
+            carry: (*batch, hidden_features).
+            inputs: (*batch, in_features).
+        """
+        h = carry
+        self._check(inputs, h)
+        i_r, i_z, i_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
+        h_r, h_z, h_n = jnp.split(self.dense_h(h), 3, axis=-1)
+        r = self.gate_fn(i_r + h_r)
+        z = self.gate_fn(i_z + h_z)
+        n = self.activation_fn(i_n + r * h_n)
+        new = (1.0 - z) * n + z * h
+        return new, new

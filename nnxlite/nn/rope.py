@@ -1,0 +1,168 @@
+"""Rotary position embedding: `RoPE`, and attention that uses it.
+
+RoPE (Su et al. 2021, https://arxiv.org/abs/2104.09864) turns pairs of features of a query or key by
+an angle that grows with its position: the product of the two then depends on how far they stand
+apart, and not on where.  Feature i is paired with feature i + depth/2; pair i turns by
+`theta ** (-2 i / depth)` from one position to the next.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite.nn._shapes import broadcasts_to
+from nnxlite.nn.attention import check_shapes, dot_product_attention
+from nnxlite.objects import Module, data
+from nnxlite.variables import Variable
+
+
+class RoPE(Module):
+    """Turns the features of each position by angles that grow with the position.
+
+    Args:
+        theta: base of the angles; the larger, the slower the last pairs turn.
+        embedding_size, max_seq_len: give both, or none.  Then sines and cosines for this depth and
+            the positions below `max_seq_len` are computed once and kept.
+
+    Attributes:
+        cached_sin, cached_cos: Variables of shape (max_seq_len, embedding_size // 2), or None.
+
+    Raises:
+        ValueError: when only one of the two sizes is given, the depth is odd, or an input has
+            another depth or is longer than what is kept.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> rope = nnx.RoPE()
+    >>> rope(jnp.ones((3, 2)))[0].tolist()
+    [1.0, 1.0]
+    """
+
+    cached_sin: Variable[jax.Array] | None
+    cached_cos: Variable[jax.Array] | None
+
+    def __init__(
+        self,
+        theta: float = 10000.0,
+        embedding_size: int | None = None,
+        max_seq_len: int | None = None,
+    ) -> None:
+        if (embedding_size is None) != (max_seq_len is None):
+            raise ValueError(
+                "RoPE takes both embedding_size and max_seq_len, or none of them; got "
+                f"embedding_size={embedding_size}, max_seq_len={max_seq_len}."
+            )
+        self.theta = theta
+        self.cached_sin, self.cached_cos = data(None), data(None)
+        if embedding_size is not None and max_seq_len is not None:
+            sin, cos = self._angles(jnp.arange(max_seq_len), embedding_size)
+            self.cached_sin, self.cached_cos = Variable(sin), Variable(cos)
+
+    def __call__(self, x: jax.Array, input_positions: jax.Array | None = None) -> jax.Array:
+        """The input with its features turned, (..., length, depth).
+
+        Args:
+            x: (..., length, depth), of an even depth.
+            input_positions: (length,), or (..., length) that broadcasts; by default 0, 1, 2, ...
+
+        The result is float32 where the input is less precise.
+        """
+        x = jnp.asarray(x)
+        if x.ndim < 2:
+            raise ValueError(f"RoPE takes inputs (..., length, depth), got shape {x.shape}.")
+        sin, cos = self._sin_cos(x.shape, input_positions)
+        first, second = jnp.split(x, 2, axis=-1)
+        turned = jnp.concatenate([-second, first], axis=-1)
+        return x * jnp.concatenate([cos, cos], -1) + turned * jnp.concatenate([sin, sin], -1)
+
+    def _sin_cos(
+        self, shape: tuple[int, ...], positions: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Sines and cosines for an input, (..., length, depth // 2)."""
+        length, depth = shape[-2:]
+        if positions is not None:
+            return self._angles(_fitting(positions, shape), depth)
+        if self.cached_sin is None or self.cached_cos is None:
+            return self._angles(jnp.arange(length), depth)
+        sin, cos = self.cached_sin[...], self.cached_cos[...]
+        if length > sin.shape[0] or depth != 2 * sin.shape[1]:
+            raise ValueError(
+                f"RoPE(embedding_size={2 * sin.shape[1]}, max_seq_len={sin.shape[0]}) got an input "
+                f"of shape {shape}: {length} positions of depth {depth}. Make it for these sizes, "
+                "or without sizes."
+            )
+        return sin[:length], cos[:length]
+
+    def _angles(self, positions: jax.Array, depth: int) -> tuple[jax.Array, jax.Array]:
+        """Sine and cosine of every angle, positions.shape + (depth // 2,)."""
+        if depth < 2 or depth % 2:
+            raise ValueError(
+                f"RoPE pairs features, so their number must be positive and even; it is {depth}."
+            )
+        steps = 1.0 / self.theta ** (jnp.arange(0, depth, 2, dtype=jnp.float32) / depth)
+        angles = positions[..., None].astype(jnp.float32) * steps
+        return jnp.sin(angles), jnp.cos(angles)
+
+
+def _fitting(positions: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The positions, which must broadcast to the input's shape without its depth."""
+    positions = jnp.asarray(positions)
+    same_length = positions.ndim > 0 and positions.shape[-1] == shape[-2]
+    if not same_length or not broadcasts_to(positions.shape, shape[:-1]):
+        raise ValueError(
+            f"RoPE got input_positions of shape {positions.shape} for an input of shape {shape}; "
+            f"they need the length of the input, {shape[-2]}, and must broadcast to {shape[:-1]}."
+        )
+    return positions
+
+
+def dot_product_attention_with_rope(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    rope: tp.Callable[..., jax.Array],
+    input_positions: jax.Array | None = None,
+    **kwargs: tp.Any,
+) -> jax.Array:
+    """`dot_product_attention` with queries and keys turned by their positions.
+
+    Use it as the `attention_fn` of `MultiHeadAttention`; in a decoding step the layer passes the
+    position of its token.
+
+    Args:
+        query, key, value: as in `dot_product_attention`, (*batch, length, heads, depth).
+        rope: a `RoPE`, or a function like it: of an array (*batch, heads, length, depth) and, where
+            there are any, positions.
+        input_positions: positions of the queries, (length,) or (*batch, length); by default 0, 1,
+            2, ...  Keys stand at the same positions if there are as many of them as of queries,
+            and at 0, 1, 2, ... otherwise.
+        **kwargs: as in `dot_product_attention`.
+
+    Returns an array (*batch, query length, heads, value depth).
+
+    >>> import functools
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> attend = functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())
+    >>> layer = nnx.MultiHeadAttention(2, 8, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((1, 5, 8))).shape
+    (1, 5, 8)
+    """
+
+    def turned(x: jax.Array, positions: jax.Array | None) -> jax.Array:
+        x = jnp.swapaxes(x, -3, -2)
+        if positions is None:
+            x = rope(x)
+        else:
+            positions = jnp.asarray(positions)
+            x = rope(x, positions[..., None, :] if positions.ndim > 1 else positions)
+        return jnp.swapaxes(x, -3, -2)
+
+    check_shapes(query, key, value)
+    together = key.shape[-3] == query.shape[-3]
+    key = turned(key, input_positions if together else None)
+    return dot_product_attention(turned(query, input_positions), key, value, **kwargs)

@@ -1,0 +1,141 @@
+"""`Dropout`: regularisation by leaving out random elements."""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
+
+from nnxlite._jax import is_tracing
+from nnxlite.nn._keys import KeySource, draw_key, own_stream
+from nnxlite.nn._modes import resolve_mode
+from nnxlite.objects import Module, Rngs, RngStream, data
+
+
+class Dropout(Module):
+    """Sets random elements of its input to zero, and scales the others by `1 / (1 - rate)`.
+
+    The result has the shape and dtype of the input, and the same mean over many draws.  It is the
+    input itself where `deterministic` is set or the rate is zero.  Source: Srivastava et al.,
+    "Dropout: A Simple Way to Prevent Neural Networks from Overfitting" (2014).
+
+    Args:
+        rate: the probability that an element is set to zero, from 0 to 1.
+        broadcast_dims: axes along which all elements share one draw.
+        deterministic: whether to leave the input as it is; None if each call says.
+        rng_collection: name of the stream to draw from.
+        rngs: the source of random keys.  The layer keeps a stream of its own, forked from the
+            stream `rng_collection` (or, where there is none of this name, from the default one).
+
+    Raises:
+        TypeError: for `rngs` of another type, or an input that is not floating.
+        ValueError: for a rate outside [0, 1]; when called without a key, or without
+            `deterministic` where the layer has none.
+        KeyError: if `rngs` has no such stream.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    >>> sorted(set(dropout(jnp.ones(100)).tolist()))
+    [0.0, 2.0]
+    >>> dropout(jnp.ones(3), deterministic=True).tolist()
+    [1.0, 1.0, 1.0]
+    """
+
+    rngs: RngStream | None
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        broadcast_dims: tp.Sequence[int] = (),
+        deterministic: bool | None = False,
+        rng_collection: str = "dropout",
+        rngs: Rngs | RngStream | None = None,
+    ) -> None:
+        if isinstance(rate, (int, float)) and not 0 <= rate <= 1:
+            raise ValueError(
+                f"{type(self).__name__}: `rate` is a probability, from 0 to 1; got {rate}."
+            )
+        self.rate = rate
+        self.broadcast_dims = tuple(broadcast_dims)
+        self.deterministic = deterministic
+        self.rng_collection = rng_collection
+        self.rngs = data(own_stream(self, rngs, rng_collection))
+
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        deterministic: bool | None = None,
+        rngs: KeySource | None = None,
+    ) -> jax.Array:
+        """The input with random elements set to zero.
+
+        Args:
+            inputs: a floating array.
+            deterministic: whether to leave the input as it is; goes before the layer's own.
+            rngs: the source of the key, or the key itself; goes before the layer's own.
+        """
+        if resolve_mode(self, "deterministic", deterministic, self.deterministic):
+            return inputs
+        fixed = not isinstance(self.rate, Tracer)
+        if fixed and self.rate == 0:
+            return inputs
+        if fixed and self.rate == 1:
+            return jnp.zeros_like(inputs)
+        x = jnp.asarray(inputs)
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            raise TypeError(
+                f"{type(self).__name__} scales what it keeps, which needs a floating input; got "
+                f"{x.dtype}{list(x.shape)}. Cast the input, or use deterministic=True."
+            )
+        shape = self._mask_shape(x.shape)
+        keep = 1.0 - self.rate
+        divisor = x.dtype.type(keep) if isinstance(keep, float) else jnp.asarray(keep, x.dtype)
+        drop = _drop if is_tracing() else _eager_drop
+        return drop(self._key(rngs), x, keep, divisor, shape)
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """Set the mode of this layer; `nnx.view` calls it on its copy.
+
+        Args:
+            deterministic: if True, the layer gives its input back unchanged.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+
+    def _mask_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        sizes = list(shape)
+        for axis in self.broadcast_dims:
+            if not -len(sizes) <= axis < len(sizes):
+                raise IndexError(
+                    f"{type(self).__name__}: broadcast_dims={self.broadcast_dims} names the axis "
+                    f"{axis}, and the input has shape {shape}."
+                )
+            sizes[axis] = 1
+        return tuple(sizes)
+
+    def _key(self, rngs: KeySource | None) -> jax.Array:
+        """The key for one call, from its argument or from the layer's own stream."""
+        purpose = "for its mask (deterministic=True and model.eval() do without)"
+        return draw_key(self, rngs, self.rngs, self.rng_collection, purpose, "rngs=rngs")
+
+
+def _drop(
+    key: jax.Array, x: jax.Array, keep: tp.Any, divisor: tp.Any, shape: tuple[int, ...]
+) -> jax.Array:
+    """`x / divisor` where a mask of the given shape, drawn with the probability `keep`, says so."""
+    mask = jax.random.bernoulli(key, keep, shape)
+    if shape != x.shape:
+        mask = jnp.broadcast_to(mask, x.shape)
+    sharding = jax.typeof(x).sharding
+    if any(axis is not None for axis in sharding.spec):  # a mesh with explicit axes
+        mask = jax.reshard(mask, sharding)
+    return lax.select(mask, lax.div(x, divisor), lax.full_like(x, 0))
+
+
+_eager_drop = jax.jit(_drop, static_argnums=4)

@@ -1,0 +1,289 @@
+"""Normalisation of weights: `SpectralNorm` and `WeightNorm`, wrappers around any module.
+
+Such a wrapper holds a module and, for each weight it is to normalise, some values of its own: the
+estimate of a singular vector, or a learned scale.  They are kept in a dict by the path of the
+weight inside the wrapped module.  A call replaces each weight by its normalised form, *in place*,
+and then calls the module.  The weight stays replaced, so that what the module holds afterwards is
+what it computed with; normalising it again the next time changes no more than a rounding.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from nnxlite._errors import path_text
+from nnxlite._state import to_flat_state
+from nnxlite.filters import Filter, PathContains
+from nnxlite.graph import variables
+from nnxlite.nn import initializers
+from nnxlite.nn._common import Axes, as_tuple
+from nnxlite.nn._keys import KEYLESS
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype
+from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.initializers import Initializer
+from nnxlite.objects import Module, Pytree, Rngs, data
+from nnxlite.variables import BatchStat, Param, Variable
+
+Path = tuple[tp.Any, ...]
+Weights = list[tuple[Path, Variable[jax.Array]]]
+
+
+class _WeightNormalization(Module):
+    """A module whose weights are normalised before each call."""
+
+    layer_instance: tp.Any
+
+    def __init__(self, layer_instance: tp.Any) -> None:
+        if not isinstance(layer_instance, Pytree):
+            raise TypeError(
+                f"{type(self).__name__} wraps a module and normalises the Variables it holds; got "
+                f"a value of type {type(layer_instance).__name__}."
+            )
+        self.layer_instance = layer_instance
+
+    def _weights(self, which: Filter) -> Weights:
+        """The Variables of the wrapped module that a filter selects, by path and in path order."""
+        return list(to_flat_state(variables(self.layer_instance, which, ...)[0]))
+
+
+def _unit(x: jax.Array, axes: tuple[int, ...] | None, epsilon: float) -> jax.Array:
+    """`x` divided by its Euclidean norm over some axes."""
+    return x * lax.rsqrt(jnp.sum(x * x, axis=axes, keepdims=True) + epsilon)
+
+
+class SpectralNorm(_WeightNormalization):
+    """Spectral normalisation (Miyato et al. 2018, https://arxiv.org/abs/1802.05957).
+
+    Divides each `Param` of two or more dimensions by an estimate of its largest singular value, as
+    a matrix whose columns are the last axis.  The estimate comes from power iteration, which takes
+    up where it stopped the time before; vector and value are kept in `batch_stats`, as `BatchStat`s
+    under the path of the parameter and `"u"` or `"sigma"`.
+
+    Args:
+        layer_instance: the module to wrap.
+        n_steps: steps of power iteration in one call.
+        epsilon: added to the squared norm of a vector.
+        dtype: dtype that normalised parameters are rounded to; they are stored in their own.
+        param_dtype: dtype of the estimates.
+        error_on_non_matrix: refuse parameters of three or more dimensions.
+        update_stats: whether calls keep their estimates.  A module in `eval` mode
+            (`use_running_average=True`) does not.
+        rngs: keys for the first vectors, from the stream `params`.
+
+    Raises:
+        TypeError: when `layer_instance` is no module.
+        ValueError: for `n_steps` below one, or by `error_on_non_matrix`.
+
+    >>> import jax.numpy as jnp, nnxlite as nnx
+    >>> rngs = nnx.Rngs(0)
+    >>> layer = nnx.SpectralNorm(nnx.Linear(3, 4, rngs=rngs), n_steps=50, rngs=rngs)
+    >>> layer(jnp.ones((1, 3))).shape
+    (1, 4)
+    >>> print(jnp.linalg.norm(layer.layer_instance.kernel.value, 2).round(4))
+    1.0
+    """
+
+    def __init__(
+        self,
+        layer_instance: tp.Any,
+        *,
+        n_steps: int = 1,
+        epsilon: float = 1e-12,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        error_on_non_matrix: bool = False,
+        update_stats: bool = True,
+        rngs: Rngs,
+    ) -> None:
+        if n_steps < 1:
+            raise ValueError(
+                f"SpectralNorm needs one step of iteration or more; n_steps={n_steps}."
+            )
+        super().__init__(layer_instance)
+        self.n_steps = n_steps
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.error_on_non_matrix = error_on_non_matrix
+        self.use_running_average = not update_stats
+        stats: dict[Path, BatchStat[jax.Array]] = {}
+        for path, weight in self._matrices():
+            vector = initializers.normal()(rngs.params(), (1, weight.shape[-1]), param_dtype)
+            stats[(*path, "u")] = BatchStat(vector)
+            stats[(*path, "sigma")] = BatchStat(jnp.ones((), param_dtype))
+        self.batch_stats = data(stats)
+
+    def __call__(self, x: tp.Any, update_stats: bool | None = None) -> tp.Any:
+        """The result of the wrapped module, with normalised parameters.
+
+        Args:
+            x: the argument for the wrapped module.
+            update_stats: whether this call keeps its estimates; by default as the layer says.
+        """
+        if update_stats is None:
+            update_stats = not self.use_running_average
+        for path, weight in self._matrices():
+            if (*path, "u") in self.batch_stats:
+                self._normalize(path, weight, update_stats)
+        return self.layer_instance(x)
+
+    def set_view(self, use_running_average: bool | None = None) -> None:
+        """Set the mode; None leaves it as it is.
+
+        Args:
+            use_running_average: do not keep new estimates.
+        """
+        if use_running_average is not None:
+            self.use_running_average = use_running_average
+
+    def _matrices(self) -> Weights:
+        """The parameters to normalise."""
+        found = [(path, weight) for path, weight in self._weights(Param) if weight.ndim > 1]
+        for path, weight in found:
+            if weight.ndim > 2 and self.error_on_non_matrix:
+                raise ValueError(
+                    f"SpectralNorm(error_on_non_matrix=True) takes matrices only, and the "
+                    f"parameter {path_text(path)} of {type(self.layer_instance).__name__} is "
+                    f"{weight.ndim}D, of shape {weight.shape}."
+                )
+        return found
+
+    def _normalize(self, path: Path, weight: Variable[jax.Array], update_stats: bool) -> None:
+        kept_u, kept_sigma = self.batch_stats[(*path, "u")], self.batch_stats[(*path, "sigma")]
+        value = weight.get_value()
+        matrix = value.reshape(-1, value.shape[-1])
+        u, v = self._singular_vectors(matrix, kept_u.get_value())
+        sigma = (v @ matrix @ u.T)[0, 0]
+        if update_stats:
+            kept_u.set_value(u.astype(self.param_dtype))
+            kept_sigma.set_value(sigma.astype(self.param_dtype))
+        normalized = value / jnp.where(sigma != 0, sigma, 1)
+        dtype = canonicalize_dtype(value, u, v, sigma, dtype=self.dtype)
+        weight.set_value(normalized.astype(dtype).astype(value.dtype))
+
+    def _singular_vectors(self, matrix: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Right and left singular vector, as rows, by power iteration from `u`; no gradient."""
+        v = u
+        for _ in range(self.n_steps):
+            v = _unit(u @ matrix.T, None, self.epsilon)
+            u = _unit(v @ matrix, None, self.epsilon)
+        return lax.stop_gradient(u), lax.stop_gradient(v)
+
+
+class WeightNorm(_WeightNormalization):
+    """Weight normalisation (Salimans and Kingma 2016, https://arxiv.org/abs/1602.07868).
+
+    Gives every slice of a weight along its feature axes the Euclidean norm one, times a learned
+    scale: direction and length are learned apart.  The scales are `Param`s, kept in `scales` under
+    the path of the weight.
+
+    Where a scale is not positive the weight is stored without its sign, so that it keeps its
+    direction from call to call (storing the product would flip it each time).
+
+    Args:
+        layer_instance: the module to wrap.
+        feature_axes: the axes along which each slice has its own norm; None for one norm for the
+            whole weight.
+        use_scale: whether there are scales.
+        scale_init: their initializer.
+        epsilon: added to the squared norm.
+        dtype: dtype that normalised weights are rounded to; they are stored in their own.
+        param_dtype: dtype of the scales.
+        variable_filter: which Variables of the module to normalise.
+        promote_dtype: does the rounding.
+        rngs: keys for `scale_init`, from the stream `params`.
+
+    Raises:
+        TypeError: when `layer_instance` is no module.
+        IndexError: when a selected Variable has no such axis.
+
+    >>> import jax.numpy as jnp, nnxlite as nnx
+    >>> rngs = nnx.Rngs(0)
+    >>> layer = nnx.WeightNorm(nnx.Linear(3, 4, rngs=rngs), rngs=rngs)
+    >>> layer(jnp.ones((1, 3))).shape
+    (1, 4)
+    >>> print(jnp.linalg.norm(layer.layer_instance.kernel.value, axis=0).round(4))
+    [1. 1. 1. 1.]
+    """
+
+    def __init__(
+        self,
+        layer_instance: tp.Any,
+        *,
+        feature_axes: Axes | None = -1,
+        use_scale: bool = True,
+        scale_init: Initializer = initializers.ones,
+        epsilon: float = 1e-12,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        variable_filter: Filter = PathContains("kernel"),  # noqa: B008 - a frozen value
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        rngs: Rngs,
+    ) -> None:
+        super().__init__(layer_instance)
+        self.feature_axes = feature_axes
+        self.use_scale = use_scale
+        self.scale_init = scale_init
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.variable_filter = variable_filter
+        self.promote_dtype = promote_dtype
+        selected = [(path, weight, self._axes(path, weight)) for path, weight in self._selected()]
+        scales: dict[Path, Param[jax.Array]] | None = None
+        if use_scale:
+            scales = {
+                p: self._first_scale([w.shape[a] for a in axes], rngs) for p, w, axes in selected
+            }
+        self.scales = data(scales)
+
+    def __call__(self, x: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """The result of the wrapped module for these arguments, with normalised weights."""
+        stored = [(weight, self._normalize(path, weight)) for path, weight in self._selected()]
+        result = self.layer_instance(x, *args, **kwargs)
+        for weight, value in stored:
+            if value is not None:
+                weight.set_value(value)
+        return result
+
+    def _selected(self) -> Weights:
+        return self._weights(self.variable_filter)
+
+    def _axes(self, path: Path, weight: Variable[jax.Array]) -> tuple[int, ...]:
+        """The feature axes of one weight as ascending non-negative numbers."""
+        axes = () if self.feature_axes is None else as_tuple(self.feature_axes)
+        for axis in axes:
+            if not -weight.ndim <= axis < weight.ndim:
+                raise IndexError(
+                    f"WeightNorm(feature_axes={self.feature_axes}) has no such axis in "
+                    f"{path_text(path)} of {type(self.layer_instance).__name__}, of shape "
+                    f"{weight.shape}. Select weights with variable_filter."
+                )
+        return tuple(sorted({axis % weight.ndim for axis in axes}))
+
+    def _first_scale(self, shape: tp.Sequence[int], rngs: Rngs) -> Param[jax.Array]:
+        # A constant draws no key, so that layers made later get the keys they get in the reference.
+        key: tp.Any = None if self.scale_init in KEYLESS else rngs.params()
+        return Param(self.scale_init(key, tuple(shape), self.param_dtype))
+
+    def _normalize(self, path: Path, weight: Variable[jax.Array]) -> jax.Array | None:
+        """Write the normalised weight; the result is what to store after the call, if another."""
+        value, features = weight.get_value(), self._axes(path, weight)
+        others = tuple(axis for axis in range(value.ndim) if axis not in features)
+        unit = _unit(value, others, self.epsilon)
+        if self.scales is None or path not in self.scales:
+            weight.set_value(self._rounded(unit, value))
+            return None
+        along = [n if axis in features else 1 for axis, n in enumerate(value.shape)]
+        scale = self.scales[path].get_value().reshape(along)
+        used = self._rounded(unit * scale, value)
+        weight.set_value(used)
+        return jnp.where(scale > 0, used, jnp.where(scale < 0, -used, value))
+
+    def _rounded(self, normalized: jax.Array, value: jax.Array) -> jax.Array:
+        (rounded,) = self.promote_dtype((normalized,), dtype=self.dtype)
+        return rounded.astype(value.dtype)

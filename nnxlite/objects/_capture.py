@@ -1,0 +1,293 @@
+"""`capture`: the values that modules record during one call, without a trace of them afterwards.
+
+While a captured function runs, every module of its subject (the module that is called, or the first
+argument) carries a record: the attribute `__captures__`, one Variable for each captured kind, each
+holding a dict from name to value.  `sow` and `perturb` write there instead of making attributes.
+Being ordinary state, records pass through the transforms inside the function, and being part of the
+structure, they keep a compiled version of the function with captures apart from the one without.
+
+With `method_outputs`, the classes of these modules have their methods replaced for the duration by
+ones that record what they return.  The replacements look for a record on their own instance, so
+objects outside the capture, and other threads, see no difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import typing as tp
+
+import jax
+import numpy as np
+
+from nnxlite._errors import path_text, short_type
+from nnxlite._state import State
+from nnxlite.graph._functional import flat_pairs
+from nnxlite.graph._graphdef import Path
+from nnxlite.graph._kinds import GraphNode, sort_key
+from nnxlite.graph._walk import iter_graph
+from nnxlite.objects._containers import Dict, List
+from nnxlite.objects._module import CAPTURES, Kind, Module, iter_modules
+from nnxlite.objects._pytree import Tagged
+from nnxlite.variables import Variable
+
+Records: tp.TypeAlias = tuple[Variable[tp.Any], ...]
+
+
+def capture(
+    fn: tp.Any,
+    *var_types: Kind,
+    init: State[tp.Any, tp.Any] | None = None,
+    method_outputs: Kind | None = None,
+) -> tp.Any:
+    """A function that gives, beside the result of `fn`, what the modules in it recorded.
+
+    Inside, `Module.sow` and `Module.perturb` keep only the kinds asked for, and nothing of it stays
+    in the modules.  The modules meant are those of the module `fn` itself (or of which it is a
+    bound method), else those of the first positional argument.
+
+    Args:
+        fn: a module, or a function. Without it (`capture(nnx.Intermediate)`), a decorator.
+        var_types: kinds of Variables to capture.
+        init: Variables that `perturb` and `sow` start from, by path, such as perturbations that an
+            earlier capture returned.
+        method_outputs: record also what every public method (and `__call__`) of the modules
+            returns, under the method's name, as Variables of this kind; results that are not
+            arrays are left out.
+
+    Returns:
+        A function with the arguments of `fn` that returns `(result, state_1, ..., state_n)`, one
+        State for each of `var_types`; the bare result if there are none. A captured Variable goes
+        to the first of `var_types` that it is an instance of.
+
+    Raises:
+        TypeError: for what is no function, no kind of Variable, or no State of Variables.
+        ValueError: when `init` names a module that does not exist, or a recorded name is also the
+            name of a module with records of its own.
+        TraceContextError: for a module from outside the transform that the call runs in.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> class Block(nnx.Module):
+    ...     def __init__(self, rngs):
+    ...         self.linear = nnx.Linear(2, 3, rngs=rngs)
+    ...     def __call__(self, x):
+    ...         x = self.linear(x)
+    ...         self.sow(nnx.Intermediate, "mean", x.mean())
+    ...         return x
+    >>> block = Block(nnx.Rngs(0))
+    >>> y, seen = nnx.capture(block, nnx.Intermediate)(jnp.ones((1, 2)))
+    >>> seen["mean"].value[0].shape, hasattr(block, "mean")
+    ((), False)
+    """
+    if _is_kind(fn):
+        return lambda fun: capture(fun, fn, *var_types, init=init, method_outputs=method_outputs)
+    if not callable(fn):
+        raise TypeError(f"capture takes a module or a function, got {type(fn).__name__}.")
+    given = (*var_types, *([] if method_outputs is None else [method_outputs]))
+    for kind in given:
+        if not _is_kind(kind):
+            raise TypeError(
+                f"capture takes classes of Variables, such as nnx.Intermediate, got {kind!r}."
+            )
+    first = _init_leaves(init)
+
+    def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        subject = _subject(fn, args)
+        kinds = tuple(dict.fromkeys((*var_types, *map(type, first.values()))))
+        outputs = method_outputs if method_outputs in var_types else None
+        with _recording(subject, kinds, first, outputs) as modules:
+            result = fn(*args, **kwargs)
+            found = _collect(modules, var_types, first)
+        return (result, *found) if var_types else result
+
+    return functools.update_wrapper(wrapper, fn, updated=())
+
+
+def _is_kind(value: tp.Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Variable)
+
+
+def _init_leaves(init: tp.Any) -> dict[Path, Variable[tp.Any]]:
+    """The Variables of an initial state, by path."""
+    leaves = {} if init is None else dict(flat_pairs(init))
+    for path, leaf in leaves.items():
+        if not isinstance(leaf, Variable):
+            raise TypeError(
+                f"capture: `init` holds {short_type(leaf)} at '{path_text(path)}', and must "
+                "hold Variables, such as the perturbations that an earlier capture returned."
+            )
+    return leaves
+
+
+def _subject(fn: tp.Any, args: tuple[tp.Any, ...]) -> tp.Any:
+    """What the modules are looked for in: a module that is called, or the first argument."""
+    while isinstance(fn, functools.partial):
+        args = (*fn.args, *args)
+        fn = fn.func
+    if isinstance(fn, GraphNode):
+        return fn
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, GraphNode):
+        return owner
+    if not args:
+        raise TypeError(
+            "A captured function takes the model as its first positional argument, and got no "
+            "positional argument. Call it as captured(model, ...)."
+        )
+    return args[0]
+
+
+@contextlib.contextmanager
+def _recording(
+    subject: tp.Any,
+    kinds: tuple[Kind, ...],
+    first: dict[Path, Variable[tp.Any]],
+    outputs: Kind | None,
+) -> tp.Iterator[list[tuple[Path, Module]]]:
+    """Give every module of `subject` a record; take it away at the end, come what may."""
+    modules = list(iter_modules(subject))
+    known = {path for path, _ in modules}
+    for path in first:
+        if path[:-1] not in known:
+            raise ValueError(
+                f"capture: `init` holds '{path_text(path)}', and there is no module at "
+                f"'{path_text(path[:-1])}'. The paths are those of the captured states."
+            )
+    outer: dict[int, Records] = {
+        id(m): m.__dict__[CAPTURES] for _, m in modules if CAPTURES in m.__dict__
+    }
+    try:
+        for path, module in modules:
+            module._nnx_assign(CAPTURES, Tagged(_new_records(path, kinds, first, outputs), True))
+        with _methods_recorded({type(m) for _, m in modules} if outputs else set()):
+            yield modules
+    finally:
+        seen = {id(m): m for _, m in modules}
+        seen |= {id(m): m for _, m in iter_graph(subject) if isinstance(m, Module)}
+        for number, module in seen.items():
+            former = outer.get(number)
+            if module.__dict__.get(CAPTURES) is former:
+                continue
+            if former is None:
+                module._nnx_discard(CAPTURES)
+            else:
+                module._nnx_assign(CAPTURES, Tagged(former, True))
+
+
+def _new_records(
+    path: Path,
+    kinds: tuple[Kind, ...],
+    first: dict[Path, Variable[tp.Any]],
+    outputs: Kind | None,
+) -> Records:
+    return tuple(
+        kind.from_metadata(
+            {p[-1]: v.get_value() for p, v in first.items() if p[:-1] == path and type(v) is kind},
+            {_OUTPUTS: True} if kind is outputs else {},
+        )
+        for kind in kinds
+    )
+
+
+_OUTPUTS = "method_outputs"  # metadata of the record that outputs of methods go to
+
+
+def _collect(
+    modules: list[tuple[Path, Module]],
+    var_types: tuple[Kind, ...],
+    first: dict[Path, Variable[tp.Any]],
+) -> list[State[tp.Any, tp.Any]]:
+    """What was recorded, one State for each kind asked for."""
+    groups: list[dict[Path, Variable[tp.Any]]] = [{} for _ in var_types]
+    for path, module in modules:
+        for record in module.__dict__.get(CAPTURES, ()):
+            if type(record) not in var_types:
+                continue
+            group = next(i for i, kind in enumerate(var_types) if isinstance(record, kind))
+            for name, value in record.get_raw_value().items():
+                start = first.get((*path, name))
+                groups[group][(*path, name)] = (
+                    type(record).from_metadata(value, {}) if start is None else start.replace(value)
+                )
+    for group in groups:
+        _refuse_nested(group)
+    return [State.from_flat_path(_in_order(group)) for group in groups]
+
+
+def _in_order(group: dict[Path, Variable[tp.Any]]) -> dict[Path, Variable[tp.Any]]:
+    return {p: group[p] for p in sorted(group, key=lambda p: tuple(map(sort_key, p)))}
+
+
+def _refuse_nested(group: dict[Path, Variable[tp.Any]]) -> None:
+    for path in group:
+        for length in range(1, len(path)):
+            if path[:length] in group:
+                raise ValueError(
+                    f"capture: '{path_text(path[:length])}' is the name of a recorded value and of "
+                    f"a module that recorded '{path_text(path)}', so one State cannot hold both. "
+                    "Record under another name."
+                )
+
+
+# Outputs of methods ------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_replaced: dict[tuple[type, str], tuple[tp.Any, int]] = {}  # original and how many captures need it
+_OWN = frozenset({*Module.__mro__, *List.__mro__, *Dict.__mro__})
+
+
+@contextlib.contextmanager
+def _methods_recorded(classes: set[type]) -> tp.Iterator[None]:
+    """Replace the methods of some classes by recording ones while the block runs."""
+    bases = {base for cls in classes for base in cls.__mro__ if base not in _OWN}
+    found = [(base, name) for base in bases for name, m in vars(base).items() if _recorded(name, m)]
+    with _lock:
+        for base, name in found:
+            original, count = _replaced.get((base, name), (vars(base)[name], 0))
+            _replaced[base, name] = (original, count + 1)
+            if not count:
+                setattr(base, name, _recording_method(original, name))
+    try:
+        yield
+    finally:
+        with _lock:
+            for base, name in found:
+                original, count = _replaced.pop((base, name))
+                if count > 1:
+                    _replaced[base, name] = (original, count - 1)
+                else:
+                    setattr(base, name, original)
+
+
+def _recorded(name: str, member: tp.Any) -> bool:
+    """Whether a member of a class body is a method whose outputs are recorded."""
+    if name != "__call__" and (name.startswith("_") or hasattr(Module, name)):
+        return False
+    plain = (type, staticmethod, classmethod, property, functools.cached_property, Variable)
+    return callable(member) and hasattr(member, "__get__") and not isinstance(member, plain)
+
+
+def _recording_method(original: tp.Any, name: str) -> tp.Any:
+    def method(self: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        result = original.__get__(self, type(self))(*args, **kwargs)
+        if getattr(type(self), name, None) is method:  # not reached through super()
+            _record_output(self, name, result)
+        return result
+
+    return functools.update_wrapper(method, original, updated=())
+
+
+def _record_output(owner: tp.Any, name: str, result: tp.Any) -> None:
+    records: Records = getattr(owner, "__dict__", {}).get(CAPTURES, ())
+    for record in records:
+        if record.has_metadata(_OUTPUTS) and _is_arrays(result):
+            values = record.get_raw_value()
+            record.set_raw_value({**values, name: (*values.get(name, ()), result)})
+
+
+def _is_arrays(result: tp.Any) -> bool:
+    return all(
+        isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex))
+        for leaf in jax.tree.leaves(result)
+    )

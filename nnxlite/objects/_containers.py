@@ -1,0 +1,210 @@
+"""`List` and `Dict`: containers that are graph objects themselves, shared by reference.
+
+Their items are attributes (under int keys in a List), with the same statuses as attributes: an item
+that is data is data, the rest is static.  Like all graph objects they are compared by identity.
+"""
+
+from __future__ import annotations
+
+import operator
+import typing as tp
+
+import jax
+
+from nnxlite._text import Text, mapping_node, sequence_node
+from nnxlite.objects._module import CAPTURES, Module
+from nnxlite.objects._pytree import Tagged
+
+T = tp.TypeVar("T")
+
+
+def _list_key(name: tp.Any) -> tp.Any:
+    if isinstance(name, int):
+        return jax.tree_util.SequenceKey(name)
+    return jax.tree_util.GetAttrKey(name)
+
+
+def _dict_key(name: tp.Any) -> tp.Any:
+    if isinstance(name, str):
+        return jax.tree_util.GetAttrKey(name)
+    return jax.tree_util.DictKey(name)
+
+
+class List(Module, tp.MutableSequence[T]):
+    """A list of layers, Variables, arrays or static values.
+
+    It has the methods of a list; a slice of it is a plain list.
+
+    >>> import nnxlite as nnx
+    >>> layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(i)) for i in range(3)])
+    >>> len(layers), layers[-1] is layers[2]
+    (3, True)
+    """
+
+    __slots__ = ()
+
+    _nnx_key = staticmethod(_list_key)
+
+    def __init__(self, it: tp.Iterable[T] | None = None, /) -> None:
+        for number, value in enumerate(it if it is not None else ()):
+            self._nnx_assign(number, value)
+
+    def __len__(self) -> int:
+        items: tp.Any = self.__dict__
+        size = len(items)  # less the attributes that are no items, of which there are few
+        while size and size - 1 not in items:
+            size -= 1
+        return size
+
+    def _index(self, index: tp.SupportsIndex) -> int:
+        """The position that an index means.
+
+        Raises:
+            TypeError: for what is no integer.
+            IndexError: for one out of range.
+        """
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"List indices must be integers or slices, got {type(index).__name__}."
+            ) from None
+        size = len(self)
+        if not -size <= number < size:
+            raise IndexError(f"List index {number} is out of range: the List has {size} items.")
+        return number if number >= 0 else number + size
+
+    def __getitem__(self, index: tp.Any) -> tp.Any:
+        items: tp.Any = self.__dict__
+        if isinstance(index, slice):
+            return [items[number] for number in range(*index.indices(len(self)))]
+        return items[self._index(index)]
+
+    def __setitem__(self, index: tp.Any, value: tp.Any) -> None:
+        if isinstance(index, slice):
+            items = self._items()
+            items[index] = [self._tagged(v) for v in value]
+            self._replace(items)
+        else:
+            self._nnx_assign(self._index(index), value)
+
+    def __delitem__(self, index: tp.Any) -> None:
+        items = self._items()
+        del items[index if isinstance(index, slice) else self._index(index)]
+        self._replace(items)
+
+    def _items(self) -> list[Tagged]:
+        """The items with their statuses."""
+        return [Tagged(value, self._nnx_status[i]) for i, value in enumerate(self)]
+
+    def _replace(self, items: list[Tagged]) -> None:
+        """Make the items exactly these."""
+        held: tp.Any = self.__dict__
+        size = len(self)
+        for number in range(size - 1, len(items) - 1, -1):
+            self._nnx_discard(number)
+        for number, item in enumerate(items):
+            if number < size:
+                if held[number] is item.value and self._nnx_status[number] is item.is_data:
+                    continue
+                self._nnx_discard(number)
+            self._nnx_assign(number, item)
+
+    def _tagged(self, value: tp.Any) -> Tagged:
+        """A new item with its status, checked before anything changes."""
+        if isinstance(value, Tagged):
+            return Tagged(value.value, self._nnx_untag(len(self), value))
+        return Tagged(value, self._nnx_decide(len(self), value))
+
+    def __iter__(self) -> tp.Iterator[T]:
+        items: tp.Any = self.__dict__
+        number = 0
+        while number in items:
+            yield items[number]
+            number += 1
+
+    def append(self, value: T) -> None:
+        """Add an item at the end."""
+        self._nnx_assign(len(self), value)
+
+    def insert(self, index: tp.SupportsIndex, value: T) -> None:
+        """Add an item before position `index`."""
+        items = self._items()
+        items.insert(operator.index(index), self._tagged(value))
+        self._replace(items)
+
+    def reverse(self) -> None:
+        """Turn the order of the items around."""
+        self._replace(self._items()[::-1])
+
+    def __add__(self, other: tp.Iterable[T]) -> List[T]:
+        return List([*self, *other])
+
+    def __dir__(self) -> list[str]:
+        return sorted(name for name in super().__dir__() if isinstance(name, str))
+
+    def __hash__(self) -> int:
+        return id(self) >> 4
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return self is other
+
+    def __nnx_text__(self) -> Text:
+        return sequence_node(self, list(self))
+
+
+class Dict(Module, tp.MutableMapping[str, T]):
+    """A dict of layers, Variables, arrays or static values; items are attributes as well.
+
+    It has the methods of a dict (`update` is that of dicts; for states use `nnx.update`).
+
+    >>> import nnxlite as nnx
+    >>> heads = nnx.Dict(left=nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    >>> heads["left"] is heads.left
+    True
+    """
+
+    __slots__ = ()
+
+    _nnx_key = staticmethod(_dict_key)
+
+    update = tp.MutableMapping.update  # and not that of Module
+
+    def __init__(self, *args: tp.Any, **kwargs: tp.Any) -> None:
+        for key, value in dict(*args, **kwargs).items():
+            self._nnx_assign(key, value)
+
+    def __getitem__(self, key: tp.Any) -> tp.Any:
+        try:
+            return self.__dict__[key]
+        except KeyError:
+            raise KeyError(f"{key!r} is not in the Dict; it has {list(self)}.") from None
+
+    def __setitem__(self, key: tp.Any, value: tp.Any) -> None:
+        self._nnx_assign(key, value)
+
+    def __delitem__(self, key: tp.Any) -> None:
+        self[key]
+        self._nnx_discard(key)
+
+    def __iter__(self) -> tp.Iterator[tp.Any]:
+        items = self.__dict__
+        return iter([k for k in items if k != CAPTURES] if CAPTURES in items else items)
+
+    def __len__(self) -> int:
+        return len(self.__dict__) - (CAPTURES in self.__dict__)
+
+    def __getattr__(self, name: str) -> tp.Any:
+        raise AttributeError(f"'{type(self).__name__}' has no item or attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return sorted(name for name in super().__dir__() if isinstance(name, str))
+
+    def __hash__(self) -> int:
+        return id(self) >> 4
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return self is other
+
+    def __nnx_text__(self) -> Text:
+        return mapping_node(self, self.__dict__)

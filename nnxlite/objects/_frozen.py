@@ -1,0 +1,201 @@
+"""Frozen modules: immutable, with dataclass fields, their bound methods pytrees.
+
+`class Layer(nnx.Module, frozen=True)` declares its attributes as annotations, as a dataclass does.
+Every field is data, whatever it holds, unless it is marked `field(static=True)`; so a flag or an
+activation function is a leaf that a filter can choose.  `__init__` is generated where the class does
+not write its own.  Once `__init__` is done nothing can be assigned: `tree_at` gives a changed copy.
+
+What is frozen are the attributes.  A Variable held by a frozen module can still be written.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import types
+import typing as tp
+
+import jax
+
+from nnxlite.objects._pytree import Pytree, _declared
+
+_building: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
+    "nnxlite_building", default=frozenset()
+)
+
+
+def field(
+    *,
+    converter: tp.Callable[[tp.Any], tp.Any] | None = None,
+    static: bool = False,
+    **kwargs: tp.Any,
+) -> tp.Any:
+    """A field of a frozen module.
+
+    Args:
+        converter: called with what `__init__` assigned; the field holds what it returns.
+        static: the field is no leaf, but part of the structure; it must be hashable.
+        kwargs: as for `dataclasses.field`.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> class Scale(nnx.Module, frozen=True):
+    ...     factor: jax.Array = nnx.field(converter=jnp.asarray)
+    ...     name: str = nnx.field(static=True, default="scale")
+    >>> jax.tree.leaves(Scale(2.0))
+    [Array(2., dtype=float32, weak_type=True)]
+    """
+    metadata = {**(kwargs.pop("metadata", None) or {}), "static": static}
+    if converter is not None:
+        metadata["converter"] = converter
+    return dataclasses.field(metadata=metadata, **kwargs)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class BoundMethod:
+    """A method with the module it belongs to: a callable, and a pytree of the module's leaves."""
+
+    __slots__ = ("__func__", "__self__", "__weakref__")
+
+    def __init__(self, func: tp.Any, instance: tp.Any) -> None:
+        self.__func__ = func
+        self.__self__ = instance
+
+    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return (
+            type(other) is BoundMethod
+            and self.__func__ is other.__func__
+            and self.__self__ is other.__self__
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.__func__, id(self.__self__)))
+
+    def __getattr__(self, name: str) -> tp.Any:
+        if name in BoundMethod.__slots__:  # not filled yet
+            raise AttributeError(name)
+        return getattr(self.__func__, name)
+
+    def __repr__(self) -> str:
+        return f"<bound method {self.__func__.__qualname__} of {self.__self__!r}>"
+
+    def __reduce__(self) -> tp.Any:
+        return getattr, (self.__self__, self.__func__.__name__)
+
+    def tree_flatten_with_keys(self) -> tp.Any:
+        """For JAX."""
+        return ((jax.tree_util.GetAttrKey("__self__"), self.__self__),), self.__func__
+
+    @classmethod
+    def tree_unflatten(cls, func: tp.Any, children: tp.Any) -> BoundMethod:
+        """For JAX."""
+        return cls(func, children[0])
+
+
+class _Method:
+    """A function in a frozen class: gives a `BoundMethod` when it is read from an instance."""
+
+    def __init__(self, func: types.FunctionType) -> None:
+        functools.update_wrapper(tp.cast(tp.Any, self), func)
+        self.func = func
+
+    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
+        return self.func if instance is None else BoundMethod(self.func, instance)
+
+
+def freeze(cls: type[Pytree]) -> None:
+    """Make a class that is being defined a frozen one."""
+    written = cls.__dict__.get("__init__")
+    if written is None:
+        inherited: tp.Any = cls.__init__
+        written = inherited if getattr(inherited, "_nnx_written", False) else None
+    dataclasses.dataclass(init=written is None, repr=False, eq=False)(cls)
+    if "__init__" in cls.__dict__:
+        cls.__init__ = _closing(cls.__dict__["__init__"], written is not None)
+    declared = {
+        f.name: f.metadata.get("static") is not True
+        for f in dataclasses.fields(tp.cast(tp.Any, cls))
+    }
+    cls._nnx_declared = {**declared, **_declared(cls)}
+    cls._nnx_assign = _assign
+    cls._nnx_discard = _discard
+    for name, value in list(cls.__dict__.items()):
+        if isinstance(value, types.FunctionType) and not _is_special(name):
+            setattr(cls, name, _Method(value))
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("_nnx_") or (name.startswith("__") and name.endswith("__"))
+
+
+def _closing(init: tp.Any, written: bool) -> tp.Any:
+    """An `__init__` after which the object is closed."""
+
+    @functools.wraps(init)
+    def __init__(self: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> None:
+        building = _building.get()
+        if id(self) in building:  # called by the `__init__` of a subclass
+            init(self, *args, **kwargs)
+            return
+        token = _building.set(building | {id(self)})
+        try:
+            init(self, *args, **kwargs)
+            _complete(self)
+        finally:
+            _building.reset(token)
+
+    __init__._nnx_written = written  # type: ignore[attr-defined]
+    return __init__
+
+
+def _complete(node: tp.Any) -> None:
+    """Fill in defaults and convert, at the end of `__init__`.
+
+    Raises TypeError for a field without a value.
+    """
+    missing = []
+    for found in dataclasses.fields(node):
+        name = found.name
+        if name not in node.__dict__:
+            if found.default is not dataclasses.MISSING:
+                node._nnx_assign(name, found.default)
+            elif found.default_factory is not dataclasses.MISSING:
+                node._nnx_assign(name, found.default_factory())
+            else:
+                missing.append(name)
+                continue
+        converter = found.metadata.get("converter")
+        if converter is not None:
+            node._nnx_assign(name, converter(node.__dict__[name]))
+    if missing:
+        raise TypeError(
+            f"{type(node).__name__}: __init__ ended without a value for the fields {missing}. "
+            "Every field of a frozen module must be assigned by then."
+        )
+
+
+def _refuse(node: tp.Any, name: tp.Any) -> tp.NoReturn:
+    raise dataclasses.FrozenInstanceError(
+        f"cannot assign to field {name!r}: {type(node).__name__} is a frozen module. Make a changed "
+        f"copy: nnx.tree_at(lambda m: m.{name}, module, new_value)."
+    )
+
+
+def _assign(self: tp.Any, name: tp.Any, value: tp.Any) -> None:
+    if id(self) not in _building.get():
+        _refuse(self, name)
+    if name not in self.__dataclass_fields__:
+        raise AttributeError(
+            f"{type(self).__name__} has no field {name!r}. Declare every attribute of a frozen "
+            f"module in the class body, such as `{name}: jax.Array`."
+        )
+    Pytree._nnx_assign(self, name, value)
+
+
+def _discard(self: tp.Any, name: tp.Any) -> None:
+    if id(self) not in _building.get():
+        _refuse(self, name)
+    Pytree._nnx_discard(self, name)

@@ -1,0 +1,434 @@
+"""`Module`: the base of layers and models.
+
+A Module is a `Pytree` that can also record values of a forward pass (`sow`, `perturb`), set modes
+on everything below it (`train`, `eval`, `set_attributes`), and walk over its parts.
+
+A recorded value becomes an attribute of the module that recorded it, or, inside `nnx.capture`, an
+entry of the capture's own record.  The record is an attribute as well (`__captures__`, one Variable
+for each captured kind, holding a dict from name to value), so that it travels through transforms
+like any other state.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite._errors import short_type
+from nnxlite.filters import Filter, to_predicate
+from nnxlite.graph._edit import update
+from nnxlite.graph._functional import split
+from nnxlite.graph._graphdef import Path
+from nnxlite.graph._walk import children_of, iter_graph
+from nnxlite.objects._frozen import freeze
+from nnxlite.objects._pytree import Pytree, Tagged
+from nnxlite.variables import (
+    MISSING,
+    Perturbation,
+    Variable,
+    variable_name_from_type,
+    variable_type_from_name,
+)
+
+B = tp.TypeVar("B")
+Kind: tp.TypeAlias = type[Variable[tp.Any]]
+
+CAPTURES = "__captures__"
+"""Name of the attribute that holds a capture's record."""
+
+
+def _append(values: tp.Any, value: tp.Any) -> tp.Any:
+    return (*values, value)
+
+
+def _no_values() -> tp.Any:
+    return ()
+
+
+class Module(Pytree):
+    """Base of layers and models.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> class Double(nnx.Module):
+    ...     def __init__(self):
+    ...         self.factor = nnx.Param(jnp.array(2.0))
+    ...     def __call__(self, x):
+    ...         return self.factor * x
+    >>> Double()(3.0)
+    Array(6., dtype=float32, weak_type=True)
+
+    With `class Foo(nnx.Module, frozen=True)` instances are immutable; see `nnxlite.field`.
+    """
+
+    __slots__ = ()
+
+    _nnx_frozen: tp.ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, frozen: bool = False, **kwargs: tp.Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if frozen or cls._nnx_frozen:
+            cls._nnx_frozen = True
+            freeze(cls)
+
+    # recording -------------------------------------------------------------------------------
+
+    def sow(
+        self,
+        variable_type: Kind | str,
+        name: str,
+        value: tp.Any,
+        reduce_fn: tp.Callable[[tp.Any, tp.Any], tp.Any] = _append,
+        init_fn: tp.Callable[[], tp.Any] = _no_values,
+        capture_noop: bool | None = None,
+    ) -> bool:
+        """Record a value under a name, to be read, popped or captured after the call.
+
+        Args:
+            variable_type: the kind of Variable that holds what is recorded, or its registered name.
+            name: name of the attribute.
+            value: what to record, any pytree.
+            reduce_fn: `(recorded so far, value)` to what is recorded now; appends to a tuple.
+            init_fn: gives what is recorded before the first value; an empty tuple.
+            capture_noop: True records nothing outside `nnx.capture`.
+
+        Returns:
+            Whether anything was recorded: inside `nnx.capture`, only the kinds it asks for are.
+
+        Raises:
+            ValueError: when the name is taken by something else, or by a Variable of another kind.
+
+        >>> import nnxlite as nnx
+        >>> class Halve(nnx.Module):
+        ...     def __call__(self, x):
+        ...         self.sow(nnx.Intermediate, "seen", x)
+        ...         return x / 2
+        >>> halve = Halve()
+        >>> halve(halve(8.0))
+        2.0
+        >>> nnx.pop(halve, nnx.Intermediate)["seen"].value
+        (8.0, 4.0)
+        """
+        kind = _kind(variable_type)
+        records = self.__dict__.get(CAPTURES)
+        if records is not None:
+            record = self._record(records, kind, name)
+            if record is None:
+                return False
+            values = record.get_raw_value()
+            so_far = values[name] if name in values else init_fn()
+            record.set_raw_value({**values, name: reduce_fn(so_far, value)})
+            return True
+        if capture_noop:
+            return False
+        held = getattr(self, name, MISSING)
+        if held is MISSING:
+            setattr(self, name, kind(reduce_fn(init_fn(), value)))
+        else:
+            self._expect(held, kind, name, "sow")
+            held.set_value(reduce_fn(held.get_value(), value))
+        return True
+
+    def perturb(
+        self,
+        name: str,
+        value: tp.Any,
+        variable_type: str | Kind = Perturbation,
+        capture_noop: bool | None = None,
+    ) -> tp.Any:
+        """Add a Variable, zero at first, to a value: its gradient is that of the value.
+
+        The first call makes the Variable (zeros of the value's shape and dtype); differentiate a
+        later call with respect to it.
+
+        Args:
+            name: name of the attribute.
+            value: an intermediate value, any pytree of arrays.
+            variable_type: the kind of Variable, or its registered name.
+            capture_noop: True gives the value back unchanged outside `nnx.capture`.
+
+        Returns:
+            The sum; or the value itself inside a `nnx.capture` that does not ask for this kind.
+
+        Raises:
+            ValueError: when the name is taken by something else, or for a value whose structure or
+                shape the Variable does not fit.
+
+        >>> import nnxlite as nnx, jax.numpy as jnp
+        >>> class Square(nnx.Module):
+        ...     def __call__(self, x):
+        ...         return (self.perturb("inner", 2 * x) ** 2).sum()
+        >>> square, x = Square(), jnp.array([1.0, 3.0])
+        >>> _ = square(x)
+        >>> graphdef, inner = nnx.split(square)
+        >>> jax.grad(lambda inner: nnx.merge(graphdef, inner)(x))(inner)["inner"].value
+        Array([ 4., 12.], dtype=float32)
+        """
+        kind = _kind(variable_type)
+        records = self.__dict__.get(CAPTURES)
+        if records is not None:
+            record = self._record(records, kind, name)
+            if record is None:
+                return value
+            values = record.get_raw_value()
+            if name not in values:
+                values = {**values, name: jax.tree.map(jnp.zeros_like, value)}
+                record.set_raw_value(values)
+            return self._add(name, values[name], value)
+        if capture_noop:
+            return value
+        held = getattr(self, name, MISSING)
+        if held is MISSING:
+            held = kind(jax.tree.map(jnp.zeros_like, value))
+            setattr(self, name, held)
+        else:
+            self._expect(held, kind, name, "perturb")
+        return self._add(name, held.get_value(), value)
+
+    def _record(
+        self, records: tuple[Variable[tp.Any], ...], kind: Kind, name: str
+    ) -> Variable[tp.Any] | None:
+        """The capture's record for a kind, or None where that kind is not captured."""
+        found = None
+        for record in records:
+            if type(record) is kind:
+                found = record
+            elif name in record.get_raw_value():
+                raise ValueError(
+                    f"{type(self).__name__} records {name!r} both as {type(record).__name__} and "
+                    f"as {kind.__name__}. Give them different names."
+                )
+        return found
+
+    def _expect(self, held: tp.Any, kind: Kind, name: str, method: str) -> None:
+        if not isinstance(held, Variable):
+            raise ValueError(
+                f"{type(self).__name__}.{method}: expected {name!r} to be a Variable of type "
+                f"'{kind.__name__}', and it is a {type(held).__name__}. Record under another name."
+            )
+        if type(held) is not kind:
+            raise ValueError(
+                f"{type(self).__name__}.{method}: expected {name!r} to be of type "
+                f"'{kind.__name__}', and it is a '{type(held).__name__}'. Record under another "
+                f"name, or remove it first: nnx.pop(model, nnx.{type(held).__name__})."
+            )
+
+    def _add(self, name: str, held: tp.Any, value: tp.Any) -> tp.Any:
+        fits = jax.tree.structure(held) == jax.tree.structure(value) and all(
+            jax.tree.leaves(jax.tree.map(_broadcasts, held, value))
+        )
+        if not fits:
+            raise ValueError(
+                f"{type(self).__name__}.perturb: the perturbation {name!r} was made for "
+                f"{_forms(held)}, and the value is {_forms(value)}. Remove it with "
+                "nnx.pop(model, nnx.Perturbation) and call the model once to make it anew."
+            )
+        return jax.tree.map(jnp.add, held, value)
+
+    # modes -----------------------------------------------------------------------------------
+
+    def train(self, **attributes: tp.Any) -> None:
+        """Set training mode on this module and all below it.
+
+        Where they exist, `deterministic` and `use_running_average` become False.
+
+        Args:
+            attributes: further attributes to set, as in `set_attributes`.
+
+        >>> import nnxlite as nnx
+        >>> model = nnx.Sequential(nnx.Dropout(0.5, deterministic=True, rngs=nnx.Rngs(0)))
+        >>> model.train()
+        >>> model.layers[0].deterministic
+        False
+        """
+        self.set_attributes(
+            deterministic=False, use_running_average=False, raise_if_not_found=False, **attributes
+        )
+
+    def eval(self, **attributes: tp.Any) -> None:
+        """Set evaluation mode on this module and all below it.
+
+        Where they exist, `deterministic` and `use_running_average` become True.
+
+        Args:
+            attributes: further attributes to set, as in `set_attributes`.
+
+        >>> import nnxlite as nnx
+        >>> model = nnx.Sequential(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+        >>> model.eval()
+        >>> model.layers[0].deterministic
+        True
+        """
+        self.set_attributes(
+            deterministic=True, use_running_average=True, raise_if_not_found=False, **attributes
+        )
+
+    def set_attributes(
+        self,
+        *filters: Filter,
+        raise_if_not_found: bool = True,
+        graph: bool | None = None,
+        **attributes: tp.Any,
+    ) -> None:
+        """Set attributes on this module and all below it, on those that have them already.
+
+        Args:
+            filters: which modules are meant: those that any of the filters matches; all, if none.
+            raise_if_not_found: whether each attribute must exist somewhere.
+            graph: False refuses shared references.
+            attributes: names and new values.
+
+        Raises:
+            ValueError: for an attribute that no module has, or a value an attribute refuses; no
+                attribute is changed then.
+
+        >>> import nnxlite as nnx
+        >>> model = nnx.Dict(a=nnx.Dropout(0.5), b=nnx.Dropout(0.5))
+        >>> model.set_attributes(nnx.PathContains("a"), rate=0.1)
+        >>> model.a.rate, model.b.rate
+        (0.1, 0.5)
+        """
+        set_existing(self, filters or ..., attributes, raise_if_not_found, graph)
+
+    # parts -----------------------------------------------------------------------------------
+
+    def iter_modules(self) -> tp.Iterator[tuple[Path, Module]]:
+        """Every (path, module) of this module and all below it; see `nnx.iter_modules`."""
+        return iter_modules(self)
+
+    def iter_children(self) -> tp.Iterator[tuple[tp.Any, Pytree]]:
+        """The (name, object) pairs of the direct children; see `nnx.iter_module_children`."""
+        return iter_module_children(self)
+
+    # the functional API as methods -----------------------------------------------------------
+
+    if tp.TYPE_CHECKING:  # of any type: a subclass may define its own methods of these names
+        split: tp.Any
+        update: tp.Any
+    else:
+
+        def split(self, *filters: Filter, graph: bool | None = None) -> tuple[tp.Any, ...]:
+            """The same as `nnx.split(self, *filters)`.
+
+            >>> import nnxlite as nnx
+            >>> graphdef, state = nnx.Linear(2, 3, rngs=nnx.Rngs(0)).split()
+            >>> graphdef.merge(state).kernel.shape
+            (2, 3)
+            """
+            return split(self, *filters, graph=graph)
+
+        def update(self, state: tp.Any, /, *states: tp.Any) -> None:
+            """The same as `nnx.update(self, state, *states)`."""
+            update(self, state, *states)
+
+
+def _kind(given: Kind | str) -> Kind:
+    if isinstance(given, str):
+        return variable_type_from_name(given, allow_register=True)
+    if isinstance(given, type) and issubclass(given, Variable):
+        return given
+    raise TypeError(
+        f"Expected a Variable class or its registered name, such as nnx.Intermediate or "
+        f"{variable_name_from_type(Perturbation)!r}, got {given!r}."
+    )
+
+
+def _broadcasts(held: tp.Any, value: tp.Any) -> bool:
+    """Whether the sum with `held` has the value's own shape."""
+    try:
+        return jnp.broadcast_shapes(jnp.shape(held), jnp.shape(value)) == jnp.shape(value)
+    except ValueError:
+        return False
+
+
+def _forms(value: tp.Any) -> str:
+    return str(jax.tree.map(lambda x: short_type(jnp.asarray(x)), value))
+
+
+def set_existing(
+    node: tp.Any,
+    only: Filter,
+    attributes: tp.Mapping[str, tp.Any],
+    raise_if_not_found: bool,
+    graph: bool | None = None,
+) -> None:
+    """Set attributes on the modules of a graph that a filter matches and that have them already.
+
+    Raises ValueError, before anything is set, for an attribute that none of them has.
+    """
+    matches = to_predicate(only)
+    chosen = [module for path, module in iter_modules(node, graph=graph) if matches(path, module)]
+    writes = [(m, name, v) for m in chosen for name, v in attributes.items() if hasattr(m, name)]
+    missing = attributes.keys() - {name for _, name, _ in writes}
+    if missing and raise_if_not_found:
+        raise ValueError(
+            f"Could not find at least one instance of the following attributes: {sorted(missing)}. "
+            f"No module in this {type(node).__name__} that the filters match has them; correct the "
+            "names, or pass raise_if_not_found=False."
+        )
+    _set_or_restore(writes)
+
+
+def _set_or_restore(writes: tp.Sequence[tuple[Module, str, tp.Any]]) -> None:
+    """Set attributes of objects; when one refuses its value, put all back as they were."""
+    done: list[tuple[Pytree, str, tp.Any]] = []
+    try:
+        for owner, name, value in writes:
+            before = _before(owner, name)
+            setattr(owner, name, value)
+            done.append((owner, name, before))
+    except BaseException:
+        for owner, name, before in reversed(done):
+            if before is MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+        raise
+
+
+def _before(owner: Pytree, name: str) -> tp.Any:
+    """What to assign to an attribute to bring its present value back; MISSING for nothing."""
+    status = owner._nnx_status.get(name)
+    if status is not None:
+        return Tagged(owner.__dict__[name], status)
+    by_class = hasattr(getattr(type(owner), name, None), "__set__")
+    return getattr(owner, name) if by_class else MISSING
+
+
+def iter_modules(
+    module: tp.Any, /, *, graph: bool | None = None
+) -> tp.Iterator[tuple[Path, Module]]:
+    """Every (path, module) of a graph, the root included; each module once, children first.
+
+    Args:
+        module: a Module, or any pytree that holds some.
+        graph: False refuses shared references.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Dict(head=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> [(path, type(m).__name__) for path, m in nnx.iter_modules(model)]
+    [(('head',), 'Linear'), ((), 'Dict')]
+    """
+    for path, value in iter_graph(module, graph=graph):
+        if isinstance(value, Module):
+            yield path, value
+
+
+def iter_module_children(
+    node: tp.Any, /, *, graph: bool | None = None
+) -> tp.Iterator[tuple[tp.Any, Pytree]]:
+    """The (name, object) pairs of the direct children that are graph objects (no Variables).
+
+    Args:
+        node: a graph object or a plain container.
+        graph: accepted for compatibility; direct children cannot form a cycle.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Dict(head=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), scale=nnx.Param(1.0))
+    >>> [name for name, child in nnx.iter_module_children(model)]
+    ['head']
+    """
+    for name, child in children_of(node):
+        if isinstance(child, Pytree):
+            yield name, child

@@ -1,0 +1,587 @@
+"""`Pytree`: objects whose attributes are data or static, and which JAX sees as pytrees.
+
+An attribute's status is decided when it is first assigned and kept from then on: arrays, Variables,
+other graph objects, and containers that hold any of these are data, everything else is static.
+`data(...)` and `static(...)` decide it by hand, as do class annotations `Data[...]`/`Static[...]`
+and dataclass fields.
+
+Every object remembers the trace it was made in and refuses to be changed from another.  Every
+structural change is noted (`touch`), so that the engine's plans stay true.  Rebinding an array
+attribute to another array is not one.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy as copy_lib
+import dataclasses
+import functools
+import re
+import typing as tp
+
+import jax
+
+from nnxlite._errors import TraceContextError
+from nnxlite._jax import describe_trace, own_annotations, trace_state
+from nnxlite._text import Text, object_node, text_of
+from nnxlite._versions import touch
+from nnxlite.graph._defs import ObjectDef, adopt_unknown, define, definition
+from nnxlite.graph._kinds import (
+    ARRAY,
+    CUSTOM,
+    DATA_TYPES,
+    OBJECT,
+    OTHER,
+    REF,
+    STATE,
+    VARIABLE,
+    GraphNode,
+    has_data,
+    is_data,
+    kind_of,
+    walk,
+)
+
+T = tp.TypeVar("T")
+C = tp.TypeVar("C", bound=type)
+
+if tp.TYPE_CHECKING:
+    Data = tp.Annotated[T, "data"]
+    Static = tp.Annotated[T, "static"]
+else:
+
+    class _Mark:
+        """Class annotation for the status of an attribute: `Data[list]`, `Static[tuple]`."""
+
+        def __init__(self, status: bool) -> None:
+            self.status = status
+            self.__name__ = "Data" if status else "Static"
+
+        def __getitem__(self, item: tp.Any) -> tp.Any:
+            return tp.Annotated[item, self]
+
+        def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+            raise TypeError(f"{self.__name__} is for annotations: `name: {self.__name__}[type]`.")
+
+        def __repr__(self) -> str:
+            return self.__name__
+
+    Data = _Mark(True)
+    Static = _Mark(False)
+
+
+class Tagged:
+    """A value with its status, on its way to an attribute."""
+
+    __slots__ = ("is_data", "value")
+
+    def __init__(self, value: tp.Any, is_data: bool) -> None:
+        self.value = value
+        self.is_data = is_data
+
+    def __repr__(self) -> str:
+        return f"{'data' if self.is_data else 'static'}({self.value!r})"
+
+
+class _Missing:
+    pass
+
+
+_MISSING: tp.Any = _Missing()
+
+
+def data(value: tp.Any = _MISSING, /, **kwargs: tp.Any) -> tp.Any:
+    """Make an attribute data: `self.x = nnx.data(3.0)`; as a field, `x: int = nnx.data()`.
+
+    Args:
+        value: the value to assign; without it the result is a dataclass field specifier.
+        kwargs: arguments of `dataclasses.field`, for the field form.
+
+    >>> import nnxlite as nnx, jax
+    >>> class Scaled(nnx.Pytree):
+    ...     def __init__(self):
+    ...         self.factor = nnx.data(3.0)
+    >>> jax.tree.leaves(Scaled())
+    [3.0]
+    """
+    return _tag(value, True, kwargs)
+
+
+def static(value: tp.Any = _MISSING, /, **kwargs: tp.Any) -> tp.Any:
+    """Make an attribute static, asserting that it holds no data; or a static dataclass field.
+
+    Assigning raises ValueError where the value holds arrays, Variables or graph objects.
+
+    Args:
+        value: the value to assign; without it the result is a dataclass field specifier.
+        kwargs: arguments of `dataclasses.field`, for the field form.
+
+    >>> import nnxlite as nnx, jax
+    >>> class Named(nnx.Pytree):
+    ...     def __init__(self, name):
+    ...         self.name = nnx.static(name)
+    >>> jax.tree.leaves(Named("head"))
+    []
+    """
+    return _tag(value, False, kwargs)
+
+
+def _tag(value: tp.Any, status: bool, kwargs: dict[str, tp.Any]) -> tp.Any:
+    if value is not _MISSING:
+        if kwargs:
+            name = "data" if status else "static"
+            raise TypeError(
+                f"{name}(value, ...) takes no further arguments, got {sorted(kwargs)}. As a "
+                f"dataclass field write {name}(default=value, ...)."
+            )
+        if not isinstance(value, Tagged):
+            return Tagged(value, status)
+        if value.is_data is not status:
+            raise ValueError(
+                "nnx.data(...) and nnx.static(...) exclude each other: an attribute is data or "
+                f"static, got both around a value of type '{type(value.value).__name__}'."
+            )
+        return value
+    metadata = {**(kwargs.pop("metadata", None) or {}), "static": not status}
+    return dataclasses.field(**kwargs, metadata=metadata)
+
+
+class PytreeMeta(abc.ABCMeta):
+    """Checks every new object once its `__init__` is done."""
+
+    if not tp.TYPE_CHECKING:
+
+        def __call__(cls, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+            new = super().__call__(*args, **kwargs)
+            if isinstance(new, GraphNode):
+                check_object(new)
+            return new
+
+
+def check_object(node: tp.Any) -> None:
+    """Settle the definition: a status for every attribute, no data hidden in static ones."""
+    define(node)
+    for name, value in node.__dict__.items():
+        if type(value) in _CONTAINERS:
+            _refuse_tags(node, name, value)
+
+
+_SCALARS = frozenset({int, str, bool, float, type(None), type})
+_EXACT = frozenset({int, str, bool, type})  # where equal means the same (0.0 == -0.0 does not)
+_CONTAINERS = frozenset({list, tuple, dict})
+_WHOLE = frozenset({"__dict__", "__class__"})  # names that stand for all of an object
+
+
+def _refuse_tags(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
+    """Raise ValueError where `data(...)` or `static(...)` is inside a container."""
+    for part in walk(value):
+        if type(part) is Tagged:
+            _refuse_tag(node, name, value, part)
+
+
+def _refuse_tag(node: tp.Any, name: tp.Any, value: tp.Any, part: Tagged) -> tp.NoReturn:
+    raise ValueError(
+        f"Found {part!r} inside a {type(value).__name__} in attribute {name!r} of "
+        f"'{type(node).__name__}'. nnx.data(...) and nnx.static(...) mark whole attributes: assign "
+        "them to the object directly, not inside other structures."
+    )
+
+
+class Pytree(GraphNode, metaclass=PytreeMeta):
+    """Base of objects whose attributes are data or static.
+
+    Subclasses are JAX pytrees unless they are defined with `class Foo(Pytree, pytree=False)`.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> class Affine(nnx.Pytree):
+    ...     def __init__(self, size):
+    ...         self.size = size
+    ...         self.shift = jnp.zeros(size)
+    >>> jax.tree.map(lambda x: x + 1, Affine(2)).shift.tolist()
+    [1.0, 1.0]
+    """
+
+    __slots__ = ()
+
+    _nnx_is_pytree: tp.ClassVar[bool] = True
+    _nnx_can_be_pytree: tp.ClassVar[bool] = True
+    _nnx_declared: tp.ClassVar[dict[str, bool] | None] = None
+    _nnx_key: tp.ClassVar[tp.Callable[[tp.Any], tp.Any]] = jax.tree_util.GetAttrKey
+
+    def __new__(cls, *args: tp.Any, **kwargs: tp.Any) -> tp.Self:
+        new = object.__new__(cls)
+        _set_status(new, {})
+        _set_def(new, None)
+        _set_plans(new, None)
+        _set_version(new, 0)
+        _set_trace(new, trace_state.value)
+        return new
+
+    def __init_subclass__(cls, *, pytree: bool | None = None, **kwargs: tp.Any) -> None:
+        super().__init_subclass__(**kwargs)
+        slots = cls.__dict__.get("__slots__", ())
+        if slots:
+            raise TypeError(
+                f"{cls.__name__} defines __slots__ = {slots!r}. The attributes of graph objects "
+                "live in __dict__, where transforms can see them; remove __slots__."
+            )
+        if pytree and not cls._nnx_can_be_pytree:
+            raise ValueError(
+                f"{cls.__name__} is an Object, which is never a JAX pytree, and asks for "
+                "pytree=True. Derive it from Pytree or Module instead."
+            )
+        cls._nnx_is_pytree = cls._nnx_can_be_pytree if pytree is None else pytree
+        cls._nnx_strict = cls._nnx_is_pytree
+        cls._nnx_declared = None
+        if cls._nnx_is_pytree:
+            _register(cls)
+
+    # attributes ------------------------------------------------------------------------------
+
+    if not tp.TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: tp.Any) -> None:
+            if name not in self._nnx_status:
+                descriptor = getattr(type(self), name, None)
+                if name in _WHOLE:
+                    self._nnx_renew(name, value)
+                    return
+                if descriptor is not None and hasattr(descriptor, "__set__"):
+                    object.__setattr__(self, name, value)
+                    return
+            self._nnx_assign(name, value)
+
+        def __delattr__(self, name: str) -> None:
+            if name in self.__dict__:
+                self._nnx_discard(name)
+            else:
+                object.__delattr__(self, name)
+
+    def _nnx_assign(self, name: tp.Any, value: tp.Any) -> None:
+        """Bind an attribute, keeping or deciding its status."""
+        if trace_state.value is not self._nnx_trace:
+            self._nnx_refuse(name)
+        attributes: tp.Any = self.__dict__
+        status = self._nnx_status
+        known = status.get(name)
+        if type(value) is Tagged:
+            is_data_now = self._nnx_untag(name, value)
+            value = value.value
+        elif known is None:
+            is_data_now = self._nnx_decide(name, value)
+        else:
+            is_data_now = known
+            if type(value) in _CONTAINERS:
+                _refuse_tags(self, name, value)
+            if not known and type(value) not in _SCALARS and self._nnx_is_pytree:
+                if has_data(value):
+                    self._nnx_refuse_data(name, value)
+            elif not known and not self._nnx_is_pytree:
+                is_data_now = self._nnx_decide(name, value)
+        if known is is_data_now and name in attributes:
+            old = attributes[name]
+            if old is value:
+                return
+            if known:
+                kind = kind_of(value)
+                if (kind == ARRAY and kind_of(old) == ARRAY) or (
+                    kind == OTHER
+                    and value is not None
+                    and old is not None
+                    and kind_of(old) in (OTHER, ARRAY)
+                ):
+                    attributes[name] = value
+                    return
+            elif type(value) in _EXACT and type(old) is type(value) and old == value:
+                return
+            attributes[name] = value
+        else:
+            attributes[name] = value
+            if type(status) is not dict:  # shared with others, see `Layout.status`
+                status = dict(status)
+                _set_status(self, status)
+            status[name] = is_data_now
+        if self._nnx_version:
+            touch(self)  # before the definition goes: see `define`
+        _set_def(self, None)
+
+    def _nnx_discard(self, name: tp.Any) -> None:
+        """Remove an attribute that exists."""
+        if trace_state.value is not self._nnx_trace:
+            self._nnx_refuse(name)
+        attributes: tp.Any = self.__dict__
+        del attributes[name]
+        status = self._nnx_status
+        if type(status) is not dict:  # shared with others, see `Layout.status`
+            status = dict(status)
+            _set_status(self, status)
+        status.pop(name, None)
+        touch(self)
+        _set_def(self, None)
+
+    def _nnx_renew(self, name: str, value: tp.Any) -> None:
+        """Replace `__dict__` or the class as a whole, and take stock anew."""
+        if trace_state.value is not self._nnx_trace:
+            self._nnx_refuse(name)
+        object.__setattr__(self, name, value)
+        _set_status(self, {})
+        _set_def(self, None)
+        adopt_unknown(self)
+        touch(self)
+
+    def _nnx_untag(self, name: tp.Any, tagged: Tagged) -> bool:
+        """The status that `data(...)` or `static(...)` gives, if the value may have it."""
+        if not tagged.is_data and has_data(tagged.value):
+            raise ValueError(
+                f"Found arrays, Variables or graph objects in a value of type "
+                f"'{type(tagged.value).__name__}' annotated with nnx.static(...), for attribute "
+                f"{name!r} of '{type(self).__name__}'. Assign it without nnx.static, or wrap it "
+                "with nnx.data(...)."
+            )
+        if type(tagged.value) in _CONTAINERS:
+            _refuse_tags(self, name, tagged.value)
+        return tagged.is_data
+
+    def _nnx_decide(self, name: tp.Any, value: tp.Any) -> bool:
+        """The status of an attribute that has none yet."""
+        if type(value) is Tagged:  # written around __setattr__, as frozen dataclasses do
+            status = self._nnx_untag(name, value)
+            attributes: tp.Any = self.__dict__
+            attributes[name] = value.value
+            return status
+        if type(value) in _SCALARS and not self._nnx_declares():
+            return False
+        declared = self._nnx_declares().get(name)
+        if declared is not None:
+            if not declared and has_data(value):
+                self._nnx_refuse_data(name, value)
+            return declared
+        kind = kind_of(value)
+        if kind == OTHER:
+            return type(value) in DATA_TYPES
+        if kind in _NODE_KINDS:
+            return True
+        found = False
+        for part in walk(value):
+            if type(part) is Tagged:
+                _refuse_tag(self, name, value, part)
+            found = found or is_data(part)
+        return found or not self._nnx_is_pytree
+
+    @classmethod
+    def _nnx_declares(cls) -> dict[str, bool]:
+        """The statuses that annotations and dataclass fields declare."""
+        declared = cls.__dict__.get("_nnx_declared")
+        if declared is None:  # worked out with the first instance, when decorators have run
+            declared = cls._nnx_declared = _declared(cls)
+        return declared
+
+    def _nnx_refuse(self, name: tp.Any) -> tp.NoReturn:
+        raise TraceContextError(
+            type(self).__name__,
+            str(name),
+            describe_trace(self._nnx_trace),
+            describe_trace(trace_state.value),
+        )
+
+    def _nnx_refuse_data(self, name: tp.Any, value: tp.Any) -> tp.NoReturn:
+        raise ValueError(
+            f"Cannot assign data value of type '{type(value).__name__}' to static attribute "
+            f"{name!r} of '{type(self).__name__}'. The status of an attribute is decided at its "
+            f"first assignment. To make it data write: self.{name} = nnx.data(...)"
+        )
+
+    # copies ----------------------------------------------------------------------------------
+
+    def __copy__(self) -> tp.Self:
+        new = Pytree.__new__(type(self))
+        _set_dict(new, dict(self.__dict__))
+        _set_status(new, dict(self._nnx_status))
+        return new
+
+    def __deepcopy__(self, memo: dict[int, tp.Any]) -> tp.Self:
+        new = Pytree.__new__(type(self))
+        memo[id(self)] = new
+        _set_status(new, dict(self._nnx_status))
+        _set_dict(new, {k: copy_lib.deepcopy(v, memo) for k, v in self.__dict__.items()})
+        return new
+
+    def __reduce_ex__(self, protocol: tp.SupportsIndex) -> tp.Any:
+        return _empty, (type(self),), self.__getstate__()
+
+    def __getstate__(self) -> tp.Any:
+        return {**self.__dict__, _STATUS: dict(self._nnx_status)}
+
+    def __setstate__(self, state: tp.Any) -> None:
+        attributes = dict(state)
+        _set_status(self, attributes.pop(_STATUS, {}))  # a subclass may give attributes alone
+        _set_dict(self, attributes)
+        _set_def(self, None)
+
+    # text ------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return text_of(self)
+
+    def __nnx_text__(self) -> Text:
+        return object_node(self, self.__dict__)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
+        from nnxlite.inspect._treescope import render
+
+        return render(self, path, subtree_renderer)
+
+
+class Object(Pytree, pytree=False):
+    """A graph object that is not a JAX pytree; its attributes are not checked."""
+
+    __slots__ = ()
+
+    _nnx_can_be_pytree = False
+
+
+_set_dict = GraphNode.__dict__["__dict__"].__set__
+_set_def = GraphNode.__dict__["_nnx_def"].__set__
+_set_status = GraphNode.__dict__["_nnx_status"].__set__
+_set_trace = GraphNode.__dict__["_nnx_trace"].__set__
+_set_version = GraphNode.__dict__["_nnx_version"].__set__
+_set_plans = GraphNode.__dict__["_nnx_plans"].__set__
+
+_STATUS = "_nnx_status"  # its entry in the state that pickle keeps
+
+_NODE_KINDS = frozenset({ARRAY, CUSTOM, OBJECT, REF, STATE, VARIABLE})
+
+
+def _empty(cls: type[tp.Any]) -> tp.Any:
+    return Pytree.__new__(cls)
+
+
+_DECLARATION = re.compile(r"\s*(?:\w+\.)*(Data|Static)\s*\[")
+
+
+def _declared(cls: type) -> dict[str, bool]:
+    """Attribute statuses declared by annotations and fields in class bodies, subclasses last."""
+    out: dict[str, bool] = {}
+    for base in reversed(cls.__mro__):
+        for name, annotation in own_annotations(base).items():
+            if isinstance(annotation, str):
+                found = _DECLARATION.match(annotation)
+                if found:
+                    out[name] = found.group(1) == "Data"
+            else:
+                for mark in getattr(annotation, "__metadata__", ()):
+                    if mark is Data or mark is Static:
+                        out[name] = mark is Data
+        fields = base.__dict__.get("__dataclass_fields__", {}).values()
+        for name, value in [*((f.name, f) for f in fields), *base.__dict__.items()]:
+            if isinstance(value, dataclasses.Field) and "static" in value.metadata:
+                out[name] = not value.metadata["static"]
+            elif type(value) is Tagged:  # a default value
+                out[name] = value.is_data
+    return out
+
+
+def _register(cls: type[Pytree]) -> None:
+    """Make a class a JAX pytree: children are the data attributes, the definition is static."""
+
+    def flatten(node: tp.Any) -> tuple[tuple[tp.Any, ...], ObjectDef]:
+        found = node._nnx_def
+        if found is None or found.editable:
+            found = definition(node)
+        return found.layout.data_values(node.__dict__), found
+
+    def flatten_with_keys(node: tp.Any) -> tuple[list[tp.Any], ObjectDef]:
+        found = definition(node)
+        values = found.layout.data_values(node.__dict__)
+        return [(cls._nnx_key(n), v) for n, v in zip(found.layout.data, values)], found
+
+    def unflatten(found: ObjectDef, children: tp.Iterable[tp.Any]) -> tp.Any:
+        new = object.__new__(cls)
+        _set_status(new, found.layout.status)
+        _set_def(new, found)
+        _set_plans(new, None)
+        _set_version(new, 0)
+        _set_trace(new, trace_state.value)
+        attributes = found.fresh_template() if found.editable else found.template.copy()
+        attributes.update(zip(found.layout.data, children))
+        _set_dict(new, attributes)
+        return new
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+def check_pytree(pytree: tp.Any) -> None:
+    """Run the checks made after `__init__` again.
+
+    Raises ValueError where a static attribute holds data, or `data`/`static` marks are nested.
+    TypeError for anything but a `Pytree`.
+
+    >>> import nnxlite as nnx
+    >>> nnx.check_pytree(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    """
+    if not isinstance(pytree, Pytree):
+        raise TypeError(f"check_pytree takes a Pytree, got {type(pytree).__name__}.")
+    check_object(pytree)
+
+
+@tp.overload
+def dataclass(cls: type[T], /) -> type[T]: ...
+@tp.overload
+def dataclass(
+    cls: None = None,
+    /,
+    *,
+    init: bool = True,
+    eq: bool = True,
+    order: bool = False,
+    unsafe_hash: bool = False,
+    match_args: bool = True,
+    kw_only: bool = False,
+    slots: bool = False,
+    weakref_slot: bool = False,
+) -> tp.Callable[[type[T]], type[T]]: ...
+
+
+@tp.dataclass_transform(field_specifiers=(data, static, dataclasses.field))
+def dataclass(
+    cls: tp.Any = None,
+    /,
+    *,
+    init: bool = True,
+    eq: bool = True,
+    order: bool = False,
+    unsafe_hash: bool = False,
+    match_args: bool = True,
+    kw_only: bool = False,
+    slots: bool = False,
+    weakref_slot: bool = False,
+) -> tp.Any:
+    """`dataclasses.dataclass` for Pytree classes, with `data()` and `static()` as field specifiers.
+
+    The class keeps its own text form. Arguments are those of `dataclasses.dataclass`; `slots=True`
+    raises TypeError.
+
+    >>> import nnxlite as nnx, jax
+    >>> @nnx.dataclass
+    ... class Point(nnx.Pytree):
+    ...     x: float = nnx.data()
+    ...     name: str = nnx.static(default="p", kw_only=True)
+    >>> jax.tree.leaves(Point(1.0))
+    [1.0]
+    """
+    if slots or weakref_slot:
+        raise TypeError(
+            "nnx.dataclass(slots=True) is not possible: the attributes of graph objects live in "
+            "__dict__, where transforms can see them. Leave `slots` and `weakref_slot` out."
+        )
+    decorate = functools.partial(
+        dataclasses.dataclass,
+        init=init,
+        repr=False,
+        eq=eq,
+        order=order,
+        unsafe_hash=unsafe_hash,
+        match_args=match_args,
+        kw_only=kw_only,
+    )
+    return decorate if cls is None else decorate(cls)

@@ -1,0 +1,305 @@
+"""`RngStream`, one endless sequence of keys, and `Rngs`, a set of named streams."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite._errors import short_type
+from nnxlite.filters import Filter, to_predicate
+from nnxlite.objects._pytree import Pytree
+from nnxlite.objects._rngs._samplers import Samplers
+from nnxlite.variables import RngCount, RngKey
+
+RngValue: tp.TypeAlias = "int | jax.Array | RngStream"
+"""What a stream can start from: a seed, a key (typed or legacy), or another stream's key."""
+
+Splits: tp.TypeAlias = "int | tuple[int, ...]"
+"""How many keys to make of one: a number, or a shape."""
+
+SplitSpec: tp.TypeAlias = "tp.Mapping[Filter, Splits | None] | Splits"
+"""The same for several streams: one answer for all, or the first filter that matches decides."""
+
+Rule: tp.TypeAlias = "tuple[tp.Callable[[tp.Any, tp.Any], bool], tuple[int, ...] | None]"
+
+
+@jax.jit
+def _draw(key: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The key number `count`, and the next count: one dispatch instead of a dozen."""
+    return jax.random.fold_in(key, count), count + 1
+
+
+def zero_counts(shape: tuple[int, ...]) -> jax.Array:
+    """Counters at the start: uint32 zeros."""
+    return _zero_counts(shape)
+
+
+_zero_counts = jax.jit(lambda shape: jnp.zeros(shape, jnp.uint32), static_argnums=0)
+
+
+class RngStream(Samplers, Pytree):
+    """A key and a counter: each call returns a new key and moves the counter on.
+
+    Args:
+        key: a seed, a typed key (`jax.random.key`), a legacy uint32 key, or another stream, whose
+            key is taken (from its start). May be an array of keys, for use under `vmap`.
+        tag: the name of the stream; metadata `tag` of its two Variables.
+
+    Attributes:
+        key: `RngKey`, the key the stream began with.
+        count: `RngCount`, uint32, how many keys were drawn; of the key's shape.
+
+    Raises:
+        ValueError: when `key` is none of these.
+
+    >>> import nnxlite as nnx, jax
+    >>> stream = nnx.RngStream(0, tag="noise")
+    >>> bool(stream() == jax.random.fold_in(jax.random.key(0), 0)), int(stream.count.value)
+    (True, 1)
+    """
+
+    tag: str
+    key: RngKey
+    count: RngCount
+
+    def __init__(self, key: RngValue, *, tag: str) -> None:
+        key = as_key(key)
+        self.tag = tag
+        self.key = RngKey(key, tag=tag)
+        self.count = RngCount(zero_counts(key.shape), tag=tag)
+
+    def __call__(self) -> jax.Array:
+        """The next key of the stream (typed, shape `()`).
+
+        Raises ValueError when the stream holds an array of keys.
+        """
+        count = self.count
+        try:
+            key, next_count = _draw(self.key.value, count.value)
+        except ValueError:
+            self.check_scalar()
+            raise
+        count.set_value(next_count)
+        return key
+
+    def split(self, k: Splits) -> RngStream:
+        """A stream of `k` different keys (`k` a number or a shape), all made from the next key.
+
+        >>> import nnxlite as nnx
+        >>> nnx.RngStream(0, tag="params").split((2, 3)).key.shape
+        (2, 3)
+        """
+        k = as_splits(k)
+        return RngStream(jax.random.split(self(), k), tag=self.tag)
+
+    def broadcast(self, k: Splits) -> RngStream:
+        """A stream of `k` equal keys (`k` a number or a shape), all the next key."""
+        k = as_splits(k)
+        return RngStream(jnp.broadcast_to(self(), k), tag=self.tag)
+
+    def fork(self, *, split: Splits | None = None) -> RngStream:
+        """A new stream that starts from the next key; with `split`, `self.split(split)`."""
+        return RngStream(self(), tag=self.tag) if split is None else self.split(split)
+
+    def check_scalar(self, where: str = "") -> None:
+        """Raise ValueError, naming the remedy, when the stream holds an array of keys."""
+        shape = self.key.value.shape
+        if shape:
+            raise ValueError(
+                f"RngStream {self.tag!r}{where} holds an array of keys of shape {shape}, and a key "
+                "can only be drawn from a single one. Draw inside nnx.vmap or nnx.scan over the "
+                "keys, or go back to the single key with nnx.restore_rngs (or by leaving the "
+                "`with nnx.split_rngs(...)` block)."
+            )
+
+
+class Rngs(Samplers, Pytree):
+    """Named random streams; a name that is missing falls back to the stream `default`.
+
+    Args:
+        default: where the stream `default` starts (see `RngStream`), or a mapping from names to
+            such values.
+        **rngs: further streams by name.
+
+    `rngs()` draws from `default`; `rngs.dropout()` from the stream `dropout`; samplers and
+    initializers are methods (see `Samplers`). Names can also be looked up with `rngs["dropout"]`.
+    `in`, `iter`, `len` and `items` tell of the streams that are really there.
+
+    Raises:
+        ValueError: when a value is neither a seed, a key nor a stream.
+        AttributeError, KeyError: when asked for a stream that is missing, without a `default`.
+
+    >>> import nnxlite as nnx
+    >>> rngs = nnx.Rngs(0, dropout=1)
+    >>> list(rngs), "params" in rngs, rngs.params is rngs.default
+    (['dropout', 'default'], False, True)
+    """
+
+    def __init__(
+        self, default: RngValue | tp.Mapping[str, RngValue] | None = None, **rngs: RngValue
+    ) -> None:
+        if isinstance(default, tp.Mapping):
+            rngs = {**default, **rngs}
+        elif default is not None:
+            rngs["default"] = default
+        streams = {name: RngStream(value, tag=name) for name, value in rngs.items()}
+        for name, stream in streams.items():
+            setattr(self, name, stream)
+
+    def __call__(self) -> jax.Array:
+        """The next key of the stream `default`."""
+        return self.default()
+
+    def __getattr__(self, name: str) -> RngStream:
+        # Reached only where there is no such attribute; private names are never streams.
+        default = None if name.startswith("_") else vars(self).get("default")
+        if isinstance(default, RngStream):
+            return default
+        raise AttributeError(self._no_stream(name), name=name, obj=self)
+
+    def __getitem__(self, name: str) -> RngStream:
+        """The stream of this name, else `default`; KeyError without either."""
+        for candidate in (name, "default"):
+            stream = vars(self).get(candidate)
+            if isinstance(stream, RngStream):
+                return stream
+        raise KeyError(self._no_stream(name))
+
+    def __contains__(self, name: tp.Any) -> bool:
+        return isinstance(vars(self).get(name), RngStream)
+
+    def __iter__(self) -> tp.Iterator[str]:
+        """The names of the streams, in the order they were given, `default` last."""
+        return (name for name, _ in self.items())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.items())
+
+    def items(self) -> tp.Iterator[tuple[str, RngStream]]:
+        """The streams with their names."""
+        for name, value in list(vars(self).items()):
+            if isinstance(value, RngStream):
+                yield name, value
+
+    def split(self, k: SplitSpec) -> Rngs:
+        """New streams with `k` different keys each (see `RngStream.split`).
+
+        With a mapping from filters to numbers, the first filter that matches decides; a stream
+        without a match (or with None) keeps its key, and starts again at count 0.
+
+        >>> import nnxlite as nnx
+        >>> rngs = nnx.Rngs(0, dropout=1).split({"dropout": 5})
+        >>> rngs.dropout.key.shape, rngs.default.key.shape
+        ((5,), ())
+        """
+        return self._rebuild(k, RngStream.split, lambda stream: stream)
+
+    def broadcast(self, k: SplitSpec | None) -> Rngs:
+        """New streams with `k` equal keys each (see `RngStream.broadcast`).
+
+        With a mapping as in `split`; None keeps every key, and starts again at count 0.
+        """
+        return self._rebuild(k, RngStream.broadcast, lambda stream: stream)
+
+    def fork(self, /, *, split: SplitSpec | None = None) -> Rngs:
+        """Independent streams that start from the next keys; those that `split` selects, split.
+
+        >>> import nnxlite as nnx
+        >>> rngs = nnx.Rngs(0, dropout=1).fork(split={"dropout": 5})
+        >>> rngs.dropout.key.shape, rngs.default.key.shape
+        ((5,), ())
+        """
+        return self._rebuild(split, RngStream.split, RngStream.fork)
+
+    def _rebuild(
+        self,
+        spec: SplitSpec | None,
+        selected: tp.Callable[[RngStream, Splits], RngStream],
+        other: tp.Callable[[RngStream], RngStream],
+    ) -> Rngs:
+        rules = as_rules(spec)
+        plan: list[tuple[str, RngStream, tuple[int, ...] | None]] = []
+        for name, stream in self.items():
+            rule = choose(rules, (name,), stream)
+            plan.append((name, stream, rule and rule[1]))
+            if other is RngStream.fork or plan[-1][2] is not None:
+                stream.check_scalar()
+        return Rngs({n: other(s) if k is None else selected(s, k) for n, s, k in plan})
+
+    def _no_stream(self, name: str) -> str:
+        there = ", ".join(repr(n) for n in self) or "none"
+        return (
+            f"No RngStream named {name!r} found in Rngs; its streams: {there}. Create it with "
+            f"nnx.Rngs({name}=seed), or give a default stream: nnx.Rngs(seed)."
+        )
+
+
+def as_key(value: tp.Any) -> jax.Array:
+    """A typed key from a seed, a typed or legacy key, or a stream."""
+    if isinstance(value, jax.Array):
+        dtype = value.dtype
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return value
+        if dtype == jnp.uint32 and value.ndim:
+            return _wrap_legacy(value)
+    elif isinstance(value, numbers.Integral):
+        return jax.random.key(operator.index(value))
+    elif isinstance(value, RngStream):
+        return value.key.value
+    shown = short_type(value) if hasattr(value, "dtype") else repr(value)
+    raise ValueError(
+        f"Invalid rng value {shown:.200}: expected an integer seed, a key from jax.random.key, a "
+        "legacy uint32 key from jax.random.PRNGKey, or an RngStream."
+    )
+
+
+def _wrap_legacy(data: jax.Array) -> jax.Array:
+    try:
+        return jax.random.wrap_key_data(data)
+    except TypeError as error:
+        raise TypeError(
+            f"A uint32 array of shape {data.shape} is no key of the default generator "
+            f"{jax.random.key_impl(jax.random.key(0))!r}. Make a typed key instead: "
+            "jax.random.key(seed, impl=...) or jax.random.wrap_key_data(data, impl=...)."
+        ) from error
+
+
+def as_splits(k: tp.Any) -> tuple[int, ...]:
+    """A number of keys or a shape, as a shape."""
+    try:
+        numbers_of_keys = k if isinstance(k, (tuple, list)) else (k,)
+        shape = tuple(map(operator.index, numbers_of_keys))
+    except TypeError:
+        raise TypeError(
+            f"The number of keys must be an int or a tuple of ints, got {k!r}."
+        ) from None
+    if any(n < 0 for n in shape):
+        raise ValueError(f"The number of keys cannot be negative, got {k!r}.")
+    return shape
+
+
+def as_rules(spec: tp.Any) -> list[Rule]:
+    """What to do with which stream: (predicate, number of keys or None), in order."""
+    if spec is None:
+        return []
+    if isinstance(spec, tp.Mapping):
+        return [(to_predicate(f), None if k is None else as_splits(k)) for f, k in spec.items()]
+    return [(lambda path, x: True, as_splits(spec))]
+
+
+def choose(rules: tp.Sequence[Rule], path: tp.Any, stream: RngStream) -> Rule | None:
+    """The first rule that selects the stream."""
+    return next((rule for rule in rules if selects(rule[0], path, stream)), None)
+
+
+def selects(
+    predicate: tp.Callable[[tp.Any, tp.Any], bool], path: tuple[tp.Any, ...], stream: RngStream
+) -> bool:
+    """Whether a filter selects a stream: the stream itself, or both its key and its count."""
+    return predicate(path, stream) or (
+        predicate((*path, "key"), stream.key) and predicate((*path, "count"), stream.count)
+    )

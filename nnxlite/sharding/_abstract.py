@@ -1,0 +1,106 @@
+"""Abstract models: shapes, dtypes and shardings without arrays.
+
+They say what is to be made before anything is: where a checkpoint's arrays are to be put, or what a
+jitted initialisation is to return.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from nnxlite._jax import current_mesh, is_tracing
+from nnxlite.graph import GraphDef, split
+from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._plan import view
+from nnxlite.sharding._annotations import check_spec, is_variable, spec_of
+from nnxlite.variables import Variable
+
+
+def as_abstract(tree: tp.Any, graph: bool | None = None) -> tp.Any:
+    """The same tree with a `jax.ShapeDtypeStruct` for each array.
+
+    A Variable with a sharding annotation has that sharding, on its own `mesh` or the one in force;
+    anything else has the sharding that it has.
+
+    Args:
+        tree: a module, a State, or any pytree.
+        graph: False refuses shared references.
+
+    Raises ValueError for an annotation that does not fit the mesh.
+
+    >>> import nnxlite as nnx
+    >>> nnx.as_abstract(nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0))))["bias"].shape
+    (3,)
+    """
+    return _mapped(tree, current_mesh(), graph, arrays=True)
+
+
+def abstract_with_sharding(tree: tp.Any, graph: bool | None = None) -> tp.Any:
+    """The same tree where each `jax.ShapeDtypeStruct` has the annotated sharding; arrays stay.
+
+    See `as_abstract`.
+    """
+    return _mapped(tree, current_mesh(), graph, arrays=False)
+
+
+def get_abstract_model(
+    init_fn: tp.Callable[[], tp.Any], mesh: tp.Any, *, graph: bool | None = None
+) -> tuple[GraphDef[tp.Any], tp.Any]:
+    """Definition and abstract state of the model that `init_fn()` builds, with shardings on `mesh`.
+
+    Nothing is computed. What has no annotation is replicated.
+
+    >>> import nnxlite as nnx, jax
+    >>> mesh = jax.make_mesh((1,), ("model",))
+    >>> graphdef, state = nnx.get_abstract_model(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)), mesh)
+    >>> state["kernel"].value.sharding.spec == jax.sharding.PartitionSpec()
+    True
+    """
+    found: list[GraphDef[tp.Any]] = []
+
+    def init() -> tp.Any:
+        definition, state = split(init_fn(), graph=graph)
+        found.append(definition)
+        return state
+
+    shapes = jax.eval_shape(init)
+    return found[0], _mapped(shapes, mesh, graph, arrays=False, replicate=True)
+
+
+def _mapped(
+    tree: tp.Any, mesh: tp.Any, graph: bool | None, *, arrays: bool, replicate: bool = False
+) -> tp.Any:
+    if not resolve_mode(graph):
+        refuse_sharing(view(tree).graphdef, "as_abstract")
+
+    def convert(value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
+        abstract = isinstance(value, jax.ShapeDtypeStruct)
+        if not abstract and not (arrays and hasattr(value, "shape") and hasattr(value, "dtype")):
+            return value
+        known = getattr(value, "sharding", None) if abstract or not is_tracing() else None
+        if replicate or not abstract or known is None:
+            known = _annotated(value, metadata, mesh, replicate) or known
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=known)
+
+    def one(x: tp.Any) -> tp.Any:
+        metadata = x.get_metadata() if isinstance(x, Variable) else {}
+        return jax.tree_util.tree_map(lambda value: convert(value, metadata), x)
+
+    return jax.tree_util.tree_map(one, tree, is_leaf=is_variable)
+
+
+def _annotated(
+    value: tp.Any, metadata: tp.Mapping[str, tp.Any], mesh: tp.Any, replicate: bool
+) -> NamedSharding | None:
+    """The sharding that an annotation means, if there is one and a mesh."""
+    mesh = metadata.get("mesh") or mesh
+    if metadata.get("out_sharding") is None:
+        return NamedSharding(mesh, PartitionSpec()) if replicate and mesh is not None else None
+    if mesh is None:
+        return None
+    spec = spec_of(metadata)
+    check_spec(value, spec, mesh)
+    return NamedSharding(mesh, spec)

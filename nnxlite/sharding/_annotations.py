@@ -1,0 +1,396 @@
+"""Sharding annotations: names of mesh (or logical) axes on Variables, and what they mean on a mesh.
+
+An annotation is the metadata entry `out_sharding` of a Variable: one axis name, tuple of names or
+None for each array axis.  Without a mesh it is metadata and nothing else.  With one, a Variable is
+placed when it is created (`use_eager_sharding`), under `jit` as well, so parameters are born sharded.
+
+Names may be logical: `logical_axis_rules`, or the entry `sharding_rules`, map them to mesh axes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import typing as tp
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from nnxlite import _sharding_hook
+from nnxlite._config import Setting
+from nnxlite._jax import constrained, current_mesh, is_ref, is_tracing
+from nnxlite.boundary import Inputs
+from nnxlite.boundary._prefixes import broadcast, split_settings
+from nnxlite.graph import iter_graph
+from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.transforms import PARTITION_NAME as PARTITION_NAME
+from nnxlite.transforms._callables import name_of, positional
+from nnxlite.variables import MISSING, Variable, VariableMetadata, with_metadata
+
+Rules = tp.Sequence[tuple[str, tp.Any]]
+Names = tp.Sequence[tp.Any]
+
+_RULES: Setting[tuple[tuple[str, tp.Any], ...]] = Setting("logical_axis_rules", ())
+
+
+# What an annotation means ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def logical_axis_rules(rules: Rules) -> tp.Iterator[None]:
+    """Within the block (or the decorated function), map logical axis names to mesh axes.
+
+    Rules of an outer block do not hold in an inner one; the last rule for a name counts.
+
+    Args:
+        rules: pairs (logical name, mesh axis, tuple of mesh axes, or None).
+
+    Raises ValueError for anything that is no pair.
+
+    >>> import nnxlite as nnx
+    >>> with nnx.logical_axis_rules([("embed", None), ("mlp", "model")]):
+    ...     v = nnx.Param(nnx.initializers.zeros_init()(None, (2, 4)), sharding=("embed", "mlp"))
+    ...     tuple(nnx.get_partition_spec(v).value)
+    (None, 'model')
+    """
+    with _RULES.scope(tuple(_pairs(rules))):
+        yield
+
+
+def _pairs(rules: Rules) -> tp.Iterator[tuple[str, tp.Any]]:
+    for rule in rules:
+        if not isinstance(rule, (tuple, list)) or len(rule) != 2:
+            raise ValueError(
+                f"A logical axis rule is a pair (logical name, mesh axis), got {rule!r}; for "
+                "several mesh axes write (name, (axis, axis))."
+            )
+        name, axis = rule
+        yield name, tuple(axis) if isinstance(axis, list) else axis
+
+
+def _rules_for(metadata: tp.Mapping[str, tp.Any]) -> dict[str, tp.Any]:
+    """The rules of the block in force and of the Variable itself.
+
+    Raises ValueError where the two disagree.
+    """
+    around = dict(_RULES.get())
+    own = dict(_pairs(metadata.get("sharding_rules") or ()))
+    for name in own.keys() & around.keys():
+        if own[name] != around[name]:
+            raise ValueError(
+                f"Inconsistent rules for the logical axis {name!r}: {around[name]!r} by "
+                f"logical_axis_rules, {own[name]!r} by the Variable's sharding_rules. Keep one."
+            )
+    return {**around, **own}
+
+
+def spec_of(metadata: tp.Mapping[str, tp.Any]) -> PartitionSpec:
+    """The PartitionSpec that a Variable's metadata asks for; empty without an annotation.
+
+    Raises ValueError for an annotation that is no sequence of names, or rules that disagree.
+    """
+    names = metadata.get("out_sharding")
+    if names is None:
+        return PartitionSpec()
+    if isinstance(names, (str, jax.sharding.Sharding)):
+        right = f"({names!r},)" if isinstance(names, str) else "sharding=s.spec, mesh=s.mesh"
+        raise ValueError(
+            "A sharding annotation is one name (or None) for each array axis, got the "
+            f"{type(names).__name__} {names!r}. Write {right}."
+        )
+    rules = _rules_for(metadata)
+    return PartitionSpec(*[_resolve(name, rules) for name in names] if rules else names)
+
+
+def _resolve(name: tp.Any, rules: tp.Mapping[str, tp.Any]) -> tp.Any:
+    if not isinstance(name, (tuple, list)):
+        return rules.get(name, name)
+    axes: list[tp.Any] = []
+    for part in name:
+        axis = rules.get(part, part)
+        axes += axis if isinstance(axis, tuple) else [axis]
+    return tuple(axis for axis in axes if axis is not None) or None
+
+
+def place(value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
+    """A fresh value placed as its annotation says; unchanged without a mesh.
+
+    Raises ValueError where the annotation names an axis that the mesh has not, or has too many axes.
+    """
+    if metadata.get("out_sharding") is None or not metadata.get("eager_sharding", True):
+        return value
+    mesh = metadata.get("mesh") or current_mesh()
+    if mesh is None or is_ref(value):
+        return value
+    spec = spec_of(metadata)
+    check_spec(value, spec, mesh)
+    mesh, spec = _without_manual(mesh, spec)
+    if spec is None:
+        return value
+    return jax.tree_util.tree_map(lambda x: _placed(x, NamedSharding(mesh, spec)), value)
+
+
+def _placed(value: tp.Any, sharding: NamedSharding) -> tp.Any:
+    if not hasattr(value, "shape"):
+        return value
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+    if is_tracing():
+        return constrained(value, sharding)
+    known = getattr(value, "sharding", None) == sharding
+    return value if known else jax.device_put(value, sharding)
+
+
+def _without_manual(mesh: tp.Any, spec: PartitionSpec) -> tuple[tp.Any, PartitionSpec | None]:
+    """Inside `shard_map` a value is one shard: the axes it runs over do not divide it again."""
+    here = jax.sharding.get_abstract_mesh()
+    manual = {n for n, kind in zip(here.axis_names, here.axis_types) if kind is AxisType.Manual}
+    if not manual:
+        return mesh, spec
+    left = []
+    for part in spec:
+        names = [n for n in (part if isinstance(part, tuple) else (part,)) if n not in manual]
+        left.append(tuple(names) if isinstance(part, tuple) else names[0] if names else None)
+    return here, PartitionSpec(*left) if any(left) else None
+
+
+def check_spec(value: tp.Any, spec: PartitionSpec, mesh: tp.Any) -> None:
+    """Raise ValueError where a spec has an axis that the mesh, or a value of the tree, has not."""
+    for leaf in jax.tree_util.tree_leaves(value):
+        if hasattr(leaf, "shape") and len(spec) > len(leaf.shape):
+            raise ValueError(
+                f"Sharding annotation {tuple(spec)} has {len(spec)} axes, the value has shape "
+                f"{tuple(leaf.shape)}. Give one name (or None) for each array axis."
+            )
+    named = [n for part in spec for n in (part if isinstance(part, tuple) else (part,))]
+    unknown = [n for n in named if isinstance(n, str) and n not in mesh.axis_names]
+    if unknown:
+        raise ValueError(
+            f"Sharding annotation {tuple(spec)} names {unknown}, which the mesh with axes "
+            f"{tuple(mesh.axis_names)} has not. Use its axes, or map logical names with "
+            "nnx.logical_axis_rules."
+        )
+
+
+_sharding_hook.plug(place)
+
+
+def with_partitioning(
+    initializer: tp.Callable[..., tp.Any], sharding: Names, mesh: tp.Any = None, **metadata: tp.Any
+) -> tp.Callable[..., VariableMetadata]:
+    """An initializer whose Variable carries a sharding annotation.
+
+    Args:
+        sharding: one axis name, tuple of names, or None for each array axis.
+        mesh: the mesh to place the value on; without it, the mesh in force at creation.
+        metadata: further entries.
+
+    >>> import nnxlite as nnx
+    >>> init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "model"))
+    >>> nnx.Linear(2, 4, kernel_init=init, rngs=nnx.Rngs(0)).kernel.sharding_names
+    (None, 'model')
+    """
+    names = tuple(sharding) if isinstance(sharding, list) else sharding
+    return with_metadata(initializer, out_sharding=names, mesh=mesh, **metadata)
+
+
+def is_variable(x: tp.Any) -> bool:
+    """Whether a part of a pytree is a Variable."""
+    return isinstance(x, Variable)
+
+
+# Reading annotations -----------------------------------------------------------------------------
+
+
+def get_var_pspec(variable: Variable[tp.Any]) -> PartitionSpec | None:
+    """The PartitionSpec of one Variable; None where it has no annotation and holds no array."""
+    if variable.sharding_names is None and not hasattr(variable.get_raw_value(), "shape"):
+        return None
+    return spec_of(variable.get_metadata())
+
+
+def get_partition_spec(tree: tp.Any) -> tp.Any:
+    """The same tree with a `PartitionSpec` for each array; Variables keep their class and metadata.
+
+    >>> import nnxlite as nnx, jax
+    >>> spec = nnx.get_partition_spec(nnx.Param(jax.numpy.ones(2))).value
+    >>> spec == jax.sharding.PartitionSpec()
+    True
+    """
+
+    def spec(x: tp.Any) -> tp.Any:
+        if isinstance(x, Variable):
+            return x.replace(get_var_pspec(x), _copy_ref=False) if not x.ref else get_var_pspec(x)
+        return PartitionSpec() if hasattr(x, "shape") else None
+
+    return jax.tree_util.tree_map(spec, tree, is_leaf=is_variable)
+
+
+def get_named_sharding(tree: tp.Any, mesh: tp.Any) -> tp.Any:
+    """The same tree with a `NamedSharding` on `mesh` for each array.
+
+    >>> import nnxlite as nnx, jax
+    >>> mesh = jax.make_mesh((1,), ("model",))
+    >>> bias = nnx.Param(jax.numpy.zeros(4), sharding=("model",))
+    >>> nnx.get_named_sharding(bias, mesh).value.spec == jax.sharding.PartitionSpec("model")
+    True
+    """
+    return jax.tree_util.tree_map(
+        lambda spec: NamedSharding(mesh, spec),
+        get_partition_spec(tree),
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+# Axes that transforms add and remove -------------------------------------------------------------
+
+
+def add_axis(tree: tp.Any, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
+    """Tell the Variables of a tree that an axis was added at `index`; returns the tree.
+
+    Args:
+        transform_metadata: `{nnx.PARTITION_NAME: name of the axis}`.
+
+    Raises ValueError where the name is missing.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> v = nnx.Param(jnp.zeros((3, 2, 4)), sharding=(None, "model"))
+    >>> nnx.spmd.add_axis(v, 0, {nnx.PARTITION_NAME: "layers"}).sharding_names
+    ('layers', None, 'model')
+    """
+    name = _partition(transform_metadata)
+    _tell(_variables(tree, index), name, Variable.add_axis, Variable.remove_axis)
+    return tree
+
+
+def remove_axis(tree: tp.Any, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
+    """Tell the Variables of a tree that the axis at `index` was removed; returns the tree.
+
+    Raises ValueError, with nothing changed, where a Variable has another name at that axis.
+    """
+    name = _partition(transform_metadata)
+    _tell(_variables(tree, index), name, Variable.remove_axis, Variable.add_axis)
+    return tree
+
+
+def _partition(transform_metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
+    if PARTITION_NAME not in transform_metadata:
+        raise ValueError(
+            f"The name of the axis is missing: transform_metadata has no entry {PARTITION_NAME!r} "
+            f"in {dict(transform_metadata)}. Give {{nnx.PARTITION_NAME: name}}."
+        )
+    return transform_metadata[PARTITION_NAME]
+
+
+def _variables(tree: tp.Any, index: int) -> list[tuple[Variable[tp.Any], int]]:
+    return [(node, index) for _, node in iter_graph(tree) if isinstance(node, Variable)]
+
+
+def _tell(
+    axes: tp.Iterable[tuple[Variable[tp.Any], int]],
+    name: tp.Any,
+    tell: tp.Callable[..., None],
+    untell: tp.Callable[..., None],
+) -> None:
+    """Tell each Variable of its axis, or none of them where one refuses."""
+    told: list[tuple[Variable[tp.Any], int]] = []
+    try:
+        for variable, axis in axes:
+            tell(variable, axis, name)
+            told.append((variable, axis))
+    except Exception:
+        for variable, axis in told:
+            untell(variable, axis, name)
+        raise
+
+
+def transform_metadata(
+    f: tp.Any = MISSING,
+    *,
+    in_axes: tp.Any = 0,
+    out_axes: tp.Any = 0,
+    partition: str,
+    graph: bool | None = None,
+) -> tp.Any:
+    """Make a function change annotations as a transform over these axes would.
+
+    Inside, the Variables of the arguments lack the axis named `partition`; afterwards they, and
+    those of the result, have it. For use with JAX's own transforms, or without one.
+
+    Args:
+        f: the function; without it a decorator is returned.
+        in_axes: for each argument an axis, None, or `StateAxes` to choose by Variable (a prefix).
+        out_axes: the same for the result. What came in keeps its input axis.
+        partition: name of the axis.
+        graph: False refuses shared references.
+
+    Raises:
+        ValueError: for prefixes that do not fit, or an argument with another name at its axis;
+            annotations are then as before.
+        TypeError: for Variables in an argument that can be given by keyword only.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> @nnx.transform_metadata(in_axes=(0, None), out_axes=None, partition="layers")
+    ... def names(stacked, x):
+    ...     return stacked.sharding_names
+    >>> v = nnx.Param(jnp.zeros((3, 2, 4)), sharding=("layers", None, "model"))
+    >>> names(v, 1.0), v.sharding_names
+    ((None, 'model'), ('layers', None, 'model'))
+    """
+    if f is MISSING:
+        return functools.partial(
+            transform_metadata, in_axes=in_axes, out_axes=out_axes, partition=partition, graph=graph
+        )
+    in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+
+    @functools.wraps(f)
+    def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        args, kwargs = _by_position(f, args, kwargs)
+        came_in = _axes(args, in_axes, "in_axes", graph)
+        mapped = [(v, axis) for v, axis in came_in if isinstance(axis, int)]
+        _tell(mapped, partition, Variable.remove_axis, Variable.add_axis)
+        try:
+            out = f(*args, **kwargs)
+            new = _axes(args, in_axes, "in_axes", graph) + _axes(out, out_axes, "out_axes", graph)
+        finally:
+            _tell(mapped, partition, Variable.add_axis, Variable.remove_axis)
+        known = {id(v) for v, _ in came_in}
+        for variable, axis in new:
+            if id(variable) not in known and isinstance(axis, int):
+                variable.add_axis(axis, partition)
+            known.add(id(variable))
+        return out
+
+    return wrapper
+
+
+def _by_position(
+    f: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
+    """Keyword arguments as positional ones, so that `in_axes` has an axis for each.
+
+    Raises TypeError where one with Variables cannot be.
+    """
+    args, kwargs = positional(f, args, kwargs, len(args) + len(kwargs) - 1, 0)
+    for name, value in kwargs.items():
+        if any(isinstance(node, Variable) for _, node in iter_graph(value)):
+            raise TypeError(
+                f"The keyword argument {name!r} of {name_of(f)} holds Variables, and in_axes goes "
+                "by position. Pass it as a positional argument."
+            )
+    return args, kwargs
+
+
+def _axes(
+    tree: tp.Any, prefix: tp.Any, what: str, graph: bool | None
+) -> list[tuple[Variable[tp.Any], tp.Any]]:
+    """Each Variable of a tree with its setting in a prefix."""
+    inputs = Inputs(tree)
+    if not resolve_mode(graph):
+        refuse_sharing(inputs.graphdef, "transform_metadata")
+    call = inputs.define()
+    numbers = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+    _, settings = split_settings(call, broadcast(prefix, numbers, what), what)
+    nodes = inputs.nodes()
+    found = [(nodes[n], s) for n, s in zip(call.graphdef.decoded.leaf_nodes, settings) if n >= 0]
+    return [(node, setting) for node, setting in found if isinstance(node, Variable)]

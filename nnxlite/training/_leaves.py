@@ -1,0 +1,90 @@
+"""Trees whose leaves are Variables: taken apart, read, written and compared in one place.
+
+Everything in training works on two trees of the same shape, one of Variables and one of plain
+values.  `flatten` goes from the first to a flat list; the values go through optax or an average as
+the second; `write` puts results back.  Reading and writing here are raw: callbacks of a Variable
+belong to the model's own use of it, not to its training.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+
+from nnxlite._errors import path_text, short_type
+from nnxlite._jax import key_name
+from nnxlite.variables import Variable
+
+Path: tp.TypeAlias = tuple[tp.Any, ...]
+TreeDef: tp.TypeAlias = tp.Any  # to a type checker jax.tree_util.PyTreeDef is a value
+MOST_PATHS = 8  # how many paths a message names
+
+
+def is_variable(value: tp.Any) -> bool:
+    """Whether a value is a Variable (the leaves of the trees here)."""
+    return isinstance(value, Variable)
+
+
+def flatten(tree: tp.Any) -> tuple[list[tp.Any], TreeDef]:
+    """The leaves of a tree, Variables whole, and its structure."""
+    return jax.tree.flatten(tree, is_leaf=is_variable)
+
+
+def paths(tree: tp.Any) -> list[Path]:
+    """The path of each leaf of `flatten`, as plain names."""
+    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_variable)
+    return [tuple(key_name(entry) for entry in path) for path, _ in found]
+
+
+def read(leaf: tp.Any) -> tp.Any:
+    """The stored value of a Variable, out of its reference if it has one; other leaves as is."""
+    if not isinstance(leaf, Variable):
+        return leaf
+    value = leaf.get_raw_value()
+    return value[...] if leaf.ref else value
+
+
+def write(variable: Variable[tp.Any], value: tp.Any) -> None:
+    """Store a value in a Variable, or in the reference that it holds."""
+    if variable.ref:
+        variable.get_raw_value()[...] = value
+    else:
+        variable.set_raw_value(value)
+
+
+def pure(tree: tp.Any) -> tp.Any:
+    """The tree with each Variable replaced by its value."""
+    return jax.tree.map(read, tree, is_leaf=is_variable)
+
+
+def compare(expected: tp.Any, got: tp.Any, *, what: str, of: str) -> str:
+    """What is wrong with the paths of `got`, in words; empty when they are those of `expected`."""
+    wanted, found = paths(expected), paths(got)
+    lines = [
+        _difference(f"missing from the {what}", wanted, found),
+        _difference(f"not among the {of}", found, wanted),
+    ]
+    return "; ".join(line for line in lines if line)
+
+
+def _difference(title: str, some: tp.Iterable[Path], others: tp.Iterable[Path]) -> str:
+    others = set(others)
+    only = [path_text(p) for p in some if p not in others]
+    if not only:
+        return ""
+    more = f" and {len(only) - MOST_PATHS} more" if len(only) > MOST_PATHS else ""
+    return f"{title}: {', '.join(only[:MOST_PATHS])}{more}"
+
+
+def misshapen(
+    tree: tp.Any, expected: tp.Sequence[tp.Any], got: tp.Sequence[tp.Any], *, what: str, of: str
+) -> str:
+    """The leaves of `got` whose shape is not that of `expected`, in words; empty if none."""
+    wrong = [
+        f"{path_text(path)}: {what} {short_type(b)}, {of} {short_type(a)}"
+        for path, a, b in zip(paths(tree), expected, got, strict=True)
+        if getattr(a, "shape", None) != getattr(b, "shape", None)
+    ]
+    more = f"; and {len(wrong) - MOST_PATHS} more" if len(wrong) > MOST_PATHS else ""
+    return "; ".join(wrong[:MOST_PATHS]) + more

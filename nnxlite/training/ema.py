@@ -1,0 +1,129 @@
+"""`EMA`: an exponential moving average of a model's Variables."""
+
+from __future__ import annotations
+
+import numbers
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite._errors import path_text
+from nnxlite._state import State
+from nnxlite.filters import Filter
+from nnxlite.graph import merge, split
+from nnxlite.graph import state as state_of
+from nnxlite.objects import Pytree, data
+from nnxlite.training._leaves import compare, flatten, is_variable, misshapen, paths, read, write
+from nnxlite.variables import Variable
+
+A = tp.TypeVar("A")
+
+
+class EMA(Pytree):
+    """Averages of Variables: `average = decay * average + (1 - decay) * value` at each update.
+
+    Args:
+        params: the model (or a State) whose Variables are averaged; the averages begin as copies.
+        decay: the weight of the past, between 0 and 1.
+        only: a filter for the Variables to average.
+        graph: False refuses models with shared references.
+
+    Attributes:
+        params: the State of averages, in Variables of the kinds and metadata of the originals.
+
+    Floating and integer values are averaged in their own dtype; keys and bools take the latest
+    value.
+
+    Raises:
+        TypeError: when `decay` is no number, or a selected leaf is a bare array.
+        ValueError: when `decay` is not between 0 and 1.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> model = nnx.Linear(1, 1, use_bias=False, rngs=nnx.Rngs(0))
+    >>> model.kernel.value = jnp.array([[1.0]])
+    >>> ema = nnx.EMA(model, decay=0.5, only=nnx.Param)
+    >>> model.kernel.value = jnp.array([[3.0]])
+    >>> ema.update(model)
+    >>> averaged = ema.apply_to(model)
+    >>> float(averaged.kernel.value[0, 0]), float(model.kernel.value[0, 0])
+    (2.0, 3.0)
+    """
+
+    params: State
+
+    def __init__(
+        self, params: tp.Any, decay: float, *, only: Filter = ..., graph: bool | None = None
+    ) -> None:
+        _check_decay(decay)
+        selected = state_of(params, only, graph=graph)
+        leaves, treedef = flatten(selected)
+        for path, leaf in zip(paths(selected), leaves, strict=True):
+            if not is_variable(leaf):
+                raise TypeError(
+                    f"EMA averages Variables, but the leaf at {path_text(path)} is a "
+                    f"{type(leaf).__name__}. Select Variables with the filter `only`, such as "
+                    "only=nnx.Param."
+                )
+        self.graph = graph
+        self.decay = decay
+        self.filter = only
+        self.params = data(treedef.unflatten([_copied(leaf) for leaf in leaves]))
+
+    def update(self, updates: tp.Any) -> None:
+        """Take in the present values of a model, or of a State.
+
+        Raises ValueError, before any change, when its paths or shapes are not those averaged.
+        """
+        given = state_of(updates, self.filter, graph=self.graph)
+        leaves, _ = flatten(given)
+        averages, _ = flatten(self.params)
+        wrong = compare(self.params, given, what="update", of="averaged Variables")
+        if wrong:
+            raise ValueError(f"The structure of the update is not that of the average: {wrong}.")
+        old, new = [read(leaf) for leaf in averages], [read(leaf) for leaf in leaves]
+        wrong = misshapen(self.params, old, new, what="update", of="average")
+        if wrong:
+            raise ValueError(f"The update does not have the shapes of the average: {wrong}.")
+        decay = tp.cast(tp.Any, self.decay)
+        for variable, a, b in zip(averages, old, new, strict=True):
+            write(variable, _average(decay, a, b))
+
+    def apply_to(self, model: A) -> A:
+        """A model like the given one with the averages in place of the averaged Variables.
+
+        The objects are new; the Variables are those of this EMA and, where none is averaged, those
+        of the model itself.
+
+        Raises ValueError when the model's paths are not those averaged.
+        """
+        graphdef, selected, rest = split(model, self.filter, ..., graph=self.graph)
+        wrong = compare(self.params, selected, what="model", of="averaged Variables")
+        if wrong:
+            raise ValueError(f"The structure of the model is not that of the average: {wrong}.")
+        return merge(graphdef, self.params, rest)
+
+
+def _check_decay(decay: tp.Any) -> None:
+    if isinstance(decay, jax.Array) and decay.shape == ():
+        return
+    if not isinstance(decay, numbers.Real) or isinstance(decay, bool):
+        raise TypeError(f"decay must be a number between 0 and 1, got {decay!r}.")
+    if not 0 <= float(decay) <= 1:
+        raise ValueError(f"decay must be between 0 and 1, got {decay!r}.")
+
+
+def _copied(variable: Variable[tp.Any]) -> Variable[tp.Any]:
+    """A Variable of the same kind and metadata with a value of its own."""
+    value = read(variable)
+    metadata = {**variable.get_metadata(), "ref": False}
+    return type(variable).from_metadata(
+        jnp.copy(value) if isinstance(value, jax.Array) else value, metadata
+    )
+
+
+def _average(decay: tp.Any, average: tp.Any, value: tp.Any) -> tp.Any:
+    dtype = jnp.result_type(average) if not hasattr(average, "dtype") else average.dtype
+    if not jnp.issubdtype(dtype, jnp.number):
+        return value
+    return (decay * average + (1 - decay) * value).astype(dtype)

@@ -1,0 +1,173 @@
+"""Loss scaling: float16 training whose small gradients do not vanish, nor large ones overflow.
+
+float16 has few exponents: gradients below about 6e-8 become zero.  Multiplying the loss by a scale
+moves all gradients up; dividing them by it afterwards, in float32, restores them.  The scale that
+is right changes during training, so `DynamicLossScale` finds it: it halves when a gradient is not
+finite (that step is skipped) and doubles after a long run of finite ones (P. Micikevicius et al.,
+"Mixed precision training", 2018).
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite.graph import state as state_of
+from nnxlite.objects import Pytree
+from nnxlite.training._leaves import flatten, is_variable, read, write
+from nnxlite.training.optimizer import ModelAndOptimizer, Optimizer
+from nnxlite.variables import Variable
+
+T = tp.TypeVar("T")
+
+
+class LossScaleState(Variable[T]):
+    """A Variable that belongs to a loss scale."""
+
+
+def all_finite(tree: tp.Any) -> jax.Array:
+    """Whether every floating-point leaf of a tree is finite: a bool of shape `()`.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> bool(nnx.all_finite({"a": jnp.ones(2), "b": jnp.array(jnp.inf)}))
+    False
+    """
+    leaves = [x for x in jax.tree.leaves(tree) if _is_float(x)]
+    if not leaves:
+        return jnp.array(True)
+    return jnp.stack([jnp.isfinite(x).all() for x in leaves]).all()
+
+
+class StaticLossScale(Pytree):
+    """A loss scale that stays as it is; 1 turns scaling off.
+
+    Args:
+        scale: a positive number.
+
+    Attributes:
+        scale_value: `LossScaleState`, float32, the present scale.
+
+    Raises ValueError when `scale` is not positive.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        _check_positive("scale", scale)
+        self.scale_value = LossScaleState(jnp.asarray(scale, jnp.float32))
+
+    def scale(self, loss: tp.Any) -> tp.Any:
+        """The loss (or any tree) times the scale, in its own dtype."""
+        factor = self.scale_value.value
+        return jax.tree.map(lambda x: x * factor.astype(x.dtype) if _is_float(x) else x, loss)
+
+    def unscale(self, grads: tp.Any) -> tp.Any:
+        """The gradients over the scale, in float32 where they are of lower precision."""
+        inverse = 1.0 / self.scale_value.value
+        return jax.tree.map(lambda g: _wide(g) * inverse if _is_float(g) else g, grads)
+
+    def adjust(self, finite: jax.Array) -> None:
+        """Take in whether the latest gradients were finite (here: change nothing)."""
+
+    def step(self, optimizer: Optimizer[tp.Any], *args: tp.Any, **kwargs: tp.Any) -> jax.Array:
+        """Update with scaled gradients, unless one is not finite; then adjust the scale.
+
+        Args:
+            optimizer: an `Optimizer` or `ModelAndOptimizer`.
+            *args: the arguments of its `update`, gradients last, as they come from the scaled loss.
+            **kwargs: further arguments of its `update`.
+
+        Returns whether the gradients were finite, a bool of shape `()`. If not, parameters and
+        optimizer are as they were.
+        """
+        *model, grads = args
+        grads = self.unscale(grads)
+        finite = all_finite(grads)
+        target = optimizer.model if isinstance(optimizer, ModelAndOptimizer) else model[0]
+        params = state_of(target, optimizer.wrt, graph=optimizer.graph)
+        leaves = [v for v in flatten((params, state_of(optimizer)))[0] if is_variable(v)]
+        before = [read(v) for v in leaves]
+        tp.cast(tp.Any, optimizer).update(*model, grads, **kwargs)
+        for variable, old in zip(leaves, before, strict=True):
+            write(variable, _select(finite, read(variable), old))
+        self.adjust(finite)
+        return finite
+
+
+class DynamicLossScale(StaticLossScale):
+    """A loss scale that follows the gradients: down when they overflow, up when all is well.
+
+    Args:
+        scale: the first scale.
+        period: after how many finite steps in a row the scale is multiplied by `factor`.
+        factor: by how much the scale changes; more than 1.
+        smallest: the scale never falls below this.
+
+    Attributes:
+        scale_value: `LossScaleState`, float32, the present scale.
+        good_steps: `LossScaleState`, int32, the finite steps since the scale last changed.
+
+    Raises ValueError when an argument is not positive, or `factor` is not more than 1.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp, optax
+    >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    >>> loss_scale = nnx.DynamicLossScale(2.0**15)
+    >>> @nnx.jit
+    ... def train_step(model, optimizer, loss_scale, x):
+    ...     loss_fn = lambda model: loss_scale.scale(model(x).sum())
+    ...     return loss_scale.step(optimizer, model, nnx.grad(loss_fn)(model))
+    >>> bool(train_step(model, optimizer, loss_scale, jnp.ones((1, 2))))
+    True
+    >>> bool(train_step(model, optimizer, loss_scale, jnp.full((1, 2), jnp.inf)))
+    False
+    >>> float(loss_scale.scale_value.value), int(optimizer.step.value)
+    (16384.0, 1)
+    """
+
+    def __init__(
+        self,
+        scale: float = 2.0**15,
+        *,
+        period: int = 2000,
+        factor: float = 2.0,
+        smallest: float = 1.0,
+    ) -> None:
+        super().__init__(scale)
+        _check_positive("period", period)
+        _check_positive("smallest", smallest)
+        if not factor > 1:
+            raise ValueError(f"factor must be more than 1, got {factor!r}.")
+        self.period = period
+        self.factor = factor
+        self.smallest = smallest
+        self.good_steps = LossScaleState(jnp.zeros((), jnp.int32))
+
+    def adjust(self, finite: jax.Array) -> None:
+        """Take in whether the latest gradients were finite: lower, raise or keep the scale."""
+        scale = self.scale_value.value
+        good = self.good_steps.value + 1
+        full = good >= self.period
+        raised = scale * self.factor
+        raised = jnp.where(full & jnp.isfinite(raised), raised, scale)
+        lowered = jnp.maximum(scale / self.factor, self.smallest)
+        self.scale_value.value = jnp.where(finite, raised, lowered)
+        self.good_steps.value = jnp.where(finite & ~full, good, 0)
+
+
+def _is_float(value: tp.Any) -> bool:
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _wide(value: jax.Array) -> jax.Array:
+    return value.astype(jnp.promote_types(value.dtype, jnp.float32))
+
+
+def _select(condition: jax.Array, new: tp.Any, old: tp.Any) -> tp.Any:
+    return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b), new, old)
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value!r}.")

@@ -1,0 +1,337 @@
+"""Metrics: figures gathered over many batches, in Variables that cross a transform.
+
+A metric has three verbs: `update` takes in a batch, `compute` gives the figure so far, `reset`
+starts again.  All its state is `MetricState`, so a metric is an ordinary argument of `nnx.jit`, and
+can be stacked, sharded and saved like a model.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite._errors import short_type
+from nnxlite.filters import Filter
+from nnxlite.graph import split
+from nnxlite.objects import Pytree
+from nnxlite.training._leaves import flatten, read, write
+from nnxlite.training._struct import Struct
+from nnxlite.variables import Variable
+
+T = tp.TypeVar("T")
+
+
+class MetricState(Variable[T]):
+    """A Variable that belongs to a metric."""
+
+
+class Metric(Pytree):
+    """Base of all metrics: subclasses define `__init__`, `reset`, `update` and `compute`."""
+
+    def __init__(self) -> None:
+        raise NotImplementedError(_must_define(self, "__init__"))
+
+    def reset(self) -> None:
+        """Start again."""
+        raise NotImplementedError(_must_define(self, "reset"))
+
+    def update(self, **kwargs: tp.Any) -> None:
+        """Take in a batch."""
+        raise NotImplementedError(_must_define(self, "update"))
+
+    def compute(self) -> tp.Any:
+        """The figure so far."""
+        raise NotImplementedError(_must_define(self, "compute"))
+
+    def split(self, *filters: Filter) -> tp.Any:
+        """The definition and state of the metric: `nnx.split(metric, *filters)`."""
+        return split(self, *filters)
+
+
+def _must_define(metric: Metric, method: str) -> str:
+    return f"{type(metric).__name__} must define `{method}`: Metric is a base class."
+
+
+class Average(Metric):
+    """The mean of all values seen.
+
+    Args:
+        argname: the keyword argument of `update` that holds the values.
+
+    Attributes:
+        total: float32, the sum of the values.
+        count: int32, their number.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> loss = nnx.metrics.Average("loss")
+    >>> loss.update(loss=jnp.array([1.0, 2.0, 3.0]))
+    >>> loss.update(loss=6.0)
+    >>> float(loss.compute())
+    3.0
+    """
+
+    def __init__(self, argname: str = "values") -> None:
+        self.argname = argname
+        self.total = MetricState(jnp.zeros((), jnp.float32))
+        self.count = MetricState(jnp.zeros((), jnp.int32))
+
+    def reset(self) -> None:
+        """Forget all values."""
+        self.total.value = jnp.zeros((), jnp.float32)
+        self.count.value = jnp.zeros((), jnp.int32)
+
+    def update(self, mask: tp.Any = None, **kwargs: tp.Any) -> None:
+        """Take in values.
+
+        Args:
+            mask: broadcastable to the values; those where it is zero or False are left out,
+                whatever they are (NaN included).
+            **kwargs: the values under the metric's `argname`, a number or an array of any shape;
+                other arguments are ignored, so that metrics can be fed together.
+
+        Raises TypeError when the argument is missing, is not numeric, or the mask does not
+        broadcast.
+        """
+        values, chosen = _batch(self, self.argname, kwargs, mask)
+        if chosen is None:
+            self.total.value = self.total.value + values.sum(dtype=jnp.float32)
+            self.count.value = self.count.value + values.size
+        else:
+            kept = jnp.where(chosen, values, 0)
+            self.total.value = self.total.value + kept.sum(dtype=jnp.float32)
+            self.count.value = self.count.value + chosen.sum(dtype=jnp.int32)
+
+    def compute(self) -> jax.Array:
+        """The mean, float32; NaN before any value."""
+        return self.total.value / self.count.value
+
+
+class Statistics(Struct):
+    """What `Welford` computes.
+
+    Attributes:
+        mean: the mean of the values.
+        standard_error_of_mean: the standard deviation over the root of their number.
+        standard_deviation: of the values as a whole population.
+    """
+
+    mean: jax.Array
+    standard_error_of_mean: jax.Array
+    standard_deviation: jax.Array
+
+
+class Welford(Metric):
+    """Mean and standard deviation of all values seen, in one pass and without cancellation.
+
+    The update of B. P. Welford (Technometrics 4, 1962), in the form for batches of T. F. Chan,
+    G. H. Golub and R. J. LeVeque (1979).
+
+    Args:
+        argname: the keyword argument of `update` that holds the values.
+
+    Attributes:
+        count: int32, the number of values.
+        mean: float32, their mean.
+        m2: float32, the sum of their squared distances from it.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> spread = nnx.metrics.Welford()
+    >>> spread.update(values=jnp.array([1.0, 3.0]))
+    >>> spread.update(values=jnp.array([5.0, 7.0]))
+    >>> found = spread.compute()
+    >>> float(found.mean), round(float(found.standard_deviation), 4)
+    (4.0, 2.2361)
+    """
+
+    def __init__(self, argname: str = "values") -> None:
+        self.argname = argname
+        self.count = MetricState(jnp.zeros((), jnp.int32))
+        self.mean = MetricState(jnp.zeros((), jnp.float32))
+        self.m2 = MetricState(jnp.zeros((), jnp.float32))
+
+    def reset(self) -> None:
+        """Forget all values."""
+        self.count.value = jnp.zeros((), jnp.int32)
+        self.mean.value = jnp.zeros((), jnp.float32)
+        self.m2.value = jnp.zeros((), jnp.float32)
+
+    def update(self, **kwargs: tp.Any) -> None:
+        """Take in values: as `Average.update`, with the mask among the keyword arguments."""
+        values, chosen = _batch(self, self.argname, kwargs, kwargs.get("mask"))
+        values = values.astype(jnp.float32)
+        if chosen is None:
+            number, batch_mean = values.size, values.mean()
+            batch_m2 = ((values - batch_mean) ** 2).sum()
+            if not number:
+                return
+        else:
+            number = chosen.sum(dtype=jnp.int32)
+            batch_mean = jnp.where(chosen, values, 0).sum() / jnp.maximum(number, 1)
+            batch_m2 = jnp.where(chosen, (values - batch_mean) ** 2, 0).sum()
+        before = self.count.value
+        count = before + number
+        weight = number / jnp.maximum(count, 1)
+        delta = batch_mean - self.mean.value
+        self.count.value = count
+        self.mean.value = self.mean.value + delta * weight
+        self.m2.value = self.m2.value + batch_m2 + delta**2 * weight * before
+
+    def compute(self) -> Statistics:
+        """Mean, standard error and standard deviation; NaN for the latter two before any value."""
+        count = self.count.value
+        deviation = jnp.sqrt(self.m2.value / count)
+        return Statistics(
+            mean=self.mean.value,
+            standard_error_of_mean=deviation / jnp.sqrt(count),
+            standard_deviation=deviation,
+        )
+
+
+class Accuracy(Average):
+    """The share of correct predictions.
+
+    Args:
+        threshold: None for several classes, where the largest logit is the prediction; for two
+            classes the float above which a value predicts class 1.
+        *args, **kwargs: as for `Average`.
+
+    Raises TypeError when `threshold` is neither None nor a float.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> accuracy = nnx.metrics.Accuracy()
+    >>> logits = jnp.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
+    >>> accuracy.update(logits=logits, labels=jnp.array([1, 0, 0]))
+    >>> round(float(accuracy.compute()), 4)
+    0.6667
+    """
+
+    def __init__(self, threshold: float | None = None, *args: tp.Any, **kwargs: tp.Any) -> None:
+        if threshold is not None and not isinstance(threshold, float):
+            raise TypeError(
+                f"threshold must be None or a float, got {type(threshold).__name__} {threshold!r}."
+            )
+        self.threshold = threshold
+        super().__init__(*args, **kwargs)
+
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]  # its arguments are named
+        self, *, logits: tp.Any, labels: tp.Any, mask: tp.Any = None, **_: tp.Any
+    ) -> None:
+        """Take in predictions.
+
+        Args:
+            logits: shape `(*batch, classes)`, or `(*batch,)` with a threshold.
+            labels: integers of shape `(*batch,)`.
+            mask: broadcastable to the labels; those where it is zero or False are left out.
+
+        Raises:
+            ValueError: when the ranks do not fit or the labels are not integers.
+            TypeError: when the shapes do not fit.
+        """
+        logits, labels = jnp.asarray(logits), jnp.asarray(labels)
+        several = self.threshold is None
+        if logits.ndim != labels.ndim + several:
+            task, relation = (
+                ("multi-class", "labels.ndim + 1") if several else ("binary", "labels.ndim")
+            )
+            raise ValueError(
+                f"For {task} classification expected logits.ndim == {relation}, got logits "
+                f"{short_type(logits)} and labels {short_type(labels)}."
+            )
+        if not (jnp.issubdtype(labels.dtype, jnp.integer) or labels.dtype == bool):
+            raise ValueError(f"Expected integer labels, got {short_type(labels)}.")
+        if logits.shape[: labels.ndim] != labels.shape:
+            raise TypeError(
+                f"logits {short_type(logits)} and labels {short_type(labels)} are of different "
+                "batches."
+            )
+        predicted = logits.argmax(axis=-1) if several else logits > self.threshold
+        super().update(mask=mask, **{self.argname: predicted == labels})
+
+
+class MultiMetric(Metric):
+    """Several metrics under one roof: each `update` feeds them all.
+
+    Args:
+        **metrics: the metrics by name; each becomes an attribute.
+
+    Raises:
+        TypeError: when a value has not the methods of a metric.
+        ValueError: when a name is that of a method.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> metrics = nnx.MultiMetric(
+    ...     accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss")
+    ... )
+    >>> logits, labels = jnp.array([[0.1, 0.9], [0.8, 0.2]]), jnp.array([1, 1])
+    >>> metrics.update(logits=logits, labels=labels, loss=jnp.array([0.2, 1.8]))
+    >>> {name: float(value) for name, value in metrics.compute().items()}
+    {'accuracy': 0.5, 'loss': 1.0}
+    """
+
+    def __init__(self, **metrics: tp.Any) -> None:
+        for name, metric in metrics.items():
+            if hasattr(type(self), name):
+                raise ValueError(
+                    f"A metric cannot be named {name!r}: MultiMetric has an attribute of that name."
+                )
+            if not all(callable(getattr(metric, m, None)) for m in ("reset", "update", "compute")):
+                raise TypeError(
+                    f"{name!r} must be a Metric (with reset, update and compute), got "
+                    f"{type(metric).__name__}."
+                )
+        self._metric_names = tuple(metrics)
+        for name, metric in metrics.items():
+            setattr(self, name, metric)
+
+    def _metrics(self) -> dict[str, tp.Any]:
+        return {name: getattr(self, name) for name in self._metric_names}
+
+    def reset(self) -> None:
+        """Reset every metric."""
+        for metric in self._metrics().values():
+            metric.reset()
+
+    def update(self, **updates: tp.Any) -> None:
+        """Feed every metric with all arguments; if one raises, all are as they were."""
+        variables = [v for v in flatten(split(self)[1])[0] if isinstance(v, MetricState)]
+        before = [read(v) for v in variables]
+        try:
+            for metric in self._metrics().values():
+                metric.update(**updates)
+        except BaseException:
+            for variable, value in zip(variables, before, strict=True):
+                write(variable, value)
+            raise
+
+    def compute(self) -> dict[str, tp.Any]:
+        """The figure of every metric, by name."""
+        return {name: metric.compute() for name, metric in self._metrics().items()}
+
+
+def _batch(
+    metric: Metric, argname: str, arguments: tp.Mapping[str, tp.Any], mask: tp.Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """The values for a metric as an array, and the mask as bools of their shape."""
+    where = f"{type(metric).__name__}.update"
+    if argname not in arguments:
+        given = ", ".join(sorted(arguments)) or "none"
+        raise TypeError(f"{where} expected the keyword argument {argname!r}; given: {given}.")
+    given = arguments[argname]
+    try:
+        values = jnp.asarray(None if isinstance(given, (str, bytes)) else given)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{where} needs numbers as {argname!r}, got {type(given).__name__}."
+        ) from error
+    if mask is None:
+        return values, None
+    mask = jnp.asarray(mask)
+    try:
+        return values, jnp.broadcast_to(mask != 0, values.shape)
+    except ValueError as error:
+        raise TypeError(
+            f"{where}: a mask {short_type(mask)} does not broadcast to {argname} "
+            f"{short_type(values)}."
+        ) from error

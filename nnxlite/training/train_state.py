@@ -1,0 +1,122 @@
+"""`TrainState`: model, optimizer state and step in one immutable pytree, for plain JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite._state import State
+from nnxlite.graph import GraphDef
+from nnxlite.training._leaves import compare
+from nnxlite.training._struct import STATIC, Struct
+
+if tp.TYPE_CHECKING:
+    import optax
+
+M = tp.TypeVar("M")
+
+
+class TrainState(Struct, tp.Generic[M]):
+    """What `nnx.split` gives, with an optax transformation and its state beside it.
+
+    A subclass adds states of its own as annotated fields (batch statistics, say).
+
+    Attributes:
+        graphdef: the model's definition (static).
+        params: the State that is trained.
+        opt_state: the state of `tx`.
+        step: int32, shape `()`: how often `apply_gradients` was called.
+        tx: the optax transformation (static).
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp, optax
+    >>> graphdef, params = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> state = nnx.TrainState.create(graphdef, params=params, tx=optax.sgd(0.1))
+    >>> def loss_fn(params, x):
+    ...     y, _ = state.apply(params)(x)
+    ...     return y.sum()
+    >>> state = state.apply_gradients(jax.grad(loss_fn)(state.params, jnp.ones((1, 2))))
+    >>> int(state.step), state.apply("params")(jnp.ones((1, 2)))[0].shape
+    (1, (1, 3))
+    """
+
+    graphdef: GraphDef[M] = dataclasses.field(metadata=STATIC)
+    params: State
+    opt_state: optax.OptState
+    step: jax.Array
+    tx: optax.GradientTransformation = dataclasses.field(metadata=STATIC)
+
+    @classmethod
+    def create(
+        cls,
+        graphdef: GraphDef[M],
+        *,
+        params: State,
+        tx: optax.GradientTransformation,
+        step: int = 0,
+        **kwargs: tp.Any,
+    ) -> tp.Self:
+        """A train state with a fresh optimizer state.
+
+        Args:
+            **kwargs: the fields that a subclass adds.
+        """
+        return cls(
+            graphdef=graphdef,
+            params=params,
+            opt_state=tx.init(tp.cast(tp.Any, params)),
+            step=jnp.asarray(step),
+            tx=tx,
+            **kwargs,
+        )
+
+    def apply(self, state: State | str, *states: State | str) -> tp.Any:
+        """A caller of the model made of these states: `state.apply("params")(x)`.
+
+        The model gets Variables of its own: what it writes is in the result, not in the states.
+
+        Args:
+            state, states: States, or names of fields that hold some.
+
+        Returns what `graphdef.apply` does: a proxy of the model, whose calls give
+        `(result, (graphdef, state))`.
+
+        Raises AttributeError for a name that is no field.
+        """
+        given = [self._field(s) if isinstance(s, str) else s for s in (state, *states)]
+        first, *rest = jax.tree.map(lambda x: x, given)  # Variables are rebuilt
+        return self.graphdef.apply(first, *rest)
+
+    def apply_gradients(self, grads: State, **kwargs: tp.Any) -> tp.Self:
+        """A train state after one update of the parameters, its step one further.
+
+        Args:
+            grads: of the structure of `params`.
+            **kwargs: new values for other fields.
+
+        Raises ValueError when the structure of `grads` is not that of `params`.
+        """
+        if jax.tree.structure(grads) != jax.tree.structure(self.params):
+            wrong = compare(self.params, grads, what="gradients", of="parameters")
+            raise ValueError(
+                "The structure of the gradients is not that of the parameters: "
+                f"{wrong or 'their containers or Variables differ'}. Differentiate with respect to "
+                "the State in `params`."
+            )
+        updates, opt_state = self.tx.update(
+            tp.cast(tp.Any, grads), self.opt_state, tp.cast(tp.Any, self.params)
+        )
+        import optax  # here, since it takes as long to import as the whole library
+
+        params = optax.apply_updates(tp.cast(tp.Any, self.params), updates)
+        return self.replace(params=params, opt_state=opt_state, step=self.step + 1, **kwargs)
+
+    def _field(self, name: str) -> tp.Any:
+        names = [f.name for f in dataclasses.fields(tp.cast(tp.Any, self))]
+        if name not in names:
+            raise AttributeError(
+                f"{type(self).__name__} has no field {name!r}; its fields: {', '.join(names)}."
+            )
+        return getattr(self, name)

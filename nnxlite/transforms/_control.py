@@ -1,0 +1,540 @@
+"""`cond`, `switch`, `while_loop`, `fori_loop`: control flow over mutable objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite._errors import path_text
+from nnxlite._jax import Tracer
+from nnxlite.boundary import CallDef, Fixed, Inputs, OutDef, enter, leave
+from nnxlite.boundary._body import Body, described, same, settle, trace_body
+from nnxlite.boundary._differences import graph_difference, tree_difference
+from nnxlite.boundary._inputs import Inner
+from nnxlite.boundary._outputs import OutGraph, Outputs
+from nnxlite.boundary._prefixes import argument_path
+from nnxlite.graph import GraphDef
+from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._rebuild import build_nodes, resolve
+from nnxlite.graph._traverse import traverse
+from nnxlite.transforms._callables import context_key, name_of, resolve_updates
+from nnxlite.transforms._core import Core, Crossing, core_for
+from nnxlite.variables import Variable
+
+
+class FlowOptions(tp.NamedTuple):
+    """The options of control flow, as they travel together."""
+
+    name: str
+    structure: bool
+    unroll: tp.Any = None
+    bounds: tuple[int, int] | None = None
+
+
+def _unwrapped(value: tp.Any) -> tp.Any:
+    return value.get_value() if isinstance(value, Variable) else value
+
+
+def _start(tree: tp.Any, name: str, graph: bool | None) -> tuple[Inputs, CallDef]:
+    inputs = Inputs(tree)
+    if not resolve_mode(graph):
+        refuse_sharing(inputs.graphdef, name)
+    return inputs, inputs.define(context_key())
+
+
+# Branches ----------------------------------------------------------------------------------------
+
+
+class Branches(Core):
+    """`cond` and `switch`: the first leaf of the arguments says which function runs."""
+
+    def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
+        chooser, rest = plain[0], plain[1:]
+
+        def body(fun: tp.Callable[..., tp.Any]) -> Body:
+            return trace_body(
+                call,
+                lambda tree: fun(*tree[1]),
+                lambda plain, values: ([chooser, *plain], values),
+                (rest, values),
+                structure=self.options.structure,
+            )
+
+        bodies = [body(fun) for fun in self.funs]
+        written = tuple(sorted({leaf for b in bodies for leaf in b.definition.written}))
+        definitions = [dataclasses.replace(b.definition, written=written) for b in bodies]
+        self._check(call, bodies, definitions, values)
+
+        def branch(body: Body) -> tp.Callable[..., tp.Any]:
+            def run(plain: list[tp.Any], values: list[tp.Any]) -> tp.Any:
+                out = body(plain, values)
+                new = dict(zip(body.definition.written, out.written))
+                return out.result, [new.get(leaf, values[leaf]) for leaf in written], out.fresh
+
+            return run
+
+        branches = [branch(b) for b in bodies]
+        if self.options.name == "cond":
+            result, new, fresh = jax.lax.cond(chooser, *branches, rest, values)
+        else:
+            result, new, fresh = jax.lax.switch(chooser, branches, rest, values)
+        return Fixed(definitions[0]), result, new, fresh
+
+    def _check(
+        self,
+        call: CallDef,
+        bodies: list[Body],
+        definitions: list[OutDef],
+        values: list[tp.Any],
+    ) -> None:
+        """Raise TypeError where the branches do not leave the same structure."""
+        name, funs = self.options.name, self.funs
+        first = definitions[0]
+        for number, (body, definition) in enumerate(zip(bodies[1:], definitions[1:]), 1):
+            names = f"{_branch(name, 0)} ({name_of(funs[0])}) and {_branch(name, number)} "
+            names += f"({name_of(funs[number])})"
+            mine = jax.tree_util.tree_structure(bodies[0].shapes.result)
+            theirs = jax.tree_util.tree_structure(body.shapes.result)
+            if definition != first or mine != theirs:
+                raise TypeError(
+                    f"{name} branch outputs must have the same structure, but {names} differ: "
+                    f"{_structure_difference(call, first, definition, mine, theirs)}. Make every "
+                    "branch create, remove and return the same objects and attributes."
+                )
+            pairs = zip(
+                jax.tree_util.tree_leaves_with_path(bodies[0].shapes.result),
+                jax.tree_util.tree_leaves(body.shapes.result),
+            )
+            for (path, x), y in pairs:
+                if described(x) != described(y):
+                    raise TypeError(
+                        f"{name} branches must have equal output types, but {names} differ at "
+                        f"'{jax.tree_util.keystr(path)}' of their results: {described(x)} and "
+                        f"{described(y)}. Convert one of the two, for example with .astype."
+                    )
+            a = dict(zip(bodies[0].definition.written, bodies[0].shapes.written))
+            b = dict(zip(body.definition.written, body.shapes.written))
+            for leaf in definition.written:  # a branch that does not write leaves what came in
+                x, y = a.get(leaf, values[leaf]), b.get(leaf, values[leaf])
+                if described(x) != described(y):
+                    where = argument_path(call, call.leaf_roots()[leaf], call.leaf_paths()[leaf])
+                    raise TypeError(
+                        f"{name} branches must leave equal types, but {names} differ at "
+                        f"'{where}': {described(x)} and {described(y)}. Convert one of the two, "
+                        "for example with .astype."
+                    )
+
+
+def _branch(name: str, number: int) -> str:
+    return ("true_fun", "false_fun")[number] if name == "cond" else f"branch {number}"
+
+
+def _structure_difference(
+    call: CallDef, a: OutDef, b: OutDef, a_tree: tp.Any, b_tree: tp.Any
+) -> str:
+    a_tree, b_tree = a.treedef or a_tree, b.treedef or b_tree
+    if a_tree != b_tree:
+        return f"the result of the second is {tree_difference(a_tree, b_tree)}"
+    if a.graph is None and b.graph is None:
+        names = [", ".join(_node_text(call, node) for node in d.nodes) for d in (a, b)]
+        return f"the first returns {names[0]}, the second {names[1]}"
+    parts = [_edits_text(call, d.graph) for d in (a, b)]
+    if parts[0] != parts[1]:
+        return f"the first changes {parts[0]}, the second {parts[1]}"
+    results = [call.graphdef if d.graph is None else d.graph.graphdef for d in (a, b)]
+    return f"from the first to the second, {graph_difference(*results)}"
+
+
+def _edits_text(call: CallDef, graph: OutGraph | None, skip: int = 1) -> str:
+    if graph is None:
+        return "no structure"
+    out = []
+    for number, names, removed in graph.edits:
+        where = _node_text(call, tp.cast(int, graph.origin[number]), skip)
+        out.append(f"attributes {[*names, *removed]} of {where}")
+    out += [f"metadata of {_node_text(call, old, skip)}" for old, _ in graph.kinds]
+    return ", ".join(out) or "no structure"
+
+
+def _node_text(call: CallDef, node: int, skip: int = 1) -> str:
+    decoded = call.graphdef.decoded
+    root, *path = decoded.path(decoded.node_frames[node])
+    return f"'{argument_path(call, root, tuple(path), skip)}'"
+
+
+def cond(
+    pred: tp.Any,
+    true_fun: tp.Callable[..., tp.Any],
+    false_fun: tp.Callable[..., tp.Any],
+    *operands: tp.Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Run one of two functions on the operands, as a scalar predicate says.
+
+    What the chosen function writes into the operands is kept; both must leave the same structure.
+
+    Args:
+        pred: a boolean scalar, or a Variable that holds one.
+        true_fun, false_fun: functions of the operands.
+        graph, graph_updates: see `jit`.
+
+    Raises:
+        TypeError: where the branches return or leave different structures or types.
+
+    >>> import nnxlite as nnx
+    >>> counter = nnx.Dict(n=nnx.Variable(0))
+    >>> def up(c): c.n.value += 1
+    >>> def keep(c): pass
+    >>> nnx.cond(True, up, keep, counter)
+    >>> int(counter.n.value)
+    1
+    """
+    inputs, call = _start((_unwrapped(pred), operands), "cond", graph)
+    options = FlowOptions("cond", resolve_updates(graph_updates, graph))
+    return core_for(Branches, (true_fun, false_fun), options)(inputs, call)
+
+
+def switch(
+    index: tp.Any,
+    branches: tp.Sequence[tp.Callable[..., tp.Any]],
+    *operands: tp.Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Run the function of number `index` (clamped to the range) on the operands.
+
+    Arguments and errors as for `cond`; ValueError without branches.
+
+    >>> import nnxlite as nnx
+    >>> int(nnx.switch(1, [lambda x: x, lambda x: 2 * x], 5))
+    10
+    """
+    branches = tuple(branches)
+    if not branches:
+        raise ValueError("switch needs at least one branch.")
+    inputs, call = _start((_unwrapped(index), operands), "switch", graph)
+    options = FlowOptions("switch", resolve_updates(graph_updates, graph))
+    return core_for(Branches, branches, options)(inputs, call)
+
+
+# Loops -------------------------------------------------------------------------------------------
+
+
+class Loop(Core):
+    """`while_loop` and `fori_loop`: the arguments are the carry (after the bounds, if traced)."""
+
+    @property
+    def skip(self) -> int:  # type: ignore[override]
+        """The arguments are the carry itself, or the bounds and the carry."""
+        return int(self.name == "fori_loop" and self.options.bounds is None)
+
+    def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
+        options = self.options
+        counted = options.name == "fori_loop"
+        lower, upper = options.bounds or (plain[:2] if counted else (None, None))
+        skip = 2 if counted and options.bounds is None else 0
+        head, carry = plain[:skip], plain[skip:]
+        body, same_objects, written, carry, values = self._settle(
+            call, counted, head, carry, values
+        )
+
+        def full(state: tp.Any) -> list[tp.Any]:
+            every = list(values)
+            for leaf, value in zip(written, state[1]):
+                every[leaf] = value
+            return every
+
+        def advance(*state: tp.Any) -> tp.Any:
+            *number, (plain_now, _) = state
+            out = body(*number, head, plain_now, full(state[-1]))
+            return _carry_values(out, same_objects)
+
+        start = (list(carry), [values[leaf] for leaf in written])
+        if counted:
+            unroll = options.unroll
+            final = jax.lax.fori_loop(lower, upper, advance, start, unroll=unroll)
+        else:
+            test = self.funs[0]
+
+            def proceed(state: tp.Any) -> tp.Any:
+                tree, inner = enter(call, [*head, *state[0]], full(state))
+                verdict = _unwrapped(test(tree))
+                if leave(inner, None).definition != _NOTHING:
+                    raise ValueError(
+                        f"while_loop: cond_fun ({name_of(test)}) changed its argument. Only "
+                        "body_fun may write."
+                    )
+                return verdict
+
+            final = jax.lax.while_loop(proceed, advance, start)
+        return self._crossing(call, body, same_objects, final)
+
+    def _settle(
+        self,
+        call: CallDef,
+        counted: bool,
+        head: list[tp.Any],
+        carry: list[tp.Any],
+        values: list[tp.Any],
+    ) -> tuple[Body, bool, tuple[int, ...], list[tp.Any], list[tp.Any]]:
+        """Trace the body until the types of the carry hold: Python scalars may need a second round.
+
+        Returns the body, whether it returns the caller's own objects, the graph leaves that are
+        carried, and the initial plain and graph leaves.
+        """
+        while True:
+            body = self._trace(call, self.funs[-1], counted, head, carry, values)
+            same_objects = self._same_objects(call, body)
+            written = body.definition.written if same_objects else tuple(range(len(values)))
+            plain_ends, value_ends = _carry_values(body.shapes, same_objects)
+            ends = [*plain_ends, *value_ends]
+            self._check(call, body)
+            starts, bad = settle([*carry, *[values[leaf] for leaf in written]], ends)
+            if bad:
+                self._refuse(call, bad, carry, written, starts, ends, len(head))
+            if same(starts, [*carry, *[values[leaf] for leaf in written]]):
+                return body, same_objects, written, carry, values
+            carry, values = starts[: len(carry)], list(values)
+            for leaf, value in zip(written, starts[len(carry) :]):
+                values[leaf] = value
+
+    def _trace(
+        self,
+        call: CallDef,
+        step: tp.Callable[..., tp.Any],
+        counted: bool,
+        head: list[tp.Any],
+        carry: list[tp.Any],
+        values: list[tp.Any],
+    ) -> Body:
+        if not counted:
+            return trace_body(
+                call,
+                step,
+                lambda head, plain, values: ([*head, *plain], values),
+                (head, carry, values),
+                structure=self.options.structure,
+                arrays=True,
+                after=_with_arrays,
+            )
+        bounds = self.options.bounds
+        number = jax.typeof(0 if bounds else head[0])
+        index: list[tp.Any] = []
+
+        def join(i: tp.Any, head: tp.Any, plain: tp.Any, values: tp.Any) -> tp.Any:
+            index[:] = [i]
+            return [*head, *plain], values
+
+        return trace_body(
+            call,
+            lambda tree: step(index[0], tree if bounds else tree[2]),
+            join,
+            (jax.ShapeDtypeStruct((), number.dtype), head, carry, values),
+            structure=self.options.structure,
+            arrays=True,
+            after=_with_arrays,
+        )
+
+    def _same_objects(self, call: CallDef, body: Body) -> bool:
+        """Whether the body returns the objects it was given, in their places, unchanged."""
+        definition = body.definition
+        if definition.graph is None:
+            codes = call.graphdef.decoded.roots
+            return tuple(codes) == definition.nodes
+        return False
+
+    def _check(self, call: CallDef, body: Body) -> None:
+        """Raise TypeError where the body's result has not the structure of the carry."""
+        treedef = body.definition.treedef or jax.tree_util.tree_structure(body.shapes.result)
+        tree = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+        if self.options.name == "fori_loop" and self.options.bounds is None:
+            tree = tree[2]
+        wanted = jax.tree_util.tree_structure(tree)
+        graph = body.definition.graph
+        name = self.options.name
+        # The reference's classes: a loop over objects compares references first.
+        error = ValueError if name == "while_loop" and call.where else TypeError
+        start = (
+            f"{name} body function carry input and carry output must have the same pytree "
+            "structure, but "
+        )
+        if treedef != wanted:
+            raise error(f"{start}they differ: the output is {tree_difference(wanted, treedef)}.")
+        if graph is None:
+            if body.definition.nodes != tuple(call.graphdef.decoded.roots):
+                raise error(
+                    f"{start}the body returns the objects of its carry in other places. Return "
+                    "each where it came in, or exchange their values."
+                )
+        elif graph.edits or graph.kinds:
+            changes = _edits_text(call, graph, self.skip)
+            raise error(
+                f"{start}the body changes {changes}. A loop cannot change the structure of its "
+                "carry: make attributes and objects before the loop."
+            )
+        else:
+            result = _result_graphdef(graph, len(body.definition.where))
+            if result is not call.graphdef:
+                raise error(
+                    f"{start}the objects differ: {graph_difference(call.graphdef, result)}."
+                )
+            if len(body.shapes.fresh) != result.num_leaves:
+                raise error(
+                    f"{start}the body puts Variables of its carry into new objects. Return the "
+                    "objects of the carry themselves, or new Variables."
+                )
+
+    def _refuse(
+        self,
+        call: CallDef,
+        bad: list[int],
+        carry: list[tp.Any],
+        written: tuple[int, ...],
+        starts: list[tp.Any],
+        ends: list[tp.Any],
+        skip: int,
+    ) -> tp.NoReturn:
+        number = bad[0]
+        positions = [i for i in range(call.treedef.num_leaves) if i not in set(call.where)][skip:]
+        if number < len(carry):
+            where = path_text(call.argument_of(positions[number])[self.skip :])
+        else:
+            leaf = written[number - len(carry)]
+            root = call.leaf_roots()[leaf]
+            where = argument_path(call, root, call.leaf_paths()[leaf], self.skip)
+        raise TypeError(
+            f"{self.options.name} body function carry input and carry output must have equal "
+            f"types, but they differ at '{where}': the input is {described(starts[number])}, the "
+            f"output {described(ends[number])}."
+        )
+
+    def _crossing(self, call: CallDef, body: Body, same_objects: bool, final: tp.Any) -> Crossing:
+        definition = body.definition
+        if same_objects:
+            result = final[0]
+            if definition.treedef is None:
+                treedef = jax.tree_util.tree_structure(body.shapes.result)
+                result = jax.tree_util.tree_unflatten(treedef, result)
+            return Fixed(definition), result, final[1], []
+        graph = OutGraph(
+            graphdef=call.graphdef,
+            origin=(None,) * len(call.graphdef.decoded.node_defs),
+            sources=tuple(~i for i in range(call.graphdef.num_leaves)),
+            first_result=0,
+            edits=(),
+            kinds=(),
+        )
+        new = OutDef((), definition.treedef, definition.where, (), graph)
+        return Fixed(new), final[0], [], final[1]
+
+
+_NOTHING = OutDef((), None, (), (), None)
+
+
+def _result_graphdef(graph: OutGraph, count: int) -> GraphDef[tp.Any]:
+    """The definition of the graph below the result alone."""
+    decoded = graph.graphdef.decoded
+    leaves: list[tp.Any] = [0] * decoded.num_leaves
+    nodes = build_nodes(decoded, leaves)
+    codes = decoded.roots[graph.first_result : graph.first_result + count]
+    roots = [resolve(code, nodes, leaves) for code in codes]
+    return GraphDef(traverse(roots).tokens, len(roots))
+
+
+def _with_arrays(inner: Inner, out: Outputs) -> tuple[Outputs, None]:
+    """What leaves, where arrays that the result took over from the carry leave as new ones."""
+    definition, graph = out.definition, out.definition.graph
+    if graph is None:
+        return out, None
+    decoded = graph.graphdef.decoded
+    sources, fresh = list(graph.sources), []
+    for leaf, source in enumerate(sources):
+        root = decoded.path(decoded.leaf_frames[leaf])[0]
+        if source < 0 or (decoded.leaf_nodes[leaf] < 0 and root >= graph.first_result):
+            fresh.append(inner.values[source] if source >= 0 else out.fresh[~source])
+            sources[leaf] = ~(len(fresh) - 1)
+    new = dataclasses.replace(graph, sources=tuple(sources))
+    return out._replace(definition=dataclasses.replace(definition, graph=new), fresh=fresh), None
+
+
+def _carry_values(out: tp.Any, same_objects: bool) -> tuple[list[tp.Any], list[tp.Any]]:
+    """Plain leaves and graph leaves of the carry that a body returns."""
+    definition: OutDef = out.definition
+    plain = (
+        jax.tree_util.tree_leaves(out.result) if definition.treedef is None else list(out.result)
+    )
+    if same_objects:
+        return plain, out.written
+    return plain, out.fresh
+
+
+def while_loop(
+    cond_fun: tp.Callable[[tp.Any], tp.Any],
+    body_fun: tp.Callable[[tp.Any], tp.Any],
+    init_val: tp.Any,
+    *,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Run `body_fun` on the carry as long as `cond_fun` says so.
+
+    The carry may be any pytree of objects and arrays. Objects that the body returns in their places
+    are the caller's own, and keep what was written. Variables that are only read are constants.
+
+    Raises:
+        TypeError: where structure or types of the carry change.
+        ValueError: where `cond_fun` writes into its argument.
+
+    >>> import nnxlite as nnx
+    >>> counter = nnx.Dict(n=nnx.Variable(0))
+    >>> def body(c):
+    ...     c.n.value += 1
+    ...     return c
+    >>> out = nnx.while_loop(lambda c: c.n.value < 3, body, counter)
+    >>> out is counter, int(counter.n.value)
+    (True, 3)
+    """
+    inputs, call = _start(init_val, "while_loop", graph)
+    options = FlowOptions("while_loop", resolve_updates(graph_updates, graph))
+    return core_for(Loop, (cond_fun, body_fun), options)(inputs, call)
+
+
+def fori_loop(
+    lower: tp.Any,
+    upper: tp.Any,
+    body_fun: tp.Callable[[tp.Any, tp.Any], tp.Any],
+    init_val: tp.Any,
+    *,
+    unroll: int | bool | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Run `body_fun(i, carry)` for i from `lower` up to `upper`, exclusive.
+
+    Carry and errors as for `while_loop`; bounds that are Python ints make the loop differentiable
+    in reverse.
+
+    >>> import nnxlite as nnx
+    >>> int(nnx.fori_loop(0, 4, lambda i, total: total + i, 0))
+    6
+    """
+    structure = resolve_updates(graph_updates, graph)
+    lower, upper = _unwrapped(lower), _unwrapped(upper)
+    if unroll is not None:  # JAX wants bounds that it knows
+        lower, upper = (int(b) if _is_known(b) else b for b in (lower, upper))
+    if type(lower) is int and type(upper) is int:
+        inputs, call = _start(init_val, "fori_loop", graph)
+        options = FlowOptions("fori_loop", structure, unroll, (lower, upper))
+    else:
+        inputs, call = _start((lower, upper, init_val), "fori_loop", graph)
+        options = FlowOptions("fori_loop", structure, unroll)
+    return core_for(Loop, (body_fun,), options)(inputs, call)
+
+
+def _is_known(bound: tp.Any) -> bool:
+    """Whether a bound is an integer whose value is known now."""
+    return not isinstance(bound, Tracer) and jnp.issubdtype(jnp.result_type(bound), jnp.integer)

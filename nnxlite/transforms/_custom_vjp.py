@@ -1,0 +1,594 @@
+"""`custom_vjp`: functions of objects with a backward rule of their own.
+
+To JAX the function is one of bare leaves: those that are differentiated, and the rest.  Its outputs
+are the leaves of the result and the values it wrote.  The user's rules see objects again:
+
+    fwd(*args) -> (result, residual)          args and residual may hold objects
+    bwd(*nondiff, residual, cotangent)        -> one cotangent for each differentiated argument
+
+What the cotangent is depends on `graph_updates`.  With updates the arguments are outputs, too, as the
+function left them: `cotangent` is `(inputs, result)`, with a State in place of each object (and None in
+place of each array of the inputs), and so are the cotangents that `bwd` returns.  Without updates
+`cotangent` has the form of the result, and cotangents of objects are objects of the same form; a
+value that was written has no cotangent there, so writing a Variable that is being differentiated is
+an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing as tp
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnxlite._state import State
+from nnxlite.boundary import (
+    CallDef,
+    DiffState,
+    Fixed,
+    Inner,
+    Inputs,
+    OutDef,
+    Outputs,
+    enter,
+    is_root,
+    leave,
+    replay,
+)
+from nnxlite.boundary._prefixes import split_settings
+from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._rebuild import build_nodes, resolve
+from nnxlite.transforms._callables import (
+    MISSING,
+    Hidden,
+    hide,
+    name_of,
+    naming_arguments,
+    resolve_updates,
+    reveal,
+    unbind,
+)
+from nnxlite.transforms._grad import Selected
+from nnxlite.transforms._tangents import (
+    FLOAT0,
+    Form,
+    abstract,
+    take_apart,
+    tangent_leaves,
+    zero_tangent,
+)
+from nnxlite.variables import VariableDef, make
+
+Fwd = tp.Callable[..., tuple[tp.Any, tp.Any]]
+Bwd = tp.Callable[..., tp.Any]
+
+_Primal: tp.Any = jax.custom_derivatives.CustomVJPPrimal
+_Zero: tp.Any = jax.custom_derivatives.SymbolicZero
+
+
+class CallKey(tp.NamedTuple):
+    """What besides the arguments' structure identifies a call.
+
+    Attributes:
+        hidden: nondifferentiated arguments that JAX never sees.
+        num_args: how many arguments the function is called with.
+        updates: whether structure changes propagate, and which signature `bwd` has.
+    """
+
+    hidden: Hidden
+    num_args: int
+    updates: bool
+
+
+class Sorted(tp.NamedTuple):
+    """The arguments of a call, sorted.
+
+    Attributes:
+        diff: numbers of the arguments that are differentiated, at least in part.
+        nondiff: numbers of the arguments that the backward rule gets as they are.
+        selected: the leaves that are differentiated.
+    """
+
+    diff: list[int]
+    nondiff: list[int]
+    selected: Selected
+
+
+class CustomVjp:
+    """A function with a backward rule of its own, as `custom_vjp` returns it."""
+
+    def __init__(
+        self,
+        fun: tp.Callable[..., tp.Any],
+        nondiff_argnums: tuple[int | DiffState, ...],
+        graph: bool | None,
+        graph_updates: bool | None,
+    ) -> None:
+        self.fun = fun
+        self.nondiff_argnums = nondiff_argnums
+        self.fwd: Fwd | None = None
+        self.bwd: Bwd | None = None
+        self.symbolic_zeros = False
+        self.graph = graph
+        self.graph_updates = graph_updates
+        if any(isinstance(entry, DiffState) for entry in nondiff_argnums) and not self._updates():
+            self._refuse_states()
+        self._inner, self._bound, self._kwargs = unbind(fun)
+        try:
+            self._signature: inspect.Signature | None = inspect.signature(self._inner)
+        except (ValueError, TypeError):  # a callable without signature
+            self._signature = None
+        self._function: tp.Any = None
+        self._sorted: weakref.WeakKeyDictionary[CallDef, Sorted] = weakref.WeakKeyDictionary()
+        self._left: weakref.WeakKeyDictionary[CallDef, OutDef] = weakref.WeakKeyDictionary()
+        functools.update_wrapper(self, fun, updated=())
+        self.__wrapped__ = fun
+
+    def defvjp(self, fwd: Fwd, bwd: Bwd, symbolic_zeros: bool = False) -> None:
+        """Give the rules; see `custom_vjp`.
+
+        Args:
+            fwd: from the arguments to `(result, residual)`.
+            bwd: from nondifferentiated arguments, residual and cotangent to cotangents.
+            symbolic_zeros: as in `jax.custom_vjp`: `fwd` gets `CustomVJPPrimal`s for values, `bwd`
+                may get `SymbolicZero`s for cotangents.
+        """
+        self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
+        self._function = jax.custom_vjp(self._run, nondiff_argnums=(0,))
+        # JAX's own symbolic zeros tell which leaves are differentiated outside.
+        self._function.defvjp(self._forward, self._backward, symbolic_zeros=True)
+
+    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"custom_vjp({name_of(self.fun)})"
+
+    # the call, outside -------------------------------------------------------------------------
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        if self._function is None:
+            raise ValueError(
+                f"No backward rule is defined for {name_of(self.fun)}: call its "
+                "defvjp(fwd, bwd) before the function."
+            )
+        args = self._positional(args, kwargs)
+        updates = self._updates()
+        diff, nondiff, states = self._argnums(len(args), updates)
+        static = [number for number in nondiff if not _crosses(args[number])]
+        args, hidden = hide(args, static, 0, repr(self))
+        inputs = Inputs(args)
+        if not resolve_mode(self.graph):
+            refuse_sharing(inputs.graphdef, "custom_vjp")
+        call = inputs.define(CallKey(hidden, len(args), updates))
+        if call not in self._sorted:
+            self._sorted[call] = Sorted(diff, nondiff, _select(call, diff, states))
+        chosen, rest = self._sorted[call].selected.split(inputs.plain, inputs.values)
+        with naming_arguments(repr(self), inputs, ", or name it in nondiff_argnums"):
+            fixed, result, written, fresh = self._function(call, chosen, rest)
+        if not updates:  # the backward rule gets no cotangent of these: they are constants
+            written = jax.lax.stop_gradient(written)
+        return replay(inputs, Outputs(fixed.value, result, written, fresh))
+
+    def _positional(
+        self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+    ) -> tuple[tp.Any, ...]:
+        """All arguments by position, defaults included.
+
+        Raises TypeError where one can only be given by keyword.
+        """
+        args, kwargs = (*self._bound, *args), {**self._kwargs, **kwargs}
+        if self._signature is None:
+            return args
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.kwargs:
+            raise TypeError(
+                f"custom_vjp: the arguments {sorted(bound.kwargs)} of {name_of(self.fun)} can only "
+                "be given by keyword; the rules take arguments by position."
+            )
+        return bound.args
+
+    def _argnums(
+        self, num_args: int, updates: bool
+    ) -> tuple[list[int], list[int], dict[int, DiffState]]:
+        """Numbers of differentiated and nondifferentiated arguments, and what restricts the former."""
+        first = len(self._bound)
+        visible = num_args - first
+        nondiff: list[int] = []
+        states: dict[int, DiffState] = {}
+        for entry in self.nondiff_argnums:
+            number = entry.argnum if isinstance(entry, DiffState) else entry
+            if not -visible <= number < visible:
+                raise ValueError(
+                    f"custom_vjp: nondiff_argnums has {entry!r}, but {name_of(self.fun)} was called "
+                    f"with {visible} arguments."
+                )
+            number = first + (number if number >= 0 else number + visible)
+            if not isinstance(entry, DiffState):
+                nondiff.append(number)
+            elif updates:
+                states[number] = entry
+            else:
+                self._refuse_states()
+        diff = [n for n in range(first, num_args) if n not in nondiff]
+        return diff, sorted(nondiff), states
+
+    # what JAX sees -----------------------------------------------------------------------------
+
+    def _arguments(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], Inner]:
+        tree, inner = enter(call, *self._sorted[call].selected.join(chosen, rest))
+        return reveal(tree, call.extra.hidden), inner
+
+    def _run(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
+        """The function itself."""
+        args, inner = self._arguments(call, chosen, rest)
+        out = leave(inner, self._inner(*args), structure=call.extra.updates)
+        self._left[call] = out.definition
+        return Fixed(out.definition), out.result, out.written, out.fresh
+
+    def _forward(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
+        """The user's forward rule, between leaves."""
+        self._refuse_lost(call, rest)
+        chosen_values, rest_values = _values_of(chosen), _values_of(rest)
+        args, inner = self._arguments(
+            call, chosen if self.symbolic_zeros else chosen_values, rest_values
+        )
+        pair = tp.cast(Fwd, self.fwd)(*args[len(self._bound) :])
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise TypeError(
+                f"custom_vjp: the forward rule of {name_of(self.fun)} must return a pair (result, "
+                f"residual), got {type(pair).__name__}."
+            )
+        result, residual = pair
+        kept = Inputs(residual)
+        updates = call.extra.updates
+        known = self._left.get(call)
+        written = known.written if known is not None else ()
+        out = leave(inner, result, all_written=written, structure=updates)
+        if known is not None and known != out.definition:
+            self._refuse_other(call, known, out.definition)
+        if not updates:
+            self._refuse_written(call, out.definition, chosen)
+        shapes = _Shapes.of((chosen_values, rest_values))
+        fixed = Fixed((out.definition, kept.define(), shapes))
+        saved_rest = rest_values if self._sorted[call].nondiff else None
+        crossing = Fixed(out.definition), *_values_of((out.result, out.written, out.fresh))
+        return crossing, (fixed, kept.plain, kept.values, saved_rest)
+
+    def _backward(self, call: CallDef, residual: tp.Any, cotangents: tp.Any) -> tp.Any:
+        """The user's backward rule, between leaves."""
+        fixed, plain, values, rest = residual
+        definition, form, shapes = fixed.value
+        chosen_shapes, rest_shapes = shapes.tree()
+        diff, numbers, selected = self._sorted[call]
+        saved, _ = enter(form, plain, list(values))
+        nondiff: list[tp.Any] = []
+        if numbers:
+            blank = jax.tree_util.tree_map(lambda _: None, chosen_shapes)
+            args, _ = self._arguments(call, blank, rest)
+            nondiff = [args[number] for number in numbers]
+        if not self.symbolic_zeros:
+            cotangents = jax.tree_util.tree_map(_instantiated, cotangents, is_leaf=_is_zero)
+        all_shapes = selected.join(chosen_shapes, rest_shapes)
+        given = _Cotangents(call, definition, cotangents, all_shapes[1])
+        if call.extra.updates:
+            shown: tp.Any = (given.inputs(diff), given.result_states())
+        else:
+            shown = given.result_objects()
+        grads = tp.cast(Bwd, self.bwd)(*nondiff, saved, shown)
+        return self._checked(call, grads, *all_shapes), None
+
+    def _checked(
+        self, call: CallDef, grads: tp.Any, plain: list[tp.Any], values: list[tp.Any]
+    ) -> tuple[list[tp.Any], list[tp.Any]]:
+        """What the backward rule returned, as leaves.
+
+        Raises TypeError where it does not fit the arguments, ValueError for another shape.
+        """
+        diff, _, selected = self._sorted[call]
+        rule = f"custom_vjp: the backward rule of {name_of(self.fun)}"
+        several = isinstance(grads, (tuple, list))
+        if not several or len(grads) != len(diff):
+            raise TypeError(
+                f"{rule} must return a tuple with one cotangent for each differentiated argument, "
+                f"{len(diff)} of them, got {len(grads) if several else type(grads).__name__}."
+            )
+        tree = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+        pairs = [(tree[n], g) for n, g in zip(diff, grads) if g is not None]
+        form = Form(
+            call,
+            tuple(template for template, _ in pairs),
+            plain,
+            values,
+            skip=0,
+            what="cotangent",
+            error=lambda text: TypeError(f"{rule} does not fit the arguments. {text}"),
+            partial=False,
+            wanted=selected.values,
+            lenient=True,
+        )
+        found = take_apart(form, tuple(g for _, g in pairs))
+        return tangent_leaves(form, found, *selected)
+
+    def _updates(self) -> bool:
+        """Whether structure changes propagate, and which signature the backward rule has."""
+        return resolve_mode(self.graph) and resolve_updates(self.graph_updates)
+
+    # refusals ----------------------------------------------------------------------------------
+
+    def _refuse_states(self) -> tp.NoReturn:
+        """Raise ValueError: there are no States in the signature without updates."""
+        raise ValueError(
+            "custom_vjp: nondiff_argnums cannot contain DiffState objects when graph=False or "
+            "graph_updates=False, where cotangents have the form of whole arguments. Remove the "
+            "DiffState, or pass graph=True and graph_updates=True."
+        )
+
+    def _refuse_other(self, call: CallDef, fun: OutDef, fwd: OutDef) -> tp.NoReturn:
+        """Raise TypeError: the forward rule does not leave what the function leaves."""
+        more = [leaf in fwd.written and leaf not in fun.written for leaf in range(_count(call))]
+        names = ", ".join(f"'{name}'" for name in _names(call, [], more))
+        what = f"it writes {names}" if names else "result or structure of the arguments differ"
+        raise TypeError(
+            f"custom_vjp: the forward rule of {name_of(self.fun)} must return the same result, and "
+            f"leave its arguments in the same structure, as the function itself, but {what}."
+        )
+
+    def _refuse_lost(self, call: CallDef, rest: tp.Any) -> None:
+        """Raise ValueError where a leaf that has no cotangent is differentiated outside."""
+        selected = self._sorted[call].selected
+        blank = ([False] * selected.plain.count(True), [False] * selected.values.count(True))
+        for name in _names(call, *selected.join(blank, _perturbed(rest))):
+            raise ValueError(
+                f"custom_vjp: '{name}' of {name_of(self.fun)} is being differentiated, but "
+                "nondiff_argnums excludes it: its gradient would be lost. Leave it out of "
+                "nondiff_argnums, or differentiate with respect to something else."
+            )
+
+    def _refuse_written(self, call: CallDef, definition: OutDef, chosen: tp.Any) -> None:
+        """Raise ValueError where a Variable that is differentiated outside was written."""
+        selected = self._sorted[call].selected
+        blank = ([False] * selected.plain.count(False), [False] * selected.values.count(False))
+        _, moving = selected.join(_perturbed(chosen), blank)
+        flags = [leaf in definition.written and flag for leaf, flag in enumerate(moving)]
+        for name in _names(call, [], flags):
+            raise ValueError(
+                f"custom_vjp: {name_of(self.fun)} writes the Variable '{name}', which is being "
+                "differentiated. With graph_updates=False the backward rule gets no cotangent of "
+                "what was written, and the gradient would be wrong. Return the new value instead, "
+                "or pass graph=True and graph_updates=True."
+            )
+
+
+class _Shapes(tp.NamedTuple):
+    """Shapes and dtypes of a tree of leaves."""
+
+    leaves: tuple[tp.Any, ...]
+    treedef: tp.Any
+
+    @classmethod
+    def of(cls, tree: tp.Any) -> _Shapes:
+        """Those of some values."""
+        leaves, treedef = jax.tree_util.tree_flatten(tree)
+        return cls(tuple(map(abstract, leaves)), treedef)
+
+    def tree(self) -> tp.Any:
+        """The tree, with `jax.ShapeDtypeStruct`s."""
+        return jax.tree_util.tree_unflatten(self.treedef, self.leaves)
+
+
+def _select(call: CallDef, diff: list[int], states: dict[int, DiffState]) -> Selected:
+    """Which leaves are differentiated."""
+    tree = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+    settings: list[tp.Any] = [False] * call.treedef.num_leaves
+    for number in diff:
+        for position in jax.tree_util.tree_leaves(tree[number]):
+            settings[position] = states.get(number, True)
+    plain, values = split_settings(call, settings, "differentiation")
+    return Selected([bool(p) for p in plain], [bool(v) for v in values])
+
+
+def _count(call: CallDef) -> int:
+    return call.graphdef.num_leaves
+
+
+class _Cotangents:
+    """Cotangents of everything that left the function, in the forms that a backward rule sees."""
+
+    def __init__(
+        self, call: CallDef, definition: OutDef, cotangents: tp.Any, values: list[tp.Any]
+    ) -> None:
+        _, self._plain, written, fresh = cotangents
+        self._call = call
+        self._definition = definition
+        self._state_of_all: tp.Any = None
+        of_input = dict(zip(definition.written, written))
+
+        def came_in(leaf: int) -> tp.Any:
+            if leaf in of_input:
+                return of_input[leaf]
+            return jax.tree_util.tree_map(zero_tangent, values[leaf])
+
+        graph = definition.graph
+        if graph is None:
+            self._graphdef: GraphDef[tp.Any] = call.graphdef
+            leaves = [came_in(leaf) for leaf in range(call.graphdef.num_leaves)]
+            self._result_codes: list[tp.Any] = list(definition.nodes)
+        else:
+            self._graphdef = graph.graphdef
+            leaves = [came_in(s) if s >= 0 else fresh[~s] for s in graph.sources]
+            self._result_codes = graph.graphdef.decoded.roots[graph.first_result :]
+        self._leaves = leaves
+
+    def inputs(self, numbers: list[int]) -> tuple[tp.Any, ...]:
+        """The arguments as the function left them: States for objects, None for arrays."""
+        call = self._call
+        tree = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+        roots = {position: root for root, position in enumerate(call.where)}
+
+        def shown(position: int) -> tp.Any:
+            return self._state(roots[position]) if position in roots else None
+
+        return tuple(jax.tree_util.tree_map(shown, tree[n]) for n in numbers)
+
+    def result_states(self) -> tp.Any:
+        """The result, with States for objects."""
+        graph = self._definition.graph
+        if graph is None:
+            return self._result([self._known(code) for code in self._result_codes])
+        first = graph.first_result
+        return self._result([self._state(first + i) for i in range(len(self._definition.where))])
+
+    def result_objects(self) -> tp.Any:
+        """The result, with objects for objects."""
+        nodes = build_nodes(self._graphdef.decoded, self._leaves)
+        return self._result([resolve(c, nodes, self._leaves) for c in self._result_codes])
+
+    def _result(self, roots: list[tp.Any]) -> tp.Any:
+        definition = self._definition
+        if definition.treedef is None:
+            return self._plain
+        leaves = list(self._plain)
+        for position, root in zip(definition.where, roots):
+            leaves.insert(position, root)
+        return jax.tree_util.tree_unflatten(definition.treedef, leaves)
+
+    def _known(self, node: int) -> tp.Any:
+        """An argument that is returned as it is: its cotangents are among the inputs."""
+        definition = self._graphdef.decoded.node_defs[node]
+        leaf = self._graphdef.decoded.node_leaves[node]
+        if isinstance(definition, VariableDef):
+            return make(definition, jax.tree_util.tree_map(zero_tangent, self._leaves[leaf]))
+        return State({})
+
+    def _state(self, root: int) -> tp.Any:
+        decoded = self._graphdef.decoded
+        code = decoded.roots[root]
+        if isinstance(code, int) and code >= 0 and decoded.node_leaves[code] >= 0:
+            return make(decoded.node_defs[code], self._leaves[decoded.node_leaves[code]])
+        if self._graphdef.num_roots == 1:
+            return self._nested()
+        return self._nested()._mapping.get(root) or State({})
+
+    def _nested(self) -> tp.Any:
+        if self._state_of_all is not None:
+            return self._state_of_all
+        decoded = self._graphdef.decoded
+        shown = []
+        for leaf, node in zip(self._leaves, decoded.leaf_nodes):
+            definition = decoded.node_defs[node] if node >= 0 else None
+            is_variable = isinstance(definition, VariableDef)
+            shown.append(make(definition, leaf) if is_variable else leaf)
+        self._state_of_all = self._graphdef.program().build(shown)
+        return self._state_of_all
+
+
+def _crosses(value: tp.Any) -> bool:
+    """Whether an argument holds something for JAX to see: an object or an array."""
+    leaves = jax.tree_util.tree_leaves(value, is_leaf=is_root)
+    return any(is_root(x) or isinstance(x, (jax.Array, np.ndarray)) for x in leaves)
+
+
+def _is_zero(x: tp.Any) -> bool:
+    return isinstance(x, _Zero)
+
+
+def _instantiated(x: tp.Any) -> tp.Any:
+    if not isinstance(x, _Zero):
+        return x
+    return np.zeros(x.shape, FLOAT0) if x.dtype == FLOAT0 else jnp.zeros(x.shape, x.dtype)
+
+
+def _is_primal(x: tp.Any) -> bool:
+    return isinstance(x, _Primal)
+
+
+def _values_of(leaves: tp.Any) -> tp.Any:
+    """Leaves without what JAX tells of them."""
+
+    def value(x: tp.Any) -> tp.Any:
+        return x.value if isinstance(x, _Primal) else x
+
+    return jax.tree_util.tree_map(value, leaves, is_leaf=_is_primal)
+
+
+def _perturbed(leaves: tp.Any) -> tuple[list[bool], list[bool]]:
+    """For each leaf whether it is differentiated outside."""
+
+    def any_of(tree: tp.Any) -> bool:
+        return any(x.perturbed for x in jax.tree_util.tree_leaves(tree, is_leaf=_is_primal))
+
+    plain, values = leaves
+    return [any_of(x) for x in plain], [any_of(x) for x in values]
+
+
+def _names(call: CallDef, plain: list[bool], values: list[bool]) -> tp.Iterator[str]:
+    """Names of the flagged leaves."""
+    form = Form(call, None, (), (), 0, "", ValueError)
+    roots = set(call.where)
+    positions = [i for i in range(call.treedef.num_leaves) if i not in roots]
+    for position, flag in zip(positions, plain):
+        if flag:
+            yield form.position_name(position)
+    for place, flag in zip(zip(call.leaf_roots(), call.leaf_paths()), values):
+        if flag:
+            yield form.name(place)
+
+
+def custom_vjp(
+    fun: tp.Any = MISSING,
+    *,
+    nondiff_argnums: tuple[int | DiffState, ...] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """A function whose derivative is given by hand, with `defvjp(fwd, bwd)`.
+
+    `fwd(*args)` returns `(result, residual)`; `bwd(*nondiff, residual, cotangent)` returns one
+    cotangent for each differentiated argument, None for zero. Arguments, result and residual may
+    hold objects; what the function (or `fwd`) writes is kept.
+
+    With `graph_updates` on, `cotangent` is `(inputs, result)`: the cotangents of the differentiated
+    arguments as the function left them, and of its result. A State stands in place of each
+    object, None in place of each array of the inputs; `bwd` returns States for objects. With
+    `graph_updates=False`, `cotangent` has the form of the result, and `bwd` returns objects
+    of the arguments' form; a Variable that is being differentiated cannot be written then.
+
+    Args:
+        fun: the function; without it the result is a decorator.
+        nondiff_argnums: numbers of arguments that are not differentiated, passed to `bwd` as they
+            are; `DiffState(number, filter)` names the Variables of an argument that are.
+        graph: False refuses shared references, and implies the signature without updates.
+        graph_updates: which signature `bwd` has, and whether structure changes propagate.
+
+    Raises:
+        ValueError: for a call before `defvjp`; for a leaf that is differentiated outside although
+            `nondiff_argnums` excludes it; for a write to a differentiated Variable (see above).
+        TypeError: for a backward rule whose cotangents do not fit the arguments.
+
+    >>> import nnxlite as nnx, jax
+    >>> @nnx.custom_vjp
+    ... def twice(m):
+    ...     return 2 * m.x
+    >>> def fwd(m):
+    ...     return twice(m), None
+    >>> def bwd(residual, cotangent):
+    ...     (d_m,), d_y = cotangent
+    ...     d_m["x"].value = d_m["x"].value + 20.0 * d_y  # not 2: to show where it comes from
+    ...     return (d_m,)
+    >>> twice.defvjp(fwd, bwd)
+    >>> float(nnx.grad(twice)(nnx.Dict(x=nnx.Param(1.0)))["x"].value)
+    20.0
+    """
+    if isinstance(nondiff_argnums, (int, DiffState)):
+        nondiff_argnums = (nondiff_argnums,)
+    options = (tuple(nondiff_argnums), graph, graph_updates)
+    if fun is MISSING:
+        return lambda f: CustomVjp(f, *options)
+    return CustomVjp(fun, *options)

@@ -1,0 +1,404 @@
+"""`grad` and `value_and_grad`: derivatives with respect to the Variables of objects."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite._errors import path_text
+from nnxlite.boundary import CallDef, DiffState, Fixed, Inputs, Outputs, enter, leave, replay
+from nnxlite.boundary._prefixes import argument_path, split_settings
+from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._kinds import STATE
+from nnxlite.graph._rebuild import ContainerCode, build_nodes, resolve
+from nnxlite.transforms._callables import MISSING, name_of, positional, resolve_updates, unbind
+from nnxlite.variables import Param, Variable, VariableDef, make
+
+Argnums = int | DiffState | tp.Sequence[int | DiffState]
+
+
+class GradOptions(tp.NamedTuple):
+    """The options of the differentiating transforms, as they travel together."""
+
+    argnums: tuple[DiffState | int, ...]
+    single: bool
+    has_aux: bool
+    graph: bool | None
+    graph_updates: bool | None
+    jax_options: tuple[tuple[str, tp.Any], ...]
+
+    @property
+    def last(self) -> int:
+        """The largest argument number."""
+        return max(a.argnum if isinstance(a, DiffState) else a for a in self.argnums)
+
+    @property
+    def as_tree(self) -> bool:
+        """Whether gradients have the arguments' own type instead of being States."""
+        return not resolve_updates(self.graph_updates, self.graph)
+
+
+class Selected(tp.NamedTuple):
+    """Which leaves of a call are differentiated, and how the gradients are put together."""
+
+    plain: list[bool]
+    values: list[bool]
+
+    def split(self, plain: list[tp.Any], values: list[tp.Any]) -> tuple[tp.Any, tp.Any]:
+        """The differentiated leaves and the rest, each as (plain, values)."""
+        chosen = (
+            [x for x, d in zip(plain, self.plain) if d],
+            [x for x, d in zip(values, self.values) if d],
+        )
+        rest = (
+            [x for x, d in zip(plain, self.plain) if not d],
+            [x for x, d in zip(values, self.values) if not d],
+        )
+        return chosen, rest
+
+    def join(self, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], list[tp.Any]]:
+        """The inverse of `split`."""
+        plain, values = iter(chosen[0]), iter(chosen[1])
+        other_plain, other_values = iter(rest[0]), iter(rest[1])
+        return (
+            [next(plain if d else other_plain) for d in self.plain],
+            [next(values if d else other_values) for d in self.values],
+        )
+
+
+def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -> Selected:
+    """Work out which leaves are differentiated; cached on the call.
+
+    Raises:
+        TypeError: where an argument number is out of range.
+        ValueError: where a shared Variable is differentiated by one path and not by another, or a
+            DiffState is given where gradients have the arguments' own type.
+    """
+    key = (select, options.argnums, options.as_tree, num_bound)
+    found = call.cache.get(key)
+    if found is not None:
+        return found
+    args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+    by_leaf: list[tp.Any] = [False] * call.treedef.num_leaves
+    visible = num_args - num_bound
+    for argnum in options.argnums:
+        state = argnum if isinstance(argnum, DiffState) else None
+        if state is not None and options.as_tree:
+            raise ValueError(
+                f"argnums cannot contain {state!r} with graph=False or graph_updates=False, where "
+                "gradients have the arguments' own type and hold every leaf. Use graph=True and "
+                "graph_updates=True, or split the argument and differentiate one of the states."
+            )
+        number = state.argnum if state is not None else tp.cast(int, argnum)
+        if not -visible <= number < visible:
+            needed = number + 1 if number >= 0 else -number
+            raise TypeError(
+                f"differentiating with respect to argnums={number} requires at least {needed} "
+                f"positional arguments, but the function was called with {visible}."
+            )
+        position = num_bound + (number if number >= 0 else number + visible)
+        for leaf in jax.tree_util.tree_leaves(args[position]):
+            by_leaf[leaf] = state.filter if state is not None else True
+    codes = call.graphdef.decoded.roots
+    settings: list[tp.Any] = []
+    for leaf, setting in enumerate(by_leaf):
+        if leaf not in call.where or setting is False:
+            settings.append(setting is not False)
+            continue
+        code = codes[call.where.index(leaf)]
+        if options.as_tree or not _is_object(call, code):
+            settings.append(True)
+        else:
+            settings.append(DiffState(leaf, Param if setting is True else setting))
+    plain, values = split_settings(call, settings, "differentiation")
+    found = call.cache[key] = Selected(plain, [bool(v) for v in values])
+    return found
+
+
+def _is_object(call: CallDef, code: tp.Any) -> bool:
+    """Whether a root is a graph object, as opposed to a Variable or a State."""
+    if isinstance(code, ContainerCode):
+        return code.definition.kind != STATE
+    definition = call.graphdef.decoded.node_defs[code]
+    return not isinstance(definition, VariableDef)
+
+
+def check_differentiable(
+    call: CallDef, selected: Selected, inputs: Inputs, options: GradOptions, name: str
+) -> None:
+    """Raise TypeError naming the first leaf that has no derivative."""
+    jax_options = dict(options.jax_options)
+    if jax_options.get("allow_int") or jax_options.get("holomorphic"):
+        return
+    for leaf, (value, chosen) in enumerate(zip(inputs.values, selected.values)):
+        if chosen:
+            for part in jax.tree_util.tree_leaves(value):
+                if not _inexact(part):
+                    where = argument_path(call, call.leaf_roots()[leaf], call.leaf_paths()[leaf])
+                    _refuse(name, where, part)
+    positions = [i for i in range(call.treedef.num_leaves) if i not in set(call.where)]
+    for position, value, chosen in zip(positions, inputs.plain, selected.plain):
+        if chosen and not _inexact(value):
+            _refuse(name, path_text(call.argument_of(position)[1:]), value)
+
+
+def _inexact(value: tp.Any) -> bool:
+    try:
+        return jnp.issubdtype(getattr(value, "dtype", None) or jnp.result_type(value), jnp.inexact)
+    except TypeError:
+        return False
+
+
+def _refuse(name: str, where: str, value: tp.Any) -> tp.NoReturn:
+    dtype = getattr(value, "dtype", None)
+    kind = str(dtype) if dtype is not None else f"a value of type {type(value).__name__}"
+    raise TypeError(
+        f"{name} requires real- or complex-valued inputs (input dtype that is a sub-dtype of "
+        f"np.inexact), but argument '{where}' is {kind}. Differentiate only float leaves: choose "
+        "them with DiffState(argnum, filter), or pass allow_int=True."
+    )
+
+
+def gradients(
+    call: CallDef, options: GradOptions, num_bound: int, selected: Selected, grads: tp.Any
+) -> tp.Any:
+    """Gradients of leaves put together in the form of the arguments."""
+    leaf_grads = dict(zip([i for i, d in enumerate(selected.values) if d], grads[1]))
+    plain_positions = [i for i in range(call.treedef.num_leaves) if i not in set(call.where)]
+    chosen_plain = [p for p, d in zip(plain_positions, selected.plain) if d]
+    plain_grads = dict(zip(chosen_plain, grads[0]))
+    args, _ = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+    visible = len(args) - num_bound
+    decoded = call.graphdef.decoded
+    roots = {leaf: root for root, leaf in enumerate(call.where)}
+    states = None
+
+    def of_leaf(leaf: int) -> tp.Any:
+        nonlocal states
+        if leaf not in roots:
+            return plain_grads[leaf]
+        root = roots[leaf]
+        code = decoded.roots[root]
+        if isinstance(code, int) and code >= 0 and decoded.node_leaves[code] >= 0:
+            number = decoded.node_leaves[code]
+            return make(decoded.node_defs[code], leaf_grads[number])
+        if options.as_tree:
+            return resolve(code, tree_nodes(), tree_values())
+        if states is None:
+            states = _states(call, leaf_grads)
+        return states(root)
+
+    def tree_values() -> list[tp.Any]:
+        return [leaf_grads.get(i) for i in range(decoded.num_leaves)]
+
+    @functools.cache
+    def tree_nodes() -> list[tp.Any]:
+        return build_nodes(decoded, tree_values())
+
+    out = []
+    for argnum in options.argnums:
+        number = argnum.argnum if isinstance(argnum, DiffState) else argnum
+        position = num_bound + (number if number >= 0 else number + visible)
+        out.append(jax.tree_util.tree_map(of_leaf, args[position]))
+    return out[0] if options.single else tuple(out)
+
+
+def _states(call: CallDef, leaf_grads: dict[int, tp.Any]) -> tp.Callable[[int], tp.Any]:
+    """A function from root numbers to the State of the gradients below the root."""
+    from nnxlite._state import State
+
+    graphdef = call.graphdef
+    decoded = graphdef.decoded
+    chosen = tuple(leaf_grads)
+    key = ("gradients", chosen)
+    program = call.cache.get(key)
+    if program is None:
+        program = call.cache[key] = graphdef.program(chosen)
+    values = []
+    for leaf, value in leaf_grads.items():
+        node = decoded.leaf_nodes[leaf]
+        definition = decoded.node_defs[node] if node >= 0 else None
+        is_variable = isinstance(definition, VariableDef)
+        values.append(make(definition, value) if is_variable else value)
+    nested = program.build(values)
+    if graphdef.num_roots == 1:
+        return lambda root: nested
+    return lambda root: nested._mapping.get(root) or State({})
+
+
+def _unwrapped(value: tp.Any) -> tp.Any:
+    return value.get_value() if isinstance(value, Variable) else value
+
+
+class GradWrapped:
+    """A differentiated function, as `grad` and `value_and_grad` return it."""
+
+    def __init__(
+        self, fun: tp.Callable[..., tp.Any], options: GradOptions, with_value: bool
+    ) -> None:
+        self._fun, self._args, self._kwargs = unbind(fun)
+        self._options = options
+        self._with_value = with_value
+        functools.update_wrapper(self, fun, updated=())
+        self.__wrapped__ = fun
+
+    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        options, fun = self._options, self._fun
+        bound = len(self._args)
+        if kwargs:
+            args, kwargs = positional(fun, args, kwargs, options.last, bound)
+        args, kwargs = (*self._args, *args), {**self._kwargs, **kwargs}
+        inputs = Inputs.of_call(args, kwargs)
+        name = "value_and_grad" if self._with_value else "grad"
+        if not resolve_mode(options.graph):
+            refuse_sharing(inputs.graphdef, name)
+        call = inputs.define()
+        selected = select(call, options, len(args), bound)
+        check_differentiable(call, selected, inputs, options, name)
+        chosen, rest = selected.split(inputs.plain, inputs.values)
+
+        def run(chosen: tp.Any, rest: tp.Any) -> tp.Any:
+            plain, values = selected.join(chosen, rest)
+            (inner_args, inner_kwargs), inner = enter(call, plain, values)
+            result = fun(*inner_args, **inner_kwargs)
+            aux = None
+            if options.has_aux:
+                result, aux = _value_and_aux(result, fun)
+            out = leave(inner, aux, structure=resolve_updates(options.graph_updates, options.graph))
+            crossing = (Fixed(out.definition), out.result, out.written, out.fresh)
+            return _unwrapped(result), crossing
+
+        differentiated = jax.value_and_grad(run, has_aux=True, **dict(options.jax_options))
+        (value, (fixed, result, written, fresh)), grads = differentiated(chosen, rest)
+        aux = replay(inputs, Outputs(fixed.value, result, written, fresh))
+        found = gradients(call, options, bound, selected, grads)
+        if self._with_value:
+            return ((value, aux), found) if options.has_aux else (value, found)
+        return (found, aux) if options.has_aux else found
+
+    def __repr__(self) -> str:
+        kind = "value_and_grad" if self._with_value else "grad"
+        return f"{kind}({name_of(self.__wrapped__)})"
+
+
+def _value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise TypeError(
+            f"With has_aux=True {name_of(fun)} must return a pair (value, aux), got "
+            f"{type(result).__name__}."
+        )
+    return result
+
+
+def grad_options(
+    argnums: Argnums,
+    has_aux: bool,
+    holomorphic: bool,
+    allow_int: bool,
+    reduce_axes: tp.Sequence[tp.Any],
+    graph: bool | None,
+    graph_updates: bool | None,
+) -> GradOptions:
+    """Check and collect the options of `grad`.
+
+    Raises TypeError where `argnums` is no int, DiffState, or sequence of these; ValueError where it
+    is empty.
+    """
+    single = isinstance(argnums, DiffState) or not isinstance(argnums, (tuple, list))
+    given = (argnums,) if single else tuple(tp.cast(tp.Sequence[tp.Any], argnums))
+    if not given:
+        raise ValueError("argnums is empty: give at least one argument to differentiate.")
+    checked: list[DiffState | int] = []
+    for argnum in given:
+        if isinstance(argnum, DiffState):
+            checked.append(argnum)
+            continue
+        try:
+            checked.append(operator.index(tp.cast(tp.Any, argnum)))
+        except TypeError:
+            raise TypeError(
+                "argnums must be an int, a DiffState, or a sequence of these, got "
+                f"{argnum!r} of type {type(argnum).__name__}."
+            ) from None
+    jax_options: dict[str, tp.Any] = {"holomorphic": holomorphic, "allow_int": allow_int}
+    if reduce_axes:
+        jax_options["reduce_axes"] = tuple(reduce_axes)
+    return GradOptions(
+        tuple(checked), single, has_aux, graph, graph_updates, tuple(jax_options.items())
+    )
+
+
+def grad(
+    f: tp.Any = MISSING,
+    *,
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: tp.Sequence[tp.Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """The gradient of a scalar function, with respect to the Params of an argument.
+
+    For an object the gradient is a State of its `Param`s (or of the Variables that a `DiffState`
+    chooses); for any other pytree it has the argument's own structure. What the function writes
+    into its arguments (running statistics, counters) is kept.
+
+    Args:
+        f: the function; without it `grad` returns a decorator.
+        argnums: which arguments: numbers, or `DiffState(number, filter)`.
+        has_aux: the function returns `(value, aux)`; the result is then `(gradient, aux)`.
+        holomorphic, allow_int, reduce_axes: as in `jax.grad`.
+        graph: False refuses shared references and gives gradients of the argument's own type.
+        graph_updates: False gives gradients of the argument's own type.
+
+    Raises:
+        TypeError: for a leaf that has no derivative, or an argument number out of range.
+        ValueError: for a Variable that is shared between a differentiated and another argument.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> grads = nnx.grad(lambda m: (m.kernel ** 2).sum())(model)
+    >>> bool(jnp.allclose(grads["kernel"].value, 2 * model.kernel))
+    True
+    """
+    options = (argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
+    return _make(f, False, options)
+
+
+def value_and_grad(
+    f: tp.Any = MISSING,
+    *,
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: tp.Sequence[tp.Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Like `grad`, with the value: `(value, gradient)`, or `((value, aux), gradient)`.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> value, grads = nnx.value_and_grad(lambda m: m.bias.sum())(model)
+    >>> float(value), grads["bias"].value.tolist()
+    (0.0, [1.0, 1.0, 1.0])
+    """
+    options = (argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
+    return _make(f, True, options)
+
+
+def _make(f: tp.Any, with_value: bool, given: tuple[tp.Any, ...]) -> tp.Any:
+    options = grad_options(*given)
+    if f is MISSING:
+        return lambda fun: GradWrapped(fun, options, with_value)
+    return GradWrapped(f, options, with_value)

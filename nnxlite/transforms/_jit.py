@@ -1,0 +1,692 @@
+"""`jit`: compile functions of mutable objects, at the cost of `jax.jit` over flat leaves.
+
+Per call: flatten the arguments (graph objects stay closed), find their plan, read the leaves, run
+the compiled function, store what was written.  The compiled function is one `jax.jit` object for
+each user function; its static argument is the interned `CallDef`.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import typing as tp
+import weakref
+
+import jax
+import numpy as np
+
+from nnxlite._errors import path_text
+from nnxlite._jax import constrained, is_tracing
+from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
+from nnxlite.boundary._body import Body, trace_body
+from nnxlite.boundary._outputs import refuse_foreign_result
+from nnxlite.boundary._prefixes import (
+    argument_path,
+    leaf_shardings,
+    place_result,
+    refuse_non_arrays,
+)
+from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.transforms._callables import (
+    MISSING,
+    P,
+    R,
+    Selection,
+    StaticArgument,
+    context_key,
+    name_of,
+    resolve_updates,
+    select_arguments,
+    static_argument,
+    unbind,
+)
+from nnxlite.transforms._shapes import place_abstract
+from nnxlite.variables import Variable
+
+
+class JitOptions(tp.NamedTuple):
+    """The options of `jit`, as they travel together."""
+
+    static: Selection
+    donate: Selection
+    donate_written: bool
+    in_shardings: tp.Any
+    out_shardings: tp.Any
+    graph: bool | None
+    graph_updates: bool | None
+    jax_options: tuple[tuple[str, tp.Any], ...]
+
+
+class Donation(tp.NamedTuple):
+    """What `donate="written"` reuses for one structure of arguments.
+
+    Attributes:
+        paths: where the donated Variables are, argument first.
+        bytes: the memory that their buffers give back in each call.
+    """
+
+    paths: tuple[str, ...]
+    bytes: int
+
+
+class CallKey(tp.NamedTuple):
+    """What besides the arguments' structure identifies a compiled program."""
+
+    context: tuple[tp.Any, ...]
+    statics: tuple[tuple[int | str, StaticArgument], ...]
+    num_bound: int
+
+
+class Core:
+    """The compiled side of one function under one set of options; shared by equal wrappers."""
+
+    def __init__(self, fun: tp.Callable[..., tp.Any], options: JitOptions) -> None:
+        self.options = options
+        self.name = name_of(fun)
+        try:
+            self.fun: tp.Callable[[], tp.Any] = weakref.ref(fun)
+        except TypeError:
+            self.fun = lambda: fun
+        self.by_call: dict[CallDef, tp.Any] = {}
+        self.shardings: dict[CallDef, tuple[list[tp.Any], list[tp.Any]]] = {}
+        self.donates = options.donate.any or options.donate_written
+        self.traced: tuple[CallDef, Body] | None = None
+        self.sharded = options.in_shardings is not None
+        self.jitted = self.make(None)
+
+    def make(self, in_shardings: tp.Any) -> tp.Any:
+        """A `jax.jit` object for this function."""
+        options = dict(self.options.jax_options)
+        if in_shardings is not None:
+            options["in_shardings"] = in_shardings
+        if self.donates:
+            options["donate_argnums"] = (3, 4)
+        run = functools.partial(_run, self)
+        run.__name__ = self.name.rpartition(".")[2].strip("<>") or "fun"  # type: ignore[attr-defined]
+        return jax.jit(run, static_argnums=0, **options)
+
+    def compiled_for(self, call: CallDef) -> tp.Any:
+        """The `jax.jit` object to use for a call: one for all, except where shardings are given."""
+        if not self.sharded:
+            return self.jitted
+        found = self.by_call.get(call)
+        if found is None:
+            found = self.by_call[call] = self.make(self.groups(call, *self.shardings_in(call)))
+        return found
+
+    def shardings_in(self, call: CallDef) -> tuple[list[tp.Any], list[tp.Any]]:
+        """`in_shardings` of the plain leaves and of the graph leaves."""
+        found = self.shardings.get(call)
+        if found is None:
+            found = self.shardings[call] = leaf_shardings(call, self.options.in_shardings)
+        return found
+
+    def settle(
+        self, call: CallDef, inputs: Inputs
+    ) -> list[tuple[Variable[tp.Any], tp.Any, tp.Any]]:
+        """Put arrays that no device was chosen for where `in_shardings` says.
+
+        JAX would do it in every call, and for Variables that are only read throw the result away.
+        Returns the Variables, with the former and the new value of each.
+        """
+        if is_tracing():
+            return []
+        plain, values = self.shardings_in(call)
+        for i, sharding in enumerate(plain):
+            inputs.plain[i] = _settled(inputs.plain[i], sharding)
+        moved: list[tuple[Variable[tp.Any], tp.Any, tp.Any]] = []
+        for leaf, (value, sharding) in enumerate(zip(inputs.values, values)):
+            inputs.values[leaf] = new = _settled(value, sharding)
+            node = call.graphdef.decoded.leaf_nodes[leaf]
+            if new is not value and node >= 0:
+                moved.append((inputs.nodes()[node], value, new))
+        return moved
+
+    def where_in(self, call: CallDef) -> list[tuple[str, tp.Any]]:
+        """For each dynamic argument leaf its ("arg", number) or ("kwarg", name)."""
+        tree = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+        args, kwargs = tree
+        static = {n for n, _ in call.extra.statics if isinstance(n, int)}
+        numbers = [n for n in range(len(args) + len(static)) if n not in static]
+        where: list[tuple[str, tp.Any]] = []
+        for number, arg in zip(numbers, args):
+            where += [("arg", number - call.extra.num_bound)] * len(jax.tree_util.tree_leaves(arg))
+        for name in sorted(kwargs):
+            where += [("kwarg", name)] * len(jax.tree_util.tree_leaves(kwargs[name]))
+        return where
+
+    def donated(self, call: CallDef) -> tuple[list[bool], list[bool]]:
+        """For each plain leaf and each graph leaf whether it is donated."""
+        found = call.cache.get(self)
+        if found is None:
+            donate = self.options.donate
+            flags = [
+                (key in donate.numbers) if kind == "arg" else (key in donate.names)
+                for kind, key in self.where_in(call)
+            ]
+            roots = set(call.where)
+            plain = [f for i, f in enumerate(flags) if i not in roots]
+            values = [flags[call.where[root]] for root in call.leaf_roots()]
+            found = call.cache[self] = (plain, values)
+        return found
+
+    def find_written(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> None:
+        """Trace the function once to learn which Variables it writes; they will be donated."""
+        if self in call.cache:
+            return
+
+        def fun(tree: tp.Any) -> tp.Any:
+            args, kwargs = with_statics(call.extra.statics, *tree)
+            return self.fun()(*args, **kwargs)
+
+        updates = resolve_updates(self.options.graph_updates, self.options.graph)
+        body = trace_body(call, fun, lambda *leaves: leaves, (plain, values), structure=updates)
+        written = set(body.definition.written)
+        call.cache[self] = ([False] * len(plain), [i in written for i in range(len(values))])
+        self.traced = (call, body)
+
+    def take_traced(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Body | None:
+        """The body traced by `find_written`, if it is for these arguments; it is used once."""
+        traced, self.traced = self.traced, None
+        if traced is None or traced[0] is not call or not traced[1].fits(plain, values):
+            return None
+        return traced[1]
+
+    def groups(
+        self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]
+    ) -> tuple[tp.Sequence[tp.Any], ...]:
+        """Leaves in the groups in which they are handed to JAX."""
+        if not self.donates:
+            return plain, values
+        pick = call.cache.get((self, "groups"))
+        if pick is None:
+            plain_flags, value_flags = self.donated(call)
+            pick = call.cache[(self, "groups")] = (
+                _picker(plain_flags, False),
+                _picker(value_flags, False),
+                _picker(plain_flags, True),
+                _picker(value_flags, True),
+            )
+        return pick[0](plain), pick[1](values), pick[2](plain), pick[3](values)
+
+    def ungroup(
+        self, call: CallDef, groups: tuple[tp.Sequence[tp.Any], ...]
+    ) -> tuple[list[tp.Any], list[tp.Any]]:
+        """The inverse of `groups`."""
+        if not self.donates:
+            return tp.cast(tp.Any, groups)
+        plain_flags, value_flags = self.donated(call)
+        kept_plain, kept_values, given_plain, given_values = map(iter, groups)
+        return (
+            [next(given_plain if d else kept_plain) for d in plain_flags],
+            [next(given_values if d else kept_values) for d in value_flags],
+        )
+
+    def refuse_shared_buffers(self, call: CallDef, groups: tuple[tp.Sequence[tp.Any], ...]) -> None:
+        """Raise ValueError where one buffer would be donated twice, or donated and read."""
+        kept_plain, kept_values, given_plain, given_values = groups
+        given = [*given_plain, *given_values]
+        seen = set(map(id, given))
+        if (
+            len(seen) == len(given)
+            and seen.isdisjoint(map(id, kept_values))
+            and seen.isdisjoint(map(id, kept_plain))
+        ):
+            return
+        seen = {id(x) for x in given if isinstance(x, jax.Array)}
+        plain, values = self.ungroup(call, groups)
+        names: dict[int, list[str]] = {}
+        roots = set(call.where)
+        positions = [i for i in range(call.treedef.num_leaves) if i not in roots]
+        for position, x in zip(positions, plain):
+            names.setdefault(id(x), []).append(_argument_text(call, position, ()))
+        decoded = call.graphdef.decoded
+        for frame, root, x in zip(decoded.leaf_frames, call.leaf_roots(), values):
+            path = decoded.path(frame)[1:]
+            names.setdefault(id(x), []).append(_argument_text(call, call.where[root], path))
+        twice = next((f for key, f in names.items() if key in seen and len(f) > 1), None)
+        if twice is None:  # Python scalars may well be the same object
+            return
+        raise ValueError(
+            f"jit({self.name}): the same array buffer is donated at {twice[0]} and used at "
+            f"{twice[1]}. A donated buffer can be used once: copy the array in one of the two "
+            "places, share one Variable between them, or do not donate."
+        )
+
+
+def _picker(flags: list[bool], wanted: bool) -> tp.Callable[[list[tp.Any]], tp.Sequence[tp.Any]]:
+    """A function that takes the items whose flag is as wanted."""
+    chosen = [i for i, flag in enumerate(flags) if flag is wanted]
+    if len(chosen) == len(flags):
+        return lambda items: items
+    if not chosen:
+        return lambda items: []
+    if len(chosen) == 1:
+        (only,) = chosen
+        return lambda items: [items[only]]
+    pick = operator.itemgetter(*chosen)
+    return lambda items: list(pick(items))
+
+
+def _argument_text(call: CallDef, position: int, path: tuple[tp.Any, ...]) -> str:
+    kind, name, *inside = call.argument_of(position)
+    return (
+        f"argument {name!r} at '{path_text((*inside, *path))}'"
+        if (inside or path)
+        else (f"argument {name!r}")
+    )
+
+
+def _run(core: Core, call: CallDef, *groups: tp.Any) -> tp.Any:
+    """What JAX traces: rebuild, run, take apart."""
+    plain, values = core.ungroup(call, groups)
+    body = core.take_traced(call, plain, values)
+    if body is not None:
+        out = body(plain, values)
+    else:
+        (args, kwargs), inner = enter(call, plain, list(values))
+        args, kwargs = with_statics(call.extra.statics, args, kwargs)
+        result = core.fun()(*args, **kwargs)
+        kept: tp.Collection[int] = ()
+        if core.donates:
+            kept = {i for i, d in enumerate(core.donated(call)[1]) if d}
+        updates = resolve_updates(core.options.graph_updates, core.options.graph)
+        out = leave(inner, result, all_written=kept, structure=updates)
+        refuse_foreign_result(out, core.name)
+    if core.options.out_shardings is not None or core.sharded:
+        out = constrain(core, call, out)
+    return Fixed(out.definition), out.result, out.written, out.fresh
+
+
+def constrain(core: Core, call: CallDef, out: Outputs) -> Outputs:
+    """Outputs placed as `out_shardings` and, for written Variables, `in_shardings` say."""
+    written = out.written
+    if core.sharded:
+        _, shardings = core.shardings_in(call)
+        written = [
+            _placed(value, shardings[leaf])
+            for leaf, value in zip(out.definition.written, out.written)
+        ]
+    result, fresh = out.result, out.fresh
+    if core.options.out_shardings is not None:
+        result, fresh = place_result(out, core.options.out_shardings)
+    return Outputs(out.definition, result, written, fresh)
+
+
+def _settled(value: tp.Any, sharding: tp.Any) -> tp.Any:
+    if sharding is None or getattr(value, "committed", not isinstance(value, np.ndarray)):
+        return value
+    return jax.device_put(value, sharding)
+
+
+def _placed(value: tp.Any, sharding: tp.Any) -> tp.Any:
+    return value if sharding is None else constrained(value, sharding)
+
+
+def with_statics(
+    statics: tuple[tuple[int | str, StaticArgument], ...],
+    args: tuple[tp.Any, ...],
+    kwargs: dict[str, tp.Any],
+) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
+    """Arguments with the static ones put back."""
+    if not statics:
+        return args, kwargs
+    out = list(args)
+    kwargs = dict(kwargs)
+    for where, box in statics:
+        if isinstance(where, int):
+            out.insert(where, box.value)
+        else:
+            kwargs[where] = box.value
+    return tuple(out), kwargs
+
+
+_cores: weakref.WeakKeyDictionary[tp.Any, dict[tp.Any, Core]] = weakref.WeakKeyDictionary()
+
+
+def core_for(fun: tp.Callable[..., tp.Any], options: JitOptions) -> Core:
+    """The compiled side for a function; the same one for the same function and options."""
+    if type(fun).__eq__ is not object.__eq__:  # an equal one may live longer than the first
+        return Core(fun, options)
+    try:
+        known = _cores.setdefault(fun, {})
+        found = known.get(options)
+    except TypeError:  # not weakly referable, or unhashable options
+        return Core(fun, options)
+    if found is None:
+        found = known[options] = Core(fun, options)
+    return found
+
+
+class JitWrapped(tp.Generic[P, R]):
+    """A compiled function, as `jit` returns it."""
+
+    def __init__(self, fun: tp.Callable[P, R], options: JitOptions) -> None:
+        self._fun, self._args, self._kwargs = unbind(fun)
+        self._core = core_for(self._fun, options)
+        self._static = options.static
+        self._keys: dict[tp.Any, CallKey] = {}
+        functools.update_wrapper(self, fun, updated=())
+        self.__wrapped__ = fun
+
+    @property
+    def fun(self) -> tp.Callable[P, R]:
+        """The function that was given to `jit`."""
+        return self.__wrapped__
+
+    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
+        if instance is None:
+            return self
+        return functools.partial(self, instance)
+
+    def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]:
+        bound = len(self._args)
+        if bound or self._kwargs:
+            args, kwargs = (*self._args, *args), {**self._kwargs, **kwargs}
+        statics: tuple[tuple[int | str, StaticArgument], ...] = ()
+        if self._static.any:
+            args, kwargs, statics = self._take_statics(args, kwargs, bound)
+        inputs = Inputs.of_call(args, kwargs)
+        graph = self._core.options.graph
+        if not resolve_mode(graph):
+            refuse_sharing(inputs.graphdef, "jit")
+        context = context_key()
+        if statics:
+            key = CallKey(context, statics, bound)
+        else:
+            key = self._keys.get(context)
+            if key is None:
+                key = self._keys[context] = CallKey(context, (), bound)
+        return inputs, inputs.define(key)
+
+    def _take_statics(self, args: tp.Any, kwargs: tp.Any, bound: int) -> tp.Any:
+        statics: list[tuple[int | str, StaticArgument]] = []
+        kept = []
+        numbers = {n + bound if n >= 0 else n + len(args) for n in self._static.numbers}
+        for number, arg in enumerate(args):
+            if number in numbers:
+                statics.append((number, static_argument(arg, number - bound, self._fun)))
+            else:
+                kept.append(arg)
+        dynamic = {}
+        for name, arg in kwargs.items():
+            if name in self._static.names:
+                statics.append((name, static_argument(arg, name, self._fun)))
+            else:
+                dynamic[name] = arg
+        return tuple(kept), dynamic, tuple(statics)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        inputs, call = self._enter(args, kwargs)
+        core = self._core
+        moved = core.settle(call, inputs) if core.sharded else ()
+        try:
+            if core.donates:
+                if core.options.donate_written:
+                    core.find_written(call, inputs.plain, inputs.values)
+                groups = core.groups(call, inputs.plain, inputs.values)
+                core.refuse_shared_buffers(call, groups)
+                out = core.compiled_for(call)(call, *groups)
+            elif core.sharded:
+                out = core.compiled_for(call)(call, inputs.plain, inputs.values)
+            else:
+                out = core.jitted(call, inputs.plain, inputs.values)
+        except TypeError:
+            remedy = "Make it static (static_argnums, static_argnames) if it is no number."
+            refuse_non_arrays(repr(self), call, inputs.plain, inputs.values, remedy)
+            raise
+        fixed, result, written, fresh = out
+        result = replay(inputs, Outputs(fixed.value, result, written, fresh))
+        for variable, before, new in moved:
+            if variable.raw_value is before:
+                variable.set_raw_value(new)
+        return result
+
+    # ahead of time -----------------------------------------------------------------------------
+
+    def _staged(self, method: str, args: tp.Any, kwargs: tp.Any) -> tuple[CallDef, tp.Any]:
+        inputs, call = self._enter(args, kwargs)
+        if self._core.options.donate_written:
+            self._core.find_written(call, inputs.plain, inputs.values)
+        groups = self._core.groups(call, inputs.plain, inputs.values)
+        return call, getattr(self._core.compiled_for(call), method)(call, *groups)
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
+        """Lower the function for these arguments, without running it."""
+        call, lowered = self._staged("lower", args, kwargs)
+        return Lowered(self, call, lowered)
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
+        """Trace the function for these arguments, without lowering it."""
+        call, traced = self._staged("trace", args, kwargs)
+        return Traced(self, call, traced)
+
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> tp.Any:
+        """The result with `jax.ShapeDtypeStruct`s for arrays; nothing is computed or written."""
+        inputs, call = self._enter(args, kwargs)
+        if self._core.options.donate_written:
+            self._core.find_written(call, inputs.plain, inputs.values)
+        groups = self._core.groups(call, inputs.plain, inputs.values)
+        fixed, result, written, fresh = self._core.compiled_for(call).eval_shape(call, *groups)
+        tree, _ = enter(call, inputs.plain, list(inputs.values))
+        out = replay(Inputs(tree), Outputs(fixed.value, result, written, fresh))
+        place_abstract(out)
+        return out
+
+    def donation(self, *args: P.args, **kwargs: P.kwargs) -> Donation:
+        """What `donate="written"` reuses in a call with these arguments; nothing runs.
+
+        Raises ValueError for a function without `donate="written"`.
+        """
+        if not self._core.options.donate_written:
+            raise ValueError(f"{self!r} does not donate what it writes: pass donate='written'.")
+        inputs, call = self._enter(args, kwargs)
+        self._core.find_written(call, inputs.plain, inputs.values)
+        chosen = [i for i, d in enumerate(self._core.donated(call)[1]) if d]
+        roots, paths = call.leaf_roots(), call.leaf_paths()
+        names = tuple(argument_path(call, roots[i], paths[i]) for i in chosen)
+        leaves = jax.tree_util.tree_leaves([inputs.values[i] for i in chosen])
+        return Donation(names, sum(getattr(x, "nbytes", 0) for x in leaves))
+
+    def clear_cache(self) -> None:
+        """Forget every compiled program of this function."""
+        self._core.jitted.clear_cache()
+        for jitted in self._core.by_call.values():
+            jitted.clear_cache()
+        self._core.by_call.clear()
+        self._core.shardings.clear()
+
+    def _cache_size(self) -> int:
+        return self._core.jitted._cache_size() + sum(
+            j._cache_size() for j in self._core.by_call.values()
+        )
+
+    def __repr__(self) -> str:
+        return f"jit({name_of(self.__wrapped__)})"
+
+    def __reduce__(self) -> tp.Any:
+        return _rejit, (self.__wrapped__, self._core.options)
+
+
+def _rejit(fun: tp.Any, options: JitOptions) -> JitWrapped[tp.Any, tp.Any]:
+    return JitWrapped(fun, options)
+
+
+class _Stage(tp.Generic[R]):
+    """A stage of ahead-of-time compilation; attributes it lacks are those of JAX's own stage."""
+
+    def __init__(self, wrapped: JitWrapped[tp.Any, R], call: CallDef, stage: tp.Any) -> None:
+        self._wrapped = wrapped
+        self._call = call
+        self._stage = stage
+
+    def __getattr__(self, name: str) -> tp.Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._stage, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._wrapped!r})"
+
+
+class Traced(_Stage[R]):
+    """A traced function; `jaxpr` and `lower` as in `jax.stages.Traced`."""
+
+    def lower(self, *args: tp.Any, **kwargs: tp.Any) -> Lowered[R]:
+        """Lower the traced function."""
+        return Lowered(self._wrapped, self._call, self._stage.lower(*args, **kwargs))
+
+
+class Lowered(_Stage[R]):
+    """A lowered function; as `jax.stages.Lowered`."""
+
+    def compile(self, *args: tp.Any, **kwargs: tp.Any) -> Compiled[R]:
+        """Compile the lowered function; the result is callable with objects."""
+        return Compiled(self._wrapped, self._call, self._stage.compile(*args, **kwargs))
+
+
+class Compiled(_Stage[R]):
+    """A compiled function, callable with arguments of the structure it was lowered for."""
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
+        inputs, call = self._wrapped._enter(args, kwargs)
+        if call is not self._call:
+            raise TypeError(
+                f"{self._wrapped!r} was compiled for arguments of another structure: static "
+                "attributes, attribute names, sharing or static arguments differ. Lower and "
+                "compile it again for these arguments."
+            )
+        groups = self._wrapped._core.groups(call, inputs.plain, inputs.values)
+        fixed, result, written, fresh = self._stage(*groups)
+        return replay(inputs, Outputs(fixed.value, result, written, fresh))
+
+
+@tp.overload
+def jit(
+    fun: tp.Callable[P, R],
+    *,
+    in_shardings: tp.Any = None,
+    out_shardings: tp.Any = None,
+    static_argnums: int | tp.Sequence[int] | None = None,
+    static_argnames: str | tp.Iterable[str] | None = None,
+    donate_argnums: int | tp.Sequence[int] | None = None,
+    donate_argnames: str | tp.Iterable[str] | None = None,
+    keep_unused: bool = False,
+    device: tp.Any = None,
+    backend: str | None = None,
+    inline: bool = False,
+    donate: tp.Literal["written"] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> JitWrapped[P, R]: ...
+@tp.overload
+def jit(
+    *,
+    in_shardings: tp.Any = None,
+    out_shardings: tp.Any = None,
+    static_argnums: int | tp.Sequence[int] | None = None,
+    static_argnames: str | tp.Iterable[str] | None = None,
+    donate_argnums: int | tp.Sequence[int] | None = None,
+    donate_argnames: str | tp.Iterable[str] | None = None,
+    keep_unused: bool = False,
+    device: tp.Any = None,
+    backend: str | None = None,
+    inline: bool = False,
+    donate: tp.Literal["written"] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Callable[[tp.Callable[P, R]], JitWrapped[P, R]]: ...
+def jit(
+    fun: tp.Any = MISSING,
+    *,
+    in_shardings: tp.Any = None,
+    out_shardings: tp.Any = None,
+    static_argnums: int | tp.Sequence[int] | None = None,
+    static_argnames: str | tp.Iterable[str] | None = None,
+    donate_argnums: int | tp.Sequence[int] | None = None,
+    donate_argnames: str | tp.Iterable[str] | None = None,
+    keep_unused: bool = False,
+    device: tp.Any = None,
+    backend: str | None = None,
+    inline: bool = False,
+    donate: tp.Literal["written"] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Compile a function whose arguments may hold modules, Variables and states.
+
+    Inside, the arguments are fresh objects of the same structure and sharing; what the function
+    writes (values of Variables, attributes, new objects) appears on the caller's own objects after
+    the call. A failed call changes nothing.
+
+    Args:
+        fun: the function, bound method, or callable object; without it `jit` returns a decorator.
+        in_shardings: one sharding for each argument, or a prefix; `StateSharding` for objects.
+        out_shardings: the same for the result.
+        static_argnums, static_argnames: arguments that are part of the program; hashable.
+        donate_argnums, donate_argnames: arguments whose buffers may be reused for the outputs.
+        keep_unused, device, backend, inline: as in `jax.jit`.
+        donate: "written" donates the buffers of exactly the Variables that the function writes.
+        graph: False refuses shared references.
+        graph_updates: False propagates values of Variables only, not structure.
+
+    Raises:
+        ValueError: for an unhashable static argument, or a buffer donated twice.
+        TypeError: where an argument holds something that is no array, or an unhashable static value.
+        TraceContextError: where an object to be written belongs to another trace level.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> @nnx.jit
+    ... def double(model):
+    ...     model.kernel *= 2
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> before = model.kernel.value
+    >>> double(model)
+    >>> bool((model.kernel.value == 2 * before).all())
+    True
+    """
+    if fun is MISSING:
+        return functools.partial(
+            jit,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            keep_unused=keep_unused,
+            device=device,
+            backend=backend,
+            inline=inline,
+            donate=donate,
+            graph=graph,
+            graph_updates=graph_updates,
+        )
+    if donate not in (None, "written"):
+        raise ValueError(f"donate must be 'written' or None, got {donate!r}.")
+    if donate and (donate_argnums is not None or donate_argnames is not None):
+        raise ValueError("Give either donate='written' or donate_argnums/donate_argnames.")
+    jax_options: dict[str, tp.Any] = {"keep_unused": keep_unused, "inline": inline}
+    if device is not None:
+        jax_options["device"] = device
+    if backend is not None:
+        jax_options["backend"] = backend
+    options = JitOptions(
+        static=select_arguments(fun, static_argnums, static_argnames, "static"),
+        donate=select_arguments(fun, donate_argnums, donate_argnames, "donate"),
+        donate_written=donate == "written",
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        graph=graph,
+        graph_updates=graph_updates,
+        jax_options=tuple(sorted(jax_options.items())),
+    )
+    both = (options.static.names & options.donate.names) or (
+        options.static.numbers & options.donate.numbers
+    )
+    if both:
+        raise ValueError(
+            f"jit({name_of(fun)}): an argument is either static or donated, but "
+            f"{sorted(both)} are given as both."
+        )
+    return JitWrapped(fun, options)

@@ -1,0 +1,531 @@
+"""`vmap`, `pmap` and `shard_map`: one function over many slices.
+
+The three differ in what JAX function runs and in what a setting is (an axis, or a partition spec);
+everything else is shared: settings of arguments are settled leaf by leaf, outputs leave in groups
+of equal setting.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import typing as tp
+import warnings
+
+import jax
+
+from nnxlite._errors import path_text
+from nnxlite._jax import PyTreeDef, key_name
+from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
+from nnxlite.boundary._outputs import OutGraph
+from nnxlite.boundary._prefixes import broadcast, split_settings
+from nnxlite.boundary._settings import Layout, mentioned, output_settings, pack, unpack
+from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.transforms._callables import (
+    MISSING,
+    Unbound,
+    by_position,
+    context_key,
+    name_of,
+    resolve_updates,
+    static_argument,
+    unbind,
+)
+from nnxlite.variables import RngCount, RngState, Variable, VariableDef
+
+PARTITION_NAME = "partition_name"
+"""Key in `transform_metadata` for the name of the axis that a transform adds."""
+
+
+class MapOptions(tp.NamedTuple):
+    """The options of a mapping transform, as they travel together."""
+
+    name: str
+    in_prefix: tp.Any
+    out_prefix: tp.Any
+    in_name: str
+    out_name: str
+    default: tp.Any
+    constant: tp.Any
+    graph: bool | None
+    graph_updates: bool | None
+    metadata: tp.Mapping[str, tp.Any]
+
+
+class MapCall(tp.NamedTuple):
+    """What a mapping transform works out once for each structure of arguments."""
+
+    plain: list[tp.Any]
+    values: list[tp.Any]
+    roots: list[tp.Any]
+    order: tuple[tp.Any, ...]
+    mapped: tp.Callable[..., tp.Any]
+    last: list[Layout]
+
+
+class MapWrapped:
+    """A function mapped over slices of its arguments, as `vmap` and its kin return it."""
+
+    def __init__(
+        self,
+        fun: tp.Callable[..., tp.Any],
+        options: MapOptions,
+        make: tp.Callable[..., tp.Callable[..., tp.Any]],
+    ) -> None:
+        self._bound = Unbound(fun, (), {}) if isinstance(fun, type) else unbind(fun)
+        self._fun = self._bound.fun
+        self._options = options
+        self._make = make
+        self._calls: dict[tp.Any, MapCall] = {}
+        self._warned: set[str] = set()
+        functools.update_wrapper(self, fun, updated=())
+        self.__wrapped__ = fun
+
+    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"{self._options.name}({name_of(self.__wrapped__)})"
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        options, bound = self._options, self._bound
+        prefix = options.in_prefix
+        wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
+        if kwargs or len(args) < wanted:
+            args, kwargs = by_position(self._fun, args, kwargs, bound, wanted)
+        inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
+        if not resolve_mode(options.graph):
+            refuse_sharing(inputs.graphdef, options.name)
+        call = inputs.define(context_key())
+        settled = self._calls.get(call)
+        if settled is None:
+            settled = self._calls[call] = self._settle(call)
+        try:
+            layout, groups = settled.mapped(inputs.plain, inputs.values)
+        except ValueError as error:
+            if _passed_through(error, MapWrapped._run):
+                raise  # the function's own, or said by this library
+            raise self._explained(error, call, settled) from None
+        return replay(inputs, unpack(layout.value, groups))
+
+    def _settle(self, call: CallDef) -> MapCall:
+        options, bound = self._options, self._bound
+        args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+        prefix = options.in_prefix
+        if isinstance(prefix, list):
+            prefix = tuple(prefix)
+        carried = jax.tree_util.tree_leaves(args[: len(bound.args)])
+        settings = [options.constant] * len(carried)
+        settings += broadcast(prefix, args[len(bound.args) :], options.in_name)
+        for name in sorted(kwargs):
+            setting = options.constant if name in bound.kwargs else options.default
+            settings += [setting] * len(jax.tree_util.tree_leaves(kwargs[name]))
+        if options.constant is not None:  # None is another way to say it
+            settings = [options.constant if s is None else s for s in settings]
+        plain, values = split_settings(call, settings, options.in_name)
+        roots = [settings[i] for i in call.where]
+        order = mentioned(prefix, options.out_prefix, options.default, options.constant)
+        last: list[Layout] = []
+        run = functools.partial(self._run, call, values, roots, order, last)
+        run.__name__ = name_of(self.__wrapped__)  # type: ignore[attr-defined]
+        mapped = self._make(run, (plain, values), order)
+        return MapCall(plain, values, roots, order, mapped, last)
+
+    def _run(
+        self,
+        call: CallDef,
+        value_settings: list[tp.Any],
+        roots: list[tp.Any],
+        order: tuple[tp.Any, ...],
+        last: list[Layout],
+        plain: list[tp.Any],
+        values: list[tp.Any],
+    ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
+        options = self._options
+        (args, kwargs), inner = enter(call, plain, list(values))
+        name = options.metadata.get(PARTITION_NAME, MISSING)
+        if name is not MISSING:
+            for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes):
+                variable = inner.nodes[node] if node >= 0 else None
+                axis = value_settings[leaf]
+                if isinstance(variable, Variable) and isinstance(axis, int):
+                    variable.remove_axis(from_front(axis, inner.values[leaf]), name)
+        result = self._fun(*args, **kwargs)
+        updates = resolve_updates(options.graph_updates, options.graph)
+        out = leave(inner, result, structure=updates)
+        settings = output_settings(
+            call, out, value_settings, roots, options.out_prefix, options.out_name, options.default
+        )
+        if name is not MISSING:
+            out = _with_axis_names(inner, out, value_settings, settings.fresh, name)
+        self._warn_of_shared_streams(call, out, value_settings)
+        layout, groups = pack(out, settings, order)
+        last[:] = [layout]
+        return Fixed(layout), groups
+
+    def _warn_of_shared_streams(
+        self, call: CallDef, out: Outputs, value_settings: list[tp.Any]
+    ) -> None:
+        """Tell once of a random stream that gives every slice the same keys."""
+        decoded = call.graphdef.decoded
+        for leaf in out.definition.written:
+            node = decoded.leaf_nodes[leaf]
+            if node < 0 or value_settings[leaf] is not None:
+                continue
+            definition = decoded.node_defs[node]
+            if not issubclass(definition.type, RngCount):
+                continue
+            tag = str(definition.metadata.get("tag", "default"))
+            if tag not in self._warned:
+                self._warned.add(tag)
+                warnings.warn(
+                    f"The random stream {tag!r} is broadcast under {self!r}: every slice draws the "
+                    "same keys (the same dropout mask, say). Give each slice its own with "
+                    "nnx.split_rngs(splits=...) and an axis for "
+                    f"nnx.{RngState.__name__} in {self._options.in_name}.",
+                    stacklevel=2,
+                )
+
+    def _explained(self, error: ValueError, call: CallDef, settled: MapCall) -> Exception:
+        """JAX's complaint, with the places of the leaves it may mean."""
+        num_bound = len(self._bound.args)
+        plain, values = _argument_names(call, num_bound)
+        found = re.search(r"out_axes\[1\]\[(\d+)\]\[(\d+)\]", str(error))
+        if found is not None and settled.last:
+            where = (int(found[1]), int(found[2]))
+            name = _output_name(call, settled.last[0], where, values)
+            return ValueError(
+                f"{self!r}: got axis spec None but output was batched: {name} has axis None, and "
+                "its value differs between the slices. Give it an axis, in out_axes, or with "
+                "nnx.StateAxes in in_axes if it belongs to an argument."
+            )
+
+        def named(match: re.Match[str]) -> str:
+            return repr((plain if match[1] == "plain" else values)[int(match[2])])
+
+        text = re.sub(r"\b(plain|values)\[(\d+)\](?:\[[^]]*\])*", named, str(error))
+        axes = [
+            f"{name!r}: {setting!r}"
+            for name, setting in zip([*plain, *values], [*settled.plain, *settled.values])
+        ]
+        more = f" and {len(axes) - 12} more" if len(axes) > 12 else ""
+        shown = ", ".join(axes[:12]) + more
+        return ValueError(f"{self!r}: {text}\n{self._options.in_name} by argument: {shown}.")
+
+
+def _passed_through(error: BaseException, fun: tp.Any) -> bool:
+    """Whether an exception was raised during a call of a function."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not fun.__code__:
+        trace = trace.tb_next
+    return trace is not None
+
+
+def _argument_names(call: CallDef, num_bound: int) -> tuple[list[str], list[str]]:
+    """Where the plain leaves and the graph leaves are found among the arguments."""
+    args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+    names = []
+    for path, _ in jax.tree_util.tree_leaves_with_path((args, kwargs)):
+        first, *inside = [key_name(key) for key in path[1:]]
+        if isinstance(first, int):
+            first = first - num_bound if first >= num_bound else f"bound argument {first}"
+        names.append((first, *inside))
+    roots = set(call.where)
+    plain = [path_text(name) for i, name in enumerate(names) if i not in roots]
+    values = [
+        path_text((*names[call.where[root]], *path))
+        for root, path in zip(call.leaf_roots(), call.leaf_paths())
+    ]
+    return plain, values
+
+
+def _output_name(call: CallDef, layout: Layout, where: tuple[int, int], values: list[str]) -> str:
+    """What an output is, by its place in the groups that `pack` made."""
+    definition = layout.definition
+    if where in layout.written:
+        return f"the value at '{values[definition.written[layout.written.index(where)]]}'"
+    if where in layout.result:
+        number = layout.result.index(where)
+        treedef = layout.treedef
+        if treedef is None:
+            treedef = tp.cast(PyTreeDef, definition.treedef)
+            inner = [i for i in range(treedef.num_leaves) if i not in set(definition.where)]
+            number = inner[number]
+        tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
+        path = [key_name(k) for k in jax.tree_util.tree_leaves_with_path(tree)[number][0]]
+        return f"the result '{path_text(path)}'"
+    graph = tp.cast(OutGraph, definition.graph)
+    decoded = graph.graphdef.decoded
+    leaf = graph.sources.index(~layout.fresh.index(where))
+    path = decoded.path(decoded.leaf_frames[leaf])[1:]
+    return f"the new Variable '{path_text(path)}'"
+
+
+def from_front(axis: int, slice_: tp.Any) -> int:
+    """The number from the front of an axis of the whole, given one slice of it."""
+    rank = getattr(slice_, "ndim", None)
+    return axis if axis >= 0 or rank is None else axis + rank + 1
+
+
+def _with_axis_names(
+    inner: tp.Any,
+    out: Outputs,
+    value_settings: list[tp.Any],
+    fresh_settings: list[tp.Any],
+    name: str,
+) -> Outputs:
+    """Outputs whose Variables' annotations have the mapped axis again."""
+    import dataclasses
+
+    from nnxlite.graph import GraphDef
+
+    graph = out.definition.graph
+    if graph is None:
+        return out
+    decoded = graph.graphdef.decoded
+    tokens = list(graph.graphdef.tokens)
+    variable_tokens = [i for i, t in enumerate(tokens) if isinstance(t, VariableDef)]
+    changed: dict[int, VariableDef] = {}
+    node_of_token = [i for i, d in enumerate(decoded.node_defs) if isinstance(d, VariableDef)]
+    for token, node in zip(variable_tokens, node_of_token):
+        leaf = decoded.node_leaves[node]
+        source = graph.sources[leaf]
+        axis = value_settings[source] if source >= 0 else fresh_settings[~source]
+        if isinstance(axis, int):
+            found = tp.cast(VariableDef, tokens[token])
+            carrier = found.type.from_metadata(None, found.metadata)
+            slice_ = inner.values[source] if source >= 0 else out.fresh[~source]
+            carrier.add_axis(from_front(axis, slice_), name)
+            changed[node] = tokens[token] = carrier._box.definition
+    came_in = inner.call.graphdef.decoded
+    kinds = tuple(
+        (old, changed.get(node, decoded.node_defs[node]))
+        for node, old in enumerate(graph.origin)
+        if old is not None
+        and isinstance(decoded.node_defs[node], VariableDef)
+        and changed.get(node, decoded.node_defs[node]) is not came_in.node_defs[old]
+    )
+    new = dataclasses.replace(
+        graph, graphdef=GraphDef(tokens, graph.graphdef.num_roots), kinds=kinds
+    )
+    return out._replace(definition=dataclasses.replace(out.definition, graph=new))
+
+
+def _wrap(
+    f: tp.Any, options: MapOptions, make: tp.Callable[..., tp.Callable[..., tp.Any]]
+) -> tp.Any:
+    if f is MISSING:
+        return lambda fun: MapWrapped(fun, options, make)
+    return MapWrapped(f, options, make)
+
+
+def vmap(
+    f: tp.Any = MISSING,
+    *,
+    in_axes: tp.Any = 0,
+    out_axes: tp.Any = 0,
+    axis_name: tp.Hashable | None = None,
+    axis_size: int | None = None,
+    spmd_axis_name: tp.Hashable | None = None,
+    transform_metadata: tp.Mapping[str, tp.Any] = {},
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Vectorise a function over an axis of its arguments.
+
+    Args:
+        f: the function, or a class to build stacked objects; without it a decorator is returned.
+        in_axes: axis of each argument (a prefix); `None` broadcasts; `StateAxes` chooses by
+            Variable.
+            Keyword arguments count at their positions; those that have none are mapped over
+            axis 0. What a bound method or a callable object carries is broadcast.
+        out_axes: the same for the result. What is written into an argument keeps its input axis.
+        axis_name, axis_size, spmd_axis_name: as in `jax.vmap`.
+        transform_metadata: `{nnx.PARTITION_NAME: name}` names the axis in sharding annotations.
+        graph, graph_updates: see `jit`.
+
+    Raises:
+        ValueError: for a prefix that does not fit, sizes that differ, a Variable shared under two
+            axes, or one with axis None that is written differently by each slice.
+
+    >>> import nnxlite as nnx, jax
+    >>> models = nnx.vmap(lambda key: nnx.Linear(2, 3, rngs=nnx.Rngs(key)))(
+    ...     jax.random.split(jax.random.key(0), 4))
+    >>> models.kernel.shape
+    (4, 2, 3)
+    >>> nnx.vmap(lambda m, x: m(x))(models, jax.numpy.ones((4, 2))).shape
+    (4, 3)
+    """
+    options = MapOptions(
+        "vmap",
+        in_axes,
+        out_axes,
+        "in_axes",
+        "out_axes",
+        0,
+        None,
+        graph,
+        graph_updates,
+        transform_metadata,
+    )
+
+    def make(run: tp.Any, in_settings: tp.Any, order: tuple[tp.Any, ...]) -> tp.Any:
+        return jax.vmap(
+            run,
+            in_axes=in_settings,
+            out_axes=(None, order),
+            axis_name=axis_name,
+            axis_size=axis_size,
+            spmd_axis_name=spmd_axis_name,
+        )
+
+    return _wrap(f, options, make)
+
+
+def pmap(
+    f: tp.Any = MISSING,
+    *,
+    axis_name: tp.Hashable | None = None,
+    in_axes: tp.Any = 0,
+    out_axes: tp.Any = 0,
+    static_broadcasted_argnums: int | tp.Sequence[int] = (),
+    devices: tp.Sequence[tp.Any] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | tp.Sequence[int] = (),
+    transform_metadata: tp.Mapping[str, tp.Any] = {},
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Run a function on several devices, one slice of its arguments on each.
+
+    Arguments as for `vmap` and `jax.pmap`. Donated arguments must not be objects: their Variables
+    live on.
+    """
+    statics = (
+        (static_broadcasted_argnums,)
+        if isinstance(static_broadcasted_argnums, int)
+        else tuple(static_broadcasted_argnums)
+    )
+    options = MapOptions(
+        "pmap",
+        in_axes,
+        out_axes,
+        "in_axes",
+        "out_axes",
+        0,
+        None,
+        graph,
+        graph_updates,
+        transform_metadata,
+    )
+
+    def make(run: tp.Any, in_settings: tp.Any, order: tuple[tp.Any, ...]) -> tp.Any:
+        return jax.pmap(
+            run,
+            axis_name=axis_name,
+            in_axes=in_settings,
+            out_axes=(None, order),
+            devices=devices,
+            backend=backend,
+            axis_size=axis_size,
+        )
+
+    del donate_argnums  # results are the same without; buffers of objects must stay
+    if not statics:
+        return _wrap(f, options, make)
+    if f is MISSING:
+        return lambda fun: _with_statics(fun, options, make, statics)
+    return _with_statics(f, options, make, statics)
+
+
+def _with_statics(
+    f: tp.Callable[..., tp.Any], options: MapOptions, make: tp.Any, statics: tuple[int, ...]
+) -> tp.Callable[..., tp.Any]:
+    """A mapped function some of whose positional arguments are constants of the program."""
+    by_statics: dict[tp.Any, MapWrapped] = {}
+
+    @functools.wraps(f)
+    def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        for number in statics:
+            if not -len(args) <= number < len(args):
+                raise ValueError(
+                    f"pmap({name_of(f)}): static_broadcasted_argnums has {number}, but the call "
+                    f"has {len(args)} positional arguments."
+                )
+        numbers = sorted({number % len(args) for number in statics})
+        fixed = {number: static_argument(args[number], number, f) for number in numbers}
+        key = tuple(fixed.items())
+        if key not in by_statics:
+            prefix = options.in_prefix
+            if isinstance(prefix, (tuple, list)):
+                prefix = tuple(p for i, p in enumerate(prefix) if i not in fixed)
+
+            def fun(*rest: tp.Any, **named: tp.Any) -> tp.Any:
+                every = list(rest)
+                for number in numbers:
+                    every.insert(number, fixed[number].value)
+                return f(*every, **named)
+
+            fun.__qualname__ = name_of(f)
+            by_statics[key] = MapWrapped(fun, options._replace(in_prefix=prefix), make)
+        return by_statics[key](*[a for i, a in enumerate(args) if i not in fixed], **kwargs)
+
+    return wrapper
+
+
+def shard_map(
+    f: tp.Any = MISSING,
+    *,
+    mesh: tp.Any,
+    in_specs: tp.Any,
+    out_specs: tp.Any,
+    axis_names: tp.AbstractSet[tp.Any] = frozenset(),
+    check_vma: bool = True,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Run a function on every shard of its arguments.
+
+    Args:
+        mesh: the devices.
+        in_specs: a `PartitionSpec` for each argument (a prefix); `StateSharding` chooses by
+            Variable.
+        out_specs: the same for the result. What is written into an argument keeps its input spec.
+        axis_names, check_vma: as in `jax.shard_map`.
+        graph, graph_updates: see `jit`.
+
+    >>> import nnxlite as nnx, jax
+    >>> mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    >>> P = jax.sharding.PartitionSpec
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> f = nnx.shard_map(lambda m, x: m(x), mesh=mesh, in_specs=(P(), P("d")), out_specs=P("d"))
+    >>> f(model, jax.numpy.ones((4, 2))).shape
+    (4, 3)
+    """
+    options = MapOptions(
+        "shard_map",
+        in_specs,
+        out_specs,
+        "in_specs",
+        "out_specs",
+        jax.sharding.PartitionSpec(),
+        jax.sharding.PartitionSpec(),
+        graph,
+        graph_updates,
+        {},
+    )
+    extra: dict[str, tp.Any] = {"axis_names": set(axis_names)} if axis_names else {}
+
+    def make(run: tp.Any, in_settings: tp.Any, order: tuple[tp.Any, ...]) -> tp.Any:
+        specs = tuple(jax.sharding.PartitionSpec() if s is None else s for s in order)
+        return jax.shard_map(
+            run,
+            mesh=mesh,
+            in_specs=in_settings,
+            out_specs=(jax.sharding.PartitionSpec(), specs),
+            check_vma=check_vma,
+            **extra,
+        )
+
+    return _wrap(f, options, make)

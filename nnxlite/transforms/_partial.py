@@ -1,0 +1,190 @@
+"""`jit_partial` and `cached_partial`: functions with their first arguments given once.
+
+In the reference these exist to walk an object graph once instead of on every call. Here every call
+does that; the two are front ends of the same protocol, kept for programs that use them.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing as tp
+
+from nnxlite.boundary import Inputs, fixed_structure
+from nnxlite.boundary._outputs import structure_changed
+from nnxlite.graph._functional import build, resolve_mode
+from nnxlite.graph._plan import find_plan, view
+from nnxlite.transforms._callables import name_of, resolve_updates
+from nnxlite.transforms._jit import jit
+
+
+class JitPartial:
+    """A compiled function with its first arguments given, as `jit_partial` returns it."""
+
+    def __init__(self, jitted: tp.Any, partial_args: tuple[tp.Any, ...]) -> None:
+        self._jitted = jitted
+        self.partial_args = partial_args
+        functools.update_wrapper(self, jitted.fun, updated=())
+        self.__wrapped__ = jitted.fun
+
+    @property
+    def fun(self) -> tp.Callable[..., tp.Any]:
+        """The function that was given to `jit_partial`."""
+        return self._jitted.fun
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        return self._jitted(*self.partial_args, *args, **kwargs)
+
+    def lower(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Lower the function for these further arguments, without running it."""
+        return self._jitted.lower(*self.partial_args, *args, **kwargs)
+
+    def trace(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Trace the function for these further arguments, without lowering it."""
+        return self._jitted.trace(*self.partial_args, *args, **kwargs)
+
+    def eval_shape(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """The result with `jax.ShapeDtypeStruct`s for arrays."""
+        return self._jitted.eval_shape(*self.partial_args, *args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forget every compiled program of this function."""
+        self._jitted.clear_cache()
+
+    def __repr__(self) -> str:
+        return f"jit_partial({name_of(self.fun)})"
+
+
+def jit_partial(
+    fun: tp.Callable[..., tp.Any],
+    *partial_args: tp.Any,
+    in_shardings: tp.Any = None,
+    out_shardings: tp.Any = None,
+    static_argnums: int | tp.Sequence[int] | None = None,
+    static_argnames: str | tp.Iterable[str] | None = None,
+    donate_argnums: int | tp.Sequence[int] | None = None,
+    donate_argnames: str | tp.Iterable[str] | None = None,
+    keep_unused: bool = False,
+    device: tp.Any = None,
+    backend: str | None = None,
+    inline: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> JitPartial:
+    """Compile a function and give it its first arguments.
+
+    The arguments are looked at anew in each call: changes made to the objects in between count.
+
+    Args:
+        fun: the function.
+        partial_args: its first arguments.
+        in_shardings, out_shardings, static_argnums, static_argnames, donate_argnums,
+            donate_argnames, keep_unused, device, backend, inline, graph, graph_updates: see `jit`;
+            numbers count from the first of `partial_args`.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> counter = nnx.Dict(n=nnx.Variable(jnp.int32(0)))
+    >>> def add(counter, k):
+    ...     counter.n += k
+    >>> step = nnx.jit_partial(add, counter)
+    >>> step(1), step(2), int(counter.n.value)
+    (None, None, 3)
+    """
+    jitted = jit(
+        fun,
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        keep_unused=keep_unused,
+        device=device,
+        backend=backend,
+        inline=inline,
+        graph=graph,
+        graph_updates=graph_updates,
+    )
+    return JitPartial(jitted, partial_args)
+
+
+class CachedPartial:
+    """A function with its first arguments given as clones, as `cached_partial` returns it."""
+
+    def __init__(self, f: tp.Callable[..., tp.Any], cached_args: tuple[tp.Any, ...]) -> None:
+        self._f = f
+        seen = view(cached_args)
+        self._clone = functools.partial(build, seen.graphdef, list(seen.leaves))
+        self._renew()
+        functools.update_wrapper(self, f, updated=())
+        self.__wrapped__ = f
+
+    def _renew(self) -> None:
+        """Make the clones."""
+        self._args: tuple[tp.Any, ...] = self._clone()
+        seen = Inputs(self._args)
+        self._graphdef, self._nodes, self._roots = seen.graphdef, seen.nodes(), seen.roots
+        self._ids = frozenset(map(id, self._nodes))
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        with fixed_structure(self._ids):
+            out = self._f(*self._args, *args, **kwargs)
+        self._check()
+        return out
+
+    def _check(self) -> None:
+        """Raise ValueError where a function that is no transform changed a structure."""
+        plan = find_plan(self._roots) if self._roots else None
+        if plan is not None and plan.graphdef is self._graphdef and not plan.raw_slots:
+            return
+        seen = Inputs(self._args)
+        if seen.graphdef is self._graphdef:
+            return
+        changed = self._args[0]
+        before, now = self._graphdef.decoded.node_defs, seen.graphdef.decoded.node_defs
+        for node, old, new in zip(self._nodes, before, now):
+            if old is not new:
+                changed = node
+                break
+        self._renew()
+        raise ValueError(structure_changed(changed, ("found after the call",)))
+
+    def __repr__(self) -> str:
+        return f"cached_partial({name_of(self._f)})"
+
+
+def cached_partial(
+    f: tp.Callable[..., tp.Any],
+    *cached_args: tp.Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """A function with its first arguments given, whose structure must stay as it is.
+
+    The function gets clones of the objects, made once, that hold the same Variables: what it writes
+    into them is seen by everybody. Changes of structure are possible for the duration of a call,
+    if they are undone before it ends.
+
+    Args:
+        f: a transformed function, such as one under `jit`.
+        cached_args: its first arguments.
+        graph, graph_updates: must be on.
+
+    Raises:
+        ValueError: by a call that leaves an object with another structure; a transform has then
+            written nothing. Also where `graph` or `graph_updates` is off.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> counter = nnx.Dict(n=nnx.Variable(jnp.int32(0)))
+    >>> @nnx.jit
+    ... def add(counter, k):
+    ...     counter.n += k
+    >>> step = nnx.cached_partial(add, counter)
+    >>> step(1), step(2), int(counter.n.value)
+    (None, None, 3)
+    """
+    if not (resolve_mode(graph) and resolve_updates(graph_updates, graph)):
+        raise ValueError(
+            "cached_partial is a graph-mode-only API and requires graph=True and "
+            "graph_updates=True; use jit_partial, or call the function itself."
+        )
+    return CachedPartial(f, cached_args)

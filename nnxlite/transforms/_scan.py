@@ -1,0 +1,545 @@
+"""`scan`: a loop over slices of mutable objects, with a carry.
+
+Every leaf of the arguments is scanned (it has an axis), carried, or constant.  Of the carried
+Variables only those that the body writes are carried; those it only reads are constants of the
+loop, and are neither copied nor returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite._errors import path_text
+from nnxlite.boundary import CallDef, Carry, Fixed, Inputs, Outputs
+from nnxlite.boundary._body import Body, described, same, settle, trace_body
+from nnxlite.boundary._differences import tree_difference
+from nnxlite.boundary._inputs import Inner
+from nnxlite.boundary._prefixes import _FilterMapping, argument_path, broadcast, split_settings
+from nnxlite.boundary._settings import output_settings
+from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.transforms._callables import (
+    MISSING,
+    Unbound,
+    by_position,
+    context_key,
+    name_of,
+    resolve_updates,
+    unbind,
+)
+from nnxlite.transforms._core import Core, Crossing, core_for
+from nnxlite.transforms._mapped import PARTITION_NAME, _with_axis_names, from_front
+from nnxlite.variables import Variable
+
+CARRY, CONSTANT = "carry", "constant"
+
+
+class ScanOptions(tp.NamedTuple):
+    """The options of `scan`, as they travel together."""
+
+    length: int | None
+    reverse: bool
+    unroll: int | bool
+    split_transpose: bool
+    in_axes: tp.Any
+    out_axes: tp.Any
+    axis_name: tp.Any
+    graph: bool | None
+    graph_updates: bool | None
+    num_bound: int
+
+
+class Sorted(tp.NamedTuple):
+    """Leaves of a call by what the loop does with them: the role of each plain and graph leaf."""
+
+    plain: list[tp.Any]
+    values: list[tp.Any]
+    roots: list[tp.Any]
+
+    def take(self, plain: list[tp.Any], values: list[tp.Any], role: str) -> tp.Any:
+        """The plain and graph leaves of one role (CARRY, CONSTANT, or "scanned")."""
+        return (
+            [x for x, r in zip(plain, self.plain) if _role(r) == role],
+            [x for x, r in zip(values, self.values) if _role(r) == role],
+        )
+
+    def join(self, carry: tp.Any, scanned: tp.Any, constant: tp.Any) -> tp.Any:
+        """The inverse of taking all three."""
+        parts = {CARRY: carry, "scanned": scanned, CONSTANT: constant}
+        plain = {role: iter(part[0]) for role, part in parts.items()}
+        values = {role: iter(part[1]) for role, part in parts.items()}
+        return (
+            [next(plain[_role(r)]) for r in self.plain],
+            [next(values[_role(r)]) for r in self.values],
+        )
+
+
+def _is_carry(setting: tp.Any) -> bool:
+    return setting is Carry or isinstance(setting, Carry)
+
+
+def _role(setting: tp.Any) -> str:
+    if _is_carry(setting):
+        return CARRY
+    return CONSTANT if setting is None else "scanned"
+
+
+def _moved(tree: tp.Any, source: int, target: int) -> tp.Any:
+    """A leaf (or a Variable's pytree) with an axis moved."""
+    if source == target:
+        return tree
+    return jax.tree_util.tree_map(lambda x: jnp.moveaxis(x, source, target), tree)
+
+
+class Scan(Core):
+    """The compiled side of a scanned function."""
+
+    def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
+        options: ScanOptions = self.options
+        roles = self._sort(call)
+        scanned = roles.take(plain, values, "scanned")
+        axes = roles.take(roles.plain, roles.values, "scanned")
+        length = self._length(call, roles, scanned, axes)
+        scanned = tuple([_moved(x, a, 0) for x, a in zip(*pair)] for pair in zip(scanned, axes))
+        constant = roles.take(plain, values, CONSTANT)
+        carry_plain, carry_values = roles.take(plain, values, CARRY)
+        carried = [i for i, r in enumerate(roles.values) if _is_carry(r)]
+        slices = jax.tree_util.tree_map(
+            lambda x: jax.ShapeDtypeStruct(
+                jnp.shape(x)[1:], jax.typeof(x).dtype, weak_type=jax.typeof(x).weak_type
+            ),
+            scanned,
+        )
+        body, loop, (carry_plain, carry_values) = self._settle(
+            call, roles, carried, (carry_plain, carry_values), slices, constant
+        )
+        settings = body.extra
+        place = {leaf: i for i, leaf in enumerate(carried)}
+        fixed_values = list(carry_values)
+
+        def step(state: tp.Any, slices: tp.Any) -> tp.Any:
+            now_plain, now_loop = state
+            now_values = list(fixed_values)
+            for leaf, value in zip(loop, now_loop):
+                now_values[place[leaf]] = value
+            out = body((now_plain, now_values), slices, constant)
+            return _split(out, settings, loop)
+
+        final, stacked = jax.lax.scan(
+            step,
+            (carry_plain, [carry_values[place[leaf]] for leaf in loop]),
+            scanned,
+            length=length,
+            reverse=options.reverse,
+            unroll=options.unroll,
+            _split_transpose=options.split_transpose,
+        )
+        return self._crossing(body, settings, loop, final, stacked)
+
+    def _settle(
+        self,
+        call: CallDef,
+        roles: Sorted,
+        carried: list[int],
+        carry: tuple[list[tp.Any], list[tp.Any]],
+        slices: tp.Any,
+        constant: tp.Any,
+    ) -> tuple[Body, list[int], tuple[list[tp.Any], list[tp.Any]]]:
+        """Trace the body until the types of the carry hold: Python scalars may need a second round.
+
+        Returns the body, the graph leaves that change in the loop, and the initial carry.
+        """
+        plain, values = carry
+        place = {leaf: i for i, leaf in enumerate(carried)}
+        while True:
+            body = self._trace(call, roles, (plain, values), slices, constant)
+            self._check(call, body, roles)
+            loop = [leaf for leaf in body.definition.written if leaf in place]
+            self._check_structure(call, body)
+            ends = self._ends(body, body.extra, loop)
+            starts = [*plain, *[values[place[leaf]] for leaf in loop]]
+            fitted, bad = settle(starts, ends)
+            if bad:
+                self._refuse(call, roles, bad[0], plain, loop, fitted, ends)
+            if same(fitted, starts):
+                return body, loop, (plain, values)
+            values = list(values)
+            for leaf, value in zip(loop, fitted[len(plain) :]):
+                values[place[leaf]] = value
+            plain = fitted[: len(plain)]
+
+    # preparation -------------------------------------------------------------------------------
+
+    def _sort(self, call: CallDef) -> Sorted:
+        options: ScanOptions = self.options
+        args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+        carried = jax.tree_util.tree_leaves(args[: options.num_bound])
+        settings: list[tp.Any] = [None] * len(carried)
+        settings += broadcast(options.in_axes, args[options.num_bound :], "in_axes")
+        settings += [None] * len(jax.tree_util.tree_leaves(kwargs))
+        settings = [Carry if _is_carry(s) else s for s in settings]
+        plain, values = split_settings(call, settings, "in_axes")
+        if not resolve_updates(options.graph_updates, options.graph):  # writes carry over
+            nodes = call.graphdef.decoded.leaf_nodes
+            values = [Carry if s is None and n >= 0 else s for s, n in zip(values, nodes)]
+        return Sorted(plain, values, [settings[i] for i in call.where])
+
+    def _length(self, call: CallDef, roles: Sorted, scanned: tp.Any, axes: tp.Any) -> int | None:
+        """The number of iterations.
+
+        Raises ValueError where sizes and `length` disagree, or nothing says how many.
+        """
+        options: ScanOptions = self.options
+        sizes: dict[int, str] = {}
+        positions = [i for i in range(call.treedef.num_leaves) if i not in set(call.where)]
+        names = [path_text(call.argument_of(p)[1:]) for p in positions]
+        roots, paths = call.leaf_roots(), call.leaf_paths()
+        value_names = [argument_path(call, roots[i], paths[i]) for i in range(len(roles.values))]
+        names_of = roles.take(names, value_names, "scanned")
+        for kind in (0, 1):
+            for name, value, axis in zip(names_of[kind], scanned[kind], axes[kind]):
+                for leaf in jax.tree_util.tree_leaves(value):
+                    shape = jnp.shape(leaf)
+                    if not -len(shape) <= axis < len(shape):
+                        raise ValueError(
+                            f"scan: the value at '{name}' has shape {shape} and no axis {axis} to "
+                            "scan over. Give its axis in in_axes, None for a constant, or Carry."
+                        )
+                    sizes.setdefault(shape[axis], name)
+        if options.length is not None and any(size != options.length for size in sizes):
+            raise ValueError(
+                f"scan got `length` argument of {options.length} which disagrees with leading axis "
+                f"sizes {list(sizes)} (at {', '.join(map(repr, sizes.values()))})."
+            )
+        if len(sizes) > 1:
+            parts = [f"{size} at '{name}'" for size, name in sizes.items()]
+            raise ValueError(f"scan got values with different axis sizes: {', '.join(parts)}.")
+        if not sizes and options.length is None:
+            raise ValueError("scan got no values to scan over and `length` not provided.")
+        return options.length if options.length is not None else next(iter(sizes))
+
+    def _trace(
+        self, call: CallDef, roles: Sorted, carry: tp.Any, slices: tp.Any, constant: tp.Any
+    ) -> Body:
+        options: ScanOptions = self.options
+        name = options.axis_name
+
+        def before(inner: Inner) -> None:
+            if name is MISSING:
+                return
+            for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes):
+                variable = inner.nodes[node] if node >= 0 else None
+                axis = roles.values[leaf]
+                if isinstance(variable, Variable) and isinstance(axis, int):
+                    variable.remove_axis(from_front(axis, inner.values[leaf]), name)
+
+        def after(inner: Inner, out: Outputs) -> tuple[Outputs, tp.Any]:
+            if not structure:
+                out = _without_constants(out, roles)
+            settings = output_settings(
+                call, out, roles.values, roles.roots, options.out_axes, "out_axes", None
+            )
+            if name is not MISSING:
+                out = _with_axis_names(inner, out, roles.values, settings.fresh, name)
+            hashable = tuple(tuple(Carry if _is_carry(s) else s for s in part) for part in settings)
+            return out, hashable
+
+        fun, structure = self.fun, resolve_updates(options.graph_updates, options.graph)
+        return trace_body(
+            call,
+            lambda tree: fun(*tree[0], **tree[1]),
+            roles.join,
+            (carry, slices, constant),
+            structure=structure,
+            arrays=True,
+            before=before,
+            after=after,
+        )
+
+    # checks ------------------------------------------------------------------------------------
+
+    def _check(self, call: CallDef, body: Body, roles: Sorted) -> None:
+        """Raise where the body writes what it must not, or changes the structure of its carry."""
+        definition = body.definition
+        result_settings, _, fresh_settings = body.extra
+        if None in result_settings:
+            raise ValueError(
+                f"scan({name_of(self.fun)}): cannot broadcast a result: out_axes="
+                f"{self.options.out_axes!r} gives an array the axis None. Give it an axis, or make "
+                "it the carry."
+            )
+        for leaf in definition.written:
+            if roles.values[leaf] is None:
+                where = argument_path(call, call.leaf_roots()[leaf], call.leaf_paths()[leaf])
+                raise ValueError(
+                    f"scan: the body writes '{where}', which is broadcast (axis None): the writes "
+                    "of the iterations would be lost. Carry it, with Carry in in_axes or "
+                    "nnx.StateAxes({...: nnx.Carry}), or give it an axis."
+                )
+        root_settings = self._result_roots(body)
+        carried_roots = [i for i, s in enumerate(root_settings) if _is_carry(s)]
+        graph = definition.graph
+        codes = call.graphdef.decoded.roots
+        expected = [codes[i] for i, s in enumerate(roles.roots) if _is_carry(s)]
+        if graph is None:
+            got: list[tp.Any] = [definition.nodes[i] for i in carried_roots]
+        else:
+            out_codes = graph.graphdef.decoded.roots[graph.first_result :]
+            got = [
+                graph.origin[c] if isinstance(c, int) and c >= 0 else None
+                for c in (out_codes[i] for i in carried_roots)
+            ]
+        if got != expected:
+            raise ValueError(
+                "Carry references must be the same between iterations: the body of "
+                f"scan({name_of(self.fun)}) must return the objects of its carry themselves, in "
+                "their places. Update them in place (nnx.update) instead of returning new ones."
+            )
+        if graph is not None:
+            for setting, leaf in zip(fresh_settings, range(len(fresh_settings))):
+                if not isinstance(setting, int):
+                    raise TypeError(
+                        "scan body function carry input and carry output must have the same pytree "
+                        f"structure, but they differ: the body adds {self._added(graph, leaf)} to "
+                        "an argument that is carried or broadcast. Create it before the loop, or "
+                        "give the argument an axis."
+                    )
+
+    def _added(self, graph: tp.Any, number: int) -> str:
+        decoded = graph.graphdef.decoded
+        for leaf, source in enumerate(graph.sources):
+            if source == ~number:
+                root, *path = decoded.path(decoded.leaf_frames[leaf])
+                node = decoded.leaf_nodes[leaf]
+                kind = decoded.node_defs[node].type.__name__ if node >= 0 else "array"
+                return f"{kind} '{path_text(path)}'"
+        return "a Variable"
+
+    def _result_roots(self, body: Body) -> list[tp.Any]:
+        definition = body.definition
+        if definition.treedef is None:
+            return []
+        count = definition.treedef.num_leaves
+        tree = jax.tree_util.tree_unflatten(definition.treedef, range(count))
+        settings = broadcast(self.options.out_axes, tree, "out_axes")
+        return [settings[p] for p in definition.where]
+
+    def _check_structure(self, call: CallDef, body: Body) -> None:
+        """Raise TypeError where the carry comes out as another pytree than it went in."""
+        options: ScanOptions = self.options
+        args, _ = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+        treedef = body.definition.treedef or jax.tree_util.tree_structure(body.shapes.result)
+        result = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
+        visible = args[options.num_bound :]
+        before = _carry_part(options.in_axes, visible[0] if len(visible) == 1 else visible, visible)
+        after = _carry_part(options.out_axes, result, result)
+        structures = [jax.tree_util.tree_structure(part) for part in (before, after)]
+        if structures[0] != structures[1]:
+            raise TypeError(
+                "scan body function carry input and carry output must have the same pytree "
+                f"structure, but they differ: the output is {tree_difference(*structures)}."
+            )
+
+    def _refuse(
+        self,
+        call: CallDef,
+        roles: Sorted,
+        number: int,
+        carry_plain: list[tp.Any],
+        loop: list[int],
+        starts: list[tp.Any],
+        ends: list[tp.Any],
+    ) -> tp.NoReturn:
+        if number < len(carry_plain):
+            positions = [i for i in range(call.treedef.num_leaves) if i not in set(call.where)]
+            carried = [p for p, r in zip(positions, roles.plain) if _is_carry(r)]
+            where = path_text(call.argument_of(carried[number])[1:])
+        else:
+            leaf = loop[number - len(carry_plain)]
+            where = argument_path(call, call.leaf_roots()[leaf], call.leaf_paths()[leaf])
+        raise TypeError(
+            "scan body function carry input and carry output must have equal types, but they "
+            f"differ at '{where}': the input is {described(starts[number])}, the output "
+            f"{described(ends[number])}."
+        )
+
+    # the way out -------------------------------------------------------------------------------
+
+    def _ends(self, body: Body, settings: tp.Any, loop: list[int]) -> list[tp.Any]:
+        """The carry leaves as the body leaves them, abstract."""
+        (plain, values), _ = _split(body.shapes, settings, loop)
+        return [*plain, *values]
+
+    def _crossing(
+        self, body: Body, settings: tp.Any, loop: list[int], final: tp.Any, stacked: tp.Any
+    ) -> Crossing:
+        result_settings, written_settings, fresh_settings = settings
+        definition = body.definition
+        carry, values = iter(final[0]), dict(zip(loop, final[1]))
+        result_stack, written_stack, fresh_stack = map(iter, stacked)
+        result: tp.Any = [
+            next(carry) if _is_carry(s) else _moved(next(result_stack), 0, s or 0)
+            for s in result_settings
+        ]
+        written = [
+            values[leaf] if leaf in values else _moved(next(written_stack), 0, s)
+            for leaf, s in zip(definition.written, written_settings)
+        ]
+        fresh = [_moved(next(fresh_stack), 0, s) for s in fresh_settings]
+        if definition.treedef is None:
+            treedef = jax.tree_util.tree_structure(body.shapes.result)
+            result = jax.tree_util.tree_unflatten(treedef, result)
+        return Fixed(definition), result, written, fresh
+
+
+def _carry_part(axes: tp.Any, whole: tp.Any, parts: tp.Any) -> tp.Any:
+    """The part of the arguments, or of the result, that is the carry; None without one."""
+    if _is_carry(axes):
+        return whole
+    if isinstance(axes, tuple):
+        for axis, part in zip(axes, parts):
+            if _is_carry(axis):
+                return part
+    return None
+
+
+def _without_constants(out: Outputs, roles: Sorted) -> Outputs:
+    """Outputs without what was written to constants of the loop: arrays, which do not propagate."""
+    at = out.definition.written
+    kept = [i for i, leaf in enumerate(at) if roles.values[leaf] is not None]
+    definition = dataclasses.replace(out.definition, written=tuple(at[i] for i in kept))
+    return out._replace(definition=definition, written=[out.written[i] for i in kept])
+
+
+def _split(out: Outputs, settings: tp.Any, loop: list[int]) -> tp.Any:
+    """What a body leaves, as the new carry and the slices to be stacked."""
+    result_settings = settings[0]
+    leaves = (
+        jax.tree_util.tree_leaves(out.result)
+        if out.definition.treedef is None
+        else list(out.result)
+    )
+    carry = [x for x, s in zip(leaves, result_settings) if _is_carry(s)]
+    result = [x for x, s in zip(leaves, result_settings) if not _is_carry(s)]
+    written = dict(zip(out.definition.written, out.written))
+    new = [written[leaf] for leaf in loop]
+    stacked = [x for leaf, x in written.items() if leaf not in set(loop)]
+    return (carry, new), (result, stacked, list(out.fresh))
+
+
+def _check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:
+    """Raise ValueError where Carry is used in a way that cannot be."""
+    for axes in (in_axes, out_axes):
+        parts = axes if isinstance(axes, tuple) else (axes,)
+        for part in parts:
+            inside = jax.tree_util.tree_leaves(
+                part, is_leaf=lambda x: x is None or isinstance(x, (_FilterMapping, Carry))
+            )
+            if not _is_carry(part) and any(map(_is_carry, inside)):
+                raise ValueError(
+                    f"Carry must be at the top level, it cannot be nested. Found axes={axes!r}. "
+                    "Make the carry one argument (any pytree)."
+                )
+
+    def count(axes: tp.Any) -> int:
+        return sum(map(_is_carry, axes if isinstance(axes, tuple) else (axes,)))
+
+    if bool(count(in_axes)) != bool(count(out_axes)):
+        raise ValueError(
+            "If one of in_axes or out_axes has Carry, the other must also have Carry. Got "
+            f"in_axes={in_axes!r} and out_axes={out_axes!r}."
+        )
+    if count(in_axes) > 1 or count(out_axes) > 1:
+        raise ValueError(
+            f"Found multiple Carry definitions in in_axes={in_axes!r} or out_axes={out_axes!r}. "
+            "Make the carries one pytree."
+        )
+
+
+class ScanWrapped:
+    """A scanned function, as `scan` returns it."""
+
+    def __init__(self, fun: tp.Callable[..., tp.Any], options: ScanOptions) -> None:
+        self._bound = Unbound(fun, (), {}) if isinstance(fun, type) else unbind(fun)
+        self._fun = self._bound.fun
+        self._options = options._replace(num_bound=len(self._bound.args))
+        functools.update_wrapper(self, fun, updated=())
+        self.__wrapped__ = fun
+
+    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        bound, axes = self._bound, self._options.in_axes
+        wanted = len(axes) if isinstance(axes, tuple) else 0
+        if kwargs or len(args) < wanted:
+            args, kwargs = by_position(self._fun, args, kwargs, bound, wanted)
+        inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
+        if not resolve_mode(self._options.graph):
+            refuse_sharing(inputs.graphdef, "scan")
+        call = inputs.define(context_key())
+        return core_for(Scan, (self._fun,), self._options)(inputs, call)
+
+    def __repr__(self) -> str:
+        return f"scan({name_of(self.__wrapped__)})"
+
+
+def scan(
+    f: tp.Any = MISSING,
+    *,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    _split_transpose: bool = False,
+    in_axes: tp.Any = (Carry, 0),
+    out_axes: tp.Any = (Carry, 0),
+    transform_metadata: tp.Mapping[str, tp.Any] = {},
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Run a function over slices of its arguments, one after the other, with a carry.
+
+    Args:
+        f: the function; without it `scan` returns a decorator.
+        length: number of iterations, where no argument is scanned.
+        reverse, unroll, _split_transpose: as in `jax.lax.scan`.
+        in_axes: for each argument an axis, None (the same in every iteration), `Carry`, or
+            `StateAxes` to choose by Variable.
+        out_axes: the same for the result.
+        transform_metadata: `{nnx.PARTITION_NAME: name}` names the axis in sharding annotations.
+        graph, graph_updates: see `jit`.
+
+    Raises:
+        ValueError: for prefixes or sizes that do not fit, a broadcast Variable that is written, or
+            a carry whose objects are replaced.
+        TypeError: where structure or types of the carry change.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> blocks = nnx.vmap(lambda key: nnx.Linear(2, 2, rngs=nnx.Rngs(key)))(
+    ...     jax.random.split(jax.random.key(0), 3))
+    >>> forward = nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    >>> forward(jnp.ones((1, 2)), blocks).shape
+    (1, 2)
+    """
+    in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+    out_axes = tuple(out_axes) if isinstance(out_axes, list) else out_axes
+    _check_prefixes(in_axes, out_axes)
+    options = ScanOptions(
+        length,
+        reverse,
+        unroll,
+        _split_transpose,
+        in_axes,
+        out_axes,
+        transform_metadata.get(PARTITION_NAME, MISSING),
+        graph,
+        graph_updates,
+        0,
+    )
+    if f is MISSING:
+        return lambda fun: ScanWrapped(fun, options)
+    return ScanWrapped(f, options)

@@ -1,0 +1,293 @@
+"""`eval_shape`, `make_jaxpr`, `checkify`: looking at what a function would do."""
+
+from __future__ import annotations
+
+import functools
+import typing as tp
+
+import jax
+from jax.experimental import checkify as jax_checkify
+
+from nnxlite import _sharding_hook
+from nnxlite._jax import current_mesh
+from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
+from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._plan import view
+from nnxlite.transforms._callables import (
+    MISSING,
+    Hidden,
+    hide,
+    name_of,
+    naming_arguments,
+    resolve_updates,
+    reveal,
+    unbind,
+)
+from nnxlite.transforms._core import Crossing
+from nnxlite.variables import Variable
+
+
+class LookOptions(tp.NamedTuple):
+    """The options of these transforms, as they travel together."""
+
+    name: str
+    graph: bool | None
+    graph_updates: bool | None
+    static_argnums: tuple[int, ...] = ()
+
+
+class Look:
+    """One call, ready to be traced: its arguments taken apart, and the function between leaves."""
+
+    def __init__(
+        self, fun: tp.Callable[..., tp.Any], args: tp.Any, kwargs: tp.Any, options: LookOptions
+    ) -> None:
+        self._fun, bound, given = unbind(fun)
+        self._options = options
+        self._hidden: Hidden = ()
+        if options.static_argnums:
+            name = f"{options.name}({name_of(fun)})"
+            args, self._hidden = hide(args, options.static_argnums, len(bound), name)
+        self.inputs = Inputs(((*bound, *args), {**given, **kwargs}))
+        if not resolve_mode(options.graph):
+            refuse_sharing(self.inputs.graphdef, options.name)
+        self.call = self.inputs.define()
+
+    def naming_arguments(self, remedy: str = "") -> naming_arguments:
+        """A context in which complaints about arguments name them."""
+        return naming_arguments(f"{self._options.name}({name_of(self._fun)})", self.inputs, remedy)
+
+    @property
+    def updates(self) -> bool:
+        """Whether structure changes propagate."""
+        return resolve_updates(self._options.graph_updates)
+
+    def outputs(self, plain: list[tp.Any], values: list[tp.Any]) -> tuple[tp.Any, Outputs]:
+        """Run the function on leaves: its result as it is, and everything that leaves."""
+        (args, kwargs), inner = enter(self.call, plain, list(values))
+        result = self._fun(*reveal(args, self._hidden), **kwargs)
+        return result, leave(inner, result, structure=self.updates)
+
+    def run(self, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
+        """The function between leaves."""
+        _, out = self.outputs(plain, values)
+        return Fixed(out.definition), out.result, out.written, out.fresh
+
+
+def eval_shape(
+    f: tp.Callable[..., tp.Any],
+    *args: tp.Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    **kwargs: tp.Any,
+) -> tp.Any:
+    """What a function would return, with a `jax.ShapeDtypeStruct` for each array; nothing is computed.
+
+    Objects in the result are new and hold ShapeDtypeStructs; the arguments stay as they are. The
+    shardings of arrays are kept; on a mesh, Variables have the sharding that their annotation asks for.
+
+    Args:
+        f: the function.
+        args, kwargs: its arguments, arrays or ShapeDtypeStructs.
+        graph: False refuses shared references.
+        graph_updates: False leaves structure changes of arguments out of account.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> model.kernel.value
+    ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+    """
+    look = Look(f, args, kwargs, LookOptions("eval_shape", graph, graph_updates))
+    inputs = look.inputs
+    with look.naming_arguments():
+        fixed, result, written, fresh = jax.eval_shape(look.run, inputs.plain, inputs.values)
+    shapes = jax.tree_util.tree_map(_shape_of, (inputs.plain, inputs.values))
+    stand_in, _ = enter(look.call, *shapes)
+    out = replay(Inputs(stand_in), Outputs(fixed.value, result, written, fresh))
+    place_abstract(out)
+    return out
+
+
+def _shape_of(x: tp.Any) -> tp.Any:
+    """The shape, dtype and sharding of a value."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    aval = jax.typeof(x)
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        sharding = None
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
+
+
+def place_abstract(tree: tp.Any) -> None:
+    """On a mesh, give abstract values of Variables without a sharding the annotated one.
+
+    What has no annotation is replicated.
+    """
+    if current_mesh() is None:
+        return
+    roots = Inputs(tree).roots
+    for node in view(*roots).nodes() if roots else ():
+        if isinstance(node, Variable):
+            metadata = {"out_sharding": (), **node.get_metadata(), "eager_sharding": True}
+            place = functools.partial(_placed, metadata=metadata)
+            node.set_raw_value(jax.tree_util.tree_map(place, node.get_raw_value()))
+
+
+def _placed(value: tp.Any, metadata: dict[str, tp.Any]) -> tp.Any:
+    known = getattr(value, "sharding", None)
+    return value if known is not None else _sharding_hook.place(value, metadata)
+
+
+def make_jaxpr(
+    f: tp.Any = MISSING,
+    *,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    static_argnums: int | tp.Sequence[int] = (),
+) -> tp.Any:
+    """A function that gives the jaxpr of `f` for its arguments; nothing is computed or changed.
+
+    The inputs of the jaxpr are the leaves of the arguments in order; its outputs are the leaves of the
+    result, and with `graph_updates` on, the new values of Variables that the function writes and
+    of those it adds to its arguments.
+
+    Args:
+        f: the function; without it the result is a decorator.
+        graph: False refuses shared references.
+        graph_updates: whether what the function writes is among the outputs.
+        static_argnums: arguments that JAX never sees.
+
+    >>> import nnxlite as nnx
+    >>> jaxpr = nnx.make_jaxpr(lambda m: m.w + 1, graph_updates=False)(nnx.Dict(w=nnx.Param(2.0)))
+    >>> [str(eqn.primitive) for eqn in jaxpr.eqns]
+    ['add']
+    """
+    numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    options = LookOptions("make_jaxpr", graph, graph_updates, numbers)
+    if f is MISSING:
+        return lambda fun: JaxprMaker(fun, options)
+    return JaxprMaker(f, options)
+
+
+class JaxprMaker:
+    """A function that gives the jaxpr of another, as `make_jaxpr` returns it."""
+
+    def __init__(self, fun: tp.Callable[..., tp.Any], options: LookOptions) -> None:
+        self._fun = fun
+        self._options = options
+        functools.update_wrapper(self, fun, updated=())
+        self.__wrapped__ = fun
+
+    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"make_jaxpr({name_of(self._fun)})"
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        look = Look(self._fun, args, kwargs, self._options)
+        inputs, call = look.inputs, look.call
+        order = _order(call)
+        every = [*inputs.plain, *inputs.values]
+
+        def run(*leaves: tp.Any) -> list[tp.Any]:
+            found = [None] * len(leaves)
+            for place, leaf in zip(order, leaves):
+                found[place] = leaf
+            count = len(inputs.plain)
+            result, out = look.outputs(found[:count], found[count:])
+            shown = Inputs(result)
+            ordered = [*shown.plain, *shown.values]
+            leaves_out = [ordered[place] for place in _order(shown.define())]
+            return [*leaves_out, *_updates(out)] if look.updates else leaves_out
+
+        with look.naming_arguments(", or make it static with static_argnums"):
+            return jax.make_jaxpr(run)(*[every[place] for place in order])
+
+
+def _order(call: CallDef) -> list[int]:
+    """Positions among (plain leaves, then graph leaves) in the order of the tree."""
+    below: dict[int, list[int]] = {}
+    for leaf, root in enumerate(call.leaf_roots()):
+        below.setdefault(root, []).append(leaf)
+    roots = {position: root for root, position in enumerate(call.where)}
+    count = call.treedef.num_leaves - len(call.where)
+    order: list[int] = []
+    plain = 0
+    for position in range(call.treedef.num_leaves):
+        if position in roots:
+            order += [count + leaf for leaf in below.get(roots[position], ())]
+        else:
+            order.append(plain)
+            plain += 1
+    return order
+
+
+def _updates(out: Outputs) -> list[tp.Any]:
+    """New values of what came in, and values that were added to it."""
+    graph = out.definition.graph
+    if graph is None:
+        return out.written
+    decoded = graph.graphdef.decoded
+    added = [
+        out.fresh[~source]
+        for source, frame in zip(graph.sources, decoded.leaf_frames)
+        if source < 0 and decoded.path(frame)[0] < graph.first_result
+    ]
+    return [*out.written, *added]
+
+
+def checkify(
+    f: tp.Callable[..., tp.Any],
+    errors: frozenset[tp.Any] = jax_checkify.user_checks,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Callable[..., tp.Any]:
+    """A function that returns `(error, result)`: what its `checkify.check`s found, and its result.
+
+    What the function writes into its arguments is kept, whether a check failed or not.
+
+    Args:
+        f: the function.
+        errors: which checks to make, as in `jax.experimental.checkify.checkify`.
+        graph: False refuses shared references.
+        graph_updates: False propagates values of Variables only, not structure.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> from jax.experimental import checkify
+    >>> def positive(m):
+    ...     checkify.check(m.x.value > 0, "x must be positive")
+    ...     return m.x + 1
+    >>> error, y = nnx.checkify(positive)(nnx.Dict(x=nnx.Param(jnp.float32(-1.0))))
+    >>> float(y), "x must be positive" in error.get()
+    (0.0, True)
+    """
+    return Checked(f, errors, LookOptions("checkify", graph, graph_updates))
+
+
+class Checked:
+    """A function with its errors as values, as `checkify` returns it."""
+
+    def __init__(
+        self, fun: tp.Callable[..., tp.Any], errors: frozenset[tp.Any], options: LookOptions
+    ) -> None:
+        self._fun = fun
+        self._errors = errors
+        self._options = options
+        functools.update_wrapper(self, fun, updated=())
+        self.__wrapped__ = fun
+
+    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"checkify({name_of(self._fun)})"
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tuple[tp.Any, tp.Any]:
+        look = Look(self._fun, args, kwargs, self._options)
+        inputs = look.inputs
+        checked = jax_checkify.checkify(look.run, self._errors)
+        error, (fixed, result, written, fresh) = checked(inputs.plain, inputs.values)
+        return error, replay(inputs, Outputs(fixed.value, result, written, fresh))

@@ -1,0 +1,255 @@
+"""Tangents and cotangents: trees in the form of some values, taken apart as JAX wants their leaves.
+
+A tangent has the form of its primal: an array for an array, an object of the same kind for an
+object (or `None`, or a State where only some of the Variables matter).  Leaves are matched by path,
+so static attributes play no part; what is shared in the primal must be shared in the tangent.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnxlite._errors import path_text
+from nnxlite._state import State
+from nnxlite.boundary import CallDef, Inputs, is_root
+from nnxlite.boundary._prefixes import aliases, leaves_below
+from nnxlite.graph._graphdef import Path
+from nnxlite.variables import Variable
+
+Place = tuple[int, Path]
+"""Where a leaf is found: number of its root, path from there."""
+
+MISSING_LEAF: tp.Any = object()
+
+
+class Form(tp.NamedTuple):
+    """What tangents are compared with.
+
+    Attributes:
+        call: the values, taken apart.
+        template: the part of the values' tree that tangents are given for, positions for leaves.
+        plain, values: the leaves of the values.
+        skip: how many steps of a leaf's path to leave out in messages.
+        what: "tangent" or "cotangent".
+        error: makes the errors about structure.
+        partial: whether a State may lack leaves, which are then zero.
+        wanted: for each graph leaf whether it can have a tangent; None for all.
+        lenient: whether tangents of what has no derivative are ignored, whatever they are.
+    """
+
+    call: CallDef
+    template: tp.Any
+    plain: tp.Sequence[tp.Any]
+    values: tp.Sequence[tp.Any]
+    skip: int
+    what: str
+    error: tp.Callable[[str], Exception]
+    partial: bool = True
+    wanted: tp.Sequence[bool] | None = None
+    lenient: bool = False
+
+    def name(self, place: Place) -> str:
+        """A graph leaf's place as text."""
+        root, path = place
+        return self.position_name(self.call.where[root], path)
+
+    def position_name(self, position: int, path: Path = ()) -> str:
+        """A leaf's place as text, from its position in the tree."""
+        return path_text((*self.call.argument_of(position)[self.skip :], *path))
+
+
+class Found(tp.NamedTuple):
+    """Tangent leaves: plain ones by position, those of graphs by leaf number."""
+
+    plain: dict[int, tp.Any]
+    values: dict[int, tp.Any]
+
+
+def take_apart(form: Form, given: tp.Any) -> Found:
+    """The leaves of a tangent, in terms of the values it belongs to.
+
+    Raises `form.error` where the tangent has another structure.
+    """
+    positions, treedef = jax.tree_util.tree_flatten(form.template)
+    try:
+        parts = treedef.flatten_up_to(given)
+    except (ValueError, TypeError) as error:
+        raise form.error(
+            f"The {form.what} must have the tree structure of what it belongs to, {treedef}. "
+            f"({error})"
+        ) from None
+    found = Found({}, {})
+    roots: dict[int, tp.Any] = {}
+    number = {position: root for root, position in enumerate(form.call.where)}
+    for position, part in zip(positions, parts):
+        if position in number:
+            roots[number[position]] = part
+        else:
+            found.plain[position] = part._box.value if isinstance(part, Variable) else part
+    _take_roots(form, roots, found)
+    return found
+
+
+def _take_roots(form: Form, roots: dict[int, tp.Any], found: Found) -> None:
+    decoded = form.call.graphdef.decoded
+    objects: dict[int, tp.Any] = {}
+    for root, part in roots.items():
+        code = decoded.roots[root]
+        leaf = decoded.node_leaves[code] if isinstance(code, int) and code >= 0 else -1
+        if is_root(part):
+            objects[root] = part
+        elif part is None:
+            continue
+        elif leaf >= 0 and jax.tree_util.tree_structure(part) == jax.tree_util.tree_structure(
+            form.values[leaf]
+        ):
+            found.values[leaf] = part
+        else:
+            raise form.error(
+                f"The {form.what} of '{form.name((root, ()))}' must be an object of the same form, "
+                f"a State, or None, got {type(part).__name__}."
+            )
+    if not objects:
+        return
+    given = Inputs(list(objects.values()))
+    whole = len(objects) == len(decoded.roots) and (form.wanted is None or all(form.wanted))
+    if whole and given.graphdef is form.call.graphdef:
+        found.values.update(enumerate(given.values))
+        return
+    _match(form, objects, given, found)
+
+
+def _match(form: Form, objects: dict[int, tp.Any], given: Inputs, found: Found) -> None:
+    """Match leaves by their places."""
+    back = dict(enumerate(objects))
+    wanted = places(form.call)
+    if form.wanted is not None:
+        wanted = {place: leaf for place, leaf in wanted.items() if form.wanted[leaf]}
+    offered = {(back[root], path): leaf for (root, path), leaf in places(given.define()).items()}
+    unknown = [place for place in offered if place not in wanted]
+    if unknown:
+        raise form.error(
+            f"The {form.what} has a leaf at '{form.name(unknown[0])}', where there is none to "
+            "differentiate."
+        )
+    source: dict[int, tuple[int, Place]] = {}
+    for place, leaf in wanted.items():
+        other = offered.get(place)
+        if other is None:
+            continue
+        known, first = source.setdefault(leaf, (other, place))
+        if known != other:
+            raise form.error(
+                f"The leaf shared by '{form.name(first)}' and '{form.name(place)}' has two "
+                f"different {form.what}s. Share the {form.what} in the same way."
+            )
+    for (root, path), leaf in wanted.items():
+        if root in objects and leaf not in source:
+            if not (form.partial and isinstance(objects[root], State)):
+                raise form.error(f"The {form.what} has no leaf at '{form.name((root, path))}'.")
+    found.values.update((leaf, given.values[other]) for leaf, (other, _) in source.items())
+
+
+def places(call: CallDef) -> dict[Place, int]:
+    """Every place at which each graph leaf is found."""
+    first = zip(zip(call.leaf_roots(), call.leaf_paths()), range(call.graphdef.num_leaves))
+    out: dict[Place, int] = dict(first)
+    for number, root, path in aliases(call):
+        for leaf, tail in leaves_below(call, number):
+            out[root, (*path, *tail)] = leaf
+    return out
+
+
+def tangent_leaves(
+    form: Form, found: Found, plain: tp.Sequence[bool], values: tp.Sequence[bool]
+) -> tuple[list[tp.Any], list[tp.Any]]:
+    """The tangents of the differentiated leaves, in order; zero where none was given.
+
+    Raises:
+        ValueError: for a tangent of another shape.
+        TypeError: for a tangent of another dtype.
+    """
+    roots = set(form.call.where)
+    positions = [i for i in range(form.call.treedef.num_leaves) if i not in roots]
+    first = list(zip(form.call.leaf_roots(), form.call.leaf_paths()))
+    out_plain = [
+        _fitted(form, form.plain[i], found.plain.get(p, MISSING_LEAF), form.position_name, p)
+        for i, (p, chosen) in enumerate(zip(positions, plain))
+        if chosen
+    ]
+    out_values = [
+        _fitted(form, form.values[i], found.values.get(i, MISSING_LEAF), form.name, first[i])
+        for i, chosen in enumerate(values)
+        if chosen
+    ]
+    return out_plain, out_values
+
+
+def _fitted(
+    form: Form, value: tp.Any, tangent: tp.Any, name: tp.Callable[[tp.Any], str], where: tp.Any
+) -> tp.Any:
+    if form.lenient and all(map(_constant, jax.tree_util.tree_leaves(value))):
+        tangent = MISSING_LEAF
+    if tangent is MISSING_LEAF or (tangent is None and value is not None):
+        return jax.tree_util.tree_map(zero_tangent, value)
+    leaves, treedef = jax.tree_util.tree_flatten(value)
+    given, other = jax.tree_util.tree_flatten(tangent)
+    if other != treedef:
+        raise form.error(
+            f"The {form.what} of '{name(where)}' has the tree structure {other}, the value has "
+            f"{treedef}."
+        )
+    for x, t in zip(leaves, given):
+        if _shape(x) != _shape(t):
+            raise ValueError(
+                f"The {form.what} of '{name(where)}' has the shape {_shape(t)}, the value has "
+                f"{_shape(x)}."
+            )
+        if _dtype(t) != tangent_dtype(x):
+            why = " (an integer has no derivative)" if tangent_dtype(x) == FLOAT0 else ""
+            raise TypeError(
+                f"The {form.what} of '{name(where)}' has the dtype {_dtype(t)}, expected "
+                f"{tangent_dtype(x)}{why}."
+            )
+    return tangent
+
+
+FLOAT0 = np.dtype(jax.dtypes.float0)
+"""The dtype of tangents of what has no derivative."""
+
+
+def _shape(x: tp.Any) -> tuple[int, ...]:
+    return tuple(x.shape) if hasattr(x, "shape") else np.shape(x)
+
+
+def _dtype(x: tp.Any) -> tp.Any:
+    dtype = getattr(x, "dtype", None)
+    if dtype == FLOAT0 or isinstance(x, jax.ShapeDtypeStruct):
+        return dtype
+    return jax.typeof(x).dtype
+
+
+def tangent_dtype(x: tp.Any) -> tp.Any:
+    """The dtype of tangents of a value."""
+    dtype = _dtype(x)
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else FLOAT0
+
+
+def _constant(x: tp.Any) -> bool:
+    return tangent_dtype(x) == FLOAT0
+
+
+def zero_tangent(x: tp.Any) -> tp.Any:
+    """The zero tangent of a value."""
+    if tangent_dtype(x) == FLOAT0:
+        return np.zeros(_shape(x), FLOAT0)
+    return jnp.zeros_like(x)
+
+
+def abstract(x: tp.Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a value."""
+    return jax.ShapeDtypeStruct(_shape(x), _dtype(x))

@@ -1,0 +1,307 @@
+"""Trees of nodes and trees of states: what a raw JAX transform of one's own needs.
+
+`to_tree` replaces the graph nodes of a pytree by `NodeStates` (definition and states), which are plain
+pytrees; `from_tree` goes back.  All nodes of one tree share one numbering, so that sharing survives
+the way there and back.  `prefix` turns filters into a prefix that fits a tree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as tp
+
+import jax
+
+from nnxlite._errors import path_text
+from nnxlite._jax import key_name
+from nnxlite.boundary import (
+    Inputs,
+    MergeContext,
+    SplitContext,
+    is_root,
+    merge_context,
+    split_context,
+)
+from nnxlite.boundary._prefixes import PrefixMapping, _FilterMapping, broadcast, graph_settings
+from nnxlite.filters import Filter, PathIn, to_predicate
+from nnxlite.graph import is_graph_node
+from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._graphdef import GraphDef, Path
+from nnxlite.transforms._callables import MISSING
+from nnxlite.transforms._tangents import places
+from nnxlite.variables import Variable
+
+KeyPath = tuple[tp.Any, ...]
+SplitFn = tp.Callable[[SplitContext, KeyPath, tp.Any, tp.Any], tp.Any]
+"""From context, key path, prefix and node to what stands for the node."""
+MergeFn = tp.Callable[[MergeContext, KeyPath, tp.Any, tp.Any], tp.Any]
+"""From context, key path, prefix and what stands for a node to the node."""
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True)
+class NodeStates:
+    """A graph node taken apart: a pytree of its states, with the definition as static data.
+
+    Args:
+        _graphdef: the definition, or None.
+        states: one or more states.
+        metadata: anything hashable, static.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> node = nnx.NodeStates.from_split(*nnx.split(nnx.Dict(x=nnx.Param(1.0))))
+    >>> jax.tree.leaves(node), list(node.state)
+    ([1.0], ['x'])
+    """
+
+    _graphdef: GraphDef[tp.Any] | None
+    states: tuple[tp.Any, ...]
+    metadata: tp.Any = None
+
+    @property
+    def graphdef(self) -> GraphDef[tp.Any]:
+        """The definition (ValueError where there is none)."""
+        if self._graphdef is None:
+            raise ValueError("No graphdef available: these NodeStates were made of states alone.")
+        return self._graphdef
+
+    @property
+    def state(self) -> tp.Any:
+        """The state (ValueError where there are several)."""
+        if len(self.states) != 1:
+            raise ValueError(f"Expected exactly one state, got {len(self.states)}; use .states.")
+        return self.states[0]
+
+    @classmethod
+    def from_split(
+        cls,
+        graphdef: GraphDef[tp.Any] | None,
+        state: tp.Any,
+        /,
+        *states: tp.Any,
+        metadata: tp.Any = None,
+    ) -> NodeStates:
+        """What `nnx.split` gives, as one pytree."""
+        return cls(graphdef, (state, *states), metadata)
+
+    @classmethod
+    def from_states(cls, state: tp.Any, *states: tp.Any) -> NodeStates:
+        """States without a definition."""
+        return cls(None, (state, *states), None)
+
+    @classmethod
+    def from_prefixes(
+        cls, prefixes: tp.Iterable[tp.Any], /, *, metadata: tp.Any = None
+    ) -> NodeStates:
+        """A prefix for NodeStates: one setting for each state."""
+        return cls(None, tuple(prefixes), metadata)
+
+    def replace(self, **updates: tp.Any) -> NodeStates:
+        """The same with other fields."""
+        return dataclasses.replace(self, **updates)
+
+    def tree_flatten_with_keys(self) -> tp.Any:
+        """The children with their keys, and the metadata."""
+        keys = jax.tree_util.GetAttrKey("_graphdef"), jax.tree_util.GetAttrKey("states")
+        return tuple(zip(keys, (self._graphdef, self.states))), self.metadata
+
+    @classmethod
+    def tree_unflatten(cls, metadata: tp.Any, children: tp.Any) -> NodeStates:
+        """The inverse of `tree_flatten_with_keys`."""
+        graphdef, states = children
+        return cls(graphdef, states, metadata)
+
+
+def is_tree_node(x: tp.Any) -> bool:
+    """Whether something stands for a graph node."""
+    return isinstance(x, NodeStates)
+
+
+def default_split_fn(ctx: SplitContext, path: KeyPath, prefix: tp.Any, x: tp.Any) -> tp.Any:
+    """A node as `NodeStates`, with one state."""
+    return NodeStates.from_split(*ctx.split(x))
+
+
+def merge_tree_node(ctx: MergeContext, path: KeyPath, prefix: tp.Any, leaf: tp.Any) -> tp.Any:
+    """The node that `NodeStates` stand for.
+
+    Raises ValueError for anything else.
+    """
+    if not isinstance(leaf, NodeStates):
+        raise ValueError(
+            f"Expected NodeStates at '{path_text(map(key_name, path))}', got {type(leaf).__name__}. "
+            "Pass a merge_fn that knows it, or an is_node_leaf that leaves it alone."
+        )
+    return ctx.merge(leaf.graphdef, *leaf.states)
+
+
+def to_tree(
+    tree: tp.Any,
+    /,
+    *,
+    prefix: tp.Any = MISSING,
+    split_fn: SplitFn = default_split_fn,
+    map_non_graph_nodes: bool = False,
+    ctxtag: tp.Hashable | None = None,
+    check_aliasing: bool = True,
+) -> tp.Any:
+    """A pytree with `NodeStates` in place of its graph nodes (objects and Variables).
+
+    Args:
+        tree: any pytree.
+        prefix: a prefix of it, handed to `split_fn` node by node.
+        split_fn: what takes a node apart, by default into `NodeStates` with one state.
+        map_non_graph_nodes: whether `split_fn` sees other leaves, too.
+        ctxtag: the tag of an active `update_context`, or None.
+        check_aliasing: whether to raise where a shared node has two different prefixes.
+
+    Raises ValueError for such a node, or a prefix that does not fit.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> node = nnx.Dict(x=nnx.Param(1.0))
+    >>> a, (b, c) = nnx.from_tree(jax.tree.map(lambda x: 2 * x, nnx.to_tree((node, (node, 5)))))
+    >>> a is b, a.x.value, c
+    (True, 2.0, 10)
+    """
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_graph_node)
+    settings = _settings(prefix, treedef)
+    if check_aliasing and prefix is not MISSING:
+        refuse_aliases(tree, prefix)
+    with split_context(ctxtag) as ctx:
+        out = [
+            split_fn(ctx, path, setting, x) if map_non_graph_nodes or is_graph_node(x) else x
+            for (path, x), setting in zip(pairs, settings)
+        ]
+    return jax.tree_util.tree_unflatten(treedef, out)
+
+
+def from_tree(
+    tree: tp.Any,
+    /,
+    *,
+    prefix: tp.Any = MISSING,
+    merge_fn: MergeFn = merge_tree_node,
+    is_node_leaf: tp.Callable[[tp.Any], bool] = is_tree_node,
+    is_leaf: tp.Callable[[tp.Any], bool] = is_tree_node,
+    map_non_graph_nodes: bool = False,
+    is_inner: bool | None = None,
+    ctxtag: tp.Hashable | None = None,
+) -> tp.Any:
+    """The inverse of `to_tree`: graph nodes in place of what stands for them.
+
+    Args:
+        tree: what `to_tree` gave, with any leaves.
+        prefix: a prefix of it, handed to `merge_fn` node by node.
+        merge_fn: what puts a node together, by default from `NodeStates`.
+        is_node_leaf: what stands for a node.
+        is_leaf: what the tree is not opened below.
+        map_non_graph_nodes: whether `merge_fn` sees other leaves, too.
+        is_inner: with a `ctxtag`, whether this is the inside of the transform.
+        ctxtag: the tag of an active `update_context`, or None.
+    """
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    settings = _settings(prefix, treedef)
+    with merge_context(ctxtag, is_inner) as ctx:
+        out = [
+            merge_fn(ctx, path, setting, x) if map_non_graph_nodes or is_node_leaf(x) else x
+            for (path, x), setting in zip(pairs, settings)
+        ]
+    return jax.tree_util.tree_unflatten(treedef, out)
+
+
+def _settings(prefix: tp.Any, treedef: tp.Any) -> list[tp.Any]:
+    if prefix is MISSING:
+        return [MISSING] * treedef.num_leaves
+    return broadcast(
+        prefix, jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves)), "prefix"
+    )
+
+
+def refuse_aliases(tree: tp.Any, prefix: tp.Any) -> None:
+    """Raise ValueError where a shared node has two different prefixes."""
+    call = Inputs((tree, {})).define()
+    template, _ = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+    settings = broadcast(prefix, template, "prefix")
+    try:
+        graph_settings(call, [settings[position] for position in call.where], "prefix")
+    except ValueError as error:
+        raise ValueError(f"Inconsistent aliasing detected. {error}") from None
+
+
+class NodePrefix(_FilterMapping):
+    """Settings for the leaves of one graph node, by path; made by `prefix`."""
+
+
+def prefix(
+    node: tp.Any,
+    filter_map: tp.Mapping[Filter, tp.Any] | tp.Callable[[Path, tp.Any], tp.Any],
+    /,
+    *,
+    graph: bool | None = None,
+) -> tp.Any:
+    """A prefix that fits a tree, with settings chosen by filter.
+
+    It can be given wherever a transform takes a prefix: `in_axes` of `vmap`, `in_shardings` of `jit`.
+
+    Args:
+        node: any pytree of objects and arrays.
+        filter_map: from filters to settings, the first that matches decides; or a function of path
+            and leaf.
+        graph: False refuses shared references.
+
+    Returns:
+        The tree with settings in place of Variables and arrays, and a mapping from paths to
+        settings in place of each object and State.
+
+    Raises ValueError where no filter matches.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> node = nnx.Dict(x=nnx.Param(jnp.ones(3)), y=nnx.BatchStat(2.0))
+    >>> axes = nnx.prefix(node, {nnx.Param: 0, ...: None})
+    >>> nnx.vmap(lambda node: node.x * node.y, in_axes=(axes,))(node).tolist()
+    [2.0, 2.0, 2.0]
+    """
+    choose = filter_map if callable(filter_map) else _chooser(filter_map)
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_root)
+    if not resolve_mode(graph):
+        refuse_sharing(Inputs(node).graphdef, "prefix")
+    out = []
+    for keys, x in pairs:
+        path = tuple(map(key_name, keys))
+        if isinstance(x, Variable) or not is_root(x):
+            out.append(choose(path, x))
+        else:
+            out.append(_node_prefix(path, x, choose))
+    return jax.tree_util.tree_unflatten(treedef, out)
+
+
+def _node_prefix(
+    path: Path, node: tp.Any, choose: tp.Callable[[Path, tp.Any], tp.Any]
+) -> PrefixMapping:
+    inputs = Inputs(node)
+    decoded, nodes = inputs.graphdef.decoded, inputs.nodes()
+    settings: list[tp.Any] = []
+    below: list[list[Path]] = []
+    for (_, tail), leaf in places(inputs.define()).items():
+        number = decoded.leaf_nodes[leaf]
+        setting = choose((*path, *tail), nodes[number] if number >= 0 else inputs.values[leaf])
+        if setting not in settings:
+            settings.append(setting)
+            below.append([])
+        below[settings.index(setting)].append(tail)
+    return NodePrefix([(PathIn(*tails), s) for tails, s in zip(below, settings)])
+
+
+def _chooser(filter_map: tp.Mapping[Filter, tp.Any]) -> tp.Callable[[Path, tp.Any], tp.Any]:
+    predicates = [(to_predicate(f), setting) for f, setting in filter_map.items()]
+
+    def choose(path: Path, x: tp.Any) -> tp.Any:
+        for predicate, setting in predicates:
+            if predicate(path, x):
+                return setting
+        raise ValueError(
+            f"No filter matched the {type(x).__name__} at '{path_text(path)}'. Filters: "
+            f"{list(filter_map)}. Add one, or `...` for everything else."
+        )
+
+    return choose

@@ -1,0 +1,263 @@
+"""`vjp` and `jvp`: products with the Jacobian of a function of objects.
+
+Both treat a function of objects as a function of bare leaves; values it writes are not
+differentiated, they are the state it leaves.  Tangents and cotangents have the form of what they
+belong to: an object for an object.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing as tp
+
+import jax
+
+from nnxlite._jax import is_ref
+from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
+from nnxlite.boundary._prefixes import split_settings
+from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.transforms._callables import (
+    MISSING,
+    name_of,
+    naming_arguments,
+    resolve_updates,
+    unbind,
+)
+from nnxlite.transforms._grad import Selected, _value_and_aux
+from nnxlite.transforms._tangents import Form, abstract, take_apart, tangent_leaves, zero_tangent
+
+
+class JacobianOptions(tp.NamedTuple):
+    """The options of `vjp` and `jvp`, as they travel together."""
+
+    name: str
+    has_aux: bool
+    graph: bool | None
+    graph_updates: bool | None
+
+
+class Linearized:
+    """One call taken apart: leaves to differentiate, the rest, and the function between leaves.
+
+    Attributes:
+        call: how the arguments are rebuilt.
+        chosen: the differentiated leaves, (plain, values).
+        num_bound: how many arguments the function brought itself; they are not differentiated.
+    """
+
+    def __init__(
+        self,
+        fun: tp.Callable[..., tp.Any],
+        primals: tp.Sequence[tp.Any],
+        options: JacobianOptions,
+    ) -> None:
+        self.fun, bound, kwargs = unbind(fun)
+        self.options = options
+        self.num_bound = len(bound)
+        self.inputs = Inputs(((*bound, *primals), kwargs))
+        if not resolve_mode(options.graph):
+            refuse_sharing(self.inputs.graphdef, options.name)
+        self.call = self.inputs.define()
+        self.selected = self._select()
+        self.chosen, self._rest = self.selected.split(self.inputs.plain, self.inputs.values)
+
+    def _select(self) -> Selected:
+        count = self.call.treedef.num_leaves
+        args, _ = jax.tree_util.tree_unflatten(self.call.treedef, range(count))
+        self.template = args[self.num_bound :]
+        visible = set(jax.tree_util.tree_leaves(self.template))
+        settings: list[tp.Any] = [position in visible for position in range(count)]
+        plain, values = split_settings(self.call, settings, "differentiation")
+        # An array reference is no value: what the function writes into it is an effect.
+        chosen = [flag and not is_ref(x) for flag, x in zip(values, self.inputs.values)]
+        return Selected(plain, chosen)
+
+    def run(self, chosen: tp.Any) -> tuple[tp.Any, tp.Any]:
+        """The leaves of the result, and everything that leaves undifferentiated."""
+        plain, values = self.selected.join(chosen, self._rest)
+        (args, kwargs), inner = enter(self.call, plain, values)
+        result, aux = self.fun(*args, **kwargs), None
+        if self.options.has_aux:
+            result, aux = _value_and_aux(result, self.fun)
+        shown = Inputs(result)
+        structure = resolve_updates(self.options.graph_updates, self.options.graph)
+        out = leave(inner, (result, aux), structure=structure)
+        fixed = Fixed((out.definition, shown.define()))
+        return (shown.plain, shown.values), (fixed, out.result, out.written, out.fresh)
+
+    def naming_arguments(self) -> naming_arguments:
+        """A context in which complaints about arguments name them."""
+        return naming_arguments(f"{self.options.name}({name_of(self.fun)})", self.inputs)
+
+    def replay(self, crossing: tp.Any) -> tuple[tp.Any, tp.Any]:
+        """Write back what the function changed; its result and auxiliary output."""
+        fixed, result, written, fresh = crossing
+        return replay(self.inputs, Outputs(fixed.value[0], result, written, fresh))
+
+
+def vjp(
+    f: tp.Any = MISSING,
+    *primals: tp.Any,
+    has_aux: bool = False,
+    reduce_axes: tp.Sequence[tp.Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """The value of a function, and a function from cotangents of it to cotangents of the arguments.
+
+    The cotangent of an object is an object of the same form that holds the cotangents of all its
+    leaves; those of integers and keys have the dtype `float0`, those of array references are zero.
+    What the function writes into its arguments is kept, and is not differentiated. Arguments that a
+    bound method or a `functools.partial` brings along are constants.
+
+    Args:
+        f: the function; alone, the result is the function with its primals still to come.
+        primals: its arguments.
+        has_aux: the function returns `(value, aux)`; the result is then `(value, vjp_fun, aux)`.
+        reduce_axes: as in `jax.vjp`.
+        graph: False refuses shared references.
+        graph_updates: False propagates values of Variables only, not structure.
+
+    Returns:
+        `(value, vjp_fun)`. The cotangent given to `vjp_fun` has the form of the value.
+
+    Raises:
+        ValueError: by `vjp_fun`, for a cotangent that does not fit the value.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> y, pull = nnx.vjp(lambda m, x: m(x), model, jnp.ones((1, 2)))
+    >>> d_model, d_x = pull(jnp.ones_like(y))
+    >>> d_model.bias.value.tolist(), d_x.shape
+    ([1.0, 1.0, 1.0], (1, 2))
+    """
+    options = {
+        "has_aux": has_aux,
+        "reduce_axes": reduce_axes,
+        "graph": graph,
+        "graph_updates": graph_updates,
+    }
+    if f is MISSING or not primals:
+        return Later(vjp, f, options) if f is not MISSING else lambda fun: Later(vjp, fun, options)
+    flat = Linearized(f, primals, JacobianOptions("vjp", has_aux, graph, graph_updates))
+    extra = {"reduce_axes": tuple(reduce_axes)} if reduce_axes else {}
+    with flat.naming_arguments():
+        leaves, pull_leaves, crossing = jax.vjp(flat.run, flat.chosen, has_aux=True, **extra)
+    value, aux = flat.replay(crossing)
+    pull = _pull_back(flat, crossing[0].value[1], leaves, pull_leaves)
+    return (value, pull, aux) if has_aux else (value, pull)
+
+
+def _pull_back(
+    flat: Linearized,
+    form: CallDef,
+    leaves: tuple[list[tp.Any], list[tp.Any]],
+    pull_leaves: tp.Callable[..., tp.Any],
+) -> tp.Callable[[tp.Any], tuple[tp.Any, ...]]:
+    """The function that `vjp` returns; it keeps no primal alive but what the derivative needs."""
+    call, selected, num_bound = flat.call, flat.selected, flat.num_bound
+    template = jax.tree_util.tree_unflatten(form.treedef, range(form.treedef.num_leaves))
+    shapes = jax.tree_util.tree_map(abstract, leaves)
+    shown = Form(form, template, *shapes, skip=0, what="cotangent", error=ValueError)
+    everything = [True] * len(shapes[0]), [True] * len(shapes[1])
+    nothing = (
+        [None] * selected.plain.count(False),
+        [
+            zero_tangent(abstract(x)) if is_ref(x) else None
+            for x, chosen in zip(flat.inputs.values, selected.values)
+            if not chosen
+        ],
+    )
+
+    def vjp_fun(cotangent: tp.Any) -> tuple[tp.Any, ...]:
+        """Cotangents of the arguments, from one of the value."""
+        found = take_apart(shown, cotangent)
+        (grads,) = pull_leaves(tangent_leaves(shown, found, *everything))
+        (args, _), _ = enter(call, *selected.join(grads, nothing))
+        return args[num_bound:]
+
+    return vjp_fun
+
+
+def jvp(
+    f: tp.Any = MISSING,
+    primals: tp.Any = MISSING,
+    tangents: tp.Any = MISSING,
+    *,
+    has_aux: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """The value of a function, and its derivative along tangents of the arguments.
+
+    The tangent of an object is an object of the same form, or a State; a State may hold some of the
+    Variables only, and the function is then not differentiated along the others. What the
+    function writes into its arguments is kept.
+
+    Args:
+        f: the function; without primals and tangents the result is a function of these two.
+        primals: a tuple or list of arguments.
+        tangents: a tuple or list of their tangents.
+        has_aux: the function returns `(value, aux)`; the result is then `(value, tangent, aux)`.
+        graph: False refuses shared references.
+        graph_updates: False propagates values of Variables only, not structure.
+
+    Returns:
+        `(value, tangent)`, the tangent in the form of the value.
+
+    Raises:
+        TypeError: for tangents of another structure or dtype than the primals.
+        ValueError: for a tangent of another shape.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Dict(w=nnx.Param(3.0))
+    >>> along = nnx.State({"w": nnx.Param(1.0)})
+    >>> value, tangent = nnx.jvp(lambda m: m.w ** 2, (model,), (along,))
+    >>> float(value), float(tangent)
+    (9.0, 6.0)
+    """
+    options = {"has_aux": has_aux, "graph": graph, "graph_updates": graph_updates}
+    if f is MISSING:
+        return lambda fun: Later(jvp, fun, options)
+    if primals is MISSING or tangents is MISSING:
+        return Later(jvp, f, options)
+    if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
+        raise TypeError(
+            "primal and tangent arguments to jvp must be tuples or lists, one entry for each "
+            f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
+        )
+    flat = Linearized(f, tuple(primals), JacobianOptions("jvp", has_aux, graph, graph_updates))
+    form = Form(
+        flat.call, flat.template, flat.inputs.plain, flat.inputs.values, 1, "tangent", TypeError
+    )
+    found = take_apart(form, tuple(tangents))
+    with flat.naming_arguments():
+        along = tangent_leaves(form, found, *flat.selected)
+        _, moved, crossing = jax.jvp(flat.run, (flat.chosen,), (along,), has_aux=True)
+    tangent, _ = enter(crossing[0].value[1], *moved)
+    value, aux = flat.replay(crossing)
+    return (value, tangent, aux) if has_aux else (value, tangent)
+
+
+class Later:
+    """A function to be differentiated, whose primals are still to come."""
+
+    def __init__(self, transform: tp.Any, fun: tp.Any, options: dict[str, tp.Any]) -> None:
+        self._transform = transform
+        self._fun = fun
+        self._options = options
+        functools.update_wrapper(self, fun, updated=())
+        self.__wrapped__ = fun
+
+    def __call__(self, *args: tp.Any, **options: tp.Any) -> tp.Any:
+        return self._transform(self._fun, *args, **{**self._options, **options})
+
+    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
+        if instance is None:
+            return self
+        if self._transform is vjp:  # the instance is the first primal
+            return functools.partial(self, instance)
+        return Later(self._transform, functools.partial(self._fun, instance), self._options)
+
+    def __repr__(self) -> str:
+        return f"{self._transform.__name__}({name_of(self._fun)})"

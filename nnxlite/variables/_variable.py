@@ -1,0 +1,758 @@
+"""`Variable`: a mutable box for one value, with metadata; the leaf of every object graph.
+
+A Variable is a value and a `VariableDef` (class and metadata, interned).  It remembers the trace it
+was made in and refuses writes from any other, so that no tracer can leak.  Reading gives the value
+after the `on_get_value` callbacks, writing stores it after the `on_set_value` callbacks; the raw
+forms go around both.  Writing a value never changes the structure of a graph, changing metadata
+does.
+
+A value may be an array, an abstract array, a Python scalar, any pytree, or (`ref=True`) a JAX array
+reference, which other code can share.
+"""
+
+from __future__ import annotations
+
+import copy as copy_lib
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnxlite import _sharding_hook
+from nnxlite._config import EAGER_SHARDING
+from nnxlite._errors import TraceContextError, short_type
+from nnxlite._jax import TraceRef, describe_trace, is_ref, new_ref, same_form, trace_state
+from nnxlite._text import Text, text_of, variable_node
+from nnxlite._versions import touch
+from nnxlite.variables._definition import HOOKS, REQUIRED, VariableDef, define
+from nnxlite.variables._metadata import VariableMetadata, as_hooks
+from nnxlite.variables._operators import ArrayOperators
+
+T = tp.TypeVar("T")
+V = tp.TypeVar("V", bound="Variable[tp.Any]")
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: tp.Any = _Missing()
+"""Stands for an argument that was not given, where None is a value."""
+
+_SHARDING_NAMES = ("sharding", "sharding_names")  # spellings of the entry "out_sharding"
+
+
+class VarDefaults(tp.NamedTuple):
+    """The defaults of `Variable(hijax=..., ref=...)`."""
+
+    hijax: bool = False
+    ref: bool = False
+
+
+class Box:
+    """What a Variable holds: raw value, definition, its trace, and its structural version.
+
+    It stands apart from the Variable so that the engine can keep it at hand: reading and writing a
+    slot of this plain class is several times faster than one of a class with `__getattr__`.
+    """
+
+    __slots__ = ("__weakref__", "_nnx_version", "definition", "trace", "value")
+
+    value: tp.Any
+    definition: VariableDef
+    trace: TraceRef
+    _nnx_version: int
+
+
+def _boxed(definition: VariableDef, value: tp.Any) -> Box:
+    box = _new(Box)
+    box.definition = definition
+    box.trace = trace_state.value
+    box.value = value
+    box._nnx_version = 0
+    return box
+
+
+_new = object.__new__
+
+
+class Variable(ArrayOperators[T]):
+    """A mutable box for a value, with metadata.
+
+    Args:
+        value: an array, a scalar, any pytree, or a `VariableMetadata`.
+        hijax: accepted for compatibility; True raises ValueError (use `ref=True`).
+        ref: hold the value in a JAX array reference.
+        eager_sharding: place the value on the mesh at creation, where it has a sharding annotation.
+        **metadata: any further entries; `on_get_value`, `on_set_value`, `on_create_value`,
+            `on_add_axis` and `on_remove_axis` are callbacks.
+
+    Raises:
+        ValueError: for `hijax=True`.
+        TypeError: for `ref=True` where the value is not an array.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> count = nnx.Variable(jnp.array(0), tag="steps")
+    >>> count += 2
+    >>> int(count.value), count.tag
+    (2, 'steps')
+    """
+
+    __slots__ = ("__weakref__", "_box")
+
+    _box: Box
+    _plain_def: tp.ClassVar[VariableDef]
+
+    def __init__(
+        self,
+        value: T | VariableMetadata,
+        *,
+        hijax: bool | None = None,
+        ref: bool | None = None,
+        eager_sharding: bool | None = None,
+        **metadata: tp.Any,
+    ) -> None:
+        if hijax is None:
+            hijax = _defaults.hijax
+        if hijax:
+            _refuse_hijax(type(self).__name__)
+        raw: tp.Any = value
+        if isinstance(raw, VariableMetadata):
+            metadata = {**metadata, **raw.to_metadata()}
+            raw = raw.raw_value
+        if isinstance(raw, Variable):
+            raw = raw.get_value()
+        if ref is None:
+            ref = bool(metadata.pop("ref", _defaults.ref))
+        if is_ref(raw):
+            ref = True
+        if eager_sharding is None:
+            eager_sharding = EAGER_SHARDING.get()
+        if metadata or ref or not eager_sharding:
+            definition = define(type(self), _normal(metadata, ref, eager_sharding))
+            create = definition.hooks("on_create_value")
+        else:
+            definition = type(self)._plain_def
+            create = _create_hooks[type(self)]
+        box = _boxed(definition, raw)
+        _set_box(self, box)
+        for hook in create:
+            raw = hook(self, raw)
+        if metadata and definition.metadata.get("out_sharding") is not None:
+            raw = _sharding_hook.place(raw, definition.metadata)
+        if ref and not is_ref(raw):
+            raw = _new_ref_of(type(self), raw)
+        box.value = raw
+
+    def __init_subclass__(cls, **kwargs: tp.Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _register(cls)
+
+    # reading and writing the value -----------------------------------------------------------
+
+    @property
+    def value(self) -> T:
+        """The value, after the `on_get_value` callbacks; assigning writes it."""
+        box = self._box
+        return box.value if box.definition.plain_read else self._read()
+
+    @value.setter
+    def value(self, value: T) -> None:
+        self.set_value(value)
+
+    def get_value(self, *, index: tp.Any = MISSING) -> T:
+        """The value, or the part of it at `index`, after the `on_get_value` callbacks."""
+        value = self._box.value if self._box.definition.plain_read else self._read(index)
+        if index is MISSING or index is Ellipsis:
+            return value
+        if self._box.definition.is_ref and not self._box.definition.get_hooks:
+            return value
+        return tp.cast(tp.Any, value)[index]
+
+    def set_value(self, value: T, *, index: tp.Any = MISSING) -> None:
+        """Write the value, or the part of it at `index`, through the `on_set_value` callbacks.
+
+        Without an index the new value takes the place of the old one, whatever its shape and dtype.
+        At an index, `...` included, an array keeps its shape and dtype: the new part is broadcast
+        and cast to fit, as by `array.at[index].set(value)`.
+
+        Raises:
+            TraceContextError: when called from another trace level than the Variable's own.
+            ValueError: for a part that does not broadcast, or another shape than the reference's.
+        """
+        if trace_state.value is not self._box.trace:
+            self._refuse_write("value")
+        new: tp.Any = value
+        if isinstance(new, Variable):
+            new = new.get_value()
+        if not self._box.definition.plain_write:
+            for hook in self._box.definition.set_hooks:
+                new = hook(self, new)
+            if self._box.definition.is_ref and is_ref(self._box.value):
+                self._write_ref(new, index)
+                return
+        if index is MISSING:
+            self._box.value = new
+        else:
+            self._box.value = _replace_at(self._box.value, index, new)
+
+    def _write_ref(self, new: tp.Any, index: tp.Any) -> None:
+        ref: tp.Any = self._box.value
+        if is_ref(new):
+            self._box.value = new
+            return
+        if index is MISSING and jnp.shape(new) != ref.shape:
+            raise ValueError(
+                f"{type(self).__name__}(ref=True) refers to {short_type(ref)}, and a reference "
+                f"keeps its shape; got {short_type(new)} of shape {jnp.shape(new)}."
+            )
+        if index is MISSING or index is Ellipsis:
+            ref[...] = jnp.broadcast_to(jnp.asarray(new, ref.dtype), ref.shape)
+        else:
+            part = ref[index]
+            ref[index] = jnp.broadcast_to(jnp.asarray(new, part.dtype), part.shape)
+
+    def __getitem__(self, key: tp.Any) -> tp.Any:
+        box = self._box
+        if key is Ellipsis and box.definition.plain_read:
+            return box.value
+        return self.get_value(index=key)
+
+    def __setitem__(self, key: tp.Any, value: tp.Any) -> None:
+        self.set_value(value, index=key)
+
+    def get_raw_value(self) -> T:
+        """The stored value, around every callback (a reference for `ref=True`)."""
+        return self._box.value
+
+    def set_raw_value(self, value: T, *, _unsafe_bypass_check: bool = False) -> None:
+        """Store a value, around every callback.
+
+        Raises TraceContextError when called from another trace level than the Variable's own.
+        """
+        if trace_state.value is not self._box.trace and not _unsafe_bypass_check:
+            self._refuse_write("value")
+        self._box.value = value
+
+    @property
+    def raw_value(self) -> T:
+        """The stored value, around every callback."""
+        return self._box.value
+
+    @raw_value.setter
+    def raw_value(self, value: T) -> None:
+        self.set_raw_value(value)
+
+    def create_value(self, value: T) -> T:
+        """What `value` becomes at creation: the result of the `on_create_value` callbacks."""
+        for hook in self._box.definition.hooks("on_create_value"):
+            value = hook(self, value)
+        return value
+
+    def _read(self, index: tp.Any = MISSING) -> tp.Any:
+        value: tp.Any = self._box.value
+        if self._box.definition.is_ref and is_ref(value):
+            partial = index is not MISSING and not self._box.definition.get_hooks
+            value = value[index] if partial else value[...]
+        for hook in self._box.definition.get_hooks:
+            value = hook(self, value)
+        return value
+
+    def _refuse_write(self, what: str = "value") -> tp.NoReturn:
+        raise TraceContextError(
+            type(self).__name__, what, describe_trace(self._box.trace), _running()
+        )
+
+    # identity and kind -----------------------------------------------------------------------
+
+    @property
+    def type(self) -> type[tp.Self]:
+        """The Variable's class."""
+        return type(self)
+
+    @property
+    def var_type(self) -> type[tp.Self]:
+        """The Variable's class."""
+        return type(self)
+
+    @property
+    def ref(self) -> bool:
+        """Whether the value lives in a JAX array reference."""
+        return self._box.definition.is_ref
+
+    @property
+    def hijax(self) -> bool:
+        """Always False; see `Variable`."""
+        return False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return tp.cast(tp.Any, self._box.value).shape
+
+    @property
+    def sharding_names(self) -> tp.Any:
+        """The axis names given as `sharding=` (or `sharding_names=`), or None."""
+        return self._box.definition.metadata.get("out_sharding")
+
+    # metadata --------------------------------------------------------------------------------
+
+    @classmethod
+    def from_metadata(cls, value: T, attributes: tp.Mapping[str, tp.Any]) -> tp.Self:
+        """A Variable with exactly these metadata entries, made without running any callback."""
+        new = object.__new__(cls)
+        entries = {**_REQUIRED_DEFAULTS, **attributes}
+        _set_box(new, _boxed(define(cls, entries), value))
+        return new
+
+    def get_metadata(
+        self,
+        name: str | None = None,
+        default: tp.Any = MISSING,
+        *,
+        exclude_required: bool | None = None,
+    ) -> tp.Any:
+        """One entry (or `default`), or, without a name, a dict of all.
+
+        Args:
+            exclude_required: leave out the entries every Variable has (`hijax`, `ref`, ...).
+
+        Raises KeyError when there is no such entry and no default.
+        """
+        entries = self._box.definition.metadata
+        if name is not None:
+            if name in entries:
+                return entries[name]
+            if default is not MISSING:
+                return default
+            raise KeyError(
+                f"{type(self).__name__} has no metadata {name!r}; it has {sorted(entries)}."
+            )
+        if exclude_required:
+            return {k: v for k, v in entries.items() if k not in REQUIRED}
+        return dict(entries)
+
+    def set_metadata(self, *args: tp.Any, **kwargs: tp.Any) -> None:
+        """`set_metadata(name, value)`, `set_metadata(name=value)`, or a mapping that replaces all.
+
+        Raises:
+            TypeError: for other arguments, or none.
+            ValueError: for a change of `hijax` or `ref`.
+        """
+        entries = dict(self._box.definition.metadata)
+        if len(args) == 1 and isinstance(args[0], tp.Mapping) and not kwargs:
+            kept = {k: v for k, v in entries.items() if k in REQUIRED}
+            self._check_fixed(args[0])
+            self._redefine({**kept, **_normal_entries(dict(args[0]))})
+            return
+        if len(args) == 2 and isinstance(args[0], str) and not kwargs:
+            kwargs = {args[0]: args[1]}
+        elif args or not kwargs:
+            raise TypeError(
+                f"{type(self).__name__}.set_metadata takes (name, value), keywords, or one "
+                f"mapping; got {len(args)} positional and {len(kwargs)} keyword arguments."
+            )
+        self._check_fixed(kwargs)
+        self._redefine({**entries, **_normal_entries(kwargs)})
+
+    def has_metadata(self, name: str) -> bool:
+        """Whether there is an entry of this name."""
+        return name in self._box.definition.metadata
+
+    def del_metadata(self, name: str) -> None:
+        """Remove one entry.
+
+        Raises:
+            KeyError: where there is none.
+            ValueError: for one that every Variable has.
+        """
+        if trace_state.value is not self._box.trace:
+            self._refuse_write(name)
+        self.get_metadata(name)
+        if name in REQUIRED:
+            raise ValueError(f"Metadata {name!r} of {type(self).__name__} cannot be removed.")
+        self._redefine({k: v for k, v in self._box.definition.metadata.items() if k != name})
+
+    def _check_fixed(self, updates: tp.Mapping[str, tp.Any]) -> None:
+        for name in ("hijax", "ref"):
+            if name in updates and bool(updates[name]) != bool(
+                self._box.definition.metadata.get(name)
+            ):
+                raise ValueError(
+                    f"Cannot change metadata {name!r} of {type(self).__name__} from "
+                    f"{bool(self._box.definition.metadata.get(name))} to {updates[name]!r}; make a new "
+                    "Variable, or use vars_as."
+                )
+
+    def _redefine(self, entries: dict[str, tp.Any]) -> None:
+        if trace_state.value is not self._box.trace:
+            self._refuse_write("metadata")
+        definition = define(type(self), entries)
+        if definition is not self._box.definition:
+            self._box.definition = definition
+            touch(self._box)
+
+    def __getattr__(self, name: str) -> tp.Any:
+        lacks = f"'{type(self).__name__}' object has no attribute"
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(f"{lacks} {name!r}")
+        try:
+            box = _get_box(self)
+        except AttributeError:  # an instance not yet filled, as during unpickling
+            raise AttributeError(f"{lacks} {name!r}") from None
+        definition, value = box.definition, box.value
+        if name in definition.metadata:
+            return definition.metadata[name]
+        try:
+            return getattr(value if definition.plain_read else self._read(), name)
+        except AttributeError:
+            raise AttributeError(
+                f"{lacks} or metadata {name!r}, and neither has its value of type "
+                f"'{type(value).__name__}'"
+            ) from None
+
+    def __setattr__(self, name: str, value: tp.Any) -> None:
+        if hasattr(type(self), name):
+            object.__setattr__(self, name, value)
+            return
+        raise AttributeError(
+            f"Cannot set attribute {name!r} of {type(self).__name__}. To write the value use "
+            f"`variable.value = ...`; to set metadata use `variable.set_metadata({name}=...)`."
+        )
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(
+            f"Cannot delete attribute {name!r} of {type(self).__name__}. To remove metadata use "
+            f"`variable.del_metadata({name!r})`."
+        )
+
+    def add_axis(self, axis_index: int, axis_name: str | None) -> None:
+        """Tell the `on_add_axis` callbacks, and the sharding annotation, of a new axis."""
+        for hook in self._box.definition.hooks("on_add_axis"):
+            hook(self, axis_index, axis_name)
+        names = self.sharding_names
+        if names is not None:
+            new = [*names, *[None] * (axis_index - len(names))]  # it may be shorter than the shape
+            new.insert(_axis(axis_index, len(new) + 1), axis_name)
+            self.set_metadata(out_sharding=_like(names, new))
+
+    def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
+        """Tell the `on_remove_axis` callbacks, and the sharding annotation, of a removed axis.
+
+        Raises ValueError where the annotation has another name at that axis.
+        """
+        names = self.sharding_names
+        left: list[tp.Any] = list(names or ())
+        if names is not None:
+            where = _axis(axis_index, len(left))
+            found = left.pop(where) if 0 <= where < len(left) else None
+            if found != axis_name:
+                raise ValueError(
+                    f"{type(self).__name__} has the sharding names {tuple(names)}: axis "
+                    f"{axis_index} is {found!r}, not {axis_name!r} as the transform says."
+                )
+        for hook in self._box.definition.hooks("on_remove_axis"):
+            hook(self, axis_index, axis_name)
+        if names is not None:
+            self.set_metadata(out_sharding=_like(names, left))
+
+    # copies ----------------------------------------------------------------------------------
+
+    def copy(
+        self, value: tp.Any = MISSING, *, _copy_ref: bool = True, **updates: tp.Any
+    ) -> tp.Self:
+        """A new Variable of the same class and metadata, optionally with other value or entries."""
+        return self.replace(value, _copy_ref=_copy_ref, **updates)
+
+    def replace(
+        self, value: tp.Any = MISSING, *, _copy_ref: bool = True, **updates: tp.Any
+    ) -> tp.Self:
+        """A new Variable like this one, with another value or other metadata entries.
+
+        `ref=True` moves the value into an array reference of its own, `ref=False` out of one.
+
+        Raises:
+            ValueError: when `value` is a Variable of another class, or for `hijax=True`.
+            TypeError: for `ref=True` where the value is not an array.
+        """
+        raw = self._box.value if value is MISSING else value
+        if isinstance(raw, Variable):
+            if type(raw) is not type(self):
+                raise ValueError(
+                    f"Cannot replace a {type(self).__name__} by a {type(raw).__name__}."
+                )
+            updates = {**raw._box.definition.metadata, **updates}
+            raw = raw._box.value
+        definition = self._box.definition
+        if updates:
+            if updates.get("hijax"):
+                _refuse_hijax(f"{type(self).__name__}.replace")
+            definition = define(type(self), {**definition.metadata, **_normal_entries(updates)})
+        held: tp.Any = raw
+        if definition.is_ref:
+            if _copy_ref or not is_ref(held):
+                held = _new_ref_of(type(self), held[...] if is_ref(held) else held)
+        elif is_ref(held):
+            held = held[...]
+        return tp.cast(tp.Self, make(definition, held))
+
+    def to_state(
+        self, value: tp.Any = MISSING, *, _copy_ref: bool = True, **updates: tp.Any
+    ) -> tp.Self:
+        """The same as `copy`."""
+        return self.replace(value, _copy_ref=_copy_ref, **updates)
+
+    def copy_from(self, other: Variable[T]) -> None:
+        """Take over value and metadata of another Variable.
+
+        Raises ValueError where it is not of the same class.
+        """
+        if type(self) is not type(other):
+            raise ValueError(
+                f"Cannot copy from an incompatible object: expected a {type(self).__name__}, got "
+                f"a {type(other).__name__}."
+            )
+        self.update_from_state(other)
+
+    def update_from_state(self, variable_state: Variable[T]) -> None:
+        """Take over value and metadata of another Variable, whatever its class."""
+        if trace_state.value is not self._box.trace:
+            self._refuse_write("value")
+        theirs = variable_state._box.definition
+        if theirs is not self._box.definition and theirs.metadata != self._box.definition.metadata:
+            kept = {
+                k: self._box.definition.metadata[k]
+                for k in ("hijax", "ref")
+                if k in self._box.definition.metadata
+            }
+            self._redefine({**theirs.metadata, **kept})
+        write_raw(self, variable_state.get_raw_value())
+
+    def __copy__(self) -> tp.Self:
+        return self.replace(_copy_ref=False)
+
+    def __deepcopy__(self, memo: dict[int, tp.Any]) -> tp.Self:
+        new = self.replace(_copy_ref=True)
+        memo[id(self)] = new
+        if not new._box.definition.is_ref:
+            new._box.value = copy_lib.deepcopy(self._box.value, memo)
+        return new
+
+    def __getstate__(self) -> tp.Any:
+        value: tp.Any = self._box.value
+        return {
+            "value": value[...] if is_ref(value) else value,
+            "metadata": self._box.definition.metadata,
+        }
+
+    def __setstate__(self, state: tp.Any) -> None:
+        definition, value = define(type(self), state["metadata"]), state["value"]
+        _set_box(
+            self,
+            _boxed(definition, _new_ref_of(type(self), value) if definition.is_ref else value),
+        )
+
+    def __reduce_ex__(self, protocol: tp.SupportsIndex) -> tp.Any:
+        return _empty, (type(self),), self.__getstate__()
+
+    # other -----------------------------------------------------------------------------------
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Call the value."""
+        return tp.cast(tp.Any, self.get_value())(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return text_of(self)
+
+    def __nnx_text__(self) -> Text:
+        value: tp.Any = self._box.value
+        shown = {k: v for k, v in self._box.definition.metadata.items() if _shown(k, v)}
+        return variable_node(type(self), value[...] if is_ref(value) else value, shown)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
+        from nnxlite.inspect._treescope import render
+
+        return render(self, path, subtree_renderer)
+
+
+_get_box = Variable.__dict__["_box"].__get__
+_set_box = Variable.__dict__["_box"].__set__
+
+_REQUIRED_DEFAULTS = {"hijax": False, "ref": False, "eager_sharding": True}
+_create_hooks: dict[type, tuple[tp.Any, ...]] = {}
+_defaults = VarDefaults()
+
+
+def make(definition: VariableDef, value: tp.Any) -> Variable[tp.Any]:
+    """A Variable of a known definition at the present trace level.  For the engine only."""
+    new = object.__new__(definition.type)
+    _set_box(new, _boxed(definition, value))
+    return new
+
+
+def versioned(node: tp.Any) -> tp.Any:
+    """What carries the structural version of a node: the box of a Variable, else the node itself."""
+    return node._box if isinstance(node, Variable) else node
+
+
+def write_raw(variable: Variable[tp.Any], value: tp.Any) -> None:
+    """Replace the raw value; a reference keeps its identity and receives the content."""
+    held: tp.Any = variable._box.value
+    if variable._box.definition.is_ref and is_ref(held):
+        if held is not value:
+            held[...] = value[...] if is_ref(value) else value
+    else:
+        variable._box.value = value[...] if is_ref(value) else value
+
+
+def _empty(cls: type[V]) -> V:
+    return object.__new__(cls)
+
+
+def _running() -> str:
+    return describe_trace(trace_state.value)
+
+
+def _refuse_hijax(what: str) -> tp.NoReturn:
+    raise ValueError(
+        f"{what}(hijax=True) is not available: hijax Variables are an experiment of JAX. Use "
+        "ref=True for a Variable that lives in a JAX array reference."
+    )
+
+
+def _new_ref_of(cls: type, value: tp.Any) -> tp.Any:
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+        raise TypeError(
+            f"{cls.__name__}(ref=True) holds its value in a JAX array reference, which takes an "
+            f"array or a number, got {short_type(value)}."
+        )
+    return new_ref(jnp.asarray(value))
+
+
+def _shown(name: str, value: tp.Any) -> bool:
+    return name not in REQUIRED or value != _REQUIRED_DEFAULTS[name]
+
+
+def _normal_entries(entries: dict[str, tp.Any]) -> dict[str, tp.Any]:
+    """Metadata under its one spelling: `out_sharding`, and callbacks as tuples."""
+    out = {}
+    for name, value in entries.items():
+        if name in _SHARDING_NAMES:
+            name = "out_sharding"
+        elif name in HOOKS:
+            value = as_hooks(value)
+        out[name] = value
+    return out
+
+
+def _normal(metadata: dict[str, tp.Any], ref: bool, eager_sharding: bool) -> dict[str, tp.Any]:
+    required = {"hijax": False, "ref": ref, "eager_sharding": eager_sharding}
+    return {**_normal_entries(metadata), **required} if metadata else required
+
+
+def _axis(index: int, rank: int) -> int:
+    return index if index >= 0 else index + rank
+
+
+def _like(names: tp.Any, new: list[tp.Any]) -> tp.Any:
+    if isinstance(names, jax.sharding.PartitionSpec):
+        return jax.sharding.PartitionSpec(*new)
+    return tuple(new)
+
+
+def _replace_at(value: tp.Any, index: tp.Any, new: tp.Any) -> tp.Any:
+    """`value` with the part at `index` replaced; never edits `value` itself.
+
+    An array keeps shape and dtype; at `...`, any other value is replaced as a whole.
+    """
+    if index is Ellipsis and same_form(value, new):
+        return new
+    if isinstance(value, jax.Array):
+        return value.at[index].set(new)
+    if index is Ellipsis and not isinstance(value, np.ndarray):
+        return new
+    changed = copy_lib.copy(value)
+    changed[index] = new
+    return changed
+
+
+# As a pytree a Variable is a node with one child, its raw value; the definition is static.
+
+_VALUE_KEY = jax.tree_util.GetAttrKey("value")
+
+
+def _flatten(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], VariableDef]:
+    box = variable._box
+    return (box.value,), box.definition
+
+
+def _flatten_with_keys(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], VariableDef]:
+    box = variable._box
+    return ((_VALUE_KEY, box.value),), box.definition
+
+
+def _register(cls: type[Variable[tp.Any]]) -> None:
+    cls._plain_def = define(cls, dict(_REQUIRED_DEFAULTS))
+    own = getattr(cls, "on_create_value", None)
+    _create_hooks[cls] = () if own is None else (own,)
+
+    def unflatten(definition: VariableDef, children: tp.Iterable[tp.Any]) -> Variable[tp.Any]:
+        new = object.__new__(cls)
+        (value,) = children
+        _set_box(new, _boxed(definition, value))
+        return new
+
+    jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, unflatten, _flatten)
+
+
+_register(Variable)
+
+
+class var_defaults:
+    """Set or read the defaults of `Variable(ref=...)`; also a context manager.
+
+    Called without arguments it only reads.
+
+    >>> import nnxlite as nnx
+    >>> with nnx.var_defaults(ref=True):
+    ...     v = nnx.Param(nnx.initializers.ones_init()(None, (2,)))
+    >>> v.ref, nnx.var_defaults().ref
+    (True, False)
+    """
+
+    def __init__(self, *, hijax: bool | None = None, ref: bool | None = None) -> None:
+        global _defaults
+        if hijax:
+            _refuse_hijax("var_defaults")
+        self._former = _defaults
+        if ref is not None:
+            _defaults = VarDefaults(hijax=False, ref=bool(ref))
+        self._now = _defaults
+
+    @property
+    def hijax(self) -> bool:
+        """The default in force when this object was made."""
+        return self._now.hijax
+
+    @property
+    def ref(self) -> bool:
+        """The default in force when this object was made."""
+        return self._now.ref
+
+    def __repr__(self) -> str:
+        return repr(self._now)
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return self._now == (other._now if isinstance(other, var_defaults) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._now)
+
+    def __enter__(self) -> VarDefaults:
+        return self._now
+
+    def __exit__(self, *exc: tp.Any) -> None:
+        global _defaults
+        _defaults = self._former

@@ -1,0 +1,325 @@
+"""Update contexts: the four steps, identity, sharing, structure changes, refusals."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+
+
+class Foo(nnx.Module):
+    pass
+
+
+class Box(nnx.Module):
+    def __init__(self, *values):
+        self.values = nnx.List([nnx.Param(jnp.asarray(v)) for v in values])
+
+
+def crossing(change, tag="ctx"):
+    """A function that applies `change` to its objects inside `jax.jit`, in the four steps."""
+    traces = []
+
+    @jax.jit
+    def inside(*parts):
+        traces.append(1)
+        with nnx.merge_context(tag, inner=True) as ctx:
+            objects = [ctx.merge(*part) for part in parts]
+        change(*objects)
+        with nnx.split_context(tag) as ctx:
+            return [ctx.split(x) for x in objects]
+
+    @nnx.update_context(tag)
+    def outside(*objects):
+        with nnx.split_context(tag) as ctx:
+            parts = [ctx.split(x) for x in objects]
+        out = inside(*parts)
+        with nnx.merge_context(tag, inner=False) as ctx:
+            return [ctx.merge(*part) for part in out]
+
+    outside.traces = traces
+    return outside
+
+
+def test_the_four_steps_give_back_the_same_object_with_its_changes():
+    m1 = Foo()
+    with nnx.update_context("example"):
+        with nnx.split_context("example") as ctx:
+            graphdef, state = ctx.split(m1)
+
+        @jax.jit
+        def f(graphdef, state):
+            with nnx.merge_context("example", inner=True) as ctx:
+                m2 = ctx.merge(graphdef, state)
+            m2.a = 1
+            m2.ref = m2
+            with nnx.split_context("example") as ctx:
+                return ctx.split(m2)
+
+        graphdef_out, state_out = f(graphdef, state)
+        with nnx.merge_context("example", inner=False) as ctx:
+            m3 = ctx.merge(graphdef_out, state_out)
+    assert m3 is m1
+    assert m1.a == 1
+    assert m1.ref is m1
+
+
+def test_the_decorator_opens_a_context_for_each_call():
+    def change(m):
+        m.a = 1
+        m.ref = m
+
+    g = crossing(change, "example")
+    for m in (Foo(), Foo()):
+        assert g(m)[0] is m
+        assert (m.a, m.ref is m) == (1, True)
+    assert len(g.traces) == 1
+
+
+def test_values_metadata_and_new_objects_arrive_in_the_same_variables():
+    m = Foo()
+    m.p = nnx.Param(jnp.ones(2), tag="a")
+    kept = m.p
+
+    def change(m):
+        m.p[...] = m.p + 1
+        m.p.set_metadata("tag", "b")
+        m.q = nnx.BatchStat(m.p * 2)
+        m.r = jnp.zeros(3)
+        m.parts = nnx.List([m.p, Foo()])
+
+    crossing(change)(m)
+    assert m.p is kept and m.parts[0] is kept
+    assert kept.value.tolist() == [2.0, 2.0]
+    assert kept.tag == "b"
+    assert m.q.value.tolist() == [4.0, 4.0]
+    assert m.r.shape == (3,)
+    assert type(m.parts[1]) is Foo
+
+
+def test_sharing_between_objects_holds_inside_and_after():
+    a, b = Box(1.0, 2.0), Foo()
+    b.shared = a.values[0]
+
+    def change(a, b):
+        assert b.shared is a.values[0]
+        b.shared[...] = 7.0
+        b.other = a
+
+    crossing(change)(a, b)
+    assert b.shared is a.values[0]
+    assert float(a.values[0].value) == 7.0
+    assert b.other is a
+
+
+def test_removed_and_changed_attributes_are_seen_by_plans():
+    m = Foo()
+    m.gone, m.size, m.p = 1, 2, nnx.Param(jnp.ones(1))
+    before = nnx.graphdef(m)
+    assert nnx.graphdef(m) is before
+
+    def change(m):
+        del m.gone
+        m.size = 3
+
+    crossing(change)(m)
+    assert not hasattr(m, "gone")
+    after = nnx.graphdef(m)
+    assert after is not before
+    assert nnx.merge(*nnx.split(m)).size == 3
+    m.later = 4  # status and definition belong to the object, not to the class
+    assert nnx.merge(*nnx.split(m)).later == 4
+
+
+def test_a_value_only_change_keeps_the_plans_of_an_object():
+    m = Box(1.0)
+    graphdef, _ = nnx.split(m)
+    version = m._nnx_version
+
+    def change(m):
+        m.values[0][...] = 2.0
+
+    crossing(change)(m)
+    assert m._nnx_version == version
+    assert nnx.graphdef(m) is graphdef
+    assert float(m.values[0].value) == 2.0
+
+
+def test_an_object_with_an_editable_static_attribute_keeps_its_own_status():
+    m, other = Foo(), Foo()
+    for x in (m, other):
+        x.sizes = [1, 2]
+
+    def change(m):
+        m.extra = 1
+
+    g = crossing(change)
+    g(m)
+    m.own = nnx.Param(jnp.ones(1))
+    g(other)
+    assert sorted(other.__dict__) == ["extra", "sizes"]
+    assert "own" not in other._nnx_status
+    assert sorted(nnx.to_flat_state(nnx.state(m)).paths) == [("own",)]
+
+
+def test_inside_eagerly_the_outer_variables_are_not_written_before_the_last_merge():
+    m = Box(1.0)
+    with nnx.update_context("x"):
+        with nnx.split_context("x") as ctx:
+            parts = ctx.split(m)
+        with nnx.merge_context("x", inner=True) as ctx:
+            inside = ctx.merge(*parts)
+        assert inside is not m and inside.values[0] is not m.values[0]
+        inside.values[0][...] = 5.0
+        assert float(m.values[0].value) == 1.0
+        with nnx.split_context("x") as ctx:
+            out = ctx.split(inside)
+        with nnx.merge_context("x", inner=False) as ctx:
+            assert ctx.merge(*out) is m
+    assert float(m.values[0].value) == 5.0
+
+
+def test_a_failing_function_leaves_the_objects_alone_and_closes_the_context():
+    m = Box(1.0)
+
+    def change(m):
+        m.values[0][...] = 2.0
+        m.extra = 1
+        raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        crossing(change)(m)
+    assert float(m.values[0].value) == 1.0
+    assert not hasattr(m, "extra")
+    with pytest.raises(ValueError, match="No update context found for tag 'ctx'"):
+        nnx.current_update_context("ctx")
+
+
+def test_merging_into_objects_of_another_trace_is_refused_before_any_write():
+    m = Box(1.0)
+    with nnx.update_context("x"):
+        with nnx.split_context("x") as ctx:
+            parts = ctx.split(m)
+        with nnx.merge_context("x", inner=True) as ctx:
+            inside = ctx.merge(*parts)
+        inside.extra = 1
+        inside.values[0][...] = 2.0
+        with nnx.split_context("x") as ctx:
+            out = ctx.split(inside)
+
+        def foreign(x):
+            with nnx.merge_context("x", inner=False) as ctx:
+                ctx.merge(*out)
+            return x
+
+        with pytest.raises(nnx.TraceContextError, match="Box"):
+            jax.jit(foreign)(1.0)
+    assert float(m.values[0].value) == 1.0 and not hasattr(m, "extra")
+
+
+def test_split_with_filters_and_flatten():
+    m = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    with nnx.split_context() as ctx:
+        graphdef, params, rest = ctx.split(m, nnx.Param, ...)
+        again = ctx.split(m)
+        flat = ctx.flatten(nnx.Linear(1, 1, rngs=nnx.Rngs(0)))
+        raw = ctx.flatten(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), with_paths=False)
+        two = ctx.flatten(nnx.BatchNorm(1, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    assert sorted(params) == ["bias", "scale"] and sorted(rest) == ["mean", "var"]
+    assert again[1] == nnx.State({}) and again[0] != graphdef
+    assert flat[1].paths == (("bias",), ("kernel",))
+    assert [type(x).__name__ for x in raw[1]] == ["ArrayImpl", "ArrayImpl"]
+    assert [len(f) for f in two[1:]] == [2, 2]
+    with nnx.merge_context() as ctx:
+        first = ctx.merge(graphdef, params, rest)
+        assert ctx.merge(*again) is first
+        assert ctx.unflatten(*flat).kernel is flat[1].leaves[1]
+        assert ctx.unflatten(*raw).kernel.shape == (1, 1)
+        assert ctx.unflatten(*two).scale.shape == (1,)
+
+
+def test_split_contexts_number_objects_for_the_context_they_belong_to():
+    m = Foo()
+    with nnx.update_context("x") as context:
+        with nnx.split_context("x") as first:
+            parts = first.split(m)
+        assert (first.is_inner, context.outer_index_outer_ref) == (False, {0: m})
+        with nnx.merge_context("x", inner=True) as merged:
+            inside = merged.merge(*parts)
+        assert context.outer_index_inner_ref == {0: inside}
+        assert context.inner_ref_outer_index[inside] == 0
+        with nnx.split_context("x") as second:
+            graphdef, _ = second.split(inside)
+        assert second.is_inner
+        assert graphdef.outer == (0,)
+        assert context.inner_ref_outer_index is None
+    assert context.outer_ref_outer_index is None
+
+
+def test_the_innermost_context_of_a_tag_is_current():
+    with nnx.update_context("x") as outer, nnx.update_context("y") as other:
+        with nnx.update_context("x") as inner:
+            assert nnx.current_update_context("x") is inner
+            assert nnx.current_update_context("y") is other
+        assert nnx.current_update_context("x") is outer
+
+
+def test_a_context_keeps_nothing_alive_after_its_end():
+    m = Box(1.0)
+    inner = []
+
+    def change(m):
+        inner.append(weakref.ref(m))
+
+    g = crossing(change)
+    g(m)
+    outer = weakref.ref(m)
+    del m
+    gc.collect()
+    assert inner[0]() is None
+    assert outer() is None
+
+
+def test_an_unknown_tag_names_the_tags_there_are():
+    with nnx.update_context("here"):
+        with pytest.raises(ValueError, match=r"tag 'there' \(active tags: 'here'\)"):
+            nnx.current_update_context("there")
+    for open_ in (nnx.split_context, nnx.merge_context):
+        with pytest.raises(ValueError, match=r"tag 'there' \(active tags: none is active\)"):
+            with open_("there"):
+                pass
+
+
+def test_merge_context_wants_to_know_the_side():
+    with nnx.update_context("x"):
+        with pytest.raises(ValueError, match="inner_merge must be specified"):
+            with nnx.merge_context("x"):
+                pass
+
+
+def test_a_step_is_closed_after_its_block():
+    with nnx.split_context() as split:
+        parts = split.split(Foo())
+    with nnx.merge_context() as merge:
+        pass
+    with pytest.raises(AttributeError, match="This SplitContext has ended"):
+        split.split(Foo())
+    with pytest.raises(AttributeError, match="This MergeContext has ended"):
+        merge.merge(*parts)
+
+
+def test_flatten_sorts_by_filter_only_with_paths():
+    with nnx.split_context() as ctx:
+        with pytest.raises(ValueError, match="with_paths=True"):
+            ctx.flatten(Foo(), nnx.Param, with_paths=False)
+        with pytest.raises(ValueError, match="Non-exhaustive"):
+            ctx.split(Box(1.0), nnx.BatchStat)
+
+
+def test_the_manager_is_shown_with_its_tag():
+    assert repr(nnx.update_context("x")) == "update_context('x')"

@@ -1,0 +1,140 @@
+"""Frozen modules: fields, immutability, methods as pytrees."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+
+
+class Affine(nnx.Module, frozen=True):
+    weight: jax.Array = nnx.field(converter=jnp.asarray)
+    flag: bool = False
+    size: int = nnx.field(static=True, default=3)
+
+    def __call__(self, x):
+        return x if self.flag else self.weight * x
+
+    def twice(self, x):
+        return self(self(x))
+
+
+class Built(Affine):
+    extra: jax.Array
+
+    def __init__(self, value):
+        super().__init__(value)
+        self.extra = jnp.zeros(2)
+
+
+def test_every_field_is_a_leaf_unless_it_is_static():
+    assert jax.tree.leaves(Affine(2.0)) == [False, 2.0]
+    assert jax.tree.structure(Affine(2.0)) == jax.tree.structure(Affine(3.0))
+    assert jax.tree.structure(Affine(2.0)) != jax.tree.structure(Affine(2.0, size=4))
+    chosen, rest = nnx.partition(Affine(2.0), nnx.is_array)
+    assert chosen.flag is None and rest.weight is None and rest.size == 3
+
+
+def test_generated_and_written_init():
+    assert Affine(2.0, True).flag is True and Affine(weight=1).weight.dtype == jnp.int32
+    built = Built(2.0)
+    assert built.weight == 2 and built.extra.shape == (2,) and built.size == 3
+    assert dataclasses.replace(Affine(2.0), flag=True).flag is True
+
+
+def test_nothing_can_be_assigned_afterwards():
+    for model in (Affine(2.0), Built(1.0)):
+        with pytest.raises(
+            dataclasses.FrozenInstanceError, match="cannot assign to field 'weight'"
+        ):
+            model.weight = 3
+        with pytest.raises(
+            dataclasses.FrozenInstanceError, match="Make a changed copy: nnx.tree_at"
+        ):
+            del model.weight
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            nnx.update(
+                model, nnx.state(Affine(5.0)) if type(model) is Affine else nnx.state(Built(5.0))
+            )
+    changed = nnx.tree_at(lambda m: (m.weight, m.flag), Affine(2.0), (3.0, True))
+    assert changed.weight == 3 and changed.flag is True
+
+
+def test_messages():
+    class Missing(nnx.Module, frozen=True):
+        a: int
+
+        def __init__(self):
+            pass
+
+    class Unknown(nnx.Module, frozen=True):
+        a: int
+
+        def __init__(self):
+            self.b = 1
+
+    with pytest.raises(TypeError, match=r"Missing: __init__ ended without a value for .*\['a'\]"):
+        Missing()
+    with pytest.raises(AttributeError, match="Unknown has no field 'b'. Declare every attribute"):
+        Unknown()
+
+
+def test_default_factories_and_post_init():
+    class Full(nnx.Module, frozen=True):
+        a: list = dataclasses.field(default_factory=lambda: [jnp.ones(1)])
+        b: int = nnx.field(default=0, metadata={"note": "kept"})
+
+        def __post_init__(self):
+            self.b = 7
+
+    assert Full().b == 7 and Full().a[0] == 1
+    assert Full.__dataclass_fields__["b"].metadata["note"] == "kept"
+
+
+def test_methods_are_pytrees():
+    model = Affine(2.0)
+    assert jax.vmap(model)(jnp.ones(3)).tolist() == [2, 2, 2]
+    assert jax.tree.leaves(model.twice) == [False, 2.0]
+    assert nnx.filter_jit(lambda f, x: f(x))(model.twice, 1.0) == 4
+    assert (
+        nnx.filter_jit(model.twice)(1.0) == 4 and nnx.filter_grad(model.twice)(jnp.array(1.0)) == 4
+    )
+    assert nnx.filter_grad(lambda f: f(3.0))(model.twice).__self__.weight == 12
+    assert model.twice == model.twice and hash(model.twice) == hash(model.twice)
+    assert model.twice != Affine(2.0).twice and model.twice.__name__ == "twice"
+    assert "bound method Affine.twice" in repr(model.twice)
+    assert Affine.twice(model, 1.0) == 4
+
+
+def test_copies_and_pickles():
+    model = Affine(2.0)
+    for new in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert nnx.tree_equal(new, model) and new is not model
+    assert pickle.loads(pickle.dumps(model.twice))(1.0) == 4
+
+
+def test_frozen_modules_in_the_librarys_own_transforms():
+    model = nnx.tree_at(lambda m: m.flag, Affine(2.0), None)
+    assert nnx.jit(lambda m, x: m.twice(x))(model, 1.0) == 4
+    grads = nnx.filter_grad(lambda m: m(3.0))(Affine(2.0))
+    assert grads.weight == 3 and grads.flag is None and type(grads) is Affine
+    graphdef, state = nnx.split(model)
+    assert nnx.tree_equal(nnx.merge(graphdef, state), model)
+
+
+def test_sharing_between_frozen_modules_is_kept():
+    class Pair(nnx.Module, frozen=True):
+        one: Affine
+        two: Affine
+
+    layer = Affine(2.0)
+    pair = nnx.tree_at(lambda p: p.one.weight, Pair(layer, layer), 3.0)
+    assert pair.one is pair.two
+    out = nnx.filter_jit(lambda p: nnx.tree_at(lambda p: p.two.weight, p, 4.0))(pair)
+    assert out.one is out.two and out.one.weight == 4

@@ -1,0 +1,180 @@
+"""filter_jit: what is traced, what is static, when it compiles, what it costs the caller's objects."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.filtered.models import Tied
+
+
+def counted(fun):
+    """The function, and a list that grows with each trace."""
+    traces = []
+
+    @functools.wraps(fun)
+    def inner(*args, **kwargs):
+        traces.append(None)
+        return fun(*args, **kwargs)
+
+    return inner, traces
+
+
+def test_arrays_are_traced_and_the_rest_is_static():
+    inner, traces = counted(lambda x, y: (x + y, "text", len))
+    f = nnx.filter_jit(inner)
+    assert f(jnp.array(1), jnp.array(2))[0] == 3
+    assert f(jnp.array(1), jnp.array(5))[0] == 6 and len(traces) == 1
+    assert f(jnp.array(1), 2)[0] == 3 and len(traces) == 2
+    assert f(jnp.array(3), 2)[0] == 5 and len(traces) == 2
+    assert f(jnp.array(3), 3)[0] == 6 and len(traces) == 3
+    assert f(1, 2) == (3, "text", len) and len(traces) == 4
+    assert f(np.ones(2), 1)[0].tolist() == [2, 2]
+
+
+def test_functions_are_static_leaves_that_compare_by_content():
+    inner, traces = counted(lambda f, x: f(x))
+    apply = nnx.filter_jit(inner)
+    make = lambda n: lambda x: x + n
+    assert apply(make(1), jnp.array(1)) == 2
+    assert apply(make(1), jnp.array(2)) == 3 and len(traces) == 1
+    assert apply(make(2), jnp.array(2)) == 4 and len(traces) == 2
+
+
+def test_objects_are_written_and_share_as_in_jit():
+    inner, traces = counted(lambda m, x: (setattr(m, "steps", m.steps + 1), m(x))[1])
+    step = nnx.filter_jit(inner)
+    model, x = Tied(), jnp.ones((1, 3))
+    expected = model(x)
+    np.testing.assert_allclose(step(model, x), expected, rtol=1e-6)
+    assert model.steps.tolist() == [1, 2] and model.first is model.second
+    step(model, x)
+    step(Tied(1), x)
+    assert len(traces) == 1
+    assert model.steps.tolist() == [2, 3]
+
+
+def test_results_refer_to_the_callers_objects():
+    model = Tied()
+    found, layer, new = nnx.filter_jit(lambda m: (m, m.first, nnx.Param(m.scale)))(model)
+    assert found is model and layer is model.first and type(new) is nnx.Param
+
+
+def test_bound_methods_and_callable_objects_enter_as_arguments():
+    model, x = Tied(), jnp.ones((1, 3))
+    f = nnx.filter_jit(model)
+    before = f(x)
+    model.scale = model.scale * 2
+    np.testing.assert_allclose(f(x), 2 * before)
+    np.testing.assert_allclose(nnx.filter_jit(model.__call__)(x), 2 * before)
+    partial = jax.tree_util.Partial(lambda a, b: a + b, jnp.array(1))
+    assert nnx.filter_jit(partial)(jnp.array(2)) == 3
+
+
+def test_methods_can_be_decorated():
+    class Counter(nnx.Module):
+        def __init__(self):
+            self.n = nnx.Variable(jnp.array(0))
+
+        @nnx.filter_jit
+        def add(self, by):
+            self.n[...] += by
+
+    counter = Counter()
+    counter.add(2)
+    counter.add(by=3)
+    assert counter.n[...] == 5
+
+
+def test_the_parameters_of_the_earlier_form():
+    g = nnx.filter_jit(kwargs={"x": False})(lambda x, y: x + y)
+    assert g(1, jnp.array(2)) == 3 and g(1, 2) == 3 and g(x=1, y=2) == 3
+    h = nnx.filter_jit(args=(True,))(lambda x: x)
+    assert isinstance(h(1), jax.Array) and h(jnp.array(1)) == 1
+    inner, traces = counted(lambda x, y: x * y)
+    both = nnx.filter_jit(inner, default=nnx.is_array_like)
+    assert both(2, 3.0) == 6 and both(3, 4.0) == 12 and len(traces) == 1
+    assert isinstance(nnx.filter_jit(lambda x: 1.0, out=True)(2), jax.Array)
+    part = nnx.filter_jit(lambda t: t["a"] + t["b"], args=({"a": True, "b": False},))
+    assert part({"a": 1, "b": 2}) == 3
+
+
+def test_donation():
+    x, y = jnp.ones(2), jnp.ones(2)
+    nnx.filter_jit(lambda x, y: x + y, donate="all-except-first")(x, y)
+    assert y.is_deleted() and not x.is_deleted()
+    kept = Tied()
+    total = nnx.filter_jit(lambda m, x: m(x).sum(), donate="all")(kept.first, jnp.ones((1, 3)))
+    assert np.isfinite(total) and np.isfinite(kept.first.kernel.value).all()
+
+
+def test_ahead_of_time():
+    f = nnx.filter_jit(lambda x, n: x * n)
+    compiled = f.lower(jnp.array(2.0), 3).compile()
+    assert compiled(jnp.array(3.0), 3) == 9
+    assert "multiply" in f.lower(jnp.array(2.0), 3).as_text()
+    with pytest.raises(TypeError, match="compiled for arguments of another structure"):
+        compiled(jnp.array(3.0), 4)
+
+
+def test_frozen_modules_with_static_leaves_compile_once():
+    class Layer(nnx.Module, frozen=True):
+        weight: jax.Array
+        activation: object = jax.nn.relu
+
+        def __call__(self, x):
+            return self.activation(self.weight * x)
+
+    inner, traces = counted(lambda layer, x: (layer, layer(x)))
+    f = nnx.filter_jit(inner)
+    layer = Layer(jnp.array(2.0))
+    same, y = f(layer, 3.0)
+    assert y == 6 and same is layer
+    f(Layer(jnp.array(5.0)), 3.0)
+    assert len(traces) == 1
+    f(Layer(jnp.array(5.0), jnp.tanh), 3.0)
+    assert len(traces) == 2
+    new = nnx.filter_jit(lambda w: Layer(w, jnp.tanh))(jnp.array(1.0))
+    assert new.activation is jnp.tanh and new.weight == 1
+
+
+def test_a_failed_call_changes_nothing():
+    model = Tied()
+
+    @nnx.filter_jit
+    def f(m):
+        m.scale = m.scale * 0
+        raise KeyError("no")
+
+    with pytest.raises(KeyError):
+        f(model)
+    assert nnx.tree_equal(model, Tied())
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (
+            lambda: nnx.filter_jit(lambda x: x)({"a": [bytearray()]}),
+            ValueError,
+            "leaf at '0.a.0' of the",
+        ),
+        (lambda: nnx.filter_jit(lambda x: x, args=(True,))("hi"), TypeError, "'hi' is no array"),
+        (lambda: nnx.filter_jit(lambda x: x, out=False)(jnp.ones(1)), ValueError, "is static, but"),
+        (lambda: nnx.filter_jit(lambda x: "a", out=True)(1), TypeError, "filter_jit(out=): the l"),
+        (lambda: nnx.filter_jit(lambda x: x, args=(True, True))(1), ValueError, "for 2 arguments"),
+        (lambda: nnx.filter_jit(lambda x: x, donate="some"), ValueError, "donate='some'"),
+        (lambda: nnx.filter_jit(lambda x: x, static_argnums=0), ValueError, "no static_argnums="),
+        (lambda: nnx.filter_jit(lambda x: x, default=[True])(1), ValueError, "no prefix"),
+        (lambda: nnx.filter_jit(3), TypeError, "Expected a callable to transform, got int"),
+    ],
+)
+def test_messages(call, kind, message):
+    with pytest.raises(kind) as error:
+        call()
+    assert message in str(error.value)

@@ -1,0 +1,142 @@
+"""filter_vmap and filter_pmap: axes leaf by leaf."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nnxlite as nnx
+from tests.filtered.models import Tied
+
+ADD = lambda x, y: x + y
+
+
+def test_arrays_are_mapped_and_the_rest_is_not():
+    f = nnx.filter_vmap(lambda x, y, name: (x + y, name))
+    assert f(jnp.array([1, 2]), jnp.array([3, 4]), "n")[0].tolist() == [4, 6]
+    out, name = f(jnp.array([1, 2]), 3, "n")
+    assert out.tolist() == [4, 5] and name == "n"
+    assert nnx.filter_vmap(ADD)(jnp.array([1, 2]), y=jnp.array([3, 4])).tolist() == [4, 6]
+
+
+def test_the_earlier_form():
+    g = nnx.filter_vmap(kwargs={"x": 1})(ADD)
+    assert g(jnp.array([[1, 2]]), jnp.array([3, 4])).tolist() == [[4], [6]]
+    h = nnx.filter_vmap(args=(None,))(ADD)
+    assert h(jnp.array(1), jnp.array([2, 3])).tolist() == [3, 4]
+    assert nnx.filter_vmap(default=None, args=(0,))(ADD)(jnp.ones(2), jnp.ones(3)).shape == (2, 3)
+    assert nnx.filter_vmap(ADD, out=1)(jnp.ones((2, 3)), 1).shape == (3, 2)
+
+
+@given(
+    st.lists(st.integers(0, 2), min_size=2, max_size=2),
+    st.sampled_from([None, 0, 1, -1]),
+    st.sampled_from([0, 1, -1]),
+)
+def test_against_a_loop(shape, in_axis, out_axis):
+    size = 3
+    x = np.arange(size * np.prod(shape), dtype=np.float32).reshape(size, *shape)
+    y = np.arange(size, dtype=np.float32)
+    if in_axis is None:
+        moved, part = x[0], lambda i: x[0]
+    else:
+        moved, part = np.moveaxis(x, 0, in_axis), lambda i: x[i]
+    f = lambda tree, y, name: {"out": tree["x"] * y + tree["n"], "name": name}
+    out = nnx.filter_vmap(
+        f, in_axes=({"x": in_axis, "n": None}, 0, None), out_axes={"out": out_axis, "name": None}
+    )({"x": jnp.asarray(moved), "n": 2}, jnp.asarray(y), "n")
+    expected = np.stack([np.asarray(part(i) * y[i] + 2) for i in range(size)], out_axis)
+    np.testing.assert_allclose(out["out"], expected)
+    assert out["name"] == "n"
+
+
+def test_ensembles():
+    keys = jax.random.split(jax.random.key(0), 4)
+    models = nnx.filter_vmap(lambda key: nnx.Linear(2, 3, rngs=nnx.Rngs(key)))(keys)
+    assert models.kernel.shape == (4, 2, 3) and models.in_features == 2
+    x = jax.random.normal(jax.random.key(1), (4, 2))
+    same = nnx.filter_vmap(lambda m, x: m(x), kwargs={"x": None})(models, x)
+    assert same.shape == (4, 4, 3)
+    each = nnx.filter_vmap(lambda m, x: m(x))(models, x)
+    assert each.shape == (4, 3)
+    one = jax.tree.map(lambda leaf: leaf[2], models)
+    np.testing.assert_allclose(each[2], one(x[2]), rtol=1e-5)
+
+
+def test_objects_are_written_with_the_axis_they_came_with():
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), Tied())
+    stacked.second = stacked.first
+
+    def f(m, x):
+        m.parts[0][...] += x
+        m.note = "seen"
+        return m.first is m.second
+
+    assert nnx.filter_vmap(f)(stacked, jnp.arange(3.0)) is True
+    assert stacked.parts[0].value.tolist() == [[0] * 3, [1] * 3, [2] * 3]
+    assert stacked.note == "seen"
+
+
+def test_variable_filters_are_axes():
+    model = nnx.Dict(a=nnx.Param(jnp.ones(3)), b=nnx.BatchStat(jnp.array(2.0)))
+    f = nnx.filter_vmap(lambda m: m.a * m.b, in_axes=(nnx.Param,))
+    assert f(model).tolist() == [2, 2, 2]
+
+
+def test_axis_size_name_and_jax_options():
+    f = nnx.filter_vmap(lambda: jax.lax.axis_index("i"), axis_size=3, axis_name="i")
+    assert f().tolist() == [0, 1, 2]
+    g = nnx.filter_vmap(lambda x: x.sum() * 0 + 1.0, out_axes=None, in_axes=None, axis_size=2)
+    assert g(jnp.ones(2)) == 1
+
+
+def test_pmap():
+    traces = []
+
+    @nnx.filter_pmap(in_axes=(None, 0, None))
+    def f(model, x, name):
+        traces.append(None)
+        return model(x), name
+
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    x = jnp.ones((4, 1, 2))
+    out, name = f(model, x, "n")
+    assert out.shape == (4, 1, 3) and name == "n"
+    np.testing.assert_allclose(out[3], model(x[3]), rtol=1e-5)
+    f(model, x, "n")
+    assert len(traces) == 1
+    assert nnx.filter_pmap(ADD, args=(0, True))(jnp.ones(2), 1.0).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: nnx.filter_vmap(ADD)(1, 2), ValueError, "no leaf of the arguments is mapped"),
+        (
+            lambda: nnx.filter_vmap(ADD)(jnp.ones(2), jnp.ones(3)),
+            ValueError,
+            "Mapped leaves: '0' float32[2]: axis 0; '1' float32[3]: axis 0",
+        ),
+        (
+            lambda: nnx.filter_vmap(ADD, in_axes=(0, 0))(jnp.ones(2), "a"),
+            TypeError,
+            "in_axes: the leaf at '1' must be traced, but str 'a' is no array",
+        ),
+        (lambda: nnx.filter_vmap(ADD, in_axes=(0,))(1, 2), ValueError, "1 entries for 2 posit"),
+        (lambda: nnx.filter_vmap(ADD, args=(0, 0, 0))(1, 2), ValueError, "for 3 arguments"),
+        (
+            lambda: nnx.filter_vmap(lambda x: "a", out_axes=0)(jnp.ones(2)),
+            TypeError,
+            "out_axes: the leaf at 'result' must be traced",
+        ),
+        (lambda: nnx.filter_pmap(ADD, donate="x"), ValueError, "donate='x'"),
+    ],
+)
+def test_messages(call, kind, message):
+    with pytest.raises(kind) as error:
+        call()
+    assert message in str(error.value)

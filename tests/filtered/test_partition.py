@@ -1,0 +1,252 @@
+"""Filter, partition and combine: what is selected, and that sharing and structure are kept."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nnxlite as nnx
+from tests.filtered.models import Tied
+
+
+@pytest.mark.parametrize(
+    ("leaf", "answers"),
+    [
+        (jnp.ones(2), (True, True, True, True)),
+        (jnp.arange(2), (True, False, True, False)),
+        (np.ones(2), (True, True, True, True)),
+        (np.float32(1), (True, True, True, True)),
+        (jax.random.key(0), (True, False, True, False)),
+        (1, (False, False, True, False)),
+        (True, (False, False, True, False)),
+        (1.0, (False, False, True, True)),
+        (1j, (False, False, True, True)),
+        ("a", (False, False, False, False)),
+        (None, (False, False, False, False)),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_predicates(leaf, answers):
+    predicates = (
+        nnx.is_array,
+        nnx.is_inexact_array,
+        nnx.is_array_like,
+        nnx.is_inexact_array_like,
+    )
+    assert tuple(p(leaf) for p in predicates) == answers
+
+
+class Convertible:
+    def __jax_array__(self):
+        return jnp.ones(2)
+
+
+def test_what_knows_how_to_become_an_array_is_array_like():
+    assert nnx.is_array_like(Convertible())
+    assert nnx.is_inexact_array_like(Convertible())
+    assert not nnx.is_array(Convertible())
+
+
+def test_predicates_hold_for_tracers():
+    seen = []
+    jax.jit(lambda x: seen.append((nnx.is_array(x), nnx.is_inexact_array(x))))(1.0)
+    assert seen == [(True, True)]
+
+
+def test_if_array():
+    assert nnx.if_array(1)(jnp.ones(2)) == 1
+    assert nnx.if_array(1)("a") is None
+    assert nnx.if_array(1) == nnx.if_array(1)
+
+
+leaves = st.one_of(
+    st.integers(), st.text(max_size=3), st.none(), st.booleans(), st.just(np.arange(3))
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@st.composite
+def specs(draw, tree):
+    """A spec that is a prefix of the tree."""
+    literal = st.one_of(st.booleans(), st.just(nnx.is_array), st.just(lambda x: x == 1))
+    if draw(st.booleans()):
+        if isinstance(tree, (list, tuple)):
+            return type(tree)([draw(specs(t)) for t in tree])
+        if isinstance(tree, dict):
+            return {k: draw(specs(v)) for k, v in tree.items()}
+        if tree is None:
+            return None
+    return draw(literal)
+
+
+@given(st.data())
+def test_combine_is_the_inverse_of_partition(data):
+    tree = data.draw(trees)
+    spec = data.draw(specs(tree)) if jax.tree.leaves(tree) else True
+    chosen, rest = nnx.partition(tree, _comparable(spec))
+    again = nnx.combine(chosen, rest)
+    assert jax.tree.structure(again) == jax.tree.structure(tree)
+    assert all(x is y for x, y in zip(jax.tree.leaves(again), jax.tree.leaves(tree), strict=True))
+    stop = {"is_leaf": lambda x: x is None}
+    for one, other in zip(
+        jax.tree.leaves(chosen, **stop), jax.tree.leaves(rest, **stop), strict=True
+    ):
+        assert one is None or other is None
+
+
+def _comparable(spec):
+    """Functions in a spec answer a bool for arrays, too."""
+
+    def wrap(literal):
+        return (lambda x: bool(np.all(literal(x)))) if callable(literal) else literal
+
+    return jax.tree.map(wrap, spec)
+
+
+@given(st.sets(st.sampled_from(["first", "scale", "steps", "parts"])), st.booleans())
+def test_combine_is_the_inverse_of_partition_on_graph_objects(names, by_kind):
+    model = Tied()
+    spec = (
+        nnx.Param
+        if by_kind
+        else nnx.All(*[nnx.Not(nnx.PathContains(n)) for n in names - {"first"}])
+    )
+    again = nnx.combine(*nnx.partition([model, 1], spec))
+    assert again[0].first is again[0].second
+    assert again[0] is not model
+    assert nnx.tree_equal(again, [model, 1])
+
+
+def test_filter_keeps_types_and_sharing_and_makes_none_of_the_rest():
+    model = Tied()
+    found = nnx.filter(model, nnx.is_inexact_array)
+    assert type(found) is Tied and found.first is found.second
+    assert type(found.first.kernel) is nnx.Param
+    assert found.first.kernel.value is model.first.kernel.value
+    assert found.steps is None and found.rate == 0.5
+    assert model.steps is not None
+
+
+def test_inverse_and_replace():
+    assert nnx.filter([1, "a"], lambda x: x == 1, inverse=True) == [None, "a"]
+    assert nnx.filter([1, "a"], [True, False], replace=0) == [1, 0]
+    assert nnx.partition((1, ("a", 2)), (True, (False, lambda x: True)), replace=9) == (
+        (1, (9, 2)),
+        (9, ("a", 9)),
+    )
+
+
+def test_is_leaf_closes_parts():
+    chosen, rest = nnx.partition(
+        [(1, 2), 3], lambda x: isinstance(x, tuple), is_leaf=lambda x: isinstance(x, tuple)
+    )
+    assert (chosen, rest) == ([(1, 2), None], [None, 3])
+    model = Tied()
+    chosen, _ = nnx.partition([model, 3], nnx.Module, is_leaf=lambda x: isinstance(x, Tied))
+    assert chosen[0] is model
+
+
+@pytest.mark.parametrize(
+    ("spec", "chosen"),
+    [
+        (nnx.Param, {"first.bias", "first.kernel"}),
+        (nnx.Not(nnx.Param), {"parts.0", "parts.1", "scale", "steps"}),
+        (nnx.PathContains("parts"), {"parts.0", "parts.1"}),
+        (nnx.Any(nnx.BatchStat, nnx.PathContains("scale")), {"parts.0", "scale"}),
+        (..., {"first.bias", "first.kernel", "parts.0", "parts.1", "scale", "steps"}),
+        (False, set()),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_variable_filters_are_specs(spec, chosen):
+    found = nnx.filter(Tied(), spec)
+    names = {
+        ".".join(map(str, path))
+        for path, leaf in nnx.to_flat_state(nnx.state(found))
+        if jax.tree.leaves(leaf)
+    }
+    assert names == chosen
+
+
+def test_specs_that_differ_between_arguments():
+    model = Tied()
+    chosen, rest = nnx.partition((model, {"x": 1}), (nnx.BatchStat, {"x": True}))
+    assert chosen[0].first.kernel.value is None and chosen[0].parts[0].value is not None
+    assert chosen[1] == {"x": 1} and rest[1] == {"x": None}
+
+
+def test_a_spec_of_the_objects_own_form():
+    spec = nnx.filter(Tied(), False, replace=False)
+    spec = nnx.tree_at(lambda m: (m.scale, m.first.bias), spec, (True, True))
+    found = nnx.filter(Tied(), spec)
+    assert found.scale is not None and found.second.bias.value is not None
+    assert found.first.kernel.value is None and found.steps is None
+    prefix = nnx.tree_at(lambda m: m.first, spec, True)
+    found = nnx.filter(Tied(), prefix)
+    assert found.first.kernel.value is not None
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: nnx.filter([1, (2, 3)], [True, (True,)]), "filter_spec is no prefix of the tree"),
+        (
+            lambda: nnx.filter([1, 2], [True, 3]),
+            (
+                "filter_spec must consist of booleans, callables and Variable filters only, got int 3 "
+                "for the leaf at '1'"
+            ),
+        ),
+        (lambda: nnx.filter([1], lambda x: "yes"), "answered 'yes' for the leaf"),
+        (
+            lambda: nnx.filter([1], [Tied()]),
+            "has a Tied for '0', where the tree has a leaf int",
+        ),
+        (
+            lambda: nnx.filter(Tied(), nnx.List([True])),
+            "the List given for '<root>' says nothing about 'first.bias'",
+        ),
+        (
+            lambda: nnx.filter(Tied(), nnx.PathContains("first")),
+            (
+                "Inconsistent filter_spec for a shared Param: at 'first.kernel' it is True, at "
+                "'second.kernel' it is False"
+            ),
+        ),
+        (lambda: nnx.combine(), "combine needs at least one pytree"),
+        (
+            lambda: nnx.combine({"a": [1, 2]}, {"a": [1]}),
+            "combine: the trees differ in structure at 'a': one has list with 2 children",
+        ),
+        (lambda: nnx.combine(Tied(), nnx.List([])), "one has Tied, another List"),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert message in str(error.value)
+
+
+def test_a_chain_longer_than_the_recursion_limit():
+    class Link(nnx.Module):
+        def __init__(self, below):
+            self.weight = nnx.Param(jnp.ones(()))
+            self.below = nnx.data(below)
+
+    chain = None
+    for _ in range(3000):
+        chain = Link(chain)
+    again = nnx.combine(*nnx.partition(chain, nnx.is_array))
+    assert again.below.below.weight.value == 1

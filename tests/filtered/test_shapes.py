@@ -1,0 +1,144 @@
+"""Programs, shapes, checkpoints, shardings, callbacks and checks."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.filtered.models import Tied
+
+
+def test_make_jaxpr():
+    f = lambda x, y, z: (x + 1, y, z)
+    jaxpr, shapes, statics = nnx.filter_make_jaxpr(f)(jnp.ones(2), 2, np.ones(1, np.float32))
+    struct = jax.ShapeDtypeStruct
+    assert shapes == (struct((2,), jnp.float32), None, struct((1,), jnp.float32))
+    assert statics == (None, 2, None) and len(jaxpr.jaxpr.invars) == 2
+    _, shapes, _ = nnx.filter_make_jaxpr(lambda x: x.T)(struct((2, 3), jnp.float32))
+    assert shapes.shape == (3, 2)
+    _, shapes, _ = nnx.filter_make_jaxpr(lambda m: m)(Tied())
+    assert shapes.first.kernel.value == struct((3, 3), jnp.float32)
+
+
+def test_eval_shape_computes_and_writes_nothing():
+    model = Tied()
+
+    def f(m, x):
+        m.parts[0][...] += 1
+        m.new = 1
+        return m, m(x), "name", 1.0
+
+    shaped, out, name, one = nnx.filter_eval_shape(
+        f, model, jax.ShapeDtypeStruct((5, 3), jnp.float32)
+    )
+    assert out.shape == (5, 3) and (name, one) == ("name", 1.0)
+    assert shaped.new == 1 and shaped.first is shaped.second
+    assert nnx.tree_equal(model, Tied())
+    built = nnx.filter_eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    assert built.kernel.value == jax.ShapeDtypeStruct((2, 3), jnp.float32)
+
+
+def test_checkpoint():
+    model = Tied()
+
+    @nnx.filter_checkpoint
+    def f(m, x, name):
+        m.parts[0][...] += 1
+        return m(x), name
+
+    x = jnp.ones((1, 3))
+    out, name = f(model, x, "n")
+    np.testing.assert_allclose(out, model(x))
+    assert name == "n" and model.parts[0].value.tolist() == [1, 1, 1]
+    grads = nnx.filter_grad(lambda m: f(m, x, "n")[0].sum())(model)
+    expected = nnx.filter_grad(lambda m: m(x).sum())(model)
+    np.testing.assert_allclose(grads.first.kernel.value, expected.first.kernel.value, rtol=1e-5)
+    policy = jax.checkpoint_policies.everything_saveable
+    decorated = nnx.filter_checkpoint(policy=policy, prevent_cse=False)(lambda x: x * 2)
+    assert decorated(x).tolist() == [[2, 2, 2]]
+
+
+def test_shard():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    placed = nnx.filter_shard((jnp.ones(2), "name"), split)
+    assert placed[0].sharding == split and placed[1] == "name"
+    placed = nnx.filter_shard([jnp.ones(2), {"a": jnp.ones(4)}], [whole, split])
+    assert placed[0].sharding == whole and placed[1]["a"].sharding == split
+    model = nnx.filter_shard(Tied(), whole)
+    assert model.first is model.second and model.first.kernel.value.sharding == whole
+    inside = nnx.filter_jit(lambda x: nnx.filter_shard(x, split))(jnp.ones(2))
+    assert inside.sharding.is_equivalent_to(split, 1)
+    device = jax.devices()[1]
+    assert nnx.filter_shard(jnp.ones(2), device).devices() == {device}
+    with pytest.raises(ValueError, match="device_or_shardings must consist of shardings and dev"):
+        nnx.filter_shard([jnp.ones(2)], [3])
+
+
+def test_pure_callback():
+    struct = jax.ShapeDtypeStruct((2,), jnp.float32)
+
+    def callback(tree, power, *, name):
+        assert name == "n"
+        return {"y": np.asarray(tree["x"]) ** power, "name": "ignored"}
+
+    shapes = {"y": struct, "name": "given"}
+
+    @jax.jit
+    def f(x):
+        return nnx.filter_pure_callback(
+            callback, {"x": x}, 2, name="n", result_shape_dtypes=shapes
+        )["y"]
+
+    assert f(jnp.array([2.0, 3.0])).tolist() == [4, 9]
+    eager = nnx.filter_pure_callback(
+        callback, {"x": jnp.ones(2)}, 2, name="n", result_shape_dtypes=shapes
+    )
+    assert eager["name"] == "given"
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    mapped = jax.vmap(
+        lambda x: nnx.filter_pure_callback(
+            lambda x: np.asarray(x) * 2, x, result_shape_dtypes=scalar, vectorized=True
+        )
+    )
+    assert mapped(jnp.arange(3.0)).tolist() == [0, 2, 4]
+
+
+def test_a_callback_of_another_structure():
+    with pytest.raises(Exception, match="the callback returned a result of structure"):
+        nnx.filter_pure_callback(
+            lambda x: [x], jnp.ones(()), result_shape_dtypes=jax.ShapeDtypeStruct((), jnp.float32)
+        )
+
+
+def test_error_if_outside_jit():
+    x = jnp.array(1.0)
+    assert nnx.error_if(x, False, "no") is x
+    with pytest.raises(RuntimeError, match="too large"):
+        nnx.error_if(x, x > 0, "too large")
+    with pytest.raises(RuntimeError, match="second"):
+        nnx.branched_error_if(x, jnp.array([False, True]), 1, ["first", "second"])
+    assert nnx.error_if(x, True, "off", on_error="off") is x
+    assert np.isnan(nnx.error_if(x, True, "nan", on_error="nan"))
+    with pytest.raises(ValueError, match="on_error='often'"):
+        nnx.error_if(x, True, "x", on_error="often")
+
+
+def test_error_if_under_transforms():
+    f = jax.jit(lambda x: nnx.error_if(x, x > 2, "too large") * 2)
+    assert f(1.0) == 2
+    with pytest.raises(Exception, match="too large"):
+        jax.block_until_ready(f(3.0))
+    g = jax.jit(lambda x, i: nnx.branched_error_if(x, x > 2, i, ["first", "second"]))
+    with pytest.raises(Exception, match="second"):
+        jax.block_until_ready(g(3.0, 1))
+    assert jax.grad(f)(1.0) == 2
+    assert jax.vmap(f)(jnp.ones(2)).tolist() == [2, 2]
+    with pytest.raises(Exception, match="too large"):
+        jax.block_until_ready(jax.vmap(f)(jnp.array([1.0, 3.0])))
+    with pytest.raises(ValueError, match="no array to carry the check"):
+        jax.jit(lambda x: nnx.error_if("a", x > 0, "no"))(1.0)

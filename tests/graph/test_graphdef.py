@@ -1,0 +1,291 @@
+"""`GraphDef`: equality, hashing, copies, its public spelling, and calls on what it describes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from nnxlite.graph import LeafAttr, NodeAttr, NodeDef, NodeRef, Static, VariableRecord
+from tests.laws import model as slow
+from tests.laws.graphs import Pair, Size, adder, double
+
+ONE = jnp.ones(2)
+
+
+class Layer(nnx.Module):
+    def __init__(self, size=3, act=double):
+        self.kernel = nnx.Param(ONE, tag="k")
+        self.array = ONE
+        self.size = size
+        self.act = act
+
+    def __call__(self, x):
+        self.calls = nnx.Variable(self.calls[...] + 1 if hasattr(self, "calls") else 1)
+        return x @ self.kernel
+
+    def scaled(self, x, *, by):
+        return by * (x @ self.kernel)
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.a = Layer()
+        self.b = self.a
+        self.items = [nnx.Param(ONE), 3, (ONE,)]
+        self.none = nnx.data(None)
+
+
+# equality and hash --------------------------------------------------------------------------------
+
+SAME = [
+    (3, 3),
+    ("x", "x"),
+    ((1, (2, "a")), (1, (2, "a"))),
+    ([1, 2], [1, 2]),
+    ({"a": 1}, {"a": 1}),
+    (float("nan"), float("nan")),
+    (adder(1), adder(1)),
+    (functools.partial(double, 1), functools.partial(double, 1)),
+    (lambda x, y=(1, 2): x, None),
+    (jnp.float32, jnp.float32),
+    (np.dtype("float32"), np.dtype("float32")),
+    (np.float32(1), np.float32(1)),
+    (Size(1), Size(1)),
+    (Pair(1, 2), Pair(1, 2)),
+    ({1, 2}, {2, 1}),
+]
+DIFFERENT = [
+    (1, True),
+    (1, 1.0),
+    (0.0, -0.0),
+    (0j, -0j),
+    (complex(0.0, 1.0), complex(-0.0, 1.0)),
+    ((1,), (True,)),
+    ((0.0,), (-0.0,)),
+    ([1], (1,)),
+    ([1], [1.0]),
+    ({"a": 1}, {"a": True}),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    (frozenset({1}), frozenset({True})),
+    ({1}, frozenset({1})),
+    (Pair(1, 2), (1, 2)),
+    (Pair(1, 2), Pair(1.0, 2)),
+    (adder(1), adder(2)),
+    (adder(1), adder(True)),
+    (functools.partial(double, 1), functools.partial(double, 1.0)),
+    (np.float32(0.0), np.float32(-0.0)),
+    (np.float32(1), np.float64(1)),
+    ("a", b"a"),
+    (None, False),
+    (jnp.float32, np.dtype("float32")),
+]
+
+
+@pytest.mark.parametrize("a, b", SAME, ids=repr)
+def test_equal_static_values_make_one_definition(a, b):
+    b = a if b is None else b
+    one, other = nnx.graphdef(Layer(a)), nnx.graphdef(Layer(b))
+    assert one is other
+    assert hash(one) == hash(other)
+
+
+@pytest.mark.parametrize("a, b", DIFFERENT, ids=repr)
+def test_different_static_values_make_different_definitions(a, b):
+    for first, second in [(a, b), (b, a)]:
+        one, other = Layer(first), Layer(second)
+        assert nnx.graphdef(one) != nnx.graphdef(other)
+        for layer, value in [(one, first), (other, second)]:
+            back = nnx.merge(*nnx.split(layer)).size
+            assert slow.spelled(back) == slow.spelled(value)
+        held = nnx.graphdef([ONE, first]), nnx.graphdef([ONE, second])
+        if not isinstance(first, (list, dict)):
+            assert held[0] != held[1]
+
+
+def test_a_closure_whose_captured_variable_was_rebound_is_not_taken_for_another():
+    def make(n):
+        def rebind(m):
+            nonlocal n
+            n = m
+
+        return (lambda x: x + n), rebind
+
+    first, rebind = make(1)
+    one = Layer(first)
+    nnx.split(one)
+    held, hooked = [ONE, first], nnx.Param(ONE, hook=first)
+    nnx.split([held, hooked])
+    rebind(5)
+    second, _ = make(1)
+    for _ in range(2):
+        assert nnx.merge(*nnx.split(Layer(second))).size(0) == 1
+        assert nnx.merge(*nnx.split([ONE, second]))[1](0) == 1
+        assert nnx.clone(nnx.Param(ONE, hook=second)).hook(0) == 1
+    assert nnx.clone(one).size(0) == 5
+    assert nnx.clone(held)[1](0) == 5
+    assert nnx.clone(hooked).hook(0) == 5
+
+
+def test_definitions_compare_with_nothing_else():
+    assert nnx.graphdef(Layer()) != "GraphDef"
+    assert nnx.graphdef(Layer()) != nnx.graphdef(nnx.Dict())
+
+
+def test_a_definition_is_a_pytree_without_leaves():
+    graphdef = nnx.graphdef(Model())
+    assert jax.tree.leaves(graphdef) == []
+    assert jax.tree.map(lambda x: x, graphdef) is graphdef
+
+    @jax.jit
+    def again(parts):
+        return nnx.split(nnx.merge(*parts))
+
+    found, state = again(nnx.split(Model()))
+    assert found == graphdef
+    assert nnx.merge(found, state).a.kernel.tag == "k"
+
+
+def test_copies_of_a_definition():
+    graphdef = nnx.graphdef(Model())
+    assert copy.copy(graphdef) is graphdef
+    assert copy.deepcopy(graphdef) is graphdef
+    assert pickle.loads(pickle.dumps(graphdef)) is graphdef
+    local = nnx.graphdef(Layer(act=lambda x: x))
+    assert nnx.merge(cloudpickle.loads(cloudpickle.dumps(local)), nnx.state(Layer())).act(3) == 3
+
+
+def test_a_pickled_definition_is_made_anew_where_the_original_is_gone():
+    text = pickle.dumps(nnx.split(Model()))
+    graphdef, state = pickle.loads(text)
+    assert graphdef == nnx.graphdef(Model())
+    assert nnx.merge(graphdef, state).a.kernel.tag == "k"
+
+
+# spelling -----------------------------------------------------------------------------------------
+
+
+def test_the_spelling_of_a_definition():
+    graphdef = nnx.graphdef(Model())
+    assert graphdef.num_leaves == 4
+    nodes = graphdef.nodes
+    assert [type(n) for n in nodes] == [
+        NodeDef,
+        NodeDef,
+        VariableRecord,
+        NodeRef,
+        NodeDef,
+        VariableRecord,
+        NodeDef,
+    ]
+    assert nodes[0] == NodeDef(Model, 0, None, 4, Model)
+    assert nodes[1].type is Layer and nodes[1].index == 1 and nodes[1].num_attributes == 4
+    assert nodes[2].type is nnx.Param and nodes[2].index == 2 and nodes[2].metadata["tag"] == "k"
+    assert nodes[3] == NodeRef(1)
+    assert graphdef.attributes == [
+        ("a", NodeAttr()),
+        ("act", Static(double)),
+        ("array", LeafAttr()),
+        ("kernel", NodeAttr()),
+        ("size", Static(3)),
+        ("b", NodeAttr()),
+        ("items", NodeAttr()),
+        (0, NodeAttr()),
+        (1, Static(3)),
+        (2, NodeAttr()),
+        (0, LeafAttr()),
+        ("none", Static(None)),
+    ]
+
+
+def test_numbers_of_an_outer_graph():
+    model = Model()
+    index = nnx.graphlib.RefMap()
+    nnx.flatten(model, ref_index=index)
+    inner, _ = nnx.flatten(model, ref_outer_index=index)
+    assert inner.outer == tuple(range(len(index)))
+    assert inner == nnx.graphdef(model).with_same_outer_index()
+    assert inner.with_no_outer_index() == nnx.graphdef(model)
+    assert nnx.graphdef(model).with_matching_outer_index(inner) == inner
+    assert [n.outer_index for n in inner.nodes if isinstance(n, VariableRecord)] == [2, 3]
+    assert inner != nnx.graphdef(model)
+
+
+def test_the_text_names_the_classes():
+    text = repr(nnx.graphdef(Model()))
+    assert "Model" in text and "Layer" in text and "Param" in text
+
+
+# use ----------------------------------------------------------------------------------------------
+
+
+def test_merge_and_apply_as_methods():
+    graphdef, state = nnx.split(Layer())
+    assert isinstance(graphdef.merge(state), Layer)
+    y, (graphdef, state) = graphdef.apply(state)(ONE)
+    assert y == 2
+    assert graphdef.merge(state).calls[...] == 1
+    y, _ = graphdef.apply(state).scaled(ONE, by=3)
+    assert y == 6
+
+
+def test_call_reaches_through_attributes_and_items():
+    parts = nnx.split({"a": nnx.List([Layer()]), "b": Layer()})
+    y, parts = nnx.call(parts)["a"][0].scaled(ONE, by=2)
+    assert y == 4
+    y, parts = nnx.call(parts)["b"](ONE)
+    merged = nnx.merge(*parts)
+    assert merged["b"].calls[...] == 1
+    assert not hasattr(merged["a"][0], "calls")
+    y, _ = nnx.call(nnx.split(Layer(), nnx.Param, ...))(ONE)
+    assert y == 2
+
+
+def test_leaves_and_containers_as_roots():
+    variable = nnx.Param(ONE)
+    graphdef, state = nnx.split(variable)
+    assert state is variable
+    assert nnx.merge(graphdef, state) is variable
+    assert nnx.split(variable, nnx.BatchStat, ...)[1:] == (nnx.State({}), variable)
+    graphdef, state = nnx.split(ONE)
+    assert state is ONE and nnx.merge(graphdef, ONE) is ONE
+    for root in ([variable, 3, None], (ONE, {"x": variable}), nnx.State({"x": variable})):
+        graphdef, state = nnx.split(root)
+        assert slow.canonical(nnx.merge(graphdef, state)) == slow.canonical(root)
+    assert nnx.state(None) == {}
+    assert nnx.merge(*nnx.split(None)) is None
+
+
+def test_copies_of_variables_and_arrays():
+    model = Layer()
+    graphdef, state = nnx.split(model)
+    assert nnx.merge(graphdef, state).kernel is model.kernel
+    copied = nnx.merge(graphdef, state, copy=True)
+    assert copied.kernel is not model.kernel
+    assert copied.kernel.value is model.kernel.value
+    deep = nnx.clone(model, arrays=True)
+    assert deep.kernel.value is not model.kernel.value
+    assert deep.array is not model.array
+    np.testing.assert_array_equal(deep.array, model.array)
+    flat, values = nnx.flatten(model)
+    assert nnx.unflatten(flat, values, copy_variables=True).kernel is not model.kernel
+
+
+def test_maps_of_objects_and_numbers():
+    layer = Layer()
+    index = nnx.graphlib.RefMap([(layer, 0)])
+    assert layer in index and Layer() not in index
+    assert list(index) == [layer] and len(index) == 1
+    numbers = nnx.graphlib.IndexMap.from_refmap(index)
+    assert numbers == {0: layer}
+    assert numbers.to_refmap()[layer] == 0
+    del index[layer]
+    assert len(index) == 0
+    assert "RefMap" in repr(nnx.graphlib.RefMap({layer: 3}))

@@ -1,0 +1,202 @@
+"""What counts as data, classes of others as graph nodes, and walking with them."""
+
+from __future__ import annotations
+
+import collections
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.laws import model as slow
+from tests.laws.graphs import Box, Pair
+
+ONE = jnp.ones(2)
+
+
+class Foreign:
+    """A class that knows nothing of this library."""
+
+    def __init__(self, **fields: tp.Any):
+        self.fields = fields
+
+
+def flatten(node: Foreign):
+    return sorted(node.fields.items()), Foreign
+
+
+nnx.graphlib.register_graph_node_type(
+    Foreign,
+    flatten,
+    lambda node, key, value: node.fields.__setitem__(key, value),
+    lambda node, key: node.fields.pop(key),
+    lambda metadata: metadata(),
+    lambda node: node.fields.clear(),
+    lambda node, pairs: node.fields.update(pairs),
+)
+
+
+@nnx.register_data_type
+class Table:
+    """Data, though it is nothing that JAX knows."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+
+def test_what_is_data():
+    for value in (ONE, np.ones(2), nnx.Param(1), nnx.Dict(), jax.new_ref(ONE), Table(1), Foreign()):
+        assert nnx.is_data(value) and nnx.has_data(value)
+    for value in (1, "a", None, [ONE], {"a": ONE}, nnx.State({}), Pair(ONE, 1), double, object()):
+        assert not nnx.is_data(value)
+    for value in ([ONE], (1, {"a": [nnx.Param(1)]}), Box(ONE), nnx.State({"a": ONE})):
+        assert nnx.has_data(value)
+    for value in ([1], (), {"a": (1, "b")}, Box(1), nnx.State({})):
+        assert not nnx.has_data(value)
+
+
+def double(x):
+    return 2 * x
+
+
+def test_what_is_a_node():
+    is_node, is_graph_node = nnx.graphlib.is_node, nnx.graphlib.is_graph_node
+    is_leaf = nnx.graphlib.is_node_leaf
+    for value in (nnx.Dict(), Foreign(), [1], (1,), {}, nnx.State({}), Box(1), None):
+        assert is_node(value) and not is_leaf(value)
+    for value in (nnx.Dict(), Foreign(), nnx.Param(1)):
+        assert is_graph_node(value)
+    for value in ([1], ONE, 3, None, nnx.State({})):
+        assert not is_graph_node(value)
+    for value in (nnx.Param(1), ONE, np.ones(1), jax.new_ref(ONE)):
+        assert is_leaf(value)
+
+
+def model() -> tuple[nnx.Dict, Foreign]:
+    foreign = Foreign(weight=nnx.Param(ONE), size=3, array=ONE, sizes=[1, 2])
+    root = nnx.Dict(a=foreign, b=[foreign])
+    foreign.fields["up"] = root
+    return root, foreign
+
+
+def test_foreign_nodes_are_shared_rebuilt_and_part_of_cycles():
+    root, foreign = model()
+    for _ in range(3):
+        graphdef, state = nnx.split(root)
+        assert graphdef.paths == (("a", "array"), ("a", "weight"))
+        back = nnx.merge(graphdef, state)
+        assert type(back.a) is Foreign and back.a is not foreign
+        assert back.b[0] is back.a
+        assert back.a.fields["up"] is back
+        assert back.a.fields["size"] == 3 and back.a.fields["sizes"] == [1, 2]
+    assert nnx.graphdef(back) == graphdef
+    copy = nnx.clone(root)
+    assert copy.a.fields["weight"] is not foreign.fields["weight"]
+
+
+def test_edits_of_foreign_nodes_are_seen():
+    root, foreign = model()
+    nnx.split(root)
+    nnx.split(root)
+    foreign.fields["size"] = 4
+    foreign.fields["more"] = nnx.Param(ONE)
+    assert nnx.merge(*nnx.split(root)).a.fields["size"] == 4
+    assert "more" in nnx.state(root)["a"]
+
+
+def test_update_and_pop_reach_into_foreign_nodes():
+    root, foreign = model()
+    weight = foreign.fields["weight"]
+    nnx.update(root, {"a": {"weight": 2 * ONE, "array": 3 * ONE, "new": nnx.Param(ONE)}})
+    assert foreign.fields["weight"] is weight
+    assert weight[...].tolist() == [2, 2]
+    assert foreign.fields["array"].tolist() == [3, 3]
+    assert isinstance(foreign.fields["new"], nnx.Param)
+    with pytest.raises(ValueError, match=r"path 'a.size' of Dict is static"):
+        nnx.update(root, {"a": {"size": ONE}})
+    popped = nnx.pop(root, nnx.Param)
+    assert list(popped["a"]) == ["new", "weight"]
+    assert sorted(foreign.fields) == ["array", "size", "sizes", "up"]
+
+
+def test_walks_pass_through_foreign_nodes():
+    root, foreign = model()
+    del foreign.fields["up"]
+    paths = [path for path, _ in nnx.iter_graph(root)]
+    assert paths == [
+        ("a", "array"),
+        ("a", "size"),
+        ("a", "sizes", 0),
+        ("a", "sizes", 1),
+        ("a", "sizes"),
+        ("a", "weight"),
+        ("a",),
+        ("b",),
+        (),
+    ]
+    assert nnx.find_duplicates(root) == [[("a",), ("b", 0)]]
+    assert [name for name, _ in nnx.iter_children(root)] == ["a"]
+    doubled = nnx.recursive_map(lambda path, x: 2 * x if isinstance(x, int) else x, root)
+    assert doubled.a.fields["size"] == 6 and doubled.a.fields["sizes"] == [2, 4]
+    assert doubled.b[0] is doubled.a and doubled.a is not foreign
+    assert foreign.fields["size"] == 3
+
+
+def test_a_registered_data_type_is_a_leaf():
+    table = Table([1])
+    holder = nnx.Dict(table=table, items=[table, ONE], size=3)
+    for _ in range(2):
+        assert nnx.state(holder)["table"] is table
+        assert nnx.state(holder)["items"][0] is table
+    nnx.update(holder, {"table": Table([2])})
+    assert holder.table.rows == [2]
+    holder["items"][0] = Table([3])
+    assert nnx.state(holder)["items"][0].rows == [3]
+
+
+def test_other_containers_of_python_are_flattened_as_jax_does():
+    ordered = collections.OrderedDict(b=ONE, a=nnx.Param(ONE))
+    default = collections.defaultdict(list, {"y": [ONE]})
+    holder = nnx.Dict(ordered=ordered, default=default)
+    for _ in range(3):
+        back = nnx.merge(*nnx.split(holder))
+        assert type(back.ordered) is collections.OrderedDict
+        assert list(back.ordered) == ["b", "a"] and back.ordered["a"] is ordered["a"]
+        assert type(back.default) is collections.defaultdict
+        assert back.default.default_factory is list
+    default["z"].append(ONE)
+    ordered.move_to_end("b")
+    back = nnx.merge(*nnx.split(holder))
+    assert list(back.default) == ["y", "z"] and list(back.ordered) == ["a", "b"]
+
+
+def test_array_references_are_shared():
+    ref = jax.new_ref(ONE)
+    holder = nnx.Dict(a=ref, b=[ref], c=nnx.Variable(ref))
+    for _ in range(2):
+        graphdef, state = nnx.split(holder)
+        assert graphdef.paths == (("a",), ("c",))
+        assert state["a"] is ref
+        back = nnx.merge(graphdef, state)
+        assert back.a is ref and back.b[0] is ref
+    nnx.update(holder, {"a": 3 * ONE})
+    assert holder.a is ref and ref[...].tolist() == [3, 3]
+    assert nnx.find_duplicates(holder) == [[("a",), ("b", 0)]]
+
+
+def test_a_pytree_node_that_contains_itself_is_refused():
+    box = Box(ONE)
+    box.content = [box]
+    with pytest.raises(ValueError, match="The Box at 'held.content.0' contains itself"):
+        nnx.split(nnx.Dict(held=nnx.data(box)))
+
+
+def test_dicts_with_keys_of_several_types_have_one_order():
+    holder = nnx.Dict(table={"b": ONE, 2: ONE, "a": ONE, 10: ONE, (1, 2): ONE, 1.5: ONE})
+    expected = [1.5, 2, 10, "a", "b", (1, 2)]
+    assert [path[1] for path in nnx.graphdef(holder).paths] == expected
+    back = nnx.merge(*nnx.split(holder))
+    assert slow.spelled(dict.fromkeys(back.table)) == slow.spelled(dict.fromkeys(expected))

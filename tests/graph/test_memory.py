@@ -1,0 +1,217 @@
+"""No plan, table or cache keeps an object alive, and none grows with the number of calls."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import typing as tp
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+from nnxlite.graph import _defs, _graphdef
+from nnxlite.variables import _definition
+
+ONE = jnp.ones(2)
+
+
+class Layer(nnx.Module):
+    def __init__(self, size: tp.Any = 2):
+        self.kernel = nnx.Param(ONE)
+        self.size = size
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.layers = nnx.List([Layer(i) for i in range(3)])
+        self.plain = [nnx.Param(ONE), {"array": ONE}]
+        self.tied = self.layers[0]
+
+
+def every_call(model: tp.Any) -> None:
+    graphdef, state = nnx.split(model)
+    nnx.split(model, nnx.Param, ...)
+    nnx.state(model, lambda path, leaf: True)
+    nnx.merge(graphdef, state)
+    nnx.update(model, state)
+    nnx.clone(model)
+    nnx.graphdef(model)
+    list(nnx.iter_graph(model))
+    nnx.find_duplicates(model)
+    nnx.map(lambda path, leaf: leaf, model)
+    nnx.recursive_map(lambda path, value: value, model)
+    nnx.flatten(model)
+    nnx.unpack(model)
+    hash(graphdef)
+    if graphdef.shared is None:
+        jax.tree.leaves(model)
+
+
+def dies(make: tp.Callable[[], tp.Any], use: tp.Callable[[tp.Any], object] = every_call) -> bool:
+    """Whether an object is gone once it was used and dropped."""
+    model = make()
+    use(model)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    return gone() is None
+
+
+def cyclic() -> Model:
+    model = Model()
+    model.layers[0].up = model
+    return model
+
+
+def with_static(value: tp.Callable[[tp.Any], tp.Any]) -> tp.Callable[[], tp.Any]:
+    def make():
+        model = Model()
+        model.static = nnx.static(value(model))
+        return model
+
+    return make
+
+
+def with_metadata() -> Model:
+    model = Model()
+    model.hooked = nnx.Param(ONE, on_get_value=lambda variable, x: (model, x)[1])
+    return model
+
+
+MAKERS: dict[str, tp.Callable[[], tp.Any]] = {
+    "plain": Model,
+    "cycle": cyclic,
+    "static bound method": with_static(lambda m: m.__repr__),
+    "static closure": with_static(lambda m: lambda: m),
+    "static partial": with_static(lambda m: functools.partial(print, m.__repr__)),
+    "static default": with_static(lambda m: lambda f=m.__repr__: f),
+    "static tuple": with_static(lambda m: (1, (m.__repr__,))),
+    "metadata": with_metadata,
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_L9_an_object_dies_though_every_function_has_seen_it(make):
+    assert dies(make)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_L9_an_object_dies_though_its_definition_lives(make):
+    kept: list[tp.Any] = []
+
+    def use(model):
+        every_call(model)
+        kept.append(nnx.graphdef(nnx.List([Layer(7)])))
+
+    assert dies(make, use)
+
+
+def test_L9_a_companion_of_a_plan_dies():
+    stays, kept = Model(), Layer()
+    gone = weakref.ref(kept)
+    both = nnx.Dict(a=stays, b=kept)
+    every_call(both)
+    del both.b
+    del kept
+    gc.collect()
+    assert gone() is None
+    every_call(stays)
+
+
+def test_values_die_with_the_call():
+    model = Model()
+    value = jnp.full(3, 7.0)
+    gone = weakref.ref(value)
+    model.extra = nnx.Param(value)
+    every_call(model)
+    model.extra.value = ONE
+    del value
+    gc.collect()
+    assert gone() is None
+
+
+def table_sizes() -> dict[str, int]:
+    gc.collect()
+    tables = {
+        "objects": _defs._defs,
+        "written": _defs._written,
+        "layouts": _defs._layouts,
+        "containers": _defs._containers,
+        "statics": _defs._statics,
+        "graphs": _graphdef._interned,
+        "variables": _definition._interned,
+    }
+    sizes = {name: len(table) for name, table in tables.items()}
+    return {**sizes, "layouts as written": len(_defs._layouts_as_written)}
+
+
+def rounds(count: int, start: int) -> None:
+    for i in range(start, start + count):
+        model = Layer(i)  # another static value each time: nothing is found again
+        model.note = nnx.Param(ONE, tag=f"tag {i}")
+        model.held = [ONE, i]
+        setattr(model, f"name_{i}", 1)
+        nnx.split(model)
+        nnx.split(model, nnx.Param, ...)
+
+
+def test_no_growth_over_ten_thousand_splits_and_drops():
+    rounds(1000, 0)
+    before, objects = table_sizes(), len(gc.get_objects())
+    rounds(10_000, 1000)
+    after = table_sizes()
+    for name in before:
+        assert after[name] <= before[name] + _defs.KEPT, name
+    assert len(gc.get_objects()) <= objects + 1000
+
+
+def test_a_class_keeps_a_bounded_number_of_definitions():
+    class Kept(nnx.Module):
+        def __init__(self, size):
+            self.size = size
+
+    for i in range(3 * _defs.KEPT):
+        nnx.split(Kept(i))
+    assert len(Kept._nnx_kept) == _defs.KEPT
+
+    class NotKept(nnx.Module):
+        def __init__(self, thing):
+            self.thing = thing
+
+    class Thing:
+        pass
+
+    nnx.split(NotKept(Thing()))
+    assert not hasattr(NotKept, "_nnx_kept")
+
+
+def test_a_definition_keeps_a_bounded_number_of_groups():
+    model = Model().layers
+    for i in range(3 * _graphdef.GROUPS_KEPT):
+        nnx.state(model, nnx.PathContains(f"name {i}"), ...)
+    assert len(nnx.graphdef(model)._cache["groups"]) <= _graphdef.GROUPS_KEPT
+
+
+def test_a_root_keeps_a_bounded_number_of_plans():
+    from nnxlite.graph._plan import PLANS_PER_ROOT, view
+
+    model = Layer()
+    others = [Layer(i) for i in range(3 * PLANS_PER_ROOT)]
+    for other in others:
+        view(model, other)
+    assert len(model._nnx_plans) <= PLANS_PER_ROOT
+
+
+def test_a_split_of_the_same_object_allocates_nothing_that_stays():
+    model = Model()
+    for _ in range(3):
+        every_call(model)
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(200):
+        every_call(model)
+    gc.collect()
+    assert len(gc.get_objects()) <= before + 50

@@ -1,0 +1,594 @@
+"""Every refusal of the engine: what it says, and that nothing was changed by the call."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.laws import model as slow
+from tests.laws.graphs import Box, Pair
+
+ONE = jnp.ones(2)
+
+
+class Layer(nnx.Module):
+    def __init__(self):
+        self.kernel = nnx.Param(jnp.ones((2, 3)))
+        self.bias = nnx.Param(jnp.ones(3))
+        self.mean = nnx.BatchStat(jnp.ones(3))
+        self.size = 3
+        self.sizes = [2, 3]
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.layer = Layer()
+        self.layers = nnx.List([Layer()])
+        self.pair = Pair(nnx.Param(ONE), ONE)
+        self.plain = [ONE, 5]
+        self.array = ONE
+        self.cache = nnx.Cache({"keys": ONE, "step": 0})
+        self.ref = nnx.Variable(ONE, ref=True)
+        self.bare = jax.new_ref(ONE)
+
+
+class Unhashable:
+    """Something with `==` and no hash."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return isinstance(other, Unhashable) and self.value == other.value
+
+    __hash__ = None
+
+
+@jax.tree_util.register_pytree_node_class
+class Listed:
+    """A pytree node whose static part is a list."""
+
+    def __init__(self, child, notes):
+        self.child, self.notes = child, notes
+
+    def tree_flatten(self):
+        return (self.child,), self.notes
+
+    @classmethod
+    def tree_unflatten(cls, notes, children):
+        return cls(*children, notes)
+
+
+def refused(
+    model: tp.Any, call: tp.Callable[[tp.Any], object], error: type[Exception], *texts: str
+) -> None:
+    """A call raises, says all of this, and leaves the model as it was."""
+    for _ in range(3):  # before there is a plan, and with one
+        before = slow.canonical(model)
+        with pytest.raises(error) as info:
+            call(model)
+        for text in texts:
+            assert text in str(info.value), str(info.value)
+        assert slow.canonical(model) == before
+        if slow.is_object(model):
+            nnx.split(model)
+
+
+# split and state ----------------------------------------------------------------------------------
+
+
+def test_split_with_filters_that_leave_a_variable_over():
+    refused(
+        Layer(),
+        lambda m: nnx.split(m, nnx.Param),
+        ValueError,
+        "Non-exhaustive filters",
+        "mean (BatchStat)",
+        "Add a filter for them, or `...` as the last one",
+    )
+
+
+def test_split_names_the_first_few_and_counts_the_rest():
+    model = nnx.List([nnx.Param(ONE) for _ in range(11)])
+    refused(model, lambda m: nnx.split(m, nnx.Cache), ValueError, "7 (Param)", "and 3 more")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [nnx.split, nnx.state, nnx.graphdef, nnx.clone, nnx.flatten, nnx.variables, nnx.unpack],
+    ids=lambda f: f.__name__,
+)
+def test_tree_mode_refuses_sharing_and_names_every_path(function):
+    layer = Layer()
+    model = nnx.Dict(a=layer, b=[layer, {"deep": layer}])
+    name = {"variables": "state", "unpack": "split"}.get(function.__name__, function.__name__)
+    refused(
+        model,
+        lambda m: function(m, graph=False),
+        ValueError,
+        "Duplicate Layer: it is found at the paths 'a', 'b.0', 'b.1.deep'",
+        f"pass graph=True to nnxlite.{name}",
+    )
+    assert function(model, graph=True) is not None
+    with nnx.set_graph_mode(False), pytest.raises(ValueError, match="Duplicate Layer"):
+        function(model)
+
+
+def test_tree_mode_refuses_shared_variables_cycles_and_references():
+    shared = nnx.Param(ONE)
+    refused(
+        nnx.Dict(a=shared, b=shared),
+        lambda m: nnx.split(m, graph=False),
+        ValueError,
+        "Duplicate Param: it is found at the paths 'a', 'b'",
+    )
+    cycle = nnx.Dict()
+    cycle.child = nnx.Dict(up=cycle)
+    refused(
+        cycle,
+        lambda m: nnx.split(m, graph=False),
+        ValueError,
+        "Duplicate Dict: it is found at the paths '<root>', 'child.up'",
+    )
+    ref = jax.new_ref(ONE)
+    refused(
+        nnx.Dict(a=ref, b=ref),
+        lambda m: nnx.split(m, graph=False),
+        ValueError,
+        "Duplicate array reference: it is found at the paths 'a', 'b'",
+    )
+
+
+@pytest.mark.parametrize(
+    "walk",
+    [
+        lambda m: nnx.iter_graph(m, graph=False),
+        lambda m: nnx.map(lambda p, x: x, m, graph=False),
+        lambda m: nnx.recursive_map(lambda p, x: x, m, graph=False),
+    ],
+    ids=["iter_graph", "map", "recursive_map"],
+)
+def test_tree_mode_of_walks(walk):
+    layer = Layer()
+    refused(nnx.Dict(a=layer, b=layer), walk, ValueError, "Duplicate Layer", "graph=True")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        nnx.split,
+        nnx.state,
+        nnx.clone,
+        lambda m: list(nnx.iter_graph(m)),
+        nnx.find_duplicates,
+        lambda m: nnx.recursive_map(lambda p, x: x, m),
+        lambda m: nnx.pop(m, nnx.Param),
+    ],
+    ids=["split", "state", "clone", "iter_graph", "find_duplicates", "recursive_map", "pop"],
+)
+def test_a_plain_container_that_contains_itself(function):
+    model = nnx.Dict(inner=nnx.Dict(items=[ONE, [ONE]]))
+    model.inner["items"][1].append(model.inner["items"])
+    with pytest.raises(ValueError) as info:
+        function(model)
+    assert "The list at 'inner.items.1.1' contains itself" in str(info.value)
+    assert "put the cycle through a Module, nnx.List or nnx.Dict" in str(info.value)
+
+
+def test_data_put_into_a_static_container():
+    class Late(nnx.Module):
+        def __init__(self):
+            self.found = []
+
+    model = Late()
+    model.found.append(ONE)
+    for function in (nnx.split, nnx.state, nnx.clone, lambda m: list(nnx.iter_graph(m))):
+        with pytest.raises(ValueError) as info:
+            function(model)
+        text = str(info.value)
+        assert "Found arrays, Variables or graph objects on a value of type 'list'" in text
+        assert "'Late.found'" in text
+        assert "nnx.List(...)" in text
+    model.found.clear()
+    nnx.split(model)
+
+
+def test_a_bad_filter():
+    for filters in ((3,), (nnx.Param, 3.5), ([3],)):
+        refused(Layer(), lambda m, f=filters: nnx.split(m, *f), TypeError, "filter")
+    refused(Layer(), lambda m: nnx.split(m, ..., nnx.Param), ValueError, "last")
+
+
+# merge --------------------------------------------------------------------------------------------
+
+
+def test_merge_with_missing_and_surplus_leaves():
+    graphdef, state = nnx.split(Model())
+    flat = dict(nnx.to_flat_state(state))
+    missing = {p: x for p, x in flat.items() if p != ("layer", "bias")}
+    surplus = {**flat, ("layer", "extra"): ONE, ("other",): ONE}
+    both = {**missing, ("layer", "extra"): ONE}
+    cases = [
+        (missing, f"the definition has {len(flat)} leaves, the states hold {len(flat) - 1}"),
+        (missing, "missing 'layer.bias'"),
+        (surplus, "unknown 'layer.extra', 'other'"),
+        (surplus, f"the states hold {len(flat) + 2}"),
+        (both, "missing 'layer.bias'; unknown 'layer.extra'"),
+    ]
+    for pairs, text in cases:
+        for given in (nnx.from_flat_state(pairs), nnx.FlatState(pairs.items(), sort=True)):
+            with pytest.raises(ValueError, match=re.escape(text)):
+                nnx.merge(graphdef, given)
+    with pytest.raises(ValueError, match="and 3 more"):
+        nnx.merge(*nnx.split(nnx.List([]))[:1], nnx.State(dict.fromkeys(range(11), ONE)))
+
+
+def test_merge_with_a_part_of_the_states():
+    graphdef, params, rest = nnx.split(Layer(), nnx.Param, ...)
+    with pytest.raises(ValueError, match="missing 'bias', 'kernel'"):
+        nnx.merge(graphdef, rest)
+    with pytest.raises(ValueError, match="missing 'mean'"):
+        nnx.merge(graphdef, params)
+    with pytest.raises(ValueError, match="missing"):
+        nnx.merge(graphdef)
+
+
+def test_merge_of_something_else():
+    graphdef, state = nnx.split(Layer())
+    with pytest.raises(TypeError, match="merge takes a GraphDef .* first, got State"):
+        nnx.merge(state, graphdef)
+    with pytest.raises(TypeError, match="Expected a State .* got ArrayImpl"):
+        nnx.merge(graphdef, ONE)
+    with pytest.raises(ValueError, match="expected 1 leaf, got 0"):
+        nnx.merge(*nnx.split(nnx.Param(ONE))[:1])
+    with pytest.raises(ValueError, match="expected 1 leaf, got 2"):
+        nnx.merge(nnx.graphdef(nnx.Param(ONE)), ONE, ONE)
+
+
+def test_unflatten_with_another_number_of_leaves():
+    graphdef, values = nnx.flatten(Layer(), with_paths=False)
+    with pytest.raises(ValueError, match="expected 3, got 2"):
+        nnx.unflatten(graphdef, values[:2])
+
+
+def test_unflatten_without_the_nodes_of_an_earlier_definition():
+    layer, index = Layer(), nnx.graphlib.RefMap()
+    nnx.flatten(layer, ref_index=index)
+    graphdef, flat = nnx.flatten([layer], ref_index=index)
+    with pytest.raises(ValueError, match="refers to node 0 of an earlier one; pass the index_ref"):
+        nnx.unflatten(graphdef, flat)
+
+
+def test_unflatten_into_an_object_of_another_trace():
+    layer = Layer()
+    index = nnx.graphlib.RefMap([(layer, 0)])
+    graphdef, flat = nnx.flatten(layer, ref_outer_index=index)
+
+    def inside(x):
+        nnx.unflatten(graphdef, flat, outer_index_outer_ref={0: layer})
+        return x
+
+    refused(layer, lambda m: jax.jit(inside)(1.0), nnx.TraceContextError, "Cannot mutate 'Layer'")
+
+
+def test_outer_numbers_of_a_graph_of_another_size():
+    one, two = nnx.graphdef(Layer()), nnx.graphdef(nnx.Dict(a=Layer()))
+    with pytest.raises(ValueError, match="Outer numbers of a graph with 5 nodes do not fit"):
+        one.with_matching_outer_index(two)
+
+
+# update -------------------------------------------------------------------------------------------
+
+UNKNOWN = "Remove it from the state, or bring a Variable to be added to an existing object."
+
+
+@pytest.mark.parametrize(
+    "state, texts",
+    [
+        ({"extra": ONE}, ["path 'extra' of Model does not exist", "float32[2]", UNKNOWN]),
+        ({"layer": {"extra": ONE}}, ["path 'layer.extra' of Model does not exist"]),
+        ({"extra": {"deep": nnx.Param(ONE)}}, ["path 'extra' of Model does not exist", "holds a "]),
+        ({"layer": ONE}, ["path 'layer' of Model holds a node, not a leaf", "float32[2]"]),
+        ({"layer": nnx.Param(ONE)}, ["path 'layer' of Model holds a node, not a leaf"]),
+        ({"layer": {"size": 4}}, ["path 'layer.size' of Model is static"]),
+        ({"layer": {"sizes": {0: 4}}}, ["path 'layer.sizes' of Model is static"]),
+        ({"plain": {1: 6}}, ["path 'plain.1' of Model is static"]),
+        ({"plain": {2: nnx.Param(ONE)}}, ["path 'plain.2' of Model does not exist"]),
+        ({"layers": {2: nnx.Param(ONE)}}, ["path 'layers.2' of Model would leave a gap"]),
+        ({"pair": {"third": nnx.Param(ONE)}}, ["path 'pair.third' of Model does not exist"]),
+        (
+            {"layer": {"bias": {"x": 1}}},
+            ["path 'layer.bias' of Model holds an array of shape (3,)"],
+        ),
+        ({"array": {"x": 1}}, ["path 'array' of Model holds an array of shape (2,)"]),
+        ({"layer": {"bias": None}}, ["path 'layer.bias' of Model holds an array", "NoneType"]),
+        ({"layer": {"bias": "text"}}, ["path 'layer.bias' of Model holds an array", "str"]),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_update_with_a_path_that_does_not_fit(state, texts):
+    # what fits comes first, and must not have been written
+    good = {"cache": {"keys": 2 * ONE, "step": 1}, "ref": 3 * ONE, "bare": 3 * ONE}
+    for given in ([{**good, **state}], [good, state], [nnx.State(state)]):
+        refused(Model(), lambda m, g=given: nnx.update(m, *g), ValueError, "update: the", *texts)
+
+
+@pytest.mark.parametrize(
+    "state, path, shapes",
+    [
+        ({"layer": {"bias": jnp.ones(4)}}, "layer.bias", ("(3,)", "float32[4] of shape (4,)")),
+        ({"layer": {"bias": nnx.Param(1.0)}}, "layer.bias", ("(3,)", "shape ()")),
+        ({"array": jnp.ones((2, 1))}, "array", ("(2,)", "(2, 1)")),
+        ({"plain": {0: jnp.ones(3)}}, "plain.0", ("(2,)", "(3,)")),
+        ({"pair": {"first": jnp.ones(3)}}, "pair.first", ("(2,)", "(3,)")),
+        ({"pair": {"second": jnp.ones(3)}}, "pair.second", ("(2,)", "(3,)")),
+        ({"cache": {"keys": jnp.ones(3), "step": 0}}, "cache.keys", ("(2,)", "(3,)")),
+        ({"ref": jnp.ones(3)}, "ref", ("(2,)", "(3,)")),
+        ({"bare": jnp.ones(3)}, "bare", ("(2,)", "(3,)")),
+        ({"bare": 1.0}, "bare", ("(2,)", "shape ()")),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_update_with_a_value_of_another_shape(state, path, shapes):
+    text = f"update: the value at '{path}' has shape {shapes[0]}, the state brings"
+    for given in (state, nnx.State(state)):
+        refused(
+            Model(),
+            lambda m, g=given: nnx.update(m, {"layers": {0: {"bias": jnp.zeros(3)}}}, g),
+            ValueError,
+            text,
+            shapes[1],
+            "Bring a value of the same shape, or assign the Variable's value directly",
+        )
+
+
+def test_update_names_the_shape_when_a_whole_state_is_brought():
+    model = Layer()
+    state = nnx.state(nnx.clone(model))
+    state["kernel"].value = jnp.ones((3, 2))
+    refused(
+        model,
+        lambda m: nnx.update(m, state),
+        ValueError,
+        "update: the value at 'kernel' has shape (2, 3), the state brings float32[3, 2]",
+    )
+
+
+def test_update_of_a_reference_with_another_dtype():
+    for name in ("ref", "bare"):
+        refused(
+            Model(),
+            lambda m, n=name: nnx.update(m, {n: jnp.ones(2, int)}),
+            ValueError,
+            f"the reference at '{name}' has dtype float32, the state brings int32[2]",
+            "Bring a value of the same dtype",
+        )
+
+
+def test_update_of_something_without_leaves():
+    with pytest.raises(TypeError, match="update takes an object, or a pytree of objects, got int"):
+        nnx.update(3, {})
+    with pytest.raises(TypeError, match=r"got float32\[2\]"):
+        nnx.update(ONE, {})
+    refused(
+        Layer(),
+        lambda m: nnx.update(m, ONE),
+        TypeError,
+        "update takes states (State, FlatState or nested dicts), got ArrayImpl",
+    )
+    refused(Layer(), lambda m: nnx.update(m, {}, 3), TypeError, "got int")
+
+
+def test_update_of_an_array_in_a_tuple_that_nobody_holds():
+    refused(
+        (nnx.Param(ONE), (ONE,)),
+        lambda m: nnx.update(m, {0: 2 * ONE, 1: {0: 2 * ONE}}),
+        ValueError,
+        "update cannot change an array inside a tuple in place; pass the object that holds it",
+    )
+
+
+def test_update_with_a_variable_for_a_static_declaration():
+    class Declared(nnx.Module):
+        note: nnx.Static[str]
+
+        def __init__(self):
+            self.kernel = nnx.Param(ONE)
+
+    state = {"kernel": 2 * ONE, "note": nnx.Param(ONE)}
+    refused(Declared(), lambda m: nnx.update(m, state), ValueError, "static attribute", "note")
+
+
+# writing from another trace -----------------------------------------------------------------------
+
+WRITES: dict[str, tp.Callable[[tp.Any, tp.Any], object]] = {
+    "update a Variable": lambda m, x: nnx.update(m, {"layer": {"bias": x[:3]}}),
+    "update an array": lambda m, x: nnx.update(m, {"array": x[:2]}),
+    "update a plain list": lambda m, x: nnx.update(m, {"plain": {0: x[:2]}}),
+    "update a tuple": lambda m, x: nnx.update(m, {"pair": {"second": x[:2]}}),
+    "update with a Variable": lambda m, x: nnx.update(m, {"extra": nnx.Param(x)}),
+    "update everything": lambda m, x: nnx.update(
+        m.layer, jax.tree.map(lambda v: v * x[0], nnx.state(m.layer))
+    ),
+    "pop": lambda m, x: nnx.pop(m, nnx.BatchStat),
+    "pop from a list": lambda m, x: nnx.pop(m, lambda path, leaf: path == ("plain", 0)),
+    "set_metadata": lambda m, x: nnx.set_metadata(m, tag=1),
+    "attribute": lambda m, x: setattr(m.layer, "bias", x),
+    "value": lambda m, x: setattr(m.layer.bias, "value", x),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap], ids=["jit", "grad", "vmap"])
+def test_a_write_from_another_trace(write, transform):
+    def inside(x):
+        write(model, jnp.broadcast_to(x, (4,)))
+        return jnp.sum(x)
+
+    model = Model()
+    for _ in range(2):
+        refused(
+            model,
+            lambda m: transform(inside)(jnp.ones(2) if transform is jax.vmap else 1.0),
+            nnx.TraceContextError,
+            "from a different trace level: it belongs to eager",
+            "Pass the object to the transformed function as an argument",
+        )
+
+
+# pop ----------------------------------------------------------------------------------------------
+
+
+def test_pop_without_filters():
+    refused(Model(), nnx.pop, ValueError, "pop: expected at least one filter.")
+
+
+def test_pop_of_something_without_leaves():
+    for node in (3, nnx.Param(ONE), ONE):
+        with pytest.raises(TypeError, match="pop takes an object, or a pytree of objects, got"):
+            nnx.pop(node, nnx.Param)
+
+
+def test_pop_of_a_leaf_inside_a_tuple():
+    class Holder(nnx.Module):
+        def __init__(self, content):
+            self.before = nnx.Param(ONE)
+            self.held = content
+
+    for content, path, name in [
+        ((1, nnx.Param(ONE)), "held.1", "tuple"),
+        (Pair(nnx.Param(ONE), 1), "held.first", "Pair"),
+        ([(nnx.Param(ONE),)], "held.0.0", "tuple"),
+        (Box(nnx.Param(ONE)), "held.content", "Box"),
+    ]:
+        refused(
+            Holder(content),
+            lambda m: nnx.pop(m, nnx.Param),
+            ValueError,
+            f"pop: '{path}' is inside a {name}, which cannot lose an element",
+            "Hold it in an attribute, a list or a dict.",
+        )
+
+
+# static values ------------------------------------------------------------------------------------
+
+
+def test_an_unhashable_static_value_is_named_when_the_definition_is_hashed():
+    class Configured(nnx.Module):
+        def __init__(self, config):
+            self.config = config
+            self.kernel = nnx.Param(ONE)
+
+    model, equal, other = (Configured(Unhashable(n)) for n in (1, 1, 2))
+    graphdef, state = nnx.split(model)  # taking apart and comparing need no hash
+    assert graphdef == nnx.graphdef(equal)
+    assert graphdef != nnx.graphdef(other)
+    assert nnx.merge(graphdef, state).config is model.config
+    with pytest.raises(TypeError) as info:
+        hash(graphdef)
+    text = str(info.value)
+    assert "Static attribute 'config' of Configured is unhashable (type 'Unhashable')" in text
+    assert "Store a hashable value (a tuple or a frozen dataclass)" in text
+    refused(model, lambda m: nnx.jit(lambda m: m.kernel[...])(m), TypeError, "'config'")
+
+
+def test_an_unhashable_static_value_inside_a_container():
+    class Holder(nnx.Module):
+        def __init__(self, held):
+            self.held = held
+
+    graphdef, state = nnx.split(Holder([ONE, Unhashable(1)]))
+    assert graphdef == nnx.graphdef(Holder([ONE, Unhashable(1)]))
+    assert graphdef != nnx.graphdef(Holder([ONE, Unhashable(2)]))
+    assert nnx.merge(graphdef, state).held[1] == Unhashable(1)
+    with pytest.raises(TypeError, match="A static value of type 'Unhashable' inside a container"):
+        hash(graphdef)
+
+
+@pytest.mark.parametrize("notes", [[1], Unhashable(1), np.arange(2)], ids=["list", "==", "array"])
+def test_a_pytree_node_with_an_unusual_static_part(notes):
+    class Holder(nnx.Module):
+        def __init__(self, held):
+            self.held = held
+
+    holder = Holder(Listed(ONE, notes))
+    for _ in range(3):
+        graphdef, state = nnx.split(holder)
+        assert nnx.merge(graphdef, state).held.notes is notes
+
+
+def test_unhashable_metadata():
+    model = nnx.Dict(a=nnx.Param(ONE, axes=Unhashable(1)))
+    graphdef, state = nnx.split(model)
+    assert graphdef == nnx.graphdef(nnx.Dict(a=nnx.Param(ONE, axes=Unhashable(1))))
+    assert graphdef != nnx.graphdef(nnx.Dict(a=nnx.Param(ONE, axes=Unhashable(2))))
+    assert nnx.merge(graphdef, state).a is model.a
+    with pytest.raises(TypeError, match="Metadata 'axes' of Param is unhashable"):
+        hash(graphdef)
+
+
+# registration and metadata ------------------------------------------------------------------------
+
+
+def test_registering_a_class_twice():
+    class Foreign:
+        pass
+
+    args = (lambda x: ((), None), None, None, lambda m: Foreign(), None, lambda n, p: None)
+    nnx.graphlib.register_graph_node_type(Foreign, *args)
+    with pytest.raises(ValueError, match="Node type Foreign is already registered"):
+        nnx.graphlib.register_graph_node_type(Foreign, *args)
+    with pytest.raises(ValueError, match="Node type Layer is already registered"):
+        nnx.graphlib.register_graph_node_type(Layer, *args)
+
+
+def test_set_metadata_that_is_fixed():
+    refused(
+        Model(),
+        lambda m: nnx.set_metadata(m, tag=1, ref=True),
+        ValueError,
+        "Cannot change metadata 'ref' of",
+    )
+
+
+def test_maps_of_objects_say_that_there_is_no_entry():
+    index = nnx.graphlib.RefMap()
+    with pytest.raises(KeyError, match="No entry for this Layer object"):
+        index[Layer()]
+    with pytest.raises(KeyError, match="No entry for this Layer object"):
+        del index[Layer()]
+
+
+def test_recursive_map_that_gives_data_for_a_static_attribute():
+    refused(
+        Layer(),
+        lambda m: nnx.recursive_map(lambda path, x: ONE if path == ("size",) else x, m),
+        ValueError,
+        "static attribute 'size' of 'Layer'",
+    )
+
+
+def test_a_graph_state_has_no_private_attributes_of_its_state():
+    packed = nnx.unpack(Layer())
+    assert packed.kernel.shape == (2, 3)
+    with pytest.raises(AttributeError, match="_mapping"):
+        packed._mapping
+
+
+def test_errors_of_frozen_dataclasses_pass_through():
+    @dataclasses.dataclass(frozen=True)
+    class Frozen(nnx.Pytree):
+        x: jax.Array
+
+    model = Frozen(ONE)
+    nnx.update(model, {"x": 2 * ONE})  # the engine writes around __setattr__
+    assert model.x.tolist() == [2.0, 2.0]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        model.x = ONE

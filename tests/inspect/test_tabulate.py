@@ -1,0 +1,432 @@
+"""`tabulate`: what the table says, and that the model is as it was."""
+
+from __future__ import annotations
+
+import collections
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from nnxlite.graph import split
+from nnxlite.inspect import filter_rng_streams, tabulate
+from nnxlite.inspect._calls import arguments_text, layout, trace_calls
+from nnxlite.nn import BatchNorm, Dropout, Linear, Sequential
+from nnxlite.objects import Dict, List, Module, Rngs, RngStream
+from nnxlite.transforms import jit
+from nnxlite.variables import Cache, Param, Variable
+
+PLAIN = {"console_kwargs": {"width": 200, "force_terminal": False}}
+X = jnp.ones((4, 3))
+
+
+class Block(Module):
+    def __init__(self, din, dout, rngs):
+        self.linear = Linear(din, dout, rngs=rngs)
+        self.bn = BatchNorm(dout, rngs=rngs)
+        self.drop = Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return jax.nn.relu(self.drop(self.bn(self.linear(x))))
+
+
+class Net(Module):
+    def __init__(self):
+        rngs = Rngs(0)
+        self.first = Block(3, 5, rngs)
+        self.rest = List([Block(5, 5, rngs), Block(5, 2, rngs)])
+        self.scale = Param(jnp.ones(2), tag="gain")
+
+    def __call__(self, x, twice=False, *, head=None):
+        x = self.first(x)
+        for block in self.rest:
+            x = block(x)
+        x = x * self.scale
+        return head(x) if head is not None else (x + x if twice else x)
+
+    def encode(self, x, *, power=1):
+        return {"code": self.first(x) ** power, "raw": (x, "note")}
+
+
+def rows_of(obj, *args, **options):
+    rows = []
+    tabulate(obj, *args, row_filter=lambda row: rows.append(row) or True, **options)
+    return rows
+
+
+def cells(text):
+    """The cells of each line of a table."""
+    split_lines = [line.strip("│").split("│") for line in text.splitlines() if "│" in line]
+    return [[cell.rstrip()[1:] for cell in line] for line in split_lines]
+
+
+def test_the_whole_table():
+    class Head(Module):
+        def __init__(self):
+            self.out = Linear(3, 2, rngs=Rngs(0))
+            self.bias = Param(jnp.zeros(2))
+
+        def __call__(self, x):
+            return self.out(x) + self.bias
+
+    assert (
+        tabulate(Head(), X, **PLAIN)
+        == """\
+                             Head Summary                             
+┏━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━┓
+┃ path ┃ type   ┃ inputs       ┃ outputs      ┃ Param                ┃
+┡━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━┩
+│      │ Head   │ float32[4,3] │ float32[4,2] │ bias: float32[2]     │
+│      │        │              │              │                      │
+│      │        │              │              │ 10 (40 B)            │
+├──────┼────────┼──────────────┼──────────────┼──────────────────────┤
+│ out  │ Linear │ float32[4,3] │ float32[4,2] │ bias: float32[2]     │
+│      │        │              │              │ kernel: float32[3,2] │
+│      │        │              │              │                      │
+│      │        │              │              │ 8 (32 B)             │
+├──────┼────────┼──────────────┼──────────────┼──────────────────────┤
+│      │        │              │        Total │ 10 (40 B)            │
+└──────┴────────┴──────────────┴──────────────┴──────────────────────┘
+                                                                      
+                     Total Parameters: 10 (40 B)                      
+"""  # noqa: W291, W293 - rich fills the lines
+    )
+
+
+def test_rows_are_the_calls_in_order():
+    rows = rows_of(Net(), X)
+    shown = [(row.path, row.type.__name__) for row in rows if filter_rng_streams(row)]
+    blocks = [("first",), ("rest", 0), ("rest", 1)]
+    parts = [("linear", "Linear"), ("bn", "BatchNorm"), ("drop", "Dropout")]
+    wanted = [((), "Net")]
+    for path in blocks:
+        wanted += [(path, "Block"), *(((*path, name), kind) for name, kind in parts)]
+    assert shown == wanted
+    assert [row.call_order for row in rows] == list(range(len(rows)))
+    assert rows[-1].inputs_repr == ""  # a random stream takes nothing
+    assert rows[-1].type is RngStream
+    assert rows[-1].outputs.dtype == jax.random.key(0).dtype
+
+
+def test_shapes_and_identity_in_the_rows():
+    model = Net()
+    row = rows_of(model, X)[1]
+    assert row.object_id == id(model.first)
+    assert row.inputs_repr == "float32[4,3]"
+    assert (row.outputs.shape, row.outputs.dtype) == ((4, 5), jnp.float32)
+    assert (row.flops, row.vjp_flops) == (None, None)
+
+
+def test_random_streams_are_left_out_by_default():
+    assert "RngStream" not in tabulate(Net(), X, **PLAIN)
+    assert "RngStream" in tabulate(Net(), X, row_filter=lambda row: True, **PLAIN)
+
+
+@pytest.mark.parametrize(("depth", "count"), [(0, 1), (1, 2), (2, 7), (3, 13), (None, 13)])
+def test_depth_is_the_length_of_the_path(depth, count):
+    rows = rows_of(Net(), X, depth=depth)
+    assert len([row for row in rows if filter_rng_streams(row)]) == count
+
+
+def test_kinds_have_columns_with_own_variables_and_totals():
+    text = tabulate(Net(), X, **PLAIN)
+    header = next(line for line in text.splitlines() if line.startswith("┃"))
+    assert [c.strip() for c in header.strip("┃").split("┃")][4:] == [
+        "BatchStat",
+        "Param",
+        "RngState",
+    ]
+    assert "scale: float32[2] (tag='gain')" in text
+    table = cells(text)
+    bn = next(i for i, row in enumerate(table) if row[0] == "first/bn")
+    assert table[bn][4:] == ["mean: float32[5]", "bias: float32[5]", ""]
+    assert table[-1][3:] == ["       Total", "24 (96 B)", "88 (352 B)", "6 (36 B)"]
+    assert "Total Parameters: 118 (484 B)" in text
+
+
+def test_own_variables_in_containers_are_shown_by_path():
+    class Bag(Module):
+        def __init__(self):
+            self.items = List([Param(jnp.ones(2)), Param(jnp.ones(3))])
+            self.plain = [Param(jnp.ones(4))]
+            self.named = Dict(a=Cache({"k": jnp.ones(5)}))
+            self.number = Param(2.0)
+
+        def __call__(self):
+            return self.items[0]
+
+    text = tabulate(Bag(), **PLAIN)
+    for line in ("items/0: float32[2]", "items/1: float32[3]", "plain/0: float32[4]", "named/a:"):
+        assert line in text
+    assert "k: float32[5]" in text
+    assert "9 (36 B)" in text
+
+
+def test_another_method_and_its_arguments():
+    text = tabulate(Net(), X, method="encode", power=2, **PLAIN)
+    table = cells(text)
+    assert [row[0] for row in table if row[0]][:2] == ["encode", "first"]
+    assert [row[2] for row in table[:2]] == ["- float32[4,3]", "power: 2"]
+    assert [row[3] for row in table[:4]] == [
+        "code: float32[4,5]",
+        "raw:",
+        "  - float32[4,3]",
+        "  - 'note'",
+    ]
+
+
+def test_static_arguments_stay_concrete():
+    assert rows_of(Net(), X, True)[0].inputs_repr == "- float32[4,3]\n- True"
+
+
+def test_modules_as_arguments():
+    head = Linear(2, 7, rngs=Rngs(1))
+    row = rows_of(Net(), X, head=head)[0]
+    assert row.inputs_repr == "- float32[4,3]\nhead: Linear"
+    assert row.outputs.shape == (4, 7)
+
+
+def test_abstract_inputs_and_abstract_models():
+    model = Linear(3, 2, rngs=Rngs(0))
+    wanted = tabulate(model, X, **PLAIN)
+    assert tabulate(model, jax.ShapeDtypeStruct((4, 3), jnp.float32), **PLAIN) == wanted
+    for name in ("kernel", "bias"):
+        v = getattr(model, name)
+        v.value = jax.ShapeDtypeStruct(v.shape, v.dtype)
+    assert tabulate(model, X, **PLAIN) == wanted
+
+
+def test_the_model_is_as_it_was():
+    model = Net()
+    graphdef, before = split(model)
+    call = Block.__dict__["__call__"]
+    text = repr(model)
+    tabulate(model, X, compute_flops=True, compute_vjp_flops=True)
+    after_graphdef, after = split(model)
+    assert after_graphdef is graphdef
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: a is b, jax.tree.leaves(before), jax.tree.leaves(after))
+    )
+    assert Block.__dict__["__call__"] is call
+    assert repr(model) == text
+
+
+def test_state_that_the_call_changes_is_left_alone():
+    class Counter(Module):
+        def __init__(self):
+            self.count = Variable(jnp.array(0))
+
+        def __call__(self):
+            self.count += 1
+            self.last = self.count.value
+            return self.last
+
+    counter = Counter()
+    tabulate(counter)
+    assert counter.count.value == 0
+    assert not hasattr(counter, "last")
+
+
+def test_classes_are_as_they_were_after_an_error():
+    class Child(Linear):
+        pass
+
+    model = Sequential(Child(3, 3, rngs=Rngs(0)), lambda x: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        tabulate(model, X)
+    assert "__call__" not in Child.__dict__
+    assert Child.__call__ is Linear.__call__
+    assert not hasattr(model, "_tabulated_path")
+
+
+def test_an_error_inside_the_model_comes_out():
+    with pytest.raises(Exception, match="3"):
+        tabulate(Net(), jnp.ones((4, 7)))
+
+
+def test_a_shared_object_makes_one_row():
+    class Tied(Module):
+        def __init__(self):
+            self.a = Linear(3, 3, rngs=Rngs(0))
+            self.b = self.a
+
+        def __call__(self, x):
+            return self.b(self.a(x))
+
+    rows = rows_of(Tied(), X)
+    assert [row.path for row in rows] == [(), ("a",)]
+    assert "Total Parameters: 12 (48 B)" in tabulate(Tied(), X, **PLAIN)
+
+
+def test_super_calls_make_no_row_of_their_own():
+    class Louder(Linear):
+        def __call__(self, x):
+            return 2 * super().__call__(x)
+
+    model = Sequential(Louder(3, 3, rngs=Rngs(0)), Linear(3, 3, rngs=Rngs(0)))
+    assert [row.type.__name__ for row in rows_of(model, X)] == ["Sequential", "Louder", "Linear"]
+
+
+def test_objects_rebuilt_by_transforms_inside_the_model_keep_their_rows():
+    class Outer(Module):
+        def __init__(self):
+            self.blocks = List([Block(3, 3, Rngs(0)), Block(3, 3, Rngs(1))])
+
+        def __call__(self, x):
+            for block in self.blocks:
+                graphdef, state = split(block)
+                x = jax.checkpoint(lambda s, x: _merged(graphdef, s)(x))(state, x)  # noqa: B023
+            return x
+
+    paths = [row.path for row in rows_of(Outer(), X) if filter_rng_streams(row)]
+    assert ("blocks", 0) in paths
+    assert ("blocks", 1, "linear") in paths
+
+
+def _merged(graphdef, state):
+    from nnxlite.graph import merge
+
+    return merge(graphdef, state)
+
+
+def test_variables_in_references():
+    class Held(Module):
+        def __init__(self):
+            self.w = Param(jnp.ones((3, 2)), ref=True)
+
+        def __call__(self, x):
+            self.w += 1
+            return x @ self.w
+
+    model = Held()
+    text = tabulate(model, X, compute_flops=True, **PLAIN)
+    assert "w: float32[3,2]" in text
+    assert model.w.value.sum() == 6
+
+
+def test_flops_of_the_call_and_of_its_gradient():
+    row = rows_of(Linear(3, 2, rngs=Rngs(0)), X, compute_flops=True, compute_vjp_flops=True)[0]
+    product, bias = 2 * 4 * 3 * 2, 4 * 2
+    assert row.flops == product + bias
+    assert row.vjp_flops == 3 * product + bias + 3 * 2  # dW, dx, and the sum over the batch for db
+    text = tabulate(Linear(3, 2, rngs=Rngs(0)), X, compute_flops=True, **PLAIN)
+    assert " flops " in text
+    assert "vjp_flops" not in text
+
+
+def test_options_reach_rich():
+    text = tabulate(
+        Linear(3, 2, rngs=Rngs(0)),
+        X,
+        table_kwargs={"title": "My title", "show_footer": False},
+        **PLAIN,
+    )
+    assert "My title" in text
+    assert " Total │" not in text
+    right = tabulate(Linear(3, 2, rngs=Rngs(0)), X, column_kwargs={"justify": "right"}, **PLAIN)
+    assert "│    bias: float32[2] " in right.replace("     bias", "    bias")
+
+
+def test_the_text_is_coloured_and_as_wide_as_needed_by_default():
+    text = tabulate(Net(), X)
+    assert "\x1b[" in text
+    assert "…" not in text
+    narrow = tabulate(Net(), X, console_kwargs={"width": 60, "force_terminal": False})
+    assert max(map(len, narrow.splitlines())) <= 60
+
+
+def test_markup_in_arguments_is_no_markup():
+    class Named(Module):
+        def __call__(self, x, name):
+            return x
+
+    assert "[red]" in tabulate(Named(), X, "[red]", **PLAIN)
+
+
+def test_threads_do_not_see_each_other():
+    model = Net()
+    wanted = tabulate(model, X, **PLAIN)
+    results, calls = [], []
+
+    def make():
+        results.append(tabulate(Net(), X, **PLAIN))
+
+    def call():
+        calls.extend(Linear(3, 2, rngs=Rngs(0))(X).shape for _ in range(20))
+
+    threads = [threading.Thread(target=f) for f in (make, call, make)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [wanted, wanted]
+    assert calls == [(4, 2)] * 20
+
+
+def test_bad_arguments():
+    model = Linear(3, 2, rngs=Rngs(0))
+    with pytest.raises(ValueError, match=r"Expected a Module or another graph object, got int"):
+        tabulate(3, X)
+    with pytest.raises(AttributeError, match="Linear has no method 'forward' to tabulate"):
+        tabulate(model, X, method="forward")
+    with pytest.raises(ValueError, match=r"depth=-1: expected the length of the longest path"):
+        tabulate(model, X, depth=-1)
+
+
+def test_layout_of_arguments():
+    Pair = collections.namedtuple("Pair", ["a", "b"])
+    assert layout(Pair(X, 1)) == "a: float32[4,3]\nb: 1"
+    assert layout([{"k": [X]}, []]) == "- k:\n    - float32[4,3]\n- []"
+    assert layout(Param(X)) == "float32[4,3]"
+    assert layout(None) == "None"
+    assert layout(()) == "()"
+    assert arguments_text((), {}) == ""
+    assert trace_calls(Linear(3, 2, rngs=Rngs(0)), "__call__", (X,), {})[0].path == ()
+
+
+def test_public_methods_make_rows_of_their_own():
+    class Codec(Module):
+        def __init__(self):
+            self.inner = Linear(3, 3, rngs=Rngs(0))
+
+        def __call__(self, x):
+            return self.decode(self._plain(self.encode(x))) + self.encode(x) + self.encode(x[:1])
+
+        def encode(self, x):
+            return self.inner(x)
+
+        def decode(self, x):
+            return x
+
+        def _plain(self, x):
+            return x
+
+        @staticmethod
+        def helper(x):
+            return x
+
+    rows = rows_of(Codec(), X)
+    assert [(row.path, row.inputs_repr) for row in rows] == [
+        ((), "float32[4,3]"),
+        (("encode",), "float32[4,3]"),
+        (("inner",), "float32[4,3]"),
+        (("decode",), "float32[4,3]"),
+        (("encode",), "float32[1,3]"),  # another form of the inputs is another row
+        (("inner",), "float32[1,3]"),
+    ]
+    assert [row.path for row in rows_of(Codec(), X, depth=0)] == [()]
+    assert [row.path for row in rows_of(Codec(), X, depth=0, method="encode")] == [("encode",)]
+
+
+def test_objects_inside_a_compiled_part_keep_their_rows():
+    class Outer(Module):
+        def __init__(self):
+            self.block = Block(3, 2, Rngs(0))
+
+        def __call__(self, x):
+            return jit(lambda block, x: block(x))(self.block, x)
+
+    paths = [row.path for row in rows_of(Outer(), X) if filter_rng_streams(row)]
+    parts = [("block", name) for name in ("linear", "bn", "drop")]
+    assert paths == [(), ("block",), *parts]

@@ -1,0 +1,744 @@
+"""Attention: the functions against float64, the layer, its cache, and rotary positions."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import nnxlite as nnx
+from tests.nn.quick import QUICK, normal
+
+KEY = jax.random.key(0)
+attend = jax.jit(  # compiled as a whole, which takes less time than compiling each operation
+    nnx.dot_product_attention,
+    static_argnames=(
+        *("broadcast_dropout", "dropout_rate", "deterministic", "dtype", "precision"),
+        *("is_causal", "implementation"),
+    ),
+)
+call = nnx.jit(nnx.MultiHeadAttention.__call__, static_argnames=("is_causal", "decode"))
+TOLERANCE = {"bfloat16": 4e-2, "float16": 4e-3}
+
+
+def reference(query, key, value, bias=None, mask=None, is_causal=False):
+    """Attention in float64, one query at a time; and the weights."""
+    query, key, value = (np.asarray(a, np.float64) for a in (query, key, value))
+    share = query.shape[-2] // key.shape[-2]
+    key, value = np.repeat(key, share, axis=-2), np.repeat(value, share, axis=-2)
+    *batch, lq, heads, depth = query.shape
+    lk = key.shape[-3]
+    shape = (*batch, heads, lq, lk)
+    bias = np.zeros(shape) if bias is None else np.broadcast_to(bias, shape)
+    mask = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
+    weights, result = np.zeros(shape), np.zeros((*batch, lq, heads, value.shape[-1]))
+    for at in np.ndindex(*batch, heads, lq):
+        *b, h, i = at
+        logits = np.array([query[*b, i, h] @ key[*b, j, h] for j in range(lk)]) / np.sqrt(depth)
+        logits = logits + bias[at]
+        keep = mask[at] & (np.arange(lk) <= i) if is_causal else mask[at]
+        if not keep.any():  # nothing to attend to: all alike
+            logits, keep = np.zeros(lk), np.ones(lk, bool)
+        w = np.where(keep, np.exp(logits - logits[keep].max()), 0)
+        weights[at] = w / w.sum()
+        result[*b, i, h] = weights[at] @ value[*b, :, h]
+    return result, weights
+
+
+def arrays(batch=(2,), heads=4, kv_heads=4, lq=5, lk=7, depth=8, value_depth=8):
+    return (
+        jnp.asarray(normal(*batch, lq, heads, depth, seed=1)),
+        jnp.asarray(normal(*batch, lk, kv_heads, depth, seed=2)),
+        jnp.asarray(normal(*batch, lk, kv_heads, value_depth, seed=3)),
+    )
+
+
+def random_mask(*shape):
+    return np.random.default_rng(4).random(shape) < 0.6
+
+
+OPTIONS = {
+    "nothing": {},
+    "bias": {"bias": normal(2, 4, 5, 7)},
+    "bias that broadcasts": {"bias": normal(1, 5, 1)},
+    "mask": {"mask": random_mask(2, 1, 5, 7)},
+    "mask without batch": {"mask": random_mask(5, 7)},
+    "mask of heads": {"mask": random_mask(4, 1, 7)},
+    "causal": {"is_causal": True},
+    "all": {"bias": normal(2, 1, 5, 7), "mask": random_mask(2, 1, 5, 7), "is_causal": True},
+}
+
+
+WAYS = [
+    *[(name, 4, None) for name in OPTIONS],
+    *[(name, 2, None) for name in ("mask of heads", "all")],
+    *[(name, 2, "xla") for name in ("bias that broadcasts", "mask without batch", "all")],
+]
+
+
+@pytest.mark.parametrize(("options", "kv_heads", "implementation"), WAYS)
+def test_attention_is_that_of_float64(options, kv_heads, implementation):
+    options = OPTIONS[options]
+    query, key, value = arrays(kv_heads=kv_heads)
+    given = {k: v if isinstance(v, bool) else jnp.asarray(v) for k, v in options.items()}
+    y = attend(query, key, value, **given, implementation=implementation)
+    np.testing.assert_allclose(y, reference(query, key, value, **options)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_any_number_of_batch_axes(batch, implementation):
+    query, key, value = arrays(batch)
+    mask, bias = random_mask(*batch, 1, 5, 7), normal(5, 7)
+    y = attend(
+        query, key, value, jnp.asarray(bias), jnp.asarray(mask), implementation=implementation
+    )
+    wanted, _ = reference(query, key, value, bias, mask)
+    assert y.shape == query.shape
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_of_one_batch_axis_for_two():
+    query, key, value = arrays((2, 3))
+    mask = random_mask(2, 1, 1, 5, 7)
+    y = attend(query, key, value, mask=jnp.asarray(mask))
+    np.testing.assert_allclose(y, reference(query, key, value, mask=mask)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "implementation"),
+    # XLA compiles no fused attention of float16 for a CPU
+    [(jnp.bfloat16, None), (jnp.bfloat16, "xla"), (jnp.float16, None)],
+)
+def test_dtypes(dtype, implementation):
+    query, key, value = arrays()
+    y = attend(query, key, value, dtype=dtype, implementation=implementation)
+    assert y.dtype == dtype
+    wanted, _ = reference(*(a.astype(dtype) for a in (query, key, value)))
+    tolerance = TOLERANCE[jnp.dtype(dtype).name]
+    np.testing.assert_allclose(np.asarray(y, np.float64), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_values_may_have_another_depth():
+    query, key, value = arrays(value_depth=3)
+    y = attend(query, key, value, precision="highest")
+    np.testing.assert_allclose(y, reference(query, key, value)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_query_without_keys_gets_the_mean_of_all_values():
+    query, key, value = arrays()
+    mask = jnp.zeros((5, 7))
+    for implementation in (None, "xla"):
+        y = attend(query, key, value, mask=mask, implementation=implementation)
+        wanted = np.broadcast_to(np.mean(value, axis=1, keepdims=True), y.shape)
+        np.testing.assert_allclose(y, wanted, atol=1e-5)
+
+
+def test_gradients_are_those_of_finite_differences():
+    f = functools.partial(
+        nnx.dot_product_attention, mask=jnp.asarray(random_mask(2, 1, 3, 4)), is_causal=True
+    )
+    check_grads(
+        jax.jit(f),
+        arrays(kv_heads=2, lq=3, lk=4),
+        1,
+        modes=("rev",),
+        atol=1e-2,
+        rtol=1e-2,
+        eps=1e-2,
+    )
+
+
+def test_recorded_weights_are_those_of_float64_before_dropout():
+    module = nnx.Module()
+    query, key, value = arrays(kv_heads=2)
+    options = {"dropout_rate": 0.5, "dropout_rng": KEY, "module": module}
+    nnx.dot_product_attention(query, key, value, **options)
+    (weights,) = nnx.pop(module, nnx.Intermediate)["attention_weights"].value
+    np.testing.assert_allclose(weights, reference(query, key, value)[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_dropout_scales_what_it_keeps(broadcast):
+    query, key, _ = arrays(lq=40, lk=40, depth=8)
+    value = jnp.broadcast_to(np.eye(40, dtype=np.float32)[:, None], (2, 40, 4, 40))
+    y = attend(query, key, value, None, None, broadcast, dropout_rng=KEY, dropout_rate=0.25)
+    kept = np.swapaxes(y, -3, -2)  # with the unit vectors as values the result is the weights
+    weights = reference(query[:, :2], key, value)[1]
+    ratio = kept[:, :, :2] / weights
+    np.testing.assert_allclose(ratio, np.where(ratio > 0.5, 1 / 0.75, 0), rtol=1e-4)
+    zero = np.asarray(kept == 0)
+    assert abs(zero.mean() - 0.25) < 0.02
+    same_everywhere = (zero == zero[:1, :1]).all()
+    assert same_everywhere == broadcast
+
+
+def test_no_dropout_without_a_rate_or_when_deterministic():
+    query, key, value = arrays()
+    y = attend(query, key, value)
+    for options in ({"dropout_rng": KEY}, {"dropout_rate": 0.5, "deterministic": True}):
+        np.testing.assert_array_equal(attend(query, key, value, **options), y)
+
+
+BAD_SHAPES = {
+    "number of dimensions": ((5, 4, 8), (2, 7, 4, 8), (2, 7, 4, 8)),
+    "three or more": ((5, 8), (7, 8), (7, 8)),
+    "batch dimensions": ((2, 5, 4, 8), (1, 7, 4, 8), (1, 7, 4, 8)),
+    "one value for every key": ((2, 5, 4, 8), (2, 7, 4, 8), (2, 6, 4, 8)),
+    "same number of heads": ((2, 5, 4, 8), (2, 7, 4, 8), (2, 7, 2, 8)),
+    "must divide the number of query heads": ((2, 5, 4, 8), (2, 7, 3, 8), (2, 7, 3, 8)),
+    "same depth": ((2, 5, 4, 8), (2, 7, 4, 6), (2, 7, 4, 8)),
+}
+
+
+@pytest.mark.parametrize(("message", "shapes"), BAD_SHAPES.items(), ids=BAD_SHAPES)
+def test_shapes_that_do_not_fit_are_named(message, shapes):
+    with pytest.raises(ValueError, match=f"dot_product_attention: .*{message}.*query has shape"):
+        nnx.dot_product_attention(*(jnp.ones(s) for s in shapes))
+    with pytest.raises(ValueError, match=message):
+        nnx.dot_product_attention_with_rope(*(jnp.ones(s) for s in shapes), rope=nnx.RoPE())
+
+
+@pytest.mark.parametrize("name", ["mask", "bias"])
+def test_masks_and_biases_must_broadcast(name):
+    with pytest.raises(ValueError, match=rf"a {name} of shape \(2, 4, 5, 6\).*\(2, 4, 5, 7\)"):
+        nnx.dot_product_attention(*arrays(), **{name: jnp.ones((2, 4, 5, 6))})
+    with pytest.raises(ValueError, match=rf"a {name} of shape \(1, 2, 4, 5, 7\)"):
+        nnx.dot_product_attention(*arrays(), **{name: jnp.ones((1, 2, 4, 5, 7))})
+
+
+def test_dropout_messages():
+    with pytest.raises(ValueError, match="needs dropout_rng, a random key, for dropout_rate=0.5"):
+        nnx.dot_product_attention(*arrays(), dropout_rate=0.5)
+    with pytest.raises(ValueError, match=r"must be in the range \[0, 1\), got 1.0"):
+        nnx.dot_product_attention(*arrays(), dropout_rate=1.0, dropout_rng=KEY)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dropout_rate": 0.5, "dropout_rng": KEY}, "excludes dropout"),
+        ({"module": nnx.Module()}, "excludes recording the weights"),
+        ({"precision": "high"}, "excludes precision='high'"),
+    ],
+)
+def test_a_fused_implementation_forms_no_weights(options, message):
+    with pytest.raises(ValueError, match=f"implementation='xla'.* is fused, which {message}"):
+        nnx.dot_product_attention(*arrays(), **options, implementation="xla")
+    with pytest.raises(ValueError, match="excludes having values of shape"):
+        nnx.dot_product_attention(*arrays(value_depth=3), implementation="xla")
+
+
+# Masks ------------------------------------------------------------------------------------------
+
+
+def test_attention_masks_compare_every_query_with_every_key():
+    q, k = jnp.asarray([[1.0, 1, 0], [1, 0, 0]]), jnp.asarray([[1.0, 0], [1, 1]])
+    mask = nnx.make_attention_mask(q, k)
+    assert mask.shape == (2, 1, 3, 2) and mask.dtype == jnp.float32
+    np.testing.assert_array_equal(mask[:, 0], q[:, :, None] * k[:, None, :])
+    positions = jnp.arange(3)
+    later = nnx.make_attention_mask(
+        positions, positions, jnp.less, extra_batch_dims=2, dtype=jnp.bool_
+    )
+    assert later.shape == (1, 1, 1, 3, 3) and later.dtype == jnp.bool_
+    np.testing.assert_array_equal(later[0, 0, 0], ~np.tri(3, dtype=bool))
+
+
+def test_causal_masks_depend_on_the_shape_alone():
+    mask = nnx.make_causal_mask(jnp.full((2, 4), jnp.nan), dtype=bool)
+    assert mask.shape == (2, 1, 4, 4)
+    np.testing.assert_array_equal(mask, np.broadcast_to(np.tri(4, dtype=bool), (2, 1, 4, 4)))
+    assert nnx.make_causal_mask(jnp.zeros((4,)), 2).shape == (1, 1, 1, 4, 4)
+
+
+def test_combined_masks_keep_what_all_keep():
+    a, b = random_mask(2, 1, 5, 7), random_mask(1, 4, 5, 1)
+    combined = nnx.combine_masks(jnp.asarray(a), None, jnp.asarray(b, jnp.float32))
+    assert combined.shape == (2, 4, 5, 7) and combined.dtype == jnp.float32
+    np.testing.assert_array_equal(combined, a & b)
+    assert nnx.combine_masks(jnp.asarray(a), dtype=bool).dtype == jnp.bool_
+    assert nnx.combine_masks(None, None) is None
+    assert nnx.combine_masks() is None
+
+
+def test_mask_messages():
+    with pytest.raises(
+        ValueError, match=r"same number of dimensions, got shapes \[\(2,\), \(1, 2\)"
+    ):
+        nnx.combine_masks(jnp.ones(2), jnp.ones((1, 2)))
+    with pytest.raises(ValueError, match=r"do not broadcast: \[\(2,\), \(3,\)\]"):
+        nnx.combine_masks(jnp.ones(2), jnp.ones(3))
+    with pytest.raises(ValueError, match=r"compares sequences.*shape \(\) and \(3,\)"):
+        nnx.make_attention_mask(jnp.ones(()), jnp.ones(3))
+    with pytest.raises(ValueError, match=r"compares sequences"):
+        nnx.make_causal_mask(jnp.ones(()))
+
+
+# Rotary positions -------------------------------------------------------------------------------
+
+
+def turned(x, positions, theta=10000.0):
+    """RoPE in complex numbers: feature i and i + depth/2 are one number, turned by an angle."""
+    half = x.shape[-1] // 2
+    steps = theta ** (-np.arange(half) / half)
+    z = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * positions[..., None] * steps)
+    return np.concatenate([z.real, z.imag], axis=-1)
+
+
+def test_rope_turns_pairs_of_features():
+    x = normal(2, 3, 5, 8)
+    np.testing.assert_allclose(nnx.RoPE()(jnp.asarray(x)), turned(x, np.arange(5)), atol=1e-5)
+    positions = np.array([7, 0, 3, 3, 100])
+    y = nnx.RoPE(100.0)(jnp.asarray(x), jnp.asarray(positions))
+    np.testing.assert_allclose(y, turned(x, positions, 100.0), atol=1e-4)
+
+
+def test_rope_takes_positions_of_each_example():
+    x, positions = normal(2, 3, 5, 8), np.arange(10).reshape(2, 1, 5)
+    y = nnx.RoPE()(jnp.asarray(x), jnp.asarray(positions))
+    np.testing.assert_allclose(y, turned(x, positions), atol=1e-5)
+
+
+def test_kept_angles_are_the_computed_ones():
+    kept, x = nnx.RoPE(embedding_size=8, max_seq_len=9), jnp.asarray(normal(5, 8))
+    assert kept.cached_sin.shape == kept.cached_cos.shape == (9, 4)
+    assert type(kept.cached_sin) is nnx.Variable
+    np.testing.assert_array_equal(kept(x), nnx.RoPE()(x))
+    far = jnp.asarray([20] * 5)  # given positions need no table
+    np.testing.assert_array_equal(kept(x, far), nnx.RoPE()(x, far))
+    assert nnx.RoPE().cached_sin is None
+
+
+def test_products_depend_on_the_distance_alone():
+    rope = nnx.RoPE()
+    q, k = jnp.asarray(normal(1, 16, seed=1)), jnp.asarray(normal(1, 16, seed=2))
+
+    def product(at, other):
+        return float((rope(q, jnp.array([at])) @ rope(k, jnp.array([other])).T)[0, 0])
+
+    np.testing.assert_allclose(product(3, 1), product(12, 10), rtol=1e-4)
+    assert abs(product(3, 1) - product(3, 2)) > 1e-3
+
+
+def test_attention_with_rope_turns_queries_and_keys():
+    query, key, value = arrays(kv_heads=2)
+
+    def by_heads(x, positions):
+        return np.swapaxes(turned(np.swapaxes(x, -3, -2), positions), -3, -2)
+
+    rope = nnx.RoPE()
+    y = nnx.dot_product_attention_with_rope(query, key, value, rope=rope, is_causal=True)
+    wanted, _ = reference(
+        by_heads(query, np.arange(5)), by_heads(key, np.arange(7)), value, is_causal=True
+    )
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+
+    positions = np.arange(10).reshape(2, 5) ** 2  # for each example; shared by as many keys
+    y = nnx.dot_product_attention_with_rope(
+        query, key[:, :5], value[:, :5], rope=rope, input_positions=jnp.asarray(positions)
+    )
+    at = positions[:, None]
+    wanted, _ = reference(by_heads(query, at), by_heads(key[:, :5], at), value[:, :5])
+    np.testing.assert_allclose(y, wanted, rtol=1e-3, atol=1e-4)
+
+    y = nnx.dot_product_attention_with_rope(  # other keys stand at 0, 1, 2, ...
+        query, key, value, rope=rope, input_positions=jnp.arange(5) + 2
+    )
+    wanted, _ = reference(by_heads(query, np.arange(5) + 2), by_heads(key, np.arange(7)), value)
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_rope_messages():
+    with pytest.raises(ValueError, match="both embedding_size and max_seq_len.*max_seq_len=None"):
+        nnx.RoPE(embedding_size=8)
+    with pytest.raises(ValueError, match="must be positive and even; it is 7"):
+        nnx.RoPE(embedding_size=7, max_seq_len=3)
+    with pytest.raises(ValueError, match="must be positive and even; it is 3"):
+        nnx.RoPE()(jnp.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"\(..., length, depth\), got shape \(8,\)"):
+        nnx.RoPE()(jnp.ones(8))
+    kept = nnx.RoPE(embedding_size=8, max_seq_len=4)
+    for shape in ((5, 8), (4, 6)):
+        with pytest.raises(ValueError, match=r"RoPE\(embedding_size=8, max_seq_len=4\) got an"):
+            kept(jnp.ones(shape))
+    for shape in ((4,), (), (2, 5), (3, 1)):
+        with pytest.raises(ValueError, match=r"input_positions of shape .* the length of the inp"):
+            nnx.RoPE()(jnp.ones((3, 5, 8)), jnp.zeros(shape, int))
+
+
+# The layer --------------------------------------------------------------------------------------
+
+X = jnp.asarray(normal(3, 6, 8))
+
+
+def layer(*args, decode=False, **kwargs):
+    args = args or (2, 8)
+    options = {**QUICK, "rngs": nnx.Rngs(0), **kwargs}
+    return nnx.MultiHeadAttention(*args, decode=decode, **options)
+
+
+def by_hand(m, inputs_q, inputs_k=None, inputs_v=None, mask=None, is_causal=False):
+    """The layer in float64."""
+    inputs_k = inputs_q if inputs_k is None else inputs_k
+    inputs_v = inputs_k if inputs_v is None else inputs_v
+
+    def project(linear, x):
+        y = np.einsum("...f,fhd->...hd", np.asarray(x, np.float64), linear.kernel.value)
+        return y if linear.bias is None else y + np.asarray(linear.bias.value)
+
+    def norm(ln, x):
+        if ln is None:
+            return x
+        x = x - x.mean(-1, keepdims=True)
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * np.asarray(ln.scale.value)
+
+    query, key = (
+        norm(m.query_ln, project(m.query, inputs_q)),
+        norm(m.key_ln, project(m.key, inputs_k)),
+    )
+    x, _ = reference(query, key, project(m.value, inputs_v), mask=mask, is_causal=is_causal)
+    y = np.einsum("...hd,hdf->...f", x, m.out.kernel.value)
+    return y if m.out.bias is None else y + np.asarray(m.out.bias.value)
+
+
+LAYERS = {
+    "plain": ((2, 8), {}),
+    "without biases": ((2, 8), {"use_bias": False}),
+    "other sizes": ((4, 8, 16, 10), {}),
+    "grouped": ((4, 8, 16), {"num_kv_heads": 2}),
+    "multi-query": ((4, 8, 16), {"num_kv_heads": 1}),
+    "normalised": ((2, 8), {"normalize_qk": True}),
+}
+
+
+@pytest.mark.parametrize(("args", "kwargs"), LAYERS.values(), ids=LAYERS)
+def test_the_layer_is_that_of_float64(args, kwargs):
+    m = layer(*args, **kwargs)
+    wanted = by_hand(m, X, is_causal=True)
+    y = call(m, X, is_causal=True)
+    assert y.shape == (3, 6, m.out_features)
+    np.testing.assert_allclose(y, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_cross_attention():
+    m = layer(2, 8, in_kv_features=5)
+    k, v = jnp.asarray(normal(3, 4, 5, seed=1)), jnp.asarray(normal(3, 4, 5, seed=2))
+    np.testing.assert_allclose(m(X, k), by_hand(m, X, k), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(m(X, k, v), by_hand(m, X, k, v), rtol=1e-3, atol=1e-4)
+    mask = random_mask(3, 1, 6, 4)
+    y = m(X, k, v, mask=jnp.asarray(mask))
+    np.testing.assert_allclose(y, by_hand(m, X, k, v, mask), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_the_layer_takes_any_number_of_batch_axes(batch):
+    m, x = layer(), jnp.asarray(normal(*batch, 5, 8))
+    np.testing.assert_allclose(m(x), by_hand(m, x), rtol=1e-3, atol=1e-4)
+
+
+def test_grouped_heads_are_full_heads_that_repeat():
+    few, many = layer(4, 8, num_kv_heads=2), layer(4, 8)
+    for name in ("query", "out"):
+        setattr(many, name, getattr(few, name))
+    for name in ("key", "value"):
+        small, large = getattr(few, name), getattr(many, name)
+        large.kernel.value = jnp.repeat(small.kernel.value, 2, axis=1)
+        large.bias.value = jnp.repeat(small.bias.value, 2, axis=0)
+    np.testing.assert_allclose(few(X), many(X), rtol=1e-4, atol=1e-5)
+
+
+def test_the_attention_function_is_chosen_by_argument():
+    attend = {
+        name: functools.partial(nnx.dot_product_attention, implementation=name)
+        for name in (None, "xla")
+    }
+    y = layer(attention_fn=attend[None])(X, is_causal=True)
+    np.testing.assert_allclose(layer(attention_fn=attend["xla"])(X, is_causal=True), y, atol=1e-5)
+    seen = {}
+
+    def own(query, key, value, **options):
+        seen.update(options)
+        return value
+
+    layer(attention_fn=own)(X, sow_weights=False, is_causal=True)
+    assert set(seen) == {
+        *("mask", "dropout_rng", "dropout_rate", "broadcast_dropout", "deterministic"),
+        *("dtype", "precision", "module", "is_causal"),
+    }
+    layer(attention_fn=own)(X, input_positions=jnp.arange(6))
+    assert seen["input_positions"].shape == (6,)
+
+
+def test_recorded_weights_add_up_to_one():
+    m = layer(4, 8, num_kv_heads=2)
+    plain = m(X)
+    np.testing.assert_allclose(m(X, sow_weights=True), plain, rtol=1e-4, atol=1e-5)
+    (weights,) = nnx.pop(m, nnx.Intermediate)["attention_weights"].value
+    assert weights.shape == (3, 4, 6, 6)
+    np.testing.assert_allclose(weights.sum(-1), np.ones((3, 4, 6)), rtol=1e-5)
+
+
+def test_dtypes_of_the_layer():
+    m = layer(dtype=jnp.bfloat16, param_dtype=jnp.float16)
+    assert m.query.kernel.dtype == jnp.float16
+    assert m(X).dtype == jnp.bfloat16
+
+
+def test_metadata_goes_to_the_parameters():
+    names = ("kernel", "out_kernel", "bias", "out_bias", "query_ln_scale", "key_ln_scale")
+    m = layer(normalize_qk=True, **{f"{n}_metadata": {"of": n} for n in names})
+    assert {p: v.of for p, v in nnx.to_flat_state(nnx.state(m))} == {
+        **{(part, name): name for part in ("query", "key", "value") for name in ("kernel", "bias")},
+        **{("out", name): f"out_{name}" for name in ("kernel", "bias")},
+        **{(f"{part}_ln", "scale"): f"{part}_ln_scale" for part in ("query", "key")},
+    }
+
+
+def test_output_initializers_follow_the_others_unless_given():
+    ones, zeros = nnx.initializers.ones, nnx.initializers.zeros
+    m = layer(kernel_init=ones, bias_init=ones)
+    assert m.out.kernel.value.min() == m.out.bias.value.min() == 1
+    m = layer(kernel_init=ones, bias_init=ones, out_kernel_init=zeros, out_bias_init=zeros)
+    assert m.query.kernel.value.min() == m.query.bias.value.min() == 1
+    assert m.out.kernel.value.max() == m.out.bias.value.max() == 0
+
+
+# Dropout and modes of the layer -----------------------------------------------------------------
+
+
+def test_the_layer_keeps_a_stream_for_dropout_only_where_it_needs_one():
+    rngs = nnx.Rngs(0, dropout=1)
+    assert layer(rngs=rngs).rngs is None
+    assert layer(dropout_rate=0.5, keep_rngs=False, rngs=rngs).rngs is None
+    assert int(rngs.dropout.count.value) == 0
+    m = layer(dropout_rate=0.5, rngs=rngs)
+    assert m.rngs.tag == "dropout" and int(rngs.dropout.count.value) == 1
+    assert ("rngs", "count") in nnx.state(m).flat_state().paths
+
+
+def test_dropout_draws_a_new_key_each_time():
+    m = layer(dropout_rate=0.5)
+    same = layer(dropout_rate=0.5)
+    first, second = m(X, deterministic=False), m(X, deterministic=False)
+    assert (first != second).any()
+    np.testing.assert_array_equal(same(X, deterministic=False), first)
+    np.testing.assert_array_equal(m(X, deterministic=True), layer()(X))
+    assert int(m.rngs.count.value) == 2
+
+
+def test_the_key_of_a_call_goes_before_the_layer():
+    m = layer(dropout_rate=0.5, keep_rngs=False)
+    key = nnx.Rngs(dropout=7).dropout()
+    wanted = m(X, deterministic=False, rngs=key)
+    for source in (nnx.Rngs(dropout=7), nnx.Rngs(7), nnx.Rngs(dropout=7).dropout):
+        np.testing.assert_array_equal(m(X, deterministic=False, rngs=source), wanted)
+    own = layer(dropout_rate=0.5)
+    np.testing.assert_array_equal(own(X, deterministic=False, rngs=key), wanted)
+    assert int(own.rngs.count.value) == 0
+
+
+def test_modes_of_the_layer():
+    m = layer(dropout_rate=0.5, decode=None)
+    with pytest.raises(ValueError, match="MultiHeadAttention was called.*`decode`"):
+        m(X)
+    with pytest.raises(ValueError, match="MultiHeadAttention was called.*`deterministic`"):
+        m(X, decode=False)
+    assert m.set_view(deterministic=True, decode=False) is None
+    assert (m.deterministic, m.decode) == (True, False)
+    np.testing.assert_array_equal(m(X), layer()(X))
+    m.set_view()
+    assert (m.deterministic, m.decode) == (True, False)
+    m.train()
+    assert (m(X) != layer()(X)).any()
+    m.eval()
+    np.testing.assert_array_equal(m(X), layer()(X))
+
+
+def test_dropout_messages_of_the_layer():
+    m = layer(dropout_rate=0.5, keep_rngs=False)
+    with pytest.raises(
+        ValueError, match="MultiHeadAttention needs a random key for dropout.*keep_"
+    ):
+        m(X, deterministic=False)
+    with pytest.raises(TypeError, match="must be an Rngs, an RngStream or a key, got int"):
+        m(X, deterministic=False, rngs=3)
+    with pytest.raises(TypeError, match="must be an Rngs, an RngStream or None, got _KeyOnly"):
+        layer(dropout_rate=0.5, rngs=_KeyOnly())
+
+
+class _KeyOnly:
+    """Streams for parameters that are no Rngs."""
+
+    def params(self):
+        return KEY
+
+
+# Decoding ---------------------------------------------------------------------------------------
+
+DECODING = {
+    **LAYERS,
+    "with rope": (
+        (2, 8),
+        {"attention_fn": functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())},
+    ),
+}
+
+
+@pytest.mark.parametrize(("args", "kwargs"), DECODING.values(), ids=DECODING)
+def test_decoding_step_by_step_is_one_causal_call(args, kwargs):
+    # With is_causal=True too: the mask of the cache says it all.  Handing the flag on, as earlier
+    # releases of the reference do, leaves the one query of a step with the first key alone.
+    m = layer(*args, **kwargs)
+    whole = call(m, X, is_causal=True)
+    m.init_cache(X.shape)
+    for i in range(X.shape[1]):
+        y = call(m, X[:, i : i + 1], decode=True, is_causal=True)
+        np.testing.assert_allclose(y, whole[:, i : i + 1], rtol=1e-4, atol=1e-5)
+    assert int(m.cache_index.value) == X.shape[1]
+
+
+def test_the_cache_has_the_heads_of_the_keys_and_the_asked_dtype():
+    m = layer(4, 8, num_kv_heads=2)
+    assert m.cached_key is None and m.cached_value is None and m.cache_index is None
+    m.init_cache((3, 1, 7, 8), jnp.bfloat16)
+    for cache in (m.cached_key, m.cached_value):
+        assert isinstance(cache, nnx.Cache)
+        assert cache.shape == (3, 1, 7, 2, 2) and cache.dtype == jnp.bfloat16
+    assert isinstance(m.cache_index, nnx.Cache) and m.cache_index.dtype == jnp.int32
+    y = m(jnp.ones((3, 1, 1, 8)), decode=True)  # projections in float32 are rounded
+    assert y.dtype == jnp.float32 and m.cached_key.dtype == jnp.bfloat16
+
+
+def test_init_cache_empties_the_cache():
+    m = layer()
+    m.init_cache(X.shape)
+    first = m(X[:, :1], decode=True)
+    m(X[:, 1:2], decode=True)
+    m.init_cache(X.shape)
+    assert int(m.cache_index.value) == 0 and not m.cached_key.value.any()
+    np.testing.assert_array_equal(m(X[:, :1], decode=True), first)
+
+
+def test_set_view_makes_a_cache():
+    # (the reference accepts both sizes, and makes none)
+    m = layer(dtype=jnp.bfloat16)
+    m.set_view(decode=True, batch_size=3, max_length=6)
+    assert m.decode and m.cached_key.shape == (3, 6, 2, 4) and m.cached_key.dtype == jnp.bfloat16
+    m.set_view(batch_size=(2, 3), max_length=4)
+    assert m.decode and m.cached_value.shape == (2, 3, 4, 2, 4)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1, 6), (1, 6), (2, 1, 6), (6,)])
+def test_a_mask_takes_places_of_the_cache_away(shape):
+    m = layer()
+    mask = np.ones((3, 2, 6, 6), bool)
+    mask[..., 1] = False
+    whole = m(X, is_causal=True, mask=jnp.asarray(mask))
+    m.init_cache(X.shape)
+    for i in range(6):
+        here = np.broadcast_to(mask[0, 0, 0], shape)
+        y = m(X[:, i : i + 1], decode=True, mask=jnp.asarray(here))
+        np.testing.assert_allclose(y, whole[:, i : i + 1], rtol=1e-4, atol=1e-5)
+
+
+def test_decoding_under_jit_writes_the_cache_back():
+    eager, m = layer(), layer()
+    eager.init_cache(X.shape)
+    m.init_cache(X.shape)
+    kernel = m.key.kernel.value
+    step = nnx.jit(lambda m, x: m(x, decode=True))
+    for i in range(6):
+        y = step(m, X[:, i : i + 1])
+        np.testing.assert_allclose(y, eager(X[:, i : i + 1], decode=True), rtol=1e-4, atol=1e-5)
+    assert int(m.cache_index.value) == 6
+    assert m.key.kernel.value is kernel
+    np.testing.assert_allclose(m.cached_key.value, eager.cached_key.value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_past_the_cache_is_an_error_and_nan_where_it_cannot_be():
+    # (the reference goes on, overwriting the last place)
+    m = layer()
+    m.init_cache((3, 2, 8))
+    for i in range(2):
+        m(X[:, i : i + 1], decode=True)
+    kept = m.cached_key.value
+    with pytest.raises(ValueError, match="cannot decode position 2: its cache has 2 places"):
+        m(X[:, 2:3], decode=True)
+    assert m.cached_key.value is kept and int(m.cache_index.value) == 2
+    y = nnx.jit(lambda m, x: m(x, decode=True))(m, X[:, 2:3])
+    assert jnp.isnan(y).all()
+
+
+def test_positions_can_be_given_to_a_decoding_step():
+    attend = functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())
+    m, free = layer(attention_fn=attend), layer(attention_fn=attend)
+    m.init_cache(X.shape)
+    free.init_cache(X.shape)
+    for i in range(3):
+        given = m(X[:, i : i + 1], decode=True, input_positions=jnp.array([i]))
+        np.testing.assert_array_equal(given, free(X[:, i : i + 1], decode=True))
+    other = m(X[:, 3:4], decode=True, input_positions=jnp.array([0]))
+    assert (other != free(X[:, 3:4], decode=True)).any()
+
+
+def test_decoding_messages():
+    m = layer()
+    with pytest.raises(ValueError, match=r"no cache to decode with: call init_cache"):
+        m(X[:, :1], decode=True)
+    with pytest.raises(ValueError, match=r"init_cache takes the shape of a whole input.*\(8,\)"):
+        m.init_cache((8,))
+    with pytest.raises(ValueError, match="needs both or none; got batch_size=3, max_length=None"):
+        m.set_view(decode=True, batch_size=3)
+    assert m.decode is False
+    m.init_cache(X.shape)
+    for x in (X[:, :2], X[:1, :1], X[None, :, :1]):
+        with pytest.raises(ValueError, match=r"one position at a time.*\(3, 6, 2, 4\)"):
+            m(x, decode=True)
+    for shape in ((5,), (3, 1, 2, 6), (4, 1, 1, 6)):
+        with pytest.raises(ValueError, match=r"a mask of shape .* \(3, 2, 1, 6\)"):
+            m(X[:, :1], decode=True, mask=jnp.ones(shape))
+    assert int(m.cache_index.value) == 0
+
+
+# Bad input --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((3, 8), {}, "cannot give 3 heads equal shares of 8 features"),
+        ((0, 8), {}, "cannot give 0 heads"),
+        ((2, 8, 9), {}, "cannot give 2 heads equal shares of 9 features"),
+        ((4, 8), {"num_kv_heads": 3}, "cannot share 3 key heads equally among 4 query heads"),
+        ((2, 8), {"num_kv_heads": 4}, "cannot share 4 key heads equally among 2 query heads"),
+        ((2, 8), {"num_kv_heads": 0}, "cannot share 0 key heads"),
+    ],
+)
+def test_heads_must_divide(args, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        layer(*args, **kwargs)
+
+
+def test_inputs_must_have_the_features():
+    m = layer(2, 8, in_kv_features=5)
+    kv = jnp.ones((3, 4, 5))
+    for name, inputs in {
+        "inputs_q": (X[..., :7], kv),
+        "inputs_k": (X, X),
+        "inputs_v": (X, kv, X),
+    }.items():
+        with pytest.raises(ValueError, match=rf"takes {name} of shape .* features; got shape"):
+            m(*inputs)
+    with pytest.raises(ValueError, match=r"takes inputs_q of shape.*got shape \(8,\)"):
+        layer()(X[0, 0])
+    with pytest.raises(ValueError, match="inputs_v without inputs_k"):
+        m(X, None, kv)
+    with pytest.raises(ValueError, match="batch dimensions of query, key and value differ"):
+        m(X, kv[:2])
+    with pytest.raises(ValueError, match=r"a mask of shape \(3, 1, 6, 5\)"):
+        m(X, kv, mask=jnp.ones((3, 1, 6, 5)))

@@ -1,0 +1,269 @@
+"""Conv and ConvTranspose: values against plain loops, paddings, and messages."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.nn.quick import QUICK, normal
+
+
+def slow_conv(x, kernel, strides, pads, dilations, mode="constant"):
+    """The definition: one product of window and kernel for each output; x without batch axis."""
+    rank = len(strides)
+    x = np.pad(x, [*pads, (0, 0)], mode=mode)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel.shape, dilations, strict=False)]
+    sizes = [(n - r) // s + 1 for n, r, s in zip(x.shape, reach, strides, strict=False)]
+    y = np.zeros((*sizes, kernel.shape[-1]), np.float64)
+    for at in itertools.product(*map(range, sizes)):
+        window = tuple(
+            slice(i * s, i * s + r, d)
+            for i, s, r, d in zip(at, strides, reach, dilations, strict=True)
+        )
+        y[at] = np.tensordot(x[window], kernel, rank + 1)
+    return y
+
+
+MODES = {"CIRCULAR": "wrap", "REFLECT": "reflect"}
+
+
+@pytest.mark.parametrize("padding", ["VALID", "CIRCULAR", "REFLECT", "CAUSAL", 2, [(0, 3)]])
+@pytest.mark.parametrize(
+    ("size", "stride", "dilation"), [(1, 1, 1), (2, 1, 3), (3, 2, 1), (4, 1, 2)]
+)
+def test_conv_along_one_axis_is_its_definition(padding, size, stride, dilation):
+    layer = nnx.Conv(
+        3,
+        5,
+        size,
+        stride,
+        padding=padding,
+        kernel_dilation=dilation,
+        **QUICK,
+        rngs=nnx.Rngs(0),
+    )
+    x = normal(11, 3)
+    reach = (size - 1) * dilation
+    pads = {
+        "VALID": (0, 0),
+        "CIRCULAR": (reach // 2, (reach + 1) // 2),
+        "REFLECT": (reach // 2, (reach + 1) // 2),
+        "CAUSAL": (reach, 0),
+    }
+    pad = pads[padding] if isinstance(padding, str) else (2, 2) if padding == 2 else (0, 3)
+    mode = MODES.get(padding, "constant") if isinstance(padding, str) else "constant"
+    kernel = np.asarray(layer.kernel.value)
+    expected = slow_conv(x, kernel, [stride], [pad], [dilation], mode) + layer.bias.value
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_conv_along_two_axes_is_its_definition():
+    layer = nnx.Conv(
+        2,
+        3,
+        (3, 2),
+        (2, 1),
+        padding=[(1, 0), 2],
+        kernel_dilation=(1, 2),
+        use_bias=False,
+        **QUICK,
+        rngs=nnx.Rngs(0),
+    )
+    x = normal(7, 6, 2)
+    expected = slow_conv(x, np.asarray(layer.kernel.value), (2, 1), [(1, 0), (2, 2)], (1, 2))
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_conv_over_groups_sees_its_own_features_only():
+    layer = nnx.Conv(4, 6, 3, feature_group_count=2, **QUICK, rngs=nnx.Rngs(0))
+    assert layer.kernel.shape == (3, 2, 6)
+    x = normal(2, 8, 4)
+    changed = x.copy()
+    changed[..., 2:] = 0
+    np.testing.assert_array_equal(layer(x)[..., :3], layer(changed)[..., :3])
+    assert not np.allclose(layer(x)[..., 3:], layer(changed)[..., 3:])
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("kind", [nnx.Conv, nnx.ConvTranspose])
+def test_convolutions_take_any_batch_axes(kind, batch):
+    layer = kind(3, 5, (3, 2), **QUICK, rngs=nnx.Rngs(0))
+    x = normal(*batch, 6, 7, 3)
+    y = layer(x)
+    assert y.shape == (*batch, 6, 7, 5)
+    one = layer(x.reshape(-1, 6, 7, 3)).reshape(y.shape)
+    np.testing.assert_allclose(y, one, rtol=1e-5, atol=1e-5)
+
+
+def test_a_causal_convolution_sees_no_later_input():
+    layer = nnx.Conv(1, 1, 3, padding="causal", kernel_dilation=2, **QUICK, rngs=nnx.Rngs(0))
+    x = normal(12, 1)
+    late = x.copy()
+    late[7:] += 1
+    np.testing.assert_array_equal(layer(x)[:7], layer(late)[:7])
+    assert not np.allclose(layer(x)[7:], layer(late)[7:])
+
+
+def test_circular_convolutions_commute_with_rotation():
+    x = normal(2, 9, 3)
+    conv = nnx.Conv(3, 4, 4, padding="CIRCULAR", **QUICK, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(
+        conv(np.roll(x, 2, axis=1)), jnp.roll(conv(x), 2, axis=1), rtol=1e-5, atol=1e-5
+    )
+    up = nnx.ConvTranspose(3, 4, 5, 3, padding="CIRCULAR", **QUICK, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(
+        up(np.roll(x, 2, axis=1)), jnp.roll(up(x), 6, axis=1), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize(("size", "stride"), [(3, 1), (4, 2), (2, 3), (3, 3)])
+def test_a_transposed_kernel_makes_the_transpose_of_a_conv(padding, size, stride):
+    conv = nnx.Conv(3, 5, size, stride, padding=padding, use_bias=False, **QUICK, rngs=nnx.Rngs(0))
+    back = nnx.ConvTranspose(
+        5,
+        3,
+        size,
+        stride,
+        padding=padding,
+        use_bias=False,
+        transpose_kernel=True,
+        **QUICK,
+        rngs=nnx.Rngs(1),
+    )
+    assert back.kernel.shape == conv.kernel.shape
+    back.kernel.value = conv.kernel.value
+    small = normal(4, 5)
+    large = back(small)
+    if padding == "SAME":
+        assert large.shape == (4 * stride, 3)
+    x = normal(*large.shape, seed=1)
+    # <conv x, y> = <x, conv^T y>
+    np.testing.assert_allclose(jnp.vdot(conv(x), small), jnp.vdot(x, large), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [nnx.Conv, nnx.ConvTranspose])
+def test_a_mask_hides_weights_from_result_and_gradient(kind):
+    mask = jnp.asarray(np.random.default_rng(1).integers(0, 2, (3, 2, 4)))
+    layer = kind(2, 4, 3, mask=mask, **QUICK, rngs=nnx.Rngs(0))
+    plain = kind(2, 4, 3, **QUICK, rngs=nnx.Rngs(0))
+    plain.kernel.value = plain.kernel.value * mask
+    x = normal(5, 2)
+    np.testing.assert_array_equal(layer(x), plain(x))
+    grads = nnx.grad(lambda m: jnp.sum(m(x) ** 2))(layer)
+    assert not np.any(np.asarray(grads["kernel"].value)[np.asarray(mask) == 0])
+
+
+def test_a_mask_may_be_a_variable():
+    layer = nnx.Conv(
+        2, 4, 3, mask=nnx.Variable(jnp.zeros((3, 2, 4))), use_bias=False, **QUICK, rngs=nnx.Rngs(0)
+    )
+    np.testing.assert_array_equal(layer(normal(5, 2)), np.zeros((5, 4)))
+
+
+def test_conv_takes_another_convolution():
+    seen = {}
+
+    def convolution(lhs, rhs, strides, padding, **options):
+        seen.update(options, strides=strides, padding=padding)
+        return jax.lax.conv_general_dilated(lhs, rhs, strides, padding, **options)
+
+    layer = nnx.Conv(
+        2,
+        4,
+        3,
+        2,
+        padding="CIRCULAR",
+        conv_general_dilated=convolution,
+        preferred_element_type=jnp.float32,
+        **QUICK,
+        rngs=nnx.Rngs(0),
+    )
+    plain = nnx.Conv(2, 4, 3, 2, padding="CIRCULAR", **QUICK, rngs=nnx.Rngs(0))
+    x = normal(1, 6, 2)
+    np.testing.assert_array_equal(layer(x), plain(x))
+    assert (seen["strides"], seen["padding"]) == ((2,), "VALID")
+    assert seen["preferred_element_type"] is jnp.float32
+
+
+def test_lists_are_kept_as_tuples():
+    layer = nnx.Conv(2, 4, [3, 3], [1, 2], padding=[[1, 2], 0], **QUICK, rngs=nnx.Rngs(0))
+    assert (layer.kernel_size, layer.strides) == ((3, 3), (1, 2))
+    assert layer.padding == ((1, 2), 0)
+    assert layer(jnp.ones((6, 6, 2))).shape == (7, 2, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"padding": "FOO"}, {"padding": [1]}, {"padding": [(1, 2, 3), 1]}, {"padding": None}],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [nnx.Conv, nnx.ConvTranspose])
+def test_a_padding_that_is_none_is_refused(kind, options):
+    with pytest.raises(ValueError, match=r"`padding` must be one of SAME, .*kernel_size=\(3, 2\)"):
+        kind(2, 4, (3, 2), **QUICK, rngs=nnx.Rngs(0), **options)
+
+
+@pytest.mark.parametrize("padding", ["CAUSAL", "REFLECT"])
+def test_transposed_convolutions_know_fewer_paddings(padding):
+    with pytest.raises(ValueError, match="ConvTranspose: `padding` must be one of SAME, VALID"):
+        nnx.ConvTranspose(2, 4, 3, padding=padding, **QUICK, rngs=nnx.Rngs(0))
+
+
+def test_causal_padding_needs_one_axis():
+    with pytest.raises(ValueError, match=r"'CAUSAL' padding needs .* kernel_size is \(3, 2\)"):
+        nnx.Conv(2, 4, (3, 2), padding="CAUSAL", **QUICK, rngs=nnx.Rngs(0))
+
+
+def test_input_dilation_needs_numbers_for_padding():
+    with pytest.raises(ValueError, match="with input_dilation=2 the padding must be given in num"):
+        nnx.Conv(2, 4, 3, input_dilation=2, **QUICK, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("name", ["strides", "kernel_dilation"])
+@pytest.mark.parametrize("value", [(1,), (1, 2, 3), 0])
+@pytest.mark.parametrize("kind", [nnx.Conv, nnx.ConvTranspose])
+def test_strides_and_dilations_are_one_for_each_axis(kind, name, value):
+    with pytest.raises(ValueError, match=f"`{name}` must be a positive number, or one for each"):
+        kind(2, 4, (3, 2), **QUICK, rngs=nnx.Rngs(0), **{name: value})
+
+
+@pytest.mark.parametrize(("features", "groups"), [((4, 9), 4), ((3, 4), 2), ((4, 4), 0)])
+def test_groups_must_divide_the_features(features, groups):
+    with pytest.raises(ValueError, match=f"feature_group_count={groups} must divide in_features"):
+        nnx.Conv(*features, 3, feature_group_count=groups, **QUICK, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("kind", [nnx.Conv, nnx.ConvTranspose])
+def test_a_mask_of_another_shape_is_refused_when_made_and_when_called(kind):
+    with pytest.raises(ValueError, match=r"`mask` must have the shape of `kernel`, \(3, 2, 4\)"):
+        kind(2, 4, 3, mask=jnp.ones((2, 4)), **QUICK, rngs=nnx.Rngs(0))
+    layer = kind(2, 4, 3, mask=jnp.ones((3, 2, 4)), **QUICK, rngs=nnx.Rngs(0))
+    layer.mask = jnp.ones((1, 2, 4))
+    with pytest.raises(ValueError, match=r"got \(1, 2, 4\)"):
+        layer(jnp.ones((5, 2)))
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 8, 5), (8, 2), (2,)])
+@pytest.mark.parametrize("kind", [nnx.Conv, nnx.ConvTranspose])
+def test_an_input_that_does_not_fit_is_named_with_the_kernel(kind, shape):
+    layer = kind(2, 4, (3, 3), **QUICK, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=rf"{kind.__name__} expects an input of shape") as error:
+        layer(jnp.ones(shape))
+    assert "kernel_size is (3, 3) and `kernel` has shape (3, 3, 2, 4)" in str(error.value)
+    assert str(error.value).endswith(f"got {shape}.")
+
+
+def test_a_refused_conv_has_drawn_nothing():
+    rngs = nnx.Rngs(0)
+    for options in ({"padding": "FOO"}, {"strides": (1, 2)}, {"mask": jnp.ones(2)}):
+        with pytest.raises(ValueError):
+            nnx.Conv(2, 4, 3, **QUICK, rngs=rngs, **options)
+    with pytest.raises(TypeError, match="`kernel_size` must be a whole number"):
+        nnx.Conv(2, 4, 2.5, **QUICK, rngs=rngs)
+    assert rngs.default.count.value == 0

@@ -1,0 +1,67 @@
+"""Embed: lookups, the output layer made of the table, and messages."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.nn.quick import normal, quick
+
+
+def test_embed_looks_up_rows():
+    embed = nnx.Embed(7, 3, embedding_init=quick, rngs=nnx.Rngs(0))
+    numbers = np.array([[0, 6], [3, -1]], np.int32)
+    np.testing.assert_array_equal(embed(numbers), np.asarray(embed.embedding.value)[numbers])
+    assert embed(2).shape == (3,)
+    assert embed([1, 2]).shape == (2, 3)
+
+
+def test_a_number_outside_the_table_shows():
+    embed = nnx.Embed(7, 3, embedding_init=quick, rngs=nnx.Rngs(0))
+    assert np.isnan(embed(jnp.array([7, -8]))).all()
+
+
+def test_one_row_serves_every_number():
+    embed = nnx.Embed(1, 3, embedding_init=quick, rngs=nnx.Rngs(0))
+    rows = embed(jnp.array([[0, 5]]))
+    np.testing.assert_array_equal(rows, np.broadcast_to(embed.embedding.value[0], (1, 2, 3)))
+
+
+def test_attend_is_the_product_with_every_row():
+    embed = nnx.Embed(7, 3, embedding_init=quick, rngs=nnx.Rngs(0))
+    query = normal(2, 4, 3)
+    expected = query @ np.asarray(embed.embedding.value).T
+    np.testing.assert_allclose(embed.attend(query), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept", "result"),
+    [
+        ({}, "float32", "float32"),
+        ({"param_dtype": jnp.bfloat16}, "bfloat16", "bfloat16"),
+        ({"dtype": jnp.bfloat16}, "float32", "bfloat16"),
+    ],
+)
+def test_embed_computes_in_the_wanted_dtype(options, kept, result):
+    embed = nnx.Embed(7, 3, embedding_init=quick, rngs=nnx.Rngs(0), **options)
+    assert embed.embedding.dtype == kept
+    assert embed(jnp.array([1])).dtype == result
+    assert embed.attend(jnp.ones((2, 3))).dtype == result
+
+
+@pytest.mark.parametrize("numbers", [jnp.ones(2), jnp.array([True]), [0.5]])
+def test_embed_wants_whole_numbers(numbers):
+    with pytest.raises(ValueError, match="Embed looks up rows by whole numbers, got an input of"):
+        nnx.Embed(7, 3, embedding_init=quick, rngs=nnx.Rngs(0))(numbers)
+
+
+def test_attend_names_both_shapes_of_a_misfit():
+    with pytest.raises(TypeError, match=r"length 3: `embedding` has shape \(7, 3\).*\(2, 4\)"):
+        nnx.Embed(7, 3, embedding_init=quick, rngs=nnx.Rngs(0)).attend(jnp.ones((2, 4)))
+
+
+def test_embed_refuses_what_is_no_size():
+    with pytest.raises(TypeError, match="Embed: `num_embeddings` must be a whole number"):
+        nnx.Embed(-1, 3, embedding_init=quick, rngs=nnx.Rngs(0))

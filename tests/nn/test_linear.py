@@ -1,0 +1,266 @@
+"""Linear, LinearGeneral and Einsum: values against numpy, attributes, and messages."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import nnxlite as nnx
+from tests.nn.quick import QUICK, normal
+
+NORMAL = jax.nn.initializers.normal(1.0)
+
+
+@pytest.mark.parametrize("batch", [(), (4,), (4, 2), (1, 3, 2)])
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_linear_is_a_product_plus_a_bias(batch, use_bias):
+    layer = nnx.Linear(3, 5, use_bias=use_bias, **QUICK, rngs=nnx.Rngs(0))
+    x = normal(*batch, 3)
+    expected = x @ np.asarray(layer.kernel.value)
+    if use_bias:
+        expected = expected + np.asarray(layer.bias.value)
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_linear_gives_one_value_eagerly_and_under_jit():
+    layer = nnx.Linear(3, 5, **QUICK, rngs=nnx.Rngs(0))
+    x = normal(4, 3)
+    np.testing.assert_allclose(layer(x), nnx.jit(lambda m, x: m(x))(layer, x), rtol=1e-6)
+    np.testing.assert_allclose(layer(x), jax.vmap(layer)(x), rtol=1e-6)
+
+
+def test_parameters_are_data_and_the_rest_is_static():
+    layer = nnx.Linear(3, 4, use_bias=False, **QUICK, rngs=nnx.Rngs(0))
+    assert layer.bias is None
+    layer.bias = nnx.Param(jnp.ones(4))  # the status of the attribute is data from the start
+    assert [path for path, _ in nnx.to_flat_state(nnx.state(layer))] == [("bias",), ("kernel",)]
+    np.testing.assert_allclose(layer(jnp.zeros(3)), np.ones(4))
+
+
+def test_linear_follows_a_kernel_that_was_exchanged():
+    layer = nnx.Linear(3, 4, use_bias=False, **QUICK, rngs=nnx.Rngs(0))
+    layer.kernel = nnx.Param(jnp.ones((2, 5)))
+    assert layer(jnp.ones((7, 2))).shape == (7, 5)
+
+
+def test_linear_takes_other_products():
+    seen = {}
+
+    def product(lhs, rhs, dimensions, **options):
+        seen.update(options)
+        return 2 * lax.dot_general(lhs, rhs, dimensions)
+
+    plain = nnx.Linear(3, 4, use_bias=False, **QUICK, rngs=nnx.Rngs(0))
+    doubled = nnx.Linear(3, 4, use_bias=False, dot_general=product, **QUICK, rngs=nnx.Rngs(0))
+    x = normal(2, 3)
+    np.testing.assert_allclose(doubled(x), 2 * plain(x), rtol=1e-6)
+    assert seen == {"precision": None, "out_sharding": None}
+    doubled.preferred_element_type = jnp.float32
+    doubled(x)
+    assert seen["preferred_element_type"] is jnp.float32
+
+
+def test_linear_takes_another_promotion():
+    layer = nnx.Linear(
+        3,
+        4,
+        promote_dtype=lambda args, dtype: nnx.nn.dtypes.promote_dtype(args, dtype=jnp.float16),
+        rngs=nnx.Rngs(0),
+    )
+    assert layer(jnp.ones(3)).dtype == jnp.float16
+
+
+@pytest.mark.parametrize(
+    ("x", "param", "dtype", "expected"),
+    [
+        ("float32", "float32", None, "float32"),
+        ("bfloat16", "float32", None, "float32"),
+        ("bfloat16", "bfloat16", None, "bfloat16"),
+        ("int32", "bfloat16", None, "bfloat16"),
+        ("float32", "float32", "bfloat16", "bfloat16"),
+    ],
+)
+def test_linear_computes_in_the_wanted_dtype(x, param, dtype, expected):
+    layer = nnx.Linear(3, 4, param_dtype=param, dtype=dtype, **QUICK, rngs=nnx.Rngs(0))
+    assert layer.kernel.dtype == layer.bias.dtype == param
+    assert layer(jnp.ones((2, 3), x)).dtype == expected
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (3, 2), ()])
+def test_linear_names_both_shapes_of_a_misfit(shape):
+    layer = nnx.Linear(3, 4, **QUICK, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="Linear expects 3 feature") as error:
+        layer(jnp.ones(shape))
+    assert "`kernel` has shape (3, 4)" in str(error.value)
+    assert f"input of shape {shape}" in str(error.value)
+
+
+@pytest.mark.parametrize("sizes", [(2.5, 3), (3, -1), ("a", 3), ((2,), 3)])
+def test_linear_refuses_what_is_no_size_before_it_draws(sizes):
+    rngs = nnx.Rngs(0)
+    with pytest.raises(TypeError, match=r"Linear: `\w+` must be a whole number, zero or more"):
+        nnx.Linear(*sizes, rngs=rngs)
+    assert rngs.default.count.value == 0
+
+
+def test_linear_draws_its_kernel_then_its_bias():
+    rngs = nnx.Rngs(params=0)
+    layer = nnx.Linear(3, 4, bias_init=NORMAL, rngs=rngs)
+    keys = nnx.Rngs(params=0)
+    kernel = nnx.initializers.lecun_normal()(keys.params(), (3, 4), jnp.float32)
+    np.testing.assert_array_equal(layer.kernel.value, kernel)
+    np.testing.assert_array_equal(layer.bias.value, NORMAL(keys.params(), (4,), jnp.float32))
+    assert rngs.params.count.value == 2
+
+
+@settings(max_examples=20)
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    picks=st.data(),
+    out=st.lists(st.integers(1, 3), min_size=0, max_size=2),
+)
+def test_linear_general_is_a_tensordot(sizes, picks, out):
+    axes = picks.draw(st.sets(st.integers(0, len(sizes) - 1), min_size=1))
+    ascending = tuple(sorted(axes))
+    signs = picks.draw(st.lists(st.booleans(), min_size=len(axes), max_size=len(axes)))
+    axis = tuple(a - len(sizes) if s else a for a, s in zip(ascending, signs, strict=True))
+    layer = nnx.LinearGeneral(
+        tuple(sizes[a] for a in ascending),
+        tuple(out),
+        axis=axis,
+        use_bias=False,
+        **QUICK,
+        rngs=nnx.Rngs(0),
+    )
+    x = normal(*sizes)
+    expected = np.tensordot(x, layer.kernel.value, (ascending, range(len(ascending))))
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_linear_general_has_weights_of_its_own_along_batch_axes():
+    layer = nnx.LinearGeneral(
+        (3, 2), (4, 5), axis=(1, 3), batch_axis={0: 6}, **QUICK, rngs=nnx.Rngs(0)
+    )
+    x = normal(6, 3, 7, 2)
+    y = layer(x)
+    assert y.shape == (6, 7, 4, 5)
+    kernel, bias = np.asarray(layer.kernel.value), np.asarray(layer.bias.value)
+    expected = np.einsum("bixj,bijkl->bxkl", x, kernel) + bias[:, None]
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_linear_general_takes_a_class_of_products():
+    calls = []
+
+    class Product:
+        def __call__(self, *args, **options):
+            calls.append(options)
+            return lax.dot_general(*args, **options)
+
+    layer = nnx.LinearGeneral(3, 4, dot_general_cls=Product, **QUICK, rngs=nnx.Rngs(0))
+    plain = nnx.LinearGeneral(3, 4, **QUICK, rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(layer(jnp.ones((2, 3))), plain(jnp.ones((2, 3))))
+    assert len(calls) == 1
+
+
+def test_linear_general_keeps_batch_axes_as_a_hashable_mapping():
+    layer = nnx.LinearGeneral(3, 4, batch_axis={0: 2}, **QUICK, rngs=nnx.Rngs(0))
+    assert layer.batch_axis == {0: 2} and len(layer.batch_axis) == 1
+    assert hash(layer.batch_axis) == hash(nnx.clone(layer).batch_axis)
+    assert repr(layer.batch_axis) == "FrozenMapping({0: 2})"
+
+
+def test_linear_general_names_sizes_and_axes_that_differ_in_number():
+    with pytest.raises(ValueError, match=r"`in_features` is \(3, 2\) and `axis` is \(-1,\)"):
+        nnx.LinearGeneral((3, 2), 4, axis=(-1,), **QUICK, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("batch", [{1: 2}, {0: 2, -1: 3}, {1: 3, 0: 2}])
+def test_linear_general_wants_leading_batch_axes(batch):
+    with pytest.raises(ValueError, match="batch axes must be the leading axes 0, 1, ..."):
+        nnx.LinearGeneral(3, 4, batch_axis=batch, **QUICK, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3), (2,)])
+def test_linear_general_names_both_shapes_of_a_misfit(shape):
+    layer = nnx.LinearGeneral((3, 2), 4, axis=(-2, -1), **QUICK, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"LinearGeneral expects the sizes \(3, 2\)") as error:
+        layer(jnp.ones(shape))
+    assert "`kernel` has shape (3, 2, 4)" in str(error.value)
+    assert f"input of shape {shape}" in str(error.value)
+
+
+def test_linear_general_names_a_batch_axis_that_does_not_fit():
+    layer = nnx.LinearGeneral(3, 4, batch_axis={0: 2}, **QUICK, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"\(2,\) along the batch axes \(0,\)"):
+        layer(jnp.ones((5, 3)))
+
+
+@pytest.mark.parametrize(
+    ("equation", "kernel", "bias", "shape", "full"),
+    [
+        ("nta,hab->nthb", (3, 4, 5), (3, 5), (2, 6, 4), (1, 1, 3, 5)),
+        ("nta,hab->nbth", (3, 4, 5), (5, 3), (2, 6, 4), (1, 5, 1, 3)),
+        ("...a,ab->...b", (4, 5), (5,), (2, 3, 4), (1, 1, 5)),
+        ("a...,ab->b...", (4, 5), (5,), (4, 2, 3), (5, 1, 1)),
+        ("ab,...b->a...", (3, 2, 4), (3, 2), (5, 4), (1, 3, 2)),
+    ],
+)
+def test_einsum_adds_its_bias_along_the_axes_of_the_kernel(equation, kernel, bias, shape, full):
+    layer = nnx.Einsum(equation, kernel, bias, **QUICK, rngs=nnx.Rngs(0))
+    x = normal(*shape)
+    expected = np.einsum(equation, x, layer.kernel.value) + np.reshape(layer.bias.value, full)
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_einsum_takes_an_equation_for_one_call():
+    layer = nnx.Einsum("ab,bc->ac", (3, 4), **QUICK, rngs=nnx.Rngs(0))
+    x = normal(5, 2, 3)
+    np.testing.assert_allclose(
+        layer(x, "tba, ac -> tbc"), x @ np.asarray(layer.kernel.value), rtol=1e-5
+    )
+    assert layer.einsum_str == "ab,bc->ac"
+
+
+@pytest.mark.parametrize("equation", ["ab,bc", "a->b->c", None])
+def test_einsum_wants_an_explicit_output(equation):
+    with pytest.raises(ValueError, match="the equation must say its output after '->'"):
+        nnx.Einsum(equation, (3, 4), **QUICK, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(("equation", "count"), [("ab->a", 1), ("a,b,c->a", 3)])
+def test_einsum_wants_two_operands(equation, count):
+    layer = nnx.Einsum("ab,bc->ac", (3, 4), **QUICK, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=f"exactly two operands.*got {count}"):
+        layer(jnp.ones((2, 3)), equation)
+
+
+def test_einsum_names_a_term_that_does_not_fit_its_shape():
+    layer = nnx.Einsum("ab,bcd->acd", (3, 4), **QUICK, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"'bcd' .* names 3 axes, and the kernel has shape \(3, 4"):
+        layer(jnp.ones((2, 3)))
+
+
+def test_einsum_names_an_axis_with_two_sizes():
+    layer = nnx.Einsum("ab,bc->ac", (3, 4), **QUICK, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="axis 'b' of 'ab,bc->ac' has the size 5 in the input and"):
+        layer(jnp.ones((2, 5)))
+
+
+def test_einsum_names_a_bias_that_does_not_fit():
+    layer = nnx.Einsum("ab,bc->ac", (3, 4), (3,), **QUICK, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"a bias of shape \(3,\) does not fit .* sizes \(4,\)"):
+        layer(jnp.ones((2, 3)))
+
+
+@pytest.mark.parametrize("rank_promotion", ["raise"])
+def test_biases_broadcast_where_rank_promotion_is_forbidden(rank_promotion):
+    with jax.numpy_rank_promotion(rank_promotion):
+        assert nnx.Linear(3, 4, **QUICK, rngs=nnx.Rngs(0))(jnp.ones((2, 3))).shape == (2, 4)
+        conv = nnx.Conv(3, 4, 3, rngs=nnx.Rngs(0))
+        assert conv(jnp.ones((2, 8, 3))).shape == (2, 8, 4)

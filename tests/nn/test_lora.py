@@ -1,0 +1,95 @@
+"""LoRA and LoRALinear: what they add, what a filter finds, and messages."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.nn.quick import normal
+
+NORMAL = jax.nn.initializers.normal(1.0)
+
+
+def test_lora_adds_a_product_of_thin_matrices():
+    rngs = nnx.Rngs(0)
+    base = nnx.Linear(3, 4, rngs=rngs)
+    layer = nnx.LoRA(3, 2, 4, base_module=base, b_initializer=NORMAL, rngs=rngs)
+    x = normal(5, 3)
+    a, b = np.asarray(layer.lora_a.value), np.asarray(layer.lora_b.value)
+    assert (a.shape, b.shape) == ((3, 2), (2, 4))
+    np.testing.assert_allclose(layer(x), base(x) + x @ a @ b, rtol=1e-4, atol=1e-5)
+    alone = nnx.LoRA(3, 2, 4, b_initializer=NORMAL, rngs=nnx.Rngs(1))
+    assert alone(x, ignored=1).shape == (5, 4)
+
+
+def test_lora_shares_its_base():
+    base = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    layer = nnx.LoRA(3, 2, 4, base_module=base, rngs=nnx.Rngs(1))
+    assert layer.base_module is base
+    copy = nnx.clone(layer)
+    assert [p for p, _ in nnx.to_flat_state(nnx.state(copy))] == [
+        ("base_module", "bias"),
+        ("base_module", "kernel"),
+        ("lora_a",),
+        ("lora_b",),
+    ]
+
+
+def test_lora_passes_options_to_its_base():
+    seen = {}
+
+    def base(x, **options):
+        seen.update(options)
+        return x
+
+    nnx.LoRA(3, 2, 3, base_module=base, rngs=nnx.Rngs(0))(jnp.ones((2, 3)), scale=2)
+    assert seen == {"scale": 2}
+
+
+def test_only_the_adaptation_is_trained():
+    layer = nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0))
+    x = normal(5, 3)
+    grads = nnx.grad(lambda m: jnp.sum(m(x) ** 2), argnums=nnx.DiffState(0, nnx.LoRAParam))(layer)
+    assert [path for path, _ in nnx.to_flat_state(grads)] == [
+        ("lora", "lora_a"),
+        ("lora", "lora_b"),
+    ]
+
+
+def test_lora_linear_begins_as_the_linear_does():
+    plain = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    layer = nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0))
+    x = normal(5, 3)
+    np.testing.assert_array_equal(layer(x), plain(x))
+    layer.lora.lora_b.value = jnp.ones((2, 4))
+    expected = plain(x) + x @ np.asarray(layer.lora.lora_a.value) @ np.ones((2, 4), np.float32)
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_matrices_may_be_of_another_kind():
+    layer = nnx.LoRA(3, 2, 4, lora_param_type=nnx.Cache, a_metadata={"tag": 1}, rngs=nnx.Rngs(0))
+    assert type(layer.lora_a) is type(layer.lora_b) is nnx.Cache
+    assert layer.lora_a.get_metadata("tag") == 1
+
+
+def test_lora_names_a_base_that_is_not_callable():
+    rngs = nnx.Rngs(0)
+    with pytest.raises(ValueError, match="LoRA: `base_module` must be callable, got int"):
+        nnx.LoRA(3, 2, 4, base_module=3, rngs=rngs)
+    assert rngs.default.count.value == 0
+
+
+def test_lora_names_both_shapes_of_a_misfit():
+    layer = nnx.LoRA(3, 2, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"LoRA expects 3 feature.*`lora_a` has shape \(3, 2\)"):
+        layer(jnp.ones((2, 5)))
+
+
+def test_lora_refuses_what_is_no_size_before_it_draws():
+    rngs = nnx.Rngs(0)
+    with pytest.raises(TypeError, match="LoRALinear: `lora_rank` must be a whole number"):
+        nnx.LoRALinear(3, 4, lora_rank=1.5, rngs=rngs)
+    assert rngs.default.count.value == 0

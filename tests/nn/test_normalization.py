@@ -1,0 +1,476 @@
+"""Normalisation of activations: against numpy, in every mode, over devices, under masks."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import nnxlite as nnx
+from tests.nn.quick import normal, quick
+
+X = normal(4, 5, 6) * 3 + 1
+MASK = np.random.default_rng(1).random((4, 5, 6)) < 0.7
+TOLERANCE = {"float32": 1e-5, "bfloat16": 3e-2, "float16": 4e-3}
+
+
+def moments(x, axes, mask=None, centred=True):
+    """Mean and variance over some axes, in float64, of the elements a mask keeps."""
+    x = np.asarray(x, np.float64)
+    keep = np.ones(x.shape) if mask is None else np.broadcast_to(mask, x.shape).astype(float)
+    count = keep.sum(axes, keepdims=True)
+    mean = (x * keep).sum(axes, keepdims=True) / count if centred else np.zeros(count.shape)
+    return mean, ((x - mean) ** 2 * keep).sum(axes, keepdims=True) / count
+
+
+def normalized(x, axes, epsilon, mask=None, centred=True):
+    mean, var = moments(x, axes, mask, centred)
+    return (np.asarray(x, np.float64) - mean) / np.sqrt(var + epsilon)
+
+
+def grouped(x, groups, epsilon, mask=None, axes=None):
+    """Group normalisation: each group of features apart."""
+    size = x.shape[-1] // groups
+    axes = tuple(range(1, x.ndim)) if axes is None else axes
+    return np.concatenate(
+        [
+            normalized(
+                x[..., i : i + size],
+                axes,
+                epsilon,
+                None if mask is None else np.broadcast_to(mask, x.shape)[..., i : i + size],
+            )
+            for i in range(0, x.shape[-1], size)
+        ],
+        axis=-1,
+    )
+
+
+def random_affine(layer):
+    """Give scale and bias random values; the values."""
+    scale = normal(*layer.scale.shape, seed=2)
+    layer.scale.value = jnp.asarray(scale)
+    if isinstance(layer, nnx.RMSNorm):
+        return scale, np.zeros(scale.shape)
+    bias = normal(*layer.bias.shape, seed=3)
+    layer.bias.value = jnp.asarray(bias)
+    return scale, bias
+
+
+# Each: class, arguments, the expected result without scale and bias, the shape of these.
+BATCH = (nnx.BatchNorm, (6,), {}, lambda x, m: normalized(x, (0, 1), 1e-5, m), (6,))
+LAYER = (nnx.LayerNorm, (6,), {}, lambda x, m: normalized(x, (2,), 1e-6, m), (6,))
+RMS = (nnx.RMSNorm, (6,), {}, lambda x, m: normalized(x, (2,), 1e-6, m, centred=False), (6,))
+GROUP = (nnx.GroupNorm, (6, 3), {}, lambda x, m: grouped(x, 3, 1e-6, m), (6,))
+INSTANCE = (nnx.InstanceNorm, (6,), {}, lambda x, m: normalized(x, (1,), 1e-6, m), (6,))
+BASIC = [BATCH, LAYER, RMS, GROUP, INSTANCE]
+OTHER_AXES = [
+    (nnx.BatchNorm, (5,), {"axis": 1}, lambda x, m: normalized(x, (0, 2), 1e-5, m), (5, 1)),
+    (nnx.BatchNorm, (4,), {"axis": -3}, lambda x, m: normalized(x, (1, 2), 1e-5, m), (4, 1, 1)),
+    (
+        nnx.LayerNorm,
+        (5,),
+        {"reduction_axes": (1, 2), "feature_axes": 1},
+        lambda x, m: normalized(x, (1, 2), 1e-6, m),
+        (5, 1),
+    ),
+    (
+        nnx.LayerNorm,
+        (30,),
+        {"reduction_axes": (-1, -2), "feature_axes": (1, 2), "epsilon": 0.5},
+        lambda x, m: normalized(x, (1, 2), 0.5, m),
+        (5, 6),
+    ),
+    (
+        nnx.RMSNorm,
+        (5,),
+        {"reduction_axes": 0, "feature_axes": -2},
+        lambda x, m: normalized(x, (0,), 1e-6, m, centred=False),
+        (5, 1),
+    ),
+    (nnx.InstanceNorm, (5,), {"feature_axes": 1}, lambda x, m: normalized(x, 2, 1e-6, m), (5, 1)),
+    (
+        nnx.InstanceNorm,
+        (30,),
+        {"feature_axes": (1, 2), "epsilon": 1.0},
+        lambda x, m: normalized(x, (), 1.0, m),
+        (5, 6),
+    ),
+    (nnx.GroupNorm, (6, None, 3), {}, lambda x, m: grouped(x, 2, 1e-6, m), (6,)),
+    (
+        nnx.GroupNorm,
+        (6, 2),
+        {"reduction_axes": (0, 1, 2)},
+        lambda x, m: grouped(x, 2, 1e-6, m, axes=(0, 1, 2)),
+        (6,),
+    ),
+]
+
+
+def names(case):
+    kind, args, kwargs = case[:3]
+    return " ".join([kind.__name__, *map(str, args), *(f"{k}={v}" for k, v in kwargs.items())])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("case", BASIC + OTHER_AXES, ids=names)
+def test_results_are_those_of_numpy(case, fast, masked):
+    kind, args, kwargs, expected, shape = case
+    layer = kind(*args, **kwargs, use_fast_variance=fast, rngs=nnx.Rngs(0))
+    scale, bias = random_affine(layer)
+    mask = MASK if masked else None
+    y = layer(jnp.asarray(X), mask=None if mask is None else jnp.asarray(mask))
+    with np.errstate(invalid="ignore"):
+        wanted = expected(X, mask) * np.reshape(scale, shape) + np.reshape(bias, shape)
+    assert y.shape == X.shape
+    known = np.isfinite(wanted)  # a slice that is masked out whole has no moments
+    np.testing.assert_allclose(np.asarray(y)[known], wanted[known], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("case", BASIC, ids=names)
+def test_the_result_has_the_asked_dtype_and_moments_are_taken_in_float32(case, dtype):
+    kind, args, kwargs, expected, _ = case
+    x = jnp.asarray(X, dtype)
+    y = kind(*args, **kwargs, dtype=dtype, rngs=nnx.Rngs(0))(x)
+    assert y.dtype == dtype
+    tolerance = TOLERANCE[jnp.dtype(dtype).name]
+    wanted = expected(np.asarray(x, np.float64), None)
+    np.testing.assert_allclose(np.asarray(y, np.float64), wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("case", BASIC, ids=names)
+def test_without_a_dtype_input_and_parameters_decide(case):
+    kind, args, kwargs = case[:3]
+    half = jnp.asarray(X, jnp.bfloat16)
+    assert kind(*args, **kwargs, rngs=nnx.Rngs(0))(half).dtype == jnp.float32
+    layer = kind(*args, **kwargs, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    assert layer.scale.dtype == jnp.bfloat16
+    # the running averages of BatchNorm are float32 whatever the parameters are
+    assert layer(half).dtype == (jnp.float32 if kind is nnx.BatchNorm else jnp.bfloat16)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("kind", [nnx.LayerNorm, nnx.RMSNorm, nnx.BatchNorm])
+def test_any_number_of_batch_axes(kind, batch):
+    x = jnp.asarray(normal(*batch, 6))
+    assert kind(6, rngs=nnx.Rngs(0))(x).shape == x.shape
+
+
+def test_a_list_of_numbers_is_an_input_too():
+    assert nnx.LayerNorm(3, rngs=nnx.Rngs(0))([[1.0, 2.0, 3.0]]).shape == (1, 3)
+
+
+@pytest.mark.parametrize("case", BASIC, ids=names)
+def test_scale_and_bias_can_be_left_out(case):
+    kind, args, kwargs, expected, _ = case
+    without = {"use_scale": False}
+    if kind is not nnx.RMSNorm:
+        without["use_bias"] = False
+    layer = kind(*args, **kwargs, **without, rngs=nnx.Rngs(0))
+    assert layer.scale is None
+    assert nnx.state(layer, nnx.Param).flat_state().paths == ()
+    np.testing.assert_allclose(layer(jnp.asarray(X)), expected(X, None), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", BASIC, ids=names)
+def test_parameters_are_drawn_from_params_scale_first(case):
+    kind, args, kwargs = case[:3]
+    inits = {"scale_init": quick, "scale_metadata": {"note": "s"}}
+    if kind is not nnx.RMSNorm:
+        inits |= {"bias_init": quick, "bias_metadata": {"note": "b"}}
+    rngs, same = nnx.Rngs(0, params=1), nnx.Rngs(params=1)
+    layer = kind(*args, **kwargs, **inits, rngs=rngs)
+    np.testing.assert_array_equal(layer.scale.value, quick(same.params(), (6,)))
+    assert layer.scale.note == "s"
+    if kind is not nnx.RMSNorm:
+        np.testing.assert_array_equal(layer.bias.value, quick(same.params(), (6,)))
+        assert layer.bias.note == "b"
+    assert int(rngs.params.count.value) == int(same.params.count.value)
+    assert int(rngs.default.count.value) == 0
+
+
+@pytest.mark.parametrize("case", BASIC, ids=names)
+def test_gradients_are_those_of_finite_differences(case):
+    kind, args, kwargs = case[:3]
+    layer = kind(*args, **kwargs, epsilon=0.1, rngs=nnx.Rngs(0))
+    random_affine(layer)
+    graphdef, params, rest = nnx.split(layer, nnx.Param, ...)
+
+    def f(params, x):
+        return nnx.merge(graphdef, params, rest, copy=True)(x)
+
+    check_grads(
+        jax.jit(f),
+        (params, jnp.asarray(X)),
+        order=1,
+        modes=("rev",),
+        atol=5e-2,
+        rtol=5e-2,
+        eps=1e-2,
+    )
+
+
+def test_the_slow_variance_keeps_its_digits_where_the_mean_is_large():
+    x = jnp.asarray(normal(8, 64) + 1e4)
+    wanted = normalized(x, (1,), 1e-6)
+    slow = nnx.LayerNorm(64, use_fast_variance=False, rngs=nnx.Rngs(0))(x)
+    fast = nnx.LayerNorm(64, rngs=nnx.Rngs(0))(x)
+    np.testing.assert_allclose(slow, wanted, atol=5e-3)
+    assert np.abs(fast - wanted).max() > 0.1
+
+
+def test_complex_inputs_have_real_variances():
+    x = jnp.asarray(normal(3, 6) + 1j * normal(3, 6, seed=1))
+    y = nnx.LayerNorm(6, epsilon=0.0, rngs=nnx.Rngs(0))(x)
+    np.testing.assert_allclose(jnp.mean(jnp.abs(y) ** 2, -1), np.ones(3), rtol=1e-4)
+    np.testing.assert_allclose(jnp.mean(y, -1), np.zeros(3), atol=1e-5)
+
+
+# BatchNorm ------------------------------------------------------------------------------------
+
+
+def test_running_averages_move_towards_the_moments_of_each_batch():
+    layer = nnx.BatchNorm(6, momentum=0.9, rngs=nnx.Rngs(0))
+    mean, var = np.zeros(6), np.ones(6)
+    for seed in range(3):
+        x = normal(4, 5, 6, seed=seed) * 2 - 1
+        layer(jnp.asarray(x))
+        batch_mean, batch_var = moments(x, (0, 1))
+        mean, var = 0.9 * mean + 0.1 * batch_mean.ravel(), 0.9 * var + 0.1 * batch_var.ravel()
+    np.testing.assert_allclose(layer.mean.value, mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(layer.var.value, var, rtol=1e-5, atol=1e-6)
+    y = layer(jnp.asarray(X), use_running_average=True)
+    np.testing.assert_allclose(y, (X - mean) / np.sqrt(var + 1e-5), rtol=1e-4, atol=1e-5)
+
+
+def test_only_training_writes():
+    layer = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+    mean, var = layer.mean.value, layer.var.value
+    layer(jnp.asarray(X), True)
+    assert layer.mean.value is mean and layer.var.value is var
+    layer(jnp.asarray(X), False)
+    assert layer.mean.value is not mean and layer.var.value is not var
+
+
+def test_a_captured_layer_can_be_used_inside_a_transform_when_it_does_not_train():
+    layer = nnx.BatchNorm(6, use_running_average=True, rngs=nnx.Rngs(0))
+    assert jax.jit(lambda x: layer(x))(jnp.asarray(X)).shape == X.shape
+    with pytest.raises(nnx.TraceContextError, match="BatchStat"):
+        jax.jit(lambda x: layer(x, use_running_average=False))(jnp.asarray(X))
+
+
+def test_running_averages_carry_no_gradient():
+    def average(x):
+        layer = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+        layer(x)
+        return layer.mean.value.sum() + layer.var.value.sum()
+
+    np.testing.assert_array_equal(jax.grad(average)(jnp.asarray(X)), np.zeros_like(X))
+
+
+def test_running_averages_come_back_from_jit_and_only_they():
+    layer = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+    other = nnx.clone(layer)
+    scale = layer.scale.value
+
+    @nnx.jit
+    def train(layer, x):
+        return layer(x)
+
+    np.testing.assert_allclose(train(layer, jnp.asarray(X)), other(jnp.asarray(X)), atol=1e-5)
+    np.testing.assert_allclose(layer.mean.value, other.mean.value, rtol=1e-5)
+    np.testing.assert_allclose(layer.var.value, other.var.value, rtol=1e-5)
+    assert layer.scale.value is scale
+
+
+def test_the_mode_of_a_call_goes_before_that_of_the_layer():
+    layer = nnx.BatchNorm(6, use_running_average=True, rngs=nnx.Rngs(0))
+    before = layer.mean.value
+    layer(jnp.asarray(X))
+    assert layer.mean.value is before
+    layer(jnp.asarray(X), use_running_average=False)
+    assert layer.mean.value is not before
+
+
+def test_set_view_changes_the_mode_and_none_leaves_it():
+    layer = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+    assert layer.set_view(use_running_average=True) is None
+    assert layer.use_running_average is True
+    layer.set_view()
+    assert layer.use_running_average is True
+
+
+def test_a_mode_must_be_set_somewhere():
+    layer = nnx.BatchNorm(6, use_running_average=None, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"BatchNorm was called.*use_running_average.*model.eval"):
+        layer(jnp.asarray(X))
+
+
+# Over devices and named axes ------------------------------------------------------------------
+
+
+def over_devices(layer, x, mask=None, **options):
+    """The layer applied to each part of `x` along its first axis, with a named axis over it."""
+    graphdef, state = nnx.split(layer)
+
+    def one(x, mask):
+        layer = nnx.merge(graphdef, state, copy=True)
+        y = layer(x, mask=mask)
+        return y, nnx.to_pure_dict(nnx.state(layer, nnx.BatchStat))
+
+    axes = (0, None if mask is None else 0)
+    return jax.vmap(one, in_axes=axes, axis_name="devices", **options)(x, mask)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_moments_are_those_of_all_devices(fast):
+    x = jnp.asarray(X.reshape(2, 2, 5, 6))
+    layer = nnx.BatchNorm(6, axis_name="devices", use_fast_variance=fast, rngs=nnx.Rngs(0))
+    alone = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+    y, stats = over_devices(layer, x)
+    np.testing.assert_allclose(y, alone(jnp.asarray(X)).reshape(x.shape), rtol=1e-4, atol=1e-5)
+    for name in ("mean", "var"):
+        np.testing.assert_allclose(stats[name][0], getattr(alone, name).value, rtol=1e-5)
+        np.testing.assert_array_equal(stats[name][0], stats[name][1])
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_masked_moments_count_the_elements_of_all_devices(fast):
+    # Devices keep different numbers of elements.  The reference averages the means of the devices,
+    # which gives each device the same weight; the mean of the data is another number.
+    x = jnp.asarray(X.reshape(2, 2, 5, 6))
+    mask = np.ones(x.shape, bool)
+    mask[1, :, 1:] = False
+    layer = nnx.BatchNorm(6, axis_name="devices", use_fast_variance=fast, rngs=nnx.Rngs(0))
+    y, _ = over_devices(layer, x, jnp.asarray(mask))
+    wanted = normalized(X, (0, 1), 1e-5, mask.reshape(X.shape))
+    np.testing.assert_allclose(y.reshape(X.shape), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_groups_of_devices_have_their_own_moments():
+    layer = nnx.BatchNorm(
+        6, axis_name="devices", axis_index_groups=[[0, 1], [2, 3]], rngs=nnx.Rngs(0)
+    )
+    graphdef, state = nnx.split(layer)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("devices",))
+    spec = jax.sharding.PartitionSpec("devices")
+    run = jax.jit(
+        jax.shard_map(
+            lambda x: nnx.merge(graphdef, state, copy=True)(x),
+            mesh=mesh,
+            in_specs=spec,
+            out_specs=spec,
+            check_vma=False,
+        )
+    )
+    x = normal(8, 6)
+    wanted = np.concatenate([normalized(x[:4], (0,), 1e-5), normalized(x[4:], (0,), 1e-5)])
+    np.testing.assert_allclose(run(jnp.asarray(x)), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_layer_norm_of_features_that_are_spread_over_devices():
+    x = normal(3, 8)
+    layer = nnx.LayerNorm(4, axis_name="devices", rngs=nnx.Rngs(0))
+    y, _ = over_devices(layer, jnp.asarray(np.stack([x[:, :4], x[:, 4:]])))
+    wanted = normalized(x, (1,), 1e-6)
+    np.testing.assert_allclose(np.concatenate(list(y), -1), wanted, rtol=1e-4, atol=1e-5)
+
+
+# GroupNorm --------------------------------------------------------------------------------------
+
+
+def test_one_group_is_layer_norm_and_groups_of_one_are_instance_norm():
+    x = jnp.asarray(X)
+    layer = nnx.LayerNorm(6, reduction_axes=(1, 2), rngs=nnx.Rngs(0))
+    instance = nnx.InstanceNorm(6, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(nnx.GroupNorm(6, 1, rngs=nnx.Rngs(0))(x), layer(x), atol=1e-5)
+    np.testing.assert_allclose(nnx.GroupNorm(6, 6, rngs=nnx.Rngs(0))(x), instance(x), atol=1e-5)
+
+
+def test_groups_at_each_position_keep_their_features_together():
+    # The reference, asked for moments over the features alone, hands the moments of one group to
+    # features of another.
+    layer = nnx.GroupNorm(6, 3, reduction_axes=(-1,), rngs=nnx.Rngs(0))
+    wanted = grouped(X, 3, 1e-6, axes=(2,))
+    np.testing.assert_allclose(layer(jnp.asarray(X)), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_mask_for_groups_may_broadcast():
+    mask = MASK[:, :, :1]
+    layer = nnx.GroupNorm(6, 3, rngs=nnx.Rngs(0))
+    y = layer(jnp.asarray(X), mask=jnp.asarray(mask))
+    np.testing.assert_allclose(y, grouped(X, 3, 1e-6, mask), rtol=1e-4, atol=1e-5)
+
+
+# Bad input --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", BASIC, ids=names)
+def test_wrong_feature_counts_are_named(case):
+    kind, args, kwargs = case[:3]
+    layer = kind(*args, **kwargs, rngs=nnx.Rngs(0))
+    with pytest.raises(
+        TypeError, match=rf"{kind.__name__} was made for 6 feature\(s\).*\(4, 5, 7\) has 7 along"
+    ):
+        layer(jnp.ones((4, 5, 7)))
+
+
+@pytest.mark.parametrize("case", BASIC, ids=names)
+def test_masks_must_broadcast(case):
+    kind, args, kwargs = case[:3]
+    layer = kind(*args, **kwargs, rngs=nnx.Rngs(0))
+    stats = nnx.to_pure_dict(nnx.state(layer))
+    with pytest.raises(
+        ValueError, match=rf"{kind.__name__} got a mask of shape \(3, 6\).*\(4, 5, 6\)"
+    ):
+        layer(jnp.asarray(X), mask=jnp.ones((3, 6)))
+    assert jax.tree.map(lambda a, b: a is b, stats, nnx.to_pure_dict(nnx.state(layer)))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nnx.BatchNorm(6, axis=3, rngs=nnx.Rngs(0)),
+        lambda: nnx.LayerNorm(6, feature_axes=(0, 3), rngs=nnx.Rngs(0)),
+        lambda: nnx.RMSNorm(6, reduction_axes=3, rngs=nnx.Rngs(0)),
+        lambda: nnx.GroupNorm(6, 2, reduction_axes=(3, -1), rngs=nnx.Rngs(0)),
+        lambda: nnx.InstanceNorm(6, feature_axes=3, rngs=nnx.Rngs(0)),
+    ],
+)
+def test_axes_must_exist(layer):
+    layer = layer()
+    name = type(layer).__name__
+    with pytest.raises(IndexError, match=rf"{name} works along axis 3, and.*\(6, 6, 6\) has 3"):
+        layer(jnp.ones((6, 6, 6)))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((6, 2, 3), "takes either num_groups or group_size.*num_groups=2, group_size=3"),
+        ((6, None, None), "takes either num_groups or group_size"),
+        ((6, 4), "cannot split 6 features into equal groups with num_groups=4"),
+        ((6, None, 4), "cannot split 6 features into equal groups with group_size=4"),
+        ((6, 0), "num_groups=0"),
+        ((6, -2), "num_groups=-2"),
+    ],
+)
+def test_groups_must_be_equal(args, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.GroupNorm(*args, rngs=nnx.Rngs(0))
+
+
+def test_group_norm_needs_examples_and_features():
+    with pytest.raises(ValueError, match=r"examples along the first axis.*\(6,\)"):
+        nnx.GroupNorm(6, 2, rngs=nnx.Rngs(0))(jnp.ones(6))
+    with pytest.raises(ValueError, match="must name the last axis; they are 1"):
+        nnx.GroupNorm(6, 2, reduction_axes=1, rngs=nnx.Rngs(0))(jnp.ones((4, 5, 6)))
+
+
+def test_examples_cannot_be_features_of_instance_norm():
+    with pytest.raises(ValueError, match=r"cannot be a feature axis too: feature_axes=\(0, -1\)"):
+        nnx.InstanceNorm(24, feature_axes=(0, -1), rngs=nnx.Rngs(0))(jnp.asarray(X))

@@ -1,0 +1,101 @@
+"""Pooling: values against numpy windows, gradients, and messages."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import nnxlite as nnx
+
+POOLS = {"avg_pool": np.mean, "max_pool": np.max, "min_pool": np.min}
+
+
+def numbers(*shape, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(0).integers(-9, 9, shape), dtype)
+
+
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("strides", [None, (2, 1), [1, 3]])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32])
+def test_pools_reduce_each_window(name, batch, strides, dtype):
+    x = numbers(*batch, 5, 6, 3, dtype=dtype)
+    y = getattr(nnx, name)(x, (2, 3), strides)
+    axes = (len(batch), len(batch) + 1)
+    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(x), (2, 3), axis=axes)
+    down, right = strides or (1, 1)
+    windows = windows[..., ::down, ::right, :, :, :]
+    np.testing.assert_allclose(y, POOLS[name](windows, axis=(-2, -1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8])
+def test_what_is_padded_never_wins(dtype):
+    x = jnp.full((3, 1), 5, dtype)
+    np.testing.assert_array_equal(nnx.max_pool(x, (3,), padding="SAME"), x)
+    np.testing.assert_array_equal(nnx.min_pool(x, (3,), padding=((1, 1),)), x)
+    low = jnp.full((3, 1), jnp.iinfo(dtype).min if dtype == jnp.int32 else 0, dtype)
+    np.testing.assert_array_equal(nnx.max_pool(low, (3,), padding="SAME"), low)
+
+
+def test_pools_of_truth_values():
+    x = jnp.array([[False], [True], [True]])
+    assert nnx.max_pool(x, (2,)).tolist() == [[True], [True]]
+    assert nnx.min_pool(x, (2,)).tolist() == [[False], [True]]
+
+
+def test_an_average_may_leave_out_the_padding():
+    x = jnp.ones((4, 1))
+    with_pad = nnx.avg_pool(x, (3,), padding="SAME")
+    without = nnx.avg_pool(x, (3,), padding="SAME", count_include_pad=False)
+    np.testing.assert_allclose(with_pad[:, 0], [2 / 3, 1, 1, 2 / 3])
+    np.testing.assert_allclose(without[:, 0], np.ones(4))
+
+
+def test_pool_takes_any_associative_function():
+    x = jnp.arange(1.0, 7.0).reshape(6, 1)
+    y = nnx.pool(x, 1.0, lax.mul, (2,), (2,), "VALID")
+    np.testing.assert_allclose(y[:, 0], [2, 12, 30])
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_pools_have_gradients(name):
+    pool = getattr(nnx, name)
+    grad = jax.grad(lambda x: pool(x, (2,), (2,)).sum())(jnp.array([[1.0], [2.0], [4.0], [3.0]]))
+    expected = {"avg_pool": [0.5] * 4, "max_pool": [0, 1, 1, 0], "min_pool": [1, 0, 0, 1]}
+    np.testing.assert_allclose(grad[:, 0], expected[name])
+
+
+def test_pools_work_under_jit():
+    x = numbers(2, 4, 4, 1)
+    jitted = jax.jit(lambda x: nnx.max_pool(x, (2, 2), padding=((0, 1), (1, 0))))(x)
+    np.testing.assert_array_equal(jitted, nnx.max_pool(x, (2, 2), padding=((0, 1), (1, 0))))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"window_shape": 2}, "needs `window_shape` as a sequence"),
+        ({"window_shape": (2, 2), "strides": 2}, "needs `strides` as a sequence"),
+        ({"window_shape": (2, 2), "padding": 1}, "needs `padding` as a sequence"),
+        ({"window_shape": (2, 2), "padding": (1, 0)}, "or a pair .before, after. for each"),
+    ],
+)
+def test_what_is_no_sequence_is_a_type_error(args, message):
+    with pytest.raises(TypeError, match=message):
+        nnx.max_pool(jnp.ones((1, 4, 4, 1)), **args)
+
+
+@pytest.mark.parametrize(
+    ("shape", "args", "message"),
+    [
+        ((1, 4, 4, 1), {"strides": (1,)}, r"strides \(1,\) and window \(2, 2\) differ in length"),
+        ((1, 4, 4, 1), {"padding": ((1, 0),)}, "padding .* and window .* differ in length"),
+        ((4, 1), {}, r"\(2, 2\) expects an input .* 2 spatial axes, got \(4, 1\)"),
+    ],
+)
+def test_lengths_that_differ_are_named(shape, args, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.avg_pool(jnp.ones(shape), (2, 2), **args)

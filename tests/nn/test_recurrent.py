@@ -1,0 +1,578 @@
+"""Recurrent networks: cells by hand, `RNN` against a loop, lengths, order, and state in cells."""
+
+from __future__ import annotations
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import nnxlite as nnx
+from tests.nn.quick import normal, quick
+
+QUICK = {"kernel_init": quick, "recurrent_kernel_init": quick, "bias_init": quick}
+X = jnp.asarray(normal(2, 5, 3))
+CELLS = [nnx.SimpleCell, nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell]
+PAIRS = (nnx.LSTMCell, nnx.OptimizedLSTMCell)  # cells whose carry is a pair
+
+
+def cell_of(kind, **kwargs):
+    return kind(3, 4, **{**QUICK, "rngs": nnx.Rngs(0), **kwargs})
+
+
+def some_carry(kind, *batch):
+    arrays = tuple(jnp.asarray(normal(*batch, 4, seed=i)) for i in (5, 6))
+    return arrays if kind in PAIRS else arrays[0]
+
+
+def loop(cell, xs, carry):
+    """The cell in a Python loop over (batch, time, features): last carry and outputs."""
+    ys = []
+    for i in range(xs.shape[1]):
+        carry, y = cell(carry, xs[:, i])
+        ys.append(y)
+    return carry, jnp.stack(ys, axis=1)
+
+
+def assert_close(ours, wanted, **options):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **options), ours, wanted)
+
+
+class Digits(nnx.RNNCellBase):
+    """Appends its input, a digit, to the number it carries."""
+
+    num_feature_axes = 1
+
+    def initialize_carry(self, input_shape, rngs=None, carry_init=None):
+        return jnp.zeros(input_shape)
+
+    def __call__(self, carry, inputs):
+        carry = carry * 10 + inputs
+        return carry, carry
+
+
+DIGITS = jnp.asarray([[1.0, 2, 3, 4], [5, 6, 7, 8]])[..., None]
+
+
+def numbers(tree):
+    return jax.tree.map(lambda a: np.squeeze(a, -1).astype(int).tolist(), tree)
+
+
+# Cells ------------------------------------------------------------------------------------------
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def by_hand(cell, carry, x):
+    """One step in float64."""
+
+    def dense(linear, x):
+        y = np.asarray(x, np.float64) @ np.asarray(linear.kernel.value, np.float64)
+        return y if linear.bias is None else y + np.asarray(linear.bias.value)
+
+    if isinstance(cell, nnx.SimpleCell):
+        h = np.tanh(dense(cell.dense_i, x) + dense(cell.dense_h, carry) + cell.residual * carry)
+        return h, h
+    if isinstance(cell, nnx.GRUCell):
+        (xr, xz, xn), (hr, hz, hn) = (
+            np.split(dense(linear, a), 3, -1)
+            for linear, a in ((cell.dense_i, x), (cell.dense_h, carry))
+        )
+        z = sigmoid(xz + hz)
+        h = (1 - z) * np.tanh(xn + sigmoid(xr + hr) * hn) + z * np.asarray(carry)
+        return h, h
+    c, h = carry
+    if isinstance(cell, nnx.LSTMCell):
+        pairs = (cell.ii, cell.hi), (cell.if_, cell.hf), (cell.ig, cell.hg), (cell.io, cell.ho)
+        i, f, g, o = (dense(of_input, x) + dense(of_hidden, h) for of_input, of_hidden in pairs)
+    else:
+        i, f, g, o = np.split(dense(cell.dense_i, x) + dense(cell.dense_h, h), 4, -1)
+    c = sigmoid(f) * np.asarray(c) + sigmoid(i) * np.tanh(g)
+    h = sigmoid(o) * np.tanh(c)
+    return (c, h), h
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_step_is_that_of_float64(kind, batch):
+    cell, carry, x = cell_of(kind), some_carry(kind, *batch), jnp.asarray(normal(*batch, 3))
+    new, y = cell(carry, x)
+    wanted, wanted_y = by_hand(cell, carry, x)
+    assert_close(new, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y, wanted_y, rtol=1e-4, atol=1e-5)
+
+
+def test_a_residual_cell_adds_its_carry():
+    cell = cell_of(nnx.SimpleCell, residual=True)
+    carry = some_carry(nnx.SimpleCell, 2)
+    assert_close(cell(carry, X[:, 0]), by_hand(cell, carry, X[:, 0]), rtol=1e-4, atol=1e-5)
+
+
+def test_activations_are_arguments():
+    options = {"gate_fn": jnp.ones_like, "activation_fn": lambda x: x}
+    (c, h), _ = cell_of(nnx.LSTMCell, **options)(some_carry(nnx.LSTMCell, 2), X[:, 0])
+    np.testing.assert_array_equal(c, h)
+    relu = cell_of(nnx.SimpleCell, activation_fn=nnx.relu)
+    assert (relu(some_carry(nnx.SimpleCell, 2), X[:, 0])[0] >= 0).all()
+
+
+def test_the_two_long_short_term_memories_compute_the_same():
+    one, other = cell_of(nnx.LSTMCell), cell_of(nnx.OptimizedLSTMCell)
+    side_by_side = lambda parts, name: jnp.concatenate([getattr(p, name).value for p in parts], -1)
+    hidden = (one.hi, one.hf, one.hg, one.ho)
+    other.dense_i.kernel.value = side_by_side((one.ii, one.if_, one.ig, one.io), "kernel")
+    other.dense_h.kernel.value = side_by_side(hidden, "kernel")
+    other.dense_h.bias.value = side_by_side(hidden, "bias")
+    carry = some_carry(nnx.LSTMCell, 2)
+    assert_close(one(carry, X[:, 0]), other(carry, X[:, 0]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_recurrent_kernels_are_orthogonal_and_metadata_goes_to_the_parameters(kind):
+    metadata = {f"{n}_metadata": {"of": n} for n in ("kernel", "recurrent_kernel", "bias")}
+    cell = kind(3, 4, rngs=nnx.Rngs(0), param_dtype=jnp.bfloat16, **metadata)
+    for path, param in nnx.to_flat_state(nnx.state(cell)):
+        recurrent = path[-1] == "kernel" and param.shape[0] == 4
+        assert param.of == ("recurrent_kernel" if recurrent else path[-1])
+        assert param.dtype == jnp.bfloat16
+        if recurrent:
+            square = np.asarray(param.value, np.float32)
+            np.testing.assert_allclose(square @ square.T, np.eye(4), atol=3e-2)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_the_first_carry_is_zero_in_the_dtype_of_the_parameters(kind):
+    carry = cell_of(kind, param_dtype=jnp.bfloat16).initialize_carry((2, 5, 3))
+    assert isinstance(carry, tuple) == (kind in PAIRS)
+    for array in jax.tree.leaves(carry):
+        assert array.shape == (2, 5, 4) and array.dtype == jnp.bfloat16 and not array.any()
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_random_carry_draws_one_key_for_each_array(kind):
+    number = 2 if kind in PAIRS else 1
+    for source in (nnx.Rngs(carry=3), nnx.Rngs(carry=3).carry, nnx.Rngs(3)):
+        arrays = jax.tree.leaves(cell_of(kind).initialize_carry((2, 3), source, quick))
+        stream, same = source["carry"] if isinstance(source, nnx.Rngs) else source, nnx.Rngs(3)
+        assert int(stream.count.value) == len(arrays) == number
+        for array in arrays:
+            np.testing.assert_array_equal(array, quick(same(), (2, 4)))
+    first, *rest = jax.tree.leaves(
+        cell_of(kind, carry_init=quick).initialize_carry((2, 3), jax.random.key(3))
+    )
+    assert all((first != other).any() for other in rest)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_cells_keep_no_stream_unless_asked(kind):
+    rngs = nnx.Rngs(0, carry=1)
+    assert cell_of(kind, rngs=rngs).rngs is None
+    assert int(rngs.carry.count.value) == 0
+    cell = cell_of(kind, rngs=rngs, keep_rngs=True, carry_init=quick)
+    assert cell.rngs.tag == "carry" and int(rngs.carry.count.value) == 1
+    one, other = cell.initialize_carry((3,)), cell.initialize_carry((3,))
+    assert (jax.tree.leaves(one)[0] != jax.tree.leaves(other)[0]).any()
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_messages_of_cells(kind):
+    cell, carry, name = cell_of(kind), some_carry(kind, 2), kind.__name__
+    with pytest.raises(
+        TypeError, match=rf"{name} takes an input of shape \(\*batch, 3\); got \(2, 4"
+    ):
+        cell(carry, jnp.ones((2, 4)))
+    wrong = jax.tree.map(lambda a: a[:, :3], carry)
+    with pytest.raises(
+        TypeError, match=rf"{name} takes a carry of shape \(\*batch, 4\); got \(2, 3"
+    ):
+        cell(wrong, X[:, 0])
+    with pytest.raises(
+        TypeError, match=r"a carry of shape.*got \(2, 4\), where the input has shape .3, 3"
+    ):
+        cell(carry, jnp.ones((3, 3)))
+    with pytest.raises(
+        ValueError, match=f"{name} needs a random key for its carry.*keep_rngs=True"
+    ):
+        cell.initialize_carry((2, 3), carry_init=quick)
+    with pytest.raises(TypeError, match=f"{name}: `rngs` must be an Rngs.* or a key, got int"):
+        cell.initialize_carry((2, 3), 1)
+
+
+def test_what_a_cell_must_define():
+    cell = nnx.RNNCellBase()
+    for member, use in {
+        "__call__": lambda: cell(None, None),
+        "initialize_carry": lambda: cell.initialize_carry((1,)),
+        "num_feature_axes": lambda: cell.num_feature_axes,
+    }.items():
+        with pytest.raises(NotImplementedError, match=f"RNNCellBase is an RNN cell.*`{member}`"):
+            use()
+
+
+# RNN against a loop -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+@pytest.mark.parametrize("kind", CELLS)
+def test_an_rnn_is_a_loop(kind, unroll):
+    cell, start = cell_of(kind), some_carry(kind, 2)
+    layer = nnx.RNN(cell, return_carry=True, unroll=unroll)
+    assert_close(layer(X, initial_carry=start), loop(cell, X, start), rtol=1e-4, atol=1e-5)
+    zero = cell.initialize_carry((2, 3))
+    assert_close(layer(X), loop(cell, X, zero), rtol=1e-4, atol=1e-5)
+    assert_close(layer(X, return_carry=False), layer(X)[1])
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_gradients_are_those_of_finite_differences(kind):
+    layer = nnx.RNN(cell_of(kind), rngs=False)
+    graphdef, params = nnx.split(layer)
+    lengths = jnp.asarray([3, 2])
+
+    @jax.jit
+    def f(params, x):
+        return nnx.merge(graphdef, params, copy=True)(x, seq_lengths=lengths, return_carry=True)
+
+    check_grads(f, (params, X[:, :3]), 1, modes=("rev",), atol=2e-2, rtol=2e-2, eps=1e-2)
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_any_number_of_batch_axes(batch):
+    x = jnp.asarray(normal(*batch, 5, 3))
+    layer = nnx.RNN(cell_of(nnx.GRUCell))
+    y = layer(x)
+    assert y.shape == (*batch, 5, 4)
+    flat = layer(x.reshape(-1, 5, 3))
+    np.testing.assert_allclose(y.reshape(flat.shape), flat, rtol=1e-5)
+    lengths = jnp.full(batch, 2)
+    carry, _ = layer(x, seq_lengths=lengths, return_carry=True)
+    np.testing.assert_allclose(carry, y[..., 1, :], rtol=1e-5)
+
+
+def test_time_may_come_first():
+    carry, ys = nnx.RNN(Digits(), time_major=True, return_carry=True)(DIGITS.swapaxes(0, 1))
+    assert numbers(ys) == [[1, 5], [12, 56], [123, 567], [1234, 5678]]
+    assert numbers(carry) == [1234, 5678]
+    ys = nnx.RNN(Digits())(DIGITS.swapaxes(0, 1), time_major=True)
+    assert numbers(ys)[-1] == [1234, 5678]
+
+
+def test_no_positions_give_no_outputs():
+    carry, ys = nnx.RNN(cell_of(nnx.GRUCell), return_carry=True)(jnp.ones((2, 0, 3)))
+    assert ys.shape == (2, 0, 4) and not carry.any()
+
+
+def test_several_feature_axes():
+    class Image(Digits):
+        num_feature_axes = 2
+
+    y = nnx.RNN(Image())(jnp.ones((7, 3, 4, 5)))
+    assert y.shape == (7, 3, 4, 5) and float(y[0, 2, 0, 0]) == 111
+
+
+# Order and lengths ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "carry", "outputs"),
+    [
+        (None, {}, [1234, 5678], [[1, 12, 123, 1234], [5, 56, 567, 5678]]),
+        (None, {"reverse": True}, [4321, 8765], [[4, 43, 432, 4321], [8, 87, 876, 8765]]),
+        (
+            None,
+            {"reverse": True, "keep_order": True},
+            [4321, 8765],
+            [[4321, 432, 43, 4], [8765, 876, 87, 8]],
+        ),
+        (None, {"keep_order": True}, [1234, 5678], [[1, 12, 123, 1234], [5, 56, 567, 5678]]),
+        ([2, 3], {}, [12, 567], [[1, 12], [5, 56, 567]]),
+        ([2, 3], {"reverse": True}, [21, 765], [[2, 21], [7, 76, 765]]),
+        ([2, 3], {"reverse": True, "keep_order": True}, [21, 765], [[21, 2], [765, 76, 7]]),
+        # After no position at all the carry is the one at the start; the reference gives that at
+        # the end of the padding.
+        ([0, 4], {"reverse": True}, [0, 8765], [[], [8, 87, 876, 8765]]),
+        ([0, 1], {}, [0, 5], [[], [5]]),
+    ],
+)
+@pytest.mark.parametrize("time_major", [False, True])
+def test_order_and_lengths(lengths, options, carry, outputs, time_major):
+    layer = nnx.RNN(Digits(), return_carry=True, time_major=time_major, **options)
+    x = DIGITS.swapaxes(0, 1) if time_major else DIGITS
+    given = None if lengths is None else jnp.asarray(lengths)
+    last, ys = layer(x, seq_lengths=given)
+    assert numbers(last) == carry
+    ys = numbers(ys.swapaxes(0, 1) if time_major else ys)
+    assert [y[:n] for y, n in zip(ys, lengths or [4, 4], strict=True)] == outputs
+    # options of a call go before those of the layer
+    plain = nnx.RNN(Digits())(
+        x, seq_lengths=given, return_carry=True, time_major=time_major, **options
+    )
+    assert_close(plain, layer(x, seq_lengths=given))
+
+
+def test_lengths_of_pairs_and_lengths_under_jit():
+    cell = cell_of(nnx.LSTMCell)
+    layer = nnx.RNN(cell, return_carry=True)
+    run = nnx.jit(lambda layer, x, lengths: layer(x, seq_lengths=lengths)[0])
+    carry = run(layer, X, jnp.asarray([2, 4]))
+    for example, length in ((0, 2), (1, 4)):
+        x = X[example : example + 1, :length]
+        wanted, _ = loop(cell, x, cell.initialize_carry((1, 3)))
+        assert_close(jax.tree.map(lambda a, at=example: a[at : at + 1], carry), wanted, rtol=1e-4)
+
+
+def test_one_length_for_all():
+    carry, _ = nnx.RNN(Digits(), return_carry=True)(DIGITS, seq_lengths=jnp.asarray(3))
+    assert numbers(carry) == [123, 567]
+
+
+# State in cells ---------------------------------------------------------------------------------
+
+
+class Noisy(nnx.RNNCellBase):
+    """A cell that counts its steps and drops out at random."""
+
+    num_feature_axes = 1
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 3, kernel_init=quick, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.steps = nnx.Variable(jnp.array(0))
+
+    def initialize_carry(self, input_shape, rngs=None, carry_init=None):
+        return jnp.zeros(input_shape)
+
+    def __call__(self, carry, inputs):
+        self.steps += 1
+        carry = self.dropout(jnp.tanh(self.linear(inputs)) + carry)
+        return carry, carry
+
+
+def noisy():
+    return Noisy(nnx.Rngs(params=0, dropout=1))
+
+
+def test_state_ends_as_after_a_loop():
+    in_loop, cell = noisy(), noisy()
+    layer = nnx.RNN(cell)
+    for _ in range(2):
+        _, wanted = loop(in_loop, X, jnp.zeros((2, 3)))
+        np.testing.assert_allclose(layer(X), wanted, rtol=1e-4, atol=1e-5)
+    assert int(cell.steps.value) == 10
+    assert int(cell.dropout.rngs.count.value) == int(in_loop.dropout.rngs.count.value) == 10
+
+
+def test_what_is_only_read_is_not_written():
+    layer = nnx.RNN(noisy())
+    kernel, key = layer.cell.linear.kernel.value, layer.cell.dropout.rngs.key.value
+    layer(X)
+    assert layer.cell.linear.kernel.value is kernel
+    assert layer.cell.dropout.rngs.key.value is key
+    cell = cell_of(nnx.GRUCell)
+    captured = nnx.RNN(cell, rngs=False)  # reads only: fit to be captured
+    assert jax.jit(lambda x: captured(x))(X).shape == (2, 5, 4)
+
+
+def test_streams_can_be_broadcast_over_the_steps():
+    layer = nnx.RNN(noisy(), broadcast_rngs="dropout")
+    y = layer(jnp.ones((2, 5, 3)))
+    dropped = y == 0
+    assert dropped.any() and (dropped == dropped[:, :1]).all()
+    assert int(layer.cell.dropout.rngs.count.value) == 1
+    assert int(layer.cell.steps.value) == 5
+    again = layer(jnp.ones((2, 5, 3)))
+    assert ((again == 0) != dropped).any()
+    assert int(layer.cell.dropout.rngs.count.value) == 2
+
+
+def test_variables_can_have_a_slice_for_each_step():
+    class Weighted(Digits):
+        def __init__(self, axis):
+            weights = jnp.asarray([1.0, 0.0, 2.0, 1.0])
+            self.weight = nnx.Param(weights[None] if axis else weights)
+            self.seen = nnx.BatchStat(jnp.zeros(4))
+
+        def __call__(self, carry, inputs):
+            self.seen.value = self.seen.value + inputs[0, 0]
+            carry = carry * 10 + self.weight.value * inputs
+            return carry, carry
+
+    for axis in (0, 1):
+        axes = {nnx.Param: axis, nnx.BatchStat: 0, ...: nnx.Carry}
+        layer = nnx.RNN(Weighted(axis), state_axes=axes)
+        assert numbers(layer(DIGITS))[0] == [1, 10, 106, 1064]
+        assert isinstance(layer.state_axes, nnx.StateAxes)
+        assert layer.cell.weight.shape == ((1, 4) if axis else (4,))
+        np.testing.assert_array_equal(layer.cell.seen.value, [1, 2, 3, 4])
+
+
+def test_what_all_steps_share_they_only_read():
+    axes = nnx.StateAxes({nnx.Param: None, ...: nnx.Carry()})
+    layer, plain = nnx.RNN(noisy(), state_axes=axes), nnx.RNN(noisy())
+    np.testing.assert_allclose(layer(X), plain(X), rtol=1e-5)
+    layer = nnx.RNN(noisy(), state_axes={nnx.RngState: nnx.Carry, ...: None})
+    with pytest.raises(ValueError, match=r"writes '.*steps', which is broadcast"):
+        layer(X)
+    assert int(layer.cell.steps.value) == 0
+
+
+def test_an_rnn_crosses_jit_and_grad():
+    eager, jitted = nnx.RNN(noisy()), nnx.RNN(noisy())
+    run = nnx.jit(lambda layer, x: layer(x))
+    for _ in range(2):
+        np.testing.assert_allclose(run(jitted, X), eager(X), rtol=1e-4, atol=1e-5)
+    assert int(jitted.cell.steps.value) == 10
+    grads = nnx.grad(lambda layer: layer(X).sum())(jitted)
+    assert float(jnp.abs(grads.cell.linear.kernel.value).max()) > 0
+    assert int(jitted.cell.steps.value) == 15
+
+
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("options", [{"dtype": jnp.bfloat16}, {"param_dtype": jnp.bfloat16}])
+def test_the_carry_keeps_its_dtype(kind, options):
+    # (the reference refuses most of these)
+    layer = nnx.RNN(cell_of(kind, **options), return_carry=True)
+    carry, y = layer(X)
+    exact = nnx.RNN(cell_of(kind))(X)
+    for array in jax.tree.leaves(carry):
+        assert array.dtype == options.get("param_dtype", jnp.float32)
+    np.testing.assert_allclose(np.asarray(y, np.float32), exact, atol=5e-2)
+
+
+# Streams of RNN ---------------------------------------------------------------------------------
+
+
+def test_an_rnn_keeps_a_stream_for_the_carry():
+    own = nnx.RNN(cell_of(nnx.LSTMCell))
+    assert own.rngs.tag == "carry" and int(own.rngs.count.value) == 0
+    np.testing.assert_array_equal(
+        jax.random.key_data(own.rngs.key.value), jax.random.key_data(jax.random.key(0))
+    )
+    own(X)
+    assert int(own.rngs.count.value) == 2
+    own(X, initial_carry=some_carry(nnx.LSTMCell, 2))
+    assert int(own.rngs.count.value) == 2
+
+    rngs = nnx.Rngs(0, carry=1)
+    forked = nnx.RNN(cell_of(nnx.GRUCell), rngs=rngs)
+    assert int(rngs.carry.count.value) == 1
+    forked(X, rngs=rngs)
+    assert int(rngs.carry.count.value) == 2 and int(forked.rngs.count.value) == 0
+    assert nnx.RNN(cell_of(nnx.GRUCell), rngs=False).rngs is None
+    assert nnx.RNN(cell_of(nnx.GRUCell), rngs=rngs.carry).rngs.tag == "carry"
+    with pytest.raises(TypeError, match="RNN: `rngs` must be an Rngs, an RngStream or None, got i"):
+        nnx.RNN(cell_of(nnx.GRUCell), rngs=3)
+
+
+def test_a_random_carry_uses_the_stream():
+    layer = nnx.RNN(cell_of(nnx.GRUCell, carry_init=quick))
+    cell, start = cell_of(nnx.GRUCell), quick(nnx.Rngs(0)(), (2, 4))
+    np.testing.assert_allclose(layer(X), loop(cell, X, start)[1], rtol=1e-4, atol=1e-5)
+
+
+# Bidirectional ----------------------------------------------------------------------------------
+
+
+def both(**options):
+    return nnx.Bidirectional(nnx.RNN(Digits()), nnx.RNN(Digits()), **options)
+
+
+def test_bidirectional_runs_both_ways_and_joins_the_outputs():
+    y = both()(DIGITS)
+    assert y.shape == (2, 4, 2)
+    assert numbers(y[..., :1]) == [[1, 12, 123, 1234], [5, 56, 567, 5678]]
+    assert numbers(y[..., 1:]) == [[4321, 432, 43, 4], [8765, 876, 87, 8]]
+    carries, _ = both(return_carry=True)(DIGITS)
+    assert numbers(carries) == ([1234, 5678], [4321, 8765])
+
+
+def test_bidirectional_options():
+    assert numbers(both(merge_fn=jnp.add)(DIGITS))[0] == [4322, 444, 166, 1238]
+    time_first = both(time_major=True)(DIGITS.swapaxes(0, 1))
+    np.testing.assert_array_equal(time_first.swapaxes(0, 1), both()(DIGITS))
+    lengths = jnp.asarray([2, 3])
+    (forward, backward), y = both()(DIGITS, seq_lengths=lengths, return_carry=True)
+    assert (numbers(forward), numbers(backward)) == ([12, 567], [21, 765])
+    assert numbers(y[0, :2, 1:]) == [21, 2]
+    start = (jnp.ones((2, 1)), 2 * jnp.ones((2, 1)))
+    y = both()(DIGITS, initial_carry=start)
+    assert (numbers(y[0, :1, :1]), numbers(y[0, -1:, 1:])) == ([11], [24])
+    # whatever the options of the two, and of a call that wants an RNN
+    contrary = nnx.Bidirectional(
+        nnx.RNN(Digits(), reverse=True), nnx.RNN(Digits(), time_major=True)
+    )
+    np.testing.assert_array_equal(contrary(DIGITS, reverse=True, keep_order=False), both()(DIGITS))
+
+
+def test_bidirectional_takes_an_rnn_of_rnns():
+    inner = both()
+    assert nnx.Bidirectional(inner, nnx.RNN(Digits()))(DIGITS).shape == (2, 4, 3)
+
+
+def test_streams_of_bidirectional():
+    rnn = lambda: nnx.RNN(cell_of(nnx.GRUCell))
+    layer = nnx.Bidirectional(rnn(), rnn())
+    layer(X)
+    counts = [int(m.rngs.count.value) for m in (layer, layer.forward_rnn, layer.backward_rnn)]
+    assert counts == [2, 0, 0]
+    layer = nnx.Bidirectional(rnn(), rnn(), rngs=False)
+    layer(X)
+    assert layer.rngs is None
+    assert int(layer.forward_rnn.rngs.count.value) == int(layer.backward_rnn.rngs.count.value) == 1
+    rngs = nnx.Rngs(carry=1)
+    layer(X, rngs=rngs)
+    assert int(rngs.carry.count.value) == 2
+
+
+def test_one_object_for_both_directions_is_told(caplog):
+    rnn = nnx.RNN(Digits())
+    with caplog.at_level(logging.WARNING):
+        layer = nnx.Bidirectional(rnn, rnn)
+    assert "one object for both directions" in caplog.text
+    assert layer(DIGITS).shape == (2, 4, 2)
+
+
+# Bad input --------------------------------------------------------------------------------------
+
+
+def test_messages_of_rnn():
+    layer = nnx.RNN(Digits())
+    with pytest.raises(ValueError, match=r"RNN runs Digits along a time axis.* has shape \(3,\)"):
+        layer(jnp.ones(3))
+    with pytest.raises(ValueError, match=r"seq_lengths of shape \(3,\) for inputs with .*\(2,\)"):
+        layer(DIGITS, seq_lengths=jnp.asarray([1, 2, 3]))
+    with pytest.raises(TypeError, match="integers as seq_lengths, got float32"):
+        layer(DIGITS, seq_lengths=jnp.asarray([1.0, 2.0]))
+    for lengths in ([0, 5], [-1, 2]):
+        with pytest.raises(ValueError, match=r"seq_lengths from .* for inputs of 4 positions"):
+            layer(DIGITS, seq_lengths=jnp.asarray(lengths))
+    with pytest.raises(TypeError, match="takes Carry, None or the number of an axis; got 'a'"):
+        nnx.RNN(noisy(), state_axes={...: "a"})
+    with pytest.raises(TypeError, match=r"GRUCell takes an input of shape \(\*batch, 3\)"):
+        nnx.RNN(cell_of(nnx.GRUCell))(jnp.ones((2, 5, 4)))
+
+
+def test_a_carry_of_another_structure_is_told():
+    class Growing(Digits):
+        def __call__(self, carry, inputs):
+            return (carry, inputs), inputs
+
+    with pytest.raises(TypeError, match="must return a carry of the structure it got: it got.*and"):
+        nnx.RNN(Growing())(DIGITS)
+
+
+def test_a_cell_that_changes_its_structure_is_told():
+    class Changing(Digits):
+        def __call__(self, carry, inputs):
+            self.fresh = nnx.Variable(inputs)
+            return carry, inputs
+
+    layer = nnx.RNN(Changing())
+    with pytest.raises(TypeError, match="the body adds Variable 'fresh'"):
+        layer(DIGITS)
+    assert not hasattr(layer.cell, "fresh")

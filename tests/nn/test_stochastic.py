@@ -1,0 +1,140 @@
+"""Dropout: masks, modes, sources of keys, and messages."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+
+
+def test_dropout_keeps_the_mean_and_scales_what_it_keeps():
+    x = jnp.ones((1000,), jnp.float32)
+    y = nnx.Dropout(0.25, rngs=nnx.Rngs(0))(x)
+    assert set(np.unique(np.asarray(y))) == {0.0, np.float32(1 / 0.75)}
+    assert abs(float(y.mean()) - 1) < 0.1
+
+
+def test_each_call_draws_anew_and_a_clone_repeats():
+    layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    copy = nnx.clone(layer)
+    x = jnp.ones(64)
+    first, second = layer(x), layer(x)
+    assert not (first == second).all()
+    assert (copy(x) == first).all()
+    assert layer.rngs.count.value == 2
+
+
+def test_the_stream_is_forked_when_the_layer_is_made():
+    rngs = nnx.Rngs(0, dropout=1)
+    layer = nnx.Dropout(0.5, rngs=rngs)
+    assert (rngs.dropout.count.value, rngs.default.count.value) == (1, 0)
+    assert layer.rngs.key is not rngs.dropout.key
+    layer(jnp.ones(3))
+    assert rngs.dropout.count.value == 1
+    assert nnx.Dropout(0.5, rngs=nnx.Rngs(3)).rngs.tag == "default"
+    assert nnx.Dropout(0.5, rng_collection="noise", rngs=nnx.Rngs(noise=3)).rngs.tag == "noise"
+    assert isinstance(nnx.Dropout(0.5, rngs=rngs.dropout).rngs, nnx.RngStream)
+
+
+def test_a_key_given_in_the_call_goes_first():
+    layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    x = jnp.ones(32)
+    key = jax.random.key(5)
+    expected = np.where(jax.random.bernoulli(key, 0.5, (32,)), 2.0, 0.0)
+    np.testing.assert_array_equal(layer(x, rngs=key), expected)
+    np.testing.assert_array_equal(
+        layer(x, rngs=nnx.Rngs(dropout=9)), layer(x, rngs=nnx.Rngs(dropout=9).dropout)
+    )
+    assert layer.rngs.count.value == 0
+
+
+def test_broadcast_axes_share_their_draws():
+    y = nnx.Dropout(0.5, broadcast_dims=[0], rngs=nnx.Rngs(0))(jnp.ones((4, 50)))
+    assert (y == y[0]).all() and len(np.unique(np.asarray(y))) == 2
+    y = nnx.Dropout(0.5, broadcast_dims=(-1,), rngs=nnx.Rngs(0))(jnp.ones((50, 4)))
+    assert (y == y[:, :1]).all()
+
+
+@pytest.mark.parametrize(("rate", "value"), [(0, 1.0), (0.0, 1.0), (1.0, 0.0), (1, 0.0)])
+def test_the_limits_need_no_key(rate, value):
+    np.testing.assert_array_equal(nnx.Dropout(rate)(jnp.ones(3)), np.full(3, value))
+
+
+def test_the_gradient_is_the_scaled_mask():
+    layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    x = jnp.arange(1.0, 9.0)
+    mask = nnx.clone(layer)(jnp.ones(8))
+    np.testing.assert_array_equal(jax.grad(lambda x: nnx.clone(layer)(x).sum())(x), mask)
+
+
+def test_a_rate_may_be_traced():
+    x = jnp.ones(16)
+    key = jax.random.key(0)
+    traced = jax.jit(lambda rate: nnx.Dropout(rate)(x, rngs=key))(0.5)
+    np.testing.assert_array_equal(traced, nnx.Dropout(0.5)(x, rngs=key))
+
+
+def test_modes_come_from_the_call_then_from_the_layer():
+    x = jnp.ones(64)
+    layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    assert (layer(x, deterministic=True) == 1).all()
+    layer.eval()
+    assert layer.deterministic is True and (layer(x) == 1).all()
+    assert not (layer(x, deterministic=False) == 1).all()
+    layer.train()
+    assert layer.deterministic is False
+    seen = nnx.view(layer, deterministic=True)
+    assert (seen(x) == 1).all() and layer.deterministic is False
+    assert layer.set_view(deterministic=True) is None and layer.deterministic is True
+    layer.set_view()
+    assert layer.deterministic is True
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64])
+def test_dropout_keeps_the_dtype(dtype):
+    assert nnx.Dropout(0.5, rngs=nnx.Rngs(0))(jnp.ones(4, dtype)).dtype == dtype
+
+
+def test_without_a_key_the_remedies_are_named():
+    with pytest.raises(ValueError, match="Dropout needs a random key") as error:
+        nnx.Dropout(0.5)(jnp.ones(3))
+    assert "rngs=rngs" in str(error.value) and "model.eval()" in str(error.value)
+
+
+def test_without_a_mode_the_remedies_are_named():
+    with pytest.raises(ValueError, match="nothing says what `deterministic` is"):
+        nnx.Dropout(0.5, deterministic=None, rngs=nnx.Rngs(0))(jnp.ones(3))
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.5, 2])
+def test_a_rate_is_a_probability(rate):
+    with pytest.raises(ValueError, match=f"`rate` is a probability, from 0 to 1; got {rate}"):
+        nnx.Dropout(rate, rngs=nnx.Rngs(0))
+
+
+def test_sources_of_other_types_are_refused():
+    with pytest.raises(TypeError, match="must be an Rngs, an RngStream or None, got int"):
+        nnx.Dropout(0.5, rngs=3)
+    with pytest.raises(TypeError, match="must be an Rngs, an RngStream or a key, got str"):
+        nnx.Dropout(0.5)(jnp.ones(3), rngs="key")
+
+
+def test_a_missing_stream_is_named():
+    with pytest.raises(KeyError, match="dropout"):
+        nnx.Dropout(0.5, rngs=nnx.Rngs(params=0))
+    with pytest.raises(KeyError, match="dropout"):
+        nnx.Dropout(0.5)(jnp.ones(3), rngs=nnx.Rngs(params=0))
+
+
+def test_whole_numbers_are_refused():
+    with pytest.raises(TypeError, match=r"needs a floating input; got int32\[3\]"):
+        nnx.Dropout(0.5, rngs=nnx.Rngs(0))(jnp.arange(3))
+
+
+def test_a_broadcast_axis_that_is_not_there_is_named():
+    layer = nnx.Dropout(0.5, broadcast_dims=(2,), rngs=nnx.Rngs(0))
+    with pytest.raises(IndexError, match=r"names the axis 2, and the input has shape \(3, 4\)"):
+        layer(jnp.ones((3, 4)))

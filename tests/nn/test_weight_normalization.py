@@ -1,0 +1,291 @@
+"""Normalisation of weights: norms and singular values, what is kept, and what is written."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import nnxlite as nnx
+from tests.nn.quick import QUICK, normal, quick
+
+X = jnp.asarray(normal(2, 3))
+
+
+def linear(**kwargs):
+    return nnx.Linear(3, 4, **QUICK, **kwargs, rngs=nnx.Rngs(0))
+
+
+class Block(nnx.Module):
+    """A module with parameters of one, two and three dimensions, and state of its own."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.first = nnx.Linear(3, 5, **QUICK, rngs=rngs)
+        self.norm = nnx.BatchNorm(5, rngs=rngs)
+        self.layers = [nnx.Linear(5, 2, **QUICK, rngs=rngs)]
+        self.table = nnx.Param(jnp.asarray(normal(2, 3, 4)))
+        self.statistic = nnx.BatchStat(jnp.ones((2, 2)))
+
+    def __call__(self, x):
+        return self.layers[0](self.norm(self.first(x)))
+
+
+def weights(layer):
+    return {path: v.value for path, v in nnx.to_flat_state(nnx.state(layer.layer_instance))}
+
+
+# SpectralNorm -----------------------------------------------------------------------------------
+
+
+def test_the_estimate_converges_to_the_largest_singular_value():
+    layer = nnx.SpectralNorm(linear(), n_steps=1, rngs=nnx.Rngs(0))
+    start = np.asarray(layer.layer_instance.kernel.value)
+    for _ in range(60):
+        y = layer(X)
+    kernel = layer.layer_instance.kernel.value
+    np.testing.assert_allclose(np.linalg.norm(kernel, 2), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(kernel, start / np.linalg.norm(start, 2), rtol=1e-5)
+    np.testing.assert_allclose(y, X @ kernel + layer.layer_instance.bias.value, rtol=1e-5)
+
+
+def test_the_first_call_divides_by_one_step_of_power_iteration():
+    layer = nnx.SpectralNorm(linear(), rngs=nnx.Rngs(0))
+    w = np.asarray(layer.layer_instance.kernel.value, np.float64)
+    u = np.asarray(layer.batch_stats[("kernel", "u")].value, np.float64)
+    v = u @ w.T / np.linalg.norm(u @ w.T)
+    u = v @ w / np.linalg.norm(v @ w)
+    sigma = (v @ w @ u.T).item()
+    layer(X)
+    np.testing.assert_allclose(layer.layer_instance.kernel.value, w / sigma, rtol=1e-5)
+    np.testing.assert_allclose(layer.batch_stats[("kernel", "sigma")].value, sigma, rtol=1e-5)
+    np.testing.assert_allclose(layer.batch_stats[("kernel", "u")].value, u, rtol=1e-5)
+
+
+def test_all_parameters_of_two_or_more_dimensions_have_estimates_by_path():
+    layer = nnx.SpectralNorm(Block(), n_steps=40, rngs=nnx.Rngs(0))
+    paths = {("first", "kernel"): 5, ("layers", 0, "kernel"): 2, ("table",): 4}
+    assert set(layer.batch_stats) == {(*p, n) for p in paths for n in ("u", "sigma")}
+    for path, columns in paths.items():
+        assert layer.batch_stats[(*path, "u")].shape == (1, columns)
+        assert isinstance(layer.batch_stats[(*path, "sigma")], nnx.BatchStat)
+    before = weights(layer)
+    layer(X)
+    after = weights(layer)
+    for path in paths:
+        norm = np.linalg.norm(np.asarray(after[path]).reshape(-1, after[path].shape[-1]), 2)
+        np.testing.assert_allclose(norm, 1.0, rtol=1e-4)
+    for path in (("first", "bias"), ("norm", "scale"), ("statistic",)):
+        assert after[path] is before[path]
+    assert after[("norm", "mean")] is not before[("norm", "mean")]
+
+
+def test_first_vectors_are_drawn_in_path_order():
+    rngs, same = nnx.Rngs(3), nnx.Rngs(3)
+    layer = nnx.SpectralNorm(Block(), rngs=rngs)
+    init = nnx.initializers.normal()
+    for path in (("first", "kernel"), ("layers", 0, "kernel"), ("table",)):
+        u = layer.batch_stats[(*path, "u")].value
+        np.testing.assert_array_equal(u, init(same.params(), u.shape))
+    assert int(rngs.default.count.value) == 3
+
+
+def test_estimates_are_kept_only_when_asked():
+    layer = nnx.SpectralNorm(linear(), rngs=nnx.Rngs(0))
+    kept = {key: stat.value for key, stat in layer.batch_stats.items()}
+    layer(X, update_stats=False)
+    assert all(layer.batch_stats[key].value is value for key, value in kept.items())
+    layer(X)
+    assert all(layer.batch_stats[key].value is not value for key, value in kept.items())
+    frozen = nnx.SpectralNorm(linear(), update_stats=False, rngs=nnx.Rngs(0))
+    kept = {key: stat.value for key, stat in frozen.batch_stats.items()}
+    frozen(X)
+    assert all(frozen.batch_stats[key].value is value for key, value in kept.items())
+    frozen(X, True)
+    assert all(frozen.batch_stats[key].value is not value for key, value in kept.items())
+
+
+def test_eval_stops_the_updates_and_train_takes_them_up():
+    # In the reference the attribute has the opposite sense, so that eval() switches updates on.
+    layer = nnx.SpectralNorm(linear(), rngs=nnx.Rngs(0))
+    layer.eval()
+    kept = layer.batch_stats[("kernel", "u")].value
+    layer(X)
+    assert layer.batch_stats[("kernel", "u")].value is kept
+    layer.train()
+    layer(X)
+    kept_later = layer.batch_stats[("kernel", "u")].value
+    assert kept_later is not kept
+    nnx.view(layer, use_running_average=True)(X)
+    assert layer.batch_stats[("kernel", "u")].value is kept_later
+    layer.set_view()
+    assert layer.use_running_average is False
+
+
+def test_a_zero_matrix_stays_zero():
+    inner = linear()
+    inner.kernel.value = jnp.zeros((3, 4))
+    layer = nnx.SpectralNorm(inner, rngs=nnx.Rngs(0))
+    assert np.isfinite(layer(X)).all()
+    np.testing.assert_array_equal(inner.kernel.value, np.zeros((3, 4)))
+
+
+@pytest.mark.parametrize("kind", [nnx.SpectralNorm, nnx.WeightNorm])
+def test_weights_keep_their_dtype(kind):
+    for inner, options in (
+        (linear(param_dtype=jnp.bfloat16), {}),
+        (linear(), {"dtype": "bfloat16"}),
+    ):
+        dtype = inner.kernel.dtype
+        kind(inner, rngs=nnx.Rngs(0), **options)(X)
+        assert inner.kernel.dtype == dtype
+        if options:  # rounded, though stored exactly
+            np.testing.assert_array_equal(
+                inner.kernel.value, inner.kernel.value.astype(jnp.bfloat16).astype(jnp.float32)
+            )
+
+
+@pytest.mark.parametrize("kind", [nnx.SpectralNorm, nnx.WeightNorm])
+def test_the_gradient_goes_through_the_normalisation(kind):
+    layer = kind(linear(), rngs=nnx.Rngs(0))
+    graphdef, params, rest = nnx.split(layer, nnx.Param, ...)
+    u = jnp.asarray(np.linalg.svd(linear().kernel.value)[2][:1])
+
+    def f(params):
+        layer = nnx.merge(graphdef, params, rest, copy=True)
+        if kind is nnx.SpectralNorm:  # its vectors are constants for the gradient
+            layer.batch_stats[("kernel", "u")].value = u
+        return layer(X)
+
+    check_grads(jax.jit(f), (params,), order=1, modes=("rev",), atol=2e-2, rtol=2e-2, eps=1e-2)
+
+
+@pytest.mark.parametrize("kind", [nnx.SpectralNorm, nnx.WeightNorm])
+def test_they_cross_jit_as_in_eager_code(kind):
+    eager, jitted = kind(linear(), rngs=nnx.Rngs(0)), kind(linear(), rngs=nnx.Rngs(0))
+    run = nnx.jit(lambda layer, x: layer(x))
+    for _ in range(2):
+        np.testing.assert_allclose(run(jitted, X), eager(X), rtol=1e-5)
+    for (path, a), (path_, b) in zip(
+        nnx.to_flat_state(nnx.state(jitted)), nnx.to_flat_state(nnx.state(eager)), strict=True
+    ):
+        assert path == path_
+        np.testing.assert_allclose(a.value, b.value, rtol=1e-5, atol=1e-6)
+
+
+def test_spectral_norm_messages():
+    with pytest.raises(ValueError, match="one step of iteration or more; n_steps=0"):
+        nnx.SpectralNorm(linear(), n_steps=0, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"matrices only.*table of Block is 3D, of shape \(2, 3"):
+        nnx.SpectralNorm(Block(), error_on_non_matrix=True, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="SpectralNorm wraps a module.*got a value of type"):
+        nnx.SpectralNorm(jnp.tanh, rngs=nnx.Rngs(0))
+
+
+# WeightNorm -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("axes", "others", "shape"),
+    [(-1, 0, (4,)), (0, 1, (3,)), ((0, -1), (), (3, 4)), (None, None, ())],
+)
+def test_each_slice_has_the_norm_of_its_scale(axes, others, shape):
+    layer = nnx.WeightNorm(linear(), feature_axes=axes, rngs=nnx.Rngs(0))
+    scale = layer.scales[("kernel",)]
+    assert isinstance(scale, nnx.Param) and scale.shape == shape
+    start = np.asarray(layer.layer_instance.kernel.value, np.float64)
+    scale.value = jnp.asarray(np.abs(normal(*shape)))
+    y = layer(X)
+    norm = np.sqrt((start**2).sum(others, keepdims=True))
+    wanted = start / norm * np.reshape(scale.value, norm.shape)
+    np.testing.assert_allclose(layer.layer_instance.kernel.value, wanted, rtol=1e-5)
+    np.testing.assert_allclose(y, X @ wanted + layer.layer_instance.bias.value, rtol=1e-4)
+
+
+def test_calling_twice_changes_nothing_more_whatever_the_sign_of_the_scale():
+    # The reference stores the product, so that a negative scale turns the weight round every time.
+    layer = nnx.WeightNorm(linear(), rngs=nnx.Rngs(0))
+    start = np.asarray(layer.layer_instance.kernel.value)
+    layer.scales[("kernel",)].value = jnp.asarray([2.0, -3.0, 0.0, 1.0])
+    first = layer(X)
+    for _ in range(3):
+        np.testing.assert_allclose(layer(X), first, rtol=1e-5)
+    kernel = layer.layer_instance.kernel.value
+    direction = start / np.linalg.norm(start, axis=0)
+    lengths = np.linalg.norm(kernel, axis=0)
+    np.testing.assert_allclose(lengths[[0, 1, 3]], [2.0, 3.0, 1.0], rtol=1e-5)
+    np.testing.assert_allclose(kernel / lengths, direction, rtol=1e-5)
+    wanted = X @ (direction * np.array([2.0, -3.0, 0.0, 1.0])) + layer.layer_instance.bias.value
+    np.testing.assert_allclose(first, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_without_scales_weights_have_the_norm_one():
+    layer = nnx.WeightNorm(linear(), use_scale=False, rngs=nnx.Rngs(0))
+    assert layer.scales is None
+    layer(X)
+    norms = np.linalg.norm(layer.layer_instance.kernel.value, axis=0)
+    np.testing.assert_allclose(norms, np.ones(4), rtol=1e-5)
+
+
+def test_the_filter_selects_the_weights():
+    every = nnx.WeightNorm(Block(), rngs=nnx.Rngs(0))
+    assert set(every.scales) == {("first", "kernel"), ("layers", 0, "kernel")}
+    one = nnx.WeightNorm(
+        Block(), variable_filter=nnx.PathContains("table"), feature_axes=0, rngs=nnx.Rngs(0)
+    )
+    assert {p: s.shape for p, s in one.scales.items()} == {("table",): (2,)}
+    before = weights(one)
+    one(X)
+    after = weights(one)
+    assert after[("first", "kernel")] is before[("first", "kernel")]
+    norms = np.linalg.norm(np.asarray(after[("table",)]).reshape(2, -1), axis=1)
+    np.testing.assert_allclose(norms, np.ones(2), rtol=1e-5)
+
+
+def test_scales_are_drawn_unless_they_are_constants():
+    rngs = nnx.Rngs(0)
+    nnx.WeightNorm(linear(), rngs=rngs)  # ones
+    assert int(rngs.default.count.value) == 0
+    layer = nnx.WeightNorm(linear(), scale_init=quick, param_dtype=jnp.bfloat16, rngs=rngs)
+    assert int(rngs.default.count.value) == 1
+    wanted = quick(nnx.Rngs(0)(), (4,), jnp.bfloat16)
+    np.testing.assert_array_equal(layer.scales[("kernel",)].value, wanted)
+
+
+def test_further_arguments_reach_the_module():
+    layer = nnx.WeightNorm(
+        nnx.BatchNorm(3, rngs=nnx.Rngs(0)), variable_filter=None, rngs=nnx.Rngs(0)
+    )
+    mean = layer.layer_instance.mean.value
+    layer(X, True, mask=None)
+    assert layer.layer_instance.mean.value is mean
+    layer(X, use_running_average=False)
+    assert layer.layer_instance.mean.value is not mean
+
+
+def test_weight_norm_messages():
+    with pytest.raises(
+        IndexError, match=r"feature_axes=1\) has no such axis in bias of Linear, of shape \(4,\)"
+    ):
+        nnx.WeightNorm(linear(), feature_axes=1, variable_filter=nnx.Param, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="WeightNorm wraps a module.*got a value of type list"):
+        nnx.WeightNorm([linear()], rngs=nnx.Rngs(0))
+
+
+def test_shared_weights_are_normalised_once():
+    class Tied(nnx.Module):
+        def __init__(self):
+            self.a = linear()
+            self.b = nnx.Linear(3, 4, rngs=nnx.Rngs(1))
+            self.b.kernel = self.a.kernel
+
+        def __call__(self, x):
+            return self.a(x) + self.b(x)
+
+    for kind, kept in ((nnx.SpectralNorm, "batch_stats"), (nnx.WeightNorm, "scales")):
+        layer = kind(Tied(), rngs=nnx.Rngs(0))
+        assert {path[0] for path in getattr(layer, kept)} == {"a"}
+        layer(X)
+        assert layer.layer_instance.a.kernel is layer.layer_instance.b.kernel

@@ -1,0 +1,403 @@
+"""`capture`: what modules record during one call, and nothing of it afterwards."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from nnxlite.objects import capture
+
+Mid, P = nnx.Intermediate, nnx.Perturbation
+
+
+class Stage(nnx.Module):
+    def __init__(self, factor: float = 2.0):
+        self.w = nnx.Param(jnp.array(factor))
+
+    def __call__(self, x):
+        x = self.perturb("inner", self.w * x)
+        self.sow(Mid, "out", x)
+        return x
+
+    def other(self, x):
+        self.sow(Mid, "other", x)
+        return x + 1
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        self.first = Stage(2.0)
+        self.second = self.first
+        self.rest = nnx.List([Stage(3.0)])
+
+    def __call__(self, x):
+        return self.rest[0](self.second(self.first(x)))
+
+
+class Kind(nnx.Variable):
+    pass
+
+
+def plain(state):
+    """A state as nested dicts of floats."""
+
+    def value(v):
+        return jax.tree.map(lambda x: np.asarray(x).tolist(), v.value)
+
+    return nnx.to_pure_dict(state, extract_fn=value)
+
+
+def attributes(model) -> list[str]:
+    return sorted(str(k) for _, m in model.iter_modules() for k in vars(m))
+
+
+X = jnp.array(1.0)
+
+
+def test_sown_values_are_returned_and_leave_nothing_behind():
+    net = Net()
+    before = attributes(net)
+    y, seen = capture(net, Mid)(X)
+    assert y == 12.0 and attributes(net) == before
+    assert plain(seen) == {"first": {"out": (2.0, 4.0)}, "rest": {0: {"out": (12.0,)}}}
+    assert type(seen["first"]["out"]) is Mid
+
+
+def test_the_result_has_one_state_for_each_kind():
+    net = Net()
+    assert capture(net)(X) == 12.0
+    y, perturbations = capture(net, P)(X)
+    assert plain(perturbations) == {"first": {"inner": 0.0}, "rest": {0: {"inner": 0.0}}}
+    y, none, sown = capture(net, Kind, Mid)(X)
+    assert not none and set(sown["first"]) == {"out"}
+    # A Perturbation is an Intermediate: it goes to the first kind that it is an instance of.
+    y, both, none = capture(net, Mid, P)(X)
+    assert set(both["first"]) == {"inner", "out"} and not none
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: capture(m, Mid)(X),
+        lambda m: capture(m.__call__, Mid)(X),
+        lambda m: capture(lambda m, x: m(x), Mid)(m, X),
+        lambda m: capture(lambda m, x: m(x), Mid)(m, x=X),
+        lambda m: capture(Mid)(m)(X),
+        lambda m: capture(functools.partial(lambda m, x: m(x), m), Mid)(X),
+        lambda m: capture(functools.partial(m.__call__), Mid)(X),
+        lambda m: capture(nnx.jit(lambda m, x: m(x)), Mid)(m, X),
+        lambda m: capture(lambda m, x: nnx.jit(lambda m: m(x))(m), Mid)(m, X),
+        lambda m: nnx.jit(capture(lambda m, x: m(x), Mid))(m, X),
+        lambda m: jax.jit(capture(lambda m, x: m(x), Mid))(m, X),
+    ],
+)
+def test_ways_to_call(call):
+    stage = Stage()
+    y, seen = call(stage)
+    assert y == 2.0 and plain(seen) == {"out": (2.0,)}
+    assert list(vars(stage)) == ["w"]
+
+
+def test_a_capture_can_be_a_decorator():
+    @capture(Mid, P)
+    def run(model, x):
+        """Runs."""
+        return model(x)
+
+    y, *states = run(Stage(), X)
+    assert run.__name__ == "run" and run.__doc__ == "Runs." and len(states) == 2
+
+
+def test_the_first_argument_may_be_any_structure_of_modules():
+    _, seen = capture(lambda ms, x: (ms["a"](x), ms["b"][0].other(x)), Mid)(
+        {"a": Stage(), "b": [Stage()]}, X
+    )
+    assert plain(seen) == {"a": {"out": (2.0,)}, "b": {0: {"other": (1.0,)}}}
+    assert capture(lambda x: x + 1, Mid)(X) == (2.0, nnx.State({}))
+
+
+def test_modules_beside_the_first_argument_keep_what_they_record():
+    a, b = Stage(), Stage()
+    _, seen = capture(lambda a, b: (a(X), b(X)), Mid)(a, b)
+    assert plain(seen) == {"out": (2.0,)} and b.out.value == (2.0,)
+
+
+def test_what_was_recorded_before_stays_and_does_not_count():
+    stage = Stage()
+    stage.out = Mid((jnp.zeros(()),))
+    stage.inner = P(jnp.array(100.0))
+    y, seen = capture(stage, Mid)(X)
+    assert y == 2.0 and plain(seen) == {"out": (2.0,)}
+    assert len(stage.out.value) == 1 and stage.inner.value == 100.0
+
+
+def test_an_exception_leaves_the_modules_as_they_were():
+    net = Net()
+    before = attributes(net)
+
+    def fail(net):
+        net(X)
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        capture(fail, Mid, method_outputs=Mid)(net)
+    assert attributes(net) == before
+    assert Stage.__call__.__code__.co_filename == __file__
+
+
+def test_nested_captures_keep_apart():
+    stage = Stage()
+
+    def outer(stage):
+        stage(X)
+        _, inner = capture(stage, Mid)(10 * X)
+        stage(X)
+        return inner
+
+    inner, seen = capture(outer, Mid)(stage)
+    assert plain(inner) == {"out": (20.0,)} and plain(seen) == {"out": (2.0, 2.0)}
+    assert list(vars(stage)) == ["w"]
+
+
+def test_copies_made_inside_are_cleaned_too():
+    stage = nnx.Dict(a=Stage())
+
+    def grow(model):
+        model.b = nnx.clone(model.a)
+        model.c = Stage()
+        model.a(X), model.c(X)
+
+    capture(grow, Mid)(stage)
+    assert [sorted(vars(stage[k])) for k in "abc"] == [["w"], ["w"], ["inner", "out", "w"]]
+
+
+def test_a_dict_does_not_show_the_record_among_its_items():
+    model = nnx.Dict(a=Stage(), b=Stage())
+
+    def run(model):
+        assert list(model) == ["a", "b"] and len(model) == 2
+        return [layer(X) for layer in model.values()]
+
+    _, seen = capture(run, Mid)(model)
+    assert sorted(seen) == ["a", "b"]
+
+
+def test_the_same_function_compiles_apart_with_and_without_a_capture():
+    stage = Stage()
+    traces = []
+
+    @nnx.jit
+    def run(m, x):
+        traces.append(x)
+        return m(x)
+
+    jitted = capture(run, Mid)
+    for _ in range(2):
+        _, seen = jitted(stage, X)
+        assert plain(seen) == {"out": (2.0,)}
+    assert len(traces) == 1
+    _, seen = capture(run, Mid, method_outputs=Mid)(stage, X)
+    assert sorted(seen) == ["__call__", "out"] and len(traces) == 2
+
+
+def test_gradients_inside_a_capture():
+    @nnx.jit
+    def loss(m, x):
+        return m(x) ** 2
+
+    grads, seen = capture(lambda m, x: nnx.grad(loss)(m, x), Mid)(Stage(), X)
+    assert grads["w"].value == 4.0 and plain(seen) == {"out": (2.0,)}
+
+
+# init --------------------------------------------------------------------------------------------
+
+
+def test_perturbations_are_given_and_differentiated():
+    net = Net()
+    _, zeros = capture(net, P)(X)
+
+    def loss(net, perturbations):
+        return capture(net, init=perturbations)(X)
+
+    ones = jax.tree.map(jnp.ones_like, zeros)
+    assert loss(net, ones) == ((1 * 2 + 1) * 2 + 1) * 3 + 1  # shared stages share one perturbation
+    graphdef, state = nnx.split(net)
+    grads = jax.grad(lambda p: loss(nnx.merge(graphdef, state, copy=True), p))(zeros)
+    assert plain(grads) == {"first": {"inner": 9.0}, "rest": {0: {"inner": 1.0}}}
+
+
+def test_init_keeps_metadata_and_gives_sow_its_start():
+    start = nnx.State({"out": Mid((7.0,), tag="t"), "unused": P(1.0)})
+    _, seen = capture(Stage(), Mid, init=start)(X)
+    assert plain(seen) == {"out": (7.0, 2.0)} and seen["out"].tag == "t"
+
+
+def test_bad_initial_states_are_refused():
+    stage = Stage()
+    with pytest.raises(TypeError, match=r"`init` holds float32\[\] at 'inner', and must hold Var"):
+        capture(stage, Mid, init={"inner": X})
+    with pytest.raises(ValueError, match="`init` holds 'y.inner', and there is no module at 'y'"):
+        capture(stage, Mid, init=nnx.State({"y": {"inner": P(1.0)}}))(X)
+    with pytest.raises(ValueError, match="Stage.perturb: .*'inner' was made for float32"):
+        capture(stage, P, init=nnx.State({"inner": P(jnp.ones(2))}))(X)
+    assert list(vars(stage)) == ["w"]
+
+
+# method_outputs ----------------------------------------------------------------------------------
+
+
+class Methods(nnx.Module):
+    def __init__(self):
+        self.inner = Stage()
+
+    def __call__(self, x):
+        self.nothing(), self.text(), self._private(x), self.property
+        return self.static(self.made(self.jitted(self.inner(self.twice(x)))))
+
+    @nnx.jit
+    def jitted(self, x):
+        return x + 1
+
+    def twice(self, x):
+        return x + 0
+
+    def nothing(self):
+        return None
+
+    def text(self):
+        return "no array"
+
+    def _private(self, x):
+        return x
+
+    @property
+    def property(self):
+        return 1
+
+    @staticmethod
+    def static(x):
+        return x
+
+    @classmethod
+    def made(cls, x):
+        return x
+
+    def train(self):
+        """Overrides a method of Module."""
+
+
+class Below(Methods):
+    def __call__(self, x):
+        return super().__call__(x) + 10
+
+
+def test_outputs_of_methods_are_recorded_by_name():
+    y, seen = capture(Methods(), Mid, method_outputs=Mid)(X)
+    assert y == 3.0
+    assert plain(seen) == {
+        "__call__": (3.0,),
+        "inner": {"__call__": (2.0,), "out": (2.0,)},
+        "jitted": (3.0,),
+        "nothing": (None,),
+        "twice": (1.0,),
+    }
+
+
+def test_inherited_methods_count_once():
+    y, seen = capture(Below(), Mid, method_outputs=Mid)(X)
+    assert y == 13.0 and seen["__call__"].value == (13.0,) and seen["twice"].value == (1.0,)
+
+
+def test_outputs_go_to_their_own_kind_if_it_is_captured():
+    y, sown, outputs = capture(Stage(), Mid, Kind, method_outputs=Kind)(X)
+    assert plain(sown) == {"out": (2.0,)} and plain(outputs) == {"__call__": (2.0,)}
+    y, sown = capture(Stage(), Mid, method_outputs=Kind)(X)
+    assert plain(sown) == {"out": (2.0,)}
+
+
+def test_containers_do_not_record_their_own_methods():
+    model = nnx.Dict(ls=nnx.List([Stage()]))
+
+    def run(model):
+        model.ls.append(Stage())
+        return [layer(X) for layer in model["ls"]]
+
+    _, seen = capture(run, Mid, method_outputs=Mid)(model)
+    assert list(seen["ls"]) == [0]
+
+
+def test_classes_are_put_back_and_other_objects_record_nothing():
+    original, outside = Stage.__call__, Stage()
+
+    def run(m, x):
+        assert Stage.__call__ is not original
+        capture(m, Mid, method_outputs=Mid)(x)
+        assert Stage.__call__ is not original
+        outside(x)
+        return m(x)
+
+    _, seen = capture(run, Mid, method_outputs=Mid)(Stage(), X)
+    assert Stage.__call__ is original and sorted(seen) == ["__call__", "out"]
+    assert sorted(vars(outside)) == ["inner", "out", "w"]
+
+
+def test_threads_capture_independently():
+    results = {}
+
+    def run(number):
+        for _ in range(20):
+            _, seen = capture(Stage(float(number)), Mid, method_outputs=Mid)(X)
+            results.setdefault(number, []).append(float(seen["__call__"].value[0]))
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {n: [float(n)] * 20 for n in range(1, 5)}
+    assert Stage.__call__.__code__.co_filename == __file__
+
+
+# Messages ----------------------------------------------------------------------------------------
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(TypeError, match="capture takes a module or a function, got int"):
+        capture(3, Mid)
+    for kinds in (("intermediates",), (int,), (Mid, nnx.Module)):
+        with pytest.raises(TypeError, match="takes classes of Variables, such as nnx.Intermediate"):
+            capture(Stage(), *kinds)
+    with pytest.raises(TypeError, match="takes classes of Variables"):
+        capture(Stage(), Mid, method_outputs="x")
+    with pytest.raises(TypeError, match="model as its first positional argument"):
+        capture(lambda m: m, Mid)(m=Stage())
+
+
+def test_names_that_collide_are_refused():
+    def two_kinds(m):
+        m.sow(Mid, "same", X)
+        m.perturb("same", X)
+
+    def name_of_a_child(net):
+        net.sow(Mid, "first", X)
+        net.first.sow(Mid, "deep", X)
+
+    stage, net = Stage(), Net()
+    with pytest.raises(ValueError, match="Stage records 'same' both as Intermediate and as Pert"):
+        capture(two_kinds, Mid, P)(stage)
+    with pytest.raises(ValueError, match="'first' is the name of .* recorded 'first.deep'"):
+        capture(name_of_a_child, Mid)(net)
+    assert list(vars(stage)) == ["w"] and "__captures__" not in attributes(net)
+
+
+def test_a_module_from_outside_the_running_transform_is_refused():
+    stage = Stage()
+    with pytest.raises(nnx.TraceContextError, match="'__captures__' of 'Stage'"):
+        jax.jit(lambda x: capture(stage, Mid)(x))(X)
+    assert list(vars(stage)) == ["w"]

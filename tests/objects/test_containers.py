@@ -1,0 +1,286 @@
+"""`List` and `Dict`: the methods of lists and dicts, on graph objects."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import MutableMapping, MutableSequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nnxlite as nnx
+
+
+class Leaf(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.zeros(1))
+
+
+def keys(node) -> list[str]:
+    """The key paths of the leaves of a pytree."""
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree.flatten_with_path(node)[0]]
+
+
+def some() -> nnx.List:
+    """Static, array, layer: one item of each sort."""
+    return nnx.List([1, jnp.zeros(2), Leaf()])
+
+
+# List --------------------------------------------------------------------------------------------
+
+
+def test_lists_are_mutable_sequences_and_modules():
+    assert isinstance(some(), MutableSequence) and isinstance(some(), nnx.Module)
+    for given_, size in (((), 0), (([],), 0), (((1, 2),), 2), ((range(3),), 3)):
+        assert len(nnx.List(*given_)) == size
+    assert bool(nnx.List([0])) and not nnx.List()
+
+
+def test_items_have_statuses_as_attributes_do():
+    items = nnx.List([1, jnp.zeros(2), nnx.data(3), nnx.static("s"), [jnp.zeros(1)], [2]])
+    assert [items._nnx_status[i] for i in range(6)] == [False, True, True, False, True, False]
+    assert keys(items) == ["[1]", "[2]", "[4][0]"]
+    with pytest.raises(ValueError, match="static attribute 0 of 'List'"):
+        items[0] = jnp.zeros(1)
+    with pytest.raises(ValueError, match=r"nnx.static\(...\), for attribute 6 of 'List'"):
+        items.append(nnx.static(jnp.zeros(1)))
+    assert len(items) == 6
+
+
+def test_reading_by_index_and_slice():
+    items = some()
+    one, array, leaf = items
+    assert items[0] is one and items[-1] is leaf and items[np.int64(1)] is array
+    assert items[0:2] == [one, array] and type(items[::2]) is list
+    assert list(reversed(items))[0] is leaf
+    assert [1, leaf] == items[::2] and len(items + [2]) == 4 and type(items + [2]) is nnx.List
+
+
+@pytest.mark.parametrize("index", [3, -4])
+@pytest.mark.parametrize("act", ["get", "set", "del"])
+def test_an_index_out_of_range_is_refused(index, act):
+    items = some()
+    with pytest.raises(IndexError, match=f"List index {index} is out of range: the List has 3"):
+        if act == "get":
+            items[index]
+        elif act == "set":
+            items[index] = 1
+        else:
+            del items[index]
+    assert len(items) == 3
+
+
+@pytest.mark.parametrize("index", ["a", 0.5, (1,), None])
+def test_what_is_no_index_is_refused(index):
+    with pytest.raises(TypeError, match=f"must be integers or slices, got {type(index).__name__}"):
+        some()[index]
+    with pytest.raises(TypeError, match="must be integers or slices"):
+        some()[index] = 1
+
+
+VALUES = st.one_of(st.integers(0, 3), st.sampled_from("ab"), st.just("array"), st.just("leaf"))
+POSITIONS = st.integers(-4, 4)
+EDITS = st.one_of(
+    st.tuples(st.just("append"), VALUES),
+    st.tuples(st.just("insert"), POSITIONS, VALUES),
+    st.tuples(st.just("pop"), POSITIONS),
+    st.tuples(st.just("extend"), st.lists(VALUES, max_size=3)),
+    st.tuples(st.just("reverse")),
+    st.tuples(st.just("clear")),
+    st.tuples(st.just("__delitem__"), st.builds(slice, POSITIONS, POSITIONS)),
+    st.tuples(st.just("__setitem__"), st.builds(slice, POSITIONS, POSITIONS), st.lists(VALUES)),
+    st.tuples(st.just("__iadd__"), st.lists(VALUES, max_size=2)),
+)
+
+
+def real(value):
+    if isinstance(value, list):
+        return [real(v) for v in value]
+    return {"array": lambda: jnp.zeros(1), "leaf": Leaf}.get(value, lambda: value)()
+
+
+@given(st.lists(VALUES, max_size=4), st.lists(EDITS, max_size=6))
+def test_a_list_changes_as_a_list_of_python_does(start, edits):
+    model = [real(v) for v in start]
+    items = nnx.List(model)
+    for name, *args in edits:
+        args = [real(a) if not isinstance(a, (int, slice)) else a for a in args]
+        outcomes = []
+        for target in (items, model):
+            try:
+                getattr(target, name)(*args)
+                outcomes.append(None)
+            except IndexError:
+                outcomes.append(IndexError)
+        assert outcomes[0] is outcomes[1]
+        assert len(items) == len(model) and all(a is b for a, b in zip(items, model))
+        expected = [nnx.is_data(v) for v in model]
+        assert [items._nnx_status[i] for i in range(len(model))] == expected
+        assert len(vars(items)) == len(model) and nnx.clone(items)[:0] == []
+
+
+def test_statuses_move_with_their_items():
+    items = nnx.List([nnx.data(1), 1, jnp.zeros(1)])
+    items.reverse()
+    assert [items._nnx_status[i] for i in range(3)] == [True, False, True]
+    items.insert(0, nnx.data("d"))
+    del items[1]
+    assert [items._nnx_status[i] for i in range(3)] == [True, False, True]
+    assert list(items) == ["d", 1, 1]
+
+
+def test_a_refused_edit_changes_nothing():
+    items = some()
+    before = list(items)
+    for edit in (
+        lambda: items.insert(0, [nnx.data(1)]),
+        lambda: items.__setitem__(slice(0, 2), [5, nnx.static(jnp.zeros(1))]),
+        lambda: items.__setitem__(slice(0, 3, 2), [1]),
+    ):
+        with pytest.raises(ValueError):
+            edit()
+        assert all(a is b for a, b in zip(items, before)) and len(items) == 3
+
+
+def test_remove_index_count_and_contains():
+    items = nnx.List([1, "a", Leaf()])
+    leaf = items[2]
+    assert items.index("a") == 1 and items.count(1) == 1 and 1 in items and leaf in items
+    items.remove(1)
+    items.pop(0)
+    assert list(items) == [leaf] and items.index(leaf) == 0
+
+
+def test_a_list_may_have_attributes_beside_its_items():
+    items = nnx.List([jnp.zeros(1)])
+    items.note = "text"
+    items.sow(nnx.Intermediate, "seen", 1)
+    items.append(2)
+    assert len(items) == 2 and items[1] == 2 and keys(items) == ["[0]", ".seen.value[0]"]
+    assert "note" in dir(items)
+
+
+def test_lists_in_states_keep_their_order():
+    items = nnx.List([jnp.full(1, i) for i in range(12)])
+    assert list(nnx.state(items)) == list(range(12))
+    new = nnx.merge(*nnx.split(items))
+    assert [int(v[0]) for v in new] == list(range(12))
+
+
+def test_lists_are_compared_by_identity():
+    items = some()
+    assert items == items and items != some() and len({items, some()}) == 2
+
+
+def test_lists_copy_and_pickle():
+    items = some()
+    for new in (copy.copy(items), copy.deepcopy(items), pickle.loads(pickle.dumps(items))):
+        assert type(new) is nnx.List and len(new) == 3 and new[0] == 1
+        new.append(4)
+        assert len(items) == 3
+
+
+def test_edits_inside_a_transform_are_refused():
+    items, table = some(), nnx.Dict(a=1)
+    edits = [
+        lambda x: items.append(x),
+        lambda x: items.insert(0, x),
+        lambda x: items.__setitem__(1, x),
+        lambda x: items.__delitem__(0),
+        lambda x: items.reverse(),
+        lambda x: table.__setitem__("a", x),
+        lambda x: table.__delitem__("a"),
+    ]
+    for edit in edits:
+        with pytest.raises(nnx.TraceContextError, match="of '(List|Dict)' from a different trace"):
+            jax.jit(lambda x, edit=edit: edit(x))(1.0)
+    assert len(items) == 3 and dict(table) == {"a": 1}
+
+
+def test_long_lists_are_built_and_read_in_linear_time():
+    items = nnx.List()
+    for i in range(20_000):
+        items.append(i)
+    assert sum(items[i] for i in range(len(items))) == sum(range(20_000))
+
+
+def test_text_of_containers():
+    assert repr(nnx.List([1, "a"])).startswith("List([")
+    assert repr(nnx.Dict(a=1)).startswith("Dict({")
+
+
+# Dict --------------------------------------------------------------------------------------------
+
+
+def test_dicts_are_mutable_mappings_and_modules():
+    table = nnx.Dict(a=1)
+    assert isinstance(table, MutableMapping) and isinstance(table, nnx.Module)
+    for args, kwargs in (((), {}), (({"a": 1},), {}), (([("a", 1)],), {"b": 2})):
+        assert dict(nnx.Dict(*args, **kwargs)) == dict(*args, **kwargs)
+    assert list(nnx.Dict(z=1, a=2, m=3)) == ["z", "a", "m"]
+    assert bool(nnx.Dict(a=0)) and not nnx.Dict()
+
+
+def test_items_are_attributes():
+    table = nnx.Dict(a=1, b=jnp.zeros(1), c=Leaf())
+    assert table.c is table["c"] and table.get("zz") is None and "a" in table
+    table.d = jnp.zeros(2)
+    table["e"] = nnx.data(3)
+    assert list(table) == ["a", "b", "c", "d", "e"]
+    assert keys(table) == [".b", ".c.w.value", ".d", ".e"]
+    assert "d" in dir(table)
+
+
+def test_methods_of_dicts():
+    table = nnx.Dict(a=1, b=2)
+    table.update({"c": 3}, d=4)
+    assert table.pop("a") == 1 and table.pop("zz", None) is None
+    assert table.setdefault("b", 9) == 2 and table.setdefault("n", 9) == 9
+    assert dict(table.items()) == {"b": 2, "c": 3, "d": 4, "n": 9}
+    del table["b"], table.c
+    assert list(table.keys()) == ["d", "n"] and list(table.values()) == [4, 9]
+    table.clear()
+    assert len(table) == 0
+
+
+def test_a_missing_item_names_those_that_exist():
+    table = nnx.Dict(a=1)
+    for act in (lambda: table["zz"], lambda: table.__delitem__("zz"), lambda: table.pop("zz")):
+        with pytest.raises(KeyError, match=r"'zz' is not in the Dict; it has \['a'\]"):
+            act()
+    with pytest.raises(AttributeError, match="'Dict' has no item or attribute 'zz'"):
+        table.zz
+    with pytest.raises(AttributeError, match="zz"):
+        del table.zz
+
+
+def test_keys_may_be_numbers():
+    table = nnx.Dict({2: jnp.zeros(1), 1: jnp.ones(1)})
+    assert list(nnx.state(table)) == [1, 2] and keys(table) == ["[1]", "[2]"]
+    assert nnx.merge(*nnx.split(table))[1].tolist() == [1.0]
+
+
+def test_dicts_are_compared_by_identity_and_copied():
+    table = nnx.Dict(a=jnp.zeros(1), b=2)
+    assert table == table and table != nnx.Dict(b=2) and len({table, nnx.Dict()}) == 2
+    for new in (copy.copy(table), copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
+        assert type(new) is nnx.Dict and new.b == 2 and keys(new) == [".a"]
+        new.c = 3
+        assert "c" not in table
+
+
+def test_subclasses_may_have_their_own_constructor():
+    class Heads(nnx.Dict):
+        def __init__(self, **heads):
+            super().__init__(**heads)
+            self.extra = jnp.zeros(1)
+
+        def __call__(self):
+            return len(self)
+
+    assert Heads(a=1)() == 2 and type(nnx.clone(Heads(a=1))) is Heads

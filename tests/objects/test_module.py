@@ -1,0 +1,301 @@
+"""`Module`: recording values, setting modes, walking over parts."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from nnxlite.objects import iter_module_children, iter_modules
+
+
+class Stage(nnx.Module):
+    """Doubles, and says what it saw."""
+
+    def __init__(self, noop: bool | None = None):
+        self.w = nnx.Param(jnp.array(2.0))
+        self.noop = noop
+
+    def __call__(self, x):
+        x = self.perturb("inner", self.w * x, capture_noop=self.noop)
+        self.seen = self.sow(nnx.Intermediate, "out", x, capture_noop=self.noop)
+        return x
+
+
+class Modes(nnx.Module):
+    def __init__(self):
+        self.deterministic = False
+        self.use_running_average = False
+
+
+class Bag(nnx.Pytree):
+    """Holds modules, and is none."""
+
+    def __init__(self, *modules):
+        self.deterministic = "untouched"
+        self.modules = nnx.List(modules)
+
+
+# sow ---------------------------------------------------------------------------------------------
+
+
+def test_sow_appends_to_a_tuple_in_an_attribute():
+    stage = Stage()
+    stage(1.0), stage(3.0)
+    assert stage.seen is True and type(stage.out) is nnx.Intermediate
+    assert [float(v) for v in stage.out.value] == [2.0, 6.0]
+    popped = nnx.pop(stage, nnx.Intermediate)
+    assert sorted(popped) == ["inner", "out"] and not hasattr(stage, "out")
+
+
+def test_sow_reduces_as_it_is_told():
+    stage = Stage()
+    for x in (1.0, 2.0):
+        stage.sow(nnx.Variable, "sum", x, reduce_fn=lambda a, b: a + b, init_fn=lambda: 10.0)
+    assert stage.sum.value == 13.0
+    with pytest.raises(TypeError):
+        stage.sow(nnx.Intermediate, "bad", 1.0, reduce_fn=lambda a, b: a + b)
+    assert not hasattr(stage, "bad")
+
+
+def test_kinds_may_be_given_by_name():
+    stage = Stage()
+    stage.sow("intermediates", "a", 1)
+    stage.sow("freshly_named", "b", 1)
+    stage.perturb("c", 1.0, "perturbations")
+    assert type(stage.a) is nnx.Intermediate and type(stage.c) is nnx.Perturbation
+    assert type(stage.b) is nnx.variable_type_from_name("freshly_named")
+    for kind in (int, 3, None):
+        with pytest.raises(TypeError, match="Expected a Variable class or its registered name"):
+            stage.sow(kind, "d", 1)
+
+
+@pytest.mark.parametrize("method", ["sow", "perturb"])
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("noop", r"expected 'noop' to be a Variable of type '\w+', and it is a bool"),
+        ("train", r"expected 'train' to be a Variable of type '\w+', and it is a method"),
+        (
+            "w",
+            r"expected 'w' to be of type '\w+', and it is a 'Param'.*nnx.pop\(model, nnx.Param\)",
+        ),
+    ],
+)
+def test_a_name_that_is_taken_is_refused(method, name, message):
+    stage = Stage(True)
+    with pytest.raises(ValueError, match=rf"Stage\.{method}: {message}"):
+        if method == "sow":
+            stage.sow(nnx.Intermediate, name, 1.0)
+        else:
+            stage.perturb(name, 1.0)
+    assert stage.w.value == 2.0
+
+
+def test_nothing_is_recorded_outside_a_capture_on_request():
+    stage = Stage(noop=True)
+    assert stage(3.0) == 6.0 and stage.seen is False
+    assert sorted(vars(stage)) == ["noop", "seen", "w"]
+
+
+def test_sow_on_an_outer_module_inside_a_transform_is_refused():
+    stage = Stage()
+    with pytest.raises(nnx.TraceContextError, match="'out' of 'Stage'|'inner' of 'Stage'"):
+        jax.jit(lambda x: stage(x))(1.0)
+    stage(1.0)
+    with pytest.raises(nnx.TraceContextError, match="Intermediate"):
+        jax.jit(lambda x: stage.sow(nnx.Intermediate, "out", x))(1.0)
+
+
+# perturb -----------------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_a_perturbation_is_that_of_the_value():
+    stage = Stage()
+    x = jnp.array([1.0, 2.0])
+    np.testing.assert_array_equal(stage(x), [2.0, 4.0])
+    assert type(stage.inner) is nnx.Perturbation and stage.inner.value.tolist() == [0.0, 0.0]
+    nnx.pop(stage, nnx.Intermediate, nnx.Perturbation)
+
+    def loss(inner):
+        model = nnx.merge(graphdef, rest, inner, copy=True)
+        return (model(x) ** 2).sum()
+
+    stage(x)
+    graphdef, inner, rest = nnx.split(stage, nnx.Perturbation, ...)
+    np.testing.assert_array_equal(jax.grad(loss)(inner)["inner"].value, [4.0, 8.0])
+
+
+def test_perturbations_are_added():
+    stage = Stage()
+    stage(jnp.ones(2))
+    stage.inner.value = jnp.array([5.0, 7.0])
+    assert stage(jnp.ones(2)).tolist() == [7.0, 9.0]
+    assert stage(jnp.ones((3, 2))).shape == (3, 2)  # one perturbation for a whole batch
+    tree = stage.perturb("tree", {"a": jnp.ones(1), "b": jnp.array([1, 2])})
+    assert tree["b"].dtype == jnp.int32 and stage.tree.value["a"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    "value, form",
+    [
+        (jnp.ones(3), r"float32\[3\]"),
+        (jnp.ones((1, 1)), r"float32\[1, 1\]"),
+        ({"a": jnp.ones(2)}, r"{'a': 'float32\[2\]'}"),
+    ],
+)
+def test_a_value_that_does_not_fit_its_perturbation_is_refused(value, form):
+    stage = Stage()
+    stage.perturb("inner", jnp.ones(2))
+    message = rf"Stage.perturb: .*'inner' was made for float32\[2\], and the value is {form}"
+    with pytest.raises(ValueError, match=message):
+        stage.perturb("inner", value)
+
+
+# Modes -------------------------------------------------------------------------------------------
+
+
+def test_train_and_eval_set_the_modes_of_all_modules():
+    model = nnx.Dict(a=Modes(), b=[Modes()], bag=Bag(Modes()), stage=Stage())
+    model.eval()
+    found = [m for _, m in iter_modules(model) if isinstance(m, Modes)]
+    assert len(found) == 3
+    assert all(m.deterministic is True and m.use_running_average is True for m in found)
+    assert model.bag.deterministic == "untouched" and not hasattr(model.stage, "deterministic")
+    model.train(noop=True, nowhere=1)
+    assert all(m.deterministic is False and m.use_running_average is False for m in found)
+    assert model.stage.noop is True and not hasattr(model, "nowhere")
+
+
+def test_set_attributes_takes_filters():
+    model = nnx.Dict(a=Modes(), b=Modes(), c=Modes())
+    model.set_attributes(nnx.PathContains("a"), lambda path, m: path == ("b",), deterministic=3)
+    assert [model[k].deterministic for k in "abc"] == [3, 3, False]
+    model.set_attributes(Modes, deterministic=4, use_running_average=5)
+    assert model.c.deterministic == 4 and model.a.use_running_average == 5
+    model.set_attributes()
+
+
+def test_attributes_of_a_class_and_properties_can_be_set():
+    class Q(nnx.Module):
+        mode = "a"
+
+        def __init__(self):
+            self._size = 1
+
+        @property
+        def size(self):
+            return self._size
+
+        @size.setter
+        def size(self, value):
+            if value < 0:
+                raise ValueError("negative")
+            self._size = value
+
+    q = Q()
+    q.set_attributes(mode="b", size=3)
+    assert (q.mode, Q.mode, q._size) == ("b", "a", 3)
+    p = Q()
+    with pytest.raises(ValueError, match="negative"):
+        nnx.Dict(p=p, q=q).set_attributes(mode="z", size=-1)
+    assert (q.mode, q.size, p.mode, p.size) == ("b", 3, "a", 1) and "mode" not in vars(p)
+
+
+def test_unknown_attributes_are_refused_and_nothing_is_set():
+    model = nnx.Dict(a=Modes())
+    with pytest.raises(ValueError) as error:
+        model.set_attributes(deterministic=True, foo=1, bar=2)
+    assert "following attributes: ['bar', 'foo']. No module in this Dict" in str(error.value)
+    with pytest.raises(ValueError, match=r"following attributes: \['deterministic'\]"):
+        model.set_attributes(Stage, deterministic=True)
+    assert model.a.deterministic is False
+    model.set_attributes(deterministic=True, foo=1, raise_if_not_found=False)
+    assert model.a.deterministic is True and not hasattr(model.a, "foo")
+
+
+def test_a_value_that_an_attribute_refuses_leaves_all_as_they_were():
+    model = nnx.Dict(a=Stage(), b=Modes())
+    model.a.noop = nnx.data(False)
+    with pytest.raises(ValueError, match="static attribute 'deterministic' of 'Modes'"):
+        model.set_attributes(noop=jnp.zeros(1), deterministic=jnp.zeros(1))
+    assert model.a.noop is False and model.a._nnx_status["noop"] is True
+    assert model.b.deterministic is False
+
+
+def test_set_attributes_can_refuse_sharing():
+    shared = Modes()
+    model = nnx.Dict(a=shared, b=shared)
+    model.set_attributes(deterministic=1)
+    with pytest.raises(ValueError, match="Duplicate Modes.*'a', 'b'"):
+        model.set_attributes(deterministic=2, graph=False)
+    assert shared.deterministic == 1
+
+
+# Parts -------------------------------------------------------------------------------------------
+
+
+def test_iter_modules_visits_each_module_once_children_first():
+    shared = Stage()
+    model = nnx.Dict(b=shared, a=shared, bag=Bag(Modes()), tup=(Modes(),), n=1)
+    model.me = model
+    expected = [("a",), ("bag", "modules", 0), ("bag", "modules"), ("tup", 0), ()]
+    assert [path for path, _ in model.iter_modules()] == expected
+    assert [path for path, _ in iter_modules(model)] == expected
+    assert [path for path, _ in iter_modules([Bag(Modes()), 3])] == [
+        (0, "modules", 0),
+        (0, "modules"),
+    ]
+    assert list(iter_modules(3)) == []
+    with pytest.raises(ValueError, match="Duplicate"):
+        list(iter_modules(model, graph=False))
+
+
+def test_iter_children_gives_the_direct_objects_without_variables():
+    model = nnx.Dict(b=Stage(), a=Bag(), v=nnx.Param(1.0), n=1, tup=(Stage(),))
+    assert [(name, type(c)) for name, c in model.iter_children()] == [("a", Bag), ("b", Stage)]
+    assert [name for name, _ in iter_module_children(model, graph=False)] == ["a", "b"]
+    assert [name for name, _ in iter_module_children([Stage(), 3, Bag()])] == [0, 2]
+    assert list(iter_module_children(model.v)) == []
+
+
+def test_a_deep_model_is_walked_without_recursion():
+    model = nnx.Dict()
+    for _ in range(3000):
+        model = nnx.Dict(below=model)
+    model.set_attributes(raise_if_not_found=False, deterministic=True)
+    assert sum(1 for _ in model.iter_modules()) == 3001
+
+
+# The functional API as methods -------------------------------------------------------------------
+
+
+def test_split_and_update_are_methods_too():
+    stage = Stage()
+    graphdef, params, rest = stage.split(nnx.Param, ...)
+    assert list(params) == ["w"] and not rest
+    new = graphdef.merge(params, rest)
+    assert type(new) is Stage and new.w is stage.w
+    stage.update({"w": jnp.array(5.0)}, {})
+    assert stage.w.value == 5.0
+    with pytest.raises(ValueError, match="Duplicate"):
+        nnx.Dict(a=stage, b=stage).split(graph=False)
+
+
+def test_a_subclass_may_define_methods_of_these_names():
+    class Own(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones(1))
+
+        def split(self, x):
+            raise AssertionError("the library called split")
+
+        def update(self, x):
+            raise AssertionError("the library called update")
+
+    own = nnx.clone(Own())
+    nnx.update(own, nnx.state(nnx.merge(*nnx.split(own))))
+    nnx.jit(lambda m: setattr(m.w, "value", m.w * 2))(own)
+    assert own.w.value.tolist() == [2.0]

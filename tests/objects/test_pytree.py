@@ -1,0 +1,813 @@
+"""`Pytree` and `Object`: which attributes are data, what is refused, and how they are copied."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import dataclasses
+import functools
+import pickle
+import typing as tp
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+
+T = tp.TypeVar("T")
+
+
+def paths(node) -> dict[str, tp.Any]:
+    """The leaves of a pytree by key path."""
+    return {jax.tree_util.keystr(p): v for p, v in jax.tree.flatten_with_path(node)[0]}
+
+
+def make(body: tp.Callable[[tp.Any], None], **options: tp.Any) -> tp.Any:
+    """An instance of a fresh Pytree class named Made whose `__init__` does `body(self)`."""
+    return type("Made", (nnx.Pytree,), {"__init__": body}, **options)()
+
+
+def holding(value: tp.Any) -> tp.Any:
+    return make(lambda self: setattr(self, "held", value))
+
+
+@nnx.register_data_type
+class Table:
+    """A foreign class whose instances are data."""
+
+
+class Affine(nnx.Pytree):
+    def __init__(self, size: int):
+        self.size = size
+        self.shift = jnp.zeros(size)
+        self.scale = nnx.Param(jnp.ones(size))
+
+    def __call__(self, x):
+        return self.scale * x + self.shift
+
+
+class Point(tp.NamedTuple):
+    x: tp.Any
+    y: tp.Any
+
+
+# Statuses ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        jnp.zeros(2),
+        np.zeros(2),
+        jax.random.key(0),
+        jax.new_ref(jnp.zeros(2)),
+        nnx.Param(1),
+        Affine(2),
+        nnx.List([]),
+        nnx.State({}),
+        Table(),
+        [jnp.zeros(2)],
+        (1, (jnp.zeros(2),)),
+        {"a": nnx.Param(1)},
+        Point(1, jnp.zeros(2)),
+        jax.tree_util.Partial(len, jnp.zeros(2)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_or_holds_data_is_data(value):
+    assert holding(value)._nnx_status == {"held": True}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, 1, 2.0, 3j, True, "text", b"bytes", int, len, ..., range(3), object()),
+        *([], [1, "a"], (), (1, 2), {}, {"a": 1}, {1, 2}, Point(1, 2)),
+        *(np.float32(1), jnp.float32, np.dtype("float32"), jax.nn.relu, functools.partial(len, 1)),
+        jax.ShapeDtypeStruct((2,), jnp.float32),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_everything_else_is_static(value):
+    node = holding(value)
+    assert node._nnx_status == {"held": False}
+    assert jax.tree.leaves(node) == []
+
+
+def test_is_data_looks_at_the_value_alone_and_has_data_inside_it():
+    assert nnx.is_data(jnp.zeros(2)) and nnx.is_data(nnx.Param(1)) and nnx.is_data(Table())
+    assert not nnx.is_data([jnp.zeros(2)]) and not nnx.is_data("hello") and not nnx.is_data(42)
+    assert nnx.has_data([1, {"a": jnp.zeros(2)}]) and not nnx.has_data([1, {"a": 2}])
+
+
+def test_data_and_static_decide_by_hand():
+    def body(self):
+        self.a = nnx.data(3.0)
+        self.b = nnx.data("text")
+        self.c = nnx.data(None)
+        self.d = nnx.static((1, 2))
+        self.e = nnx.data(nnx.data(5))
+
+    assert paths(make(body)) == {".a": 3.0, ".b": "text", ".e": 5}
+
+
+def test_a_status_is_kept_when_the_attribute_is_assigned_again():
+    node = Affine(2)
+    node.shift = "text"
+    assert paths(node) == {".scale.value": node.scale.value, ".shift": "text"}
+    node.shift = None
+    assert node._nnx_status["shift"] is True and ".shift" not in paths(node)
+    node.shift = 3
+    assert paths(node)[".shift"] == 3
+    node.size = 5
+    assert node._nnx_status["size"] is False
+
+
+def test_data_and_static_change_a_status():
+    node = Affine(2)
+    node.size = nnx.data(7)
+    node.shift = nnx.static(0.5)
+    assert paths(node).keys() == {".scale.value", ".size"}
+    del node.size
+    node.size = 8
+    assert node._nnx_status["size"] is False
+
+
+def test_annotations_decide():
+    class Annotated(nnx.Pytree):
+        a: nnx.Data[list]
+        b: nnx.Static[tuple]
+        c: nnx.Data[Undefined]  # noqa: F821 - a string, never evaluated
+        d: list[nnx.Data]  # no declaration: the mark is inside
+
+        def __init__(self):
+            self.a = []
+            self.b = (1,)
+            self.c = 3
+            self.d = []
+            self.a.append(jnp.zeros(2))
+
+    class Further(Annotated):
+        d: nnx.Data[int]
+
+    assert Annotated()._nnx_status == {"a": True, "b": False, "c": True, "d": False}
+    assert Further()._nnx_status == {"a": True, "b": False, "c": True, "d": True}
+
+
+def test_annotations_that_are_evaluated_decide_too():
+    class Annotated(nnx.Pytree):
+        def __init__(self):
+            self.a, self.b = 1, ()
+
+    Annotated.__annotations__ = {"a": nnx.Data[int], "b": nnx.Static[tuple]}
+    assert Annotated()._nnx_status == {"a": True, "b": False}
+    assert repr(nnx.Data) == "Data" and repr(nnx.Static) == "Static"
+
+
+def test_fields_in_a_class_body_decide():
+    class Fields(nnx.Pytree):
+        a: int = nnx.data()
+        b: tuple = nnx.static()
+
+        def __init__(self):
+            self.a, self.b = 1, (2,)
+
+    assert Fields()._nnx_status == {"a": True, "b": False}
+
+
+def test_marks_of_annotations_cannot_be_called():
+    with pytest.raises(TypeError, match=r"Data is for annotations: `name: Data\[type\]`"):
+        nnx.Data(1)
+
+
+# Checks ------------------------------------------------------------------------------------------
+
+
+def test_an_array_annotated_as_static_is_refused():
+    for value in (jnp.zeros(2), nnx.Param(1), Affine(2), [jnp.zeros(2)], Table()):
+        with pytest.raises(
+            ValueError, match=r"annotated with nnx.static\(...\), for attribute 'n'"
+        ):
+            make(lambda self, value=value: setattr(self, "n", nnx.static(value)))
+
+
+def test_an_array_for_a_static_attribute_is_refused_and_changes_nothing():
+    node = Affine(2)
+    for value in (jnp.zeros(2), [jnp.zeros(2)], nnx.Param(1)):
+        with pytest.raises(ValueError) as error:
+            node.size = value
+        assert "Cannot assign data value of type" in str(error.value)
+        assert "static attribute 'size' of 'Affine'" in str(error.value)
+        assert "self.size = nnx.data(...)" in str(error.value)
+    assert node.size == 2
+
+
+def test_an_array_for_an_attribute_declared_static_is_refused():
+    class Declared(nnx.Pytree):
+        a: nnx.Static[tuple]
+
+        def __init__(self, a):
+            self.a = a
+
+    Declared((1,))
+    with pytest.raises(ValueError, match="to static attribute 'a' of 'Declared'"):
+        Declared((jnp.zeros(2),))
+
+
+def test_arrays_put_into_a_static_list_are_found_after_init():
+    def body(self):
+        self.items = []
+        self.items.append(jnp.zeros(2))
+
+    with pytest.raises(ValueError) as error:
+        make(body)
+    for part in ("type 'list'", "'Made.items'", "nnx.data(...)", "nnx.List(...)", "pytree=False"):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize("touch", [nnx.check_pytree, nnx.split, nnx.state, jax.tree.leaves])
+def test_arrays_put_into_a_static_list_later_are_found(touch):
+    node = holding([1])
+    touch(node)
+    node.held.append(nnx.Param(1.0))
+    with pytest.raises(ValueError, match=r"static attribute 'Made\.held'"):
+        touch(node)
+
+
+def test_an_array_field_declared_static_is_refused():
+    @nnx.dataclass
+    class Declared(nnx.Pytree):
+        a: tp.Any = nnx.static()
+
+    with pytest.raises(ValueError, match="static attribute 'a' of 'Declared'"):
+        Declared(jnp.zeros(2))
+
+
+def nested_at_once(self):
+    self.a = [nnx.data(1), nnx.static(2)]
+
+
+def nested_in_data(self):
+    self.a = nnx.data({"k": (nnx.data(1),)})
+
+
+def nested_later(self):
+    self.a = [jnp.zeros(2)]
+    self.a.append(nnx.static(1))
+
+
+def nested_later_in_static(self):
+    self.a = []
+    self.a.append(nnx.static(1))
+
+
+@pytest.mark.parametrize(
+    "body", [nested_at_once, nested_in_data, nested_later, nested_later_in_static]
+)
+def test_marks_inside_containers_are_refused(body):
+    with pytest.raises(ValueError) as error:
+        make(body)
+    assert "in attribute 'a' of 'Made'" in str(error.value)
+    assert "not inside other structures" in str(error.value)
+
+
+def test_marks_inside_containers_are_refused_on_later_assignments():
+    node = Affine(2)
+    for name in ("size", "shift"):
+        with pytest.raises(ValueError, match=f"in attribute .{name}. of .Affine."):
+            setattr(node, name, [nnx.data(1)])
+    assert node.size == 2
+
+
+def test_contradicting_marks_are_refused():
+    with pytest.raises(ValueError, match="exclude each other.*got both around .* type 'int'"):
+        nnx.data(nnx.static(1))
+
+
+def test_a_mark_takes_a_value_or_field_arguments():
+    with pytest.raises(TypeError, match=r"data\(value, ...\) takes no .*got \['default'\]"):
+        nnx.data(1, default=2)
+    with pytest.raises(TypeError, match=r"As a dataclass field write static\(default=value, ...\)"):
+        nnx.static(1, kw_only=True)
+
+
+def test_check_pytree_takes_pytrees():
+    assert nnx.check_pytree(Affine(2)) is None
+    with pytest.raises(TypeError, match="check_pytree takes a Pytree, got int"):
+        nnx.check_pytree(3)
+
+
+def test_slots_are_refused():
+    with pytest.raises(TypeError, match=r"S defines __slots__ = \('a',\).*remove __slots__"):
+        type("S", (nnx.Pytree,), {"__slots__": ("a",)})
+    type("S", (nnx.Pytree,), {"__slots__": ()})
+    with pytest.raises(TypeError, match=r"dataclass\(slots=True\) is not possible"):
+        nnx.dataclass(slots=True)(type("S", (nnx.Pytree,), {"__annotations__": {"a": int}}))
+
+
+# Objects -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bases, options", [((nnx.Object,), {}), ((nnx.Pytree,), {"pytree": False})]
+)
+def test_objects_are_leaves_for_jax_and_check_nothing(bases, options):
+    def body(self):
+        self.a = [jnp.zeros(2), jnp.ones(2)]
+        self.b = "hello"
+        self.b = jnp.zeros(3)
+        self.c = []
+        self.c.append(jnp.zeros(4))
+
+    node = type("Loose", bases, {"__init__": body}, **options)()
+    assert jax.tree_util.all_leaves([node])
+    state = nnx.state(node)
+    assert sorted(state) == ["a", "b", "c"]
+    assert jax.tree.map(jnp.shape, nnx.to_pure_dict(state)) == {
+        "a": {0: (2,), 1: (2,)},
+        "b": (3,),
+        "c": {0: (4,)},
+    }
+
+
+def test_pytree_is_a_property_of_each_class_but_objects_stay_objects():
+    class Loose(nnx.Module, pytree=False): ...
+
+    class Below(Loose): ...
+
+    class BelowObject(nnx.Object): ...
+
+    class Mixed(BelowObject, nnx.Module): ...
+
+    leaves = [jax.tree_util.all_leaves([c()]) for c in (Loose, Below, BelowObject, Mixed)]
+    assert leaves == [True, False, True, True]
+    with pytest.raises(
+        ValueError, match="Wrong is an Object.*asks for pytree=True.*Derive it from"
+    ):
+        type("Wrong", (BelowObject,), {}, pytree=True)
+
+
+def test_unknown_class_arguments_are_refused():
+    with pytest.raises(TypeError, match="takes no keyword arguments"):
+        type("Wrong", (nnx.Pytree,), {}, other=True)
+
+
+# JAX ---------------------------------------------------------------------------------------------
+
+
+def test_key_paths_name_attributes_and_indices():
+    def body(self):
+        self.layers = [Affine(1), {"inner": jnp.zeros(1)}]
+        self.list = nnx.List([jnp.zeros(1)])
+        self.dict = nnx.Dict(k=jnp.zeros(1))
+
+    assert list(paths(make(body))) == [
+        ".dict.k",
+        ".layers[0].scale.value",
+        ".layers[0].shift",
+        ".layers[1]['inner']",
+        ".list[0]",
+    ]
+
+
+def test_flatten_and_unflatten_are_inverse_and_make_new_objects():
+    node = Affine(2)
+    leaves, treedef = jax.tree.flatten(node)
+    new = jax.tree.unflatten(treedef, leaves)
+    assert type(new) is Affine and new is not node and new.size == 2
+    assert new.shift is node.shift and new.scale is not node.scale
+    assert jax.tree.structure(new) == treedef == jax.tree.structure(Affine(2))
+    assert jax.tree.structure(Affine(3)) != treedef
+
+
+def test_pytrees_pass_through_jax_transforms():
+    node = jax.jit(lambda node, x: jax.tree.map(lambda leaf: leaf + x, node))(Affine(2), 1.0)
+    np.testing.assert_array_equal(node(jnp.ones(2)), [3.0, 3.0])
+    assert jax.eval_shape(lambda: Affine(2)).shift.shape == (2,)
+
+
+def test_static_attributes_are_part_of_the_structure():
+    traces = []
+
+    @jax.jit
+    def f(node):
+        traces.append(node.size)
+        return node.shift
+
+    f(Affine(2)), f(Affine(2)), f(Affine(3))
+    assert traces == [2, 3]
+
+
+def test_array_attributes_may_be_replaced_by_other_leaves():
+    node = jax.tree.map(lambda leaf: "leaf", Affine(2))
+    assert (node.shift, node.scale.value) == ("leaf", "leaf")
+
+
+# Trace levels ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
+@pytest.mark.parametrize(
+    "edit, attribute",
+    [
+        (lambda node, x: setattr(node, "shift", x), "shift"),
+        (lambda node, x: setattr(node, "size", 5), "size"),
+        (lambda node, x: setattr(node, "new", x), "new"),
+        (lambda node, x: delattr(node, "shift"), "shift"),
+        (lambda node, x: setattr(node, "__dict__", {}), "__dict__"),
+    ],
+    ids=["array", "static", "new", "delete", "dict"],
+)
+def test_a_captured_object_cannot_be_changed_inside_a_transform(transform, edit, attribute):
+    node = Affine(2)
+    before = {k: v for k, v in vars(node).items() if attribute != "__dict__"}
+
+    def f(x):
+        edit(node, x)
+        return x.sum()
+
+    with pytest.raises(nnx.TraceContextError) as error:
+        transform(f)(jnp.ones(3))
+    assert error.value.owner == "Affine" and error.value.attribute == attribute
+    for part in (f"attribute '{attribute}' of 'Affine'", "eager", "as an argument"):
+        assert part in str(error.value)
+    assert before.items() <= vars(node).items() or attribute == "__dict__"
+
+
+def test_an_object_made_inside_a_transform_can_be_changed_there():
+    @jax.jit
+    def f(x):
+        node = Affine(2)
+        node.shift = x
+        node.new = x
+        node.scale.value = x
+        return node(1.0)
+
+    assert f(jnp.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_an_object_kept_from_inside_a_transform_cannot_be_changed_outside():
+    kept = []
+    jax.jit(lambda x: kept.append(Affine(2)) or x)(1.0)
+    with pytest.raises(
+        nnx.TraceContextError, match="a transform that has ended|inside a transform"
+    ):
+        kept[0].shift = jnp.zeros(2)
+
+
+# Dataclasses -------------------------------------------------------------------------------------
+
+
+@nnx.dataclass
+class Record(nnx.Pytree):
+    i: int = nnx.data()
+    x: jax.Array
+    a: int
+    s: str = nnx.static(default="hi", kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(nnx.Pytree):
+    a: tp.Any
+    b: int = 3
+
+
+@dataclasses.dataclass
+class Plain(nnx.Pytree):
+    a: int = dataclasses.field(metadata={"static": False})
+    b: str = dataclasses.field(metadata={"static": True})
+    c: list = dataclasses.field(default_factory=list)
+    start: dataclasses.InitVar[int] = 0
+
+    def __post_init__(self, start):
+        self.extra = jnp.full((1,), start)
+
+
+def test_dataclasses_take_marks_as_field_specifiers():
+    record = Record(1, jnp.ones(2), 3)
+    assert list(paths(record)) == [".i", ".x"] and record.s == "hi"
+    assert Record(i=1, x=2, a=3, s="k").s == "k"
+    assert [f.name for f in dataclasses.fields(Record)] == ["i", "x", "a", "s"]
+    assert Record.__match_args__ == ("i", "x", "a")
+    assert Record(1, 2, 3) == Record(1, 2, 3) != Record(1, 2, 4)
+    assert repr(record).startswith("Record(")
+    with pytest.raises(TypeError, match="missing 2 required positional arguments: 'x' and 'a'"):
+        Record(1)
+
+
+def test_dataclasses_of_python_take_field_metadata():
+    plain = Plain(10, "hello", start=7)
+    assert paths(plain) == {".a": 10, ".extra": plain.extra}
+    assert plain.extra.tolist() == [7] and plain.c == []
+    assert dataclasses.replace(plain, a=5, start=8).extra.tolist() == [8]
+    assert repr(plain).startswith(f"{Plain.__qualname__}(a=10, b='hello', c=[]")
+
+
+def test_dataclass_arguments_and_inheritance():
+    @nnx.dataclass(kw_only=True, order=True)
+    class Ordered(nnx.Pytree):
+        a: int
+        b: int = 1
+
+    @nnx.dataclass
+    class Below(Record):
+        z: int = nnx.data(default=9)
+
+    assert Ordered(a=1) < Ordered(a=2)
+    assert list(paths(Below(1, 2.0, 3))) == [".i", ".z"]
+    assert nnx.static(default=1, metadata={"more": 2}).metadata == {"more": 2, "static": True}
+
+
+def test_a_value_given_to_a_mark_in_a_dataclass_is_its_default():
+    @nnx.dataclass
+    class Counted(nnx.Pytree):
+        n: int = nnx.data(5)
+
+    assert paths(Counted()) == {".n": 5} and paths(Counted(6)) == {".n": 6}
+
+
+def test_frozen_dataclasses():
+    frozen = Frozen(jnp.ones(2))
+    assert list(paths(frozen)) == [".a"]
+    for edit in (lambda: setattr(frozen, "a", 1), lambda: delattr(frozen, "a")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            edit()
+    assert jax.tree.map(lambda a: a + 1, frozen).a.tolist() == [2.0, 2.0]
+    assert nnx.merge(*nnx.split(frozen)).b == 3
+    assert hash(Frozen(1)) == hash(Frozen(1)) and Frozen(1) == Frozen(1)
+    assert paths(Frozen(nnx.data(4))) == {".a": 4}
+    with pytest.raises(ValueError, match="annotated with nnx.static"):
+        Frozen(nnx.static(jnp.ones(2)))
+
+
+# Copies ------------------------------------------------------------------------------------------
+
+
+class Shared(nnx.Pytree):
+    def __init__(self):
+        self.v = nnx.Param(jnp.ones(2), tag="t")
+        self.w = self.v
+        self.inner = nnx.List([self.v, jnp.zeros(1), nnx.data(3), "static"])
+        self.table = {"v": self.v, "n": [1]}
+        self.one = nnx.data(1)
+        self.me = self
+
+
+COPIERS = {
+    "copy.deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "pickle 2": lambda x: pickle.loads(pickle.dumps(x, protocol=2)),
+    "cloudpickle": lambda x: pickle.loads(cloudpickle.dumps(x)),
+    "nnx.clone": nnx.clone,
+}
+
+
+@pytest.mark.parametrize("copier", COPIERS.values(), ids=COPIERS)
+def test_copies_keep_values_statuses_sharing_and_cycles(copier):
+    node = Shared()
+    new = copier(node)
+    assert type(new) is Shared and new is not node and new.me is new
+    assert new.v is not node.v and new.v is new.w is new.inner[0] is new.table["v"]
+    assert new.v.tag == "t" and new.v.value.tolist() == [1.0, 1.0]
+    assert new.table is not node.table and new.table["n"] == [1]
+    assert dict(new._nnx_status) == dict(node._nnx_status)
+    assert dict(new.inner._nnx_status) == dict(node.inner._nnx_status)
+    assert nnx.graphdef(new) == nnx.graphdef(node)
+    new.v.value = jnp.zeros(2)
+    new.new = 1
+    assert node.v.value.tolist() == [1.0, 1.0] and not hasattr(node, "new")
+
+
+def test_copy_is_shallow():
+    node = Shared()
+    new = copy.copy(node)
+    assert new is not node and new.v is node.v and new.inner is node.inner
+    new.extra = jnp.zeros(1)
+    assert not hasattr(node, "extra")
+    assert new._nnx_status["extra"] is True and new._nnx_status["one"] is True
+
+
+def test_a_local_class_survives_cloudpickle():
+    class Local(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones(1))
+
+        def double(self):
+            return self.w * 2
+
+    new = pickle.loads(cloudpickle.dumps(Local()))
+    assert new.double().tolist() == [2.0]
+
+
+class Selective(nnx.Module):
+    """Leaves an attribute out of its pickles."""
+
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(1))
+        self.n = nnx.data(3)
+        self.cache = jnp.zeros(3)
+
+    def __getstate__(self):
+        state = super().__getstate__()
+        del state["cache"]
+        return state
+
+
+class OwnState(nnx.Module):
+    """Says what a pickle holds without asking the base class."""
+
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(1))
+        self.f = lambda x: x  # cannot be pickled
+
+    def __getstate__(self):
+        return {"w": self.w}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.f = None
+
+
+def test_classes_may_choose_what_they_pickle():
+    new = pickle.loads(pickle.dumps(Selective()))
+    assert sorted(vars(new)) == ["n", "w"] and list(paths(new)) == [".n", ".w.value"]
+    own = pickle.loads(pickle.dumps(OwnState()))
+    assert own.f is None and list(paths(own)) == [".w.value"]
+
+
+# Classes of all sorts ----------------------------------------------------------------------------
+
+
+def test_properties_descriptors_and_methods():
+    class Doubled(nnx.Module):
+        def __init__(self):
+            self.val = jnp.ones(2)
+            self.half = 3.0
+
+        @property
+        def double(self):
+            return self.val * 2
+
+        @property
+        def half(self):
+            return self._half
+
+        @half.setter
+        def half(self, value):
+            self._half = value / 2
+
+        def method(self):
+            return self.double + self.half
+
+    node = Doubled()
+    assert node.method().tolist() == [3.5, 3.5]
+    assert sorted(vars(node)) == ["_half", "val"] and list(paths(node)) == [".val"]
+    with pytest.raises(AttributeError, match="double"):
+        node.double = 1
+    with pytest.raises(AttributeError, match="'Doubled' object has no attribute 'missing'"):
+        _ = node.missing
+    with pytest.raises(AttributeError, match="missing"):
+        del node.missing
+
+
+def test_a_cached_property_is_no_attribute():
+    class Cached(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones(2))
+            self.calls = []
+
+        @functools.cached_property
+        def double(self):
+            self.calls.append(1)
+            return self.w * 2
+
+    node = Cached()
+    node.double
+    assert node.double is node.double and node.calls == [1]
+    assert list(nnx.state(node)) == ["w"] and list(paths(node)) == [".w.value"]
+    assert nnx.clone(node).double.tolist() == [2.0, 2.0]
+
+
+def test_generic_and_abstract_classes():
+    class Box(nnx.Module, tp.Generic[T]):
+        def __init__(self, content: T):
+            self.content = content
+
+    class Shape(nnx.Module, abc.ABC):
+        @abc.abstractmethod
+        def area(self): ...
+
+    class Square(Shape):
+        def area(self):
+            return 1
+
+    assert Box[jax.Array](jnp.ones(1)).content.tolist() == [1.0]
+    assert nnx.clone(Box[int](3)).content == 3
+    assert Square().area() == 1
+    with pytest.raises(TypeError, match="abstract"):
+        Shape()
+
+
+def test_multiple_inheritance_and_mixins():
+    class Left(nnx.Module):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.a = 1
+
+    class Right(nnx.Module):
+        def __init__(self, b):
+            self.b = b
+
+    class Both(Left, Right): ...
+
+    class Mixin:
+        def __init__(self):
+            self.m = jnp.ones(1)
+
+    class Mixed(Mixin, nnx.Module): ...
+
+    assert list(paths(Both(b=jnp.ones(1)))) == [".b"] and Both(b=2).a == 1
+    assert list(paths(Mixed())) == [".m"]
+
+
+def test_a_class_may_define_getattr_len_bool_and_eq():
+    class Odd(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(1.0)
+
+        def __getattr__(self, name):
+            if name == "magic":
+                return 5
+            raise AttributeError(name)
+
+        def __len__(self):
+            return 0
+
+        def __eq__(self, other):
+            return True
+
+    node = nnx.Dict(a=Odd(), b=Odd())
+    for new in (nnx.clone(node), copy.deepcopy(node), pickle.loads(cloudpickle.dumps(node))):
+        assert new.a.magic == 5 and new.a is not new.b
+        assert new.a.w is not new.b.w and len(nnx.to_flat_state(nnx.state(new))) == 2
+
+
+def test_a_constructor_may_return_something_else():
+    class Chosen(nnx.Pytree):
+        def __new__(cls, other):
+            return other
+
+    assert Chosen(3) == 3
+
+
+def test_attributes_written_around_setattr_are_adopted():
+    def body(self):
+        self.__dict__["raw"] = jnp.ones(1)
+        object.__setattr__(self, "other", 3)
+
+    assert make(body)._nnx_status == {"raw": True, "other": False}
+
+
+def test_dict_and_class_may_be_replaced_as_a_whole():
+    node = Affine(2)
+    nnx.split(node)
+    node.__dict__ = {"size": 3, "shift": jnp.ones(3)}
+    assert list(nnx.state(node)) == ["shift"] and nnx.clone(node).size == 3
+
+    class Other(nnx.Pytree): ...
+
+    node.__class__ = Other
+    assert type(nnx.clone(node)) is Other
+
+
+def test_class_attributes_are_shadowed_not_changed():
+    class Moded(nnx.Module):
+        mode = "train"
+
+    node = Moded()
+    node.mode = jnp.ones(1)
+    assert Moded.mode == "train" and list(paths(node)) == [".mode"]
+
+
+def test_zero_and_minus_zero_are_different_static_values():
+    node = holding(0.0)
+    before = nnx.graphdef(node)
+    node.held = -0.0
+    assert nnx.graphdef(node) != before
+
+
+def test_an_equal_static_value_is_no_change_of_structure():
+    node = holding(1000)
+    before = nnx.graphdef(node), node._nnx_version
+    node.held = int("1000")
+    assert (nnx.graphdef(node), node._nnx_version) == before and node._nnx_version
+    node.held = 1000.0
+    assert nnx.graphdef(node) != before[0]
+
+
+def test_instances_are_compared_and_hashed_by_identity():
+    a, b = Affine(2), Affine(2)
+    assert a == a and a != b and len({a, b}) == 2

@@ -1,0 +1,672 @@
+"""Random streams: keys, counters, lookup by name, samplers, and the functions on whole models."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nnxlite as nnx
+from nnxlite.objects._rngs import Samplers
+
+
+def data(keys):
+    return np.asarray(jax.random.key_data(keys))
+
+
+def same(a, b) -> bool:
+    return np.array_equal(data(a), data(b))
+
+
+class Model(nnx.Module):
+    """A set of streams, and a stream of its own deeper down."""
+
+    def __init__(self):
+        self.rngs = nnx.Rngs(0, params=1)
+        self.inner = nnx.Dict(noise=nnx.RngStream(7, tag="default"))
+        self.scale = nnx.Param(jnp.ones(2))
+
+
+# streams ----------------------------------------------------------------------------------------
+
+
+def test_a_stream_folds_its_count_into_its_key():
+    stream = nnx.RngStream(3, tag="noise")
+    for i in range(3):
+        assert same(stream(), jax.random.fold_in(jax.random.key(3), i))
+        assert stream.count.value == i + 1
+    assert same(stream.key.value, jax.random.key(3))
+
+
+def test_a_stream_has_tagged_variables_at_fixed_paths():
+    state = nnx.state(nnx.Rngs(0))
+    flat = dict(nnx.to_flat_state(state))
+    assert list(flat) == [("default", "count"), ("default", "key")]
+    count, key = flat.values()
+    assert type(count) is nnx.RngCount and type(key) is nnx.RngKey
+    assert count.tag == key.tag == "default"
+    assert count.value.dtype == jnp.uint32 and count.value.shape == ()
+
+
+@pytest.mark.parametrize(
+    "start", [3, np.int64(3), jax.random.key(3), jax.random.PRNGKey(3), nnx.RngStream(3, tag="x")]
+)
+def test_what_a_stream_can_start_from(start):
+    assert same(nnx.RngStream(start, tag="a")(), nnx.RngStream(3, tag="a")())
+
+
+def test_a_stream_made_from_a_stream_begins_at_its_start():
+    stream = nnx.RngStream(0, tag="a")
+    first = stream()
+    rngs = nnx.Rngs(stream)
+    assert rngs.default is not stream and rngs.default.tag == "default"
+    assert same(rngs(), first)
+
+
+def test_other_generators_keep_their_implementation():
+    key = jax.random.key(0, impl="rbg")
+    stream = nnx.RngStream(key, tag="a")
+    assert stream().dtype == key.dtype
+    assert same(stream.key.value, key)
+
+
+@pytest.mark.parametrize("bad", ["x", 1.5, None, np.zeros(2, np.uint32)])
+def test_what_a_stream_cannot_start_from(bad):
+    with pytest.raises(ValueError, match="Invalid rng value.*jax.random.key.*RngStream"):
+        nnx.RngStream(bad, tag="a")
+
+
+def test_an_array_that_is_no_key_is_shown_by_shape():
+    with pytest.raises(ValueError, match=r"float32\[1000\]"):
+        nnx.Rngs(jnp.ones(1000))
+
+
+def test_a_legacy_key_of_another_generator_names_the_remedy():
+    with pytest.raises(TypeError, match=r"shape \(4,\).*jax.random.key\(seed, impl"):
+        nnx.Rngs(jax.random.PRNGKey(0, impl="rbg"))
+
+
+def test_split_makes_different_keys_from_the_next_key():
+    stream = nnx.RngStream(0, tag="a")
+    expected = jax.random.split(jax.random.fold_in(jax.random.key(0), 0), (2, 3))
+    new = stream.split((2, 3))
+    assert same(new.key.value, expected) and new.tag == "a"
+    assert new.count.value.shape == (2, 3) and not new.count.value.any()
+    assert stream.count.value == 1
+
+
+def test_broadcast_makes_equal_keys_from_the_next_key():
+    stream = nnx.RngStream(0, tag="a")
+    expected = jax.random.fold_in(jax.random.key(0), 0)
+    new = stream.broadcast(3)
+    assert same(new.key.value, jnp.broadcast_to(expected, 3))
+    assert stream.count.value == 1
+
+
+def test_fork_continues_from_the_next_key():
+    stream = nnx.RngStream(0, tag="a")
+    expected = jax.random.fold_in(jax.random.key(0), 0)
+    assert same(stream.fork().key.value, expected)
+    assert stream.fork(split=4).key.shape == (4,)
+
+
+@pytest.mark.parametrize("method", ["split", "broadcast"])
+def test_a_bad_number_of_keys(method):
+    stream = nnx.RngStream(0, tag="a")
+    with pytest.raises(TypeError, match="int or a tuple of ints, got 'a'"):
+        getattr(stream, method)("a")
+    with pytest.raises(TypeError, match="int or a tuple of ints, got None"):
+        getattr(stream, method)(None)
+    with pytest.raises(ValueError, match="cannot be negative, got -1"):
+        getattr(stream, method)(-1)
+    assert stream.count.value == 0
+
+
+@pytest.mark.parametrize("draw", [lambda s: s(), lambda s: s.fork(), lambda s: s.split(2)])
+def test_drawing_from_an_array_of_keys_names_the_remedy(draw):
+    stream = nnx.RngStream(0, tag="noise").split(2)
+    with pytest.raises(ValueError, match=r"'noise' holds an array of keys.*\(2,\).*restore_rngs"):
+        draw(stream)
+    assert not stream.count.value.any()
+
+
+def test_an_array_of_keys_is_drawn_from_under_vmap():
+    stream = nnx.RngStream(0, tag="a").split(3)
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(0), 0), 3)
+
+    def draw(key, count):
+        inner = nnx.RngStream(key, tag="a")
+        return inner.uniform((2,))
+
+    drawn = jax.vmap(draw)(stream.key.value, stream.count.value)
+    expected = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, 0), (2,)))(keys)
+    np.testing.assert_array_equal(drawn, expected)
+
+
+def test_streams_survive_copy_and_pickle():
+    rngs = nnx.Rngs(0, dropout=1)
+    rngs()
+    for twin in (copy.deepcopy(rngs), pickle.loads(pickle.dumps(rngs))):
+        assert list(twin) == list(rngs)
+        assert twin.default is not rngs.default
+        assert same(twin(), jax.random.fold_in(jax.random.key(0), 1))
+    assert rngs.default.count.value == 1
+
+
+# sets of streams --------------------------------------------------------------------------------
+
+
+def test_names_resolve_to_streams_or_to_the_default():
+    rngs = nnx.Rngs(0, params=1)
+    assert rngs["params"] is rngs.params
+    assert rngs.dropout is rngs.default and rngs["dropout"] is rngs.default
+    assert "params" in rngs and "default" in rngs and "dropout" not in rngs and 3 not in rngs
+    assert same(rngs(), jax.random.fold_in(jax.random.key(0), 0))
+    assert same(rngs.dropout(), jax.random.fold_in(jax.random.key(0), 1))
+    assert same(rngs.params(), jax.random.fold_in(jax.random.key(1), 0))
+
+
+def test_a_set_of_streams_is_iterated_in_order():
+    rngs = nnx.Rngs(0, params=1, noise=2)
+    assert list(rngs) == ["params", "noise", "default"] and len(rngs) == 3
+    assert dict(rngs.items()) == {name: rngs[name] for name in rngs}
+
+
+def test_only_streams_count_as_streams():
+    rngs = nnx.Rngs(0)
+    rngs.size = 3
+    rngs.table = jnp.ones(2)
+    assert list(rngs) == ["default"] and "size" not in rngs and rngs.size == 3
+    rngs.extra = nnx.RngStream(4, tag="extra")
+    assert list(rngs) == ["default", "extra"]
+
+
+def test_streams_given_as_a_mapping():
+    rngs = nnx.Rngs({"a": 1, "b": 2}, b=3)
+    assert list(rngs) == ["a", "b"]
+    assert same(rngs.b.key.value, jax.random.key(3))
+
+
+def test_a_stream_may_have_the_name_of_a_method():
+    rngs = nnx.Rngs(normal=3)
+    assert isinstance(rngs.normal, nnx.RngStream)
+
+
+def test_a_missing_stream_names_those_there_are_and_the_remedy():
+    rngs = nnx.Rngs(params=1, noise=2)
+    expected = r"No RngStream named 'dropout'.*'params', 'noise'.*nnx.Rngs\(dropout=seed\)"
+    with pytest.raises(AttributeError, match=expected):
+        rngs.dropout
+    with pytest.raises(KeyError, match="No RngStream named 'dropout'"):
+        rngs["dropout"]
+    with pytest.raises(AttributeError, match="No RngStream named 'default'"):
+        rngs()
+    with pytest.raises(AttributeError, match="its streams: none"):
+        nnx.Rngs().params
+
+
+def test_private_names_are_never_streams():
+    assert not hasattr(nnx.Rngs(0), "_repr_html_x")
+    assert not hasattr(nnx.Rngs(0), "__array__")
+
+
+def test_a_bad_stream_leaves_no_half_built_set():
+    with pytest.raises(ValueError, match="Invalid rng value"):
+        nnx.Rngs(0, params="x")
+
+
+@pytest.mark.parametrize("method", ["split", "broadcast"])
+def test_a_whole_set_is_split_or_broadcast(method):
+    rngs, single = nnx.Rngs(0, params=1), nnx.Rngs(0, params=1)
+    new = getattr(rngs, method)(2)
+    for name in rngs:
+        expected = getattr(single[name], method)(2)
+        assert same(new[name].key.value, expected.key.value)
+        assert rngs[name].count.value == 1
+
+
+def test_the_first_filter_that_matches_decides():
+    rngs = nnx.Rngs(0, params=1, dropout=2)
+    new = rngs.split({"params": 2, ("params", "dropout"): (3, 1), "default": None})
+    assert new.params.key.shape == (2,)
+    assert new.dropout.key.shape == (3, 1)
+    assert same(new.default.key.value, rngs.default.key.value)
+    assert rngs.default.count.value == 0
+
+
+def test_streams_that_no_filter_selects_keep_their_key_and_start_again():
+    rngs = nnx.Rngs(0, params=1)
+    rngs()
+    new = rngs.split({"params": 2})
+    assert same(new.default.key.value, jax.random.key(0)) and new.default.count.value == 0
+    assert rngs.default.count.value == 1
+
+
+def test_fork_forks_all_and_splits_some():
+    rngs = nnx.Rngs(0, params=1)
+    new = rngs.fork(split={"params": 2})
+    assert new.params.key.shape == (2,)
+    assert same(new.default.key.value, jax.random.fold_in(jax.random.key(0), 0))
+    assert rngs.default.count.value == rngs.params.count.value == 1
+
+
+def test_broadcast_none_copies():
+    new = nnx.Rngs(0).broadcast(None)
+    assert same(new.default.key.value, jax.random.key(0))
+
+
+def test_a_failed_split_draws_from_no_stream():
+    rngs = nnx.Rngs(0, params=jax.random.split(jax.random.key(0), 2))
+    with pytest.raises(ValueError, match="'params' holds an array of keys"):
+        rngs.split(3)
+    with pytest.raises(ValueError, match="'params' holds an array of keys"):
+        rngs.fork()
+    with pytest.raises(TypeError, match="got 'a'"):
+        rngs.split({"default": 2, "params": "a"})
+    assert rngs.default.count.value == 0
+
+
+# samplers ---------------------------------------------------------------------------------------
+
+ARGUMENTS = {
+    "ball": (2,),
+    "beta": (1.0, 2.0),
+    "binomial": (5, 0.5),
+    "categorical": (jnp.zeros(3),),
+    "chisquare": (2.0,),
+    "choice": (5,),
+    "dirichlet": (jnp.ones(3),),
+    "double_sided_maxwell": (0.0, 1.0),
+    "f": (2.0, 3.0),
+    "gamma": (1.0,),
+    "generalized_normal": (2.0,),
+    "geometric": (0.5,),
+    "loggamma": (1.0,),
+    "multinomial": (5, jnp.ones(3) / 3),
+    "multivariate_normal": (jnp.zeros(2), jnp.eye(2)),
+    "orthogonal": (2,),
+    "pareto": (1.0,),
+    "permutation": (5,),
+    "poisson": (2.0,),
+    "randint": ((2,), 0, 5),
+    "rayleigh": (1.0,),
+    "t": (2.0,),
+    "triangular": (0.0, 0.5, 1.0),
+    "truncated_normal": (-1.0, 1.0),
+    "wald": (1.0,),
+    "weibull_min": (1.0, 1.0),
+}
+INITIALIZERS = {
+    "delta_orthogonal",
+    *(f"{n}_{kind}" for n in ("glorot", "he", "kaiming", "lecun", "xavier")
+      for kind in ("normal", "uniform")),
+    "variance_scaling",
+}  # fmt: skip
+METHODS = {name for name in vars(Samplers) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS - INITIALIZERS))
+def test_a_sampler_is_the_function_of_jax_with_the_next_key(name):
+    arguments = ARGUMENTS.get(name, ())
+    rngs = nnx.Rngs(5)
+    drawn = getattr(rngs, name)(*arguments)
+    expected = getattr(jax.random, name)(nnx.Rngs(5)(), *arguments)
+    np.testing.assert_array_equal(drawn, expected)
+    assert rngs.default.count.value == 1
+    method, function = getattr(Samplers, name), getattr(jax.random, name)
+    parameters = list(inspect.signature(method).parameters)
+    assert parameters == ["self", *list(inspect.signature(function).parameters)[1:]]
+    assert f"jax.random.{name}" in method.__doc__ and method.__name__ == name
+
+
+@pytest.mark.parametrize("name", sorted(INITIALIZERS))
+def test_an_initializer_draws_at_each_call(name):
+    arguments = (1.0, "fan_in", "normal") if name == "variance_scaling" else ()
+    shape = (3, 4, 4) if name == "delta_orthogonal" else (3, 4)
+    rngs, keys = nnx.Rngs(5), nnx.Rngs(5)
+    initialize = getattr(rngs, name)(*arguments)
+    assert rngs.default.count.value == 0
+    reference = getattr(jax.nn.initializers, name)(*arguments)
+    for _ in range(2):
+        np.testing.assert_array_equal(initialize(shape), reference(keys(), shape))
+    if "orthogonal" not in name:  # LAPACK has no bfloat16
+        assert initialize(shape, jnp.bfloat16).dtype == jnp.bfloat16
+    jax_name = getattr(jax.nn.initializers, name).__name__  # "xavier" is "glorot" there too
+    assert f"jax.nn.initializers.{jax_name}" in getattr(Samplers, name).__doc__
+
+
+def test_samplers_work_on_single_streams():
+    rngs = nnx.Rngs(0, noise=1)
+    np.testing.assert_array_equal(
+        rngs.noise.normal((2,)), jax.random.normal(nnx.RngStream(1, tag="a")(), (2,))
+    )
+    assert rngs.default.count.value == 0
+
+
+# whole models -----------------------------------------------------------------------------------
+
+
+def counts(node):
+    return [
+        np.asarray(v.value).tolist() for _, v in nnx.to_flat_state(nnx.state(node, nnx.RngCount))
+    ]
+
+
+def keys(node):
+    return [data(v.value).tolist() for _, v in nnx.to_flat_state(nnx.state(node, nnx.RngKey))]
+
+
+def test_split_rngs_works_in_place_and_is_undone():
+    model = Model()
+    key, count = model.rngs.params.key, model.rngs.params.count
+    before = keys(model)
+    expected = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), 3)
+    backups = nnx.split_rngs(model, splits=3)
+    assert model.rngs.params.key is key and model.rngs.params.count is count
+    assert same(key.value, expected)
+    assert key.value.shape == count.value.shape == (3,)
+    assert model.inner["noise"].key.value.shape == (3,)
+    nnx.restore_rngs(backups)
+    assert keys(model) == before and counts(model) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "only", ["params", nnx.PathContains("params"), lambda path, x: getattr(x, "tag", 0) == "params"]
+)
+def test_split_rngs_of_some(only):
+    model = Model()
+    nnx.split_rngs(model, splits=(2, 1), only=only)
+    assert model.rngs.params.key.value.shape == (2, 1)
+    assert counts(model.rngs.default) == [0] and counts(model.inner) == [0]
+
+
+def test_split_rngs_squeezes_a_single_key():
+    rngs = nnx.Rngs(0)
+    nnx.split_rngs(rngs, splits=1, squeeze=True)
+    expected = jax.random.split(jax.random.fold_in(jax.random.key(0), 0), 1)[0]
+    assert same(rngs.default.key.value, expected) and rngs.default.key.value.shape == ()
+    with pytest.raises(ValueError, match="squeeze=True is only supported for splits=1, got.*2"):
+        nnx.split_rngs(rngs, splits=2, squeeze=True)
+
+
+def test_split_rngs_in_a_with_block_restores_also_after_an_error():
+    model = Model()
+    before = keys(model)
+    with nnx.split_rngs(model, splits=2) as backups:
+        assert len(list(backups)) == 3 and "3 streams" in repr(backups)
+        assert model.rngs.default.key.value.shape == (2,)
+    with pytest.raises(ZeroDivisionError), nnx.split_rngs(model, splits=2):
+        1 / 0
+    assert keys(model) == before and counts(model) == [2, 2, 2]
+
+
+@pytest.mark.parametrize("decorator", [nnx.split_rngs(splits=2), nnx.fork_rngs(split=2)])
+def test_decorators_change_the_arguments_during_the_call_only(decorator):
+    model, rngs = Model(), nnx.Rngs(3)
+    before = keys((model, rngs))
+
+    @decorator
+    def shapes(models, *, rngs, fail=False):
+        """Its own documentation."""
+        if fail:
+            raise ZeroDivisionError
+        return models["m"].rngs.params.key.value.shape, rngs.default.key.value.shape
+
+    assert shapes.__name__ == "shapes" and shapes.__doc__ == "Its own documentation."
+    assert shapes({"m": model}, rngs=rngs) == ((2,), (2,))
+    with pytest.raises(ZeroDivisionError):
+        shapes({"m": model}, rngs=rngs, fail=True)
+    assert keys((model, rngs)) == before
+    assert counts((model, rngs)) == [2, 2, 2, 2]
+
+
+def test_fork_rngs_leaves_the_originals_one_draw_further():
+    model = Model()
+    before = keys(model)
+    with nnx.fork_rngs(model):
+        assert same(model.rngs.params.key.value, jax.random.fold_in(jax.random.key(1), 0))
+        model.rngs.params()
+        model.rngs.params()
+    assert keys(model) == before and counts(model) == [1, 1, 1]
+
+
+def test_fork_rngs_by_filter():
+    model = Model()
+    nnx.fork_rngs(model, split={"params": 2, nnx.PathContains("inner"): None})
+    assert model.rngs.params.key.value.shape == (2,)
+    forked = jax.random.fold_in(jax.random.key(7), 0)
+    assert same(model.inner["noise"].key.value, forked)
+    assert same(model.rngs.default.key.value, jax.random.key(0))
+
+
+def test_fork_rngs_decorates_a_plain_function():
+    rngs = nnx.Rngs(0)
+
+    @nnx.fork_rngs
+    def draw(rngs):
+        return rngs(), rngs()
+
+    first, second = draw(rngs)
+    assert not same(first, second) and rngs.default.count.value == 1
+
+
+def test_shared_streams_are_changed_once():
+    stream = nnx.RngStream(0, tag="a")
+    with nnx.split_rngs([stream, {"b": stream}], splits=2) as backups:
+        assert len(list(backups)) == 1
+    assert stream.count.value == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: nnx.split_rngs(m, splits=2),
+        nnx.fork_rngs,
+        lambda m: nnx.with_rngs(m, fork=True),
+    ],
+)
+def test_streams_that_are_split_already_are_refused_before_any_draw(change):
+    model = Model()
+    nnx.split_rngs(model, splits=2, only="params")
+    before = keys(model), counts(model)
+    with pytest.raises(ValueError, match=r"'params' at path rngs.params holds an array of keys"):
+        change(model)
+    assert (keys(model), counts(model)) == before
+
+
+def test_things_without_streams_have_nothing_to_split():
+    assert list(nnx.split_rngs(5, splits=2)) == []
+    assert list(nnx.fork_rngs({"a": jnp.ones(2)})) == []
+
+
+@pytest.mark.parametrize("backups", [[1], [(1, 2, 3)], [(nnx.RngStream(0, tag="a"), 1)]])
+def test_restore_rngs_refuses_what_is_no_backup(backups):
+    with pytest.raises(TypeError, match="restore_rngs takes what.*triples; got an item"):
+        nnx.restore_rngs(backups)
+
+
+@pytest.mark.parametrize("mode", [{"graph": False}, {"graph_updates": False}])
+@pytest.mark.parametrize("change", ["split_rngs", "fork_rngs"])
+def test_modes_that_copy(change, mode):
+    model = Model()
+    argument = {"splits": 2} if change == "split_rngs" else {"split": 2}
+    new = getattr(nnx, change)(model, **argument, **mode)
+    assert isinstance(new, Model) and new is not model
+    assert new.scale is model.scale
+    assert new.rngs.params.key.value.shape == (2,)
+    assert model.rngs.params.key.value.shape == () and counts(model) == [1, 1, 1]
+
+    @getattr(nnx, change)(**argument, **mode)
+    def shape(model):
+        return model.rngs.params.key.value.shape
+
+    assert shape(model) == (2,)
+    assert counts(model) == [2, 2, 2]
+
+
+def test_the_mode_settings_are_heeded():
+    rngs = nnx.Rngs(0)
+    with nnx.set_graph_updates(False):
+        assert isinstance(nnx.split_rngs(rngs, splits=2), nnx.Rngs)
+    assert rngs.default.key.value.shape == ()
+
+
+def test_graph_false_refuses_shared_streams():
+    stream = nnx.RngStream(0, tag="a")
+    with pytest.raises(ValueError, match="graph=True"):
+        nnx.with_rngs(nnx.List([stream, stream]), fork=True, graph=False)
+
+
+def test_with_rngs_copies_and_treats_each_stream_once():
+    model = Model()
+    new = nnx.with_rngs(model, split={"params": 2}, broadcast=3, fork=True)
+    assert new is not model and new.scale is model.scale
+    assert same(new.rngs.params.key.value, nnx.Rngs(1).split(2).default.key.value)
+    assert same(new.rngs.default.key.value, nnx.Rngs(0).broadcast(3).default.key.value)
+    assert counts(model) == [1, 1, 1]
+
+
+def test_with_rngs_keeps_streams_that_nothing_selects():
+    model = Model()
+    new = nnx.with_rngs(model, fork="params")
+    assert new.rngs.default is not model.rngs.default
+    assert new.rngs.default.key is model.rngs.default.key
+    assert new.rngs.params.key is not model.rngs.params.key
+    assert same(new.rngs.params.key.value, nnx.Rngs(1)())
+    untouched = nnx.with_rngs(model, split=2, only="nothing")
+    assert untouched.rngs.params.key is model.rngs.params.key
+    assert nnx.with_rngs(model, split=2, only=nnx.PathContains("inner")).rngs.params.key.shape == ()
+
+
+def test_with_rngs_accepts_several_filters_to_fork():
+    rngs = nnx.Rngs(0, a=1, b=2)
+    new = nnx.with_rngs(rngs, fork=["a", "b"])
+    assert new.a.key is not rngs.a.key and new.default.key is rngs.default.key
+
+
+def test_with_rngs_keeps_sharing():
+    stream = nnx.RngStream(0, tag="a")
+    new = nnx.with_rngs(nnx.List([stream, stream]), fork=True)
+    assert new[0] is new[1] and stream.count.value == 1
+
+
+@pytest.mark.parametrize("form", ["called", "bare"])
+def test_with_rngs_as_a_decorator(form):
+    rngs = nnx.Rngs(0)
+
+    def draw(rngs):
+        return rngs()
+
+    decorated = nnx.with_rngs(fork=True)(draw) if form == "called" else nnx.with_rngs(draw)
+    drawn = decorated(rngs)
+    expected = nnx.Rngs(0).fork() if form == "called" else nnx.Rngs(0)
+    assert same(drawn, expected())
+
+
+def test_reseed_by_tag():
+    model = Model()
+    model.rngs.params()
+    model.rngs()
+    nnx.reseed(model, params=5, default=jax.random.key(9))
+    assert counts(model) == [0, 0, 0]
+    assert same(model.rngs.params.key.value, jax.random.fold_in(jax.random.key(5), 0))
+    drawn = sorted(data(s.key.value).tolist() for s in (model.inner["noise"], model.rngs.default))
+    expected = sorted(data(jax.random.fold_in(jax.random.key(9), i)).tolist() for i in range(2))
+    assert drawn == expected
+
+
+def test_reseed_leaves_other_streams():
+    model = Model()
+    before = keys(model)
+    nnx.reseed(model, unknown=3)
+    nnx.reseed(model)
+    assert keys(model) == before
+
+
+def test_reseed_policies():
+    base = jax.random.fold_in(jax.random.key(3), 0)
+    rngs = nnx.Rngs(params=1).split((2, 2))
+    with pytest.raises(
+        ValueError, match=r"at path \('params',\).*\(2, 2\).*policy=\"match_shape\""
+    ):
+        nnx.reseed(rngs, params=3)
+    nnx.reseed(rngs, params=3, policy="match_shape")
+    assert same(rngs.params.key.value, jax.random.split(base, (2, 2)))
+    seen = []
+
+    def policy(path, key, shape):
+        seen.append((path, data(key).tolist(), shape))
+        return jax.random.key(77)
+
+    nnx.reseed(rngs, params=3, policy=policy)
+    assert seen == [(("params",), data(base).tolist(), (2, 2))]
+    assert same(rngs.params.key.value, jax.random.key(77)) and rngs.params.count.value.shape == ()
+
+
+def test_reseed_is_all_or_nothing():
+    rngs = nnx.Rngs(0, params=jax.random.split(jax.random.key(0), 2))
+    before = keys(rngs)
+    with pytest.raises(ValueError, match="Cannot reseed the stream"):
+        nnx.reseed(rngs, default=5, params=5)
+    with pytest.raises(ValueError, match="policy must be.*got 'x'"):
+        nnx.reseed(rngs, default=5, policy="x")
+    with pytest.raises(ValueError, match="Invalid rng value 'a'"):
+        nnx.reseed(rngs, default="a")
+    with pytest.raises(ValueError, match="'default' given to nnx.reseed holds an array of keys"):
+        nnx.reseed(rngs, default=jax.random.split(jax.random.key(0), 2))
+    with pytest.raises(ValueError, match="Invalid rng value None"):
+        nnx.reseed(rngs, default=5, policy=lambda path, key, shape: None)
+    assert keys(rngs) == before
+
+
+# tracing ----------------------------------------------------------------------------------------
+
+
+def test_law_5_draws_in_jit_are_those_of_python():
+    rngs = nnx.Rngs(0)
+
+    @nnx.jit
+    def draw(rngs):
+        return rngs.normal((2,)), rngs.uniform()
+
+    eager = nnx.Rngs(0)
+    for _ in range(2):
+        a, b = draw(rngs)
+        np.testing.assert_array_equal(a, eager.normal((2,)))
+        np.testing.assert_array_equal(b, eager.uniform())
+    assert rngs.default.count.value == 4 and rngs.params.count.value == 4
+
+
+def test_a_captured_stream_is_protected():
+    rngs = nnx.Rngs(0)
+    with pytest.raises(nnx.TraceContextError, match="RngCount"):
+        jax.jit(lambda: rngs.normal())()
+    assert rngs.default.count.value == 0
+
+
+def test_streams_can_be_made_and_used_inside_a_transform():
+    drawn = jax.jit(lambda seed: nnx.Rngs(jax.random.key(seed)).normal())(3)
+    np.testing.assert_array_equal(drawn, nnx.Rngs(3).normal())
+
+
+def test_streams_have_abstract_shapes():
+    rngs = jax.eval_shape(lambda: nnx.state(nnx.Rngs(0)))
+    assert rngs["default"]["count"].value == jax.ShapeDtypeStruct((), jnp.uint32)
+
+
+@given(st.integers(0, 2**31 - 1), st.lists(st.sampled_from(["a", "b", "default"]), max_size=6))
+def test_law_10_streams_are_independent_of_each_other(seed, draws):
+    rngs = nnx.Rngs(seed, a=seed + 1, b=seed + 2)
+    drawn = dict.fromkeys(rngs, 0)
+    bases = {"default": seed, "a": seed + 1, "b": seed + 2}
+    for name in draws:
+        expected = jax.random.fold_in(jax.random.key(bases[name]), drawn[name])
+        assert same(rngs[name](), expected)
+        drawn[name] += 1

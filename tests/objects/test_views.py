@@ -1,0 +1,168 @@
+"""Views: copies in other modes that share the model's Variables."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+from nnxlite.objects import view, view_info, with_attributes
+
+
+class Drop(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(1))
+        self.deterministic = False
+
+    def set_view(self, deterministic: bool | None = None):
+        """Set the mode.
+
+        Args:
+            deterministic: if True, nothing is dropped,
+                and no key is needed.
+
+        Returns:
+            Nothing: not a mode.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+
+
+class Cached(nnx.Pytree):
+    """An object that is no module, with a view of its own."""
+
+    def __init__(self):
+        self.size = 1
+        self.cache = nnx.Cache(jnp.zeros(1))
+
+    def set_view(self, size=None, *, deterministic: bool = True, **kwargs):
+        if size is not None:
+            self.size = size
+            self.cache = nnx.Cache(jnp.zeros(size))
+        self.extra = tuple(kwargs)
+
+
+class Needy(nnx.Module):
+    def set_view(self, mode):
+        self.mode = mode
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.drop = Drop()
+        self.again = self.drop
+        self.table = [Drop()]
+        self.plain = nnx.Param(jnp.zeros(2))
+
+
+# view --------------------------------------------------------------------------------------------
+
+
+def test_a_view_has_other_modes_and_the_same_variables():
+    model = Model()
+    seen = view(model, deterministic=True)
+    assert seen.drop.deterministic is True and model.drop.deterministic is False
+    assert seen.table[0].deterministic is True and seen.table is not model.table
+    assert seen is not model and seen.drop is not model.drop and seen.drop is seen.again
+    assert seen.plain is model.plain and seen.drop.w is model.drop.w
+    seen.plain.value = jnp.ones(2)
+    assert model.plain.value.tolist() == [1.0, 1.0]
+
+
+def test_only_selects_objects():
+    seen = view(Model(), only=nnx.PathContains("table"), deterministic=True)
+    assert seen.drop.deterministic is False and seen.table[0].deterministic is True
+
+
+def test_each_object_gets_the_keywords_it_takes():
+    model = nnx.Dict(a=Drop(), b=Cached(), c=Drop())
+    seen = view(model, deterministic=True, size=3, other=1)
+    assert seen.a.deterministic is True and seen.b.size == 3 and seen.b.extra == ("other",)
+    assert seen.b.cache.value.shape == (3,) and model.b.cache.value.shape == (1,)
+    assert not hasattr(model.b, "extra")
+    assert view(Needy(), mode="fast").mode == "fast"
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'mode'"):
+        view(nnx.Dict(a=Drop(), b=Needy()), deterministic=True)
+
+
+def test_unused_keywords_are_refused():
+    model = Model()
+    with pytest.raises(ValueError) as error:
+        view(model, deterministic=True, foo=1, bar=2)
+    assert "Unused keys found in nnx.view: ['bar', 'foo']. No set_view method in this Model" in str(
+        error.value
+    )
+    assert model.drop.deterministic is False
+    with pytest.raises(ValueError, match=r"\['deterministic'\]"):
+        view(model, only=nnx.Param, deterministic=True)
+    assert view(model, foo=1, raise_if_not_found=False).drop.deterministic is False
+
+
+def test_any_pytree_of_models_can_be_viewed():
+    first, (second,) = view((Drop(), [Drop()]), deterministic=True)
+    assert first.deterministic and second.deterministic
+    assert view(Model()).drop.deterministic is False
+
+
+def test_cycles_are_kept_and_sharing_can_be_refused():
+    model = Model()
+    model.me = model
+    seen = view(model, deterministic=True)
+    assert seen.me is seen
+    for call in (view, with_attributes):
+        with pytest.raises(ValueError, match="Duplicate"):
+            call(model, deterministic=True, graph=False)
+    with pytest.raises(ValueError, match="Duplicate"):
+        view_info(model, graph=False)
+
+
+def test_a_view_can_be_made_of_a_captured_model_inside_a_transform():
+    model = Model()
+    assert (
+        jax.jit(lambda x: x if view(model, deterministic=True).drop.deterministic else -x)(1) == 1
+    )
+    with pytest.raises(nnx.TraceContextError):
+        jax.jit(lambda x: view(model, deterministic=True).plain.set_value(x))(jnp.ones(2))
+
+
+# view_info ---------------------------------------------------------------------------------------
+
+
+def test_view_info_lists_modes_by_class():
+    assert view_info(nnx.Dict(a=Drop(), b=Drop(), c=Cached())).splitlines() == [
+        "Cached:",
+        "  size=None",
+        "  deterministic: bool = True",
+        "  **kwargs",
+        "Drop:",
+        "  deterministic: bool | None = None",
+        "    if True, nothing is dropped,",
+        "    and no key is needed.",
+    ]
+    assert view_info(nnx.Dict(a=Drop(), c=Cached()), only=nnx.OfType(Drop)).startswith("Drop:")
+    assert view_info(nnx.Dict(a=1)) == ""
+
+
+# with_attributes ---------------------------------------------------------------------------------
+
+
+def test_with_attributes_sets_them_on_a_copy():
+    model = Model()
+    seen = with_attributes(model, deterministic=True)
+    assert seen.drop.deterministic is True and model.drop.deterministic is False
+    assert seen.drop.w is model.drop.w and not hasattr(seen, "deterministic")
+    seen = with_attributes(model, only=nnx.PathContains("table"), deterministic=3)
+    assert seen.drop.deterministic is False and seen.table[0].deterministic == 3
+    assert with_attributes([model, Drop()], deterministic=1)[1].deterministic == 1
+    assert with_attributes(model, w=nnx.Param(jnp.zeros(1))).drop.w.value == 0.0
+
+
+def test_with_attributes_refuses_unknown_names_and_bad_values():
+    model = nnx.Dict(a=Drop(), b=Cached())
+    message = r"instance of the following attributes: \['cache', 'foo'\]. No module in this Dict"
+    with pytest.raises(ValueError, match=message):
+        with_attributes(model, deterministic=True, foo=1, cache=2)
+    with pytest.raises(ValueError, match="static attribute 'deterministic' of 'Drop'"):
+        with_attributes(model, deterministic=jnp.ones(1))
+    assert with_attributes(model, foo=1, raise_if_not_found=False).a.deterministic is False

@@ -1,0 +1,111 @@
+"""Comparing a layer with the reference's: states bit for bit, results, gradients, signatures."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+
+flax = pytest.importorskip("flax")
+from flax import nnx as ref  # noqa: E402
+
+TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
+OLDER = tuple(map(int, flax.__version__.split(".")[:3])) < (0, 12, 12)
+"""Whether the installed reference is older than the one we follow."""
+
+
+def leaves(lib, state):
+    """Path, kind and value of each leaf; plain arrays have the kind None."""
+    found = []
+    for path, leaf in lib.to_flat_state(state):
+        if isinstance(leaf, lib.Variable):
+            found.append((path, type(leaf).__name__, leaf.get_value()))
+        else:
+            found.append((path, None, leaf))
+    return found
+
+
+def bits(value):
+    """A value for a comparison bit for bit."""
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(value))
+    return np.asarray(value)
+
+
+def program(lib, layer, x, run=lambda layer, x: layer(x)):
+    """Loss, output and gradients as a function of the parameters' values (and the input)."""
+    graphdef, params, rest = lib.split(layer, lib.Param, ...)
+    paths = [path for path, _ in lib.to_flat_state(params)]
+    kinds = dict(lib.to_flat_state(params))
+
+    def loss(values, x):
+        flat = [(p, kinds[p].replace(v)) for p, v in zip(paths, values, strict=True)]
+        y = run(lib.merge(graphdef, lib.from_flat_state(flat), rest, copy=True), x)
+        total = jnp.zeros(())
+        for part in jax.tree.leaves(y):
+            weights = jnp.cos(jnp.arange(part.size, dtype=jnp.float32)).reshape(part.shape)
+            total = total + jnp.sum(part.astype(jnp.float32) * weights)
+        return total, y
+
+    argnums = (0, 1) if jnp.issubdtype(x.dtype, jnp.inexact) else 0
+    values = [kinds[p].get_value() for p in paths]
+    return jax.value_and_grad(loss, argnums, has_aux=True), values
+
+
+def assert_equal_results(ours, theirs, factor=1.0):
+    """Equal shapes and dtypes, and values within `factor` times the tolerance of the dtype."""
+    ours, theirs = jax.tree.leaves(ours), jax.tree.leaves(theirs)
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        tolerance = TOLERANCE[a.dtype.name] * factor
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * (np.abs(b).max() + 1))
+
+
+def assert_equal_state(ours, theirs):
+    """The same paths, kinds and dtypes, and the same values bit for bit."""
+    for (path, kind, value), (path_, kind_, value_) in zip(
+        leaves(nnx, nnx.state(ours)), leaves(ref, ref.state(theirs)), strict=True
+    ):
+        assert (path, kind, value.dtype) == (path_, kind_, value_.dtype)
+        np.testing.assert_array_equal(bits(value), bits(value_))
+
+
+def assert_same_programs(ours, theirs, x, run=lambda layer, x: layer(x), factor=1.0):
+    """Equal loss, output and gradients; they are run only where the traced programs differ."""
+    f, values = program(nnx, ours, x, run)
+    g, values_ = program(ref, theirs, x, run)
+    if str(jax.make_jaxpr(f)(values, x)) != str(jax.make_jaxpr(g)(values_, x)):
+        quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+        assert_equal_results(quick(f)(values, x), quick(g)(values_, x), factor)
+
+
+def assert_equal_signature(mine, theirs, more=()):
+    """The same parameters, kinds and defaults; `more` names further ones of ours, at the end."""
+    ours = [p for p in inspect.signature(mine).parameters.values() if p.name not in more]
+    for parameter, other in zip(ours, inspect.signature(theirs).parameters.values(), strict=True):
+        assert (parameter.name, parameter.kind) == (other.name, other.kind)
+        if parameter.default is other.default or callable(other.default):
+            continue
+        if isinstance(other.default, tp.Mapping):
+            assert dict(parameter.default) == dict(other.default)
+        else:
+            assert parameter.default == other.default
+
+
+def static_attributes(lib, layer):
+    """The attributes of a layer that are neither data nor functions, by name."""
+    data = (lib.Variable, lib.Pytree)
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if not name.startswith("_") and not isinstance(value, data) and not callable(value)
+    }

@@ -1,0 +1,246 @@
+"""Random streams give the reference's keys bit for bit (law L10)."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+
+flax_nnx = pytest.importorskip("flax.nnx")
+pytestmark = pytest.mark.filterwarnings("ignore:The 'split' argument of 'fork':DeprecationWarning")
+
+
+def described(lib, node):
+    """Every random Variable: path to (kind, value, metadata)."""
+    out = {}
+    for path, v in lib.to_flat_state(lib.state(node, lib.RngState)):
+        value = v.get_value()
+        is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(value) if is_key else value)
+        metadata = {k: x for k, x in v.get_metadata().items() if k == "tag"}
+        out[path] = (type(v).__name__, array.tolist(), array.dtype, metadata)
+    return out
+
+
+def model(lib):
+    class Model(lib.Module):
+        def __init__(self):
+            self.rngs = lib.Rngs(0, params=1)
+            self.inner = lib.List([lib.RngStream(7, tag="default"), lib.RngStream(8, tag="noise")])
+            self.rngs.params()
+
+    return Model()
+
+
+def both(program):
+    """What a program leaves behind in both libraries."""
+    results = []
+    for lib in (nnx, flax_nnx):
+        node = program(lib)
+        results.append(described(lib, node))
+    assert results[0] == results[1]
+    assert list(results[0]) == list(results[1])
+    return results[0]
+
+
+START = {
+    "a seed": lambda lib: lib.Rngs(3),
+    "names": lambda lib: lib.Rngs(0, params=1, dropout=2),
+    "a mapping": lambda lib: lib.Rngs({"a": 1, "b": 2}, c=3),
+    "a key": lambda lib: lib.Rngs(jax.random.key(4), noise=jax.random.key(5, impl="rbg")),
+    "a legacy key": lambda lib: lib.Rngs(jax.random.PRNGKey(4)),
+    "keys": lambda lib: lib.Rngs(jax.random.split(jax.random.key(0), 3)),
+    "a stream": lambda lib: lib.Rngs(lib.RngStream(3, tag="x"), a=lib.RngStream(4, tag="y")),
+    "a negative seed": lambda lib: lib.Rngs(-1),
+    "a bool": lambda lib: lib.Rngs(True),
+    "nothing": lambda lib: lib.Rngs(),
+}
+
+
+@pytest.mark.parametrize("name", START)
+def test_starting(name):
+    both(START[name])
+
+
+def drawn(lib):
+    rngs = lib.Rngs(0, params=1)
+    for _ in range(3):
+        rngs(), rngs.params(), rngs.dropout(), rngs["other"]()
+    return rngs
+
+
+EDITS = {
+    "draws": drawn,
+    "split": lambda lib: drawn(lib).split(2),
+    "split by filter": lambda lib: drawn(lib).split({"params": (2, 1), ...: 3}),
+    "split some": lambda lib: drawn(lib).split({"params": 2}),
+    "broadcast": lambda lib: drawn(lib).broadcast((2, 1)),
+    "broadcast some": lambda lib: drawn(lib).broadcast({("params", "x"): 2, ...: None}),
+    "fork": lambda lib: drawn(lib).fork(),
+    "a stream's fork": lambda lib: [drawn(lib).params.fork(), drawn(lib).params.broadcast(2)],
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_editing(name):
+    both(EDITS[name])
+
+
+def in_place(change):
+    def program(lib):
+        node = model(lib)
+        change(lib, node)
+        return node
+
+    return program
+
+
+def restored(lib, node):
+    lib.restore_rngs(lib.split_rngs(node, splits=3))
+
+
+def decorated(lib, node):
+    seen = {}
+
+    @lib.split_rngs(splits=2, only="params")
+    def f(node):
+        seen.update(described(lib, node))
+
+    f(node)
+    assert list(seen.values()).count(None) == 0
+
+
+def forked_block(lib, node):
+    with lib.fork_rngs(node):
+        node.rngs()
+
+
+WHOLE = {
+    "split_rngs": lambda lib, m: lib.split_rngs(m, splits=2),
+    "split_rngs with shape": lambda lib, m: lib.split_rngs(m, splits=(2, 3)),
+    "split_rngs of a tag": lambda lib, m: lib.split_rngs(m, splits=2, only="params"),
+    "split_rngs of a path": lambda lib, m: lib.split_rngs(
+        m, splits=2, only=lib.PathContains("inner")
+    ),
+    "split_rngs squeezed": lambda lib, m: lib.split_rngs(m, splits=1, squeeze=True),
+    "restored": restored,
+    "decorated": decorated,
+    "fork_rngs": lambda lib, m: lib.fork_rngs(m),
+    "fork_rngs split": lambda lib, m: lib.fork_rngs(m, split=2),
+    "fork_rngs by filter": lambda lib, m: lib.fork_rngs(m, split={"params": 2, "noise": (1, 2)}),
+    "fork_rngs in a block": forked_block,
+    "reseed": lambda lib, m: lib.reseed(m, default=5, params=jax.random.key(9)),
+    "reseed shapes": lambda lib, m: (
+        lib.split_rngs(m, splits=(2, 2)),
+        lib.reseed(m, default=5, noise=7, policy="match_shape"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_models(name):
+    both(in_place(WHOLE[name]))
+
+
+COPIES = {
+    "nothing": {},
+    "split": {"split": 2},
+    "split some": {"split": {"params": 2}},
+    "fork": {"fork": True},
+    "fork some": {"fork": ["params", "noise"]},
+    "broadcast": {"broadcast": 2},
+    "all three": {"split": {"params": 2}, "broadcast": {"noise": 3}, "fork": True},
+    "only": {"split": 2, "only": "default"},
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("mode", [{"graph": False}, {"graph_updates": False}])
+def test_with_rngs(name, mode):
+    if not hasattr(flax_nnx, "with_rngs"):
+        pytest.skip("newer than the installed reference")
+
+    def program(lib):
+        node = model(lib)
+        new = lib.with_rngs(node, **COPIES[name], **mode)
+        assert new is not node
+        return lib.List([node, new]) if name == "nothing" else new
+
+    if name == "nothing":  # the copy shares its streams' Variables with the original
+        original = model(nnx)
+        new = nnx.with_rngs(original, **mode)
+        theirs = model(flax_nnx)
+        copied = flax_nnx.with_rngs(theirs, **mode)
+        assert (new.rngs.params.key is original.rngs.params.key) == (
+            copied.rngs.params.key is theirs.rngs.params.key
+        )
+    else:
+        both(program)
+
+
+def test_samplers_and_initializers():
+    ours, theirs = nnx.Rngs(5), flax_nnx.Rngs(5)
+    np.testing.assert_array_equal(ours.normal((3,)), theirs.normal((3,)))
+    np.testing.assert_array_equal(ours.randint((3,), 0, 9), theirs.randint((3,), 0, 9))
+    np.testing.assert_array_equal(
+        ours.truncated_normal(-1, 1, (3,)), theirs.truncated_normal(-1, 1, (3,))
+    )
+    np.testing.assert_array_equal(ours.lecun_normal()((3, 4)), theirs.lecun_normal()((3, 4)))
+    np.testing.assert_array_equal(
+        ours.x.he_uniform(in_axis=0, out_axis=1)((3, 4)),
+        theirs.x.he_uniform(in_axis=0, out_axis=1)((3, 4)),
+    )
+
+
+def test_every_method_of_the_reference_is_there():
+    for cls in ("Rngs", "RngStream"):
+        names = {n for n in dir(getattr(flax_nnx, cls)) if not n.startswith("_")}
+        missing = sorted(names - set(dir(getattr(nnx, cls))) - set(dir(flax_nnx.Pytree)))
+        assert not missing
+
+
+@pytest.mark.parametrize("name", ["fork_rngs", "split_rngs", "restore_rngs", "reseed", "with_rngs"])
+def test_signatures(name):
+    if not hasattr(flax_nnx, name):
+        pytest.skip("newer than the installed reference")
+    ours = inspect.signature(getattr(nnx, name)).parameters.values()
+    theirs = inspect.signature(getattr(flax_nnx, name)).parameters.values()
+    plain = (type(None), bool, str, int, type(...))
+    kinds = [
+        [(p.name, p.kind, p.default if isinstance(p.default, plain) else "given") for p in ps]
+        for ps in (ours, theirs)
+    ]
+    assert [k[:2] for k in kinds[0]] == [k[:2] for k in kinds[1]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda lib: lib.Rngs(params=1).dropout,
+        lambda lib: lib.Rngs(params=1)["dropout"],
+        lambda lib: lib.Rngs(params=1)(),
+        lambda lib: lib.Rngs("x"),
+        lambda lib: lib.Rngs(1.5),
+        lambda lib: lib.Rngs(jnp.ones(3)),
+        lambda lib: lib.Rngs(jnp.ones(3, jnp.uint32)),
+        lambda lib: lib.RngStream(0, tag="a").split("a"),
+        lambda lib: lib.RngStream(0, tag="a").split(2)(),
+        lambda lib: lib.split_rngs(lib.Rngs(0), splits=2, squeeze=True),
+        lambda lib: lib.split_rngs(lib.Rngs(0).split(2), splits=2),
+        lambda lib: lib.reseed(lib.Rngs(0), default=1, policy="x"),
+        lambda lib: lib.reseed(lib.Rngs(0).split(2), default=1),
+        lambda lib: lib.reseed(lib.Rngs(0), default="a"),
+    ],
+)
+def test_errors_are_of_the_same_class(wrong):
+    raised = []
+    for lib in (nnx, flax_nnx):
+        with pytest.raises(Exception) as caught:  # the class is what is compared
+            wrong(lib)
+        raised.append(caught.type)
+    assert raised[0] is raised[1]

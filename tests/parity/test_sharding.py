@@ -1,0 +1,379 @@
+"""Sharding annotations, and what transforms make of them, are those of the reference."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import nnxlite as nnx
+from tests.sharding.meshes import mesh_of, steps
+
+flax_nnx = pytest.importorskip("flax.nnx")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the reference, about its own spellings
+
+LIBRARIES = (nnx, flax_nnx)
+KINDS = pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit), ids=lambda k: k.name)
+RULES = (("batch", "data"), ("mlp", "model"), ("embed", None))
+
+
+def linear(lib, *names, **metadata):
+    return lib.Linear(
+        8,
+        16,
+        kernel_init=lib.with_partitioning(steps, names, **metadata),
+        bias_init=lib.with_partitioning(steps, names[-1:], **metadata),
+        rngs=lib.Rngs(0),
+    )
+
+
+def place(leaf):
+    sharding = getattr(leaf, "sharding", None)
+    return tuple(sharding.spec) if isinstance(sharding, NamedSharding) else None
+
+
+def described(lib, tree):
+    """Path to (kind, annotation, shape, place on the mesh) of every leaf."""
+    state = tree if isinstance(tree, lib.State) else lib.state(tree)
+    out = {}
+    for path, v in lib.to_flat_state(state):
+        held, names, kind = v, None, "array"
+        if isinstance(v, lib.Variable):
+            held, names, kind = v.get_raw_value(), v.get_metadata().get("out_sharding"), type(v)
+            kind = kind.__name__
+        names = None if names is None else tuple(names)
+        out[path] = (kind, names, getattr(held, "shape", held), place(held))
+    return out
+
+
+def both(program, *args):
+    """What the program gives in nnxlite and in the reference."""
+    return [program(lib, *args) for lib in LIBRARIES]
+
+
+def assert_same(program, *args):
+    ours, theirs = both(program, *args)
+    assert ours == theirs
+
+
+@pytest.fixture
+def unplaced():
+    """The reference places annotated values always, and wants a mesh for it."""
+    with nnx.use_eager_sharding(False), flax_nnx.use_eager_sharding(False):
+        yield
+
+
+# Parameters --------------------------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize("names", [("data", "model"), (None, "model"), (("data", "model"), None)])
+def test_parameters_are_born_in_the_same_places(kind, names):
+    def eager(lib):
+        return described(lib, linear(lib, *names))
+
+    def jitted(lib):
+        return described(lib, lib.jit(lambda: linear(lib, *names))())
+
+    def abstract(lib):
+        return described(lib, lib.eval_shape(lambda: linear(lib, *names)))
+
+    with jax.set_mesh(mesh_of(kind)):
+        assert_same(eager)
+        assert_same(jitted)
+        assert_same(abstract)
+
+
+@KINDS
+def test_own_mesh_and_settings(kind):
+    mesh = mesh_of(kind)
+
+    def program(lib):
+        own = lib.Param(jnp.zeros((8, 4)), sharding=("data", None), mesh=mesh)
+        with jax.set_mesh(mesh), lib.use_eager_sharding(False):
+            off = lib.Param(jnp.zeros((8, 4)), sharding=("data", None))
+            on = lib.Param(jnp.zeros((8, 4)), sharding=("data", None), eager_sharding=True)
+            using = lib.using_eager_sharding()
+        kept = [v.get_metadata("eager_sharding") for v in (own, off, on)]
+        return [place(v.get_value()) for v in (own, off, on)], kept, using
+
+    assert_same(program)
+
+
+@pytest.mark.parametrize("spelling", ["sharding", "sharding_names", "out_sharding"])
+@pytest.mark.parametrize("names", [("a", None), P("a", None), ["a", None], None, ()])
+def test_metadata(spelling, names, unplaced):
+    def program(lib):
+        v = lib.Variable(jnp.zeros((2, 3)), **{spelling: names})
+        return v.get_metadata(), v.sharding_names
+
+    assert_same(program)
+
+
+@pytest.mark.parametrize("error", [("nope", None), ("data", None, "model")], ids=str)
+def test_names_that_do_not_fit(error):
+    with jax.set_mesh(mesh_of()):
+        for lib in LIBRARIES:
+            with pytest.raises(ValueError):
+                lib.Param(jnp.zeros((8, 4)), sharding=error)
+
+
+# Specs and rules ---------------------------------------------------------------------------------
+
+
+SPECS = [
+    ("batch", "mlp"),
+    ("embed", "other"),
+    ("data", None),
+    (("data", "model"), None),
+    P("batch", None),
+    (),
+    ("mlp", "mlp"),
+]
+
+
+@pytest.mark.parametrize("names", SPECS, ids=str)
+@pytest.mark.parametrize(
+    "rules",
+    [
+        (),
+        RULES,
+        (("batch", ("data", "model")), ("mlp", None)),
+        (("batch", "mlp"), ("mlp", "data"), ("batch", "model")),
+        [("batch", ["data", "model"])],
+    ],
+    ids=str,
+)
+def test_specs_under_rules(names, rules, unplaced):
+    def program(lib):
+        with lib.logical_axis_rules(rules):
+            v = lib.Param(jnp.zeros((8, 8)), sharding=names)
+            found = lib.get_partition_spec(v)
+        own = lib.get_partition_spec(
+            lib.Param(jnp.zeros((8, 8)), sharding=names, sharding_rules=rules)
+        )
+        return found.get_raw_value(), found.get_metadata(), own.get_raw_value()
+
+    assert_same(program)
+
+
+def test_rules_nest_and_decorate_alike(unplaced):
+    def program(lib):
+        spec = lambda: lib.get_partition_spec(
+            lib.Param(jnp.zeros((8, 8)), sharding=("batch", "mlp"))
+        ).get_raw_value()
+        with lib.logical_axis_rules((("batch", "data"),)):
+            first = spec()
+            with lib.logical_axis_rules((("mlp", "model"),)):
+                second = spec()
+            third = spec()
+        return first, second, third, spec(), lib.logical_axis_rules(RULES)(spec)()
+
+    assert_same(program)
+
+
+def test_rules_that_disagree(unplaced):
+    for lib in LIBRARIES:
+        v = lib.Param(jnp.zeros(8), sharding=("batch",), sharding_rules=(("batch", "model"),))
+        with lib.logical_axis_rules(RULES), pytest.raises(ValueError, match="[Ii]nconsistent"):
+            lib.get_partition_spec(v)
+        with pytest.raises(ValueError):
+            with lib.logical_axis_rules([("batch", "data", "model")]):
+                lib.get_partition_spec(v)
+
+
+def test_specs_of_trees(unplaced):
+    def program(lib):
+        layer = linear(lib, "data", "model")
+        layer.stat = lib.BatchStat(jnp.zeros(3))
+        layer.number = lib.Variable(3)
+        layer.nested = lib.Variable({"a": jnp.zeros(2)})
+        layer.array = jnp.zeros(2)
+        state = lib.state(layer)
+        return (
+            described(lib, lib.get_partition_spec(state)),
+            described(lib, lib.get_partition_spec(layer)),
+            described(lib, lib.get_named_sharding(state, mesh_of())),
+            lib.get_partition_spec({"a": jnp.ones(2), "n": np.ones(2), "b": 1.0, "d": None}),
+            lib.get_named_sharding({"a": jnp.ones(2), "b": 1.0, "d": None}, mesh_of()),
+        )
+
+    assert_same(program)
+
+
+# Abstract models ---------------------------------------------------------------------------------
+
+
+@KINDS
+def test_abstract_models(kind):
+    mesh = mesh_of(kind)
+
+    def make(lib):
+        def init():
+            layer = linear(lib, "data", "model")
+            layer.stat = lib.BatchStat(jnp.zeros(3))
+            return layer
+
+        return init
+
+    def abstract(lib):
+        return described(lib, lib.get_abstract_model(make(lib), mesh)[1])
+
+    def with_sharding(lib):
+        with jax.set_mesh(mesh):
+            state = lib.state(lib.eval_shape(make(lib)))
+            return described(lib, lib.abstract_with_sharding(state))
+
+    with jax.set_mesh(mesh):
+        assert_same(abstract)
+    assert_same(with_sharding)
+
+
+# Axes that transforms add and remove -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 3])
+@pytest.mark.parametrize("names", [("a", "b"), ("a",), None])
+def test_axes_added_and_removed(index, names, unplaced):
+    def program(lib):
+        told = []
+        note = lambda what: lambda v, index, name: told.append((what, index, name))
+        v = lib.Param(
+            jnp.zeros((2, 3)),
+            sharding=names,
+            on_add_axis=note("add"),
+            on_remove_axis=note("remove"),
+        )
+        added = lib.spmd.add_axis(v, index, {lib.PARTITION_NAME: "layers"})
+        assert added is v
+        first = v.sharding_names
+        lib.spmd.remove_axis(v, index, {lib.PARTITION_NAME: "layers"})
+        return first, v.sharding_names, told
+
+    assert_same(program)
+
+
+def test_axes_that_are_refused(unplaced):
+    for lib in LIBRARIES:
+        v = lib.Param(jnp.zeros((2, 3)), sharding=("x", "b"))
+        with pytest.raises(ValueError):
+            lib.spmd.remove_axis(v, 0, {lib.PARTITION_NAME: "layers"})
+        with pytest.raises(ValueError, match="partition_name"):
+            lib.spmd.add_axis(v, 0, {})
+
+
+@pytest.mark.parametrize("transform", ["vmap", "scan"])
+@pytest.mark.parametrize("out_axes", [0, 1, "by kind"])
+@pytest.mark.parametrize("partition", ["layers", None])
+def test_stacked_annotations(transform, out_axes, partition, unplaced):
+    def program(lib):
+        over = {"transform_metadata": {lib.PARTITION_NAME: partition}}
+        axes = out_axes
+        if axes == "by kind":
+            axes = lib.StateAxes({lib.PathContains("kernel"): 2, ...: 0})
+        stack = getattr(lib, transform)
+        make = stack(lambda i: linear(lib, "a", "b"), in_axes=0, out_axes=axes, **over)
+        model = make(jnp.arange(3))
+        born, seen = described(lib, model), []
+
+        def body(x, model):
+            seen.append((model.kernel.sharding_names, model.bias.sharding_names))
+            model.kernel.value = model.kernel.value + 1
+            return x + model.bias.value[:8]
+
+        if transform == "vmap":
+            lib.vmap(body, in_axes=(None, axes), **over)(jnp.ones(8), model)
+        else:
+            lib.scan(body, in_axes=(lib.Carry, axes), out_axes=lib.Carry, **over)(
+                jnp.ones(8), model
+            )
+        return born, seen[0], described(lib, model), np.asarray(model.kernel.value).tolist()
+
+    assert_same(program)
+
+
+@KINDS
+def test_stacked_parameters_on_a_mesh(kind):
+    def program(lib):
+        over = {"transform_metadata": {lib.PARTITION_NAME: "data"}}
+        make = lib.vmap(lambda i: linear(lib, None, "model"), **over)
+        return described(lib, lib.jit(make)(jnp.arange(4)))
+
+    with jax.set_mesh(mesh_of(kind)):
+        assert_same(program)
+
+
+@pytest.mark.parametrize("axes", [(0, None), (0, 0), (1, 0)])
+def test_transform_metadata(axes, unplaced):
+    def program(lib):
+        seen = []
+
+        @lib.transform_metadata(in_axes=axes, out_axes=axes, partition="layers")
+        def f(a, b):
+            seen.append((a.sharding_names, b["v"].sharding_names))
+            make = lambda: lib.Param(jnp.zeros((4, 4)), sharding=("x", "y"))
+            return make(), [make()]
+
+        def param(axis):
+            names = ["x", "y"]
+            if axis is not None:
+                names.insert(axis, "layers")
+            return lib.Param(jnp.zeros((3, 4, 4)), sharding=tuple(names))
+
+        a, b = map(param, axes)
+        first, (second,) = f(a, b={"v": b})
+        return seen, [v.sharding_names for v in (a, b, first, second)]
+
+    assert_same(program)
+
+
+# Optimizers and jit ------------------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize("jitted", [False, True])
+def test_optimizer_state(kind, jitted):
+    def program(lib):
+        def make():
+            model = linear(lib, "data", "model")
+            return lib.Optimizer(model, optax.adam(1e-2), wrt=lib.Param)
+
+        found = described(lib, (lib.jit(make) if jitted else make)())
+        return {path: facts for path, facts in found.items() if facts[1]}
+
+    with jax.set_mesh(mesh_of(kind)):
+        assert_same(program)
+
+
+@pytest.mark.parametrize("form", ["mapping", "state", "one for all"])
+def test_shardings_of_jit(form):
+    mesh = mesh_of()
+    columns, rows, whole = (NamedSharding(mesh, P(*n)) for n in ((None, "model"), ("data",), ()))
+
+    def program(lib):
+        model = lib.Linear(8, 16, kernel_init=steps, rngs=lib.Rngs(0))
+        places = whole
+        if form == "mapping":
+            places = lib.StateSharding({lib.PathContains("kernel"): columns, ...: whole})
+        elif form == "state":
+            state = lib.state(model)
+            places = lib.StateSharding(
+                jax.tree.map(lambda x: columns if x.ndim == 2 else whole, state)
+            )
+
+        def step(model, x):
+            model.kernel.value = model.kernel.value * 2
+            return model(x)
+
+        y = lib.jit(step, in_shardings=(places, rows), out_shardings=rows)(model, jnp.ones((8, 8)))
+        if form == "mapping":
+            made = lib.jit(lambda: linear(lib, None, "model", mesh=mesh), out_shardings=places)()
+            return described(lib, model), place(y), described(lib, made), places.filters[1:]
+        return described(lib, model), place(y)
+
+    assert_same(program)

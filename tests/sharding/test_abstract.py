@@ -1,0 +1,164 @@
+"""Abstract models: what they keep of shapes, dtypes and shardings, and that nothing is computed."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import nnxlite as nnx
+from tests.sharding.meshes import linear, mesh_of, names_of, steps
+
+KINDS = pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit), ids=lambda k: k.name)
+
+
+def shapes(tree):
+    """Path to (shape, dtype, names of the sharding) of every abstract leaf."""
+    out = {}
+    for path, leaf in nnx.to_flat_state(nnx.pure(tree)):
+        assert isinstance(leaf, jax.ShapeDtypeStruct), path
+        out[path] = (leaf.shape, leaf.dtype.name, names_of(leaf))
+    return out
+
+
+SHARDED = {
+    ("bias",): ((16,), "float32", ("model",)),
+    ("kernel",): ((8, 16), "float32", ("data", "model")),
+}
+UNSHARDED = {path: (shape, dtype, None) for path, (shape, dtype, _) in SHARDED.items()}
+
+
+@KINDS
+def test_eval_shape_keeps_shardings(kind):
+    make = lambda: linear("data", "model")
+    assert shapes(nnx.state(nnx.eval_shape(make))) == UNSHARDED
+    with jax.set_mesh(mesh_of(kind)):
+        model = nnx.eval_shape(make)
+        assert isinstance(model, nnx.Linear) and model.kernel.sharding_names == ("data", "model")
+        assert shapes(nnx.state(model)) == SHARDED
+
+
+@KINDS
+def test_eval_shape_of_a_jitted_function_keeps_shardings(kind):
+    with jax.set_mesh(mesh_of(kind)):
+        model = nnx.jit(lambda: linear("data", "model")).eval_shape()
+        assert shapes(nnx.state(model)) == SHARDED
+
+
+@KINDS
+def test_get_abstract_model_shards_on_its_mesh_and_computes_nothing(kind):
+    mesh = mesh_of(kind)
+    traced = []
+
+    def make():
+        layer = linear("data", "model")
+        traced.append(layer.kernel.value)
+        layer.plain = nnx.BatchStat(jnp.zeros(3))
+        layer.again = layer.bias
+        return layer
+
+    graphdef, state = nnx.get_abstract_model(make, mesh)
+    assert len(traced) == 1 and isinstance(traced[0], jax.core.Tracer)
+    assert shapes(state) == {
+        ("again",): SHARDED[("bias",)],  # one Param under two names, stored once
+        ("kernel",): SHARDED[("kernel",)],
+        ("plain",): ((3,), "float32", ()),
+    }
+    assert state["kernel"].value.sharding == NamedSharding(mesh, P("data", "model"))
+    model = nnx.merge(graphdef, state)
+    assert isinstance(model, nnx.Linear) and model.again is model.bias
+    with jax.set_mesh(mesh):
+        assert shapes(nnx.get_abstract_model(make, mesh)[1]) == shapes(state)
+
+
+def test_get_abstract_model_initialises_under_jit_where_it_says():
+    """The state tells `jax.jit` where the parameters are to be made."""
+    mesh = mesh_of()
+    make = lambda: linear("data", "model")
+    _, abstract = nnx.get_abstract_model(make, mesh)
+    where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    state = jax.jit(lambda: nnx.state(make()), out_shardings=where)()
+    assert names_of(state["kernel"].value) == ("data", "model")
+    np.testing.assert_array_equal(state["kernel"].value, steps(None, (8, 16)))
+
+
+def test_get_abstract_model_resolves_logical_names_and_may_lack_a_mesh():
+    make = lambda: linear("batch", "mlp")
+    with nnx.logical_axis_rules([("batch", "data"), ("mlp", "model")]):
+        assert shapes(nnx.get_abstract_model(make, mesh_of())[1]) == SHARDED
+        assert shapes(nnx.get_abstract_model(make, None)[1]) == UNSHARDED
+    with pytest.raises(ZeroDivisionError):
+        nnx.get_abstract_model(lambda: 1 // 0, mesh_of())
+
+
+def test_as_abstract_of_arrays():
+    mesh = mesh_of()
+    model = linear("data", "model")
+    placed = model.kernel.value.sharding
+    state = nnx.as_abstract(nnx.state(model))
+    assert state["kernel"].value.sharding == placed and state["kernel"].sharding_names
+    assert isinstance(model.kernel.value, jax.Array)
+    with jax.set_mesh(mesh):
+        assert shapes(nnx.as_abstract(nnx.state(model))) == SHARDED
+        born = linear("data", "model")
+    again = nnx.as_abstract(born)  # outside the mesh: as the arrays are
+    assert isinstance(again, nnx.Linear) and again is not born
+    assert shapes(nnx.state(again)) == SHARDED
+    tree = nnx.as_abstract({"n": np.ones(3), "b": 1.0, "c": "x", "d": None, "k": jax.random.key(0)})
+    assert tree["n"] == jax.ShapeDtypeStruct((3,), np.float64)
+    assert (tree["b"], tree["c"], tree["d"]) == (1.0, "x", None)
+    assert tree["k"].shape == () and jnp.issubdtype(tree["k"].dtype, jax.dtypes.prng_key)
+
+
+def test_as_abstract_under_a_trace():
+    def traced(model):
+        found.append(nnx.as_abstract(nnx.state(model)))
+        return model.bias.value
+
+    found: list[nnx.State] = []
+    nnx.jit(traced)(linear("data", "model"))
+    assert shapes(found[0]) == UNSHARDED
+
+
+@pytest.mark.parametrize("convert", [nnx.as_abstract, nnx.abstract_with_sharding])
+def test_abstract_values_get_the_annotated_sharding(convert):
+    mesh, other = mesh_of(), NamedSharding(mesh_of(AxisType.Explicit), P())
+    state = jax.eval_shape(lambda: nnx.state(linear("data", "model")))
+    state["plain"] = nnx.Param(jax.ShapeDtypeStruct((3,), jnp.float32))
+    state["placed"] = nnx.Param(
+        jax.ShapeDtypeStruct((8,), jnp.float32, sharding=other), sharding=("data",)
+    )
+    unplaced = {("plain",): ((3,), "float32", None), ("placed",): ((8,), "float32", ())}
+    assert shapes(convert(state)) == {**UNSHARDED, **unplaced}
+    with jax.set_mesh(mesh):
+        assert shapes(convert(state)) == {**SHARDED, **unplaced}
+    own = jax.eval_shape(lambda: nnx.state(linear("data", "model", mesh=mesh)))
+    assert shapes(convert(own)) == SHARDED
+    assert convert(own)["kernel"].value.sharding.mesh == mesh
+
+
+def test_abstract_with_sharding_leaves_arrays():
+    with jax.set_mesh(mesh_of()):
+        model = linear("data", "model")
+        kept = nnx.abstract_with_sharding(nnx.state(model))
+        assert kept["kernel"].value is model.kernel.value
+        tree = {"a": jnp.ones(2), "s": jax.ShapeDtypeStruct((2,), jnp.float32), "c": 1}
+        assert nnx.abstract_with_sharding(tree)["s"].sharding is None
+
+
+def test_abstract_bad_input():
+    state = jax.eval_shape(lambda: nnx.state(linear("data", "nope")))
+    with jax.set_mesh(mesh_of()):
+        with pytest.raises(ValueError, match=r"names \['nope'\], which the mesh"):
+            nnx.as_abstract(state)
+        short = nnx.Param(
+            jax.ShapeDtypeStruct((3,), jnp.float32), sharding=(None, "model"), eager_sharding=False
+        )
+        with pytest.raises(ValueError, match=r"2 axes, the value has shape \(3,\)"):
+            nnx.abstract_with_sharding(short)
+    shared = nnx.Param(jnp.zeros(2))
+    with pytest.raises(ValueError, match="graph=False"):
+        nnx.as_abstract(nnx.Dict(a=shared, b=shared), graph=False)

@@ -1,0 +1,521 @@
+"""Annotations: metadata without a mesh, placement at birth with one; what transforms make of them."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import nnxlite as nnx
+from tests.sharding.meshes import linear, mesh_of, names_of, steps
+
+KINDS = (AxisType.Auto, AxisType.Explicit)
+LAYERS = {nnx.PARTITION_NAME: "layers"}
+RULES = (("batch", "data"), ("mlp", "model"), ("embed", None))
+
+
+def param(*shape, **metadata):
+    return nnx.Param(jnp.zeros(shape), **metadata)
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def mesh(request):
+    mesh = mesh_of(request.param)
+    with jax.set_mesh(mesh):
+        yield mesh
+
+
+# Without a mesh ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("nowhere",), ("a", "b", "c"), "a", NamedSharding(mesh_of(), P("data"))],
+    ids=["unknown", "too many", "a string", "a sharding"],
+)
+def test_without_a_mesh_an_annotation_is_metadata_and_nothing_fails(names):
+    before = param(8, 4).value.sharding
+    variable = param(8, 4, sharding=names)
+    assert variable.sharding_names == names and variable.value.sharding == before
+    copy = nnx.clone(nnx.jit(lambda m: m)(nnx.Dict(v=variable)))
+    assert copy.v.sharding_names == names
+
+
+@pytest.mark.parametrize("spelling", ["sharding", "sharding_names", "out_sharding"])
+def test_one_entry_under_three_names(spelling):
+    variable = param(8, 4, **{spelling: ("data", None)})
+    assert variable.get_metadata("out_sharding") == ("data", None)
+    assert not variable.has_metadata("sharding") and not variable.has_metadata("sharding_names")
+
+
+def test_with_partitioning_annotates_what_an_initializer_makes():
+    init = nnx.with_partitioning(steps, (None, "model"), on_add_axis=print)
+    layer = nnx.Linear(2, 4, kernel_init=init, bias_init=steps, rngs=nnx.Rngs(0))
+    assert layer.kernel.sharding_names == (None, "model")
+    assert layer.kernel.get_metadata("mesh") is None
+    assert layer.kernel.get_metadata("on_add_axis") == (print,)
+    assert layer.bias.sharding_names is None
+    listed = nnx.with_partitioning(steps, [None, "model"])
+    assert nnx.Param(listed(None, (2, 4))).sharding_names == (None, "model")
+
+
+# On a mesh ---------------------------------------------------------------------------------------
+
+
+def test_parameters_are_born_sharded(mesh):
+    layer = linear("data", "model")
+    assert names_of(layer.kernel) == ("data", "model") and names_of(layer.bias) == ("model",)
+    assert layer.kernel.value.sharding.mesh == mesh
+    np.testing.assert_array_equal(layer.kernel.value, steps(None, (8, 16)))
+    assert not layer.kernel.value.is_fully_replicated
+
+
+def test_parameters_are_born_sharded_under_jit(mesh):
+    layer = nnx.jit(lambda: linear("data", "model"))()
+    assert names_of(layer.kernel) == ("data", "model") and names_of(layer.bias) == ("model",)
+    assert layer.kernel.sharding_names == ("data", "model")
+    np.testing.assert_array_equal(layer.kernel.value, steps(None, (8, 16)))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_mesh_of_the_variable_itself_needs_no_mesh_around(kind):
+    mesh = mesh_of(kind)
+    init = nnx.with_partitioning(steps, ("data", None), mesh=mesh)
+    make = lambda: nnx.Param(init(None, (8, 4)))
+    assert names_of(make()) == ("data", None)
+    assert names_of(nnx.jit(make)())[0] == "data"
+
+
+def test_a_mesh_entered_as_a_context_manager_counts():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with mesh_of():
+            assert names_of(linear("data", "model").kernel) == ("data", "model")
+            assert names_of(nnx.jit(lambda: linear("data", "model"))().kernel) == ("data", "model")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.zeros((8, 4), np.float32), ("data", None)),
+        ({"a": jnp.zeros((8, 4)), "b": jnp.zeros((2, 4, 3))}, ("data", None)),
+        (jax.ShapeDtypeStruct((8, 4), jnp.float32), ("data", None)),
+    ],
+    ids=["numpy", "pytree", "abstract"],
+)
+def test_what_is_placed(value, expected):
+    with jax.set_mesh(mesh_of()):
+        held = nnx.Variable(value, sharding=("data", None)).value
+    assert [names_of(leaf) for leaf in jax.tree.leaves(held)] == [expected] * len(
+        jax.tree.leaves(value)
+    )
+    jax.tree.map(lambda x, y: x.shape == y.shape or pytest.fail("shape"), held, value)
+
+
+def test_what_is_not_placed(mesh):
+    assert nnx.Variable(3, sharding=("data",)).value == 3
+    assert names_of(param(8, 4)) in (None, (), (None, None))
+    with nnx.use_eager_sharding(False):
+        assert not nnx.using_eager_sharding()
+        off = param(8, 4, sharding=("data", None))
+        on = param(8, 4, sharding=("data", None), eager_sharding=True)
+    assert nnx.using_eager_sharding()
+    assert off.value.is_fully_replicated and off.sharding_names == ("data", None)
+    assert names_of(on) == ("data", None)
+    assert param(8, 4, sharding=("data", None), eager_sharding=False).value.is_fully_replicated
+
+
+def test_references_are_made_of_placed_arrays():
+    with jax.set_mesh(mesh_of()):
+        variable = param(8, 4, sharding=("data", None), ref=True)
+    assert names_of(variable.get_value()) == ("data", None)
+
+
+def test_inside_shard_map_a_value_is_one_shard():
+    mesh = mesh_of()
+
+    def shard(x):
+        count = nnx.Variable(x, sharding=("data", "model"))
+        whole = nnx.Variable(x, sharding=(("data", "model"), None))
+        return count.value + whole.value
+
+    with jax.set_mesh(mesh):
+        y = jax.jit(jax.shard_map(shard, mesh=mesh, in_specs=P("data"), out_specs=P("data")))(
+            jnp.ones((8, 4))
+        )
+        np.testing.assert_array_equal(y, np.full((8, 4), 2))
+        # Only `data` is divided by hand; `model` is still the compiler's.
+        partly = jax.shard_map(
+            shard, mesh=mesh, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}
+        )
+        np.testing.assert_array_equal(jax.jit(partly)(jnp.ones((8, 4))), np.full((8, 4), 2))
+
+
+def test_writing_does_not_move_a_value_back(mesh):
+    variable = param(8, 4, sharding=("data", None))
+    variable.value = jnp.ones((8, 4))
+    assert variable.value.is_fully_replicated  # placed at birth, and the writer's business since
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("nope", None), r"\('nope', None\) names \['nope'\], which the mesh with axes \('data',"),
+        ((("data", "nope"), None), r"names \['nope'\].*logical_axis_rules"),
+        (("data", None, "model"), r"has 3 axes, the value has shape \(8, 4\). Give one name"),
+        ("data", r"got the str 'data'. Write \('data',\)"),
+        (NamedSharding(mesh_of(), P("data")), r"got the NamedSharding .* sharding=s.spec, mesh=s.mesh"),
+    ],
+    ids=["unknown", "unknown in a tuple", "too many", "a string", "a sharding"],
+)  # fmt: skip
+def test_annotations_that_do_not_fit_the_mesh(names, message):
+    with jax.set_mesh(mesh_of()), pytest.raises(ValueError, match=message):
+        param(8, 4, sharding=names)
+
+
+def test_a_shape_that_does_not_divide_is_refused_by_jax():
+    with jax.set_mesh(mesh_of()), pytest.raises(ValueError, match="divi"):
+        param(7, 4, sharding=("data", None))
+
+
+# Logical names -----------------------------------------------------------------------------------
+
+
+def spec(*names, **metadata):
+    return nnx.get_partition_spec(param(*[8] * len(names), sharding=names, **metadata)).value
+
+
+def test_rules_map_logical_names_to_mesh_axes():
+    assert spec("batch", "mlp") == P("batch", "mlp")
+    with nnx.logical_axis_rules(RULES):
+        assert spec("batch", "mlp") == P("data", "model")
+        assert spec("embed", "other", None) == P(None, "other", None)
+        assert spec(("batch", "mlp"), "embed") == P(("data", "model"), None)
+        assert spec(("embed",), ("data", "embed")) == P(None, ("data",))
+    with nnx.logical_axis_rules([("all", ["data", "model"])]):
+        assert spec("all") == P(("data", "model"))
+        assert spec(("all", "x")) == P(("data", "model", "x"))
+    assert spec("batch", "mlp") == P("batch", "mlp")
+
+
+def test_the_last_rule_for_a_name_counts_and_names_are_mapped_once():
+    with nnx.logical_axis_rules([("a", "b"), ("b", "data"), ("a", "model")]):
+        assert spec("a", "b") == P("model", "data")
+
+
+def test_an_inner_block_has_rules_of_its_own():
+    with nnx.logical_axis_rules([("batch", "data")]):
+        with nnx.logical_axis_rules([("mlp", "model")]):
+            assert spec("batch", "mlp") == P("batch", "model")
+        assert spec("batch", "mlp") == P("data", "mlp")
+
+
+def test_rules_as_a_decorator():
+    decorated = nnx.logical_axis_rules(RULES)(lambda: spec("batch", "mlp"))
+    assert decorated() == decorated() == P("data", "model")
+
+
+def test_rules_of_the_variable_itself():
+    assert spec("batch", "mlp", sharding_rules=RULES) == P("data", "model")
+    with nnx.logical_axis_rules([("batch", "data")]):
+        assert spec("batch", "mlp", sharding_rules=RULES) == P("data", "model")
+        with pytest.raises(
+            ValueError, match="logical axis 'batch': 'data' by logical_axis_rules, 'model' by the"
+        ):
+            spec("batch", sharding_rules=[("batch", "model")])
+
+
+def test_rules_place_parameters(mesh):
+    with nnx.logical_axis_rules(RULES):
+        layer = linear("batch", "mlp")
+        assert layer.kernel.sharding_names == ("batch", "mlp")  # the annotation stays logical
+        assert names_of(layer.kernel) == ("data", "model")
+
+
+def test_a_jitted_function_is_traced_anew_under_other_rules():
+    with jax.set_mesh(mesh_of()):
+        make = nnx.jit(lambda: param(8, 4, sharding=("rows", None)))
+        with nnx.logical_axis_rules([("rows", "data")]):
+            assert names_of(make())[0] == "data"
+        with nnx.logical_axis_rules([("rows", "model")]):
+            assert names_of(make())[0] == "model"
+
+
+@pytest.mark.parametrize(
+    "rules", [{"batch": "data"}, [("batch", "data", "model")]], ids=["a mapping", "a triple"]
+)
+def test_rules_are_pairs(rules):
+    with pytest.raises(ValueError, match=r"is a pair \(logical name, mesh axis\), got .*batch"):
+        with nnx.logical_axis_rules(rules):
+            pass
+
+
+# Reading annotations -----------------------------------------------------------------------------
+
+
+def test_specs_and_shardings_of_a_state():
+    layer, mesh = linear("data", "model"), mesh_of()
+    layer.plain = nnx.BatchStat(jnp.zeros(3))
+    layer.number = nnx.Variable(3)
+    layer.array = jnp.zeros(2)
+    state = nnx.state(layer)
+    specs = nnx.get_partition_spec(state)
+    assert isinstance(specs, nnx.State) and type(specs["kernel"]) is nnx.Param
+    assert specs["kernel"].sharding_names == ("data", "model")
+    assert dict(nnx.to_flat_state(nnx.pure(specs))) == {
+        ("array",): P(),
+        ("bias",): P("model"),
+        ("kernel",): P("data", "model"),
+        ("number",): None,
+        ("plain",): P(),
+    }
+    shardings = nnx.get_named_sharding(state, mesh)
+    assert shardings["kernel"].value == NamedSharding(mesh, P("data", "model"))
+    assert shardings["array"] == NamedSharding(mesh, P())
+    assert nnx.spmd.get_var_pspec(layer.bias) == P("model")
+    assert layer.kernel.value.shape == (8, 16)  # the state itself is untouched
+
+
+def test_specs_of_other_trees():
+    tree = {"a": jnp.ones(3), "n": np.ones(2), "b": 1.0, "c": "x", "d": None}
+    expected = {"a": P(), "n": P(), "b": None, "c": None, "d": None}
+    assert nnx.get_partition_spec(tree) == expected
+    assert nnx.get_partition_spec(param(2, 3, sharding=P("x"))).value == P("x")
+    assert nnx.get_partition_spec(param(2, 3, sharding=("x",), ref=True)) == P("x")
+    module = nnx.get_partition_spec(linear("data", "model"))
+    assert isinstance(module, nnx.Linear) and module.kernel.value == P("data", "model")
+
+
+def test_shardings_of_a_state_place_it():
+    mesh = mesh_of()
+    layer = linear("data", "model")
+    state = nnx.state(layer)
+    nnx.update(layer, jax.device_put(state, nnx.get_named_sharding(state, mesh)))
+    assert names_of(layer.kernel) == ("data", "model") and names_of(layer.bias) == ("model",)
+
+
+# Axes that transforms add and remove -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (0, ("layers", "a", "b")),
+        (1, ("a", "layers", "b")),
+        (2, ("a", "b", "layers")),
+        (4, ("a", "b", None, None, "layers")),
+        (-1, ("a", "b", "layers")),
+        (-3, ("layers", "a", "b")),
+    ],
+)
+def test_an_axis_is_added_and_removed(index, expected):
+    variable = param(2, 3, sharding=("a", "b"))
+    assert nnx.spmd.add_axis(variable, index, LAYERS) is variable
+    assert variable.sharding_names == expected
+    if index < 3:
+        assert nnx.spmd.remove_axis(variable, index, LAYERS) is variable
+        assert variable.sharding_names == ("a", "b")
+
+
+def test_axes_of_trees_and_what_is_told():
+    told = []
+    note = lambda event: lambda variable, index, name: told.append((event, index, name))
+    shared = param(2, 3, sharding=P("a"), on_add_axis=note("add"), on_remove_axis=note("remove"))
+    plain = param(2)
+    tree = {"one": nnx.Dict(v=shared, again=shared), "state": nnx.state(nnx.Dict(w=plain))}
+    assert nnx.spmd.add_axis(tree, 0, LAYERS) is tree
+    assert shared.sharding_names == P("layers", "a") and isinstance(shared.sharding_names, P)
+    assert plain.sharding_names is None
+    nnx.spmd.remove_axis(tree, 0, LAYERS)
+    assert shared.sharding_names == P("a")
+    assert told == [("add", 0, "layers"), ("remove", 0, "layers")]
+
+
+def test_the_name_of_the_axis_may_be_none_but_not_missing():
+    variable = param(2, 3, sharding=("a", "b"))
+    nnx.spmd.add_axis(variable, 0, {nnx.PARTITION_NAME: None})
+    assert variable.sharding_names == (None, "a", "b")
+    for change in (nnx.spmd.add_axis, nnx.spmd.remove_axis):
+        with pytest.raises(ValueError, match="has no entry 'partition_name' in {'other': 1}"):
+            change(variable, 0, {"other": 1})
+
+
+def test_another_name_is_refused_and_nothing_changes():
+    first, second = param(2, 3, sharding=("layers", "b")), param(2, 3, sharding=("x", "b"))
+    with pytest.raises(ValueError, match=r"names \('x', 'b'\): axis 0 is 'x', not 'layers'"):
+        nnx.spmd.remove_axis([first, second], 0, LAYERS)
+    assert first.sharding_names == ("layers", "b") and second.sharding_names == ("x", "b")
+
+
+def stacked(**options):
+    """Three Linears of 8 by 16, built by vmap."""
+    make = nnx.vmap(lambda i: linear("data", "model"), **options)
+    return make(jnp.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("out_axes", "metadata", "expected"),
+    [
+        (0, LAYERS, ("layers", "data", "model")),
+        (1, LAYERS, ("data", "layers", "model")),
+        (-1, LAYERS, ("data", "model", "layers")),
+        (nnx.StateAxes({nnx.PathContains("kernel"): 2, ...: 0}), LAYERS, ("data", "model", "layers")),
+        (0, {nnx.PARTITION_NAME: None}, (None, "data", "model")),
+        (0, {}, ("data", "model")),
+    ],
+)  # fmt: skip
+def test_vmap_adds_the_axis_to_what_it_builds(out_axes, metadata, expected):
+    model = stacked(out_axes=out_axes, transform_metadata=metadata)
+    assert model.kernel.sharding_names == expected
+    if metadata:
+        assert model.kernel.value.shape[expected.index(metadata[nnx.PARTITION_NAME])] == 3
+
+
+def test_inside_the_axis_is_gone_and_afterwards_it_is_there_again():
+    seen = []
+
+    def body(x, model):
+        seen.append(model.kernel.sharding_names)
+        model.kernel.value = model.kernel.value * 2
+        model.added = param(4, sharding=("model",))
+        return x + model(x)[:8]
+
+    model = stacked(out_axes=-1, transform_metadata=LAYERS)
+    expected = ("data", "model", "layers")
+    over = {"transform_metadata": LAYERS}
+    nnx.vmap(body, in_axes=(None, -1), **over)(jnp.ones(8), model)
+    assert model.kernel.sharding_names == expected and model.added.sharding_names == (
+        "model",
+        "layers",
+    )
+    del model.added
+    nnx.scan(body, in_axes=(nnx.Carry, -1), out_axes=nnx.Carry, **over)(jnp.ones(8), model)
+    assert model.kernel.sharding_names == expected and model.kernel.value.shape == (8, 16, 3)
+    assert set(seen) == {("data", "model")}
+    axes = nnx.StateAxes({nnx.PathContains("kernel"): None, ...: None})
+    nnx.vmap(lambda m, x: seen.append(m.kernel.sharding_names), in_axes=(axes, 0), **over)(
+        model, jnp.ones(3)
+    )
+    assert seen[-1] == expected  # an axis None adds and removes nothing
+
+
+def test_short_annotations_keep_their_places():
+    def make(i):
+        return nnx.Param(jnp.zeros((2, 3, 4)), sharding=("data",))
+
+    model = nnx.vmap(make, out_axes=-1, transform_metadata=LAYERS)(jnp.arange(5))
+    assert model.value.shape == (2, 3, 4, 5)
+    assert model.sharding_names == ("data", None, None, "layers")
+
+
+def test_scan_adds_the_axis_to_what_it_builds_and_nesting_adds_both():
+    make = lambda i: linear("data", "model")
+    scanned = nnx.scan(make, in_axes=0, out_axes=0, transform_metadata=LAYERS)(jnp.arange(3))
+    assert scanned.kernel.sharding_names == ("layers", "data", "model")
+    twice = nnx.vmap(
+        nnx.vmap(make, transform_metadata={nnx.PARTITION_NAME: "inner"}),
+        transform_metadata={nnx.PARTITION_NAME: "outer"},
+    )(jnp.zeros((2, 3)))
+    assert twice.kernel.sharding_names == ("outer", "inner", "data", "model")
+    assert twice.kernel.value.shape == (2, 3, 8, 16)
+
+
+def test_a_wrong_name_or_a_failing_body_leaves_annotations_alone():
+    model = stacked(transform_metadata=LAYERS)
+    with pytest.raises(ValueError, match="axis 0 is 'layers', not 'stages'"):
+        nnx.vmap(lambda m: None, transform_metadata={nnx.PARTITION_NAME: "stages"})(model)
+    with pytest.raises(ZeroDivisionError):
+        nnx.vmap(lambda m: 1 // 0, transform_metadata=LAYERS)(model)
+    assert model.kernel.sharding_names == ("layers", "data", "model")
+
+
+@pytest.mark.parametrize("transform", ["vmap", "scan"])
+def test_stacked_parameters_are_born_sharded(mesh, transform):
+    make = lambda i: linear(None, "model")
+    options = {"in_axes": 0, "out_axes": 0, "transform_metadata": {nnx.PARTITION_NAME: None}}
+    build = nnx.jit(getattr(nnx, transform)(make, **options))
+    model = build(jnp.arange(4))
+    assert model.kernel.sharding_names == (None, None, "model")
+    assert names_of(model.kernel) == (None, None, "model")
+    assert names_of(model.bias) == (None, "model")
+
+
+# transform_metadata ------------------------------------------------------------------------------
+
+
+def test_transform_metadata_does_what_a_transform_would():
+    seen = []
+
+    @nnx.transform_metadata(in_axes=(0, None), out_axes=(1, None), partition="layers")
+    def f(mapped, whole):
+        seen.append((mapped["p"].sharding_names, whole.sharding_names))
+        return param(4, 4, sharding=("x", "y")), [param(4, sharding=("x",)), whole]
+
+    mapped, whole = param(3, 4, sharding=("layers", "x")), param(4, sharding=("x",))
+    new, (kept, same) = f({"p": mapped}, whole)
+    assert seen == [(("x",), ("x",))]
+    assert mapped.sharding_names == ("layers", "x") and whole.sharding_names == ("x",)
+    assert new.sharding_names == ("x", "layers", "y") and kept.sharding_names == ("x",)
+    assert same is whole
+    assert f.__name__ == "f"
+
+
+def test_transform_metadata_under_vmap_and_by_variable():
+    seen = []
+
+    def f(model, x):
+        seen.append((model.kernel.sharding_names, model.bias.sharding_names))
+        model.extra = param(4, sharding=("model",))
+        return model
+
+    axes = nnx.StateAxes({nnx.PathContains("bias"): None, ...: 0})
+    model = stacked(transform_metadata=LAYERS)
+    model.bias.set_metadata(out_sharding=("model",))
+    model.bias.value = model.bias.value[0]
+    named = nnx.transform_metadata(f, in_axes=(axes, 0), partition="layers")
+    nnx.vmap(named, in_axes=(axes, 0), out_axes=axes)(model, jnp.zeros(3))
+    assert seen == [(("data", "model"), ("model",))]
+    assert model.kernel.sharding_names == ("layers", "data", "model")
+    assert model.extra.sharding_names == ("layers", "model") and model.extra.value.shape == (3, 4)
+    assert model.bias.sharding_names == ("model",)
+
+
+def test_transform_metadata_takes_arguments_by_name_and_shared_ones_once():
+    seen = []
+
+    def f(a, b, *, scale=1):
+        seen.append((a.sharding_names, b[0].sharding_names, scale))
+
+    variable = param(3, 4, sharding=("x", "layers"))
+    nnx.transform_metadata(f, in_axes=[1, 1], partition="layers")(b=[variable], a=variable, scale=2)
+    assert seen == [(("x",), ("x",), 2)] and variable.sharding_names == ("x", "layers")
+
+
+def test_transform_metadata_leaves_annotations_as_they_were_when_it_fails():
+    variable, other = param(3, 4, sharding=("layers", "x")), param(3, sharding=("stages",))
+
+    def f(*args):
+        variable.set_metadata(note=1)
+        raise ZeroDivisionError
+
+    over = {"partition": "layers"}
+    with pytest.raises(ZeroDivisionError):
+        nnx.transform_metadata(f, **over)(variable)
+    with pytest.raises(ValueError, match="axis 0 is 'stages', not 'layers'"):
+        nnx.transform_metadata(f, **over)(variable, other)
+    with pytest.raises(ValueError, match="in_axes is no prefix of the arguments"):
+        nnx.transform_metadata(f, in_axes=(0, 0), **over)(variable)
+    with pytest.raises(ValueError, match="out_axes is no prefix of the result"):
+        nnx.transform_metadata(lambda v: (v, v), out_axes=(0,), **over)(variable)
+    with pytest.raises(ValueError, match="Inconsistent in_axes for a shared Param"):
+        nnx.transform_metadata(f, in_axes=(0, None), **over)(variable, variable)
+    with pytest.raises(TypeError, match="keyword argument 'k' of .*<lambda> holds Variables"):
+        nnx.transform_metadata(lambda v, *, k: v, **over)(variable, k=nnx.Dict(w=other))
+    with pytest.raises(ValueError, match="graph=False"):
+        nnx.transform_metadata(f, graph=False, **over)([variable, variable])
+    assert variable.sharding_names == ("layers", "x") and other.sharding_names == ("stages",)

@@ -1,0 +1,334 @@
+"""Training on eight devices gives what one device gives, wherever parameters and data lie."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import nnxlite as nnx
+from tests.nn.quick import normal
+from tests.sharding.meshes import linear, mesh_of, names_of, steps
+
+X, Y = normal(16, 8), normal(16, 4, seed=1)
+PLAIN, DATA, MODEL = (None, None), ("data", None), (None, "model")
+
+
+class Net(nnx.Module):
+    """Two layers with BatchNorm between, annotated by the names of the two kernels' axes."""
+
+    def __init__(self, first=PLAIN, second=PLAIN, hidden=None, out=None):
+        rngs = nnx.Rngs(0)
+        self.first = linear(*first, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, rngs=rngs)
+        self.second = nnx.Linear(
+            16, 4, kernel_init=steps, kernel_metadata={"out_sharding": second}, rngs=rngs
+        )
+        self.hidden, self.out = hidden, out
+
+    def __call__(self, x):
+        x = self.norm(jnp.tanh(self.first(x, out_sharding=self.hidden)))
+        return self.second(x, out_sharding=self.out)
+
+
+def build(**names):
+    model = Net(**names)
+    return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+
+def train_step(model, optimizer, x, y):
+    def loss_of(model):
+        return jnp.mean((model(x) - y) ** 2)
+
+    loss, grads = nnx.value_and_grad(loss_of)(model)
+    optimizer.update(model, grads)
+    return loss
+
+
+def train(model, optimizer, x=X, y=Y, **options):
+    step = nnx.jit(train_step, **options)
+    return [float(step(model, optimizer, x, y)) for _ in range(3)]
+
+
+def arrays(*nodes):
+    return {path: np.asarray(v.value) for path, v in nnx.to_flat_state(nnx.state(list(nodes)))}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=2e-4, atol=2e-5, err_msg=str(path))
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    """Losses and final values of three steps."""
+    model, optimizer = build()
+    losses = train(model, optimizer)
+    assert losses[2] < losses[0]
+    return losses, arrays(model, optimizer)
+
+
+LAYOUTS = {
+    "data parallel": ({}, P(("data", "model"))),
+    "fully sharded": ({"first": DATA, "second": DATA}, P("data")),
+    "fully sharded over both axes": (
+        {"first": (("data", "model"), None), "second": (("data", "model"), None)},
+        P(("data", "model")),
+    ),
+    "tensor parallel": ({"first": MODEL, "second": ("model", None)}, P("data")),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_are_those_of_one_device(layout, one_device):
+    names, batch = LAYOUTS[layout]
+    mesh = mesh_of()
+    with jax.set_mesh(mesh):
+        model, optimizer = nnx.jit(lambda: build(**names))() if names else build()
+        where = NamedSharding(mesh, batch)
+        losses = train(model, optimizer, jax.device_put(X, where), jax.device_put(Y, where))
+    np.testing.assert_allclose(losses, one_device[0], rtol=1e-4)
+    assert_same(arrays(model, optimizer), one_device[1])
+    mu = optimizer.opt_state[0].mu
+    for layer, key in ((model.first, "first"), (model.second, "second")):
+        wanted = names.get(key, PLAIN)
+        moment = mu[key]["kernel"]
+        assert moment.sharding_names == layer.kernel.sharding_names == wanted
+        if names:
+            # Nothing is gathered: a parameter and its moments are on each device in parts.
+            for variable in (layer.kernel, moment):
+                placed = variable.value.sharding
+                assert placed.is_equivalent_to(NamedSharding(mesh, P(*wanted)), 2), placed
+            assert layer.kernel.value.addressable_shards[0].data.size < layer.kernel.value.size
+
+
+def test_an_explicit_mesh_carries_shardings_in_types(one_device):
+    mesh = mesh_of(AxisType.Explicit)
+    seen = []
+    with jax.set_mesh(mesh):
+        names = {"first": MODEL, "second": ("model", None)}
+        model, optimizer = build(**names, hidden=P("data", "model"), out=P("data", None))
+        x, y = jax.device_put(X, P("data", None)), jax.device_put(Y, P("data", None))
+        nnx.jit(lambda m, x: seen.append(jax.typeof(m.first(x)).sharding.spec))(model, x)
+        losses = train(model, optimizer, x, y)
+    assert seen == [P("data", "model")]
+    np.testing.assert_allclose(losses, one_device[0], rtol=1e-4)
+    assert_same(arrays(model, optimizer), one_device[1])
+    assert names_of(model.first.kernel) == names_of(optimizer.opt_state[0].nu["first"]["kernel"])
+    assert names_of(model.first.kernel) == MODEL
+
+
+def test_data_parallel_by_hand_in_shard_map(one_device):
+    mesh = mesh_of()
+    model, optimizer = build()
+    model.norm.axis_name = ("data", "model")  # statistics of the whole batch
+
+    def step(model, optimizer, x, y):
+        def loss_of(model):
+            return jnp.mean((model(x) - y) ** 2)
+
+        loss, grads = nnx.value_and_grad(loss_of)(model)
+        mean = lambda x: jax.lax.pmean(x, ("data", "model"))
+        optimizer.update(model, jax.tree.map(mean, grads))
+        return mean(loss)
+
+    batch = P(("data", "model"))
+    # Every shard computes the same update; check_vma would want that proved.
+    step = nnx.shard_map(
+        step, mesh=mesh, in_specs=(P(), P(), batch, batch), out_specs=P(), check_vma=False
+    )
+    step = nnx.jit(step)
+    losses = [float(step(model, optimizer, X, Y)) for _ in range(3)]
+    np.testing.assert_allclose(losses, one_device[0], rtol=1e-4)
+    assert_same(arrays(model, optimizer), one_device[1])
+
+
+# Optimizer state ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("jitted", [False, True])
+def test_optimizer_state_follows_its_parameter(kind, jitted):
+    def make():
+        model = linear("data", "model")
+        return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+    with jax.set_mesh(mesh_of(kind)):
+        model, optimizer = (nnx.jit(make) if jitted else make)()
+    adam = optimizer.opt_state[0]
+    for moment in (adam.mu["kernel"], adam.nu["kernel"]):
+        assert moment.sharding_names == ("data", "model")
+        assert names_of(moment) == names_of(model.kernel) == ("data", "model")
+    assert adam.count.value.is_fully_replicated and optimizer.step.value.is_fully_replicated
+
+
+def test_optimizer_state_follows_where_a_parameter_was_put_by_hand():
+    model = linear()
+    mesh = mesh_of()
+    model.kernel.value = jax.device_put(model.kernel.value, NamedSharding(mesh, P("model")))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    assert names_of(optimizer.opt_state[0].mu["kernel"]) == ("model",)
+
+
+def test_moments_of_stacked_layers_have_the_stacked_axis():
+    layers = {nnx.PARTITION_NAME: "data"}
+    make = nnx.vmap(lambda i: linear(None, "model"), transform_metadata=layers)
+    with jax.set_mesh(mesh_of()):
+        model = nnx.jit(make)(jnp.arange(2))
+        optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+        moment = optimizer.opt_state[0].mu["kernel"]
+        assert moment.sharding_names == model.kernel.sharding_names == ("data", None, "model")
+
+        @nnx.jit
+        def step(model, optimizer, x):
+            def loss_of(model):
+                forward = nnx.scan(
+                    lambda x, layer: layer(x)[:, :8],
+                    in_axes=(nnx.Carry, 0),
+                    out_axes=nnx.Carry,
+                    transform_metadata=layers,
+                )
+                return jnp.mean(forward(x, model) ** 2)
+
+            optimizer.update(model, nnx.grad(loss_of)(model))
+
+        step(model, optimizer, jnp.ones((4, 8)))
+    assert moment.sharding_names == model.kernel.sharding_names == ("data", None, "model")
+    assert moment.value.shape == model.kernel.value.shape == (2, 8, 16)
+
+
+# Shardings of `jit` ------------------------------------------------------------------------------
+
+
+def shardings(kernel):
+    mesh = kernel.mesh
+    return {nnx.PathContains("kernel"): kernel, ...: NamedSharding(mesh, P())}
+
+
+@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("form", ["mapping", "pairs", "state"])
+def test_jit_places_arguments_by_variable(kind, form):
+    mesh = mesh_of(kind)
+    columns, rows = (NamedSharding(mesh, P(*names)) for names in ((None, "model"), ("data",)))
+    model = linear()
+    if form == "state":
+        where = jax.tree.map(
+            lambda x: columns if x.ndim == 2 else NamedSharding(mesh, P()), nnx.state(model)
+        )
+    else:
+        where = shardings(columns) if form == "mapping" else tuple(shardings(columns).items())
+
+    def step(model, x):
+        model.kernel.value = model.kernel.value * 2
+        return model(x)
+
+    expected = step(nnx.clone(model), X)
+    jitted = nnx.jit(step, in_shardings=(nnx.StateSharding(where), rows), out_shardings=rows)
+    kernel, bias = model.kernel, model.bias
+    y = jitted(model, X)
+    np.testing.assert_allclose(y, expected, rtol=1e-5)
+    assert names_of(y)[0] == "data"
+    # What was written keeps its sharding, and so does what was only read: it moves once.
+    assert model.kernel is kernel and names_of(kernel) == (None, "model")
+    assert model.bias is bias and names_of(bias) == ()
+    first = bias.value
+    jitted(model, X)
+    assert bias.value is first and jitted._cache_size() <= 2  # uncommitted, then placed
+
+
+def test_jit_places_results_by_variable():
+    columns = NamedSharding(mesh_of(), P(None, "model"))
+    places = nnx.StateSharding(shardings(columns))
+    make = lambda: (linear(), jnp.ones(8), nnx.state(linear()))
+    model, x, state = nnx.jit(
+        make, out_shardings=(places, columns.update(spec=P("data")), places)
+    )()
+    assert names_of(model.kernel) == (None, "model") and names_of(model.bias) == ()
+    assert names_of(x) == ("data",)
+    assert names_of(state["kernel"]) == (None, "model")
+    whole = NamedSharding(mesh_of(), P())
+    model = nnx.jit(linear, out_shardings=whole)()
+    assert names_of(model.kernel) == ()
+
+
+def test_jit_takes_specs_on_the_mesh_in_force():
+    with jax.set_mesh(mesh_of()):
+        step = nnx.jit(lambda m, x: m(x), in_shardings=(P(), P("data")), out_shardings=P("data"))
+        model = linear()
+        assert names_of(step(model, X)) == ("data",)
+        assert names_of(model.kernel) == ()
+
+
+def test_jit_with_shardings_and_donation():
+    mesh = mesh_of()
+    places = nnx.StateSharding(shardings(NamedSharding(mesh, P(None, "model"))))
+    model = linear()
+    model.kernel.value = jax.device_put(model.kernel.value, NamedSharding(mesh, P(None, "model")))
+    before = model.kernel.value
+
+    def double(model):
+        model.kernel.value = model.kernel.value * 2
+
+    nnx.jit(double, in_shardings=(places,), donate="written")(model)
+    assert before.is_deleted() and names_of(model.kernel) == (None, "model")
+    assert not model.bias.value.is_deleted()
+
+
+def test_jit_compiled_ahead_of_time_with_shardings():
+    mesh = mesh_of()
+    columns, rows = (NamedSharding(mesh, P(*names)) for names in ((None, "model"), ("data",)))
+    places = nnx.StateSharding(shardings(columns))
+    step = nnx.jit(lambda m, x: m(x), in_shardings=(places, rows), out_shardings=rows)
+    model = linear()
+    compiled = step.lower(model, X).compile()
+    np.testing.assert_allclose(compiled(model, X), model(X), rtol=1e-5)
+
+
+def test_a_failed_call_moves_nothing():
+    mesh = mesh_of()
+    model = linear()
+    before = model.kernel.value
+
+    def fail(model):
+        model.kernel.value = model.kernel.value * 2
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        nnx.jit(fail, in_shardings=NamedSharding(mesh, P()))(model)
+    assert model.kernel.value is before and before.sharding.num_devices == 1
+
+
+def test_jit_bad_shardings():
+    mesh = mesh_of()
+    whole, columns = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, "model"))
+    model = linear()
+
+    def called(in_shardings, *args, **options):
+        return nnx.jit(lambda *args: args[0](X), in_shardings=in_shardings, **options)(*args)
+
+    with pytest.raises(ValueError, match="No sharding found for Param at 'bias'.*PathContains"):
+        called((nnx.StateSharding({nnx.PathContains("kernel"): whole}),), model)
+    with pytest.raises(ValueError, match="in_shardings is no prefix of the arguments"):
+        called((whole, whole, whole), model, X)
+    with pytest.raises(ValueError, match="out_shardings is no prefix of the result"):
+        called(whole, model, out_shardings=(whole, whole))
+    with pytest.raises(
+        ValueError, match="Inconsistent sharding for a shared Param: at '0.kernel' .* at '1.kernel'"
+    ):
+        called((whole, nnx.StateSharding(shardings(columns))), model, model)
+    model.kernel.value = jax.device_put(model.kernel.value, NamedSharding(mesh, P("data")))
+    with pytest.raises(ValueError, match="does not match the sharding on the respective arg"):
+        called(nnx.StateSharding(shardings(columns)), model)
+
+
+def test_state_sharding_as_a_value():
+    one, same = (nnx.StateSharding({nnx.Param: P("a"), ...: None}) for _ in range(2))
+    assert one == same and hash(one) == hash(same)
+    assert one != nnx.StateSharding({nnx.Param: P("b"), ...: None}) and one != nnx.StateAxes({})
+    assert one.filters == (nnx.Param, ...) and one.shardings == (P("a"), None)
+    assert repr(one).startswith("StateSharding({") and "Ellipsis: None" in repr(one)

@@ -1,0 +1,82 @@
+"""Imports only point down the layers, and nothing inside imports the package root."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import pytest
+
+import nnxlite
+
+ROOT = pathlib.Path(nnxlite.__file__).parent
+
+# From the bottom to the top; a room may import from its own layer and from those below it.
+LAYERS = [
+    {"_jax", "_errors", "_config", "_typing", "_text", "_versions", "_statics", "_interning"},
+    {"_sharding_hook", "_traversals"},
+    {"variables"},
+    {"filters"},
+    {"_state"},
+    {"graph"},
+    {"objects"},
+    {"boundary"},
+    {"transforms"},
+    {"sharding", "filtered"},
+    {"nn"},
+    {"training", "inspect", "checkpoint"},
+    {"compat"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+
+# The one pair that knows of each other: filters look at Variables, and Variables at nothing above.
+FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
+
+
+def room_of(path: pathlib.Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(path: pathlib.Path, *, lazily: bool):
+    tree = ast.parse(path.read_text())
+    nodes = ast.walk(tree) if lazily else tree.body
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_down(path):
+    here = LEVEL[room_of(path)]
+    for module, names in imports_of(path, lazily=False):
+        if not module.startswith("nnxlite"):
+            continue
+        parts = module.split(".")
+        rooms = [parts[1]] if len(parts) > 1 else names
+        for room in rooms:
+            assert LEVEL[room] <= here, f"{path.name} imports {module} from a layer above"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_imports_the_package_root(path):
+    for module, names in imports_of(path, lazily=True):
+        if module == "nnxlite":
+            rooms = set(names)
+            assert rooms and rooms <= LEVEL.keys(), f"{path.name} imports the package root"
+
+
+def test_every_room_has_a_layer():
+    assert {room_of(p) for p in FILES} <= LEVEL.keys()
+
+
+def test_semi_private_jax_is_used_in_one_module_only():
+    users = {
+        room_of(path)
+        for path in FILES
+        for module, _ in imports_of(path, lazily=True)
+        if module.startswith(("jax._src", "jaxlib._"))
+    }
+    assert users <= {"_jax"}

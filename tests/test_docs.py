@@ -1,0 +1,56 @@
+"""The Python in README.md and docs/ runs: the blocks of a page are one program, top to bottom."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(text: str, language: str) -> list[tuple[int, str]]:
+    """The fenced blocks of one language, each with the number of lines before its code."""
+    return [
+        (text.count("\n", 0, match.start(2)), match[2])
+        for match in BLOCK.finditer(text)
+        if match[1] == language
+    ]
+
+
+def program(text: str) -> str:
+    """All Python of a page, every line under its line number in the page."""
+    lines: list[str] = []
+    for before, code in blocks(text, "python"):
+        lines += [""] * (before - len(lines)) + code.splitlines()
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_of(page, tmp_path, monkeypatch):
+    code = program(page.read_text())
+    if not code.strip():
+        pytest.skip("no Python on this page")
+    monkeypatch.chdir(tmp_path)  # what a page writes stays out of the repository
+    # A traceback then quotes the page, not the program made of it.
+    linecache.cache[str(page)] = (len(code), None, code.splitlines(True), str(page))
+    exec(compile(code, str(page), "exec", dont_inherit=True), {"__name__": "__docs__"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_quick_start_is_two_commands_of_one_line():
+    section = re.search(r"^## Quick start$(.*?)^## ", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert section
+    commands = [code for _, code in blocks(section[1], "sh")]
+    assert len(commands) == 2
+    assert all(code.count("\n") == 1 for code in commands)
+    assert "examples/digits.py" in commands[0] and "pytest" in commands[1]

@@ -1,0 +1,193 @@
+"""Arrays as references, over single values and whole graphs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from nnxlite.graph import to_arrays, to_refs, vars_as, with_vars
+from nnxlite.variables import ArrayRef, array_ref, is_array_ref
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(2), tag="t")
+        self.stat = nnx.BatchStat(jnp.zeros(()))
+        self.bare = jnp.zeros(3)
+        self.n = 4
+
+
+def test_a_reference_is_read_and_written_in_place():
+    ref = array_ref([1.0, 2.0])
+    assert isinstance(ref, ArrayRef) and is_array_ref(ref) and nnx.is_data(ref)
+    assert not is_array_ref(jnp.ones(2)) and not is_array_ref(nnx.Param(1.0, ref=True))
+    ref[0] = 5.0
+    assert ref[...].tolist() == [5.0, 2.0]
+
+
+def test_a_reference_copies_what_it_is_made_of():
+    array = jnp.ones(2)
+    ref = array_ref(array)
+    ref[...] = jnp.zeros(2)
+    assert array.tolist() == [1.0, 1.0]
+
+
+def test_references_inside_a_transform():
+    ref = array_ref(jnp.ones(2))
+
+    @jax.jit
+    def f(ref):
+        assert is_array_ref(ref) and isinstance(ref, ArrayRef)
+        ref[...] = ref[...] * 2
+        return to_arrays(ref), to_arrays(array_ref(jnp.zeros(1)))
+
+    array, inner = f(ref)
+    assert array.tolist() == ref[...].tolist() == [2.0, 2.0] and inner.tolist() == [0.0]
+
+
+# to_refs and to_arrays ---------------------------------------------------------------------------
+
+
+def test_structures_of_arrays():
+    refs = to_refs([jnp.array(1.0), {"a": np.ones(2)}, array_ref(2.0), "text", 3])
+    assert is_array_ref(refs[0]) and is_array_ref(refs[1]["a"]) and is_array_ref(refs[2])
+    assert refs[3:] == ["text", 3]
+    arrays = to_arrays(refs)
+    assert isinstance(arrays[0], jax.Array) and arrays[1]["a"].tolist() == [1.0, 1.0]
+    assert arrays[2] == 2.0 and is_array_ref(refs[0])
+
+
+def test_models():
+    model = Model()
+    refs = to_refs(model)
+    assert refs.w.ref and refs.stat.ref and is_array_ref(refs.bare) and refs.n == 4
+    assert refs.w.tag == "t" and type(refs.w) is nnx.Param and not model.w.ref
+    refs.w[...] = jnp.zeros(2)
+    refs.bare[...] = jnp.ones(3)
+    assert model.w.value.tolist() == [1.0, 1.0] and model.bare.tolist() == [0.0] * 3
+    arrays = to_arrays(refs)
+    assert not arrays.w.ref and arrays.w.value.tolist() == [0.0, 0.0]
+    assert arrays.bare.tolist() == [1.0] * 3 and nnx.graphdef(arrays) == nnx.graphdef(model)
+
+
+def test_only_selects_leaves():
+    model = Model()
+    refs = to_refs(model, only=nnx.Param)
+    assert refs.w.ref and refs.stat is model.stat and refs.bare is model.bare
+    arrays = to_arrays([array_ref(1.0), array_ref(2.0)], only=lambda path, x: path[0] == 0)
+    assert isinstance(arrays[0], jax.Array) and isinstance(arrays[1], ArrayRef)
+    assert to_refs([jnp.ones(1), 3], only=...)[1] == 3
+
+
+DUPLICATE = "Found duplicate at paths:\n  ---\n  0\n  1\n  ---"
+
+
+@pytest.mark.parametrize(
+    "function, leaf",
+    [(to_refs, jnp.array(1.0)), (to_refs, nnx.Param(jnp.ones(1))), (to_arrays, array_ref(1.0))],
+)
+def test_a_leaf_at_two_paths_is_refused(function, leaf):
+    with pytest.raises(ValueError) as error:
+        function([leaf, leaf])
+    assert str(error.value) == DUPLICATE
+
+
+def test_a_leaf_of_which_one_path_is_chosen():
+    array, ref = jnp.ones(1), array_ref(1.0)
+    first = lambda path, x: path[0] == 0
+    assert to_refs([array, array], only=first)[1] is array  # arrays are not shared
+    for function, leaf in ((to_arrays, ref), (to_refs, nnx.Param(array))):
+        with pytest.raises(ValueError, match="Found duplicate at paths"):
+            function([leaf, leaf], only=first)
+        assert function([leaf, leaf], only=None)[1] is leaf
+
+
+def test_references_at_two_paths_may_be_allowed():
+    ref = array_ref(1.0)
+    assert [float(a) for a in to_arrays([ref, ref], allow_duplicates=True)] == [1.0, 1.0]
+    variable = nnx.Param(1.0, ref=True)
+    a, b = to_arrays([variable, variable], allow_duplicates=True)
+    assert a is b and not a.ref
+
+
+def test_a_shared_object_holds_its_leaves_once():
+    shared = Model()
+    refs = to_refs(nnx.Dict(a=shared, b=shared))
+    assert refs.a is refs.b and refs.a.w.ref
+    tied = nnx.Dict(a=shared, w=shared.w)
+    with pytest.raises(ValueError) as error:
+        to_refs(tied)
+    assert str(error.value) == "Found duplicate at paths:\n  ---\n  a.w\n  w\n  ---"
+
+
+# with_vars and vars_as ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [with_vars, vars_as])
+def test_variables_move_into_references_and_back(function):
+    model = Model()
+    refs = function(model, ref=True)
+    assert refs.w.ref and refs.stat.ref and refs.bare is model.bare and refs is not model
+    assert is_array_ref(refs.w.get_raw_value()) and refs.w.tag == "t"
+    back = function(refs, ref=False)
+    assert not back.w.ref and back.w.value.tolist() == [1.0, 1.0]
+    assert nnx.graphdef(back) == nnx.graphdef(model)
+
+
+def test_what_does_not_change_is_shared():
+    model = Model()
+    same = with_vars(model)
+    assert same is not model and same.w is model.w
+    assert with_vars(model, ref=False, hijax=False).w is model.w
+    some = with_vars(model, ref=True, only=nnx.BatchStat)
+    assert some.w is model.w and some.stat.ref
+
+
+def test_mutable_is_metadata():
+    model = with_vars(Model(), mutable=False)
+    assert model.w.get_metadata("mutable") is False and not model.w.ref
+    assert with_vars(model, mutable=False).w is model.w
+    assert with_vars(model, mutable=True, ref=True).w.mutable is True
+
+
+def test_any_pytree_of_variables():
+    variable = nnx.Param(jnp.ones(1))
+    assert with_vars(variable, ref=True).ref and with_vars([variable], ref=True)[0].ref
+    assert with_vars(nnx.state(Model()), ref=True)["w"].ref
+
+
+def test_shared_variables():
+    shared = nnx.Param(jnp.ones(1))
+    with pytest.raises(ValueError, match="Found duplicate at paths:\n  ---\n  a\n  b\n  ---"):
+        with_vars(nnx.Dict(a=shared, b=shared), ref=True)
+    both = with_vars(nnx.Dict(a=shared, b=shared), ref=True, allow_duplicates=True)
+    assert both.a is both.b and both.a.ref
+    with_vars(nnx.Dict(a=shared, b=shared))  # nothing to convert
+
+
+def test_what_cannot_be_held_in_a_reference_is_refused():
+    for function in (with_vars, vars_as):
+        with pytest.raises(ValueError, match=r"with_vars\(hijax=True\) is not available.*ref=True"):
+            function(Model(), hijax=True)
+    with pytest.raises(
+        TypeError, match=r"Param\(ref=True\) .* takes an array or a number, got str"
+    ):
+        with_vars(nnx.Dict(a=nnx.Param("text")), ref=True)
+
+
+def test_a_model_of_references_runs_in_jit_and_splits():
+    refs = to_refs(Model())
+
+    @jax.jit
+    def step(model):
+        model.w[...] += 1
+        model.w[0] = 7.0
+        return model.w * 1
+
+    assert step(refs).tolist() == [7.0, 2.0] and refs.w.value.tolist() == [7.0, 2.0]
+    graphdef, state = nnx.split(refs)
+    assert nnx.merge(graphdef, state).w is refs.w
+    assert nnx.clone(refs).w.get_raw_value() is not refs.w.get_raw_value()

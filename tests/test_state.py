@@ -1,0 +1,803 @@
+"""States: the mapping, its algebra, its flat form, its pytree, and the functions on it."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import copy
+import itertools
+import pickle
+import types
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nnxlite as nnx
+from nnxlite import _versions
+from nnxlite._state import sorted_keys
+
+State, FlatState = nnx.State, nnx.FlatState
+
+
+def variables():
+    return State(
+        {
+            "a": {"kernel": nnx.Param(jnp.ones(2)), "mean": nnx.BatchStat(jnp.zeros(2))},
+            "z": 5,
+        }
+    )
+
+
+KEYS = st.one_of(st.text("abc", min_size=1, max_size=2), st.integers(0, 12))
+LEAVES = st.one_of(st.integers(), st.none(), st.text(max_size=2))
+# Without empty inner mappings, which hold no leaf.
+TREES = st.recursive(
+    st.dictionaries(KEYS, LEAVES, min_size=1, max_size=3),
+    lambda inner: st.dictionaries(KEYS, st.one_of(inner, LEAVES), min_size=1, max_size=3),
+    max_leaves=10,
+)
+
+
+# The mapping --------------------------------------------------------------------------------
+
+
+def test_reading_by_key_and_by_attribute():
+    state = State({"a": {"b": 1}, "c": 2})
+    assert state["c"] == state.c == 2
+    assert state.a.b == state["a"]["b"] == 1
+    assert list(state) == list(state.keys()) == ["a", "c"]
+    assert list(reversed(state)) == ["c", "a"]
+    assert len(state) == 2
+    assert "a" in state
+    assert "b" not in state
+    assert state.get("c") == 2
+    assert state.get("x") is None
+    assert state.get("x", 7) == 7
+    assert state.raw_mapping == {"a": {"b": 1}, "c": 2}
+    assert type(state.raw_mapping["a"]) is dict
+
+
+def test_it_is_a_mutable_mapping():
+    assert isinstance(State({}), abc.MutableMapping)
+    assert not State({})
+    assert State({"a": 1})
+    assert State([("a", 1)]).raw_mapping == {"a": 1}
+    match State({"a": 1}):
+        case {"a": value}:
+            assert value == 1
+
+
+def test_an_inner_mapping_is_the_same_state_each_time():
+    state = State({"a": {"b": {"c": 1}}})
+    inner = state["a"]
+    assert type(inner) is State
+    assert state["a"] is inner
+    assert state.a is inner
+    assert dict(state.items())["a"] is inner
+    assert list(state.values())[0] is inner
+    inner["b"]["c"] = 2
+    inner.new = 3
+    assert state.raw_mapping == {"a": {"b": {"c": 2}, "new": 3}}
+
+
+def test_the_constructor_copies_inner_mappings():
+    source = {"a": {"b": 1}}
+    state = State(source)
+    state.a.b = 2
+    state.c = 3
+    again = State(state)
+    again.a.b = 4
+    assert source == {"a": {"b": 1}}
+    assert state.raw_mapping == {"a": {"b": 2}, "c": 3}
+
+
+def test_without_copy_the_dict_is_taken_over():
+    inner = {"b": 1}
+    source = {"a": inner, "p": types.MappingProxyType({"q": 1})}
+    state = State(source, _copy=False)
+    state.a.b = 2
+    state.c = 3
+    assert inner == {"b": 2}
+    assert source["c"] == 3
+    assert type(state.p) is State
+    assert State(state, _copy=False)._mapping is source
+
+
+def test_writing():
+    state = State({"a": {"b": 1}})
+    state["c"] = 2
+    state.d = 3
+    state["e"] = {"f": {"g": 4}}
+    assert type(state.e.f) is State
+    assert state.setdefault("c", 9) == 2
+    assert type(state.setdefault("h", {"i": 5})) is State
+    state.update({"a": {"x": 6}}, j=7)
+    assert state.raw_mapping == {
+        "a": {"x": 6}, "c": 2, "d": 3, "e": {"f": {"g": 4}}, "h": {"i": 5}, "j": 7
+    }  # fmt: skip
+    assert state.pop("c") == 2
+    assert state.pop("c", None) is None
+    del state["d"]
+    del state.e
+    assert list(state) == ["a", "h", "j"]
+    assert state.popitem()[0] == "a"
+    state.clear()
+    assert state == {}
+
+
+def test_a_state_that_is_put_in_stays_the_same_object():
+    outer, inner = State({}), State({"a": 1})
+    outer["x"] = inner
+    assert outer.x is inner
+    inner.a = 2
+    assert outer.raw_mapping == {"x": {"a": 2}}
+
+
+def test_a_missing_key():
+    state = State({"a": 1})
+    for missing in (lambda: state["x"], lambda: state.pop("x"), lambda: state.__delitem__("x")):
+        with pytest.raises(KeyError, match="'x'"):
+            missing()
+    with pytest.raises(AttributeError, match="No attribute 'x' in State; its keys are: 'a'"):
+        state.x
+    with pytest.raises(AttributeError, match="its keys are: 'a'"):
+        del state.x
+    with pytest.raises(AttributeError, match="its keys are: none"):
+        State({}).x
+    with pytest.raises(AttributeError, match=r"its keys are: 0, .*, 9, \.\.\."):
+        State({i: i for i in range(11)}).x
+
+
+def test_special_attributes_are_not_keys():
+    state = State({"__wrapped__": 1})
+    with pytest.raises(AttributeError, match="no attribute '__wrapped__'"):
+        state.__wrapped__
+    with pytest.raises(AttributeError, match="Cannot set '__wrapped__' of State"):
+        state.__wrapped__ = 2
+    assert State[str, int]({"a": 1}).raw_mapping == {"a": 1}
+
+
+def test_keys_may_have_the_names_of_methods():
+    state = State({"keys": 1, "split": {"items": 2}})
+    assert list(state.keys()) == ["keys", "split"]
+    assert state["split"]["items"] == 2
+    assert state.flat_state().paths == (("keys",), ("split", "items"))
+
+
+@pytest.mark.parametrize("bad", [3, None])
+def test_the_constructor_refuses_what_is_no_mapping(bad):
+    with pytest.raises(TypeError, match=f"State needs a mapping .* got {type(bad).__name__}"):
+        State(bad)
+
+
+def test_a_state_has_no_cycles():
+    state = State({"a": {"b": {"c": 1}}})
+    for target in (state.a.b, state.a, state):
+        with pytest.raises(ValueError, match="under 'x' of a State that it contains"):
+            target["x"] = state
+    state["x"] = state.a  # sharing is fine
+    cycle: dict = {"a": {}}
+    cycle["a"]["b"] = cycle
+    with pytest.raises(ValueError, match="The mapping under 'b' contains itself"):
+        State(cycle)
+
+
+# Versions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda s: s.__setitem__("a", 9),
+        lambda s: setattr(s, "new", 9),
+        lambda s: s.update(a=9),
+        lambda s: s.__delitem__("a"),
+        lambda s: s.pop("a"),
+        lambda s: s.setdefault("new", 9),
+        lambda s: s.clear(),
+        lambda s: s.replace_by_pure_dict({"a": 9}),
+    ],
+)
+def test_every_edit_is_told_to_whoever_recorded_the_state(edit):
+    state = State({"a": 1})
+    version = _versions.observe(state)
+    epoch = _versions.epoch.now
+    assert _versions.observe(state) == version
+    edit(state)
+    assert state._nnx_version == 0
+    assert _versions.epoch.now != epoch
+
+
+def test_an_edit_of_an_inner_state_is_told_of_that_one():
+    state = State({"a": {"b": 1}})
+    outer, inner = _versions.observe(state), _versions.observe(state.a)
+    state.a.b = 2
+    assert state._nnx_version == outer
+    assert state.a._nnx_version != inner
+
+
+def test_reading_and_unobserved_edits_leave_the_epoch():
+    state = variables()
+    epoch = _versions.epoch.now
+    state.a.x = 1
+    state.split(nnx.Param, ...)
+    state.flat_state()
+    list(state.items())
+    repr(state)
+    assert _versions.epoch.now == epoch
+
+
+# Comparing and copying ------------------------------------------------------------------------
+
+
+def test_states_are_equal_by_content():
+    assert State({"a": 1, "b": {"c": 2}}) == State({"b": {"c": 2}, "a": 1})
+    assert State({"a": {"b": 1}}) == {"a": {"b": 1}}
+    assert {"a": 1} == State({"a": 1})
+    assert State({"a": 1}) != State({"a": 2})
+    assert State({"a": 1}) != State({"a": 1, "b": 1})
+    assert State({"a": 1}) != State({"b": 1})
+    assert State({"a": None}) != State({"b": None})
+    assert State({"a": {}}) != State({"a": 1})
+    assert State({}) != 3
+
+
+def test_arrays_are_equal_by_shape_dtype_and_elements():
+    one = State({"a": jnp.arange(3)})
+    assert one == State({"a": jnp.arange(3)})
+    assert one == State({"a": np.arange(3, dtype=np.int32)})
+    assert one != State({"a": jnp.arange(3) + 1})
+    assert one != State({"a": jnp.arange(3.0)})
+    assert one != State({"a": jnp.arange(4)})
+    abstract = State({"a": jax.ShapeDtypeStruct((3,), jnp.int32)})
+    assert abstract == State({"a": jax.ShapeDtypeStruct((3,), jnp.int32)})
+    assert one != abstract
+    keys = State({"key": jax.random.key(0)})
+    assert keys == State({"key": jax.random.key(0)})
+    assert keys != State({"key": jax.random.key(1)})
+
+
+def test_variables_are_equal_by_class_metadata_and_value():
+    assert variables() == variables()
+    assert State({"a": nnx.Param(1)}) != State({"a": nnx.BatchStat(1)})
+    assert State({"a": nnx.Param(1)}) != State({"a": nnx.Param(1, tag="x")})
+    assert State({"a": nnx.Param(1)}) != State({"a": nnx.Param(2)})
+    refs = State({"a": nnx.Param(jnp.ones(2), ref=True)})
+    assert refs == State({"a": nnx.Param(jnp.ones(2), ref=True)})
+    assert refs != State({"a": nnx.Param(jnp.zeros(2), ref=True)})
+
+
+def test_a_state_is_not_hashable():
+    for value in (State({}), State({"a": 1}).flat_state()):
+        with pytest.raises(TypeError, match="unhashable type"):
+            hash(value)
+
+
+def test_copies():
+    state = variables()
+    shallow = copy.copy(state)
+    assert shallow == state
+    assert shallow.a is state.a
+    shallow.new = 1
+    assert "new" not in state
+    deep = copy.deepcopy(state)
+    assert deep == state
+    assert deep.a is not state.a
+    assert deep.a.kernel is not state.a.kernel
+    both = copy.deepcopy({"x": state, "y": state})
+    assert both["x"] is both["y"]
+
+
+def test_pickling():
+    state = variables()
+    back = pickle.loads(pickle.dumps(state))
+    assert back == state
+    assert type(back.a) is State
+    assert type(back.a.kernel) is nnx.Param
+    flat = pickle.loads(pickle.dumps(state.flat_state()))
+    assert flat == state.flat_state()
+
+
+def test_states_can_be_referred_to_weakly():
+    state = State({"a": {"b": 1}})
+    refs = weakref.ref(state), weakref.ref(state.a)
+    assert refs[0]() is state
+    del state
+    assert [ref() for ref in refs] == [None, None]
+
+
+class Special(State):
+    pass
+
+
+def test_a_subclass():
+    special = Special({"a": {"b": 1}})
+    special["c"] = {"d": 2}
+    assert type(special.a) is type(special.c) is Special
+    assert type(special.map(lambda path, x: x)) is State
+    assert type(special.split(...)) is State
+    assert type(special - {"a": 1}) is State
+    assert type(special | {"a": 1}) is State
+    assert type(Special.from_flat_path(special.flat_state())) is Special
+    assert type(nnx.merge_state(special, special, cls=Special).a) is Special
+    assert type(jax.tree.map(lambda x: x, special).a) is Special
+    assert type(copy.deepcopy(special).a) is Special
+    assert type(pickle.loads(pickle.dumps(special))) is Special
+    assert nnx.to_flat_state(State({"x": special})).paths == (("x", "a", "b"), ("x", "c", "d"))
+
+
+# Text ---------------------------------------------------------------------------------------
+
+
+def test_repr():
+    assert repr(State({})) == "State({})"
+    text = repr(State({"a": {"b": 1, "c": {}}, 0: nnx.Param(2)}))
+    assert text == (
+        "State({\n  'a': {\n    'b': 1,\n    'c': {}\n  },\n  0: Param(\n    value=2\n  )\n})"
+    )
+    assert repr(State({"b": 1, "a": 2}).flat_state()) == (
+        "FlatState([\n  (('a',), 2),\n  (('b',), 1)\n])"
+    )
+
+
+# Pytree -------------------------------------------------------------------------------------
+
+
+def test_as_a_pytree_it_has_one_key_a_level():
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(
+        State({"b": {"y": 1, "x": 2}, "a": 3, 7: nnx.Param(4)})
+    )
+    assert [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves] == [
+        ("[7].value", 4),
+        ("['a']", 3),
+        ("['b']['x']", 2),
+        ("['b']['y']", 1),
+    ]
+    entry = leaves[1][0][0]
+    assert entry == jax.tree_util.DictKey("a")
+
+
+@given(TREES)
+def test_flattening_and_unflattening_are_inverse(tree):
+    state = State(tree)
+    leaves, treedef = jax.tree.flatten(state, is_leaf=lambda x: x is None)
+    assert jax.tree.unflatten(treedef, leaves) == state
+    assert leaves == state.flat_state().leaves
+    with_path, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is None)
+    assert tuple(tuple(k.key for k in path) for path, _ in with_path) == state.flat_state().paths
+
+
+def test_the_order_of_leaves_does_not_depend_on_insertion():
+    items = [("b", 1), ("a", 2), (10, 3), (9, 4), (("t", 1), 5)]
+    expected = [9, 10, "a", "b", ("t", 1)]
+    for permuted in itertools.permutations(items):
+        assert sorted_keys(key for key, _ in permuted) == expected
+        state = State(permuted)
+        assert jax.tree.leaves(state) == [4, 3, 2, 1, 5]
+        assert [path[0] for path in state.flat_state().paths] == expected
+        assert [p[0] for p in FlatState([((k,), v) for k, v in permuted], sort=True).paths] == (
+            expected
+        )
+    first, second = (jax.tree.structure(State(i)) for i in (items, items[::-1]))
+    assert first == second
+    assert hash(first) == hash(second)
+
+
+def test_true_is_not_taken_for_one():
+    jax.tree.leaves(State({1: 0}))
+    [(path, _)], treedef = jax.tree_util.tree_flatten_with_path(State({True: 0}))
+    assert path[0].key is True
+    assert list(jax.tree.unflatten(treedef, [0])) == [True]
+
+
+def test_unflattening_takes_any_object():
+    state = State({"a": {"b": 1}, "c": 2})
+    treedef = jax.tree.structure(state)
+    odd = object()
+    back = jax.tree.unflatten(treedef, [None, odd])
+    assert back.a.b is None
+    assert back.c is odd
+
+
+def test_dicts_that_a_pytree_operation_leaves_behind_are_inner_states():
+    def made():
+        return jax.tree.map(lambda x: {"value": {"deep": x}}, State({"a": 1, "b": {"c": 2}}))
+
+    expected = {
+        "a": {"value": {"deep": 1}},
+        "b": {"c": {"value": {"deep": 2}}},
+    }
+    assert made() == expected
+    assert made().raw_mapping == expected
+    assert made().flat_state().paths == (("a", "value", "deep"), ("b", "c", "value", "deep"))
+    state = made()
+    assert type(state.a) is State
+    assert state.a is state["a"]
+    state.a.value.deep = 5
+    assert state.raw_mapping["a"] == {"value": {"deep": 5}}
+    assert all(type(v) is State for v in made().values())
+    assert all(type(v) is State for _, v in made().items())
+    assert (made() | {"a": {"x": 1}}).raw_mapping["a"] == {"value": {"deep": 1}, "x": 1}
+    assert made().map(lambda path, x: x) == expected
+
+
+def test_states_pass_through_transforms():
+    state = State({"w": jnp.arange(3.0), "inner": {"b": jnp.ones(())}})
+    loss = lambda s: (s.w * s.inner.b).sum()
+    gradient = jax.jit(jax.grad(loss))(state)
+    assert gradient == State({"w": jnp.ones(3), "inner": {"b": jnp.array(3.0)}})
+
+
+def test_a_flat_state_is_a_pytree_of_its_leaves():
+    flat = State({"b": 1, "a": {"c": 2}}).flat_state()
+    assert jax.tree.leaves(flat) == [2, 1]
+    doubled = jax.tree.map(lambda x: 2 * x, flat)
+    assert type(doubled) is FlatState
+    assert doubled == State({"b": 2, "a": {"c": 4}}).flat_state()
+
+
+# Algebra ------------------------------------------------------------------------------------
+
+
+def test_union():
+    a, b = State({"a": {"b": 1}, "c": 2}), State({"a": {"d": 3}, "c": 5})
+    assert a | b == State({"a": {"b": 1, "d": 3}, "c": 5})
+    assert a | {"z": {"k": 1}} == State({"a": {"b": 1}, "c": 2, "z": {"k": 1}})
+    assert a == State({"a": {"b": 1}, "c": 2})
+    assert (a | {}) is a
+    c = a
+    c |= b
+    assert c is not a
+    with pytest.raises(TypeError, match="unsupported operand"):
+        a | 3
+
+
+def test_difference_is_by_path():
+    a = State({"a": {"b": 1, "x": 2}, "c": 3})
+    assert a - State({"a": {"b": 9}}) == State({"a": {"x": 2}, "c": 3})
+    assert a - {"c": 0, "a": {"b": 0, "x": 0}} == State({})
+    assert (a - {}) is a
+    assert nnx.statelib.diff(a, {"c": 1}) == State({"a": {"b": 1, "x": 2}})
+    assert nnx.statelib.diff({"a": 1}, State({})) == State({"a": 1})
+    with pytest.raises(TypeError, match="unsupported operand"):
+        a - 3
+
+
+@given(TREES, TREES)
+def test_difference_and_union_restore_the_whole(x, y):
+    a, b = State(x), State(y)
+    try:
+        both = a | b
+    except TypeError:  # a leaf of one is an inner mapping of the other
+        return
+    paths = set(both.flat_state().paths)
+    assert set(b.flat_state().paths) <= paths
+    assert (both - b) | b == both
+    if paths == set(a.flat_state().paths) | set(b.flat_state().paths):
+        assert both - b == a - b
+
+
+# Flat states ----------------------------------------------------------------------------------
+
+
+def test_a_flat_state_is_a_sequence():
+    flat = State({"b": {"c": 1, "a": 2}, "a": 3, "e": {}}).flat_state()
+    assert flat.paths == (("a",), ("b", "a"), ("b", "c"))
+    assert flat.leaves == [3, 2, 1]
+    assert len(flat) == 3
+    assert flat[0] == (("a",), 3)
+    assert flat[-1] == (("b", "c"), 1)
+    assert list(flat[1:]) == list(flat)[1:]
+    assert type(flat[1:]) is FlatState
+    assert list(reversed(flat)) == list(flat)[::-1]
+    assert (("a",), 3) in flat
+    assert (("a",), 4) not in flat
+    assert 3 not in flat
+    assert flat.index((("b", "a"), 2)) == 1
+    with pytest.raises(IndexError):
+        flat[3]
+
+
+def test_flat_states_are_equal_by_content():
+    make = lambda: variables().flat_state()
+    assert make() == make()
+    assert make() != make()[1:]
+    assert State({"a": 1}).flat_state() != State({"a": 2}).flat_state()
+    assert make() != 3
+
+
+def test_building_flat_states():
+    pairs = [(("b",), 1), (["a", "c"], 2)]
+    assert FlatState(pairs, sort=True).paths == (("a", "c"), ("b",))
+    assert FlatState(pairs, sort=False).paths == (("b",), ("a", "c"))
+    assert FlatState({("b",): 1}, sort=True) == FlatState([(("b",), 1)], sort=False)
+    leaves = [1, 2]
+    flat = FlatState.from_sorted_keys_values((("a",), ("b",)), leaves)
+    assert flat.leaves is leaves
+    assert FlatState.from_sorted_keys_values([("a",)], (1,)).leaves == [1]
+    with pytest.raises(ValueError, match="A FlatState of 1 paths cannot have 2 leaves"):
+        FlatState.from_sorted_keys_values([("a",)], leaves)
+    with pytest.raises(TypeError, match="FlatState needs a mapping from paths .* got int"):
+        FlatState(3, sort=True)
+
+
+def test_merging_flat_states():
+    a = State({"a": 1, "c": 2}).flat_state()
+    b = State({"b": 3, "c": 4}).flat_state()
+    merged = FlatState.merge(a, b)
+    assert list(merged) == [(("a",), 1), (("b",), 3), (("c",), 2), (("c",), 4)]
+    assert merged.to_nested_state() == State({"a": 1, "b": 3, "c": 4})
+    assert FlatState.merge(a) is a
+
+
+@given(TREES)
+def test_flat_and_nested_are_inverse(tree):
+    state = State(tree)
+    flat = nnx.to_flat_state(state)
+    assert nnx.from_flat_state(flat) == flat.to_nested_state() == state
+    assert nnx.from_flat_state(flat, cls=dict) == tree
+    assert nnx.to_flat_state(flat.to_nested_state()) == flat
+    assert FlatState(reversed(list(flat)), sort=True) == flat
+
+
+def test_from_flat_state_takes_mappings_and_pairs():
+    expected = State({"a": {"b": 1}})
+    assert nnx.from_flat_state({("a", "b"): 1}) == expected
+    assert nnx.from_flat_state([(["a", "b"], 1)]) == expected
+    assert nnx.from_flat_state([(("a", "b"), 0), (("a", "b"), 1)]) == expected
+    assert nnx.from_flat_state([(("a", "c"), 0), (("a",), {"b": 1})]) == expected
+    assert State.from_flat_path({}) == State({})
+
+
+def test_from_flat_state_does_not_edit_a_leaf():
+    leaf = {"x": 1}
+    assert nnx.from_flat_state([(("a",), leaf), (("a", "y"), 2)]).raw_mapping == {
+        "a": {"x": 1, "y": 2}
+    }
+    assert leaf == {"x": 1}
+
+
+def test_from_flat_state_refuses():
+    with pytest.raises(TypeError, match="iterable of .path, leaf. pairs, got int"):
+        nnx.from_flat_state(3)
+    with pytest.raises(ValueError, match="A leaf with an empty path has no place in a State"):
+        nnx.from_flat_state([((), 1)])
+    with pytest.raises(TypeError, match="The path 'a.b' leads through the key 'a', .* leaf .int."):
+        nnx.from_flat_state([(("a",), 1), (("a", "b"), 2)])
+
+
+# Splitting and merging ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["method", "function", "flat"])
+def test_split(form):
+    state = variables()
+    split = {
+        "method": state.split,
+        "function": lambda *filters: nnx.split_state(state, *filters),
+        "flat": lambda *filters: jax.tree.map(
+            FlatState.to_nested_state,
+            state.flat_state().split(*filters),
+            is_leaf=lambda x: isinstance(x, FlatState),
+        ),
+    }[form]
+    params, stats, rest = split(nnx.Param, nnx.BatchStat, ...)
+    assert params == State({"a": {"kernel": state.a.kernel}})
+    assert params.a.kernel is state.a.kernel
+    assert stats == State({"a": {"mean": state.a.mean}})
+    assert rest == State({"z": 5})
+    assert split(...) == state
+    assert split(nnx.Variable, nnx.Param, ...)[1] == State({})
+    with pytest.raises(ValueError, match="can only be used as the last"):
+        split(..., nnx.Param)
+    with pytest.raises(TypeError, match="3 of type 'int' is not a filter"):
+        split(3)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        split()
+
+
+@pytest.mark.parametrize("form", [lambda s: s, lambda s: s.flat_state()])
+def test_split_names_what_is_left_over(form):
+    with pytest.raises(ValueError, match="Non-exhaustive filters") as error:
+        form(variables()).split(nnx.Param)
+    message = str(error.value)
+    assert "2 leaves match none of" in message
+    assert "'a.mean' (BatchStat), 'z' (int)" in message
+    assert "Use `...` as the last filter" in message
+    with pytest.raises(ValueError, match="1 leaf matches none of"):
+        form(State({"a": 1})).split(str)
+    with pytest.raises(ValueError, match=r"'4' \(int\), \.\.\.\. Use"):
+        form(State({i: i for i in range(6)})).split(str)
+
+
+def test_filter_leaves_the_others_out():
+    state = variables()
+    assert state.filter(nnx.Cache) == State({})
+    params, ints = nnx.filter_state(state, nnx.Param, int)
+    assert params == State({"a": {"kernel": state.a.kernel}})
+    assert ints == State({"z": 5})
+    assert state.flat_state().filter(nnx.Param) == params.flat_state()
+    assert state.flat_state().filter(nnx.Param, int)[1] == ints.flat_state()
+
+
+@given(TREES, st.lists(st.sampled_from([int, str, nnx.PathContains("a")]), max_size=2))
+def test_merge_is_the_inverse_of_split(tree, filters):
+    state = State(tree)
+    parts = nnx.split_state(state, *filters, ...)
+    parts = parts if isinstance(parts, tuple) else (parts,)
+    assert nnx.merge_state(*parts) == State.merge(*reversed(parts)) == state
+    assert sum(len(part.flat_state()) for part in parts) == len(state.flat_state())
+
+
+def test_merge():
+    a = State({"a": {"b": 1}, "c": 2})
+    assert State.merge(a) is a
+    assert nnx.merge_state(a) is a
+    assert nnx.merge_state(a, {"c": 3}, {"a": {"b": 4}}) == State({"a": {"b": 4}, "c": 3})
+    merged = nnx.merge_state({"a": 1}, {"b": 2}, cls=dict)
+    assert type(merged) is dict
+    assert merged == {"a": 1, "b": 2}
+    assert nnx.merge_state(a, cls=dict) == a.raw_mapping
+    assert nnx.merge_state(a, {"a": 0}) == State({"a": 0, "c": 2})
+    assert nnx.merge_state(a, cls=types.MappingProxyType)["c"] == 2
+    with pytest.raises(TypeError, match="The path 'c.d' leads through the key 'c'"):
+        nnx.merge_state(a, {"c": {"d": 1}})
+
+
+def test_merging_does_not_edit_the_parts():
+    a, b = State({"a": {"b": 1}}), State({"a": {"c": 2}})
+    merged = nnx.merge_state(a, b)
+    merged.a.b = 5
+    assert a == {"a": {"b": 1}}
+    assert b == {"a": {"c": 2}}
+
+
+def test_map():
+    state = State({"a": {"b": 1}, "c": 2})
+    mapped = nnx.map_state(lambda path, x: (path, x), state)
+    assert mapped == State({"a": {"b": (("a", "b"), 1)}, "c": (("c",), 2)})
+    assert state.map(lambda path, x: {"v": x}).c == State({"v": 2})
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        nnx.to_flat_state,
+        nnx.to_pure_dict,
+        nnx.restore_int_paths,
+        lambda x: nnx.split_state(x, ...),
+        lambda x: nnx.filter_state(x, ...),
+        lambda x: nnx.map_state(lambda p, v: v, x),
+        lambda x: nnx.merge_state(x, x),
+        lambda x: nnx.statelib.diff(x, {}),
+    ],
+)
+def test_functions_take_mappings_and_refuse_other_things(function):
+    function({"a": {"b": 1}})
+    function(State({"a": {"b": 1}}))
+    function(FlatState([(("a", "b"), 1)], sort=False))
+    with pytest.raises(TypeError, match="needs a State .or another mapping., got list"):
+        function([1])
+
+
+# Pure values ----------------------------------------------------------------------------------
+
+
+def test_to_pure_dict():
+    doubling = nnx.Param(jnp.ones(()), on_get_value=lambda v, x: 2 * x)
+    state = State({"a": {0: doubling, "e": {}}, "b": 3})
+    pure = nnx.to_pure_dict(state)
+    assert pure == {"a": {0: 2.0}, "b": 3}
+    assert type(pure["a"]) is dict
+    assert state.to_pure_dict(lambda leaf: type(leaf).__name__) == {"a": {0: "Param"}, "b": "int"}
+
+
+def test_replace_by_pure_dict():
+    state = variables()
+    inner, kernel = state.a, state.a.kernel
+    nnx.replace_by_pure_dict(state, {"a": {"kernel": jnp.zeros(3)}, "z": 6, "nothing": {}})
+    assert state.a is inner
+    assert type(inner.kernel) is nnx.Param
+    assert inner.kernel is not kernel
+    np.testing.assert_array_equal(inner.kernel[...], jnp.zeros(3))
+    np.testing.assert_array_equal(kernel[...], jnp.ones(2))
+    assert state.z == 6
+    state.replace_by_pure_dict({"z": 1}, lambda leaf, value: (leaf, value))
+    assert state.z == (6, 1)
+
+
+def test_replace_by_pure_dict_reads_numbers_from_strings():
+    state = State({0: {"k": 1}, 1: 2, "1": 3})
+    nnx.replace_by_pure_dict(state, {"0": {"k": 4}, "1": 5, 1: 6})
+    assert state == {0: {"k": 4}, 1: 6, "1": 5}
+
+
+def test_replace_by_pure_dict_of_a_variable_that_holds_a_mapping():
+    state = State({"a": nnx.Variable({"x": 1})})
+    nnx.replace_by_pure_dict(state, {"a": {"x": 2, "y": 3}})
+    assert state.a.value == {"x": 2, "y": 3}
+
+
+@pytest.mark.parametrize(
+    ("pure", "message"),
+    [
+        ({"z": 0, "a": {"x": 1}}, r"path 'a.x' of the pure dict is not in the State, .*'kernel'"),
+        ({"z": 0, "q": {"x": 1}}, r"path 'q' of the pure dict is not in the State"),
+        ({"z": 0, "5": 1}, r"path '5' of the pure dict is not in the State"),
+        ({"z": 0, "a": 1}, r"path 'a' .* leaf \(int\), but .* inner mapping with .*'mean'"),
+        ({"a": {"mean": {"x": 1}}, "z": 0}, r"path 'a.mean' .* with the keys \['x'\], .*BatchStat"),
+    ],
+)
+def test_replace_by_pure_dict_refuses_unknown_paths_before_it_changes_anything(pure, message):
+    state = variables()
+    with pytest.raises(ValueError, match=message):
+        nnx.replace_by_pure_dict(state, pure)
+    assert state == variables()
+
+
+def test_replace_by_pure_dict_refuses_what_is_no_mapping():
+    with pytest.raises(TypeError, match="replace_by_pure_dict needs a State, got dict"):
+        nnx.replace_by_pure_dict({"a": 1}, {"a": 2})
+    with pytest.raises(TypeError, match="replace_by_pure_dict needs a mapping, got int"):
+        nnx.replace_by_pure_dict(State({}), 3)
+
+
+def test_restore_int_paths():
+    pure = {"0": {"1": 2, "a": 3}, "x": {"-1": 1, "1.5": 3}, 7: 4}
+    restored = nnx.restore_int_paths(pure)
+    assert restored == {0: {1: 2, "a": 3}, "x": {-1: 1, "1.5": 3}, 7: 4}
+    assert type(restored) is dict
+    assert type(restored[0]) is dict
+    with pytest.raises(ValueError, match=r"\('1',\) and \(1,\) both become \(1,\)"):
+        nnx.restore_int_paths({"1": 1, 1: 2})
+
+
+@given(TREES)
+def test_restore_int_paths_undoes_string_keys(tree):
+    def with_strings(x):
+        return {str(k): with_strings(v) for k, v in x.items()} if isinstance(x, dict) else x
+
+    assert nnx.restore_int_paths(with_strings(tree)) == tree
+
+
+@pytest.mark.parametrize("pure", [nnx.pure, nnx.as_pure])
+def test_pure(pure):
+    value = jnp.ones(2)
+    hooked = nnx.Param(value, on_get_value=lambda v, x: 2 * x)
+    assert pure(hooked) is value
+    assert pure({"a": [hooked, 3], "b": None}) == {"a": [value, 3], "b": None}
+    assert pure(nnx.Param({"x": nnx.Param(1)})) == {"x": 1}
+    state = pure(State({"a": {"b": nnx.Param(1), "c": [nnx.Param(2)]}, "d": None}))
+    assert type(state) is State
+    assert state == {"a": {"b": 1, "c": [2]}, "d": None}
+    flat = pure(State({"a": nnx.Param(1)}).flat_state())
+    assert flat == FlatState([(("a",), 1)], sort=False)
+    assert isinstance(pure(nnx.Param(jnp.ones(2), ref=True)), jax.Array)
+
+
+# Depth --------------------------------------------------------------------------------------
+
+
+def test_depth_is_not_bounded_by_the_recursion_limit():
+    nested: dict = {"leaf": nnx.Param(1)}
+    for _ in range(10_000):
+        nested = {"a": nested}
+    state = State(nested)
+    flat = state.flat_state()
+    assert len(flat.paths[0]) == 10_001
+    assert flat.to_nested_state() == state
+    assert copy.deepcopy(state) == state
+    assert State(state.raw_mapping) == state
+    assert nnx.merge_state(*state.split(nnx.Param, ...)) == state
+    assert (state | {"b": 1}) - {"b": 1} == state
+    nnx.replace_by_pure_dict(state, nnx.to_pure_dict(state))
+    assert nnx.pure(state).flat_state().leaves == [1]
+    outer = State({})
+    outer["state"] = state
+    with pytest.raises(ValueError, match="that it contains"):
+        state["x"] = outer
+    assert "State" in repr(state)

@@ -1,0 +1,161 @@
+"""Exponential moving averages of Variables."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+
+
+class Model(nnx.Module):
+    def __init__(self, value=1.0, width=2):
+        self.kernel = nnx.Param(jnp.full(width, value), tag="k")
+        self.mean = nnx.BatchStat(jnp.full(2, 5.0))
+        self.rngs = nnx.Rngs(0)
+
+
+def test_the_average_moves_by_one_minus_decay():
+    model = Model(1.0)
+    ema = nnx.EMA(model, 0.9, only=nnx.Param)
+    expected = np.float32(1)
+    for value in (3.0, 4.0):
+        model.kernel.value = jnp.full(2, value)
+        ema.update(model)
+        expected = np.float32(0.9) * expected + np.float32(0.1) * np.float32(value)
+        np.testing.assert_allclose(ema.params["kernel"].value, expected, rtol=1e-6)
+
+
+def test_the_averages_begin_as_copies_of_the_same_kind():
+    model = Model()
+    ema = nnx.EMA(model, 0.9, only=(nnx.Param, nnx.BatchStat))
+    flat = dict(nnx.to_flat_state(nnx.state(ema)))
+    assert list(flat) == [("params", "kernel"), ("params", "mean")]
+    kernel = ema.params["kernel"]
+    assert type(kernel) is nnx.Param and kernel.tag == "k" and kernel is not model.kernel
+    pointer = model.kernel.value.unsafe_buffer_pointer()
+    assert kernel.value.unsafe_buffer_pointer() != pointer  # so that both can be donated
+    model.kernel.value = jnp.zeros(2)
+    assert (kernel.value == 1).all()
+
+
+def test_apply_to_gives_a_model_with_the_averages():
+    model = Model(1.0)
+    ema = nnx.EMA(model, 0.5, only=nnx.Param)
+    model.kernel.value = jnp.full(2, 3.0)
+    ema.update(model)
+    averaged = ema.apply_to(model)
+    assert isinstance(averaged, Model) and averaged is not model
+    assert (averaged.kernel.value == 2).all() and (model.kernel.value == 3).all()
+    assert averaged.mean is model.mean
+    ema.update(model)
+    assert (averaged.kernel.value == 2.5).all()  # it goes on following the average
+
+
+def test_states_are_averaged_too():
+    model = Model(1.0)
+    ema = nnx.EMA(nnx.state(model, nnx.Param), 0.5)
+    model.kernel.value = jnp.full(2, 3.0)
+    ema.update(nnx.state(model, nnx.Param))
+    averaged = ema.apply_to(nnx.state(model, nnx.Param))
+    assert isinstance(averaged, nnx.State) and (averaged["kernel"].value == 2).all()
+
+
+def test_updates_may_be_given_as_a_state_of_the_whole_model():
+    model = Model(1.0)
+    ema = nnx.EMA(model, 0.5, only=nnx.Param)
+    model.kernel.value = jnp.full(2, 3.0)
+    ema.update(nnx.state(model))
+    assert (ema.params["kernel"].value == 2).all()
+
+
+def test_dtypes_stay_and_keys_take_the_latest():
+    class Mixed(nnx.Module):
+        def __init__(self, n):
+            self.half = nnx.Param(jnp.full(2, n, jnp.bfloat16))
+            self.number = nnx.Variable(jnp.array(n))
+            self.flag = nnx.Variable(jnp.array(n > 3))
+            self.rngs = nnx.Rngs(n)
+
+    ema = nnx.EMA(Mixed(3), 0.5)
+    ema.update(Mixed(6))
+    assert ema.params["half"].value.dtype == jnp.bfloat16
+    assert (ema.params["half"].value == 4.5).all()
+    assert ema.params["number"].value == 4 and ema.params["number"].value.dtype == jnp.int32
+    assert ema.params["flag"].value
+    key = ema.params["rngs"]["default"]["key"].value
+    assert (jax.random.key_data(key) == jax.random.key_data(jax.random.key(6))).all()
+
+
+def test_shared_variables_are_averaged_once():
+    class Tied(nnx.Module):
+        def __init__(self):
+            self.a = nnx.Param(jnp.ones(1))
+            self.b = self.a
+
+    ema = nnx.EMA(Tied(), 0.5)
+    assert list(ema.params) == ["a"]
+    averaged = ema.apply_to(Tied())
+    assert averaged.a is averaged.b
+    with pytest.raises(ValueError, match="graph"):
+        nnx.EMA(Tied(), 0.5, graph=False)
+
+
+def test_law_7_another_structure_or_shape_is_refused_before_any_change():
+    ema = nnx.EMA(Model(), 0.5, only=nnx.Param)
+    other = nnx.Dict(weights=nnx.Param(jnp.zeros(2)))
+    expected = "missing from the update: kernel; not among the averaged Variables: weights"
+    with pytest.raises(ValueError, match=expected):
+        ema.update(other)
+    with pytest.raises(ValueError, match="missing from the model: kernel"):
+        ema.apply_to(other)
+    expected = r"kernel: update float32\[7\], average float32\[2\]"
+    with pytest.raises(ValueError, match=expected):
+        ema.update(Model(width=7))
+    assert (ema.params["kernel"].value == 1).all()
+
+
+def test_bare_arrays_are_refused_with_the_remedy():
+    class Bare(nnx.Module):
+        def __init__(self):
+            self.inner = nnx.Dict(table=jnp.ones(2))
+
+    with pytest.raises(TypeError, match="leaf at inner.table is a .*only=nnx.Param"):
+        nnx.EMA(Bare(), 0.5)
+
+
+@pytest.mark.parametrize("bad", ["a", None, True])
+def test_decay_must_be_a_number(bad):
+    with pytest.raises(TypeError, match="decay must be a number between 0 and 1, got"):
+        nnx.EMA(Model(), bad)
+
+
+@pytest.mark.parametrize("bad", [-0.1, 2])
+def test_decay_must_be_a_share(bad):
+    with pytest.raises(ValueError, match=f"decay must be between 0 and 1, got {bad}"):
+        nnx.EMA(Model(), bad)
+
+
+def test_decay_may_be_a_traced_scalar():
+    def averaged(decay):
+        ema = nnx.EMA(Model(1.0), decay, only=nnx.Param)
+        ema.update(Model(3.0))
+        return ema.params["kernel"].value
+
+    np.testing.assert_allclose(jax.jit(averaged)(0.5), 2.0)
+
+
+def test_averages_are_updated_inside_jit():
+    model = Model(1.0)
+    ema = nnx.EMA(model, 0.5, only=nnx.Param)
+    model.kernel.value = jnp.full(2, 3.0)
+
+    @nnx.jit
+    def step(ema, model):
+        ema.update(model)
+        return ema.apply_to(model).kernel.value.sum()
+
+    assert step(ema, model) == 4
+    assert (ema.params["kernel"].value == 2).all()

@@ -1,0 +1,306 @@
+"""Metrics: figures over batches, masks, composition, and messages."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nnxlite as nnx
+from nnxlite.training.metrics import Accuracy, Average, MetricState, Statistics, Welford
+
+LOGITS = jnp.array([[1.0, 2.0], [2.0, 1.0], [0.0, 1.0]])
+LABELS = jnp.array([1, 1, 1])
+
+
+def values_of(metric):
+    return {path: np.asarray(v.value) for path, v in nnx.to_flat_state(nnx.state(metric))}
+
+
+# Average ----------------------------------------------------------------------------------------
+
+
+def test_average_is_the_mean_of_everything_seen():
+    metric = Average()
+    metric.update(values=jnp.array([1, 2, 3]))
+    metric.update(values=np.ones((2, 3)))
+    metric.update(values=2.5)
+    metric.update(values=4)
+    metric.update(values=[1.0, 2.0])
+    assert metric.count.value == 13
+    np.testing.assert_allclose(metric.compute(), (6 + 6 + 2.5 + 4 + 3) / 13)
+
+
+def test_the_state_of_an_average():
+    metric = Average("loss")
+    state = nnx.state(metric)
+    assert list(state) == ["count", "total"]
+    assert all(type(v) is MetricState for v in state.values())
+    assert metric.total.value.dtype == jnp.float32 and metric.count.value.dtype == jnp.int32
+    assert jnp.isnan(metric.compute())
+
+
+def test_reset_starts_again_in_the_same_variables():
+    metric = Average()
+    total = metric.total
+    metric.update(values=3.0)
+    metric.reset()
+    assert metric.total is total and total.value == 0 and metric.count.value == 0
+
+
+@pytest.mark.parametrize(
+    "mask", [jnp.array([True, False, True]), jnp.array([1, 0, 1]), np.array([1.0, 0.0, 0.5])]
+)
+def test_a_mask_leaves_values_out(mask):
+    metric = Average()
+    metric.update(values=jnp.array([1.0, 2.0, 3.0]), mask=mask)
+    assert metric.total.value == 4 and metric.count.value == 2
+
+
+def test_masked_values_may_be_nan():
+    # The reference multiplies by the mask, which turns the whole average into NaN.
+    metric = Average()
+    metric.update(values=jnp.array([1.0, 3.0, jnp.nan]), mask=jnp.array([True, True, False]))
+    assert metric.compute() == 2
+
+
+def test_a_mask_is_broadcast_before_it_is_counted():
+    # The reference counts the mask as it is given: two rows here, though four values are summed.
+    metric = Average()
+    metric.update(values=jnp.ones((3, 2)), mask=jnp.array([[True], [True], [False]]))
+    assert metric.compute() == 1 and metric.count.value == 4
+
+
+def test_a_mask_for_a_single_number():
+    metric = Average()
+    metric.update(values=2.0, mask=jnp.array(False))
+    metric.update(values=4.0, mask=True)
+    assert metric.compute() == 4
+
+
+def test_low_precision_values_are_summed_in_float32():
+    metric = Average()
+    metric.update(values=jnp.full(1000, 1.0, jnp.bfloat16))
+    assert metric.total.value == 1000
+
+
+def test_average_without_its_argument():
+    metric = Average("loss")
+    expected = r"Average.update expected the keyword argument 'loss'; given: other, values\."
+    with pytest.raises(TypeError, match=expected):
+        metric.update(values=3, other=4)
+    with pytest.raises(TypeError, match="given: none"):
+        metric.update()
+    with pytest.raises(TypeError, match="needs numbers as 'loss', got str"):
+        metric.update(loss="q")
+    assert metric.count.value == 0
+
+
+def test_a_mask_that_does_not_broadcast_names_both_shapes():
+    metric = Average()
+    with pytest.raises(TypeError, match=r"mask bool\[2\] does not broadcast to values float"):
+        metric.update(values=jnp.ones(3), mask=jnp.array([True, False]))
+
+
+# Welford ----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=5), min_size=1, max_size=4
+    )
+)
+def test_welford_agrees_with_numpy(batches):
+    metric = Welford()
+    for batch in batches:
+        metric.update(values=jnp.array(batch, jnp.float32))
+    values = np.concatenate([np.asarray(b, np.float64) for b in batches])
+    found = metric.compute()
+    np.testing.assert_allclose(found.mean, values.mean(), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(found.standard_deviation, values.std(), rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(
+        found.standard_error_of_mean, values.std() / np.sqrt(len(values)), rtol=1e-3, atol=1e-2
+    )
+    assert metric.count.value == len(values)
+
+
+def test_welford_does_not_cancel():
+    metric = Welford()
+    for value in (10000.1, 10000.2, 10000.3):
+        metric.update(values=value)
+    assert 0.07 < float(metric.compute().standard_deviation) < 0.1
+
+
+def test_welford_with_a_mask_equals_welford_without_the_masked():
+    masked, plain = Welford("x"), Welford("x")
+    x = jnp.array([1.0, 2.0, jnp.nan, 5.0])
+    masked.update(x=x, mask=jnp.array([1, 1, 0, 1]))
+    plain.update(x=x[jnp.array([0, 1, 3])])
+    np.testing.assert_allclose(masked.compute().mean, plain.compute().mean, rtol=1e-6)
+    np.testing.assert_allclose(masked.m2.value, plain.m2.value, rtol=1e-6)
+    before = values_of(masked)
+    masked.update(x=x, mask=jnp.zeros(4))
+    np.testing.assert_equal(values_of(masked), before)
+
+
+def test_welford_ignores_an_empty_batch_and_is_reset():
+    metric = Welford()
+    metric.update(values=jnp.array([1.0, 3.0]))
+    metric.update(values=jnp.zeros(0))
+    assert metric.compute().mean == 2
+    metric.reset()
+    assert all((v == 0).all() for v in values_of(metric).values())
+    assert jnp.isnan(metric.compute().standard_deviation)
+
+
+def test_welford_without_its_argument():
+    with pytest.raises(TypeError, match="Welford.update expected the keyword argument 'values'"):
+        Welford().update(loss=3)
+
+
+def test_statistics_are_an_immutable_pytree():
+    found = Statistics(jnp.array(1.0), jnp.array(2.0), jnp.array(3.0))
+    assert [float(x) for x in jax.tree.leaves(found)] == [1, 2, 3]
+    assert found.replace(mean=4).mean == 4
+    with pytest.raises(AttributeError, match="mean"):
+        found.mean = 3
+
+
+# Accuracy ---------------------------------------------------------------------------------------
+
+
+def test_accuracy_over_classes():
+    metric = Accuracy()
+    metric.update(logits=LOGITS, labels=LABELS, unrelated=3)
+    np.testing.assert_allclose(metric.compute(), 2 / 3)
+    metric.update(logits=LOGITS, labels=LABELS, mask=jnp.array([0, 1, 0]))
+    np.testing.assert_allclose(metric.compute(), 2 / 4)
+    metric.update(logits=jnp.zeros((2, 3, 4)), labels=jnp.zeros((2, 3), jnp.uint8))
+    np.testing.assert_allclose(metric.compute(), 8 / 10)
+
+
+def test_accuracy_of_two_classes():
+    metric = Accuracy(threshold=0.5)
+    metric.update(logits=jnp.array([0.1, 0.6, 0.5]), labels=jnp.array([0, 1, 1]))
+    np.testing.assert_allclose(metric.compute(), 2 / 3)
+
+
+def test_accuracy_wants_fitting_shapes_and_integer_labels():
+    metric = Accuracy()
+    with pytest.raises(ValueError, match=r"logits.ndim == labels.ndim \+ 1.*\[3, 2\].*\[3, 1\]"):
+        metric.update(logits=LOGITS, labels=LABELS[:, None])
+    with pytest.raises(ValueError, match=r"Expected integer labels, got float32\[3\]"):
+        metric.update(logits=LOGITS, labels=LABELS * 1.0)
+    with pytest.raises(TypeError, match=r"logits float32\[3, 2\] and labels int32\[2\] are of d"):
+        metric.update(logits=LOGITS, labels=LABELS[:2])
+    with pytest.raises(ValueError, match=r"binary classification expected logits.ndim == labels"):
+        Accuracy(threshold=0.5).update(logits=LOGITS, labels=LABELS)
+    with pytest.raises(TypeError, match="labels"):
+        metric.update(logits=LOGITS)
+    assert metric.count.value == 0
+
+
+@pytest.mark.parametrize("bad", ["a", 1])
+def test_accuracy_wants_a_float_as_threshold(bad):
+    with pytest.raises(TypeError, match="threshold must be None or a float, got"):
+        Accuracy(threshold=bad)
+
+
+# MultiMetric ------------------------------------------------------------------------------------
+
+
+def make():
+    return nnx.MultiMetric(accuracy=Accuracy(), loss=Average("loss"), spread=Welford("loss"))
+
+
+def test_multi_metric_feeds_all_and_computes_by_name():
+    metrics = make()
+    metrics.update(logits=LOGITS, labels=LABELS, loss=jnp.array([1.0, 3.0]))
+    found = metrics.compute()
+    assert list(found) == ["accuracy", "loss", "spread"]
+    np.testing.assert_allclose(found["accuracy"], 2 / 3)
+    assert found["loss"] == 2 and found["spread"].standard_deviation == 1
+    assert metrics.loss.compute() == 2
+    metrics.reset()
+    assert all((v == 0).all() for v in values_of(metrics).values())
+
+
+def test_multi_metrics_nest():
+    metrics = nnx.MultiMetric(z=Average("x"), b=nnx.MultiMetric(q=Average("y")))
+    metrics.update(x=1, y=2)
+    assert jax.tree.map(float, metrics.compute()) == {"z": 1.0, "b": {"q": 2.0}}
+
+
+def test_law_8_a_failed_update_leaves_every_metric_as_it_was():
+    metrics = make()
+    metrics.update(logits=LOGITS, labels=LABELS, loss=1.0)
+    before = values_of(metrics)
+    with pytest.raises(TypeError, match="Average.update expected the keyword argument 'loss'"):
+        metrics.update(logits=LOGITS, labels=LABELS)
+    np.testing.assert_equal(values_of(metrics), before)
+
+
+def test_multi_metric_refuses_names_of_methods_and_values_that_are_no_metrics():
+    with pytest.raises(ValueError, match="A metric cannot be named 'update'"):
+        nnx.MultiMetric(loss=Average(), update=Average())
+    with pytest.raises(TypeError, match="'a' must be a Metric .*got int"):
+        nnx.MultiMetric(a=3)
+
+
+# the base ---------------------------------------------------------------------------------------
+
+
+def test_a_metric_of_ones_own():
+    class Largest(nnx.Metric):
+        def __init__(self):
+            self.largest = MetricState(jnp.array(-jnp.inf))
+
+        def reset(self):
+            self.largest.value = jnp.array(-jnp.inf)
+
+        def update(self, *, values, **_):
+            self.largest.value = jnp.maximum(self.largest.value, values.max())
+
+        def compute(self):
+            return self.largest.value
+
+    metrics = nnx.MultiMetric(mean=Average(), largest=Largest())
+    metrics.update(values=jnp.array([1.0, 5.0]))
+    assert metrics.compute()["largest"] == 5
+
+
+def test_the_base_says_what_a_subclass_must_define():
+    class Unfinished(nnx.Metric):
+        def __init__(self):
+            pass
+
+    with pytest.raises(NotImplementedError, match="Metric must define `__init__`"):
+        nnx.Metric()
+    for method in ("reset", "update", "compute"):
+        with pytest.raises(NotImplementedError, match=f"Unfinished must define `{method}`"):
+            getattr(Unfinished(), method)()
+
+
+def test_a_metric_is_split_like_any_object():
+    graphdef, state, rest = Average().split(MetricState, ...)
+    assert list(state) == ["count", "total"] and not rest
+    assert isinstance(nnx.merge(graphdef, state, rest), Average)
+
+
+def test_metrics_are_updated_inside_jit():
+    traces = []
+
+    @nnx.jit
+    def update(metrics, x):
+        traces.append(None)
+        metrics.update(loss=x, logits=LOGITS, labels=LABELS)
+
+    metrics = make()
+    for i in range(3):
+        update(metrics, jnp.array([1.0 * i, 2.0 * i]))
+    assert len(traces) == 1
+    assert metrics.compute()["loss"] == 1.5
+    np.testing.assert_allclose(metrics.compute()["accuracy"], 2 / 3)

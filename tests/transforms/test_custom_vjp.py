@@ -1,0 +1,523 @@
+"""custom_vjp: both signatures, nondifferentiated arguments, state, structure, refusals."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+from tests.transforms.models import Foo, snapshot
+
+UPDATES = {"graph_updates": True}
+PLAIN = {"graph_updates": False}
+copied = lambda tree: jax.tree.map(lambda x: x, tree)
+
+
+def write_nothing(m):
+    pass
+
+
+def write_n(m):
+    m.n[...] += 1
+
+
+def write_x(m):
+    m.x[...] += 1
+
+
+def sine(mode, write=write_nothing, fwd_calls=True, seen=None):
+    """`sin(x) * y * a` with the right derivatives times 10, in the signature of the mode."""
+
+    @nnx.custom_vjp(**mode)
+    def f(m, a):
+        write(m)
+        return jnp.sin(m.x) * m.y * a
+
+    def fwd(m, a):
+        y = f(m, a) if fwd_calls else jnp.sin(m.x) * m.y * a
+        return y, (m, a)
+
+    def bwd(residual, g):
+        if seen is not None:
+            seen.append(g)
+        m, a = residual
+        if mode is UPDATES:
+            (d_m, none), g = g
+            assert none is None
+            d_m = copied(d_m)
+            d_m["x"][...] += 10 * jnp.cos(m.x) * m.y * a * g
+            d_m["y"][...] += 10 * jnp.sin(m.x) * a * g
+        else:
+            d_m = jax.tree.map(jnp.zeros_like, m)
+            d_m.x[...] = 10 * jnp.cos(m.x) * m.y * a * g
+            d_m.y[...] = 10 * jnp.sin(m.x) * a * g
+        return d_m, 10 * jnp.sin(m.x) * m.y * g
+
+    f.defvjp(fwd, bwd)
+    return f
+
+
+def plain_sine(m, a):
+    return jnp.sin(m.x) * m.y * a
+
+
+MODES = [UPDATES, PLAIN]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("outer", [lambda f: f, nnx.jit, nnx.remat])
+def test_the_backward_rule_is_used(mode, outer):
+    f = sine(mode)
+    m = Foo()
+    assert float(f(m, 3.0)) == float(plain_sine(m, 3.0))
+    d_m, d_a = nnx.grad(outer(f), argnums=(0, 1))(m, 3.0)
+    e_m, e_a = nnx.grad(plain_sine, argnums=(0, 1))(m, 3.0)
+    for name in ("x", "y"):
+        assert jnp.allclose(d_m[name].value, 10 * e_m[name].value)
+    assert jnp.allclose(d_a, 10 * e_a)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_jit_of_grad(mode):
+    f = sine(mode, write_n)
+    m = Foo()
+    grads = nnx.jit(nnx.grad(f))(m, 3.0)
+    assert jnp.allclose(grads["y"].value, 10 * jnp.sin(1.0) * 3)
+    assert float(m.n.value) == 1.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("fwd_calls", [True, False])
+def test_what_the_function_writes_is_kept(mode, fwd_calls):
+    f = sine(mode, write_n, fwd_calls)
+    m = Foo()
+    f(m, 1.0)
+    assert float(m.n.value) == 1.0
+    nnx.grad(f)(m, 1.0)
+    assert float(m.n.value) == (2.0 if fwd_calls else 1.0)
+
+
+def test_with_updates_the_inputs_have_cotangents_as_the_function_left_them():
+    seen = []
+    f = sine(UPDATES, write_x, seen=seen)
+    m = Foo(1.0, 2.0)
+
+    def loss(m):
+        y = f(m, 1.0)  # writes x: what follows depends on the new value
+        return y + 5 * m.x + 7 * m.y
+
+    grads = nnx.grad(loss)(m)
+    ((d_m, none), g) = seen[0]
+    assert type(d_m) is nnx.State and none is None
+    assert {k: float(v.value) for k, v in d_m.items()} == {"n": 0.0, "x": 5.0, "y": 0.0}
+    assert float(m.x.value) == 2.0
+    assert jnp.allclose(grads["x"].value, 5 + 10 * jnp.cos(2.0) * 2.0)
+    assert jnp.allclose(grads["y"].value, 7 + 10 * jnp.sin(2.0))  # 7 goes past the rule
+
+
+def test_without_updates_the_cotangent_is_that_of_the_result():
+    seen = []
+    nnx.grad(sine(PLAIN, seen=seen))(Foo(), 1.0)
+    assert float(seen[0]) == 1.0
+
+
+def test_without_updates_a_write_to_a_differentiated_variable_is_refused_by_name():
+    f = sine(PLAIN, write_x)
+    m = Foo()
+    assert float(f(m, 1.0)) == float(jnp.sin(2.0) * 2)  # nothing is differentiated here
+    before = snapshot(m)
+    for transform in (nnx.grad(f), nnx.jit(nnx.grad(f))):
+        with pytest.raises(
+            ValueError, match=r"f writes the Variable '0\.x', which is being differ"
+        ):
+            transform(m, 1.0)
+        assert snapshot(m) == before
+    only_y = nnx.DiffState(0, nnx.PathContains("y"))
+    nnx.grad(f, argnums=only_y)(m, 1.0)  # x is a constant now
+    assert float(m.x.value) == 3.0
+
+
+def test_without_updates_written_values_are_constants():
+    f = sine(PLAIN, lambda m: m.n.set_value(m.x * 100))
+
+    def loss(m):
+        return f(m, 1.0) + m.n
+
+    m = Foo()
+    assert jnp.allclose(nnx.grad(loss)(m)["x"].value, 10 * jnp.cos(1.0) * 2)
+
+
+def test_structure_changes_propagate_with_updates():
+    @nnx.custom_vjp
+    def f(m):
+        m.new = nnx.Param(m.x * 2)
+        m.size = 3
+        return m.new * 1.0, m
+
+    shown = []
+
+    def fwd(m):
+        return f(m), None
+
+    def bwd(residual, g):
+        shown.append(g)
+        (d_m,), (d_y, none) = g
+        return (nnx.State({"x": d_m["new"], "y": d_m["y"], "n": d_m["n"]}),)
+
+    f.defvjp(fwd, bwd)
+    m = Foo()
+    y, same = f(m)
+    assert same is m and (float(m.new.value), m.size) == (2.0, 3)
+    fresh = Foo()
+    loss = lambda m: f(m)[0] * 1.0 + m.new * 4
+    grads = nnx.grad(loss)(fresh)
+    assert float(grads["x"].value) == 4.0
+    ((d_m,), (d_y, rest)) = shown[0]
+    assert sorted(d_m) == ["n", "new", "x", "y"] and float(d_y) == 1.0 and rest == nnx.State({})
+
+
+def test_objects_in_the_result_have_cotangents_of_their_form():
+    for mode in MODES:
+        shown = []
+
+        @nnx.custom_vjp(**mode)
+        def f(x):
+            return nnx.Dict(z=nnx.Param(x * 2)), nnx.Param(x * 3)
+
+        def bwd(residual, g, shown=shown, mode=mode):
+            d_dict, d_param = g[1] if mode is UPDATES else g
+            shown.append((d_dict, d_param))
+            z = d_dict["z"] if mode is UPDATES else d_dict.z
+            return (z * 100 + d_param * 1000,)
+
+        f.defvjp(lambda x: (f(x), None), bwd)
+
+        def loss(x):
+            d, p = f(x)
+            return d.z * 1.0 + p * 2.0
+
+        assert float(nnx.grad(loss)(1.0)) == 2100.0
+        d_dict, d_param = shown[0]
+        assert type(d_dict) is (nnx.State if mode is UPDATES else nnx.Dict)
+        assert type(d_param) is nnx.Param
+
+
+def test_shared_objects_are_one_inside():
+    @nnx.custom_vjp
+    def f(a, b):
+        assert a is b["m"]
+        return a.x * b["m"].x
+
+    def bwd(residual, g):
+        a, b = residual
+        assert a is b["m"]
+        (d_a, d_b), d_y = g
+        assert d_b == {"m": nnx.State({})}
+        return copied(jax.tree.map(lambda x: x + 1, d_a)), None
+
+    f.defvjp(lambda a, b: (f(a, b), (a, b)), bwd)
+    m = Foo()
+    assert float(nnx.grad(lambda m: f(m, {"m": m}))(m)["x"].value) == 1.0
+
+
+# nondifferentiated arguments ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nondifferentiated_arguments_reach_the_backward_rule(mode):
+    shown = []
+
+    @nnx.custom_vjp(nondiff_argnums=(3, 0), **mode)
+    def f(scale, m, x, name):
+        return m.x * x * scale if name == "double" else m.x * x
+
+    def fwd(scale, m, x, name):
+        return f(scale, m, x, name), (m, x)
+
+    def bwd(scale, name, residual, g):
+        shown.append((scale, name))
+        m, x = residual
+        if mode is UPDATES:
+            inputs, g = g
+            assert len(inputs) == 2
+            d_m = copied(inputs[0])
+            d_m["x"][...] = 100 * g
+        else:
+            d_m = jax.tree.map(jnp.zeros_like, m)
+            d_m.x[...] = 100 * g
+        return d_m, None
+
+    f.defvjp(fwd, bwd)
+    grads = nnx.grad(lambda m, x: f(2, m, x, name="double"), argnums=(0, 1))(Foo(), 3.0)
+    assert float(grads[0]["x"].value) == 100.0 and float(grads[1]) == 0.0
+    assert shown == [(2, "double")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_whole_object_can_be_left_out(mode):
+    @nnx.custom_vjp(nondiff_argnums=(0,), **mode)
+    def f(m, x):
+        m.n[...] += 1
+        return m.x * x
+
+    def bwd(m, residual, g):
+        assert type(m) is Foo
+        return (m.y * 1.0,)
+
+    f.defvjp(lambda m, x: (f(m, x), None), bwd)
+    m = Foo(1.0, 7.0)
+    assert float(nnx.grad(f, argnums=1)(m, 3.0)) == 7.0
+    assert float(nnx.jit(nnx.grad(f, argnums=1))(m, 3.0)) == 7.0
+    assert float(m.n.value) == 2.0
+    with pytest.raises(ValueError, match=r"'0\.x' of .*f is being differentiated, but nondiff"):
+        nnx.grad(f)(m, 3.0)
+
+
+def test_a_diff_state_names_the_variables_that_are_differentiated():
+    only_x = nnx.DiffState(0, nnx.PathContains("x"))
+
+    @nnx.custom_vjp(nondiff_argnums=(only_x,))
+    def f(m):
+        return m.x * m.y
+
+    def bwd(residual, g):
+        (d_m,), d_y = g
+        assert sorted(d_m) == ["n", "x", "y"]
+        return (nnx.State({"x": nnx.Param(50.0 * d_y)}),)
+
+    f.defvjp(lambda m: (f(m), None), bwd)
+    m = Foo()
+    grads = nnx.grad(f, argnums=only_x)(m)
+    assert {k: float(v.value) for k, v in grads.items()} == {"x": 50.0}
+    with pytest.raises(ValueError, match=r"'0\.y' of .*f is being differentiated"):
+        nnx.grad(f)(m)
+
+    f.defvjp(lambda m: (f(m), None), lambda residual, g: (g[0][0],))
+    with pytest.raises(TypeError, match="cotangent has a leaf at '0.n', where there is none"):
+        nnx.grad(f, argnums=only_x)(m)
+
+
+def test_integer_leaves_need_no_cotangent():
+    class Stepped(nnx.Module):
+        def __init__(self):
+            self.w, self.step = nnx.Param(2.0), nnx.Variable(jnp.array(0))
+
+    @nnx.custom_vjp(**PLAIN)
+    def f(m, k):
+        m.step[...] += 1
+        return m.w * k
+
+    def bwd(residual, g):
+        zeros = jax.tree.map(jnp.zeros_like, residual)
+        zeros.w[...] = 3.0 * g
+        return zeros, jnp.zeros((), int)
+
+    f.defvjp(lambda m, k: (f(m, k), m), bwd)
+    m = Stepped()
+    assert float(nnx.grad(f)(m, 4)["w"].value) == 3.0
+    assert int(m.step.value) == 1
+
+
+# forms -------------------------------------------------------------------------------------------
+
+
+def test_methods_and_defaults_and_keywords():
+    class Layer(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(2.0)
+
+        @nnx.custom_vjp
+        def __call__(self, x, k=3.0):
+            return self.w * x * k
+
+        def forward(self, x, k):
+            return self(x, k), None
+
+        def backward(residual, g):
+            (d_self, _, _), d_y = g
+            return jax.tree.map(lambda v: v + 9 * d_y, d_self), None, None
+
+        __call__.defvjp(forward, backward)
+
+    layer = Layer()
+    assert float(layer(2.0)) == 12.0
+    for loss in (lambda m: m(2.0), lambda m: m(k=1.0, x=2.0)):
+        assert float(nnx.grad(loss)(layer)["w"].value) == 9.0
+    assert (
+        repr(Layer.__call__).startswith("custom_vjp(") and Layer.__call__.fun.__name__ == "__call__"
+    )
+
+
+def test_it_runs_in_scan_and_vmap():
+    f = sine(PLAIN, write_n)
+    m = Foo()
+
+    def loop(m):
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+        def body(m, a):
+            return m, f(m, a)
+
+        return body(m, jnp.arange(3.0))[1].sum()
+
+    assert jnp.allclose(nnx.grad(loop)(m)["y"].value, 10 * jnp.sin(1.0) * 3)
+    assert float(m.n.value) == 3.0
+    g = sine(UPDATES)
+    per_row = nnx.vmap(lambda m, a: nnx.grad(g)(m, a)["y"].value, in_axes=(None, 0))
+    assert jnp.allclose(per_row(Foo(), jnp.arange(3.0)), 10 * jnp.sin(1.0) * jnp.arange(3.0))
+
+
+def test_symbolic_zeros_reach_the_rules():
+    @nnx.custom_vjp
+    def f(x, y):
+        return x * y, x + y
+
+    seen = []
+
+    def fwd(x, y):
+        seen.append((x.perturbed, y.perturbed))
+        return (x.value * y.value, x.value + y.value), x.value
+
+    def bwd(x, g):
+        (_, _), (d_product, d_sum) = g
+        seen.append(type(d_sum).__name__)
+        return d_product * 2, None
+
+    f.defvjp(fwd, bwd, symbolic_zeros=True)
+    assert float(nnx.grad(lambda x: f(x, 3.0)[0])(1.0)) == 2.0
+    assert seen == [(True, False), "SymbolicZero"]
+
+
+def test_equal_calls_trace_once():
+    traces = []
+
+    @nnx.custom_vjp
+    def f(m):
+        traces.append("f")
+        return m.x * 2.0
+
+    def fwd(m):
+        traces.append("fwd")
+        return m.x * 2.0, None
+
+    f.defvjp(fwd, lambda residual, g: (g[0][0],))
+    step = nnx.jit(nnx.grad(f))
+    step(Foo())
+    first = len(traces)
+    step(Foo())
+    assert len(traces) == first
+
+
+def test_nothing_is_kept_alive():
+    f = sine(UPDATES, write_n)
+    m = Foo()
+    nnx.grad(f)(m, 1.0)
+    seen = weakref.ref(m)
+    del m
+    gc.collect()
+    assert seen() is None
+
+
+# refusals ----------------------------------------------------------------------------------------
+
+
+def rules(fwd, bwd, **options):
+    @nnx.custom_vjp(**options)
+    def f(m, x):
+        return m.x * x
+
+    f.defvjp(fwd or (lambda m, x: (f(m, x), None)), bwd)
+    return f
+
+
+def test_a_call_before_defvjp_is_refused():
+    f = nnx.custom_vjp(lambda m: m.x * 1.0)
+    for transform in (f, nnx.grad(f)):
+        with pytest.raises(
+            ValueError, match=r"No backward rule is defined for .*defvjp\(fwd, bwd\)"
+        ):
+            transform(Foo())
+
+
+@pytest.mark.parametrize(
+    "bwd, error, message",
+    [
+        (lambda r, g: (g[0][0],), TypeError, "one cotangent for each differentiated argument, 2"),
+        (lambda r, g: 3.0, TypeError, "of them, got float"),
+        (lambda r, g: (1.0, 1.0), TypeError, "cotangent of '0' must be an object of the same form"),
+        (lambda r, g: (nnx.State({"x": nnx.Param(1.0)}), 1.0), TypeError, "no leaf at '0.n'"),
+        (lambda r, g: (nnx.State({"q": nnx.Param(1.0)}), 1.0), TypeError, "a leaf at '0.q'"),
+        (lambda r, g: (None, jnp.ones(2)), ValueError, r"of '1' has the shape \(2,\)"),
+        (
+            lambda r, g: (None, jnp.array(1)),
+            TypeError,
+            "of '1' has the dtype int32, expected float32",
+        ),
+    ],
+)
+def test_cotangents_that_do_not_fit_are_refused(bwd, error, message):
+    m = Foo()
+    before = snapshot(m)
+    with pytest.raises(error, match=message):
+        nnx.grad(rules(None, bwd), argnums=(0, 1))(m, 2.0)
+    assert snapshot(m) == before
+
+
+def test_a_forward_rule_must_return_a_pair():
+    f = rules(lambda m, x: m.x * x, lambda r, g: (None, None))
+    with pytest.raises(TypeError, match=r"must return a pair \(result, residual\)"):
+        nnx.grad(f)(Foo(), 2.0)
+
+
+def test_a_forward_rule_must_leave_what_the_function_leaves():
+    def fwd(m, x):
+        m.n[...] = 1.0
+        return m.x * x, None
+
+    f = rules(fwd, lambda r, g: (None, None))
+    with pytest.raises(TypeError, match=r"the function itself, but it writes '0\.n'"):
+        nnx.jit(nnx.grad(lambda m: nnx.jit(f)(m, 2.0)))(Foo())
+
+
+def test_arguments_that_the_rules_cannot_get_are_refused():
+    f = nnx.custom_vjp(lambda m, *, k: m.x * k)
+    f.defvjp(lambda m: (1.0, None), lambda r, g: (None,))
+    with pytest.raises(TypeError, match=r"arguments \['k'\] of .* can only be given by keyword"):
+        f(Foo(), k=2.0)
+    f = rules(None, lambda r, g: (None,), nondiff_argnums=(5,))
+    with pytest.raises(ValueError, match="nondiff_argnums has 5, but .* called with 2 arguments"):
+        f(Foo(), 1.0)
+
+
+def test_a_diff_state_needs_the_signature_with_updates():
+    message = "nondiff_argnums cannot contain DiffState objects when"
+    only_x = nnx.DiffState(0, "x")
+    with pytest.raises(ValueError, match=message):
+        rules(None, lambda r, g: (None, None), nondiff_argnums=only_x, **PLAIN)
+    f = rules(None, lambda r, g: (None, None), nondiff_argnums=only_x)
+    with nnx.set_graph_updates(False), pytest.raises(ValueError, match=message):
+        f(Foo(), 1.0)
+
+
+def test_sharing_is_refused_in_tree_mode():
+    f = rules(None, lambda r, g: (None, None), graph=False)
+    m = Foo()
+    m.z = m.x
+    with pytest.raises(ValueError, match="Duplicate Param"):
+        f(m, 1.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_failed_rule_leaves_objects_as_they_were(mode):
+    def fails(*args):
+        raise RuntimeError("inside")
+
+    m = Foo()
+    before = snapshot(m)
+    for f in (sine(mode, fails), rules(fails, None, **mode), rules(None, fails, **mode)):
+        with pytest.raises(RuntimeError, match="inside"):
+            nnx.grad(f)(m, 1.0)
+        assert snapshot(m) == before

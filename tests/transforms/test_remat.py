@@ -1,0 +1,182 @@
+"""remat: the function itself, remembered less."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+from tests.transforms.models import Counted, Foo, Tied, assert_close, snapshot
+
+MODES = [{}, {"graph_updates": False}, {"graph": False}]
+
+
+def loss(m, x):
+    return jnp.sin(jnp.sin(m(x))).sum()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("outer", [lambda f: f, nnx.jit])
+def test_values_gradients_and_state_are_those_of_the_function(mode, outer):
+    m, other = Counted(), Counted()
+    f = outer(nnx.remat(loss, **mode))
+    assert jnp.allclose(f(m, 2.0), loss(other, 2.0))
+    assert_close(nnx.grad(f)(m, 2.0), nnx.grad(loss)(other, 2.0))
+    assert float(m.count.value) == float(other.count.value) == 5.0
+
+
+def test_the_jaxpr_holds_a_checkpoint_and_fewer_residuals():
+    m = Foo()
+
+    def deep(m):
+        return jnp.sin(jnp.sin(jnp.sin(m.x)))
+
+    jaxpr = nnx.make_jaxpr(nnx.grad(nnx.remat(deep)))(m)
+    assert any("remat" in str(eqn.primitive) for eqn in jaxpr.eqns)
+    policy = jax.checkpoint_policies.everything_saveable
+    saved = nnx.make_jaxpr(nnx.grad(nnx.remat(deep, policy=policy)))(m)
+    recomputed = lambda j: str(j).count(" sin ")
+    assert recomputed(saved) < recomputed(jaxpr)
+    options = nnx.make_jaxpr(nnx.grad(nnx.remat(deep, prevent_cse=False)))(m)
+    assert "prevent_cse=False" in str(options) and "prevent_cse=True" in str(jaxpr)
+
+
+def test_sharing_cycles_and_structure_changes():
+    m = Tied()
+
+    def grow(a, b):
+        assert a is b["again"] and a.a is a.b
+        a.new = nnx.Param(a.a * 2)
+        a.size = 3
+        return a
+
+    assert nnx.remat(grow)(m, {"again": m}) is m
+    assert m.new.value.tolist() == [2.0, -4.0] and m.size == 3
+    other = Tied()
+    assert nnx.remat(grow, graph_updates=False)(other, {"again": other}) is other
+    assert not hasattr(other, "new")
+    assert_close(
+        nnx.grad(nnx.remat(loss))(Tied(), 2.0)["a"].value, nnx.grad(loss)(Tied(), 2.0)["a"].value
+    )
+
+
+def test_forms():
+    m = Counted()
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.inner = Counted()
+
+        @nnx.remat
+        def __call__(self, x):
+            return self.inner(x)
+
+        other = nnx.remat(lambda self, x: self.inner(x))
+
+    net = Net()
+    assert net(1.0).tolist() == [4.0, 8.0] and net.other(1.0).tolist() == [5.0, 10.0]
+    assert nnx.grad(lambda net: net(1.0).sum())(net)["inner"]["w"].value.tolist() == [6.0, 6.0]
+    assert nnx.remat(prevent_cse=False)(loss)(m, x=2.0).shape == ()
+    for fun in (m.__call__, m, functools.partial(Counted.__call__, m)):
+        m.count[...] = 3.0
+        assert nnx.remat(fun)(1.0).tolist() == [4.0, 8.0] and float(m.count.value) == 4.0
+    assert repr(nnx.remat(loss)) == "remat(loss)" and nnx.remat(loss).__name__ == "loss"
+
+
+def test_static_arguments():
+    def f(m, x, twice):
+        return m.x * x * (2 if twice else 1)
+
+    m = Foo(3.0)
+    for number in (2, -1, (2,)):
+        g = nnx.remat(f, static_argnums=number)
+        assert float(g(m, 1.0, True)) == 6.0 and float(g(m, 1.0, False)) == 3.0
+        assert float(nnx.grad(g)(m, 1.0, True)["x"].value) == 2.0
+    assert float(nnx.remat(lambda m, k: m.x * len(k), static_argnums=1)(m, [1, 2])) == 6.0
+    shared = object()  # unhashable or not, a static argument may be anything
+    assert nnx.remat(lambda x, k: k is shared, static_argnums=1)(1.0, shared)
+
+
+def test_a_static_argument_out_of_range_is_refused():
+    with pytest.raises(ValueError, match=r"static_argnums has 5, but the call has 2 positional"):
+        nnx.remat(loss, static_argnums=5)(Counted(), 1.0)
+
+
+def test_captured_objects_are_seen_as_they_are_at_each_call():
+    m = Foo(2.0)
+    f = nnx.remat(lambda x: m.x * x)
+    assert float(f(1.0)) == 2.0
+    m.x[...] = 5.0
+    assert float(f(1.0)) == 5.0
+
+
+def test_a_function_of_its_arguments_is_traced_once_per_structure():
+    calls = []
+
+    def scale(k):
+        def f(m, x):
+            jax.debug.callback(lambda: None)
+            calls.append(k)  # calls is what makes this function impure
+            return m.x * x
+
+        return f
+
+    step = nnx.jit(nnx.grad(nnx.remat(scale(1))))
+    step(Foo(), 1.0)
+    first = len(calls)
+    step(Foo(), 2.0)
+    step(nnx.clone(Foo()), 3.0)
+    assert len(calls) == first
+
+
+def test_it_runs_in_scan_and_vmap():
+    body = nnx.remat(lambda m, x: (m, m(x).sum()), prevent_cse=False)
+
+    def run(m, step):
+        m.count[...] = 0.0
+        scanned = nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(step)
+        return scanned(m, jnp.arange(3.0))[1].sum()
+
+    m = Counted()
+    plain = lambda m, x: (m, m(x).sum())
+    assert_close(nnx.grad(run)(m, body), nnx.grad(run)(m, plain))
+    mapped = nnx.vmap(nnx.remat(lambda m, x: m.x * x), in_axes=(None, 0))
+    assert mapped(Foo(2.0), jnp.arange(3.0)).tolist() == [0.0, 2.0, 4.0]
+
+
+def test_dropout_draws_the_same_mask_again():
+    class Noisy(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones(64))
+            self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.drop(self.w * x)
+
+    one, two = Noisy(), Noisy()
+    f = lambda m: (m(1.0) ** 2).sum()
+    assert_close(nnx.grad(nnx.remat(f))(one), nnx.grad(f)(two))
+    assert int(one.drop.rngs.count.value) == int(two.drop.rngs.count.value) == 1
+
+
+def test_a_failed_call_leaves_objects_as_they_were():
+    def fails(m, x):
+        m.count[...] = 9.0
+        m.extra = 1
+        raise RuntimeError("inside")
+
+    m = Counted()
+    before = snapshot(m)
+    for transform in (nnx.remat(fails), nnx.grad(nnx.remat(fails)), nnx.jit(nnx.remat(fails))):
+        with pytest.raises(RuntimeError, match="inside"):
+            transform(m, 1.0)
+        assert snapshot(m) == before
+
+
+def test_sharing_is_refused_in_tree_mode():
+    m = Foo()
+    with pytest.raises(ValueError, match="Duplicate Foo"):
+        nnx.remat(lambda a, b: a.x * b.x, graph=False)(m, m)

@@ -1,0 +1,262 @@
+"""eval_shape, make_jaxpr, checkify: looking without touching, and errors as values."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import checkify
+from jax.sharding import NamedSharding, PartitionSpec
+
+import nnxlite as nnx
+from tests.transforms.models import Counted, Foo, Tied, snapshot
+
+MODES = [{}, {"graph_updates": False}, {"graph": False}]
+
+
+def shape(x):
+    return (type(x).__name__, x.shape, str(x.dtype))
+
+
+# eval_shape --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_of_shapes(mode):
+    rngs = nnx.Rngs(0)
+    x = jax.ShapeDtypeStruct((4, 2), jnp.float32)
+
+    def init(rngs, x):
+        model = nnx.Linear(2, 3, rngs=rngs)
+        return model, {"y": model(x)}
+
+    model, out = nnx.eval_shape(init, rngs, x, **mode)
+    assert type(model) is nnx.Linear
+    assert shape(model.kernel.value) == ("ShapeDtypeStruct", (2, 3), "float32")
+    assert shape(out["y"]) == ("ShapeDtypeStruct", (4, 3), "float32")
+    assert int(rngs.params.count.value if "params" in rngs else rngs.default.count.value) == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_arguments_stay_as_they_are(mode):
+    m = Counted()
+    before = snapshot(m)
+
+    def f(m):
+        m(1.0)
+        m.extra = nnx.Param(jnp.ones((2, 2)))
+        return m
+
+    out = nnx.eval_shape(f, m, **mode)
+    assert snapshot(m) == before
+    assert out is not m and out.w is not m.w
+    assert shape(out.w.value) == ("ShapeDtypeStruct", (2,), "float32")
+    assert shape(out.count.value) == ("ShapeDtypeStruct", (), "float32")
+    assert hasattr(out, "extra") == (mode != {"graph_updates": False})
+
+
+def test_sharing_and_cycles_in_the_result():
+    out, again = nnx.eval_shape(lambda m: (m, {"m": m}), Tied())
+    assert again["m"] is out and out.a is out.b and out.child.owner is out
+
+
+def test_abstract_arguments_and_keywords():
+    m = nnx.eval_shape(Foo)
+    out = nnx.eval_shape(lambda m, *, k: m.x * jnp.ones(3) * k, m, k=2)
+    assert shape(out) == ("ShapeDtypeStruct", (3,), "float32")
+    assert nnx.eval_shape(lambda: (None, 1, m.x.value.shape))[0] is None
+    assert shape(nnx.eval_shape(Counted().__call__, 1.0)) == ("ShapeDtypeStruct", (2,), "float32")
+    scale = functools.partial(lambda name, x: x * len(name), "abc")
+    assert shape(nnx.eval_shape(scale, 1.0)) == ("ShapeDtypeStruct", (), "float32")
+
+
+def test_weak_types_and_shardings_are_kept():
+    mesh = jax.make_mesh((2, 4), ("a", "b"))
+    sharding = NamedSharding(mesh, PartitionSpec("a", "b"))
+    m = nnx.Dict(
+        w=nnx.Param(jax.device_put(jnp.ones((4, 8)), sharding)), k=nnx.Param(jnp.array(1.0))
+    )
+    out = nnx.eval_shape(lambda m: m, m)
+    assert out.w.value.sharding == sharding
+    assert out.k.value.weak_type and out.k.value.sharding is None
+
+
+def test_annotated_variables_have_their_sharding_on_a_mesh():
+    mesh = jax.make_mesh((8,), ("data",))
+
+    def init():
+        return nnx.Dict(
+            w=nnx.Param(jnp.ones((8, 4)), sharding=("data", None)), b=nnx.Param(jnp.ones(8))
+        )
+
+    with jax.set_mesh(mesh):
+        out = nnx.eval_shape(init)
+        plain = nnx.eval_shape(lambda: jnp.ones(3))
+    assert out.w.value.sharding.spec == PartitionSpec("data", None)
+    assert not any(out.b.value.sharding.spec)
+    assert plain.shape == (3,)
+    assert nnx.eval_shape(init).w.value.sharding is None
+
+
+def test_eval_shape_inside_other_transforms():
+    @nnx.jit
+    def f(m):
+        out = nnx.eval_shape(lambda m, x: m(x), m, jnp.ones(2))
+        return jnp.zeros(out.shape) + m.count
+
+    m = Counted()
+    assert f(m).tolist() == [3.0, 3.0] and float(m.count.value) == 3.0
+
+
+def test_a_failure_and_sharing_in_tree_mode():
+    m = Foo()
+    with pytest.raises(RuntimeError, match="inside"):
+        nnx.eval_shape(lambda m: (_ for _ in ()).throw(RuntimeError("inside")), m)
+    with pytest.raises(ValueError, match="Duplicate Foo"):
+        nnx.eval_shape(lambda a, b: a.x, m, m, graph=False)
+
+
+# make_jaxpr --------------------------------------------------------------------------------------
+
+
+def primitives(jaxpr):
+    return [str(eqn.primitive) for eqn in jaxpr.eqns]
+
+
+def test_inputs_are_the_leaves_in_order_and_outputs_those_of_the_result():
+    m = nnx.Dict(b=nnx.Param(jnp.ones((2, 3))), a=nnx.Param(jnp.ones(4)))
+    f = lambda x, m, y: (m.b * 1.0, {"m": m, "x": x})
+    jaxpr = nnx.make_jaxpr(f, graph_updates=False)(jnp.ones(5), m, jnp.ones(6))
+    assert [v.aval.shape for v in jaxpr.jaxpr.invars] == [(5,), (4,), (2, 3), (6,)]
+    assert [v.aval.shape for v in jaxpr.jaxpr.outvars] == [(2, 3), (4,), (2, 3), (5,)]
+
+
+def test_what_is_written_is_among_the_outputs_with_updates():
+    m = Counted()
+    before = snapshot(m)
+    plain = nnx.make_jaxpr(lambda m: m(2.0), graph_updates=False)(m)
+    full = nnx.make_jaxpr(lambda m: m(2.0))(m)
+    assert [v.aval.shape for v in plain.jaxpr.outvars] == [(2,)]
+    assert [v.aval.shape for v in full.jaxpr.outvars] == [(2,), ()]
+
+    def grow(m):
+        m.new = nnx.Param(jnp.ones(7))
+        return nnx.Param(jnp.ones(9))
+
+    assert [v.aval.shape for v in nnx.make_jaxpr(grow)(m).jaxpr.outvars] == [(9,), (7,)]
+    assert snapshot(m) == before
+
+
+def test_make_jaxpr_forms_and_static_arguments():
+    f = lambda m, k: m.x * (2.0 if k else 3.0) + k
+    assert "3.0" in str(nnx.make_jaxpr(f, static_argnums=1)(Foo(), 0))
+    assert "2.0" in str(nnx.make_jaxpr(static_argnums=(-1,))(f)(Foo(), 1))
+    assert primitives(nnx.make_jaxpr(f.__call__, static_argnums=1)(Foo(), 0)) == ["mul", "add"]
+    assert len(nnx.make_jaxpr(lambda m, k: m.x * k)(Foo(), k=2.0).jaxpr.invars) == 4
+    assert repr(nnx.make_jaxpr(plain_function)) == "make_jaxpr(plain_function)"
+    with pytest.raises(ValueError, match=r"make_jaxpr\(.*static_argnums has 4, but the call has 2"):
+        nnx.make_jaxpr(f, static_argnums=4)(Foo(), 1)
+    with pytest.raises(ValueError, match="Duplicate Foo"):
+        m = Foo()
+        nnx.make_jaxpr(lambda a, b: a.x, graph=False)(m, m)
+
+
+def plain_function(x):
+    return x
+
+
+# checkify ----------------------------------------------------------------------------------------
+
+
+def checked(m, x):
+    checkify.check(x > 0, "x must be positive, got {x}", x=x)
+    return m(x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_checks_are_values_and_state_is_kept(mode):
+    m = Counted()
+    f = nnx.checkify(checked, **mode)
+    error, y = f(m, jnp.array(2.0))
+    assert error.get() is None and y.tolist() == [8.0, 16.0]
+    error, y = f(m, jnp.array(-1.0))
+    assert "x must be positive, got -1.0" in error.get()
+    assert float(m.count.value) == 5.0
+    with pytest.raises(checkify.JaxRuntimeError, match="x must be positive"):
+        error.throw()
+
+
+def test_checkify_composes_and_keeps_structure_changes():
+    m = Counted()
+
+    def grow(m, x):
+        m.new = nnx.Param(m(x))
+        return m
+
+    error, out = nnx.checkify(nnx.jit(grow))(m, x=jnp.array(1.0))
+    assert out is m and m.new.value.tolist() == [4.0, 8.0]
+    error, y = nnx.jit(nnx.checkify(checked))(m, jnp.array(-1.0))
+    assert "positive" in error.get() and float(m.count.value) == 5.0
+    error, _ = nnx.checkify(lambda m: jnp.log(-m.w), errors=checkify.float_checks)(m)
+    assert "nan" in error.get()
+    assert repr(nnx.checkify(checked)) == "checkify(checked)"
+
+
+def test_checkify_in_a_method_and_failures():
+    class Net(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(2.0)
+
+        @nnx.checkify
+        def __call__(self, x):
+            checkify.check(x > 0, "no")
+            return self.w * x
+
+    error, y = Net()(jnp.array(3.0))
+    assert (error.get(), float(y)) == (None, 6.0)
+    m = Counted()
+    before = snapshot(m)
+
+    def fails(m):
+        m(1.0)
+        raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        nnx.checkify(fails)(m)
+    assert snapshot(m) == before
+    with pytest.raises(ValueError, match="Duplicate Counted"):
+        nnx.checkify(lambda a, b: a(1.0), graph=False)(m, m)
+
+
+# arguments that are no arrays ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, *args: nnx.eval_shape(f, *args),
+        lambda f, *args: nnx.make_jaxpr(f)(*args),
+        lambda f, *args: nnx.vjp(f, *args),
+        lambda f, *args: nnx.jvp(f, args, args),
+        lambda f, *args: nnx.remat(f)(*args),
+        lambda f, *args: with_rules(f)(*args),
+    ],
+)
+def test_an_argument_that_is_no_array_is_named(transform):
+    f = lambda m, options: m.x * 1.0
+    m = Foo()
+    with pytest.raises(TypeError, match=r"argument at '1\.name' is of type str, which is no array"):
+        transform(f, m, {"name": "text"})
+    m.n = nnx.Variable("text")
+    with pytest.raises(TypeError, match=r"argument at '0\.n' is of type str"):
+        transform(f, m, 1.0)
+    with pytest.raises(TypeError, match="unsupported operand"):  # the function's own errors stay
+        transform(lambda m, x: m.x + None, Foo(), 1.0)
+
+
+def with_rules(f):
+    f = nnx.custom_vjp(f)
+    f.defvjp(lambda *args: (f(*args), None), lambda r, g: (None, None))
+    return f

@@ -1,0 +1,229 @@
+"""to_tree, from_tree, NodeStates, prefix; the namespace compat."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+from nnxlite.transforms._trees import is_tree_node
+from tests.transforms.models import Counted, Foo, Tied, values
+
+
+def test_there_and_back_with_sharing_and_cycles():
+    m = Tied()
+    tree = nnx.to_tree((m, 3, [m, {"v": m.a}], jnp.ones(1)))
+    assert is_tree_node(tree[0]) and tree[1] == 3
+    assert len(jax.tree.leaves(tree)) == 3  # the one parameter, 3, the array
+    a, three, (b, rest), ones = nnx.from_tree(tree)
+    assert a is b and a is not m and rest["v"] is a.a and a.child.owner is a and three == 3
+    assert a.a.value.tolist() == m.a.value.tolist()
+
+
+def test_it_is_a_pytree_that_jax_transforms_carry():
+    m = Counted()
+
+    @jax.jit
+    def f(tree):
+        m, x = nnx.from_tree(tree)
+        return nnx.to_tree((m, m(x)))
+
+    out, y = nnx.from_tree(f(nnx.to_tree((m, 2.0))))
+    assert (
+        y.tolist() == [8.0, 16.0] and float(out.count.value) == 4.0 and float(m.count.value) == 3.0
+    )
+    doubled = nnx.from_tree(jax.tree.map(lambda x: 2 * x, nnx.to_tree(m)))
+    assert doubled.w.value.tolist() == [2.0, 4.0]
+
+
+def test_a_state_is_opened():
+    m = Foo()
+    tree = nnx.to_tree((nnx.state(m), m.x))
+    assert isinstance(tree[0], nnx.State) and is_tree_node(tree[0]["x"])
+    state, x = nnx.from_tree(tree)
+    assert state["x"] is x
+
+
+def test_with_an_update_context_the_objects_come_back():
+    m = Foo()
+    with nnx.update_context("tree"):
+        inside = nnx.from_tree(nnx.to_tree((m, 1), ctxtag="tree"), ctxtag="tree", is_inner=True)
+        inside[0].size = 3
+        out = nnx.from_tree(nnx.to_tree(inside, ctxtag="tree"), ctxtag="tree", is_inner=False)
+    assert out[0] is m and m.size == 3
+    with pytest.raises(ValueError, match="No update context found for tag 'gone'"):
+        nnx.to_tree(m, ctxtag="gone")
+
+
+def test_split_and_merge_functions_see_path_prefix_and_node():
+    m = Counted()
+    seen = []
+
+    def split_fn(ctx, path, prefix, x):
+        seen.append((jax.tree_util.keystr(path), prefix, type(x).__name__))
+        if isinstance(prefix, nnx.StateAxes):
+            return nnx.NodeStates.from_split(*ctx.split(x, *prefix.filters), metadata=prefix.axes)
+        return x
+
+    axes = nnx.StateAxes({nnx.Param: 0, ...: None})
+    tree = nnx.to_tree(({"m": m}, 2.0), prefix=(axes, 7), split_fn=split_fn)
+    assert seen == [("[0]['m']", axes, "Counted")]
+    assert [list(s) for s in tree[0]["m"].states] == [["w"], ["count"]]
+    assert tree[0]["m"].metadata == (0, None)
+
+    def merge_fn(ctx, path, prefix, leaf):
+        seen.append((jax.tree_util.keystr(path), prefix, type(leaf).__name__))
+        return ctx.merge(leaf.graphdef, *leaf.states) if is_tree_node(leaf) else leaf + 1
+
+    back = nnx.from_tree(tree, prefix=(0, 1), merge_fn=merge_fn, map_non_graph_nodes=True)
+    assert back[0]["m"].w.value.tolist() == [1.0, 2.0] and back[1] == 3.0
+    assert seen[1:] == [("[0]['m']", 0, "NodeStates"), ("[1]", 1, "float")]
+    everything = nnx.to_tree((m, 2.0), split_fn=lambda c, p, s, x: 1, map_non_graph_nodes=True)
+    assert everything == (1, 1)
+
+
+def test_inconsistent_prefixes_of_a_shared_node_are_refused_by_path():
+    m = Foo()
+    with pytest.raises(
+        ValueError, match=r"Inconsistent aliasing .*'0\.y' it is 0, at '1\.a\.y' it is 1"
+    ):
+        nnx.to_tree((m, {"a": m}), prefix=(0, 1))
+    with pytest.raises(ValueError, match="Inconsistent aliasing"):
+        nnx.to_tree((m.x, m), prefix=(0, 1))
+    nnx.to_tree((m, {"a": m}), prefix=(0, 0))
+    nnx.to_tree((m, {"a": m}), prefix=(0, 1), check_aliasing=False)
+    with pytest.raises(ValueError, match="prefix is no prefix of the arguments"):
+        nnx.to_tree((m, 1), prefix=(0, 1, 2))
+
+
+def test_from_tree_wants_to_know_its_leaves():
+    tree = nnx.to_tree((Foo(), 2.0))
+    untouched = nnx.from_tree(tree, is_node_leaf=lambda x: False)
+    assert is_tree_node(untouched[0])
+    with pytest.raises(
+        ValueError, match=r"Expected NodeStates at '1', got float\. Pass a merge_fn"
+    ):
+        nnx.from_tree(tree, map_non_graph_nodes=True)
+
+
+def test_node_states():
+    m = Counted()
+    one = nnx.NodeStates.from_split(*nnx.split(m))
+    two = nnx.NodeStates.from_split(*nnx.split(m, nnx.Param, ...), metadata="x")
+    assert sorted(one.state) == ["count", "w"] and one.graphdef == nnx.graphdef(m)
+    assert two.metadata == "x" and two.replace(metadata=None).metadata is None
+    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(two)]
+    assert paths == [".states[0]['w'].value", ".states[1]['count'].value"]
+    states = nnx.NodeStates.from_states(*two.states)
+    with pytest.raises(ValueError, match="No graphdef available"):
+        states.graphdef
+    with pytest.raises(ValueError, match="Expected exactly one state, got 2"):
+        two.state
+    axes = nnx.NodeStates.from_prefixes((0, None), metadata="x")
+    stacked = two.replace(states=(jax.tree.map(lambda x: x[None], two.states[0]), two.states[1]))
+
+    def f(node):
+        return nnx.from_tree(node)(1.0)
+
+    assert jax.vmap(f, in_axes=(axes,))(stacked).tolist() == [[4.0, 8.0]]
+
+
+# prefix ------------------------------------------------------------------------------------------
+
+
+def test_a_prefix_chooses_by_filter_wherever_prefixes_go():
+    m = nnx.Dict(w=nnx.Param(jnp.ones((3, 2))), c=nnx.BatchStat(jnp.array(2.0)), a=jnp.arange(3.0))
+    axes = nnx.prefix(m, {nnx.BatchStat: None, ...: 0})
+    out = nnx.vmap(lambda m: m.w.sum() * m.c * m.a, in_axes=(axes,))(m)
+    assert out.tolist() == [0.0, 4.0, 8.0]
+    tree = nnx.prefix({"m": m, "k": jnp.ones(1)}, {"w": 0, nnx.PathContains("w"): 0, ...: None})
+    assert tree["k"] is None
+    out = nnx.vmap(lambda t: t["m"].w.sum() * t["m"].a.sum(), in_axes=(tree,))(
+        {"m": m, "k": jnp.ones(1)}
+    )
+    assert out.tolist() == [6.0, 6.0, 6.0]
+
+
+def test_a_prefix_by_function_of_path_and_leaf():
+    m = Tied()
+    seen = {}
+    nnx.prefix({"q": [m, m.a]}, lambda path, x: seen.setdefault(path, type(x).__name__))
+    assert {("q", 0, "a"), ("q", 0, "b"), ("q", 0, "child", "leaf"), ("q", 1)} <= set(seen)
+    assert set(seen.values()) == {"Param"}
+
+
+def test_prefixes_for_states_variables_and_shardings():
+    m = Foo()
+    assert nnx.prefix(m.x, {nnx.Param: 5}) == 5
+    state = nnx.state(nnx.Dict(w=nnx.Param(jnp.ones(2)), c=nnx.BatchStat(3.0)))
+    axes = nnx.prefix(state, {nnx.Param: 0, ...: None})
+    assert nnx.vmap(lambda s: s["w"] * s["c"], in_axes=(axes,))(state).tolist() == [3.0, 3.0]
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = (jax.NamedSharding(mesh, jax.P(*p)) for p in (("d",), ()))
+    model = nnx.Dict(w=nnx.Param(jnp.ones(8)), c=nnx.BatchStat(jnp.ones(3)))
+    double = nnx.jit(
+        lambda m: m.w.set_value(m.w * 2),
+        in_shardings=(nnx.prefix(model, {nnx.Param: rows, ...: whole}),),
+    )
+    double(model)
+    assert model.w.value.sharding == rows and model.w.value.tolist() == [2.0] * 8
+
+
+def test_a_prefix_without_a_match_names_the_path():
+    with pytest.raises(
+        ValueError, match=r"No filter matched the BatchStat at 'm\.n'\. Filters: \[<cl"
+    ):
+        nnx.prefix({"m": Foo()}, {nnx.Param: 0})
+    with pytest.raises(TypeError):
+        nnx.prefix(Foo(), {3.5: 0})
+    m = Foo()
+    with pytest.raises(ValueError, match="Duplicate Foo"):
+        nnx.prefix([m, m], {...: 0}, graph=False)
+
+
+# compat ------------------------------------------------------------------------------------------
+
+
+def compat_names():
+    return [n for n, f in vars(nnx.compat).items() if isinstance(f, functools.partial)]
+
+
+@pytest.mark.parametrize("name", compat_names())
+def test_compat_names_fix_the_modes_of_the_public_functions(name):
+    home = nnx.rnglib if name == "backup_keys" else nnx
+    fixed, public = getattr(nnx.compat, name), getattr(home, name)
+    assert fixed.func is public
+    modes = {"graph", "graph_updates"} & set(inspect.signature(public).parameters)
+    assert fixed.keywords == dict.fromkeys(modes, True)
+
+
+def test_compat_holds_whatever_the_defaults_are():
+    m = Tied()
+    with nnx.set_graph_mode(False), nnx.set_graph_updates(False):
+        with pytest.raises(ValueError, match="Duplicate"):
+            nnx.split(m)
+        assert len(jax.tree.leaves(nnx.compat.split(m)[1])) == 1
+
+        @nnx.compat.jit
+        def grow(m):
+            m.new = nnx.Param(m.a * 2)
+
+        grow(m)
+        grads = nnx.compat.grad(lambda m: m(1.0).sum())(m)
+    assert values(m.new) == [[2.0, -4.0]] and isinstance(grads, nnx.State)
+
+
+def test_keys_are_backed_up_without_counts():
+    rngs = nnx.Rngs(0, params=1)
+    backups = nnx.compat.backup_keys(rngs)
+    before = [key for _, key in backups]
+    rngs.params()
+    nnx.reseed(rngs, default=5, params=6)
+    rngs.params(), rngs.params()
+    nnx.restore_rngs(backups)
+    assert [bool(s.key.value == key) for (s, _), key in zip(backups, before)] == [True, True]
+    assert int(rngs.params.count.value) == 2

@@ -1,0 +1,401 @@
+"""vjp and jvp: values, cotangents in the form of the primals, state, sharing, refusals."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.transforms.models import Counted, Foo, Tied, snapshot, values
+
+MODES = [{}, {"graph_updates": False}, {"graph": False}]
+
+
+def call(m, x):
+    return m(x)
+
+
+# vjp ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_cotangents_have_the_form_of_the_primals(mode):
+    m, x = Counted(), jnp.ones(2)
+    y, pull = nnx.vjp(call, m, x, **mode)
+    d_m, d_x = pull(jnp.ones(2))
+    assert y.tolist() == [4.0, 8.0]
+    assert type(d_m) is Counted and d_m is not m
+    assert d_m.w.value.tolist() == [4.0, 4.0]
+    assert float(d_m.count.value) == 3.0
+    assert d_x.tolist() == [4.0, 8.0]
+    assert float(m.count.value) == 4.0
+
+
+def test_the_pullback_can_be_used_again_and_is_linear():
+    m = Counted()
+    y, pull = nnx.vjp(call, m, 1.0)
+    once, twice = pull(jnp.ones(2)), pull(2 * jnp.ones(2))
+    assert values(twice) == [(2 * jnp.asarray(v)).tolist() for v in values(once)]
+    assert float(m.count.value) == 4.0
+
+
+def test_vjp_agrees_with_jax_on_bare_leaves():
+    m, x = Tied(), jnp.array([0.5, 2.0])
+
+    def bare(a, x):
+        return (jnp.sin(a) * a + a) * x
+
+    y, pull = nnx.vjp(call, m, x)
+    expected, pull_bare = jax.vjp(bare, m.a.value, x)
+    ct = jnp.array([1.0, 3.0])
+    d_m, d_x = pull(ct)
+    d_a, d_x_bare = pull_bare(ct)
+    assert jnp.allclose(y, expected)
+    assert jnp.allclose(d_m.a.value, d_a) and jnp.allclose(d_x, d_x_bare)
+
+
+def test_sharing_and_cycles_hold_in_cotangents():
+    m = Tied()
+    _, pull = nnx.vjp(lambda m, pair: m(1.0) + pair[0](1.0), m, (m, 2.0))
+    d_m, (again, _) = pull(jnp.ones(2))
+    assert again is d_m
+    assert d_m.a is d_m.b and d_m.child.leaf is d_m.a and d_m.child.owner is d_m
+
+
+def test_structure_changes_propagate_only_with_updates():
+    def grow(m):
+        m.new = nnx.Param(m.x * 2)
+        m.size = 3
+        m.me = m
+        return m.new * 1.0
+
+    m = Foo()
+    y, pull = nnx.vjp(grow, m)
+    assert (float(m.new.value), m.size, m.me is m) == (2.0, 3, True)
+    assert float(pull(1.0)[0].x.value) == 2.0
+    other = Foo()
+    nnx.vjp(grow, other, graph_updates=False)
+    assert sorted(vars(other)) == ["n", "x", "y"]
+
+
+def test_the_result_may_hold_objects_of_the_caller_and_new_ones():
+    m = Foo()
+    (same, new), pull = nnx.vjp(lambda m: (m, nnx.Dict(z=nnx.Param(m.x * 3))), m)
+    assert same is m and float(new.z.value) == 3.0
+    (d_m,) = pull((Foo(1.0, 5.0), nnx.Dict(z=nnx.Param(10.0))))
+    assert (float(d_m.x.value), float(d_m.y.value)) == (31.0, 5.0)
+    (d_m,) = pull((None, nnx.State({"z": nnx.Param(1.0)})))
+    assert (float(d_m.x.value), float(d_m.y.value)) == (3.0, 0.0)
+
+
+def test_a_variable_as_result_takes_a_bare_cotangent_too():
+    m = Foo()
+    y, pull = nnx.vjp(lambda m: m.x, m)
+    assert y is m.x
+    assert float(pull(4.0)[0].x.value) == float(pull(nnx.Param(4.0))[0].x.value) == 4.0
+
+
+def test_aux_is_returned_and_not_differentiated():
+    m = Counted()
+    y, pull, aux = nnx.vjp(lambda m, x: (m(x), {"m": m, "w": m.w * 2}), m, 1.0, has_aux=True)
+    assert aux["m"] is m and aux["w"].tolist() == [2.0, 4.0]
+    assert pull(jnp.ones(2))[0].w.value.tolist() == [4.0, 4.0]
+
+
+def test_integers_and_keys_have_float0_cotangents():
+    rngs = nnx.Rngs(0)
+    y, pull = nnx.vjp(lambda r, x: r.uniform(()) * x, rngs, 2.0)
+    d_rngs, d_x = pull(1.0)
+    assert d_rngs.default.count.value.dtype == jax.dtypes.float0
+    assert d_rngs.default.key.value.dtype == jax.dtypes.float0
+    assert float(d_x) == float(y) / 2
+    assert int(rngs.default.count.value) == 1
+
+
+def test_a_state_a_variable_and_arrays_in_objects_as_primals():
+    m = Foo()
+    m.array = jnp.array(5.0)
+    y, pull = nnx.vjp(lambda s, v, m: s["x"] * v * m.array, nnx.state(m, nnx.Param), m.y, m)
+    d_s, d_v, d_m = pull(1.0)
+    assert float(d_s["x"].value) == 10.0 and float(d_v.value) == 5.0
+    assert type(d_v) is nnx.Param
+    assert float(d_m.array) == 2.0
+
+
+def test_later_forms():
+    m = Counted()
+    for later in (nnx.vjp(call), nnx.vjp()(call), nnx.vjp(has_aux=False)(call)):
+        y, pull = later(Counted(), 1.0)
+        assert pull(jnp.ones(2))[0].w.value.tolist() == [4.0, 4.0]
+    y, pull, aux = nnx.vjp(lambda m: (m.w * 1.0, 7))(m, has_aux=True)
+    assert aux == 7
+    assert repr(nnx.vjp(call)) == "vjp(call)"
+
+
+class WithMethod(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(2.0)
+
+    @nnx.vjp
+    def pulled(self, x):
+        return self.w * x
+
+    @nnx.jvp
+    def pushed(self, x):
+        return self.w * x
+
+
+def test_methods_decorated_in_the_class_body():
+    m = WithMethod()
+    y, pull = m.pulled(3.0)
+    d_m, d_x = pull(1.0)
+    assert (float(y), float(d_m.w.value), float(d_x)) == (6.0, 3.0, 2.0)
+    assert [float(v) for v in m.pushed((3.0,), (1.0,))] == [6.0, 2.0]
+    assert WithMethod.pulled.__name__ == "pulled"
+
+
+def test_what_a_function_brings_along_is_constant_and_keeps_its_state():
+    m = Counted()
+    for fun in (m.__call__, m, functools.partial(Counted.__call__, m)):
+        m.count[...] = 3.0
+        y, pull = nnx.vjp(fun, jnp.ones(2))
+        (d_x,) = pull(jnp.ones(2))
+        assert d_x.tolist() == [4.0, 8.0]
+        assert float(m.count.value) == 4.0
+    assert nnx.vjp(functools.partial(lambda name, x: x * len(name), "abc"), 1.0)[1](1.0) == (3.0,)
+
+
+def test_vjp_composes_with_jit_vmap_grad_and_itself():
+    @nnx.jit
+    def step(m, x):
+        y, pull = nnx.vjp(call, m, x)
+        return pull(jnp.ones(2))[0]
+
+    m = Counted()
+    d_m = step(m, 1.0)
+    assert d_m.w.value.tolist() == [4.0, 4.0] and float(m.count.value) == 4.0
+
+    def second(m):
+        _, pull = nnx.vjp(lambda m: m.x**3, m)
+        return pull(1.0)[0].x * 1.0
+
+    assert float(nnx.grad(second)(Foo(2.0))["x"].value) == 12.0
+    rows = jnp.arange(3.0)
+    out = nnx.vmap(lambda m, x: nnx.vjp(lambda x: m.x * x**2, x)[1](1.0)[0], in_axes=(None, 0))(
+        Foo(3.0), rows
+    )
+    assert out.tolist() == [0.0, 6.0, 12.0]
+    _, pull = nnx.vjp(lambda m: nnx.vjp(lambda m: m.x**3, m)[1](1.0)[0].x, Foo(2.0))
+    assert float(pull(1.0)[0].x.value) == 12.0
+
+
+def test_a_failed_call_leaves_objects_as_they_were():
+    m = Counted()
+    before = snapshot(m)
+
+    def fails(m):
+        m.count[...] = 9.0
+        m.extra = 1
+        raise RuntimeError("inside")
+
+    for transform in (
+        lambda: nnx.vjp(fails, m),
+        lambda: nnx.jvp(fails, (m,), (m,)),
+        lambda: nnx.vjp(lambda m: (m(1.0), "text"), m),
+        lambda: nnx.vjp(lambda m: m(1.0), m, has_aux=True),
+    ):
+        with pytest.raises((RuntimeError, TypeError, ValueError)):
+            transform()
+        assert snapshot(m) == before
+
+
+def test_the_pullback_keeps_the_primals_alive_only_as_far_as_needed():
+    m = Foo()
+    _, pull = nnx.vjp(lambda m: m.x + m.y, m)
+    seen = weakref.ref(m)
+    del m
+    gc.collect()
+    assert seen() is None
+    assert float(pull(1.0)[0].x.value) == 1.0
+
+
+def test_sharing_is_refused_in_tree_mode():
+    m = Foo()
+    with pytest.raises(ValueError, match="Duplicate Foo"):
+        nnx.vjp(lambda a, b: a.x * b.y, m, m, graph=False)
+
+
+@pytest.mark.parametrize(
+    "cotangent, message",
+    [
+        (jnp.ones(3), r"cotangent of '<root>' has the shape \(3,\), the value has \(2,\)"),
+        ((jnp.ones(2),), "has the tree structure .*, the value has"),
+    ],
+)
+def test_a_cotangent_that_does_not_fit_is_refused(cotangent, message):
+    _, pull = nnx.vjp(call, Counted(), 1.0)
+    with pytest.raises(ValueError, match=message):
+        pull(cotangent)
+
+
+def test_cotangents_of_objects_are_matched_by_path():
+    _, pull = nnx.vjp(lambda m: {"m": m}, Foo())
+    with pytest.raises(ValueError, match="cotangent has a leaf at 'm.z'"):
+        pull({"m": nnx.State({"z": nnx.Param(1.0)})})
+    with pytest.raises(ValueError, match=r"of 'm.x' has the shape \(2,\)"):
+        pull({"m": nnx.State({"x": nnx.Param(jnp.ones(2))})})
+    with pytest.raises(ValueError, match="cotangent has no leaf at 'm.n'"):
+        pull({"m": nnx.Dict(x=nnx.Param(1.0), y=nnx.Param(1.0))})
+    with pytest.raises(ValueError, match="cotangent of 'm' must be an object of the same form"):
+        pull({"m": 3.0})
+    with pytest.raises(TypeError, match="of 'm.x' has the dtype int32, expected float32"):
+        pull({"m": nnx.State({"x": nnx.Param(jnp.array(1))})})
+
+
+# jvp ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tangent_is_an_object_of_the_same_form(mode):
+    m, x = Counted(), jnp.ones(2)
+    along = jax.tree.map(jnp.ones_like, m)
+    y, dy = nnx.jvp(call, (m, x), (along, x), **mode)
+    assert y.tolist() == [4.0, 8.0]
+    assert dy.tolist() == [9.0, 14.0]
+    assert float(m.count.value) == 4.0 and float(along.count.value) == 1.0
+
+
+def test_a_state_names_the_variables_to_move_along():
+    m = Counted()
+    m.rngs = nnx.Rngs(0)  # no tangent for its key and count is asked for
+    y, dy = nnx.jvp(call, [m, 1.0], [nnx.state(m, nnx.Param), 0.0])
+    assert dy.tolist() == [4.0, 8.0]
+    y, dy = nnx.jvp(call, (m, 1.0), (None, 1.0))
+    assert dy.tolist() == [5.0, 10.0]
+
+
+def test_jvp_agrees_with_jax_and_with_vjp():
+    m, x = Tied(), jnp.array([0.5, 2.0])
+    t = jnp.array([1.0, -1.0])
+
+    def bare(a):
+        return (jnp.sin(a) * a + a) * x
+
+    y, dy = nnx.jvp(lambda m: m(x), (m,), (nnx.State({"a": nnx.Param(t)}),))
+    expected, d_expected = jax.jvp(bare, (m.a.value,), (t,))
+    assert jnp.allclose(y, expected) and jnp.allclose(dy, d_expected)
+    _, pull = nnx.vjp(lambda m: m(x), m)
+    assert jnp.allclose(jnp.vdot(dy, x), jnp.vdot(pull(x)[0].a.value, t), rtol=1e-5)
+
+
+def test_the_tangent_of_an_object_is_a_new_object():
+    m = Foo()
+    out, tangent = nnx.jvp(lambda m: {"m": m, "n": nnx.Dict(z=m.x * 2)}, (m,), (Foo(10.0, 20.0),))
+    assert out["m"] is m and tangent["m"] is not m
+    assert (float(tangent["m"].x.value), float(tangent["n"].z)) == (10.0, 20.0)
+    assert type(tangent["m"].n) is nnx.BatchStat
+
+
+def test_jvp_with_aux_and_written_state():
+    m = Counted()
+
+    def f(m, x):
+        y = m(x)
+        m.count[...] = m.w[0]
+        return y, m.w * 3
+
+    y, dy, aux = nnx.jvp(f, (m, 1.0), (None, 1.0), has_aux=True)
+    assert (dy.tolist(), aux.tolist(), float(m.count.value)) == ([4.0, 8.0], [3.0, 6.0], 1.0)
+
+
+def test_jvp_later_forms_and_bound_methods():
+    m = Counted()
+    assert nnx.jvp(call)((m, 1.0), (None, 1.0))[1].tolist() == [4.0, 8.0]
+    assert nnx.jvp()(call)((m, 1.0), (None, 1.0))[1].tolist() == [5.0, 10.0]
+    assert nnx.jvp(m.__call__, (1.0,), (1.0,))[1].tolist() == [6.0, 12.0]
+    assert float(m.count.value) == 6.0
+
+
+def test_integer_primals_take_float0_tangents():
+    y, dy = nnx.jvp(lambda n, x: n * x, (2, 3.0), (np.zeros((), jax.dtypes.float0), 1.0))
+    assert (float(y), float(dy)) == (6.0, 2.0)
+
+
+def test_jvp_composes():
+    def third(m):
+        return nnx.jvp(lambda m: m.x**3, (m,), (nnx.State({"x": nnx.Param(1.0)}),))[1]
+
+    assert float(nnx.grad(third)(Foo(2.0))["x"].value) == 12.0
+    assert float(nnx.jit(third)(Foo(2.0))) == 12.0
+
+
+@pytest.mark.parametrize(
+    "primals, tangents, error, message",
+    [
+        (1.0, 1.0, TypeError, "must be tuples or lists"),
+        ((1.0,), (1.0, 2.0), TypeError, "must have the tree structure of what it belongs to"),
+        (
+            (1.0,),
+            (jnp.ones(2),),
+            ValueError,
+            r"tangent of '0' has the shape \(2,\), the value has \(\)",
+        ),
+        ((1,), (1,), TypeError, r"dtype int32, expected .*float0.*an integer has no derivative"),
+        ((Foo(),), (nnx.Dict(q=nnx.Param(1.0)),), TypeError, "tangent has a leaf at '0.q'"),
+        ((Foo(),), (nnx.Dict(x=nnx.Param(1.0)),), TypeError, "tangent has no leaf at '0.n'"),
+        ((Foo(),), (2.0,), TypeError, "tangent of '0' must be an object of the same form"),
+        (
+            (Foo(),),
+            (nnx.State({"x": nnx.Param(jnp.ones(2))}),),
+            ValueError,
+            r"tangent of '0.x' has the shape \(2,\)",
+        ),
+    ],
+)
+def test_tangents_that_do_not_fit_are_refused_by_path(primals, tangents, error, message):
+    with pytest.raises(error, match=message):
+        nnx.jvp(lambda *args: 1.0, primals, tangents)
+
+
+def test_a_shared_variable_has_one_tangent():
+    m = Foo()
+    tangents = nnx.state(m, nnx.Param), nnx.State({"x": nnx.Param(1.0)})
+    with pytest.raises(TypeError, match="shared by '0.x' and '1.x' has two different tangents"):
+        nnx.jvp(lambda a, b: a.x * b.x, (m, m), tangents)
+    shared = nnx.state(m, nnx.Param)
+    assert float(nnx.jvp(lambda a, b: a.x * b.x, (m, m), (shared, shared))[1]) == 2.0
+
+
+def test_a_value_that_is_a_pytree_has_a_tangent_of_its_structure():
+    v = nnx.Param({"a": jnp.array(1.0), "b": jnp.array(2.0)})
+    t = nnx.Param({"a": jnp.array(10.0), "b": jnp.array(20.0)})
+    y, dy = nnx.jvp(lambda v: v.value["a"] * v.value["b"], (v,), (t,))
+    assert (float(y), float(dy)) == (2.0, 40.0)
+    with pytest.raises(TypeError, match="has the tree structure"):
+        nnx.jvp(lambda v: v.value["a"], (v,), (nnx.Param({"a": 1.0}),))
+
+
+def test_a_function_with_aux_must_return_a_pair():
+    with pytest.raises(TypeError, match=r"must return a pair \(value, aux\), got "):
+        nnx.vjp(lambda x: x, 1.0, has_aux=True)
+    with pytest.raises(TypeError, match=r"must return a pair \(value, aux\), got "):
+        nnx.jvp(lambda x: x, (1.0,), (1.0,), has_aux=True)
+
+
+def test_array_references_are_effects():
+    m = nnx.Dict(x=nnx.Param(jnp.ones(2)), r=nnx.Variable(jnp.array(0.0), ref=True))
+
+    def f(m):
+        m.r[...] += 1
+        return m.x.sum() * m.r[...]
+
+    (d_m,) = nnx.vjp(f, m)[1](2.0)
+    assert d_m.x.value.tolist() == [2.0, 2.0] and float(d_m.r.value) == 0.0
+    y, dy = nnx.jvp(f, (m,), (nnx.state(m, nnx.Param),))
+    assert (float(y), float(dy), float(m.r.value)) == (4.0, 4.0, 2.0)

@@ -1,0 +1,431 @@
+"""`Variable`: reading, writing, copying, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import typing as tp
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+
+ONES = jnp.ones(2)
+
+
+# Reading -----------------------------------------------------------------------------------------
+
+
+def test_ways_to_read():
+    v = nnx.Param(jnp.array([1.0, 2.0, 3.0]))
+    for value in (v.value, v[...], v.get_value(), v.raw_value, v.get_raw_value()):
+        assert value is v.get_raw_value()
+    assert v[0] == 1.0 and v[-1] == 3.0 and v[1:].tolist() == [2.0, 3.0]
+    assert v.get_value(index=1) == 2.0 and v.get_value(index=...) is v.value
+    assert v.shape == (3,) and v.dtype == jnp.float32 and v.sum() == 6.0
+    assert [float(x) for x in v] == [1.0, 2.0, 3.0] and len(v) == 3
+    assert jnp.asarray(v).tolist() == np.asarray(v).tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(1, 2.5, True, None, "text", (1, ONES), {"a": ONES}, np.ones(2), jax.random.key(0)),
+        jax.ShapeDtypeStruct((2, 3), jnp.float32),
+        {"nested": [ONES, (2, {"deep": None})]},
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_any_value_can_be_held(value):
+    v = nnx.Variable(value)
+    assert v.value is value and v[...] is value and v.get_value() is value
+    v.value = 3
+    assert v.value == 3
+    assert jax.tree.structure(nnx.Variable(value)) == jax.tree.structure(nnx.Variable(value))
+
+
+def test_abstract_values_have_shape_and_dtype():
+    v = nnx.Param(jax.ShapeDtypeStruct((2, 3), jnp.bfloat16))
+    assert v.shape == (2, 3) and v.dtype == jnp.bfloat16 and v.ndim == 2
+    v[...] = jnp.zeros((2, 3))  # takes the place of what has no content
+    assert v.value.shape == (2, 3)
+    made = nnx.Param(jax.eval_shape(lambda: jnp.zeros(4)))
+    assert made.shape == (4,)
+
+
+def test_a_value_that_is_a_function_can_be_called():
+    assert nnx.Variable(lambda x, y=1: x + y)(2, y=3) == 5
+
+
+def test_a_variable_given_as_value_is_opened():
+    v = nnx.BatchStat(nnx.Param(ONES, tag="a"))
+    assert v.value is ONES and not v.has_metadata("tag")
+    v.value = nnx.Param(2 * ONES)
+    v[0] = nnx.Param(7.0)
+    v.set_value(v)
+    assert v.value.tolist() == [7.0, 2.0]
+
+
+def test_type_kind_and_flags():
+    v = nnx.BatchStat(ONES)
+    assert v.type is v.var_type is nnx.BatchStat
+    assert (v.hijax, v.ref) == (False, False)
+
+
+# Writing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda v, x: setattr(v, "value", x),
+        lambda v, x: v.set_value(x),
+        lambda v, x: v.set_raw_value(x),
+        lambda v, x: setattr(v, "raw_value", x),
+    ],
+)
+def test_writing_the_value_as_a_whole(write):
+    v = nnx.Param(ONES)
+    for value in (jnp.zeros(3), 5, "text", None, {"a": 1}):
+        write(v, value)
+        assert v.value is value
+
+
+@pytest.mark.parametrize(
+    "start, index, value, expected",
+    [
+        (jnp.ones(2), ..., 5, [5.0, 5.0]),
+        (jnp.ones(2), ..., jnp.array([1, 2]), [1.0, 2.0]),
+        (jnp.ones((2, 2)), ..., jnp.array([1.0, 2.0]), [[1.0, 2.0], [1.0, 2.0]]),
+        (jnp.ones(()), ..., 3, 3.0),
+        (jnp.ones(3), 0, 5.0, [5.0, 1.0, 1.0]),
+        (jnp.ones(3), slice(1, None), 0, [1.0, 0.0, 0.0]),
+        (jnp.ones((2, 2)), (0, 1), 7.0, [[1.0, 7.0], [1.0, 1.0]]),
+        (jnp.ones(3), jnp.array([True, False, True]), 2.0, [2.0, 1.0, 2.0]),
+        (np.ones(2), ..., 3.0, [3.0, 3.0]),
+        (np.ones(2), 0, 3.0, [3.0, 1.0]),
+    ],
+)
+def test_writing_at_an_index_keeps_shape_and_dtype(start, index, value, expected):
+    for write in (lambda v: v.__setitem__(index, value), lambda v: v.set_value(value, index=index)):
+        v = nnx.Param(start)
+        write(v)
+        assert v.value.tolist() == expected and type(v.value) is type(start)
+        assert v.value.dtype == start.dtype and v.value.shape == start.shape
+    assert start.tolist() == np.ones(start.shape).tolist()
+
+
+def test_writing_an_array_of_the_same_form_stores_it():
+    v, new = nnx.Param(ONES), jnp.zeros(2)
+    v[...] = new
+    assert v.value is new
+    v[...] = jnp.zeros(2, jnp.bfloat16)
+    assert v.dtype == jnp.float32
+    weak = nnx.Param(jnp.asarray(1.0))
+    weak[...] = jnp.ones((), jnp.float32)
+    assert weak.value.weak_type
+
+
+def test_other_values_are_replaced_at_an_ellipsis_and_copied_at_an_index():
+    table = {"a": 1}
+    v = nnx.Variable(table)
+    v["a"] = 2
+    v["b"] = 3
+    assert v.value == {"a": 2, "b": 3} and table == {"a": 1} and v["b"] == 3
+    for start, value in ((1, 2), (None, 3), ((1, 2), (3,)), (table, {"c": 1})):
+        v = nnx.Variable(start)
+        v[...] = value
+        assert v.value is value
+
+
+def test_a_part_that_does_not_fit_is_refused():
+    v = nnx.Param(ONES)
+    with pytest.raises(ValueError, match="broadcast"):
+        v[...] = jnp.ones(3)
+    assert v.value is ONES
+
+
+def test_operators_in_place_keep_the_variable():
+    v = shared = nnx.Param(ONES)
+    v += 1
+    v *= nnx.Param(3.0)
+    v -= jnp.ones((2, 1))
+    assert v is shared and shared.shape == (2, 2)
+    model = nnx.Dict(v=shared)
+    model.v += 1
+    assert model.v is shared and shared.value[0, 0] == 6.0
+
+
+@pytest.mark.parametrize("name", ["q", "tag", "_x"])
+def test_attributes_cannot_be_set(name):
+    v = nnx.Param(ONES, tag="t")
+    with pytest.raises(AttributeError) as error:
+        setattr(v, name, 1)
+    assert f"Cannot set attribute {name!r} of Param" in str(error.value)
+    assert f"variable.set_metadata({name}=...)" in str(error.value)
+    with pytest.raises(
+        AttributeError, match=f"Cannot delete .*variable.del_metadata\\('{name}'\\)"
+    ):
+        delattr(v, name)
+    for fixed in ("shape", "type", "ref", "hijax"):
+        with pytest.raises(AttributeError, match=fixed):
+            setattr(v, fixed, 1)
+
+
+def test_a_missing_attribute_names_the_variable():
+    v = nnx.Param(ONES)
+    with pytest.raises(
+        AttributeError, match="'Param' .* metadata 'nope', .* value of type 'ArrayI"
+    ):
+        v.nope
+    with pytest.raises(AttributeError, match="'Param' object has no attribute '__nope__'"):
+        v.__nope__
+    with pytest.raises(AttributeError, match="'Param' object has no attribute 'tag'"):
+        object.__new__(nnx.Param).tag
+    assert not hasattr(v, "__array_interface__x__") and getattr(v, "nope", 3) == 3
+
+
+# Trace levels ------------------------------------------------------------------------------------
+
+WRITES = {
+    "value": [
+        lambda v, x: setattr(v, "value", x),
+        lambda v, x: v.set_value(x),
+        lambda v, x: v.__setitem__(..., x),
+        lambda v, x: v.__setitem__(0, 1.0),
+        lambda v, x: v.set_raw_value(x),
+        lambda v, x: setattr(v, "raw_value", x),
+        lambda v, x: v.copy_from(nnx.Param(x)),
+        lambda v, x: v.update_from_state(nnx.Param(x)),
+        lambda v, x: v.__iadd__(1.0),
+    ],
+    "metadata": [
+        lambda v, x: v.set_metadata(a=1),
+        lambda v, x: v.set_metadata("a", 1),
+        lambda v, x: v.set_metadata({}),
+    ],
+    "tag": [lambda v, x: v.del_metadata("tag")],
+}
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
+@pytest.mark.parametrize("what, write", [(k, w) for k, ws in WRITES.items() for w in ws])
+def test_a_captured_variable_cannot_be_written_inside_a_transform(transform, what, write):
+    v = nnx.Param(ONES, tag="t")
+
+    def f(x):
+        write(v, x)
+        return x.sum()
+
+    with pytest.raises(nnx.TraceContextError) as error:
+        transform(f)(jnp.ones(3))
+    assert (error.value.owner, error.value.attribute) == ("Param", what)
+    for part in (f"attribute '{what}' of 'Param'", "eager", "inside a transform", "as an argument"):
+        assert part in str(error.value)
+    assert v.value is ONES and v.get_metadata("tag") == "t" and not v.has_metadata("a")
+
+
+def test_a_captured_variable_can_be_read_and_a_fresh_one_written():
+    outer = nnx.Param(ONES)
+
+    @jax.jit
+    def f(x):
+        inner = nnx.Param(outer * x)
+        inner += 1
+        inner[0] = x
+        copied = outer.copy()
+        copied.value = x * outer
+        return inner.value, copied.value
+
+    inner, copied = f(3.0)
+    assert inner.tolist() == [3.0, 4.0] and copied.tolist() == [3.0, 3.0]
+
+
+def test_the_check_can_be_bypassed_for_raw_values():
+    v = nnx.Param(1)
+    jax.jit(lambda x: v.set_raw_value(5, _unsafe_bypass_check=True) or x)(1.0)
+    assert v.value == 5
+
+
+# References --------------------------------------------------------------------------------------
+
+
+def test_a_value_in_a_reference_is_written_in_place():
+    v = nnx.Param(jnp.array([1.0, 2.0]), ref=True)
+    ref = v.get_raw_value()
+    assert v.ref and v.value.tolist() == [1.0, 2.0] and v[0] == 1.0
+    v[0] = 5
+    v[1:] = jnp.zeros(1)
+    v += 1
+    assert ref[...].tolist() == v[...].tolist() == [6.0, 1.0]
+    v[...] = 3
+    v.value = jnp.array([3.0, 4.0])
+    v.set_value(jnp.array([1, 2]))
+    assert v.get_raw_value() is ref and ref[...].tolist() == [1.0, 2.0]
+    assert ref.dtype == jnp.float32
+
+
+def test_references_are_adopted_shared_and_exchanged():
+    ref = jax.new_ref(jnp.ones(2))
+    a, b = nnx.Param(ref), nnx.Param(ref)
+    a[0] = 5.0
+    assert a.ref and b.value.tolist() == [5.0, 1.0]
+    a.value = jax.new_ref(jnp.zeros(2))
+    assert a.value.tolist() == [0.0, 0.0] and b[0] == 5.0
+
+
+def test_a_reference_keeps_its_shape():
+    v = nnx.Param(jnp.ones(2), ref=True)
+    with pytest.raises(
+        ValueError, match=r"Param\(ref=True\) refers to float32\[2\].* shape \(3,\)"
+    ):
+        v.value = jnp.ones(3)
+    with pytest.raises(ValueError, match="broadcast"):
+        v[...] = jnp.ones(3)
+    assert v.value.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("value", ["text", (1, 2), None, {"a": ONES}])
+def test_only_arrays_fit_into_references(value):
+    with pytest.raises(TypeError, match=r"Param\(ref=True\) holds .* takes an array or a number"):
+        nnx.Param(value, ref=True)
+
+
+def test_copies_of_references_are_independent():
+    v = nnx.Param(jnp.ones(2), ref=True, tag="t")
+    others = [v.copy(), v.replace(), copy.deepcopy(v), pickle.loads(pickle.dumps(v)), nnx.clone(v)]
+    v[...] = 9.0
+    for other in others:
+        assert other.ref and other.tag == "t" and other.value.tolist() == [1.0, 1.0]
+    assert copy.copy(v).get_raw_value() is v.get_raw_value()
+    assert v.replace(jnp.zeros(3)).value.tolist() == [0.0] * 3
+    out = v.replace(ref=False)
+    assert not out.ref and out.value.tolist() == [9.0, 9.0] and out.replace(ref=True).ref
+
+
+def test_hijax_is_refused():
+    for make in (
+        lambda: nnx.Param(1, hijax=True),
+        lambda: nnx.Param(1).replace(hijax=True),
+        lambda: nnx.var_defaults(hijax=True),
+    ):
+        with pytest.raises(ValueError, match=r"\(hijax=True\) is not available.*ref=True"):
+            make()
+    assert nnx.Param(1, hijax=False).hijax is False
+
+
+def test_defaults_of_references():
+    assert nnx.var_defaults() == nnx.variablelib.VarDefaults(hijax=False, ref=False)
+    with nnx.var_defaults(ref=True) as now:
+        assert nnx.Param(1.0).ref and now.ref and nnx.var_defaults().ref
+        assert not nnx.Param(1.0, ref=False).ref
+    assert not nnx.Param(1.0).ref
+    former = nnx.var_defaults(ref=True)
+    try:
+        assert nnx.Param(1.0).ref and former.ref and not former.hijax
+        assert hash(former) == hash(nnx.var_defaults()) and "ref=True" in repr(former)
+    finally:
+        nnx.var_defaults(ref=False)
+    assert not nnx.Param(1.0).ref
+
+
+# Copies ------------------------------------------------------------------------------------------
+
+
+def test_copy_and_replace():
+    v = nnx.Param(ONES, tag="t")
+    for new in (v.copy(), v.replace(), v.to_state(), copy.copy(v)):
+        assert type(new) is nnx.Param and new is not v
+        assert new.value is ONES and new.tag == "t"
+    assert v.copy(2 * ONES).value.tolist() == [2.0, 2.0]
+    assert v.replace(value=None).value is None
+    assert v.replace(tag="z", other=1).get_metadata(exclude_required=True) == {
+        "tag": "z",
+        "other": 1,
+    }
+    assert v.replace(nnx.Param(3, tag="k")).tag == "k"
+    with pytest.raises(ValueError, match="Cannot replace a Param by a BatchStat"):
+        v.replace(nnx.BatchStat(3))
+
+
+def test_taking_over_another_variable():
+    v, w = nnx.Param(ONES, tag="t"), nnx.Param(2 * ONES, other=1)
+    v.copy_from(w)
+    assert v.value is w.value and v.get_metadata(exclude_required=True) == {"other": 1}
+    for other in (nnx.BatchStat(ONES), 3):
+        with pytest.raises(ValueError, match="expected a Param, got a (BatchStat|int)"):
+            v.copy_from(other)
+    stat = nnx.BatchStat(ONES)
+    stat.update_from_state(w)
+    assert stat.value is w.value and stat.other == 1
+    ref = nnx.Param(jnp.zeros(2), ref=True)
+    held = ref.get_raw_value()
+    ref.update_from_state(w)
+    assert ref.get_raw_value() is held and held[...].tolist() == [2.0, 2.0] and ref.other == 1
+
+
+def test_from_metadata_runs_no_callback():
+    v = nnx.Param.from_metadata(ONES, {"on_create_value": (lambda v, x: x + 1,), "tag": "t"})
+    assert v.value is ONES and v.tag == "t" and not v.ref
+
+
+@pytest.mark.parametrize(
+    "copier",
+    [
+        copy.deepcopy,
+        lambda x: pickle.loads(pickle.dumps(x)),
+        lambda x: pickle.loads(cloudpickle.dumps(x)),
+    ],
+)
+def test_deep_copies_keep_value_metadata_and_sharing(copier):
+    v = nnx.Param({"a": ONES}, tag="t")
+    a, b = copier([v, v])
+    assert a is b and a is not v and type(a) is nnx.Param and a.tag == "t"
+    assert a.value["a"].tolist() == [1.0, 1.0] and a.value is not v.value
+    a.value = 3
+    a.set_metadata(more=1)
+    assert not v.has_metadata("more")
+
+
+# JAX ---------------------------------------------------------------------------------------------
+
+
+def test_a_variable_is_a_pytree_of_its_value():
+    v = nnx.Param({"a": ONES, "b": 2}, tag="t")
+    pairs, treedef = jax.tree.flatten_with_path(v)
+    assert [jax.tree_util.keystr(path) for path, _ in pairs] == [".value['a']", ".value['b']"]
+    new = jax.tree.unflatten(treedef, [1, 2])
+    assert type(new) is nnx.Param and new.tag == "t" and new.value == {"a": 1, "b": 2}
+    structure = jax.tree.structure
+    assert structure(nnx.Param(1, tag="t")) == structure(nnx.Param(2, tag="t"))
+    assert (
+        structure(nnx.Param(1)) != structure(nnx.Param(1, tag="t")) != structure(nnx.BatchStat(1))
+    )
+    assert jax.jit(lambda v: v * 2)(nnx.Param(3.0)) == 6.0
+
+
+def test_unhashable_metadata_is_named_when_it_must_be_hashed():
+    v = nnx.Param(ONES, table={"a": bytearray(b"x")})
+    assert v.replace().table == v.table and nnx.clone(v).table == v.table
+    assert nnx.graphdef(v) == nnx.graphdef(v.copy()) != nnx.graphdef(nnx.Param(ONES))
+    with pytest.raises(
+        TypeError, match="Metadata 'table' of Param is unhashable .*such as a tuple"
+    ):
+        hash(v._box.definition)
+
+
+def test_generic_annotations_work():
+    assert nnx.Param[jax.Array](ONES).value is ONES
+
+    class Int(nnx.Variable[int]): ...
+
+    assert Int(3) + 1 == 4 and tp.get_args(nnx.Param[jax.Array]) == (jax.Array,)
+
+
+def test_text_shows_value_and_metadata():
+    text = repr(nnx.Param(jnp.ones((2, 3)), tag="t"))
+    assert text.startswith("Param( # 6 (24 B)") and "tag='t'" in text
