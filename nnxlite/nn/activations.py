@@ -32,6 +32,7 @@ from jax.nn import (
     log_sigmoid,
     log_softmax,
     logsumexp,
+    one_hot,
     relu,
     relu6,
     selu,
@@ -79,31 +80,6 @@ __all__ = [
     "swish",
     "tanh",
 ]
-
-
-def one_hot(
-    x: tp.Any,
-    num_classes: int,
-    *,
-    dtype: tp.Any = None,
-    axis: int = -1,
-    out_sharding: tp.Any = None,
-) -> jax.Array:
-    """Integers as vectors that are one at their place and zero elsewhere.
-
-    Args:
-        x: integers of any shape; one outside `range(num_classes)` gives zeros.
-        num_classes: length of the vectors.
-        dtype: of the result; the default float type.
-        axis: where the new axis goes.
-        out_sharding: sharding of the result, on an explicit mesh.
-
-    >>> import nnxlite as nnx, jax.numpy as jnp
-    >>> nnx.one_hot(jnp.array([0, 2]), 3).tolist()
-    [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
-    """
-    out = jax.nn.one_hot(x, num_classes, axis=axis, **({} if dtype is None else {"dtype": dtype}))
-    return out if out_sharding is None else jax.sharding.reshard(out, out_sharding)
 
 
 class PReLU(Module):

@@ -89,7 +89,12 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize("a, b", SAME, ids=repr)
+def numbered(pairs):
+    """Ids that name no address: every process that collects them must see the same."""
+    return [f"{number}-{type(first).__name__}" for number, (first, _) in enumerate(pairs)]
+
+
+@pytest.mark.parametrize("a, b", SAME, ids=numbered(SAME))
 def test_equal_static_values_make_one_definition(a, b):
     b = a if b is None else b
     one, other = nnx.graphdef(Layer(a)), nnx.graphdef(Layer(b))
@@ -97,7 +102,7 @@ def test_equal_static_values_make_one_definition(a, b):
     assert hash(one) == hash(other)
 
 
-@pytest.mark.parametrize("a, b", DIFFERENT, ids=repr)
+@pytest.mark.parametrize("a, b", DIFFERENT, ids=numbered(DIFFERENT))
 def test_different_static_values_make_different_definitions(a, b):
     for first, second in [(a, b), (b, a)]:
         one, other = Layer(first), Layer(second)

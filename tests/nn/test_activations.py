@@ -16,7 +16,7 @@ import nnxlite as nnx
 from nnxlite.nn import activations
 
 
-@pytest.mark.parametrize("name", sorted(set(activations.__all__) - {"PReLU", "one_hot", "tanh"}))
+@pytest.mark.parametrize("name", sorted(set(activations.__all__) - {"PReLU", "tanh"}))
 def test_activations_are_jaxs_own(name):
     assert getattr(nnx, name) is getattr(jax.nn, name)
 
@@ -82,10 +82,3 @@ def test_compiled_functions_of_a_user_keep_their_way():
         with pytest.raises((pickle.PicklingError, AttributeError)):
             pickle.dumps(function)
     assert cloudpickle.loads(cloudpickle.dumps(compiled))(1.0) == 4.0
-
-
-def test_one_hot_is_jaxs_own_by_value():
-    x = jnp.array([0, 2, 5])
-    assert (nnx.one_hot(x, 3) == jax.nn.one_hot(x, 3)).all()
-    assert nnx.one_hot(x, 3, dtype=jnp.int32).dtype == jnp.int32
-    assert nnx.one_hot(x, 3, axis=0).shape == (3, 3)
