@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import typing as tp
+from collections import abc
 
 import jax
 import jax.numpy as jnp
@@ -170,7 +171,9 @@ def containers(draw, pool: Pool, depth: int) -> tp.Any:
     if kind == "box":
         return Box(certain, draw(st.sampled_from(["box", "other"])))
     if kind == "state":
-        return nnx.State(dict(zip(NAMES, [certain, draw(arrays)], strict=False)))
+        # A State copies the mappings it is given, so none that may hold itself is put into one.
+        held = draw(arrays) if isinstance(certain, abc.Mapping) else certain
+        return nnx.State(dict(zip(NAMES, [held, draw(arrays)], strict=False)))
     keys = draw(st.permutations([*NAMES[:2], 3, 10]))
     return dict(zip(keys, items, strict=False))
 
