@@ -58,13 +58,15 @@ def pure(tree: tp.Any) -> tp.Any:
     return jax.tree.map(read, tree, is_leaf=is_variable)
 
 
-def compare(expected: tp.Any, got: tp.Any, *, what: str, of: str) -> str:
-    """What is wrong with the paths of `got`, in words; empty when they are those of `expected`."""
+def compare(expected: tp.Any, got: tp.Any, *, what: str, of: str | None = None) -> str:
+    """What is wrong with the paths of `got`, in words; empty when they are those of `expected`.
+
+    Where `of` does not name the expected ones, `got` may have more.
+    """
     wanted, found = paths(expected), paths(got)
-    lines = [
-        _difference(f"missing from the {what}", wanted, found),
-        _difference(f"not among the {of}", found, wanted),
-    ]
+    lines = [_difference(f"missing from the {what}", wanted, found)]
+    if of is not None:
+        lines.append(_difference(f"not among the {of}", found, wanted))
     return "; ".join(line for line in lines if line)
 
 

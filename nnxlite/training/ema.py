@@ -95,13 +95,13 @@ class EMA(Pytree):
         The objects are new; the Variables are those of this EMA and, where none is averaged, those
         of the model itself.
 
-        Raises ValueError when the model's paths are not those averaged.
+        Raises ValueError when the model has no Variable at a path that is averaged.
         """
-        graphdef, selected, rest = split(model, self.filter, ..., graph=self.graph)
-        wrong = compare(self.params, selected, what="model", of="averaged Variables")
+        graphdef, state = split(model, graph=self.graph)
+        wrong = compare(self.params, state, what="model")
         if wrong:
             raise ValueError(f"The structure of the model is not that of the average: {wrong}.")
-        return merge(graphdef, self.params, rest)
+        return merge(graphdef, State.merge(state, self.params))
 
 
 def _check_decay(decay: tp.Any) -> None:

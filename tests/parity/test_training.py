@@ -207,6 +207,22 @@ def test_averages_bit_for_bit():
     agree(*results, rtol=0)
 
 
+def test_averages_of_a_part_are_applied_to_a_whole_model():
+    results = []
+    for lib in LIBRARIES:
+        node = model(lib)
+        ema = lib.EMA(lib.state(node, lib.Param), 0.5)
+        node.scale[...] += 2
+        node.later = lib.Param(jnp.ones(3))
+        averaged = ema.apply_to(node)
+        assert averaged.mean is node.mean and averaged.later is node.later
+        results.append(described(lib, averaged))
+        del node.mean, node.scale
+        with pytest.raises(ValueError):
+            ema.apply_to(node)
+    agree(*results, rtol=0)
+
+
 def test_train_states():
     results = []
     for lib in LIBRARIES:
