@@ -190,9 +190,10 @@ def flat_read_mostly(*, donate: bool = False):
     weights, calls = [weight[...] for weight in model.weights], model.calls[...]
 
     def step(calls, weights, x):
+        total = x
         for weight in weights:
-            x = x + ROW * weight
-        return x, calls + 1
+            total = total + x * weight
+        return total, calls + 1
 
     step = jax.jit(step, donate_argnums=0 if donate else ())
 

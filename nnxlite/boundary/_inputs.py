@@ -29,7 +29,7 @@ from nnxlite.graph._kinds import (
     TUPLE,
     VARIABLE,
     _by_type,
-    classify,
+    kind_of,
 )
 from nnxlite.graph._plan import Stale, View, find_plan, view
 from nnxlite.graph._rebuild import build_nodes, resolve
@@ -40,8 +40,7 @@ _ROOTS = frozenset({OBJECT, VARIABLE, STATE, CUSTOM})
 
 def is_root(value: tp.Any) -> bool:
     """Whether a value enters a transform as (part of) a graph."""
-    kind = _by_type.get(type(value))
-    return (classify(value) if kind is None else kind) in _ROOTS
+    return kind_of(value) in _ROOTS
 
 
 class CallDef:
@@ -132,47 +131,30 @@ class Inputs:
 
     def __init__(self, tree: tp.Any) -> None:
         leaves, self.treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_root)
-        self._sort(leaves)
+        self.where, plain = _sorted(leaves)
+        self.roots = [leaves[i] for i in self.where]
+        self.plain = [leaves[i] for i in plain]
         self._enter()
 
     @classmethod
     def of_call(cls, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Inputs:
         """The same as `Inputs((args, kwargs))`, quicker where no argument is a plain container."""
-        leaves = [*args, *[kwargs[name] for name in sorted(kwargs)]] if kwargs else args
-        kinds = _by_type
-        for leaf in leaves:
-            kind = kinds.get(type(leaf))
-            if (classify(leaf) if kind is None else kind) in _OPENED or leaf is None:
-                return cls((args, kwargs))
+        if kwargs:
+            names = sorted(kwargs)
+            leaves = (*args, *[kwargs[name] for name in names])
+            key = (len(args), *names, *map(type, leaves))
+        else:
+            leaves = args
+            key = tuple(map(type, args))
+        form = _forms.get(key) or _form_of(key, args, kwargs, leaves)
+        if form is None:
+            return cls((args, kwargs))
         new = object.__new__(cls)
-        key = (len(args), *sorted(kwargs)) if kwargs else len(args)
-        treedef = _flat_treedefs.get(key)
-        if treedef is None:
-            treedef = jax.tree_util.tree_structure(((0,) * len(args), dict.fromkeys(kwargs, 0)))
-            _flat_treedefs[key] = treedef
-        new.treedef = treedef
-        new._sort(leaves)
+        new.treedef, new.where, plain = form
+        new.roots = [leaves[i] for i in new.where]
+        new.plain = [leaves[i] for i in plain]
         new._enter()
         return new
-
-    def _sort(self, leaves: tp.Sequence[tp.Any]) -> None:
-        """Tell roots from ordinary leaves."""
-        where: list[int] = []
-        roots: list[tp.Any] = []
-        plain: list[tp.Any] = []
-        kinds = _by_type
-        position = 0
-        for leaf in leaves:
-            kind = kinds.get(type(leaf))
-            if (classify(leaf) if kind is None else kind) in _ROOTS:
-                where.append(position)
-                roots.append(leaf)
-            else:
-                plain.append(leaf)
-            position += 1
-        self.where = tuple(where)
-        self.roots = roots
-        self.plain = plain
 
     def _enter(self) -> None:
         roots = self.roots
@@ -215,9 +197,37 @@ class Inputs:
 
 _CALLS_PER_PLAN = 64
 _OPENED = frozenset({LIST, TUPLE, DICT, PYTREE})
-_flat_treedefs: dict[tp.Any, PyTreeDef] = {}
+
+Form = tuple[PyTreeDef, tuple[int, ...], tuple[int, ...]]
+_forms: dict[tp.Any, Form] = {}
+_FORMS_KEPT = 1024
 
 _EMPTY: GraphDef[tp.Any] = GraphDef((), 0)
+
+
+def _sorted(leaves: tp.Sequence[tp.Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions of the roots and of the ordinary leaves."""
+    roots = tuple(i for i, leaf in enumerate(leaves) if is_root(leaf))
+    opened = set(roots)
+    return roots, tuple(i for i in range(len(leaves)) if i not in opened)
+
+
+def _form_of(
+    key: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], leaves: tuple[tp.Any, ...]
+) -> Form | None:
+    """Tree, positions of the roots and of the other leaves; None where an argument is a container.
+
+    Remembered under the types of the arguments, where what is known of each is final.
+    """
+    if any(leaf is None or kind_of(leaf) in _OPENED for leaf in leaves):
+        return None
+    treedef = jax.tree_util.tree_structure(((0,) * len(args), dict.fromkeys(kwargs, 0)))
+    form = (treedef, *_sorted(leaves))
+    if all(type(leaf) in _by_type for leaf in leaves):
+        if len(_forms) >= _FORMS_KEPT:
+            _forms.clear()
+        _forms[key] = form
+    return form
 
 
 class Inner:

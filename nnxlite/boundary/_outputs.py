@@ -383,8 +383,12 @@ def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
     plan, trace = inputs.plan, trace_state.value
     if plan is not None and plan.trace is trace and not (plan.has_refs or plan.has_arrays):
         boxes = plan.boxes()
-        for leaf, value in zip(at, values):
-            boxes[leaf]().value = value
+        if len(at) == len(boxes):
+            for box, value in zip(boxes, values):
+                box().value = value
+        else:
+            for leaf, value in zip(at, values):
+                boxes[leaf]().value = value
         return
     nodes = inputs.nodes()
     leaf_nodes = inputs.graphdef.decoded.leaf_nodes

@@ -195,7 +195,11 @@ class Core:
     def groups(
         self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]
     ) -> tuple[tp.Sequence[tp.Any], ...]:
-        """Leaves in the groups in which they are handed to JAX."""
+        """Leaves in the groups in which they are handed to JAX.
+
+        Raises ValueError where a buffer would be donated and used elsewhere in the first call of its
+        kind; XLA refuses it in the others.
+        """
         if not self.donates:
             return plain, values
         pick = call.cache.get((self, "groups"))
@@ -207,6 +211,9 @@ class Core:
                 _picker(plain_flags, True),
                 _picker(value_flags, True),
             )
+            groups = tuple(take(x) for take, x in zip(pick, (plain, values) * 2))
+            self.refuse_shared_buffers(call, groups)
+            return groups
         return pick[0](plain), pick[1](values), pick[2](plain), pick[3](values)
 
     def ungroup(
@@ -265,7 +272,7 @@ def _picker(flags: list[bool], wanted: bool) -> tp.Callable[[list[tp.Any]], tp.S
         (only,) = chosen
         return lambda items: [items[only]]
     pick = operator.itemgetter(*chosen)
-    return lambda items: list(pick(items))
+    return pick
 
 
 def _argument_text(call: CallDef, position: int, path: tuple[tp.Any, ...]) -> str:
@@ -425,8 +432,11 @@ class JitWrapped(tp.Generic[P, R]):
                 if core.options.donate_written:
                     core.find_written(call, inputs.plain, inputs.values)
                 groups = core.groups(call, inputs.plain, inputs.values)
-                core.refuse_shared_buffers(call, groups)
-                out = core.compiled_for(call)(call, *groups)
+                try:
+                    out = core.compiled_for(call)(call, *groups)
+                except ValueError:
+                    core.refuse_shared_buffers(call, groups)
+                    raise
             elif core.sharded:
                 out = core.compiled_for(call)(call, inputs.plain, inputs.values)
             else:
