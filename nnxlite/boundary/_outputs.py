@@ -381,14 +381,14 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
 def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
     """Store values in the caller's Variables, and arrays in the caller's objects."""
     plan, trace = inputs.plan, trace_state.value
-    if plan is not None and plan.trace is trace and not (plan.has_refs or plan.has_arrays):
-        boxes = plan.boxes()
+    boxes = plan.boxes() if plan is not None and plan.trace is trace else None
+    if boxes is not None:
         if len(at) == len(boxes):
             for box, value in zip(boxes, values):
-                box().value = value
+                box.value = value
         else:
             for leaf, value in zip(at, values):
-                boxes[leaf]().value = value
+                boxes[leaf].value = value
         return
     nodes = inputs.nodes()
     leaf_nodes = inputs.graphdef.decoded.leaf_nodes

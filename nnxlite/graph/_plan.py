@@ -6,7 +6,9 @@ where it stood, that is certain; if the epoch moved, the nodes' own versions dec
 and editable static values have no version; their content is compared each time.
 
 A plan is owned by its first root (slot `_nnx_plans`), and refers to everything weakly: it dies with
-the root and keeps nothing alive.
+the root and keeps nothing alive.  While nothing changes, and all its roots live, it may hold on to
+what its Variables keep their values in: reading and writing them through weak references would take
+twice as long.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import weakref
 
 from nnxlite._jax import flatten_one_level
 from nnxlite._statics import loose_key
-from nnxlite._versions import epoch
+from nnxlite._versions import epoch, hold
 from nnxlite.graph._defs import ContainerDef, StaticDef, static_def
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
@@ -58,7 +60,7 @@ class Plan:
 
     __slots__ = (
         "__weakref__",
-        "_boxes",
+        "_held",
         "_trace",
         "_watched",
         "calls",
@@ -83,7 +85,7 @@ class Plan:
         self.calls: dict[tp.Any, tp.Any] = {}  # what the boundary defined on this plan
         self.refs: list[tp.Any] = list(map(ref, found.nodes))
         self.versions = found.versions
-        self.roots = list(map(ref, roots))
+        self.roots = [ref(roots[0]), *map(self._companion, roots[1:])]
         self.states = [(ref(state), version) for state, version in found.states]
         self.editable = [
             (self.refs[number], name, loose_key(definition.template[name]))
@@ -97,16 +99,34 @@ class Plan:
         else:
             self._watch_containers(graphdef)
         self._trace: tp.Any = _UNKNOWN
-        self._boxes: list[tp.Any] | None = None
+        self._held: list[tp.Any] | None = None
         self._watched: list[tp.Any] | None = None
 
-    def boxes(self) -> list[tp.Any]:
-        """Weak references to what the leaves hold, by leaf number; None for a bare array."""
-        found = self._boxes
-        if found is None:
-            found = self._boxes = [
-                weakref.ref(leaf()._box) if leaf is not None else None for leaf in self.leaf_refs
-            ]
+    def _companion(self, root: tp.Any) -> tp.Any:
+        """A reference to a root that does not own the plan."""
+        plan = weakref.ref(self)
+
+        def gone(_: tp.Any) -> None:
+            left = plan()
+            if left is not None:
+                left.release()
+
+        return weakref.ref(root, gone)
+
+    def release(self) -> None:
+        """Hold on to nothing any more."""
+        self._held = None
+
+    def boxes(self) -> list[tp.Any] | None:
+        """What the leaves keep their values in, where all of them are plain Variables."""
+        found = self._held
+        if found is None and not (self.has_arrays or self.has_refs):
+            found = [leaf()._box for leaf in self.leaf_refs]
+            if not self.raw_slots:
+                self._held = found
+                hold(self)
+                if self.epoch != epoch.now:  # changed meanwhile by another thread
+                    self._held = None
         return found
 
     def _watch_containers(self, graphdef: GraphDef[tp.Any]) -> None:
@@ -137,7 +157,7 @@ class Plan:
         for ref, root in zip(self.roots, roots):
             if ref() is not root:
                 return False
-        if self.epoch != epoch.now and not self._versions_hold():
+        if self._held is None and self.epoch != epoch.now and not self._versions_hold():
             return False
         return not self.editable or self._editables_hold()
 
@@ -186,13 +206,16 @@ class Plan:
 
         Raises Stale as `leaves` does.
         """
-        if self.has_arrays or self.has_refs:
+        boxes = self._held
+        if boxes is None:
+            if self.raw_slots and not self.has_arrays:
+                self.raw_leaves()
+            boxes = self.boxes()
+        if boxes is None:
             return [
                 leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in self.leaves()
             ]
-        if self.raw_slots:
-            self.raw_leaves()
-        return [box().value for box in self._boxes or self.boxes()]
+        return [box.value for box in boxes]
 
     def raw_leaves(self) -> dict[int, tp.Any]:
         """The arrays held without a Variable, by leaf number; plain containers are checked."""

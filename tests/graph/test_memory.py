@@ -121,6 +121,27 @@ def test_L9_a_companion_of_a_plan_dies():
     every_call(stays)
 
 
+@pytest.mark.parametrize("leaves", ["an attribute", "a companion"])
+def test_L9_a_repeated_call_keeps_no_value_of_what_left(leaves):
+    @nnx.jit
+    def step(model, other):
+        model.kernel *= 2
+        other.kernel *= 2
+
+    model, other = Layer(), Layer()
+    for _ in range(3):
+        step(model, other)
+    owner = model if leaves == "an attribute" else other
+    value = weakref.ref(owner.kernel.value)
+    if leaves == "an attribute":
+        del model.kernel
+    else:
+        del other
+    del owner
+    gc.collect()
+    assert value() is None
+
+
 def test_values_die_with_the_call():
     model = Model()
     value = jnp.full(3, 7.0)
