@@ -54,8 +54,191 @@ def snapshot(*objects):
     ]
 
 
-def assert_close(a, b):
+def assert_close(a, b, atol=1e-6):
     """Two pytrees of the same structure with close leaves."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert jnp.allclose(x, y, rtol=1e-5, atol=1e-6), (x, y)
+        assert jnp.allclose(x, y, rtol=1e-5, atol=atol), (x, y)
+
+
+# The catalogue of the matrix: each model with the same function written by hand over dicts ---------
+#
+# `pure(p, s, x)` takes the parameters and the other values by path, and returns the result with the
+# values that the call leaves.
+
+
+class Norm(nnx.Module):
+    """Batch statistics."""
+
+    def __init__(self):
+        self.norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.norm(x)
+
+    @staticmethod
+    def pure(p, s, x):
+        mean, var = x.mean(0), (x**2).mean(0) - x.mean(0) ** 2
+        y = (x - mean) * jax.lax.rsqrt(var + 1e-5) * p["norm.scale"] + p["norm.bias"]
+        new = {"norm.mean": mean, "norm.var": var}
+        return y, {k: 0.99 * s[k] + 0.01 * new[k] for k in new}
+
+
+class Drop(nnx.Module):
+    """A random stream."""
+
+    def __init__(self):
+        self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.drop(x)
+
+    @staticmethod
+    def pure(p, s, x):
+        count = s["drop.rngs.count"]
+        key = jax.random.fold_in(s["drop.rngs.key"], count)
+        y = jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x / 0.5, 0.0)
+        return y, {**s, "drop.rngs.count": count + 1}
+
+
+class TiedPair(Tied):
+    """`Tied`, by hand."""
+
+    @staticmethod
+    def pure(p, s, x):
+        return (jnp.sin(p["a"]) * p["a"] + p["a"]) * x, s
+
+
+class Ring(nnx.Module):
+    """A cycle: the child counts in its parent."""
+
+    def __init__(self):
+        self.count = nnx.Variable(jnp.array(1.0))
+        self.child = nnx.Dict(w=nnx.Param(jnp.array([0.5, -1.0])), parent=self)
+
+    def __call__(self, x):
+        self.child.parent.count[...] += 1
+        return jnp.tanh(self.child.w * x) * self.count
+
+    @staticmethod
+    def pure(p, s, x):
+        count = s["count"] + 1
+        return jnp.tanh(p["child.w"] * x) * count, {"count": count}
+
+
+class Memory(nnx.Module):
+    """A cache of the latest rows."""
+
+    def __init__(self):
+        self.rows = nnx.Cache(jnp.zeros((3, 2)))
+
+    def __call__(self, x):
+        self.rows.value = jnp.concatenate([self.rows[1:], x.sum(0)[None]])
+        return x + jnp.sin(self.rows.sum(0))
+
+    @staticmethod
+    def pure(p, s, x):
+        rows = jnp.concatenate([s["rows"][1:], x.sum(0)[None]])
+        return x + jnp.sin(rows.sum(0)), {"rows": rows}
+
+
+class Sown(nnx.Module):
+    """Intermediates; the first call makes the Variable."""
+
+    def __init__(self):
+        self.w = nnx.Param(jnp.array([[1.0, 0.5], [-0.5, 1.0]]))
+
+    def __call__(self, x):
+        h = jnp.tanh(x @ self.w)
+        self.sow(nnx.Intermediate, "h", h, init_fn=lambda: None, reduce_fn=lambda old, new: new)
+        return h
+
+    @staticmethod
+    def pure(p, s, x):
+        h = jnp.tanh(x @ p["w"])
+        return h, {"h": h}
+
+
+class Grown(nnx.Module):
+    """A structure change: the first call adds a Variable and changes a static attribute."""
+
+    def __init__(self):
+        self.mode = "new"
+        self.w = nnx.Param(jnp.array([2.0, -1.0]))
+
+    def __call__(self, x):
+        if self.mode == "new":
+            self.mode = "used"
+            self.calls = nnx.Dict(n=nnx.Variable(jnp.array(0.0)))
+        self.calls.n[...] += 1
+        return jnp.sin(self.w * x) + self.calls.n
+
+    @staticmethod
+    def pure(p, s, x):
+        n = s.get("calls.n", jnp.array(0.0)) + 1
+        return jnp.sin(p["w"] * x) + n, {"calls.n": n}
+
+
+class Medley(nnx.Module):
+    """Most of it in one small call: statistics, sharing, a cycle, a cache, growth."""
+
+    def __init__(self):
+        self.mode = "new"
+        self.w = nnx.Param(jnp.array([1.0, -2.0]))
+        self.mean = nnx.BatchStat(jnp.zeros(2))
+        self.draws = nnx.RngCount(jnp.array(0, jnp.uint32))
+        self.child = nnx.Dict(tied=self.w, owner=self, last=nnx.Cache(jnp.ones(2)))
+
+    def __call__(self, x):
+        mean = x.mean(0)
+        self.mean.value = (self.mean + mean) / 2
+        y = jnp.sin(x * self.w + self.child.tied * self.child.last + self.draws)
+        self.draws[...] += 1
+        self.child.owner.child.last.value = mean
+        self.sow(nnx.Intermediate, "h", y, init_fn=lambda: None, reduce_fn=lambda old, new: new)
+        if self.mode == "new":
+            self.mode = "used"
+            self.child.n = nnx.Variable(jnp.array(0.0))
+        self.child.n[...] += 1
+        return y + self.child.n
+
+    @staticmethod
+    def pure(p, s, x):
+        mean, w = x.mean(0), p["child.tied"]
+        y = jnp.sin(x * w + w * s["child.last"] + s["draws"])
+        n = s.get("child.n", jnp.array(0.0)) + 1
+        new = {
+            "mean": (s["mean"] + mean) / 2,
+            "draws": s["draws"] + 1,
+            "child.last": mean,
+            "child.n": n,
+            "h": y,
+        }
+        return y + n, new
+
+
+CATALOGUE = {
+    "norm": Norm,
+    "drop": Drop,
+    "tied": TiedPair,
+    "ring": Ring,
+    "memory": Memory,
+    "sown": Sown,
+    "grown": Grown,
+    "medley": Medley,
+}
+
+
+def by_path(model, *filters):
+    """The values of a model's Variables by dotted path."""
+    state = nnx.state(model, *filters)
+    return {".".join(map(str, p)): v.get_raw_value() for p, v in nnx.to_flat_state(state)}
+
+
+def objects_by_path(model):
+    """Every object and Variable of a model, by path."""
+    return {
+        path: node
+        for path, node in nnx.iter_graph(model)
+        if isinstance(node, (nnx.Pytree, nnx.Variable))
+    }

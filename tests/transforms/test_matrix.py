@@ -1,0 +1,444 @@
+"""A catalogue of stateful models, through every transform and every pair of transforms.
+
+A transform is written twice: for a function `f(model, x)` that changes the model, and for the same
+function by hand, `g(p, s, x)` with parameters and other values in dicts, under JAX's own transform.
+Both forms keep their signature, so that transforms can be put into each other.  What must agree:
+values (gradients are among them), the state that is left, the structure that plain Python leaves,
+the identity of every object that was there, and how often the Python function runs.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import checkify
+
+import nnxlite as nnx
+from tests.transforms.models import (
+    CATALOGUE,
+    Medley,
+    assert_close,
+    by_path,
+    objects_by_path,
+    snapshot,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    """Most of the time goes to XLA."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+X = jnp.array([[1.0, 2.0], [0.5, -1.0], [-1.0, 0.25]])
+OTHER = nnx.Not(nnx.Param)
+
+
+def total(tree):
+    """The sum of the means of all leaves."""
+    return sum((leaf.mean() for leaf in jax.tree.leaves(tree)), jnp.array(0.0))
+
+
+def scaled(f):
+    return lambda m, x: f(m, 2 * x)
+
+
+def scaled_by_hand(g):
+    return lambda p, s, x: g(p, s, 2 * x)
+
+
+# Each transform: for models, and by hand ----------------------------------------------------------
+
+
+def grad(f):
+    def run(m, x):
+        d_m, d_x = nnx.grad(lambda m, x: f(m, x).sum(), argnums=(0, 1))(m, x)
+        return d_x + total(d_m)
+
+    return run
+
+
+def grad_by_hand(g):
+    def run(p, s, x):
+        def loss(p, x):
+            y, s_new = g(p, s, x)
+            return y.sum(), s_new
+
+        (d_p, d_x), s_new = jax.grad(loss, argnums=(0, 1), has_aux=True)(p, x)
+        return d_x + total(d_p), s_new
+
+    return run
+
+
+def value_and_grad(f):
+    def loss(m, x):
+        y = f(m, x)
+        return y.sum(), y * 2
+
+    def run(m, x):
+        (value, aux), grads = nnx.value_and_grad(loss, has_aux=True)(m, x)
+        return value + aux + total(grads)
+
+    return run
+
+
+def value_and_grad_by_hand(g):
+    def run(p, s, x):
+        def loss(p):
+            y, s_new = g(p, s, x)
+            return y.sum(), (y * 2, s_new)
+
+        (value, (aux, s_new)), grads = jax.value_and_grad(loss, has_aux=True)(p)
+        return value + aux + total(grads), s_new
+
+    return run
+
+
+def vjp(f):
+    def run(m, x):
+        y, pull = nnx.vjp(f, m, x)
+        d_m, d_x = pull(jnp.cos(y))
+        return d_x + total(nnx.state(d_m, nnx.Param))
+
+    return run
+
+
+def vjp_by_hand(g):
+    def run(p, s, x):
+        y, pull, s_new = jax.vjp(lambda p, x: g(p, s, x), p, x, has_aux=True)
+        d_p, d_x = pull(jnp.cos(y))
+        return d_x + total(d_p), s_new
+
+    return run
+
+
+def jvp(f):
+    def run(m, x):
+        along = jax.tree.map(jnp.ones_like, nnx.state(m, nnx.Param))
+        y, dy = nnx.jvp(f, (m, x), (along, jnp.ones_like(x)))
+        return y + dy
+
+    return run
+
+
+def jvp_by_hand(g):
+    def run(p, s, x):
+        along = jax.tree.map(jnp.ones_like, (p, x))
+        y, dy, s_new = jax.jvp(lambda p, x: g(p, s, x), (p, x), along, has_aux=True)
+        return y + dy, s_new
+
+    return run
+
+
+def vmap(f):
+    """Two lanes with states of their own; afterwards the model has the state of the first."""
+
+    def run(m, x):
+        for v in others(m):
+            v.value = stacked(v.get_raw_value())
+        axes = nnx.StateAxes({nnx.Param: None, ...: 0})
+        y = nnx.vmap(f, in_axes=(axes, 0))(m, lanes(x))
+        for v in others(m):
+            v.value = v.get_raw_value()[0]
+        return y.sum(0)
+
+    return run
+
+
+def vmap_by_hand(g):
+    def run(p, s, x):
+        y, s_new = jax.vmap(g, in_axes=(None, 0, 0))(p, jax.tree.map(stacked, s), lanes(x))
+        return y.sum(0), jax.tree.map(lambda v: v[0], s_new)
+
+    return run
+
+
+def others(m):
+    nodes = [node for _, node in nnx.iter_graph(m)]
+    return [v for v in nodes if isinstance(v, nnx.Variable) and not isinstance(v, nnx.Param)]
+
+
+def stacked(value):
+    return jnp.stack([value, value])
+
+
+def lanes(x):
+    return jnp.stack([x, 3 * x])
+
+
+def scan(f):
+    def run(m, x):
+        def step(carry, k):
+            m, x = carry
+            y = f(m, k * x)
+            return (m, y), y
+
+        (same, y), ys = nnx.scan(step)((m, x), jnp.array([1.0, 0.5]))
+        assert same is m
+        return y + ys.sum(0)
+
+    return run
+
+
+def scan_by_hand(g):
+    def run(p, s, x):
+        def step(carry, k):
+            s, x = carry
+            y, s = g(p, s, k * x)
+            return (s, y), y
+
+        (s, y), ys = jax.lax.scan(step, (s, x), jnp.array([1.0, 0.5]))
+        return y + ys.sum(0), s
+
+    return run
+
+
+def while_loop(f):
+    def run(m, x):
+        def body(carry):
+            i, (m, x) = carry
+            return i + 1, (m, f(m, x))
+
+        _, (same, y) = nnx.while_loop(lambda carry: carry[0] < 2, body, (0, (m, x)))
+        assert same is m
+        return y
+
+    return run
+
+
+def while_loop_by_hand(g):
+    def run(p, s, x):
+        def body(carry):
+            i, s, x = carry
+            y, s = g(p, s, x)
+            return i + 1, s, y
+
+        _, s, y = jax.lax.while_loop(lambda carry: carry[0] < 2, body, (0, s, x))
+        return y, s
+
+    return run
+
+
+def fori_loop(f):
+    def run(m, x):
+        def body(i, carry):
+            m, x = carry
+            return m, f(m, x / (1 + i))
+
+        same, y = nnx.fori_loop(0, 2, body, (m, x))
+        assert same is m
+        return y
+
+    return run
+
+
+def fori_loop_by_hand(g):
+    def run(p, s, x):
+        def body(i, carry):
+            y, s = g(p, carry[0], carry[1] / (1 + i))
+            return s, y
+
+        s, y = jax.lax.fori_loop(0, 2, body, (s, x))
+        return y, s
+
+    return run
+
+
+def cond(f):
+    return lambda m, x: nnx.cond(x.sum() > 100, scaled(f), f, m, x)
+
+
+def cond_by_hand(g):
+    return lambda p, s, x: jax.lax.cond(x.sum() > 100, scaled_by_hand(g), g, p, s, x)
+
+
+def switch(f):
+    return lambda m, x: nnx.switch(1 + (x.sum() > 100), [f, scaled(f), f], m, x)
+
+
+def switch_by_hand(g):
+    branches = [g, scaled_by_hand(g), g]
+    return lambda p, s, x: jax.lax.switch(1 + (x.sum() > 100), branches, p, s, x)
+
+
+def eval_shape(f):
+    def run(m, x):
+        shape = nnx.eval_shape(f, m, x)
+        return x + jnp.ones(shape.shape, shape.dtype)
+
+    return run
+
+
+def eval_shape_by_hand(g):
+    return lambda p, s, x: (x + 1, s)
+
+
+def checked(f):
+    def inner(m, x):
+        y = f(m, x)
+        checkify.check(jnp.all(jnp.abs(y) < 1e6), "too large")
+        return y
+
+    def run(m, x):
+        _, y = nnx.checkify(inner)(m, x)
+        return y
+
+    return run
+
+
+def checked_by_hand(g):
+    return g
+
+
+class Transform(tp.NamedTuple):
+    """A transform in both forms.
+
+    Attributes:
+        ours, by_hand: from a function to a function of the same signature.
+        loops: the structure must be there before: the function runs several times in one trace.
+        once: Python runs once for equal arguments, called outside every transform.
+        reverse: there is a derivative in reverse.
+        runs: whether the function's effects happen.
+    """
+
+    ours: tp.Callable[..., tp.Any]
+    by_hand: tp.Callable[..., tp.Any]
+    loops: bool = False
+    once: bool = False
+    reverse: bool = True
+    runs: bool = True
+
+
+TRANSFORMS = {
+    "jit": Transform(nnx.jit, jax.jit, once=True),
+    "grad": Transform(grad, grad_by_hand),
+    "value_and_grad": Transform(value_and_grad, value_and_grad_by_hand),
+    "vjp": Transform(vjp, vjp_by_hand),
+    "jvp": Transform(jvp, jvp_by_hand),
+    "remat": Transform(nnx.remat, jax.checkpoint, once=True),
+    "vmap": Transform(vmap, vmap_by_hand),
+    "scan": Transform(scan, scan_by_hand, loops=True, once=True),
+    "while_loop": Transform(while_loop, while_loop_by_hand, loops=True, once=True, reverse=False),
+    "fori_loop": Transform(fori_loop, fori_loop_by_hand, loops=True, once=True),
+    "cond": Transform(cond, cond_by_hand, once=True),
+    "switch": Transform(switch, switch_by_hand, once=True),
+    "eval_shape": Transform(eval_shape, eval_shape_by_hand, runs=False),
+    "checkify": Transform(checked, checked_by_hand),
+}
+REVERSE = {"grad", "value_and_grad", "vjp"}
+
+
+# The law ------------------------------------------------------------------------------------------
+
+
+def counted(calls):
+    def call(m, x):
+        calls.append(None)
+        return m(x)
+
+    return call
+
+
+def check(cls, warm, chain):
+    """Run a model through transforms, the last one innermost, and compare everything."""
+
+    def make():
+        model = cls()
+        if warm:
+            model(X)
+        return model
+
+    calls: list[None] = []
+    ours, by_hand = counted(calls), cls.pure
+    for transform in reversed(chain):
+        ours, by_hand = transform.ours(ours), transform.by_hand(by_hand)
+
+    model, plain = make(), make()
+    if all(t.runs for t in chain):
+        plain(X)
+    before = objects_by_path(model)
+    params, rest = by_path(model, nnx.Param), by_path(model, OTHER)
+    with jax.disable_jit():  # the same values, without a program to compile
+        expected, rest_after = by_hand(params, rest, X)
+    y = ours(model, X)
+
+    assert_close(y, expected, 1e-5)
+    assert_close(without_keys(by_path(model)), without_keys({**params, **rest, **rest_after}))
+    assert nnx.graphdef(model) == nnx.graphdef(plain)
+    after = objects_by_path(model)
+    assert all(after[path] is node for path, node in before.items())
+    assert not any(isinstance(v, jax.core.Tracer) for v in by_path(model).values())
+
+    if chain[0].once:
+        runs = len(calls)
+        ours(make(), X)
+        assert len(calls) == runs
+
+
+def without_keys(values):
+    return {
+        k: jax.random.key_data(v) if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else v
+        for k, v in values.items()
+    }
+
+
+def grows(cls):
+    return nnx.graphdef(cls()) != nnx.graphdef(called(cls()))
+
+
+def called(model):
+    model(X)
+    return model
+
+
+GROWING = {name for name, cls in CATALOGUE.items() if grows(cls)}
+
+
+def test_what_the_catalogue_holds():
+    assert GROWING == {"sown", "grown", "medley"}
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_every_model_through_every_transform(name, transform):
+    transform, cls = TRANSFORMS[transform], CATALOGUE[name]
+    if name not in GROWING:
+        check(cls, False, [transform])
+        return
+    check(cls, True, [transform])
+    if not transform.loops:
+        check(cls, False, [transform])
+        return
+    model = cls()
+    before = snapshot(model)
+    with pytest.raises((TypeError, ValueError), match="carry"):
+        transform.ours(lambda m, x: m(x))(model, X)
+    assert snapshot(model) == before
+
+
+def allowed(outer, inner):
+    """Whether JAX can: no derivative in reverse of `while_loop`."""
+    return not (outer in REVERSE and not TRANSFORMS[inner].reverse)
+
+
+PAIRS = [(a, b) for a in TRANSFORMS for b in TRANSFORMS if allowed(a, b)]
+
+
+@pytest.mark.parametrize("name", ["norm", "drop"])
+@pytest.mark.parametrize(
+    "outer, inner",
+    [("jit", "value_and_grad"), ("grad", "scan"), ("scan", "vmap"), ("cond", "remat")],
+)
+def test_statistics_and_dropout_through_pairs(name, outer, inner):
+    check(CATALOGUE[name], False, [TRANSFORMS[outer], TRANSFORMS[inner]])
+
+
+@pytest.mark.parametrize("outer, inner", PAIRS)
+def test_every_pair_of_transforms(outer, inner):
+    chain = [TRANSFORMS[outer], TRANSFORMS[inner]]
+    check(Medley, any(t.loops for t in chain), chain)

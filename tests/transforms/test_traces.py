@@ -1,0 +1,502 @@
+"""Law L6: what is equal is traced once; what differs, once more.
+
+The functions count their own runs: `TRACES.append` is no change of what a function sees.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import optax
+import pytest
+
+import nnxlite as nnx
+from tests.transforms.models import Counted
+
+TRACES: list[str] = []
+X = jnp.array([1.0, 2.0])
+
+
+@contextlib.contextmanager
+def traces(expected):
+    """Within the block the functions of this page run as often as told."""
+    start = len(TRACES)
+    yield
+    assert TRACES[start:] == ["trace"] * expected
+
+
+class Net(nnx.Module):
+    """Static attributes of every kind that compares by content."""
+
+    def __init__(self, size=2, scale=1.0, dtype=jnp.float32, act=None, name="net"):
+        self.w = nnx.Param(jnp.ones((2, size), dtype))
+        self.count = nnx.BatchStat(jnp.array(0))
+        self.act = act or (lambda x: jnp.tanh(scale * x))
+        self.name = name
+        self.options = {"scale": scale, "axes": (0, 1)}
+
+    def __call__(self, x):
+        TRACES.append("trace")
+        self.count[...] += 1
+        return self.act(x @ self.w)
+
+
+@nnx.jit
+def forward(m, x):
+    return m(x)
+
+
+def test_second_call_clone_and_equal_model():
+    m = Net()
+    with traces(1):
+        forward(m, X)
+    with traces(0):
+        forward(m, X)
+        forward(nnx.clone(m), X)
+        forward(Net(), 2 * X)
+        forward(nnx.merge(*nnx.split(m), copy=True), X)
+        forward(jax.tree.map(lambda x: 2 * x, m), X)
+    assert int(m.count.value) == 2
+
+
+def test_values_written_between_calls_do_not_count():
+    m = Net()
+    forward(m, X)
+    m.w.value = 3 * m.w.value
+    m.count[...] = 7
+    with traces(0):
+        y = forward(m, X)
+    assert jnp.allclose(y, jnp.tanh(X @ m.w)) and int(m.count.value) == 8
+
+
+def make_act():
+    return lambda x: x * 2
+
+
+def add_attribute(m):
+    m.more = nnx.Param(jnp.ones(1))
+
+
+def add_static(m):
+    m.flag = True
+
+
+def share(m):
+    m.again = m.w
+
+
+def rebind_kind(m):
+    m.count = nnx.Cache(m.count.value)
+
+
+def annotate(m):
+    m.w.set_metadata(note="read")
+
+
+CHANGES = {
+    "static attribute": (lambda: Net(name="other"), None),
+    "static attribute inside a dict": (lambda: Net(scale=1.0, name="net"), "options"),
+    "captured value of a static function": (lambda: Net(scale=2.0), None),
+    "code of a static function": (lambda: Net(act=make_act()), None),
+    "dtype": (lambda: Net(dtype=jnp.bfloat16), None),
+    "shape": (lambda: Net(size=3), None),
+    "new Variable": (Net, add_attribute),
+    "new static attribute": (Net, add_static),
+    "sharing": (Net, share),
+    "kind": (Net, rebind_kind),
+    "metadata": (Net, annotate),
+}
+
+
+def changed(name):
+    make, change = CHANGES[name]
+    m = make()
+    if change == "options":
+        m.options = {**m.options, "axes": (1, 0)}
+    elif change is not None:
+        change(m)
+    return m
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_differs_is_traced_once_more(name):
+    jitted = nnx.jit(lambda m, x: m(x))
+    jitted(Net(), X)
+    with traces(1):
+        jitted(changed(name), X)
+    with traces(0):
+        jitted(changed(name), X)
+        jitted(Net(), X)
+
+
+def test_one_object_that_changes_and_changes_back():
+    m = Net()
+    forward(m, X)
+    m.name = "other"
+    forward(m, X)
+    with traces(0):
+        m.name = "net"
+        forward(m, X)
+        m.name = "other"
+        forward(m, X)
+    del m.name
+    with traces(1):
+        forward(m, X)
+
+
+def test_arguments_that_differ():
+    m = Net()
+    forward(m, X)
+    with traces(1):
+        forward(m, jnp.ones((4, 2)))
+    with traces(1):
+        forward(m, x=X)
+    with traces(1):
+        forward(m, X.astype(jnp.bfloat16))
+    with traces(0):
+        forward(Net(), x=X)
+
+
+def test_sharing_between_arguments_is_structure():
+    a, b = Net(), Net()
+
+    @nnx.jit
+    def both(a, b):
+        return a(X) + b(X)
+
+    with traces(2):
+        both(a, b)
+    with traces(2):
+        both(a, a)
+    with traces(0):
+        both(b, b)
+        both(b, Net())
+    assert (int(a.count.value), int(b.count.value)) == (3, 4)
+
+
+# Optimizers --------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": lambda: optax.sgd(0.1, momentum=0.9),
+    "adam": lambda: optax.adam(1e-3),
+    "adamw with a schedule": lambda: optax.adamw(optax.cosine_decay_schedule(1e-3, 100)),
+    "chain": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)),
+    "masked": lambda: optax.masked(optax.sgd(0.1), lambda p: jax.tree.map(lambda x: True, p)),
+}
+
+
+@nnx.jit
+def train(m, optimizer, x):
+    grads = nnx.grad(lambda m: (m(x) ** 2).mean())(m)
+    optimizer.update(m, grads)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_freshly_built_equal_optimizer(name):
+    def build():
+        m = Net()
+        return m, nnx.Optimizer(m, OPTIMIZERS[name](), wrt=nnx.Param)
+
+    first, second = build(), build()
+    with traces(1):
+        train(*first, X)
+        train(*first, X)
+    with traces(0):
+        train(*second, X)
+        train(*nnx.clone(second), X)
+        train(*second, X)
+    assert int(first[1].step.value) == int(second[1].step.value) == 2
+    assert first[0].w.value.tolist() == second[0].w.value.tolist()
+
+
+def test_a_transformation_that_captures_a_dict_counts_by_identity():
+    once = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    models = [Net() for _ in range(3)]
+    with traces(1):
+        for m in models:
+            train(m, nnx.Optimizer(m, once, wrt=nnx.Param), X)
+    with traces(1):
+        again = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+        train(Net(), nnx.Optimizer(Net(), again, wrt=nnx.Param), X)
+
+
+def test_another_optimizer_is_traced_once_more():
+    m = Net()
+    train(m, nnx.Optimizer(m, optax.sgd(0.25), wrt=nnx.Param), X)
+    with traces(1):
+        train(m, nnx.Optimizer(m, optax.sgd(0.125), wrt=nnx.Param), X)
+
+
+# Outside `jit` -----------------------------------------------------------------------------------
+
+
+def call(m):
+    TRACES.append("trace")
+    return m(1.0)
+
+
+def stay(m):
+    TRACES.append("trace")
+    m.count[...] -= 1
+    return m.w * 1.0
+
+
+def small(m):
+    return m.count < 10
+
+
+def again(m):
+    TRACES.append("trace")
+    m(1.0)
+    return m
+
+
+def numbered(i, m):
+    return again(m)
+
+
+def scanned(m, x):
+    TRACES.append("trace")
+    return m, m(x)
+
+
+EAGER = {
+    "cond": (lambda m: nnx.cond(True, call, stay, m), 2),
+    "switch": (lambda m: nnx.switch(1, [call, stay, call], m), 3),
+    "while_loop": (lambda m: nnx.while_loop(small, again, m), 1),
+    "fori_loop": (lambda m: nnx.fori_loop(0, 2, numbered, m), 1),
+    "scan": (lambda m: nnx.scan(scanned)(m, X), 1),
+    "remat": (lambda m: nnx.remat(call)(m), 1),
+}
+REMADE = {
+    "cond": (lambda m: nnx.cond(True, lambda m: call(m), lambda m: stay(m), m), 2),
+    "switch": (lambda m: nnx.switch(0, [lambda m: call(m), lambda m: 2 * stay(m)], m), 2),
+    "while_loop": (lambda m: nnx.while_loop(lambda m: m.count < 10, lambda m: again(m), m), 1),
+    "fori_loop": (lambda m: nnx.fori_loop(0, 2, lambda i, m: again(m), m), 1),
+    "scan": (lambda m: nnx.scan(lambda m, x: scanned(m, x))(m, X), 1),
+    "remat": (lambda m: nnx.remat(lambda m: call(m))(m), 1),
+}
+
+
+@pytest.mark.parametrize(
+    "run, count",
+    [
+        *[pytest.param(*EAGER[name], id=name) for name in EAGER],
+        *[pytest.param(*REMADE[name], id=f"{name} of functions made anew") for name in REMADE],
+    ],
+)
+def test_an_eager_transform_in_a_python_loop(run, count):
+    m = Counted()
+    with traces(count):
+        for _ in range(3):
+            run(m)
+        run(Counted())
+        run(nnx.clone(m))
+    m.more = 1
+    with traces(count):
+        run(m)
+        run(m)
+
+
+def test_a_captured_number_is_part_of_the_function():
+    def run(m, scale):
+        return nnx.cond(True, lambda m: scale * call(m), stay, m)
+
+    m = Counted()
+    with traces(4):
+        outs = [run(m, scale) for scale in (1.0, 2.0, 1.0, 2.0)]
+    assert [out.tolist() for out in outs] == [[4, 8], [10, 20], [6, 12], [14, 28]]
+
+
+def test_a_captured_variable_is_read_at_each_call():
+    m, other = Counted(), nnx.Variable(jnp.array(1.0))
+    outs = []
+    for _ in range(3):
+        other.value += 1
+        outs.append(float(nnx.cond(True, lambda m: other * 1.0, lambda m: other * 2.0, m)))
+    assert outs == [2.0, 3.0, 4.0]
+
+
+def test_a_changing_list_and_a_global_are_read_at_each_call(monkeypatch):
+    table = [1.0]
+    outs = []
+    for i in range(3):
+        table[0] = float(i)
+        outs.append(float(nnx.fori_loop(0, 2, lambda i, x: x + table[0], 0.0)))
+    assert outs == [0.0, 2.0, 4.0]
+
+    def step(i, x):
+        return x + FACTOR
+
+    outs = []
+    for i in range(3):
+        monkeypatch.setitem(globals(), "FACTOR", float(i))
+        outs.append(float(nnx.fori_loop(0, 2, step, 0.0)))
+    assert outs == [0.0, 2.0, 4.0]
+
+
+FACTOR = 1.0
+
+
+def test_a_method_that_is_exchanged_is_seen():
+    class Own(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(2.0)
+
+        def go(self):
+            return self.w * 1.0
+
+    def run(m):
+        return float(nnx.cond(True, lambda m: m.go(), lambda m: 0.0, m))
+
+    m = Own()
+    assert run(m) == 2.0
+    Own.go = lambda self: self.w * 3.0
+    assert run(m) == 6.0
+
+
+# `grad`, `vmap` and their kin run op by op, as in JAX: Python runs at each call, and nothing is
+# traced or compiled by JAX after the first.
+
+
+@contextlib.contextmanager
+def jax_events():
+    """What JAX traces, lowers and compiles within the block."""
+    seen: collections.Counter[str] = collections.Counter()
+
+    def listen(name, _seconds, **_):
+        if name.startswith("/jax/core/compile"):
+            seen[name] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+OP_BY_OP = {
+    "grad": lambda m: nnx.grad(lambda m: call(m).sum())(m),
+    "value_and_grad": lambda m: nnx.value_and_grad(lambda m: call(m).sum())(m),
+    "vjp": lambda m: nnx.vjp(call, m)[1](X),
+    "jvp": lambda m: nnx.jvp(call, (m,), (None,)),
+    "vmap": lambda m: nnx.vmap(lambda m, x: m.w * x, in_axes=(None, 0))(m, X),
+    "jit": lambda m: JITTED(m, X),
+    "cond": REMADE["cond"][0],
+    "scan": REMADE["scan"][0],
+    "grad of a jitted function": lambda m: nnx.grad(lambda m: JITTED(m, X).sum())(m),
+    "vmap of a jitted function": lambda m: nnx.vmap(JITTED, in_axes=(AXES, 0))(m, X),
+}
+AXES = nnx.StateAxes({nnx.Param: None, ...: None})
+
+
+@nnx.jit
+def JITTED(m, x):
+    TRACES.append("trace")
+    return m.w.sum() * x
+
+
+@pytest.mark.parametrize("name", OP_BY_OP)
+def test_nothing_is_traced_or_compiled_by_jax_a_second_time(name):
+    m = Counted()
+    OP_BY_OP[name](m)
+    second = [m, Counted(), nnx.clone(m)]
+    with jax_events() as seen:
+        for m in second:
+            OP_BY_OP[name](m)
+    assert not seen
+
+
+def test_a_jitted_function_inside_other_transforms_is_traced_once():
+    jitted = nnx.jit(lambda m, x: m(x))
+    models = [Net() for _ in range(4)]
+    with traces(1):
+        for m in models:
+            nnx.grad(lambda m: jitted(m, X).sum())(m)
+            nnx.value_and_grad(lambda m: jitted(m, X).sum())(m)
+            nnx.vjp(jitted, m, X)
+    assert [int(m.count.value) for m in models] == [3] * 4
+
+
+# Static arguments and settings ---------------------------------------------------------------------
+
+
+@nnx.jit(static_argnums=1, static_argnames="size")
+def with_static(m, fun, size=1):
+    TRACES.append("trace")
+    return fun(m.w) * size
+
+
+def scaled_by(scale):
+    return lambda x: scale * x
+
+
+def test_static_arguments_compare_by_content():
+    m = Net()
+    with traces(1):
+        outs = [with_static(m, scaled_by(2.0)) for _ in range(3)]
+    assert outs[2].tolist() == [[2.0, 2.0]] * 2
+    with traces(1):
+        assert with_static(m, scaled_by(3.0)).tolist() == [[3.0, 3.0]] * 2
+    with traces(1):
+        with_static(m, scaled_by(3.0), size=2)
+    with traces(1):
+        with_static(m, functools.partial(jnp.multiply, 3.0))
+        with_static(m, functools.partial(jnp.multiply, 3.0))
+
+
+def test_numbers_of_another_type_are_other_static_values():
+    m = Net(name=1)
+    forward(m, X)
+    with traces(2):
+        forward(Net(name=1.0), X)
+        forward(Net(name=True), X)
+
+
+def test_wrapping_the_same_function_again_costs_nothing():
+    def plain(m, x):
+        return m(x)
+
+    m = Net()
+    with traces(1):
+        for _ in range(3):
+            nnx.jit(plain)(m, X)
+    with traces(1):
+        nnx.jit(plain, graph_updates=False)(m, X)
+
+
+def test_settings_in_force_are_part_of_the_program():
+    def plain(m, x):
+        return m(x)
+
+    jitted = nnx.jit(plain)
+    m = Net()
+    with traces(1):
+        jitted(m, X)
+    with nnx.set_graph_updates(False), traces(1):
+        jitted(m, X)
+        jitted(m, X)
+    with traces(0):
+        jitted(m, X)
+
+
+def test_a_structure_change_inside_is_traced_for_before_and_after():
+    @nnx.jit
+    def grow(m):
+        TRACES.append("trace")
+        m.rows = [*getattr(m, "rows", []), nnx.Variable(X)]
+
+    m = Net()
+    with traces(3):
+        for _ in range(3):
+            grow(m)
+    other = Net()
+    with traces(0):
+        for _ in range(3):
+            grow(other)
+    assert len(m.rows) == len(other.rows) == 3
