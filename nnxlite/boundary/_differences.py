@@ -8,8 +8,11 @@ import jax
 
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
+from nnxlite.boundary._inputs import CallDef
+from nnxlite.boundary._outputs import OutGraph
+from nnxlite.boundary._prefixes import argument_path
 from nnxlite.graph._defs import ObjectDef, StaticDef
-from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._graphdef import GraphDef, Path
 from nnxlite.graph._rebuild import Code, ContainerCode
 from nnxlite.variables import VariableDef
 
@@ -47,9 +50,16 @@ def _leaf_paths(treedef: PyTreeDef) -> dict[str, None]:
     return {path_text(map(key_name, path)): None for path, _ in paths}
 
 
-def graph_difference(before: GraphDef[tp.Any], after: GraphDef[tp.Any]) -> str:
-    """How two graphs differ: each path where they do, with both sides."""
-    old, new = _by_path(before), _by_path(after)
+def graph_difference(
+    before: GraphDef[tp.Any], after: GraphDef[tp.Any], roots: tp.Sequence[Path] = ()
+) -> str:
+    """How two graphs differ: each path where they do, with both sides.
+
+    Args:
+        before, after: the graphs.
+        roots: where the roots are; by number, if not given.
+    """
+    old, new = _by_path(before, roots), _by_path(after, roots)
     parts = []
     for path in {**old, **new}:
         a, b = old.get(path, "nothing"), new.get(path, "nothing")
@@ -59,16 +69,41 @@ def graph_difference(before: GraphDef[tp.Any], after: GraphDef[tp.Any]) -> str:
     return "; ".join(text for _, text in parts[:SHOWN]) + more
 
 
+def edits_text(call: CallDef, graph: OutGraph | None, skip: int = 1) -> str:
+    """The structure changes that a function made to its arguments, in words."""
+    if graph is None:
+        return "no structure"
+    out = []
+    for number, names, removed in graph.edits:
+        where = node_text(call, tp.cast(int, graph.origin[number]), skip)
+        out.append(f"attributes {[*names, *removed]} of {where}")
+    out += [f"metadata of {node_text(call, old, skip)}" for old, _ in graph.kinds]
+    return ", ".join(out) or "no structure"
+
+
+def node_text(call: CallDef, node: int, skip: int = 1) -> str:
+    """Where an object is found among the arguments; `skip` names are left out in front."""
+    decoded = call.graphdef.decoded
+    root, *path = decoded.path(decoded.node_frames[node])
+    return f"'{argument_path(call, root, tuple(path), skip)}'"
+
+
 def _inside(path: tuple[tp.Any, ...], parts: list[tuple[tuple[tp.Any, ...], str]]) -> bool:
     """Whether a difference above a path is listed already."""
     return any(path[: len(above)] == above for above, _ in parts)
 
 
-def _by_path(graphdef: GraphDef[tp.Any]) -> dict[tuple[tp.Any, ...], str]:
+def _by_path(
+    graphdef: GraphDef[tp.Any], roots: tp.Sequence[Path] = ()
+) -> dict[tuple[tp.Any, ...], str]:
     """What is found at each path, in words."""
     decoded = graphdef.decoded
-    single = graphdef.num_roots == 1
-    own = [decoded.path(frame)[single:] for frame in decoded.node_frames]
+    names: list[Path] = [(i,) for i in range(graphdef.num_roots)]
+    if graphdef.num_roots == 1:
+        names = [()]
+    names[: len(roots)] = roots
+    frames = [decoded.path(frame) for frame in decoded.node_frames]
+    own = [(*names[root], *path) for root, *path in frames]
     out: dict[tuple[tp.Any, ...], str] = {}
 
     def visit(path: tuple[tp.Any, ...], code: Code) -> None:
@@ -86,7 +121,7 @@ def _by_path(graphdef: GraphDef[tp.Any]) -> dict[tuple[tp.Any, ...], str]:
             out[path] = _described(decoded.node_defs[code])
 
     for number, code in enumerate(decoded.roots):
-        visit(() if single else (number,), code)
+        visit(names[number], code)
     for number, codes in decoded.children:
         definition: ObjectDef = decoded.node_defs[number]
         for name, value in definition.template.items():

@@ -174,7 +174,14 @@ class DiffState(PrefixMapping):
         return f"DiffState(argnum={self.argnum}, filter={self.filter!r})"
 
 
-class Carry:
+class _Named(type):
+    """A class that is shown by its name alone."""
+
+    def __repr__(cls) -> str:
+        return cls.__name__
+
+
+class Carry(metaclass=_Named):
     """Marks the carry in `scan`'s `in_axes` and `out_axes`; the class itself and an instance both do."""
 
     def __repr__(self) -> str:
@@ -192,6 +199,19 @@ def is_setting(value: tp.Any) -> bool:
     return value is None or isinstance(value, (PrefixMapping, Carry)) or value is Carry
 
 
+def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
+    """Raise TypeError where a prefix of axes holds something that is none."""
+    for setting in jax.tree_util.tree_leaves(prefix, is_leaf=is_setting):
+        inside = setting._settings if isinstance(setting, _FilterMapping) else (setting,)
+        for axis in inside:
+            if not (isinstance(axis, int) or is_setting(axis)):
+                raise TypeError(
+                    f"{name} {what} must be an int, None, or (nested) container with those types "
+                    f"as leaves, but got {axis!r} of type '{type(axis).__name__}' in {prefix!r}. "
+                    "nnx.StateAxes chooses by Variable."
+                )
+
+
 def broadcast(prefix: tp.Any, tree: tp.Any, what: str) -> list[tp.Any]:
     """The setting of each leaf of a tree.
 
@@ -200,12 +220,14 @@ def broadcast(prefix: tp.Any, tree: tp.Any, what: str) -> list[tp.Any]:
     settings, treedef = jax.tree_util.tree_flatten(prefix, is_leaf=is_setting)
     try:
         below = treedef.flatten_up_to(tree)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError):
         of = "result" if what.startswith("out") else "arguments"
         found = jax.tree_util.tree_structure(tree)
+        mapping = "StateAxes" if what.endswith("axes") else "StateSharding"
         raise ValueError(
             f"{what} is no prefix of the {of}: {what}={prefix!r} has the structure {treedef}, the "
-            f"structure of the {of} is {found}. ({error})"
+            f"structure of the {of} is {found}. Give one setting to each part, or to all; an "
+            f"object is one part, and nnx.{mapping} chooses by Variable."
         ) from None
     out: list[tp.Any] = []
     for setting, part in zip(settings, below):
@@ -279,10 +301,18 @@ def refuse_non_arrays(
     values: tp.Sequence[tp.Any],
     remedy: str,
     skip: int = 1,
+    first: tp.Sequence[str] = (),
 ) -> None:
     """Raise TypeError naming the first leaf of the arguments that JAX cannot take.
 
     Called after JAX refused the arguments; returns where it was for another reason.
+
+    Args:
+        name: of the transform.
+        call, plain, values: the arguments.
+        remedy: what to do instead.
+        skip: how many names at the front of a path mean nothing to the user.
+        first: names of the first plain leaves, in place of their paths.
     """
 
     def check(leaf: tp.Any, where: str) -> None:
@@ -296,8 +326,9 @@ def refuse_non_arrays(
                 ) from None
 
     positions = [i for i in range(call.treedef.num_leaves) if i not in set(call.where)]
-    for position, leaf in zip(positions, plain):
-        check(leaf, path_text(call.argument_of(position)[skip:]))
+    for number, (position, leaf) in enumerate(zip(positions, plain)):
+        where = path_text(call.argument_of(position)[skip:])
+        check(leaf, first[number] if number < len(first) else where)
     for root, path, leaf in zip(call.leaf_roots(), call.leaf_paths(), values):
         check(leaf, argument_path(call, root, path, skip))
 

@@ -11,9 +11,10 @@ import dataclasses
 import typing as tp
 
 import jax
+import jax.numpy as jnp
 
 from nnxlite._errors import path_text
-from nnxlite._jax import PyTreeDef
+from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary._inputs import CallDef
 from nnxlite.boundary._outputs import OutDef, Outputs
 from nnxlite.boundary._prefixes import (
@@ -133,6 +134,44 @@ def _check_shared(
                 f"'{path_text(path)}' with {setting!r}, {where} it has {before!r}. Give both the "
                 "same setting, or return a copy (nnx.clone)."
             )
+
+
+def output_names(
+    call: CallDef, definition: OutDef, treedef: PyTreeDef, leaf_names: tp.Sequence[str]
+) -> OutSettings:
+    """What each output is, for messages.
+
+    Args:
+        call, definition: what came in and what leaves.
+        treedef: of the result, with roots as leaves.
+        leaf_names: of the graph leaves that came in.
+    """
+    tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    plain = [path for i, path in enumerate(paths) if i not in set(definition.where)]
+    result = [f"the result '{path_text(map(key_name, path))}'" for path in plain]
+    written = [f"the value at '{leaf_names[leaf]}'" for leaf in definition.written]
+    fresh: dict[int, str] = {}
+    if definition.graph is not None:
+        decoded = definition.graph.graphdef.decoded
+        for leaf, source in enumerate(definition.graph.sources):
+            if source < 0:
+                path = decoded.path(decoded.leaf_frames[leaf])[1:]
+                fresh[~source] = f"the new Variable '{path_text(path)}'"
+    return OutSettings(result, written, [fresh[i] for i in sorted(fresh)])
+
+
+def no_room(axis: tp.Any, value: tp.Any, name: str) -> str | None:
+    """What is wrong where one slice of an output has no room for the axis it is to get, or None."""
+    if not isinstance(axis, int) or axis in (0, -1):
+        return None
+    for shape in map(jnp.shape, jax.tree_util.tree_leaves(value)):
+        if not -len(shape) - 1 <= axis <= len(shape):
+            return (
+                f"axis {axis} of {name} is out of bounds: each slice of it has shape {shape}. Give "
+                "it another axis, in out_axes or, if it belongs to an argument, in in_axes."
+            )
+    return None
 
 
 def pack(

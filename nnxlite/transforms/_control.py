@@ -9,15 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._errors import path_text
-from nnxlite._jax import Tracer
+from nnxlite._jax import Tracer, key_name
 from nnxlite.boundary import CallDef, Fixed, Inputs, OutDef, enter, leave
 from nnxlite.boundary._body import Body, described, same, settle, trace_body
-from nnxlite.boundary._differences import graph_difference, tree_difference
+from nnxlite.boundary._differences import edits_text, graph_difference, node_text, tree_difference
 from nnxlite.boundary._inputs import Inner
 from nnxlite.boundary._outputs import OutGraph, Outputs
 from nnxlite.boundary._prefixes import argument_path
 from nnxlite.graph import GraphDef
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._graphdef import Path
 from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.graph._traverse import traverse
 from nnxlite.transforms._callables import context_key, name_of, resolve_updates
@@ -51,7 +52,19 @@ def _start(tree: tp.Any, name: str, graph: bool | None) -> tuple[Inputs, CallDef
 class Branches(Core):
     """`cond` and `switch`: the first leaf of the arguments says which function runs."""
 
+    @property
+    def first(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The first leaf is no argument of the branches."""
+        return ("pred" if self.name == "cond" else "index",)
+
     def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
+        tree = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+        if not isinstance(tree[0], int) or 0 in call.where:
+            kind = "a boolean" if self.name == "cond" else "an integer"
+            raise TypeError(
+                f"{self.name}: '{self.first[0]}' must be {kind} scalar (or a Variable that holds "
+                "one), got an object, None or a container."
+            )
         chooser, rest = plain[0], plain[1:]
 
         def body(fun: tp.Callable[..., tp.Any]) -> Body:
@@ -112,7 +125,14 @@ class Branches(Core):
                 if described(x) != described(y):
                     raise TypeError(
                         f"{name} branches must have equal output types, but {names} differ at "
-                        f"'{jax.tree_util.keystr(path)}' of their results: {described(x)} and "
+                        f"'{path_text(map(key_name, path))}' of their results: {described(x)} and "
+                        f"{described(y)}. Convert one of the two, for example with .astype."
+                    )
+            for number, (x, y) in enumerate(zip(bodies[0].shapes.fresh, body.shapes.fresh)):
+                if described(x) != described(y):
+                    raise TypeError(
+                        f"{name} branches must leave equal types, but {names} differ at "
+                        f"'{_fresh_text(call, definition, number)}': {described(x)} and "
                         f"{described(y)}. Convert one of the two, for example with .astype."
                     )
             a = dict(zip(bodies[0].definition.written, bodies[0].shapes.written))
@@ -138,31 +158,50 @@ def _structure_difference(
     a_tree, b_tree = a.treedef or a_tree, b.treedef or b_tree
     if a_tree != b_tree:
         return f"the result of the second is {tree_difference(a_tree, b_tree)}"
-    if a.graph is None and b.graph is None:
-        names = [", ".join(_node_text(call, node) for node in d.nodes) for d in (a, b)]
-        return f"the first returns {names[0]}, the second {names[1]}"
-    parts = [_edits_text(call, d.graph) for d in (a, b)]
+    returned = [_returned_text(call, d) for d in (a, b)]
+    if returned[0] != returned[1]:
+        return f"the first returns {returned[0]}, the second {returned[1]}"
+    parts = [edits_text(call, d.graph) for d in (a, b)]
     if parts[0] != parts[1]:
         return f"the first changes {parts[0]}, the second {parts[1]}"
     results = [call.graphdef if d.graph is None else d.graph.graphdef for d in (a, b)]
-    return f"from the first to the second, {graph_difference(*results)}"
+    difference = graph_difference(results[0], results[1], _root_paths(call, a))
+    return f"from the first to the second, {difference}"
 
 
-def _edits_text(call: CallDef, graph: OutGraph | None, skip: int = 1) -> str:
-    if graph is None:
-        return "no structure"
-    out = []
-    for number, names, removed in graph.edits:
-        where = _node_text(call, tp.cast(int, graph.origin[number]), skip)
-        out.append(f"attributes {[*names, *removed]} of {where}")
-    out += [f"metadata of {_node_text(call, old, skip)}" for old, _ in graph.kinds]
-    return ", ".join(out) or "no structure"
+def _returned_text(call: CallDef, definition: OutDef) -> str:
+    """The objects and arrays that a branch returns, in words."""
+    graph = definition.graph
+    nodes: list[tp.Any] = list(definition.nodes)
+    kinds: list[str] = [""] * len(nodes)
+    if graph is not None:
+        decoded = graph.graphdef.decoded
+        codes = decoded.roots[graph.first_result : graph.first_result + len(definition.where)]
+        numbers = [code if isinstance(code, int) else 0 for code in codes]
+        nodes = [graph.origin[number] for number in numbers]
+        kinds = [decoded.node_defs[number].type.__name__ for number in numbers]
+    texts = [f"a new {k}" if n is None else node_text(call, n) for n, k in zip(nodes, kinds)]
+    return ", ".join(texts) or "no object"
 
 
-def _node_text(call: CallDef, node: int, skip: int = 1) -> str:
-    decoded = call.graphdef.decoded
-    root, *path = decoded.path(decoded.node_frames[node])
-    return f"'{argument_path(call, root, tuple(path), skip)}'"
+def _root_paths(call: CallDef, definition: OutDef) -> list[Path]:
+    """Where the roots of what a branch leaves are: those of the arguments, then of the result."""
+    paths: list[Path] = [call.argument_of(position)[1:] for position in call.where]
+    if definition.treedef is not None:
+        tree = jax.tree_util.tree_unflatten(
+            definition.treedef, range(definition.treedef.num_leaves)
+        )
+        found = jax.tree_util.tree_leaves_with_path(tree)
+        paths += [("result", *map(key_name, found[p][0])) for p in definition.where]
+    return paths
+
+
+def _fresh_text(call: CallDef, definition: OutDef, number: int) -> str:
+    """Where a value is found that a branch leaves and that did not come in."""
+    graph = tp.cast(OutGraph, definition.graph)
+    decoded = graph.graphdef.decoded
+    root, *path = decoded.path(decoded.leaf_frames[graph.sources.index(~number)])
+    return path_text((*_root_paths(call, definition)[root], *path))
 
 
 def cond(
@@ -231,6 +270,11 @@ class Loop(Core):
     def skip(self) -> int:  # type: ignore[override]
         """The arguments are the carry itself, or the bounds and the carry."""
         return int(self.name == "fori_loop" and self.options.bounds is None)
+
+    @property
+    def first(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The bounds, if traced, are no part of the carry."""
+        return ("lower", "upper") if self.skip else ()
 
     def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
         options = self.options
@@ -319,6 +363,7 @@ class Loop(Core):
                 (head, carry, values),
                 structure=self.options.structure,
                 arrays=True,
+                aliases=True,
                 after=_with_arrays,
             )
         bounds = self.options.bounds
@@ -336,6 +381,7 @@ class Loop(Core):
             (jax.ShapeDtypeStruct((), number.dtype), head, carry, values),
             structure=self.options.structure,
             arrays=True,
+            aliases=True,
             after=_with_arrays,
         )
 
@@ -357,13 +403,23 @@ class Loop(Core):
         graph = body.definition.graph
         name = self.options.name
         # The reference's classes: a loop over objects compares references first.
-        error = ValueError if name == "while_loop" and call.where else TypeError
+        references = name == "while_loop" or not self.options.structure
+        error = ValueError if references and call.where else TypeError
         start = (
             f"{name} body function carry input and carry output must have the same pytree "
             "structure, but "
         )
         if treedef != wanted:
             raise error(f"{start}they differ: the output is {tree_difference(wanted, treedef)}.")
+        before = {position - 2 * self.skip for position in call.where}
+        misplaced = sorted(before ^ set(body.definition.where))
+        if misplaced:
+            path = call.argument_of(misplaced[0] + 2 * self.skip)[self.skip :]
+            sides = ["an object", "an array"][:: 1 if misplaced[0] in before else -1]
+            raise error(
+                f"{start}they differ at '{path_text(path)}': the input is {sides[0]}, the output "
+                f"{sides[1]}. Return objects and Variables where they came in."
+            )
         if graph is None:
             if body.definition.nodes != tuple(call.graphdef.decoded.roots):
                 raise error(
@@ -371,7 +427,7 @@ class Loop(Core):
                     "each where it came in, or exchange their values."
                 )
         elif graph.edits or graph.kinds:
-            changes = _edits_text(call, graph, self.skip)
+            changes = edits_text(call, graph, self.skip)
             raise error(
                 f"{start}the body changes {changes}. A loop cannot change the structure of its "
                 "carry: make attributes and objects before the loop."

@@ -39,9 +39,11 @@ class Core:
         seen: what the functions see besides their arguments, or None if that may change.
         name: of the transform, for messages.
         skip: how many names at the front of an argument's path mean nothing to the user.
+        first: names of the first plain leaves, where they are no arguments of the functions.
     """
 
     skip = 1
+    first: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class Core:
     def explain(self, call: CallDef, inputs: Inputs) -> None:
         """Raise TypeError naming an argument that is no array, after JAX refused the arguments."""
         name, remedy = self.name, "Pass an array, or let the function capture the value."
-        refuse_non_arrays(name, call, inputs.plain, inputs.values, remedy, self.skip)
+        refuse_non_arrays(name, call, inputs.plain, inputs.values, remedy, self.skip, self.first)
 
     def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
         """Run the transform on the caller's objects and write back what it changed."""

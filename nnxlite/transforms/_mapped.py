@@ -13,13 +13,27 @@ import typing as tp
 import warnings
 
 import jax
+import jax.numpy as jnp
 
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
-from nnxlite.boundary._outputs import OutGraph
-from nnxlite.boundary._prefixes import broadcast, split_settings
-from nnxlite.boundary._settings import Layout, mentioned, output_settings, pack, unpack
+from nnxlite.boundary._outputs import refuse_foreign_result
+from nnxlite.boundary._prefixes import (
+    broadcast,
+    refuse_foreign_axes,
+    refuse_non_arrays,
+    split_settings,
+)
+from nnxlite.boundary._settings import (
+    Layout,
+    mentioned,
+    no_room,
+    output_names,
+    output_settings,
+    pack,
+    unpack,
+)
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
@@ -102,10 +116,10 @@ class MapWrapped:
             settled = self._calls[call] = self._settle(call)
         try:
             layout, groups = settled.mapped(inputs.plain, inputs.values)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             if _passed_through(error, MapWrapped._run):
                 raise  # the function's own, or said by this library
-            raise self._explained(error, call, settled) from None
+            raise self._explained(error, call, settled, inputs) from None
         return replay(inputs, unpack(layout.value, groups))
 
     def _settle(self, call: CallDef) -> MapCall:
@@ -153,6 +167,7 @@ class MapWrapped:
         result = self._fun(*args, **kwargs)
         updates = resolve_updates(options.graph_updates, options.graph)
         out = leave(inner, result, structure=updates)
+        refuse_foreign_result(out, repr(self))
         settings = output_settings(
             call, out, value_settings, roots, options.out_prefix, options.out_name, options.default
         )
@@ -161,7 +176,18 @@ class MapWrapped:
         self._warn_of_shared_streams(call, out, value_settings)
         layout, groups = pack(out, settings, order)
         last[:] = [layout]
+        self._check_axes(call, layout, order, groups)
         return Fixed(layout), groups
+
+    def _check_axes(
+        self, call: CallDef, layout: Layout, order: tuple[tp.Any, ...], groups: tp.Any
+    ) -> None:
+        """Raise ValueError where an output has no room for the axis it is to get."""
+        for number, (axis, group) in enumerate(zip(order, groups)):
+            for i, value in enumerate(group):
+                if no_room(axis, value, ""):
+                    names = _output_names(call, layout, self._argument_names(call)[1])
+                    raise ValueError(f"{self!r}: {no_room(axis, value, names[number, i])}")
 
     def _warn_of_shared_streams(
         self, call: CallDef, out: Outputs, value_settings: list[tp.Any]
@@ -186,31 +212,103 @@ class MapWrapped:
                     stacklevel=2,
                 )
 
-    def _explained(self, error: ValueError, call: CallDef, settled: MapCall) -> Exception:
-        """JAX's complaint, with the places of the leaves it may mean."""
+    def _argument_names(self, call: CallDef) -> tuple[list[str], list[str]]:
+        """Where the plain leaves and the graph leaves are found among the arguments."""
         num_bound = len(self._bound.args)
-        plain, values = _argument_names(call, num_bound)
-        found = re.search(r"out_axes\[1\]\[(\d+)\]\[(\d+)\]", str(error))
-        if found is not None and settled.last:
-            where = (int(found[1]), int(found[2]))
-            name = _output_name(call, settled.last[0], where, values)
-            return ValueError(
-                f"{self!r}: got axis spec None but output was batched: {name} has axis None, and "
-                "its value differs between the slices. Give it an axis, in out_axes, or with "
-                "nnx.StateAxes in in_axes if it belongs to an argument."
-            )
-
-        def named(match: re.Match[str]) -> str:
-            return repr((plain if match[1] == "plain" else values)[int(match[2])])
-
-        text = re.sub(r"\b(plain|values)\[(\d+)\](?:\[[^]]*\])*", named, str(error))
-        axes = [
-            f"{name!r}: {setting!r}"
-            for name, setting in zip([*plain, *values], [*settled.plain, *settled.values])
+        args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+        names = []
+        for path, _ in jax.tree_util.tree_leaves_with_path((args, kwargs)):
+            first, *inside = [key_name(key) for key in path[1:]]
+            if isinstance(first, int):
+                first = first - num_bound if first >= num_bound else f"bound argument {first}"
+            names.append((first, *inside))
+        roots = set(call.where)
+        plain = [path_text(name) for i, name in enumerate(names) if i not in roots]
+        values = [
+            path_text((*names[call.where[root]], *path))
+            for root, path in zip(call.leaf_roots(), call.leaf_paths())
         ]
-        more = f" and {len(axes) - 12} more" if len(axes) > 12 else ""
-        shown = ", ".join(axes[:12]) + more
-        return ValueError(f"{self!r}: {text}\n{self._options.in_name} by argument: {shown}.")
+        return plain, values
+
+    def _explained(
+        self, error: Exception, call: CallDef, settled: MapCall, inputs: Inputs
+    ) -> Exception:
+        """JAX's complaint, with the places of the leaves it may mean."""
+        options = self._options
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        remedy = "Pass an array, or let the function capture the value."
+        if kind is TypeError:
+            refuse_non_arrays(repr(self), call, inputs.plain, inputs.values, remedy)
+        plain, values = self._argument_names(call)
+        names, settings = [*plain, *values], [*settled.plain, *settled.values]
+        sizes = _axis_complaint(names, [*inputs.plain, *inputs.values], settings)
+        if sizes:
+            return ValueError(f"{self!r}: {sizes}")
+        outputs = _output_names(call, settled.last[0], values) if settled.last else {}
+        found = re.search(r"out_axes\[1\]\[(\d+)\]\[(\d+)\]", str(error))
+        if found is not None and outputs:
+            return ValueError(
+                f"{self!r}: got axis spec None but output was batched: "
+                f"{outputs[int(found[1]), int(found[2])]} has axis None, and its value differs "
+                "between the slices. Give it an axis, in out_axes, or with nnx.StateAxes in "
+                "in_axes if it belongs to an argument."
+            )
+        text = str(error)
+        for pattern, name in (
+            (r", where args\[\d\] is bound to \S+ parameter '.*?'',", ""),
+            (r"\b(?:plain|args\[0\])\[(\d+)\](?:\[[^]]*\])*", lambda i: repr(plain[int(i)])),
+            (r"\b(?:values|args\[1\])\[(\d+)\](?:\[[^]]*\])*", lambda i: repr(values[int(i)])),
+            (r"\bin_specs\[0\]\[(\d+)\]", lambda i: f"the spec of {plain[int(i)]!r}"),
+            (r"\bin_specs\[1\]\[(\d+)\]", lambda i: f"the spec of {values[int(i)]!r}"),
+            (r"\S+\(\*args\)\[1\]\[(\d+)\]\[(\d+)\]", lambda g, i: outputs[int(g), int(i)]),
+            (r"\bout_specs\[1\](?:\[\d+\])*", "out_specs"),
+        ):
+            put = name if isinstance(name, str) else functools.partial(_put, name)
+            text = re.sub(pattern, put, text)
+        if options.out_name in text and outputs:
+            order = settled.order
+            shown = [f"{name}: {order[group]!r}" for (group, _), name in outputs.items()]
+            what = f"{options.out_name} by output"
+        else:
+            shown = [f"{name!r}: {setting!r}" for name, setting in zip(names, settings)]
+            what = f"{options.in_name} by argument"
+        more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+        return kind(f"{self!r}: {text}\n{what}: {', '.join(shown[:SHOWN])}{more}.")
+
+
+SHOWN = 12
+"""How many settings a message lists."""
+
+
+def _put(name: tp.Callable[..., str], match: re.Match[str]) -> str:
+    return name(*match.groups())
+
+
+def _axis_complaint(names: list[str], leaves: list[tp.Any], axes: list[tp.Any]) -> str | None:
+    """What is wrong with the sizes of mapped axes; None where nothing is."""
+    sizes: dict[int, list[str]] = {}
+    for name, leaf, axis in zip(names, leaves, axes):
+        for part in jax.tree_util.tree_leaves(leaf) if isinstance(axis, int) else ():
+            shape = jnp.shape(part)
+            if not -len(shape) <= axis < len(shape):
+                return (
+                    f"was asked to map over axis {axis} of '{name}', which implies that its rank "
+                    f"should be at least {axis + 1 if axis >= 0 else -axis}, but its shape is "
+                    f"{shape}. Give it another axis, or None to pass it whole."
+                )
+            sizes.setdefault(shape[axis], []).append(name)
+    if len(sizes) < 2:
+        return None
+    parts = [f"{size} at {_listed(places)}" for size, places in sizes.items()]
+    return (
+        f"got inconsistent sizes for array axes to be mapped: {', '.join(parts)}. Give all the "
+        "same size, or None to what is passed whole."
+    )
+
+
+def _listed(places: list[str]) -> str:
+    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+    return ", ".join(map(repr, places[:3])) + more
 
 
 def _passed_through(error: BaseException, fun: tp.Any) -> bool:
@@ -221,44 +319,13 @@ def _passed_through(error: BaseException, fun: tp.Any) -> bool:
     return trace is not None
 
 
-def _argument_names(call: CallDef, num_bound: int) -> tuple[list[str], list[str]]:
-    """Where the plain leaves and the graph leaves are found among the arguments."""
-    args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
-    names = []
-    for path, _ in jax.tree_util.tree_leaves_with_path((args, kwargs)):
-        first, *inside = [key_name(key) for key in path[1:]]
-        if isinstance(first, int):
-            first = first - num_bound if first >= num_bound else f"bound argument {first}"
-        names.append((first, *inside))
-    roots = set(call.where)
-    plain = [path_text(name) for i, name in enumerate(names) if i not in roots]
-    values = [
-        path_text((*names[call.where[root]], *path))
-        for root, path in zip(call.leaf_roots(), call.leaf_paths())
-    ]
-    return plain, values
-
-
-def _output_name(call: CallDef, layout: Layout, where: tuple[int, int], values: list[str]) -> str:
-    """What an output is, by its place in the groups that `pack` made."""
+def _output_names(call: CallDef, layout: Layout, values: list[str]) -> dict[tuple[int, int], str]:
+    """What each output is, by its place in the groups that `pack` made."""
     definition = layout.definition
-    if where in layout.written:
-        return f"the value at '{values[definition.written[layout.written.index(where)]]}'"
-    if where in layout.result:
-        number = layout.result.index(where)
-        treedef = layout.treedef
-        if treedef is None:
-            treedef = tp.cast(PyTreeDef, definition.treedef)
-            inner = [i for i in range(treedef.num_leaves) if i not in set(definition.where)]
-            number = inner[number]
-        tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-        path = [key_name(k) for k in jax.tree_util.tree_leaves_with_path(tree)[number][0]]
-        return f"the result '{path_text(path)}'"
-    graph = tp.cast(OutGraph, definition.graph)
-    decoded = graph.graphdef.decoded
-    leaf = graph.sources.index(~layout.fresh.index(where))
-    path = decoded.path(decoded.leaf_frames[leaf])[1:]
-    return f"the new Variable '{path_text(path)}'"
+    treedef = tp.cast(PyTreeDef, layout.treedef or definition.treedef)
+    names = output_names(call, definition, treedef, values)
+    places = (layout.result, layout.written, layout.fresh)
+    return {place: name for part, ns in zip(places, names) for place, name in zip(part, ns)}
 
 
 def from_front(axis: int, slice_: tp.Any) -> int:
@@ -311,6 +378,11 @@ def _with_axis_names(
     return out._replace(definition=dataclasses.replace(out.definition, graph=new))
 
 
+def _refuse_foreign(name: str, in_axes: tp.Any, out_axes: tp.Any) -> None:
+    refuse_foreign_axes(name, "in_axes", in_axes)
+    refuse_foreign_axes(name, "out_axes", out_axes)
+
+
 def _wrap(
     f: tp.Any, options: MapOptions, make: tp.Callable[..., tp.Callable[..., tp.Any]]
 ) -> tp.Any:
@@ -356,6 +428,7 @@ def vmap(
     >>> nnx.vmap(lambda m, x: m(x))(models, jax.numpy.ones((4, 2))).shape
     (4, 3)
     """
+    _refuse_foreign("vmap", in_axes, out_axes)
     options = MapOptions(
         "vmap",
         in_axes,
@@ -402,6 +475,7 @@ def pmap(
     Arguments as for `vmap` and `jax.pmap`. Donated arguments must not be objects: their Variables
     live on.
     """
+    _refuse_foreign("pmap", in_axes, out_axes)
     statics = (
         (static_broadcasted_argnums,)
         if isinstance(static_broadcasted_argnums, int)

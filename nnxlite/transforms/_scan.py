@@ -17,10 +17,19 @@ import jax.numpy as jnp
 from nnxlite._errors import path_text
 from nnxlite.boundary import CallDef, Carry, Fixed, Inputs, Outputs
 from nnxlite.boundary._body import Body, described, same, settle, trace_body
-from nnxlite.boundary._differences import tree_difference
+from nnxlite.boundary._differences import edits_text, tree_difference
 from nnxlite.boundary._inputs import Inner
-from nnxlite.boundary._prefixes import _FilterMapping, argument_path, broadcast, split_settings
-from nnxlite.boundary._settings import output_settings
+from nnxlite.boundary._outputs import OutGraph
+from nnxlite.boundary._prefixes import (
+    _FilterMapping,
+    argument_path,
+    broadcast,
+    leaves_of_code,
+    refuse_foreign_axes,
+    split_settings,
+)
+from nnxlite.boundary._settings import no_room, output_names, output_settings
+from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
@@ -36,6 +45,9 @@ from nnxlite.transforms._mapped import PARTITION_NAME, _with_axis_names, from_fr
 from nnxlite.variables import Variable
 
 CARRY, CONSTANT = "carry", "constant"
+
+
+_NO_LEAVES = StaticDef(None)
 
 
 class ScanOptions(tp.NamedTuple):
@@ -213,13 +225,20 @@ class Scan(Core):
         if options.length is not None and any(size != options.length for size in sizes):
             raise ValueError(
                 f"scan got `length` argument of {options.length} which disagrees with leading axis "
-                f"sizes {list(sizes)} (at {', '.join(map(repr, sizes.values()))})."
+                f"sizes {list(sizes)} (at {', '.join(map(repr, sizes.values()))}). Leave `length` out, "
+                "or scan over axes of that size."
             )
         if len(sizes) > 1:
             parts = [f"{size} at '{name}'" for size, name in sizes.items()]
-            raise ValueError(f"scan got values with different axis sizes: {', '.join(parts)}.")
+            raise ValueError(
+                f"scan got values with different axis sizes: {', '.join(parts)}. Give all the same "
+                "size, or None to what is the same in every iteration."
+            )
         if not sizes and options.length is None:
-            raise ValueError("scan got no values to scan over and `length` not provided.")
+            raise ValueError(
+                "scan got no values to scan over and `length` not provided. Pass length, or an "
+                "axis for an argument in in_axes."
+            )
         return options.length if options.length is not None else next(iter(sizes))
 
     def _trace(
@@ -256,6 +275,7 @@ class Scan(Core):
             (carry, slices, constant),
             structure=structure,
             arrays=True,
+            aliases=True,
             before=before,
             after=after,
         )
@@ -308,6 +328,14 @@ class Scan(Core):
                         "an argument that is carried or broadcast. Create it before the loop, or "
                         "give the argument an axis."
                     )
+            if self._restructures(call, graph, roles, fresh_settings):
+                raise TypeError(
+                    "scan body function carry input and carry output must have the same pytree "
+                    f"structure, but they differ: the body changes {edits_text(call, graph)}, of "
+                    "an argument that is carried or broadcast. Do this before the loop or after "
+                    "it, or give the argument an axis."
+                )
+        self._check_room(call, body, roles)
 
     def _added(self, graph: tp.Any, number: int) -> str:
         decoded = graph.graphdef.decoded
@@ -319,6 +347,45 @@ class Scan(Core):
                 return f"{kind} '{path_text(path)}'"
         return "a Variable"
 
+    def _restructures(
+        self, call: CallDef, graph: OutGraph, roles: Sorted, fresh: tp.Sequence[tp.Any]
+    ) -> bool:
+        """Whether the next iteration would find other Variables than this one in its places."""
+        came_in, decoded = call.graphdef.decoded, graph.graphdef.decoded
+        codes_in, codes_out = dict(came_in.children), dict(decoded.children)
+        if any(_is_carry(roles.values[came_in.node_leaves[old]]) for old, _ in graph.kinds):
+            return True
+        for number, names, removed in graph.edits:
+            old = tp.cast(int, graph.origin[number])
+            before = dict(zip(came_in.node_defs[old].layout.data, codes_in[old]))
+            after = dict(zip(decoded.node_defs[number].layout.data, codes_out[number]))
+            for name in (*names, *removed):
+                settings = [
+                    roles.values[leaf]
+                    for leaf, _ in leaves_of_code(came_in, before.get(name, _NO_LEAVES))
+                ]
+                for leaf, _ in leaves_of_code(decoded, after.get(name, _NO_LEAVES)):
+                    source = graph.sources[leaf]
+                    settings.append(roles.values[source] if source >= 0 else fresh[~source])
+                if not all(isinstance(s, int) for s in settings):
+                    return True
+        return False
+
+    def _check_room(self, call: CallDef, body: Body, roles: Sorted) -> None:
+        """Raise ValueError where an output has no room for the axis it is to get."""
+        shapes = body.shapes
+        result = jax.tree_util.tree_leaves(shapes.result)
+        for part, values in enumerate((result, shapes.written, shapes.fresh)):
+            for number, (axis, value) in enumerate(zip(body.extra[part], values)):
+                if no_room(axis, value, ""):
+                    leaves = [
+                        argument_path(call, root, path)
+                        for root, path in zip(call.leaf_roots(), call.leaf_paths())
+                    ]
+                    treedef = body.definition.treedef or jax.tree_util.tree_structure(shapes.result)
+                    name = output_names(call, body.definition, treedef, leaves)[part][number]
+                    raise ValueError(f"scan({name_of(self.fun)}): {no_room(axis, value, name)}")
+
     def _result_roots(self, body: Body) -> list[tp.Any]:
         definition = body.definition
         if definition.treedef is None:
@@ -329,7 +396,7 @@ class Scan(Core):
         return [settings[p] for p in definition.where]
 
     def _check_structure(self, call: CallDef, body: Body) -> None:
-        """Raise TypeError where the carry comes out as another pytree than it went in."""
+        """Raise where the carry comes out as another pytree than it went in."""
         options: ScanOptions = self.options
         args, _ = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
         treedef = body.definition.treedef or jax.tree_util.tree_structure(body.shapes.result)
@@ -339,7 +406,9 @@ class Scan(Core):
         after = _carry_part(options.out_axes, result, result)
         structures = [jax.tree_util.tree_structure(part) for part in (before, after)]
         if structures[0] != structures[1]:
-            raise TypeError(
+            # The reference's classes: with updates it compares references first.
+            updates = resolve_updates(options.graph_updates, options.graph)
+            raise (ValueError if updates else TypeError)(
                 "scan body function carry input and carry output must have the same pytree "
                 f"structure, but they differ: the output is {tree_difference(*structures)}."
             )
@@ -515,8 +584,8 @@ def scan(
 
     Raises:
         ValueError: for prefixes or sizes that do not fit, a broadcast Variable that is written, or
-            a carry whose objects are replaced.
-        TypeError: where structure or types of the carry change.
+            a carry whose objects are replaced or whose structure changes.
+        TypeError: where types of the carry change; with `graph_updates=False` also its structure.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> blocks = nnx.vmap(lambda key: nnx.Linear(2, 2, rngs=nnx.Rngs(key)))(
@@ -527,6 +596,8 @@ def scan(
     """
     in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
     out_axes = tuple(out_axes) if isinstance(out_axes, list) else out_axes
+    refuse_foreign_axes("scan", "in_axes", in_axes)
+    refuse_foreign_axes("scan", "out_axes", out_axes)
     _check_prefixes(in_axes, out_axes)
     options = ScanOptions(
         length,

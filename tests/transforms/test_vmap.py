@@ -1,0 +1,538 @@
+"""vmap: axes by argument and by Variable, state, sharing, construction, warnings and refusals."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.transforms.models import Counted, Foo, Tied, snapshot
+
+MODES = [{}, {"graph_updates": False}, {"graph": False}]
+
+
+def call(m, x):
+    return m(x)
+
+
+class Block(nnx.Module):
+    """A layer with every kind of state: parameters, statistics, a random stream."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.drop(jnp.tanh(self.norm(self.linear(x))))
+
+
+def stack(count=4):
+    return nnx.vmap(Block)(nnx.Rngs(0).fork(split=count))
+
+
+def lane(model, number):
+    """One slice of a stack, as a model of its own."""
+    graphdef, state = nnx.split(model)
+    return nnx.merge(graphdef, jax.tree.map(lambda x: x[number], state))
+
+
+def assert_same(a, b):
+    a, b = (dict(nnx.to_flat_state(nnx.state(x))) for x in (a, b))
+    assert a.keys() == b.keys()
+    for path, variable in a.items():
+        x, y = (jnp.asarray(v.get_value()) for v in (variable, b[path]))
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6, err_msg=str(path))
+
+
+# axes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stack_runs_as_its_slices_would(mode):
+    stacked = stack()
+    alone = [lane(stacked, i) for i in range(4)]
+    xs = jax.random.normal(jax.random.key(1), (4, 5, 3))
+    ys = nnx.vmap(call, **mode)(stacked, xs)
+    for i, m in enumerate(alone):
+        np.testing.assert_allclose(ys[i], m(xs[i]), rtol=1e-4, atol=1e-5)
+        assert_same(lane(stacked, i), m)
+
+
+def test_axes_of_arguments_and_results():
+    x, y = jnp.arange(6.0).reshape(2, 3), jnp.arange(3.0)
+    f = lambda m, x, d: (m.x * x, {"a": x + d["y"], "b": d["z"]})
+    m = Foo(2.0)
+    out = nnx.vmap(f, in_axes=(None, -1, {"y": 0, "z": None}), out_axes=(1, {"a": -1, "b": None}))(
+        m, x, {"y": y, "z": 7.0}
+    )
+    assert out[0].tolist() == (2 * x).tolist() and out[1]["a"].tolist() == (x + y).tolist()
+    assert float(out[1]["b"]) == 7.0
+    assert nnx.vmap(lambda m, x: m.x * x, in_axes=[None, 0])(m, y).tolist() == [0.0, 2.0, 4.0]
+
+
+def test_axes_by_variable_and_what_is_written_keeps_its_axis():
+    m = nnx.Dict(
+        w=nnx.Param(jnp.ones((2, 4))), n=nnx.BatchStat(jnp.zeros(4)), k=nnx.Variable(jnp.array(3.0))
+    )
+    axes = nnx.StateAxes({nnx.Param: 1, "n": 0, nnx.BatchStat: 0, ...: None})
+
+    def f(m, x):
+        assert m.w.shape == (2,) and m.n.shape == () and m.k.shape == ()
+        m.n[...] += x
+        m.w.value = m.w * x
+        m.k.value = m.k + 1.0
+        return m.w.sum()
+
+    variables = dict(m.items())
+    out = nnx.vmap(f, in_axes=(axes, 0))(m, jnp.arange(4.0))
+    assert out.tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert m.w.value.tolist() == [[0.0, 1.0, 2.0, 3.0]] * 2 and m.n.value.tolist() == [0, 1, 2, 3]
+    assert float(m.k.value) == 4.0
+    assert all(m[name] is variable for name, variable in variables.items())
+
+
+def test_a_result_follows_out_axes_by_variable():
+    axes = nnx.StateAxes({nnx.Param: 1, nnx.BatchStat: None, ...: 0})
+
+    def make(x):
+        return nnx.Dict(w=nnx.Param(x * jnp.ones(2)), n=nnx.BatchStat(5.0), k=nnx.Variable(x))
+
+    out = nnx.vmap(make, out_axes=axes)(jnp.arange(3.0))
+    assert out.w.value.tolist() == [[0, 1, 2]] * 2 and out.k.value.tolist() == [0, 1, 2]
+    assert float(out.n.value) == 5.0
+
+
+@pytest.mark.parametrize("pytree", [lambda m, s: {"m": m, "s": (s,)}, lambda m, s: [s, m]])
+def test_objects_and_states_anywhere_in_the_arguments(pytree):
+    m, s = Counted(), nnx.State({"x": nnx.Param(jnp.arange(3.0))})
+    m.w.value, m.count.value = jnp.ones((3, 2)), jnp.zeros(3)
+
+    def f(tree):
+        m, s = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, (nnx.Module, nnx.State)))[0]
+        if isinstance(m, nnx.State):
+            m, s = s, m
+        return m(s["x"])
+
+    assert nnx.vmap(f)(pytree(m, s)).tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    assert m.count.value.tolist() == [1.0] * 3
+
+
+def test_names_and_sizes_of_the_axis():
+    m = Foo(2.0)
+    total = nnx.vmap(
+        lambda m, x: jax.lax.psum(m.x * x, "i"), in_axes=(None, 0), out_axes=None, axis_name="i"
+    )
+    assert float(total(m, jnp.arange(4.0))) == 12.0
+    sized = nnx.vmap(
+        lambda m: jax.lax.axis_index("i") * m.x, in_axes=None, axis_name="i", axis_size=3
+    )
+    assert sized(m).tolist() == [0.0, 2.0, 4.0]
+    assert nnx.vmap(lambda: nnx.Param(jnp.ones(2)), axis_size=3)().shape == (3, 2)
+
+
+def test_spmd_axis_name_reaches_the_compiler():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.NamedSharding(mesh, jax.P())
+
+    def f(m, x):
+        return jax.lax.with_sharding_constraint(m.x * x, rows)
+
+    m = Foo()
+    for name in (None, "data"):
+        mapped = nnx.vmap(f, in_axes=(None, 0), spmd_axis_name=name)
+        jaxpr = nnx.make_jaxpr(mapped, graph_updates=False)(m, jnp.ones((8, 4)))
+        (eqn,) = [e for e in jaxpr.eqns if str(e.primitive) == "sharding_constraint"]
+        assert (eqn.params["sharding"].spec == jax.P("data")) == (name is not None)
+
+
+# keyword arguments and forms -------------------------------------------------------------------------
+
+
+def test_keyword_arguments_count_at_their_positions():
+    def f(m, x, k=2.0, *, extra=0.0):
+        return m.x * x * k + extra
+
+    m, xs = Foo(3.0), jnp.arange(3.0)
+    mapped = nnx.vmap(f, in_axes=(None, 0))
+    assert mapped(m, x=xs).tolist() == mapped(x=xs, m=m).tolist() == [0.0, 6.0, 12.0]
+    assert mapped(m, xs, extra=xs).tolist() == [0.0, 7.0, 14.0]  # no position: axis 0
+    both = nnx.vmap(f, in_axes=(None, 0, None))
+    assert both(m, xs).tolist() == [0.0, 6.0, 12.0] and both(m, k=1.0, x=xs).tolist() == [0, 3, 6]
+
+
+def test_a_keyword_may_hold_an_object():
+    m = Foo()
+    m.n.value = jnp.zeros(3)
+
+    def f(x, *, m):
+        m.n[...] += x
+        return m
+
+    axes = nnx.StateAxes({nnx.BatchStat: 0, ...: None})
+    m.x.value, m.y.value = jnp.ones(3), jnp.ones(3)
+    assert nnx.vmap(f)(jnp.arange(3.0), m=m) is m
+    assert m.n.value.tolist() == [0.0, 1.0, 2.0]
+    assert nnx.vmap(lambda x, m: m.n + x, in_axes=(0, axes))(m=m, x=jnp.ones(3)).tolist() == [
+        1,
+        2,
+        3,
+    ]
+
+
+def test_forms():
+    m = Counted()
+    xs = jnp.arange(3.0)
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(2.0)
+
+        @nnx.vmap(in_axes=(None, 0))
+        def rows(self, x):
+            return self.w * x
+
+    assert Net().rows(xs).tolist() == [0.0, 2.0, 4.0]
+    one = nnx.clone(m)
+    one(1.0)
+    for bound in (m.__call__, m, functools.partial(Counted.__call__, m)):
+        # what a function carries is broadcast, and may be written with one value for all
+        m.count[...] = 3.0
+        assert nnx.vmap(bound)(xs)[1].tolist() == [4.0, 8.0]
+        assert float(m.count.value) == float(one.count.value)
+    assert repr(nnx.vmap(call)) == "vmap(call)" and nnx.vmap(call).__name__ == "call"
+    with pytest.raises(TypeError, match="Expected a callable to transform, got int"):
+        nnx.vmap(3)
+
+
+# construction ------------------------------------------------------------------------------------
+
+
+def test_a_class_is_a_function_that_builds_stacks():
+    rngs = nnx.Rngs(0, dropout=1)
+    stacked = nnx.vmap(Block)(rngs.fork(split=4))
+    assert type(stacked) is Block and stacked.linear.kernel.shape == (4, 3, 3)
+    for i in range(4):
+        assert_same(lane(stacked, i), Block(lane(nnx.Rngs(0, dropout=1).fork(split=4), i)))
+    kernels = stacked.linear.kernel.value
+    assert not any(jnp.array_equal(kernels[0], k) for k in kernels[1:])
+    inside = nnx.vmap(nnx.Linear, in_axes=(None, None), axis_size=2)
+    assert inside(2, 3, rngs=nnx.Rngs(0).fork(split=2)).kernel.shape == (2, 2, 3)
+
+
+@pytest.mark.parametrize("outer", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+def test_rngs_are_split_around_construction(outer):
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=(nnx.StateAxes({nnx.RngState: 0}),))
+    def make(rngs):
+        return nnx.Linear(2, 3, rngs=rngs)
+
+    rngs = nnx.Rngs(0)
+    model = outer(make)(rngs)
+    expected = nnx.vmap(lambda r: nnx.Linear(2, 3, rngs=r))(nnx.Rngs(0).split(3))
+    np.testing.assert_array_equal(model.kernel.value, expected.kernel.value)
+    assert rngs.default.key.shape == () and rngs.default.count.shape == ()
+
+
+def test_stacks_of_stacks():
+    model = nnx.vmap(nnx.vmap(Foo))(jnp.ones((2, 3)), jnp.zeros((2, 3)))
+    assert model.x.shape == model.y.shape == (2, 3)
+    out = nnx.vmap(nnx.vmap(lambda m, x: m.x * x, in_axes=(0, None)), in_axes=(0, 0))(
+        model, jnp.arange(2.0)
+    )
+    assert out.tolist() == [[0.0] * 3, [1.0] * 3]
+
+
+# sharing, structure ----------------------------------------------------------------------------------
+
+
+def test_one_object_in_two_arguments_is_one_object_inside():
+    m = Tied()
+    m.a.value = jnp.ones((3, 2))
+
+    def f(first, rest, x):
+        assert first is rest["m"] and first.child.owner is first and first.a is first.b
+        first.a[...] *= x
+        return first, rest["m"].child
+
+    out, child = nnx.vmap(f)(m, {"m": m}, jnp.arange(3.0))
+    assert out is m and child is m.child and m.a is m.b is m.child.leaf
+    assert m.a.value.tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_structure_changes_are_repeated_outside():
+    m = Foo()
+    m.x.value, m.y.value, m.n.value = jnp.ones((3, 2)), jnp.ones(3), jnp.zeros(3)
+    y = m.y
+
+    def grow(m, x):
+        m.new = nnx.Dict(w=nnx.Param(x * jnp.ones(2)))
+        m.again, m.size = m.new.w, 3
+        del m.n
+        m.x, m.y = m.y, m.x
+        return m.new
+
+    new = nnx.vmap(grow)(m, jnp.arange(3.0))
+    assert new is m.new and m.again is m.new.w and m.size == 3 and not hasattr(m, "n")
+    assert m.x is y and m.x.shape == (3,) and m.y.shape == (3, 2)
+    assert m.new.w.value.tolist() == [[0, 0], [1, 1], [2, 2]]
+    quiet = Foo()
+    nnx.vmap(lambda m: setattr(m, "new", 1), in_axes=None, axis_size=2, graph_updates=False)(quiet)
+    assert not hasattr(quiet, "new")
+
+
+def test_new_variables_of_an_argument_follow_its_prefix():
+    m = Foo()
+    axes = nnx.StateAxes({nnx.Intermediate: 1, ...: None})
+
+    def f(m, x):
+        m.seen = nnx.Intermediate(x * jnp.ones(2))
+        m.whole = nnx.Variable(1.0)
+
+    nnx.vmap(f, in_axes=(axes, 0))(m, jnp.arange(3.0))
+    assert m.seen.value.tolist() == [[0, 1, 2]] * 2 and m.whole.value == 1.0
+
+
+def test_gradients_are_those_of_hand_written_jax():
+    m, xs = Tied(), jnp.arange(1.0, 4.0)
+
+    def loss(m, xs):
+        return nnx.vmap(lambda m, x: m(x).sum(), in_axes=(None, 0))(m, xs).sum()
+
+    def bare(a, xs):
+        return jax.vmap(lambda x: ((jnp.sin(a) * a + a) * x).sum())(xs).sum()
+
+    np.testing.assert_allclose(nnx.grad(loss)(m, xs)["a"].value, jax.grad(bare)(m.a.value, xs))
+    per_row = nnx.vmap(nnx.grad(lambda m, x: m(x).sum()), in_axes=(None, 0))(m, xs)
+    np.testing.assert_allclose(
+        per_row["a"].value,
+        jax.vmap(jax.grad(lambda a, x: bare(a, x[None])), (None, 0))(m.a.value, xs),
+    )
+
+
+def test_an_ensemble_step_trains_each_member_alone():
+    models = nnx.vmap(nnx.Linear, in_axes=(None, None), axis_size=3)(
+        2, 1, rngs=nnx.Rngs(0).fork(split=3)
+    )
+    alone = [lane(models, i) for i in range(3)]
+    x, y = jnp.ones((4, 2)), jnp.zeros((4, 1))
+
+    def step(model, x):
+        grads = nnx.grad(lambda m: jnp.mean((m(x) - y) ** 2))(model)
+        nnx.update(
+            model, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(model, nnx.Param), grads)
+        )
+
+    nnx.jit(nnx.vmap(step, in_axes=(0, None)))(models, x)
+    for i, m in enumerate(alone):
+        step(m, x)
+        assert_same(lane(models, i), m)
+
+
+# random streams --------------------------------------------------------------------------------------
+
+
+def test_a_broadcast_stream_is_told_of_once():
+    class Noisy(nnx.Module):
+        def __init__(self):
+            self.rngs = nnx.Rngs(params=0, noise=1)
+
+        def __call__(self, x):
+            return x + self.rngs.noise.normal(x.shape)
+
+    m = Noisy()
+    mapped = nnx.vmap(Noisy.__call__, in_axes=(None, 0))
+    with pytest.warns(UserWarning) as caught:
+        out = mapped(m, jnp.zeros((2, 3)))
+    (warning,) = caught
+    text = str(warning.message)
+    assert "stream 'noise' is broadcast under vmap(" in text and "Noisy.__call__)" in text
+    assert "nnx.split_rngs(splits=...)" in text and "nnx.RngState in in_axes" in text
+    assert out[0].tolist() == out[1].tolist() and int(m.rngs.noise.count.value) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mapped(m, jnp.zeros((2, 3)))  # once is enough
+        mapped(m, jnp.zeros((2, 4)))
+        nnx.vmap(lambda m, x: x, in_axes=(None, 0))(m, jnp.zeros((2, 3)))  # nothing is drawn
+
+
+@pytest.mark.parametrize("ways", ["split_rngs", "fork_rngs", "built"])
+def test_streams_of_their_own_are_no_cause_for_a_warning(ways):
+    drop, xs = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), jnp.ones((4, 32))
+    axes = nnx.StateAxes({nnx.RngState: 0, ...: None})
+    mapped = nnx.vmap(call, in_axes=(axes, 0))
+    if ways == "split_rngs":
+        mapped = nnx.split_rngs(splits=4)(mapped)
+    elif ways == "fork_rngs":
+        mapped = nnx.fork_rngs(split=4)(mapped)
+    else:
+        drop = nnx.vmap(lambda key: nnx.Dropout(0.5, rngs=nnx.Rngs(key)))(
+            jax.random.split(jax.random.key(0), 4)
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = mapped(drop, xs)
+    assert len({tuple(row) for row in rows.tolist()}) == 4
+
+
+# bad input -------------------------------------------------------------------------------------------
+
+
+class Wide(nnx.Module):
+    """A stack of three."""
+
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones((3, 2)))
+        self.n = nnx.BatchStat(jnp.zeros(3))
+
+    def __call__(self, x):
+        self.n[...] += 1
+        return self.w * x
+
+
+THREE = jnp.ones(3)
+
+
+def refused(match, fun=call, args=(THREE,), error=ValueError, **options):
+    return pytest.param(match, fun, args, error, options, id=match[:40])
+
+
+def writes_none(m, x):
+    m.n.value = x
+
+
+BAD = [
+    refused(
+        r"vmap\(call\): got inconsistent sizes .*: 4 at '1', 3 at '0.n', '0.w'\. Give all the same",
+        args=(jnp.ones(4),),
+    ),
+    refused(
+        r"axis 1 of '0.n', which implies that its rank should be at least 2, but its shape is \(3,\)"
+        r"\. Give it another axis, or None",
+        in_axes=(1, 0),
+    ),
+    refused(r"axis -3 of '1', .* rank should be at least 3", in_axes=(0, -3)),
+    refused(r"axis 0 of '1', .* its shape is \(\)", args=(1.0,)),
+    refused(
+        r"(?s)`axis_size` argument was 5;.*axis 0 of argument .*in_axes by argument: '1': 0, '0.n'",
+        axis_size=5,
+    ),
+    refused(
+        r"in_axes is no prefix of the arguments: in_axes=\(0, 0, 0\) .* nnx.StateAxes chooses by",
+        in_axes=(0, 0, 0),
+    ),
+    refused(r"in_axes is no prefix of the arguments: .*'w': ", in_axes=({"w": 0}, 0)),
+    refused(r"out_axes is no prefix of the result: .* is PyTreeDef\(\*\)\. Give", out_axes=(0, 0)),
+    refused(
+        r"vmap\(call\): axis 4 of the result '<root>' is out of bounds: each slice of it has shape "
+        r"\(2,\)\. Give it another axis, in out_axes",
+        out_axes=4,
+    ),
+    refused(
+        r"out_axes for a shared Param: the result refers to it at 'w' with None, as the argument "
+        r"'0.w' it has 0\. .*nnx.clone",
+        fun=lambda m, x: (x, {"m": m}),
+        out_axes=(0, None),
+    ),
+    refused(
+        r"Inconsistent out_axes .* at '<root>' with 1, at its first place it has 0",
+        fun=lambda m, x: (lambda p: (p, p))(nnx.Param(m.w + x)),
+        out_axes=(0, 1),
+    ),
+    refused(
+        "batched: the result 'y.0' has axis None, and its value differs .* in out_axes",
+        fun=lambda m, x: {"y": [x]},
+        out_axes=None,
+    ),
+    refused(
+        "batched: the new Variable '<root>' has axis None",
+        fun=lambda m, x: nnx.Param(x),
+        out_axes=None,
+    ),
+    refused(
+        r"batched: the value at '0.n' has axis None, .* with nnx.StateAxes in in_axes",
+        fun=writes_none,
+        in_axes=(None, 0),
+    ),
+    refused(
+        r"No axis found for BatchStat at 'n': none of the filters .* of StateAxes matches\. Add one",
+        in_axes=(nnx.StateAxes({nnx.Param: 0}), 0),
+    ),
+    refused("at least one non-None value in in_axes or axis_size", in_axes=None),
+    refused(
+        r"vmap\(.*\) returned a value of type 'str' at 'a', which is not a valid JAX type",
+        fun=lambda m, x: {"a": "text"},
+        error=TypeError,
+    ),
+    refused(
+        r"vmap\(call\): cannot interpret '1' as an array, it is of type 'str'\. Pass an array",
+        args=("text",),
+        error=TypeError,
+    ),
+]
+
+
+@pytest.mark.parametrize(("match", "fun", "args", "error", "options"), BAD)
+def test_bad_input_is_told_of_by_path_and_changes_nothing(match, fun, args, error, options):
+    m = Wide()
+    before = snapshot(m)
+    with pytest.raises(error, match=match):
+        nnx.vmap(fun, **options)(m, *args)
+    assert snapshot(m) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("in_axes", {"in_axes": (0, "x")}), ("out_axes", {"out_axes": nnx.StateAxes({...: 1.5})})],
+)
+def test_what_is_no_axis_is_refused_at_once(name, options):
+    with pytest.raises(
+        TypeError, match=f"vmap {name} must be an int, None, or .* but got .* of type"
+    ):
+        nnx.vmap(call, **options)
+
+
+@pytest.mark.parametrize(("axes", "other"), [((0, None, 0), "None"), ((0, 1, 0), "1")])
+def test_one_variable_under_two_axes_is_refused(axes, other):
+    m = Wide()
+    before = snapshot(m)
+    match = rf"Inconsistent in_axes for a shared Param: at '0.w' it is 0, at '1.m.w' it is {other}"
+    with pytest.raises(ValueError, match=match):
+        nnx.vmap(lambda a, b, x: a(x), in_axes=axes)(m, {"m": m}, jnp.ones(3))
+    by_variable = nnx.StateAxes({nnx.BatchStat: 0, ...: axes[1]})
+    with pytest.raises(ValueError, match=rf"'0.w' it is 0, at '1.w' it is {other}"):
+        nnx.vmap(lambda a, b: None, in_axes=(0, by_variable))(m, m)
+    assert snapshot(m) == before
+    with pytest.raises(ValueError, match="Duplicate Wide"):
+        nnx.vmap(lambda a, b: None, graph=False)(m, m)
+    same = nnx.StateAxes({...: 0})  # another way to say the same
+    assert nnx.vmap(lambda a, b: a.w is b.w, in_axes=(0, same))(m, m).all()
+
+
+def test_failures_and_captured_objects_leave_everything_as_it_was():
+    m = Wide()
+    before = snapshot(m)
+
+    def fails(m, x):
+        m(x)
+        m.new = 1
+        raise ValueError("inside")
+
+    for transform in (lambda f: f, nnx.jit):
+        with pytest.raises(ValueError, match="^inside"):
+            transform(nnx.vmap(fails))(m, jnp.ones(3))
+    with pytest.raises(
+        ValueError, match="Cannot mutate .* 'BatchStat' from a different trace level"
+    ):
+        nnx.vmap(lambda x: m.n.set_value(x))(jnp.ones(3))
+    with pytest.raises(ValueError, match="Cannot return or store the Wide found at '<root>'"):
+        nnx.vmap(lambda x: m)(jnp.ones(3))
+    assert snapshot(m) == before
+    assert nnx.vmap(lambda x: m.w.sum() * x)(jnp.arange(2.0)).tolist() == [0.0, 6.0]
