@@ -193,6 +193,11 @@ class _Normalization(Module):
                 )
         return tuple(sorted({axis % x.ndim for axis in chosen}))
 
+    def _check_parameters(self, x: jax.Array, feature_axes: tuple[int, ...], expected: int) -> None:
+        """Refuse an input that scale and bias do not fit; where there is neither, any size does."""
+        if any(parameter is not None for parameter in self._parameters()):
+            self._check_features(x, feature_axes, expected)
+
     def _check_features(self, x: jax.Array, feature_axes: tuple[int, ...], expected: int) -> None:
         found = math.prod(x.shape[axis] for axis in feature_axes)
         if found != expected:
@@ -442,12 +447,12 @@ class LayerNorm(_Normalization):
 
         Raises:
             ValueError: when the mask does not broadcast.
-            TypeError: for another number of features.
+            TypeError: for another number of features than that of scale and bias.
             IndexError: when the input has no such axis.
         """
         x = jnp.asarray(x)
         feature_axes = self._axes(x, self.feature_axes)
-        self._check_features(x, feature_axes, self.num_features)
+        self._check_parameters(x, feature_axes, self.num_features)
         return self._normalize(x, self._axes(x, self.reduction_axes), feature_axes, mask)
 
 
@@ -525,12 +530,12 @@ class RMSNorm(_Normalization):
 
         Raises:
             ValueError: when the mask does not broadcast.
-            TypeError: for another number of features.
+            TypeError: for another number of features than that of scale and bias.
             IndexError: when the input has no such axis.
         """
         x = jnp.asarray(x)
         feature_axes = self._axes(x, self.feature_axes)
-        self._check_features(x, feature_axes, self.num_features)
+        self._check_parameters(x, feature_axes, self.num_features)
         return self._normalize(x, self._axes(x, self.reduction_axes), feature_axes, mask)
 
     def _parameters(self) -> tuple[jax.Array | None, ...]:
@@ -756,7 +761,7 @@ class InstanceNorm(_Normalization):
 
         Raises:
             ValueError: when the first axis is a feature axis, or the mask does not broadcast.
-            TypeError: for another number of features.
+            TypeError: for another number of features than that of scale and bias.
             IndexError: when the input has no such axis.
         """
         x = jnp.asarray(x)
@@ -766,5 +771,5 @@ class InstanceNorm(_Normalization):
                 f"InstanceNorm takes examples along the first axis, which cannot be a feature axis "
                 f"too: feature_axes={self.feature_axes}, and the input has shape {x.shape}."
             )
-        self._check_features(x, feature_axes, self.num_features)
+        self._check_parameters(x, feature_axes, self.num_features)
         return self._normalize(x, _all_but(x, (0, *feature_axes)), feature_axes, mask)

@@ -119,6 +119,14 @@ def test_masks_and_statistics_are_those_of_the_reference(name, args, fast, optio
         assert_equal_results(ours(x), theirs(x))
 
 
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "InstanceNorm"])
+def test_without_parameters_any_number_of_features_does(name):
+    options = {"use_scale": False} | ({} if name == "RMSNorm" else {"use_bias": False})
+    x = jnp.asarray(normal(2, 4, 6))
+    ours, theirs = (getattr(lib, name)(3, rngs=lib.Rngs(0), **options) for lib in (nnx, ref))
+    assert_equal_results(ours(x), theirs(x))
+
+
 def test_named_axes_are_those_of_the_reference():
     x = jnp.asarray(normal(2, 4, 6))
 
