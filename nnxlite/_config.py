@@ -72,12 +72,16 @@ class Setting(tp.Generic[T]):
 
     def push(self, value: T) -> None:
         """Override the value for the rest of the current context."""
-        _scope.set(_Scope({**_scope.get().stacks, self.name: (*self.stack(), value)}))
+        self.restore((*self.stack(), value))
 
     def pop(self) -> None:
         """Take back the latest `push`."""
-        stacks = {**_scope.get().stacks, self.name: self.stack()[:-1]}
-        _scope.set(_Scope({name: stack for name, stack in stacks.items() if stack}))
+        self.restore(self.stack()[:-1])
+
+    def restore(self, stack: tuple[T, ...]) -> None:
+        """Make the overrides in force exactly these."""
+        stacks = {**_scope.get().stacks, self.name: stack}
+        _scope.set(_Scope({name: values for name, values in stacks.items() if values}))
 
 
 def flag_from_environment(name: str, default: bool) -> bool:
@@ -101,8 +105,9 @@ def flag_from_environment(name: str, default: bool) -> bool:
 class switch:
     """Base of the public boolean settings, such as `set_graph_mode`.
 
-    `set_x(True)` sets the value at once; used in a `with` statement it restores the former value
-    at the end of the block; used as a decorator it holds for each call of the function.
+    `set_x(True)` sets the value of the present scope at once; used in a `with` statement it
+    restores the former value at the end of the block; used as a decorator it holds for each call
+    of the function.
     """
 
     _setting: tp.ClassVar[Setting[bool]]
@@ -111,12 +116,14 @@ class switch:
         if not isinstance(value, bool):
             raise TypeError(f"{type(self).__name__} takes a bool, got {type(value).__name__}.")
         self._value = value
-        self._setting.push(value)
+        self._former = self._setting.stack()
+        self._setting.restore((*self._former[:-1], value))
         self._entered = False
 
     def __enter__(self) -> None:
-        if self._entered:
-            self._setting.push(self._value)
+        self._setting.restore(
+            (*(self._setting.stack() if self._entered else self._former), self._value)
+        )
         self._entered = True
 
     def __exit__(self, *exc: tp.Any) -> None:
@@ -124,7 +131,7 @@ class switch:
 
     def __call__(self, fun: F) -> F:
         if not self._entered:  # used as a decorator: the value holds during calls only
-            self._setting.pop()
+            self._setting.restore(self._former)
             self._entered = True
 
         @functools.wraps(fun)

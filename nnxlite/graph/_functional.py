@@ -218,7 +218,8 @@ def merge(
 
     Args:
         graphdef_or_graphstate: from `split`, or a `GraphState` from `unpack`.
-        states: the states of `split`, in any order; nested dicts of arrays are fine too.
+        states: the states of `split`, in any order; nested dicts of arrays are fine too, as is one
+            list of leaves in their order.
         copy: put the values into new Variables instead of using those in the states.
         recreate_variables: accepted for compatibility.
 
@@ -269,6 +270,14 @@ def leaves_of(found: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.A
         given = states[0]
         if given.paths == found.paths:
             return list(given.leaves)
+    if len(states) == 1 and isinstance(states[0], (list, tuple)):
+        if len(states[0]) != found.num_leaves:
+            raise ValueError(
+                f"Incorrect number of leaves: the definition has {found.num_leaves} leaves, the "
+                f"{type(states[0]).__name__} holds {len(states[0])}. Pass one leaf for each, in the "
+                "order of the definition's paths."
+            )
+        return list(states[0])
     program = found.program()
     leaves = program.read(states[0]) if len(states) == 1 else program.read_parts(states)
     return _leaves_by_path(found, states) if leaves is None else leaves

@@ -84,7 +84,7 @@ def capture(
         return lambda fun: capture(fun, fn, *var_types, init=init, method_outputs=method_outputs)
     if not callable(fn):
         raise TypeError(f"capture takes a module or a function, got {type(fn).__name__}.")
-    given = (*var_types, *([] if method_outputs is None else [method_outputs]))
+    given = (*var_types, *([] if method_outputs in (None, False) else [method_outputs]))
     for kind in given:
         if not _is_kind(kind):
             raise TypeError(

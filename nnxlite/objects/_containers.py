@@ -1,7 +1,8 @@
 """`List` and `Dict`: containers that are graph objects themselves, shared by reference.
 
 Their items are attributes (under int keys in a List), with the same statuses as attributes: an item
-that is data is data, the rest is static.  Like all graph objects they are compared by identity.
+that is data is data, the rest is static.  They are equal where their items are (a Dict also to any
+other mapping); like all graph objects they are hashed by identity, and told apart by it in a graph.
 """
 
 from __future__ import annotations
@@ -147,7 +148,9 @@ class List(Module, tp.MutableSequence[T]):
         return id(self) >> 4
 
     def __eq__(self, other: tp.Any) -> bool:
-        return self is other
+        if self is other:
+            return True
+        return list(self) == list(other) if isinstance(other, List) else NotImplemented
 
     def __nnx_text__(self) -> Text:
         return sequence_node(self, list(self))
@@ -204,7 +207,9 @@ class Dict(Module, tp.MutableMapping[str, T]):
         return id(self) >> 4
 
     def __eq__(self, other: tp.Any) -> bool:
-        return self is other
+        if self is other:
+            return True
+        return dict(self) == dict(other) if isinstance(other, tp.Mapping) else NotImplemented
 
     def __nnx_text__(self) -> Text:
         return mapping_node(self, self.__dict__)

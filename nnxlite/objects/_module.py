@@ -21,7 +21,7 @@ from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._edit import update
 from nnxlite.graph._functional import split
 from nnxlite.graph._graphdef import Path
-from nnxlite.graph._walk import children_of, iter_graph
+from nnxlite.graph._walk import children_of, iter_children, iter_graph
 from nnxlite.objects._frozen import freeze
 from nnxlite.objects._pytree import Pytree, Tagged
 from nnxlite.variables import (
@@ -297,9 +297,9 @@ class Module(Pytree):
         """Every (path, module) of this module and all below it; see `nnx.iter_modules`."""
         return iter_modules(self)
 
-    def iter_children(self) -> tp.Iterator[tuple[tp.Any, Pytree]]:
-        """The (name, object) pairs of the direct children; see `nnx.iter_module_children`."""
-        return iter_module_children(self)
+    def iter_children(self) -> tp.Iterator[tuple[tp.Any, tp.Any]]:
+        """The (name, child) pairs of the direct children; see `nnx.iter_children`."""
+        return iter_children(self)
 
     # the functional API as methods -----------------------------------------------------------
 

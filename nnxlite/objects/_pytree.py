@@ -209,6 +209,8 @@ class Pytree(GraphNode, metaclass=PytreeMeta):
     _nnx_key: tp.ClassVar[tp.Callable[[tp.Any], tp.Any]] = jax.tree_util.GetAttrKey
 
     def __new__(cls, *args: tp.Any, **kwargs: tp.Any) -> tp.Self:
+        if (args or kwargs) and cls.__init__ is object.__init__:
+            raise TypeError(f"{cls.__name__}() takes no arguments: it has no __init__.")
         new = object.__new__(cls)
         _set_status(new, {})
         _set_def(new, None)

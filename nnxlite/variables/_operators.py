@@ -2,7 +2,9 @@
 
 An expression such as `x @ layer.kernel + layer.bias` means the same whether its operands are
 arrays or Variables that hold arrays: each operator reads the value (`get_value`), unwraps the other
-operand if that is a Variable too, and lets Python combine the two.  Comparisons are elementwise, as
+operand if that is a Variable too, and lets Python combine the two.  As the reference has it, the
+truth of a Variable is that of a scalar, and otherwise whether it is longer than zero (`if bias:`);
+and `round` without digits keeps the dtype.  Comparisons are elementwise, as
 those of arrays are; hashing goes by identity, since the value may change.
 
 In-place forms (`variable += x`) write the new value (`set_value`) and give back the variable
@@ -234,7 +236,7 @@ class ArrayOperators(tp.Generic[T]):
     def __abs__(self) -> tp.Any:
         return abs(self.get_value())
 
-    def __round__(self, ndigits: int | None = None) -> tp.Any:
+    def __round__(self, ndigits: int = 0) -> tp.Any:
         return round(self.get_value(), ndigits)
 
     def __trunc__(self) -> tp.Any:
@@ -249,7 +251,8 @@ class ArrayOperators(tp.Generic[T]):
     # conversion ------------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        return bool(self.get_value())
+        value = self.get_value()
+        return len(value) > 0 if getattr(value, "ndim", 0) else bool(value)
 
     def __int__(self) -> int:
         return int(self.get_value())

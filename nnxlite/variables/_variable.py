@@ -6,6 +6,10 @@ after the `on_get_value` callbacks, writing stores it after the `on_set_value` c
 forms go around both.  Writing a value never changes the structure of a graph, changing metadata
 does.
 
+A class of one's own may override `get_value` and `set_value` (call those of `Variable` in them), and
+`create_value` for what becomes of the initial value: `variable[...]`, `variable.value`, operators
+and attributes of the value then go through them.
+
 A value may be an array, an abstract array, a Python scalar, any pytree, or (`ref=True`) a JAX array
 reference, which other code can share.
 """
@@ -13,6 +17,7 @@ reference, which other code can share.
 from __future__ import annotations
 
 import copy as copy_lib
+import dataclasses
 import typing as tp
 
 import jax
@@ -44,11 +49,26 @@ MISSING: tp.Any = _Missing()
 _SHARDING_NAMES = ("sharding", "sharding_names")  # spellings of the entry "out_sharding"
 
 
-class VarDefaults(tp.NamedTuple):
-    """The defaults of `Variable(hijax=..., ref=...)`."""
+@dataclasses.dataclass(frozen=True)
+class VarDefaults(tp.Mapping[str, bool]):
+    """The defaults of `Variable(hijax=..., ref=...)`; a mapping as well.
+
+    >>> from nnxlite.variables import VarDefaults
+    >>> VarDefaults(ref=True)["ref"], dict(VarDefaults())
+    (True, {'hijax': False, 'ref': False})
+    """
 
     hijax: bool = False
     ref: bool = False
+
+    def __getitem__(self, name: str) -> bool:
+        return dataclasses.asdict(self)[name]
+
+    def __iter__(self) -> tp.Iterator[str]:
+        return iter(("hijax", "ref"))
+
+    def __len__(self) -> int:
+        return 2
 
 
 class Box:
@@ -102,8 +122,12 @@ class Variable(ArrayOperators[T]):
 
     __slots__ = ("__weakref__", "_box")
 
+    required_metadata: tp.ClassVar[frozenset[str]] = REQUIRED
+    """The metadata that every Variable has."""
+
     _box: Box
     _plain_def: tp.ClassVar[VariableDef]
+    _reads_plainly: tp.ClassVar[bool]  # whether `get_value` is the one of this class
 
     def __init__(
         self,
@@ -138,8 +162,11 @@ class Variable(ArrayOperators[T]):
             create = _create_hooks[type(self)]
         box = _boxed(definition, raw)
         _set_box(self, box)
-        for hook in create:
-            raw = hook(self, raw)
+        if type(self).create_value is not _create_value:
+            raw = self.create_value(raw)
+        else:
+            for hook in create:
+                raw = hook(self, raw)
         if metadata and definition.metadata.get("out_sharding") is not None:
             raw = _sharding_hook.place(raw, definition.metadata)
         if ref and not is_ref(raw):
@@ -156,7 +183,7 @@ class Variable(ArrayOperators[T]):
     def value(self) -> T:
         """The value, after the `on_get_value` callbacks; assigning writes it."""
         box = self._box
-        return box.value if box.definition.plain_read else self._read()
+        return box.value if box.definition.plain_read else self.get_value()
 
     @value.setter
     def value(self, value: T) -> None:
@@ -319,10 +346,17 @@ class Variable(ArrayOperators[T]):
         Args:
             exclude_required: leave out the entries every Variable has (`hijax`, `ref`, ...).
 
-        Raises KeyError when there is no such entry and no default.
+        Raises:
+            KeyError: when there is no such entry and no default.
+            TypeError: for a name together with `exclude_required`.
         """
         entries = self._box.definition.metadata
         if name is not None:
+            if exclude_required is not None:
+                raise TypeError(
+                    f"{type(self).__name__}.get_metadata takes a name or exclude_required, not "
+                    f"both; got name={name!r}, exclude_required={exclude_required!r}."
+                )
             if name in entries:
                 return entries[name]
             if default is not MISSING:
@@ -406,7 +440,7 @@ class Variable(ArrayOperators[T]):
         if name in definition.metadata:
             return definition.metadata[name]
         try:
-            return getattr(value if definition.plain_read else self._read(), name)
+            return getattr(value if definition.plain_read else self.get_value(), name)
         except AttributeError:
             raise AttributeError(
                 f"{lacks} or metadata {name!r}, and neither has its value of type "
@@ -577,6 +611,7 @@ class Variable(ArrayOperators[T]):
         return render(self, path, subtree_renderer)
 
 
+_create_value = Variable.create_value
 _get_box = Variable.__dict__["_box"].__get__
 _set_box = Variable.__dict__["_box"].__set__
 
@@ -694,6 +729,7 @@ def _flatten_with_keys(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], Varia
 
 
 def _register(cls: type[Variable[tp.Any]]) -> None:
+    cls._reads_plainly = cls.get_value is Variable.get_value
     cls._plain_def = define(cls, dict(_REQUIRED_DEFAULTS))
     own = getattr(cls, "on_create_value", None)
     _create_hooks[cls] = () if own is None else (own,)
@@ -710,10 +746,43 @@ def _register(cls: type[Variable[tp.Any]]) -> None:
 _register(Variable)
 
 
-class var_defaults:
-    """Set or read the defaults of `Variable(ref=...)`; also a context manager.
+class VarDefaultsContext:
+    """What `var_defaults(...)` gives: leaving its `with` block brings the former defaults back."""
 
-    Called without arguments it only reads.
+    def __init__(self, former: VarDefaults) -> None:
+        self._former = former
+
+    def __enter__(self) -> VarDefaults:
+        return _defaults
+
+    def __exit__(self, *exc: tp.Any) -> None:
+        global _defaults
+        _defaults = self._former
+
+
+@tp.overload
+def var_defaults() -> VarDefaults: ...
+
+
+@tp.overload
+def var_defaults(*, ref: bool, hijax: bool | None = None) -> VarDefaultsContext: ...
+
+
+@tp.overload
+def var_defaults(*, hijax: bool, ref: bool | None = None) -> VarDefaultsContext: ...
+
+
+def var_defaults(
+    *, hijax: bool | None = None, ref: bool | None = None
+) -> VarDefaults | VarDefaultsContext:
+    """Set the defaults of `Variable(ref=...)`, at once or for a `with` block; or read them.
+
+    Args:
+        hijax: accepted for compatibility; True raises ValueError.
+        ref: the new default of `ref`.
+
+    Returns:
+        Without arguments the `VarDefaults` in force, otherwise a context manager.
 
     >>> import nnxlite as nnx
     >>> with nnx.var_defaults(ref=True):
@@ -721,38 +790,12 @@ class var_defaults:
     >>> v.ref, nnx.var_defaults().ref
     (True, False)
     """
-
-    def __init__(self, *, hijax: bool | None = None, ref: bool | None = None) -> None:
-        global _defaults
-        if hijax:
-            _refuse_hijax("var_defaults")
-        self._former = _defaults
-        if ref is not None:
-            _defaults = VarDefaults(hijax=False, ref=bool(ref))
-        self._now = _defaults
-
-    @property
-    def hijax(self) -> bool:
-        """The default in force when this object was made."""
-        return self._now.hijax
-
-    @property
-    def ref(self) -> bool:
-        """The default in force when this object was made."""
-        return self._now.ref
-
-    def __repr__(self) -> str:
-        return repr(self._now)
-
-    def __eq__(self, other: tp.Any) -> bool:
-        return self._now == (other._now if isinstance(other, var_defaults) else other)
-
-    def __hash__(self) -> int:
-        return hash(self._now)
-
-    def __enter__(self) -> VarDefaults:
-        return self._now
-
-    def __exit__(self, *exc: tp.Any) -> None:
-        global _defaults
-        _defaults = self._former
+    global _defaults
+    if hijax is None and ref is None:
+        return _defaults
+    if hijax:
+        _refuse_hijax("var_defaults")
+    context = VarDefaultsContext(_defaults)
+    if ref is not None:
+        _defaults = VarDefaults(hijax=False, ref=bool(ref))
+    return context

@@ -172,9 +172,13 @@ def test_lists_in_states_keep_their_order():
     assert [int(v[0]) for v in new] == list(range(12))
 
 
-def test_lists_are_compared_by_identity():
+def test_lists_are_equal_where_their_items_are_and_hashed_by_identity():
     items = some()
-    assert items == items and items != some() and len({items, some()}) == 2
+    assert items == items and len({items, some()}) == 2
+    assert nnx.List([1, "a"]) == nnx.List([1, "a"]) != nnx.List([1])
+    assert nnx.List([1]) != [1]
+    items.append(items)
+    assert items == items
 
 
 def test_lists_copy_and_pickle():

@@ -253,9 +253,13 @@ def test_iter_modules_visits_each_module_once_children_first():
         list(iter_modules(model, graph=False))
 
 
-def test_iter_children_gives_the_direct_objects_without_variables():
+def test_iter_module_children_gives_the_direct_objects_without_variables():
     model = nnx.Dict(b=Stage(), a=Bag(), v=nnx.Param(1.0), n=1, tup=(Stage(),))
-    assert [(name, type(c)) for name, c in model.iter_children()] == [("a", Bag), ("b", Stage)]
+    assert list(model.iter_children()) == list(nnx.iter_children(model))
+    assert [(name, type(c)) for name, c in iter_module_children(model)] == [
+        ("a", Bag),
+        ("b", Stage),
+    ]
     assert [name for name, _ in iter_module_children(model, graph=False)] == ["a", "b"]
     assert [name for name, _ in iter_module_children([Stage(), 3, Bag()])] == [0, 2]
     assert list(iter_module_children(model.v)) == []

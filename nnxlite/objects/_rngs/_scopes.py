@@ -310,15 +310,15 @@ def _reseeded(
 ) -> jax.Array:
     if callable(policy):
         return as_key(policy(path, key, shape))
+    if not shape:
+        return key
     if policy == "match_shape":
         return jax.random.split(key, shape)
-    if shape:
-        raise ValueError(
-            f"Cannot reseed the stream at path {path!r}: it holds an array of keys of shape "
-            f'{shape}. Pass policy="match_shape" to give each a key of its own, or a function '
-            "(path, key, shape) -> key."
-        )
-    return key
+    raise ValueError(
+        f"Cannot reseed the stream at path {path!r}: it holds an array of keys of shape "
+        f'{shape}. Pass policy="match_shape" to give each a key of its own, or a function '
+        "(path, key, shape) -> key."
+    )
 
 
 def _streams(node: tp.Any, graph: bool | None) -> list[tuple[tuple[tp.Any, ...], RngStream]]:
