@@ -119,6 +119,13 @@ def key_name(entry: tp.Any) -> tp.Any:
     return entry
 
 
+def jaxpr_as_fun(jaxpr: tp.Any, consts: tp.Sequence[tp.Any]) -> tp.Callable[..., list[tp.Any]]:
+    """The function of flat arrays that a jaxpr with these constants stands for."""
+    from jax.extend import core  # here, since it takes long to import
+
+    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))
+
+
 # Python -------------------------------------------------------------------------------------
 
 

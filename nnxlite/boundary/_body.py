@@ -12,6 +12,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
+from nnxlite._jax import jaxpr_as_fun
 from nnxlite.boundary._inputs import CallDef, Inner, enter
 from nnxlite.boundary._outputs import Fixed, OutDef, Outputs, leave, refuse_foreign_result
 
@@ -29,9 +30,7 @@ class Body:
         self.definition: OutDef = fixed.value[0]
         self.extra: tp.Any = fixed.value[1]
         self.shapes = Outputs(self.definition, result, written, fresh)
-        from jax.extend.core import jaxpr_as_fun  # here, since it takes long to import
-
-        self._fun = jaxpr_as_fun(closed)
+        self._fun = jaxpr_as_fun(closed.jaxpr, closed.consts)
         self._treedef = jax.tree_util.tree_structure(out)
         self._avals = closed.in_avals
 
@@ -57,6 +56,7 @@ def trace_body(
     *,
     structure: bool,
     arrays: bool | None = None,
+    aliases: bool | None = None,
     before: tp.Callable[[Inner], None] | None = None,
     after: tp.Callable[[Inner, Outputs], tuple[Outputs, tp.Any]] | None = None,
 ) -> Body:
@@ -67,7 +67,7 @@ def trace_body(
         fun: from the argument tree to the result.
         join: from `leaves` to (plain, values) of the call.
         leaves: what the body will be called with, possibly abstract.
-        structure, arrays: see `leave`.
+        structure, arrays, aliases: see `leave`.
         before: called with the rebuilt arguments before the function runs.
         after: called with what leaves; returns it, with whatever is to be remembered.
     """
@@ -77,7 +77,7 @@ def trace_body(
         tree, inner = enter(call, plain, list(values))
         if before is not None:
             before(inner)
-        out = leave(inner, fun(tree), structure=structure, arrays=arrays)
+        out = leave(inner, fun(tree), structure=structure, arrays=arrays, aliases=aliases)
         refuse_foreign_result(out)
         extra = None
         if after is not None:

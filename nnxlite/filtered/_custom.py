@@ -6,10 +6,10 @@ import functools
 import typing as tp
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._jax import jaxpr_as_fun
 from nnxlite.boundary import leave
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._crossing import (
@@ -291,8 +291,7 @@ class ClosureConverted:
                 f"{traced.name} was closure-converted for other arguments: call it with the "
                 "structure, shapes and static leaves of the example."
             )
-        closed = jax.extend.core.ClosedJaxpr(traced.jaxpr, self.consts)
-        out = jax.extend.core.jaxpr_as_fun(closed)(*arrays)
+        out = jaxpr_as_fun(traced.jaxpr, self.consts)(*arrays)
         return put_back(apart.inputs, traced.out, out)
 
     def __repr__(self) -> str:

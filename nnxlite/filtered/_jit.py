@@ -160,8 +160,8 @@ def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
     return apart.build(leaves) if apart.call.where == () else result
 
 
-_arrays: set[type] = {type(jnp.zeros(())), np.ndarray}
-"""Types known to be arrays."""
+_arrays: set[type] = {np.ndarray}
+"""Types known to be arrays, as they are met."""
 
 
 def _all_arrays(values: list[tp.Any]) -> bool:
@@ -196,7 +196,7 @@ class FilterJit:
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef, tp.Any, tp.Any]:
         if self._args or self._kwargs:
             args, kwargs = (*self._args, *args), {**self._kwargs, **kwargs}
-        inputs = Inputs((args, kwargs))
+        inputs = Inputs.of_call(args, kwargs)
         plain, values = inputs.plain, inputs.values
         if not self._plain or not _all_arrays(values):
             return self._sorted(inputs, len(args), kwargs)
