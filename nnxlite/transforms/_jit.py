@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 import typing as tp
 import weakref
 
@@ -101,6 +102,7 @@ class Core:
             options["in_shardings"] = in_shardings
         if self.donates:
             options["donate_argnums"] = (3, 4)
+            options["keep_unused"] = True  # so that XLA sees what shares a donated buffer
         run = functools.partial(_run, self)
         run.__name__ = self.name.rpartition(".")[2].strip("<>") or "fun"  # type: ignore[attr-defined]
         return jax.jit(run, static_argnums=0, **options)
@@ -243,14 +245,10 @@ class Core:
         seen = {id(x) for x in given if isinstance(x, jax.Array)}
         plain, values = self.ungroup(call, groups)
         names: dict[int, list[str]] = {}
-        roots = set(call.where)
-        positions = [i for i in range(call.treedef.num_leaves) if i not in roots]
-        for position, x in zip(positions, plain):
-            names.setdefault(id(x), []).append(_argument_text(call, position, ()))
-        decoded = call.graphdef.decoded
-        for frame, root, x in zip(decoded.leaf_frames, call.leaf_roots(), values):
-            path = decoded.path(frame)[1:]
-            names.setdefault(id(x), []).append(_argument_text(call, call.where[root], path))
+        for leaves, flags, texts in zip((plain, values), self.donated(call), leaf_texts(call)):
+            for x, donated, text in zip(leaves, flags, texts):
+                found = names.setdefault(id(x), [])
+                found.insert(0 if donated else len(found), text)
         twice = next((f for key, f in names.items() if key in seen and len(f) > 1), None)
         if twice is None:  # Python scalars may well be the same object
             return
@@ -275,13 +273,18 @@ def _picker(flags: list[bool], wanted: bool) -> tp.Callable[[list[tp.Any]], tp.S
     return pick
 
 
-def _argument_text(call: CallDef, position: int, path: tuple[tp.Any, ...]) -> str:
-    kind, name, *inside = call.argument_of(position)
-    return (
-        f"argument {name!r} at '{path_text((*inside, *path))}'"
-        if (inside or path)
-        else (f"argument {name!r}")
-    )
+def leaf_texts(call: CallDef) -> tuple[list[str], list[str]]:
+    """Where the plain leaves and the graph leaves are found, in words."""
+
+    def text(position: int, path: tuple[tp.Any, ...] = ()) -> str:
+        _, name, *inside = call.argument_of(position)
+        where = f" at '{path_text((*inside, *path))}'" if (inside or path) else ""
+        return f"argument {name!r}{where}"
+
+    roots = set(call.where)
+    plain = [text(i) for i in range(call.treedef.num_leaves) if i not in roots]
+    places = zip(call.leaf_roots(), call.leaf_paths())
+    return plain, [text(call.where[root], path) for root, path in places]
 
 
 def _run(core: Core, call: CallDef, *groups: tp.Any) -> tp.Any:
@@ -434,7 +437,7 @@ class JitWrapped(tp.Generic[P, R]):
                 groups = core.groups(call, inputs.plain, inputs.values)
                 try:
                     out = core.compiled_for(call)(call, *groups)
-                except ValueError:
+                except (ValueError, RuntimeError):  # which one depends on JAX's own path
                     core.refuse_shared_buffers(call, groups)
                     raise
             elif core.sharded:
@@ -566,8 +569,22 @@ class Compiled(_Stage[R]):
                 "attributes, attribute names, sharing or static arguments differ. Lower and "
                 "compile it again for these arguments."
             )
-        groups = self._wrapped._core.groups(call, inputs.plain, inputs.values)
-        fixed, result, written, fresh = self._stage(*groups)
+        core = self._wrapped._core
+        groups = core.groups(call, inputs.plain, inputs.values)
+        try:
+            fixed, result, written, fresh = self._stage(*groups)
+        except TypeError as error:
+            texts: tp.Any = core.groups(call, *leaf_texts(call))
+            text = re.sub(
+                r"Argument 'groups\[(\d+)\]\[(\d+)\](.*?)'",
+                lambda m: texts[int(m[1])][int(m[2])] + m[3],
+                str(error),
+            )
+            raise TypeError(f"{self._wrapped!r}: {text}") from None
+        except (ValueError, RuntimeError):
+            if core.donates:
+                core.refuse_shared_buffers(call, groups)
+            raise
         return replay(inputs, Outputs(fixed.value, result, written, fresh))
 
 

@@ -48,9 +48,12 @@ def values(tree):
 
 def snapshot(*objects):
     """What must not change in a failed call: definition and values."""
+
+    def raw(leaf):
+        return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+
     return [
-        (nnx.graphdef(x), [id(v.get_raw_value()) for _, v in nnx.to_flat_state(nnx.state(x))])
-        for x in objects
+        (nnx.graphdef(x), [id(raw(v)) for _, v in nnx.to_flat_state(nnx.state(x))]) for x in objects
     ]
 
 
