@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from nnxlite._errors import TraceContextError, path_text, short_type
-from nnxlite._jax import Ref, describe_trace, is_ref, key_name, trace_state
+from nnxlite._jax import describe_trace, is_ref, key_name, trace_state
 from nnxlite._state import FlatState, State, to_pure_dict
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
@@ -27,6 +27,7 @@ from nnxlite.graph._kinds import (
     OBJECT,
     OTHER,
     PYTREE,
+    REF,
     STATE,
     TUPLE,
     GraphNode,
@@ -301,7 +302,7 @@ class _Update:
             if model is not None:
                 variable.update_from_state(model)
             box = variable._box
-            if box.definition.is_ref or isinstance(value, Ref):
+            if box.definition.is_ref or kind_of(value) == REF:
                 write_raw(variable, value)
             else:
                 box.value = value
