@@ -140,7 +140,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         self.opt_state = data(opt_state)
         self.wrt = wrt
 
-    def update(self, model: M, grads: tp.Any, /, **kwargs: tp.Any) -> tp.Any:
+    def update(self, model: M, grads: tp.Any, **kwargs: tp.Any) -> tp.Any:
         """Update the parameters of `model`, the optimizer's state and the step.
 
         Args:

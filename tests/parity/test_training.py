@@ -251,7 +251,6 @@ def test_train_states():
 @pytest.mark.parametrize(
     "path",
     [
-        "Optimizer.update",
         "ModelAndOptimizer.update",
         "EMA.update",
         "EMA.apply_to",
@@ -286,6 +285,17 @@ def test_signatures(path):
         parameters = inspect.signature(target).parameters.values()
         found.append([(p.name, p.kind, p.default is p.empty) for p in parameters])
     assert found[0] == found[1]
+
+
+def test_updates_take_keywords_although_the_signature_of_the_reference_says_otherwise():
+    results = []
+    for lib in LIBRARIES:
+        node = model(lib)
+        optimizer = lib.Optimizer(node, optax.sgd(0.1), wrt=lib.Param)
+        optimizer.update(node, grads=gradients(lib, node, lib.Param))
+        optimizer.update(grads=gradients(lib, node, lib.Param), model=node)
+        results.append(described(lib, node))
+    agree(*results)
 
 
 @pytest.mark.parametrize(
