@@ -74,9 +74,10 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
     """Work out which leaves are differentiated; cached on the call.
 
     Raises:
-        TypeError: where an argument number is out of range.
-        ValueError: where a shared Variable is differentiated by one path and not by another, or a
-            DiffState is given where gradients have the arguments' own type.
+        TypeError: where an argument number is too large.
+        ValueError: where one is too small or given twice, a shared Variable is differentiated by
+            one path and not by another, or a DiffState is given where gradients have the
+            arguments' own type.
     """
     key = (select, options.argnums, options.as_tree, num_bound)
     found = call.cache.get(key)
@@ -85,6 +86,7 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
     args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
     by_leaf: list[tp.Any] = [False] * call.treedef.num_leaves
     visible = num_args - num_bound
+    chosen: set[int] = set()
     for argnum in options.argnums:
         state = argnum if isinstance(argnum, DiffState) else None
         if state is not None and options.as_tree:
@@ -96,11 +98,18 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
         number = state.argnum if state is not None else tp.cast(int, argnum)
         if not -visible <= number < visible:
             needed = number + 1 if number >= 0 else -number
-            raise TypeError(
+            error = TypeError if number >= 0 else ValueError  # as in JAX
+            raise error(
                 f"differentiating with respect to argnums={number} requires at least {needed} "
                 f"positional arguments, but the function was called with {visible}."
             )
         position = num_bound + (number if number >= 0 else number + visible)
+        if position in chosen:
+            raise ValueError(
+                f"argnums names argument {position - num_bound} twice. Give it once, with a "
+                "DiffState whose filter matches all that is wanted."
+            )
+        chosen.add(position)
         for leaf in jax.tree_util.tree_leaves(args[position]):
             by_leaf[leaf] = state.filter if state is not None else True
     codes = call.graphdef.decoded.roots
@@ -361,8 +370,9 @@ def grad(
         graph_updates: False gives gradients of the argument's own type.
 
     Raises:
-        TypeError: for a leaf that has no derivative, or an argument number out of range.
-        ValueError: for a Variable that is shared between a differentiated and another argument.
+        TypeError: for a leaf that has no derivative, or an argument number that is too large.
+        ValueError: for a Variable that is shared between a differentiated and another argument, or
+            an argument number that is too small or given twice.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

@@ -1,0 +1,534 @@
+"""grad and value_and_grad: what is differentiated, the form of gradients, state, refusals."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.transforms.models import Counted, Foo, Tied, snapshot, values
+
+X = jnp.array([1.0, 2.0])
+MODES = [{}, {"graph_updates": False}, {"graph": False}]
+BOTH = [nnx.grad, nnx.value_and_grad]
+
+
+def loss(m, x=1.0):
+    return (m(x) ** 2).sum()
+
+
+def product(m, *more):
+    """Every argument takes part: m.x ** 2 * m.y * ..."""
+    y = m.x**2 * m.y
+    for x in more:
+        y = y * (x.x if isinstance(x, Foo) else x)
+    return y
+
+
+# The form of gradients ------------------------------------------------------------------------------
+
+
+def test_gradients_of_an_object_are_a_state_of_its_params():
+    m = Foo(3.0, 2.0)
+    grads = nnx.grad(product)(m)
+    assert type(grads) is nnx.State and sorted(grads) == ["x", "y"]
+    assert type(grads["x"]) is nnx.Param and grads["x"] is not m.x
+    assert values(grads) == [12.0, 9.0]
+    assert jax.tree.structure(grads) == jax.tree.structure(nnx.state(m, nnx.Param))
+
+
+def test_kinds_and_metadata_of_gradients_are_those_of_the_variables():
+    class Weight(nnx.Param):
+        pass
+
+    m = nnx.Dict(a=Weight(2.0, note="kept"), b=nnx.BatchStat(3.0), c=nnx.LoRAParam(1.0))
+    grads = nnx.grad(lambda m: m.a**2 * m.b * m.c)(m)
+    assert sorted(grads) == ["a", "c"]
+    assert type(grads["a"]) is Weight and grads["a"].note == "kept"
+    assert type(grads["c"]) is nnx.LoRAParam
+    assert values(grads) == [12.0, 12.0]
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_without_updates_gradients_are_objects_of_the_arguments_own_type(mode):
+    m = Foo(3.0, 2.0)
+    m.name = "static"
+    d_m = nnx.grad(product, **mode)(m)
+    assert type(d_m) is Foo and d_m is not m and d_m.name == "static"
+    assert (float(d_m.x.value), float(d_m.y.value), float(d_m.n.value)) == (12.0, 9.0, 0.0)
+    assert type(d_m.n) is nnx.BatchStat
+    d_pair = nnx.grad(lambda pair: product(pair["m"], pair["x"]), **mode)({"m": m, "x": 2.0})
+    assert type(d_pair["m"]) is Foo and float(d_pair["x"]) == 18.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_variables_states_and_pytrees_keep_their_form(mode):
+    grad = functools.partial(nnx.grad, **mode)
+    stat = grad(lambda v: v**2)(nnx.BatchStat(3.0))
+    assert type(stat) is nnx.BatchStat and float(stat.value) == 6.0
+    state = grad(lambda s: s["x"] * s["n"])(nnx.state(Foo(2.0)))
+    assert type(state) is nnx.State
+    assert {k: float(v.value) for k, v in state.items()} == {"x": 0.0, "y": 0.0, "n": 2.0}
+    tree = grad(lambda t: t["a"][0] ** 2 * t["b"])({"a": (2.0, None), "b": jnp.array(3.0)})
+    assert tree["a"][1] is None and (float(tree["a"][0]), float(tree["b"])) == (12.0, 4.0)
+    assert grad(lambda m, x: m.x * 1.0, argnums=1)(Foo(), None) is None
+
+
+def test_objects_inside_pytrees_have_states_inside_the_same_pytrees():
+    m = Foo(3.0, 2.0)
+    grads = nnx.grad(lambda t: product(t["m"], t["list"][1], t["x"]))(
+        {"m": m, "list": [1.0, Foo(5.0)], "x": 2.0}
+    )
+    assert type(grads["m"]) is nnx.State and type(grads["list"][1]) is nnx.State
+    assert values(grads["m"]) == [120.0, 90.0] and float(grads["x"]) == 90.0
+    assert values(grads["list"][1]) == [36.0, 0.0] and float(grads["list"][0]) == 0.0
+
+
+def test_arrays_held_without_a_variable():
+    m = Foo()
+    m.array = jnp.array(4.0)
+    assert "array" not in nnx.grad(lambda m: m.x * m.array)(m)
+    grads = nnx.grad(lambda m: m.x * m.array, argnums=nnx.DiffState(0, ...))(m)
+    assert float(grads["array"]) == 1.0
+    d_m = nnx.grad(lambda m: m.x * m.array, graph_updates=False)(m)
+    assert float(d_m.array) == 1.0
+
+
+def test_a_value_that_is_a_pytree():
+    m = nnx.Dict(p=nnx.Param({"a": jnp.array(2.0), "b": (jnp.array(3.0),)}))
+    grads = nnx.grad(lambda m: m.p["a"] ** 2 * m.p["b"][0])(m)
+    assert values(grads["p"].value) == [12.0, 4.0]
+
+
+# argnums --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "argnums, expected",
+    [
+        (0, [24.0, 18.0]),
+        (1, [18.0]),
+        (-1, [18.0]),
+        (-2, [24.0, 18.0]),
+        ((0,), [24.0, 18.0]),
+        ([0, 1], [24.0, 18.0, 18.0]),
+        ((1, 0), [18.0, 24.0, 18.0]),
+        ((-1, -2), [18.0, 24.0, 18.0]),
+        (np.int64(1), [18.0]),
+    ],
+    ids=str,
+)
+def test_argnums(argnums, expected, mode):
+    grads = nnx.grad(product, argnums=argnums, **mode)(Foo(3.0, 2.0), 2.0)
+    assert isinstance(grads, tuple) == isinstance(argnums, (tuple, list))
+    params = nnx.state(grads, nnx.Not(nnx.BatchStat)) if mode else grads
+    assert sorted(values(params)) == sorted(expected)
+
+
+def test_arguments_given_by_name():
+    grads = nnx.grad(product_of_two, argnums=(0, 1))(x=2.0, m=Foo(3.0, 2.0))
+    assert values(grads) == [24.0, 18.0, 18.0]
+    assert values(nnx.grad(product_of_two)(Foo(3.0, 2.0), x=2.0)) == [24.0, 18.0]
+    assert float(nnx.grad(product_of_two, argnums=1)(m=Foo(3.0, 2.0), x=2.0)) == 18.0
+
+
+def product_of_two(m, x):
+    return product(m, x)
+
+
+@pytest.mark.parametrize(
+    "argnums, expected",
+    [
+        (nnx.DiffState(0, nnx.BatchStat), {"n": 5.0}),
+        (nnx.DiffState(-1, (nnx.BatchStat, nnx.PathContains("y"))), {"n": 5.0, "y": 1.0}),
+        (nnx.DiffState(0, ...), {"n": 5.0, "x": 3.0, "y": 1.0}),
+        (nnx.DiffState(0, nnx.Not(nnx.Param)), {"n": 5.0}),
+        (nnx.DiffState(0, nnx.Cache), {}),
+        (nnx.DiffState(0, lambda path, v: path == ("x",)), {"x": 3.0}),
+    ],
+    ids=["kind", "several", "everything", "rest", "nothing", "function"],
+)
+def test_diff_state_chooses_variables(argnums, expected):
+    m = Foo()
+    grads = nnx.grad(lambda m: 3 * m.x + m.y + 5 * m.n, argnums=argnums)(m)
+    assert {k: float(v.value) for k, v in grads.items()} == expected
+
+
+def test_diff_state_among_others():
+    d = nnx.DiffState(0, nnx.BatchStat)
+    f = lambda m, x, k: (m.n + 1) * m.x * x * k.y
+    grads = nnx.grad(f, argnums=(d, 1, 2))(Foo(2.0), 3.0, Foo())
+    assert values(grads) == [12.0, 4.0, 0.0, 6.0]
+    assert repr(d) == f"DiffState(argnum=0, filter={nnx.BatchStat!r})"
+    assert d == nnx.DiffState(0, nnx.BatchStat) != nnx.DiffState(1, nnx.BatchStat)
+
+
+@pytest.mark.parametrize("bound", [lambda m: m.__call__, lambda m: m], ids=["method", "module"])
+def test_what_is_bound_is_no_argument_and_keeps_its_state(bound):
+    m = Counted()
+    m.w.value = jnp.array(3.0)
+    value, d_x = nnx.value_and_grad(bound(m))(2.0)
+    assert (float(value), float(d_x), float(m.count.value)) == (24.0, 12.0, 4.0)
+
+
+# Values, aux, state ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("has_aux", [False, True])
+@pytest.mark.parametrize("transform", BOTH)
+def test_value_aux_and_written_state(transform, has_aux, mode):
+    m = Counted()
+    count = m.count
+
+    def f(m, x):
+        y = m(x).sum()
+        aux = {"m": None if mode else m, "w": m.w * 2, "n": 7}
+        return (y, aux) if has_aux else y
+
+    out = transform(f, has_aux=has_aux, **mode)(m, X)
+    if transform is nnx.value_and_grad:
+        value, grads = out
+        value, aux = value if has_aux else (value, None)
+        assert float(value) == 20.0
+    else:
+        grads, aux = out if has_aux else (out, None)
+    params = nnx.state(grads, nnx.Param)
+    assert params["w"].value.tolist() == [4.0, 8.0]
+    if has_aux:
+        assert aux["m"] is (None if mode else m)
+        assert aux["w"].tolist() == [2.0, 4.0] and aux["n"] == 7
+    assert m.count is count and float(count.value) == 4.0
+
+
+def test_gradients_are_taken_at_the_values_that_came_in():
+    def f(m):
+        y = m.x**2
+        m.x.value = m.x * 10
+        m.y.value = m.x * 1
+        return y + m.y * m.x  # x**2 + 100 x**2
+
+    m = Foo(2.0)
+    value, grads = nnx.value_and_grad(f)(m)
+    assert float(value) == 404.0 and values(grads) == [404.0, 0.0]
+    assert (float(m.x.value), float(m.y.value)) == (20.0, 20.0)
+
+
+def test_structure_changes_propagate_only_with_updates():
+    def grow(m):
+        m.new = nnx.Param(m.x * 2)
+        m.size = 3
+        m.me = m
+        del m.n
+        return m.new * m.y
+
+    m = Foo(1.0, 2.0)
+    grads = nnx.grad(grow)(m)
+    assert values(grads) == [4.0, 2.0] and sorted(grads) == ["x", "y"]
+    assert (float(m.new.value), m.size, m.me is m, hasattr(m, "n")) == (2.0, 3, True, False)
+    for mode in MODES[1:]:
+        other = Foo(1.0, 2.0)
+        d_m = nnx.grad(grow, **mode)(other)
+        assert sorted(vars(other)) == sorted(vars(d_m)) == ["n", "x", "y"]
+
+
+def test_values_may_be_variables_and_of_any_size_one_dtype():
+    m = Foo(3.0)
+    value, grads = nnx.value_and_grad(lambda m: m.x)(m)
+    assert float(value) == 3.0 and values(grads) == [1.0, 0.0]
+    half = nnx.Dict(w=nnx.Param(jnp.array(2.0, jnp.bfloat16)))
+    assert nnx.grad(lambda m: m.w**2)(half)["w"].dtype == jnp.bfloat16
+
+
+# Sharing --------------------------------------------------------------------------------------------
+
+
+def test_a_shared_parameter_has_one_gradient_the_sum():
+    m = Tied()
+    grads = nnx.grad(lambda m: m(X).sum())(m)
+    a = m.a.value
+    expected = (jnp.cos(a) * a + jnp.sin(a) + 1) * X
+    assert [".".join(map(str, p)) for p, _ in nnx.to_flat_state(grads)] == ["a"]
+    assert jnp.allclose(grads["a"].value, expected)
+    d_m = nnx.grad(lambda m: m(X).sum(), graph_updates=False)(m)
+    assert d_m.a is d_m.b and d_m.child.owner is d_m and jnp.allclose(d_m.a.value, expected)
+
+
+def test_one_object_in_two_arguments():
+    m = Foo(3.0)
+    grads = nnx.grad(lambda a, b: a.x * b.x + b.y, argnums=(0, 1))(m, m)
+    assert values(grads[0]) == [6.0, 1.0] and values(grads[1]) == []
+    before = snapshot(m)
+    for f in (nnx.grad(lambda a, b: a.x * b.x), nnx.grad(lambda a, b: a.x * b.x, argnums=1)):
+        with pytest.raises(ValueError, match="Inconsistent differentiation for a shared Param"):
+            f(m, m)
+    with pytest.raises(ValueError, match=r"shared Param: at '0\.x' it is True, at '1' it is False"):
+        nnx.grad(lambda a, b: a.x * b)(m, m.x)
+    assert snapshot(m) == before
+    nnx.grad(lambda a, b: a.x * b, argnums=0)(m, m.n)  # a statistic is not differentiated
+
+
+def test_a_diff_state_that_splits_a_shared_variable():
+    m = Tied()
+    with pytest.raises(ValueError, match="at 'a' it is|at '0.a' it is True, at '0.b' it is False"):
+        nnx.grad(lambda m: m(X).sum(), argnums=nnx.DiffState(0, nnx.PathContains("a")))(m)
+
+
+# What has a derivative ------------------------------------------------------------------------------
+
+
+def test_allow_int():
+    m = nnx.Dict(a=nnx.Param(2.0), k=nnx.Param(jnp.array(3)))
+    grads = nnx.grad(lambda m: m.a**2 * m.k, allow_int=True)(m)
+    assert float(grads["a"].value) == 12.0 and grads["k"].value.dtype == jax.dtypes.float0
+    assert nnx.grad(lambda x: x * 2.0, allow_int=True)(3).dtype == jax.dtypes.float0
+
+
+def test_holomorphic():
+    m = nnx.Dict(z=nnx.Param(jnp.array(1.0 + 1.0j)))
+    grads = nnx.grad(lambda m: m.z**2, holomorphic=True)(m)
+    assert complex(grads["z"].value) == 2 + 2j
+    with pytest.raises(TypeError, match="holomorphic=True requires inputs with complex dtype"):
+        nnx.grad(lambda m: m.x**2, holomorphic=True)(Foo())
+    assert complex(nnx.grad(lambda m: m.z.real**2)(m)["z"].value) == 2 + 0j
+
+
+@pytest.mark.parametrize("transform", BOTH)
+@pytest.mark.parametrize(
+    "argument, where, kind",
+    [
+        (3, "0", "a value of type int"),
+        (jnp.array(True), "0", "bool"),
+        (np.arange(2), "0", "int64"),
+        ({"a": [1.0, 2]}, "0.a.1", "a value of type int"),
+        ("text", "0", "a value of type str"),
+        (nnx.Dict(deep=nnx.List([nnx.Param(jnp.array(2))])), "0.deep.0", "int32"),
+        (nnx.Param({"k": jnp.array(2)}), "0", "int32"),
+        (nnx.state(nnx.Rngs(0), nnx.RngKey), "0.default.key", "key<fry>"),
+    ],
+    ids=["int", "bool", "numpy", "pytree", "text", "object", "Variable", "key"],
+)
+def test_a_leaf_without_a_derivative_is_named(transform, argument, where, kind):
+    with pytest.raises(TypeError) as error:
+        transform(lambda x: 1.0)(argument)
+    for text in (
+        f"{transform.__name__} requires real- or complex-valued inputs",
+        f"argument '{where}' is {kind}",
+        "DiffState(argnum, filter)",
+        "allow_int=True",
+    ):
+        assert text in str(error.value)
+
+
+def test_other_leaves_may_be_anything_jax_takes():
+    rngs = nnx.Rngs(0)
+    grads = nnx.grad(lambda m, rngs, k: m.x * rngs.uniform(()) * k)(Foo(), rngs, 3)
+    assert 0 < float(grads["x"].value) < 3 and int(rngs.default.count.value) == 1
+    assert float(nnx.grad(lambda m, label: m.x * len(label))(Foo(), "abc")["x"].value) == 3.0
+
+
+@pytest.mark.parametrize(
+    "fun, message",
+    [
+        (lambda m: m.x * X, r"scalar-output functions. Output had shape: \(2,\)"),
+        (lambda m: 1, "real-valued outputs .* but got int"),
+        (lambda m: None, "Output was None"),
+        (lambda m: (m.x, m.y), "scalar-output functions"),
+    ],
+)
+def test_the_value_must_be_a_real_scalar(fun, message):
+    m = Foo()
+    before = snapshot(m)
+    with pytest.raises(TypeError, match=message):
+        nnx.grad(lambda m: (m.n.set_value(5.0), fun(m))[1])(m)
+    assert snapshot(m) == before
+
+
+# Refusals -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transform", BOTH)
+@pytest.mark.parametrize(
+    "argnums, kind, message",
+    [
+        ("0", TypeError, "an int, a DiffState, or a sequence of these, got '0' of type str"),
+        ((0, 1.5), TypeError, "got 1.5 of type float"),
+        (None, TypeError, "got None of type NoneType"),
+        ((), ValueError, "argnums is empty"),
+        (3, TypeError, "argnums=3 requires at least 4 positional arguments, .* called with 2"),
+        ((0, 2), TypeError, "argnums=2 requires at least 3 positional"),
+        (-3, ValueError, "argnums=-3 requires at least 3 positional arguments, .* with 2"),
+        (nnx.DiffState(5, ...), TypeError, "argnums=5 requires at least 6"),
+        ((0, 0), ValueError, "argnums names argument 0 twice"),
+        ((1, -1), ValueError, "argnums names argument 1 twice"),
+        (
+            (nnx.DiffState(0, nnx.Param), nnx.DiffState(0, nnx.BatchStat)),
+            ValueError,
+            "argument 0 twice.* DiffState whose filter matches all",
+        ),
+    ],
+    ids=str,
+)
+def test_bad_argnums(transform, argnums, kind, message):
+    m = Foo()
+    before = snapshot(m)
+    with pytest.raises(kind, match=message):
+        transform(product, argnums=argnums)(m, 1.0)
+    assert snapshot(m) == before
+
+
+def test_argnums_count_what_is_given_not_what_is_bound():
+    with pytest.raises(TypeError, match="at least 2 positional arguments, .* called with 1"):
+        nnx.grad(Counted().__call__, argnums=1)(1.0)
+    with pytest.raises(TypeError, match="at least 1 positional arguments, .* called with 0"):
+        nnx.grad(lambda: 1.0)()
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_a_diff_state_needs_updates(mode):
+    argnums = (nnx.DiffState(0, nnx.Param), 1)
+    with pytest.raises(ValueError, match=r"DiffState\(argnum=0, .* with graph=False or graph_up"):
+        nnx.grad(product, argnums=argnums, **mode)(Foo(), 1.0)
+
+
+@pytest.mark.parametrize("result", [1.0, (1.0, 2.0, 3.0), [1.0, 2.0]], ids=["one", "three", "list"])
+def test_aux_needs_a_pair(result):
+    def f(m):
+        m.n.value = jnp.array(9.0)
+        return result
+
+    m = Foo()
+    before = snapshot(m)
+    with pytest.raises(TypeError, match=r"has_aux=True .*f must return a pair \(value, aux\), got"):
+        nnx.grad(f, has_aux=True)(m)
+    assert snapshot(m) == before
+
+
+def test_sharing_is_refused_in_tree_mode():
+    m = Foo()
+    for transform in BOTH:
+        with pytest.raises(ValueError, match=f"Duplicate Foo.*nnxlite.{transform.__name__}"):
+            transform(lambda a, b: a.x * b.y, graph=False)(m, m)
+    with nnx.set_graph_mode(False), pytest.raises(ValueError, match="Duplicate"):
+        nnx.grad(lambda m: m(1.0).sum())(Tied())
+
+
+def test_only_callables():
+    with pytest.raises(TypeError, match="Expected a callable to transform, got State"):
+        nnx.grad(nnx.State({}))
+
+
+def test_a_failed_call_leaves_objects_as_they_were():
+    def fails(m, x):
+        m.count[...] = 9.0
+        m.w.value = m.w * x
+        m.extra = 1
+        raise KeyError("inside")
+
+    m = Counted()
+    before, attributes = snapshot(m), dict(vars(m))
+    for transform in (nnx.grad(fails), nnx.jit(nnx.grad(fails)), nnx.grad(nnx.jit(fails))):
+        with pytest.raises(KeyError, match="inside"):
+            transform(m, 2.0)
+        assert snapshot(m) == before and vars(m) == attributes
+
+
+def test_captured_objects_are_constants_and_protected():
+    m, other = Foo(2.0), Foo(5.0)
+    assert values(nnx.grad(lambda m: m.x * other.x)(m)) == [5.0, 0.0]
+    before = snapshot(other)
+    with pytest.raises(nnx.TraceContextError, match="different trace level: it belongs to eager"):
+        nnx.grad(lambda m: (other.n.set_value(m.x * 1), m.x * 1)[1])(m)
+    with pytest.raises(ValueError, match="Cannot return or store the Foo"):
+        nnx.grad(lambda m: (m.x * 1, other), has_aux=True)(m)
+    assert snapshot(other) == before
+
+
+# Forms and composition ------------------------------------------------------------------------------
+
+
+class WithMethods(nnx.Module):
+    """Transforms in the class body."""
+
+    def __init__(self):
+        self.w = nnx.Param(2.0)
+        self.n = nnx.BatchStat(0.0)
+
+    @nnx.grad
+    def slope(self, x):
+        self.n[...] += 1
+        return self.w**2 * x
+
+    @nnx.value_and_grad(argnums=1, has_aux=True)
+    def both(self, x):
+        return self.w * x**2, self
+
+
+def test_methods_decorated_in_the_class_body():
+    m = WithMethods()
+    assert float(m.slope(3.0)["w"].value) == 12.0 and float(m.n.value) == 1.0
+    (value, aux), d_x = m.both(3.0)
+    assert (float(value), aux is m, float(d_x)) == (18.0, True, 12.0)
+    assert WithMethods.slope.__name__ == "slope"
+    assert repr(nnx.grad(loss)) == "grad(loss)"
+    assert repr(nnx.value_and_grad()(loss)) == "value_and_grad(loss)"
+
+
+def test_second_derivatives_and_other_transforms_around():
+    cube = lambda m: m.x**3
+    second = nnx.grad(lambda m: nnx.grad(cube)(m)["x"] * 1.0)
+    assert values(second(Foo(2.0))) == [12.0, 0.0]
+    assert values(nnx.jit(second)(Foo(2.0))) == [12.0, 0.0]
+    stacked = nnx.vmap(lambda x: Foo(x))(jnp.arange(3.0))
+    grads = nnx.vmap(nnx.grad(cube))(stacked)
+    assert grads["x"].value.tolist() == [0.0, 3.0, 12.0]
+    m = Counted()
+    total = nnx.value_and_grad(lambda m: nnx.jit(loss)(m) + nnx.remat(loss)(m))(m)[0]
+    assert float(total) == 5 * 16 + 5 * 25 and float(m.count.value) == 5.0
+
+
+def test_gradients_agree_with_jax_on_bare_leaves():
+    m, x = Tied(), jnp.array([0.5, 2.0])
+
+    def bare(a, x):
+        return jnp.sum(((jnp.sin(a) * a + a) * x) ** 2)
+
+    value, (d_m, d_x) = nnx.value_and_grad(loss, argnums=(0, 1))(m, x)
+    expected, (d_a, d_x_bare) = jax.value_and_grad(bare, argnums=(0, 1))(m.a.value, x)
+    assert jnp.allclose(value, expected)
+    assert jnp.allclose(d_m["a"].value, d_a) and jnp.allclose(d_x, d_x_bare)
+
+
+def test_concrete_values_decide_outside_jit_as_in_jax():
+    def f(m):
+        return m.x if m.x > 0 else -m.x
+
+    assert values(nnx.grad(f)(Foo(-2.0))) == [-1.0, 0.0]
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        nnx.jit(nnx.grad(f))(Foo(-2.0))
+
+
+def test_L9_no_tracers_stay_and_nothing_is_kept_alive():
+    kept = []
+
+    def f(m):
+        m.new = nnx.Param(m.x * 2)
+        m.n.value = m.x * 3
+        kept.append(weakref.ref(m))
+        return m.new * m.y
+
+    m = Foo()
+    grads = nnx.grad(f)(m)
+    leaves = jax.tree.leaves((m, grads))
+    assert not any(isinstance(x, jax.core.Tracer) for x in leaves)
+    kept += [weakref.ref(m), weakref.ref(m.x)]
+    del m
+    gc.collect()
+    assert [r() for r in kept] == [None] * 3
