@@ -31,7 +31,7 @@ class FlowOptions(tp.NamedTuple):
 
     name: str
     structure: bool
-    unroll: tp.Any = None
+    unroll: tuple[type, tp.Any] = (type(None), None)  # with the type, since True equals 1
     bounds: tuple[int, int] | None = None
 
 
@@ -299,7 +299,7 @@ class Loop(Core):
 
         start = (list(carry), [values[leaf] for leaf in written])
         if counted:
-            unroll = options.unroll
+            unroll = options.unroll[1]
             final = jax.lax.fori_loop(lower, upper, advance, start, unroll=unroll)
         else:
             test = self.funs[0]
@@ -584,10 +584,10 @@ def fori_loop(
         lower, upper = (int(b) if _is_known(b) else b for b in (lower, upper))
     if type(lower) is int and type(upper) is int:
         inputs, call = _start(init_val, "fori_loop", graph)
-        options = FlowOptions("fori_loop", structure, unroll, (lower, upper))
+        options = FlowOptions("fori_loop", structure, (type(unroll), unroll), (lower, upper))
     else:
         inputs, call = _start((lower, upper, init_val), "fori_loop", graph)
-        options = FlowOptions("fori_loop", structure, unroll)
+        options = FlowOptions("fori_loop", structure, (type(unroll), unroll))
     return core_for(Loop, (body_fun,), options)(inputs, call)
 
 

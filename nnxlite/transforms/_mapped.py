@@ -116,7 +116,7 @@ class MapWrapped:
             settled = self._calls[call] = self._settle(call)
         try:
             layout, groups = settled.mapped(inputs.plain, inputs.values)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, IndexError) as error:
             if _passed_through(error, MapWrapped._run):
                 raise  # the function's own, or said by this library
             raise self._explained(error, call, settled, inputs) from None
@@ -273,7 +273,8 @@ class MapWrapped:
             shown = [f"{name!r}: {setting!r}" for name, setting in zip(names, settings)]
             what = f"{options.in_name} by argument"
         more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
-        return kind(f"{self!r}: {text}\n{what}: {', '.join(shown[:SHOWN])}{more}.")
+        listed = f"\n{what}: {', '.join(shown[:SHOWN])}{more}." if shown else ""
+        return kind(f"{self!r}: {text}{listed}")
 
 
 SHOWN = 12

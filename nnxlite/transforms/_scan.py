@@ -55,7 +55,7 @@ class ScanOptions(tp.NamedTuple):
 
     length: int | None
     reverse: bool
-    unroll: int | bool
+    unroll: tuple[type, int | bool]  # with the type, since True equals 1
     split_transpose: bool
     in_axes: tp.Any
     out_axes: tp.Any
@@ -90,12 +90,8 @@ class Sorted(tp.NamedTuple):
         )
 
 
-def _is_carry(setting: tp.Any) -> bool:
-    return setting is Carry or isinstance(setting, Carry)
-
-
 def _role(setting: tp.Any) -> str:
-    if _is_carry(setting):
+    if setting is Carry:
         return CARRY
     return CONSTANT if setting is None else "scanned"
 
@@ -119,7 +115,7 @@ class Scan(Core):
         scanned = tuple([_moved(x, a, 0) for x, a in zip(*pair)] for pair in zip(scanned, axes))
         constant = roles.take(plain, values, CONSTANT)
         carry_plain, carry_values = roles.take(plain, values, CARRY)
-        carried = [i for i, r in enumerate(roles.values) if _is_carry(r)]
+        carried = [i for i, r in enumerate(roles.values) if r is Carry]
         slices = jax.tree_util.tree_map(
             lambda x: jax.ShapeDtypeStruct(
                 jnp.shape(x)[1:], jax.typeof(x).dtype, weak_type=jax.typeof(x).weak_type
@@ -147,7 +143,7 @@ class Scan(Core):
             scanned,
             length=length,
             reverse=options.reverse,
-            unroll=options.unroll,
+            unroll=options.unroll[1],
             _split_transpose=options.split_transpose,
         )
         return self._crossing(body, settings, loop, final, stacked)
@@ -193,7 +189,6 @@ class Scan(Core):
         settings: list[tp.Any] = [None] * len(carried)
         settings += broadcast(options.in_axes, args[options.num_bound :], "in_axes")
         settings += [None] * len(jax.tree_util.tree_leaves(kwargs))
-        settings = [Carry if _is_carry(s) else s for s in settings]
         plain, values = split_settings(call, settings, "in_axes")
         if not resolve_updates(options.graph_updates, options.graph):  # writes carry over
             nodes = call.graphdef.decoded.leaf_nodes
@@ -264,8 +259,7 @@ class Scan(Core):
             )
             if name is not MISSING:
                 out = _with_axis_names(inner, out, roles.values, settings.fresh, name)
-            hashable = tuple(tuple(Carry if _is_carry(s) else s for s in part) for part in settings)
-            return out, hashable
+            return out, tuple(map(tuple, settings))
 
         fun, structure = self.fun, resolve_updates(options.graph_updates, options.graph)
         return trace_body(
@@ -301,10 +295,10 @@ class Scan(Core):
                     "nnx.StateAxes({...: nnx.Carry}), or give it an axis."
                 )
         root_settings = self._result_roots(body)
-        carried_roots = [i for i, s in enumerate(root_settings) if _is_carry(s)]
+        carried_roots = [i for i, s in enumerate(root_settings) if s is Carry]
         graph = definition.graph
         codes = call.graphdef.decoded.roots
-        expected = [codes[i] for i, s in enumerate(roles.roots) if _is_carry(s)]
+        expected = [codes[i] for i, s in enumerate(roles.roots) if s is Carry]
         if graph is None:
             got: list[tp.Any] = [definition.nodes[i] for i in carried_roots]
         else:
@@ -353,7 +347,7 @@ class Scan(Core):
         """Whether the next iteration would find other Variables than this one in its places."""
         came_in, decoded = call.graphdef.decoded, graph.graphdef.decoded
         codes_in, codes_out = dict(came_in.children), dict(decoded.children)
-        if any(_is_carry(roles.values[came_in.node_leaves[old]]) for old, _ in graph.kinds):
+        if any(roles.values[came_in.node_leaves[old]] is Carry for old, _ in graph.kinds):
             return True
         for number, names, removed in graph.edits:
             old = tp.cast(int, graph.origin[number])
@@ -425,7 +419,7 @@ class Scan(Core):
     ) -> tp.NoReturn:
         if number < len(carry_plain):
             positions = [i for i in range(call.treedef.num_leaves) if i not in set(call.where)]
-            carried = [p for p, r in zip(positions, roles.plain) if _is_carry(r)]
+            carried = [p for p, r in zip(positions, roles.plain) if r is Carry]
             where = path_text(call.argument_of(carried[number])[1:])
         else:
             leaf = loop[number - len(carry_plain)]
@@ -451,7 +445,7 @@ class Scan(Core):
         carry, values = iter(final[0]), dict(zip(loop, final[1]))
         result_stack, written_stack, fresh_stack = map(iter, stacked)
         result: tp.Any = [
-            next(carry) if _is_carry(s) else _moved(next(result_stack), 0, s or 0)
+            next(carry) if s is Carry else _moved(next(result_stack), 0, s or 0)
             for s in result_settings
         ]
         written = [
@@ -467,11 +461,11 @@ class Scan(Core):
 
 def _carry_part(axes: tp.Any, whole: tp.Any, parts: tp.Any) -> tp.Any:
     """The part of the arguments, or of the result, that is the carry; None without one."""
-    if _is_carry(axes):
+    if axes is Carry:
         return whole
     if isinstance(axes, tuple):
         for axis, part in zip(axes, parts):
-            if _is_carry(axis):
+            if axis is Carry:
                 return part
     return None
 
@@ -492,8 +486,8 @@ def _split(out: Outputs, settings: tp.Any, loop: list[int]) -> tp.Any:
         if out.definition.treedef is None
         else list(out.result)
     )
-    carry = [x for x, s in zip(leaves, result_settings) if _is_carry(s)]
-    result = [x for x, s in zip(leaves, result_settings) if not _is_carry(s)]
+    carry = [x for x, s in zip(leaves, result_settings) if s is Carry]
+    result = [x for x, s in zip(leaves, result_settings) if s is not Carry]
     written = dict(zip(out.definition.written, out.written))
     new = [written[leaf] for leaf in loop]
     stacked = [x for leaf, x in written.items() if leaf not in set(loop)]
@@ -506,16 +500,16 @@ def _check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:
         parts = axes if isinstance(axes, tuple) else (axes,)
         for part in parts:
             inside = jax.tree_util.tree_leaves(
-                part, is_leaf=lambda x: x is None or isinstance(x, (_FilterMapping, Carry))
+                part, is_leaf=lambda x: x is None or isinstance(x, _FilterMapping)
             )
-            if not _is_carry(part) and any(map(_is_carry, inside)):
+            if part is not Carry and any(setting is Carry for setting in inside):
                 raise ValueError(
                     f"Carry must be at the top level, it cannot be nested. Found axes={axes!r}. "
                     "Make the carry one argument (any pytree)."
                 )
 
     def count(axes: tp.Any) -> int:
-        return sum(map(_is_carry, axes if isinstance(axes, tuple) else (axes,)))
+        return (axes if isinstance(axes, tuple) else (axes,)).count(Carry)
 
     if bool(count(in_axes)) != bool(count(out_axes)):
         raise ValueError(
@@ -602,7 +596,7 @@ def scan(
     options = ScanOptions(
         length,
         reverse,
-        unroll,
+        (type(unroll), unroll),
         _split_transpose,
         in_axes,
         out_axes,

@@ -1,0 +1,591 @@
+"""scan: carries, axes, constants of the loop, layers, memory, refusals."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.transforms.models import Counted, Foo, Tied, snapshot
+
+MODES = [{}, {"graph_updates": False}, {"graph": False}]
+CARRY = nnx.Carry
+
+
+def looped(f, carry, *slices, reverse=False):
+    """What scan does with a carry first and slices after it, in plain Python."""
+    ys, steps = [], list(zip(*slices))
+    for step in reversed(steps) if reverse else steps:
+        carry, y = f(carry, *step)
+        ys.append(y)
+    return carry, jnp.stack(ys[::-1] if reverse else ys)
+
+
+def lane(model, number):
+    """One slice of a stack, as a model of its own."""
+    graphdef, state = nnx.split(model)
+    return nnx.merge(graphdef, jax.tree.map(lambda x: x[number], state))
+
+
+def count(c, x):
+    """A body that writes a Variable of its carry and reads another."""
+    c.n[...] += x * c.x
+    return c, c.n * 1.0
+
+
+class Layer(nnx.Module):
+    """Parameters, batch statistics and a random stream."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.drop(jnp.tanh(self.norm(self.linear(x))))
+
+
+# carries -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("outer", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+def test_an_object_is_carried_and_stays_itself(mode, outer):
+    m, other, xs = Foo(2.0), Foo(2.0), jnp.arange(4.0)
+    n, x = m.n, m.x.value
+    out, ys = outer(nnx.scan(count, **mode))(m, xs)
+    assert out is m and m.n is n and m.x.value is x
+    expected, expected_ys = looped(count, other, xs)
+    assert ys.tolist() == expected_ys.tolist() and float(n.value) == float(expected.n.value)
+
+
+def swapped(x, c):
+    c, y = count(c, x)
+    return y, c
+
+
+def between(x, c, y):
+    c, z = count(c, x * y)
+    return {"z": z}, c, y
+
+
+@pytest.mark.parametrize(
+    ("f", "in_axes", "out_axes"),
+    [
+        (swapped, (0, CARRY), (0, CARRY)),
+        (swapped, (0, nnx.Carry()), (0, nnx.Carry())),
+        (between, (0, CARRY, None), ({"z": 0}, CARRY, 0)),
+        (lambda c, x: count(c, x)[0], (CARRY, 0), CARRY),
+        (lambda c: count(c, 1.0)[0], CARRY, CARRY),
+        (lambda c: count(c, 1.0), (CARRY,), (CARRY, 0)),
+    ],
+    ids=["last", "instance", "middle", "alone", "everything", "only-argument"],
+)
+def test_the_carry_may_be_any_argument_and_any_part_of_the_result(f, in_axes, out_axes):
+    m, other = Foo(2.0), Foo(2.0)
+    values = {0: jnp.ones(3), None: jnp.array(1.0)}
+    args = [values.get(a, m) for a in (in_axes if isinstance(in_axes, tuple) else (in_axes,))]
+    length = None if 0 in (in_axes if isinstance(in_axes, tuple) else ()) else 3
+    out = nnx.scan(f, in_axes=in_axes, out_axes=out_axes, length=length)(*args)
+    expected, ys = looped(count, other, jnp.ones(3))
+    assert float(m.n.value) == float(expected.n.value) == 6.0
+    parts = out if isinstance(out, tuple) else (out,)
+    assert sum(part is m for part in parts) == 1
+    if out_axes == ({"z": 0}, CARRY, 0):
+        assert out[0]["z"].tolist() == ys.tolist() and out[2].shape == (3,)
+
+
+def test_several_carries_in_one_pytree():
+    m, d = Foo(2.0), nnx.Dict(v=nnx.Variable(jnp.zeros(2)))
+    shared = m.x
+
+    def f(carry, x):
+        assert carry["both"][0].x is carry["x"]
+        carry["both"][0].n[...] += x
+        carry["both"][1].v[...] += carry["x"] * x
+        return {**carry, "total": carry["total"] + x}, None
+
+    carry = {"both": [m, d], "x": shared, "total": 0.0, "none": None}
+    out, nothing = nnx.scan(f)(carry, jnp.arange(4.0))
+    assert out["both"][0] is m and out["both"][1] is d and out["x"] is shared and nothing is None
+    assert (float(m.n.value), d.v.value.tolist(), float(out["total"])) == (6.0, [12.0, 12.0], 6.0)
+
+
+def test_cycles_and_sharing_hold_in_every_iteration():
+    m, other = Tied(), Tied()
+
+    def f(m, x):
+        assert m.a is m.b is m.child.leaf and m.child.owner is m
+        m.child.leaf[...] *= x
+        return m, m(x)
+
+    out, ys = nnx.scan(f)(m, jnp.array([2.0, 3.0]))
+    _, expected = looped(f, other, jnp.array([2.0, 3.0]))
+    assert out is m and m.a is m.b
+    np.testing.assert_allclose(ys, expected, rtol=1e-6)
+
+
+def test_a_python_scalar_in_a_carry_takes_the_type_that_the_body_gives_it():
+    m = nnx.Dict(v=nnx.Variable(0))
+
+    def f(carry, x):
+        m, total, steps = carry
+        m.v.value = m.v + x
+        return (m, total + x, steps + 1), None
+
+    (_, total, steps), _ = nnx.scan(f)((m, 0, 0), jnp.array([0.5, 1.0]))
+    assert (float(m.v.value), float(total), int(steps)) == (1.5, 1.5, 2)
+    assert total.dtype == m.v.value.dtype == jnp.float32 and steps.dtype == jnp.int32
+
+
+# axes --------------------------------------------------------------------------------------------
+
+
+def test_arguments_and_results_along_any_axis():
+    m = nnx.Dict(w=nnx.Param(jnp.arange(6.0).reshape(2, 3)), n=nnx.BatchStat(jnp.zeros((3, 2))))
+    axes = nnx.StateAxes({nnx.Param: -1, nnx.BatchStat: 0})
+
+    def f(c, m, x, k):
+        m.n[...] += m.w * k
+        return c + m.w.sum() * x, m.w * x, {"x": x}
+
+    scan = nnx.scan(f, in_axes=(CARRY, axes, 0, None), out_axes=(CARRY, 1, {"x": 0}))
+    total, ys, xs = scan(0.0, m, jnp.arange(3.0), 2.0)
+    w = m.w.value
+    assert ys.tolist() == (w * jnp.arange(3.0)).tolist() and xs["x"].tolist() == [0, 1, 2]
+    assert float(total) == float((w.sum(0) * jnp.arange(3.0)).sum())
+    assert m.n.value.tolist() == (2 * w.T).tolist()
+
+
+def test_scanned_carried_and_constant_variables_of_one_object():
+    m = nnx.Dict(
+        w=nnx.Param(jnp.arange(1.0, 4.0)), n=nnx.BatchStat(jnp.array(0.0)), k=nnx.Variable(2.0)
+    )
+    axes = nnx.StateAxes({nnx.Param: 0, nnx.BatchStat: CARRY, ...: None})
+
+    def f(x, m):
+        m.n[...] += m.w * m.k
+        m.w[...] = m.n[...]
+        return x
+
+    nnx.scan(f, in_axes=(0, axes), out_axes=0)(jnp.ones(3), m)
+    assert float(m.n.value) == 12.0 and m.w.value.tolist() == [2.0, 6.0, 12.0]
+
+
+def test_length_reverse_unroll():
+    m, other, xs = Foo(2.0), Foo(2.0), jnp.arange(5.0)
+    out, ys = nnx.scan(count, reverse=True)(m, xs)
+    expected, expected_ys = looped(count, other, xs, reverse=True)
+    assert ys.tolist() == expected_ys.tolist() and float(m.n.value) == float(other.n.value)
+    assert nnx.scan(lambda c: c * 2.0, length=3, in_axes=CARRY, out_axes=CARRY)(1.0) == 8.0
+    assert nnx.scan(lambda k: k, length=3, in_axes=None, out_axes=0)(jnp.ones(2)).shape == (3, 2)
+    for unroll, steps in ((1, 1), (2, 2), (True, 5)):
+        assert only_scan(nnx.scan(count, unroll=unroll), m, xs).params["unroll"] == steps
+    split = lambda on: lambda m: nnx.scan(count, _split_transpose=on)(m, xs)[1].sum()
+    grads = [float(nnx.jit(nnx.grad(split(on)))(m)["x"].value) for on in (False, True)]
+    assert grads == [20.0, 20.0]
+    unrolled, _ = nnx.scan(count, unroll=2)(Foo(2.0), xs)
+    assert float(unrolled.n.value) == 20.0
+
+
+def test_new_variables_of_a_scanned_argument_and_of_the_result_are_stacked():
+    m = Foo(jnp.ones(3), jnp.ones(3))
+    m.n.value = jnp.zeros(3)
+
+    def f(x, m):
+        m.seen = nnx.Intermediate(x)
+        m.size = 2
+        del m.y
+        return nnx.Dict(w=nnx.Param(x * jnp.ones(2)))
+
+    out = nnx.scan(f, in_axes=(0, 0), out_axes=1)(jnp.arange(3.0), m)
+    assert m.seen.value.tolist() == [0, 1, 2] and m.size == 2 and not hasattr(m, "y")
+    assert out.w.value.tolist() == [[0, 1, 2]] * 2
+    quiet = nnx.scan(f, in_axes=(0, 0), out_axes=1, graph_updates=False)
+    other = Foo(jnp.ones(3), jnp.ones(3))
+    other.n.value = jnp.zeros(3)
+    quiet(jnp.arange(3.0), other)
+    assert hasattr(other, "y") and not hasattr(other, "seen")
+
+
+def test_static_attributes_of_a_carry_may_be_set():
+    m = Foo()
+
+    def f(m, x):
+        m.mode = "used"
+        return count(m, x)
+
+    nnx.scan(f)(m, jnp.ones(2))
+    assert m.mode == "used" and float(m.n.value) == 2.0
+
+
+def test_forms_and_keywords():
+    m = Counted()
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(2.0)
+
+        @nnx.scan(in_axes=(None, CARRY, 0), out_axes=(CARRY, 0))
+        def run(self, c, x):
+            return c + self.w * x, c
+
+    assert Net().run(0.0, jnp.arange(3.0))[0] == 6.0
+    f = nnx.scan(lambda c, x, k=3.0, *, j=1.0: (c + x * k * j, None), in_axes=(CARRY, 0, None))
+    assert f(x=jnp.ones(2), c=0.0)[0] == 6.0 and f(0.0, jnp.ones(2), k=1.0)[0] == 2.0
+    assert f(0.0, jnp.ones(2), j=2.0)[0] == 12.0  # no position: constant
+    read = nnx.scan(lambda x, m: m.w.sum() * x, in_axes=(0, None), out_axes=0)
+    assert read(m=m, x=jnp.ones(2)).tolist() == [3.0, 3.0]
+    bound = nnx.scan(Foo(2.0).x.__mul__, in_axes=0, out_axes=0)
+    assert bound(jnp.arange(3.0)).tolist() == [0.0, 2.0, 4.0]
+    assert repr(nnx.scan(count)) == "scan(count)" and nnx.scan(count).__name__ == "count"
+    built = nnx.scan(Foo, in_axes=(0, None), out_axes=0)(jnp.arange(3.0), 1.0)
+    assert type(built) is Foo and built.x.value.tolist() == [0, 1, 2] and built.y.shape == (3,)
+
+
+# what is only read -------------------------------------------------------------------------------
+
+
+def only_scan(f, *args):
+    """The scan equation of a function's jaxpr."""
+    found = []
+
+    def search(jaxpr):
+        for eqn in jaxpr.eqns:
+            if str(eqn.primitive) == "scan":
+                found.append(eqn)
+            for value in eqn.params.values():
+                inner = getattr(value, "jaxpr", None)
+                if inner is not None and str(eqn.primitive) != "scan":
+                    search(inner)
+
+    search(nnx.make_jaxpr(f)(*args).jaxpr)
+    (eqn,) = found
+    return eqn
+
+
+def shapes(variables):
+    return sorted(v.aval.shape for v in variables)
+
+
+def test_variables_that_are_only_read_are_constants_of_the_loop():
+    """Neither stacked, nor carried, nor returned, in a carry, as an argument or captured."""
+    captured = nnx.Param(jnp.ones((7, 7)))
+
+    class Big(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones((5, 5)))
+            self.n = nnx.BatchStat(jnp.zeros(5))
+
+    def f(carry, x, other):
+        carry["m"].n[...] += carry["m"].w[...] @ x + other.w.sum() + captured.sum()
+        return carry, x.sum()
+
+    def run(m, xs, other):
+        return nnx.scan(f, in_axes=(CARRY, 0, None))({"m": m}, xs, other)
+
+    other = nnx.Dict(w=nnx.Param(jnp.ones((6, 6))))
+    eqn = only_scan(run, Big(), jnp.ones((3, 5)), other)
+    consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+    assert shapes(eqn.invars[:consts]) == [(5, 5), (6, 6), (7, 7)]
+    assert shapes(eqn.invars[consts : consts + carries]) == [(5,)]
+    assert shapes(eqn.invars[consts + carries :]) == [(3, 5)]
+    assert shapes(eqn.outvars) == [(3,), (5,)]
+
+
+def test_a_scanned_variable_that_is_only_read_is_not_returned():
+    stack = nnx.vmap(Layer)(nnx.Rngs(0).fork(split=3))
+    stack.eval()
+    forward = nnx.scan(lambda x, layer: layer(x), in_axes=(CARRY, 0), out_axes=CARRY)
+    eqn = only_scan(lambda m, x: forward(x, m), stack, jnp.ones((2, 3)))
+    assert shapes(eqn.outvars) == [(2, 3)]
+    before = snapshot(stack)
+    forward(jnp.ones((2, 3)), stack)
+    assert snapshot(stack) == before
+
+
+# layers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [{}, {"graph": False}])
+def test_layers_with_random_streams_and_batch_statistics(mode):
+    stack = nnx.vmap(Layer)(nnx.Rngs(0).fork(split=4))
+    layers = [lane(stack, i) for i in range(4)]
+    x = jax.random.normal(jax.random.key(1), (5, 3))
+    scan = nnx.scan(lambda x, layer: layer(x), in_axes=(CARRY, 0), out_axes=CARRY, **mode)
+    y = nnx.jit(scan)(x, stack)
+    expected = x
+    for layer in layers:
+        expected = layer(expected)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+    for i, layer in enumerate(layers):
+        np.testing.assert_allclose(stack.norm.mean.value[i], layer.norm.mean.value, atol=1e-5)
+        assert int(stack.drop.rngs.count.value[i]) == int(layer.drop.rngs.count.value)
+
+
+def test_one_stream_carried_through_the_layers_draws_on():
+    drop, x = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), jnp.ones(16)
+    other = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    _, rows = nnx.scan(lambda d, x: (d, d(x)))(drop, jnp.stack([x] * 3))
+    assert rows.tolist() == [other(x).tolist() for _ in range(3)]
+    assert int(drop.rngs.count.value) == 3
+
+
+def test_streams_are_split_for_the_layers_and_restored():
+    drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    @nnx.split_rngs(splits=3)
+    def run(drop, xs):
+        axes = nnx.StateAxes({nnx.RngState: 0})
+        return nnx.scan(lambda d, x: d(x), in_axes=(axes, 0), out_axes=0)(drop, xs)
+
+    rows = run(drop, jnp.ones((3, 32)))
+    assert len({tuple(row) for row in rows.tolist()}) == 3
+    assert drop.rngs.key.shape == ()
+
+
+def mlp(stack, x):
+    return nnx.scan(
+        lambda x, layer: jnp.tanh(layer(x)), in_axes=(CARRY, 0), out_axes=CARRY
+    )(x, stack)  # fmt: skip
+
+
+def bare_mlp(leaves, x):
+    def step(x, layer):
+        return jnp.tanh(x @ layer["kernel"] + layer["bias"]), None
+
+    return jax.lax.scan(step, x, leaves)[0]
+
+
+def linear_stack(layers, size):
+    return nnx.vmap(lambda r: nnx.Linear(size, size, rngs=r))(nnx.Rngs(0).fork(split=layers))
+
+
+def test_gradients_through_layers_are_those_of_hand_written_jax():
+    stack, x = linear_stack(5, 3), jax.random.normal(jax.random.key(1), (2, 3))
+    leaves = {"kernel": stack.kernel.value, "bias": stack.bias.value}
+    mine = nnx.grad(lambda m, x: (mlp(m, x) ** 2).sum())(stack, x)
+    hand = jax.grad(lambda p, x: (bare_mlp(p, x) ** 2).sum())(leaves, x)
+    for name in leaves:
+        np.testing.assert_allclose(mine[name].value, hand[name], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_through_a_carry_that_is_written():
+    def loss(m):
+        return nnx.scan(count)(m, jnp.arange(1.0, 4.0))[0].n[...] ** 2
+
+    def bare(x):
+        return jax.lax.scan(lambda n, s: (n + s * x, None), 0.0, jnp.arange(1.0, 4.0))[0] ** 2
+
+    m = Foo(2.0)
+    assert float(nnx.grad(loss)(m)["x"].value) == float(jax.grad(bare)(2.0)) == 144.0
+    assert float(m.n.value) == 12.0
+
+
+def peak(jitted, *args):
+    analysis = jitted.lower(*args).compile().memory_analysis()
+    return analysis.temp_size_in_bytes, analysis.output_size_in_bytes
+
+
+@pytest.mark.parametrize("differentiated", [False, True], ids=["forward", "gradient"])
+def test_memory_of_32_layers_is_that_of_hand_written_jax(differentiated):
+    """Parameters that are only read are neither copied nor returned (XLA's own analysis)."""
+    stack, x = linear_stack(32, 64), jnp.ones((8, 64))
+    leaves = {"kernel": stack.kernel.value, "bias": stack.bias.value}
+    mine, hand = mlp, bare_mlp
+    if differentiated:
+        mine = nnx.grad(lambda m, x: (mlp(m, x) ** 2).mean())
+        hand = jax.grad(lambda p, x: (bare_mlp(p, x) ** 2).mean())
+    assert peak(nnx.jit(mine), stack, x) <= peak(jax.jit(hand), leaves, x)
+
+
+def test_memory_of_a_carried_model_that_is_only_read():
+    """A model in the carry costs what it costs as a captured constant."""
+    m, xs = nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jnp.ones((32, 64))
+
+    def carried(m, xs):
+        def body(carry, x):
+            m, h = carry
+            return (m, jnp.tanh(m(h) + x)), None
+
+        return nnx.scan(body)((m, xs[0]), xs)[0][1]
+
+    def hand(p, xs):
+        step = lambda h, x: (jnp.tanh(h @ p["kernel"] + p["bias"] + x), None)
+        return jax.lax.scan(step, xs[0], xs)[0]
+
+    leaves = {"kernel": m.kernel.value, "bias": m.bias.value}
+    assert peak(nnx.jit(carried), m, xs) <= peak(jax.jit(hand), leaves, xs)
+
+
+# bad input ---------------------------------------------------------------------------------------
+
+
+def changes_type(c, x):
+    c.n.value = jnp.ones(3)
+    return c, x
+
+
+def changes_dtype(c, x):
+    return {**c, "v": c["v"].astype(jnp.int32)}, x
+
+
+def adds(c, x):
+    c.new = nnx.Param(x)
+    return c, x
+
+
+def removes(c, x):
+    del c.n
+    return c, x
+
+
+def exchanges(c, x):
+    c.x, c.y = c.y, c.x
+    return c, x
+
+
+def annotates(c, x):
+    c.x.set_metadata(note=1)
+    return c, x
+
+
+def writes_constant(x, c):
+    c.n[...] += x
+    return x
+
+
+XS = jnp.arange(3.0)
+STRUCTURE = "carry input and carry output must have the same pytree structure, but they differ: "
+TYPES = "carry input and carry output must have equal types, but they differ at "
+
+
+def refused(name, match, f, *, error=ValueError, carry=None, args=(XS,), **options):
+    """A body, its options, and the arguments; a Foo stands where the carry is not given."""
+    return pytest.param(match, f, error, carry, args, options, id=name)
+
+
+BAD = [
+    refused("variable type", TYPES + r"'0.n': the input is float32\[\], the output float32\[3\]",
+            changes_type, error=TypeError),
+    refused("dtype", TYPES + r"'0.v': the input is float32\[2\], the output int32\[2\]",
+            changes_dtype, error=TypeError, carry={"v": jnp.ones(2), "m": Foo()}),
+    refused("structure", STRUCTURE + "the output is without 'a', with 'b.0', 'b.1'",
+            lambda c, x: ({"b": (x, x)}, x), carry={"a": 0.0}),
+    refused("object to pytree", STRUCTURE + r"the output is .* in place of ",
+            lambda c, x: ({"m": c}, x)),
+    refused("adds", STRUCTURE + "the body adds Param 'new' to an argument that is carried or "
+            "broadcast. Create it before the loop", adds, error=TypeError),
+    refused("removes", STRUCTURE + r"the body changes attributes \['n'\] of '0', of an argument "
+            "that is carried or broadcast. Do this before the loop", removes, error=TypeError),
+    refused("exchanges", STRUCTURE + r"the body changes attributes \['x', 'y'\] of '0'", exchanges,
+            error=TypeError),
+    refused("metadata", STRUCTURE + "the body changes metadata of '0.x'", annotates,
+            error=TypeError),
+    refused("removes from a constant", STRUCTURE + r"the body changes attributes \['n'\] of '0'",
+            lambda c, x: removes(c, x)[1], error=TypeError, in_axes=(None, 0), out_axes=0),
+    refused("new object", "Carry references must be the same between iterations: the body of "
+            r"scan\(.*\) must return the objects of its carry themselves.*nnx.update",
+            lambda c, x: (nnx.clone(c), x)),
+    refused("other places", "Carry references must be the same", lambda c, x: (c[::-1], x),
+            carry=(Foo(), Foo())),
+    refused("array for a Variable", "Carry references must be the same", lambda c, x: (c + x, x),
+            carry=nnx.Variable(0.0)),
+    refused("carry in a slice", r"Inconsistent out_axes for a shared Param: the result refers to it "
+            r"at 'y' with 0, as the argument '0.y' it has Carry", lambda c, x: (c, c)),
+    refused("constant written", r"the body writes '1.n', which is broadcast \(axis None\): the "
+            r"writes of the iterations would be lost. Carry it, .*or give it an axis",
+            writes_constant, args=(Foo(),), carry=XS, in_axes=(0, None), out_axes=0),
+    refused("result without axis", r"scan\(.*\): cannot broadcast a result: out_axes=\(Carry, None\)"
+            r" gives an array the axis None\. Give it an axis", count, out_axes=(CARRY, None)),
+    refused("sizes", r"different axis sizes: 3 at '1', 4 at '2'\. Give all the same size, or None",
+            lambda c, x, y: (c, x), args=(XS, jnp.ones(4)), in_axes=(CARRY, 0, 0)),
+    refused("length", r"`length` argument of 5 which disagrees with leading axis sizes \[3\] "
+            r"\(at '1'\)\. Leave `length` out", count, length=5),
+    refused("no length", r"no values to scan over and `length` not provided\. Pass length",
+            count, in_axes=(CARRY, None)),
+    refused("no such axis", r"the value at '1' has shape \(3,\) and no axis 1 to scan over\. Give "
+            "its axis in in_axes, None for a constant, or Carry", count, in_axes=(CARRY, 1)),
+    refused("no such axis of an object", r"the value at '0.n' has shape \(\) and no axis 0", count,
+            in_axes=(0, CARRY), out_axes=(0, CARRY)),
+    refused("no room", r"scan\(count\): axis 2 of the result '1' is out of bounds: each slice of it "
+            r"has shape \(\)\. Give it another axis, in out_axes", count, out_axes=(CARRY, 2)),
+    refused("prefix", r"in_axes is no prefix of the arguments: in_axes=\(Carry, 0, 0\) has",
+            count, in_axes=(CARRY, 0, 0)),
+    refused("out prefix", r"out_axes is no prefix of the result: out_axes=\(Carry, 0, 0\) has",
+            count, out_axes=(CARRY, 0, 0)),
+    refused("no match", r"No axis found for Param at 'x': none of the filters .* matches", count,
+            in_axes=(nnx.StateAxes({nnx.BatchStat: CARRY}), 0), out_axes=0),
+    refused("no array", r"scan: cannot interpret '1' as an array, it is of type 'str'\. Pass an",
+            count, error=TypeError, args=("x",)),
+    refused("result no array", r"returned a value of type 'str' at '1', which is not a valid JAX",
+            lambda c, x: (c, "x"), error=TypeError),
+    refused("failure", "by zero", lambda c, x: (adds(c, x), 1 // 0),
+            error=ZeroDivisionError),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("outer", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize(("match", "f", "error", "carry", "args", "options"), BAD)
+def test_bad_input_is_told_of_by_path_and_changes_nothing(
+    match, f, error, carry, args, options, outer, request
+):
+    if outer is nnx.jit and "x" in args:
+        return  # jit refuses a string itself
+    carry = Foo() if carry is None else carry
+    roots = jax.tree.leaves((carry, args), is_leaf=lambda x: isinstance(x, nnx.Module))
+    roots = [x for x in roots if isinstance(x, nnx.Module)]
+    before = snapshot(*roots)
+    with pytest.raises(error, match=match):
+        outer(nnx.scan(f, **options))(carry, *args)
+    assert snapshot(*roots) == before
+
+
+@pytest.mark.parametrize(
+    ("match", "error", "options"),
+    [
+        (r"Carry must be at the top level, .*Found axes=\(\(Carry, 0\), 0\)\. Make the carry one",
+         ValueError, {"in_axes": ((CARRY, 0), 0)}),
+        (r"cannot be nested. Found axes=\{'a': Carry\}", ValueError, {"out_axes": {"a": CARRY}}),
+        (r"If one of in_axes or out_axes has Carry, the other must .* in_axes=\(0, 0\) and", ValueError,
+         {"in_axes": (0, 0)}),
+        ("If one of in_axes or out_axes has Carry", ValueError, {"out_axes": 0}),
+        (r"Found multiple Carry definitions in in_axes=\(Carry, Carry\)", ValueError,
+         {"in_axes": (CARRY, CARRY)}),
+        (r"scan in_axes must be an int, None, .* but got 'x' of type 'str' in \(Carry, 'x'\)",
+         TypeError, {"in_axes": (CARRY, "x")}),
+        (r"scan out_axes must be an int, None, .* but got 0.5 of type 'float'", TypeError,
+         {"out_axes": (CARRY, 0.5)}),
+    ],
+    ids=["nested", "nested-out", "only-out", "only-in", "two", "in-type", "out-type"],
+)  # fmt: skip
+def test_wrong_axes_are_refused_at_once(match, error, options):
+    with pytest.raises(error, match=match):
+        nnx.scan(count, **options)
+    with pytest.raises(error, match=match):
+        nnx.scan(**options)(count)
+
+
+def test_shared_objects_under_inconsistent_axes_are_refused():
+    m = Foo()
+    match = r"Inconsistent in_axes for a shared Param: at '0.y' it is Carry, at '1.k.y' it is 0"
+    with pytest.raises(ValueError, match=match):
+        nnx.scan(lambda c, x: (c, None))(m, {"k": m})
+    with pytest.raises(ValueError, match="Duplicate Foo"):
+        nnx.scan(lambda c, x: (c, None), graph=False)([m, m], XS)
+    out, _ = nnx.scan(lambda c, x: (c, x))([m, m], XS)
+    assert out[0] is out[1] is m
+
+
+def test_a_captured_variable_is_read_as_it_is_and_cannot_be_written():
+    m = Foo(2.0)
+    read = nnx.scan(lambda c, x: (c + m.x * x, None))
+    assert float(read(0.0, XS)[0]) == 6.0
+    m.x[...] = 5.0
+    assert float(read(0.0, XS)[0]) == 15.0
+    before = snapshot(m)
+    with pytest.raises(nnx.TraceContextError, match="'BatchStat' from a different trace level"):
+        nnx.scan(lambda c, x: (c, m.n.set_value(x)))(0.0, XS)
+    assert snapshot(m) == before
