@@ -345,7 +345,7 @@ def _is_static(node: tp.Any, name: tp.Any, child: tp.Any) -> bool:
     kind = kind_of(node)
     if kind == OBJECT:
         return not node._nnx_status.get(name, True)
-    if kind == STATE or (kind == PYTREE and not isinstance(node, tuple)):
+    if kind == STATE:
         return child is None
     return kind_of(child) == OTHER and type(child) not in DATA_TYPES
 

@@ -244,7 +244,7 @@ class Plan:
 def _children_as_coded(value: tp.Any, code: ContainerCode) -> tp.Iterator[tuple[tp.Any, Code]]:
     """The children of a container with their codes; raises Stale where a leaf is none any more."""
     definition = code.definition
-    loose = definition.treedef is not None or definition.kind == STATE
+    loose = definition.kind == STATE
     for child, child_code in zip(_children_as_defined(value, definition), code.codes):
         if isinstance(child_code, int) and child_code < 0 and not _is_leaf(child, loose):
             raise Stale

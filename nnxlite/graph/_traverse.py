@@ -232,7 +232,7 @@ def define_container(value: tp.Any, kind: int) -> tuple[tp.Any, list[tp.Any]]:
 
     children, treedef = flatten_one_level(value)
     keys = tuple(key_name(k) for k, _ in children)
-    return container_def(PYTREE, type(value), keys, treedef), [v for _, v in children]
+    return container_def(PYTREE, type(value), keys, treedef), [_marked(v) for _, v in children]
 
 
 def _marked(value: tp.Any) -> tp.Any:

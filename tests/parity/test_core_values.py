@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import math
 import operator
 import typing as tp
@@ -158,6 +160,44 @@ def defaults_as_a_mapping(nnx):
 
 
 # Objects -----------------------------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Settings:
+    """A pytree of one's own, with what is an array or a Variable and what is not."""
+
+    weight: tp.Any
+    flag: tp.Any = True
+    name: tp.Any = None
+
+
+@program
+def static_values_in_pytrees_of_ones_own(nnx):
+    class Model(nnx.Module):
+        def __init__(self):
+            self.settings = nnx.data(Settings(nnx.Param(jnp.ones(1)), True, "x"))
+            self.scale = nnx.data(Settings(jnp.ones(1), 2.5))
+
+    @nnx.jit
+    def run(model):
+        assert model.settings.name == "x" and model.scale.flag == 2.5
+        return model.settings.weight * 2 if model.settings.flag else model.settings.weight
+
+    model = Model()
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    new = nnx.merge(graphdef, params, rest)
+    nnx.update(new, {"settings": {"weight": jnp.zeros(1)}})
+    paths = nnx.to_flat_state(nnx.state(model)).paths
+    return run(model), params, rest, paths, new.settings.flag, new.scale.flag, nnx.state(new)
+
+
+@program
+def a_mapping_type_of_ones_own(nnx):
+    tree = collections.OrderedDict(b=nnx.Param(1), a=2, c=jnp.ones(1))
+    graphdef, state = nnx.split(tree)
+    new = nnx.merge(graphdef, state)
+    return state, list(new), new["a"], type(new).__name__
 
 
 @program
