@@ -435,9 +435,9 @@ class Loop(Core):
         else:
             result = _result_graphdef(graph, len(body.definition.where))
             if result is not call.graphdef:
-                raise error(
-                    f"{start}the objects differ: {graph_difference(call.graphdef, result)}."
-                )
+                paths = [call.argument_of(position)[self.skip :] for position in call.where]
+                difference = graph_difference(call.graphdef, result, paths)
+                raise error(f"{start}the objects differ: {difference}.")
             if len(body.shapes.fresh) != result.num_leaves:
                 raise error(
                     f"{start}the body puts Variables of its carry into new objects. Return the "

@@ -1,0 +1,434 @@
+"""while_loop and fori_loop: values, state, constants, gradients, refusals."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.transforms.models import Foo, Tied, snapshot
+
+MODES = [{}, {"graph_updates": False}, {"graph": False}]
+
+
+def step(m):
+    """Writes one Variable, reads another."""
+    m.n[...] += m.x
+    return m
+
+
+def while_of(count):
+    return lambda f, carry, **mode: nnx.while_loop(
+        lambda c: c[0] < count, lambda c: (c[0] + 1, f(c[1])), (0, carry), **mode
+    )[1]
+
+
+def fori_of(lower, upper):
+    return lambda f, carry, **mode: nnx.fori_loop(lower, upper, lambda i, c: f(c), carry, **mode)
+
+
+LOOPS = {
+    "while": while_of(4),
+    "fori": fori_of(1, 5),
+    "fori, traced bound": fori_of(1, jnp.int32(5)),
+    "fori, Variables as bounds": fori_of(nnx.Variable(1), nnx.Variable(jnp.int32(5))),
+}
+every_loop = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+
+
+# values and state ----------------------------------------------------------------------------------
+
+
+@every_loop
+@pytest.mark.parametrize("mode", MODES)
+def test_the_carry_is_the_callers_own_object(loop, mode):
+    m = Foo(2.0)
+    n, x, raw = m.n, m.x, m.x.value
+    assert loop(step, m, **mode) is m
+    assert m.n is n and float(n.value) == 8.0
+    assert m.x is x and x.value is raw  # only read: not even returned
+
+
+@every_loop
+def test_inside_jit_and_with_other_carries_beside(loop):
+    m, v = Foo(2.0), nnx.Variable(jnp.zeros(2))
+
+    def f(carry):
+        carry["v"][...] += 1
+        return {**carry, "k": [step(carry["k"][0]), carry["k"][1] * 2]}
+
+    out = nnx.jit(lambda c: loop(f, c))({"v": v, "k": [m, jnp.array(1.0)], "none": None})
+    assert out["v"] is v and out["k"][0] is m and float(out["k"][1]) == 16.0
+    assert v.value.tolist() == [4.0, 4.0] and float(m.n.value) == 8.0 and out["none"] is None
+
+
+@every_loop
+def test_sharing_and_cycles_hold(loop):
+    m, other = Tied(), Tied()
+
+    def f(pair):
+        a, b = pair
+        assert a is b and a.a is a.b is a.child.leaf and a.child.owner is a
+        a.child.leaf[...] *= 2
+        return pair
+
+    first, second = loop(f, (m, m))
+    assert first is second is m and m.a is m.b
+    for _ in range(4):
+        f((other, other))
+    np.testing.assert_array_equal(m.a.value, other.a.value)
+
+
+@every_loop
+def test_new_objects_of_the_same_structure_are_results_of_their_own(loop):
+    m = Foo(2.0)
+    before = snapshot(m)
+
+    def f(m):
+        new = Foo()
+        new.x.value, new.y.value, new.n.value = m.x[...], m.y + 1, m.n + m.x
+        return new
+
+    out = loop(f, m)
+    assert out is not m and type(out) is Foo and snapshot(m) == before
+    assert (float(out.x.value), float(out.y.value), float(out.n.value)) == (2.0, 6.0, 8.0)
+    assert float(loop(lambda m: nnx.clone(step(m)), m).n.value) == 8.0 and snapshot(m) == before
+
+
+def test_the_index_counts_as_in_python():
+    m = nnx.Dict(seen=nnx.Variable(jnp.zeros(6, jnp.int32)))
+
+    def f(i, m):
+        m.seen[i] = i
+        return m
+
+    for bounds in ((2, 5), (jnp.int32(2), 5), (2, jnp.int32(5))):
+        m.seen.value = jnp.zeros(6, jnp.int32)
+        nnx.fori_loop(*bounds, f, m)
+        assert m.seen.value.tolist() == [0, 0, 2, 3, 4, 0]
+    nnx.fori_loop(5, 2, f, m)  # no iteration
+    assert m.seen.value.tolist() == [0, 0, 2, 3, 4, 0]
+    assert nnx.fori_loop(0, 3, lambda i, c: c, None) is None
+    small = nnx.fori_loop(jnp.uint8(0), jnp.uint8(3), lambda i, c: c + i.dtype.itemsize, 0)
+    assert int(small) == 3
+
+
+def test_unroll():
+    m, bounds = Foo(2.0), jax.make_jaxpr(lambda n: nnx.fori_loop(0, n, lambda i, c: c, 0))
+    for unroll in (2, True, 1):
+        m.n.value = jnp.array(0.0)
+        nnx.fori_loop(jnp.int32(0), jnp.int32(5), lambda i, m: step(m), m, unroll=unroll)
+        assert float(m.n.value) == 10.0
+    assert "while" in str(bounds(3))
+    with pytest.raises(
+        ValueError, match="`unroll` in `fori_loop` if the loop bounds are statically"
+    ):
+        jax.jit(lambda n: nnx.fori_loop(0, n, lambda i, c: c, 0, unroll=2))(3)
+
+
+def test_a_condition_may_look_at_variables():
+    m = Foo(2.0)
+    m.done = nnx.Variable(False)
+
+    def body(m):
+        step(m)
+        m.done.value = m.n > 5
+        return m
+
+    nnx.while_loop(lambda m: jnp.logical_not(m.done[...]), body, m)
+    assert (float(m.n.value), bool(m.done.value)) == (6.0, True)
+    m.done.value, m.n.value = jnp.array(True), jnp.array(0.0)
+    flag = nnx.while_loop(lambda d: d["go"], lambda d: {**d, "go": d["go"] & False}, {"go": True})
+    assert not flag["go"]
+    v = nnx.Variable(jnp.array(True))
+    assert nnx.while_loop(lambda v: v, lambda v: (v.set_value(v[...] & False), v)[1], v) is v
+    assert not v.value
+
+
+@every_loop
+def test_a_python_scalar_takes_the_type_that_the_body_gives_it(loop):
+    v = nnx.Variable(0)
+
+    def f(carry):
+        v, total = carry
+        v.value = v + 0.5
+        return v, total + 0.5
+
+    v, total = loop(f, (v, 0))
+    assert float(v.value) == float(total) == 2.0
+    assert v.value.dtype == total.dtype == jnp.float32
+
+
+@every_loop
+def test_arrays_held_without_a_variable_are_carried_too(loop):
+    m = nnx.Dict(a=jnp.zeros(2), b=[jnp.ones(2), jnp.ones(3)])
+    kept = m.b[1]
+
+    def f(m):
+        m.a = m.a + m.b[0]
+        m.b[0] = m.b[0] * 2
+        return m
+
+    assert loop(f, m) is m
+    assert m.a.tolist() == [15.0] * 2 and m.b[0].tolist() == [16.0] * 2 and m.b[1] is kept
+
+
+def test_random_streams_go_on_as_in_python():
+    rngs, other = nnx.Rngs(0), nnx.Rngs(0)
+    total = nnx.fori_loop(0, 3, lambda i, c: (c[0], c[1] + c[0].normal()), (rngs, 0.0))[1]
+    expected = sum(other.normal() for _ in range(3))
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+    assert int(rngs.default.count.value) == 3
+
+
+def test_gradients_are_those_of_hand_written_jax():
+    def loss(m):
+        step = lambda i, c: jnp.sin(c * m.x) + m.y
+        return nnx.fori_loop(0, 4, step, 1.0)
+
+    def carried(m):
+        def step(i, m):
+            m.n.value = jnp.sin(m.n * m.x) + m.y
+            return m
+
+        m.n.value = jnp.array(1.0)
+        return nnx.fori_loop(0, 4, step, m).n[...]
+
+    def bare(x, y):
+        return jax.lax.fori_loop(0, 4, lambda i, c: jnp.sin(c * x) + y, 1.0)
+
+    expected = jax.grad(bare, (0, 1))(0.5, 2.0)
+    for f in (loss, carried):
+        grads = nnx.jit(nnx.grad(f))(Foo(0.5, 2.0))
+        np.testing.assert_allclose([grads["x"].value, grads["y"].value], expected, rtol=1e-6)
+    tangent = nnx.jvp(lambda m: while_of(3)(step, m).n[...], (Foo(2.0),), (Foo(1.0),))[1]
+    assert float(tangent) == 3.0
+
+
+# constants -----------------------------------------------------------------------------------------
+
+
+@every_loop
+def test_what_is_only_read_is_a_constant_of_the_loop(loop):
+    captured = nnx.Param(jnp.ones((7, 7)))
+
+    class Big(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones((5, 5)))
+            self.n = nnx.BatchStat(jnp.zeros(5))
+
+    def f(m):
+        m.n[...] += m.w.sum(0) + captured.sum()
+        return m
+
+    text = []
+
+    def search(jaxpr):
+        for eqn in jaxpr.eqns:
+            if str(eqn.primitive) in ("while", "scan"):
+                text.append(sorted(v.aval.shape for v in eqn.outvars if v.aval.shape))
+            for value in eqn.params.values():
+                if hasattr(value, "jaxpr"):
+                    search(value.jaxpr)
+
+    search(nnx.make_jaxpr(lambda m: loop(f, m))(Big()).jaxpr)
+    assert text == [[(5,)]]
+
+
+def test_captured_variables_are_read_as_they_are_at_each_call():
+    m = Foo(2.0)
+    total = lambda: float(nnx.fori_loop(0, 3, lambda i, c: c + m.x, 0.0))
+    assert total() == 6.0
+    m.x.value = jnp.array(5.0)
+    assert total() == 15.0
+    limit = Foo(4.0)
+    count = lambda: int(nnx.while_loop(lambda c: c < limit.x, lambda c: c + 1, 0))
+    assert count() == 4
+    limit.x.value = jnp.array(2.0)
+    assert count() == 2
+
+
+# refusals ------------------------------------------------------------------------------------------
+
+
+def sets(m):
+    m.extra = 1
+    return m
+
+
+def adds(m):
+    m.new = nnx.Param(jnp.ones(()))
+    return m
+
+
+def removes(m):
+    del m.y
+    return m
+
+
+def annotates(m):
+    m.x.set_metadata(note=1)
+    return m
+
+
+def reshapes(m):
+    m.n.value = jnp.ones(3)
+    return m
+
+
+def takes_over(m):
+    new = Foo()
+    new.x = m.x
+    return new
+
+
+def text(m):
+    return "x"
+
+
+START = "body function carry input and carry output must have the same pytree structure, but "
+TYPES = "body function carry input and carry output must have equal types, but they differ at "
+REFUSED = {
+    "sets": (sets, START + r"the body changes attributes \['extra'\] of '<root>'. A loop cannot"),
+    "adds": (adds, START + r"the body changes attributes \['new'\] of '<root>'"),
+    "removes": (removes, START + r"the body changes attributes \['y'\]"),
+    "annotates": (annotates, START + "the body changes metadata of 'x'. A loop cannot change"),
+    "to a dict": (lambda m: {"m": m}, START + r"they differ: the output is .* in place of "),
+    "to an array": (lambda m: m.x * 1, START + "they differ at '<root>': the input is an object, "
+                    "the output an array. Return objects and Variables where they came in"),
+    "to another object": (lambda m: nnx.Dict(x=nnx.Param(m.x * 1)), START + "the objects differ: "
+                          "'<root>': Foo became Dict"),
+    "to another kind": (lambda m: nnx.Dict(x=nnx.Param(m.x * 1)).x, START + "the objects differ"),
+    "takes over": (takes_over, START + "the body puts Variables of its carry into new objects. "
+                   "Return the objects of the carry themselves"),
+    "to nothing": (lambda m: None, START + "they differ: "),
+}  # fmt: skip
+
+
+@every_loop
+@pytest.mark.parametrize(("f", "match"), REFUSED.values(), ids=REFUSED)
+def test_a_carry_of_another_structure_is_told_of_by_path(loop, f, match):
+    m = Foo()
+    before = snapshot(m)
+    nested = match.replace("'<root>'", "'1'").replace("metadata of 'x'", "metadata of '1.x'")
+    is_while = loop is LOOPS["while"]
+    if f(Foo()) is None or "place of" in match:
+        nested = START + "they differ: the output is " if is_while else match
+    # the classes of the reference: while_loop compares references first
+    with pytest.raises(ValueError if is_while else TypeError, match=nested if is_while else match):
+        loop(f, m)
+    assert snapshot(m) == before
+
+
+def named(f):
+    return lambda c: {**c, "m": f(c["m"])}
+
+
+WRONG = {
+    "variable": (named(reshapes), TYPES + r"'.*m.n': the input is float32\[\], the output float32\[3\]"),
+    "array": (lambda c: {**c, "k": jnp.ones(2)}, TYPES + r"'.*k': the input is float32\[\]"),
+    "dtype": (lambda c: {**c, "k": c["k"] * 1j}, TYPES + r"'.*k': .* the output complex64\[\]"),
+    "result": (lambda c: {**c, "k": "x"}, "returned a value of type 'str' at '.*k', which is not a"),
+}  # fmt: skip
+
+
+@every_loop
+@pytest.mark.parametrize(("f", "match"), WRONG.values(), ids=WRONG)
+def test_a_carry_of_other_types_is_told_of_by_path(loop, f, match):
+    m = Foo()
+    before = snapshot(m)
+    with pytest.raises(TypeError, match=match):
+        loop(f, {"m": m, "k": jnp.float32(1.0)})
+    assert snapshot(m) == before
+
+
+@every_loop
+def test_failures_and_writes_to_captured_objects_change_nothing(loop):
+    m, other = Foo(), Foo()
+    before = snapshot(m, other)
+
+    def fails(m):
+        sets(step(m))
+        raise RuntimeError("inside")
+
+    for f, error in (
+        (fails, RuntimeError),
+        (lambda m: (step(m), step(other))[0], nnx.TraceContextError),
+        (lambda m: other, ValueError),
+    ):
+        with pytest.raises(error, match="inside|different trace level"):
+            loop(f, m)
+        assert snapshot(m, other) == before
+
+
+@pytest.mark.parametrize(
+    ("loop", "error"),
+    [("while", ValueError), ("fori", TypeError), ("fori, traced bound", TypeError)],
+)
+def test_objects_must_come_back_where_they_came_in(loop, error):
+    a, b = Foo(), Foo()
+    before = snapshot(a, b)
+    for f, carry, match in (
+        (lambda c: c[::-1], (a, b), "the body returns the objects of its carry in other places"),
+        (lambda c: (c[0], c[0]), (a, b), "the body returns the objects of its carry in other"),
+        (lambda c: c[::-1], (a, 1.0), ("they differ at '.*0': the input is an object, the output an "
+         "array")),
+        (lambda c: (c[0], nnx.Variable(c[1])), (a, 1.0), "1': the input is an array, the output an"),
+        (lambda c: (c[0], nnx.clone(c[1])), (a, a), "the objects differ: '1': what is at '0' became"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=match):
+            LOOPS[loop](f, carry)
+    assert snapshot(a, b) == before
+
+
+def writing_condition(m):
+    step(m)
+    return m.n < 3
+
+
+@pytest.mark.parametrize(
+    ("condition", "match", "error"),
+    [
+        (writing_condition, r"cond_fun \(writing_condition\) changed its argument\. Only body_fun",
+         ValueError),
+        (lambda m: (sets(m), True)[1], r"cond_fun \(.*\) changed its argument", ValueError),
+        (lambda m: m.n, "cond_fun must return a boolean scalar, but got .*float32", TypeError),
+        (lambda m: None, "cond_fun must return a boolean scalar", TypeError),
+        (lambda m: 1 // 0, "by zero", ZeroDivisionError),
+    ],
+    ids=["writes", "restructures", "float", "nothing", "fails"],
+)  # fmt: skip
+def test_conditions_only_look(condition, match, error):
+    m = Foo()
+    before = snapshot(m)
+    with pytest.raises(error, match=match):
+        nnx.while_loop(condition, step, m)
+    assert snapshot(m) == before
+
+
+def test_arguments_that_are_no_arrays_and_sharing_in_tree_mode():
+    m = Foo()
+    body = lambda i, c: c
+    for bounds in ((0, 3), (0, jnp.int32(3))):
+        with pytest.raises(TypeError, match="fori_loop: cannot interpret 'k' as an array"):
+            nnx.fori_loop(*bounds, body, {"m": m, "k": "x"})
+    with pytest.raises(
+        TypeError, match="fori_loop: cannot interpret 'lower' as an array, it is of"
+    ):
+        nnx.fori_loop("0", 3, body, m)
+    with pytest.raises(TypeError, match="lower and upper arguments to fori_loop must have equal"):
+        nnx.fori_loop(jnp.float32(0), jnp.int32(3), body, m)
+    with pytest.raises(TypeError, match="while_loop: cannot interpret '1' as an array"):
+        nnx.while_loop(lambda c: False, lambda c: c, (m, "x"))
+    for loop in LOOPS.values():
+        with pytest.raises(ValueError, match="Duplicate Foo"):
+            loop(lambda c: c, [m, m], graph=False)
+
+
+@every_loop
+def test_without_graph_updates_structure_stays(loop):
+    m = Foo(2.0)
+    assert loop(lambda m: adds(sets(step(m))), m, graph_updates=False) is m
+    assert float(m.n.value) == 8.0 and not hasattr(m, "new") and not hasattr(m, "extra")
