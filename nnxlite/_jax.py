@@ -13,6 +13,7 @@ import weakref
 
 import jax
 from jax._src import core as _core
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax.core import Tracer as Tracer
 
 TraceRef = weakref.ReferenceType  # JAX hands out one weak reference per trace; compare with `is`
@@ -45,6 +46,11 @@ def current_trace() -> TraceRef:
 def is_tracing() -> bool:
     """Whether any JAX transform is tracing right now in this thread."""
     return trace_state.value is not EAGER
+
+
+def is_staging() -> bool:
+    """Whether the running trace records a program, rather than computing op by op."""
+    return isinstance(trace_state.value(), _partial_eval.DynamicJaxprTrace)
 
 
 def is_tracer(value: tp.Any) -> bool:

@@ -4,9 +4,10 @@ JAX caches traces by the identity of the function it is given.  So that its cach
 function under one set of options has one *core*, kept as long as the function lives; what JAX is
 given is made from the core and the interned `CallDef` alone.
 
-Loops and branches called outside every transform run as one compiled program, so that the second
-call does not trace.  That is right only while everything that the functions see besides their
-arguments is what it was when they were traced; `Surroundings` tell.
+Loops and branches run as one compiled program where no program is being recorded around them:
+outside every transform, or in an eager `grad` or `vmap`.  So the second call does not trace.  That
+is right only while everything that the functions see besides their arguments is what it was when
+they were traced; `Surroundings` tell.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import weakref
 
 import jax
 
-from nnxlite._jax import EAGER, trace_state
+from nnxlite._jax import EAGER, is_staging, trace_state
 from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, replay
 from nnxlite.boundary._prefixes import refuse_non_arrays
 from nnxlite.transforms._surroundings import Surroundings, look, surroundings_of
@@ -98,7 +99,8 @@ class Core:
 
     def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
         """Run the transform on the caller's objects and write back what it changed."""
-        seen = self.constants(call) if trace_state.value is EAGER else None
+        staging = trace_state.value is not EAGER and is_staging()
+        seen = None if staging else self.constants(call)
         if seen is None:
             fixed, result, written, fresh = self.run(call, inputs.plain, inputs.values)
         else:

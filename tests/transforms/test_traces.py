@@ -303,6 +303,31 @@ def test_an_eager_transform_in_a_python_loop(run, count):
         run(m)
 
 
+@pytest.mark.parametrize("name", ["cond", "switch", "fori_loop", "scan", "remat"])
+def test_an_eager_transform_inside_an_eager_gradient(name):
+    run, count = REMADE[name]
+
+    def loss(m):
+        return sum((x.sum() for x in jax.tree.leaves(run(m))), m.w.sum())
+
+    def gradient(m):
+        return nnx.grad(loss)(m)["w"].value
+
+    def make():
+        m = Counted()
+        m.label = "another structure than in the other tests"
+        return m
+
+    m, other = make(), make()
+    with traces(count):
+        first = gradient(m)
+        again = gradient(other)
+        run(make())
+        jax.vmap(lambda x: run(make()))(X)
+    assert first.tolist() == again.tolist() != [1.0, 1.0]
+    assert m.count.value == other.count.value
+
+
 def test_a_captured_number_is_part_of_the_function():
     def run(m, scale):
         return nnx.cond(True, lambda m: scale * call(m), stay, m)
@@ -389,6 +414,7 @@ OP_BY_OP = {
     "jit": lambda m: JITTED(m, X),
     "cond": REMADE["cond"][0],
     "scan": REMADE["scan"][0],
+    "grad of a scan": lambda m: nnx.grad(lambda m: REMADE["scan"][0](m)[1].sum())(m),
     "grad of a jitted function": lambda m: nnx.grad(lambda m: JITTED(m, X).sum())(m),
     "vmap of a jitted function": lambda m: nnx.vmap(JITTED, in_axes=(AXES, 0))(m, X),
 }
