@@ -6,11 +6,15 @@
 (1, 3)
 """
 
+import sys as _sys
+
 from nnxlite import _state as statelib
 from nnxlite import _traversals as traversals
 from nnxlite import compat as compat
 from nnxlite import filters as filterlib
 from nnxlite import graph as graphlib
+from nnxlite import helpers as helpers
+from nnxlite import objects as module
 from nnxlite import sharding as spmd
 from nnxlite import variables as variablelib
 from nnxlite._config import set_graph_mode as set_graph_mode
@@ -278,3 +282,20 @@ from nnxlite.variables import with_metadata as with_metadata
 from nnxlite.variables._refs import ArrayRef as ArrayRef
 from nnxlite.variables._refs import array_ref as array_ref
 from nnxlite.variables._refs import is_array_ref as is_array_ref
+
+# The submodules that bear the reference's names can be imported under them, too.
+for _name in (
+    "filterlib",
+    "graphlib",
+    "initializers",
+    "metrics",
+    "module",
+    "optimizer",
+    "pytreelib",
+    "rnglib",
+    "spmd",
+    "statelib",
+    "traversals",
+    "variablelib",
+):
+    _sys.modules[f"{__name__}.{_name}"] = globals()[_name]

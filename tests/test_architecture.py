@@ -25,7 +25,7 @@ LAYERS = [
     {"sharding", "filtered"},
     {"nn"},
     {"training", "inspect", "checkpoint"},
-    {"compat"},
+    {"compat", "helpers"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 

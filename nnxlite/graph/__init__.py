@@ -1,5 +1,10 @@
 """The graph engine: object graphs as interned definitions and leaves, and back."""
 
+from nnxlite._state import FlatState as FlatState
+from nnxlite._state import State as State
+from nnxlite._state import as_pure as as_pure
+from nnxlite._state import map_state as map_state
+from nnxlite._state import pure as pure
 from nnxlite.graph._defs import LeafAttr as LeafAttr
 from nnxlite.graph._defs import NodeAttr as NodeAttr
 from nnxlite.graph._defs import NodeDef as NodeDef
@@ -41,3 +46,7 @@ from nnxlite.graph._walk import iter_children as iter_children
 from nnxlite.graph._walk import iter_graph as iter_graph
 from nnxlite.graph._walk import map as map
 from nnxlite.graph._walk import recursive_map as recursive_map
+from nnxlite.variables import Variable as Variable
+from nnxlite.variables._refs import is_array_ref as is_array_ref
+
+VariableDef = VariableRecord

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
 import math
 import operator
 import typing as tp
@@ -315,6 +316,34 @@ def settings(nnx):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_agree(name):
     assert outcome(PROGRAMS[name], nnxlite) == outcome(PROGRAMS[name], ref)
+
+
+MODULES = [
+    "filterlib",
+    "graphlib",
+    "helpers",
+    "module",
+    "pytreelib",
+    "rnglib",
+    "spmd",
+    "statelib",
+    "traversals",
+    "variablelib",
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_submodules_are_imported_by_their_names(name):
+    ours = importlib.import_module(f"nnxlite.{name}")
+    assert ours is getattr(nnxlite, name)
+    expected = {
+        "graphlib": "State FlatState Variable VariableDef NodeDef NodeRef GraphDef split merge pop "
+        "is_array_ref map_state pure as_pure iter_graph register_graph_node_type",
+        "helpers": "Sequential List Dict TrainState",
+        "module": "Module iter_modules capture",
+    }.get(name, "").split()
+    theirs = importlib.import_module(f"flax.nnx.{name}")
+    assert [n for n in expected if not (hasattr(theirs, n) and hasattr(ours, n))] == []
 
 
 # The library's own side of it --------------------------------------------------------------------
