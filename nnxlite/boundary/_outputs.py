@@ -121,6 +121,7 @@ def leave(
     all_written: tp.Collection[int] = (),
     structure: bool = True,
     arrays: bool | None = None,
+    aliases: bool | None = None,
 ) -> Outputs:
     """Take apart what a function left: its result and the state of its arguments.
 
@@ -130,11 +131,17 @@ def leave(
         all_written: input leaves that count as written in any case.
         structure: whether structure changes of the arguments are repeated outside.
         arrays: whether arrays held without a Variable are written back; as `structure` if not given.
+        aliases: whether the result may hold Variables of the arguments; as `structure` if not given.
+
+    Raises:
+        ValueError: for a result that holds what it must not.
     """
     leaves, treedef = jax.tree_util.tree_flatten(result, is_leaf=is_root)
     where = tuple(i for i, leaf in enumerate(leaves) if is_root(leaf))
     roots = [leaves[i] for i in where]
     plain = [leaf for leaf in leaves if not is_root(leaf)]
+    if where and not (structure if aliases is None else aliases):
+        _refuse_aliases(inner, result, roots)
     new = _written(inner, all_written)
 
     def outputs(nodes: tuple[int, ...], graph: OutGraph | None, fresh: list[tp.Any]) -> Outputs:
@@ -294,6 +301,32 @@ def _refuse_captured(
                 f"to {describe_trace(trace)}. Pass it to the transformed function as an argument "
                 "instead of capturing it."
             )
+
+
+def _refuse_aliases(inner: Inner, result: tp.Any, roots: list[tp.Any]) -> None:
+    """Raise ValueError where a result holds a Variable of the arguments."""
+    call = inner.call
+    came_in = {
+        id(inner.nodes[n]): i for i, n in enumerate(call.graphdef.decoded.leaf_nodes) if n >= 0
+    }
+    found = traverse(roots)
+    decoded = GraphDef(found.tokens, len(roots)).decoded
+    for node, frame in zip(decoded.leaf_nodes, decoded.leaf_frames):
+        variable = found.nodes[node] if node >= 0 else None
+        leaf = came_in.get(id(variable))
+        if leaf is None:
+            continue
+        number, *below = decoded.path(frame)
+        places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
+        above = [path for path, value in places if is_root(value)][number]
+        argument = call.argument_of(call.where[call.leaf_roots()[leaf]])
+        raise ValueError(
+            f"Duplicate {type(variable).__name__}: the result holds it at "
+            f"'{path_text((*map(key_name, above), *below))}', and it came in at "
+            f"'{path_text((*argument[1:], *call.leaf_paths()[leaf]))}'. With "
+            "graph_updates=False (or graph=False) only values leave: return the value "
+            "(variable[...]); what is written into the Variable is kept in any case."
+        )
 
 
 def _detached(inner: Inner) -> list[tp.Any]:

@@ -60,7 +60,7 @@ class Look:
     @property
     def updates(self) -> bool:
         """Whether structure changes propagate."""
-        return resolve_updates(self._options.graph_updates)
+        return resolve_updates(self._options.graph_updates, self._options.graph)
 
     def outputs(self, plain: list[tp.Any], values: list[tp.Any]) -> tuple[tp.Any, Outputs]:
         """Run the function on leaves: its result as it is, and everything that leaves."""

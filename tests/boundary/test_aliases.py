@@ -1,0 +1,63 @@
+"""Results that hold Variables of the arguments: refused where only values leave a transform."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+
+MODES = [{"graph_updates": False}, {"graph": False}]
+MESSAGE = (
+    r"Duplicate Param: the result holds it at 'seen.w', and it came in at '0.w'\. With "
+    r"graph_updates=False \(or graph=False\) only values leave"
+)
+
+
+def counter():
+    return nnx.Dict(w=nnx.Param(jnp.ones(2)), n=nnx.BatchStat(jnp.zeros(2)))
+
+
+def show(m):
+    m.n[...] += 1
+    return {"seen": nnx.Dict(w=m.w)}
+
+
+RUNS = {
+    "jit": lambda m, **mode: nnx.jit(show, **mode)(m),
+    "vmap": lambda m, **mode: nnx.vmap(show, **mode)(m),
+    "remat": lambda m, **mode: nnx.remat(show, **mode)(m),
+    "cond": lambda m, **mode: nnx.cond(True, lambda t: show(*t), lambda t: show(*t), (m,), **mode),
+    "eval_shape": lambda m, **mode: nnx.eval_shape(show, m, **mode),
+    "checkify": lambda m, **mode: nnx.checkify(show, **mode)(m)[1],
+}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["plain", "tree"])
+@pytest.mark.parametrize("name", RUNS)
+def test_results_hold_no_variable_of_the_arguments(name, mode):
+    m = counter()
+    message = MESSAGE.replace("'0.w'", "'0.0.w'") if name == "cond" else MESSAGE
+    with pytest.raises(ValueError, match=message):
+        RUNS[name](m, **mode)
+    assert m.n[...].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_with_updates_the_result_holds_the_own_variable(name):
+    m = counter()
+    out = RUNS[name](m)
+    assert (out["seen"].w is m.w) == (name != "eval_shape")
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["plain", "tree"])
+def test_carries_keep_their_variables(mode):
+    m = counter()
+
+    def step(m):
+        m.n[...] += 1
+        return m
+
+    assert nnx.fori_loop(0, 2, lambda i, m: step(m), m, **mode).n is m.n
+    assert nnx.scan(lambda m, x: (step(m), x), **mode)(m, jnp.ones(2))[0].n is m.n
+    assert m.n[...].tolist() == [4, 4]
