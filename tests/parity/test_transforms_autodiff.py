@@ -15,35 +15,16 @@ import optax
 import pytest
 from jax.experimental import checkify
 
-import nnxlite as nnx
+from tests.parity.layers import ref
+from tests.parity.programs import ALL_MODES, PLAIN_MODES, Programs, compare, plain
 
-ref = pytest.importorskip("flax.nnx")
+import nnxlite as nnx  # isort: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference warns of its own plans
 
-PROGRAMS = []
-TREE = {"graph": False}
-PLAIN = {"graph_updates": False}
-PLAIN_MODES = {"plain": PLAIN, "tree": TREE, "both": {**TREE, **PLAIN}}
-
-
-def program(*modes):
-    """Collect a program, once or once for each of the named modes."""
-
-    def add(fun):
-        for mode in modes:
-            PROGRAMS.append(
-                pytest.param(functools.partial(fun, mode=mode[1]), id=f"{fun.__name__}-{mode[0]}")
-            )
-        if not modes:
-            PROGRAMS.append(pytest.param(fun, id=fun.__name__))
-        return fun
-
-    return add
-
-
-in_plain_modes = program(*PLAIN_MODES.items())
-in_all_modes = program(("updates", {}), *PLAIN_MODES.items())
+program = Programs()
+in_plain_modes = program(*PLAIN_MODES)
+in_all_modes = program(*ALL_MODES)
 
 
 @functools.cache
@@ -83,46 +64,6 @@ def models(lib):
             return jnp.sin(self.a[...]) * self.b[...] * x
 
     return types.SimpleNamespace(Counted=Counted, Foo=Foo, Net=Net, Tied=Tied)
-
-
-def plain(lib, x):
-    """A result in a form that both libraries share."""
-    if isinstance(x, lib.Variable):
-        return type(x).__name__, plain(lib, x.get_raw_value())
-    if isinstance(x, lib.State):
-        return {"state": {k: plain(lib, v) for k, v in x.items()}}
-    if isinstance(x, lib.Pytree):
-        return {type(x).__name__: plain(lib, lib.state(x, graph=True))}
-    if isinstance(x, lib.NodeStates):
-        return ["node", *[plain(lib, s) for s in x.states], x.metadata]
-    if isinstance(x, dict):
-        return {k: plain(lib, v) for k, v in x.items()}
-    if isinstance(x, (tuple, list)):
-        return [plain(lib, v) for v in x]
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return "shape", x.shape, str(x.dtype)
-    if isinstance(x, (jax.Array, np.ndarray)):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x = jax.random.key_data(x)
-        return "array", str(np.asarray(x).dtype), x.shape, np.asarray(x)
-    return x
-
-
-def assert_same(a, b):
-    if isinstance(a, np.ndarray):
-        if a.dtype.kind == "V":
-            return
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), (a, b)
-        for x, y in zip(a, b, strict=True):
-            assert_same(x, y)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for k in a:
-            assert_same(a[k], b[k])
-    else:
-        assert a == b
 
 
 # vjp ---------------------------------------------------------------------------------------------
@@ -180,7 +121,7 @@ def vjp_of_integers(lib, mode):
     return y, d_n.dtype == jax.dtypes.float0, d_x
 
 
-@program(("plain", PLAIN))
+@program("plain")
 def vjp_of_a_shared_module(lib, mode):
     m = models(lib).Counted()
     y, pull = lib.vjp(lambda a, b: a(1.0) + b["m"](2.0), m, {"m": m}, **mode)
@@ -188,7 +129,7 @@ def vjp_of_a_shared_module(lib, mode):
     return y, d_a, d_a is d_b["m"], m
 
 
-@program(("plain", PLAIN))
+@program("plain")
 def vjp_of_tied_weights(lib, mode):
     m = models(lib).Tied()
     y, pull = lib.vjp(lambda m, x: m(x), m, 2.0, **mode)
@@ -285,7 +226,7 @@ def jvp_of_what_is_written(lib, mode):
     return lib.jvp(f, (m,), (jax.tree.map(jnp.ones_like, m),), **mode), m
 
 
-@program(("plain", PLAIN))
+@program("plain")
 def jvp_of_a_shared_module(lib, mode):
     m = models(lib).Counted()
     t = jax.tree.map(jnp.ones_like, m)
@@ -521,7 +462,7 @@ def remat_of_a_structure_change(lib):
     return lib.remat(f)(m, 2.0) is m, m.new, m.size
 
 
-@program(("updates", {}), ("plain", PLAIN))
+@program("updates", "plain")
 def remat_of_a_shared_module(lib, mode):
     m = models(lib).Counted()
     return lib.remat(lambda a, b: a(1.0) + b(1.0), **mode)(m, m), m
@@ -574,7 +515,7 @@ def eval_shape_of_the_argument_itself(lib):
     return out is m, out, m
 
 
-@program(("plain", PLAIN))
+@program("plain")
 def make_jaxpr_of_a_module(lib, mode):
     m = models(lib).Counted()
     one = lib.make_jaxpr(lambda m, x: (m(x), x), **mode)(m, 2.0)
@@ -628,7 +569,7 @@ def train(lib, wrap):
     return [step(x) for _ in range(3)], lib.state(m), optimizer.step
 
 
-@program(("plain", PLAIN))
+@program("plain")
 def jit_partial_training(lib, mode):
     return train(lib, functools.partial(lib.jit_partial, **mode))
 
@@ -852,6 +793,6 @@ def test_compat_has_the_names_of_the_reference():
     assert compat_names(ref) <= compat_names(nnx)
 
 
-@pytest.mark.parametrize("run", PROGRAMS)
+@pytest.mark.parametrize("run", program.found)
 def test_program(run):
-    assert_same(plain(nnx, run(nnx)), plain(ref, run(ref)))
+    compare(run)
