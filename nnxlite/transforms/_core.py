@@ -101,15 +101,15 @@ class Core:
         """Run the transform on the caller's objects and write back what it changed."""
         staging = trace_state.value is not EAGER and is_staging()
         seen = None if staging else self.constants(call)
-        if seen is None:
-            fixed, result, written, fresh = self.run(call, inputs.plain, inputs.values)
-        else:
-            try:
+        try:
+            if seen is None:
+                out = self.run(call, inputs.plain, inputs.values)
+            else:
                 out = self.jitted(seen, call, inputs.plain, inputs.values)
-            except TypeError:
-                self.explain(call, inputs)
-                raise
-            fixed, result, written, fresh = out
+        except TypeError:
+            self.explain(call, inputs)
+            raise
+        fixed, result, written, fresh = out
         return replay(inputs, Outputs(fixed.value, result, written, fresh))
 
 

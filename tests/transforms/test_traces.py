@@ -385,6 +385,32 @@ def test_a_method_that_is_exchanged_is_seen():
     assert run(m) == 6.0
 
 
+def last(*args):
+    return args[-1]
+
+
+def keep(carry):
+    return carry
+
+
+@pytest.mark.parametrize("outer", [lambda f: f, nnx.jit, nnx.grad], ids=["eager", "jit", "grad"])
+@pytest.mark.parametrize(
+    "run, where",
+    [
+        (lambda x: nnx.cond(True, last, last, {"k": x}), "cond: .*'0.k'"),
+        (lambda x: nnx.switch(0, [last], 1.0, nnx.Dict(v=nnx.Variable(x))), "switch: .*'1.v'"),
+        (lambda x: nnx.while_loop(lambda c: False, keep, [x]), "while_loop: .*'0'"),
+        (lambda x: nnx.fori_loop(0, jnp.array(2), lambda i, c: c, {"k": x}), "fori_loop: .*'k'"),
+        (lambda x: nnx.scan(lambda c, x: (c, x))({"k": x}, X), "scan: .*'0.k'"),
+    ],
+    ids=["cond", "switch", "while_loop", "fori_loop", "scan"],
+)
+def test_an_argument_that_is_no_array_is_named_wherever_it_is_called(run, where, outer):
+    message = where.replace(": .*", ": cannot interpret ") + " as an array, it is of type 'str'"
+    with pytest.raises(TypeError, match=f"{message}.*let the function capture the value"):
+        outer(lambda y: (run("text"), y)[1])(1.0)
+
+
 # `grad`, `vmap` and their kin run op by op, as in JAX: Python runs at each call, and nothing is
 # traced or compiled by JAX after the first.
 
