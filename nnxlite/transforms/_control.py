@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 import typing as tp
 
 import jax
@@ -21,7 +23,7 @@ from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.graph._graphdef import Path
 from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.graph._traverse import traverse
-from nnxlite.transforms._callables import context_key, name_of, resolve_updates
+from nnxlite.transforms._callables import context_key, name_of, resolve_updates, unbind
 from nnxlite.transforms._core import Core, Crossing, core_for
 from nnxlite.variables import Variable
 
@@ -66,17 +68,23 @@ class Branches(Core):
                 "one), got an object, None or a container."
             )
         chooser, rest = plain[0], plain[1:]
+        funs = self.funs
 
-        def body(fun: tp.Callable[..., tp.Any]) -> Body:
+        def apply(number: int, tree: tp.Any) -> tp.Any:
+            operands, carried = tree[1:]
+            args, kwargs = carried.get(_branch(self.name, number), ((), {}))
+            return funs[number](*args, *operands, **kwargs)
+
+        def body(number: int) -> Body:
             return trace_body(
                 call,
-                lambda tree: fun(*tree[1]),
+                functools.partial(apply, number),
                 lambda plain, values: ([chooser, *plain], values),
                 (rest, values),
                 structure=self.options.structure,
             )
 
-        bodies = [body(fun) for fun in self.funs]
+        bodies = [body(number) for number in range(len(funs))]
         written = tuple(sorted({leaf for b in bodies for leaf in b.definition.written}))
         definitions = [dataclasses.replace(b.definition, written=written) for b in bodies]
         self._check(call, bodies, definitions, values)
@@ -218,7 +226,8 @@ def cond(
 
     Args:
         pred: a boolean scalar, or a Variable that holds one.
-        true_fun, false_fun: functions of the operands.
+        true_fun, false_fun: functions of the operands. Objects behind bound methods, callable
+            objects and partials are operands, too.
         graph, graph_updates: see `jit`.
 
     Raises:
@@ -232,9 +241,7 @@ def cond(
     >>> int(counter.n.value)
     1
     """
-    inputs, call = _start((_unwrapped(pred), operands), "cond", graph)
-    options = FlowOptions("cond", resolve_updates(graph_updates, graph))
-    return core_for(Branches, (true_fun, false_fun), options)(inputs, call)
+    return _choose("cond", pred, (true_fun, false_fun), operands, graph, graph_updates)
 
 
 def switch(
@@ -255,8 +262,29 @@ def switch(
     branches = tuple(branches)
     if not branches:
         raise ValueError("switch needs at least one branch.")
-    inputs, call = _start((_unwrapped(index), operands), "switch", graph)
-    options = FlowOptions("switch", resolve_updates(graph_updates, graph))
+    return _choose("switch", index, branches, operands, graph, graph_updates)
+
+
+def _choose(
+    name: str,
+    chooser: tp.Any,
+    branches: tuple[tp.Callable[..., tp.Any], ...],
+    operands: tuple[tp.Any, ...],
+    graph: bool | None,
+    graph_updates: bool | None,
+) -> tp.Any:
+    """`cond` and `switch`; objects that bound methods and partials carry are operands, too."""
+    carried = {}
+    if not all(type(fun) is types.FunctionType for fun in branches):
+        unbound = [unbind(fun) for fun in branches]
+        branches = tuple(u.fun for u in unbound)
+        carried = {
+            _branch(name, i): (u.args, u.kwargs)
+            for i, u in enumerate(unbound)
+            if u.args or u.kwargs
+        }
+    inputs, call = _start((_unwrapped(chooser), operands, carried), name, graph)
+    options = FlowOptions(name, resolve_updates(graph_updates, graph))
     return core_for(Branches, branches, options)(inputs, call)
 
 

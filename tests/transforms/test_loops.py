@@ -376,7 +376,7 @@ def test_objects_must_come_back_where_they_came_in(loop, error):
         (lambda c: c[::-1], (a, 1.0), ("they differ at '.*0': the input is an object, the output an "
          "array")),
         (lambda c: (c[0], nnx.Variable(c[1])), (a, 1.0), "1': the input is an array, the output an"),
-        (lambda c: (c[0], nnx.clone(c[1])), (a, a), "the objects differ: '1': what is at '0' became"),
+        (lambda c: (c[0], nnx.clone(c[1])), (a, a), "the objects differ: '.*1': what is at '.*0' became"),
     ):  # fmt: skip
         with pytest.raises(error, match=match):
             LOOPS[loop](f, carry)
