@@ -42,7 +42,7 @@ def cond_that_writes(lib, mode):
     return run(True), plain(lib, m), run(False), m, run(jnp.array(True)), run(1)
 
 
-@program(*all_modes)
+@program("updates", "plain")
 def cond_under_jit_and_grad(lib, mode):
     m = models(lib).Counted()
 
@@ -100,7 +100,7 @@ def cond_of_random_streams(lib, mode):
     return f(True), f(False), drop
 
 
-@program(*all_modes)
+@program("updates", "plain")
 def switch_between_layers(lib, mode):
     layers = lib.List([lib.Linear(2, 2, rngs=lib.Rngs(i)) for i in range(3)])
     branches = [lambda ls, x, i=i: ls[i](x) for i in range(3)]
@@ -214,7 +214,7 @@ def fori_loop_bounds_and_options(lib, mode):
     return out
 
 
-@program(*all_modes)
+@program("updates", "plain")
 def loops_of_random_streams_and_statistics(lib, mode):
     net = models(lib).Net(lib.Rngs(0))
     body = lambda i, carry: (carry[0], carry[0](carry[1]))

@@ -188,7 +188,7 @@ def shard_map_refusals(lib, mode):
 # scan --------------------------------------------------------------------------------------------
 
 
-@program(*all_modes)
+@program("updates", "plain")
 def scan_over_layers(lib, mode):
     @lib.vmap
     def make(key):

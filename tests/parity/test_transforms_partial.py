@@ -51,7 +51,7 @@ def checkify_of_index_and_user_errors(lib, mode):
     return error.get() is not None, attempt(error.throw), y.shape
 
 
-@program(*all_modes)
+@program("updates", "plain")
 def eval_shape_of_a_training_step(lib, mode):
     net = models(lib).Net(lib.Rngs(0))
     before = plain(lib, lib.state(net))
@@ -71,7 +71,7 @@ def eval_shape_of_a_cycle(lib, mode):
     return a.next is b, b.next is a, a
 
 
-@program(*all_modes)
+@program("updates", "plain")
 def eval_shape_then_fill(lib, mode):
     m = lib.eval_shape(lambda: lib.Linear(2, 3, rngs=lib.Rngs(0)), **mode)
     graphdef, state = lib.split(m)

@@ -318,7 +318,7 @@ def vmap_of_an_ensemble_in_training(lib, mode):
 
     @lib.vmap(**mode)
     def make_optimizer(m):
-        return lib.Optimizer(m, optax.adam(1e-2), wrt=lib.Param)
+        return lib.Optimizer(m, optax.sgd(0.1), wrt=lib.Param)
 
     @lib.jit
     @lib.vmap(in_axes=(0, 0, None), **mode)
