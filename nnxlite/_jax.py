@@ -127,9 +127,10 @@ def key_name(entry: tp.Any) -> tp.Any:
 
 def jaxpr_as_fun(jaxpr: tp.Any, consts: tp.Sequence[tp.Any]) -> tp.Callable[..., list[tp.Any]]:
     """The function of flat arrays that a jaxpr with these constants stands for."""
-    from jax.extend import core  # here, since it takes long to import
-
-    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))
+    # Not by way of jax.extend: to import that takes long, and adds settings to JAX's trace key, so
+    # that everything traced before, or during the import, would be traced again.
+    close = getattr(_core, "ClosedJaxpr", None)  # since JAX 0.12 a Jaxpr holds its constants
+    return _core.jaxpr_as_fun(close(jaxpr, consts) if close else jaxpr.with_consts(consts))
 
 
 # Python -------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def scaled_by_hand(g):
 def grad(f):
     def run(m, x):
         d_m, d_x = nnx.grad(lambda m, x: f(m, x).sum(), argnums=(0, 1))(m, x)
-        return d_x + total(d_m)
+        return d_x + total(nnx.state(d_m, nnx.Param))
 
     return run
 
@@ -82,7 +82,7 @@ def value_and_grad(f):
 
     def run(m, x):
         (value, aux), grads = nnx.value_and_grad(loss, has_aux=True)(m, x)
-        return value + aux + total(grads)
+        return value + aux + total(nnx.state(grads, nnx.Param))
 
     return run
 
@@ -419,6 +419,13 @@ def test_every_model_through_every_transform(name, transform):
     with pytest.raises((TypeError, ValueError), match="carry"):
         transform.ours(lambda m, x: m(x))(model, X)
     assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("name", ["ring", "memory"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_the_same_without_graph_updates(name, transform):
+    with nnx.set_graph_updates(False):
+        check(CATALOGUE[name], False, [TRANSFORMS[transform]])
 
 
 def allowed(outer, inner):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import subprocess
+import sys
 
 import jax
 import jax.monitoring
@@ -473,6 +475,21 @@ def test_a_jitted_function_inside_other_transforms_is_traced_once():
             nnx.value_and_grad(lambda m: jitted(m, X).sum())(m)
             nnx.vjp(jitted, m, X)
     assert [int(m.count.value) for m in models] == [3] * 4
+
+
+FIRST_IN_A_PROCESS = """
+import jax.numpy as jnp
+import nnxlite as nnx
+
+traces = []
+for _ in range(2):
+    nnx.fori_loop(0, 2, lambda i, x: (traces.append(i), x + 1)[1], jnp.ones(2))
+assert len(traces) == 1, "the first call brought in something that JAX's trace key holds"
+"""
+
+
+def test_the_very_first_loop_of_a_process_is_traced_once():
+    subprocess.run([sys.executable, "-c", FIRST_IN_A_PROCESS], check=True, timeout=120)
 
 
 # Static arguments and settings ---------------------------------------------------------------------
