@@ -18,6 +18,8 @@ import collections
 import dis
 import enum
 import functools
+import inspect
+import operator
 import types
 import typing as tp
 import weakref
@@ -71,6 +73,9 @@ _UNCALLED = frozenset(
         "__sizeof__", "__str__", "__subclasshook__",
     }
 )  # fmt: skip
+_BY_NAME = (getattr, hasattr, inspect.getattr_static, operator.attrgetter, operator.methodcaller)
+_EVERY = "__dict__"
+"""Stands among the mentioned attribute names for all of them: code that computes names may read any."""
 _LIMIT = 500
 """How many functions are looked at before giving up."""
 
@@ -343,6 +348,8 @@ class _Look:
             raise Changing
         if not _is_trusted(module) or value.__name__ in _IMPURE_BUILTINS:
             raise Changing
+        if value in _BY_NAME:
+            self.attributes.add(_EVERY)
         self.key.append(value)
 
     def _object(self, value: tp.Any) -> None:
@@ -367,6 +374,8 @@ class _Look:
             return
         code = fun.__code__
         self.key.append(ById(code))
+        if fun in _BY_NAME:
+            self.attributes.add(_EVERY)
         closure = fun.__closure__ or ()
         if _is_trusted(fun.__globals__.get("__name__")):
             for i, cell in enumerate(closure):
@@ -424,7 +433,7 @@ class _Look:
                     found = value.__dict__.get(name, _MISSING)
                     self._expect(value, name, found)
                     value = found
-            elif isinstance(value, type) and not _is_trusted(value.__module__):
+            elif isinstance(value, type) and not _is_trusted(value.__module__) and name != _EVERY:
                 value = self._entry(value, name)
             else:
                 break
@@ -439,12 +448,16 @@ class _Look:
             if not _is_trusted(base.__module__):
                 self._expect(base, name, found)
             if found is not _MISSING:
+                if isinstance(found, classmethod):
+                    self._class(cls)
                 return _function_of(found)
         return _MISSING
 
     def _class(self, cls: type) -> None:
         """A class that is used as a value: it may be called."""
         self.key.append(weakref.ref(cls))
+        if cls in _BY_NAME:
+            self.attributes.add(_EVERY)
         if not _is_trusted(cls.__module__) and cls not in self._built:
             self.self_contained = False  # its methods may hold on to anything
             self._built.append(cls)
@@ -472,7 +485,7 @@ class _Look:
             return cls in self._built and isinstance(value, types.FunctionType)
         if name.startswith("__") and name.endswith("__"):
             return name not in _UNCALLED and callable(value) and not isinstance(value, type)
-        return name in self.attributes
+        return name in self.attributes or _EVERY in self.attributes
 
 
 def _function_of(value: tp.Any) -> tp.Any:
