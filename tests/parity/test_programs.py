@@ -1,0 +1,912 @@
+"""Whole programs, as people write them, give what they give with the reference.
+
+Each program takes the library under the name `nnx` and returns whatever it would print or save.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing as tp
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import nnxlite
+
+flax = pytest.importorskip("flax")
+from flax import nnx as flax_nnx  # noqa: E402
+
+Lib = tp.Any
+SETTINGS = {"hijax", "ref", "eager_sharding", "mesh"}
+PROGRAMS: dict[str, tp.Callable[[Lib], tp.Any]] = {}
+
+
+def program(function):
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+# What a program returned, as values that can be compared ----------------------------------------
+
+
+def plain(lib: Lib, value: tp.Any) -> tp.Any:
+    """The value with States, Variables and arrays of a library as plain tuples and arrays."""
+    again = functools.partial(plain, lib)
+    if isinstance(value, lib.State):
+        return [(path, again(leaf)) for path, leaf in lib.to_flat_state(value)]
+    if isinstance(value, lib.Variable):
+        metadata = {k: again(v) for k, v in value.get_metadata().items() if k not in SETTINGS}
+        return type(value).__name__, again(value.get_value()), metadata
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return again(jax.random.key_data(value))
+    if isinstance(value, (jax.Array, np.ndarray)):
+        return str(value.dtype), np.asarray(value)
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return value.shape, str(value.dtype)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return again({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    if isinstance(value, dict):
+        return {key: again(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [again(item) for item in value]
+    return value.__name__ if isinstance(value, type) else value
+
+
+def assert_same(ours: tp.Any, theirs: tp.Any, where: str) -> None:
+    assert type(ours) is type(theirs), where
+    if isinstance(ours, dict):
+        assert set(ours) == set(theirs), where
+        for key, item in ours.items():
+            assert_same(item, theirs[key], f"{where}.{key}")
+    elif isinstance(ours, (list, tuple)):
+        assert len(ours) == len(theirs), where
+        for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            assert_same(a, b, f"{where}[{i}]")
+    elif isinstance(ours, np.ndarray):
+        if ours.dtype.kind not in "biu":
+            ours, theirs = ours.astype(np.float32), theirs.astype(np.float32)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6, err_msg=where)
+    else:
+        assert ours == theirs, where
+
+
+def raised(function: tp.Callable[[], tp.Any]) -> str:
+    """The name of the exception that a call raises."""
+    with pytest.raises(Exception) as caught:
+        function()
+    return caught.type.__name__
+
+
+# Parts that several programs share --------------------------------------------------------------
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def perceptron(nnx: Lib, seed: int = 0, rate: float = 0.0):
+    class Perceptron(nnx.Module):
+        def __init__(self, rngs):
+            self.norm = nnx.BatchNorm(3, rngs=rngs)  # first, so that no parameter is without effect
+            self.linear1 = nnx.Linear(3, 4, rngs=rngs)
+            self.dropout = nnx.Dropout(rate, rngs=rngs)
+            self.linear2 = nnx.Linear(4, 2, rngs=rngs)
+
+        def __call__(self, x):
+            return self.linear2(nnx.tanh(self.dropout(self.linear1(self.norm(x)))))
+
+    return Perceptron(nnx.Rngs(seed))
+
+
+def squares(model, x, y=0.0):
+    return jnp.mean((model(x) - y) ** 2)
+
+
+# Training ---------------------------------------------------------------------------------------
+
+
+@program
+def classifier(nnx):
+    class CNN(nnx.Module):
+        def __init__(self, *, rngs):
+            self.conv = nnx.Conv(1, 4, kernel_size=(3, 3), use_bias=False, rngs=rngs)
+            self.norm = nnx.BatchNorm(4, rngs=rngs)
+            self.dropout = nnx.Dropout(rate=0.25)
+            self.pool = functools.partial(nnx.avg_pool, window_shape=(2, 2), strides=(2, 2))
+            self.out = nnx.Linear(16, 5, rngs=rngs)
+
+        def __call__(self, x, rngs=None):
+            x = self.pool(nnx.relu(self.norm(self.dropout(self.conv(x), rngs=rngs))))
+            return self.out(x.reshape(x.shape[0], -1))
+
+    model = CNN(rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adamw(0.005, 0.9), wrt=nnx.Param)
+    metrics = nnx.MultiMetric(accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss"))
+    batch = {"image": normal(1, 6, 4, 4, 1), "label": jnp.arange(6) % 5}
+
+    def loss_fn(model, rngs, batch):
+        logits = model(batch["image"], rngs)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        return losses.mean(), logits
+
+    @nnx.jit
+    def train_step(model, optimizer, metrics, rngs, batch):
+        (loss, logits), grads = nnx.value_and_grad(loss_fn, has_aux=True)(model, rngs, batch)
+        metrics.update(loss=loss, logits=logits, labels=batch["label"])
+        optimizer.update(model, grads)
+
+    rngs, history = nnx.Rngs(0), []
+    model.train()
+    for _ in range(2):
+        train_step(model, optimizer, metrics, rngs, batch)
+        history.append(metrics.compute())
+        metrics.reset()
+    model.eval()
+    flags = model.norm.use_running_average, model.dropout.deterministic
+    states = nnx.state((model, optimizer, metrics, rngs))
+    return history, flags, states, model(batch["image"])
+
+
+@program
+def variational_autoencoder(nnx):
+    class Loss(nnx.Variable):
+        pass
+
+    class Encoder(nnx.Module):
+        def __init__(self, rngs):
+            self.rngs = rngs
+            self.mean = nnx.Linear(4, 2, rngs=rngs)
+            self.std = nnx.Linear(4, 2, rngs=rngs)
+
+        def __call__(self, x):
+            mean, std = self.mean(x), jnp.exp(self.std(x))
+            self.kl_loss = Loss(jnp.mean(-jnp.log(std**2) - 1.0 + std**2 + mean**2) / 2)
+            return mean + std * jax.random.normal(self.rngs.noise(), mean.shape)
+
+    class VAE(nnx.Module):
+        def __init__(self, rngs):
+            self.encoder = Encoder(rngs)
+            self.decoder = nnx.Linear(2, 4, rngs=rngs)
+
+        def __call__(self, x):
+            return self.decoder(self.encoder(x))
+
+    model = VAE(nnx.Rngs(0, noise=1))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    x = normal(2, 5, 4)
+
+    @nnx.jit
+    def train_step(model, optimizer, x):
+        def loss_fn(model):
+            fit = squares(model, x, x)
+            return fit + 0.1 * sum(jax.tree.leaves(nnx.pop(model, Loss)), 0.0)
+
+        loss, grads = nnx.value_and_grad(loss_fn)(model)
+        optimizer.update(model, grads)
+        return loss
+
+    losses = [train_step(model, optimizer, x) for _ in range(2)]
+    model(x)
+    return losses, nnx.state(model), nnx.state(model, Loss)
+
+
+@program
+def adversaries_with_two_optimizers(nnx):
+    class Discriminator(nnx.Module):
+        def __init__(self, rngs):
+            self.inner = nnx.SpectralNorm(nnx.Linear(2, 4, rngs=rngs), rngs=rngs)
+            self.dropout = nnx.Dropout(0.3, rngs=rngs)
+            self.out = nnx.Linear(4, 1, rngs=rngs)
+
+        def __call__(self, x):
+            return self.out(self.dropout(nnx.leaky_relu(self.inner(x), 0.2)))
+
+    rngs = nnx.Rngs(params=0, dropout=1, z=2)
+    generator = nnx.Sequential(nnx.BatchNorm(3, rngs=rngs), nnx.Linear(3, 2, rngs=rngs), nnx.tanh)
+    critic = Discriminator(rngs)
+    optimizers = [
+        nnx.Optimizer(m, optax.adam(1e-2, b1=0.5), wrt=nnx.Param) for m in (generator, critic)
+    ]
+
+    def entropy(logits, label):
+        return optax.sigmoid_binary_cross_entropy(logits, jnp.full_like(logits, label)).mean()
+
+    @nnx.jit
+    def step(generator, critic, optimizers, rngs, real):
+        noise = rngs.z.normal((real.shape[0], 3))
+        fake = generator(noise)
+        loss_c, grads = nnx.value_and_grad(
+            lambda critic: entropy(critic(real), 1.0) + entropy(critic(fake), 0.0)
+        )(critic)
+        optimizers[1].update(critic, grads)
+        loss_g, grads = nnx.value_and_grad(lambda g, c: entropy(c(g(noise)), 1.0))(
+            generator, critic
+        )
+        optimizers[0].update(generator, grads)
+        return loss_g, loss_c
+
+    losses = [step(generator, critic, optimizers, rngs, normal(3, 4, 2)) for _ in range(2)]
+    return losses, nnx.state([generator, critic, rngs, *optimizers])
+
+
+@program
+def target_network(nnx):
+    q = nnx.Sequential(
+        nnx.Linear(4, 8, kernel_init=nnx.initializers.orthogonal(2**0.5), rngs=nnx.Rngs(0)),
+        nnx.relu,
+        nnx.Linear(8, 2, bias_init=nnx.initializers.constant(0.1), rngs=nnx.Rngs(1)),
+    )
+    target = nnx.clone(q)
+    tx = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2))
+    optimizer = nnx.Optimizer(q, tx, wrt=nnx.Param)
+    now, later, actions = normal(4, 3, 4), normal(5, 3, 4), jnp.array([0, 1, 0])
+
+    @nnx.jit
+    def step(q, target, optimizer, tau=0.1):
+        wanted = 1.0 + 0.99 * target(later).max(-1)
+
+        def loss_fn(q):
+            chosen = q(now)[jnp.arange(3), actions]
+            return optax.huber_loss(chosen, wanted).mean(), chosen
+
+        found, grads = nnx.value_and_grad(loss_fn, has_aux=True)(q)
+        optimizer.update(q, grads)
+        mixed = jax.tree.map(lambda a, b: tau * a + (1 - tau) * b, nnx.state(q), nnx.state(target))
+        nnx.update(target, mixed)
+        return found
+
+    found = [step(q, target, optimizer) for _ in range(2)]
+    return found, nnx.state(target), nnx.state(q), optimizer.step
+
+
+@program
+def gradients_accumulated_in_a_scan(nnx):
+    model = perceptron(nnx, rate=0.2)
+    optimizer = nnx.Optimizer(model, optax.MultiSteps(optax.adam(1e-2), 2), wrt=nnx.Param)
+    xs = normal(6, 3, 2, 3)
+
+    @jax.jit
+    def train(graphdef, state, xs):
+        model, optimizer = nnx.merge(graphdef, state)
+        inner, params, rest = nnx.split(model, nnx.Param, ...)
+
+        def micro(carry, x):
+            rest, total = carry
+
+            def loss_fn(params):
+                model = nnx.merge(inner, params, rest, copy=True)
+                return squares(model, x), nnx.state(model, nnx.Not(nnx.Param))
+
+            (loss, rest), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+            return (rest, jax.tree.map(jnp.add, total, grads)), loss
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        (rest, grads), losses = jax.lax.scan(micro, (rest, zeros), xs)
+        nnx.update(model, rest)
+        optimizer.update(model, jax.tree.map(lambda g: g / 3, grads))
+        return nnx.state((model, optimizer)), losses
+
+    graphdef, state = nnx.split((model, optimizer))
+    for _ in range(2):
+        state, losses = train(graphdef, state, xs)
+    nnx.update((model, optimizer), state)
+    return losses, nnx.state((model, optimizer))
+
+
+@program
+def functional_loop(nnx):
+    graphdef, params, stats, keys = nnx.split(
+        perceptron(nnx, rate=0.5), nnx.Param, nnx.BatchStat, nnx.RngState
+    )
+    tx = optax.adamw(1e-2)
+    opt_state, x = tx.init(params), normal(7, 4, 3)
+
+    @jax.jit
+    def step(params, stats, keys, opt_state):
+        def loss_fn(params):
+            model = nnx.merge(graphdef, params, stats, keys, copy=True)
+            loss = squares(model, x)
+            return loss, nnx.split(model, nnx.Param, nnx.BatchStat, ...)[2:]
+
+        (loss, rest), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+        updates, new = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), *rest, new, loss
+
+    for _ in range(2):
+        params, stats, keys, opt_state, loss = step(params, stats, keys, opt_state)
+    model = nnx.merge(graphdef, params, stats, keys)
+    model.eval()
+    graphdef, state = nnx.split(model)
+    each = jax.vmap(lambda x: nnx.merge(graphdef, state)(x[None])[0])(x)
+    return (
+        loss,
+        params,
+        stats,
+        keys,
+        each,
+        nnx.call((graphdef, state))(x)[0],
+        jax.tree.leaves(model),
+    )
+
+
+@program
+def line_search_and_hyperparameters(nnx):
+    x = normal(8, 5, 3)
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.lbfgs(), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer):
+        graphdef = nnx.graphdef(model)
+        loss, grads = nnx.value_and_grad(squares)(model, x, 1.0)
+        further = {"grad": grads, "value": loss}
+        further["value_fn"] = lambda params: squares(nnx.merge(graphdef, params), x, 1.0)
+        optimizer.update(model, grads, **further)
+        return loss
+
+    losses = [step(model, optimizer) for _ in range(2)]
+    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    second = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    second.opt_state.hyperparams["learning_rate"][...] = 0.5
+    second.update(model=model, grads=nnx.grad(squares)(model, x))
+    return losses, nnx.state(model), nnx.state(second)
+
+
+@program
+def frozen_parts_and_surgery(nnx):
+    model = perceptron(nnx)
+
+    class Frozen(nnx.Param):
+        pass
+
+    model.linear1.kernel = Frozen(model.linear1.kernel[...])
+    model.linear2 = nnx.Linear(4, 5, rngs=nnx.Rngs(1))
+    wrt = nnx.All(nnx.Param, nnx.Not(Frozen), nnx.Not(nnx.PathContains("norm")))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=wrt)
+    x = normal(9, 2, 3)
+    loss, grads = nnx.value_and_grad(squares, argnums=nnx.DiffState(0, wrt))(model, x)
+    optimizer.update(model, grads)
+    optimizer.update(model, nnx.grad(squares)(model, x))  # of all, not only of what it updates
+    adapted = nnx.recursive_map(
+        lambda path, node: (
+            nnx.LoRA(node.in_features, 2, node.out_features, base_module=node, rngs=nnx.Rngs(2))
+            if isinstance(node, nnx.Linear)
+            else node
+        ),
+        model,
+    )
+    modules = [(path, type(module)) for path, module in nnx.iter_modules(model)]
+    errors = [
+        raised(lambda: model.set_attributes(nothing=1)),
+        raised(lambda: nnx.view(model, nothing=True)),
+        raised(lambda: nnx.split(model, nnx.BatchStat)),
+    ]
+    return loss, grads, nnx.state(model), nnx.state(adapted), modules, errors
+
+
+@program
+def metrics_of_ones_own(nnx):
+    class Recall(nnx.Metric):
+        def __init__(self):
+            self.found = nnx.metrics.MetricState(jnp.array(0.0))
+            self.all = nnx.metrics.MetricState(jnp.array(0.0))
+
+        def reset(self):
+            self.found[...], self.all[...] = 0.0, 0.0
+
+        def update(self, *, logits, labels, **_):
+            self.found[...] += jnp.sum((logits.argmax(-1) == 1) & (labels == 1))
+            self.all.value = self.all.value + labels.sum()
+
+        def compute(self):
+            return self.found / self.all
+
+    metrics = nnx.MultiMetric(
+        recall=Recall(), accuracy=nnx.metrics.Accuracy(), spread=nnx.metrics.Welford("loss")
+    )
+    logits, labels = normal(10, 6, 2), jnp.array([0, 1, 1, 0, 1, 0])
+    update = nnx.jit(lambda m, logits: m.update(logits=logits, labels=labels, loss=logits.sum(-1)))
+    for i in range(2):
+        update(metrics, logits + i)
+    found = metrics.compute()
+    state = nnx.state(metrics)
+    metrics.reset()
+    return found, state, nnx.state(metrics), raised(lambda: nnx.metrics.Average("a").update(b=1.0))
+
+
+# Models -----------------------------------------------------------------------------------------
+
+
+@program
+def language_model_with_cached_decoding(nnx):
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        vocabulary: int = 11
+        width: int = 4
+        length: int = 4
+
+    class LM(nnx.Module):
+        def __init__(self, config, rngs):
+            self.config = config
+            self.tokens = nnx.Embed(config.vocabulary, config.width, rngs=rngs)
+            self.places = nnx.Embed(config.length, config.width, rngs=rngs)
+            self.norm = nnx.LayerNorm(config.width, rngs=rngs)
+            self.attention = nnx.MultiHeadAttention(
+                num_heads=2, in_features=config.width, dropout_rate=0.1, decode=False, rngs=rngs
+            )
+            self.index = nnx.Cache(jnp.zeros((), jnp.int32))
+
+        def __call__(self, tokens, decode=False):
+            places, mask = jnp.arange(tokens.shape[1]), None
+            if decode:
+                places = places + self.index[...]
+                self.index[...] += tokens.shape[1]
+            else:
+                mask = nnx.make_causal_mask(tokens)
+            x = self.tokens(tokens) + self.places(places)
+            x = x + self.attention(self.norm(x), mask=mask, decode=decode)
+            return self.tokens.attend(x)
+
+    config = Config()
+    model = LM(config, nnx.Rngs(0, dropout=1))
+    tokens = jnp.array([[1, 2, 3, 4]])
+    modeless = raised(lambda: model(tokens))
+    model.train()
+    noisy = model(tokens)
+    model.eval()
+    whole = model(tokens)
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, nnx.MultiHeadAttention):
+            module.init_cache((1, config.length, config.width))
+    decode = nnx.jit(lambda model, token: model(token, decode=True))
+    parts = [decode(model, tokens[:, i : i + 1]) for i in range(config.length)]
+    np.testing.assert_allclose(jnp.concatenate(parts, 1), whole, rtol=1e-4, atol=1e-5)
+    return noisy, whole, parts, nnx.state(model), modeless
+
+
+@program
+def low_rank_adaptation(nnx):
+    class Gated(nnx.Module):
+        def __init__(self, rngs):
+            self.gate = nnx.Linear(3, 4, use_bias=False, rngs=rngs)
+            self.up = nnx.LoRALinear(3, 4, lora_rank=2, use_bias=False, rngs=rngs)
+            base = nnx.Linear(4, 3, rngs=rngs)
+            self.down = nnx.LoRA(4, 2, 3, base_module=base, rngs=rngs)
+
+        def __call__(self, x):
+            return self.down(nnx.silu(self.gate(x)) * self.up(x))
+
+    model, x = Gated(nnx.Rngs(0)), normal(12, 2, 3)
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.LoRAParam)
+    wrt = nnx.DiffState(0, nnx.LoRAParam)
+
+    @nnx.jit
+    def step(model, optimizer):
+        loss, grads = nnx.value_and_grad(squares, argnums=wrt)(model, x)
+        optimizer.update(model, grads)
+        return loss, grads
+
+    found = [step(model, optimizer) for _ in range(2)]
+    return found, nnx.state(model), nnx.state(optimizer)
+
+
+@program
+def sequence_to_sequence(nnx):
+    rngs = nnx.Rngs(0)
+    embed = nnx.Embed(7, 3, rngs=rngs)
+    encoder = nnx.Bidirectional(
+        nnx.RNN(nnx.GRUCell(3, 2, rngs=rngs)), nnx.RNN(nnx.GRUCell(3, 2, rngs=rngs)), rngs=rngs
+    )
+    summary = nnx.RNN(nnx.OptimizedLSTMCell(4, 3, rngs=rngs), return_carry=True)
+    cell, out = nnx.OptimizedLSTMCell(7, 3, rngs=rngs), nnx.Linear(3, 7, rngs=rngs)
+    tokens, lengths = jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2])
+    model = nnx.List([embed, encoder, summary, cell, out])
+
+    @nnx.jit
+    def translate(model):
+        embed, encoder, summary, cell, out = model
+        hidden = encoder(embed(tokens), seq_lengths=lengths)
+        carry, _ = summary(hidden, seq_lengths=lengths)
+        x, found = jax.nn.one_hot(jnp.zeros(2, int), 7), []
+        for _ in range(2):
+            carry, y = cell(carry, x)
+            found.append(out(y))
+            x = jax.nn.one_hot(found[-1].argmax(-1), 7)
+        return jnp.stack(found, 1)
+
+    return translate(model), nnx.state(model)
+
+
+@program
+def layers_stacked_and_scanned(nnx):
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(3, 3, rngs=rngs)
+            self.norm = nnx.BatchNorm(3, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return nnx.relu(self.dropout(self.norm(self.linear(x))))
+
+    class Stack(nnx.Module):
+        def __init__(self, rngs):
+            @nnx.split_rngs(splits=2)
+            @nnx.vmap(transform_metadata={nnx.PARTITION_NAME: "layers"})
+            def create(rngs):
+                return Block(rngs)
+
+            self.layers = create(rngs)
+
+        def __call__(self, x):
+            @nnx.scan
+            def forward(x, layer):
+                x = layer(x)
+                return x, x.mean()
+
+            return forward(x, self.layers)
+
+    model, x = Stack(nnx.Rngs(0)), normal(13, 4, 3)
+    first = nnx.jit(lambda model, x: model(x))(model, x)
+    state = nnx.state(model)
+    model.eval()
+    return first, state, model(x), nnx.grad(lambda model: model(x)[0].sum())(model)
+
+
+@program
+def ensemble(nnx):
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap
+    def create(rngs):
+        return nnx.Sequential(nnx.Linear(2, 3, rngs=rngs), nnx.tanh, nnx.Linear(3, 1, rngs=rngs))
+
+    members, x = create(nnx.Rngs(0)), normal(14, 4, 2)
+    together = nnx.vmap(lambda model, x: model(x), in_axes=(0, None))
+    optimizer = nnx.Optimizer(members, optax.sgd(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(members, optimizer):
+        loss, grads = nnx.value_and_grad(lambda m: (together(m, x) ** 2).mean())(members)
+        optimizer.update(members, grads)
+        return loss
+
+    loss = step(members, optimizer)
+    graphdef, state = nnx.split(members)
+    one = nnx.merge(graphdef, jax.tree.map(lambda a: a[1], state))
+    return loss, nnx.state(members), one(x)
+
+
+@program
+def tied_weights(nnx):
+    class Tied(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Embed(5, 3, rngs=rngs)
+            self.inner = nnx.Linear(3, 3, rngs=rngs)
+            self.outer = nnx.Linear(3, 3, rngs=rngs)
+            self.outer.kernel = self.inner.kernel
+
+        def __call__(self, tokens):
+            return self.embed.attend(self.outer(nnx.relu(self.inner(self.embed(tokens)))))
+
+    model, tokens = Tied(nnx.Rngs(0)), jnp.array([0, 1, 4])
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer):
+        loss, grads = nnx.value_and_grad(squares)(model, tokens)
+        optimizer.update(model, grads)
+        return loss, grads
+
+    found = step(model, optimizer)
+    copies = model, nnx.clone(model), nnx.merge(*nnx.split(model))
+    tied = [m.inner.kernel is m.outer.kernel for m in copies]
+    return found, nnx.state(model), tied, nnx.find_duplicates(model)
+
+
+@program
+def meta_learning(nnx):
+    model = nnx.Sequential(
+        nnx.Linear(1, 4, rngs=nnx.Rngs(0)), nnx.tanh, nnx.Linear(4, 1, rngs=nnx.Rngs(1))
+    )
+    xs = jnp.linspace(-1, 1, 6).reshape(2, 3, 1)
+
+    def adapted(model, x, y):
+        grads = nnx.grad(squares)(model, x, y)
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(model, nnx.Param), grads)
+        fast = nnx.clone(model)
+        nnx.update(fast, params)
+        return fast
+
+    @nnx.jit
+    def outer(model):
+        def loss_fn(model):
+            tasks = [squares(adapted(model, x, jnp.sin(x)), x, jnp.sin(x)) for x in xs]
+            return jnp.stack(tasks).mean()
+
+        return nnx.value_and_grad(loss_fn)(model)
+
+    return outer(model)
+
+
+@program
+def mixed_precision(nnx):
+    class Mixed(nnx.Module):
+        def __init__(self, rngs, **dtypes):
+            self.conv = nnx.Conv(2, 4, (3,), rngs=rngs, **dtypes)
+            self.norm = nnx.LayerNorm(4, rngs=rngs, **dtypes)
+            self.mix = nnx.Einsum("bld,dh->blh", (4, 4), (4,), rngs=rngs, **dtypes)
+            self.slope = nnx.PReLU(**dtypes)
+            self.out = nnx.LinearGeneral((4,), (2, 2), rngs=rngs, **dtypes)
+
+        def __call__(self, x):
+            return self.out(self.slope(self.mix(self.norm(self.conv(x)))))
+
+    half, x = jnp.bfloat16, normal(15, 2, 3, 2)
+    found = []
+    for dtypes in (
+        {},
+        {"dtype": half},
+        {"param_dtype": half},
+        {"dtype": half, "param_dtype": half},
+    ):
+        model = Mixed(nnx.Rngs(0), **dtypes)
+        kinds = [(path, str(v.dtype)) for path, v in nnx.to_flat_state(nnx.state(model))]
+        found.append((kinds, [str(jax.eval_shape(model, v).dtype) for v in (x, x.astype(half))]))
+    model = Mixed(nnx.Rngs(0))
+    nnx.update(model, jax.tree.map(lambda a: a.astype(half), nnx.state(model)))
+    return found, [str(v.dtype) for v in jax.tree.leaves(model)]
+
+
+# State, structure and devices -------------------------------------------------------------------
+
+
+@program
+def jitted_methods(nnx):
+    class Counter(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(2, 2, rngs=rngs)
+            self.calls = nnx.Variable(jnp.array(0))
+
+        @nnx.jit
+        def step(self, x):
+            self.calls[...] += 1
+            return self.linear(x)
+
+        @functools.partial(nnx.jit, static_argnames=("times", "flag"))
+        def repeat(self, x, *, times: int = 1, flag=False):
+            self.calls.value = self.calls.value + times
+            return x * times if flag else self.linear(x)
+
+        @classmethod
+        @nnx.jit(static_argnums=0)
+        def create(cls, rngs):
+            return cls(rngs)
+
+        @nnx.jit
+        def grow(self):
+            self.extra = nnx.Cache(jnp.ones(2))
+            return self
+
+    model, x = Counter.create(nnx.Rngs(1)), jnp.ones((1, 2))
+    ys = [model.step(x), model.repeat(x, times=3, flag=True), model.repeat(x)]
+    same = model.grow() is model
+    log = [nnx.cond(True, lambda m: m.calls * 2, lambda m: m.calls * 0, model)]
+    nnx.fori_loop(0, 3, lambda i, m: (m.step(x), m)[1], model)
+    return ys, same, log, nnx.state(model)
+
+
+@program
+def sown_captured_and_perturbed(nnx):
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.inner, self.outer = nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
+
+        def __call__(self, x):
+            x = self.inner(x)
+            self.sow(nnx.Intermediate, "h", x)
+            self.sow(
+                nnx.Intermediate,
+                "total",
+                x.sum(),
+                init_fn=lambda: 0.0,
+                reduce_fn=lambda a, b: a + b,
+            )
+            return self.outer(nnx.relu(x))
+
+    model, x = Net(nnx.Rngs(0)), jnp.ones((1, 2))
+    model(x)
+    model(x)
+    sown = nnx.pop(model, nnx.Intermediate)
+    captured = nnx.capture(nnx.List([model])[0], nnx.Intermediate)(x)
+    return sown, hasattr(model, "h"), captured, nnx.state(model)
+
+
+@program
+def hooks_and_metadata(nnx):
+    init = nnx.with_metadata(
+        nnx.initializers.ones, tag="x", on_get_value=lambda variable, value: value * 3
+    )
+    linear = nnx.Linear(2, 2, kernel_init=init, rngs=nnx.Rngs(0))
+
+    class Scaled(nnx.Param):
+        def on_get_value(self, value):
+            return value * 10
+
+        def on_set_value(self, value):
+            return value / 10
+
+    scaled = Scaled(jnp.ones(2))
+    scaled[...] = jnp.full(2, 5.0)
+    model = nnx.merge(*nnx.split(nnx.Dict(a=scaled)))
+    read = nnx.jit(lambda m: m.a + 0)(model)
+    param = nnx.Param(jnp.ones(2), a=1)
+    param.set_metadata(b=2)
+    param.del_metadata("a")
+    metadata = {k: v for k, v in param.get_metadata().items() if k not in SETTINGS}
+    errors = raised(lambda: param.a), raised(lambda: setattr(param, "a", 3))
+    raw = scaled.get_raw_value(), scaled.get_value(), read
+    return linear(jnp.ones(2)), linear.kernel.tag, raw, metadata, param.replace(b=9), errors
+
+
+@program
+def keys_by_name(nnx):
+    rngs = nnx.Rngs(0, params=1, dropout=jax.random.key(5))
+    drawn = [rngs(), rngs.params(), rngs.dropout(), rngs["params"](), rngs.normal((2,))]
+    forks = [nnx.state(rngs.fork()), nnx.state(rngs.fork(split={"params": 2}))]
+    layers = [
+        nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(7))),
+        nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(params=7))),
+    ]
+    dropout = nnx.Dropout(0.5)
+    outs = [dropout(jnp.ones(3), rngs=nnx.Rngs(0)), dropout(jnp.ones(3), deterministic=True)]
+    model = perceptron(nnx, rate=0.5)
+    nnx.reseed(model, default=42)
+    with nnx.split_rngs(model, splits=2):
+        split = nnx.state(model, nnx.RngState)
+    errors = [
+        raised(lambda: dropout(jnp.ones(3))),
+        raised(lambda: nnx.Rngs(params=0).dropout()),
+        raised(lambda: nnx.Linear(2, 2)),
+    ]
+    return drawn, forks, layers, outs, split, nnx.state(model, nnx.RngState), errors
+
+
+@program
+def weights_from_elsewhere(nnx):
+    model = perceptron(nnx)
+    graphdef, state = nnx.split(model)
+    flat = dict(nnx.to_flat_state(state))
+    foreign = {"linear1.weight": np.ones((4, 3), "f"), "linear2.bias": np.ones(2, "f")}
+    for name, value in foreign.items():
+        module, leaf = name.split(".")
+        path = module, {"weight": "kernel"}.get(leaf, leaf)
+        flat[path] = flat[path].replace(jnp.asarray(value.T))
+    other = nnx.merge(graphdef, nnx.from_flat_state(flat))
+    params = nnx.state(other, nnx.Param)
+    pure = nnx.to_pure_dict(params)
+    nnx.replace_by_pure_dict(params, {"linear1": {"bias": jnp.full(4, 7.0)}})
+    nnx.update(other, params)
+    doubled = nnx.map_state(lambda path, v: v.replace(v * 2) if "bias" in path else v, params)
+    names = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+    parts = nnx.split_state(nnx.state(other), nnx.PathContains("linear1"), nnx.BatchStat, ...)
+    abstract = nnx.state(nnx.eval_shape(lambda: perceptron(nnx)), nnx.Param)
+    flattened = {".".join(p): v for p, v in nnx.traversals.flatten_mapping(pure).items()}
+    return nnx.state(other), flattened, doubled, names, parts, abstract
+
+
+@program
+def average_of_the_parameters(nnx):
+    if not hasattr(flax_nnx, "EMA"):
+        pytest.skip("EMA is newer than the installed reference")
+    model = perceptron(nnx)
+    average = nnx.EMA(nnx.state(model, nnx.Param), 0.9)
+    model.linear1.kernel[...] += 1.0
+    nnx.jit(lambda average, model: average.update(nnx.state(model, nnx.Param)))(average, model)
+    other = average.apply_to(model)
+    return nnx.state(average), nnx.state(other), other.norm.mean is model.norm.mean
+
+
+@program
+def sharded_parameters(nnx):
+    axis_types = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=axis_types)
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "model"))
+            self.inner = nnx.Linear(8, 8, kernel_init=init, use_bias=False, rngs=rngs)
+            self.outer = nnx.Param(rngs.normal((8, 4)), out_sharding=("model", None))
+
+        def __call__(self, x):
+            return nnx.relu(self.inner(x)) @ self.outer[...]
+
+    @nnx.jit
+    def create():
+        model = Net(nnx.Rngs(0))
+        state = nnx.state(model)
+        nnx.update(model, jax.lax.with_sharding_constraint(state, nnx.get_partition_spec(state)))
+        return model
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        loss, grads = nnx.value_and_grad(squares)(model, x)
+        optimizer.update(model, grads)
+        return loss
+
+    with jax.set_mesh(mesh):
+        model = create()
+        optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+        x = jax.device_put(normal(16, 4, 8), jax.NamedSharding(mesh, P("data", None)))
+        loss = step(model, optimizer, x)
+    specs = nnx.get_partition_spec(nnx.state(model))
+    shardings = nnx.get_named_sharding(nnx.state(model), mesh)
+    shards = [
+        (p, v.get_value().addressable_shards[0].data.shape)
+        for p, v in nnx.to_flat_state(nnx.state((model, optimizer)))
+    ]
+    return (
+        loss,
+        nnx.state(model),
+        shards,
+        [str(spec) for spec in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))],
+        [str(sharding.spec) for sharding in jax.tree.leaves(shardings)],
+    )
+
+
+def checkpointed(nnx, folder):
+    import orbax.checkpoint as ocp
+
+    model = perceptron(nnx)
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    optimizer.update(model, nnx.grad(squares)(model, normal(17, 2, 3)))
+    state, opt_state = nnx.state(model, nnx.Not(nnx.RngState)), nnx.state(optimizer)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / "both", {"model": state, "optimizer": opt_state})
+        checkpointer.save(folder / "pure", nnx.to_pure_dict(state))
+        checkpointer.wait_until_finished()
+        abstract = nnx.eval_shape(lambda: perceptron(nnx))
+        form = {"model": nnx.state(abstract, nnx.Not(nnx.RngState)), "optimizer": opt_state}
+        both = checkpointer.restore(folder / "both", form)
+        pure = nnx.restore_int_paths(checkpointer.restore(folder / "pure"))
+    again = perceptron(nnx)
+    nnx.update(again, both["model"])
+    target = nnx.state(perceptron(nnx, 1), nnx.Not(nnx.RngState))
+    nnx.replace_by_pure_dict(target, pure)
+    return both, pure, nnx.state(again), target
+
+
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    """Both libraries are compiled alike, so that what XLA would optimise does not matter."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def compare(function: tp.Callable[[Lib], tp.Any], name: str) -> None:
+    results = []
+    for lib in (nnxlite, flax_nnx):
+        with warnings.catch_warnings():
+            if lib is flax_nnx:
+                warnings.simplefilter("ignore")
+            results.append(plain(lib, function(lib)))
+    assert_same(*results, name)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_gives_the_same_with_both_libraries(name):
+    compare(PROGRAMS[name], name)
+
+
+def test_checkpoints_are_saved_and_restored_as_with_the_reference(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    compare(lambda nnx: checkpointed(nnx, tmp_path / nnx.__name__), "checkpoints")
