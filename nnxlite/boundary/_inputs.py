@@ -29,6 +29,7 @@ from nnxlite.graph._kinds import (
     TUPLE,
     VARIABLE,
     _by_type,
+    classify,
     kind_of,
 )
 from nnxlite.graph._plan import Stale, View, find_plan, view
@@ -207,9 +208,13 @@ _EMPTY: GraphDef[tp.Any] = GraphDef((), 0)
 
 def _sorted(leaves: tp.Sequence[tp.Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the roots and of the ordinary leaves."""
-    roots = tuple(i for i, leaf in enumerate(leaves) if is_root(leaf))
-    opened = set(roots)
-    return roots, tuple(i for i in range(len(leaves)) if i not in opened)
+    roots: list[int] = []
+    plain: list[int] = []
+    kinds = _by_type
+    for position, leaf in enumerate(leaves):
+        kind = kinds.get(type(leaf))
+        (roots if (classify(leaf) if kind is None else kind) in _ROOTS else plain).append(position)
+    return tuple(roots), tuple(plain)
 
 
 def _form_of(

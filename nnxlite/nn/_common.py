@@ -130,10 +130,9 @@ def affine(
 ) -> jax.Array:
     """The general product of two arrays, by `dot_general` or JAX's own, plus a bias."""
     if dot_general is None or dot_general is lax.dot_general:
-        if out_sharding is None and not is_tracing():
-            return _eager_affine(
-                lhs, rhs, bias, dimension_numbers, precision, preferred_element_type
-            )
+        if out_sharding is None:
+            compiled = _traced_affine if is_tracing() else _eager_affine
+            return compiled(lhs, rhs, bias, dimension_numbers, precision, preferred_element_type)
         dot_general = lax.dot_general
     options: dict[str, tp.Any] = {}
     if preferred_element_type is not None:
@@ -149,20 +148,26 @@ def affine(
     return add_bias(y, bias)
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5))
-def _eager_affine(
+def _affine(
     lhs: jax.Array,
     rhs: jax.Array,
     bias: jax.Array | None,
     dimension_numbers: tp.Any,
     precision: tp.Any,
     element: tp.Any,
+    rounded: bool = False,
 ) -> jax.Array:
     y = lax.dot_general(
         lhs, rhs, dimension_numbers, precision=precision, preferred_element_type=element
     )
+    if bias is None:
+        return y
     # Without the barrier a compiler may keep digits that the product's dtype does not have.
-    return y if bias is None else _add_bias(lax.optimization_barrier(y), bias)
+    return _add_bias(lax.optimization_barrier(y) if rounded else y, bias)
+
+
+_eager_affine = jax.jit(functools.partial(_affine, rounded=True), static_argnums=(3, 4, 5))
+_traced_affine = jax.jit(_affine, static_argnums=(3, 4, 5), inline=True)  # one step, traced once
 
 
 def add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from nnxlite._jax import is_tracing
 from nnxlite.nn._common import Precision
 from nnxlite.nn._shapes import broadcast_together, broadcasts_to
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
@@ -102,12 +103,27 @@ def dot_product_attention(
         return _fused(query, key, value, bias, mask, is_causal, implementation)
     if is_causal:
         mask = _causal(shape) if mask is None else mask & _causal(shape)
+    if module is None and not drop and is_tracing():
+        return _attended(query, key, value, bias, mask, precision)
     weights = _weights(query, key, bias, mask, precision)
     if module is not None:
         module.sow(Intermediate, "attention_weights", weights)
     if drop:
         weights = _dropout(weights, dropout_rate, dropout_rng, broadcast_dropout)
     return _mean_value(weights, value, precision)
+
+
+@functools.partial(jax.jit, static_argnums=5, inline=True)
+def _attended(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    precision: Precision,
+) -> jax.Array:
+    """Attention without dropout as one step, traced once for all layers of the same form."""
+    return _mean_value(_weights(query, key, bias, mask, precision), value, precision)
 
 
 def _check_fusible(

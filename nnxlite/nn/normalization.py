@@ -22,6 +22,7 @@ devices on the named axis; a `mask` leaves elements out of the moments (not out 
 
 from __future__ import annotations
 
+import functools
 import math
 import typing as tp
 
@@ -30,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from nnxlite._jax import is_tracing
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Axes, Metadata, as_tuple
 from nnxlite.nn._modes import resolve_mode
@@ -113,43 +115,11 @@ class _Normalization(Module):
     def _moments(
         self, x: jax.Array, axes: tuple[int, ...], mask: jax.Array | None
     ) -> tuple[jax.Array | None, jax.Array]:
-        """Mean (None where it is taken to be zero) and variance over `axes`, kept with size one.
-
-        The fast way, E|x|^2 - |E x|^2, reads the input once, and all devices talk once; it loses
-        digits where the mean is much larger than the deviation.
-        """
-        x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        if not self._centred:
-            (var,) = self._means((_abs_squared(x),), axes, mask)
-            return None, var
-        if self.use_fast_variance:
-            mean, square = self._means((x, _abs_squared(x)), axes, mask)
-            var = lax.sub(square, _abs_squared(mean))
-            return mean, lax.max(var, np.asarray(0, var.dtype))
-        (mean,) = self._means((x,), axes, mask)
-        (var,) = self._means((_abs_squared(lax.sub(x, mean)),), axes, mask)
-        return mean, var
-
-    def _means(
-        self, arrays: tuple[jax.Array, ...], axes: tuple[int, ...], mask: jax.Array | None
-    ) -> tuple[jax.Array, ...]:
-        """The mean of each array over `axes`, and over the devices on the named axis.
-
-        Under a mask devices may count different numbers of elements, so sums and counts are added
-        up before they are divided: the mean of the means would be another number.
-        """
-        if mask is None:
-            means = tuple(_mean(a, axes) for a in arrays)
-            if self.axis_name is None:
-                return means
-            return lax.pmean(means, self.axis_name, axis_index_groups=self.axis_index_groups)
-        sums = tuple(jnp.sum(a, axes, keepdims=True, where=mask) for a in arrays)
-        count = jnp.sum(mask, axes, keepdims=True, dtype=jnp.float32)
-        if self.axis_name is not None:
-            sums, count = lax.psum(
-                (sums, count), self.axis_name, axis_index_groups=self.axis_index_groups
-            )
-        return tuple(s / count for s in sums)
+        """Mean (None where it is taken to be zero) and variance over `axes`, kept with size one."""
+        how = (axes, self._centred, self.use_fast_variance)
+        if self.axis_name is None and is_tracing():
+            return _traced_moments(x, mask, *how)
+        return _moments(x, mask, *how, self.axis_name, self.axis_index_groups)
 
     def _apply(
         self,
@@ -160,27 +130,11 @@ class _Normalization(Module):
         scale: jax.Array | None = None,
         bias: jax.Array | None = None,
     ) -> jax.Array:
-        """Normalise by given moments, then scale and shift along the feature axes.
-
-        The operations are those of `lax`, which broadcast axes of size one and take half the time
-        of the operators to trace.
-        """
+        """Normalise by given moments, then scale and shift along the feature axes."""
         given = [a for a in (x, scale, bias) if a is not None]
         dtype = jnp.result_type(*given) if self.dtype is None else self.dtype
-        working = jnp.promote_types(x.dtype, var.dtype)
-        sizes = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
-
-        def cast(a: jax.Array) -> jax.Array:
-            return lax.convert_element_type(a, working)
-
-        y = cast(x) if mean is None else lax.sub(cast(x), cast(mean))
-        factor = cast(lax.rsqrt(lax.add(var, jnp.asarray(self.epsilon, var.dtype))))
-        if scale is not None:
-            factor = lax.mul(factor, cast(lax.reshape(scale, sizes)))
-        y = lax.mul(y, factor)
-        if bias is not None:
-            y = lax.add(y, cast(lax.reshape(bias, sizes)))
-        return y.astype(dtype)
+        epsilon = np.asarray(self.epsilon, var.dtype)
+        return _normalized(x, mean, var, epsilon, scale, bias, feature_axes, dtype)
 
     def _axes(self, x: jax.Array, axes: Axes) -> tuple[int, ...]:
         """Axes of `x` as ascending non-negative numbers."""
@@ -219,6 +173,68 @@ class _Normalization(Module):
         return jnp.broadcast_to(mask, x.shape)
 
 
+# Functions of arrays alone: compiled, they are traced once for all layers of the same form, and are a
+# single step in the eyes of whatever transforms the model.
+
+
+def _moments(
+    x: jax.Array,
+    mask: jax.Array | None,
+    axes: tuple[int, ...],
+    centred: bool,
+    fast: bool,
+    axis_name: str | None = None,
+    groups: tp.Any = None,
+) -> tuple[jax.Array | None, jax.Array]:
+    """Mean and variance.
+
+    The fast way, E|x|^2 - |E x|^2, reads the input once, and all devices talk once; it loses
+    digits where the mean is much larger than the deviation.
+    """
+
+    def means(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        return _means(arrays, axes, mask, axis_name, groups)
+
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    if not centred:
+        (var,) = means(_abs_squared(x))
+        return None, var
+    if fast:
+        mean, square = means(x, _abs_squared(x))
+        var = lax.sub(square, _abs_squared(mean))
+        return mean, lax.max(var, np.asarray(0, var.dtype))
+    (mean,) = means(x)
+    (var,) = means(_abs_squared(lax.sub(x, mean)))
+    return mean, var
+
+
+_traced_moments = jax.jit(_moments, static_argnums=(2, 3, 4), inline=True)
+
+
+def _means(
+    arrays: tuple[jax.Array, ...],
+    axes: tuple[int, ...],
+    mask: jax.Array | None,
+    axis_name: str | None,
+    groups: tp.Any,
+) -> tuple[jax.Array, ...]:
+    """The mean of each array over `axes`, and over the devices on the named axis.
+
+    Under a mask devices may count different numbers of elements, so sums and counts are added
+    up before they are divided: the mean of the means would be another number.
+    """
+    if mask is None:
+        means = tuple(_mean(a, axes) for a in arrays)
+        if axis_name is None:
+            return means
+        return lax.pmean(means, axis_name, axis_index_groups=groups)
+    sums = tuple(jnp.sum(a, axes, keepdims=True, where=mask) for a in arrays)
+    count = jnp.sum(mask, axes, keepdims=True, dtype=jnp.float32)
+    if axis_name is not None:
+        sums, count = lax.psum((sums, count), axis_name, axis_index_groups=groups)
+    return tuple(s / count for s in sums)
+
+
 def _abs_squared(x: jax.Array) -> jax.Array:
     """|x|^2, real also for complex x."""
     if jnp.iscomplexobj(x):
@@ -230,6 +246,34 @@ def _mean(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """The mean over some axes, which stay with size one."""
     count = math.prod(x.shape[axis] for axis in axes)
     return lax.expand_dims(lax.div(lax.reduce_sum(x, axes), np.asarray(count, x.dtype)), axes)
+
+
+@functools.partial(jax.jit, static_argnums=(6, 7), inline=True)
+def _normalized(
+    x: jax.Array,
+    mean: jax.Array | None,
+    var: jax.Array,
+    epsilon: tp.Any,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    feature_axes: tuple[int, ...],
+    dtype: tp.Any,
+) -> jax.Array:
+    """(x - mean) / sqrt(var + epsilon) * scale + bias, in the wider dtype of input and variance."""
+    working = jnp.promote_types(x.dtype, var.dtype)
+    sizes = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
+
+    def cast(a: jax.Array) -> jax.Array:
+        return lax.convert_element_type(a, working)
+
+    y = cast(x) if mean is None else lax.sub(cast(x), cast(mean))
+    factor = cast(lax.rsqrt(lax.add(var, epsilon)))
+    if scale is not None:
+        factor = lax.mul(factor, cast(lax.reshape(scale, sizes)))
+    y = lax.mul(y, factor)
+    if bias is not None:
+        y = lax.add(y, cast(lax.reshape(bias, sizes)))
+    return y.astype(dtype)
 
 
 def _all_but(x: jax.Array, axes: tuple[int, ...]) -> tuple[int, ...]:
