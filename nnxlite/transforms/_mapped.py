@@ -474,7 +474,8 @@ def pmap(
     """Run a function on several devices, one slice of its arguments on each.
 
     Arguments as for `vmap` and `jax.pmap`. Donated arguments must not be objects: their Variables
-    live on.
+    live on. What leaves with axis None is what the first device has, as in `jax.pmap`: make it equal
+    on all of them (`jax.lax.pmean`) before it is written.
     """
     _refuse_foreign("pmap", in_axes, out_axes)
     statics = (
