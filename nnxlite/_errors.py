@@ -15,15 +15,26 @@ class TraceContextError(NnxError):
     Attributes:
         owner: class name of the object that was to be changed.
         attribute: the attribute, or None where the object itself was meant.
+
+    The argument `variable` says that the owner is a Variable.
     """
 
-    def __init__(self, owner: str, attribute: str | None, belongs: str, running: str) -> None:
+    def __init__(
+        self,
+        owner: str,
+        attribute: str | None,
+        belongs: str,
+        running: str,
+        *,
+        variable: bool = False,
+    ) -> None:
         self.owner = owner
         self.attribute = attribute
-        what = f"'{owner}'" if attribute is None else f"attribute {attribute!r} of '{owner}'"
+        what = f"{owner} from a" if variable else f"'{owner}' from"
+        write = "write" if attribute is None else f"write of {attribute!r}"
         super().__init__(
-            f"Cannot mutate {what} from a different trace level: it belongs to {belongs}, the "
-            f"write happens {running}. Pass the object to the transformed function as an argument "
+            f"Cannot mutate {what} different trace level: it belongs to {belongs}, the {write} "
+            f"happens {running}. Pass the object to the transformed function as an argument "
             "(nnxlite transforms write its changes back), or return the new value and assign it "
             "outside."
         )

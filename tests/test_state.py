@@ -725,9 +725,9 @@ def test_replace_by_pure_dict_of_a_variable_that_holds_a_mapping():
 @pytest.mark.parametrize(
     ("pure", "message"),
     [
-        ({"z": 0, "a": {"x": 1}}, r"path 'a.x' of the pure dict is not in the State, .*'kernel'"),
-        ({"z": 0, "q": {"x": 1}}, r"path 'q' of the pure dict is not in the State"),
-        ({"z": 0, "5": 1}, r"path '5' of the pure dict is not in the State"),
+        ({"z": 0, "a": {"x": 1}}, r"available in state: .'a', 'x'.; the State has .*'kernel'"),
+        ({"z": 0, "q": {"x": 1}}, r"not available in state: .'q',."),
+        ({"z": 0, "5": 1}, r"not available in state: .'5',."),
         ({"z": 0, "a": 1}, r"path 'a' .* leaf \(int\), but .* inner mapping with .*'mean'"),
         ({"a": {"mean": {"x": 1}}, "z": 0}, r"path 'a.mean' .* with the keys \['x'\], .*BatchStat"),
     ],

@@ -86,7 +86,8 @@ def _check_place(path: Path, node: tp.Any, held: tp.Any, value: tp.Any) -> None:
     where = f"The path '{path_text(path)}' of the pure dict"
     if held is MISSING:
         raise ValueError(
-            f"{where} is not in the State, which has the keys {sorted_keys(node)} there."
+            f"key in pure_dict not available in state: {path}; the State has the keys "
+            f"{sorted_keys(node)} there."
         )
     if type(held) in STATES:
         raise ValueError(

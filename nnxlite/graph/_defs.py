@@ -328,8 +328,8 @@ def refuse_hidden_data(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
         return
     owner = type(node).__name__
     raise ValueError(
-        f"Found arrays, Variables or graph objects on a value of type "
-        f"'{type(value).__name__}' in the static attribute '{owner}.{name}'. A container that was "
+        f"Found unexpected data on value of type '{type(value).__name__}' in static attribute "
+        f"{name!r} of Pytree type '{owner}': arrays, Variables or objects. A container that was "
         "empty (or held only static values) when it was assigned stays static. Either assign the "
         f"filled container, or use one of: self.{name} = nnx.data(...); self.{name} = "
         f"nnx.List(...) or nnx.Dict(...); the class annotation `{name}: nnx.Data[...]`; or "

@@ -102,7 +102,7 @@ def refuse_sharing(graphdef: GraphDef[tp.Any], caller: str) -> None:
     name = definition.type.__name__ if hasattr(definition, "type") else "array reference"
     paths = ", ".join(repr(path_text(p)) for p in graphdef.paths_of_node(shared))
     raise ValueError(
-        f"Duplicate {name}: it is found at the paths {paths}. With graph=False objects must form a "
+        f"Duplicate {name} found at paths: {paths}. With graph=False objects must form a "
         f"tree. Remove the sharing, or pass graph=True to nnxlite.{caller}."
     )
 
@@ -157,8 +157,9 @@ def select(seen: View, filters: tuple[Filter, ...], *, exhaustive: bool = True) 
         left = [f"{path_text(seen.graphdef.paths[i])} ({_kind_name(leaves[i])})" for i in rest[:8]]
         more = f" and {len(rest) - 8} more" if len(rest) > 8 else ""
         raise ValueError(
-            f"Non-exhaustive filters: no filter matches {', '.join(left)}{more}. Add a filter for "
-            "them, or `...` as the last one to match all remaining elements."
+            f"Non-exhaustive filters, got a non-empty remainder: no filter matches {', '.join(left)}"
+            f"{more}. Add a filter for them, or `...` as the last one to match all remaining "
+            "elements."
         )
     if seen.graphdef.is_leaf:
         return [leaves[0] if p.leaves else State({}) for p in programs]
@@ -239,7 +240,7 @@ def merge(
         found = graphdef_or_graphstate
     if not isinstance(found, GraphDef):
         raise TypeError(
-            f"merge takes a GraphDef (or GraphState) first, got {type(found).__name__}."
+            f"merge: Expected a GraphDef or GraphState object, got: {type(found).__name__}."
         )
     leaves = leaves_of(found, states)
     if copy:
@@ -264,7 +265,7 @@ def leaves_of(found: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.A
             return [states[0]]
         given = [s for s in states if not _is_empty(s)]
         if len(given) != 1:
-            raise ValueError(f"Incorrect number of leaves: expected 1 leaf, got {len(given)}.")
+            raise ValueError(f"Incorrect number of leaves, expected 1 leaf, but got {len(given)}.")
         return given
     if len(states) == 1 and isinstance(states[0], FlatState):
         given = states[0]
@@ -273,9 +274,9 @@ def leaves_of(found: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.A
     if len(states) == 1 and isinstance(states[0], (list, tuple)):
         if len(states[0]) != found.num_leaves:
             raise ValueError(
-                f"Incorrect number of leaves: the definition has {found.num_leaves} leaves, the "
-                f"{type(states[0]).__name__} holds {len(states[0])}. Pass one leaf for each, in the "
-                "order of the definition's paths."
+                f"Incorrect number of leaves, expected {found.num_leaves} leaves, but got "
+                f"{len(states[0])} in the {type(states[0]).__name__}. Pass one for each path of the "
+                "definition, in their order."
             )
         return list(states[0])
     program = found.program()
@@ -308,8 +309,8 @@ def _leaves_by_path(found: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> lis
         ]
         got = len(numbers) - len(missing) + len(surplus)
         raise ValueError(
-            f"Incorrect number of leaves: the definition has {len(numbers)} leaves, the states "
-            f"hold {got}; {'; '.join(parts)}. Pass the states that belong to this GraphDef, all "
+            f"Incorrect number of leaves, expected {len(numbers)} leaves, but got {got} in the "
+            f"states: {'; '.join(parts)}. Pass the states that belong to this GraphDef, all "
             "of them."
         )
     return out

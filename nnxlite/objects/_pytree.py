@@ -131,15 +131,16 @@ def _tag(value: tp.Any, status: bool, kwargs: dict[str, tp.Any]) -> tp.Any:
         if kwargs:
             name = "data" if status else "static"
             raise TypeError(
-                f"{name}(value, ...) takes no further arguments, got {sorted(kwargs)}. As a "
-                f"dataclass field write {name}(default=value, ...)."
+                f"nnx.{name}() accepts either a single positional argument or keyword arguments, "
+                f"but not both; got also {sorted(kwargs)}. As a dataclass field write "
+                f"{name}(default=value, ...)."
             )
         if not isinstance(value, Tagged):
             return Tagged(value, status)
         if value.is_data is not status:
             raise ValueError(
-                "nnx.data(...) and nnx.static(...) exclude each other: an attribute is data or "
-                f"static, got both around a value of type '{type(value.value).__name__}'."
+                "Found unexpected tags: nnx.data(...) and nnx.static(...) exclude each other, got both "
+                f"around a value of type '{type(value.value).__name__}'."
             )
         return value
     metadata = {**(kwargs.pop("metadata", None) or {}), "static": not status}
@@ -181,9 +182,9 @@ def _refuse_tags(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
 
 def _refuse_tag(node: tp.Any, name: tp.Any, value: tp.Any, part: Tagged) -> tp.NoReturn:
     raise ValueError(
-        f"Found {part!r} inside a {type(value).__name__} in attribute {name!r} of "
-        f"'{type(node).__name__}'. nnx.data(...) and nnx.static(...) mark whole attributes: assign "
-        "them to the object directly, not inside other structures."
+        f"Found unexpected tags on attribute '{type(node).__name__}.{name}': {part!r} is inside a "
+        f"{type(value).__name__}. Values from nnx.data(...) and nnx.static(...) should be assigned "
+        "to attributes directly, they should not be inside other structures."
     )
 
 
@@ -224,8 +225,9 @@ class Pytree(GraphNode, metaclass=PytreeMeta):
         slots = cls.__dict__.get("__slots__", ())
         if slots:
             raise TypeError(
-                f"{cls.__name__} defines __slots__ = {slots!r}. The attributes of graph objects "
-                "live in __dict__, where transforms can see them; remove __slots__."
+                f"Pytree does not support __slots__, found __slots__={slots!r} in "
+                f"'{cls.__name__}'. The attributes of graph objects live in __dict__, where "
+                "transforms can see them; remove __slots__."
             )
         if pytree and not cls._nnx_can_be_pytree:
             raise ValueError(
@@ -335,10 +337,10 @@ class Pytree(GraphNode, metaclass=PytreeMeta):
         """The status that `data(...)` or `static(...)` gives, if the value may have it."""
         if not tagged.is_data and has_data(tagged.value):
             raise ValueError(
-                f"Found arrays, Variables or graph objects in a value of type "
-                f"'{type(tagged.value).__name__}' annotated with nnx.static(...), for attribute "
-                f"{name!r} of '{type(self).__name__}'. Assign it without nnx.static, or wrap it "
-                "with nnx.data(...)."
+                f"Found data in value of type '{type(tagged.value).__name__}' annotated with "
+                f"nnx.static(...) when setting attribute {name!r} of Pytree type "
+                f"'{type(self).__name__}': arrays, Variables or objects. Assign it without "
+                "nnx.static, or wrap it with nnx.data(...)."
             )
         if type(tagged.value) in _CONTAINERS:
             _refuse_tags(self, name, tagged.value)
@@ -387,10 +389,16 @@ class Pytree(GraphNode, metaclass=PytreeMeta):
         )
 
     def _nnx_refuse_data(self, name: tp.Any, value: tp.Any) -> tp.NoReturn:
+        kind = type(value).__name__
+        what = (
+            f"Found data on value of type '{kind}' assigned"
+            if type(value) in _CONTAINERS
+            else f"Cannot assign data value of type '{kind}'"
+        )
         raise ValueError(
-            f"Cannot assign data value of type '{type(value).__name__}' to static attribute "
-            f"{name!r} of '{type(self).__name__}'. The status of an attribute is decided at its "
-            f"first assignment. To make it data write: self.{name} = nnx.data(...)"
+            f"{what} to static attribute {name!r} of Pytree type '{type(self).__name__}'. The "
+            "status of an attribute is decided at its first assignment. To make it data write: "
+            f"self.{name} = nnx.data(...)"
         )
 
     # copies ----------------------------------------------------------------------------------

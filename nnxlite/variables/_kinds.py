@@ -34,7 +34,7 @@ def register_variable_name(name: str, typ: tp.Any = MISSING, *, overwrite: bool 
         raise TypeError(f"Expected a Variable class for the name {name!r}, got {typ!r}.")
     if name in _types and _types[name] is not typ and not overwrite:
         raise ValueError(
-            f"Name {name!r} is already mapped to {_types[name].__name__}. To map it to "
+            f"Name {name} already mapped to type {_types[name].__name__}. To map it to "
             f"{typ.__name__} instead, pass overwrite=True."
         )
     _types[name] = typ
@@ -56,8 +56,8 @@ def variable_type_from_name(
     if name not in _types:
         if not allow_register:
             raise ValueError(
-                f"Name {name!r} is not registered. Register it with register_variable_name, or "
-                "pass allow_register=True."
+                f"Name {name} is not registered in the registry. Register it with "
+                "register_variable_name, or pass allow_register=True."
             )
         register_variable_name(name, type(name, (base,), {}))
     return _types[name]
@@ -74,7 +74,7 @@ def variable_name_from_type(typ: type[Variable[tp.Any]], /, *, allow_register: b
     if typ not in _names:
         if not allow_register:
             raise ValueError(
-                f"Variable class {typ.__name__} has no registered name. Register one with "
+                f"Type {typ.__name__} is not registered in the registry. Give it a name with "
                 "register_variable_name, or pass allow_register=True."
             )
         name = typ.__name__

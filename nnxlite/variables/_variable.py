@@ -289,7 +289,7 @@ class Variable(ArrayOperators[T]):
 
     def _refuse_write(self, what: str = "value") -> tp.NoReturn:
         raise TraceContextError(
-            type(self).__name__, what, describe_trace(self._box.trace), _running()
+            type(self).__name__, what, describe_trace(self._box.trace), _running(), variable=True
         )
 
     # identity and kind -----------------------------------------------------------------------
@@ -406,7 +406,9 @@ class Variable(ArrayOperators[T]):
             self._refuse_write(name)
         self.get_metadata(name)
         if name in REQUIRED:
-            raise ValueError(f"Metadata {name!r} of {type(self).__name__} cannot be removed.")
+            raise ValueError(
+                f"Cannot delete `{name}` metadata of {type(self).__name__}: every Variable has it."
+            )
         self._redefine({k: v for k, v in self._box.definition.metadata.items() if k != name})
 
     def _check_fixed(self, updates: tp.Mapping[str, tp.Any]) -> None:
@@ -415,7 +417,7 @@ class Variable(ArrayOperators[T]):
                 self._box.definition.metadata.get(name)
             ):
                 raise ValueError(
-                    f"Cannot change metadata {name!r} of {type(self).__name__} from "
+                    f"Cannot change `{name}` metadata of {type(self).__name__} from "
                     f"{bool(self._box.definition.metadata.get(name))} to {updates[name]!r}; make a new "
                     "Variable, or use vars_as."
                 )
@@ -452,13 +454,13 @@ class Variable(ArrayOperators[T]):
             object.__setattr__(self, name, value)
             return
         raise AttributeError(
-            f"Cannot set attribute {name!r} of {type(self).__name__}. To write the value use "
-            f"`variable.value = ...`; to set metadata use `variable.set_metadata({name}=...)`."
+            f"Cannot set attribute {name} of {type(self).__name__}. To set Variable metadata use "
+            f"`variable.set_metadata({name}=...)`; to write the value, `variable.value = ...`."
         )
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(
-            f"Cannot delete attribute {name!r} of {type(self).__name__}. To remove metadata use "
+            f"Cannot delete attribute {name} of {type(self).__name__}. To delete Variable metadata use "
             f"`variable.del_metadata({name!r})`."
         )
 
@@ -545,8 +547,8 @@ class Variable(ArrayOperators[T]):
         """
         if type(self) is not type(other):
             raise ValueError(
-                f"Cannot copy from an incompatible object: expected a {type(self).__name__}, got "
-                f"a {type(other).__name__}."
+                f"Cannot copy from incompatible container, expected {type(self).__name__}, got "
+                f"{type(other).__name__}."
             )
         self.update_from_state(other)
 

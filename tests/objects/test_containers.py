@@ -45,9 +45,11 @@ def test_items_have_statuses_as_attributes_do():
     items = nnx.List([1, jnp.zeros(2), nnx.data(3), nnx.static("s"), [jnp.zeros(1)], [2]])
     assert [items._nnx_status[i] for i in range(6)] == [False, True, True, False, True, False]
     assert keys(items) == ["[1]", "[2]", "[4][0]"]
-    with pytest.raises(ValueError, match="static attribute 0 of 'List'"):
+    with pytest.raises(ValueError, match="static attribute 0 of Pytree type 'List'"):
         items[0] = jnp.zeros(1)
-    with pytest.raises(ValueError, match=r"nnx.static\(...\), for attribute 6 of 'List'"):
+    with pytest.raises(
+        ValueError, match=r"nnx.static\(...\) when setting attribute 6 of Pytree type 'List'"
+    ):
         items.append(nnx.static(jnp.zeros(1)))
     assert len(items) == 6
 
@@ -201,7 +203,9 @@ def test_edits_inside_a_transform_are_refused():
         lambda x: table.__delitem__("a"),
     ]
     for edit in edits:
-        with pytest.raises(nnx.TraceContextError, match="of '(List|Dict)' from a different trace"):
+        with pytest.raises(
+            nnx.TraceContextError, match="Cannot mutate '(List|Dict)' from different trace"
+        ):
             jax.jit(lambda x, edit=edit: edit(x))(1.0)
     assert len(items) == 3 and dict(table) == {"a": 1}
 

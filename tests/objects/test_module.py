@@ -102,7 +102,9 @@ def test_nothing_is_recorded_outside_a_capture_on_request():
 
 def test_sow_on_an_outer_module_inside_a_transform_is_refused():
     stage = Stage()
-    with pytest.raises(nnx.TraceContextError, match="'out' of 'Stage'|'inner' of 'Stage'"):
+    with pytest.raises(
+        nnx.TraceContextError, match="'Stage' from different .* write of '(out|inner)'"
+    ):
         jax.jit(lambda x: stage(x))(1.0)
     stage(1.0)
     with pytest.raises(nnx.TraceContextError, match="Intermediate"):
@@ -219,7 +221,7 @@ def test_unknown_attributes_are_refused_and_nothing_is_set():
 def test_a_value_that_an_attribute_refuses_leaves_all_as_they_were():
     model = nnx.Dict(a=Stage(), b=Modes())
     model.a.noop = nnx.data(False)
-    with pytest.raises(ValueError, match="static attribute 'deterministic' of 'Modes'"):
+    with pytest.raises(ValueError, match="static attribute 'deterministic' of Pytree type 'Modes'"):
         model.set_attributes(noop=jnp.zeros(1), deterministic=jnp.zeros(1))
     assert model.a.noop is False and model.a._nnx_status["noop"] is True
     assert model.b.deterministic is False

@@ -189,7 +189,7 @@ def test_marks_of_annotations_cannot_be_called():
 def test_an_array_annotated_as_static_is_refused():
     for value in (jnp.zeros(2), nnx.Param(1), Affine(2), [jnp.zeros(2)], Table()):
         with pytest.raises(
-            ValueError, match=r"annotated with nnx.static\(...\), for attribute 'n'"
+            ValueError, match=r"annotated with nnx.static\(...\) when setting attribute 'n'"
         ):
             make(lambda self, value=value: setattr(self, "n", nnx.static(value)))
 
@@ -199,8 +199,8 @@ def test_an_array_for_a_static_attribute_is_refused_and_changes_nothing():
     for value in (jnp.zeros(2), [jnp.zeros(2)], nnx.Param(1)):
         with pytest.raises(ValueError) as error:
             node.size = value
-        assert "Cannot assign data value of type" in str(error.value)
-        assert "static attribute 'size' of 'Affine'" in str(error.value)
+        assert "data value of type" in str(error.value) or "data on value" in str(error.value)
+        assert "static attribute 'size' of Pytree type 'Affine'" in str(error.value)
         assert "self.size = nnx.data(...)" in str(error.value)
     assert node.size == 2
 
@@ -213,7 +213,7 @@ def test_an_array_for_an_attribute_declared_static_is_refused():
             self.a = a
 
     Declared((1,))
-    with pytest.raises(ValueError, match="to static attribute 'a' of 'Declared'"):
+    with pytest.raises(ValueError, match="to static attribute 'a' of Pytree type 'Declared'"):
         Declared((jnp.zeros(2),))
 
 
@@ -224,7 +224,13 @@ def test_arrays_put_into_a_static_list_are_found_after_init():
 
     with pytest.raises(ValueError) as error:
         make(body)
-    for part in ("type 'list'", "'Made.items'", "nnx.data(...)", "nnx.List(...)", "pytree=False"):
+    for part in (
+        "type 'list'",
+        "'items' of Pytree type 'Made'",
+        "nnx.data(...)",
+        "nnx.List(...)",
+        "pytree=False",
+    ):
         assert part in str(error.value)
 
 
@@ -233,7 +239,7 @@ def test_arrays_put_into_a_static_list_later_are_found(touch):
     node = holding([1])
     touch(node)
     node.held.append(nnx.Param(1.0))
-    with pytest.raises(ValueError, match=r"static attribute 'Made\.held'"):
+    with pytest.raises(ValueError, match=r"in static attribute 'held' of Pytree type 'Made'"):
         touch(node)
 
 
@@ -242,7 +248,7 @@ def test_an_array_field_declared_static_is_refused():
     class Declared(nnx.Pytree):
         a: tp.Any = nnx.static()
 
-    with pytest.raises(ValueError, match="static attribute 'a' of 'Declared'"):
+    with pytest.raises(ValueError, match="static attribute 'a' of Pytree type 'Declared'"):
         Declared(jnp.zeros(2))
 
 
@@ -270,14 +276,14 @@ def nested_later_in_static(self):
 def test_marks_inside_containers_are_refused(body):
     with pytest.raises(ValueError) as error:
         make(body)
-    assert "in attribute 'a' of 'Made'" in str(error.value)
-    assert "not inside other structures" in str(error.value)
+    assert "on attribute 'Made.a'" in str(error.value)
+    assert "not be inside other structures" in str(error.value)
 
 
 def test_marks_inside_containers_are_refused_on_later_assignments():
     node = Affine(2)
     for name in ("size", "shift"):
-        with pytest.raises(ValueError, match=f"in attribute .{name}. of .Affine."):
+        with pytest.raises(ValueError, match=f"on attribute 'Affine.{name}'"):
             setattr(node, name, [nnx.data(1)])
     assert node.size == 2
 
@@ -288,7 +294,7 @@ def test_contradicting_marks_are_refused():
 
 
 def test_a_mark_takes_a_value_or_field_arguments():
-    with pytest.raises(TypeError, match=r"data\(value, ...\) takes no .*got \['default'\]"):
+    with pytest.raises(TypeError, match=r"nnx.data\(\) accepts either .* got also \['default'\]"):
         nnx.data(1, default=2)
     with pytest.raises(TypeError, match=r"As a dataclass field write static\(default=value, ...\)"):
         nnx.static(1, kw_only=True)
@@ -301,7 +307,7 @@ def test_check_pytree_takes_pytrees():
 
 
 def test_slots_are_refused():
-    with pytest.raises(TypeError, match=r"S defines __slots__ = \('a',\).*remove __slots__"):
+    with pytest.raises(TypeError, match=r"found __slots__=\('a',\) in 'S'.*remove __slots__"):
         type("S", (nnx.Pytree,), {"__slots__": ("a",)})
     type("S", (nnx.Pytree,), {"__slots__": ()})
     with pytest.raises(TypeError, match=r"dataclass\(slots=True\) is not possible"):
@@ -432,7 +438,12 @@ def test_a_captured_object_cannot_be_changed_inside_a_transform(transform, edit,
     with pytest.raises(nnx.TraceContextError) as error:
         transform(f)(jnp.ones(3))
     assert error.value.owner == "Affine" and error.value.attribute == attribute
-    for part in (f"attribute '{attribute}' of 'Affine'", "eager", "as an argument"):
+    for part in (
+        "Cannot mutate 'Affine' from different trace level",
+        f"write of '{attribute}'",
+        "eager",
+        "as an argument",
+    ):
         assert part in str(error.value)
     assert before.items() <= vars(node).items() or attribute == "__dict__"
 

@@ -163,6 +163,6 @@ def test_with_attributes_refuses_unknown_names_and_bad_values():
     message = r"instance of the following attributes: \['cache', 'foo'\]. No module in this Dict"
     with pytest.raises(ValueError, match=message):
         with_attributes(model, deterministic=True, foo=1, cache=2)
-    with pytest.raises(ValueError, match="static attribute 'deterministic' of 'Drop'"):
+    with pytest.raises(ValueError, match="static attribute 'deterministic' of Pytree type 'Drop'"):
         with_attributes(model, deterministic=jnp.ones(1))
     assert with_attributes(model, foo=1, raise_if_not_found=False).a.deterministic is False

@@ -358,7 +358,7 @@ def test_messages():
     with pytest.raises(TypeError, match="a name or exclude_required, not both; got name='a'"):
         nnxlite.Param(1, a=2).get_metadata("a", exclude_required=True)
     graphdef, state = nnxlite.split(nnxlite.Linear(2, 3, rngs=nnxlite.Rngs(0)))
-    with pytest.raises(ValueError, match="the definition has 2 leaves, the list holds 1. Pass one"):
+    with pytest.raises(ValueError, match="expected 2 leaves, but got 1 in the list. Pass one"):
         nnxlite.merge(graphdef, jax.tree.leaves(state)[:1])
 
 

@@ -586,6 +586,6 @@ def test_a_captured_variable_is_read_as_it_is_and_cannot_be_written():
     m.x[...] = 5.0
     assert float(read(0.0, XS)[0]) == 15.0
     before = snapshot(m)
-    with pytest.raises(nnx.TraceContextError, match="'BatchStat' from a different trace level"):
+    with pytest.raises(nnx.TraceContextError, match="BatchStat from a different trace level"):
         nnx.scan(lambda c, x: (c, m.n.set_value(x)))(0.0, XS)
     assert snapshot(m) == before

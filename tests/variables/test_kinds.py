@@ -45,7 +45,9 @@ def test_kinds_can_be_registered():
 def test_a_taken_name_is_refused():
     class Other(nnx.Variable): ...
 
-    with pytest.raises(ValueError, match="'params' is already mapped to Param.*overwrite=True"):
+    with pytest.raises(
+        ValueError, match="Name params already mapped to type Param.*overwrite=True"
+    ):
         nnx.register_variable_name("params", Other)
     assert nnx.variable_type_from_name("params") is nnx.Param
 
@@ -59,12 +61,16 @@ def test_only_variable_classes_have_names():
 def test_unknown_names_and_kinds():
     class Unknown(nnx.Variable): ...
 
-    with pytest.raises(ValueError, match="'test_none' is not registered.*allow_register=True"):
+    with pytest.raises(
+        ValueError, match="Name test_none is not registered in the registry.*allow_register=True"
+    ):
         nnx.variable_type_from_name("test_none")
-    with pytest.raises(ValueError, match="Unknown has no registered name.*allow_register=True"):
+    with pytest.raises(
+        ValueError, match="Type Unknown is not registered in the registry.*allow_register=True"
+    ):
         nnx.variable_name_from_type(Unknown)
     for kind in (nnx.Variable, nnx.RngState, nnx.RngKey, nnx.RngCount):
-        with pytest.raises(ValueError, match="has no registered name"):
+        with pytest.raises(ValueError, match="is not registered in the registry"):
             nnx.variable_name_from_type(kind)
 
 

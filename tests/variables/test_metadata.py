@@ -65,7 +65,7 @@ def test_other_arguments_are_refused(args, kwargs):
 @pytest.mark.parametrize("change", [{"ref": True}, {"hijax": True}])
 def test_what_makes_a_variable_what_it_is_cannot_change(change):
     v, (name,) = nnx.Param(ONES), change
-    message = f"Cannot change metadata '{name}' of Param from False to True.*vars_as"
+    message = f"Cannot change `{name}` metadata of Param from False to True.*vars_as"
     with pytest.raises(ValueError, match=message):
         v.set_metadata(**change)
     with pytest.raises(ValueError, match=message):
@@ -81,7 +81,7 @@ def test_deleting_entries():
     with pytest.raises(KeyError, match="no metadata 'tag'"):
         v.del_metadata("tag")
     for name in REQUIRED:
-        with pytest.raises(ValueError, match=f"Metadata '{name}' of Param cannot be removed"):
+        with pytest.raises(ValueError, match=f"Cannot delete `{name}` metadata of Param"):
             v.del_metadata(name)
 
 

@@ -165,7 +165,7 @@ def test_attributes_cannot_be_set(name):
     v = nnx.Param(ONES, tag="t")
     with pytest.raises(AttributeError) as error:
         setattr(v, name, 1)
-    assert f"Cannot set attribute {name!r} of Param" in str(error.value)
+    assert f"Cannot set attribute {name} of Param" in str(error.value)
     assert f"variable.set_metadata({name}=...)" in str(error.value)
     with pytest.raises(
         AttributeError, match=f"Cannot delete .*variable.del_metadata\\('{name}'\\)"
@@ -224,7 +224,13 @@ def test_a_captured_variable_cannot_be_written_inside_a_transform(transform, wha
     with pytest.raises(nnx.TraceContextError) as error:
         transform(f)(jnp.ones(3))
     assert (error.value.owner, error.value.attribute) == ("Param", what)
-    for part in (f"attribute '{what}' of 'Param'", "eager", "inside a transform", "as an argument"):
+    for part in (
+        "Cannot mutate Param from a different trace level",
+        f"write of '{what}'",
+        "eager",
+        "inside a transform",
+        "as an argument",
+    ):
         assert part in str(error.value)
     assert v.value is ONES and v.get_metadata("tag") == "t" and not v.has_metadata("a")
 
@@ -358,7 +364,7 @@ def test_taking_over_another_variable():
     v.copy_from(w)
     assert v.value is w.value and v.get_metadata(exclude_required=True) == {"other": 1}
     for other in (nnx.BatchStat(ONES), 3):
-        with pytest.raises(ValueError, match="expected a Param, got a (BatchStat|int)"):
+        with pytest.raises(ValueError, match="expected Param, got (BatchStat|int)"):
             v.copy_from(other)
     stat = nnx.BatchStat(ONES)
     stat.update_from_state(w)

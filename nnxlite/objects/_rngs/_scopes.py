@@ -315,7 +315,7 @@ def _reseeded(
     if policy == "match_shape":
         return jax.random.split(key, shape)
     raise ValueError(
-        f"Cannot reseed the stream at path {path!r}: it holds an array of keys of shape "
+        f"Cannot reseed stream at path {path!r}: it holds an array of keys of shape "
         f'{shape}. Pass policy="match_shape" to give each a key of its own, or a function '
         "(path, key, shape) -> key."
     )

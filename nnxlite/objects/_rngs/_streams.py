@@ -252,7 +252,7 @@ def as_key(value: tp.Any) -> jax.Array:
         return value.key.value
     shown = short_type(value) if hasattr(value, "dtype") else repr(value)
     raise ValueError(
-        f"Invalid rng value {shown:.200}: expected an integer seed, a key from jax.random.key, a "
+        f"Invalid rng value: {shown:.200}, expected an integer seed, a key from jax.random.key, a "
         "legacy uint32 key from jax.random.PRNGKey, or an RngStream."
     )
 
