@@ -63,7 +63,9 @@ class Plan:
         "_held",
         "_trace",
         "_watched",
+        "bare",
         "calls",
+        "containers",
         "editable",
         "epoch",
         "graphdef",
@@ -94,6 +96,8 @@ class Plan:
         ]
         self.has_arrays = False
         self.raw_slots: list[tuple[tp.Any, tp.Any, Code]] = []
+        self.bare: list[tuple[int, tp.Any, tp.Any]] = []
+        self.containers: list[tuple[tp.Any, tp.Any, Code]] = []
         if found.plain:
             self.leaf_refs: list[tp.Any] = list(map(ref, found.leaves))
         else:
@@ -138,6 +142,13 @@ class Plan:
             (self.refs[owner], name, code) if owner >= 0 else (self.roots[name], _ROOT, code)
             for owner, name, code in decoded.raw_slots
         ]
+        for slot in self.raw_slots:
+            owner, name, code = slot
+            if name is not _ROOT and isinstance(code, int) and code < 0:
+                self.bare.append((~code, owner, name))
+            else:
+                self.containers.append(slot)
+        self.bare.sort(key=lambda slot: slot[0])
 
     @property
     def trace(self) -> tp.Any:
@@ -206,10 +217,22 @@ class Plan:
 
         Raises Stale as `leaves` does.
         """
+        if self.has_arrays and not self.has_refs:
+            inside = self.contained() if self.containers else {}
+            arrays = [owner().__dict__[name] for _, owner, name in self.bare]
+            if len(arrays) == len(self.leaf_refs):
+                return arrays
+            left = iter(arrays)
+            return [
+                leaf()._box.value
+                if leaf is not None
+                else (inside[i] if i in inside else next(left))
+                for i, leaf in enumerate(self.leaf_refs)
+            ]
         boxes = self._held
         if boxes is None:
-            if self.raw_slots and not self.has_arrays:
-                self.raw_leaves()
+            if self.containers:
+                self.contained()
             boxes = self.boxes()
         if boxes is None:
             return [
@@ -219,9 +242,15 @@ class Plan:
 
     def raw_leaves(self) -> dict[int, tp.Any]:
         """The arrays held without a Variable, by leaf number; plain containers are checked."""
+        out = {leaf: owner().__dict__[name] for leaf, owner, name in self.bare}
+        out.update(self.contained())
+        return out
+
+    def contained(self) -> dict[int, tp.Any]:
+        """The arrays in plain containers, by leaf number; the containers are checked."""
         out: dict[int, tp.Any] = {}
         pending: list[tuple[tp.Any, Code]] = []
-        for owner, name, code in self.raw_slots:
+        for owner, name, code in self.containers:
             node = owner()
             if node is None:
                 raise Stale
