@@ -345,13 +345,13 @@ class MultiHeadAttention(Module):
         batch_size: int | tp.Sequence[int] | None = None,
         max_length: int | None = None,
     ) -> None:
-        """Set the modes, and make a cache; None leaves a mode as it is.
+        """Set the modes, and see to a cache; None leaves a mode as it is.
 
         Args:
             deterministic: no dropout.
             decode: decode, one position a call.
-            batch_size: the batch dimensions of a new cache.
-            max_length: the length of a new cache.
+            batch_size: the batch dimensions of the cache.
+            max_length: the length of the cache; one that has these sizes stays, with what is in it.
 
         Raises ValueError when only one of `batch_size` and `max_length` is given.
         """
@@ -366,8 +366,10 @@ class MultiHeadAttention(Module):
             self.decode = decode
         if batch_size is not None and max_length is not None:
             batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
-            dtype = jnp.float32 if self.dtype is None else self.dtype
-            self.init_cache((*batch, max_length, self.in_features), dtype)
+            sizes = *batch, max_length
+            if self.cached_key is None or self.cached_key.shape[:-2] != sizes:
+                dtype = jnp.float32 if self.dtype is None else self.dtype
+                self.init_cache((*sizes, self.in_features), dtype)
 
     def _dropout_key(self, rngs: KeySource | None) -> jax.Array:
         purpose = "for dropout (deterministic=True and model.eval() switch it off)"

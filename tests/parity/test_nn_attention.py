@@ -293,3 +293,16 @@ def test_an_attention_function_gets_the_arguments_of_the_reference():
         layer(X, mask=None, is_causal=True)
     ours, theirs = seen.values()
     assert {name: ours[name] for name in theirs} == theirs
+
+
+def test_a_view_for_decoding_shares_the_cache_that_fits():
+    indices = []
+    for lib in (nnx, ref):
+        layer = lib.MultiHeadAttention(2, 4, decode=True, deterministic=True, rngs=lib.Rngs(0))
+        layer.init_cache((2, 3, 4))
+        layer(jnp.ones((2, 1, 4)))
+        view = lib.view(layer, decode=True, batch_size=2, max_length=3)
+        view(jnp.ones((2, 1, 4)))
+        assert view.cached_key is layer.cached_key
+        indices.append(int(layer.cache_index[...]))
+    assert indices == [2, 2]
