@@ -151,7 +151,7 @@ def assert_same(a: tp.Any, b: tp.Any) -> None:
     """Two results in the form of `plain` are equal, arrays up to rounding."""
     if isinstance(a, np.ndarray):
         if a.dtype.kind != "V":
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     elif isinstance(a, (list, tuple)):
         assert len(a) == len(b), (a, b)
         for x, y in zip(a, b, strict=True):

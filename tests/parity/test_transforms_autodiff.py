@@ -557,7 +557,7 @@ def jit_partial_of_a_module(lib, mode):
 
 def train(lib, wrap):
     m = models(lib).Net(lib.Rngs(0))
-    optimizer = lib.Optimizer(m, optax.adam(1e-2), wrt=lib.Param)
+    optimizer = lib.Optimizer(m, optax.sgd(0.1), wrt=lib.Param)
     x = jnp.arange(8.0).reshape(4, 2)
 
     def step(m, optimizer, x):
