@@ -253,6 +253,8 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
     Raises ValueError where a shared Variable would get two different settings.
     """
     decoded = call.graphdef.decoded
+    if all(s is by_root[0] and not isinstance(s, PrefixMapping) for s in by_root):
+        return by_root[:1] * len(decoded.leaf_nodes)  # sharing cannot disagree
     defs = [
         _Shown(decoded.node_defs[node]) if node >= 0 else _Shown(None)
         for node in decoded.leaf_nodes
@@ -268,8 +270,6 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
         setting(root, path, leaf)
         for leaf, (root, path) in enumerate(zip(call.leaf_roots(), call.leaf_paths()))
     ]
-    if all(s is by_root[0] and not isinstance(s, PrefixMapping) for s in by_root):
-        return out  # one setting for all: sharing cannot disagree
     for number, root, path in aliases(call):
         for leaf, tail in leaves_below(call, number):
             other = setting(root, (*path, *tail), leaf)
@@ -333,23 +333,31 @@ def refuse_non_arrays(
 
 
 class _Shown:
-    """Stands for a leaf's Variable when filters look at it: class and metadata, no value."""
+    """Stands for a leaf when filters look at it: of its class, with its metadata, without a value."""
 
     def __init__(self, definition: tp.Any) -> None:
         self._definition = definition
 
     @property
     def type(self) -> tp.Any:
-        return getattr(self._definition, "type", object)
+        return getattr(self._definition, "type", jax.Array)
+
+    @property
+    def __class__(self) -> tp.Any:
+        return self.type
 
     def __getattr__(self, name: str) -> tp.Any:
         metadata = getattr(self.__dict__.get("_definition"), "metadata", None) or {}
         if name in metadata:
             return metadata[name]
-        raise AttributeError(name)
+        raise AttributeError(
+            f"{self!r} has no metadata {name!r}, and its value is not known yet: a filter given to a "
+            "transform decides by path, class and metadata. To decide by value, put what "
+            "`nnx.state(model, filter)` finds into the metadata, or use its paths."
+        )
 
     def __repr__(self) -> str:
-        return getattr(self.type, "__name__", "array")
+        return "array" if self.type is jax.Array else self.type.__name__
 
 
 def aliases(call: CallDef) -> tp.Iterator[tuple[int, int, Path]]:

@@ -8,6 +8,7 @@ of equal setting.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import typing as tp
 import warnings
@@ -77,6 +78,9 @@ class MapCall(tp.NamedTuple):
     last: list[Layout]
 
 
+RUN = inspect.signature(lambda plain, values: None)
+
+
 class MapWrapped:
     """A function mapped over slices of its arguments, as `vmap` and its kin return it."""
 
@@ -142,6 +146,7 @@ class MapWrapped:
         last: list[Layout] = []
         run = functools.partial(self._run, call, values, roots, order, last)
         run.__name__ = name_of(self.__wrapped__)  # type: ignore[attr-defined]
+        run.__signature__ = RUN  # type: ignore[attr-defined]  # JAX asks, and it is long to work out
         mapped = self._make(run, (plain, values), order)
         return MapCall(plain, values, roots, order, mapped, last)
 
