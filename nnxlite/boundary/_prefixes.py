@@ -18,6 +18,7 @@ from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._graphdef import Path
 from nnxlite.graph._rebuild import Code, ContainerCode, Decoded
+from nnxlite.variables import Variable, VariableDef
 
 
 class PrefixMapping:
@@ -56,7 +57,7 @@ class _FilterMapping(PrefixMapping):
             if predicate(path, variable):
                 return setting
         raise ValueError(
-            f"No {self.what} found for {_described(variable)} at '{path_text(path)}': none of the "
+            f"No {self.what} found for {described(variable)} at '{path_text(path)}': none of the "
             f"filters {self._filters} of {type(self).__name__} matches. Add one, or `...: None`."
         )
 
@@ -75,9 +76,9 @@ class _FilterMapping(PrefixMapping):
         return f"{type(self).__name__}({{{inside}}})"
 
 
-def _described(variable: tp.Any) -> str:
-    kind = getattr(variable, "type", None)
-    return kind.__name__ if isinstance(kind, type) else type(variable).__name__
+def described(variable: tp.Any) -> str:
+    """The class of a Variable, for messages."""
+    return type(variable).__name__ if isinstance(variable, Variable) else "array"
 
 
 class StateAxes(_FilterMapping):
@@ -255,15 +256,12 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
     decoded = call.graphdef.decoded
     if all(s is by_root[0] and not isinstance(s, PrefixMapping) for s in by_root):
         return by_root[:1] * len(decoded.leaf_nodes)  # sharing cannot disagree
-    defs = [
-        _Shown(decoded.node_defs[node]) if node >= 0 else _Shown(None)
-        for node in decoded.leaf_nodes
-    ]
+    seen = [shown(decoded, leaf) for leaf in range(len(decoded.leaf_nodes))]
 
     def setting(root: int, path: Path, leaf: int) -> tp.Any:
         found = by_root[root]
         if isinstance(found, PrefixMapping):
-            return found.map_prefix(path, defs[leaf])
+            return found.map_prefix(path, seen[leaf])
         return found
 
     out = [
@@ -276,7 +274,7 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
             if other is not out[leaf] and other != out[leaf]:
                 first = call.leaf_roots()[leaf]
                 raise ValueError(
-                    f"Inconsistent {what} for a shared {defs[leaf]!r}: at "
+                    f"Inconsistent {what} for a shared {described(seen[leaf])}: at "
                     f"'{argument_path(call, first, call.leaf_paths()[leaf])}' it is "
                     f"{out[leaf]!r}, at '{argument_path(call, root, (*path, *tail))}' it is "
                     f"{other!r}. Give both the same {what}, or do not share the Variable."
@@ -332,32 +330,37 @@ def refuse_non_arrays(
         check(leaf, argument_path(call, root, path, skip))
 
 
-class _Shown:
-    """Stands for a leaf when filters look at it: of its class, with its metadata, without a value."""
+class _Unseen:
+    """Stands for an array when filters look at it: whatever asks about its value is refused."""
 
-    def __init__(self, definition: tp.Any) -> None:
-        self._definition = definition
-
-    @property
-    def type(self) -> tp.Any:
-        return getattr(self._definition, "type", jax.Array)
+    type = jax.Array
 
     @property
-    def __class__(self) -> tp.Any:
-        return self.type
+    def __class__(self) -> tp.Any:  # pyright: ignore[reportIncompatibleMethodOverride] # no setter
+        return jax.Array
 
     def __getattr__(self, name: str) -> tp.Any:
-        metadata = getattr(self.__dict__.get("_definition"), "metadata", None) or {}
-        if name in metadata:
-            return metadata[name]
-        raise AttributeError(
-            f"{self!r} has no metadata {name!r}, and its value is not known yet: a filter given to a "
-            "transform decides by path, class and metadata. To decide by value, put what "
-            "`nnx.state(model, filter)` finds into the metadata, or use its paths."
+        if not hasattr(jax.Array, name):
+            raise AttributeError(f"An array has no attribute {name!r}.")
+        raise TypeError(
+            "A filter given to a transform decides by path, class and metadata, not by the value, "
+            f"and asked for {name!r}. Mark the Variables that are meant, with set_metadata."
         )
 
     def __repr__(self) -> str:
-        return "array" if self.type is jax.Array else self.type.__name__
+        return "array"
+
+
+_UNSEEN = _Unseen()
+
+
+def shown(decoded: Decoded, leaf: int) -> tp.Any:
+    """What filters see of a leaf: its Variable, or the array, without the value."""
+    node = decoded.leaf_nodes[leaf]
+    definition = decoded.node_defs[node] if node >= 0 else None
+    if not isinstance(definition, VariableDef):
+        return _UNSEEN
+    return definition.type.from_metadata(_UNSEEN, definition.metadata)
 
 
 def aliases(call: CallDef) -> tp.Iterator[tuple[int, int, Path]]:
@@ -456,9 +459,7 @@ def place_result(out: tp.Any, out_shardings: tp.Any) -> tuple[tp.Any, tp.Any]:
             path = decoded.path(decoded.leaf_frames[leaf])
             setting = by_root.get(path[0])
             if isinstance(setting, PrefixMapping):
-                node = decoded.leaf_nodes[leaf]
-                shown = _Shown(decoded.node_defs[node] if node >= 0 else None)
-                setting = setting.map_prefix(path[1:], shown)
+                setting = setting.map_prefix(path[1:], shown(decoded, leaf))
             fresh[~source] = _constrained(fresh[~source], setting)
     return result, fresh
 

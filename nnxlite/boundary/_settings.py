@@ -20,11 +20,12 @@ from nnxlite.boundary._outputs import OutDef, Outputs
 from nnxlite.boundary._prefixes import (
     PrefixMapping,
     _FilterMapping,
-    _Shown,
     argument_path,
     broadcast,
+    described,
     is_setting,
     leaves_of_code,
+    shown,
 )
 
 
@@ -94,9 +95,7 @@ def output_settings(
             root, *path = decoded.path(decoded.leaf_frames[leaf])
             setting = by_root[root] if root < len(by_root) else default
             if isinstance(setting, PrefixMapping):
-                node = decoded.leaf_nodes[leaf]
-                shown = _Shown(decoded.node_defs[node] if node >= 0 else None)
-                setting = setting.map_prefix(tuple(path), shown)
+                setting = setting.map_prefix(tuple(path), shown(decoded, leaf))
             fresh[~source] = setting
     _check_shared(call, out, value_settings, settings, fresh, what)
     return OutSettings(result, written, fresh)
@@ -118,10 +117,9 @@ def _check_shared(
         for leaf, path in leaves_of_code(decoded, code):
             source = leaf if graph is None else graph.sources[leaf]
             before = value_settings[source] if source >= 0 else fresh[~source]
-            setting, node = settings[position], decoded.leaf_nodes[leaf]
-            shown = _Shown(decoded.node_defs[node] if node >= 0 else None)
+            setting = settings[position]
             if isinstance(setting, PrefixMapping):
-                setting = setting.map_prefix(path, shown)
+                setting = setting.map_prefix(path, shown(decoded, leaf))
             if setting is before or setting == before:
                 continue
             if source >= 0:
@@ -130,9 +128,9 @@ def _check_shared(
             else:
                 where = "at its first place"
             raise ValueError(
-                f"Inconsistent {what} for a shared {shown!r}: the result refers to it at "
-                f"'{path_text(path)}' with {setting!r}, {where} it has {before!r}. Give both the "
-                "same setting, or return a copy (nnx.clone)."
+                f"Inconsistent {what} for a shared {described(shown(decoded, leaf))}: the result "
+                f"refers to it at '{path_text(path)}' with {setting!r}, {where} it has {before!r}. "
+                "Give both the same setting, or return a copy (nnx.clone)."
             )
 
 

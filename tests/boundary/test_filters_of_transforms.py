@@ -1,0 +1,78 @@
+"""Filters that are given to a transform: what they see of a Variable, and what they are refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.kernel = nnx.Param(jnp.array([1.0, 2.0]), tag="decay")
+        self.bias = nnx.Param(jnp.array([3.0, 4.0]))
+        self.mean = nnx.BatchStat(jnp.array([5.0, 6.0]))
+        self.scale = jnp.array([7.0, 8.0])
+
+
+def product(m):
+    return (m.kernel * m.bias * m.mean * m.scale).sum()
+
+
+SEEN = {
+    "class": (lambda path, x: isinstance(x, nnx.Param), {"kernel", "bias"}),
+    "path": (lambda path, x: path[-1] in ("bias", "mean"), {"bias", "mean"}),
+    "metadata": (lambda path, x: getattr(x, "tag", None) == "decay", {"kernel"}),
+    "get_metadata": (
+        lambda path, x: isinstance(x, nnx.Variable) and x.get_metadata("tag", None) is None,
+        {"bias", "mean"},
+    ),
+    "array": (lambda path, x: isinstance(x, jax.Array), {"scale"}),
+    "class of arrays": (jax.Array, {"scale"}),
+    "string": ("decay", {"kernel"}),
+}
+
+
+@pytest.mark.parametrize(("chosen", "names"), SEEN.values(), ids=SEEN)
+def test_functions_see_class_path_and_metadata(chosen, names):
+    model = Model()
+    grads = nnx.grad(product, argnums=nnx.DiffState(0, chosen))(model)
+    assert set(grads) == names
+
+    def look(m):
+        return {name: jnp.shape(x[...]) for name, x in vars(m).items() if name in NAMES}
+
+    axes = nnx.StateAxes({chosen: 0, ...: None})
+    shapes = []
+    nnx.vmap(lambda m: shapes.append(look(m)), in_axes=axes, axis_size=2)(model)
+    assert {name for name, shape in shapes[0].items() if shape == ()} == names
+
+
+NAMES = ("kernel", "bias", "mean", "scale")
+
+ASKED = {
+    "value": lambda path, x: x.get_value().ndim > 1,
+    "shape": lambda path, x: len(x.shape) > 1,
+    "dtype": lambda path, x: getattr(x, "dtype", None) == jnp.float32,
+}
+TRANSFORMS = {
+    "grad": lambda f: nnx.grad(product, argnums=nnx.DiffState(0, f)),
+    "vmap": lambda f: nnx.vmap(product, in_axes=nnx.StateAxes({f: 0, ...: None})),
+    "scan": lambda f: nnx.scan(product, in_axes=nnx.StateAxes({f: 0, ...: None}), out_axes=0),
+    "jit": lambda f: nnx.jit(product, in_shardings=(nnx.StateSharding({f: None, ...: None}),)),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_functions_that_ask_for_the_value_are_refused(transform, asked):
+    model = Model()
+    before = [x for _, x in nnx.iter_graph(model)]
+    name = {"value": "ndim"}.get(asked, asked)
+    with pytest.raises(
+        TypeError, match=f"(?s)not by the value, and asked for '{name}'.*set_metadata"
+    ):
+        TRANSFORMS[transform](ASKED[asked])(model)
+    assert all(x is y for x, (_, y) in zip(before, nnx.iter_graph(model), strict=True))
