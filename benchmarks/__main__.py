@@ -1,9 +1,10 @@
-"""The command line: choose benches, run them, print and keep the figures."""
+"""The command line: choose benches, run them, print, draw and keep the figures."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import typing as tp
 from pathlib import Path
@@ -18,7 +19,10 @@ from benchmarks import (  # noqa: F401
     functional,
     growth,
     importing,
+    initialise,
     layers,
+    memory,
+    plot,
     pytree,
     report,
     tracing,
@@ -34,13 +38,16 @@ BENCHES = (
     "pytree",
     "variable",
     "construct",
+    "initialise",
     "import",
     "eager",
     "jitted",
     "tracing",
     "layers",
     "growth",
+    "memory",
 )
+PEERS = {"flax", "equinox"}  # need not be there
 WIDTH = 140  # of tables that go to a file
 
 
@@ -61,6 +68,29 @@ def earlier_results(text: str) -> dict[str, tp.Any]:
     except (ValueError, TypeError, KeyError):
         raise argparse.ArgumentTypeError(f"{text} is not a file written by --json") from None
     return content
+
+
+def whole_results(text: str) -> dict[str, tp.Any]:
+    """The same, where all that is printed and drawn has to be in it."""
+    content = earlier_results(text)
+    if any("unit" not in case for case in content["cases"]):
+        raise argparse.ArgumentTypeError(f"{text} is of an earlier version, which kept less")
+    return content
+
+
+def drawable(text: str) -> Path:
+    """A folder, or a path of a picture; and Matplotlib is there."""
+    path = Path(text)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError('needs matplotlib: pip install -e ".[bench]"')
+    if path.is_dir():
+        return path
+    if path.suffix not in plot.FORMATS:
+        endings = " or ".join(plot.FORMATS)
+        raise argparse.ArgumentTypeError(f"{text} is neither a folder nor ends in {endings}")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {text}: there is no {path.parent}")
+    return path
 
 
 def writable_file(text: str) -> Path:
@@ -87,6 +117,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--compare", type=earlier_results, metavar="OLD.json", help="show earlier figures beside"
     )
+    parser.add_argument(
+        "--plot", type=drawable, metavar="FILE", help="draw an .svg or .png, or all into a folder"
+    )
+    parser.add_argument(
+        "--load", type=whole_results, metavar="OLD.json", help="measure nothing; show these figures"
+    )
     parser.add_argument("--quick", action="store_true", help="few rounds: shows that all works")
     parser.add_argument("--rounds", type=int, help=f"default: {Pace.rounds}")
     options = parser.parse_args(arguments)
@@ -99,19 +135,29 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
-    console.print(", ".join(f"{k} {v}" for k, v in report.machine().items()), highlight=False)
-    results = []
-    chosen = [case for case in CASES if case.bench in (options.only or BENCHES)]
-    for case in sorted(chosen, key=lambda case: BENCHES.index(case.bench)):
-        with console.status(f"{case.bench}: {case.name}"):
-            results.append(measure(case, pace))
-    report.print_results(results, console)
-    figures = report.as_json(results)
+    benches = options.only or BENCHES
+    figures = options.load or measured(benches, pace, console)
+    figures["cases"] = [case for case in figures["cases"] if case["bench"] in benches]
+    console.print(", ".join(f"{k} {v}" for k, v in figures["machine"].items()), highlight=False)
+    report.print_results(figures["cases"], console)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.compare:
         report.print_comparison(options.compare, figures, console)
-    return int(any(result.failed.keys() - {"flax", "equinox"} for result in results))
+    if options.plot:
+        for file in plot.draw(figures, options.plot):
+            console.print(f"wrote {file}", highlight=False)
+    return int(any(case["failed"].keys() - PEERS for case in figures["cases"]))
+
+
+def measured(benches: tp.Collection[str], pace: Pace, console: Console) -> dict[str, tp.Any]:
+    """The figures of all cases of some benches, in the order of `BENCHES`."""
+    results = []
+    chosen = [case for case in CASES if case.bench in benches]
+    for case in sorted(chosen, key=lambda case: BENCHES.index(case.bench)):
+        with console.status(f"{case.bench}: {case.name}"):
+            results.append(measure(case, pace))
+    return report.as_json(results)
 
 
 if __name__ == "__main__":

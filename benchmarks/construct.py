@@ -16,8 +16,8 @@ class Plain:
         self.name = name
 
 
-def small_module(name: str) -> Sampler:
-    """A module with two static attributes."""
+def small_class(name: str):
+    """A class of modules with two static attributes."""
     nnx = library(name)
 
     class Small(nnx.Module):
@@ -25,18 +25,23 @@ def small_module(name: str) -> Sampler:
             self.width = width
             self.name = name
 
-    return Calls(lambda: Small(3, "small"))
+    return Small
 
 
-def small_equinox() -> Sampler:
-    """A module with two static fields."""
+def small_equinox():
+    """A class of modules with two static fields."""
     import equinox as eqx
 
     class Small(eqx.Module):
         width: int = eqx.field(static=True)
         name: str = eqx.field(static=True)
 
-    return Calls(lambda: Small(3, "small"))
+    return Small
+
+
+def small_object(cls) -> Calls:
+    """Making one."""
+    return Calls(lambda: cls(3, "small"))
 
 
 def linear(name: str) -> Sampler:
@@ -58,10 +63,10 @@ def equinox_linear() -> Sampler:
 def small():
     """The limit is a plain Python class."""
     return {
-        "limit": lambda: Calls(lambda: Plain(3, "small")),
-        "nnxlite": lambda: small_module("nnxlite"),
-        "flax": lambda: small_module("flax"),
-        "equinox": small_equinox,
+        "limit": lambda: small_object(Plain),
+        "nnxlite": lambda: small_object(small_class("nnxlite")),
+        "flax": lambda: small_object(small_class("flax")),
+        "equinox": lambda: small_object(small_equinox()),
     }
 
 

@@ -32,8 +32,8 @@ Y = jnp.zeros((4, WIDTH))
 ROW = jnp.ones(4)
 
 
-def flat_train_step(blocks: int, **jit_options: tp.Any):
-    """The limit: `run()` calls `jax.jit` on the flat list of all leaves, all of them written."""
+def flat_train(blocks: int, **jit_options: tp.Any):
+    """The limit: a step under `jax.jit`, and the flat list of all leaves, all of them written."""
     nnx = library("nnxlite")
     body = train_body(nnx)
     graphdef, state = nnx.split(with_adam(nnx, blocks))
@@ -45,6 +45,13 @@ def flat_train_step(blocks: int, **jit_options: tp.Any):
         model, optimizer = nnx.merge(graphdef, treedef.unflatten(leaves))
         loss = body(model, optimizer, x, y)
         return loss, jax.tree.leaves(nnx.state((model, optimizer)))
+
+    return step, leaves
+
+
+def flat_train_step(blocks: int, **jit_options: tp.Any):
+    """`run()` calls the limit."""
+    step, leaves = flat_train(blocks, **jit_options)
 
     def run():
         nonlocal leaves

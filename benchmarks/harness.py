@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 import typing as tp
@@ -18,7 +19,7 @@ class Sampler(tp.Protocol):
     """One way to do the work of a case.
 
     `warm` calls it until it is as fast as it gets. `sample` does the work once or more and returns
-    the seconds of one unit of it.
+    the seconds, or whatever the case counts, of one unit of it.
     """
 
     def warm(self, pace: Pace) -> None: ...
@@ -106,9 +107,39 @@ class SelfTimed:
         return self.run()
 
 
+@dataclass
+class Once:
+    """`run` returns what is counted, which is the same every time, such as a number of bytes."""
+
+    run: Callable[[], float]
+    value: float = field(default=math.nan, init=False)
+
+    def warm(self, pace: Pace) -> None:
+        self.value = self.run()
+
+    def sample(self) -> float:
+        return self.value
+
+
+Unit = tp.Literal["seconds", "bytes"]
+
+SCALES: dict[Unit, tuple[tuple[str, float], ...]] = {
+    "seconds": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)),
+    "bytes": (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0)),
+}
+
+
+def quantity(value: float, unit: Unit) -> str:
+    """Three digits and the largest fitting unit, such as `4.61 ms`."""
+    scales = SCALES[unit]
+    name, size = next((scale for scale in scales if value >= scale[1]), scales[-1])
+    shown = value / size
+    return f"{shown:.0f} {name}" if shown >= 1000 else f"{shown:.3g} {name}"
+
+
 @dataclass(frozen=True)
 class Budget:
-    """`subject` may take `at_most` times what `of` takes, or `at_most` seconds where `of` is None.
+    """`subject` may take `at_most` times what `of` takes, or just `at_most` where `of` is None.
 
     A budget of a fraction is printed the other way round: at most 1/30 is "30x faster".
     """
@@ -117,12 +148,14 @@ class Budget:
     of: str | None = None
     subject: str = "nnxlite"
 
-    def __str__(self) -> str:
+    def text(self, unit: Unit) -> str:
+        """The budget in words, for a case that counts in `unit`."""
         match self.of:
             case None:
-                return f"at most {duration(self.at_most)}"
+                return f"at most {quantity(self.at_most, unit)}"
             case of if self.at_most < 0.5:
-                return f"{1 / self.at_most:.3g}x faster than {of}"
+                better = "faster than" if unit == "seconds" else "less than"
+                return f"{1 / self.at_most:.3g}x {better} {of}"
             case of:
                 return f"at most {self.at_most:.3g}x {of}"
 
@@ -138,16 +171,17 @@ class Case:
     name: str
     build: Callable[[], Mapping[str, Build]]
     budgets: tuple[Budget, ...] = ()
+    unit: Unit = "seconds"
 
 
 CASES: list[Case] = []
 
 
-def case(bench: str, name: str, *budgets: Budget):
+def case(bench: str, name: str, *budgets: Budget, unit: Unit = "seconds"):
     """Register the decorated function as the builder of a case."""
 
     def register(build: Callable[[], Mapping[str, Build]]):
-        CASES.append(Case(bench, name, build, budgets))
+        CASES.append(Case(bench, name, build, budgets, unit))
         return build
 
     return register
@@ -170,15 +204,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured of a case: seconds by contender; `failed` says why one has no figure."""
+    """What was measured of a case, by contender; `failed` says why one has no figure."""
 
     case: Case
     samples: dict[str, list[float]]
     recompiled: frozenset[str]
     failed: dict[str, str]
 
-    def time(self, name: str) -> Spread | None:
-        """The seconds that `name` takes."""
+    def figure(self, name: str) -> Spread | None:
+        """What `name` takes, in the unit of the case."""
         return Spread.of(self.samples[name]) if name in self.samples else None
 
     def ratio(self, name: str, of: str) -> Spread | None:
@@ -191,7 +225,7 @@ class Result:
     def spent(self, budget: Budget) -> Spread | None:
         """The measured value that `budget` limits."""
         if budget.of is None:
-            return self.time(budget.subject)
+            return self.figure(budget.subject)
         return self.ratio(budget.subject, budget.of)
 
     def met(self, budget: Budget) -> bool | None:
@@ -262,11 +296,3 @@ def sample_without_collector(contender: Sampler) -> float:
         return contender.sample()
     finally:
         gc.enable()
-
-
-def duration(seconds: float) -> str:
-    """Three digits and a unit, such as `4.61 ms`."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"

@@ -161,6 +161,39 @@ def wide(nnx: tp.Any, variables: int) -> tp.Any:
     return Wide()
 
 
+def chain(nnx: tp.Any, modules: int) -> tp.Any:
+    """`modules` modules with one small Variable each, one inside the other, and a count on top."""
+    value = jnp.ones(2)
+
+    class Link(nnx.Module):
+        def __init__(self, inner):
+            self.inner = inner
+            self.scale = nnx.Param(value)
+
+    class Top(nnx.Module):
+        def __init__(self):
+            inner = None
+            for _ in range(modules):
+                inner = Link(inner)
+            self.inner = inner
+            self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
+            self.mark = 0
+
+    return Top()
+
+
+def repeated(nnx: tp.Any, item: tp.Any, times: int) -> tp.Any:
+    """A module whose list holds one and the same object `times` times, and a count."""
+
+    class Repeated(nnx.Module):
+        def __init__(self):
+            self.items = nnx.List([item] * times)
+            self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
+            self.mark = 0
+
+    return Repeated()
+
+
 def transformer(nnx: tp.Any, layers: int) -> tp.Any:
     """A decoder over 32 tokens: attention and two dense layers in each of its layers."""
 

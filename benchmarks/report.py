@@ -1,7 +1,8 @@
-"""Results as tables, as JSON, and beside earlier results."""
+"""Results as JSON; and JSON, just made or kept in a file, as tables and beside earlier results."""
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -13,11 +14,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import Budget, Result, Spread, duration
+from benchmarks.harness import Result, Spread, quantity
 
 RECOMPILED = "*"
 PACKAGES = ("nnxlite", "jax", "jaxlib", "numpy", "optax", "flax", "equinox")
 SLOWER = 1.1  # a change beyond this, outside both spreads, is called a change
+LARGER = {"seconds": ("slower", "faster"), "bytes": ("more", "less")}
 
 
 def machine() -> dict[str, str]:
@@ -38,9 +40,11 @@ def machine() -> dict[str, str]:
 
 
 def spread_text(spread: Spread | None, show: tp.Callable[[float], str]) -> str:
-    """The median, and half the distance of the quartiles in percent of it."""
+    """The median, and half the distance of the quartiles in percent of it, if there is any."""
     if spread is None:
         return "-"
+    if spread.low == spread.high:
+        return show(spread.median)
     percent = 50 * (spread.high - spread.low) / spread.median
     return f"{show(spread.median)} ±{percent:.0f}%"
 
@@ -50,63 +54,65 @@ def ratio_text(value: float) -> str:
     return f"{value:.2f}x" if value >= 0.5 else f"1/{1 / value:.1f}x"
 
 
-def verdict(result: Result, budget: Budget) -> str:
-    """Whether a budget is kept, for the table."""
-    return {True: "[green]met[/]", False: "[red]MISSED[/]", None: "[yellow]-[/]"}[
-        result.met(budget)
-    ]
+VERDICTS = {True: "[green]met[/]", False: "[red]MISSED[/]", None: "[yellow]-[/]"}
 
 
-def print_results(results: list[Result], console: Console) -> None:
-    """One table for each bench; then what could not be measured."""
-    for bench, group in groupby(results, lambda result: result.case.bench):
+def print_results(cases: list[dict[str, tp.Any]], console: Console) -> None:
+    """One table for each bench of what `as_json` made; then what could not be measured."""
+    for bench, group in groupby(cases, lambda case: case["bench"]):
         console.print(bench_table(bench, list(group)))
-    for result in results:
-        for name, reason in result.failed.items():
-            console.print(
-                f"{result.case.bench}: {result.case.name}: {name}: {reason}", markup=False
-            )
-    if any(result.recompiled for result in results):
+    for case in cases:
+        for name, reason in case["failed"].items():
+            console.print(f"{case['bench']}: {case['case']}: {name}: {reason}", markup=False)
+    if any(case["recompiled"] for case in cases):
         console.print(f"{RECOMPILED} compiled again while it was timed", markup=False)
 
 
-def bench_table(bench: str, results: list[Result]) -> Table:
+def bench_table(bench: str, cases: list[dict[str, tp.Any]]) -> Table:
     """A row for each case and each further budget of it."""
     table = Table(title=bench, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    names = list(dict.fromkeys(name for result in results for name in contender_names(result)))
+    names = list(dict.fromkeys(name for case in cases for name in contender_names(case)))
     table.add_column("work", min_width=24)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("ratio", justify="right", no_wrap=True)
     table.add_column("budget", min_width=20)
     table.add_column("", no_wrap=True)
-    for result in results:
-        times = []
-        for name in names:
-            mark = RECOMPILED if name in result.recompiled else ""
-            times.append(spread_text(result.time(name), duration) + mark)
-        for budget in result.case.budgets or (None,):
-            table.add_row(result.case.name, *times, *budget_cells(result, budget))
-            times = [""] * len(names)
+    for case in cases:
+        cells = [figure_cell(case, name) for name in names]
+        for budget in case["budgets"] or (None,):
+            table.add_row(case["case"], *cells, *budget_cells(case, budget))
+            cells = [""] * len(names)
     return table
 
 
-def contender_names(result: Result) -> list[str]:
+def figures(case: dict[str, tp.Any]) -> dict[str, Spread]:
+    """What each contender of a case takes; files of the first days have seconds only."""
+    measured = case[case.get("unit", "seconds")]
+    return {name: Spread(**figure) for name, figure in measured.items()}
+
+
+def contender_names(case: dict[str, tp.Any]) -> list[str]:
     """All contenders of a case, those without a figure too."""
-    return [*result.samples, *result.failed]
+    return [*figures(case), *case["failed"]]
 
 
-def budget_cells(result: Result, budget: Budget | None) -> tuple[str, str, str]:
+def figure_cell(case: dict[str, tp.Any], name: str) -> str:
+    """What one contender takes."""
+    mark = RECOMPILED if name in case["recompiled"] else ""
+    return spread_text(figures(case).get(name), lambda x: quantity(x, case["unit"])) + mark
+
+
+def budget_cells(case: dict[str, tp.Any], budget: dict[str, tp.Any] | None) -> tuple[str, str, str]:
     """The ratio that was measured, the budget, and the verdict."""
-    if budget is None:
-        return spread_text(result.ratio("nnxlite", "limit"), ratio_text), "", ""
-    of = budget.of or "limit"
-    spent = result.ratio(budget.subject, of)
-    return spread_text(spent, ratio_text), str(budget), verdict(result, budget)
+    relative = budget is not None and budget["of"] is not None
+    numbers = budget["spent"] if relative else case["nnxlite_to"].get("limit")
+    ratio = spread_text(Spread(**numbers) if numbers else None, ratio_text)
+    return (ratio, budget["budget"], VERDICTS[budget["met"]]) if budget else (ratio, "", "")
 
 
 def as_json(results: list[Result]) -> dict[str, tp.Any]:
-    """Medians and quartiles in seconds, ratios to `nnxlite`'s rivals, budgets and verdicts."""
+    """Medians and quartiles in each case's unit, ratios to `nnxlite`'s rivals, budgets, verdicts."""
     return {"machine": machine(), "cases": [case_json(result) for result in results]}
 
 
@@ -116,15 +122,22 @@ def case_json(result: Result) -> dict[str, tp.Any]:
     def numbers(spread: Spread | None) -> dict[str, float] | None:
         return None if spread is None else vars(spread).copy()
 
+    unit = result.case.unit
     budgets = [
-        {"budget": str(b), "spent": numbers(result.spent(b)), "met": result.met(b)}
-        for b in result.case.budgets
+        {
+            "budget": budget.text(unit),
+            **vars(budget),
+            "spent": numbers(result.spent(budget)),
+            "met": result.met(budget),
+        }
+        for budget in result.case.budgets
     ]
     return {
         "bench": result.case.bench,
         "case": result.case.name,
         "rounds": max(map(len, result.samples.values()), default=0),
-        "seconds": {name: numbers(result.time(name)) for name in result.samples},
+        "unit": unit,
+        unit: {name: numbers(result.figure(name)) for name in result.samples},
         "nnxlite_to": {
             name: numbers(result.ratio("nnxlite", name))
             for name in result.samples
@@ -144,28 +157,29 @@ def print_comparison(old: dict[str, tp.Any], new: dict[str, tp.Any], console: Co
     for column in ("before", "now", "change"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("")
-    earlier = {(case["bench"], case["case"]): case["seconds"] for case in old["cases"]}
+    earlier = {(case["bench"], case["case"]): figures(case) for case in old["cases"]}
     for case in new["cases"]:
         before = earlier.get((case["bench"], case["case"]), {})
-        for name, figure in case["seconds"].items():
+        show = functools.partial(quantity, unit=case["unit"])
+        for name, now in figures(case).items():
             if name in before:
-                past, now = Spread(**before[name]), Spread(**figure)
+                past = before[name]
                 table.add_row(
                     case["bench"],
                     case["case"],
                     name,
-                    spread_text(past, duration),
-                    spread_text(now, duration),
+                    spread_text(past, show),
+                    spread_text(now, show),
                     f"{now.median / past.median:.2f}x",
-                    change(past, now),
+                    change(past, now, LARGER[case["unit"]]),
                 )
     console.print(table)
 
 
-def change(past: Spread, now: Spread) -> str:
+def change(past: Spread, now: Spread, words: tuple[str, str] = LARGER["seconds"]) -> str:
     """Say a change only where it is larger than the spread of either figure."""
     if now.median > SLOWER * past.median and now.low > past.high:
-        return "[red]slower[/]"
+        return f"[red]{words[0]}[/]"
     if past.median > SLOWER * now.median and past.low > now.high:
-        return "[green]faster[/]"
+        return f"[green]{words[1]}[/]"
     return ""

@@ -79,7 +79,7 @@ def test_budgets_say_what_they_limit_and_whether_they_are_met():
         Budget(0.5e-6),
         Budget(1.0, "equinox"),
     )
-    described = [(str(b), result.met(b)) for b in result.case.budgets]
+    described = [(b.text("seconds"), result.met(b)) for b in result.case.budgets]
     assert described == [
         ("at most 1.08x limit", True),
         ("at most 1.04x limit", False),
@@ -108,16 +108,31 @@ def test_a_contender_that_cannot_run_does_not_hide_the_others():
 
     result = measured({"limit": steady(1.0), "nnxlite": broken, "flax": absent})
     assert result.failed == {"nnxlite": "ValueError: not yet", "flax": "flax is not installed"}
-    assert result.time("limit") == Spread(1.0, 1.0, 1.0)
-    assert result.time("nnxlite") is None
+    assert result.figure("limit") == Spread(1.0, 1.0, 1.0)
+    assert result.figure("nnxlite") is None
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(2.5, "2.5 s"), (0.00461, "4.61 ms"), (13e-6, "13 us"), (3.217e-8, "32.2 ns")],
+    ("value", "unit", "text"),
+    [
+        (2.5, "seconds", "2.5 s"),
+        (0.00461, "seconds", "4.61 ms"),
+        (13e-6, "seconds", "13 us"),
+        (3.217e-8, "seconds", "32.2 ns"),
+        (196.06, "bytes", "196 B"),
+        (1023.0, "bytes", "1023 B"),
+        (1690.0, "bytes", "1.65 KiB"),
+        (3 * 2.0**30, "bytes", "3 GiB"),
+        (0.64, "bytes", "0.64 B"),
+    ],
 )
-def test_durations_have_three_digits_and_a_unit(seconds, text):
-    assert harness.duration(seconds) == text
+def test_a_quantity_has_three_digits_and_a_unit(value, unit, text):
+    assert harness.quantity(value, unit) == text
+
+
+def test_budgets_of_bytes_are_in_bytes():
+    assert Budget(2048.0).text("bytes") == "at most 2 KiB"
+    assert Budget(0.25, "flax").text("bytes") == "4x less than flax"
 
 
 def test_a_change_within_the_spread_is_not_called_one():
@@ -143,8 +158,27 @@ def test_command_prints_a_table_and_writes_and_compares_json(one_case, tmp_path,
     assert figures["machine"]["jax"] == jax.__version__
     assert command.main(["--quick", "--compare", str(file)]) == 0
     printed = capsys.readouterr().out
-    assert "1.50x ±0%" in printed and "at most 2x limit" in printed and "met" in printed
+    assert "1.50x" in printed and "at most 2x limit" in printed and "met" in printed
     assert "compared" in printed and "1.00x" in printed
+
+
+def test_figures_kept_in_a_file_are_shown_and_drawn_without_measuring(
+    one_case, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "figures.json"
+    command.main(["--quick", "--json", str(file)])
+    measured = capsys.readouterr().out
+    monkeypatch.setattr(command, "CASES", [])
+    again, picture = tmp_path / "again.json", tmp_path / "ratios.svg"
+    arguments = ["--load", str(file), "--json", str(again), "--plot", str(picture)]
+    assert command.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(measured) and "ratios.svg" in shown
+    assert again.read_text() == file.read_text()
+    assert picture.read_text().count("<svg") == 1
+    command.main(["--load", str(file), "--only", "growth"])
+    assert "at most" not in capsys.readouterr().out
 
 
 def test_exit_status_tells_that_our_own_contender_failed(monkeypatch, capsys):
@@ -164,12 +198,15 @@ def test_exit_status_tells_that_our_own_contender_failed(monkeypatch, capsys):
         (["--json", "absent/file"], "argument --json: cannot write absent/file: No such file"),
         (["--compare", "absent"], "argument --compare: cannot read absent: No such file"),
         (["--compare", "other"], "argument --compare: other is not a file written by --json"),
+        (["--load", "other"], "argument --load: other is not a file written by --json"),
+        (["--load", "old"], "argument --load: old is of an earlier version, which kept less"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_options_are_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").write_text("[]")
+    (tmp_path / "old").write_text('{"cases": [{"seconds": {}}]}')
     with pytest.raises(SystemExit) as stop:
         command.main(arguments)
     assert stop.value.code == 2

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import nnxlite as nnx
-from benchmarks import layers, tracing, transforms
-from benchmarks.harness import CASES
-from benchmarks.models import dense_chain, dense_leaves
+from benchmarks import growth, initialise, layers, memory, tracing, transforms
+from benchmarks.harness import CASES, Pace
+from benchmarks.models import dense_chain, dense_leaves, transformer
 
 
 def values(tree):
@@ -44,6 +45,58 @@ def test_every_tracing_round_traces_anew():
     traced = [sampler.run(sampler.prepare()) for _ in range(2)]
     assert all(len(t.jaxpr.eqns) > 100 for t in traced)
     assert traced[0].jaxpr is not traced[1].jaxpr
+
+
+def references(roots):
+    [items] = [root.items for root in roots]
+    assert len(set(map(id, items))) == 1
+    return len(items)
+
+
+SIZE = {
+    "Variable": lambda roots: len(jax.tree.leaves(nnx.state(roots))),
+    "module of a chain": lambda roots: sum(1 for _ in roots[0].iter_modules()),
+    "reference to one Variable": references,
+    "reference to one layer": references,
+    "argument": len,
+}
+
+
+@pytest.mark.parametrize("kind", growth.GROWTHS, ids=lambda kind: kind.noun)
+def test_what_is_said_to_grow_does(kind):
+    small, large = (SIZE[kind.noun](kind.build(nnx, size)) for size in (2, 6))
+    assert large - small == 4
+
+
+@pytest.mark.parametrize("work", growth.WORKS)
+def test_every_work_of_growth_runs_on_small_sizes(work):
+    for kind in growth.GROWTHS:
+        sampler = growth.WORKS[work](kind, 2)
+        sampler.warm(Pace(batch=0, warm_calls=2))
+        assert sampler.sample() > 0
+
+
+def test_bytes_of_objects_are_those_that_are_kept():
+    kept = memory.allocated(lambda: bytearray(10_000), count=5)
+    apart = memory.allocated(lambda: len(bytearray(10_000)), count=5)
+    halves = memory.allocated(lambda: bytearray(10_000), count=5, units=2)
+    for sampler in (kept, apart, halves):
+        sampler.warm(Pace())
+    assert 10_000 < kept.sample() < 10_200
+    assert apart.sample() < 100
+    assert 5_000 < halves.sample() < 5_100
+
+
+def test_the_peak_of_a_donated_step_has_no_second_copy():
+    x = jnp.zeros(1000)
+    assert memory.peak(jax.jit(lambda x: x + 1), x) == 8_000
+    assert memory.peak(jax.jit(lambda x: x + 1, donate_argnums=0), x) == 4_000
+
+
+def test_the_model_drawn_by_hand_has_the_parameters_of_the_model():
+    by_hand = initialise.drawing(layers=1)(jax.random.key(0))
+    params = jax.tree.leaves(nnx.state(transformer(nnx, 1), nnx.Param))
+    assert sorted(a.shape for a in by_hand) == sorted(a.shape for a in params)
 
 
 def test_every_case_names_its_contenders_and_its_budgets_are_of_them():

@@ -1,0 +1,175 @@
+"""Pictures of the figures: every ratio beside its budget, and cost against size.
+
+Both are drawn from what `report.as_json` made, so a file kept by `--json` can be drawn later.
+Matplotlib is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from benchmarks.harness import quantity
+from benchmarks.report import figures
+
+FORMATS = (".svg", ".png")
+# Ours is filled, everybody else is hollow; the colours can be told apart by colour-blind readers.
+MARKERS = {
+    "nnxlite": {"marker": "o", "color": "#0072b2"},
+    "flax": {"marker": "s", "color": "#d55e00"},
+    "equinox": {"marker": "^", "color": "#009e73"},
+    "limit": {"marker": "x", "color": "#555555"},
+    "others": {"marker": "D", "color": "#cc79a7"},
+}
+MISSED = "#c00000"
+EACH = ", for each "  # between the work and what grows, in the names of the growth cases
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the picture of ratios: every contender as a multiple of one of them.
+
+    `of` is that contender; where a budget is absolute, the multiples are of the budget itself.
+    """
+
+    label: str
+    of: str
+    ratios: dict[str, float]
+    subject: str
+    at_most: float | None
+    met: bool | None
+
+
+def rows(case: dict[str, tp.Any]) -> list[Row]:
+    """A row for each budget of a case; without one, a row beside the limit or the reference."""
+    medians = {name: spread.median for name, spread in figures(case).items()}
+    budgets = case["budgets"] or [{"of": of} for of in ("limit", "flax") if of in medians][:1]
+    found = []
+    for budget in budgets:
+        of, at_most = budget["of"], budget.get("at_most")
+        base = at_most if of is None else medians.get(of)
+        if base is None:
+            continue
+        subject = budget.get("subject", "nnxlite")
+        ratios = {name: median / base for name, median in medians.items()}
+        if of is not None and budget.get("spent"):
+            ratios[subject] = budget["spent"]["median"]
+        label = of if of is not None else quantity(at_most, case["unit"])
+        mark = at_most if of is not None else 1.0
+        found.append(Row(case["case"], label, ratios, subject, mark, budget.get("met")))
+    return found
+
+
+def draw(content: dict[str, tp.Any], target: Path) -> list[Path]:
+    """Write the pictures that `content` has figures for; returns their paths.
+
+    Into a folder go `ratios.svg` and `growth.svg`; beside a file `name.svg` of ratios goes
+    `name-growth.svg`.
+    """
+    growing = [case for case in content["cases"] if case["bench"] == "growth"]
+    others = [case for case in content["cases"] if case["bench"] != "growth"]
+    if target.is_dir():
+        files = target / "ratios.svg", target / "growth.svg"
+    else:
+        files = target, target.with_stem(f"{target.stem}-growth")
+    written = []
+    for file, cases, paint in zip(files, (others, growing), (ratios_figure, growth_figure)):
+        if cases:
+            save(paint(cases), file)
+            written.append(file)
+    return written
+
+
+def save(figure: tp.Any, file: Path) -> None:
+    """Write a figure; the same figures make the same file."""
+    from matplotlib import rc_context
+
+    metadata = {"Date": None} if file.suffix == ".svg" else None
+    with rc_context({"svg.hashsalt": "nnxlite", "svg.fonttype": "path"}):
+        figure.savefig(file, metadata=metadata, dpi=150)
+
+
+def ratios_figure(cases: list[dict[str, tp.Any]]) -> tp.Any:
+    """All ratios on a logarithmic axis, a block of lines for each bench."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    blocks = [
+        (bench, [row for case in group for row in rows(case)])
+        for bench, group in groupby(cases, lambda case: case["bench"])
+    ]
+    lines = sum(len(block) + 1 for _, block in blocks)
+    figure = Figure(figsize=(11, 1.4 + 0.23 * lines), layout="constrained")
+    axes = figure.add_subplot()
+    ticks, labels, height, used = [], [], 0, {}
+    for bench, block in blocks:
+        axes.text(0, height, f" {bench}", transform=axes.get_yaxis_transform(), va="center",
+                  weight="bold", size=8)  # fmt: skip
+        height += 1
+        for row in block:
+            axes.axhline(height, color="#eeeeee", zorder=0)
+            for name, ratio in row.ratios.items():
+                style = MARKERS.get(name, MARKERS["others"])
+                filled = style["color"] if name == row.subject or name == "nnxlite" else "none"
+                points = axes.plot(
+                    ratio, height, ls="", ms=6 if name == row.subject else 5,
+                    marker=style["marker"], mec=style["color"], mfc=filled, zorder=3,
+                )  # fmt: skip
+                used.setdefault(name if name in MARKERS else "others", points[0])
+            if row.at_most is not None:
+                budget = axes.plot(
+                    row.at_most, height, ls="", marker="|", ms=11, mew=2.5, zorder=2,
+                    color=MISSED if row.met is False else "#000000",
+                )  # fmt: skip
+                used.setdefault("budget (red: missed)", budget[0])
+            ticks.append(height)
+            labels.append(f"{row.label}   / {row.of}")
+            height += 1
+    axes.axvline(1.0, color="#999999", lw=0.8, zorder=1)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))
+    axes.set_yticks(ticks, labels, size=7)
+    axes.set_ylim(height, -1)
+    axes.set_xlabel("times what stands after the slash (left is better)")
+    figure.legend(
+        used.values(), used.keys(), loc="outside upper center", ncols=len(used), fontsize=8
+    )
+    return figure
+
+
+def growth_figure(cases: list[dict[str, tp.Any]]) -> tp.Any:
+    """A panel for each thing that grows, with a line for each work: all of it against the size."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    panels: dict[str, list[tuple[str, dict[str, tp.Any]]]] = {}
+    for case in cases:
+        work, _, noun = case["case"].partition(EACH)
+        panels.setdefault(noun, []).append((work, case))
+    columns = min(3, len(panels))
+    figure = Figure(figsize=(4 * columns, 3.4 * -(-len(panels) // columns)), layout="constrained")
+    grid = figure.subplots(-(-len(panels) // columns), columns, squeeze=False).ravel()
+    for axes in grid:
+        axes.set_visible(False)
+    for axes, (noun, lines) in zip(grid, panels.items()):
+        axes.set_visible(True)
+        for (work, case), style in zip(lines, MARKERS.values()):
+            each = {int(name.replace(",", "")): s.median for name, s in figures(case).items()}
+            sizes = sorted(each)
+            if not sizes:
+                continue
+            whole = [size * each[size] for size in sizes]
+            marker, color = style["marker"], style["color"]
+            axes.plot(sizes, whole, marker=marker, color=color, ms=5, label=work)
+            proportional = [size * each[sizes[-1]] for size in sizes]
+            axes.plot(sizes, proportional, color=color, lw=0.7, ls=":")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: quantity(y, "seconds")))
+        axes.set_xlabel(f"number, {noun}")
+        axes.legend(fontsize=7)
+    figure.suptitle("The whole work against its size (dotted: in proportion)", size=10)
+    return figure

@@ -1,0 +1,121 @@
+"""What the pictures show, and where they go."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from benchmarks import __main__ as command
+from benchmarks import plot, report
+from benchmarks.harness import Budget, Case, Once, Pace, measure
+
+PACE = Pace(rounds=2)
+
+
+def case_of(bench, name, figures, *budgets, unit="seconds"):
+    contenders = {n: (lambda value=value: Once(lambda: value)) for n, value in figures.items()}
+    result = measure(Case(bench, name, lambda: contenders, budgets, unit), PACE)
+    return report.case_json(result)
+
+
+STEP = case_of(
+    "dispatch", "step", {"limit": 2.0, "nnxlite": 3.0, "flax": 20.0}, Budget(1.25, "limit")
+)
+GROWING = [
+    case_of("growth", f"{work}, for each Variable", {"100": 3e-6, "1,000": 1e-6, "10,000": 1e-6})
+    for work in ("split", "jit call")
+]
+
+
+def test_a_row_holds_every_contender_against_what_the_budget_is_of():
+    [row] = plot.rows(STEP)
+    assert row.ratios == {"limit": 1.0, "nnxlite": 1.5, "flax": 10.0}
+    assert (row.of, row.subject, row.at_most, row.met) == ("limit", "nnxlite", 1.25, False)
+
+
+def test_an_absolute_budget_is_its_own_measure():
+    [row] = plot.rows(
+        case_of("construct", "module", {"nnxlite": 512.0}, Budget(2048.0), unit="bytes")
+    )
+    assert row.ratios == {"nnxlite": 0.25}
+    assert (row.of, row.at_most, row.met) == ("2 KiB", 1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("figures", "budgets", "of"),
+    [
+        ({"limit": 1.0, "nnxlite": 2.0, "flax": 4.0}, (), ["limit"]),
+        ({"nnxlite": 2.0, "flax": 4.0}, (), ["flax"]),
+        ({"nnxlite": 2.0}, (), []),
+        ({"nnxlite": 2.0}, (Budget(1.0, "flax"),), []),
+        ({"limit": 1.0, "nnxlite": 2.0}, (Budget(1.0, "flax"), Budget(3.0, "limit")), ["limit"]),
+    ],
+    ids=["limit", "reference", "alone", "reference absent", "one absent"],
+)
+def test_rows_without_a_base_are_left_out(figures, budgets, of):
+    assert [row.of for row in plot.rows(case_of("eager", "work", figures, *budgets))] == of
+
+
+def test_ratios_are_drawn_on_a_logarithmic_axis_with_budgets():
+    [axes] = plot.ratios_figure([STEP]).axes
+    assert axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["step   / limit"]
+    drawn = {float(line.get_xdata()[0]) for line in axes.lines if len(line.get_xdata()) == 1}
+    assert drawn == {1.0, 1.5, 10.0, 1.25}
+
+
+def test_growth_is_drawn_as_the_whole_work_against_its_size():
+    [axes] = [axes for axes in plot.growth_figure(GROWING).axes if axes.get_visible()]
+    assert axes.get_xlabel() == "number, Variable"
+    split, proportional, *_ = axes.lines
+    assert split.get_label() == "split"
+    assert split.get_xdata().tolist() == [100, 1_000, 10_000]
+    assert split.get_ydata() == pytest.approx([3e-4, 1e-3, 1e-2])
+    assert proportional.get_ydata() == pytest.approx([1e-4, 1e-3, 1e-2])
+
+
+@pytest.mark.parametrize(
+    ("target", "cases", "written"),
+    [
+        ("", [STEP, *GROWING], ["ratios.svg", "growth.svg"]),
+        ("", [STEP], ["ratios.svg"]),
+        ("out.svg", [STEP, *GROWING], ["out.svg", "out-growth.svg"]),
+        ("out.png", GROWING, ["out-growth.png"]),
+    ],
+    ids=["folder", "no growth", "file", "growth alone"],
+)
+def test_pictures_are_named_after_what_was_asked_for(target, cases, written, tmp_path):
+    files = plot.draw({"cases": cases}, tmp_path / target)
+    assert files == [tmp_path / name for name in written]
+    assert all(file.stat().st_size for file in files)
+
+
+def test_the_same_figures_make_the_same_file(tmp_path):
+    for name in ("a.svg", "b.svg"):
+        plot.draw({"cases": [STEP]}, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("target", "complaint"),
+    [
+        ("figures.txt", "figures.txt is neither a folder nor ends in .svg or .png"),
+        ("absent/a.svg", "cannot write absent/a.svg: there is no absent"),
+    ],
+)
+def test_a_bad_target_is_found_before_anything_is_measured(target, complaint, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--plot", target])
+    assert capsys.readouterr().err == (
+        f"python -m benchmarks: error: argument --plot: {complaint}\n"
+    )
+
+
+def test_without_matplotlib_the_message_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        command.main(["--plot", "a.svg"])
+    assert 'needs matplotlib: pip install -e ".[bench]"' in capsys.readouterr().err
