@@ -1,0 +1,194 @@
+"""Laws L4, L5, L8 and L9 through `jit` and `grad`: random programs against the same, run eagerly."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nnxlite as nnx
+from tests.laws import model
+from tests.laws.graphs import Node
+from tests.laws.programs import (
+    Broken,
+    content,
+    numbers,
+    pairs,
+    pick,
+    programs,
+    references,
+    run,
+    variables,
+)
+
+few = settings(max_examples=25)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    """Most of the time goes to XLA."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def is_float(value) -> bool:
+    return model.is_array(value) and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def is_float_param(path, x) -> bool:
+    return isinstance(x, nnx.Param) and is_float(x.get_raw_value())
+
+
+def held(pair) -> Node:
+    """Two arguments as one object, whose float Params are marked."""
+    holder = Node()
+    holder.one, holder.two = pair
+    for variable in variables(holder):
+        if is_float_param((), variable):
+            variable.set_metadata(chosen=True)
+    return holder
+
+
+CHOSEN = nnx.DiffState(0, lambda path, x: getattr(x, "chosen", False))
+"""What is differentiated; transforms choose by path, class and metadata."""
+
+
+def total(here):
+    """A loss that every float Variable has a part in."""
+    values = [v.get_value() for v in variables(here)]
+    return sum(((x * x).sum() for x in values if is_float(x)), jnp.zeros(()))
+
+
+def raw(refs) -> list:
+    return [x.get_raw_value() if model.is_variable(x) else None for x in refs]
+
+
+def compare(mine, theirs):
+    """Two lists of references and results have one form: values, sharing, and who is who."""
+    assert model.canonical(mine, content) == model.canonical(theirs, content)
+
+
+def tracers(here) -> list:
+    """The tracers that anything holds, static values and metadata included."""
+    pending = [x for ref in references(here) if model.is_variable(ref) for x in contents(ref)]
+    pending += [child for owner in model.owners(here) for _, child, _ in model.children(owner)]
+    found = []
+    while pending:
+        value = pending.pop()
+        if isinstance(value, jax.core.Tracer):
+            found.append(value)
+        elif isinstance(value, dict):
+            pending += value.values()
+        elif isinstance(value, (list, tuple)):
+            pending += value
+    return found
+
+
+def contents(variable) -> list:
+    return [variable.get_raw_value(), variable.get_metadata()]
+
+
+@few
+@given(pairs, programs, numbers, numbers)
+def test_L4_L5_a_program_under_jit_does_what_it_does_eagerly(pair, program, a, b):
+    refused = []
+
+    def function(one, two):
+        here = (one, two)
+        refused.append(run(program, here))
+        result = [pick(references(here), a), {"total": total(here), "again": two}]
+        return result, pick(references(here), b)
+
+    other = model.copied(pair)
+    mine, theirs = references(pair), references(other)
+    before = raw(mine)
+    expected = function(*other)
+    result = nnx.jit(function)(*pair)
+    compare([mine, pair, result], [theirs, other, expected])
+    assert refused[0] == refused[1]
+    for x, old, now, eager in zip(mine, before, raw(mine), raw(theirs), strict=True):
+        assert now is old or eager is not old, f"{x} was not written"
+    assert not tracers([mine, pair, result])
+
+
+@few
+@given(pairs.map(held), programs, numbers)
+def test_L4_L5_a_program_under_grad_does_what_it_does_eagerly(here, program, a):
+    def function(here):
+        run(program, here)
+        return total(here), [pick(references(here), a), here]
+
+    other, by_hand = model.copied(here), model.copied(here)
+    mine, theirs = references(here), references(other)
+    value, aux = function(other)
+    transform = nnx.value_and_grad(function, argnums=CHOSEN, has_aux=True)
+    (value_found, aux_found), grads = transform(here)
+    compare([mine, here, aux_found], [theirs, other, aux])
+    assert value_found == value
+    assert not tracers([mine, here, aux_found])
+
+    graphdef, params, rest = nnx.split(by_hand, is_float_param, ...)
+    pure, rest = nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
+    expected = jax.grad(lambda p: function(nnx.merge(graphdef, p, rest))[0])(pure)
+    found = nnx.to_pure_dict(grads)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (x == y).all()
+
+
+def raises(here):
+    raise Broken("on purpose")
+
+
+def asks_for_a_value(here):
+    bool(jnp.zeros(()) * total(here) + jax.numpy.ones(()) > 0)
+    raise Broken("there was one to have")
+
+
+def returns_what_is_no_array(here):
+    return object()
+
+
+FAILURES = [raises, asks_for_a_value, returns_what_is_no_array]
+
+
+@few
+@given(pairs.map(held), programs, st.sampled_from(FAILURES), st.booleans())
+def test_L8_L9_a_failing_program_leaves_everything_as_it_was(pair, program, fail, by_grad):
+    def function(here):
+        run(program, here)
+        return fail(here)
+
+    refs = references(pair)
+    before = model.canonical([refs, pair])
+    values = raw(refs)
+    wrap = nnx.grad(function, argnums=CHOSEN) if by_grad else nnx.jit(function)
+    with pytest.raises((Broken, TypeError, jax.errors.ConcretizationTypeError)):
+        wrap(pair)
+    assert model.canonical([refs, pair]) == before
+    assert all(x is y for x, y in zip(values, raw(refs), strict=True))
+
+
+@settings(max_examples=10)
+@given(pairs, programs)
+def test_L9_nothing_is_kept_alive_by_a_call(pair, program):
+    @nnx.jit
+    def function(one, two):
+        run(program, (one, two))
+        return total((one, two))
+
+    seen = []
+    for _ in range(2):
+        copy = model.copied(pair)
+        seen += [weakref.ref(x) for x in references(copy)]
+        function(*copy)
+        seen += [weakref.ref(x) for x in references(copy)]
+        del copy
+    gc.collect()
+    assert not [x() for x in seen if x() is not None]
