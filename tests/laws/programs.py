@@ -203,6 +203,9 @@ def crossing(made: tuple[tp.Any, Pool]) -> tuple[tp.Any, tp.Any]:
 pairs = graphs(depth=2).map(crossing)
 """Two arguments that share, or hold one another."""
 
+crossing_roots = pairs.map(lambda pair: pair[0])
+"""Root objects."""
+
 
 # Comparison ---------------------------------------------------------------------------------------
 

@@ -244,3 +244,29 @@ def test_errors_are_of_the_same_class(wrong):
             wrong(lib)
         raised.append(caught.type)
     assert raised[0] is raised[1]
+
+
+def test_L10_the_same_seed_gives_the_same_parameters_and_streams():
+    seen = []
+    for lib in (nnx, flax_nnx):
+        rngs = lib.Rngs(0, dropout=1)
+        made = lib.List(
+            [
+                lib.Linear(3, 4, rngs=rngs),
+                lib.Conv(2, 3, (2, 2), rngs=rngs),
+                lib.Embed(5, 2, rngs=rngs),
+                lib.BatchNorm(4, rngs=rngs),
+                lib.MultiHeadAttention(2, 4, rngs=rngs, decode=False),
+                lib.Dropout(0.5, rngs=rngs),
+            ]
+        )
+        made[-1](jnp.ones((8, 4)))
+        drawn = [np.asarray(rngs.normal((3,))), np.asarray(rngs.dropout.uniform((2,)))]
+        params = lib.to_flat_state(lib.state(made, lib.Param))
+        values = [(path, np.asarray(v.get_value())) for path, v in params]
+        seen.append(([*values, *enumerate(drawn)], described(lib, made)))
+    (ours, streams), (theirs, their_streams) = seen
+    assert streams == their_streams
+    assert [path for path, _ in ours] == [path for path, _ in theirs]
+    for (path, x), (_, y) in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(x, y, err_msg=str(path))

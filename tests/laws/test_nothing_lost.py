@@ -1,0 +1,109 @@
+"""Laws L6 and L7 on random graphs: equal structure compiles once, and nothing is lost silently."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import nnxlite as nnx
+from nnxlite._errors import path_text
+from tests.laws import model
+from tests.laws.graphs import roots
+from tests.laws.programs import crossing_roots, references
+
+
+@settings(max_examples=20)
+@given(crossing_roots)
+def test_L6_equal_structure_is_traced_once(root):
+    traces = []
+
+    @nnx.jit
+    def function(x):
+        traces.append(type(x))
+        return jnp.zeros(())
+
+    for _ in range(2):
+        for one in (root, nnx.clone(root), model.copied(root), nnx.merge(*nnx.split(root))):
+            function(one)
+    assert len(traces) == 1
+
+
+def leaf_of(data, root):
+    pairs = model.leaves(root)
+    assume(pairs)
+    return data.draw(st.sampled_from([path for path, _ in pairs]))
+
+
+@given(st.data(), roots)
+def test_L7_a_missing_leaf_is_named(data, root):
+    graphdef, state = nnx.flatten(root)
+    path = leaf_of(data, root)
+    rest = nnx.from_flat_state([(p, x) for p, x in state if p != path])
+    with pytest.raises(ValueError) as caught:
+        nnx.merge(graphdef, rest)
+    assert f"'{path_text(path)}'" in str(caught.value)
+
+
+@given(st.data(), roots)
+def test_L7_what_no_filter_matches_is_named(data, root):
+    path = leaf_of(data, root)
+    with pytest.raises(ValueError) as caught:
+        nnx.split(root, lambda p, x: p != path)
+    assert path_text(path) in str(caught.value)
+
+
+@given(st.data(), roots)
+def test_L7_an_unknown_path_is_named_and_nothing_is_written(data, root):
+    before = model.canonical(root)
+    refs = references(root)
+    new = (*data.draw(st.sampled_from([(), *(p[:-1] for p, _ in model.leaves(root))])), "unheard")
+    state = nnx.to_flat_state(nnx.to_pure_dict(nnx.state(root)))
+    changed = nnx.from_flat_state([*state, (new, jnp.ones(3))])
+    with pytest.raises(ValueError) as caught:
+        nnx.update(root, changed)
+    assert f"'{path_text(new)}'" in str(caught.value)
+    assert "update" in str(caught.value)
+    assert model.canonical(root) == before
+    assert all(x is y for x, y in zip(references(root), refs, strict=True))
+
+
+@given(st.data(), roots)
+def test_L7_a_misshapen_value_is_named_with_both_shapes(data, root):
+    pairs = [(p, x) for p, x in model.leaves(root) if model.is_variable(x)]
+    assume(pairs)
+    path, variable = data.draw(st.sampled_from(pairs))
+    before = model.canonical(root)
+    with pytest.raises(ValueError) as caught:
+        nnx.update(root, nnx.from_flat_state([(path, jnp.zeros((7, 9)))]))
+    text = str(caught.value)
+    assert f"'{path_text(path)}'" in text
+    assert str(variable.get_raw_value().shape) in text
+    assert "(7, 9)" in text
+    assert model.canonical(root) == before
+
+
+@settings(max_examples=25)
+@given(st.data(), crossing_roots)
+def test_L7_a_write_from_another_trace_is_refused(data, root):
+    refs = references(root)
+    target = data.draw(st.sampled_from(refs))
+    before = model.canonical(refs)
+
+    @jax.jit
+    def function(x):
+        if model.is_variable(target):
+            target.value = x
+        elif isinstance(target, nnx.List):
+            target.append(nnx.Param(x))
+        else:
+            target.new = nnx.Param(x)
+
+    with pytest.raises(nnx.TraceContextError) as caught:
+        function(jnp.ones(2))
+    assert type(target).__name__ in str(caught.value)
+    assert "different trace level" in str(caught.value)
+    assert "as an argument" in str(caught.value)
+    assert model.canonical(refs) == before
