@@ -26,7 +26,7 @@ from tests.laws.programs import (
     variables,
 )
 
-few = settings(max_examples=25)
+few = settings(max_examples=40)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -115,6 +115,25 @@ def test_L4_L5_a_program_under_jit_does_what_it_does_eagerly(pair, program, a, b
     for x, old, now, eager in zip(mine, before, raw(mine), raw(theirs), strict=True):
         assert now is old or eager is not old, f"{x} was not written"
     assert not tracers([mine, pair, result])
+
+
+@settings(max_examples=25)
+@given(pairs, programs, st.lists(programs, min_size=2, max_size=2))
+def test_L5_calls_see_what_was_done_between_them(pair, program, between):
+    @nnx.jit
+    def function(one, two):
+        run(program, (one, two))
+        return total((one, two)), two
+
+    other = model.copied(pair)
+    mine, theirs = references(pair), references(other)
+    for edits in between:
+        function(*pair)
+        run(program, other)
+        assert run(edits, pair) == run(edits, other)
+        result = function(*pair)
+        run(program, other)
+        compare([mine, pair, result], [theirs, other, (total(other), other[1])])
 
 
 @few
