@@ -12,8 +12,8 @@ import typing as tp
 import jax
 
 from nnxlite._errors import path_text
-from nnxlite._jax import constrained
-from nnxlite.boundary._inputs import CallDef
+from nnxlite._jax import PyTreeDef, constrained, key_name
+from nnxlite.boundary._inputs import CallDef, is_root
 from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._graphdef import Path
@@ -145,6 +145,52 @@ class StateSharding(_FilterMapping):
         return self._settings
 
 
+class NodePrefix(_FilterMapping):
+    """Settings for the parts of one object or State, by path; for a part they hold for all below it."""
+
+    def __init__(self, kind: str, settings: tp.Mapping[Path, tp.Any]) -> None:
+        self._kind = kind
+        self._by_path = dict(settings)
+        self._filters = tuple(self._by_path)
+        self._settings = tuple(self._by_path.values())
+
+    def _place(self, path: Path) -> Path | None:
+        ends = range(len(path), -1, -1)
+        return next((path[:end] for end in ends if path[:end] in self._by_path), None)
+
+    def map_prefix(self, path: Path, variable: tp.Any) -> tp.Any:
+        """The setting of the part that the path leads to or through.
+
+        Raises ValueError where there is none.
+        """
+        place = self._place(path)
+        if place is None:
+            raise ValueError(
+                f"No setting found for {described(variable)} at '{path_text(path)}': the prefix of "
+                f"type {self._kind} has {self._listed()}. A prefix must have the structure of "
+                "what it is for: make it with nnx.prefix."
+            )
+        return self._by_path[place]
+
+    def refuse_unused(self, paths: tp.Iterable[Path]) -> None:
+        """Raise ValueError for a setting of a part that none of the paths leads to or through."""
+        used = {self._place(path) for path in paths}
+        for place, setting in self._by_path.items():
+            if place not in used and setting is not None:
+                raise ValueError(
+                    f"The prefix of type {self._kind} has {setting!r} at '{path_text(place)}', where "
+                    "the argument has nothing. A prefix must have the structure of what it is for: "
+                    "make it with nnx.prefix."
+                )
+
+    def _listed(self) -> str:
+        return ", ".join(f"'{path_text(path)}'" for path in self._by_path) or "nothing"
+
+    def __repr__(self) -> str:
+        parts = (f"{path_text(path)!r}: {s!r}" for path, s in self._by_path.items())
+        return f"{self._kind}({{{', '.join(parts)}}})"
+
+
 class DiffState(PrefixMapping):
     """Which Variables of an argument to differentiate.
 
@@ -199,6 +245,32 @@ def is_setting(value: tp.Any) -> bool:
     return value is None or isinstance(value, PrefixMapping) or value is Carry
 
 
+def by_path(prefix: tp.Any) -> tp.Any:
+    """A prefix with its objects and States of settings as mappings from paths to settings.
+
+    Raises ValueError for a Variable: its setting stands in its place.
+    """
+
+    def one(part: tp.Any) -> tp.Any:
+        if isinstance(part, Variable):
+            raise ValueError(
+                f"Variables prefixes are not supported: found a {type(part).__name__} in place of "
+                "a setting. Give the setting itself, for the entire Variable."
+            )
+        if is_setting(part) or not is_root(part):
+            return part
+        pairs, _ = jax.tree_util.tree_flatten_with_path(
+            part, is_leaf=lambda x: is_setting(x) or isinstance(x, Variable)
+        )
+        settings = {
+            tuple(map(key_name, keys)): x.get_raw_value() if isinstance(x, Variable) else x
+            for keys, x in pairs
+        }
+        return NodePrefix(type(part).__name__, settings)
+
+    return jax.tree_util.tree_map(one, prefix, is_leaf=lambda x: is_setting(x) or is_root(x))
+
+
 def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
     """Raise TypeError where a prefix of axes holds something that is none."""
     for setting in jax.tree_util.tree_leaves(prefix, is_leaf=is_setting):
@@ -242,10 +314,34 @@ def split_settings(
 
     Raises ValueError where a shared Variable would get two different settings.
     """
-    roots = set(call.where)
-    plain = [s for i, s in enumerate(settings) if i not in roots]
+    plain = plain_settings(settings, call.treedef, call.where, what, skip=1)
     by_root = [settings[i] for i in call.where]
     return plain, graph_settings(call, by_root, what)
+
+
+def plain_settings(
+    settings: list[tp.Any],
+    treedef: PyTreeDef,
+    where: tp.Sequence[int],
+    what: str,
+    skip: int = 0,
+) -> list[tp.Any]:
+    """The settings of the leaves of a tree that are no roots; messages skip names of their paths.
+
+    Raises ValueError where one of them depends on the Variable.
+    """
+    roots = set(where)
+    plain = [i for i in range(treedef.num_leaves) if i not in roots]
+    bad = next((i for i in plain if isinstance(settings[i], PrefixMapping)), None)
+    if bad is not None:
+        tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
+        path = next(p for p, i in jax.tree_util.tree_leaves_with_path(tree) if i == bad)
+        raise ValueError(
+            f"Cannot use {settings[bad]!r} on non-graph nodes: as {what} it is given to the array at "
+            f"'{path_text(map(key_name, path[skip:]))}', which has no Variables. Give the array "
+            "a setting of its own."
+        )
+    return [settings[i] for i in plain]
 
 
 def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.Any]:
@@ -258,9 +354,13 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
         return by_root[:1] * len(decoded.leaf_nodes)  # sharing cannot disagree
     seen = [shown(decoded, leaf) for leaf in range(len(decoded.leaf_nodes))]
 
+    asked: dict[int, list[Path]] = {i: [] for i, s in enumerate(by_root) if type(s) is NodePrefix}
+
     def setting(root: int, path: Path, leaf: int) -> tp.Any:
         found = by_root[root]
         if isinstance(found, PrefixMapping):
+            if root in asked:
+                asked[root].append(path)
             return found.map_prefix(path, seen[leaf])
         return found
 
@@ -279,6 +379,8 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
                     f"{out[leaf]!r}, at '{argument_path(call, root, (*path, *tail))}' it is "
                     f"{other!r}. Give both the same {what}, or do not share the Variable."
                 )
+    for root, paths in asked.items():
+        by_root[root].refuse_unused(paths)
     return out
 
 
@@ -439,13 +541,13 @@ def place_result(out: tp.Any, out_shardings: tp.Any) -> tuple[tp.Any, tp.Any]:
     if definition.treedef is None:
         leaves, treedef = jax.tree_util.tree_flatten(out.result)
         settings = broadcast(out_shardings, out.result, "out_shardings")
+        settings = plain_settings(settings, treedef, (), "out_shardings")
         placed = [_constrained(x, s) for x, s in zip(leaves, settings)]
         return jax.tree_util.tree_unflatten(treedef, placed), out.fresh
     count = definition.treedef.num_leaves
     tree = jax.tree_util.tree_unflatten(definition.treedef, range(count))
     settings = broadcast(out_shardings, tree, "out_shardings")
-    roots = set(definition.where)
-    plain = [s for i, s in enumerate(settings) if i not in roots]
+    plain = plain_settings(settings, definition.treedef, definition.where, "out_shardings")
     result = [_constrained(x, s) for x, s in zip(out.result, plain)]
     fresh = list(out.fresh)
     if definition.graph is not None:

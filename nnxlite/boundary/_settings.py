@@ -25,6 +25,7 @@ from nnxlite.boundary._prefixes import (
     described,
     is_setting,
     leaves_of_code,
+    plain_settings,
     shown,
 )
 
@@ -75,13 +76,13 @@ def output_settings(
     definition = out.definition
     if definition.treedef is None:
         settings = broadcast(out_prefix, out.result, what)
-        result = settings
+        treedef = jax.tree_util.tree_structure(out.result)
+        result = plain_settings(settings, treedef, (), what)
     else:
         count = definition.treedef.num_leaves
         tree = jax.tree_util.tree_unflatten(definition.treedef, range(count))
         settings = broadcast(out_prefix, tree, what)
-        roots = set(definition.where)
-        result = [s for i, s in enumerate(settings) if i not in roots]
+        result = plain_settings(settings, definition.treedef, definition.where, what)
     written = [value_settings[leaf] for leaf in definition.written]
     fresh: list[tp.Any] = [default] * len(out.fresh)
     graph = definition.graph

@@ -20,7 +20,7 @@ from nnxlite import _sharding_hook
 from nnxlite._config import Setting
 from nnxlite._jax import constrained, current_mesh, is_ref, is_tracing
 from nnxlite.boundary import Inputs
-from nnxlite.boundary._prefixes import broadcast, split_settings
+from nnxlite.boundary._prefixes import broadcast, by_path, split_settings
 from nnxlite.graph import iter_graph
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms import PARTITION_NAME as PARTITION_NAME
@@ -390,7 +390,7 @@ def _axes(
         refuse_sharing(inputs.graphdef, "transform_metadata")
     call = inputs.define()
     numbers = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
-    _, settings = split_settings(call, broadcast(prefix, numbers, what), what)
+    _, settings = split_settings(call, broadcast(by_path(prefix), numbers, what), what)
     nodes = inputs.nodes()
     found = [(nodes[n], s) for n, s in zip(call.graphdef.decoded.leaf_nodes, settings) if n >= 0]
     return [(node, setting) for node, setting in found if isinstance(node, Variable)]

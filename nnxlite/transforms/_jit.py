@@ -23,6 +23,7 @@ from nnxlite.boundary._body import Body, trace_body
 from nnxlite.boundary._outputs import refuse_foreign_result
 from nnxlite.boundary._prefixes import (
     argument_path,
+    by_path,
     leaf_shardings,
     place_result,
     refuse_non_arrays,
@@ -702,8 +703,8 @@ def jit(
         static=select_arguments(fun, static_argnums, static_argnames, "static"),
         donate=select_arguments(fun, donate_argnums, donate_argnames, "donate"),
         donate_written=donate == "written",
-        in_shardings=in_shardings,
-        out_shardings=out_shardings,
+        in_shardings=by_path(in_shardings),
+        out_shardings=by_path(out_shardings),
         graph=graph,
         graph_updates=graph_updates,
         jax_options=tuple(sorted(jax_options.items())),

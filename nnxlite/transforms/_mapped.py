@@ -22,6 +22,7 @@ from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, repl
 from nnxlite.boundary._outputs import refuse_foreign_result
 from nnxlite.boundary._prefixes import (
     broadcast,
+    by_path,
     refuse_foreign_axes,
     refuse_non_arrays,
     split_settings,
@@ -384,9 +385,12 @@ def _with_axis_names(
     return out._replace(definition=dataclasses.replace(out.definition, graph=new))
 
 
-def _refuse_foreign(name: str, in_axes: tp.Any, out_axes: tp.Any) -> None:
+def _axes(name: str, in_axes: tp.Any, out_axes: tp.Any) -> tuple[tp.Any, tp.Any]:
+    """Axes as the boundary takes them; TypeError where something is none."""
+    in_axes, out_axes = by_path(in_axes), by_path(out_axes)
     refuse_foreign_axes(name, "in_axes", in_axes)
     refuse_foreign_axes(name, "out_axes", out_axes)
+    return in_axes, out_axes
 
 
 def _wrap(
@@ -434,7 +438,7 @@ def vmap(
     >>> nnx.vmap(lambda m, x: m(x))(models, jax.numpy.ones((4, 2))).shape
     (4, 3)
     """
-    _refuse_foreign("vmap", in_axes, out_axes)
+    in_axes, out_axes = _axes("vmap", in_axes, out_axes)
     options = MapOptions(
         "vmap",
         in_axes,
@@ -482,7 +486,7 @@ def pmap(
     live on. What leaves with axis None is what the first device has, as in `jax.pmap`: make it equal
     on all of them (`jax.lax.pmean`) before it is written.
     """
-    _refuse_foreign("pmap", in_axes, out_axes)
+    in_axes, out_axes = _axes("pmap", in_axes, out_axes)
     statics = (
         (static_broadcasted_argnums,)
         if isinstance(static_broadcasted_argnums, int)
@@ -586,8 +590,8 @@ def shard_map(
     """
     options = MapOptions(
         "shard_map",
-        in_specs,
-        out_specs,
+        by_path(in_specs),
+        by_path(out_specs),
         "in_specs",
         "out_specs",
         jax.sharding.PartitionSpec(),

@@ -24,6 +24,7 @@ from nnxlite.boundary._prefixes import (
     _FilterMapping,
     argument_path,
     broadcast,
+    by_path,
     leaves_of_code,
     refuse_foreign_axes,
     split_settings,
@@ -588,8 +589,8 @@ def scan(
     >>> forward(jnp.ones((1, 2)), blocks).shape
     (1, 2)
     """
-    in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-    out_axes = tuple(out_axes) if isinstance(out_axes, list) else out_axes
+    in_axes = by_path(tuple(in_axes) if isinstance(in_axes, list) else in_axes)
+    out_axes = by_path(tuple(out_axes) if isinstance(out_axes, list) else out_axes)
     refuse_foreign_axes("scan", "in_axes", in_axes)
     refuse_foreign_axes("scan", "out_axes", out_axes)
     _check_prefixes(in_axes, out_axes)

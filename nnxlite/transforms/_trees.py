@@ -14,6 +14,7 @@ import jax
 
 from nnxlite._errors import path_text
 from nnxlite._jax import key_name
+from nnxlite._state import State
 from nnxlite.boundary import (
     Inputs,
     MergeContext,
@@ -22,10 +23,10 @@ from nnxlite.boundary import (
     merge_context,
     split_context,
 )
-from nnxlite.boundary._prefixes import PrefixMapping, _FilterMapping, broadcast, graph_settings
-from nnxlite.filters import Filter, PathIn, to_predicate
+from nnxlite.boundary._prefixes import NodePrefix, broadcast, graph_settings
+from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import is_graph_node
-from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._graphdef import GraphDef, Path
 from nnxlite.transforms._callables import MISSING
 from nnxlite.transforms._tangents import places
@@ -228,10 +229,6 @@ def refuse_aliases(tree: tp.Any, prefix: tp.Any) -> None:
         raise ValueError(f"Inconsistent aliasing detected. {error}") from None
 
 
-class NodePrefix(_FilterMapping):
-    """Settings for the leaves of one graph node, by path; made by `prefix`."""
-
-
 def prefix(
     node: tp.Any,
     filter_map: tp.Mapping[Filter, tp.Any] | tp.Callable[[Path, tp.Any], tp.Any],
@@ -247,11 +244,12 @@ def prefix(
         node: any pytree of objects and arrays.
         filter_map: from filters to settings, the first that matches decides; or a function of path
             and leaf.
-        graph: False refuses shared references.
+        graph: False gives objects of the same classes that hold settings in place of Variables and
+            arrays; JAX's own transforms take them, too.
 
     Returns:
-        The tree with settings in place of Variables and arrays, and a mapping from paths to
-        settings in place of each object and State.
+        The tree with settings in place of Variables and arrays; in place of each object, a mapping
+        from paths to settings.
 
     Raises ValueError where no filter matches.
 
@@ -260,36 +258,42 @@ def prefix(
     >>> axes = nnx.prefix(node, {nnx.Param: 0, ...: None})
     >>> nnx.vmap(lambda node: node.x * node.y, in_axes=(axes,))(node).tolist()
     [2.0, 2.0, 2.0]
+    >>> axes = nnx.prefix(node, {nnx.Param: 0, ...: None}, graph=False)
+    >>> axes.x, axes.y
+    (0, None)
+    >>> jax.vmap(lambda node: node.x * node.y, in_axes=(axes,))(node).tolist()
+    [2.0, 2.0, 2.0]
     """
     choose = filter_map if callable(filter_map) else _chooser(filter_map)
-    pairs, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_root)
-    if not resolve_mode(graph):
-        refuse_sharing(Inputs(node).graphdef, "prefix")
+    closed = _is_closed if resolve_mode(graph) else _is_variable
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=closed)
     out = []
     for keys, x in pairs:
         path = tuple(map(key_name, keys))
-        if isinstance(x, Variable) or not is_root(x):
-            out.append(choose(path, x))
-        else:
-            out.append(_node_prefix(path, x, choose))
+        opened = isinstance(x, Variable) or not is_root(x)
+        out.append(choose(path, x) if opened else _node_prefix(path, x, choose))
     return jax.tree_util.tree_unflatten(treedef, out)
+
+
+def _is_variable(x: tp.Any) -> bool:
+    return isinstance(x, Variable)
+
+
+def _is_closed(x: tp.Any) -> bool:
+    return is_root(x) and not isinstance(x, State)
 
 
 def _node_prefix(
     path: Path, node: tp.Any, choose: tp.Callable[[Path, tp.Any], tp.Any]
-) -> PrefixMapping:
+) -> NodePrefix:
     inputs = Inputs(node)
     decoded, nodes = inputs.graphdef.decoded, inputs.nodes()
-    settings: list[tp.Any] = []
-    below: list[list[Path]] = []
+    settings: dict[Path, tp.Any] = {}
     for (_, tail), leaf in places(inputs.define()).items():
         number = decoded.leaf_nodes[leaf]
-        setting = choose((*path, *tail), nodes[number] if number >= 0 else inputs.values[leaf])
-        if setting not in settings:
-            settings.append(setting)
-            below.append([])
-        below[settings.index(setting)].append(tail)
-    return NodePrefix([(PathIn(*tails), s) for tails, s in zip(below, settings)])
+        leaf_node = nodes[number] if number >= 0 else inputs.values[leaf]
+        settings[tail] = choose((*path, *tail), leaf_node)
+    return NodePrefix(type(node).__name__, settings)
 
 
 def _chooser(filter_map: tp.Mapping[Filter, tp.Any]) -> tp.Callable[[Path, tp.Any], tp.Any]:

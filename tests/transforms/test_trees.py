@@ -180,9 +180,60 @@ def test_a_prefix_without_a_match_names_the_path():
         nnx.prefix({"m": Foo()}, {nnx.Param: 0})
     with pytest.raises(TypeError):
         nnx.prefix(Foo(), {3.5: 0})
-    m = Foo()
-    with pytest.raises(ValueError, match="Duplicate Foo"):
-        nnx.prefix([m, m], {...: 0}, graph=False)
+
+
+class NotATree(nnx.Object):
+    def __init__(self):
+        self.x = nnx.Param(jnp.ones(2))
+
+
+def net():
+    return nnx.Dict(w=nnx.Param(jnp.arange(3.0)), m=nnx.Dict(c=nnx.BatchStat(2.0)))
+
+
+def test_a_prefix_of_a_tree_holds_settings_in_place_of_leaves():
+    m = net()
+    axes = nnx.prefix((m, {"m": m}), {nnx.Param: 0, ...: None}, graph=False)
+    assert type(axes[0]) is nnx.Dict and axes[1]["m"].w == 0 and axes[0].m.c is None
+    assert jax.vmap(lambda m: m.w * m.m.c, in_axes=(axes[0],))(m).tolist() == [0.0, 2.0, 4.0]
+    state = nnx.prefix(nnx.state(m), {nnx.Param: 0, ...: None})
+    assert isinstance(state, nnx.State) and dict(nnx.to_flat_state(state)) == {
+        ("m", "c"): None,
+        ("w",): 0,
+    }
+    plain = nnx.Dict(m=NotATree())
+    assert nnx.prefix(plain, {...: 0}, graph=False).m.map_prefix(("x",), plain.m.x) == 0
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_an_object_of_settings_is_a_prefix_wherever_the_part_is(graph):
+    m = net()
+    axes = nnx.prefix(m, {...: None}, graph=False)
+    axes.w = nnx.Param(0)  # as jax.tree.map over a module gives it
+    f = nnx.vmap(lambda m: m.w * m.m.c, in_axes=(axes,), graph=graph)
+    assert f(m).tolist() == [0.0, 2.0, 4.0]
+    axes.w, axes.m = None, 0  # a setting for all that is below a part
+    stacked = nnx.Dict(w=nnx.Param(1.0), m=nnx.Dict(c=nnx.BatchStat(jnp.arange(2.0))))
+    assert nnx.vmap(lambda m: m.w + m.m.c, in_axes=(axes,), graph=graph)(stacked).tolist() == [1, 2]
+
+
+def test_an_object_of_settings_that_does_not_fit_is_refused_by_path():
+    m = net()
+    run = lambda axes, x: nnx.vmap(lambda m: m, in_axes=(axes,))(x)
+    with pytest.raises(ValueError, match=r"No setting found for Param at 'w': .* Dict has 'm\.c'"):
+        run(nnx.prefix(nnx.Dict(m=m.m), {...: 0}, graph=False), m)
+    with pytest.raises(ValueError, match=r"of type Dict has 0 at 'w', where the argument has noth"):
+        run(nnx.prefix(m, {nnx.Param: 0, ...: None}, graph=False), nnx.Dict(m=m.m))
+    with pytest.raises(ValueError, match="Variables prefixes are not supported: found a Param"):
+        run(nnx.Param(0), m)
+    with pytest.raises(
+        ValueError, match=r"Cannot use Dict\({'m\.c': 0, 'w': 0}\) on non-graph node"
+    ):
+        run(nnx.prefix(m, {...: 0}, graph=False), jnp.ones(2))
+    with pytest.raises(ValueError, match=r"as out_axes it is given to the array at '1', which has"):
+        nnx.vmap(lambda x: (x, x), out_axes=(0, nnx.StateAxes({...: 0})))(jnp.ones(2))
+    with pytest.raises(ValueError, match=r"as out_shardings it is given to the array at '<root>'"):
+        nnx.jit(lambda x: x, out_shardings=nnx.StateSharding({...: None}))(jnp.ones(2))
 
 
 # compat ------------------------------------------------------------------------------------------
