@@ -1,0 +1,258 @@
+"""Every layer through every transform: values, gradients, the state that is left, traces.
+
+The models of tests/transforms/test_matrix.py show what transforms do with any object.  Here the
+objects are the layers, and what is expected is what the layer does without the transform.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from tests.nn.catalogue import LAYERS
+
+DEPTH = 3
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    """Most of the time goes to XLA."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@functools.cache
+def prototype(name):
+    """The layer of an entry."""
+    return LAYERS[name].make(nnx.Rngs(0))
+
+
+def fresh(name):
+    """A new copy of it."""
+    return nnx.clone(prototype(name))
+
+
+@functools.cache
+def plain_call(name):
+    """What a call without any transform returns, and the state it leaves."""
+    layer = fresh(name)
+    return LAYERS[name].run(layer, LAYERS[name].x), leaves(layer)
+
+
+@functools.cache
+def made_stacked(name):
+    """`DEPTH` layers in one, each from keys of its own."""
+
+    @nnx.jit  # one program for all its initializers
+    @nnx.split_rngs(splits=DEPTH)
+    @nnx.vmap
+    def make(rngs):
+        return LAYERS[name].make(rngs)
+
+    return make(nnx.Rngs(1))
+
+
+def stacked(name):
+    return nnx.clone(made_stacked(name))
+
+
+def leaves(node):
+    """The values of an object by path; keys as numbers."""
+
+    def number(value):
+        is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        return jax.random.key_data(value) if is_key else value
+
+    return {
+        ".".join(map(str, path)): jax.tree.map(number, leaf.get_value())
+        for path, leaf in nnx.to_flat_state(nnx.state(node))
+    }
+
+
+def unstacked(node, index):
+    """One of the layers of a stack."""
+    graphdef, state = nnx.split(node)
+    return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[index], state), copy=True)
+
+
+def stack(trees):
+    return jax.tree.map(lambda *values: jnp.stack(values), *trees)
+
+
+def assert_close(found, expected, rtol=1e-4, atol=1e-4):
+    """Two pytrees of one structure with equal dtypes and shapes, and close values."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (jnp.shape(a), a.dtype) == (jnp.shape(b), b.dtype)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def weighed(tree):
+    """A sum of all numbers of a tree, each with a weight of its own."""
+    return sum(
+        jnp.sum(y * jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))
+        for y in jax.tree.leaves(tree)
+    )
+
+
+def test_the_catalogue_holds_every_layer():
+    layers = {
+        name
+        for name, kind in vars(nnx.nn).items()
+        if isinstance(kind, type) and issubclass(kind, nnx.Module) and name != "RNNCellBase"
+    }
+    assert {name.split(",")[0] for name in LAYERS} == layers
+
+
+@every_layer
+def test_jit(name):
+    """The same result and state, from one trace for all calls that change no structure."""
+    traces = []
+
+    @nnx.jit
+    def run(layer, x):
+        traces.append(None)
+        return LAYERS[name].run(layer, x)
+
+    layer = fresh(name)
+    y = run(layer, LAYERS[name].x)
+    expected, left = plain_call(name)
+    assert_close(y, expected)
+    assert_close(leaves(layer), left)
+    records = nnx.graphdef(layer) != nnx.graphdef(prototype(name))
+    assert records == ("recording" in name)
+    run(layer, LAYERS[name].x)
+    run(fresh(name), LAYERS[name].x)
+    assert len(traces) == 1 + records
+
+
+def loss(run, layer, x):
+    """A number that depends on all of a result, and the result."""
+    y = run(layer, x)
+    return weighed(y), y
+
+
+def gradients(name, run):
+    """The gradients for the parameters and a floating input; the result of the call; the state."""
+    layer, x = fresh(name), LAYERS[name].x
+    argnums = (1, 2) if jnp.issubdtype(x.dtype, jnp.floating) else (1,)
+    differentiate = nnx.value_and_grad(loss, argnums=argnums, has_aux=True)
+    (_, y), grads = nnx.jit(lambda layer, x: differentiate(run, layer, x))(layer, x)
+    return grads, y, leaves(layer)
+
+
+@functools.cache
+def plain_gradients(name):
+    return gradients(name, LAYERS[name].run)
+
+
+@every_layer
+def test_grad(name):
+    """Along a random direction the gradients are the difference quotient; calls keep their state."""
+    grads, y, left = plain_gradients(name)
+    assert_close((y, left), plain_call(name))
+    if not LAYERS[name].exact_gradient:
+        return
+
+    graphdef, params, rest = nnx.split(fresh(name), nnx.Param, ...)
+    arguments = (params, LAYERS[name].x)[: len(grads)]
+    assert jax.tree.structure(grads) == jax.tree.structure(arguments)
+    draw = np.random.default_rng(0)
+    direction = jax.tree.map(lambda leaf: draw.normal(size=leaf.shape).astype("f4"), arguments)
+
+    @jax.jit
+    def along(distance):
+        moved = jax.tree.map(lambda leaf, step: leaf + distance * step, arguments, direction)
+        params, x = (*moved, LAYERS[name].x)[:2]
+        return loss(LAYERS[name].run, nnx.merge(graphdef, params, rest, copy=True), x)[0]
+
+    size = 1e-2
+    quotient = (along(size) - along(-size)) / (2 * size)
+    slope = sum(jax.tree.leaves(jax.tree.map(lambda g, step: (g * step).sum(), grads, direction)))
+    np.testing.assert_allclose(slope, quotient, rtol=2e-2, atol=2e-2)
+
+
+@every_layer
+def test_remat(name):
+    """Gradients, result and state are those without it."""
+    assert_close(gradients(name, nnx.remat(LAYERS[name].run)), plain_gradients(name))
+
+
+@every_layer
+def test_vmap(name):
+    """A stack of layers, each with an input of its own, is each layer with its input."""
+    layers, (run, x) = stacked(name), LAYERS[name][2:0:-1]
+    xs = jnp.stack([x, x[::-1], x])
+    singles = [unstacked(layers, index) for index in range(DEPTH)]
+    expected = stack([run(single, x) for single, x in zip(singles, xs, strict=True)])
+    assert_close(nnx.jit(nnx.vmap(run))(layers, xs), expected)
+    assert_close(leaves(layers), stack([leaves(single) for single in singles]))
+
+
+@every_layer
+def test_scan(name):
+    """A scan over a stack is one layer after the other, where the shape allows it."""
+    layers, (run, x) = stacked(name), LAYERS[name][2:0:-1]
+    singles = [unstacked(layers, index) for index in range(DEPTH)]
+    y = plain_call(name)[0]
+    chained = isinstance(y, jax.Array) and (y.shape, y.dtype) == (x.shape, x.dtype)
+
+    def step(x, layer):
+        y = run(layer, x)
+        return (y, y) if chained else (x, y)
+
+    carry, ys = nnx.scan(step, length=DEPTH)(x, layers)
+    expected = []
+    for single in singles:
+        x, y = step(x, single)
+        expected.append(y)
+    assert_close((carry, ys), (x, stack(expected)))
+    assert_close(leaves(layers), stack([leaves(single) for single in singles]))
+
+
+@every_layer
+def test_eval_shape(name):
+    """An abstract layer is the layer without its numbers, and a call of it tells the shapes."""
+    abstract = nnx.eval_shape(lambda: LAYERS[name].make(nnx.Rngs(0)))
+    assert nnx.graphdef(abstract) == nnx.graphdef(prototype(name))
+    assert_shapes(nnx.state(abstract), nnx.state(prototype(name)))
+    before = jax.tree.leaves(nnx.state(abstract))
+    assert_shapes(nnx.eval_shape(LAYERS[name].run, abstract, LAYERS[name].x), plain_call(name)[0])
+    assert_shapes(before, jax.tree.leaves(nnx.state(prototype(name))))
+
+
+def assert_shapes(abstract, concrete):
+    assert jax.tree.structure(abstract) == jax.tree.structure(concrete)
+    for a, b in zip(jax.tree.leaves(abstract), jax.tree.leaves(concrete), strict=True):
+        assert isinstance(a, jax.ShapeDtypeStruct) and (a.shape, a.dtype) == (b.shape, b.dtype)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param(lambda layer: nnx.merge(*nnx.split(layer), copy=True), id="split and merge"),
+        pytest.param(copy.deepcopy, id="deepcopy"),
+        pytest.param(lambda layer: pickle.loads(pickle.dumps(layer)), id="pickle"),
+    ],
+)
+@every_layer
+def test_copies(name, again):
+    """A copy equals its original in structure and values, computes the same, and is apart from it."""
+    layer = fresh(name)
+    copied = again(layer)
+    assert type(copied) is type(layer)
+    assert nnx.graphdef(copied) == nnx.graphdef(layer)
+    assert_close(leaves(copied), leaves(layer), 0, 0)
+    expected, left = plain_call(name)
+    assert_close(LAYERS[name].run(copied, LAYERS[name].x), expected)
+    assert_close(leaves(copied), left)
+    assert_close(leaves(layer), leaves(prototype(name)), 0, 0)
