@@ -115,9 +115,9 @@ class FilterMapped:
                         f"{self!r}: in_axes has {len(given)} entries for {visible} positional "
                         "arguments."
                     )
-                specs = (*[if_array(0)] * call.num_bound, *given)
+                specs = (*[None] * call.num_bound, *given)
             else:
-                specs = (given,) * num_args
+                specs = (*[None] * call.num_bound, *[given] * visible)
             named = dict.fromkeys(kwargs, if_array(0))
         return settle(call.apart, (specs, named), IN_AXES)
 
@@ -279,15 +279,16 @@ def filter_vmap(
     written into objects is kept, with the axis it came in with.
 
     Args:
-        fun: the function; without it a decorator is returned.
+        fun: the function; without it a decorator is returned. A module or a bound method is not
+            mapped itself, except with `fn=`.
         in_axes: the axis of each leaf: an int, None (not mapped), a function of the leaf, or a tuple
             with a prefix of these for each positional argument. Arguments by keyword are mapped
             over axis 0.
         out_axes: the same for the result.
         axis_name, axis_size: as for `jax.vmap`.
         vmapkwargs: `default=`, `fn=` (the function itself), `args=` (a tuple for the first
-            arguments), `kwargs=` (by name) and `out=`, which take the place of the axes above; the
-            rest as for `jax.vmap`.
+            arguments), `kwargs=` (by name) and `out=`, which take the place of the axes above, and
+            are axis 0 of arrays where one is left out; the rest as for `jax.vmap`.
 
     Raises:
         ValueError: for a prefix that does not fit, sizes that differ, or where nothing is mapped.
