@@ -261,7 +261,7 @@ class MapWrapped:
             )
         text = str(error)
         for pattern, name in (
-            (r", where args\[\d\] is bound to \S+ parameter '.*?'',", ""),
+            (r", where args\[\d\] is bound to \S+ parameter '[^']*''?,", ""),
             (r"\b(?:plain|args\[0\])\[(\d+)\](?:\[[^]]*\])*", lambda i: repr(plain[int(i)])),
             (r"\b(?:values|args\[1\])\[(\d+)\](?:\[[^]]*\])*", lambda i: repr(values[int(i)])),
             (r"\bin_specs\[0\]\[(\d+)\]", lambda i: f"the spec of {plain[int(i)]!r}"),
