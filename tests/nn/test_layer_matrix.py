@@ -49,20 +49,20 @@ def plain_call(name):
 
 
 @functools.cache
-def made_stacked(name):
-    """`DEPTH` layers in one, each from keys of its own."""
+def stacks():
+    """`DEPTH` layers in one for each entry, all different; one program draws them all."""
 
-    @nnx.jit  # one program for all its initializers
+    @nnx.jit
     @nnx.split_rngs(splits=DEPTH)
     @nnx.vmap
     def make(rngs):
-        return LAYERS[name].make(rngs)
+        return {name: layer.make(rngs) for name, layer in LAYERS.items()}
 
     return make(nnx.Rngs(1))
 
 
 def stacked(name):
-    return nnx.clone(made_stacked(name))
+    return nnx.clone(stacks()[name])
 
 
 def leaves(node):
@@ -169,7 +169,6 @@ def test_grad(name):
     draw = np.random.default_rng(0)
     direction = jax.tree.map(lambda leaf: draw.normal(size=leaf.shape).astype("f4"), arguments)
 
-    @jax.jit
     def along(distance):
         moved = jax.tree.map(lambda leaf, step: leaf + distance * step, arguments, direction)
         params, x = (*moved, LAYERS[name].x)[:2]
