@@ -7,12 +7,14 @@ before the function runs; outside it is moved to where `out_axes` says.
 from __future__ import annotations
 
 import functools
+import re
 import typing as tp
 
 import jax
 import jax.numpy as jnp
 
 from nnxlite._errors import path_text, short_type
+from nnxlite._jax import key_name
 from nnxlite._statics import ById
 from nnxlite.boundary import Fixed, OutDef, Outputs, leave, replay
 from nnxlite.boundary._settings import output_settings
@@ -21,7 +23,9 @@ from nnxlite.filtered._crossing import Call, Choice, must_be_traced, static_box
 from nnxlite.filtered._jit import ArgumentSpecs, argument_specs
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import Reading, settle
+from nnxlite.graph._graphdef import Path
 from nnxlite.transforms._callables import MISSING, StaticArgument, context_key, name_of
+from nnxlite.transforms._mapped import _passed_through
 
 
 def _is_axis(answer: tp.Any) -> bool:
@@ -94,10 +98,18 @@ class FilterMapped:
                 "Give an array an axis, or pass axis_size=."
             )
         in_axes = [None if _unmapped(a) else a for a in traced.chosen(axes)]
-        mapped = self._mapped(call, axes, traced, in_axes)
+        mapped, whole_paths = self._mapped(call, axes, traced, in_axes)
         try:
             fixed, front, whole = mapped(traced.chosen(apart.leaves))
         except ValueError as error:
+            if _passed_through(error, FilterMapped._run):
+                raise  # the function's own, or said by this library
+            batched = re.search(r"out_axes\[2\]\[(\d+)\]", str(error))
+            if batched is not None:
+                raise ValueError(
+                    f"{self!r}: out_axes: the leaf at '{path_text(whole_paths[int(batched[1])])}' has "
+                    "the axis None, and its value differs between the slices. Give it an axis."
+                ) from None
             raise ValueError(f"{self!r}: {error}\n{_shapes(apart, axes)}") from None
         return replay(apart.inputs, _outputs(fixed.value, front, whole))
 
@@ -123,22 +135,31 @@ class FilterMapped:
 
     def _mapped(
         self, call: Call, axes: list[tp.Any], traced: Choice, in_axes: list[tp.Any]
-    ) -> tp.Any:
-        """The JAX function of the traced leaves; for `pmap` the same one for equal calls."""
-        run = functools.partial(self._run, call, axes, traced)
+    ) -> tuple[tp.Any, list[Path]]:
+        """The JAX function of the traced leaves, and a list of what it found to be unmapped.
+
+        For `pmap` they are the same ones for equal calls.
+        """
+        whole_paths: list[Path] = []
+        run = functools.partial(self._run, call, axes, traced, whole_paths)
         if self._made is None:
-            return self._make(run, in_axes)
+            return self._make(run, in_axes), whole_paths
         inputs = call.apart.inputs
         statics = [static_box(x) for x, t in zip(call.apart.leaves, traced.mask) if not t]
         extra = (context_key(), ById(call.fun), tuple(statics), tuple(axes), tuple(call.apart.defs))
         key = inputs.define(extra)
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = self._make(run, in_axes)
+            found = self._made[key] = self._make(run, in_axes), whole_paths
         return found
 
     def _run(
-        self, call: Call, axes: list[tp.Any], traced: Choice, leaves: list[tp.Any]
+        self,
+        call: Call,
+        axes: list[tp.Any],
+        traced: Choice,
+        whole_paths: list[Path],
+        leaves: list[tp.Any],
     ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
         apart = call.apart
         inner, result = call.run(traced.into(apart.leaves, leaves))
@@ -154,34 +175,59 @@ class FilterMapped:
         settings = output_settings(
             apart.call, out, by_graph_leaf, roots, self._options.out_axes, "out_axes", default
         )
-        if out.definition.treedef is None:
-            values, result_def = jax.tree_util.tree_flatten(out.result)
-        else:
-            values, result_def = list(out.result), None
-        return _sorted(out, values, result_def, settings)
+        whole_paths.clear()
+        return _sorted(apart, out, settings, whole_paths)
+
+
+def _out_paths(apart: Apart, out: Outputs, treedef: tp.Any) -> list[Path]:
+    """Where each output is: in the result, at a written leaf, in what is new."""
+    definition = out.definition
+    tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
+    paths: list[Path] = [
+        ("result", *map(key_name, keys))
+        for i, (keys, _) in enumerate(jax.tree_util.tree_leaves_with_path(tree))
+        if i not in definition.where
+    ]
+    inside, roots = apart.call.leaf_paths(), apart.call.leaf_roots()
+    for number in definition.written:
+        position = apart.call.where[roots[number]]
+        paths.append((*apart.call.argument_of(position)[1:], *inside[number]))
+    fresh: dict[int, Path] = {}
+    if definition.graph is not None:
+        decoded = definition.graph.graphdef.decoded
+        for leaf, source in enumerate(definition.graph.sources):
+            if source < 0:
+                fresh[~source] = ("result", *decoded.path(decoded.leaf_frames[leaf])[1:])
+    return paths + [fresh[i] for i in sorted(fresh)]
 
 
 def _sorted(
-    out: Outputs, values: list[tp.Any], result_def: tp.Any, settings: tp.Any
+    apart: Apart, out: Outputs, settings: tp.Any, whole_paths: list[Path]
 ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
     """What leaves, as static data, mapped arrays and unmapped ones."""
+    if out.definition.treedef is None:
+        values, result_def = jax.tree_util.tree_flatten(out.result)
+    else:
+        values, result_def = list(out.result), None
+    paths = _out_paths(apart, out, out.definition.treedef if result_def is None else result_def)
     every = [*values, *out.written, *out.fresh]
     wanted = [*settings.result, *settings.written, *settings.fresh]
     kinds: list[int | None | StaticArgument] = []
     front: list[tp.Any] = []
     whole: list[tp.Any] = []
-    for value, setting in zip(every, wanted):
+    for path, value, setting in zip(paths, every, wanted):
         for leaf in jax.tree_util.tree_leaves(value):
-            axis = OUT_AXES.answer(setting, ("result",), leaf, leaf)
+            axis = OUT_AXES.answer(setting, path, leaf, leaf)
             if _unmapped(axis):
                 if is_array(leaf):
                     whole.append(leaf)
+                    whole_paths.append(path)
                     kinds.append(None)
                 else:
                     kinds.append(static_box(leaf))
                 continue
             if not is_array_like(leaf):
-                raise must_be_traced("out_axes", ("result",), leaf)
+                raise must_be_traced("out_axes", path, leaf)
             front.append(jnp.asarray(leaf))
             kinds.append(axis)
     result = out.result if result_def is None else jax.tree_util.tree_unflatten(result_def, values)

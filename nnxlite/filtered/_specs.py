@@ -108,7 +108,11 @@ def settle(apart: Apart, spec: tp.Any, reading: Reading = MASK) -> list[tp.Any]:
     if is_literal(spec, reading) and not is_filter(spec):
         if reading.is_answer(spec):
             return [spec] * len(apart.leaves)
-        return [reading.answer(spec, ("?",), None, x) for x in apart.leaves]
+        try:
+            return [reading.answer(spec, (), None, x) for x in apart.leaves]
+        except ValueError:  # once more, with the paths, which only the message needs
+            pairs = zip(apart.paths, apart.leaves)
+            return [reading.answer(spec, path, None, x) for path, x in pairs]
     return settle_at(apart, settle_positions(apart, spec, reading), reading)
 
 

@@ -112,6 +112,43 @@ def test_pmap():
     assert nnx.filter_pmap(ADD, args=(0, True))(jnp.ones(2), 1.0).tolist() == [2, 2]
 
 
+ONES = jnp.ones(2)
+
+
+def write(model, x):
+    model.n[...] = x
+
+
+class Refused(ValueError):
+    """A user's own exception."""
+
+
+def test_exceptions_of_the_function_pass_through_and_nothing_is_written():
+    def f(model, x):
+        model.n[...] = x
+        raise Refused("on purpose")
+
+    model = nnx.Dict(n=nnx.Param(jnp.zeros(2)))
+    for mapped in (nnx.filter_vmap, nnx.filter_pmap):
+        with pytest.raises(Refused, match="^on purpose"):
+            mapped(f)(model, ONES)
+    assert model.n[...].tolist() == [0, 0]
+
+
+def test_a_module_is_mapped_itself_only_when_told():
+    models = nnx.filter_vmap(lambda key: nnx.Linear(2, 3, rngs=nnx.Rngs(key)))(
+        jax.random.split(jax.random.key(0), 4)
+    )
+    one = jax.tree.map(lambda leaf: leaf[1], models)
+    x = jnp.arange(8.0).reshape(4, 2)
+    np.testing.assert_allclose(nnx.filter_vmap(one)(x), one(x), rtol=1e-6)
+    each = nnx.filter_vmap(models, fn=nnx.if_array(0))(x)
+    np.testing.assert_allclose(each[1], one(x[1]), rtol=1e-6)
+    one.kernel.value = models.kernel.value
+    kernels = nnx.filter_vmap(one.__call__, fn=nnx.PathContains("kernel"), args=(None,), out=1)
+    assert kernels(x).shape == (4, 4, 3)
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
@@ -132,6 +169,36 @@ def test_pmap():
             lambda: nnx.filter_vmap(lambda x: "a", out_axes=0)(jnp.ones(2)),
             TypeError,
             "out_axes: the leaf at 'result' must be traced",
+        ),
+        (
+            lambda: nnx.filter_vmap(lambda x: {"a": [x, "s"]}, out_axes={"a": [0, 0]})(jnp.ones(2)),
+            TypeError,
+            "out_axes: the leaf at 'result.a.1' must be traced, but str 's' is no array",
+        ),
+        (
+            lambda: nnx.filter_vmap(lambda x: {"a": [1.0, x]}, out_axes=None)(jnp.ones(2)),
+            ValueError,
+            "out_axes: the leaf at 'result.a.1' has the axis None, and its value differs",
+        ),
+        (
+            lambda: nnx.filter_vmap(write, in_axes=(None, 0))(nnx.Dict(n=nnx.Param(0.0)), ONES),
+            ValueError,
+            "out_axes: the leaf at '0.n' has the axis None, and its value differs",
+        ),
+        (
+            lambda: nnx.filter_vmap(nnx.Param, out_axes=None)(ONES),
+            ValueError,
+            "out_axes: the leaf at 'result' has the axis None, and its value differs",
+        ),
+        (
+            lambda: nnx.filter_vmap(lambda x: [x], out_axes=[lambda x: "a"])(ONES),
+            ValueError,
+            "answered 'a' for the leaf at 'result.0'",
+        ),
+        (
+            lambda: nnx.filter_vmap(ADD, in_axes=lambda x: "a")(ONES, 1),
+            ValueError,
+            "answered 'a' for the leaf at '0.0'",
         ),
         (lambda: nnx.filter_pmap(ADD, donate="x"), ValueError, "donate='x'"),
     ],
