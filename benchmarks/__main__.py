@@ -48,7 +48,7 @@ BENCHES = (
     "memory",
 )
 PEERS = {"flax", "equinox"}  # need not be there
-WIDTH = 140  # of tables that go to a file
+WIDTH = 150  # of tables that go to a file
 
 
 class Parser(argparse.ArgumentParser):

@@ -155,12 +155,14 @@ def growth_figure(cases: list[dict[str, tp.Any]]) -> tp.Any:
         axes.set_visible(False)
     for axes, (noun, lines) in zip(grid, panels.items()):
         axes.set_visible(True)
+        costs: list[float] = []
         for (work, case), style in zip(lines, MARKERS.values()):
             each = {int(name.replace(",", "")): s.median for name, s in figures(case).items()}
             sizes = sorted(each)
             if not sizes:
                 continue
             whole = [size * each[size] for size in sizes]
+            costs += whole
             marker, color = style["marker"], style["color"]
             axes.plot(sizes, whole, marker=marker, color=color, ms=5, label=work)
             proportional = [size * each[sizes[-1]] for size in sizes]
@@ -169,7 +171,9 @@ def growth_figure(cases: list[dict[str, tp.Any]]) -> tp.Any:
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: quantity(y, "seconds")))
-        axes.set_xlabel(f"number, {noun}")
+        axes.set_ylim(min(costs, default=1e-6) / 2, max(costs, default=1.0) * 2)
+        thing, *more = noun.split(" ", 1)
+        axes.set_xlabel(" ".join([f"{thing}s", *more]))
         axes.legend(fontsize=7)
     figure.suptitle("The whole work against its size (dotted: in proportion)", size=10)
     return figure

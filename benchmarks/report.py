@@ -72,12 +72,13 @@ def bench_table(bench: str, cases: list[dict[str, tp.Any]]) -> Table:
     """A row for each case and each further budget of it."""
     table = Table(title=bench, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     names = list(dict.fromkeys(name for case in cases for name in contender_names(case)))
+    names.sort(key=size_of)
     table.add_column("work", min_width=24)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("ratio", justify="right", no_wrap=True)
-    table.add_column("budget", min_width=20)
     table.add_column("", no_wrap=True)
+    table.add_column("budget", min_width=16)
     for case in cases:
         cells = [figure_cell(case, name) for name in names]
         for budget in case["budgets"] or (None,):
@@ -97,6 +98,12 @@ def contender_names(case: dict[str, tp.Any]) -> list[str]:
     return [*figures(case), *case["failed"]]
 
 
+def size_of(name: str) -> int:
+    """The number that a contender's name is, so that sizes stand in their order; else 0."""
+    digits = name.replace(",", "")
+    return int(digits) if digits.isdigit() else 0
+
+
 def figure_cell(case: dict[str, tp.Any], name: str) -> str:
     """What one contender takes."""
     mark = RECOMPILED if name in case["recompiled"] else ""
@@ -104,11 +111,11 @@ def figure_cell(case: dict[str, tp.Any], name: str) -> str:
 
 
 def budget_cells(case: dict[str, tp.Any], budget: dict[str, tp.Any] | None) -> tuple[str, str, str]:
-    """The ratio that was measured, the budget, and the verdict."""
+    """The ratio that was measured, the verdict, and the budget."""
     relative = budget is not None and budget["of"] is not None
     numbers = budget["spent"] if relative else case["nnxlite_to"].get("limit")
     ratio = spread_text(Spread(**numbers) if numbers else None, ratio_text)
-    return (ratio, budget["budget"], VERDICTS[budget["met"]]) if budget else (ratio, "", "")
+    return (ratio, VERDICTS[budget["met"]], budget["budget"]) if budget else (ratio, "", "")
 
 
 def as_json(results: list[Result]) -> dict[str, tp.Any]:

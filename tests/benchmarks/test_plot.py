@@ -69,7 +69,7 @@ def test_ratios_are_drawn_on_a_logarithmic_axis_with_budgets():
 
 def test_growth_is_drawn_as_the_whole_work_against_its_size():
     [axes] = [axes for axes in plot.growth_figure(GROWING).axes if axes.get_visible()]
-    assert axes.get_xlabel() == "number, Variable"
+    assert axes.get_xlabel() == "Variables"
     split, proportional, *_ = axes.lines
     assert split.get_label() == "split"
     assert split.get_xdata().tolist() == [100, 1_000, 10_000]
