@@ -139,6 +139,8 @@ def test_a_change_within_the_spread_is_not_called_one():
     assert report.change(Spread(1, 0.9, 1.4), Spread(1.3, 1.2, 1.4)) == ""
     assert "slower" in report.change(Spread(1, 0.9, 1.1), Spread(1.3, 1.2, 1.4))
     assert "faster" in report.change(Spread(1.3, 1.2, 1.4), Spread(1, 0.9, 1.1))
+    grown = report.change(Spread(1, 1, 1), Spread(2, 2, 2), report.LARGER["bytes"])
+    assert "more" in grown
 
 
 @pytest.fixture
