@@ -8,6 +8,7 @@
 
 import sys as _sys
 
+from nnxlite import _paths
 from nnxlite import _state as statelib
 from nnxlite import _traversals as traversals
 from nnxlite import compat as compat
@@ -299,3 +300,5 @@ for _name in (
     "variablelib",
 ):
     _sys.modules[f"{__name__}.{_name}"] = globals()[_name]
+
+_paths.install(_sys.modules[__name__])

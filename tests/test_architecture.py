@@ -25,7 +25,7 @@ LAYERS = [
     {"sharding", "filtered"},
     {"nn"},
     {"training", "inspect", "checkpoint"},
-    {"compat", "helpers"},
+    {"compat", "helpers", "_paths"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 

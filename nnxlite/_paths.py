@@ -1,0 +1,52 @@
+"""The reference's submodule paths, for names that live elsewhere here.
+
+`from flax.nnx.nn.linear import Conv` is habit: with `nnxlite` in place of `flax.nnx` it works, too.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+from nnxlite import boundary as _boundary
+from nnxlite import transforms as _transforms
+from nnxlite.transforms import _jit, _trees
+
+PATHS: dict[str, str] = {
+    "extract": "NodeStates PrefixMapping apply_updates default_split_fn from_tree is_tree_node "
+    "merge_tree_node prefix to_tree",
+    "graphlib": "FlatState MergeContext SplitContext State UpdateContext Variable as_pure "
+    "cached_partial current_update_context iter_module_children map_state merge_context pure "
+    "set_graph_mode set_graph_updates split_context update_context",
+    "helpers": "GraphDef Module State Variable",
+    "nn.attention": "MultiHeadAttention RoPE dot_product_attention_with_rope",
+    "nn.linear": "Conv ConvTranspose Embed",
+    "nn.normalization": "SpectralNorm WeightNorm",
+    "nn.recurrent": "GRUCell LSTMCell OptimizedLSTMCell SimpleCell",
+    "pytreelib": "register_data_type",
+    "summary": "tabulate",
+    "transforms.autodiff": "DiffState custom_vjp grad jvp remat value_and_grad vjp",
+    "transforms.compilation": "Compiled JitWrapped Lowered StateSharding Traced jit jit_partial "
+    "shard_map",
+    "transforms.iteration": "Carry StateAxes fori_loop pmap scan transform_metadata vmap while_loop",
+    "transforms.transforms": "checkify cond eval_shape make_jaxpr switch",
+    "variablelib": "use_eager_sharding using_eager_sharding",
+    "visualization": "display",
+}
+"""By submodule, the names that are found there as well; what does not exist is made of them."""
+
+
+def install(package: types.ModuleType) -> None:
+    """Make the names of `PATHS` importable by those paths below a package."""
+    sources = (package, _trees, _jit, _boundary, _transforms)
+    for path, names in PATHS.items():
+        full = f"{package.__name__}.{path}"
+        module = sys.modules.get(full)
+        if module is None:
+            module = sys.modules[full] = types.ModuleType(full, f"`nnx.{path}`: {names}.")
+            parent, _, name = full.rpartition(".")
+            setattr(sys.modules[parent], name, module)
+        for name in names.split():
+            if not hasattr(module, name):
+                found = next(source for source in sources if hasattr(source, name))
+                setattr(module, name, getattr(found, name))
