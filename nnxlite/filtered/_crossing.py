@@ -199,3 +199,21 @@ def must_be_traced(what: str, path: tp.Any, value: tp.Any) -> TypeError:
         f"{what}: the leaf at '{path_text(path)}' must be traced, but {short_type(value)} "
         f"{value!r} is no array and no number."
     )
+
+
+def refuse_shared_buffers(what: str, apart: Apart, donated: tp.Sequence[bool]) -> None:
+    """Raise ValueError where one buffer would be donated twice, or donated and read."""
+    given = {id(x) for x, d in zip(apart.leaves, donated) if d}
+    places = [i for i, x in enumerate(apart.leaves) if id(x) in given]
+    if len(places) == len(given):
+        return
+    first: dict[int, int] = {}
+    for place in places:
+        other = first.setdefault(id(apart.leaves[place]), place)
+        if other != place:
+            one, two = (path_text(apart.paths[i][1:]) for i in (other, place))
+            raise ValueError(
+                f"{what}: the same array buffer is donated at '{one}' and used at '{two}'. A donated "
+                "buffer can be used once: copy the array in one of the two places, share one "
+                "Variable between them, or do not donate."
+            )

@@ -24,6 +24,7 @@ from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._crossing import (
     must_be_traced,
     outputs_of,
+    refuse_shared_buffers,
     take_out,
     taken_apart,
 )
@@ -222,6 +223,8 @@ class FilterJit:
         apart = Apart.of(inputs)
         mask = self._mask(apart, num_args, kwargs)
         donate = self._donated(apart, mask)
+        if True in donate:
+            refuse_shared_buffers(repr(self), apart, donate)
         statics: list[tuple[int, StaticArgument]] = []
         groups: tuple[list[tp.Any], list[tp.Any]] = ([], [])
         flags: list[bool] = []
@@ -348,9 +351,18 @@ def argument_specs(
     out += [specs.default] * (num_args - len(out))
     named = dict(specs.kwargs)
     if named:
-        for position, name in enumerate(_positional_names(fun)[:num_args]):
-            if name in named and position >= num_bound:
-                out[position] = named[name]
+        parameters = _parameters(fun)
+        for position, parameter in enumerate(parameters[:num_args]):
+            if parameter.kind in _BY_POSITION and parameter.name in named and position >= num_bound:
+                out[position] = named[parameter.name]
+        known = [p.name for p in parameters[num_bound:]]
+        anything = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
+        for name in named:
+            if name not in known and not anything:
+                raise ValueError(
+                    f"{specs.what}: kwargs= has a spec for {name!r}, and {name_of(fun)} has no "
+                    f"argument of that name; it has {known}."
+                )
     return tuple(out), {name: named.get(name, specs.default) for name in kwargs}
 
 
@@ -364,13 +376,14 @@ class ArgumentSpecs(tp.NamedTuple):
     kwargs: tuple[tuple[str, tp.Any], ...]
 
 
-def _positional_names(fun: tp.Any) -> list[str]:
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _parameters(fun: tp.Any) -> list[inspect.Parameter]:
     try:
-        parameters = inspect.signature(fun).parameters.values()
+        return list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):
         return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in parameters if p.kind in kinds]
 
 
 def filter_jit(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import typing as tp
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,13 @@ from nnxlite._statics import ById
 from nnxlite.boundary import Fixed, OutDef, Outputs, leave, replay
 from nnxlite.boundary._settings import output_settings
 from nnxlite.filtered._apart import Apart
-from nnxlite.filtered._crossing import Call, Choice, must_be_traced, static_box
+from nnxlite.filtered._crossing import (
+    Call,
+    Choice,
+    must_be_traced,
+    refuse_shared_buffers,
+    static_box,
+)
 from nnxlite.filtered._jit import ArgumentSpecs, argument_specs
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import Reading, settle
@@ -44,6 +51,7 @@ class MapOptions(tp.NamedTuple):
     Attributes:
         in_axes: axes of positional arguments, or None where `specs` are given.
         specs: axes in the form of `default=`, `fn=`, `args=`, `kwargs=`.
+        donate: whether the buffers of mapped arrays may be reused; see `filter_pmap`.
     """
 
     name: str
@@ -51,6 +59,7 @@ class MapOptions(tp.NamedTuple):
     specs: ArgumentSpecs | None
     out_axes: tp.Any
     axis_size: int | None
+    donate: str
 
 
 class Sorting(tp.NamedTuple):
@@ -97,10 +106,23 @@ class FilterMapped:
                 f"{self!r}: no leaf of the arguments is mapped, so the size of the axis is unknown. "
                 "Give an array an axis, or pass axis_size=."
             )
-        in_axes = [None if _unmapped(a) else a for a in traced.chosen(axes)]
-        mapped, whole_paths = self._mapped(call, axes, traced, in_axes)
+        given = Choice(
+            [
+                options.donate != "none" and not _unmapped(a) and isinstance(x, jax.Array)
+                for a, x in zip(axes, apart.leaves)
+            ]
+        )
+        kept = Choice([t and not g for t, g in zip(traced.mask, given.mask)])
+        if options.donate != "none":
+            refuse_shared_buffers(repr(self), apart, given.mask)
+        mapped, whole_paths = self._mapped(call, axes, kept, given)
         try:
-            fixed, front, whole = mapped(traced.chosen(apart.leaves))
+            with warnings.catch_warnings():
+                if options.donate == "all":
+                    warnings.filterwarnings(
+                        "ignore", message="Some donated buffers were not usable"
+                    )
+                fixed, front, whole = mapped(kept.chosen(apart.leaves), given.chosen(apart.leaves))
         except ValueError as error:
             if _passed_through(error, FilterMapped._run):
                 raise  # the function's own, or said by this library
@@ -134,19 +156,23 @@ class FilterMapped:
         return settle(call.apart, (specs, named), IN_AXES)
 
     def _mapped(
-        self, call: Call, axes: list[tp.Any], traced: Choice, in_axes: list[tp.Any]
+        self, call: Call, axes: list[tp.Any], kept: Choice, given: Choice
     ) -> tuple[tp.Any, list[Path]]:
         """The JAX function of the traced leaves, and a list of what it found to be unmapped.
 
         For `pmap` they are the same ones for equal calls.
         """
         whole_paths: list[Path] = []
-        run = functools.partial(self._run, call, axes, traced, whole_paths)
+        run = functools.partial(self._run, call, axes, kept, given, whole_paths)
+        bare = [None if _unmapped(a) else a for a in axes]
+        in_axes = (kept.chosen(bare), given.chosen(bare))
         if self._made is None:
             return self._make(run, in_axes), whole_paths
         inputs = call.apart.inputs
-        statics = [static_box(x) for x, t in zip(call.apart.leaves, traced.mask) if not t]
-        extra = (context_key(), ById(call.fun), tuple(statics), tuple(axes), tuple(call.apart.defs))
+        masks = tuple(zip(kept.mask, given.mask))
+        statics = [static_box(x) for x, m in zip(call.apart.leaves, masks) if not any(m)]
+        what = (context_key(), ById(call.fun), tuple(statics), tuple(axes))
+        extra = (*what, masks, tuple(call.apart.defs))
         key = inputs.define(extra)
         found = self._made.get(key)
         if found is None:
@@ -157,13 +183,16 @@ class FilterMapped:
         self,
         call: Call,
         axes: list[tp.Any],
-        traced: Choice,
+        kept: Choice,
+        given: Choice,
         whole_paths: list[Path],
-        leaves: list[tp.Any],
+        kept_leaves: list[tp.Any],
+        given_leaves: list[tp.Any],
     ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
         apart = call.apart
-        inner, result = call.run(traced.into(apart.leaves, leaves))
-        out = leave(inner, result)
+        inner, result = call.run(given.into(kept.into(apart.leaves, kept_leaves), given_leaves))
+        donated = {p.number for p, g in zip(apart.places, given.mask) if g and p.number is not None}
+        out = leave(inner, result, all_written=donated)
         by_graph_leaf: list[tp.Any] = [None] * len(apart.defs)
         by_position: dict[int, tp.Any] = {}
         for place, axis in zip(apart.places, axes):
@@ -293,6 +322,7 @@ def _make(
     more: dict[str, tp.Any],
     make: tp.Callable[[dict[str, tp.Any]], tp.Any],
     keep: bool,
+    donate: str = "none",
 ) -> tp.Any:
     legacy = {key: more.pop(key) for key in _LEGACY if key in more}
     specs = None
@@ -305,7 +335,7 @@ def _make(
             tuple((legacy.get("kwargs") or {}).items()),
         )
         out_axes = legacy.get("out", out_axes)
-    options = MapOptions(name, in_axes, specs, out_axes, axis_size)
+    options = MapOptions(name, in_axes, specs, out_axes, axis_size, donate)
     wrap = lambda f: FilterMapped(f, options, make(more), keep)
     return wrap if fun is MISSING else wrap(fun)
 
@@ -346,10 +376,10 @@ def filter_vmap(
     """
 
     def make(more: dict[str, tp.Any]) -> tp.Any:
-        def mapped(run: tp.Any, axes: list[tp.Any]) -> tp.Any:
+        def mapped(run: tp.Any, axes: tuple[list[tp.Any], ...]) -> tp.Any:
             return jax.vmap(
                 run,
-                in_axes=(axes,),
+                in_axes=axes,
                 out_axes=(None, 0, None),
                 axis_name=axis_name,
                 axis_size=axis_size,
@@ -374,7 +404,8 @@ def filter_pmap(
     """Run a function on several devices, one slice of each array on each of them.
 
     As `filter_vmap`, with `jax.pmap`. Leaves with axis None or True go to every device, those with
-    False are static. `donate` is accepted: buffers of the arguments stay as they are.
+    False are static. With `donate="all"` the call may reuse the buffers of mapped arrays (objects get
+    back what they hold), and `"warn"` lets JAX tell of those it could not use.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter_pmap(lambda x, name: (x + 1, name))(jnp.ones((1, 2)), "one")[1]
@@ -384,10 +415,11 @@ def filter_pmap(
         raise ValueError(f"filter_pmap: donate={donate!r}; it must be 'all', 'warn' or 'none'.")
 
     def make(more: dict[str, tp.Any]) -> tp.Any:
-        def mapped(run: tp.Any, axes: list[tp.Any]) -> tp.Any:
+        def mapped(run: tp.Any, axes: tuple[list[tp.Any], ...]) -> tp.Any:
             return jax.pmap(
                 run,
-                in_axes=(axes,),
+                donate_argnums=(1,),
+                in_axes=axes,
                 out_axes=(None, 0, None),
                 axis_name=axis_name,
                 axis_size=axis_size,
@@ -396,4 +428,4 @@ def filter_pmap(
 
         return mapped
 
-    return _make(fun, "filter_pmap", in_axes, out_axes, axis_size, pmapkwargs, make, True)
+    return _make(fun, "filter_pmap", in_axes, out_axes, axis_size, pmapkwargs, make, True, donate)

@@ -104,6 +104,84 @@ def test_the_parameters_of_the_earlier_form():
     assert part({"a": 1, "b": 2}) == 3
 
 
+SPECS = {
+    "default": ({"default": nnx.is_array_like}, (1, {"y": 2.0}), {"n": 3}, [True, True, True]),
+    "default is a filter": ({"default": ...}, (1, {"y": 2.0}), {"n": 3}, [True, True, True]),
+    "args": ({"args": (True,)}, (1, {"y": 2.0}), {"n": 3}, [True, False, False]),
+    "args, a prefix": (
+        {"args": (False, {"y": True})},
+        (1, {"y": 2.0}),
+        {"n": 3},
+        [False, True, False],
+    ),
+    "args, a function": (
+        {"args": (lambda x: x == 1, {"y": lambda y: y > 2})},
+        (1, {"y": 2.0}),
+        {"n": 3},
+        [True, False, False],
+    ),
+    "kwargs": ({"kwargs": {"n": True}}, (1, {"y": 2.0}), {"n": 3}, [False, False, True]),
+    "kwargs by position": (
+        {"kwargs": {"n": True, "t": {"y": True}}},
+        (1, {"y": 2.0}, 3),
+        {},
+        [False, True, True],
+    ),
+    "kwargs over default": (
+        {"default": nnx.is_array_like, "kwargs": {"n": False}},
+        (1, {"y": 2.0}),
+        {"n": 3},
+        [True, True, False],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_specs_of_arguments(name):
+    specs, args, kwargs, expected = SPECS[name]
+    seen = []
+
+    @nnx.filter_jit(**specs)
+    def f(x, t, n):
+        seen.append([isinstance(v, jax.core.Tracer) for v in (x, t["y"], n)])
+        return x + t["y"] * n
+
+    assert f(*args, **kwargs) == 7
+    assert seen == [expected]
+
+
+class Scale(nnx.Module, frozen=True):
+    factor: float
+
+    def __call__(self, x):
+        return isinstance(self.factor, jax.core.Tracer), self.factor * x
+
+
+@pytest.mark.parametrize(
+    ("fn", "traced"),
+    [
+        (nnx.is_array, False),
+        (True, True),
+        (Scale(True), True),
+        (Scale(nnx.is_inexact_array_like), True),
+        (False, False),
+    ],
+    ids=["arrays", "all", "a prefix", "a function", "none"],
+)
+def test_specs_of_the_function_itself(fn, traced):
+    assert nnx.filter_jit(Scale(2.0), fn=fn)(3.0) == (traced, 6.0)
+
+
+def test_specs_of_the_result():
+    f = nnx.filter_jit(
+        lambda x: {"a": 1.0, "b": (1, x)}, out={"a": True, "b": (False, nnx.is_array)}
+    )
+    out = f(jnp.ones(2))
+    assert isinstance(out["a"], jax.Array) and type(out["b"][0]) is int
+    with pytest.raises(ValueError, match="out is no prefix of the tree"):
+        nnx.filter_jit(lambda x: {"a": x}, out={"b": True})(1)
+
+
 def test_donation():
     x, y = jnp.ones(2), jnp.ones(2)
     nnx.filter_jit(lambda x, y: x + y, donate="all-except-first")(x, y)
@@ -172,9 +250,85 @@ def test_a_failed_call_changes_nothing():
         (lambda: nnx.filter_jit(lambda x: x, static_argnums=0), ValueError, "no static_argnums="),
         (lambda: nnx.filter_jit(lambda x: x, default=[True])(1), ValueError, "no prefix"),
         (lambda: nnx.filter_jit(3), TypeError, "Expected a callable to transform, got int"),
+        (
+            lambda: nnx.filter_jit(lambda x, *, y=1: x, kwargs={"z": True})(1),
+            ValueError,
+            "has no argument of that name; it has ['x', 'y']",
+        ),
+        (
+            lambda: nnx.filter_jit(lambda x: x, default=False)({"a": jnp.ones(1)}),
+            ValueError,
+            "the static leaf at '0.a' of the arguments is unhashable: it is of type 'ArrayImpl'",
+        ),
     ],
 )
 def test_messages(call, kind, message):
     with pytest.raises(kind) as error:
         call()
     assert message in str(error.value)
+
+
+class Net(nnx.Module):
+    """Shared Variables, a cycle, and a count."""
+
+    def __init__(self):
+        self.a = nnx.Param(jnp.ones(3))
+        self.b = self.a
+        self.n = nnx.BatchStat(jnp.zeros(()))
+        self.up = nnx.List([self])
+
+    def __call__(self, x):
+        assert self.up[0] is self and self.a is self.b
+        self.n[...] += 1
+        return (self.a * self.b * x).sum()
+
+
+@pytest.mark.parametrize("donate", ["all", "all-except-first", "warn", "warn-except-first"])
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+def test_donation_on_objects_with_shared_variables(donate):
+    model, x = Net(), jnp.ones(3)
+    before = model.n.get_raw_value()
+    inner, traces = counted(lambda m, x: m(x))
+    step = nnx.filter_jit(inner, donate=donate)
+    assert step(model, x) == 3
+    assert before.is_deleted() is not donate.endswith("except-first")
+    assert step(model, jnp.ones(3)) == 3 and len(traces) == 1
+    assert model.a is model.b and model.a[...].tolist() == [1, 1, 1] and model.n[...] == 2
+
+
+SAME = "the same array buffer is donated at '0.a.0' and used at '1.b'. A donated buffer can be used once"
+
+
+@pytest.mark.parametrize(
+    ("donate", "by_variable"), [("all", False), ("all", True), ("all-except-first", True)]
+)
+def test_a_buffer_that_is_donated_twice(donate, by_variable):
+    x = jnp.ones(2)
+    one = {"a": [nnx.Param(x)]} if by_variable else {"a": [x]}
+    other = nnx.Dict(b=nnx.Param(x))
+    step = nnx.filter_jit(lambda one, other: other.b.set_value(2 * other.b), donate=donate)
+    with pytest.raises(ValueError, match=SAME) as error:
+        step(one, other)
+    assert "share one Variable between them" in str(error.value)
+    assert not x.is_deleted() and other.b.get_raw_value() is x
+
+
+def test_modules_of_another_library():
+    eqx = pytest.importorskip("equinox")
+    inner, traces = counted(lambda m, x: (m, m(x)))
+    f = nnx.filter_jit(inner)
+    mlp = eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0))
+    same, y = f(mlp, jnp.ones(2))
+    np.testing.assert_allclose(y, mlp(jnp.ones(2)), rtol=1e-6)
+    assert type(same) is eqx.nn.MLP and same.activation is mlp.activation
+    f(eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(1)), jnp.ones(2))
+    assert len(traces) == 1
+    held = nnx.Dict(mlp=nnx.data(mlp), count=nnx.Variable(jnp.array(0)))
+
+    @nnx.filter_jit
+    def call(held, x):
+        held.count[...] += 1
+        return held.mlp(x)
+
+    np.testing.assert_allclose(call(held, jnp.ones(2)), y, rtol=1e-6)
+    assert held.count[...] == 1 and held.mlp.layers[0].weight is mlp.layers[0].weight

@@ -32,6 +32,55 @@ def test_the_earlier_form():
     assert nnx.filter_vmap(ADD, out=1)(jnp.ones((2, 3)), 1).shape == (3, 2)
 
 
+MATRIX, VECTOR = jnp.arange(6.0).reshape(2, 3), jnp.arange(3.0)
+SPECS = {
+    "default": ({"default": 1}, (MATRIX, MATRIX), {}, [(2,), (2,)]),
+    "default is a function": (
+        {"default": lambda x: x.ndim - 1},
+        (MATRIX, VECTOR),
+        {},
+        [(2,), ()],
+    ),
+    "default is a filter": ({"default": ..., "kwargs": {"y": None}}, (MATRIX, 1), {}, [(3,), ()]),
+    "args": ({"args": (1,)}, (MATRIX, VECTOR), {}, [(2,), ()]),
+    "args, a prefix": (
+        {"args": ({"a": 1, "b": None},)},
+        ({"a": MATRIX, "b": 1}, VECTOR),
+        {},
+        [(2,), ()],
+    ),
+    "args, a bool": ({"args": (1, True)}, (MATRIX, VECTOR), {}, [(2,), (3,)]),
+    "kwargs": ({"kwargs": {"y": None}}, (MATRIX,), {"y": VECTOR}, [(3,), (3,)]),
+    "kwargs by position": ({"kwargs": {"y": None, "x": 1}}, (MATRIX, VECTOR), {}, [(2,), (3,)]),
+}
+
+
+@pytest.mark.parametrize("transform", [nnx.filter_vmap, nnx.filter_pmap])
+@pytest.mark.parametrize("name", SPECS)
+def test_specs_of_arguments(name, transform):
+    specs, args, kwargs, expected = SPECS[name]
+    shapes = []
+
+    @transform(**specs)
+    def f(x, y):
+        x = x["a"] if isinstance(x, dict) else x
+        shapes.append([jnp.shape(x), jnp.shape(y)])
+        return x.sum()
+
+    f(*args, **kwargs)
+    assert shapes == [expected]
+
+
+@pytest.mark.parametrize("transform", [nnx.filter_vmap, nnx.filter_pmap])
+def test_specs_of_the_result(transform):
+    f = lambda x: {"a": (x, x[0] * 0 + 1), "b": "text", "c": 2}
+    out = transform(f, args=(0,), out={"a": (1, 0), "b": None, "c": 0})(MATRIX)
+    assert out["a"][0].tolist() == MATRIX.T.tolist() and out["a"][1].tolist() == [1, 1]
+    assert out["b"] == "text" and out["c"].tolist() == [2, 2]
+    with pytest.raises(ValueError, match="out_axes is no prefix of the result"):
+        transform(f, out={"a": 0})(MATRIX)
+
+
 @given(
     st.lists(st.integers(0, 2), min_size=2, max_size=2),
     st.sampled_from([None, 0, 1, -1]),
@@ -147,6 +196,30 @@ def test_a_module_is_mapped_itself_only_when_told():
     one.kernel.value = models.kernel.value
     kernels = nnx.filter_vmap(one.__call__, fn=nnx.PathContains("kernel"), args=(None,), out=1)
     assert kernels(x).shape == (4, 4, 3)
+
+
+@pytest.mark.parametrize("donate", ["all", "warn", "none"])
+def test_pmap_donates_what_is_mapped(donate):
+    model = nnx.Dict(a=nnx.Param(jnp.ones((2, 3))), b=nnx.Param(jnp.ones(3)))
+    model.tied = model.a
+    axes = (nnx.Any(nnx.PathContains("a"), nnx.PathContains("tied")), 0)
+
+    @nnx.filter_pmap(in_axes=axes, donate=donate)
+    def f(model, x):
+        assert model.a is model.tied
+        return (model.a * model.b).sum() + x
+
+    spread = nnx.filter_pmap(lambda x: x)
+    model.a.value, x = spread(model.a.value), spread(jnp.arange(2.0))
+    before = model.a.get_raw_value(), model.b.get_raw_value()
+    assert f(model, x).tolist() == [3, 4]
+    assert x.is_deleted() is (donate != "none")
+    assert before[0].is_deleted() is (donate != "none") and not before[1].is_deleted()
+    assert f(model, spread(jnp.arange(2.0))).tolist() == [3, 4]
+    assert model.a[...].tolist() == [[1] * 3] * 2 and model.a is model.tied
+    if donate != "none":
+        with pytest.raises(ValueError, match="same array buffer is donated at '0' and used at '1'"):
+            nnx.filter_pmap(ADD, donate=donate)(x := jnp.ones(2), x)
 
 
 @pytest.mark.parametrize(
