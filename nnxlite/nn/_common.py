@@ -16,6 +16,7 @@ import jax
 from jax import lax
 
 from nnxlite._jax import is_tracing
+from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype
 from nnxlite.variables import Variable
 
@@ -91,7 +92,7 @@ def check_size(layer: tp.Any, name: str, value: tp.Any) -> int:
         size = -1
     if size < 0:
         raise TypeError(
-            f"{type(layer).__name__}: `{name}` must be a whole number, zero or more, got {value!r}."
+            f"{layer_name(layer)}: `{name}` must be a whole number, zero or more, got {value!r}."
         )
     return size
 
@@ -113,7 +114,7 @@ def feature_mismatch(layer: tp.Any, inputs: tp.Any, kernel: tp.Any, name: str = 
     shape, expected = tuple(inputs.shape), kernel.shape[-2]
     found = f"{shape[-1]} on its last axis" if shape else "no axis at all"
     return (
-        f"{type(layer).__name__} expects {expected} feature(s) on the last axis of its input: "
+        f"{layer_name(layer)} expects {expected} feature(s) on the last axis of its input: "
         f"`{name}` has shape {tuple(kernel.shape)}; got an input of shape {shape}, with {found}."
     )
 

@@ -8,6 +8,7 @@ import jax
 
 from nnxlite._errors import short_type
 from nnxlite.nn import initializers
+from nnxlite.nn._names import layer_name
 from nnxlite.objects import Rngs, RngStream
 
 KeySource = Rngs | RngStream | jax.Array
@@ -66,9 +67,9 @@ def draw_key(
     kind = type(layer).__name__
     if source is None:
         raise ValueError(
-            f"{kind} needs a random key {purpose}, and has none. Pass one, or streams, with the "
-            f"call (rngs=...), or let the layer keep a stream ({kind}(..., {keep}))."
+            f"{layer_name(layer)} needs a random key {purpose}, and has none. Pass one, or "
+            f"streams, with the call (rngs=...), or let the layer keep a stream ({kind}(..., {keep}))."
         )
     raise TypeError(
-        f"{kind}: `rngs` must be an Rngs, an RngStream or a key, got {short_type(source)}."
+        f"{layer_name(layer)}: `rngs` must be an Rngs, an RngStream or a key, got {short_type(source)}."
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import typing as tp
 
+from nnxlite.nn._names import layer_name
+
 M = tp.TypeVar("M")
 
 
@@ -22,7 +24,7 @@ def resolve_mode(layer: tp.Any, name: str, given: M | None, kept: M | None) -> M
         return kept
     kind = type(layer).__name__
     raise ValueError(
-        f"{kind} was called, and nothing says what `{name}` is. Pass `{name}=...` to the call, "
-        f"give it to the constructor ({kind}(..., {name}=...)), or set it on a whole model with "
-        f"`model.train()`, `model.eval()` or `nnx.view(model, {name}=...)`."
+        f"{layer_name(layer)} was called, and nothing says what `{name}` is. Pass "
+        f"`{name}=...` to the call, give it to the constructor ({kind}(..., {name}=...)), or "
+        f"set it on a whole model with `model.train()`, `model.eval()` or `nnx.view(model, {name}=...)`."
     )

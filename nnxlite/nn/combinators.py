@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite.nn._common import Precision, check_size
+from nnxlite.nn._names import layer_name
 from nnxlite.nn.activations import identity, relu
 from nnxlite.nn.dtypes import Dtype
 from nnxlite.nn.initializers import Initializer
@@ -55,7 +56,7 @@ class Sequential(Module):
         for index, layer in enumerate(self.layers):
             if not callable(layer):
                 raise TypeError(
-                    f"{type(self).__name__}: layers[{index}] is not callable, it is of type "
+                    f"{layer_name(self)}: layers[{index}] is not callable, it is of type "
                     f"{type(layer).__name__}."
                 )
             options = _accepted(layer, kwargs) if kwargs else {}
@@ -67,7 +68,7 @@ class Sequential(Module):
                 twice = sorted(output.keys() & options.keys())
                 if twice:
                     raise TypeError(
-                        f"{type(self).__name__}: layers[{index}] gets the keyword argument(s) "
+                        f"{layer_name(self)}: layers[{index}] gets the keyword argument(s) "
                         f"{twice} both from the call and from the layer before."
                     )
                 output = layer(**output, **options)

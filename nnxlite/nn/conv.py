@@ -36,6 +36,7 @@ from nnxlite.nn._common import (
     check_sizes,
     value_of,
 )
+from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
@@ -140,7 +141,7 @@ class _Convolution(Module):
             sizes *= rank
         if len(sizes) != rank or 0 in sizes:
             raise ValueError(
-                f"{type(self).__name__}: `{name}` must be a positive number, or one for each of "
+                f"{layer_name(self)}: `{name}` must be a positive number, or one for each of "
                 f"the {rank} axes of kernel_size={self.kernel_size}; got {given!r}."
             )
         return sizes
@@ -152,7 +153,7 @@ class _Convolution(Module):
             name = padding.upper()
             if name == "CAUSAL" and name in self._paddings and rank != 1:
                 raise ValueError(
-                    f"{type(self).__name__}: 'CAUSAL' padding needs a kernel with one spatial "
+                    f"{layer_name(self)}: 'CAUSAL' padding needs a kernel with one spatial "
                     f"axis, and kernel_size is {self.kernel_size}."
                 )
             if name in self._paddings:
@@ -164,7 +165,7 @@ class _Convolution(Module):
             if all(isinstance(p, tp.Sequence) and len(p) == 2 for p in pairs):
                 return tuple((p[0], p[1]) for p in pairs)
         raise ValueError(
-            f"{type(self).__name__}: `padding` must be one of {', '.join(self._paddings)}, a "
+            f"{layer_name(self)}: `padding` must be one of {', '.join(self._paddings)}, a "
             f"number, or a number or pair of numbers for each of the {rank} axes of "
             f"kernel_size={self.kernel_size}; got {padding!r}."
         )
@@ -172,7 +173,7 @@ class _Convolution(Module):
     def _check_mask(self, kernel_shape: tuple[int, ...]) -> None:
         if self.mask is not None and tuple(self.mask.shape) != tuple(kernel_shape):
             raise ValueError(
-                f"{type(self).__name__}: `mask` must have the shape of `kernel`, {kernel_shape}; "
+                f"{layer_name(self)}: `mask` must have the shape of `kernel`, {kernel_shape}; "
                 f"got {tuple(self.mask.shape)}."
             )
 
@@ -194,7 +195,7 @@ class _Convolution(Module):
         rank = len(self.kernel_size)
         if x.ndim < rank + 1 or x.shape[-1] != features:
             raise ValueError(
-                f"{type(self).__name__} expects an input of shape (*batch, *spatial, {features}) "
+                f"{layer_name(self)} expects an input of shape (*batch, *spatial, {features}) "
                 f"with {rank} spatial axes: kernel_size is {self.kernel_size} and `kernel` has "
                 f"shape {self.kernel.shape}; got {tuple(x.shape)}."
             )
@@ -287,7 +288,7 @@ class Conv(_Convolution):
         groups = check_size(self, "feature_group_count", feature_group_count)
         if groups == 0 or in_features % groups or out_features % groups:
             raise ValueError(
-                f"{type(self).__name__}: feature_group_count={feature_group_count} must divide "
+                f"{layer_name(self)}: feature_group_count={feature_group_count} must divide "
                 f"in_features={in_features} and out_features={out_features}."
             )
         self.input_dilation = _kept(input_dilation)
@@ -350,7 +351,7 @@ class Conv(_Convolution):
         dilation = self._per_axis("input_dilation")
         if isinstance(pads, str) and any(d != 1 for d in dilation):
             raise ValueError(
-                f"{type(self).__name__}: with input_dilation={self.input_dilation} the padding "
+                f"{layer_name(self)}: with input_dilation={self.input_dilation} the padding "
                 f"must be given in numbers, got {pads!r}. Give a pair for each axis, or use "
                 "ConvTranspose."
             )

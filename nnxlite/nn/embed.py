@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Metadata, OutSharding, check_size
+from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
@@ -88,7 +89,7 @@ class Embed(Module):
         indices = inputs if hasattr(inputs, "dtype") else jnp.asarray(inputs)
         if not jnp.issubdtype(indices.dtype, jnp.integer):
             raise ValueError(
-                f"{type(self).__name__} looks up rows by whole numbers, got an input of dtype "
+                f"{layer_name(self)} looks up rows by whole numbers, got an input of dtype "
                 f"{indices.dtype} and shape {indices.shape}."
             )
         (embedding,) = self.promote_dtype((self.embedding[...],), dtype=self.dtype, inexact=False)
@@ -115,7 +116,7 @@ class Embed(Module):
         query, embedding = self.promote_dtype((query, self.embedding[...]), dtype=self.dtype)
         if query.shape[-1:] != embedding.shape[1:]:
             raise TypeError(
-                f"{type(self).__name__}.attend expects vectors of length {embedding.shape[1]}: "
+                f"{layer_name(self)}.attend expects vectors of length {embedding.shape[1]}: "
                 f"`embedding` has shape {embedding.shape}; got a query of shape {query.shape}."
             )
         return jnp.dot(query, embedding.T, out_sharding=out_sharding)

@@ -39,6 +39,7 @@ from nnxlite.nn._common import (
     feature_mismatch,
     value_of,
 )
+from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
@@ -254,13 +255,13 @@ class LinearGeneral(Module):
     def _check_axes(self) -> None:
         if len(self.in_features) != len(self.axis):
             raise ValueError(
-                f"{type(self).__name__} needs one axis for each input size: `in_features` is "
+                f"{layer_name(self)} needs one axis for each input size: `in_features` is "
                 f"{self.in_features} and `axis` is {self.axis}."
             )
         batch = tuple(self.batch_axis)
         if batch != tuple(range(len(batch))):
             raise ValueError(
-                f"{type(self).__name__}: batch axes must be the leading axes 0, 1, ... in this "
+                f"{layer_name(self)}: batch axes must be the leading axes 0, 1, ... in this "
                 f"order, got {batch}."
             )
 
@@ -304,7 +305,7 @@ class LinearGeneral(Module):
         if batch:
             told += f", and {wanted[: len(batch)]} along the batch axes {batch}"
         raise TypeError(
-            f"{type(self).__name__} expects the sizes {told}: `kernel` has shape {kernel.shape}; "
+            f"{layer_name(self)} expects the sizes {told}: `kernel` has shape {kernel.shape}; "
             f"got an input of shape {x.shape}."
         )
 
@@ -446,7 +447,7 @@ class Einsum(Module):
         shape = _bias_in_output(equation, x.ndim, kernel.shape)
         if math.prod(shape) != bias.size:
             raise TypeError(
-                f"{type(self).__name__}: a bias of shape {bias.shape} does not fit the output of "
+                f"{layer_name(self)}: a bias of shape {bias.shape} does not fit the output of "
                 f"{equation!r} with `kernel` of shape {kernel.shape}; the kernel's output axes "
                 f"have the sizes {tuple(n for n in shape if n != 1)}."
             )
@@ -457,12 +458,12 @@ class Einsum(Module):
         text = str(equation).replace(" ", "")
         if text.count("->") != 1:
             raise ValueError(
-                f"{type(self).__name__}: the equation must say its output after '->', as in "
+                f"{layer_name(self)}: the equation must say its output after '->', as in "
                 f"'ab,bc->ac'; got {equation!r}."
             )
         if text.count(",") != 1:
             raise ValueError(
-                f"{type(self).__name__}: the equation must have exactly two operands, the input "
+                f"{layer_name(self)}: the equation must have exactly two operands, the input "
                 f"and the kernel, got {text.count(',') + 1} in {equation!r}."
             )
         return text
@@ -477,14 +478,14 @@ class Einsum(Module):
             named = len(term.replace("...", ""))
             if len(shape) < named or (len(shape) > named and "..." not in term):
                 raise ValueError(
-                    f"{type(self).__name__}: {term!r} in {equation!r} names {named} axes, and the "
+                    f"{layer_name(self)}: {term!r} in {equation!r} names {named} axes, and the "
                     f"{name} has shape {shape}."
                 )
             for label, size in zip(_labels(term, len(shape)), shape, strict=True):
                 before, where = sizes.setdefault(str(label), (size, name))
                 if before != size and 1 not in (before, size):
                     raise ValueError(
-                        f"{type(self).__name__}: axis {label!r} of {equation!r} has the size "
+                        f"{layer_name(self)}: axis {label!r} of {equation!r} has the size "
                         f"{before} in the {where} and {size} in the {name} (input {inputs}, "
                         f"kernel {kernel})."
                     )

@@ -23,6 +23,7 @@ from nnxlite.nn._common import (
     check_size,
     feature_mismatch,
 )
+from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
@@ -100,8 +101,7 @@ class LoRA(Module):
         check_size(self, "out_features", out_features)
         if base_module is not None and not callable(base_module):
             raise ValueError(
-                f"{type(self).__name__}: `base_module` must be callable, got "
-                f"{type(base_module).__name__}."
+                f"{layer_name(self)}: `base_module` must be callable, got {type(base_module).__name__}."
             )
         self.in_features = in_features
         self.out_features = out_features

@@ -25,6 +25,7 @@ from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, DotGeneralFn, Metadata, OutSharding, Precision
 from nnxlite.nn._keys import KeySource, draw_key, own_stream
 from nnxlite.nn._modes import resolve_mode
+from nnxlite.nn._names import layer_name
 from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.attention import dot_product_attention
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
@@ -221,13 +222,13 @@ class MultiHeadAttention(Module):
         heads, kv_heads = self.num_heads, self.num_kv_heads
         if heads < 1 or self.qkv_features % heads:
             raise ValueError(
-                f"MultiHeadAttention cannot give {heads} heads equal shares of "
+                f"{layer_name(self)} cannot give {heads} heads equal shares of "
                 f"{self.qkv_features} features: num_heads must divide qkv_features "
                 "(in_features, where that is not given)."
             )
         if kv_heads < 1 or heads % kv_heads:
             raise ValueError(
-                f"MultiHeadAttention cannot share {kv_heads} key heads equally among {heads} query "
+                f"{layer_name(self)} cannot share {kv_heads} key heads equally among {heads} query "
                 "heads: num_kv_heads must divide num_heads."
             )
 
@@ -275,7 +276,7 @@ class MultiHeadAttention(Module):
         if inputs_k is None:
             if inputs_v is not None:
                 raise ValueError(
-                    "MultiHeadAttention got inputs_v without inputs_k. Pass an input that serves "
+                    f"{layer_name(self)} got inputs_v without inputs_k. Pass an input that serves "
                     "as both keys and values as inputs_k alone."
                 )
             inputs_k = inputs_q
@@ -330,7 +331,7 @@ class MultiHeadAttention(Module):
         """
         if len(input_shape) < 2:
             raise ValueError(
-                "MultiHeadAttention.init_cache takes the shape of a whole input, (*batch, length, "
+                f"{layer_name(self)}: init_cache takes the shape of a whole input, (*batch, length, "
                 f"features); got {tuple(input_shape)}."
             )
         shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
@@ -379,7 +380,7 @@ class MultiHeadAttention(Module):
         shape = jnp.shape(x)
         if len(shape) < 2 or shape[-1] != features:
             raise ValueError(
-                f"MultiHeadAttention takes {name} of shape (*batch, length, features) with "
+                f"{layer_name(self)} takes {name} of shape (*batch, length, features) with "
                 f"{features} features; got shape {shape}."
             )
 
@@ -387,7 +388,7 @@ class MultiHeadAttention(Module):
         """The keys, the values and the number of places filled."""
         if self.cached_key is None or self.cached_value is None or self.cache_index is None:
             raise ValueError(
-                "MultiHeadAttention has no cache to decode with: call init_cache((*batch, length, "
+                f"{layer_name(self)} has no cache to decode with: call init_cache((*batch, length, "
                 "features)) first, or nnx.view(model, decode=True, batch_size=..., max_length=...)."
             )
         return self.cached_key, self.cached_value, self.cache_index
@@ -416,13 +417,13 @@ class MultiHeadAttention(Module):
         expected = (*kept.shape[:-3], 1, *kept.shape[-2:])
         if key.shape != expected or query.shape[:-2] != expected[:-2]:
             raise ValueError(
-                "MultiHeadAttention decodes one position at a time: with a cache of shape "
+                f"{layer_name(self)} decodes one position at a time: with a cache of shape "
                 f"{kept.shape} a key has shape {expected}; got {key.shape}, and a query of shape "
                 f"{query.shape}."
             )
         if _known(index) and int(index) >= kept.shape[-3]:
             raise ValueError(
-                f"MultiHeadAttention cannot decode position {int(index)}: its cache has "
+                f"{layer_name(self)} cannot decode position {int(index)}: its cache has "
                 f"{kept.shape[-3]} places, all filled. Make a longer one with init_cache, which "
                 "also empties it."
             )
@@ -433,7 +434,7 @@ class MultiHeadAttention(Module):
         full = (*filled[:-3], self.num_heads, *filled[-2:])
         if not broadcasts_to(mask.shape, full):
             raise ValueError(
-                f"MultiHeadAttention got a mask of shape {mask.shape} for a decoding step; it must "
+                f"{layer_name(self)} got a mask of shape {mask.shape} for a decoding step; it must "
                 f"broadcast to (*batch, heads, 1, length of the cache) = {full}."
             )
         return mask

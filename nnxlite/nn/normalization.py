@@ -35,6 +35,7 @@ from nnxlite._jax import is_tracing
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Axes, Metadata, as_tuple
 from nnxlite.nn._modes import resolve_mode
+from nnxlite.nn._names import layer_name
 from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
@@ -142,7 +143,7 @@ class _Normalization(Module):
         for axis in chosen:
             if not -x.ndim <= axis < x.ndim:
                 raise IndexError(
-                    f"{type(self).__name__} works along axis {axis}, and its input of shape "
+                    f"{layer_name(self)} works along axis {axis}, and its input of shape "
                     f"{x.shape} has {x.ndim} dimension(s)."
                 )
         return tuple(sorted({axis % x.ndim for axis in chosen}))
@@ -156,7 +157,7 @@ class _Normalization(Module):
         found = math.prod(x.shape[axis] for axis in feature_axes)
         if found != expected:
             raise TypeError(
-                f"{type(self).__name__} was made for {expected} feature(s), and its input of shape "
+                f"{layer_name(self)} was made for {expected} feature(s), and its input of shape "
                 f"{x.shape} has {found} along axes {feature_axes}."
             )
 
@@ -167,7 +168,7 @@ class _Normalization(Module):
         mask = jnp.asarray(mask, dtype=bool)
         if not broadcasts_to(mask.shape, x.shape):
             raise ValueError(
-                f"{type(self).__name__} got a mask of shape {mask.shape}, which does not broadcast "
+                f"{layer_name(self)} got a mask of shape {mask.shape}, which does not broadcast "
                 f"to its input of shape {x.shape}."
             )
         return jnp.broadcast_to(mask, x.shape)
@@ -683,16 +684,17 @@ class GroupNorm(_Normalization):
     def _reduction_axes(self, x: jax.Array) -> tuple[int, ...]:
         if x.ndim < 2:
             raise ValueError(
-                f"GroupNorm takes examples along the first axis and features along the last, and "
-                f"its input has shape {x.shape}."
+                f"{layer_name(self)} takes examples along the first axis and features along "
+                f"the last, and its input has shape {x.shape}."
             )
         if self.reduction_axes is None:
             return tuple(range(1, x.ndim))
         axes = self._axes(x, self.reduction_axes)
         if x.ndim - 1 not in axes:
             raise ValueError(
-                "GroupNorm takes its moments over a group of features, so reduction_axes must name "
-                f"the last axis; they are {self.reduction_axes}, for an input of shape {x.shape}."
+                f"{layer_name(self)} takes its moments over a group of features, so reduction_axes "
+                f"must name the last axis; they are {self.reduction_axes}, for an input "
+                f"of shape {x.shape}."
             )
         return axes
 
@@ -812,8 +814,8 @@ class InstanceNorm(_Normalization):
         feature_axes = self._axes(x, self.feature_axes)
         if 0 in feature_axes:
             raise ValueError(
-                f"InstanceNorm takes examples along the first axis, which cannot be a feature axis "
-                f"too: feature_axes={self.feature_axes}, and the input has shape {x.shape}."
+                f"{layer_name(self)} takes examples along the first axis, which cannot be a "
+                f"feature axis too: feature_axes={self.feature_axes}, and the input has shape {x.shape}."
             )
         self._check_parameters(x, feature_axes, self.num_features)
         return self._normalize(x, _all_but(x, (0, *feature_axes)), feature_axes, mask)

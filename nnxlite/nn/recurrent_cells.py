@@ -13,9 +13,11 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
+from nnxlite._errors import short_type
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Metadata
 from nnxlite.nn._keys import KEYLESS, KeySource, draw_key, own_stream
+from nnxlite.nn._names import layer_name
 from nnxlite.nn._shapes import broadcast_together
 from nnxlite.nn.activations import sigmoid, tanh
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
@@ -82,9 +84,7 @@ class RNNCellBase(Module):
         self._lacks("num_feature_axes")
 
     def _lacks(self, member: str) -> tp.NoReturn:
-        raise NotImplementedError(
-            f"{type(self).__name__} is an RNN cell and must define `{member}`."
-        )
+        raise NotImplementedError(f"{layer_name(self)} is an RNN cell and must define `{member}`.")
 
 
 class _Cell(RNNCellBase):
@@ -196,7 +196,7 @@ class _Cell(RNNCellBase):
             shape = jnp.shape(x)
             if not shape or shape[-1] != features or not broadcast_together(shape[:-1], batch):
                 raise TypeError(
-                    f"{type(self).__name__} takes {name} of shape (*batch, {features}); got "
+                    f"{layer_name(self)} takes {name} of shape (*batch, {features}); got "
                     f"{shape}, where the input has shape {jnp.shape(inputs)}."
                 )
 
@@ -357,6 +357,11 @@ class _LongShortTermMemory(_GatedCell):
             carry: memory and hidden array, both (*batch, hidden_features).
             inputs: (*batch, in_features).
         """
+        if not isinstance(carry, (tuple, list)) or len(carry) != 2:
+            raise TypeError(
+                f"{layer_name(self)} takes a carry of two arrays, (memory, hidden), as "
+                f"initialize_carry makes it; got {short_type(carry)}."
+            )
         c, h = carry
         self._check(inputs, c, h)
         i, f, g, o = self._gates(inputs, h)

@@ -12,6 +12,7 @@ from jax.core import Tracer
 from nnxlite._jax import is_tracing
 from nnxlite.nn._keys import KeySource, draw_key, own_stream
 from nnxlite.nn._modes import resolve_mode
+from nnxlite.nn._names import layer_name
 from nnxlite.objects import Module, Rngs, RngStream, data
 
 
@@ -58,7 +59,7 @@ class Dropout(Module):
     ) -> None:
         if isinstance(rate, (int, float)) and not 0 <= rate <= 1:
             raise ValueError(
-                f"{type(self).__name__}: `rate` is a probability, from 0 to 1; got {rate}."
+                f"{layer_name(self)}: `rate` is a probability, from 0 to 1; got {rate}."
             )
         self.rate = rate
         self.broadcast_dims = tuple(broadcast_dims)
@@ -90,7 +91,7 @@ class Dropout(Module):
         x = jnp.asarray(inputs)
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             raise TypeError(
-                f"{type(self).__name__} scales what it keeps, which needs a floating input; got "
+                f"{layer_name(self)} scales what it keeps, which needs a floating input; got "
                 f"{x.dtype}{list(x.shape)}. Cast the input, or use deterministic=True."
             )
         shape = self._mask_shape(x.shape)
@@ -113,7 +114,7 @@ class Dropout(Module):
         for axis in self.broadcast_dims:
             if not -len(sizes) <= axis < len(sizes):
                 raise IndexError(
-                    f"{type(self).__name__}: broadcast_dims={self.broadcast_dims} names the axis "
+                    f"{layer_name(self)}: broadcast_dims={self.broadcast_dims} names the axis "
                     f"{axis}, and the input has shape {shape}."
                 )
             sizes[axis] = 1

@@ -22,6 +22,7 @@ from nnxlite.graph import variables
 from nnxlite.nn import initializers
 from nnxlite.nn._common import Axes, as_tuple
 from nnxlite.nn._keys import KEYLESS
+from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
@@ -40,7 +41,7 @@ class _WeightNormalization(Module):
     def __init__(self, layer_instance: tp.Any) -> None:
         if not isinstance(layer_instance, Pytree):
             raise TypeError(
-                f"{type(self).__name__} wraps a module and normalises the Variables it holds; got "
+                f"{layer_name(self)} wraps a module and normalises the Variables it holds; got "
                 f"a value of type {type(layer_instance).__name__}."
             )
         self.layer_instance = layer_instance

@@ -201,6 +201,11 @@ def test_messages_of_cells(kind):
         cell.initialize_carry((2, 3), carry_init=quick)
     with pytest.raises(TypeError, match=f"{name}: `rngs` must be an Rngs.* or a key, got int"):
         cell.initialize_carry((2, 3), 1)
+    expected = (
+        rf"{name} takes a carry of (two arrays, \(memory, hidden\).*; got int\.|shape.*got \(\),)"
+    )
+    with pytest.raises(TypeError, match=expected):
+        cell(3, X[:, 0])
 
 
 def test_what_a_cell_must_define():

@@ -1,0 +1,71 @@
+"""Messages of layers say where in the model that was called the layer is."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+
+RNGS = nnx.Rngs(0)
+
+
+class Net(nnx.Module):
+    """Layers in a list; the last one is called with too many features, by a function."""
+
+    def __init__(self, layer):
+        self.blocks = nnx.List([nnx.Identity(), nnx.Sequential(nnx.relu, layer)])
+        self.parent = self  # a circle is no obstacle
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = call(block, x)
+        return x
+
+
+def call(block, x):
+    return block(x)
+
+
+def wrong(layer):
+    return Net(layer), jnp.ones((2, 3, 5))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nnx.Linear(4, 2, rngs=RNGS), "expects 4 feature"),
+        (lambda: nnx.LinearGeneral(4, 2, rngs=RNGS), "expects the size"),
+        (lambda: nnx.Einsum("bti,io->bto", (4, 2), rngs=RNGS), ": axis 'i'"),
+        (lambda: nnx.Embed(4, 2, rngs=RNGS), "looks up rows"),
+        (lambda: nnx.Conv(4, 2, (3,), rngs=RNGS), "expects an input of shape"),
+        (lambda: nnx.ConvTranspose(4, 2, (3,), rngs=RNGS), "expects an input of shape"),
+        (lambda: nnx.LoRA(4, 2, 2, rngs=RNGS), "expects 4 feature"),
+        (lambda: nnx.BatchNorm(4, rngs=RNGS), "was made for 4 feature"),
+        (lambda: nnx.GroupNorm(4, 2, rngs=RNGS), "was made for 4 feature"),
+        (lambda: nnx.MultiHeadAttention(2, 4, decode=False, rngs=RNGS), "takes inputs_q of shape"),
+        (lambda: nnx.MultiHeadAttention(1, 5, decode=True, rngs=RNGS), "has no cache"),
+        (lambda: nnx.Dropout(0.5), "needs a random key"),
+        (lambda: nnx.Dropout(0.5, deterministic=None), "was called, and nothing says"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("transform", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+def test_the_path_of_a_layer(make, message, transform):
+    layer = make()
+    net, x = wrong(layer)
+    where = rf"{type(layer).__name__} at `blocks\.1\.layers\.1` of Net"
+    with pytest.raises((TypeError, ValueError), match=f"^{where} ?{message}"):
+        transform(lambda net, x: net(x))(net, x)
+
+
+def test_a_layer_that_is_called_by_itself_has_no_path():
+    with pytest.raises(TypeError, match=r"^Linear expects"):
+        nnx.Linear(4, 2, rngs=RNGS)(jnp.ones((2, 5)))
+
+
+def test_the_model_is_the_outermost_object():
+    inner, x = wrong(nnx.Linear(4, 2, rngs=RNGS))
+    outer = nnx.Sequential(nnx.Identity(), inner)
+    with pytest.raises(TypeError, match=r"^Linear at `layers\.1\.blocks\.1\.layers\.1` of Sequent"):
+        outer(x)
