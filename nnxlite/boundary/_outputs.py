@@ -140,7 +140,8 @@ def leave(
     where = tuple(i for i, leaf in enumerate(leaves) if is_root(leaf))
     roots = [leaves[i] for i in where]
     plain = [leaf for leaf in leaves if not is_root(leaf)]
-    if where and not (structure if aliases is None else aliases):
+    apart = bool(where) and not (structure if aliases is None else aliases)
+    if apart:
         _refuse_aliases(inner, result, roots)
     new = _written(inner, all_written)
 
@@ -151,6 +152,16 @@ def leave(
             return Outputs(OutDef(at, None, (), (), graph), result, written, fresh)
         return Outputs(OutDef(at, treedef, where, nodes, graph), plain, written, fresh)
 
+    def keep_given() -> None:
+        leaf_nodes = inner.call.graphdef.decoded.leaf_nodes
+        for leaf in all_written:  # whatever became of its place, the buffer that came in is gone
+            if leaf_nodes[leaf] < 0:
+                new.setdefault(leaf, inner.values[leaf])
+
+    if apart:
+        graph, fresh = _result_graph(roots)
+        keep_given()
+        return outputs((), graph, fresh)
     if not _restructured(inner):
         numbers = {id(node): i for i, node in enumerate(inner.nodes)}
         known = [numbers.get(id(root)) for root in roots]
@@ -159,10 +170,7 @@ def leave(
     graph, fresh, changed = _graph_of(inner, roots, all_written)
     if structure if arrays is None else arrays:
         new.update(changed)
-    leaf_nodes = inner.call.graphdef.decoded.leaf_nodes
-    for leaf in all_written:  # whatever became of its place, the buffer that came in is gone
-        if leaf_nodes[leaf] < 0:
-            new.setdefault(leaf, inner.values[leaf])
+    keep_given()
     if not structure:
         graph = dataclasses.replace(graph, edits=(), kinds=())
     known = _known_roots(graph, len(roots))
@@ -284,6 +292,16 @@ def _graph_of(
     every_source = tp.cast(tuple[int, ...], tuple(sources))
     graph = OutGraph(graphdef, origin, every_source, len(arguments), edits, kinds)
     return graph, fresh, changed
+
+
+def _result_graph(roots: list[tp.Any]) -> tuple[OutGraph, list[tp.Any]]:
+    """The graph of a result whose objects are all new outside, and the values of its leaves."""
+    found = traverse(roots)
+    graphdef: GraphDef[tp.Any] = GraphDef(found.tokens, len(roots))
+    origin = (None,) * len(found.nodes)
+    _refuse_captured(found.nodes, origin, graphdef)
+    fresh = [x._box.value if isinstance(x, Variable) else x for x in found.leaves]
+    return OutGraph(graphdef, origin, tuple(~i for i in range(len(fresh))), 0, (), ()), fresh
 
 
 def _refuse_captured(

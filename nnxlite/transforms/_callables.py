@@ -274,6 +274,14 @@ def resolve_updates(graph_updates: bool | None, graph: bool | None = None) -> bo
     return updates and (GRAPH_MODE.get() if graph is None else graph)
 
 
+def bind_modes(graph: bool | None, graph_updates: bool | None) -> tuple[bool, bool]:
+    """`graph=` and `graph_updates=`, or the defaults in force where the transform is made."""
+    return (
+        GRAPH_MODE.get() if graph is None else graph,
+        GRAPH_UPDATES.get() if graph_updates is None else graph_updates,
+    )
+
+
 def positional(
     fun: tp.Callable[..., tp.Any],
     args: tuple[tp.Any, ...],

@@ -46,6 +46,7 @@ from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.transforms._callables import (
     MISSING,
     Hidden,
+    bind_modes,
     hide,
     name_of,
     naming_arguments,
@@ -588,7 +589,7 @@ def custom_vjp(
     """
     if isinstance(nondiff_argnums, (int, DiffState)):
         nondiff_argnums = (nondiff_argnums,)
-    options = (tuple(nondiff_argnums), graph, graph_updates)
+    options = (tuple(nondiff_argnums), *bind_modes(graph, graph_updates))
     if fun is MISSING:
         return lambda f: CustomVjp(f, *options)
     return CustomVjp(fun, *options)

@@ -15,7 +15,14 @@ from nnxlite.boundary._prefixes import argument_path, split_settings
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.graph._kinds import STATE
 from nnxlite.graph._rebuild import ContainerCode, build_nodes, resolve
-from nnxlite.transforms._callables import MISSING, name_of, positional, resolve_updates, unbind
+from nnxlite.transforms._callables import (
+    MISSING,
+    bind_modes,
+    name_of,
+    positional,
+    resolve_updates,
+    unbind,
+)
 from nnxlite.variables import Param, Variable, VariableDef, make
 
 Argnums = int | DiffState | tp.Sequence[int | DiffState]
@@ -339,9 +346,8 @@ def grad_options(
     jax_options: dict[str, tp.Any] = {"holomorphic": holomorphic, "allow_int": allow_int}
     if reduce_axes:
         jax_options["reduce_axes"] = tuple(reduce_axes)
-    return GradOptions(
-        tuple(checked), single, has_aux, graph, graph_updates, tuple(jax_options.items())
-    )
+    modes = bind_modes(graph, graph_updates)
+    return GradOptions(tuple(checked), single, has_aux, *modes, tuple(jax_options.items()))
 
 
 def grad(

@@ -35,6 +35,7 @@ from nnxlite.transforms._callables import (
     R,
     Selection,
     StaticArgument,
+    bind_modes,
     context_key,
     name_of,
     resolve_updates,
@@ -673,6 +674,7 @@ def jit(
     >>> bool((model.kernel.value == 2 * before).all())
     True
     """
+    graph, graph_updates = bind_modes(graph, graph_updates)
     if fun is MISSING:
         return functools.partial(
             jit,

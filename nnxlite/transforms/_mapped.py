@@ -40,6 +40,7 @@ from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
     Unbound,
+    bind_modes,
     by_position,
     context_key,
     name_of,
@@ -439,6 +440,7 @@ def vmap(
     (4, 3)
     """
     in_axes, out_axes = _axes("vmap", in_axes, out_axes)
+    graph, graph_updates = bind_modes(graph, graph_updates)
     options = MapOptions(
         "vmap",
         in_axes,
@@ -487,6 +489,7 @@ def pmap(
     on all of them (`jax.lax.pmean`) before it is written.
     """
     in_axes, out_axes = _axes("pmap", in_axes, out_axes)
+    graph, graph_updates = bind_modes(graph, graph_updates)
     statics = (
         (static_broadcasted_argnums,)
         if isinstance(static_broadcasted_argnums, int)
@@ -588,6 +591,7 @@ def shard_map(
     >>> f(model, jax.numpy.ones((4, 2))).shape
     (4, 3)
     """
+    graph, graph_updates = bind_modes(graph, graph_updates)
     options = MapOptions(
         "shard_map",
         by_path(in_specs),

@@ -16,6 +16,7 @@ from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
     Hidden,
+    bind_modes,
     context_key,
     hide,
     name_of,
@@ -159,7 +160,7 @@ def remat(
     """
     if isinstance(static_argnums, int):
         static_argnums = (static_argnums,)
-    options = RematOptions(prevent_cse, policy, graph, graph_updates)
+    options = RematOptions(prevent_cse, policy, *bind_modes(graph, graph_updates))
     if f is MISSING:
         return lambda fun: RematWrapped(fun, tuple(static_argnums), options)
     return RematWrapped(f, tuple(static_argnums), options)

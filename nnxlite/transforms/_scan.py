@@ -35,6 +35,7 @@ from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
     Unbound,
+    bind_modes,
     by_position,
     context_key,
     name_of,
@@ -594,6 +595,7 @@ def scan(
     refuse_foreign_axes("scan", "in_axes", in_axes)
     refuse_foreign_axes("scan", "out_axes", out_axes)
     _check_prefixes(in_axes, out_axes)
+    graph, graph_updates = bind_modes(graph, graph_updates)
     options = ScanOptions(
         length,
         reverse,

@@ -16,6 +16,7 @@ from nnxlite.graph._plan import view
 from nnxlite.transforms._callables import (
     MISSING,
     Hidden,
+    bind_modes,
     hide,
     name_of,
     naming_arguments,
@@ -165,7 +166,7 @@ def make_jaxpr(
     ['add']
     """
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
-    options = LookOptions("make_jaxpr", graph, graph_updates, numbers)
+    options = LookOptions("make_jaxpr", *bind_modes(graph, graph_updates), numbers)
     if f is MISSING:
         return lambda fun: JaxprMaker(fun, options)
     return JaxprMaker(f, options)
@@ -264,7 +265,7 @@ def checkify(
     >>> float(y), "x must be positive" in error.get()
     (0.0, True)
     """
-    return Checked(f, errors, LookOptions("checkify", graph, graph_updates))
+    return Checked(f, errors, LookOptions("checkify", *bind_modes(graph, graph_updates)))
 
 
 class Checked:

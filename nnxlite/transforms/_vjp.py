@@ -18,6 +18,7 @@ from nnxlite.boundary._prefixes import split_settings
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
+    bind_modes,
     name_of,
     naming_arguments,
     resolve_updates,
@@ -131,6 +132,7 @@ def vjp(
     >>> d_model.bias.value.tolist(), d_x.shape
     ([1.0, 1.0, 1.0], (1, 2))
     """
+    graph, graph_updates = bind_modes(graph, graph_updates)
     options = {
         "has_aux": has_aux,
         "reduce_axes": reduce_axes,
@@ -216,6 +218,7 @@ def jvp(
     >>> float(value), float(tangent)
     (9.0, 6.0)
     """
+    graph, graph_updates = bind_modes(graph, graph_updates)
     options = {"has_aux": has_aux, "graph": graph, "graph_updates": graph_updates}
     if f is MISSING:
         return lambda fun: Later(jvp, fun, options)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.parity.programs import Programs, attempt, compare, mesh_of
+from tests.parity.programs import Programs, attempt, compare, mesh_of, models
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference warns of its own plans
 
@@ -14,6 +14,7 @@ program = Programs()
 
 P = jax.sharding.PartitionSpec
 X = jnp.arange(4.0)
+XS = jnp.arange(6.0).reshape(3, 2)
 
 
 def net(lib, n=4):
@@ -22,6 +23,17 @@ def net(lib, n=4):
         w=lib.Param(jnp.arange(float(n))),
         c=lib.BatchStat(jnp.zeros(())),
         inner=lib.List([lib.Dict(b=lib.Param(jnp.full(n, float(i)))) for i in range(2)]),
+    )
+
+
+def mlp(lib, seed):
+    """Layers with parameters and statistics."""
+    rngs = lib.Rngs(seed)
+    return lib.Sequential(
+        lib.Linear(2, 3, rngs=rngs),
+        jnp.tanh,
+        lib.BatchNorm(3, epsilon=1.0, rngs=rngs),
+        lib.Linear(3, 1, rngs=rngs),
     )
 
 
@@ -189,6 +201,525 @@ def prefixes_that_do_not_fit(lib, mode):
         attempt(lambda: lib.vmap(lambda x: m, out_axes=other, **mode)(X)),
         m,
     ]
+
+
+# Programs ------------------------------------------------------------------------------------------
+
+
+def sgd(lib, model, grads):
+    """One step of gradient descent on the parameters."""
+    params = lib.state(model, lib.Param)
+    lib.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads))
+
+
+@program("tree", "both", newer=True)
+def training_with_split_and_merge(lib, mode):
+    model = mlp(lib, 0)
+    graphdef, params, rest = lib.split(model, lib.Param, ...)
+
+    def loss(params, rest, x):
+        model = lib.merge(graphdef, params, rest)
+        y = model(x)
+        return (y**2).mean(), lib.as_pure(lib.state(model, lib.Not(lib.Param)))
+
+    @lib.jit(**mode)
+    def step(params, rest, x):
+        (value, rest), grads = lib.value_and_grad(loss, has_aux=True, **mode)(params, rest, x)
+        return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), rest
+
+    out = []
+    for _ in range(2):
+        value, params, rest = step(params, rest, XS)
+        out.append(value)
+    lib.update(model, params, rest)
+    return out, model
+
+
+@program("tree", "both", newer=True)
+def training_in_place(lib, mode):
+    import optax
+
+    model = mlp(lib, 0)
+    optimizer = lib.Optimizer(model, optax.adam(0.1), wrt=lib.Param)
+    metrics = lib.MultiMetric(loss=lib.metrics.Average())
+
+    @lib.jit(**mode)
+    def step(model, optimizer, metrics, x):
+        def loss(model):
+            return (model(x) ** 2).mean()
+
+        value, grads = lib.value_and_grad(loss, **mode)(model)
+        optimizer.update(model, grads)
+        metrics.update(values=value)
+        return value
+
+    out = [step(model, optimizer, metrics, XS) for _ in range(3)]
+    return out, metrics.compute(), model, optimizer.step
+
+
+@program("tree", "both", newer=True)
+def what_grad_returns(lib, mode):
+    m = models(lib).Counted()
+    grads = lib.grad(lambda m, x: m(x) * 3, **mode)(m, 2.0)
+    both = lib.grad(lambda m, x: m(x) * 3, argnums=(0, 1), **mode)(m, 2.0)
+    wrt = lib.grad(lambda v, x: v * x, **mode)(m.w, 2.0)
+    state = lib.grad(lambda s: s["w"][...] ** 2 * s["c"][...], **mode)(lib.state(m))
+    tree = lib.grad(lambda t: t["m"].w * t["x"][0], **mode)({"m": m, "x": [4.0]})
+    return type(grads).__name__, grads, both, wrt, state, tree, m
+
+
+@program("tree", "both", newer=True)
+def grads_that_are_modules_go_on(lib, mode):
+    m = mlp(lib, 0)
+    grads = lib.grad(lambda m: (m(XS) ** 2).mean(), **mode)(m)
+    leaves = jax.tree.leaves(lib.state(grads))
+    scaled = jax.tree.map(lambda g: g * 2, grads)
+    return [
+        type(grads).__name__,
+        len(leaves),
+        sorted(map(str, dict(lib.to_flat_state(lib.state(grads, lib.Param))))),
+        lib.state(scaled, lib.Param),
+        lib.as_pure(lib.state(grads, lib.Param)),
+    ]
+
+
+@program("tree", "both", newer=True)
+def what_grad_of_diff_state_does(lib, mode):
+    m = models(lib).Counted()
+    diff = lib.DiffState(0, lib.Param)
+    return [
+        attempt(lambda: jax.tree.leaves(lib.grad(lambda m: m(2.0), argnums=0, **mode)(m))),
+        attempt(lambda: lib.grad(lambda m: m(2.0), argnums=3, **mode)(m)),
+        attempt(lambda: lib.grad(lambda m: (m(2.0), 1.0), **mode)(m)),
+        attempt(lambda: lib.grad(lambda m: jnp.ones(2) * m(2.0), **mode)(m)),
+        diff.argnum,
+        m,
+    ]
+
+
+@program("tree", "both", newer=True)
+def second_order(lib, mode):
+    m = models(lib).Counted()
+    f = lambda m, x: m(x) ** 3
+    inner = lambda m, x: lib.grad(f, argnums=1, **mode)(m, x)
+    return lib.grad(inner, argnums=1, **mode)(m, 2.0), m
+
+
+@program("tree", "both", newer=True)
+def ensembles(lib, mode):
+    make = lib.vmap(lambda key: mlp(lib, key), **mode)
+    stack = make(jax.random.split(jax.random.key(0), 3))
+    apply = lib.vmap(lambda m, x: m(x), in_axes=(0, None), **mode)
+    loss = lambda m: (apply(m, XS) ** 2).mean()
+    grads = lib.grad(loss, **mode)(stack)
+    sgd(lib, stack, lib.state(grads, lib.Param))
+    return stack, apply(stack, XS)
+
+
+@program("tree", "both", newer=True)
+def layers_in_a_scan(lib, mode):
+    make = lib.vmap(lambda key: lib.Linear(2, 2, rngs=lib.Rngs(key)), **mode)
+    stack = make(jax.random.split(jax.random.key(0), 3))
+    forward = lib.scan(
+        lambda x, layer: jnp.tanh(layer(x)), in_axes=(lib.Carry, 0), out_axes=lib.Carry, **mode
+    )
+    remat = lib.scan(
+        lib.remat(lambda x, layer: jnp.tanh(layer(x)), **mode),
+        in_axes=(lib.Carry, 0),
+        out_axes=lib.Carry,
+        **mode,
+    )
+    grads = lib.grad(lambda stack: forward(XS, stack).sum(), **mode)(stack)
+    same = lib.grad(lambda stack: remat(XS, stack).sum(), **mode)(stack)
+    return forward(XS, stack), remat(XS, stack), grads, same
+
+
+@program("tree", "both", newer=True)
+def objects_that_are_carried(lib, mode):
+    m = models(lib).Counted()
+
+    def body(m, x):
+        y = m(x)
+        m.w[...] *= 2
+        return m, y
+
+    out, ys = lib.scan(body, **mode)(m, X)
+    pair = models(lib).Counted(3.0)
+
+    def mixed(carry, x):
+        m, total = carry
+        return (m, total + m(x)), None
+
+    (back, total), _ = lib.scan(mixed, **mode)((pair, 0.0), X)
+    return out.w, out.c, ys, m, back.c, total, pair
+
+
+@program("tree", "both", newer=True)
+def written_constants_of_a_scan(lib, mode):
+    m = models(lib).Counted()
+    bump = lambda c, m: (c + m(1.0), c)
+    run = lib.scan(bump, in_axes=(lib.Carry, None), out_axes=(lib.Carry, 0), length=3, **mode)
+    return attempt(lambda: run(0.0, m)), m
+
+
+@program("tree", "both", newer=True)
+def loops_over_objects(lib, mode):
+    m, n = models(lib).Counted(), models(lib).Counted(1.0)
+
+    def body(m):
+        m.w[...] = m(1.0) * 0.5
+        return m
+
+    out = lib.while_loop(lambda m: m.c[...] < 3, body, m, **mode)
+    last = lib.fori_loop(0, 3, lambda i, t: (body(t[0]), t[1] + i), (n, 0), **mode)
+    return out.w, last[0].c, last[1], m, n
+
+
+@program("tree", "both", newer=True)
+def branches_that_write(lib, mode):
+    m = models(lib).Counted()
+
+    def left(m, x):
+        m.w[...] = m.w * 3
+        return m(x)
+
+    def right(m, x):
+        return m.w * x
+
+    f = lib.jit(lambda p, m, x: lib.cond(p, left, right, m, x, **mode), **mode)
+    g = lib.jit(lambda i, m, x: lib.switch(i, [left, right, left], m, x, **mode), **mode)
+    out = [f(True, m, 1.0), f(False, m, 1.0), g(0, m, 1.0), g(1, m, 2.0), g(7, m, 2.0)]
+    made = lib.cond(
+        True, lambda: models(lib).Counted(1.0), lambda: models(lib).Counted(2.0), **mode
+    )
+    return out, m, made
+
+
+@program("tree", "both", newer=True)
+def branches_that_differ(lib, mode):
+    m = models(lib).Counted()
+    run = lambda a, b: attempt(lambda: lib.cond(True, a, b, m, **mode))
+    return [
+        run(lambda m: m.w * 1, lambda m: (m.w * 1,)),
+        run(lambda m: m.w * 1, lambda m: jnp.ones(2)),
+        run(lambda m: models(lib).Counted(1.0), lambda m: models(lib).Vector()),
+        m,
+    ]
+
+
+@program("tree", "both", newer=True)
+def vjp_of_modules(lib, mode):
+    m = models(lib).Counted()
+    y, back = lib.vjp(lambda m, x: m(x), m, 2.0, **mode)
+    z, aux_back, aux = lib.vjp(lambda m: (m(3.0), {"c": m.c * 1}), m, has_aux=True, **mode)
+    return y, back(1.0), z, aux, aux_back(2.0), m
+
+
+@program("tree", "both", newer=True)
+def jvp_of_modules(lib, mode):
+    m = models(lib).Counted()
+    ones = jax.tree.map(jnp.ones_like, m)
+    y, t = lib.jvp(lambda m, x: m(x) ** 2, (m, 2.0), (ones, 1.0), **mode)
+    z, s, aux = lib.jvp(lambda m: (m.w**2, m.c * 1), (m,), (ones,), has_aux=True, **mode)
+    state = lib.state(m)
+    u = lib.jvp(lambda s: s["w"][...] * 2, (state,), (jax.tree.map(jnp.ones_like, state),), **mode)
+    return y, t, z, s, aux, u, m
+
+
+@program("tree", "both", newer=True)
+def rules_of_ones_own(lib, mode):
+    m = models(lib).Counted()
+
+    @lib.custom_vjp(**mode)
+    def f(m, x):
+        return jnp.sin(m.w * x)
+
+    def forward(m, x):
+        return f(m, x), (jnp.cos(m.w * x), m, x)
+
+    def backward(residuals, g):
+        cos, m, x = residuals
+        grads = jax.tree.map(jnp.zeros_like, m)
+        grads.w[...] = 10.0 * cos * g * x
+        return grads, 100.0 * cos * g * m.w
+
+    f.defvjp(forward, backward)
+    return f(m, 0.5), lib.grad(f, argnums=(0, 1), **mode)(m, 0.5), lib.jit(f, **mode)(m, 0.5), m
+
+
+@program("tree", "both", newer=True)
+def rules_with_constants(lib, mode):
+    m = models(lib).Counted()
+
+    @lib.custom_vjp(nondiff_argnums=(0, 2), **mode)
+    def f(power, m, scale):
+        return scale * m.w**power
+
+    f.defvjp(
+        lambda power, m, scale: (f(power, m, scale), m),
+        lambda power, scale, m, g: (jax.tree.map(lambda x: g * x * power, m),),
+    )
+    return f(2, m, 3.0), lib.grad(lambda m: f(2, m, 3.0), **mode)(m), m
+
+
+@program("tree", "both", newer=True)
+def rematerialised(lib, mode):
+    m = mlp(lib, 0)
+    policy = jax.checkpoint_policies.dots_saveable
+    call = lambda m, x, k: (m(x) * k).sum()
+    f = lib.remat(call, policy=policy, static_argnums=(2,), **mode)
+    value, grads = lib.value_and_grad(lambda m: f(m, XS, 2), **mode)(m)
+    return value, grads, m
+
+
+@program("tree", "both", newer=True)
+def shapes_alone(lib, mode):
+    abstract = lib.eval_shape(lambda: mlp(lib, 0), **mode)
+    m = models(lib).Counted()
+    out = lib.eval_shape(
+        lambda m, x: (m(x), lib.clone(m)), m, jax.ShapeDtypeStruct((3,), jnp.float32), **mode
+    )
+    state = lib.eval_shape(lambda m: lib.as_pure(lib.state(m)), m, **mode)
+    return [
+        jax.tree.map(
+            lambda x: (x.shape, str(x.dtype)), lib.as_pure(lib.state(abstract, lib.Param))
+        ),
+        out[0],
+        type(out[1]).__name__,
+        state,
+        m,
+    ]
+
+
+@program("tree", "both", newer=True)
+def sharded_by_map(lib, mode):
+    mesh, m = mesh_of(4), models(lib).Counted()
+    xs = jnp.arange(8.0)
+
+    def f(m, x):
+        return jax.lax.pmean(m.w * x.sum(), "data") + m.c
+
+    run = lib.shard_map(f, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), **mode)
+    grads = lib.grad(lambda m: run(m, xs), **mode)(m)
+    write = lib.shard_map(
+        lambda m, x: m(x), mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), **mode
+    )
+    return run(m, xs), grads, write(m, xs), m
+
+
+@program("tree", "both", newer=True)
+def random_streams(lib, mode):
+    rngs = lib.Rngs(0, dropout=1)
+    draw = lib.jit(lambda rngs: rngs.dropout.uniform((2,)), **mode)
+    forked = rngs.fork(split=3)
+    each = lib.vmap(lambda rngs: rngs.normal((2,)), **mode)(forked)
+    drop = lib.Dropout(0.5, rngs=rngs)
+    scanned = lib.scan(
+        lambda rngs, x: (rngs, rngs.uniform()),
+        in_axes=(lib.Carry, 0),
+        out_axes=(lib.Carry, 0),
+        **mode,
+    )(rngs, X)[1]
+    return (
+        draw(rngs),
+        draw(rngs),
+        each,
+        lib.jit(lambda d, x: d(x), **mode)(drop, jnp.ones(6)),
+        (
+            scanned,
+            rngs.dropout.count,
+            rngs.default.count,
+        ),
+    )
+
+
+@program("tree", "both", newer=True)
+def split_streams(lib, mode):
+    rngs = lib.Rngs(0)
+    node = lib.Dict(drop=lib.Dropout(0.5, rngs=rngs))
+    split = attempt(lambda: lib.split_rngs(rngs, splits=2, graph=False))
+    out = attempt(lambda: rngs.params.count)
+    backups = attempt(lambda: lib.fork_rngs(node, graph=False))
+    lib.reseed(node, default=3, graph=False)
+    return type(split).__name__, out, type(backups).__name__, node.drop.rngs
+
+
+@program("tree", "both", newer=True)
+def sharing_is_refused(lib, mode):
+    m = models(lib).Pair()
+    v = lib.Param(jnp.ones(2))
+    two = lambda a, b: a[...] + b[...]
+    loop = lambda run: attempt(lambda: run())
+    return [
+        loop(lambda: lib.jit(lambda m: 1, **mode)(m)),
+        loop(lambda: lib.jit(two, **mode)(v, v)),
+        loop(lambda: lib.grad(lambda a, b: two(a, b).sum(), **mode)(v, v)),
+        loop(lambda: lib.vmap(two, **mode)(v, v)),
+        loop(lambda: lib.scan(lambda c, a: (c, a[...]), **mode)(v, v)),
+        loop(lambda: lib.cond(True, two, two, v, v, **mode)),
+        loop(lambda: lib.remat(two, **mode)(v, v)),
+        loop(lambda: lib.vjp(two, v, v, **mode)[0]),
+        loop(lambda: lib.eval_shape(two, v, v, **mode)),
+        loop(lambda: lib.checkify(two, **mode)(v, v)),
+        loop(lambda: lib.split(m, graph=False)),
+        loop(lambda: lib.state(m, graph=False)),
+        loop(lambda: lib.clone(m, graph=False)),
+        loop(lambda: list(lib.iter_modules(m, graph=False))),
+    ]
+
+
+@program("tree", "both", newer=True)
+def results_that_alias(lib, mode):
+    m = models(lib).Counted()
+    tree = {"graph": False} == mode
+    run = lambda f: attempt(lambda: f())
+    return [
+        tree,
+        run(lambda: lib.jit(lambda m: m, **mode)(m).w),
+        run(lambda: lib.jit(lambda m: (m, m), **mode)(m)),
+        run(lambda: lib.jit(lambda m: m.w, **mode)(m)),
+        run(lambda: lib.jit(lambda m: [m.w * 1, m.c], **mode)(m)),
+        run(lambda: lib.vmap(lambda m, x: m, in_axes=(None, 0), out_axes=None, **mode)(m, X).w),
+        run(lambda: lib.remat(lambda m: m, **mode)(m).w),
+        run(lambda: lib.cond(True, lambda m: m.w, lambda m: m.w, m, **mode)),
+        run(lambda: lib.grad(lambda m: (m.w * 1, m), has_aux=True, **mode)(m)[1].w),
+        run(lambda: lib.vjp(lambda m: m.w, m, **mode)[0]),
+    ]
+
+
+@program("tree", "both", newer=True)
+def structure_does_not_propagate(lib, mode):
+    m = lib.Dict(w=lib.Param(jnp.ones(2)), c=lib.BatchStat(jnp.zeros(())))
+
+    def f(m):
+        m.new = lib.Param(jnp.ones(3))
+        m.c[...] += 1
+        m.name = "x"
+        return m.w * 1
+
+    out = lib.jit(f, **mode)(m)
+    old = lib.jit(lambda m: delattr(m, "c"), **mode)(m)
+    return out, old, sorted(vars(m).keys() - {"_pytree__state", "_pytree__nodes"}), m
+
+
+@program("tree", "both", newer=True)
+def arrays_written_to_attributes(lib, mode):
+    m = lib.Dict(a=jnp.ones(2), v=lib.Param(jnp.zeros(2)))
+
+    def f(m):
+        m.a = m.a + 1
+        m.v[...] = m.a
+        return m.a * 1
+
+    out = [lib.jit(f, **mode)(m), lib.remat(f, **mode)(m), lib.vmap(f, **mode)(m)]
+    arrays = lib.Dict(a=jnp.ones(2))
+
+    def grow(m):
+        m.a = m.a + 1
+        m.name = "grown"
+        return m, [m]
+
+    for transform in (lib.jit, lib.remat, lib.vmap):
+        new, (again,) = transform(grow, **mode)(arrays)
+        out += [new.a, again.a, new.name, new is arrays, arrays.a, hasattr(arrays, "name")]
+    new = lib.cond(True, lambda m: grow(m)[0], lambda m: grow(m)[0], arrays, **mode)
+    same = lib.vmap(lambda m: m, in_axes=None, out_axes=0, axis_size=2, **mode)(arrays)
+    state = lib.jit(lambda s: s, **mode)(lib.State({"a": jnp.ones(2)}))
+    return out, m.a, m.v, new.a, new.name, arrays.a, same.a, state
+
+
+@program("tree", "both", newer=True)
+def trees_of_the_user(lib, mode):
+    m = {"a": [models(lib).Counted()], "b": (models(lib).Counted(3.0), 2.0)}
+    f = lambda t: t["a"][0](t["b"][1]) + t["b"][0](1.0)
+    return lib.jit(f, **mode)(m), lib.grad(f, **mode)(m), lib.remat(f, **mode)(m), m
+
+
+@program("tree", "both", newer=True)
+def static_arguments(lib, mode):
+    m = models(lib).Counted()
+    f = lib.jit(lambda m, n, k: m(1.0) * n + k, static_argnums=1, static_argnames="k", **mode)
+    donated = lib.jit(lambda m, x: m(x), donate_argnums=0, **mode)
+    return f(m, 2, k=3), f(m, 4, k=3), donated(m, 1.0), donated(m, 1.0), m
+
+
+@program("tree", "both", newer=True)
+def functions_of_the_graph(lib, mode):
+    m = net(lib)
+    tree = {"graph": False}
+    graphdef, params, rest = lib.split(m, lib.Param, ..., **tree)
+    back = lib.merge(graphdef, params, rest)
+    return [
+        back,
+        lib.state(m, lib.Param, **tree),
+        lib.clone(m, **tree),
+        lib.map(lambda path, x: x if path[-1] != "w" else x[...] * 2, m, **tree).w,
+        [str(path) for path, _ in lib.iter_children(m, **tree)],
+        [type(x).__name__ for _, x in lib.iter_modules(m, **tree)],
+        [
+            (path, type(x).__name__)
+            for path, x in lib.iter_graph(m, **tree)
+            if isinstance(x, lib.Variable)
+        ],
+        attempt(lambda: lib.recursive_map(lambda path, x: x, m, **tree).w),
+        lib.graphdef(m, **tree) == lib.split(m, **tree)[0],
+    ]
+
+
+@program(newer=True)
+def the_mode_of_a_block(lib):
+    m, shared = models(lib).Counted(), models(lib).Pair()
+    out = []
+    with lib.set_graph_mode(False):
+        out.append(attempt(lambda: lib.jit(lambda m: 1)(shared)))
+        out.append(attempt(lambda: lib.jit(lambda m: 1, graph=True)(shared)))
+        out.append(lib.jit(lambda m: m(1.0))(m))
+        out.append(lib.grad(lambda m: m(1.0))(m))
+        out.append(attempt(lambda: lib.split(shared)))
+        out.append(type(lib.prefix(m, {...: None})).__name__)
+        out.append(lib.vmap(lambda m, x: m.w * x, in_axes=(lib.prefix(m, {...: None}), 0))(m, X))
+    out.append(attempt(lambda: lib.jit(lambda m: 1)(shared)))
+    with lib.set_graph_updates(False):
+        out.append(lib.jit(lambda m: m(1.0))(m))
+        out.append(type(lib.grad(lambda m: m(1.0))(m)).__name__)
+        out.append(attempt(lambda: lib.jit(lambda m: m.w)(m)))
+        with lib.set_graph_mode(False):
+            out.append(lib.jit(lambda m: m(1.0))(m))
+    return out, m
+
+
+@program(newer=True)
+def functions_made_before_the_mode_is_set(lib):
+    shared = models(lib).Pair()
+    f = lib.jit(lambda m: m.a.sum())
+    g = lib.vmap(lambda m, x: m.a * x, in_axes=(None, 0))
+    out = [f(shared), g(shared, X)]
+    with lib.set_graph_mode(False):
+        made = lib.jit(lambda m: m.a.sum())
+        out += [attempt(lambda: f(shared)), attempt(lambda: g(shared, X))]
+    return [*out, attempt(lambda: made(shared))]
+
+
+@program("tree", "both", newer=True)
+def partials(lib, mode):
+    m = models(lib).Counted()
+    f = lib.jit_partial(lambda m, x: m(x), m, **mode)
+    return f(1.0), f(2.0), m
+
+
+@program("tree", "both", newer=True)
+def checks_and_jaxprs(lib, mode):
+    from jax.experimental import checkify
+
+    m = models(lib).Counted()
+
+    def f(m, x):
+        checkify.check(x > 0, "not positive")
+        return m(x)
+
+    error, out = lib.checkify(f, **mode)(m, -1.0)
+    jaxpr = lib.make_jaxpr(lambda m, x: m(x), graph=False, graph_updates=False)(m, 1.0)
+    return error.get() is not None, out, m, len(jaxpr.jaxpr.invars), len(jaxpr.jaxpr.outvars)
 
 
 @pytest.mark.parametrize("run", program.found)

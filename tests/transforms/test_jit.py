@@ -828,16 +828,24 @@ def test_defaults_in_force_and_arguments_that_override_them():
     jitted, explicit = nnx.jit(grow), nnx.jit(grow, graph_updates=True)
     m = Foo()
     with nnx.set_graph_updates(False):
-        jitted(m)
+        plain = nnx.jit(grow)
+        plain(m)
         assert not hasattr(m, "extra") and float(m.x.value) == 2.0
         explicit(m)
         assert m.extra == 1 and float(m.x.value) == 3.0
+        other = Foo()
+        jitted(other)  # made before: it keeps the default of then
+        assert other.extra == 1
+    third = Foo()
+    plain(third)
+    assert not hasattr(third, "extra")
     tied = Tied()
     with nnx.set_graph_mode(False):
-        with pytest.raises(ValueError, match="Duplicate"):
-            forward(tied, 1.0)
+        trees = nnx.jit(call)
+        forward(tied, 1.0)
         nnx.jit(call, graph=True)(tied, 1.0)
-    forward(tied, 1.0)
+    with pytest.raises(ValueError, match="Duplicate"):
+        trees(tied, 1.0)
 
 
 def test_array_references_are_written_in_place():
