@@ -215,7 +215,9 @@ class SplitContext(_Step):
         Raises ValueError where a leaf is matched by no filter, or filters come without paths.
         """
         if filters and not with_paths:
-            raise ValueError("flatten sorts leaves by filter only with with_paths=True.")
+            raise ValueError(
+                "flatten sorts leaves by filter only with with_paths=True: pass it, or no filters."
+            )
         seen = self._view(node)
         if not with_paths:
             raw = [x._box.value if isinstance(x, Variable) else x for x in seen.leaves]

@@ -487,7 +487,8 @@ class Variable(ArrayOperators[T]):
             if found != axis_name:
                 raise ValueError(
                     f"{type(self).__name__} has the sharding names {tuple(names)}: axis "
-                    f"{axis_index} is {found!r}, not {axis_name!r} as the transform says."
+                    f"{axis_index} is {found!r}, not {axis_name!r} as the transform says. "
+                    "Give both the same name."
                 )
         for hook in self._box.definition.hooks("on_remove_axis"):
             hook(self, axis_index, axis_name)
@@ -548,7 +549,7 @@ class Variable(ArrayOperators[T]):
         if type(self) is not type(other):
             raise ValueError(
                 f"Cannot copy from incompatible container, expected {type(self).__name__}, got "
-                f"{type(other).__name__}."
+                f"{type(other).__name__}. To take over the value alone, assign it to .value."
             )
         self.update_from_state(other)
 

@@ -323,3 +323,23 @@ def test_flatten_sorts_by_filter_only_with_paths():
 
 def test_the_manager_is_shown_with_its_tag():
     assert repr(nnx.update_context("x")) == "update_context('x')"
+
+
+def test_a_step_that_has_ended_and_filters_without_paths():
+    model = nnx.Dict(a=nnx.Param(jnp.ones(2)))
+    with nnx.split_context() as split:
+        graphdef, state = split.split(model)
+        with pytest.raises(ValueError, match="only with with_paths=True: pass it, or no filters"):
+            split.flatten(model, nnx.Param, with_paths=False)
+    with nnx.merge_context() as merge:
+        merge.merge(graphdef, state)
+    for call, name in [
+        (lambda: split.split(model), "SplitContext"),
+        (lambda: split.flatten(model), "SplitContext"),
+        (lambda: merge.merge(graphdef, state), "MergeContext"),
+        (lambda: merge.unflatten(graphdef, [jnp.ones(2)]), "MergeContext"),
+    ]:
+        with pytest.raises(
+            AttributeError, match=f"This {name} has ended: .* inside the `with` block"
+        ):
+            call()

@@ -237,3 +237,43 @@ def test_tree_pformat(capsys):
     assert "that holds it" in nnx.tree_pformat(loop)
     nnx.tree_pprint([1])
     assert capsys.readouterr().out == "[1]\n"
+
+
+def test_a_tree_that_contains_itself_has_no_level():
+    loop = []
+    loop.append(loop)
+    with pytest.raises(ValueError, match="^The list contains itself: it is no tree"):
+        nnx.tree_flatten_one_level(loop)
+
+
+def test_tree_pformat_of_nested_objects():
+    class Block(nnx.Module, frozen=True):
+        weight: jax.Array
+        inner: object = None
+
+    inside = Block(jnp.ones(2), {"layers": [nnx.Dict(w=nnx.Param(jnp.ones(3))), (1, "a")]})
+    text = nnx.tree_pformat(Block(np.ones((1, 2)), inside), width=30)
+    assert text.splitlines() == PRETTY
+    up = nnx.Dict(child=nnx.Dict())
+    up.child.up, up.child.again = up, up.child
+    assert nnx.tree_pformat(up).count("<Dict that holds it>") == 2
+    shared = nnx.Dict()
+    assert "holds it" not in nnx.tree_pformat([shared, shared])
+
+
+PRETTY = [
+    "Block(",
+    "  weight=f64[1,2](numpy),",
+    "  inner=Block(",
+    "    weight=f32[2],",
+    "    inner={",
+    "      'layers': [",
+    "        Dict({",
+    "          'w': Param(value=f32[3])",
+    "        }),",
+    "        (1, 'a')",
+    "      ]",
+    "    }",
+    "  )",
+    ")",
+]

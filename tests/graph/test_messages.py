@@ -252,10 +252,12 @@ def test_merge_of_something_else():
         nnx.merge(nnx.graphdef(nnx.Param(ONE)), ONE, ONE)
 
 
-def test_unflatten_with_another_number_of_leaves():
-    graphdef, values = nnx.flatten(Layer(), with_paths=False)
-    with pytest.raises(ValueError, match="expected 3, got 2"):
-        nnx.unflatten(graphdef, values[:2])
+@pytest.mark.parametrize("values", [[], [ONE], (ONE,) * 4])
+def test_unflatten_with_another_number_of_leaves(values):
+    graphdef, _ = nnx.flatten(Layer())
+    text = f"Incorrect number of leaves: expected 3, got {len(values)}. Pass one for each path"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        nnx.unflatten(graphdef, values)
 
 
 def test_unflatten_without_the_nodes_of_an_earlier_definition():

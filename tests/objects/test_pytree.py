@@ -822,3 +822,13 @@ def test_an_equal_static_value_is_no_change_of_structure():
 def test_instances_are_compared_and_hashed_by_identity():
     a, b = Affine(2), Affine(2)
     assert a == a and a != b and len({a, b}) == 2
+
+
+def test_arguments_for_a_class_without_init():
+    class Bare(nnx.Object):
+        pass
+
+    for call in (lambda: Bare(1), lambda: Bare(a=1)):
+        with pytest.raises(TypeError, match=r"^Bare\(\) takes no arguments: it has no __init__\.$"):
+            call()
+    assert vars(Bare()) == {}

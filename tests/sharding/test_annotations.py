@@ -519,3 +519,22 @@ def test_transform_metadata_leaves_annotations_as_they_were_when_it_fails():
     with pytest.raises(ValueError, match="graph=False"):
         nnx.transform_metadata(f, graph=False, **over)([variable, variable])
     assert variable.sharding_names == ("layers", "x") and other.sharding_names == ("stages",)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("data", "got the str 'data'. Write ('data',)."),
+        (
+            jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+            "Write sharding=s.spec, mesh=s.mesh.",
+        ),
+    ],
+    ids=["a string", "a sharding"],
+)
+def test_an_annotation_that_is_no_sequence_of_names(wrong, message):
+    text = "A sharding annotation is one name (or None) for each array axis, got the "
+    variable = nnx.Param(jnp.ones(2), sharding=wrong)
+    with pytest.raises(ValueError) as error:
+        nnx.get_partition_spec(nnx.State({"a": variable}))
+    assert text in str(error.value) and str(error.value).endswith(message)

@@ -436,3 +436,74 @@ def test_generic_annotations_work():
 def test_text_shows_value_and_metadata():
     text = repr(nnx.Param(jnp.ones((2, 3)), tag="t"))
     assert text.startswith("Param( # 6 (24 B)") and "tag='t'" in text
+
+
+REFUSED = {
+    "delete a property": (
+        lambda v: delattr(v, "value"),
+        AttributeError,
+        (
+            "Cannot delete attribute value of Param. To delete Variable metadata use "
+            "`variable.del_metadata('value')`."
+        ),
+    ),
+    "delete metadata": (
+        lambda v: delattr(v, "tag"),
+        AttributeError,
+        (
+            "Cannot delete attribute tag of Param. To delete Variable metadata use "
+            "`variable.del_metadata('tag')`."
+        ),
+    ),
+    "set metadata": (
+        lambda v: setattr(v, "tag", 1),
+        AttributeError,
+        (
+            "Cannot set attribute tag of Param. To set Variable metadata use "
+            "`variable.set_metadata(tag=...)`; to write the value, `variable.value = ...`."
+        ),
+    ),
+    "copy_from": (
+        lambda v: v.copy_from(nnx.BatchStat(jnp.zeros((2, 3)))),
+        ValueError,
+        (
+            "Cannot copy from incompatible container, expected Param, got BatchStat. To take over the "
+            "value alone, assign it to .value."
+        ),
+    ),
+    "remove_axis": (
+        lambda v: v.remove_axis(0, "z"),
+        ValueError,
+        (
+            "Param has the sharding names ('a', 'b'): axis 0 is 'a', not 'z' as the transform says. "
+            "Give both the same name."
+        ),
+    ),
+    "remove_axis too far": (
+        lambda v: v.remove_axis(5, "z"),
+        ValueError,
+        (
+            "Param has the sharding names ('a', 'b'): axis 5 is None, not 'z' as the transform says. "
+            "Give both the same name."
+        ),
+    ),
+    "get_metadata": (
+        lambda v: v.get_metadata("tag", exclude_required=True),
+        TypeError,
+        (
+            "Param.get_metadata takes a name or exclude_required, not both; got name='tag', "
+            "exclude_required=True."
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_change_nothing(name):
+    call, kind, message = REFUSED[name]
+    variable = nnx.Param(jnp.ones((2, 3)), sharding=("a", "b"), tag="t")
+    value, metadata = variable.get_raw_value(), variable.get_metadata()
+    with pytest.raises(kind) as error:
+        call(variable)
+    assert str(error.value) == message
+    assert variable.get_raw_value() is value and variable.get_metadata() == metadata
