@@ -29,6 +29,11 @@ def layer_name(layer: tp.Any) -> str:
     return name
 
 
+def note_layer(error: Exception, layer: tp.Any) -> None:
+    """Add a line to an error that came out of what a layer called: which layer called it."""
+    error.add_note(f"This was called by {layer_name(layer)}.")
+
+
 def _owners(frame: types.FrameType | None, layer: tp.Any) -> list[Pytree]:
     """The objects among the arguments of all functions under way, the outermost first."""
     found: dict[int, Pytree] = {}

@@ -381,7 +381,8 @@ class ConvTranspose(_Convolution):
         in_features, out_features: sizes of the last axis before and after.
         kernel_size: size of the kernel along each spatial axis; a number means one axis.
         strides: how far inputs lie apart in the output, one number or one for each axis.
-        padding: see the module's text: "SAME", "VALID", "CIRCULAR", a number, or a number or pair
+        padding: see the module's text: "SAME", "SAME_LOWER" (with strides of one), "VALID",
+            "CIRCULAR", a number, or a number or pair
             for each axis.
         kernel_dilation: spread the kernel by this factor.
         use_bias: whether to add a bias.
@@ -414,7 +415,7 @@ class ConvTranspose(_Convolution):
     (4, 28, 28, 8)
     """
 
-    _paddings = ("SAME", "VALID", "CIRCULAR")
+    _paddings = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR")
 
     def __init__(
         self,
@@ -475,6 +476,11 @@ class ConvTranspose(_Convolution):
         x, batch = self._one_batch_axis(inputs, kernel.shape[-1 if self.transpose_kernel else -2])
         x, kernel, bias = self.promote_dtype((x, kernel, value_of(self.bias)), dtype=self.dtype)
         pads = self._pads()
+        if pads == "SAME_LOWER" and any(stride != 1 for stride in self._per_axis("strides")):
+            raise ValueError(
+                f"{layer_name(self)}: 'SAME_LOWER' padding needs strides of one, got strides="
+                f"{self.strides}. Use 'SAME', or give the padding as numbers."
+            )
         y = lax.conv_transpose(
             x,
             kernel,

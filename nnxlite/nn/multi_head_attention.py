@@ -25,7 +25,7 @@ from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, DotGeneralFn, Metadata, OutSharding, Precision
 from nnxlite.nn._keys import KeySource, draw_key, own_stream
 from nnxlite.nn._modes import resolve_mode
-from nnxlite.nn._names import layer_name
+from nnxlite.nn._names import layer_name, note_layer
 from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.attention import dot_product_attention
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
@@ -301,21 +301,25 @@ class MultiHeadAttention(Module):
             if input_positions is None and _takes_positions(self.attention_fn):
                 input_positions = step.place[None]
         positions = {} if input_positions is None else {"input_positions": input_positions}
-        x = self.attention_fn(
-            query,
-            key,
-            value,
-            mask=mask,
-            dropout_rng=self._dropout_key(rngs) if drops else None,
-            dropout_rate=self.dropout_rate,
-            broadcast_dropout=self.broadcast_dropout,
-            deterministic=not drops,
-            dtype=self.dtype,
-            precision=self.precision,
-            module=self if sow_weights else None,
-            is_causal=is_causal and not decode,
-            **positions,
-        )
+        try:
+            x = self.attention_fn(
+                query,
+                key,
+                value,
+                mask=mask,
+                dropout_rng=self._dropout_key(rngs) if drops else None,
+                dropout_rate=self.dropout_rate,
+                broadcast_dropout=self.broadcast_dropout,
+                deterministic=not drops,
+                dtype=self.dtype,
+                precision=self.precision,
+                module=self if sow_weights else None,
+                is_causal=is_causal and not decode,
+                **positions,
+            )
+        except (TypeError, ValueError) as error:
+            note_layer(error, self)
+            raise
         if step is not None and step.fits is not None:
             x = jnp.where(step.fits, x, jnp.nan)
         return self.out(x, out_sharding=out_sharding)
@@ -379,7 +383,8 @@ class MultiHeadAttention(Module):
     def _check_input(self, name: str, x: jax.Array, features: int) -> None:
         shape = jnp.shape(x)
         if len(shape) < 2 or shape[-1] != features:
-            raise ValueError(
+            kind = ValueError if name == "inputs_q" or len(shape) < 2 else TypeError
+            raise kind(
                 f"{layer_name(self)} takes {name} of shape (*batch, length, features) with "
                 f"{features} features; got shape {shape}."
             )

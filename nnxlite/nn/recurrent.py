@@ -21,6 +21,7 @@ from nnxlite.boundary import Carry, StateAxes
 from nnxlite.filters import All, Filter
 from nnxlite.graph import variables
 from nnxlite.nn._keys import KeySource, own_stream
+from nnxlite.nn._names import note_layer
 from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.recurrent_cells import RNNCellBase
 from nnxlite.objects import Module, Rngs, RngStream, data, split_rngs
@@ -136,7 +137,11 @@ class RNN(Module):
 
         if reverse:
             xs = _reversed(xs, lengths)
-        carry, ys = self._run(carry, xs, lengths if return_carry else None)
+        try:
+            carry, ys = self._run(carry, xs, lengths if return_carry else None)
+        except (TypeError, ValueError) as error:
+            note_layer(error, self)
+            raise
         if reverse and keep_order:
             ys = jax.tree.map(lambda y: _reversed(y, lengths), ys)
         ys = jax.tree.map(lambda y: jnp.moveaxis(y, 0, time_axis), ys)

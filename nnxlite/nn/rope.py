@@ -89,7 +89,7 @@ class RoPE(Module):
             return self._angles(jnp.arange(length), depth)
         sin, cos = self.cached_sin[...], self.cached_cos[...]
         if length > sin.shape[0] or depth != 2 * sin.shape[1]:
-            raise ValueError(
+            raise TypeError(
                 f"RoPE(embedding_size={2 * sin.shape[1]}, max_seq_len={sin.shape[0]}) got an input "
                 f"of shape {shape}: {length} positions of depth {depth}. Make it for these sizes, "
                 "or without sizes."

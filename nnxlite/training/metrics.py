@@ -298,8 +298,12 @@ class MultiMetric(Metric):
         variables = [v for v in flatten(split(self)[1])[0] if isinstance(v, MetricState)]
         before = [read(v) for v in variables]
         try:
-            for metric in self._metrics().values():
-                metric.update(**updates)
+            for name, metric in self._metrics().items():
+                try:
+                    metric.update(**updates)
+                except TypeError as error:
+                    error.add_note(f"This was the metric {name!r} of {type(self).__name__}.")
+                    raise
         except BaseException:
             for variable, value in zip(variables, before, strict=True):
                 write(variable, value)

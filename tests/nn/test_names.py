@@ -69,3 +69,25 @@ def test_the_model_is_the_outermost_object():
     outer = nnx.Sequential(nnx.Identity(), inner)
     with pytest.raises(TypeError, match=r"^Linear at `layers\.1\.blocks\.1\.layers\.1` of Sequent"):
         outer(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "message"),
+    [
+        (nnx.RNN(nnx.GRUCell(4, 2, rngs=RNGS)), {}, "GRUCell takes an input of shape"),
+        (
+            nnx.MultiHeadAttention(1, 5, decode=False, rngs=RNGS),
+            {"mask": jnp.ones((2, 1, 3, 4), bool)},
+            r"a mask of shape \(2, 1, 3, 4\), which does not broadcast",
+        ),
+    ],
+    ids=["RNN", "MultiHeadAttention"],
+)
+def test_errors_of_what_a_layer_calls_name_the_layer_too(layer, options, message):
+    def run(model):
+        return model.inner(jnp.ones((2, 3, 5)), **options)
+
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        nnx.jit(run)(nnx.Dict(inner=layer))
+    where = f"This was called by {type(layer).__name__} at `inner` of Dict."
+    assert where in caught.value.__notes__

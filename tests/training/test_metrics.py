@@ -238,8 +238,9 @@ def test_law_8_a_failed_update_leaves_every_metric_as_it_was():
     metrics = make()
     metrics.update(logits=LOGITS, labels=LABELS, loss=1.0)
     before = values_of(metrics)
-    with pytest.raises(TypeError, match="Average.update expected the keyword argument 'loss'"):
+    with pytest.raises(TypeError, match="Average.update expected the keyword argument 'loss'") as e:
         metrics.update(logits=LOGITS, labels=LABELS)
+    assert e.value.__notes__ == ["This was the metric 'loss' of MultiMetric."]
     np.testing.assert_equal(values_of(metrics), before)
 
 
