@@ -208,7 +208,7 @@ class CustomVjp:
             if not -visible <= number < visible:
                 raise ValueError(
                     f"custom_vjp: nondiff_argnums has {entry!r}, but {name_of(self.fun)} was called "
-                    f"with {visible} arguments."
+                    f"with {visible} arguments. Give numbers from {-visible} to {visible - 1}."
                 )
             number = first + (number if number >= 0 else number + visible)
             if not isinstance(entry, DiffState):

@@ -538,3 +538,15 @@ def test_an_annotation_that_is_no_sequence_of_names(wrong, message):
     with pytest.raises(ValueError) as error:
         nnx.get_partition_spec(nnx.State({"a": variable}))
     assert text in str(error.value) and str(error.value).endswith(message)
+
+
+@pytest.mark.parametrize("name", ["add_axis", "remove_axis"])
+def test_an_axis_without_a_name(name):
+    state = nnx.State({"a": nnx.Param(jnp.ones((2, 3)), sharding=("x", "y"))})
+    message = (
+        "The name of the axis is missing: transform_metadata has no entry 'partition_name' in {'a': 1}. "
+        "Give {nnx.PARTITION_NAME: name}."
+    )
+    with pytest.raises(ValueError, match=message):
+        getattr(nnx.spmd, name)(state, 0, {"a": 1})
+    assert state.a.sharding_names == ("x", "y")

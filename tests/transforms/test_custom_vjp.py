@@ -520,3 +520,30 @@ def test_a_failed_rule_leaves_objects_as_they_were(mode):
         with pytest.raises(RuntimeError, match="inside"):
             nnx.grad(f)(m, 1.0)
         assert snapshot(m) == before
+
+
+@pytest.mark.parametrize(
+    ("argnums", "wrong"),
+    [(2, "2"), (-3, "-3"), (nnx.DiffState(2, ...), r"DiffState\(argnum=2.*\)")],
+)
+def test_a_number_that_no_argument_has(argnums, wrong):
+    f = rules(None, lambda r, g: (None, None), nondiff_argnums=(argnums,))
+    m = Foo()
+    before = snapshot(m)
+    message = f"nondiff_argnums has {wrong}, but .* with 2 arguments. Give numbers from -2 to 1."
+    with pytest.raises(ValueError, match=message):
+        f(m, 1.0)
+    assert snapshot(m) == before
+
+
+@pytest.mark.parametrize(("argnums", "name"), [(0, "0.x"), (1, "1")])
+def test_what_has_no_cotangent_is_named_with_the_remedy(argnums, name):
+    f = nnx.custom_vjp(lambda m, x: m.x * x, nondiff_argnums=(argnums,))
+    f.defvjp(lambda m, x: (m.x * x, None), lambda *given: (None,))
+    message = (
+        f"custom_vjp: '{name}' of .* is being differentiated, but nondiff_argnums excludes it: its "
+        "gradient would be lost. Leave it out of nondiff_argnums, or differentiate with respect to "
+        "something else."
+    )
+    with pytest.raises(ValueError, match=message):
+        nnx.grad(f, argnums=argnums)(Foo(), 1.0)

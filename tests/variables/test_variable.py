@@ -507,3 +507,10 @@ def test_refusals_change_nothing(name):
         call(variable)
     assert str(error.value) == message
     assert variable.get_raw_value() is value and variable.get_metadata() == metadata
+
+
+@pytest.mark.parametrize(("value", "kind"), [(np.ones(2), "ndarray"), ({"a": 1}, "dict")])
+def test_a_missing_attribute_names_the_class_and_the_value(value, kind):
+    message = f"'Param' object has no .* metadata 'foo', and neither has its value of type '{kind}'"
+    with pytest.raises(AttributeError, match=message):
+        nnx.Param(value).foo
