@@ -272,6 +272,7 @@ class MultiHeadAttention(Module):
         Raises:
             ValueError: when a mode is set nowhere, inputs, mask or cache do not fit, a decoding
                 step has no cache or no place left in it, or dropout has no key.
+            TypeError: for keys or values of another number of features.
         """
         if inputs_k is None:
             if inputs_v is not None:

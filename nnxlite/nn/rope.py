@@ -31,8 +31,8 @@ class RoPE(Module):
         cached_sin, cached_cos: Variables of shape (max_seq_len, embedding_size // 2), or None.
 
     Raises:
-        ValueError: when only one of the two sizes is given, the depth is odd, or an input has
-            another depth or is longer than what is kept.
+        ValueError: when only one of the two sizes is given, or the depth is odd.
+        TypeError: for an input that has another depth or is longer than what is kept.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx

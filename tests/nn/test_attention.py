@@ -364,7 +364,7 @@ def test_rope_messages():
         nnx.RoPE()(jnp.ones(8))
     kept = nnx.RoPE(embedding_size=8, max_seq_len=4)
     for shape in ((5, 8), (4, 6)):
-        with pytest.raises(ValueError, match=r"RoPE\(embedding_size=8, max_seq_len=4\) got an"):
+        with pytest.raises(TypeError, match=r"RoPE\(embedding_size=8, max_seq_len=4\) got an"):
             kept(jnp.ones(shape))
     for shape in ((4,), (), (2, 5), (3, 1)):
         with pytest.raises(ValueError, match=r"input_positions of shape .* the length of the inp"):
@@ -727,12 +727,12 @@ def test_heads_must_divide(args, kwargs, message):
 def test_inputs_must_have_the_features():
     m = layer(2, 8, in_kv_features=5)
     kv = jnp.ones((3, 4, 5))
-    for name, inputs in {
-        "inputs_q": (X[..., :7], kv),
-        "inputs_k": (X, X),
-        "inputs_v": (X, kv, X),
-    }.items():
-        with pytest.raises(ValueError, match=rf"takes {name} of shape .* features; got shape"):
+    for name, kind, inputs in [
+        ("inputs_q", ValueError, (X[..., :7], kv)),
+        ("inputs_k", TypeError, (X, X)),
+        ("inputs_v", TypeError, (X, kv, X)),
+    ]:
+        with pytest.raises(kind, match=rf"takes {name} of shape .* features; got shape"):
             m(*inputs)
     with pytest.raises(ValueError, match=r"takes inputs_q of shape.*got shape \(8,\)"):
         layer()(X[0, 0])

@@ -211,8 +211,14 @@ def test_a_padding_that_is_none_is_refused(kind, options):
 
 @pytest.mark.parametrize("padding", ["CAUSAL", "REFLECT"])
 def test_transposed_convolutions_know_fewer_paddings(padding):
-    with pytest.raises(ValueError, match="ConvTranspose: `padding` must be one of SAME, VALID"):
+    with pytest.raises(ValueError, match="ConvTranspose: `padding` must be one of SAME, SAME_LO"):
         nnx.ConvTranspose(2, 4, 3, padding=padding, **QUICK, rngs=nnx.Rngs(0))
+
+
+def test_lower_padding_of_transposed_convolutions_needs_strides_of_one():
+    layer = nnx.ConvTranspose(2, 4, 3, 2, padding="SAME_LOWER", **QUICK, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"'SAME_LOWER' padding needs strides of one, got str.*2"):
+        layer(jnp.ones((1, 5, 2)))
 
 
 def test_causal_padding_needs_one_axis():

@@ -149,6 +149,8 @@ TRANSPOSED = [
     case("ConvTranspose", 3, 4, (3, 4), (2, 1), padding="CIRCULAR", shape=(2, 1, 4, 5, 3)),
     case("ConvTranspose", 3, 4, (3, 4), (2, 1), padding="CIRCULAR", dtype=BF16, shape=(4, 5, 3)),
     case("ConvTranspose", 3, 4, (3, 3), kernel_dilation=2, shape=IMAGE),
+    case("ConvTranspose", 3, 4, 4, padding="SAME_LOWER", transpose_kernel=True, shape=(2, 5, 3)),
+    case("ConvTranspose", 3, 4, (2, 3), padding="same_lower", kernel_dilation=2, shape=IMAGE),
     case("ConvTranspose", 3, 4, 3, mask=mask(3, 3, 4), shape=(2, 8, 3)),
     case("ConvTranspose", 3, 4, 3, transpose_kernel=True, mask=mask(3, 4, 3), shape=(2, 8, 3)),
 ]
