@@ -52,7 +52,7 @@ def chosen(lib, some, other, make=net):
 # Modules as prefixes -------------------------------------------------------------------------------
 
 
-@program(newer=True)
+@program()
 def what_prefix_gives(lib):
     m = net(lib)
     seen = []
@@ -82,7 +82,7 @@ def what_prefix_gives(lib):
     ]
 
 
-@program(newer=True)
+@program()
 def prefix_for_plain_jax(lib):
     m, mesh = net(lib), mesh_of(2)
     read = lambda m, x: m.w * x + m.inner[1].b
@@ -103,7 +103,7 @@ def prefix_for_plain_jax(lib):
     ]
 
 
-@program("tree", "both", newer=True)
+@program("both")
 def prefix_for_vmap_and_pmap(lib, mode):
     m, n = net(lib), net(lib, 2)
     axes = chosen(lib, 0, None)
@@ -125,7 +125,7 @@ def prefix_for_vmap_and_pmap(lib, mode):
     ]
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def prefix_for_scan(lib, mode):
     m = net(lib)
     axes = chosen(lib, 0, None)
@@ -153,7 +153,7 @@ def prefix_for_scan(lib, mode):
     ]
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def prefix_for_jit_and_shard_map(lib, mode):
     m, mesh = net(lib), mesh_of(2)
     rows, whole = (jax.NamedSharding(mesh, P(*p)) for p in (("data",), ()))
@@ -168,7 +168,7 @@ def prefix_for_jit_and_shard_map(lib, mode):
     return [*out, f(m, X), m, g(X)]
 
 
-@program("updates", "plain", "tree", "both", newer=True)
+@program("updates", "plain", "tree", "both")
 def states_as_prefixes(lib, mode):
     m = net(lib)
     state = lib.state(m)
@@ -186,7 +186,7 @@ def states_as_prefixes(lib, mode):
     ]
 
 
-@program("tree", "both", newer=True)
+@program("tree", newer=True)
 def prefixes_that_do_not_fit(lib, mode):
     m = net(lib)
     other = lib.prefix(lib.Dict(w=lib.Param(1.0)), {...: 0}, graph=False)
@@ -212,7 +212,7 @@ def sgd(lib, model, grads):
     lib.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads))
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def training_with_split_and_merge(lib, mode):
     model = mlp(lib, 0)
     graphdef, params, rest = lib.split(model, lib.Param, ...)
@@ -235,7 +235,7 @@ def training_with_split_and_merge(lib, mode):
     return out, model
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def training_in_place(lib, mode):
     import optax
 
@@ -257,7 +257,7 @@ def training_in_place(lib, mode):
     return out, metrics.compute(), model, optimizer.step
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def what_grad_returns(lib, mode):
     m = models(lib).Counted()
     grads = lib.grad(lambda m, x: m(x) * 3, **mode)(m, 2.0)
@@ -268,7 +268,7 @@ def what_grad_returns(lib, mode):
     return type(grads).__name__, grads, both, wrt, state, tree, m
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def grads_that_are_modules_go_on(lib, mode):
     m = mlp(lib, 0)
     grads = lib.grad(lambda m: (m(XS) ** 2).mean(), **mode)(m)
@@ -283,7 +283,7 @@ def grads_that_are_modules_go_on(lib, mode):
     ]
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def what_grad_of_diff_state_does(lib, mode):
     m = models(lib).Counted()
     diff = lib.DiffState(0, lib.Param)
@@ -297,7 +297,7 @@ def what_grad_of_diff_state_does(lib, mode):
     ]
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def second_order(lib, mode):
     m = models(lib).Counted()
     f = lambda m, x: m(x) ** 3
@@ -305,7 +305,7 @@ def second_order(lib, mode):
     return lib.grad(inner, argnums=1, **mode)(m, 2.0), m
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def ensembles(lib, mode):
     make = lib.vmap(lambda key: mlp(lib, key), **mode)
     stack = make(jax.random.split(jax.random.key(0), 3))
@@ -316,7 +316,7 @@ def ensembles(lib, mode):
     return stack, apply(stack, XS)
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def layers_in_a_scan(lib, mode):
     make = lib.vmap(lambda key: lib.Linear(2, 2, rngs=lib.Rngs(key)), **mode)
     stack = make(jax.random.split(jax.random.key(0), 3))
@@ -334,7 +334,7 @@ def layers_in_a_scan(lib, mode):
     return forward(XS, stack), remat(XS, stack), grads, same
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def objects_that_are_carried(lib, mode):
     m = models(lib).Counted()
 
@@ -354,7 +354,7 @@ def objects_that_are_carried(lib, mode):
     return out.w, out.c, ys, m, back.c, total, pair
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def written_constants_of_a_scan(lib, mode):
     m = models(lib).Counted()
     bump = lambda c, m: (c + m(1.0), c)
@@ -362,7 +362,7 @@ def written_constants_of_a_scan(lib, mode):
     return attempt(lambda: run(0.0, m)), m
 
 
-@program("tree", "both", newer=True)
+@program("both")
 def loops_over_objects(lib, mode):
     m, n = models(lib).Counted(), models(lib).Counted(1.0)
 
@@ -375,7 +375,7 @@ def loops_over_objects(lib, mode):
     return out.w, last[0].c, last[1], m, n
 
 
-@program("tree", "both", newer=True)
+@program("both")
 def branches_that_write(lib, mode):
     m = models(lib).Counted()
 
@@ -395,7 +395,7 @@ def branches_that_write(lib, mode):
     return out, m, made
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def branches_that_differ(lib, mode):
     m = models(lib).Counted()
     run = lambda a, b: attempt(lambda: lib.cond(True, a, b, m, **mode))
@@ -407,7 +407,7 @@ def branches_that_differ(lib, mode):
     ]
 
 
-@program("tree", "both", newer=True)
+@program("both")
 def vjp_of_modules(lib, mode):
     m = models(lib).Counted()
     y, back = lib.vjp(lambda m, x: m(x), m, 2.0, **mode)
@@ -415,7 +415,7 @@ def vjp_of_modules(lib, mode):
     return y, back(1.0), z, aux, aux_back(2.0), m
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def jvp_of_modules(lib, mode):
     m = models(lib).Counted()
     ones = jax.tree.map(jnp.ones_like, m)
@@ -426,7 +426,7 @@ def jvp_of_modules(lib, mode):
     return y, t, z, s, aux, u, m
 
 
-@program("tree", "both", newer=True)
+@program("both")
 def rules_of_ones_own(lib, mode):
     m = models(lib).Counted()
 
@@ -447,7 +447,7 @@ def rules_of_ones_own(lib, mode):
     return f(m, 0.5), lib.grad(f, argnums=(0, 1), **mode)(m, 0.5), lib.jit(f, **mode)(m, 0.5), m
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def rules_with_constants(lib, mode):
     m = models(lib).Counted()
 
@@ -462,7 +462,7 @@ def rules_with_constants(lib, mode):
     return f(2, m, 3.0), lib.grad(lambda m: f(2, m, 3.0), **mode)(m), m
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def rematerialised(lib, mode):
     m = mlp(lib, 0)
     policy = jax.checkpoint_policies.dots_saveable
@@ -472,7 +472,7 @@ def rematerialised(lib, mode):
     return value, grads, m
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def shapes_alone(lib, mode):
     abstract = lib.eval_shape(lambda: mlp(lib, 0), **mode)
     m = models(lib).Counted()
@@ -491,7 +491,7 @@ def shapes_alone(lib, mode):
     ]
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def sharded_by_map(lib, mode):
     mesh, m = mesh_of(4), models(lib).Counted()
     xs = jnp.arange(8.0)
@@ -507,7 +507,7 @@ def sharded_by_map(lib, mode):
     return run(m, xs), grads, write(m, xs), m
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def random_streams(lib, mode):
     rngs = lib.Rngs(0, dropout=1)
     draw = lib.jit(lambda rngs: rngs.dropout.uniform((2,)), **mode)
@@ -533,7 +533,7 @@ def random_streams(lib, mode):
     )
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def split_streams(lib, mode):
     rngs = lib.Rngs(0)
     node = lib.Dict(drop=lib.Dropout(0.5, rngs=rngs))
@@ -544,7 +544,7 @@ def split_streams(lib, mode):
     return type(split).__name__, out, type(backups).__name__, node.drop.rngs
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def sharing_is_refused(lib, mode):
     m = models(lib).Pair()
     v = lib.Param(jnp.ones(2))
@@ -568,7 +568,7 @@ def sharing_is_refused(lib, mode):
     ]
 
 
-@program("tree", "both", newer=True)
+@program("both")
 def results_that_alias(lib, mode):
     m = models(lib).Counted()
     tree = {"graph": False} == mode
@@ -587,7 +587,7 @@ def results_that_alias(lib, mode):
     ]
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def structure_does_not_propagate(lib, mode):
     m = lib.Dict(w=lib.Param(jnp.ones(2)), c=lib.BatchStat(jnp.zeros(())))
 
@@ -602,7 +602,7 @@ def structure_does_not_propagate(lib, mode):
     return out, old, sorted(vars(m).keys() - {"_pytree__state", "_pytree__nodes"}), m
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def arrays_written_to_attributes(lib, mode):
     m = lib.Dict(a=jnp.ones(2), v=lib.Param(jnp.zeros(2)))
 
@@ -628,14 +628,14 @@ def arrays_written_to_attributes(lib, mode):
     return out, m.a, m.v, new.a, new.name, arrays.a, same.a, state
 
 
-@program("tree", "both", newer=True)
+@program("both")
 def trees_of_the_user(lib, mode):
     m = {"a": [models(lib).Counted()], "b": (models(lib).Counted(3.0), 2.0)}
     f = lambda t: t["a"][0](t["b"][1]) + t["b"][0](1.0)
     return lib.jit(f, **mode)(m), lib.grad(f, **mode)(m), lib.remat(f, **mode)(m), m
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def static_arguments(lib, mode):
     m = models(lib).Counted()
     f = lib.jit(lambda m, n, k: m(1.0) * n + k, static_argnums=1, static_argnames="k", **mode)
@@ -643,7 +643,7 @@ def static_arguments(lib, mode):
     return f(m, 2, k=3), f(m, 4, k=3), donated(m, 1.0), donated(m, 1.0), m
 
 
-@program("tree", "both", newer=True)
+@program("both")
 def functions_of_the_graph(lib, mode):
     m = net(lib)
     tree = {"graph": False}
@@ -666,7 +666,7 @@ def functions_of_the_graph(lib, mode):
     ]
 
 
-@program(newer=True)
+@program()
 def the_mode_of_a_block(lib):
     m, shared = models(lib).Counted(), models(lib).Pair()
     out = []
@@ -688,7 +688,7 @@ def the_mode_of_a_block(lib):
     return out, m
 
 
-@program(newer=True)
+@program()
 def functions_made_before_the_mode_is_set(lib):
     shared = models(lib).Pair()
     f = lib.jit(lambda m: m.a.sum())
@@ -700,14 +700,14 @@ def functions_made_before_the_mode_is_set(lib):
     return [*out, attempt(lambda: made(shared))]
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def partials(lib, mode):
     m = models(lib).Counted()
     f = lib.jit_partial(lambda m, x: m(x), m, **mode)
     return f(1.0), f(2.0), m
 
 
-@program("tree", "both", newer=True)
+@program("tree")
 def checks_and_jaxprs(lib, mode):
     from jax.experimental import checkify
 
