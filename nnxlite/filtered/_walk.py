@@ -12,7 +12,7 @@ import jax
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import is_pytree_leaf, key_name
 from nnxlite.graph._graphdef import Path
-from nnxlite.graph._kinds import OBJECT, VARIABLE, kind_of
+from nnxlite.graph._kinds import OBJECT, VARIABLE, kind_of, sorted_items
 from nnxlite.variables import make
 
 Steps = tp.Generator["Steps", tp.Any, tp.Any]
@@ -44,6 +44,23 @@ def level(value: tp.Any) -> tuple[list[tuple[tp.Any, tp.Any]], tp.Any] | None:
 
     pairs, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=below_the_top)
     return [(key_name(path[0]), child) for path, child in pairs], treedef
+
+
+class _Keys(tp.NamedTuple):
+    """The form of a dict, whose keys need not be of one type as JAX would have it."""
+
+    keys: tuple[tp.Any, ...]
+
+    def unflatten(self, children: tp.Iterable[tp.Any]) -> dict[tp.Any, tp.Any]:
+        """The dict of its values."""
+        return dict(zip(self.keys, children))
+
+
+def _level(value: tp.Any) -> tuple[list[tuple[tp.Any, tp.Any]], tp.Any] | None:
+    if type(value) is not dict:
+        return level(value)
+    items = sorted_items(value)
+    return items, _Keys(tuple(key for key, _ in items))
 
 
 def combined(
@@ -78,16 +95,16 @@ def combined(
                 memo[id(lead)] = make(lead._box.definition, (yield join(path, raw)))
                 keep.append(lead)
             return memo[id(lead)]
-        found = level(lead)
+        found = _level(lead)
         if found is None:
             for value in values:
-                if value is not None and level(value) is not None:
+                if value is not None and _level(value) is not None:
                     _differ(path, lead, value, what)
             return fun(*values)
         pairs, treedef = found
         columns: list[list[tp.Any]] = [[] for _ in pairs]
         for value in values:
-            other = None if value is None else level(value)
+            other = None if value is None else _level(value)
             if value is not None and (other is None or other[1] != treedef):
                 _differ(path, lead, value, what)
             for number, column in enumerate(columns):
@@ -95,7 +112,7 @@ def combined(
         children = []
         for (name, _), column in zip(pairs, columns):
             children.append((yield join((*path, name), tuple(column))))
-        return jax.tree_util.tree_unflatten(treedef, children)
+        return treedef.unflatten(children)
 
     def join_objects(path: Path, lead: tp.Any, values: tuple[tp.Any, ...]) -> Steps:
         if id(lead) in memo:
@@ -122,7 +139,7 @@ def _same_type(path: Path, lead: tp.Any, values: tuple[tp.Any, ...], what: str) 
 
 def _differ(path: Path, one: tp.Any, other: tp.Any, what: str) -> tp.NoReturn:
     def shown(value: tp.Any) -> str:
-        found = None if kind_of(value) in (OBJECT, VARIABLE) else level(value)
+        found = None if kind_of(value) in (OBJECT, VARIABLE) else _level(value)
         count = (
             "" if found is None else f" with {len(found[0])} children {[n for n, _ in found[0]]}"
         )

@@ -1,0 +1,162 @@
+"""Properties of the filtered transforms on random trees: sharing, loops, rules by hand."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nnxlite as nnx
+from tests.laws import model
+from tests.laws.programs import content, pairs, references, variables
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    """Most of the time goes to XLA."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+KINDS = [nnx.Param, nnx.BatchStat, nnx.Variable, ..., False, nnx.is_array, nnx.is_inexact_array]
+
+
+@settings(max_examples=60)
+@given(pairs, st.sampled_from(KINDS), st.booleans())
+def test_partition_and_combine_keep_form_and_sharing(pair, spec, inverse):
+    before = model.canonical(pair)
+    again = nnx.combine(*nnx.partition(pair, spec))
+    assert model.canonical(again) == before == model.canonical(pair)
+    assert not {id(x) for x in references(again)} & {id(x) for x in references(pair)}
+    chosen = nnx.filter(pair, spec, inverse=inverse)
+    assert len(references(chosen)) == len(references(pair))
+    assert [type(x) for x in references(chosen)] == [type(x) for x in references(pair)]
+
+
+def double(pair):
+    for variable in variables(pair):
+        if jnp.issubdtype(variable.dtype, jnp.floating):
+            variable[...] = 2 * variable[...]
+    return pair
+
+
+@settings(max_examples=15)
+@given(pairs)
+def test_filter_jit_keeps_form_sharing_and_identity(pair):
+    other = model.copied(pair)
+    refs = references(pair)
+    found = nnx.filter_jit(double)(pair)
+    double(other)
+    assert model.canonical(pair, content) == model.canonical(other, content)
+    assert model.canonical(found, content) == model.canonical(other, content)
+    assert all(x is y for x, y in zip(references(found), refs, strict=True))
+
+
+@settings(max_examples=15)
+@given(pairs)
+def test_filter_grad_keeps_form_and_sharing(pair):
+    def loss(pair):
+        values = [v.get_value() for v in variables(pair)]
+        floats = [x for x in values if jnp.issubdtype(x.dtype, jnp.floating)]
+        return sum(((x * x).sum() for x in floats), jnp.zeros(()))
+
+    grads = nnx.filter_grad(loss)(pair)
+    mine, theirs = variables(grads), variables(pair)
+    assert len(mine) == len(theirs) and len(references(grads)) == len(references(pair))
+    for grad, variable in zip(mine, theirs, strict=True):
+        value = variable.get_value()
+        if nnx.is_inexact_array(value):
+            np.testing.assert_array_equal(grad.get_value(), 2 * value)
+        elif not nnx.is_array(value) or not jnp.issubdtype(value.dtype, jnp.floating):
+            assert grad.get_value() is None
+
+
+@settings(max_examples=15)
+@given(st.data(), pairs)
+def test_filter_vmap_on_objects_is_a_loop(data, pair):
+    """Stacked copies through `filter_vmap`, and one copy after the other."""
+    size = 2
+    mapped = data.draw(st.sampled_from([nnx.Param, nnx.Variable, nnx.BatchStat]))
+    stacked = model.copied(pair)
+    for variable in variables(stacked):
+        if isinstance(variable, mapped):
+            value = variable.get_value()
+            variable.set_value(jnp.stack([jnp.asarray(value)] * size))
+    copies = [model.copied(pair) for _ in range(size)]
+
+    def f(pair, x):
+        for variable in variables(pair):
+            if isinstance(variable, mapped) and jnp.issubdtype(variable.dtype, jnp.floating):
+                variable.value = variable.value * 2 + x
+
+    spec = lambda path, variable: isinstance(variable, mapped)
+    axes = ((nnx.All(spec), nnx.All(spec)), 0)
+    if not any(isinstance(v, mapped) for v in variables(pair)):
+        axes = (None, 0)
+    refs = references(stacked)
+    nnx.filter_vmap(f, in_axes=axes)(stacked, jnp.arange(float(size)))
+    assert all(x is y for x, y in zip(references(stacked), refs, strict=True))
+    for number, copy in enumerate(copies):
+        f(copy, jnp.float32(number))
+    for whole, *parts in zip(variables(stacked), *map(variables, copies), strict=True):
+        if isinstance(whole, mapped):
+            for number, part in enumerate(parts):
+                assert content(whole.value[number]) == content(jnp.asarray(part.value))
+
+
+shapes = st.lists(st.integers(1, 3), max_size=2)
+trees = st.recursive(
+    shapes.map(lambda s: np.arange(np.prod(s), dtype=np.float32).reshape([int(i) for i in s])),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=2),
+        st.tuples(inner, st.just("static")),
+        st.dictionaries(st.sampled_from("ab"), inner, min_size=1, max_size=2),
+        inner.map(lambda x: nnx.Dict(held=nnx.data(x))),
+    ),
+    max_leaves=4,
+)
+
+
+def arrays_of(tree):
+    return [x for x in jax.tree.leaves(tree) if nnx.is_array(x)]
+
+
+@settings(max_examples=12)
+@given(trees, st.floats(0.5, 2, width=16))
+def test_filter_custom_vjp_is_jax_custom_vjp(tree, factor):
+    """The same rule over a tree of anything, and over the flat list of its arrays."""
+    tree = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree)
+
+    def forward(arrays):
+        return sum((jnp.sin(x).sum() for x in arrays), jnp.zeros(()))
+
+    @nnx.filter_custom_vjp
+    def f(tree, factor, name):
+        assert name == "rule"
+        return forward(arrays_of(tree)) * factor, name
+
+    def fwd(tree, factor, name):
+        return f(tree, factor, name), None
+
+    def bwd(residuals, grad, tree, factor, name):
+        assert residuals is None and grad[1] is None
+        return jax.tree.map(lambda x: 3 * x * grad[0] if nnx.is_array(x) else None, tree)
+
+    f.defvjp(fwd, bwd)
+
+    @jax.custom_vjp
+    def g(arrays):
+        return forward(arrays) * factor
+
+    g.defvjp(lambda arrays: (g(arrays), arrays), lambda kept, ct: ([3 * x * ct for x in kept],))
+    value, grads = nnx.filter_value_and_grad(lambda t: f(t, factor, "rule")[0])(tree)
+    expected, flat = jax.value_and_grad(g)(arrays_of(tree))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    found = arrays_of(grads)
+    assert len(found) == len(flat)
+    for x, y in zip(found, flat, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5)
