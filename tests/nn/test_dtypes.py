@@ -47,5 +47,5 @@ def test_a_dtype_for_whole_numbers_is_refused(function):
 
 
 def test_without_arrays_there_is_no_dtype():
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="at least one array or dtype"):
         promote_dtype((None,))

@@ -499,7 +499,7 @@ def test_arguments_that_are_missing_or_wrong():
         nnx.Optimizer(model, optax.sgd(1.0))
     with pytest.raises(TypeError, match="tx must be an optax transformation.*optax.adam"):
         nnx.Optimizer(model, optax.adam, wrt=nnx.Param)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="5 of type 'int' is not a filter"):
         nnx.Optimizer(model, optax.sgd(1.0), wrt=5)
     optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
     with pytest.raises(TypeError, match="grads"):
