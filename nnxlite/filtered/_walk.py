@@ -12,7 +12,7 @@ import jax
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import is_pytree_leaf, key_name
 from nnxlite.graph._graphdef import Path
-from nnxlite.graph._kinds import OBJECT, VARIABLE, kind_of, sorted_items
+from nnxlite.graph._kinds import OBJECT, VARIABLE, is_data, kind_of, sorted_items
 from nnxlite.variables import make
 
 Steps = tp.Generator["Steps", tp.Any, tp.Any]
@@ -71,7 +71,8 @@ def combined(
 ) -> tp.Any:
     """Trees joined leaf by leaf: `fun(*leaves)`, None where a tree has nothing.
 
-    The first tree that is not None gives the form of each place. Where all the trees are None, or
+    The first tree that is not None gives the form of each place, and what is static in objects: their
+    static attributes, and in their containers all that is no data. Where all the trees are None, or
     all but one below a container, `fun` still decides about every leaf.
 
     Raises ValueError naming the place where two trees differ in structure.
@@ -79,7 +80,7 @@ def combined(
     memo: dict[int, tp.Any] = {}
     keep: list[tp.Any] = []  # what the memo knows by id
 
-    def join(path: Path, values: tuple[tp.Any, ...]) -> Steps:
+    def join(path: Path, values: tuple[tp.Any, ...], held: bool = False) -> Steps:
         lead = next((v for v in values if v is not None), None)
         if lead is None:
             return fun(*values)
@@ -97,6 +98,8 @@ def combined(
             return memo[id(lead)]
         found = _level(lead)
         if found is None:
+            if held and not is_data(lead):
+                return lead
             for value in values:
                 if value is not None and _level(value) is not None:
                     _differ(path, lead, value, what)
@@ -111,7 +114,7 @@ def combined(
                 column.append(None if other is None else other[0][number][1])
         children = []
         for (name, _), column in zip(pairs, columns):
-            children.append((yield join((*path, name), tuple(column))))
+            children.append((yield join((*path, name), tuple(column), held)))
         return treedef.unflatten(children)
 
     def join_objects(path: Path, lead: tp.Any, values: tuple[tp.Any, ...]) -> Steps:
@@ -125,7 +128,8 @@ def combined(
         for name in list(attributes):
             parts = tuple(None if v is None else v.__dict__.get(name) for v in values)
             if status.get(name):
-                attributes[name] = yield join((*path, name), parts)
+                inside = _level(attributes[name]) is not None
+                attributes[name] = yield join((*path, name), parts, inside)
         return new
 
     return run_deep(join((), tuple(trees)))

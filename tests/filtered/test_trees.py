@@ -132,6 +132,16 @@ def test_apply_updates_leaves_alone_what_has_no_update():
         nnx.apply_updates([1, 2], [1, (2,)])
 
 
+def test_apply_updates_leaves_alone_what_containers_of_objects_hold_beside_data():
+    model = nnx.Dict(parts=[nnx.Param(jnp.ones(2)), 3, {"name": "a", 1: (2.5, jnp.ones(1))}], n=4)
+    model.rate = nnx.data(0.5)
+    grads = nnx.filter_grad(lambda m: (m.parts[0] ** 2).sum() + m.parts[2][1][1].sum())(model)
+    new = nnx.apply_updates(model, grads)
+    assert new.parts[1:2] == [3] and new.n == 4 and new.rate == 0.5
+    assert new.parts[2]["name"] == "a" and new.parts[2][1][0] == 2.5
+    assert new.parts[0].value.tolist() == [3, 3] and new.parts[2][1][1].tolist() == [2]
+
+
 def test_apply_updates_with_optax_keeps_sharing():
     model = Tied()
     params = nnx.filter(model, nnx.is_inexact_array)
