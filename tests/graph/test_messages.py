@@ -594,3 +594,14 @@ def test_errors_of_frozen_dataclasses_pass_through():
     assert model.x.tolist() == [2.0, 2.0]
     with pytest.raises(dataclasses.FrozenInstanceError):
         model.x = ONE
+
+
+@pytest.mark.parametrize("leaves", [[ONE], (ONE,) * 4], ids=["list", "tuple"])
+def test_merge_with_a_sequence_of_another_length(leaves):
+    graphdef, _ = nnx.split(Layer())
+    text = (
+        f"Incorrect number of leaves, expected 3 leaves, but got {len(leaves)} in the "
+        f"{type(leaves).__name__}. Pass one for each path of the definition, in their order."
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        nnx.merge(graphdef, leaves)
