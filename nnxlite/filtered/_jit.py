@@ -233,7 +233,7 @@ class FilterJit:
                 statics.append((position, self._box(inputs, position, leaf)))
                 continue
             if not is_array_like(leaf):
-                raise must_be_traced(repr(self), apart.paths[position], leaf)
+                raise must_be_traced(repr(self), apart.paths[position][1:], leaf)
             flags.append(donate[position])
             groups[donate[position]].append(leaf)
         sorting = (apart.num_plain, tuple(apart.defs), tuple(flags))

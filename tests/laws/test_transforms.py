@@ -211,3 +211,24 @@ def test_L9_nothing_is_kept_alive_by_a_call(pair, program):
         del copy
     gc.collect()
     assert not [x() for x in seen if x() is not None]
+
+
+@pytest.mark.parametrize("wrap", [nnx.jit, nnx.grad], ids=["jit", "grad"])
+def test_L4_a_captured_variable_is_itself_inside_and_cannot_be_mistaken_for_its_copy(wrap):
+    """An argument enters as a fresh object; what is captured stays the outer one, to be read only."""
+    shared = nnx.Param(jnp.array(3.0))
+    here = Node()
+    here.a, here.b = shared, Node()
+    here.b.again = shared
+    seen = []
+
+    def function(here):
+        seen.append((here.a is here.b.again, here.a is shared))
+        return here.a * shared
+
+    out = wrap(function)(here)
+    assert seen == [(True, False)] and here.a is here.b.again is shared
+    assert (out if wrap is nnx.jit else out["a"].value) == (9 if wrap is nnx.jit else 3)
+    with pytest.raises(nnx.TraceContextError, match="Pass the object to the transformed function"):
+        wrap(lambda here: shared.set_value(here.a * 2))(here)
+    assert shared.value == 3
