@@ -338,18 +338,39 @@ def refuse_hidden_data(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
 
 
 class ContainerDef:
-    """Kind, type, keys and (for registered pytree nodes) one-level treedef of a container."""
+    """Kind, type, keys and (for registered pytree nodes) one-level treedef of a container.
 
-    __slots__ = ("__weakref__", "key", "keys", "kind", "treedef", "type")
+    The keys of named tuples and pytree nodes are given in the order of the node and kept sorted;
+    `order` is what sorts them, or None where they are sorted already.
+    """
+
+    __slots__ = ("__weakref__", "key", "keys", "kind", "order", "treedef", "type")
 
     def __init__(
         self, kind: int, type_: type, keys: tuple[tp.Any, ...], treedef: tp.Any, key: tp.Any = None
     ) -> None:
         self.kind = kind
         self.type = type_
+        self.order: list[int] | None = None
+        if kind == PYTREE:
+            order = sorted(range(len(keys)), key=lambda i: sort_key(keys[i]))
+            if order != list(range(len(keys))):
+                self.order = order
+                keys = tuple(keys[i] for i in order)
         self.keys = keys
         self.treedef = treedef
         self.key = key
+
+    def in_order(self, children: tp.Sequence[tp.Any]) -> tp.Sequence[tp.Any]:
+        """The children of such a node in the order of the keys."""
+        return children if self.order is None else [children[i] for i in self.order]
+
+    def _as_node(self, parts: tp.Sequence[tp.Any]) -> tp.Sequence[tp.Any]:
+        """The inverse of `in_order`."""
+        if self.order is None:
+            return parts
+        place = dict(zip(self.order, parts))
+        return [place[i] for i in range(len(parts))]
 
     def build(self, children: list[tp.Any]) -> tp.Any:
         """A container of this form with these children."""
@@ -362,14 +383,14 @@ class ContainerDef:
         if self.kind == STATE:
             return self.type._wrap(dict(zip(self.keys, children)))  # type: ignore[attr-defined]
         if self.treedef is None:
-            return self.type(*children)  # a named tuple
-        return jax.tree_util.tree_unflatten(self.treedef, children)
+            return self.type(*self._as_node(children))  # a named tuple
+        return jax.tree_util.tree_unflatten(self.treedef, self._as_node(children))
 
     def __repr__(self) -> str:
         return f"{self.type.__name__}{list(self.keys)}"
 
     def __reduce__(self) -> tp.Any:
-        return container_def, (self.kind, self.type, self.keys, self.treedef)
+        return container_def, (self.kind, self.type, tuple(self._as_node(self.keys)), self.treedef)
 
 
 class StaticDef:

@@ -210,11 +210,12 @@ def container_items(value: tp.Any, kind: int) -> list[tuple[tp.Any, tp.Any]]:
     if kind == STATE:
         return sorted_items(value._mapping)
     if hasattr(type(value), "_fields"):
-        return list(zip(value._fields, value))
-    from nnxlite._jax import flatten_one_level, key_name
+        items = list(zip(value._fields, value))
+    else:
+        from nnxlite._jax import flatten_one_level, key_name
 
-    pairs, _ = flatten_one_level(value)
-    return [(key_name(key), child) for key, child in pairs]
+        items = [(key_name(key), child) for key, child in flatten_one_level(value)[0]]
+    return sorted(items, key=lambda pair: sort_key(pair[0]))
 
 
 def sorted_items(mapping: tp.Mapping[tp.Any, tp.Any]) -> list[tuple[tp.Any, tp.Any]]:

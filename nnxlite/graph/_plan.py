@@ -296,7 +296,7 @@ def _children_as_defined(value: tp.Any, definition: ContainerDef) -> tp.Iterable
                 raise Stale
         except ValueError:  # its static part cannot be compared
             raise Stale from None
-        return [child for _, child in children]
+        return [child for _, child in definition.in_order(children)]
     if kind == DICT or kind == STATE:
         mapping = value if kind == DICT else value._mapping
         if len(mapping) != len(keys):
@@ -305,7 +305,7 @@ def _children_as_defined(value: tp.Any, definition: ContainerDef) -> tp.Iterable
             return [mapping[key] for key in keys]
         except KeyError:
             raise Stale from None
-    return value  # a named tuple
+    return definition.in_order(value)  # a named tuple
 
 
 def _is_leaf(value: tp.Any, loose: bool) -> bool:

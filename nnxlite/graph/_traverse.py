@@ -227,12 +227,13 @@ def define_container(value: tp.Any, kind: int) -> tuple[tp.Any, list[tp.Any]]:
         return definition, [_marked(v) for _, v in pairs]
     if hasattr(type(value), "_fields"):
         definition = container_def(kind, type(value), type(value)._fields)
-        return definition, [_marked(v) for v in value]
+        return definition, [_marked(v) for v in definition.in_order(value)]
     from nnxlite._jax import key_name
 
     children, treedef = flatten_one_level(value)
     keys = tuple(key_name(k) for k, _ in children)
-    return container_def(PYTREE, type(value), keys, treedef), [_marked(v) for _, v in children]
+    definition = container_def(PYTREE, type(value), keys, treedef)
+    return definition, [_marked(v) for _, v in definition.in_order(children)]
 
 
 def _marked(value: tp.Any) -> tp.Any:

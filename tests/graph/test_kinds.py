@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import pickle
 import typing as tp
 
 import jax
@@ -200,3 +202,42 @@ def test_dicts_with_keys_of_several_types_have_one_order():
     assert [path[1] for path in nnx.graphdef(holder).paths] == expected
     back = nnx.merge(*nnx.split(holder))
     assert slow.spelled(dict.fromkeys(back.table)) == slow.spelled(dict.fromkeys(expected))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Backwards:
+    b: tp.Any
+    a: tp.Any
+
+
+class BackwardsTuple(tp.NamedTuple):
+    b: tp.Any
+    a: tp.Any
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Backwards, BackwardsTuple, lambda b, a: collections.OrderedDict(b=b, a=a)],
+    ids=["dataclass", "namedtuple", "ordered-dict"],
+)
+def test_children_of_pytree_nodes_are_sorted_and_go_back_to_their_places(make):
+    node = make(nnx.Param(1.0), nnx.Param(2.0))
+    assert list(nnx.state(node)) == ["a", "b"]
+    assert [path for path, _ in nnx.iter_graph(node)] == [("a",), ("b",), ()]
+    holder = nnx.Dict(node=node, raw=make(jnp.ones(()), jnp.zeros(())))
+    graphdef, state = pickle.loads(pickle.dumps(nnx.split(holder)))
+    for _ in range(2):
+        back = nnx.merge(graphdef, state)
+        assert type(back.node) is type(node)
+        assert [float(x) for x in jax.tree.leaves(back)] == [1.0, 2.0, 1.0, 0.0]
+        graphdef, state = nnx.split(back)
+
+    @nnx.jit
+    def step(holder):
+        jax.tree.leaves(holder.node, is_leaf=lambda x: isinstance(x, nnx.Param))[0][...] += 2
+        holder.raw = jax.tree.map(lambda x: x + 1, holder.raw)
+
+    step(holder)
+    step(holder)
+    assert [float(x) for x in jax.tree.leaves(holder)] == [5.0, 2.0, 3.0, 2.0]

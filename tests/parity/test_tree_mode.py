@@ -307,7 +307,7 @@ def second_order(lib, mode):
 
 @program("tree")
 def ensembles(lib, mode):
-    make = lib.vmap(lambda key: mlp(lib, key), **mode)
+    make = lib.vmap(lambda key: lib.Linear(2, 1, rngs=lib.Rngs(key)), **mode)
     stack = make(jax.random.split(jax.random.key(0), 3))
     apply = lib.vmap(lambda m, x: m(x), in_axes=(0, None), **mode)
     loss = lambda m: (apply(m, XS) ** 2).mean()
