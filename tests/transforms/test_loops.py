@@ -373,11 +373,22 @@ def test_objects_must_come_back_where_they_came_in(loop, error):
     for f, carry, match in (
         (lambda c: c[::-1], (a, b), "the body returns the objects of its carry in other places"),
         (lambda c: (c[0], c[0]), (a, b), "the body returns the objects of its carry in other"),
-        (lambda c: c[::-1], (a, 1.0), ("they differ at '.*0': the input is an object, the output an "
-         "array")),
-        (lambda c: (c[0], nnx.Variable(c[1])), (a, 1.0), "1': the input is an array, the output an"),
-        (lambda c: (c[0], nnx.clone(c[1])), (a, a), "the objects differ: '.*1': what is at '.*0' became"),
-    ):  # fmt: skip
+        (
+            lambda c: c[::-1],
+            (a, 1.0),
+            ("they differ at '.*0': the input is an object, the output an array"),
+        ),
+        (
+            lambda c: (c[0], nnx.Variable(c[1])),
+            (a, 1.0),
+            "1': the input is an array, the output an",
+        ),
+        (
+            lambda c: (c[0], nnx.clone(c[1])),
+            (a, a),
+            "objects differ: '.*1': what is at '.*0' became",
+        ),
+    ):
         with pytest.raises(error, match=match):
             LOOPS[loop](f, carry)
     assert snapshot(a, b) == before
