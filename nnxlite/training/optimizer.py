@@ -153,9 +153,10 @@ class Optimizer(Pytree, tp.Generic[M]):
         Returns the updates that were added to the parameters, as a State of arrays.
 
         Raises:
-            ValueError: when paths or shapes of the gradients are not those of the parameters, when
-                `tx` returns something of another structure, or the model is not like the one the
-                optimizer was made for. Nothing has changed then.
+            ValueError: when the paths of the gradients are not those of the parameters, when the
+                updates that `tx` makes of them have other shapes (what shapes it takes is its own
+                affair), when `tx` returns something of another structure, or the model is not like
+                the one the optimizer was made for. Nothing has changed then.
         """
         params = state_of(model, self.wrt, graph=self.graph)
         leaves, treedef = flatten(params)
