@@ -14,7 +14,6 @@ impossible to mistake for a fresh one, with no lock.
 
 from __future__ import annotations
 
-import collections
 import itertools
 import typing as tp
 import weakref
@@ -68,7 +67,7 @@ class Holder(tp.Protocol):
         """Let go of everything; the structure of some object has changed, or a root is gone."""
 
 
-_holders: collections.deque[weakref.ReferenceType[Holder]] = collections.deque()
+_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 _HOLDERS = 256
 
 
@@ -76,14 +75,13 @@ def hold(holder: Holder) -> None:
     """Have `holder.release()` called at the next structure change anywhere, if not before."""
     if len(_holders) >= _HOLDERS:
         _release()
-    _holders.append(weakref.ref(holder))
+    _holders.add(holder)
 
 
 def _release() -> None:
     while True:
         try:
-            holder = _holders.popleft()()
-        except IndexError:
+            holder = _holders.pop()
+        except KeyError:
             return
-        if holder is not None:
-            holder.release()
+        holder.release()
