@@ -863,7 +863,7 @@ def checkpointed(nnx, folder):
 
     model = perceptron(nnx)
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-    optimizer.update(model, nnx.grad(squares)(model, normal(17, 2, 3)))
+    optimizer.update(model, nnx.grad(squares)(model, normal(17, 5, 3)))
     state, opt_state = nnx.state(model, nnx.Not(nnx.RngState)), nnx.state(optimizer)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder / "both", {"model": state, "optimizer": opt_state})
