@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from nnxlite._errors import TraceContextError, path_text, short_type
-from nnxlite._jax import describe_trace, is_ref, key_name, trace_state
+from nnxlite._jax import describe_trace, is_ref, key_name, same_shape, trace_state
 from nnxlite._state import FlatState, State, to_pure_dict
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
@@ -208,11 +208,7 @@ class _Update:
                 value = value._box.value
             old = box.value
             if value is not old:
-                try:
-                    same = old.shape == value.shape and not box.definition.is_ref
-                except AttributeError:
-                    same = False
-                if not same:
+                if box.definition.is_ref or not same_shape(old, value):
                     if isinstance(value, State) and not isinstance(old, State):
                         value = to_pure_dict(value)  # a Variable may hold a dict
                     self._check_fit(*where(number), old, value)
