@@ -21,6 +21,7 @@ X = jnp.ones(WIDTH)
 XS = jnp.ones((STEPS, WIDTH))
 PRED = jnp.array(True)
 NUMBER = jnp.array(0)
+ONE = jnp.array(1.0)
 
 Leaves = list[jax.Array]
 
@@ -66,6 +67,18 @@ def loop_body(state):
     """One step of a recurrence without inputs."""
     model, x, number = state
     return model, model(x), number + 1
+
+
+def fori_body(number, state):
+    """The same step, counted by the loop."""
+    model, x = state
+    return model, model(x)
+
+
+def flat_fori_body(number, state):
+    """`fori_body` without objects."""
+    leaves, x = state
+    return leaves, dense_forward(leaves, x)
 
 
 def keep(model, x):
@@ -133,6 +146,28 @@ WORKS = (
             lambda: jax.lax.while_loop(loop_test, flat_loop_body, (leaves, X, NUMBER))[1]
         ),
         while_loop,
+    ),
+    Work(
+        "switch",
+        lambda leaves: (
+            lambda: jax.lax.switch(NUMBER, (dense_forward, flat_keep, flat_keep), leaves, X)
+        ),
+        lambda nnx, model: nnx.switch(NUMBER, (call, keep, keep), model, X),
+    ),
+    Work(
+        "fori_loop",
+        lambda leaves: lambda: jax.lax.fori_loop(0, STEPS, flat_fori_body, (leaves, X))[1],
+        lambda nnx, model: nnx.fori_loop(0, STEPS, fori_body, (model, X))[1],
+    ),
+    Work(
+        "vjp",
+        lambda leaves: lambda: jax.vjp(flat_loss, leaves, X)[1](ONE)[1],
+        lambda nnx, model: nnx.vjp(loss, model, X)[1](ONE)[1],
+    ),
+    Work(
+        "jvp",
+        lambda leaves: lambda: jax.jvp(lambda x: flat_loss(leaves, x), (X,), (X,))[1],
+        lambda nnx, model: nnx.jvp(lambda x: loss(model, x), (X,), (X,))[1],
     ),
     Work(
         "remat",
