@@ -284,21 +284,4 @@ from nnxlite.variables._refs import ArrayRef as ArrayRef
 from nnxlite.variables._refs import array_ref as array_ref
 from nnxlite.variables._refs import is_array_ref as is_array_ref
 
-# The submodules that bear the reference's names can be imported under them, too.
-for _name in (
-    "filterlib",
-    "graphlib",
-    "initializers",
-    "metrics",
-    "module",
-    "optimizer",
-    "pytreelib",
-    "rnglib",
-    "spmd",
-    "statelib",
-    "traversals",
-    "variablelib",
-):
-    _sys.modules[f"{__name__}.{_name}"] = globals()[_name]
-
 _paths.install(_sys.modules[__name__])

@@ -12,6 +12,12 @@ from nnxlite import boundary as _boundary
 from nnxlite import transforms as _transforms
 from nnxlite.transforms import _jit, _trees
 
+MODULES = (
+    "filterlib graphlib initializers metrics module optimizer pytreelib rnglib spmd statelib "
+    "traversals variablelib"
+)
+"""Attributes of the package that are modules, importable under these names of the reference, too."""
+
 PATHS: dict[str, str] = {
     "extract": "NodeStates PrefixMapping apply_updates default_split_fn from_tree is_tree_node "
     "merge_tree_node prefix to_tree",
@@ -37,7 +43,9 @@ PATHS: dict[str, str] = {
 
 
 def install(package: types.ModuleType) -> None:
-    """Make the names of `PATHS` importable by those paths below a package."""
+    """Make `MODULES`, and the names of `PATHS`, importable by those paths below a package."""
+    for name in MODULES.split():
+        sys.modules[f"{package.__name__}.{name}"] = getattr(package, name)
     sources = (package, _trees, _jit, _boundary, _transforms)
     for path, names in PATHS.items():
         full = f"{package.__name__}.{path}"

@@ -71,7 +71,6 @@ class Plan:
         "graphdef",
         "has_arrays",
         "leaf_refs",
-        "raw_slots",
         "refs",
         "roots",
         "states",
@@ -95,7 +94,6 @@ class Plan:
             for name in definition.editable
         ]
         self.has_arrays = False
-        self.raw_slots: list[tuple[tp.Any, tp.Any, Code]] = []
         self.bare: list[tuple[int, tp.Any, tp.Any]] = []
         self.containers: list[tuple[tp.Any, tp.Any, Code]] = []
         if found.plain:
@@ -126,7 +124,7 @@ class Plan:
         found = self._held
         if found is None and not (self.has_arrays or self.has_refs):
             found = [leaf()._box for leaf in self.leaf_refs]
-            if not self.raw_slots:
+            if not self.containers:
                 self._held = found
                 hold(self)
                 if self.epoch != epoch.now:  # changed meanwhile by another thread
@@ -138,16 +136,13 @@ class Plan:
         decoded = graphdef.decoded
         self.has_arrays = decoded.has_arrays
         self.leaf_refs = [self.refs[n] if n >= 0 else None for n in decoded.leaf_nodes]
-        self.raw_slots = [
-            (self.refs[owner], name, code) if owner >= 0 else (self.roots[name], _ROOT, code)
-            for owner, name, code in decoded.raw_slots
-        ]
-        for slot in self.raw_slots:
-            owner, name, code = slot
-            if name is not _ROOT and isinstance(code, int) and code < 0:
-                self.bare.append((~code, owner, name))
+        for owner, name, code in decoded.raw_slots:
+            if owner < 0:
+                self.containers.append((self.roots[name], _ROOT, code))
+            elif isinstance(code, int) and code < 0:
+                self.bare.append((~code, self.refs[owner], name))
             else:
-                self.containers.append(slot)
+                self.containers.append((self.refs[owner], name, code))
         self.bare.sort(key=lambda slot: slot[0])
 
     @property
@@ -207,7 +202,7 @@ class Plan:
 
         Raises Stale when a plain container no longer holds what it held.
         """
-        raw = self.raw_leaves() if self.raw_slots else {}
+        raw = self.raw_leaves()
         if not self.has_arrays:
             return [ref() for ref in self.leaf_refs]
         return [raw[i] if ref is None else ref() for i, ref in enumerate(self.leaf_refs)]
@@ -217,28 +212,24 @@ class Plan:
 
         Raises Stale as `leaves` does.
         """
-        if self.has_arrays and not self.has_refs:
-            inside = self.contained() if self.containers else {}
-            arrays = [owner().__dict__[name] for _, owner, name in self.bare]
-            if len(arrays) == len(self.leaf_refs):
-                return arrays
-            left = iter(arrays)
-            return [
-                leaf()._box.value
-                if leaf is not None
-                else (inside[i] if i in inside else next(left))
-                for i, leaf in enumerate(self.leaf_refs)
-            ]
-        boxes = self._held
-        if boxes is None:
-            if self.containers:
-                self.contained()
-            boxes = self.boxes()
-        if boxes is None:
+        if self._held is not None:
+            return [box.value for box in self._held]
+        if self.has_refs:
             return [
                 leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in self.leaves()
             ]
-        return [box.value for box in boxes]
+        inside = self.contained()
+        boxes = self.boxes()
+        if boxes is not None:
+            return [box.value for box in boxes]
+        arrays = [owner().__dict__[name] for _, owner, name in self.bare]
+        if len(arrays) == len(self.leaf_refs):
+            return arrays
+        left = iter(arrays)
+        return [
+            leaf()._box.value if leaf is not None else (inside[i] if i in inside else next(left))
+            for i, leaf in enumerate(self.leaf_refs)
+        ]
 
     def raw_leaves(self) -> dict[int, tp.Any]:
         """The arrays held without a Variable, by leaf number; plain containers are checked."""

@@ -9,11 +9,12 @@ import typing as tp
 
 import jax
 
-from nnxlite._config import GRAPH_MODE, GRAPH_UPDATES
+from nnxlite._config import GRAPH_UPDATES
 from nnxlite._config import context_key as context_key
 from nnxlite._errors import path_text
 from nnxlite._statics import ById, UnhashableStatic, static_key
 from nnxlite.boundary import Inputs, is_root
+from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._graphdef import Path
 from nnxlite.objects._frozen import BoundMethod
 from nnxlite.variables import MISSING as MISSING
@@ -270,16 +271,14 @@ def resolve_updates(graph_updates: bool | None, graph: bool | None = None) -> bo
 
     With `graph=False` arguments and results are trees, and only values of Variables propagate.
     """
-    updates = GRAPH_UPDATES.get() if graph_updates is None else graph_updates
-    return updates and (GRAPH_MODE.get() if graph is None else graph)
+    graph, updates = bind_modes(graph, graph_updates)
+    return updates and graph
 
 
 def bind_modes(graph: bool | None, graph_updates: bool | None) -> tuple[bool, bool]:
     """`graph=` and `graph_updates=`, or the defaults in force where the transform is made."""
-    return (
-        GRAPH_MODE.get() if graph is None else graph,
-        GRAPH_UPDATES.get() if graph_updates is None else graph_updates,
-    )
+    updates = GRAPH_UPDATES.get() if graph_updates is None else graph_updates
+    return resolve_mode(graph), updates
 
 
 def positional(

@@ -134,7 +134,11 @@ class CachedPartial:
     def _check(self) -> None:
         """Raise ValueError where a function that is no transform changed a structure."""
         plan = find_plan(self._roots) if self._roots else None
-        if plan is not None and plan.graphdef is self._graphdef and not plan.raw_slots:
+        if (
+            plan is not None
+            and plan.graphdef is self._graphdef
+            and not (plan.bare or plan.containers)
+        ):
             return
         seen = Inputs(self._args)
         if seen.graphdef is self._graphdef:
