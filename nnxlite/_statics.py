@@ -10,15 +10,20 @@ a hashable key with the right equality:
   their parts; what cannot be compared that way falls back to identity;
 * tuples, lists, dicts and sets compare by content and kind;
 * everything else compares by its own `==` and `hash`, together with its type.
+
+What cannot be hashed (a dataclass of settings, say) has no such key.  As an attribute of an object
+it is welcome all the same: `content_key` describes it by what it holds at the moment.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 import types
 import typing as tp
 
+import jax
 import numpy as np
 
 PLAIN: frozenset[type] = frozenset(
@@ -26,8 +31,8 @@ PLAIN: frozenset[type] = frozenset(
 )
 """Types whose values are their own keys."""
 
-MUTABLE: frozenset[type] = frozenset({list, dict, set})
-"""Static values that can be edited in place, without their owner hearing of it."""
+COPIED: frozenset[type] = frozenset({list, dict, set})
+"""Editable static values that every object has for itself; others are shared by all equal objects."""
 
 
 class UnhashableStatic(TypeError):
@@ -49,32 +54,50 @@ class ById:
         return id(self.value) >> 4
 
 
-class Unhashable:
-    """The key of a value that has none: it can be compared, by type and content, but not hashed."""
+def content_key(value: tp.Any) -> tp.Any:
+    """The key of any static value; what cannot be hashed is described by its present content.
 
-    __slots__ = ("value",)
+    For a dataclass these are its fields (those that count for `==`), for other objects what pickling
+    would store.  JAX arrays, and what does not tell its content, count by identity.
 
-    def __init__(self, value: tp.Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: tp.Any) -> bool:
-        if not isinstance(other, Unhashable) or type(self.value) is not type(other.value):
-            return False
-        try:
-            return self.value is other.value or bool(self.value == other.value)
-        except (TypeError, ValueError):  # such as arrays, whose == is elementwise
-            return False
-
-    def __hash__(self) -> int:
-        raise TypeError(f"unhashable static value of type {type(self.value).__name__}")
+    >>> from types import SimpleNamespace
+    >>> from nnxlite._statics import content_key
+    >>> settings = SimpleNamespace(width=3)
+    >>> before = content_key(settings)
+    >>> content_key(SimpleNamespace(width=3)) == before
+    True
+    >>> settings.width = 4
+    >>> content_key(settings) == before
+    False
+    """
+    return _content(value, ())
 
 
-def loose_key(value: tp.Any) -> tp.Any:
-    """The key of a static value, or an `Unhashable` in its place."""
+def _content(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
     try:
         return static_key(value)
     except UnhashableStatic:
-        return Unhashable(value)
+        pass
+    for depth, outer in enumerate(inside):
+        if outer is value:
+            return ("recursion", depth)
+    inside = (*inside, value)
+    kind = type(value)
+    if kind is dict:
+        return (dict, *[(static_key(k), _content(v, inside)) for k, v in value.items()])
+    if kind is list or kind.__hash__ is tuple.__hash__:
+        return (kind, *[_content(v, inside) for v in value])
+    if isinstance(value, jax.Array):
+        return ById(value)
+    if dataclasses.is_dataclass(kind):
+        names = [field.name for field in dataclasses.fields(kind) if field.compare]
+        return (kind, *[_content(getattr(value, name, None), inside) for name in names])
+    try:
+        _, arguments, *state = value.__reduce_ex__(2)
+        parts = [arguments, *(list(part) if hasattr(part, "__next__") else part for part in state)]
+    except Exception:  # it is the object's own code that runs, and may refuse as it likes
+        return ById(value)
+    return (kind, *[_content(part, inside) for part in parts])
 
 
 def static_key(value: tp.Any) -> tp.Any:
@@ -218,7 +241,7 @@ _IMMUTABLE: frozenset[type] = frozenset(
 def is_fickle(value: tp.Any) -> bool:
     """Whether the key of a value may change while the value stays the same object.
 
-    So it is with closures, whose captured variables can be rebound, and with editable containers.
+    So it is with closures, whose captured variables can be rebound, and with what can be edited.
     """
     kind = type(value)
     if kind is types.FunctionType:
@@ -229,7 +252,7 @@ def is_fickle(value: tp.Any) -> bool:
         return is_fickle(value.func) or any(map(is_fickle, value.args))
     if kind.__hash__ is tuple.__hash__:
         return any(map(is_fickle, value))
-    return kind in MUTABLE
+    return is_editable(value)
 
 
 def is_permanent(value: tp.Any) -> bool:
@@ -261,6 +284,12 @@ def own_copy(value: tp.Any) -> tp.Any:
 
 
 def is_editable(value: tp.Any) -> bool:
-    """Whether a static value can change in place: a list, dict or set, or a tuple that holds one."""
-    kind = type(value)
-    return kind in MUTABLE or (kind.__hash__ is tuple.__hash__ and any(map(is_editable, value)))
+    """Whether a static value can change in place, without its owner hearing of it.
+
+    Python says so by having no hash: lists, dicts, dataclasses, tuples that hold such.
+    """
+    try:
+        hash(value)
+    except TypeError:
+        return True
+    return False

@@ -30,11 +30,10 @@ import numpy as np
 
 from nnxlite._interning import Table
 from nnxlite._statics import (
-    Unhashable,
+    content_key,
     is_editable,
     is_fickle,
     is_permanent,
-    loose_key,
     own_copy,
 )
 from nnxlite._versions import observe
@@ -155,7 +154,7 @@ class ObjectDef:
 
     def content(self) -> tuple[tp.Any, ...]:
         """The key of the definition as its static values are now."""
-        return (self.type, self.layout, loose_key(self.metadata), *map(loose_key, self.statics))
+        return (self.type, self.layout, content_key(self.metadata), *map(content_key, self.statics))
 
     def fresh_template(self) -> dict[tp.Any, tp.Any]:
         """The static attributes for a new object."""
@@ -170,28 +169,6 @@ class ObjectDef:
 
     def __reduce__(self) -> tp.Any:
         return _object_def, (self.type, dict(self.layout.status), self.statics, self.metadata)
-
-
-class PrivateObjectDef(ObjectDef):
-    """A definition with an unhashable static value: made anew each time, compared by content."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: tp.Any) -> bool:
-        if not isinstance(other, PrivateObjectDef):
-            return False
-        return self is other or self.content() == other.content()
-
-    def __hash__(self) -> int:
-        name, value = next(
-            (n, v) for n, v in self.template.items() if isinstance(loose_key(v), Unhashable)
-        )
-        raise TypeError(
-            f"Static attribute {name!r} of {self.type.__name__} is unhashable (type "
-            f"'{type(value).__name__}'), so the object cannot be part of a compiled function's "
-            "static structure. Store a hashable value (a tuple or a frozen dataclass), or wrap it "
-            "with nnx.data(...) if it holds arrays."
-        )
 
 
 _written: Table[ObjectDef] = Table("written")
@@ -209,12 +186,9 @@ def _object_def(
 def intern_object(
     cls: type, layout: Layout, statics: tuple[tp.Any, ...], metadata: tp.Any = None
 ) -> ObjectDef:
-    """The one definition for these facts (a private one where a static value is unhashable)."""
-    key = (cls, layout, loose_key(metadata), *map(loose_key, statics))
-    try:
-        found = _defs.find(key)
-    except TypeError:
-        return PrivateObjectDef(cls, layout, statics, metadata)
+    """The one definition for these facts."""
+    key = (cls, layout, content_key(metadata), *map(content_key, statics))
+    found = _defs.find(key)
     return found or _defs.add(key, ObjectDef(cls, layout, statics, metadata, key))
 
 
@@ -290,8 +264,7 @@ def _remember(found: ObjectDef, written: tuple[tp.Any, ...]) -> None:
 
     Its class keeps it for the objects still to come, where that keeps nothing else alive.
     """
-    hashable = type(found) is ObjectDef and not found.editable
-    if not hashable or found.written is not None or not all(map(_says_all, found.statics)):
+    if found.editable or found.written is not None or not all(map(_says_all, found.statics)):
         return
     found.written = written
     _written.add(written, found)
@@ -396,34 +369,18 @@ class ContainerDef:
 class StaticDef:
     """A static value inside a container that holds data."""
 
-    __slots__ = ("__weakref__", "key", "value")
+    __slots__ = ("__weakref__", "fickle", "key", "value")
 
     def __init__(self, value: tp.Any, key: tp.Any = None) -> None:
         self.value = own_copy(value)
         self.key = key
+        self.fickle = is_fickle(value)
 
     def __repr__(self) -> str:
         return f"Static({self.value!r})"
 
     def __reduce__(self) -> tp.Any:
         return static_def, (self.value,)
-
-
-class PrivateStaticDef(StaticDef):
-    """An unhashable static value inside a container that holds data."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: tp.Any) -> bool:
-        both = isinstance(other, PrivateStaticDef)
-        return both and loose_key(self.value) == loose_key(other.value)
-
-    def __hash__(self) -> int:
-        raise TypeError(
-            f"A static value of type '{type(self.value).__name__}' inside a container of "
-            "arrays is unhashable, so it cannot be part of a compiled function's static "
-            "structure. Store a hashable value, or move it to an attribute of its own."
-        )
 
 
 class _Mark:
@@ -445,7 +402,9 @@ LEAF = _Mark("LEAF")
 REF_LEAF = _Mark("REF_LEAF")
 
 _containers: Table[ContainerDef] = Table("key")
-_statics: Table[StaticDef] = Table("key", lambda found: loose_key(found.value) == found.key)
+_statics: Table[StaticDef] = Table(
+    "key", lambda found: not found.fickle or content_key(found.value) == found.key
+)
 
 
 def container_def(
@@ -461,12 +420,9 @@ def container_def(
 
 
 def static_def(value: tp.Any) -> StaticDef:
-    """The one definition of a static value (a private one where it is unhashable)."""
-    key = loose_key(value)
-    try:
-        found = _statics.find(key)
-    except TypeError:
-        return PrivateStaticDef(value)
+    """The one definition of a static value."""
+    key = content_key(value)
+    found = _statics.find(key)
     return found or _statics.add(key, StaticDef(value, key))
 
 

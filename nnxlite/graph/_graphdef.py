@@ -158,7 +158,7 @@ class GraphDef(tp.Generic[N]):
         first: number of the first own node; smaller numbers refer to nodes of an earlier definition.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_hash", "_key", "first", "num_roots", "outer", "tokens")
+    __slots__ = ("__weakref__", "_cache", "_key", "first", "num_roots", "outer", "tokens")
 
     tokens: tuple[Token, ...]
     num_roots: int
@@ -174,32 +174,14 @@ class GraphDef(tp.Generic[N]):
     ) -> GraphDef[N]:
         """The one definition with this content."""
         key = (tuple(tokens), num_roots, outer, first)
-        try:
-            found = _interned.find(key)
-        except TypeError:  # an unhashable static value somewhere: a private definition
-            return cls._new(key, None)
-        return found or _interned.add(key, cls._new(key, hash(key)))
-
-    @classmethod
-    def _new(cls, key: tuple[tp.Any, ...], hash_: int | None) -> tp.Any:
+        found = _interned.find(key)
+        if found is not None:
+            return found
         new = object.__new__(cls)
         new._key = key
         new.tokens, new.num_roots, new.outer, new.first = key
-        new._hash = hash_
         new._cache = {}
-        return new
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            return hash(self.tokens)  # raises, naming the unhashable attribute
-        return self._hash
-
-    def __eq__(self, other: tp.Any) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, GraphDef) or (self._hash is not None and other._hash is not None):
-            return False
-        return self._key == other._key
+        return _interned.add(key, new)
 
     def __reduce__(self) -> tp.Any:
         return GraphDef, self._key

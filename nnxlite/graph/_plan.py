@@ -17,9 +17,9 @@ import typing as tp
 import weakref
 
 from nnxlite._jax import flatten_one_level
-from nnxlite._statics import loose_key
+from nnxlite._statics import COPIED, content_key
 from nnxlite._versions import epoch, hold
-from nnxlite.graph._defs import ContainerDef, StaticDef, static_def
+from nnxlite.graph._defs import ContainerDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
     ARRAY,
@@ -74,6 +74,7 @@ class Plan:
         "refs",
         "roots",
         "states",
+        "templates",
         "versions",
     )
 
@@ -88,11 +89,10 @@ class Plan:
         self.versions = found.versions
         self.roots = [ref(roots[0]), *map(self._companion, roots[1:])]
         self.states = [(ref(state), version) for state, version in found.states]
-        self.editable = [
-            (self.refs[number], name, loose_key(definition.template[name]))
-            for number, definition in found.editable
-            for name in definition.editable
-        ]
+        self.editable: list[tuple[tp.Any, tp.Any, tp.Any]] = []
+        self.templates: list[tuple[dict[tp.Any, tp.Any], tp.Any, tp.Any]] = []
+        if found.editable:
+            self._watch_editables(found)
         self.has_arrays = False
         self.bare: list[tuple[int, tp.Any, tp.Any]] = []
         self.containers: list[tuple[tp.Any, tp.Any, Code]] = []
@@ -130,6 +130,25 @@ class Plan:
                 if self.epoch != epoch.now:  # changed meanwhile by another thread
                     self._held = None
         return found
+
+    def _watch_editables(self, found: Traversal) -> None:
+        """Note what each editable static value holds; one that many objects share is noted once.
+
+        Definitions hold values of the user's own classes as they are: one that another object gave
+        could be edited there, and must be watched, too.
+        """
+        seen: set[int] = set()
+        for number, definition in found.editable:
+            for name in definition.editable:
+                value = found.nodes[number].__dict__[name]
+                known = definition.template[name]
+                key = content_key(known)
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    self.editable.append((self.refs[number], name, key))
+                if id(known) not in seen and type(known) not in COPIED:
+                    seen.add(id(known))
+                    self.templates.append((definition.template, name, key))
 
     def _watch_containers(self, graphdef: GraphDef[tp.Any]) -> None:
         """Note where leaves are held without a Variable, and what must be compared each time."""
@@ -189,9 +208,9 @@ class Plan:
     def _editables_hold(self) -> bool:
         for ref, name, key in self.editable:
             node = ref()
-            if node is None or loose_key(node.__dict__.get(name)) != key:
+            if node is None or content_key(node.__dict__.get(name)) != key:
                 return False
-        return True
+        return all(content_key(template[name]) == key for template, name, key in self.templates)
 
     def nodes(self) -> list[tp.Any]:
         """The nodes, by number."""
@@ -254,7 +273,8 @@ class Plan:
                 elif self.refs[code]() is not value:
                     raise Stale
             elif isinstance(code, StaticDef):
-                if value is not code.value and static_def(value) != code:
+                same = value is code.value and not code.fickle
+                if not same and content_key(value) != code.key:
                     raise Stale
             else:
                 pending.extend(_children_as_coded(value, code))

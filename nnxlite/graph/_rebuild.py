@@ -19,15 +19,13 @@ from nnxlite.graph._defs import (
     REF_LEAF,
     ContainerDef,
     ObjectDef,
-    PrivateObjectDef,
-    PrivateStaticDef,
     StaticDef,
     Token,
     Values,
     values_getter,
 )
 from nnxlite.graph._kinds import ARRAY, CUSTOM_NODES, PYTREE, STATE, TUPLE, GraphNode, kind_of
-from nnxlite.variables import PrivateVariableDef, Variable, VariableDef, make, write_raw
+from nnxlite.variables import Variable, VariableDef, make, write_raw
 
 
 class ContainerCode:
@@ -129,19 +127,19 @@ class Decoded:
             here = (frame, name)
             if kind is int:
                 codes.append(tp.cast(int, token))
-            elif kind in _VARIABLES or token is REF_LEAF:
+            elif kind is VariableDef or token is REF_LEAF:
                 codes.append(self._node(token, here, self._leaf(here, len(self.node_defs))))
             elif token is LEAF:
                 code = ~self._leaf(here, -1)
                 codes.append(code)
                 if owner >= 0:
                     self.raw_slots.append((owner, name, code))
-            elif kind in _STATICS:
+            elif kind is StaticDef:
                 codes.append(tp.cast(StaticDef, token))
             else:
                 stack.append((names, codes, frame, owner))
                 self.frames.append(here)
-                if kind in _OBJECTS:
+                if kind is ObjectDef:
                     number = self._node(token, here, -1)
                     codes.append(number)
                     names = iter(tp.cast(ObjectDef, token).layout.data)
@@ -214,9 +212,6 @@ class Decoded:
 
 
 _END = object()
-_OBJECTS = frozenset({ObjectDef, PrivateObjectDef})
-_VARIABLES = frozenset({VariableDef, PrivateVariableDef})
-_STATICS = frozenset({StaticDef, PrivateStaticDef})
 
 _set_dict = GraphNode.__dict__["__dict__"].__set__
 _set_def = GraphNode.__dict__["_nnx_def"].__set__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite._jax import trace_state
-from nnxlite._statics import loose_key
+from nnxlite._statics import content_key
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import ObjectDef, definition
 from nnxlite.graph._functional import build, checked_view, resolve_mode
@@ -269,7 +269,7 @@ def _with_children(value: tp.Any, copy: tp.Any, children: list[tuple[tp.Any, tp.
         fill(copy, form, [attributes[name] for name in form.layout.data])
         for name, old in form.template.items():
             new = attributes[name]
-            if new is not old and loose_key(new) != loose_key(old):
+            if new is not old and content_key(new) != content_key(old):
                 copy._nnx_assign(name, new)
         return copy
     if kind == CUSTOM:

@@ -1,6 +1,5 @@
 """Variables: mutable boxes for values, their kinds, metadata and callbacks."""
 
-from nnxlite.variables._definition import PrivateVariableDef as PrivateVariableDef
 from nnxlite.variables._definition import VariableDef as VariableDef
 from nnxlite.variables._definition import define as define
 from nnxlite.variables._kinds import BatchStat as BatchStat

@@ -10,7 +10,7 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite._interning import Table
-from nnxlite._statics import Unhashable, is_fickle, loose_key
+from nnxlite._statics import content_key, is_fickle
 
 if tp.TYPE_CHECKING:
     from nnxlite.variables._variable import Variable
@@ -23,7 +23,7 @@ REQUIRED = frozenset({"hijax", "ref", "eager_sharding"})
 class VariableDef:
     """Class and metadata of a Variable; what a `GraphDef` keeps of it.
 
-    Equal definitions are the same object (as long as the metadata is hashable).
+    Equal definitions are the same object.
     """
 
     __slots__ = (
@@ -71,25 +71,6 @@ class VariableDef:
         return define, (self.type, self.metadata)
 
 
-class PrivateVariableDef(VariableDef):
-    """A definition with unhashable metadata: one for each call of `define`, compared by content."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: tp.Any) -> bool:
-        if not isinstance(other, PrivateVariableDef):
-            return False
-        return self is other or self.content() == other.content()
-
-    def __hash__(self) -> int:
-        name = next(k for k, v in self.metadata.items() if isinstance(loose_key(v), Unhashable))
-        raise TypeError(
-            f"Metadata {name!r} of {self.type.__name__} is unhashable "
-            f"({type(self.metadata[name]).__name__}), so the Variable cannot be part of a compiled "
-            "function's static structure. Use a hashable value, such as a tuple."
-        )
-
-
 _interned: Table[VariableDef] = Table(
     "key", lambda found: not found.fickle or found.content() == found.key
 )
@@ -98,13 +79,10 @@ _interned: Table[VariableDef] = Table(
 def define(type_: type[Variable], metadata: dict[str, tp.Any]) -> VariableDef:
     """The one definition for a class and metadata (the dict is adopted; do not change it later)."""
     key = _key(type_, metadata)
-    try:
-        found = _interned.find(key)
-    except TypeError:
-        return PrivateVariableDef(type_, metadata)
+    found = _interned.find(key)
     return found or _interned.add(key, VariableDef(type_, metadata, key))
 
 
 def _key(type_: type[Variable], metadata: dict[str, tp.Any]) -> tuple[tp.Any, ...]:
     names = sorted(metadata, key=str)
-    return (type_, *names, *[loose_key(metadata[name]) for name in names])
+    return (type_, *names, *[content_key(metadata[name]) for name in names])

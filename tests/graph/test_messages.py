@@ -482,38 +482,6 @@ def test_pop_of_a_leaf_inside_a_tuple():
 # static values ------------------------------------------------------------------------------------
 
 
-def test_an_unhashable_static_value_is_named_when_the_definition_is_hashed():
-    class Configured(nnx.Module):
-        def __init__(self, config):
-            self.config = config
-            self.kernel = nnx.Param(ONE)
-
-    model, equal, other = (Configured(Unhashable(n)) for n in (1, 1, 2))
-    graphdef, state = nnx.split(model)  # taking apart and comparing need no hash
-    assert graphdef == nnx.graphdef(equal)
-    assert graphdef != nnx.graphdef(other)
-    assert nnx.merge(graphdef, state).config is model.config
-    with pytest.raises(TypeError) as info:
-        hash(graphdef)
-    text = str(info.value)
-    assert "Static attribute 'config' of Configured is unhashable (type 'Unhashable')" in text
-    assert "Store a hashable value (a tuple or a frozen dataclass)" in text
-    refused(model, lambda m: nnx.jit(lambda m: m.kernel[...])(m), TypeError, "'config'")
-
-
-def test_an_unhashable_static_value_inside_a_container():
-    class Holder(nnx.Module):
-        def __init__(self, held):
-            self.held = held
-
-    graphdef, state = nnx.split(Holder([ONE, Unhashable(1)]))
-    assert graphdef == nnx.graphdef(Holder([ONE, Unhashable(1)]))
-    assert graphdef != nnx.graphdef(Holder([ONE, Unhashable(2)]))
-    assert nnx.merge(graphdef, state).held[1] == Unhashable(1)
-    with pytest.raises(TypeError, match="A static value of type 'Unhashable' inside a container"):
-        hash(graphdef)
-
-
 @pytest.mark.parametrize("notes", [[1], Unhashable(1), np.arange(2)], ids=["list", "==", "array"])
 def test_a_pytree_node_with_an_unusual_static_part(notes):
     class Holder(nnx.Module):
@@ -524,16 +492,6 @@ def test_a_pytree_node_with_an_unusual_static_part(notes):
     for _ in range(3):
         graphdef, state = nnx.split(holder)
         assert nnx.merge(graphdef, state).held.notes is notes
-
-
-def test_unhashable_metadata():
-    model = nnx.Dict(a=nnx.Param(ONE, axes=Unhashable(1)))
-    graphdef, state = nnx.split(model)
-    assert graphdef == nnx.graphdef(nnx.Dict(a=nnx.Param(ONE, axes=Unhashable(1))))
-    assert graphdef != nnx.graphdef(nnx.Dict(a=nnx.Param(ONE, axes=Unhashable(2))))
-    assert nnx.merge(graphdef, state).a is model.a
-    with pytest.raises(TypeError, match="Metadata 'axes' of Param is unhashable"):
-        hash(graphdef)
 
 
 # registration and metadata ------------------------------------------------------------------------
