@@ -108,7 +108,7 @@ def call_def(
 ) -> CallDef:
     """The one CallDef with this content.
 
-    Raises TypeError where a static value of the graph, or `extra`, is unhashable.
+    Raises TypeError where `extra` is unhashable.
     """
     key = (treedef, where, graphdef, extra)
     found = _interned.get(key)

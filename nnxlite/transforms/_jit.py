@@ -661,7 +661,7 @@ def jit(
 
     Raises:
         ValueError: for an unhashable static argument, or a buffer donated twice.
-        TypeError: where an argument holds something that is no array, or an unhashable static value.
+        TypeError: where an argument holds something that is no array.
         TraceContextError: where an object to be written belongs to another trace level.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
