@@ -151,9 +151,13 @@ class Inputs:
         if form is None:
             return cls((args, kwargs))
         new = object.__new__(cls)
-        new.treedef, new.where, plain = form
-        new.roots = [leaves[i] for i in new.where]
-        new.plain = [leaves[i] for i in plain]
+        new.treedef, new.where, plain, leading = form
+        if leading is None:
+            new.roots = [leaves[i] for i in new.where]
+            new.plain = [leaves[i] for i in plain]
+        else:
+            new.roots = [*leaves[:leading]]
+            new.plain = [*leaves[leading:]]
         new._enter()
         return new
 
@@ -199,7 +203,8 @@ class Inputs:
 _CALLS_PER_PLAN = 64
 _OPENED = frozenset({LIST, TUPLE, DICT, PYTREE})
 
-Form = tuple[PyTreeDef, tuple[int, ...], tuple[int, ...]]
+Form = tuple[PyTreeDef, tuple[int, ...], tuple[int, ...], int | None]
+"""Tree, positions of the roots and of the others, and how many roots there are if they come first."""
 _forms: dict[tp.Any, Form] = {}
 _FORMS_KEPT = 1024
 
@@ -220,14 +225,15 @@ def _sorted(leaves: tp.Sequence[tp.Any]) -> tuple[tuple[int, ...], tuple[int, ..
 def _form_of(
     key: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], leaves: tuple[tp.Any, ...]
 ) -> Form | None:
-    """Tree, positions of the roots and of the other leaves; None where an argument is a container.
+    """The form of some arguments; None where one is a container.
 
     Remembered under the types of the arguments, where what is known of each is final.
     """
     if any(leaf is None or kind_of(leaf) in _OPENED for leaf in leaves):
         return None
     treedef = jax.tree_util.tree_structure(((0,) * len(args), dict.fromkeys(kwargs, 0)))
-    form = (treedef, *_sorted(leaves))
+    where, plain = _sorted(leaves)
+    form = (treedef, where, plain, len(where) if where == (*range(len(where)),) else None)
     if all(type(leaf) in _by_type for leaf in leaves):
         if len(_forms) >= _FORMS_KEPT:
             _forms.clear()

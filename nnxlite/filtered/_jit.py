@@ -19,7 +19,7 @@ from jax.core import Tracer
 
 from nnxlite._errors import path_text
 from nnxlite._statics import UnhashableStatic, static_key
-from nnxlite.boundary import CallDef, Inputs, enter, leave, replay
+from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._crossing import (
     must_be_traced,
@@ -113,7 +113,10 @@ class JitCore(Core):
         result = self.fun(*args, **kwargs)
         if self.options.out is not is_array:
             result = _checked_result(result, self.options.out)
-        return take_out(leave(inner, result, all_written=written))
+        out = leave(inner, result, all_written=written)
+        if all(map(is_array, jax.tree_util.tree_leaves((out.result, out.written, out.fresh)))):
+            return Fixed(out.definition), out.result, out.written, out.fresh
+        return take_out(out)
 
 
 def _joined(
@@ -161,19 +164,31 @@ def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
     return apart.build(leaves) if apart.call.where == () else result
 
 
-_arrays: set[type] = {np.ndarray}
-"""Types known to be arrays, as they are met."""
+def _outputs(crossed: tuple[tp.Any, ...]) -> Outputs:
+    """What left the compiled function: static leaves of the result are with the static data."""
+    if len(crossed) == 4:
+        fixed, result, written, fresh = crossed
+        return Outputs(fixed.value, result, written, fresh)
+    fixed, arrays = crossed
+    return outputs_of(fixed.value, arrays)
 
 
-def _all_arrays(values: list[tp.Any]) -> bool:
-    found = set(map(type, values))
-    if found <= _arrays:
-        return True
-    for cls in found - _arrays:
-        if not issubclass(cls, (jax.Array, np.ndarray, np.generic)):
+class _Arrays:
+    """Whether all of some values are arrays; quick for those that look like the last ones."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: list[type] = []
+
+    def __call__(self, values: list[tp.Any]) -> bool:
+        classes = [value.__class__ for value in values]
+        if classes == self._last:
+            return True
+        if not all(issubclass(c, (jax.Array, np.ndarray, np.generic)) for c in set(classes)):
             return False
-        _arrays.add(cls)
-    return True
+        self._last = classes
+        return True
 
 
 class FilterJit:
@@ -183,6 +198,8 @@ class FilterJit:
         self._fun, self._args, self._kwargs = taken_apart(fun)
         self._options = options
         self._plain = options.plain
+        self._silent = options.donate in ("all", "all-except-first")
+        self._arrays_in_objects, self._arrays_beside = _Arrays(), _Arrays()
         self._core: JitCore = core_for(JitCore, (self._fun,), options)
         self._keys: dict[tp.Any, Key] = {}
         functools.update_wrapper(self, fun, updated=())
@@ -199,10 +216,10 @@ class FilterJit:
             args, kwargs = (*self._args, *args), {**self._kwargs, **kwargs}
         inputs = Inputs.of_call(args, kwargs)
         plain, values = inputs.plain, inputs.values
-        if not self._plain or not _all_arrays(values):
+        if not self._plain or not self._arrays_in_objects(values):
             return self._sorted(inputs, len(args), kwargs)
         context = context_key()
-        if _all_arrays(plain):
+        if self._arrays_beside(plain):
             key = self._keys.get(context)
             if key is None:
                 key = self._keys[context] = Key(context, (), None)
@@ -284,13 +301,13 @@ class FilterJit:
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         inputs, call, plain, values = self._enter(args, kwargs)
-        if self._options.donate in ("all", "all-except-first"):
+        if self._silent:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-                fixed, arrays = self._core.jitted(call, plain, values)
+                crossed = self._core.jitted(call, plain, values)
         else:
-            fixed, arrays = self._core.jitted(call, plain, values)
-        return replay(inputs, outputs_of(fixed.value, arrays))
+            crossed = self._core.jitted(call, plain, values)
+        return replay(inputs, _outputs(crossed))
 
     def lower(self, *args: tp.Any, **kwargs: tp.Any) -> FilterLowered:
         """Lower the function for these arguments, without running it."""
@@ -326,8 +343,7 @@ class FilterCompiled:
                 f"{self._owner!r} was compiled for arguments of another structure, or with other "
                 "static leaves. Lower and compile it for these."
             )
-        fixed, arrays = self.compiled(plain, values)
-        return replay(inputs, outputs_of(fixed.value, arrays))
+        return replay(inputs, _outputs(self.compiled(plain, values)))
 
 
 def argument_specs(

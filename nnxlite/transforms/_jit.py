@@ -72,6 +72,29 @@ class Donation(tp.NamedTuple):
     bytes: int
 
 
+class Groups:
+    """Which leaves of a call are donated, and how to deal them out: what stays first, then what goes.
+
+    Attributes:
+        flags: for each plain leaf, and for each graph leaf, whether it is donated.
+    """
+
+    __slots__ = ("_given_values", "_kept_values", "_plain", "flags")
+
+    def __init__(self, plain: list[bool], values: list[bool]) -> None:
+        self.flags = plain, values
+        self._plain = (_picker(plain, False), _picker(plain, True)) if True in plain else None
+        self._kept_values, self._given_values = _picker(values, False), _picker(values, True)
+
+    def __call__(
+        self, plain: list[tp.Any], values: list[tp.Any]
+    ) -> tuple[tp.Sequence[tp.Any], ...]:
+        kept, given = self._kept_values(values), self._given_values(values)
+        if self._plain is None:
+            return plain, kept, [], given
+        return self._plain[0](plain), kept, self._plain[1](plain), given
+
+
 class CallKey(tp.NamedTuple):
     """What besides the arguments' structure identifies a compiled program."""
 
@@ -161,23 +184,36 @@ class Core:
 
     def donated(self, call: CallDef) -> tuple[list[bool], list[bool]]:
         """For each plain leaf and each graph leaf whether it is donated."""
-        found = call.cache.get(self)
-        if found is None:
-            donate = self.options.donate
-            flags = [
-                (key in donate.numbers) if kind == "arg" else (key in donate.names)
-                for kind, key in self.where_in(call)
-            ]
-            roots = set(call.where)
-            plain = [f for i, f in enumerate(flags) if i not in roots]
-            values = [flags[call.where[root]] for root in call.leaf_roots()]
-            found = call.cache[self] = (plain, values)
+        return call.cache[self].flags
+
+    def settle_groups(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Groups:
+        """Find out what to donate in the calls of this kind.
+
+        Raises ValueError where a buffer would be donated and used elsewhere.
+        """
+        if self.options.donate_written:
+            flags = self.find_written(call, plain, values)
+        else:
+            flags = self.find_given(call)
+        found = call.cache[self] = Groups(*flags)
+        self.refuse_shared_buffers(call, found(plain, values))
         return found
 
-    def find_written(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> None:
+    def find_given(self, call: CallDef) -> tuple[list[bool], list[bool]]:
+        """For each plain leaf and each graph leaf whether its argument is to be donated."""
+        donate = self.options.donate
+        flags = [
+            (key in donate.numbers) if kind == "arg" else (key in donate.names)
+            for kind, key in self.where_in(call)
+        ]
+        roots = set(call.where)
+        plain = [f for i, f in enumerate(flags) if i not in roots]
+        return plain, [flags[call.where[root]] for root in call.leaf_roots()]
+
+    def find_written(
+        self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]
+    ) -> tuple[list[bool], list[bool]]:
         """Trace the function once to learn which Variables it writes; they will be donated."""
-        if self in call.cache:
-            return
 
         def fun(tree: tp.Any) -> tp.Any:
             args, kwargs = with_statics(call.extra.statics, *tree)
@@ -186,8 +222,8 @@ class Core:
         updates = resolve_updates(self.options.graph_updates, self.options.graph)
         body = trace_body(call, fun, lambda *leaves: leaves, (plain, values), structure=updates)
         written = set(body.definition.written)
-        call.cache[self] = ([False] * len(plain), [i in written for i in range(len(values))])
         self.traced = (call, body)
+        return [False] * len(plain), [i in written for i in range(len(values))]
 
     def take_traced(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Body | None:
         """The body traced by `find_written`, if it is for these arguments; it is used once."""
@@ -206,19 +242,8 @@ class Core:
         """
         if not self.donates:
             return plain, values
-        pick = call.cache.get((self, "groups"))
-        if pick is None:
-            plain_flags, value_flags = self.donated(call)
-            pick = call.cache[(self, "groups")] = (
-                _picker(plain_flags, False),
-                _picker(value_flags, False),
-                _picker(plain_flags, True),
-                _picker(value_flags, True),
-            )
-            groups = tuple(take(x) for take, x in zip(pick, (plain, values) * 2))
-            self.refuse_shared_buffers(call, groups)
-            return groups
-        return pick[0](plain), pick[1](values), pick[2](plain), pick[3](values)
+        deal = call.cache.get(self) or self.settle_groups(call, plain, values)
+        return deal(plain, values)
 
     def ungroup(
         self, call: CallDef, groups: tuple[tp.Sequence[tp.Any], ...]
@@ -271,8 +296,7 @@ def _picker(flags: list[bool], wanted: bool) -> tp.Callable[[list[tp.Any]], tp.S
     if len(chosen) == 1:
         (only,) = chosen
         return lambda items: [items[only]]
-    pick = operator.itemgetter(*chosen)
-    return pick
+    return operator.itemgetter(*chosen)
 
 
 def leaf_texts(call: CallDef) -> tuple[list[str], list[str]]:
@@ -434,11 +458,10 @@ class JitWrapped(tp.Generic[P, R]):
         moved = core.settle(call, inputs) if core.sharded else ()
         try:
             if core.donates:
-                if core.options.donate_written:
-                    core.find_written(call, inputs.plain, inputs.values)
                 groups = core.groups(call, inputs.plain, inputs.values)
+                jitted = core.compiled_for(call) if core.sharded else core.jitted
                 try:
-                    out = core.compiled_for(call)(call, *groups)
+                    out = jitted(call, *groups)
                 except (ValueError, RuntimeError):  # which one depends on JAX's own path
                     core.refuse_shared_buffers(call, groups)
                     raise
@@ -461,8 +484,6 @@ class JitWrapped(tp.Generic[P, R]):
 
     def _staged(self, method: str, args: tp.Any, kwargs: tp.Any) -> tuple[CallDef, tp.Any]:
         inputs, call = self._enter(args, kwargs)
-        if self._core.options.donate_written:
-            self._core.find_written(call, inputs.plain, inputs.values)
         groups = self._core.groups(call, inputs.plain, inputs.values)
         return call, getattr(self._core.compiled_for(call), method)(call, *groups)
 
@@ -479,8 +500,6 @@ class JitWrapped(tp.Generic[P, R]):
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> tp.Any:
         """The result with `jax.ShapeDtypeStruct`s for arrays; nothing is computed or written."""
         inputs, call = self._enter(args, kwargs)
-        if self._core.options.donate_written:
-            self._core.find_written(call, inputs.plain, inputs.values)
         groups = self._core.groups(call, inputs.plain, inputs.values)
         fixed, result, written, fresh = self._core.compiled_for(call).eval_shape(call, *groups)
         tree, _ = enter(call, inputs.plain, list(inputs.values))
@@ -496,7 +515,7 @@ class JitWrapped(tp.Generic[P, R]):
         if not self._core.options.donate_written:
             raise ValueError(f"{self!r} does not donate what it writes: pass donate='written'.")
         inputs, call = self._enter(args, kwargs)
-        self._core.find_written(call, inputs.plain, inputs.values)
+        self._core.groups(call, inputs.plain, inputs.values)
         chosen = [i for i, d in enumerate(self._core.donated(call)[1]) if d]
         roots, paths = call.leaf_roots(), call.leaf_paths()
         names = tuple(argument_path(call, roots[i], paths[i]) for i in chosen)
