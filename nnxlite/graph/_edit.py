@@ -63,6 +63,10 @@ class Place(tp.NamedTuple):
         return tuple(reversed(found))
 
 
+Pending: tp.TypeAlias = tuple[Place, tp.Mapping[tp.Any, tp.Any], tp.Any]
+"""A node to be updated: its place, its children by name, and what is brought for them."""
+
+
 def check_trace(place: Place) -> None:
     """Refuse to change an object, or a container in one, of another trace than the one running."""
     here: Place | None = place
@@ -106,7 +110,8 @@ class _Update:
     """What is to be written into a graph: gathered and checked whole, then written.
 
     Attributes:
-        variables: Variables with their new raw values and, where metadata change, whose they become.
+        variables: what keeps their values, new raw values, and, where more is to be done than keeping
+            the value, the Variable itself and whose metadata it takes over (or None).
         references: array references with their new contents.
         bindings: new children of objects and containers, by the place of these.
     """
@@ -114,7 +119,7 @@ class _Update:
     def __init__(self, root: tp.Any) -> None:
         self.root = Place(root, None, None)
         self.trace = trace_state.value
-        self.variables: list[tuple[Variable[tp.Any], tp.Any, Variable[tp.Any] | None]] = []
+        self.variables: list[tuple[tp.Any, tp.Any, tp.Any, Variable[tp.Any] | None]] = []
         self.references: list[tuple[tp.Any, tp.Any]] = []
         self.bindings: dict[tp.Any, tuple[Place, dict[tp.Any, tp.Any]]] = {}
 
@@ -154,23 +159,27 @@ class _Update:
 
     def _walk(self, given: tp.Any) -> None:
         """Go down state and objects together."""
-        found: list[tuple[Variable[tp.Any], tp.Any]] = []
-        where: list[tuple[Place, tp.Any]] = []
-        pending: list[tuple[Place, tp.Any]] = [(self.root, given)]
-        while pending:
-            place, mapping = pending.pop()
-            children = _children(place.node)
-            items = mapping._mapping.items() if isinstance(mapping, State) else mapping.items()
-            for name, value in items:
-                child = children.get(name, _MISSING)
-                if isinstance(child, Variable):
-                    found.append((child, value))
-                    where.append((place, name))
-                elif type(value) is State and kind_of(child) == OBJECT:
-                    pending.append((Place(child, name, place), value))
-                else:
-                    self._child(place, name, child, value, pending)
-        self._pair(found, lambda i: (where[i][0], (where[i][1],)))
+        place, name = self.root, None
+
+        def pairs() -> tp.Iterator[tuple[Variable[tp.Any], tp.Any]]:
+            nonlocal place, name
+            pending: list[Pending] = [(place, _children(place.node), given)]
+            while pending:
+                place, children, mapping = pending.pop()
+                items = mapping._mapping.items() if isinstance(mapping, State) else mapping.items()
+                for name, value in items:
+                    child = children.get(name, _MISSING)
+                    if isinstance(child, Variable):
+                        yield child, value
+                    elif type(value) is State and kind_of(child) == OBJECT:
+                        below = tuple.__new__(
+                            Place, (child, name, place)
+                        )  # quicker than Place(...)
+                        pending.append((below, child.__dict__, value))
+                    else:
+                        self._child(place, name, child, value, pending)
+
+        self._pair(pairs(), lambda _: (place, (name,)))
 
     def _child(
         self,
@@ -178,7 +187,7 @@ class _Update:
         name: tp.Any,
         child: tp.Any,
         value: tp.Any,
-        pending: list[tuple[Place, tp.Any]],
+        pending: list[Pending],
     ) -> None:
         """What a state brings for a child that is no Variable."""
         if child is _MISSING or (child is None and isinstance(value, Variable)):
@@ -188,7 +197,7 @@ class _Update:
         elif kind_of(child) not in _NODES:
             self._leaf(place, name, child, value)
         elif isinstance(value, Mapping):
-            pending.append((Place(child, name, place), value))
+            pending.append((Place(child, name, place), _children(child), value))
         else:
             raise self._unknown(place, (name,), value, "holds a node, not a leaf")
 
@@ -199,6 +208,7 @@ class _Update:
     ) -> None:
         """Note Variables with what they are to hold; `where` tells of a pair for messages."""
         first = not self.variables  # else an earlier state may have brought another value
+        note, trace = self.variables.append, self.trace
         for number, (variable, value) in enumerate(pairs):
             if value is variable and first:
                 continue
@@ -207,16 +217,19 @@ class _Update:
                 model = value if value._box.definition is not box.definition else None
                 value = value._box.value
             old = box.value
+            special = None if model is None else variable
             if value is not old:
-                if box.definition.is_ref or not same_shape(old, value):
+                plain = type(value) is type(old) and not box.definition.is_ref
+                if not plain or not same_shape(old, value):
                     if isinstance(value, State) and not isinstance(old, State):
                         value = to_pure_dict(value)  # a Variable may hold a dict
                     self._check_fit(*where(number), old, value)
+                    special = variable
             elif model is None and first:
                 continue
-            if box.trace is not self.trace:
+            if box.trace is not trace:
                 variable._refuse_write()
-            self.variables.append((variable, value, model))
+            note((box, value, special, model))
 
     def _leaf(self, place: Place, name: tp.Any, old: tp.Any, value: tp.Any) -> None:
         """Note a new value of a leaf that is no Variable: an array, or an array reference."""
@@ -294,14 +307,13 @@ class _Update:
 
     def write(self) -> None:
         """Write everything."""
-        for variable, value, model in self.variables:
-            if model is not None:
-                variable.update_from_state(model)
-            box = variable._box
-            if box.definition.is_ref or kind_of(value) == REF:
-                write_raw(variable, value)
-            else:
+        for box, value, special, model in self.variables:
+            if special is None:
                 box.value = value
+                continue
+            if model is not None:
+                special.update_from_state(model)
+            write_raw(special, value)
         for ref, value in self.references:
             ref[...] = value[...] if is_ref(value) else value
         for place, children in self.bindings.values():
