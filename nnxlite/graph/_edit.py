@@ -27,7 +27,6 @@ from nnxlite.graph._kinds import (
     OBJECT,
     OTHER,
     PYTREE,
-    REF,
     STATE,
     TUPLE,
     GraphNode,
