@@ -14,6 +14,7 @@ from nnxlite._errors import path_text
 from nnxlite._jax import Tracer, key_name
 from nnxlite.boundary import CallDef, Fixed, Inputs, OutDef, enter, leave
 from nnxlite.boundary._body import Body, described, same, settle, trace_body
+from nnxlite.boundary._carry import OTHER, Handover, hand_over, with_arrays
 from nnxlite.boundary._differences import edits_text, graph_difference, node_text, tree_difference
 from nnxlite.boundary._inputs import Inner
 from nnxlite.boundary._outputs import OutGraph, Outputs
@@ -82,6 +83,7 @@ class Branches(Core):
                 lambda plain, values: ([chooser, *plain], values),
                 (rest, values),
                 structure=self.options.structure,
+                after=lambda inner, out: (with_arrays(inner, out), None),
             )
 
         bodies = [body(number) for number in range(len(funs))]
@@ -185,9 +187,9 @@ def _returned_text(call: CallDef, definition: OutDef) -> str:
     if graph is not None:
         decoded = graph.graphdef.decoded
         codes = decoded.roots[graph.first_result : graph.first_result + len(definition.where)]
-        numbers = [code if isinstance(code, int) else 0 for code in codes]
-        nodes = [graph.origin[number] for number in numbers]
-        kinds = [decoded.node_defs[number].type.__name__ for number in numbers]
+        numbers = [code if isinstance(code, int) else None for code in codes]
+        nodes = [None if n is None else graph.origin[n] for n in numbers]
+        kinds = ["State" if n is None else decoded.node_defs[n].type.__name__ for n in numbers]
     texts = [f"a new {k}" if n is None else node_text(call, n) for n, k in zip(nodes, kinds)]
     return ", ".join(texts) or "no object"
 
@@ -310,22 +312,21 @@ class Loop(Core):
         lower, upper = options.bounds or (plain[:2] if counted else (None, None))
         skip = 2 if counted and options.bounds is None else 0
         head, carry = plain[:skip], plain[skip:]
-        body, same_objects, written, carry, values = self._settle(
-            call, counted, head, carry, values
-        )
+        body, carry, values = self._settle(call, counted, head, carry, values)
+        handover: Handover = body.extra
 
         def full(state: tp.Any) -> list[tp.Any]:
             every = list(values)
-            for leaf, value in zip(written, state[1]):
+            for leaf, value in zip(handover.leaves, state[1]):
                 every[leaf] = value
             return every
 
         def advance(*state: tp.Any) -> tp.Any:
             *number, (plain_now, _) = state
             out = body(*number, head, plain_now, full(state[-1]))
-            return _carry_values(out, same_objects)
+            return _carry_values(out, handover)
 
-        start = (list(carry), [values[leaf] for leaf in written])
+        start = (list(carry), [values[leaf] for leaf in handover.leaves])
         if counted:
             unroll = options.unroll[1]
             final = jax.lax.fori_loop(lower, upper, advance, start, unroll=unroll)
@@ -343,7 +344,7 @@ class Loop(Core):
                 return verdict
 
             final = jax.lax.while_loop(proceed, advance, start)
-        return self._crossing(call, body, same_objects, final)
+        return self._crossing(body, final)
 
     def _settle(
         self,
@@ -352,26 +353,25 @@ class Loop(Core):
         head: list[tp.Any],
         carry: list[tp.Any],
         values: list[tp.Any],
-    ) -> tuple[Body, bool, tuple[int, ...], list[tp.Any], list[tp.Any]]:
+    ) -> tuple[Body, list[tp.Any], list[tp.Any]]:
         """Trace the body until the types of the carry hold: Python scalars may need a second round.
 
-        Returns the body, whether it returns the caller's own objects, the graph leaves that are
-        carried, and the initial plain and graph leaves.
+        Returns the body, and the initial plain and graph leaves.
         """
         while True:
             body = self._trace(call, self.funs[-1], counted, head, carry, values)
-            same_objects = self._same_objects(call, body)
-            written = body.definition.written if same_objects else tuple(range(len(values)))
-            plain_ends, value_ends = _carry_values(body.shapes, same_objects)
-            ends = [*plain_ends, *value_ends]
             self._check(call, body)
-            starts, bad = settle([*carry, *[values[leaf] for leaf in written]], ends)
+            leaves = body.extra.leaves
+            plain_ends, value_ends = _carry_values(body.shapes, body.extra)
+            ends = [*plain_ends, *value_ends]
+            before = [*carry, *[values[leaf] for leaf in leaves]]
+            starts, bad = settle(before, ends)
             if bad:
-                self._refuse(call, bad, carry, written, starts, ends, len(head))
-            if same(starts, [*carry, *[values[leaf] for leaf in written]]):
-                return body, same_objects, written, carry, values
+                self._refuse(call, bad, carry, leaves, starts, ends, len(head))
+            if same(starts, before):
+                return body, carry, values
             carry, values = starts[: len(carry)], list(values)
-            for leaf, value in zip(written, starts[len(carry) :]):
+            for leaf, value in zip(leaves, starts[len(carry) :]):
                 values[leaf] = value
 
     def _trace(
@@ -392,7 +392,7 @@ class Loop(Core):
                 structure=self.options.structure,
                 arrays=True,
                 aliases=True,
-                after=_with_arrays,
+                after=_handed_over,
             )
         bounds = self.options.bounds
         number = jax.typeof(0 if bounds else head[0])
@@ -410,16 +410,8 @@ class Loop(Core):
             structure=self.options.structure,
             arrays=True,
             aliases=True,
-            after=_with_arrays,
+            after=_handed_over,
         )
-
-    def _same_objects(self, call: CallDef, body: Body) -> bool:
-        """Whether the body returns the objects it was given, in their places, unchanged."""
-        definition = body.definition
-        if definition.graph is None:
-            codes = call.graphdef.decoded.roots
-            return tuple(codes) == definition.nodes
-        return False
 
     def _check(self, call: CallDef, body: Body) -> None:
         """Raise TypeError where the body's result has not the structure of the carry."""
@@ -449,11 +441,8 @@ class Loop(Core):
                 f"{sides[1]}. Return objects and Variables where they came in."
             )
         if graph is None:
-            if body.definition.nodes != tuple(call.graphdef.decoded.roots):
-                raise error(
-                    f"{start}the body returns the objects of its carry in other places. Return "
-                    "each where it came in, or exchange their values."
-                )
+            if isinstance(body.extra, str):
+                raise error(f"{start}the body {body.extra}.")
         elif graph.edits or graph.kinds:
             changes = edits_text(call, graph, self.skip)
             raise error(
@@ -466,11 +455,8 @@ class Loop(Core):
                 paths = [call.argument_of(position)[self.skip :] for position in call.where]
                 difference = graph_difference(call.graphdef, result, paths)
                 raise error(f"{start}the objects differ: {difference}.")
-            if len(body.shapes.fresh) != result.num_leaves:
-                raise error(
-                    f"{start}the body puts Variables of its carry into new objects. Return the "
-                    "objects of the carry themselves, or new Variables."
-                )
+            if isinstance(body.extra, str):
+                raise error(f"{start}the body {body.extra}.")
 
     def _refuse(
         self,
@@ -496,24 +482,16 @@ class Loop(Core):
             f"output {described(ends[number])}."
         )
 
-    def _crossing(self, call: CallDef, body: Body, same_objects: bool, final: tp.Any) -> Crossing:
-        definition = body.definition
-        if same_objects:
-            result = final[0]
-            if definition.treedef is None:
-                treedef = jax.tree_util.tree_structure(body.shapes.result)
-                result = jax.tree_util.tree_unflatten(treedef, result)
-            return Fixed(definition), result, final[1], []
-        graph = OutGraph(
-            graphdef=call.graphdef,
-            origin=(None,) * len(call.graphdef.decoded.node_defs),
-            sources=tuple(~i for i in range(call.graphdef.num_leaves)),
-            first_result=0,
-            edits=(),
-            kinds=(),
-        )
-        new = OutDef((), definition.treedef, definition.where, (), graph)
-        return Fixed(new), final[0], [], final[1]
+    def _crossing(self, body: Body, final: tp.Any) -> Crossing:
+        definition, handover = body.definition, tp.cast(Handover, body.extra)
+        result, values = final
+        if definition.treedef is None:
+            treedef = jax.tree_util.tree_structure(body.shapes.result)
+            result = jax.tree_util.tree_unflatten(treedef, result)
+        count = len(handover.written)
+        numbers = [number for _, number in handover.replaced]
+        fresh = [value for _, value in sorted(zip(numbers, values[count:]), key=lambda x: x[0])]
+        return Fixed(definition), result, list(values[:count]), fresh
 
 
 _NOTHING = OutDef((), None, (), (), None)
@@ -529,31 +507,21 @@ def _result_graphdef(graph: OutGraph, count: int) -> GraphDef[tp.Any]:
     return GraphDef(traverse(roots).tokens, len(roots))
 
 
-def _with_arrays(inner: Inner, out: Outputs) -> tuple[Outputs, None]:
-    """What leaves, where arrays that the result took over from the carry leave as new ones."""
-    definition, graph = out.definition, out.definition.graph
-    if graph is None:
-        return out, None
-    decoded = graph.graphdef.decoded
-    sources, fresh = list(graph.sources), []
-    for leaf, source in enumerate(sources):
-        root = decoded.path(decoded.leaf_frames[leaf])[0]
-        if source < 0 or (decoded.leaf_nodes[leaf] < 0 and root >= graph.first_result):
-            fresh.append(inner.values[source] if source >= 0 else out.fresh[~source])
-            sources[leaf] = ~(len(fresh) - 1)
-    new = dataclasses.replace(graph, sources=tuple(sources))
-    return out._replace(definition=dataclasses.replace(definition, graph=new), fresh=fresh), None
+def _handed_over(inner: Inner, out: Outputs) -> tuple[Outputs, Handover | str]:
+    """What leaves a body, with how its carry changes."""
+    count = len(inner.call.where)
+    if count != len(out.definition.where):
+        return out, OTHER
+    return hand_over(inner.call, with_arrays(inner, out), [(i, i) for i in range(count)])
 
 
-def _carry_values(out: tp.Any, same_objects: bool) -> tuple[list[tp.Any], list[tp.Any]]:
+def _carry_values(out: Outputs, handover: Handover) -> tuple[list[tp.Any], list[tp.Any]]:
     """Plain leaves and graph leaves of the carry that a body returns."""
     definition: OutDef = out.definition
     plain = (
         jax.tree_util.tree_leaves(out.result) if definition.treedef is None else list(out.result)
     )
-    if same_objects:
-        return plain, out.written
-    return plain, out.fresh
+    return plain, handover.values(out)
 
 
 def while_loop(

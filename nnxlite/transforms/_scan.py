@@ -17,9 +17,10 @@ import jax.numpy as jnp
 from nnxlite._errors import path_text
 from nnxlite.boundary import CallDef, Carry, Fixed, Inputs, Outputs
 from nnxlite.boundary._body import Body, described, same, settle, trace_body
+from nnxlite.boundary._carry import OTHER, SHARED, Handover, hand_over, with_arrays
 from nnxlite.boundary._differences import edits_text, tree_difference
 from nnxlite.boundary._inputs import Inner
-from nnxlite.boundary._outputs import OutGraph
+from nnxlite.boundary._outputs import OutDef, OutGraph
 from nnxlite.boundary._prefixes import (
     _FilterMapping,
     argument_path,
@@ -118,17 +119,18 @@ class Scan(Core):
         constant = roles.take(plain, values, CONSTANT)
         carry_plain, carry_values = roles.take(plain, values, CARRY)
         carried = [i for i, r in enumerate(roles.values) if r is Carry]
+        place = {leaf: i for i, leaf in enumerate(carried)}
         slices = jax.tree_util.tree_map(
             lambda x: jax.ShapeDtypeStruct(
                 jnp.shape(x)[1:], jax.typeof(x).dtype, weak_type=jax.typeof(x).weak_type
             ),
             scanned,
         )
-        body, loop, (carry_plain, carry_values) = self._settle(
-            call, roles, carried, (carry_plain, carry_values), slices, constant
+        body, (carry_plain, carry_values) = self._settle(
+            call, roles, place, (carry_plain, carry_values), slices, constant
         )
-        settings = body.extra
-        place = {leaf: i for i, leaf in enumerate(carried)}
+        settings, handover = body.extra
+        loop = handover.leaves
         fixed_values = list(carry_values)
 
         def step(state: tp.Any, slices: tp.Any) -> tp.Any:
@@ -137,7 +139,7 @@ class Scan(Core):
             for leaf, value in zip(loop, now_loop):
                 now_values[place[leaf]] = value
             out = body((now_plain, now_values), slices, constant)
-            return _split(out, settings, loop)
+            return _split(out, settings, handover)
 
         final, stacked = jax.lax.scan(
             step,
@@ -148,35 +150,34 @@ class Scan(Core):
             unroll=options.unroll[1],
             _split_transpose=options.split_transpose,
         )
-        return self._crossing(body, settings, loop, final, stacked)
+        return self._crossing(body, final, stacked)
 
     def _settle(
         self,
         call: CallDef,
         roles: Sorted,
-        carried: list[int],
+        place: dict[int, int],
         carry: tuple[list[tp.Any], list[tp.Any]],
         slices: tp.Any,
         constant: tp.Any,
-    ) -> tuple[Body, list[int], tuple[list[tp.Any], list[tp.Any]]]:
+    ) -> tuple[Body, tuple[list[tp.Any], list[tp.Any]]]:
         """Trace the body until the types of the carry hold: Python scalars may need a second round.
 
-        Returns the body, the graph leaves that change in the loop, and the initial carry.
+        Returns the body and the initial carry.
         """
         plain, values = carry
-        place = {leaf: i for i, leaf in enumerate(carried)}
         while True:
             body = self._trace(call, roles, (plain, values), slices, constant)
             self._check(call, body, roles)
-            loop = [leaf for leaf in body.definition.written if leaf in place]
+            loop = body.extra[1].leaves
             self._check_structure(call, body)
-            ends = self._ends(body, body.extra, loop)
+            ends = self._ends(body)
             starts = [*plain, *[values[place[leaf]] for leaf in loop]]
             fitted, bad = settle(starts, ends)
             if bad:
                 self._refuse(call, roles, bad[0], plain, loop, fitted, ends)
             if same(fitted, starts):
-                return body, loop, (plain, values)
+                return body, (plain, values)
             values = list(values)
             for leaf, value in zip(loop, fitted[len(plain) :]):
                 values[place[leaf]] = value
@@ -256,12 +257,13 @@ class Scan(Core):
         def after(inner: Inner, out: Outputs) -> tuple[Outputs, tp.Any]:
             if not structure:
                 out = _without_constants(out, roles)
+            out, handover = self._hand_over(call, with_arrays(inner, out), roles, structure)
             settings = output_settings(
                 call, out, roles.values, roles.roots, options.out_axes, "out_axes", None
             )
             if name is not MISSING:
                 out = _with_axis_names(inner, out, roles.values, settings.fresh, name)
-            return out, tuple(map(tuple, settings))
+            return out, (tuple(map(tuple, settings)), handover)
 
         fun, structure = self.fun, resolve_updates(options.graph_updates, options.graph)
         return trace_body(
@@ -276,12 +278,28 @@ class Scan(Core):
             after=after,
         )
 
+    def _hand_over(
+        self, call: CallDef, out: Outputs, roles: Sorted, structure: bool
+    ) -> tuple[Outputs, Handover | str]:
+        """What leaves the body, with how its carry changes."""
+        before = [i for i, s in enumerate(roles.roots) if s is Carry]
+        after = [i for i, s in enumerate(self._result_roots(out.definition)) if s is Carry]
+        if len(before) != len(after):
+            return out, OTHER
+        out, handover = hand_over(
+            call, out, list(zip(before, after)), new_objects=not structure, new_variables=structure
+        )
+        if isinstance(handover, Handover):
+            carried = tuple(leaf for leaf in handover.written if roles.values[leaf] is Carry)
+            handover = handover._replace(written=carried)
+        return out, handover
+
     # checks ------------------------------------------------------------------------------------
 
     def _check(self, call: CallDef, body: Body, roles: Sorted) -> None:
         """Raise where the body writes what it must not, or changes the structure of its carry."""
         definition = body.definition
-        result_settings, _, fresh_settings = body.extra
+        (result_settings, _, fresh_settings), handover = body.extra
         if None in result_settings:
             raise ValueError(
                 f"scan({name_of(self.fun)}): cannot broadcast a result: out_axes="
@@ -296,28 +314,22 @@ class Scan(Core):
                     "of the iterations would be lost. Carry it, with Carry in in_axes or "
                     "nnx.StateAxes({...: nnx.Carry}), or give it an axis."
                 )
-        root_settings = self._result_roots(body)
-        carried_roots = [i for i, s in enumerate(root_settings) if s is Carry]
         graph = definition.graph
-        codes = call.graphdef.decoded.roots
-        expected = [codes[i] for i, s in enumerate(roles.roots) if s is Carry]
-        if graph is None:
-            got: list[tp.Any] = [definition.nodes[i] for i in carried_roots]
-        else:
-            out_codes = graph.graphdef.decoded.roots[graph.first_result :]
-            got = [
-                graph.origin[c] if isinstance(c, int) and c >= 0 else None
-                for c in (out_codes[i] for i in carried_roots)
-            ]
-        if got != expected:
+        if handover is SHARED:
+            raise TypeError(
+                "scan body function carry input and carry output must have the same pytree "
+                f"structure, but the body {SHARED}."
+            )
+        if isinstance(handover, str):
             raise ValueError(
                 "Carry references must be the same between iterations: the body of "
                 f"scan({name_of(self.fun)}) must return the objects of its carry themselves, in "
                 "their places. Update them in place (nnx.update) instead of returning new ones."
             )
         if graph is not None:
-            for setting, leaf in zip(fresh_settings, range(len(fresh_settings))):
-                if not isinstance(setting, int):
+            carried = {number for _, number in handover.replaced}
+            for leaf, setting in enumerate(fresh_settings):
+                if leaf not in carried and not isinstance(setting, int):
                     raise TypeError(
                         "scan body function carry input and carry output must have the same pytree "
                         f"structure, but they differ: the body adds {self._added(graph, leaf)} to "
@@ -372,7 +384,7 @@ class Scan(Core):
         shapes = body.shapes
         result = jax.tree_util.tree_leaves(shapes.result)
         for part, values in enumerate((result, shapes.written, shapes.fresh)):
-            for number, (axis, value) in enumerate(zip(body.extra[part], values)):
+            for number, (axis, value) in enumerate(zip(body.extra[0][part], values)):
                 if no_room(axis, value, ""):
                     leaves = [
                         argument_path(call, root, path)
@@ -382,8 +394,7 @@ class Scan(Core):
                     name = output_names(call, body.definition, treedef, leaves)[part][number]
                     raise ValueError(f"scan({name_of(self.fun)}): {no_room(axis, value, name)}")
 
-    def _result_roots(self, body: Body) -> list[tp.Any]:
-        definition = body.definition
+    def _result_roots(self, definition: OutDef) -> list[tp.Any]:
         if definition.treedef is None:
             return []
         count = definition.treedef.num_leaves
@@ -434,17 +445,15 @@ class Scan(Core):
 
     # the way out -------------------------------------------------------------------------------
 
-    def _ends(self, body: Body, settings: tp.Any, loop: list[int]) -> list[tp.Any]:
+    def _ends(self, body: Body) -> list[tp.Any]:
         """The carry leaves as the body leaves them, abstract."""
-        (plain, values), _ = _split(body.shapes, settings, loop)
+        (plain, values), _ = _split(body.shapes, *body.extra)
         return [*plain, *values]
 
-    def _crossing(
-        self, body: Body, settings: tp.Any, loop: list[int], final: tp.Any, stacked: tp.Any
-    ) -> Crossing:
-        result_settings, written_settings, fresh_settings = settings
+    def _crossing(self, body: Body, final: tp.Any, stacked: tp.Any) -> Crossing:
+        (result_settings, written_settings, fresh_settings), handover = body.extra
         definition = body.definition
-        carry, values = iter(final[0]), dict(zip(loop, final[1]))
+        carry, values = iter(final[0]), dict(zip(handover.leaves, final[1]))
         result_stack, written_stack, fresh_stack = map(iter, stacked)
         result: tp.Any = [
             next(carry) if s is Carry else _moved(next(result_stack), 0, s or 0)
@@ -454,7 +463,11 @@ class Scan(Core):
             values[leaf] if leaf in values else _moved(next(written_stack), 0, s)
             for leaf, s in zip(definition.written, written_settings)
         ]
-        fresh = [_moved(next(fresh_stack), 0, s) for s in fresh_settings]
+        carried = {number: values[leaf] for leaf, number in handover.replaced}
+        fresh = [
+            carried[number] if number in carried else _moved(next(fresh_stack), 0, s)
+            for number, s in enumerate(fresh_settings)
+        ]
         if definition.treedef is None:
             treedef = jax.tree_util.tree_structure(body.shapes.result)
             result = jax.tree_util.tree_unflatten(treedef, result)
@@ -480,7 +493,7 @@ def _without_constants(out: Outputs, roles: Sorted) -> Outputs:
     return out._replace(definition=definition, written=[out.written[i] for i in kept])
 
 
-def _split(out: Outputs, settings: tp.Any, loop: list[int]) -> tp.Any:
+def _split(out: Outputs, settings: tp.Any, handover: Handover) -> tp.Any:
     """What a body leaves, as the new carry and the slices to be stacked."""
     result_settings = settings[0]
     leaves = (
@@ -490,10 +503,10 @@ def _split(out: Outputs, settings: tp.Any, loop: list[int]) -> tp.Any:
     )
     carry = [x for x, s in zip(leaves, result_settings) if s is Carry]
     result = [x for x, s in zip(leaves, result_settings) if s is not Carry]
-    written = dict(zip(out.definition.written, out.written))
-    new = [written[leaf] for leaf in loop]
-    stacked = [x for leaf, x in written.items() if leaf not in set(loop)]
-    return (carry, new), (result, stacked, list(out.fresh))
+    changed, carried = set(handover.written), {number for _, number in handover.replaced}
+    stacked = [x for leaf, x in zip(out.definition.written, out.written) if leaf not in changed]
+    fresh = [x for number, x in enumerate(out.fresh) if number not in carried]
+    return (carry, handover.values(out)), (result, stacked, fresh)
 
 
 def _check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
@@ -282,6 +283,39 @@ def loop_refusals(lib, mode):
         "float bound": attempt(lambda: lib.fori_loop(0, 2.5, lambda i, x: x, 1.0, **mode)),
         "text": attempt(lambda: lib.fori_loop(0, 2, lambda i, x: x, "text", **mode)),
     }, m
+
+
+@program("updates")
+def new_states_in_a_carry(lib, mode):
+    m = models(lib).Counted()
+    zeros = jax.tree.map(lambda x: x * 0.0, lib.state(m, lib.Param))
+    found = []
+    for start in (zeros, lib.Cache(0.0), {"a": lib.Cache(0.0)}, lib.Dict(a=lib.Cache(0.0))):
+
+        def body(i, carry):
+            m, total = carry
+            y = m(2.0)
+            return m, jax.tree.map(lambda x: x + y, total)
+
+        out = lib.fori_loop(0, 3, body, (m, start))
+        found += [out, out[0] is m, out[1] is start, start]
+    return found, m
+
+
+@program("updates", "plain")
+def states_of_arrays_in_loops_and_branches(lib, mode):
+    s = lib.State({"a": jnp.ones(2), "b": {"c": jnp.zeros(())}})
+    more = lambda s: jax.tree.map(lambda x: x + 1, s)
+    pair = lib.State({"a": s["a"] * 2, "b": {"c": s["b"]["c"] + 5}})
+    return [
+        lib.fori_loop(0, 3, lambda i, s: more(s), s, **mode),
+        lib.while_loop(lambda s: s["a"].sum() < 9, more, s, **mode),
+        lib.cond(True, more, lambda s: s, s, **mode),
+        lib.cond(jnp.array(False), more, lambda s: s, s, **mode),
+        lib.cond(False, lambda a, b: a, lambda a, b: b, s, pair, **mode),
+        lib.switch(1, [lambda s: s, more, lambda s: more(more(s))], s, **mode),
+        s,
+    ]
 
 
 @program("updates")

@@ -452,6 +452,67 @@ def scan_refusals(lib, mode):
 
 
 @program("updates")
+def scan_that_accumulates_gradients(lib, mode):
+    m, counted = lib.Linear(2, 3, rngs=lib.Rngs(0)), models(lib).Counted()
+    xs = jnp.arange(12.0).reshape(2, 3, 2)
+    zeros = jax.tree.map(jnp.zeros_like, lib.state(m, lib.Param))
+
+    def step(carry, x):
+        m, counted, total = carry
+        loss, grads = lib.value_and_grad(lambda m: (m(x) ** 2).sum())(m)
+        return (m, counted, jax.tree.map(jnp.add, total, grads)), counted(loss)
+
+    (a, b, total), ys = lib.scan(step)((m, counted, zeros), xs)
+    (_, _, again), _ = lib.jit(lib.scan(step))((m, counted, zeros), xs)
+    return a is m, b is counted, total, ys, again, zeros, counted
+
+
+@program("updates")
+def scan_with_new_variables_in_its_carry(lib, mode):
+    xs = jnp.arange(1.0, 4.0)
+    graphdef, state = lib.split(models(lib).Counted())
+
+    def run(state, x):
+        m = lib.merge(graphdef, state)
+        y = m(x)
+        return lib.state(m), y
+
+    v = lib.Cache(1.0)
+
+    def overwritten(c, x):
+        c[...] = c * 2
+        return lib.Cache(c + x), x
+
+    shared = lambda c, x: ((lib.Cache(c[0] + c[1]),) * 2, x)
+    apart = lambda c, x: ((lib.Cache(c[0] + 1), lib.Cache(c[1] + 2)), x)
+    return [
+        lib.scan(run)(state, xs),
+        lib.scan(lambda c, x: (jax.tree.map(lambda a: a + x, c), x))(v, xs),
+        lib.scan(overwritten)(v, xs),
+        lib.scan(shared)((v, v), xs)[0],
+        attempt(lambda: lib.scan(apart)((v, v), xs)),
+        attempt(lambda: lib.scan(lambda c, x: (lib.Param(c + 1), x))(v, xs)),
+        attempt(lambda: lib.scan(lambda c, x: (lib.Cache(c + 1, note=2), x))(v, xs)),
+        attempt(lambda: lib.scan(lambda c, x: (c + 1, x))(v, xs)),
+        attempt(lambda: lib.scan(lambda c, x: (lib.Dict(a=c.a + 1), x))(lib.Dict(a=v), xs)),
+        state,
+        v,
+    ]
+
+
+@program("updates", "plain")
+def scan_with_a_state_of_arrays_as_carry(lib, mode):
+    s = lib.State({"a": jnp.ones(2), "b": {"c": jnp.zeros(())}})
+
+    def body(s, x):
+        new = jax.tree.map(lambda a: a, s)
+        new["a"] = s["a"] + x
+        return new, jax.tree.map(lambda a: a * 2, s)
+
+    return lib.scan(body, **mode)(s, jnp.arange(3.0)), s
+
+
+@program("updates")
 def scan_refuses_changes_of_its_carry(lib, mode):
     m = models(lib).Vector()
     xs = jnp.ones(3)

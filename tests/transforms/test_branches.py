@@ -120,6 +120,23 @@ def test_bound_methods_callable_objects_and_partials():
     assert nnx.cond(True, lambda m, x: m, lambda m, x: m, net, 3.0) is net
 
 
+@OUTER
+@pytest.mark.parametrize("mode", MODES)
+def test_branches_may_pass_on_arrays_of_a_state_or_make_new_ones(outer, mode):
+    a, b = nnx.State({"w": jnp.ones(2)}), nnx.State({"w": jnp.zeros(2)})
+    branches = [
+        lambda a, b: a,
+        lambda a, b: b,
+        lambda a, b: jax.tree.map(lambda x: x * 3, a),
+        lambda a, b: nnx.State({"w": b["w"]}),
+    ]
+    run = outer(lambda i, a, b: nnx.switch(i, branches, a, b, **mode))
+    for number, value in enumerate((1.0, 0.0, 3.0, 0.0)):
+        out = run(number, a, b)
+        assert isinstance(out, nnx.State) and out["w"].tolist() == [value] * 2
+    assert float(a["w"][0]) == 1.0
+
+
 def test_random_streams_are_drawn_from_by_the_chosen_branch_alone():
     rngs, other = nnx.Rngs(0), nnx.Rngs(0)
     draw = lambda r: r.normal()

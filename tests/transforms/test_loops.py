@@ -52,6 +52,25 @@ def test_the_carry_is_the_callers_own_object(loop, mode):
 
 
 @every_loop
+@pytest.mark.parametrize("mode", MODES)
+def test_new_variables_may_come_beside_objects_that_stay(loop, mode):
+    m, total = Foo(2.0), nnx.State({"a": nnx.Param(1.0), "b": jnp.zeros(2)})
+
+    def f(carry):
+        m, total, v = carry
+        v[...] = v * 100  # of a Variable that is replaced: what is written goes nowhere
+        return step(m), jax.tree.map(lambda x: x + m.n, total), nnx.Cache(total["a"] * 1)
+
+    v = nnx.Cache(0.0)
+    same, new, last = loop(f, (m, total, v), **mode)
+    assert same is m and float(m.n.value) == 8.0
+    assert isinstance(new, nnx.State) and isinstance(new["a"], nnx.Param)
+    assert float(new["a"].value) == 21.0 and new["b"].tolist() == [20.0, 20.0]
+    assert isinstance(last, nnx.Cache) and float(last.value) == 13.0 and last is not v
+    assert float(total["a"].value) == 1.0 and not total["b"].any() and v.value == 0.0
+
+
+@every_loop
 def test_inside_jit_and_with_other_carries_beside(loop):
     m, v = Foo(2.0), nnx.Variable(jnp.zeros(2))
 
@@ -382,6 +401,11 @@ def test_objects_must_come_back_where_they_came_in(loop, error):
             lambda c: (c[0], nnx.Variable(c[1])),
             (a, 1.0),
             "1': the input is an array, the output an",
+        ),
+        (
+            lambda c: (c[1], c[0], nnx.Variable(c[2] + 1)),
+            (a, b, nnx.Variable(0)),
+            "the body returns the objects of its carry in other places",
         ),
         (
             lambda c: (c[0], nnx.clone(c[1])),

@@ -113,6 +113,47 @@ def test_several_carries_in_one_pytree():
     assert (float(m.n.value), d.v.value.tolist(), float(out["total"])) == (6.0, [12.0, 12.0], 6.0)
 
 
+@pytest.mark.parametrize("outer", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+def test_states_and_variables_of_a_carry_may_be_new_in_every_iteration(outer):
+    m, kept = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), Foo()
+    loss = lambda m, x: (m(x) ** 2).sum()
+
+    @outer
+    def accumulated(m, kept, zeros, xs):
+        def body(carry, x):
+            kept, total, last = carry
+            kept.n[...] += 1
+            value, grads = nnx.value_and_grad(loss)(m, x)
+            return (kept, jax.tree.map(jnp.add, total, grads), nnx.Cache(last + value)), grads
+
+        return nnx.scan(body)((kept, zeros, nnx.Cache(0.0)), xs)
+
+    xs = jnp.arange(12.0).reshape(3, 2, 2)
+    zeros = jax.tree.map(jnp.zeros_like, nnx.state(m))
+    (same, total, last), each = accumulated(m, kept, zeros, xs)
+    wanted = [nnx.grad(loss)(m, x) for x in xs]
+    assert same is kept and float(kept.n.value) == 3.0
+    assert isinstance(total, nnx.State) and isinstance(total["kernel"], nnx.Param)
+    np.testing.assert_allclose(total["kernel"][...], sum(g["kernel"][...] for g in wanted), 1e-5)
+    np.testing.assert_allclose(each["bias"][...], jnp.stack([g["bias"][...] for g in wanted]), 1e-5)
+    assert isinstance(last, nnx.Cache)
+    np.testing.assert_allclose(last.value, sum(loss(m, x) for x in xs), 1e-5)
+    assert not zeros["kernel"].any()
+
+
+@pytest.mark.parametrize("graph_updates", [True, False])
+def test_states_of_arrays_are_carries(graph_updates):
+    start = nnx.State({"a": jnp.zeros(2), "b": {"c": jnp.ones(())}})
+
+    def body(carry, x):
+        return nnx.State({"a": carry["a"] + x, "b": carry["b"]}), carry
+
+    end, before = nnx.scan(body, graph_updates=graph_updates)(start, XS)
+    assert end["a"].tolist() == [3.0, 3.0] and end["b"]["c"] == 1.0
+    assert before["a"][:, 0].tolist() == [0.0, 0.0, 1.0] and before["b"]["c"].tolist() == [1] * 3
+    assert not start["a"].any()
+
+
 def test_cycles_and_sharing_hold_in_every_iteration():
     m, other = Tied(), Tied()
 
@@ -468,6 +509,7 @@ def refused(name, match, f, *, error=ValueError, carry=None, args=(XS,), **optio
     return pytest.param(match, f, error, carry, args, options, id=name)
 
 
+PARAM = nnx.Param(1.0)
 BAD = [
     refused("variable type", TYPES + r"'0.n': the input is float32\[\], the output float32\[3\]",
             changes_type, error=TypeError),
@@ -490,6 +532,9 @@ BAD = [
     refused("new object", "Carry references must be the same between iterations: the body of "
             r"scan\(.*\) must return the objects of its carry themselves.*nnx.update",
             lambda c, x: (nnx.clone(c), x)),
+    refused("part of what is shared", "but the body replaces a part of its carry that is shared with "
+            "another. Replace it everywhere, or write into it",
+            lambda c, x: ((nnx.Param(c[0] * 2), c[1]), x), error=TypeError, carry=(PARAM, PARAM)),
     refused("other places", "Carry references must be the same", lambda c, x: (c[::-1], x),
             carry=(Foo(), Foo())),
     refused("array for a Variable", "Carry references must be the same", lambda c, x: (c + x, x),
