@@ -5,11 +5,13 @@ Each call makes the transformed function anew, as programs do; the function unde
 
 from __future__ import annotations
 
+import functools
 import typing as tp
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
+import jax.experimental.checkify
 import jax.numpy as jnp
 
 from benchmarks.harness import Budget, Calls, Sampler, case
@@ -22,6 +24,7 @@ XS = jnp.ones((STEPS, WIDTH))
 PRED = jnp.array(True)
 NUMBER = jnp.array(0)
 ONE = jnp.array(1.0)
+AUTO = (jax.sharding.AxisType.Auto,)
 
 Leaves = list[jax.Array]
 
@@ -123,6 +126,71 @@ def while_loop(nnx, model):
     return nnx.while_loop(loop_test, loop_body, (model, X, NUMBER))[1]
 
 
+def through_forward(model, x):
+    """`loss`, and what its rule needs."""
+    return loss(model, x), (model, x)
+
+
+def flat_through_forward(leaves, x):
+    """`through_forward` without objects."""
+    return flat_loss(leaves, x), (leaves, x)
+
+
+def through_backward(kept, cotangent):
+    """A rule that passes the cotangent on to the input, and nothing to the model or its leaves."""
+    model, x = kept
+    return jax.tree.map(jnp.zeros_like, model), cotangent * x
+
+
+@functools.cache
+def through(nnx):
+    """`loss` with that rule; `nnx` may be JAX itself."""
+    if nnx is jax:
+        fun = jax.custom_vjp(flat_loss)
+        fun.defvjp(flat_through_forward, through_backward)
+    else:
+        fun = nnx.custom_vjp(loss, graph_updates=False)
+        fun.defvjp(through_forward, through_backward)
+    return fun
+
+
+def on_rows(transform, function):
+    """`shard_map` over one device: the leaves whole, the rows of the input dealt out."""
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=AUTO, devices=jax.devices()[:1])
+    spec = jax.sharding.PartitionSpec
+    return transform(function, mesh=mesh, in_specs=(spec(), spec("rows")), out_specs=spec("rows"))
+
+
+def checked(nnx, model):
+    """The error it may have met is thrown."""
+    error, y = nnx.checkify(checked_call)(model, X)
+    error.throw()
+    return y
+
+
+def checked_call(model, x):
+    """`call` where the input must be positive."""
+    jax.experimental.checkify.check(jnp.all(x > 0), "input is not positive")
+    return model(x)
+
+
+def flat_checked(leaves):
+    """`checked` without objects."""
+
+    def run():
+        error, y = jax.experimental.checkify.checkify(flat_checked_call)(leaves, X)
+        error.throw()
+        return y
+
+    return run
+
+
+def flat_checked_call(leaves, x):
+    """`checked_call` without objects."""
+    jax.experimental.checkify.check(jnp.all(x > 0), "input is not positive")
+    return dense_forward(leaves, x)
+
+
 WORKS = (
     Work(
         "grad",
@@ -174,6 +242,26 @@ WORKS = (
         lambda leaves: lambda: jax.checkpoint(dense_forward)(leaves, X),
         lambda nnx, model: nnx.remat(call)(model, X),
     ),
+    Work(
+        "custom_vjp",
+        lambda leaves: lambda: jax.grad(through(jax), argnums=1)(leaves, X),
+        lambda nnx, model: nnx.grad(through(nnx), argnums=1)(model, X),
+    ),
+    Work("checkify", flat_checked, checked),
+)
+OUTSIDE = (
+    Work(
+        "pmap, one device",
+        lambda leaves: lambda: jax.pmap(dense_forward, in_axes=(None, 0))(leaves, XS[:1]),
+        lambda nnx, model: nnx.pmap(call, in_axes=(None, 0))(model, XS[:1]),
+    ),
+)
+INSIDE = (
+    Work(
+        "shard_map",
+        lambda leaves: lambda: on_rows(jax.shard_map, dense_forward)(leaves, XS),
+        lambda nnx, model: on_rows(nnx.shard_map, call)(model, XS),
+    ),
 )
 
 
@@ -223,8 +311,9 @@ def register(bench: str, work: Work, limit: tp.Any, objects: tp.Any, *budgets: B
         }
 
 
-for each in WORKS:
+for each in WORKS + OUTSIDE:
     register("eager", each, eager_limit, eager_objects, LIMIT)
+for each in WORKS + INSIDE:
     register("jitted", each, jitted_limit, jitted_objects)
 
 

@@ -7,17 +7,21 @@ of equal setting.
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 import re
+import types
 import typing as tp
 import warnings
+import weakref
 
 import jax
 import jax.numpy as jnp
 
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
+from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
 from nnxlite.boundary._outputs import refuse_foreign_result
 from nnxlite.boundary._prefixes import (
@@ -80,65 +84,67 @@ class MapCall(tp.NamedTuple):
     last: list[Layout]
 
 
+Make: tp.TypeAlias = tp.Callable[..., tp.Callable[..., tp.Any]]
+"""What makes JAX's transform of a function, given the settings of its arguments and outputs."""
+
 RUN = inspect.signature(lambda plain, values: None)
 
 
-class MapWrapped:
-    """A function mapped over slices of its arguments, as `vmap` and its kin return it."""
+class MapCore:
+    """What stands behind a mapped function; equal wrappers of one function share it.
+
+    JAX's caches go by the functions that it is given: they hit where these are the same ones.
+    """
 
     def __init__(
         self,
         fun: tp.Callable[..., tp.Any],
+        name: str,
+        bound: Unbound,
         options: MapOptions,
-        make: tp.Callable[..., tp.Callable[..., tp.Any]],
+        make: Make,
     ) -> None:
-        self._bound = Unbound(fun, (), {}) if isinstance(fun, type) else unbind(fun)
-        self._fun = self._bound.fun
+        try:
+            self._fun: tp.Callable[[], tp.Any] = weakref.ref(fun)
+        except TypeError:
+            self._fun = lambda: fun
+        self._name = name
+        self._num_bound = len(bound.args)
+        self._bound_names = frozenset(bound.kwargs)
         self._options = options
         self._make = make
-        self._calls: dict[tp.Any, MapCall] = {}
+        self._calls: collections.OrderedDict[CallDef, MapCall] = collections.OrderedDict()
         self._warned: set[str] = set()
-        functools.update_wrapper(self, fun, updated=())
-        self.__wrapped__ = fun
-
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(self, instance)
 
     def __repr__(self) -> str:
-        return f"{self._options.name}({name_of(self.__wrapped__)})"
+        return f"{self._options.name}({self._name})"
 
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        options, bound = self._options, self._bound
-        prefix = options.in_prefix
-        wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
-        if kwargs or len(args) < wanted:
-            args, kwargs = by_position(self._fun, args, kwargs, bound, wanted)
-        inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
-        if not resolve_mode(options.graph):
-            refuse_sharing(inputs.graphdef, options.name)
-        call = inputs.define(context_key())
+    def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
+        """Run on the caller's objects and write back what changed."""
         settled = self._calls.get(call)
         if settled is None:
             settled = self._calls[call] = self._settle(call)
+            if len(self._calls) > CALLS_KEPT:
+                self._calls.popitem(last=False)
         try:
             layout, groups = settled.mapped(inputs.plain, inputs.values)
         except (TypeError, ValueError, IndexError) as error:
-            if _passed_through(error, MapWrapped._run):
+            if _passed_through(error, MapCore._run):
                 raise  # the function's own, or said by this library
             raise self._explained(error, call, settled, inputs) from None
         return replay(inputs, unpack(layout.value, groups))
 
     def _settle(self, call: CallDef) -> MapCall:
-        options, bound = self._options, self._bound
+        options, num_bound = self._options, self._num_bound
         args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
         prefix = options.in_prefix
         if isinstance(prefix, list):
             prefix = tuple(prefix)
-        carried = jax.tree_util.tree_leaves(args[: len(bound.args)])
+        carried = jax.tree_util.tree_leaves(args[:num_bound])
         settings = [options.constant] * len(carried)
-        settings += broadcast(prefix, args[len(bound.args) :], options.in_name)
+        settings += broadcast(prefix, args[num_bound:], options.in_name)
         for name in sorted(kwargs):
-            setting = options.constant if name in bound.kwargs else options.default
+            setting = options.constant if name in self._bound_names else options.default
             settings += [setting] * len(jax.tree_util.tree_leaves(kwargs[name]))
         if options.constant is not None:  # None is another way to say it
             settings = [options.constant if s is None else s for s in settings]
@@ -147,7 +153,7 @@ class MapWrapped:
         order = mentioned(prefix, options.out_prefix, options.default, options.constant)
         last: list[Layout] = []
         run = functools.partial(self._run, call, values, roots, order, last)
-        run.__name__ = name_of(self.__wrapped__)  # type: ignore[attr-defined]
+        run.__name__ = self._name  # type: ignore[attr-defined]
         run.__signature__ = RUN  # type: ignore[attr-defined]  # JAX asks, and it is long to work out
         mapped = self._make(run, (plain, values), order)
         return MapCall(plain, values, roots, order, mapped, last)
@@ -171,7 +177,7 @@ class MapWrapped:
                 axis = value_settings[leaf]
                 if isinstance(variable, Variable) and isinstance(axis, int):
                     variable.remove_axis(from_front(axis, inner.values[leaf]), name)
-        result = self._fun(*args, **kwargs)
+        result = self._fun()(*args, **kwargs)
         updates = resolve_updates(options.graph_updates, options.graph)
         out = leave(inner, result, structure=updates)
         refuse_foreign_result(out, repr(self))
@@ -221,7 +227,7 @@ class MapWrapped:
 
     def _argument_names(self, call: CallDef) -> tuple[list[str], list[str]]:
         """Where the plain leaves and the graph leaves are found among the arguments."""
-        num_bound = len(self._bound.args)
+        num_bound = self._num_bound
         args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
         names = []
         for path, _ in jax.tree_util.tree_leaves_with_path((args, kwargs)):
@@ -282,6 +288,67 @@ class MapWrapped:
         more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
         listed = f"\n{what}: {', '.join(shown[:SHOWN])}{more}." if shown else ""
         return kind(f"{self!r}: {text}{listed}")
+
+
+class MapWrapped:
+    """A function mapped over slices of its arguments, as `vmap` and its kin return it."""
+
+    def __init__(
+        self, fun: tp.Any, options: MapOptions, make: Make, key: tuple[tp.Any, ...]
+    ) -> None:
+        self._bound = Unbound(fun, (), {}) if isinstance(fun, type) else unbind(fun)
+        self._fun = self._bound.fun
+        self._options = options
+        self._core = core_for(self._bound, name_of(fun), options, make, key)
+        functools.update_wrapper(self, fun, updated=())
+        self.__wrapped__ = fun
+
+    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"{self._options.name}({name_of(self.__wrapped__)})"
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        options, bound = self._options, self._bound
+        prefix = options.in_prefix
+        wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
+        if kwargs or len(args) < wanted:
+            args, kwargs = by_position(self._fun, args, kwargs, bound, wanted)
+        inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
+        if not resolve_mode(options.graph):
+            refuse_sharing(inputs.graphdef, options.name)
+        return self._core(inputs, inputs.define(context_key()))
+
+
+_cores: weakref.WeakKeyDictionary[tp.Any, dict[tp.Any, MapCore]] = weakref.WeakKeyDictionary()
+CORES_PER_FUNCTION = 16
+"""How many cores of one function are kept, for different options."""
+CALLS_KEPT = 64
+"""For how many kinds of arguments a core keeps what it worked out."""
+
+
+def core_for(
+    bound: Unbound, name: str, options: MapOptions, make: Make, key: tuple[tp.Any, ...]
+) -> MapCore:
+    """The core of a function under some options; the same one as before where that is possible."""
+    fun = bound.fun
+    if type(fun) is not types.FunctionType:
+        return MapCore(fun, name, bound, options, make)
+    shape = (name, len(bound.args), *bound.kwargs)
+    metadata = tuple(options.metadata.items())
+    try:
+        whole = static_key((shape, options._replace(metadata=metadata), key))
+        hash(whole)
+    except (UnhashableStatic, TypeError):
+        return MapCore(fun, name, bound, options, make)
+    known = _cores.setdefault(fun, {})
+    found = known.get(whole)
+    if found is None:
+        found = known[whole] = MapCore(fun, name, bound, options, make)
+        if len(known) > CORES_PER_FUNCTION:
+            del known[next(iter(known))]
+    return found
 
 
 SHOWN = 12
@@ -394,12 +461,11 @@ def _axes(name: str, in_axes: tp.Any, out_axes: tp.Any) -> tuple[tp.Any, tp.Any]
     return in_axes, out_axes
 
 
-def _wrap(
-    f: tp.Any, options: MapOptions, make: tp.Callable[..., tp.Callable[..., tp.Any]]
-) -> tp.Any:
+def _wrap(f: tp.Any, options: MapOptions, make: Make, *key: tp.Any) -> tp.Any:
+    """A mapped function, or a decorator; `key` is what `make` depends on."""
     if f is MISSING:
-        return lambda fun: MapWrapped(fun, options, make)
-    return MapWrapped(f, options, make)
+        return lambda fun: MapWrapped(fun, options, make, key)
+    return MapWrapped(f, options, make, key)
 
 
 def vmap(
@@ -464,7 +530,7 @@ def vmap(
             spmd_axis_name=spmd_axis_name,
         )
 
-    return _wrap(f, options, make)
+    return _wrap(f, options, make, axis_name, axis_size, spmd_axis_name)
 
 
 def pmap(
@@ -521,7 +587,8 @@ def pmap(
 
     del donate_argnums  # results are the same without; buffers of objects must stay
     if not statics:
-        return _wrap(f, options, make)
+        chosen = None if devices is None else tuple(devices)
+        return _wrap(f, options, make, axis_name, axis_size, chosen, backend)
     if f is MISSING:
         return lambda fun: _with_statics(fun, options, make, statics)
     return _with_statics(f, options, make, statics)
@@ -556,7 +623,7 @@ def _with_statics(
                 return f(*every, **named)
 
             fun.__qualname__ = name_of(f)
-            by_statics[key] = MapWrapped(fun, options._replace(in_prefix=prefix), make)
+            by_statics[key] = MapWrapped(fun, options._replace(in_prefix=prefix), make, ())
         return by_statics[key](*[a for i, a in enumerate(args) if i not in fixed], **kwargs)
 
     return wrapper
@@ -617,4 +684,4 @@ def shard_map(
             **extra,
         )
 
-    return _wrap(f, options, make)
+    return _wrap(f, options, make, mesh, frozenset(axis_names), check_vma)
