@@ -405,27 +405,33 @@ class _Cotangents:
     def __init__(
         self, call: CallDef, definition: OutDef, cotangents: tp.Any, values: list[tp.Any]
     ) -> None:
-        _, self._plain, written, fresh = cotangents
+        _, self._plain, self._written, self._fresh = cotangents
         self._call = call
         self._definition = definition
+        self._values = values
         self._state_of_all: tp.Any = None
-        of_input = dict(zip(definition.written, written))
+        graph = definition.graph
+        if graph is None:
+            self._graphdef: GraphDef[tp.Any] = call.graphdef
+            self._result_codes: list[tp.Any] = list(definition.nodes)
+        else:
+            self._graphdef = graph.graphdef
+            self._result_codes = graph.graphdef.decoded.roots[graph.first_result :]
+
+    @functools.cached_property
+    def _leaves(self) -> list[tp.Any]:
+        """The cotangents of all leaves of the graph that left; zeros where nothing was written."""
+        of_input = dict(zip(self._definition.written, self._written))
 
         def came_in(leaf: int) -> tp.Any:
             if leaf in of_input:
                 return of_input[leaf]
-            return jax.tree_util.tree_map(zero_tangent, values[leaf])
+            return jax.tree_util.tree_map(zero_tangent, self._values[leaf])
 
-        graph = definition.graph
+        graph = self._definition.graph
         if graph is None:
-            self._graphdef: GraphDef[tp.Any] = call.graphdef
-            leaves = [came_in(leaf) for leaf in range(call.graphdef.num_leaves)]
-            self._result_codes: list[tp.Any] = list(definition.nodes)
-        else:
-            self._graphdef = graph.graphdef
-            leaves = [came_in(s) if s >= 0 else fresh[~s] for s in graph.sources]
-            self._result_codes = graph.graphdef.decoded.roots[graph.first_result :]
-        self._leaves = leaves
+            return [came_in(leaf) for leaf in range(self._call.graphdef.num_leaves)]
+        return [came_in(s) if s >= 0 else self._fresh[~s] for s in graph.sources]
 
     def inputs(self, numbers: list[int]) -> tuple[tp.Any, ...]:
         """The arguments as the function left them: States for objects, None for arrays."""
@@ -448,6 +454,8 @@ class _Cotangents:
 
     def result_objects(self) -> tp.Any:
         """The result, with objects for objects."""
+        if self._definition.treedef is None:
+            return self._plain
         nodes = build_nodes(self._graphdef.decoded, self._leaves)
         return self._result([resolve(c, nodes, self._leaves) for c in self._result_codes])
 
