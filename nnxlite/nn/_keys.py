@@ -21,10 +21,12 @@ KEYLESS: tp.Final = (initializers.zeros, initializers.ones)
 def own_stream(layer: tp.Any, rngs: Rngs | RngStream | None, name: str) -> RngStream | None:
     """The stream a layer keeps: forked from the stream `name`, or from the one that is given.
 
-    Raises TypeError for `rngs` of another type.
+    Raises:
+        AttributeError: when `rngs` has no such stream.
+        TypeError: for `rngs` of another type.
     """
     if isinstance(rngs, Rngs):
-        return rngs[name].fork()
+        return getattr(rngs, name).fork()
     if isinstance(rngs, RngStream):
         return rngs.fork()
     if rngs is None:
@@ -55,11 +57,12 @@ def draw_key(
 
     Raises:
         ValueError: when there is no source.
+        AttributeError: when the source has no such stream.
         TypeError: for a source of another type.
     """
     source = own if given is None else given
     if isinstance(source, Rngs):
-        return source[name]()
+        return getattr(source, name)()
     if isinstance(source, RngStream):
         return source()
     if isinstance(source, jax.Array):

@@ -111,7 +111,8 @@ class RNN(Module):
                 `reverse` turns round the real ones only.  Outputs of others have no meaning.
             return_carry, time_major, reverse, keep_order: options for this call; by default those
                 of the layer.
-            rngs: the source of keys for the carry; goes before the layer's own.
+            rngs: the source of keys for the carry; goes before the layer's own.  Of several
+                streams, "carry" is forked.
 
         Raises:
             ValueError: for an input without a time axis, or lengths that do not fit it.
@@ -131,6 +132,8 @@ class RNN(Module):
         time_axis = 0 if time_major else inputs.ndim - features - 1
         xs = jnp.moveaxis(inputs, time_axis, 0)
         lengths = _checked_lengths(seq_lengths, xs.shape[0], xs.shape[1 : xs.ndim - features])
+        if isinstance(rngs, Rngs):
+            rngs = rngs.carry.fork()
         carry = initial_carry
         if carry is None:
             carry = self.cell.initialize_carry(xs.shape[1:], self.rngs if rngs is None else rngs)
@@ -370,6 +373,8 @@ class Bidirectional(Module):
         """
         return_carry = self.return_carry if return_carry is None else return_carry
         forward_carry, backward_carry = initial_carry or (None, None)
+        if isinstance(rngs, Rngs):
+            rngs = rngs.carry
         run = functools.partial(
             _call,
             inputs=inputs,

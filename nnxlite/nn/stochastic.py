@@ -65,7 +65,7 @@ class Dropout(Module):
         self.broadcast_dims = tuple(broadcast_dims)
         self.deterministic = deterministic
         self.rng_collection = rng_collection
-        self.rngs = data(own_stream(self, rngs, rng_collection))
+        self.rngs = data(own_stream(self, self._named(rngs), rng_collection))
 
     def __call__(
         self,
@@ -123,7 +123,12 @@ class Dropout(Module):
     def _key(self, rngs: KeySource | None) -> jax.Array:
         """The key for one call, from its argument or from the layer's own stream."""
         purpose = "for its mask (deterministic=True and model.eval() do without)"
+        rngs = self._named(rngs)
         return draw_key(self, rngs, self.rngs, self.rng_collection, purpose, "rngs=rngs")
+
+    def _named(self, rngs: tp.Any) -> tp.Any:
+        """The stream of this layer's name, of several; its name may be that of an attribute."""
+        return rngs[self.rng_collection] if isinstance(rngs, Rngs) else rngs
 
 
 def _drop(

@@ -166,6 +166,39 @@ def test_bidirectional_computes_as_the_reference(options, lengths):
     assert_equal_state(ours, theirs)
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_keys_given_to_a_call_are_drawn_as_in_the_reference(both):
+    def run(lib):
+        cells = [cell_of(lib, "LSTMCell", carry_init=jax.random.normal) for _ in range(2)]
+        layer = lib.Bidirectional(*map(lib.RNN, cells)) if both else lib.RNN(cells[0])
+        given = carry_of("LSTMCell", 2)
+        rngs = lib.Rngs(3, carry=4)
+        results = [layer(X, rngs=source) for source in (rngs, rngs.carry, lib.Rngs(5))]
+        layer(X, rngs=rngs, initial_carry=(given, given) if both else given)
+        return results, int(rngs.carry.count.get_value()), int(layer.rngs.count.get_value())
+
+    ours, theirs = run(nnx), run(ref)
+    assert ours[1:] == theirs[1:]
+    assert_equal_results(ours[0], theirs[0], 5)
+
+
+def test_a_missing_stream_raises_what_the_reference_raises():
+    for bad in (
+        lambda lib, rngs: cell_of(lib, "GRUCell").initialize_carry((2, 3), rngs),
+        lambda lib, rngs: lib.GRUCell(3, 4, keep_rngs=True, kernel_init=quick, rngs=rngs),
+        lambda lib, rngs: lib.RNN(cell_of(lib, "GRUCell"), rngs=rngs),
+        lambda lib, rngs: lib.RNN(cell_of(lib, "GRUCell"))(X, rngs=rngs),
+        lambda lib, rngs: lib.MultiHeadAttention(2, 4, dropout_rate=0.5, rngs=rngs),
+        lambda lib, rngs: lib.Dropout(0.5, rngs=rngs),
+    ):
+        kinds = []
+        for lib in (nnx, ref):
+            with pytest.raises((AttributeError, KeyError), match="No RngStream named") as caught:
+                bad(lib, lib.Rngs(params=0))
+            kinds.append(caught.type)
+        assert kinds[0] is kinds[1]
+
+
 @pytest.mark.parametrize("name", [*CELLS, "RNN", "Bidirectional", "RNNCellBase"])
 def test_signatures_are_those_of_the_reference(name):
     for method in ("__init__", "__call__", "initialize_carry"):
