@@ -118,7 +118,7 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
             )
         chosen.add(position)
         for leaf in jax.tree_util.tree_leaves(args[position]):
-            by_leaf[leaf] = state.filter if state is not None else True
+            by_leaf[leaf] = state or True
     codes = call.graphdef.decoded.roots
     settings: list[tp.Any] = []
     for leaf, setting in enumerate(by_leaf):
@@ -129,7 +129,7 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
         if options.as_tree or not _is_object(call, code):
             settings.append(True)
         else:
-            settings.append(DiffState(leaf, Param if setting is True else setting))
+            settings.append(setting if isinstance(setting, DiffState) else DiffState(leaf, Param))
     plain, values = split_settings(call, settings, "differentiation")
     found = call.cache[key] = Selected(plain, [bool(v) for v in values])
     return found
@@ -305,12 +305,13 @@ class GradWrapped:
 
 
 def _value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:
-    if not (isinstance(result, tuple) and len(result) == 2):
-        raise TypeError(
+    several = isinstance(result, (tuple, list))
+    if not several or len(result) != 2:
+        raise (ValueError if several else TypeError)(  # as unpacking does
             f"With has_aux=True {name_of(fun)} must return a pair (value, aux), got "
-            f"{type(result).__name__}."
+            f"{type(result).__name__}{f' of {len(result)}' if several else ''}."
         )
-    return result
+    return result[0], result[1]
 
 
 def grad_options(

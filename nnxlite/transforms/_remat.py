@@ -16,7 +16,9 @@ from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
     Hidden,
+    Unbound,
     bind_modes,
+    by_position,
     context_key,
     hide,
     name_of,
@@ -115,6 +117,9 @@ class RematWrapped:
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         hidden: Hidden = ()
         if self._static:
+            wanted = max(self._static) + 1
+            bound = Unbound(self._fun, self._args, self._kwargs)
+            args, kwargs = by_position(self._fun, args, kwargs, bound, wanted)
             args, hidden = hide(args, self._static, len(self._args), repr(self))
         inputs = Inputs.of_call((*self._args, *args), {**self._kwargs, **kwargs})
         if not resolve_mode(self._options.graph):

@@ -450,6 +450,21 @@ def remat_as_a_decorator_of_a_method(lib, mode):
     return m(2.0), lib.grad(lambda m: m(1.0).sum())(m), lib.state(m)
 
 
+@program("updates")
+def remat_with_static_keywords(lib, mode):
+    class Outer(lib.Module):
+        def __init__(self):
+            self.inner = models(lib).Counted()
+
+        @functools.partial(lib.remat, static_argnums=(2,), **mode)
+        def __call__(self, x, train=True):
+            return self.inner(x) if train else x
+
+    m = Outer()
+    ys = m(2.0), m(2.0, train=True), m(2.0, train=False), m(train=False, x=3.0), m(2.0, True)
+    return ys, lib.grad(lambda m: m(1.0, train=True).sum())(m), lib.state(m)
+
+
 @program()
 def remat_of_a_structure_change(lib):
     m = models(lib).Counted()

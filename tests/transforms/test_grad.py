@@ -149,11 +149,12 @@ def product_of_two(m, x):
         (nnx.DiffState(0, nnx.BatchStat), {"n": 5.0}),
         (nnx.DiffState(-1, (nnx.BatchStat, nnx.PathContains("y"))), {"n": 5.0, "y": 1.0}),
         (nnx.DiffState(0, ...), {"n": 5.0, "x": 3.0, "y": 1.0}),
+        (nnx.DiffState(0, True), {"n": 5.0, "x": 3.0, "y": 1.0}),
         (nnx.DiffState(0, nnx.Not(nnx.Param)), {"n": 5.0}),
         (nnx.DiffState(0, nnx.Cache), {}),
         (nnx.DiffState(0, lambda path, v: path == ("x",)), {"x": 3.0}),
     ],
-    ids=["kind", "several", "everything", "rest", "nothing", "function"],
+    ids=["kind", "several", "everything", "True", "rest", "nothing", "function"],
 )
 def test_diff_state_chooses_variables(argnums, expected):
     m = Foo()
@@ -398,17 +399,27 @@ def test_a_diff_state_needs_updates(mode):
         nnx.grad(product, argnums=argnums, **mode)(Foo(), 1.0)
 
 
-@pytest.mark.parametrize("result", [1.0, (1.0, 2.0, 3.0), [1.0, 2.0]], ids=["one", "three", "list"])
-def test_aux_needs_a_pair(result):
+@pytest.mark.parametrize(
+    ("result", "error", "got"),
+    [(1.0, TypeError, "got float"), ((1.0, 2.0, 3.0), ValueError, "got tuple of 3")],
+    ids=["one", "three"],
+)
+def test_aux_needs_a_pair(result, error, got):
     def f(m):
         m.n.value = jnp.array(9.0)
         return result
 
     m = Foo()
     before = snapshot(m)
-    with pytest.raises(TypeError, match=r"has_aux=True .*f must return a pair \(value, aux\), got"):
+    match = rf"has_aux=True .*f must return a pair \(value, aux\), {got}"
+    with pytest.raises(error, match=match):
         nnx.grad(f, has_aux=True)(m)
     assert snapshot(m) == before
+
+
+def test_the_pair_may_be_a_list():
+    grads, aux = nnx.grad(lambda m: [m.x * 3.0, m.y], has_aux=True)(m := Foo())
+    assert float(grads["x"].value) == 3.0 and aux is m.y
 
 
 def test_sharing_is_refused_in_tree_mode():

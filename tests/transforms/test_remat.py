@@ -100,6 +100,17 @@ def test_static_arguments():
     assert nnx.remat(lambda x, k: k is shared, static_argnums=1)(1.0, shared)
 
 
+def test_static_arguments_by_keyword_and_by_default():
+    @functools.partial(nnx.remat, static_argnums=(2, 3))
+    def f(m, x, twice=False, text=""):
+        return m.x * x * (2 if twice else 1) + len(text)
+
+    m = Foo(3.0)
+    calls = (f(m, 1.0), f(m, 1.0, twice=True), f(m, x=1.0, text="abc"), f(m, 1.0, True, text="a"))
+    assert list(map(float, calls)) == [3.0, 6.0, 6.0, 7.0]
+    assert float(nnx.grad(lambda m: f(m, 2.0, twice=True))(m)["x"].value) == 4.0
+
+
 def test_a_static_argument_out_of_range_is_refused():
     with pytest.raises(ValueError, match=r"static_argnums has 5, but the call has 2 positional"):
         nnx.remat(loss, static_argnums=5)(Counted(), 1.0)
