@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc as abc
 import copy as copy_lib
+import types
 import typing as tp
 
 import jax
@@ -80,6 +81,9 @@ class State(_Methods[K, V]):
 
     _mapping: dict[K, V]
     _nnx_version: int
+
+    if not tp.TYPE_CHECKING:  # any number of parameters, as in the annotation `State[str]`
+        __class_getitem__ = classmethod(types.GenericAlias)
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 import typing as tp
 
 import jax
@@ -42,6 +43,8 @@ class Sequential(Module):
     >>> model(jnp.ones((5, 3))).shape
     (5, 2)
     """
+
+    __class_getitem__ = classmethod(types.GenericAlias)  # for annotations
 
     def __init__(self, *fns: tp.Callable[..., tp.Any]) -> None:
         self.layers = List(fns)

@@ -31,10 +31,17 @@ def _dict_key(name: tp.Any) -> tp.Any:
     return jax.tree_util.DictKey(name)
 
 
+def _position(name: str, size: int) -> int | None:
+    """The position that an attribute name such as "0" means, if there is one."""
+    number = int(name) if name.isdecimal() and len(name) < 10 else size
+    return number if number < size and str(number) == name else None
+
+
 class List(Module, tp.MutableSequence[T]):
     """A list of layers, Variables, arrays or static values.
 
-    It has the methods of a list; a slice of it is a plain list.
+    It has the methods of a list; a slice of it is a plain list.  An item is also the attribute of
+    its position, so that `getattr(model.layers, "0")` follows a path like "layers.0.kernel".
 
     >>> import nnxlite as nnx
     >>> layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(i)) for i in range(3)])
@@ -123,6 +130,18 @@ class List(Module, tp.MutableSequence[T]):
         while number in items:
             yield items[number]
             number += 1
+
+    if not tp.TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> tp.Any:
+            number = _position(name, len(self))
+            if number is None:
+                raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
+            return self[number]
+
+        def __setattr__(self, name: str, value: tp.Any) -> None:
+            number = _position(name, len(self))
+            super().__setattr__(name, value) if number is None else self._nnx_assign(number, value)
 
     def append(self, value: T) -> None:
         """Add an item at the end."""

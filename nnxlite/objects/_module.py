@@ -23,7 +23,7 @@ from nnxlite.graph._functional import split
 from nnxlite.graph._graphdef import Path
 from nnxlite.graph._walk import children_of, iter_children, iter_graph
 from nnxlite.objects._frozen import freeze
-from nnxlite.objects._pytree import Pytree, Tagged
+from nnxlite.objects._pytree import Pytree, Tagged, set_by_class
 from nnxlite.variables import (
     MISSING,
     Perturbation,
@@ -392,8 +392,7 @@ def _before(owner: Pytree, name: str) -> tp.Any:
     status = owner._nnx_status.get(name)
     if status is not None:
         return Tagged(owner.__dict__[name], status)
-    by_class = hasattr(getattr(type(owner), name, None), "__set__")
-    return getattr(owner, name) if by_class else MISSING
+    return getattr(owner, name) if set_by_class(type(owner), name) else MISSING
 
 
 def iter_modules(

@@ -173,6 +173,14 @@ _CONTAINERS = frozenset({list, tuple, dict})
 _WHOLE = frozenset({"__dict__", "__class__"})  # names that stand for all of an object
 
 
+def set_by_class(cls: type, name: str) -> bool:
+    """Whether assigning to the name is up to a descriptor of the class, such as a property."""
+    if getattr(cls, name, _MISSING) is _MISSING:  # as nearly always, and found out quickly
+        return False
+    held = (base.__dict__[name] for base in cls.__mro__ if name in base.__dict__)
+    return hasattr(next(held, None), "__set__")
+
+
 def _refuse_tags(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
     """Raise ValueError where `data(...)` or `static(...)` is inside a container."""
     for part in walk(value):
@@ -246,11 +254,10 @@ class Pytree(GraphNode, metaclass=PytreeMeta):
 
         def __setattr__(self, name: str, value: tp.Any) -> None:
             if name not in self._nnx_status:
-                descriptor = getattr(type(self), name, None)
                 if name in _WHOLE:
                     self._nnx_renew(name, value)
                     return
-                if descriptor is not None and hasattr(descriptor, "__set__"):
+                if set_by_class(type(self), name):
                     object.__setattr__(self, name, value)
                     return
             self._nnx_assign(name, value)

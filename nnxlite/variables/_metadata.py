@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 import typing as tp
 
 from nnxlite.variables._definition import HOOKS
@@ -28,6 +29,8 @@ class VariableMetadata:
     >>> nnx.Param(nnx.VariableMetadata(jnp.zeros(2), metadata={"tag": "bias"})).tag
     'bias'
     """
+
+    __class_getitem__ = classmethod(types.GenericAlias)  # for annotations
 
     raw_value: tp.Any
     on_set_value: tuple[Hook, ...] = ()

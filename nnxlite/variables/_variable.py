@@ -30,8 +30,8 @@ from nnxlite._errors import TraceContextError, short_type
 from nnxlite._jax import TraceRef, describe_trace, is_ref, new_ref, same_form, trace_state
 from nnxlite._text import Text, text_of, variable_node
 from nnxlite._versions import touch
-from nnxlite.variables._definition import HOOKS, REQUIRED, VariableDef, define
-from nnxlite.variables._metadata import VariableMetadata, as_hooks
+from nnxlite.variables._definition import REQUIRED, VariableDef, define
+from nnxlite.variables._metadata import VariableMetadata
 from nnxlite.variables._operators import ArrayOperators
 
 T = tp.TypeVar("T")
@@ -249,6 +249,11 @@ class Variable(ArrayOperators[T]):
 
     def __setitem__(self, key: tp.Any, value: tp.Any) -> None:
         self.set_value(value, index=key)
+
+    def __delitem__(self, key: tp.Any) -> None:
+        changed = copy_lib.copy(tp.cast(tp.Any, self.get_value()))
+        del changed[key]
+        self.set_value(changed)
 
     def get_raw_value(self) -> T:
         """The stored value, around every callback (a reference for `ref=True`)."""
@@ -674,15 +679,8 @@ def _shown(name: str, value: tp.Any) -> bool:
 
 
 def _normal_entries(entries: dict[str, tp.Any]) -> dict[str, tp.Any]:
-    """Metadata under its one spelling: `out_sharding`, and callbacks as tuples."""
-    out = {}
-    for name, value in entries.items():
-        if name in _SHARDING_NAMES:
-            name = "out_sharding"
-        elif name in HOOKS:
-            value = as_hooks(value)
-        out[name] = value
-    return out
+    """Metadata under its one spelling, `out_sharding`."""
+    return {"out_sharding" if k in _SHARDING_NAMES else k: v for k, v in entries.items()}
 
 
 def _normal(metadata: dict[str, tp.Any], ref: bool, eager_sharding: bool) -> dict[str, tp.Any]:

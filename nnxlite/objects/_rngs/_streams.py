@@ -8,6 +8,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._errors import short_type
 from nnxlite.filters import Filter, to_predicate
@@ -250,7 +251,7 @@ def as_key(value: tp.Any) -> jax.Array:
         return jax.random.key(operator.index(value))
     elif isinstance(value, RngStream):
         return value.key.value
-    shown = short_type(value) if hasattr(value, "dtype") else repr(value)
+    shown = short_type(value) if isinstance(value, (jax.Array, np.ndarray)) else repr(value)
     raise ValueError(
         f"Invalid rng value: {shown:.200}, expected an integer seed, a key from jax.random.key, a "
         "legacy uint32 key from jax.random.PRNGKey, or an RngStream."
