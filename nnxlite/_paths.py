@@ -10,6 +10,7 @@ import types
 
 from nnxlite import boundary as _boundary
 from nnxlite import transforms as _transforms
+from nnxlite.nn import conv as _conv
 from nnxlite.transforms import _jit, _trees
 
 MODULES = (
@@ -26,7 +27,7 @@ PATHS: dict[str, str] = {
     "set_graph_mode set_graph_updates split_context update_context",
     "helpers": "GraphDef Module State Variable",
     "nn.attention": "MultiHeadAttention RoPE dot_product_attention_with_rope",
-    "nn.linear": "Conv ConvTranspose Embed",
+    "nn.linear": "Conv ConvTranspose Embed canonicalize_padding",
     "nn.normalization": "SpectralNorm WeightNorm",
     "nn.recurrent": "GRUCell LSTMCell OptimizedLSTMCell SimpleCell",
     "pytreelib": "register_data_type",
@@ -46,7 +47,7 @@ def install(package: types.ModuleType) -> None:
     """Make `MODULES`, and the names of `PATHS`, importable by those paths below a package."""
     for name in MODULES.split():
         sys.modules[f"{package.__name__}.{name}"] = getattr(package, name)
-    sources = (package, _trees, _jit, _boundary, _transforms)
+    sources = (package, _trees, _jit, _boundary, _transforms, _conv)
     for path, names in PATHS.items():
         full = f"{package.__name__}.{path}"
         module = sys.modules.get(full)

@@ -93,24 +93,74 @@ def dot_product_attention(
     """
     query, key, value = promote_dtype((query, key, value), dtype=dtype)
     check_shapes(query, key, value)
-    shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
-    bias = _logit_like("bias", bias, shape)
-    mask = _logit_like("mask", mask, shape)
-    mask = None if mask is None else mask.astype(bool)
     drop = dropout_rate > 0 and not deterministic
     if implementation is not None:
+        bias, mask = _terms(query, key, bias, mask)
         _check_fusible(implementation, drop, module, precision, key, value)
         return _fused(query, key, value, bias, mask, is_causal, implementation)
-    if is_causal:
-        mask = _causal(shape) if mask is None else mask & _causal(shape)
+    bias, mask = _terms(query, key, bias, mask, is_causal)
     if module is None and not drop and is_tracing():
         return _attended(query, key, value, bias, mask, precision)
-    weights = _weights(query, key, bias, mask, precision)
-    if module is not None:
-        module.sow(Intermediate, "attention_weights", weights)
+    weights = _recorded(module, _weights(query, key, bias, mask, precision))
     if drop:
         weights = _dropout(weights, dropout_rate, dropout_rng, broadcast_dropout)
     return _mean_value(weights, value, precision)
+
+
+def dot_product_attention_weights(
+    query: jax.Array,
+    key: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Dtype | None = None,
+    precision: Precision = None,
+    module: Module | None = None,
+    promote_dtype: PromoteDtypeFn = default_promote_dtype,
+    is_causal: bool = False,
+) -> jax.Array:
+    """The weights of `dot_product_attention`, (*batch, heads, query length, key length).
+
+    The arguments, and what is raised, are those of `dot_product_attention`.
+
+    >>> import jax.numpy as jnp
+    >>> from nnxlite.nn.attention import dot_product_attention_weights
+    >>> query, key = jnp.ones((1, 2, 4, 8)), jnp.ones((1, 3, 1, 8))
+    >>> dot_product_attention_weights(query, key, is_causal=True)[0, 0].tolist()
+    [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
+    """
+    query, key = promote_dtype((query, key), dtype=dtype)
+    check_shapes(query, key)
+    bias, mask = _terms(query, key, bias, mask, is_causal)
+    weights = _recorded(module, _weights(query, key, bias, mask, precision))
+    if dropout_rate > 0 and not deterministic:
+        return _dropout(weights, dropout_rate, dropout_rng, broadcast_dropout)
+    return weights
+
+
+def _terms(
+    query: jax.Array,
+    key: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    is_causal: bool = False,
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Bias and mask as arrays that broadcast to the logits, the causal mask among the latter."""
+    shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
+    bias, mask = _logit_like("bias", bias, shape), _logit_like("mask", mask, shape)
+    mask = None if mask is None else mask.astype(bool)
+    if is_causal:
+        mask = _causal(shape) if mask is None else mask & _causal(shape)
+    return bias, mask
+
+
+def _recorded(module: Module | None, weights: jax.Array) -> jax.Array:
+    if module is not None:
+        module.sow(Intermediate, "attention_weights", weights)
+    return weights
 
 
 @functools.partial(jax.jit, static_argnums=5, inline=True)
@@ -251,13 +301,15 @@ def _mean_value(weights: jax.Array, value: jax.Array, precision: Precision) -> j
     return jnp.swapaxes(result, -3, -2)
 
 
-def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
-    """Raise ValueError unless query, key and value fit together."""
+def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array | None = None) -> None:
+    """Raise ValueError unless query, key and value (where there is one) fit together."""
+    shapes = f"query has shape {query.shape}, key {key.shape}"
+    shapes += "" if value is None else f", value {value.shape}"
+    value = key if value is None else value
 
     def refuse(what: str) -> tp.NoReturn:
         raise ValueError(
-            f"dot_product_attention: {what}. Arrays are (*batch, length, heads, depth); query has "
-            f"shape {query.shape}, key {key.shape}, value {value.shape}."
+            f"dot_product_attention: {what}. Arrays are (*batch, length, heads, depth); {shapes}."
         )
 
     if not query.ndim == key.ndim == value.ndim or query.ndim < 3:

@@ -50,6 +50,37 @@ default_kernel_init: tp.Final[Initializer] = initializers.lecun_normal()
 default_bias_init: tp.Final[Initializer] = initializers.zeros_init()
 
 
+def canonicalize_padding(padding: Padding, rank: int) -> str | list[tuple[int, int]]:
+    """Padding as JAX takes it: a name as it is, numbers as a pair for each of `rank` axes.
+
+    Raises ValueError for anything else.
+
+    >>> from nnxlite.nn.linear import canonicalize_padding
+    >>> canonicalize_padding([1, (0, 2)], rank=2)
+    [(1, 1), (0, 2)]
+    """
+    if isinstance(padding, str):
+        return padding
+    pairs = _pairs(padding, rank)
+    if pairs is None:
+        raise ValueError(
+            "Padding must be a name, a number, or a number or pair of numbers for each of "
+            f"{rank} axes; got {padding!r}."
+        )
+    return list(pairs)
+
+
+def _pairs(padding: tp.Any, rank: int) -> tuple[tuple[int, int], ...] | None:
+    """Padding given in numbers as a pair for each axis; None where it is something else."""
+    if isinstance(padding, int):
+        return ((padding, padding),) * rank
+    if isinstance(padding, tp.Sequence) and len(padding) == rank:
+        pairs = [(p, p) if isinstance(p, int) else p for p in padding]
+        if all(isinstance(p, tp.Sequence) and len(p) == 2 for p in pairs):
+            return tuple((p[0], p[1]) for p in pairs)
+    return None
+
+
 class ConvGeneralDilatedFn(tp.Protocol):
     """A replacement for `jax.lax.conv_general_dilated`."""
 
@@ -158,12 +189,10 @@ class _Convolution(Module):
                 )
             if name in self._paddings:
                 return name
-        elif isinstance(padding, int):
-            return ((padding, padding),) * rank
-        elif isinstance(padding, tp.Sequence) and len(padding) == rank:
-            pairs = tuple((p, p) if isinstance(p, int) else p for p in padding)
-            if all(isinstance(p, tp.Sequence) and len(p) == 2 for p in pairs):
-                return tuple((p[0], p[1]) for p in pairs)
+        else:
+            pairs = _pairs(padding, rank)
+            if pairs is not None:
+                return pairs
         raise ValueError(
             f"{layer_name(self)}: `padding` must be one of {', '.join(self._paddings)}, a "
             f"number, or a number or pair of numbers for each of the {rank} axes of "

@@ -24,6 +24,7 @@ from nnxlite.nn._keys import KeySource, own_stream
 from nnxlite.nn._names import note_layer
 from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.recurrent_cells import RNNCellBase
+from nnxlite.nn.recurrent_cells import modified_orthogonal as modified_orthogonal
 from nnxlite.objects import Module, Rngs, RngStream, data, split_rngs
 from nnxlite.transforms import scan
 from nnxlite.variables import RngState
@@ -221,6 +222,26 @@ def _reversed(xs: jax.Array, lengths: jax.Array | None) -> jax.Array:
     places = jnp.arange(time).reshape(-1, *(1,) * lengths.ndim)
     sources = (lengths - 1 - places) % max(time, 1)
     return jnp.take_along_axis(xs, _align(sources, xs), axis=0)
+
+
+def flip_sequences(
+    inputs: jax.Array, seq_lengths: jax.Array | None, num_batch_dims: int, time_major: bool
+) -> jax.Array:
+    """Sequences turned round in time, the positions beyond their lengths left at the end.
+
+    Args:
+        inputs: (*batch, time, *features), or (time, *batch, *features) if `time_major`.
+        seq_lengths: integers, (*batch,): how many positions of each are real; None for all.
+        num_batch_dims: the number of batch axes.
+        time_major: the time axis comes first.
+
+    >>> import jax.numpy as jnp
+    >>> from nnxlite.nn.recurrent import flip_sequences
+    >>> flip_sequences(jnp.array([[1, 2, 3, 0]]), jnp.array([3]), 1, False).tolist()
+    [[3, 2, 1, 0]]
+    """
+    time_axis = 0 if time_major else num_batch_dims
+    return jnp.moveaxis(_reversed(jnp.moveaxis(inputs, time_axis, 0), seq_lengths), 0, time_axis)
 
 
 def _scan_cell(

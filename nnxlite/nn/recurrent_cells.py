@@ -29,7 +29,7 @@ from nnxlite.objects import Module, Rngs, RngStream, data
 Activation = tp.Callable[..., jax.Array]
 
 
-def orthogonal_init(
+def modified_orthogonal(
     key: jax.Array, shape: tp.Sequence[int], dtype: tp.Any = jnp.float32
 ) -> jax.Array:
     """An orthogonal matrix, also in the half-precision dtypes that JAX has no decomposition for."""
@@ -242,7 +242,7 @@ class SimpleCell(_Cell):
         residual: bool = False,
         activation_fn: Activation = tanh,
         kernel_init: Initializer = default_kernel_init,
-        recurrent_kernel_init: Initializer = orthogonal_init,
+        recurrent_kernel_init: Initializer = modified_orthogonal,
         bias_init: Initializer = initializers.zeros,
         promote_dtype: PromoteDtypeFn = default_promote_dtype,
         keep_rngs: bool = False,
@@ -301,7 +301,7 @@ class _GatedCell(_Cell):
         gate_fn: Activation = sigmoid,
         activation_fn: Activation = tanh,
         kernel_init: Initializer = default_kernel_init,
-        recurrent_kernel_init: Initializer = orthogonal_init,
+        recurrent_kernel_init: Initializer = modified_orthogonal,
         bias_init: Initializer = initializers.zeros,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,

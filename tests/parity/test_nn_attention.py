@@ -84,6 +84,27 @@ def test_gradients_of_attention_are_those_of_the_reference():
         assert_equal_results(*grads)
 
 
+@needs_newer
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow")  # of the reference
+def test_weights_alone_are_those_of_the_reference():
+    results = []
+    for lib in (nnx, ref):
+        weights, found = lib.nn.attention.dot_product_attention_weights, []
+        assert_equal_signature(nnx.nn.attention.dot_product_attention_weights, weights)
+        for shapes in ({}, {"batch": ()}, {"kv_heads": 2}, {"batch": (2, 3)}, {"dtype": BF16}):
+            query, key, _ = arrays(**shapes)
+            found.append(weights(query, key, is_causal=True))
+        query, key, _ = arrays()
+        found.extend(weights(query, key, **options) for options in OPTIONS.values())
+        module = lib.Module()
+        weights(query, key, **DROP, module=module)
+        results.append((found, lib.state(module)["attention_weights"].get_value()))
+        for bad, message in ((key[..., :3], "depth"), (key[0], "number of dimensions|same rank")):
+            with pytest.raises(ValueError, match=message):
+                weights(query, bad)
+    assert_equal_results(*results)
+
+
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow")  # of the reference
 def test_recorded_weights_are_those_of_the_reference():
     weights = []

@@ -6,6 +6,9 @@ import importlib
 import sys
 import types
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tests.parity.layers import ref
@@ -35,3 +38,37 @@ def test_the_name_is_found_by_the_path(path, name):
     for part in path.split("."):
         found = getattr(found, part)
     assert getattr(found, name) is getattr(nnx, name)
+
+
+@pytest.mark.parametrize("padding", ["SAME", 1, (1, 2), [(0, 1), 3], (1, 2, 3), None, 1.5])
+def test_padding_is_canonical_as_in_the_reference(padding):
+    results = []
+    for lib in (nnx, ref):
+        try:
+            results.append(lib.nn.linear.canonicalize_padding(padding, 2))
+        except ValueError as error:
+            assert "adding" in str(error) and repr(padding) in str(error)
+            results.append(ValueError)
+    assert results[0] == results[1]
+
+
+def test_what_recurrent_networks_use_is_found_by_the_path():
+    x = jnp.arange(24).reshape(2, 3, 4)
+    for lengths, batch, time_major in (
+        (None, 1, False),
+        (jnp.array([2, 3]), 1, False),
+        (jnp.array([1, 2, 2]), 1, True),
+        (jnp.array([[1, 2, 4], [3, 0, 2]]), 2, False),
+    ):
+        ours, theirs = (
+            lib.nn.recurrent.flip_sequences(x, lengths, num_batch_dims=batch, time_major=time_major)
+            for lib in (nnx, ref)
+        )
+        np.testing.assert_array_equal(ours, theirs)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        ours, theirs = (
+            lib.nn.recurrent.modified_orthogonal(jax.random.key(0), (3, 4), dtype)
+            for lib in (nnx, ref)
+        )
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
