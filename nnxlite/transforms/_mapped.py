@@ -23,6 +23,7 @@ from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
+from nnxlite.boundary._carry import with_arrays
 from nnxlite.boundary._outputs import refuse_foreign_result
 from nnxlite.boundary._prefixes import (
     broadcast,
@@ -179,7 +180,7 @@ class MapCore:
                     variable.remove_axis(from_front(axis, inner.values[leaf]), name)
         result = self._fun()(*args, **kwargs)
         updates = resolve_updates(options.graph_updates, options.graph)
-        out = leave(inner, result, structure=updates)
+        out = with_arrays(inner, leave(inner, result, structure=updates))
         refuse_foreign_result(out, repr(self))
         settings = output_settings(
             call, out, value_settings, roots, options.out_prefix, options.out_name, options.default

@@ -354,6 +354,18 @@ def vmap_of_states_variables_and_lists(lib, mode):
 
 
 @program("updates", "plain")
+def vmap_moves_the_axes_of_states_of_arrays(lib, mode):
+    s = lib.State({"a": jnp.ones((2, 3)), "b": {"c": jnp.arange(4.0).reshape(2, 2)}})
+    return [
+        lib.vmap(lambda s: s, out_axes=1, **mode)(s),
+        lib.vmap(lambda s: {"q": s, "a": s["a"]}, in_axes=1, out_axes={"q": 0, "a": -1}, **mode)(
+            lib.State({"a": s["a"]})
+        ),
+        s,
+    ]
+
+
+@program("updates", "plain")
 def vmap_writes_variables_directly(lib, mode):
     v, w = lib.Param(jnp.arange(3.0)), lib.BatchStat(jnp.zeros((2, 3)))
 
