@@ -348,12 +348,23 @@ def _refuse_aliases(inner: Inner, result: tp.Any, roots: list[tp.Any]) -> None:
 
 
 def _detached(inner: Inner) -> list[tp.Any]:
-    """Objects that came in and changed: walked even where nothing refers to them any more."""
-    return [
-        node
-        for node, version in zip(inner.nodes, inner.versions)
-        if version and isinstance(node, GraphNode) and node._nnx_version != version
-    ]
+    """What came in and may have changed: walked even where nothing refers to it any more.
+
+    Edits of plain containers and of static values are not told by a version.
+    """
+    decoded = inner.call.graphdef.decoded
+    loose = {owner for owner, _, code in decoded.raw_slots if not isinstance(code, int)}
+
+    def changed(number: int) -> bool:
+        node, version = inner.nodes[number], inner.versions[number]
+        definition = decoded.node_defs[number]
+        if isinstance(node, Variable):
+            return node._box.definition is not definition
+        if not version or not isinstance(node, GraphNode):
+            return False
+        return node._nnx_version != version or number in loose or bool(definition.editable)
+
+    return [node for number, node in enumerate(inner.nodes) if changed(number)]
 
 
 def _edits(

@@ -107,6 +107,25 @@ def test_structure_changes_reach_the_callers_objects():
     assert type(m.new) is nnx.Param
 
 
+def test_edits_of_what_is_left_behind_reach_the_callers_objects():
+    m = nnx.Dict(child=Foo(), weight=nnx.Param(X))
+    m.child.parts, m.child.sizes = [nnx.Param(X)], [1]
+    child, weight = m.child, m.weight
+
+    @nnx.jit
+    def take_apart(m):
+        m.child.new = 5
+        m.child.parts.append(X + 1)
+        m.child.sizes.append(2)
+        m.weight.set_metadata(tag="seen")
+        del m.child, m.weight
+
+    take_apart(m)
+    assert not hasattr(m, "child") and not hasattr(m, "weight")
+    assert child.new == 5 and child.sizes == [1, 2] and weight.tag == "seen"
+    assert len(child.parts) == 2 and child.parts[1].tolist() == [2.0, 3.0]
+
+
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_without_updates_structure_stays(mode):
     @functools.partial(nnx.jit, **mode)
