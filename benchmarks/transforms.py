@@ -247,7 +247,6 @@ WORKS = (
         lambda leaves: lambda: jax.grad(through(jax), argnums=1)(leaves, X),
         lambda nnx, model: nnx.grad(through(nnx), argnums=1)(model, X),
     ),
-    Work("checkify", flat_checked, checked),
 )
 OUTSIDE = (
     Work(
@@ -255,6 +254,7 @@ OUTSIDE = (
         lambda leaves: lambda: jax.pmap(dense_forward, in_axes=(None, 0))(leaves, XS[:1]),
         lambda nnx, model: nnx.pmap(call, in_axes=(None, 0))(model, XS[:1]),
     ),
+    Work("checkify", flat_checked, checked),
 )
 INSIDE = (
     Work(
