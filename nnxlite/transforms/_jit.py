@@ -8,6 +8,7 @@ each user function; its static argument is the interned `CallDef`.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import re
 import typing as tp
@@ -291,12 +292,22 @@ def _picker(flags: list[bool], wanted: bool) -> tp.Callable[[list[tp.Any]], tp.S
     chosen = [i for i, flag in enumerate(flags) if flag is wanted]
     if len(chosen) == len(flags):
         return lambda items: items
-    if not chosen:
-        return lambda items: []
-    if len(chosen) == 1:
-        (only,) = chosen
-        return lambda items: [items[only]]
-    return operator.itemgetter(*chosen)
+    ends = [i for i in range(len(flags) + 1) if (i in (0, len(flags))) or flags[i] != flags[i - 1]]
+    runs = [slice(a, b) for a, b in itertools.pairwise(ends) if flags[a] is wanted]
+    if len(runs) > FEW_RUNS:
+        return operator.itemgetter(*chosen)
+
+    def pick(items: list[tp.Any]) -> list[tp.Any]:
+        found: list[tp.Any] = []
+        for run in runs:
+            found += items[run]
+        return found
+
+    return pick
+
+
+FEW_RUNS = 8
+"""Up to so many runs of neighbours are quicker to copy than their items are to collect."""
 
 
 def leaf_texts(call: CallDef) -> tuple[list[str], list[str]]:
