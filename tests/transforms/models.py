@@ -41,6 +41,24 @@ class Tied(nnx.Module):
         return (jnp.sin(self.a) * self.b + self.child.leaf) * x
 
 
+class Block(nnx.Module):
+    """A layer with every kind of state: parameters, statistics, a random stream."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.drop(jnp.tanh(self.norm(self.linear(x))))
+
+
+def lane(model, number):
+    """One slice of a stack, as a model of its own."""
+    graphdef, state = nnx.split(model)
+    return nnx.merge(graphdef, jax.tree.map(lambda x: x[number], state))
+
+
 def values(tree):
     """Leaves of a pytree of Variables, objects and arrays as nested lists."""
     return [jnp.asarray(x).tolist() for x in jax.tree.leaves(tree)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from tests.transforms.models import Counted, Foo, Tied, snapshot
+from tests.transforms.models import Block, Counted, Foo, Tied, lane, snapshot
 
 MODES = [{}, {"graph_updates": False}, {"graph": False}]
 CARRY = nnx.Carry
@@ -23,28 +23,10 @@ def looped(f, carry, *slices, reverse=False):
     return carry, jnp.stack(ys[::-1] if reverse else ys)
 
 
-def lane(model, number):
-    """One slice of a stack, as a model of its own."""
-    graphdef, state = nnx.split(model)
-    return nnx.merge(graphdef, jax.tree.map(lambda x: x[number], state))
-
-
 def count(c, x):
     """A body that writes a Variable of its carry and reads another."""
     c.n[...] += x * c.x
     return c, c.n * 1.0
-
-
-class Layer(nnx.Module):
-    """Parameters, batch statistics and a random stream."""
-
-    def __init__(self, rngs):
-        self.linear = nnx.Linear(3, 3, rngs=rngs)
-        self.norm = nnx.BatchNorm(3, rngs=rngs)
-        self.drop = nnx.Dropout(0.5, rngs=rngs)
-
-    def __call__(self, x):
-        return x + self.drop(jnp.tanh(self.norm(self.linear(x))))
 
 
 # carries -----------------------------------------------------------------------------------------
@@ -338,7 +320,7 @@ def test_variables_that_are_only_read_are_constants_of_the_loop():
 
 
 def test_a_scanned_variable_that_is_only_read_is_not_returned():
-    stack = nnx.vmap(Layer)(nnx.Rngs(0).fork(split=3))
+    stack = nnx.vmap(Block)(nnx.Rngs(0).fork(split=3))
     stack.eval()
     forward = nnx.scan(lambda x, layer: layer(x), in_axes=(CARRY, 0), out_axes=CARRY)
     eqn = only_scan(lambda m, x: forward(x, m), stack, jnp.ones((2, 3)))
@@ -353,7 +335,7 @@ def test_a_scanned_variable_that_is_only_read_is_not_returned():
 
 @pytest.mark.parametrize("mode", [{}, {"graph": False}])
 def test_layers_with_random_streams_and_batch_statistics(mode):
-    stack = nnx.vmap(Layer)(nnx.Rngs(0).fork(split=4))
+    stack = nnx.vmap(Block)(nnx.Rngs(0).fork(split=4))
     layers = [lane(stack, i) for i in range(4)]
     x = jax.random.normal(jax.random.key(1), (5, 3))
     scan = nnx.scan(lambda x, layer: layer(x), in_axes=(CARRY, 0), out_axes=CARRY, **mode)

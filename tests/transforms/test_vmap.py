@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from tests.transforms.models import Counted, Foo, Tied, snapshot
+from tests.transforms.models import Block, Counted, Foo, Tied, lane, snapshot
 
 MODES = [{}, {"graph_updates": False}, {"graph": False}]
 
@@ -20,29 +20,11 @@ def call(m, x):
     return m(x)
 
 
-class Block(nnx.Module):
-    """A layer with every kind of state: parameters, statistics, a random stream."""
-
-    def __init__(self, rngs):
-        self.linear = nnx.Linear(3, 3, rngs=rngs)
-        self.norm = nnx.BatchNorm(3, rngs=rngs)
-        self.drop = nnx.Dropout(0.5, rngs=rngs)
-
-    def __call__(self, x):
-        return x + self.drop(jnp.tanh(self.norm(self.linear(x))))
-
-
 def stack(count=4):
     return nnx.vmap(Block)(nnx.Rngs(0).fork(split=count))
 
 
 one = nnx.jit(call)
-
-
-def lane(model, number):
-    """One slice of a stack, as a model of its own."""
-    graphdef, state = nnx.split(model)
-    return nnx.merge(graphdef, jax.tree.map(lambda x: x[number], state))
 
 
 def assert_same(a, b):
