@@ -121,7 +121,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--plot", type=drawable, metavar="FILE", help="draw an .svg or .png, or all into a folder"
     )
     parser.add_argument(
-        "--load", type=whole_results, metavar="OLD.json", help="measure nothing; show these figures"
+        "--load",
+        action="append",
+        type=whole_results,
+        metavar="OLD.json",
+        help="measure nothing; show these figures (of several files, the worst of each case)",
     )
     parser.add_argument("--quick", action="store_true", help="few rounds: shows that all works")
     parser.add_argument("--rounds", type=int, help=f"default: {Pace.rounds}")
@@ -136,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not console.is_terminal:
         console = Console(width=WIDTH)
     benches = options.only or BENCHES
-    figures = options.load or measured(benches, pace, console)
+    figures = report.worst(options.load) if options.load else measured(benches, pace, console)
     figures["cases"] = [case for case in figures["cases"] if case["bench"] in benches]
     console.print(", ".join(f"{k} {v}" for k, v in figures["machine"].items()), highlight=False)
     report.print_results(figures["cases"], console)

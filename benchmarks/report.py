@@ -156,6 +156,26 @@ def case_json(result: Result) -> dict[str, tp.Any]:
     }
 
 
+def worst(runs: list[dict[str, tp.Any]]) -> dict[str, tp.Any]:
+    """Of several runs, each budget as it came out worst, with the figures of the worst of them.
+
+    Machine, order, and cases without a budget are those of the last run.
+    """
+    cases = []
+    for case in runs[-1]["cases"]:
+        key = case["bench"], case["case"]
+        same = [c for run in runs for c in run["cases"] if (c["bench"], c["case"]) == key]
+        budgets = [max(each, key=strain) for each in zip(*(c["budgets"] for c in same))]
+        shown = max(reversed(same), key=lambda c: max(map(strain, c["budgets"]), default=0.0))
+        cases.append({**shown, "budgets": budgets})
+    return {"machine": runs[-1]["machine"], "cases": cases}
+
+
+def strain(budget: dict[str, tp.Any]) -> float:
+    """The share of a budget that is spent; 0 where there is no figure."""
+    return budget["spent"]["median"] / budget["at_most"] if budget["spent"] else 0.0
+
+
 def print_comparison(old: dict[str, tp.Any], new: dict[str, tp.Any], console: Console) -> None:
     """The figures of both files side by side, for every contender that both have."""
     table = Table(title="compared", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

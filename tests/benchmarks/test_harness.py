@@ -183,6 +183,23 @@ def test_figures_kept_in_a_file_are_shown_and_drawn_without_measuring(
     assert "at most" not in capsys.readouterr().out
 
 
+def test_of_several_files_the_worst_of_each_budget_is_shown(tmp_path, monkeypatch, capsys):
+    files = []
+    for number, ours in enumerate([1.5, 2.5, 1.0]):
+        build = lambda ours=ours: {"limit": steady(1.0), "nnxlite": steady(ours)}
+        budgets = (Budget(2, "limit"), Budget(3.0))
+        monkeypatch.setattr(command, "CASES", [Case("eager", "work", build, budgets)])
+        files += ["--load", str(tmp_path / f"{number}.json")]
+        command.main(["--quick", "--json", files[-1]])
+    both = tmp_path / "worst.json"
+    assert command.main([*files, "--json", str(both)]) == 0
+    [case] = json.loads(both.read_text())["cases"]
+    assert case["seconds"]["nnxlite"]["median"] == 2.5
+    assert [b["met"] for b in case["budgets"]] == [False, True]
+    assert math.isclose(case["budgets"][1]["spent"]["median"], 2.5)
+    assert capsys.readouterr().out.count("MISSED") == 2  # as it was measured, and of all three
+
+
 def test_exit_status_tells_that_our_own_contender_failed(monkeypatch, capsys):
     def broken():
         raise RuntimeError("no figure")
