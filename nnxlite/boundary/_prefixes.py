@@ -12,7 +12,7 @@ import typing as tp
 import jax
 
 from nnxlite._errors import path_text
-from nnxlite._jax import PyTreeDef, constrained, key_name
+from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary._inputs import CallDef, is_root
 from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.graph._defs import StaticDef
@@ -535,21 +535,26 @@ def leaf_shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], l
     return split_settings(call, settings, "sharding")
 
 
-def place_result(out: tp.Any, out_shardings: tp.Any) -> tuple[tp.Any, tp.Any]:
-    """Result leaves constrained to `out_shardings`; Variables of objects by their own paths."""
-    definition = out.definition
+def result_shardings(
+    definition: tp.Any, result: tp.Any, fresh: list[tp.Any], out_shardings: tp.Any
+) -> tuple[tp.Any, list[tp.Any]]:
+    """`out_shardings` of `jit` for the result, and for new leaves of objects by their own paths.
+
+    Args:
+        definition: what leaves, an `OutDef`.
+        result, fresh: the result and the new leaves, abstract.
+        out_shardings: as the user gave it.
+    """
     if definition.treedef is None:
-        leaves, treedef = jax.tree_util.tree_flatten(out.result)
-        settings = broadcast(out_shardings, out.result, "out_shardings")
+        treedef = jax.tree_util.tree_structure(result)
+        settings = broadcast(out_shardings, result, "out_shardings")
         settings = plain_settings(settings, treedef, (), "out_shardings")
-        placed = [_constrained(x, s) for x, s in zip(leaves, settings)]
-        return jax.tree_util.tree_unflatten(treedef, placed), out.fresh
+        return jax.tree_util.tree_unflatten(treedef, map(_sharding, settings)), []
     count = definition.treedef.num_leaves
     tree = jax.tree_util.tree_unflatten(definition.treedef, range(count))
     settings = broadcast(out_shardings, tree, "out_shardings")
     plain = plain_settings(settings, definition.treedef, definition.where, "out_shardings")
-    result = [_constrained(x, s) for x, s in zip(out.result, plain)]
-    fresh = list(out.fresh)
+    places: list[tp.Any] = [None] * len(fresh)
     if definition.graph is not None:
         decoded = definition.graph.graphdef.decoded
         by_root = {
@@ -562,11 +567,9 @@ def place_result(out: tp.Any, out_shardings: tp.Any) -> tuple[tp.Any, tp.Any]:
             setting = by_root.get(path[0])
             if isinstance(setting, PrefixMapping):
                 setting = setting.map_prefix(path[1:], shown(decoded, leaf))
-            fresh[~source] = _constrained(fresh[~source], setting)
-    return result, fresh
+            places[~source] = _sharding(setting)
+    return [_sharding(s) for s in plain], places
 
 
-def _constrained(value: tp.Any, sharding: tp.Any) -> tp.Any:
-    if sharding is None or isinstance(sharding, PrefixMapping):
-        return value
-    return constrained(value, sharding)
+def _sharding(setting: tp.Any) -> tp.Any:
+    return None if isinstance(setting, PrefixMapping) else setting

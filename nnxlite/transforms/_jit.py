@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from nnxlite._errors import path_text
-from nnxlite._jax import constrained, is_tracing
+from nnxlite._jax import is_tracing
 from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
 from nnxlite.boundary._body import Body, trace_body
 from nnxlite.boundary._outputs import refuse_foreign_result
@@ -26,8 +26,8 @@ from nnxlite.boundary._prefixes import (
     argument_path,
     by_path,
     leaf_shardings,
-    place_result,
     refuse_non_arrays,
+    result_shardings,
 )
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
@@ -115,32 +115,69 @@ class Core:
         except TypeError:
             self.fun = lambda: fun
         self.by_call: dict[CallDef, tp.Any] = {}
+        self.leaving: dict[CallDef, tp.Any] = {}  # the structure that was placed
         self.shardings: dict[CallDef, tuple[list[tp.Any], list[tp.Any]]] = {}
         self.donates = options.donate.any or options.donate_written
         self.traced: tuple[CallDef, Body] | None = None
         self.sharded = options.in_shardings is not None
-        self.jitted = self.make(None)
+        self.placed = self.sharded or options.out_shardings is not None
+        self.run = functools.partial(_run, self)  # one for all, so that JAX traces it once
+        self.run.__name__ = self.name.rpartition(".")[2].strip("<>") or "fun"  # type: ignore[attr-defined]
+        self.jitted = self.make()
 
-    def make(self, in_shardings: tp.Any) -> tp.Any:
+    def make(self, **shardings: tp.Any) -> tp.Any:
         """A `jax.jit` object for this function."""
-        options = dict(self.options.jax_options)
-        if in_shardings is not None:
-            options["in_shardings"] = in_shardings
+        options = {**dict(self.options.jax_options), **shardings}
         if self.donates:
             options["donate_argnums"] = (3, 4)
             options["keep_unused"] = True  # so that XLA sees what shares a donated buffer
-        run = functools.partial(_run, self)
-        run.__name__ = self.name.rpartition(".")[2].strip("<>") or "fun"  # type: ignore[attr-defined]
-        return jax.jit(run, static_argnums=0, **options)
+        return jax.jit(self.run, static_argnums=0, **options)
 
-    def compiled_for(self, call: CallDef) -> tp.Any:
-        """The `jax.jit` object to use for a call: one for all, except where shardings are given."""
-        if not self.sharded:
+    def compiled_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
+        """The `jax.jit` object to use for a call: one for all, except where shardings are given.
+
+        What leaves is found by tracing for the given leaves; JAX does not trace again.
+        """
+        if not self.placed:
             return self.jitted
-        found = self.by_call.get(call)
-        if found is None:
-            found = self.by_call[call] = self.make(self.groups(call, *self.shardings_in(call)))
+        return self.by_call.get(call) or self.place(call, groups)
+
+    def place(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
+        """A `jax.jit` object that puts what a call leaves where it is to be."""
+        shardings: dict[str, tp.Any] = {}
+        values: list[tp.Any] = []
+        if self.sharded:
+            plain, values = self.shardings_in(call)
+            shardings["in_shardings"] = self.groups(call, plain, values)
+        out = self.make(**shardings).trace(call, *groups).out_info
+        shardings["out_shardings"] = self.shardings_out(out, values)
+        self.leaving[call] = jax.tree_util.tree_structure(out)
+        found = self.by_call[call] = self.make(**shardings)
         return found
+
+    def placed_call(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
+        """Call the function, whose result may have another structure for other shapes of leaves."""
+        jitted = self.compiled_for(call, groups)
+        before = self.leaving.get(call)
+        try:
+            return jitted(call, *groups)
+        except ValueError as error:
+            try:
+                again = self.place(call, groups)
+            except Exception:
+                raise error from None
+            if self.leaving[call] == before:
+                raise
+            return again(call, *groups)
+
+    def shardings_out(self, out: tp.Any, values: list[tp.Any]) -> tp.Any:
+        """Where JAX is to put what leaves; written Variables stay where `in_shardings` says."""
+        fixed, result, written, fresh = out
+        places: tp.Any = [values[leaf] for leaf in fixed.value.written] if values else None
+        if self.options.out_shardings is None:
+            return None, None, places, None
+        found, new = result_shardings(fixed.value, result, fresh, self.options.out_shardings)
+        return None, found, places, new
 
     def shardings_in(self, call: CallDef) -> tuple[list[tp.Any], list[tp.Any]]:
         """`in_shardings` of the plain leaves and of the graph leaves."""
@@ -340,34 +377,13 @@ def _run(core: Core, call: CallDef, *groups: tp.Any) -> tp.Any:
         updates = resolve_updates(core.options.graph_updates, core.options.graph)
         out = leave(inner, result, all_written=kept, structure=updates)
         refuse_foreign_result(out, core.name)
-    if core.options.out_shardings is not None or core.sharded:
-        out = constrain(core, call, out)
     return Fixed(out.definition), out.result, out.written, out.fresh
-
-
-def constrain(core: Core, call: CallDef, out: Outputs) -> Outputs:
-    """Outputs placed as `out_shardings` and, for written Variables, `in_shardings` say."""
-    written = out.written
-    if core.sharded:
-        _, shardings = core.shardings_in(call)
-        written = [
-            _placed(value, shardings[leaf])
-            for leaf, value in zip(out.definition.written, out.written)
-        ]
-    result, fresh = out.result, out.fresh
-    if core.options.out_shardings is not None:
-        result, fresh = place_result(out, core.options.out_shardings)
-    return Outputs(out.definition, result, written, fresh)
 
 
 def _settled(value: tp.Any, sharding: tp.Any) -> tp.Any:
     if sharding is None or getattr(value, "committed", not isinstance(value, np.ndarray)):
         return value
     return jax.device_put(value, sharding)
-
-
-def _placed(value: tp.Any, sharding: tp.Any) -> tp.Any:
-    return value if sharding is None else constrained(value, sharding)
 
 
 def with_statics(
@@ -470,14 +486,14 @@ class JitWrapped(tp.Generic[P, R]):
         try:
             if core.donates:
                 groups = core.groups(call, inputs.plain, inputs.values)
-                jitted = core.compiled_for(call) if core.sharded else core.jitted
+                jitted = core.compiled_for(call, groups) if core.placed else core.jitted
                 try:
                     out = jitted(call, *groups)
                 except (ValueError, RuntimeError):  # which one depends on JAX's own path
                     core.refuse_shared_buffers(call, groups)
                     raise
-            elif core.sharded:
-                out = core.compiled_for(call)(call, inputs.plain, inputs.values)
+            elif core.placed:
+                out = core.placed_call(call, (inputs.plain, inputs.values))
             else:
                 out = core.jitted(call, inputs.plain, inputs.values)
         except TypeError:
@@ -496,7 +512,7 @@ class JitWrapped(tp.Generic[P, R]):
     def _staged(self, method: str, args: tp.Any, kwargs: tp.Any) -> tuple[CallDef, tp.Any]:
         inputs, call = self._enter(args, kwargs)
         groups = self._core.groups(call, inputs.plain, inputs.values)
-        return call, getattr(self._core.compiled_for(call), method)(call, *groups)
+        return call, getattr(self._core.compiled_for(call, groups), method)(call, *groups)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
@@ -512,7 +528,9 @@ class JitWrapped(tp.Generic[P, R]):
         """The result with `jax.ShapeDtypeStruct`s for arrays; nothing is computed or written."""
         inputs, call = self._enter(args, kwargs)
         groups = self._core.groups(call, inputs.plain, inputs.values)
-        fixed, result, written, fresh = self._core.compiled_for(call).eval_shape(call, *groups)
+        fixed, result, written, fresh = self._core.compiled_for(call, groups).eval_shape(
+            call, *groups
+        )
         tree, _ = enter(call, inputs.plain, list(inputs.values))
         out = replay(Inputs(tree), Outputs(fixed.value, result, written, fresh))
         place_abstract(out)
@@ -539,6 +557,7 @@ class JitWrapped(tp.Generic[P, R]):
         for jitted in self._core.by_call.values():
             jitted.clear_cache()
         self._core.by_call.clear()
+        self._core.leaving.clear()
         self._core.shardings.clear()
 
     def _cache_size(self) -> int:

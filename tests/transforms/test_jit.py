@@ -518,6 +518,37 @@ def test_in_and_out_shardings():
         nnx.jit(lambda x: x, out_shardings=(rows, rows))(jnp.ones(8))
 
 
+def test_results_have_the_very_sharding_that_was_asked_for():
+    mesh, traces = mesh_of(), []
+    rows, columns = (NamedSharding(mesh, PartitionSpec(*s)) for s in (("data", None), (None, None)))
+
+    @nnx.jit(out_shardings=(nnx.StateSharding({nnx.PathContains("w"): rows, ...: None}), columns))
+    def make(x):
+        traces.append(x.shape)
+        return nnx.Dict(w=nnx.Param(x), n=nnx.Variable(0)), x * 2
+
+    for _ in range(2):
+        m, y = make(jnp.ones((8, 2)))
+        assert m.w.sharding == rows and y.sharding == columns
+    assert traces == [(8, 2)]
+
+
+def test_out_shardings_where_the_result_depends_on_shapes():
+    rows = NamedSharding(mesh_of(), PartitionSpec("data"))
+
+    @nnx.jit(out_shardings=rows)
+    def f(x):
+        if len(x) == 4:
+            raise ValueError("four")
+        return x if len(x) == 8 else {"a": x, "b": x + 1}
+
+    for x in (jnp.ones(8), jnp.ones(16), jnp.ones(8)):
+        assert {y.sharding for y in jax.tree.leaves(f(x))} == {rows}
+    for _ in range(2):
+        with refuses(ValueError, "four"):
+            f(jnp.ones(4))
+
+
 def test_inline_and_keep_unused():
     def inner(m, x):
         return m.w * x
