@@ -80,3 +80,18 @@ def test_semi_private_jax_is_used_in_one_module_only():
         if module.startswith(("jax._src", "jaxlib._"))
     }
     assert users <= {"_jax"}
+
+
+def test_private_names_are_left_to_those_who_subclass():
+    """A module with a `_cache` or `_pad` of its own works; so does a State with such keys."""
+    bases = (nnxlite.Pytree, nnxlite.State)
+    classes = [c for c in vars(nnxlite).values() if isinstance(c, type) and issubclass(c, bases)]
+    taken = {
+        (cls.__name__, name)
+        for cls in classes
+        for base in cls.__mro__
+        if base.__module__.startswith("nnxlite")
+        for name in vars(base)
+        if name.startswith("_") and not name.startswith(("__", "_nnx_", "_abc_"))
+    }
+    assert len(classes) > 40 and taken == {("State", "_mapping")}

@@ -92,7 +92,7 @@ class State(_Methods[K, V]):
         *,
         _copy: bool = True,
     ) -> None:
-        wrap = type(self)._wrap
+        wrap = type(self)._nnx_wrap
         source: tp.Any = mapping
         if type(source) in STATES:
             source = source._mapping
@@ -110,7 +110,7 @@ class State(_Methods[K, V]):
         _register(cls)
 
     @classmethod
-    def _wrap(cls, mapping: dict[tp.Any, tp.Any]) -> tp.Self:
+    def _nnx_wrap(cls, mapping: dict[tp.Any, tp.Any]) -> tp.Self:
         """A State over a dict of leaves and States, taken as it is.  For the library only."""
         new = object.__new__(cls)
         _set_mapping(new, mapping)
@@ -136,9 +136,9 @@ class State(_Methods[K, V]):
         try:
             return self[tp.cast(tp.Any, name)]
         except KeyError:
-            raise AttributeError(self._no_attribute(name)) from None
+            raise AttributeError(self._nnx_no_attribute(name)) from None
 
-    def _no_attribute(self, name: str) -> str:
+    def _nnx_no_attribute(self, name: str) -> str:
         keys = sorted_keys(self._mapping)
         known = ", ".join(map(repr, keys[:10])) + (", ..." if len(keys) > 10 else "")
         return f"No attribute {name!r} in {type(self).__name__}; its keys are: {known or 'none'}."
@@ -161,13 +161,13 @@ class State(_Methods[K, V]):
 
     def values(self) -> abc.ValuesView[tp.Any]:
         """The values, inner mappings as States."""
-        return self._settled().values()
+        return self._nnx_settled().values()
 
     def items(self) -> abc.ItemsView[K, tp.Any]:
         """The (key, value) pairs, inner mappings as States."""
-        return self._settled().items()
+        return self._nnx_settled().items()
 
-    def _settled(self) -> dict[K, tp.Any]:
+    def _nnx_settled(self) -> dict[K, tp.Any]:
         """The mapping, with what pytree operations left in it made States."""
         mapping = self._mapping
         for key in [k for k, v in mapping.items() if type(v) is dict]:
@@ -182,11 +182,11 @@ class State(_Methods[K, V]):
 
     def __setitem__(self, key: K, value: tp.Any) -> None:
         if isinstance(value, abc.Mapping):
-            value = self._inner(key, value)
+            value = self._nnx_inner(key, value)
         self._mapping[key] = value
         touch(self)
 
-    def _inner(self, key: K, value: Mapping) -> State[tp.Any, tp.Any]:
+    def _nnx_inner(self, key: K, value: Mapping) -> State[tp.Any, tp.Any]:
         """What a mapping becomes when it is put in: a State stays the same object."""
         if type(value) not in STATES:
             return type(self)(value)
@@ -211,7 +211,7 @@ class State(_Methods[K, V]):
 
     def __delattr__(self, name: str) -> None:
         if name not in self._mapping:
-            raise AttributeError(self._no_attribute(name))
+            raise AttributeError(self._nnx_no_attribute(name))
         del self[tp.cast(tp.Any, name)]
 
     def pop(self, key: K, default: tp.Any = MISSING) -> tp.Any:
@@ -243,11 +243,11 @@ class State(_Methods[K, V]):
         return same(self, other)
 
     def __copy__(self) -> tp.Self:
-        return self._wrap(dict(self._mapping))
+        return self._nnx_wrap(dict(self._mapping))
 
     def __deepcopy__(self, memo: dict[int, tp.Any]) -> tp.Self:
         copied = lambda leaf: copy_lib.deepcopy(leaf, memo)
-        new = memo[id(self)] = self._wrap(transformed(self._mapping, self._wrap, copied))
+        new = memo[id(self)] = self._nnx_wrap(transformed(self._mapping, self._nnx_wrap, copied))
         return new
 
     def __reduce__(self) -> tp.Any:
@@ -297,7 +297,7 @@ class State(_Methods[K, V]):
         paths, leaves = _unzipped("State.from_flat_path", flat_state)
         if not all(paths):
             raise ValueError("A leaf with an empty path has no place in a State.")
-        return cls._wrap(nested(paths, leaves, cls._wrap))
+        return cls._nnx_wrap(nested(paths, leaves, cls._nnx_wrap))
 
     def map(self, f: PathFn) -> State[K, tp.Any]:
         """The State of `f(path, leaf)`."""
@@ -550,7 +550,7 @@ def _unzipped(what: str, items: tp.Any) -> tuple[list[Path], list[tp.Any]]:
 
 
 def _state(paths: abc.Iterable[Path], leaves: abc.Iterable[tp.Any]) -> State[tp.Any, tp.Any]:
-    return State._wrap(nested(paths, leaves, State._wrap))
+    return State._nnx_wrap(nested(paths, leaves, State._nnx_wrap))
 
 
 def _deal(

@@ -204,7 +204,7 @@ def pure(tree: A) -> A:
     {'a': [1, 2]}
     """
     if isinstance(tree, State):  # iterative, where JAX would recurse
-        wrap = type(tree)._wrap
+        wrap = type(tree)._nnx_wrap
         return wrap(transformed(tree._mapping, wrap, _pure_tree))
     return _pure_tree(tree)
 

@@ -354,7 +354,7 @@ class ContainerDef:
         if self.kind == DICT:
             return dict(zip(self.keys, children))
         if self.kind == STATE:
-            return self.type._wrap(dict(zip(self.keys, children)))  # type: ignore[attr-defined]
+            return self.type._nnx_wrap(dict(zip(self.keys, children)))  # type: ignore[attr-defined]
         if self.treedef is None:
             return self.type(*self._as_node(children))  # a named tuple
         return jax.tree_util.tree_unflatten(self.treedef, self._as_node(children))

@@ -81,7 +81,7 @@ class StateProgram:
     def build(self, values: list[tp.Any]) -> State[tp.Any, tp.Any]:
         """The nested State that holds `values`, one for each chosen leaf."""
         built: list[tp.Any] = []
-        wrap = State._wrap
+        wrap = State._nnx_wrap
         for keys, slots, run, _ in self.levels:
             if run is not None:
                 built.append(wrap(dict(zip(keys, values[run]))))

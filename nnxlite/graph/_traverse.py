@@ -106,7 +106,7 @@ def traverse(roots: tp.Iterable[tp.Any], into: Traversal | None = None) -> Trave
     found = Traversal() if into is None else into
     tokens, nodes, versions = found.tokens, found.nodes, found.versions
     leaves, index = found.leaves, found.index
-    kinds, wrap = _by_type, State._wrap
+    kinds, wrap = _by_type, State._nnx_wrap
     # A level is: children still to come, their State so far, its name above, id of the container.
     children: tp.Iterator[tuple[tp.Any, tp.Any]] = enumerate(tuple(roots))
     level, above, container = found.nested, None, 0

@@ -109,7 +109,7 @@ class _Convolution(Module):
     bias: Param[jax.Array] | None
     mask: jax.Array | None
     kernel_size: tuple[int, ...]
-    _paddings: tp.ClassVar[tuple[str, ...]]
+    _nnx_paddings: tp.ClassVar[tuple[str, ...]]
 
     def __init__(
         self,
@@ -148,10 +148,10 @@ class _Convolution(Module):
         self.precision = precision
         self.promote_dtype = promote_dtype
         self.preferred_element_type = preferred_element_type
-        self._per_axis("strides")
-        self._per_axis("kernel_dilation")
-        self._pads()
-        self._check_mask(self.kernel_shape)
+        self._nnx_per_axis("strides")
+        self._nnx_per_axis("kernel_dilation")
+        self._nnx_pads()
+        self._nnx_check_mask(self.kernel_shape)
         self.kernel = Param(
             kernel_init(rngs.params(), self.kernel_shape, param_dtype), **kernel_metadata
         )
@@ -161,7 +161,7 @@ class _Convolution(Module):
             else None
         )
 
-    def _per_axis(self, name: str) -> tuple[int, ...]:
+    def _nnx_per_axis(self, name: str) -> tuple[int, ...]:
         """An attribute that is None (for one), a number, or one number for each spatial axis."""
         given = getattr(self, name)
         rank = len(self.kernel_size)
@@ -177,43 +177,43 @@ class _Convolution(Module):
             )
         return sizes
 
-    def _pads(self) -> Pads:
+    def _nnx_pads(self) -> Pads:
         """The padding as a name, or as a pair for each spatial axis; ValueError for others."""
         padding, rank = self.padding, len(self.kernel_size)
         if isinstance(padding, str):
             name = padding.upper()
-            if name == "CAUSAL" and name in self._paddings and rank != 1:
+            if name == "CAUSAL" and name in self._nnx_paddings and rank != 1:
                 raise ValueError(
                     f"{layer_name(self)}: 'CAUSAL' padding needs a kernel with one spatial "
                     f"axis, and kernel_size is {self.kernel_size}."
                 )
-            if name in self._paddings:
+            if name in self._nnx_paddings:
                 return name
         else:
             pairs = _pairs(padding, rank)
             if pairs is not None:
                 return pairs
         raise ValueError(
-            f"{layer_name(self)}: `padding` must be one of {', '.join(self._paddings)}, a "
+            f"{layer_name(self)}: `padding` must be one of {', '.join(self._nnx_paddings)}, a "
             f"number, or a number or pair of numbers for each of the {rank} axes of "
             f"kernel_size={self.kernel_size}; got {padding!r}."
         )
 
-    def _check_mask(self, kernel_shape: tuple[int, ...]) -> None:
+    def _nnx_check_mask(self, kernel_shape: tuple[int, ...]) -> None:
         if self.mask is not None and tuple(self.mask.shape) != tuple(kernel_shape):
             raise ValueError(
                 f"{layer_name(self)}: `mask` must have the shape of `kernel`, {kernel_shape}; "
                 f"got {tuple(self.mask.shape)}."
             )
 
-    def _masked_kernel(self) -> jax.Array:
+    def _nnx_masked_kernel(self) -> jax.Array:
         kernel = self.kernel[...]
         if self.mask is None:
             return kernel
-        self._check_mask(kernel.shape)
+        self._nnx_check_mask(kernel.shape)
         return kernel * jnp.asarray(self.mask)
 
-    def _one_batch_axis(
+    def _nnx_one_batch_axis(
         self, inputs: jax.Array, features: int
     ) -> tuple[jax.Array, tuple[int, ...] | None]:
         """The input with one batch axis, and the batch shape to bring back (None if it had one).
@@ -233,12 +233,12 @@ class _Convolution(Module):
         batch = tuple(x.shape[: x.ndim - rank - 1])
         return jnp.reshape(x, (math.prod(batch), *x.shape[len(batch) :])), batch
 
-    def _window(self) -> tuple[int, ...]:
+    def _nnx_window(self) -> tuple[int, ...]:
         """How far the kernel reaches along each axis, dilation counted."""
         return tuple(
             (size - 1) * dilation + 1
             for size, dilation in zip(
-                self.kernel_size, self._per_axis("kernel_dilation"), strict=True
+                self.kernel_size, self._nnx_per_axis("kernel_dilation"), strict=True
             )
         )
 
@@ -285,7 +285,7 @@ class Conv(_Convolution):
     ((3, 3, 3, 8), (4, 14, 14, 8))
     """
 
-    _paddings = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR", "REFLECT", "CAUSAL")
+    _nnx_paddings = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR", "REFLECT", "CAUSAL")
 
     def __init__(
         self,
@@ -352,9 +352,9 @@ class Conv(_Convolution):
             inputs: array of shape (*batch, *spatial, in_features).
             out_sharding: sharding of the convolution, where the mesh has explicit axes.
         """
-        kernel = self._masked_kernel()
-        x, batch = self._one_batch_axis(inputs, kernel.shape[-2] * self.feature_group_count)
-        x, pads = self._pad(x)
+        kernel = self._nnx_masked_kernel()
+        x, batch = self._nnx_one_batch_axis(inputs, kernel.shape[-2] * self.feature_group_count)
+        x, pads = self._nnx_pad(x)
         x, kernel, bias = self.promote_dtype((x, kernel, value_of(self.bias)), dtype=self.dtype)
         options: dict[str, tp.Any] = {}
         if self.preferred_element_type is not None:
@@ -362,10 +362,10 @@ class Conv(_Convolution):
         y = self.conv_general_dilated(
             x,
             kernel,
-            self._per_axis("strides"),
+            self._nnx_per_axis("strides"),
             pads,
-            lhs_dilation=self._per_axis("input_dilation"),
-            rhs_dilation=self._per_axis("kernel_dilation"),
+            lhs_dilation=self._nnx_per_axis("input_dilation"),
+            rhs_dilation=self._nnx_per_axis("kernel_dilation"),
             dimension_numbers=_dimension_numbers(x.ndim),
             feature_group_count=self.feature_group_count,
             precision=self.precision,
@@ -375,9 +375,9 @@ class Conv(_Convolution):
         y = add_bias(y, bias)
         return y if batch is None else jnp.reshape(y, (*batch, *y.shape[1:]))
 
-    def _pads(self) -> Pads:
-        pads = super()._pads()
-        dilation = self._per_axis("input_dilation")
+    def _nnx_pads(self) -> Pads:
+        pads = super()._nnx_pads()
+        dilation = self._nnx_per_axis("input_dilation")
         if isinstance(pads, str) and any(d != 1 for d in dilation):
             raise ValueError(
                 f"{layer_name(self)}: with input_dilation={self.input_dilation} the padding "
@@ -386,14 +386,14 @@ class Conv(_Convolution):
             )
         return pads
 
-    def _pad(self, x: jax.Array) -> tuple[jax.Array, Pads]:
+    def _nnx_pad(self, x: jax.Array) -> tuple[jax.Array, Pads]:
         """Carry out the paddings that the convolution itself does not know."""
-        pads = self._pads()
+        pads = self._nnx_pads()
         if pads == "CAUSAL":
-            widths = [(window - 1, 0) for window in self._window()]
+            widths = [(window - 1, 0) for window in self._nnx_window()]
             return jnp.pad(x, [(0, 0), *widths, (0, 0)]), "VALID"
         if pads in ("CIRCULAR", "REFLECT"):
-            widths = [((window - 1) // 2, window // 2) for window in self._window()]
+            widths = [((window - 1) // 2, window // 2) for window in self._nnx_window()]
             mode = "wrap" if pads == "CIRCULAR" else "reflect"
             return jnp.pad(x, [(0, 0), *widths, (0, 0)], mode=mode), "VALID"
         return x, pads
@@ -444,7 +444,7 @@ class ConvTranspose(_Convolution):
     (4, 28, 28, 8)
     """
 
-    _paddings = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR")
+    _nnx_paddings = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR")
 
     def __init__(
         self,
@@ -501,11 +501,13 @@ class ConvTranspose(_Convolution):
         Args:
             inputs: array of shape (*batch, *spatial, in_features).
         """
-        kernel = self._masked_kernel()
-        x, batch = self._one_batch_axis(inputs, kernel.shape[-1 if self.transpose_kernel else -2])
+        kernel = self._nnx_masked_kernel()
+        x, batch = self._nnx_one_batch_axis(
+            inputs, kernel.shape[-1 if self.transpose_kernel else -2]
+        )
         x, kernel, bias = self.promote_dtype((x, kernel, value_of(self.bias)), dtype=self.dtype)
-        pads = self._pads()
-        if pads == "SAME_LOWER" and any(stride != 1 for stride in self._per_axis("strides")):
+        pads = self._nnx_pads()
+        if pads == "SAME_LOWER" and any(stride != 1 for stride in self._nnx_per_axis("strides")):
             raise ValueError(
                 f"{layer_name(self)}: 'SAME_LOWER' padding needs strides of one, got strides="
                 f"{self.strides}. Use 'SAME', or give the padding as numbers."
@@ -513,26 +515,26 @@ class ConvTranspose(_Convolution):
         y = lax.conv_transpose(
             x,
             kernel,
-            self._per_axis("strides"),
+            self._nnx_per_axis("strides"),
             "VALID" if pads == "CIRCULAR" else pads,
-            rhs_dilation=self._per_axis("kernel_dilation"),
+            rhs_dilation=self._nnx_per_axis("kernel_dilation"),
             transpose_kernel=self.transpose_kernel,
             precision=self.precision,
             preferred_element_type=self.preferred_element_type,
         )
         if pads == "CIRCULAR":
-            y = self._wrap(y, x.shape[1:-1])
+            y = self._nnx_wrap(y, x.shape[1:-1])
         y = add_bias(y, bias)
         return y if batch is None else jnp.reshape(y, (*batch, *y.shape[1:]))
 
-    def _wrap(self, y: jax.Array, spatial: tuple[int, ...]) -> jax.Array:
+    def _nnx_wrap(self, y: jax.Array, spatial: tuple[int, ...]) -> jax.Array:
         """Fold a full output back onto its period, `stride * size` along each spatial axis.
 
         The surplus hangs over evenly on both sides; an odd element hangs over in front where the
         kernel is flipped, else behind.
         """
         for axis, (size, stride) in enumerate(
-            zip(spatial, self._per_axis("strides"), strict=True), start=1
+            zip(spatial, self._nnx_per_axis("strides"), strict=True), start=1
         ):
             period = size * stride
             surplus = y.shape[axis] - period

@@ -229,7 +229,7 @@ class LinearGeneral(Module):
         self.dot_general_cls = dot_general_cls
         self.promote_dtype = promote_dtype
         self.preferred_element_type = preferred_element_type
-        self._check_axes()
+        self._nnx_check_axes()
 
         batch = tuple(batch_axis.values())
         self.kernel = Param(
@@ -252,7 +252,7 @@ class LinearGeneral(Module):
             else None
         )
 
-    def _check_axes(self) -> None:
+    def _nnx_check_axes(self) -> None:
         if len(self.in_features) != len(self.axis):
             raise ValueError(
                 f"{layer_name(self)} needs one axis for each input size: `in_features` is "
@@ -277,7 +277,7 @@ class LinearGeneral(Module):
         )
         axes = tuple(sorted(a + x.ndim if a < 0 else a for a in self.axis))
         batch = tuple(self.batch_axis)
-        self._check_input(x, kernel, axes, batch)
+        self._nnx_check_input(x, kernel, axes, batch)
         if bias is not None and batch:
             between = x.ndim - len(batch) - len(axes)
             sizes = bias.shape
@@ -293,7 +293,7 @@ class LinearGeneral(Module):
             out_sharding,
         )
 
-    def _check_input(
+    def _nnx_check_input(
         self, x: jax.Array, kernel: jax.Array, axes: tuple[int, ...], batch: tuple[int, ...]
     ) -> None:
         """Raise TypeError unless `x` has the kernel's sizes at the batch and contracted axes."""
@@ -399,7 +399,7 @@ class Einsum(Module):
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ) -> None:
-        einsum_str = self._check_equation(einsum_str)
+        einsum_str = self._nnx_check_equation(einsum_str)
         shape = check_sizes(self, "kernel_shape", kernel_shape)
         bias_sizes = None if bias_shape is None else check_sizes(self, "bias_shape", bias_shape)
         self.kernel = Param(kernel_init(rngs.params(), shape, param_dtype), **kernel_metadata)
@@ -431,11 +431,11 @@ class Einsum(Module):
             einsum_str: an equation for this call, in place of the layer's own.
             out_sharding: sharding of the product, where the mesh has explicit axes.
         """
-        equation = self.einsum_str if einsum_str is None else self._check_equation(einsum_str)
+        equation = self.einsum_str if einsum_str is None else self._nnx_check_equation(einsum_str)
         x, kernel, bias = self.promote_dtype(
             (inputs, self.kernel[...], value_of(self.bias)), dtype=self.dtype
         )
-        self._check_operands(equation, x.shape, kernel.shape)
+        self._nnx_check_operands(equation, x.shape, kernel.shape)
         options: dict[str, tp.Any] = {}
         if self.preferred_element_type is not None:
             options["preferred_element_type"] = self.preferred_element_type
@@ -453,7 +453,7 @@ class Einsum(Module):
             )
         return add_bias(y, bias.reshape(shape))
 
-    def _check_equation(self, equation: str) -> str:
+    def _nnx_check_equation(self, equation: str) -> str:
         """The equation without blanks; raises ValueError unless it is `inputs,kernel->output`."""
         text = str(equation).replace(" ", "")
         if text.count("->") != 1:
@@ -468,7 +468,7 @@ class Einsum(Module):
             )
         return text
 
-    def _check_operands(
+    def _nnx_check_operands(
         self, equation: str, inputs: tuple[int, ...], kernel: tuple[int, ...]
     ) -> None:
         """Raise ValueError unless the labels fit the shapes and each label has one size."""

@@ -147,7 +147,7 @@ class MultiHeadAttention(Module):
         self.out_features = in_features if out_features is None else out_features
         self.in_kv_features = in_features if in_kv_features is None else in_kv_features
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self._check_heads()
+        self._nnx_check_heads()
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.broadcast_dropout = broadcast_dropout
@@ -218,7 +218,7 @@ class MultiHeadAttention(Module):
         self.rngs = own_stream(self, rngs, "dropout") if keeps_stream else None
         self.cached_key, self.cached_value, self.cache_index = data(None), data(None), data(None)
 
-    def _check_heads(self) -> None:
+    def _nnx_check_heads(self) -> None:
         heads, kv_heads = self.num_heads, self.num_kv_heads
         if heads < 1 or self.qkv_features % heads:
             raise ValueError(
@@ -286,9 +286,9 @@ class MultiHeadAttention(Module):
         drops = self.dropout_rate > 0 and not resolve_mode(
             self, "deterministic", deterministic, self.deterministic
         )
-        self._check_input("inputs_q", inputs_q, self.in_features)
-        self._check_input("inputs_k", inputs_k, self.in_kv_features)
-        self._check_input("inputs_v", inputs_v, self.in_kv_features)
+        self._nnx_check_input("inputs_q", inputs_q, self.in_features)
+        self._nnx_check_input("inputs_k", inputs_k, self.in_kv_features)
+        self._nnx_check_input("inputs_v", inputs_v, self.in_kv_features)
 
         query = self.query(inputs_q, out_sharding=qkv_sharding)
         key = self.key(inputs_k, out_sharding=qkv_sharding)
@@ -297,7 +297,7 @@ class MultiHeadAttention(Module):
             query, key = self.query_ln(query), self.key_ln(key)
         step = None
         if decode:
-            step = self._step(query, key, value, mask)
+            step = self._nnx_step(query, key, value, mask)
             key, value, mask = step.keys, step.values, step.mask
             if input_positions is None and _takes_positions(self.attention_fn):
                 input_positions = step.place[None]
@@ -308,7 +308,7 @@ class MultiHeadAttention(Module):
                 key,
                 value,
                 mask=mask,
-                dropout_rng=self._dropout_key(rngs) if drops else None,
+                dropout_rng=self._nnx_dropout_key(rngs) if drops else None,
                 dropout_rate=self.dropout_rate,
                 broadcast_dropout=self.broadcast_dropout,
                 deterministic=not drops,
@@ -377,11 +377,11 @@ class MultiHeadAttention(Module):
                 dtype = jnp.float32 if self.dtype is None else self.dtype
                 self.init_cache((*sizes, self.in_features), dtype)
 
-    def _dropout_key(self, rngs: KeySource | None) -> jax.Array:
+    def _nnx_dropout_key(self, rngs: KeySource | None) -> jax.Array:
         purpose = "for dropout (deterministic=True and model.eval() switch it off)"
         return draw_key(self, rngs, self.rngs, "dropout", purpose, "keep_rngs=True")
 
-    def _check_input(self, name: str, x: jax.Array, features: int) -> None:
+    def _nnx_check_input(self, name: str, x: jax.Array, features: int) -> None:
         shape = jnp.shape(x)
         if len(shape) < 2 or shape[-1] != features:
             kind = ValueError if name == "inputs_q" or len(shape) < 2 else TypeError
@@ -390,7 +390,7 @@ class MultiHeadAttention(Module):
                 f"{features} features; got shape {shape}."
             )
 
-    def _cache(self) -> tuple[Cache[jax.Array], Cache[jax.Array], Cache[jax.Array]]:
+    def _nnx_cache(self) -> tuple[Cache[jax.Array], Cache[jax.Array], Cache[jax.Array]]:
         """The keys, the values and the number of places filled."""
         if self.cached_key is None or self.cached_value is None or self.cache_index is None:
             raise ValueError(
@@ -399,16 +399,16 @@ class MultiHeadAttention(Module):
             )
         return self.cached_key, self.cached_value, self.cache_index
 
-    def _step(
+    def _nnx_step(
         self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
     ) -> _Step:
         """File a key and a value in the cache, and give back what is in it."""
-        kept_keys, kept_values, count = self._cache()
+        kept_keys, kept_values, count = self._nnx_cache()
         keys, values, index = kept_keys.get_value(), kept_values.get_value(), count.get_value()
         *batch, length, _, _ = keys.shape
-        self._check_step(query, key, keys, index)
+        self._nnx_check_step(query, key, keys, index)
         filled = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
-        mask = filled if mask is None else filled & self._fitting(mask, filled.shape)
+        mask = filled if mask is None else filled & self._nnx_fitting(mask, filled.shape)
         axis = len(batch)
         keys = lax.dynamic_update_slice_in_dim(keys, key.astype(keys.dtype), index, axis)
         values = lax.dynamic_update_slice_in_dim(values, value.astype(values.dtype), index, axis)
@@ -417,7 +417,7 @@ class MultiHeadAttention(Module):
         count.set_value(index + 1)
         return _Step(keys, values, mask, index, None if _known(index) else index < length)
 
-    def _check_step(
+    def _nnx_check_step(
         self, query: jax.Array, key: jax.Array, kept: jax.Array, index: jax.Array
     ) -> None:
         expected = (*kept.shape[:-3], 1, *kept.shape[-2:])
@@ -434,7 +434,7 @@ class MultiHeadAttention(Module):
                 "also empties it."
             )
 
-    def _fitting(self, mask: jax.Array, filled: tuple[int, ...]) -> jax.Array:
+    def _nnx_fitting(self, mask: jax.Array, filled: tuple[int, ...]) -> jax.Array:
         """The mask of a decoding step, which must broadcast to all heads, one query, all places."""
         mask = jnp.asarray(mask, bool)
         full = (*filled[:-3], self.num_heads, *filled[-2:])

@@ -48,7 +48,7 @@ from nnxlite.variables import BatchStat, Param
 class _Normalization(Module):
     """What all normalisations share: their parameters, their moments, and how these are applied."""
 
-    _centred: tp.ClassVar[bool] = True  # False: the mean is taken to be zero
+    _nnx_centred: tp.ClassVar[bool] = True  # False: the mean is taken to be zero
     scale: Param[jax.Array] | None
 
     def __init__(
@@ -76,10 +76,10 @@ class _Normalization(Module):
         self.use_fast_variance = use_fast_variance
         self.promote_dtype = promote_dtype
         self.scale = data(
-            self._parameter(use_scale, scale_init, num_features, rngs, scale_metadata)
+            self._nnx_parameter(use_scale, scale_init, num_features, rngs, scale_metadata)
         )
 
-    def _add_bias(
+    def _nnx_add_bias(
         self,
         num_features: int,
         use_bias: bool,
@@ -88,20 +88,22 @@ class _Normalization(Module):
         bias_metadata: Metadata,
     ) -> None:
         self.use_bias = use_bias
-        self.bias = data(self._parameter(use_bias, bias_init, num_features, rngs, bias_metadata))
+        self.bias = data(
+            self._nnx_parameter(use_bias, bias_init, num_features, rngs, bias_metadata)
+        )
 
-    def _parameter(
+    def _nnx_parameter(
         self, wanted: bool, init: Initializer, size: int, rngs: Rngs, metadata: Metadata
     ) -> Param[jax.Array] | None:
         if not wanted:
             return None
         return Param(init(rngs.params(), (size,), self.param_dtype), **metadata)
 
-    def _parameters(self) -> tuple[jax.Array | None, ...]:
+    def _nnx_parameters(self) -> tuple[jax.Array | None, ...]:
         """The values of scale and bias, None where there is none."""
         return value_of(self.scale), value_of(self.bias)
 
-    def _normalize(
+    def _nnx_normalize(
         self,
         x: jax.Array,
         reduction_axes: tuple[int, ...],
@@ -109,20 +111,20 @@ class _Normalization(Module):
         mask: jax.Array | None,
     ) -> jax.Array:
         """The normalisation by the moments of the input itself."""
-        x, *parameters = self.promote_dtype((x, *self._parameters()), dtype=self.dtype)
-        mean, var = self._moments(x, reduction_axes, self._full_mask(mask, x))
-        return self._apply(x, mean, var, feature_axes, *parameters)
+        x, *parameters = self.promote_dtype((x, *self._nnx_parameters()), dtype=self.dtype)
+        mean, var = self._nnx_moments(x, reduction_axes, self._nnx_full_mask(mask, x))
+        return self._nnx_apply(x, mean, var, feature_axes, *parameters)
 
-    def _moments(
+    def _nnx_moments(
         self, x: jax.Array, axes: tuple[int, ...], mask: jax.Array | None
     ) -> tuple[jax.Array | None, jax.Array]:
         """Mean (None where it is taken to be zero) and variance over `axes`, kept with size one."""
-        how = (axes, self._centred, self.use_fast_variance)
+        how = (axes, self._nnx_centred, self.use_fast_variance)
         if self.axis_name is None and is_tracing():
             return _traced_moments(x, mask, *how)
         return _moments(x, mask, *how, self.axis_name, self.axis_index_groups)
 
-    def _apply(
+    def _nnx_apply(
         self,
         x: jax.Array,
         mean: jax.Array | None,
@@ -137,7 +139,7 @@ class _Normalization(Module):
         epsilon = np.asarray(self.epsilon, var.dtype)
         return _normalized(x, mean, var, epsilon, scale, bias, feature_axes, dtype)
 
-    def _axes(self, x: jax.Array, axes: Axes) -> tuple[int, ...]:
+    def _nnx_axes(self, x: jax.Array, axes: Axes) -> tuple[int, ...]:
         """Axes of `x` as ascending non-negative numbers."""
         chosen = as_tuple(axes)
         for axis in chosen:
@@ -148,12 +150,16 @@ class _Normalization(Module):
                 )
         return tuple(sorted({axis % x.ndim for axis in chosen}))
 
-    def _check_parameters(self, x: jax.Array, feature_axes: tuple[int, ...], expected: int) -> None:
+    def _nnx_check_parameters(
+        self, x: jax.Array, feature_axes: tuple[int, ...], expected: int
+    ) -> None:
         """Refuse an input that scale and bias do not fit; where there is neither, any size does."""
-        if any(parameter is not None for parameter in self._parameters()):
-            self._check_features(x, feature_axes, expected)
+        if any(parameter is not None for parameter in self._nnx_parameters()):
+            self._nnx_check_features(x, feature_axes, expected)
 
-    def _check_features(self, x: jax.Array, feature_axes: tuple[int, ...], expected: int) -> None:
+    def _nnx_check_features(
+        self, x: jax.Array, feature_axes: tuple[int, ...], expected: int
+    ) -> None:
         found = math.prod(x.shape[axis] for axis in feature_axes)
         if found != expected:
             raise TypeError(
@@ -161,7 +167,7 @@ class _Normalization(Module):
                 f"{x.shape} has {found} along axes {feature_axes}."
             )
 
-    def _full_mask(self, mask: jax.Array | None, x: jax.Array) -> jax.Array | None:
+    def _nnx_full_mask(self, mask: jax.Array | None, x: jax.Array) -> jax.Array | None:
         """The mask at the shape of the input."""
         if mask is None:
             return None
@@ -355,7 +361,7 @@ class BatchNorm(_Normalization):
             rngs=rngs,
             scale_metadata=scale_metadata,
         )
-        self._add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
+        self._nnx_add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
         self.num_features = num_features
         self.use_running_average = use_running_average
         self.axis = axis
@@ -386,20 +392,20 @@ class BatchNorm(_Normalization):
         use_running_average = resolve_mode(
             self, "use_running_average", use_running_average, self.use_running_average
         )
-        feature_axes = self._axes(x, self.axis)
-        self._check_features(x, feature_axes, self.num_features)
+        feature_axes = self._nnx_axes(x, self.axis)
+        self._nnx_check_features(x, feature_axes, self.num_features)
         average, spread = self.mean.get_value(), self.var.get_value()
-        arrays = (x, average, spread, *self._parameters())
+        arrays = (x, average, spread, *self._nnx_parameters())
         x, mean, var, *parameters = self.promote_dtype(arrays, dtype=self.dtype)
         if use_running_average:
             along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
             mean, var = mean.reshape(along), var.reshape(along)
         else:
             axes = _all_but(x, feature_axes)
-            mean, var = self._moments(x, axes, self._full_mask(mask, x))
-            self.mean.set_value(self._moved(average, mean))
-            self.var.set_value(self._moved(spread, var))
-        return self._apply(x, mean, var, feature_axes, *parameters)
+            mean, var = self._nnx_moments(x, axes, self._nnx_full_mask(mask, x))
+            self.mean.set_value(self._nnx_moved(average, mean))
+            self.var.set_value(self._nnx_moved(spread, var))
+        return self._nnx_apply(x, mean, var, feature_axes, *parameters)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Set the mode; None leaves it as it is.
@@ -410,7 +416,7 @@ class BatchNorm(_Normalization):
         if use_running_average is not None:
             self.use_running_average = use_running_average
 
-    def _moved(self, average: jax.Array, moment: jax.Array | None) -> jax.Array:
+    def _nnx_moved(self, average: jax.Array, moment: jax.Array | None) -> jax.Array:
         """A running average moved towards the moment of a batch."""
         moment = jnp.reshape(tp.cast(jax.Array, moment), average.shape)
         return lax.stop_gradient(self.momentum * average + (1 - self.momentum) * moment)
@@ -478,7 +484,7 @@ class LayerNorm(_Normalization):
             rngs=rngs,
             scale_metadata=scale_metadata,
         )
-        self._add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
+        self._nnx_add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
         self.num_features = num_features
         self.reduction_axes = reduction_axes
         self.feature_axes = feature_axes
@@ -496,9 +502,9 @@ class LayerNorm(_Normalization):
             IndexError: when the input has no such axis.
         """
         x = jnp.asarray(x)
-        feature_axes = self._axes(x, self.feature_axes)
-        self._check_parameters(x, feature_axes, self.num_features)
-        return self._normalize(x, self._axes(x, self.reduction_axes), feature_axes, mask)
+        feature_axes = self._nnx_axes(x, self.feature_axes)
+        self._nnx_check_parameters(x, feature_axes, self.num_features)
+        return self._nnx_normalize(x, self._nnx_axes(x, self.reduction_axes), feature_axes, mask)
 
 
 class RMSNorm(_Normalization):
@@ -528,7 +534,7 @@ class RMSNorm(_Normalization):
     (1, 2)
     """
 
-    _centred = False
+    _nnx_centred = False
 
     def __init__(
         self,
@@ -579,11 +585,11 @@ class RMSNorm(_Normalization):
             IndexError: when the input has no such axis.
         """
         x = jnp.asarray(x)
-        feature_axes = self._axes(x, self.feature_axes)
-        self._check_parameters(x, feature_axes, self.num_features)
-        return self._normalize(x, self._axes(x, self.reduction_axes), feature_axes, mask)
+        feature_axes = self._nnx_axes(x, self.feature_axes)
+        self._nnx_check_parameters(x, feature_axes, self.num_features)
+        return self._nnx_normalize(x, self._nnx_axes(x, self.reduction_axes), feature_axes, mask)
 
-    def _parameters(self) -> tuple[jax.Array | None, ...]:
+    def _nnx_parameters(self) -> tuple[jax.Array | None, ...]:
         return (value_of(self.scale),)
 
 
@@ -658,7 +664,7 @@ class GroupNorm(_Normalization):
             rngs=rngs,
             scale_metadata=scale_metadata,
         )
-        self._add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
+        self._nnx_add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
         self.feature_axis = -1
         self.reduction_axes = reduction_axes
 
@@ -676,12 +682,12 @@ class GroupNorm(_Normalization):
             IndexError: when the input has no such axis.
         """
         x = jnp.asarray(x)
-        reduction_axes = self._reduction_axes(x)
-        feature_axes = self._axes(x, self.feature_axis)
-        self._check_features(x, feature_axes, self.num_groups * self.group_size)
-        return self._normalize(x, reduction_axes, feature_axes, mask)
+        reduction_axes = self._nnx_reduction_axes(x)
+        feature_axes = self._nnx_axes(x, self.feature_axis)
+        self._nnx_check_features(x, feature_axes, self.num_groups * self.group_size)
+        return self._nnx_normalize(x, reduction_axes, feature_axes, mask)
 
-    def _reduction_axes(self, x: jax.Array) -> tuple[int, ...]:
+    def _nnx_reduction_axes(self, x: jax.Array) -> tuple[int, ...]:
         if x.ndim < 2:
             raise ValueError(
                 f"{layer_name(self)} takes examples along the first axis and features along "
@@ -689,7 +695,7 @@ class GroupNorm(_Normalization):
             )
         if self.reduction_axes is None:
             return tuple(range(1, x.ndim))
-        axes = self._axes(x, self.reduction_axes)
+        axes = self._nnx_axes(x, self.reduction_axes)
         if x.ndim - 1 not in axes:
             raise ValueError(
                 f"{layer_name(self)} takes its moments over a group of features, so reduction_axes "
@@ -698,14 +704,14 @@ class GroupNorm(_Normalization):
             )
         return axes
 
-    def _moments(
+    def _nnx_moments(
         self, x: jax.Array, axes: tuple[int, ...], mask: jax.Array | None
     ) -> tuple[jax.Array | None, jax.Array]:
         """The moments of the groups, for each feature that of its group."""
         grouped = (*x.shape[:-1], self.num_groups, self.group_size)
         axes = (*(axis for axis in axes if axis != x.ndim - 1), x.ndim)
         mask = None if mask is None else mask.reshape(grouped)
-        mean, var = super()._moments(x.reshape(grouped), axes, mask)
+        mean, var = super()._nnx_moments(x.reshape(grouped), axes, mask)
 
         def per_feature(moment: jax.Array) -> jax.Array:
             repeated = jnp.broadcast_to(moment, (*moment.shape[:-1], self.group_size))
@@ -794,7 +800,7 @@ class InstanceNorm(_Normalization):
             rngs=rngs,
             scale_metadata=scale_metadata,
         )
-        self._add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
+        self._nnx_add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
         self.num_features = num_features
         self.feature_axes = feature_axes
 
@@ -811,11 +817,11 @@ class InstanceNorm(_Normalization):
             IndexError: when the input has no such axis.
         """
         x = jnp.asarray(x)
-        feature_axes = self._axes(x, self.feature_axes)
+        feature_axes = self._nnx_axes(x, self.feature_axes)
         if 0 in feature_axes:
             raise ValueError(
                 f"{layer_name(self)} takes examples along the first axis, which cannot be a "
                 f"feature axis too: feature_axes={self.feature_axes}, and the input has shape {x.shape}."
             )
-        self._check_parameters(x, feature_axes, self.num_features)
-        return self._normalize(x, _all_but(x, (0, *feature_axes)), feature_axes, mask)
+        self._nnx_check_parameters(x, feature_axes, self.num_features)
+        return self._nnx_normalize(x, _all_but(x, (0, *feature_axes)), feature_axes, mask)

@@ -142,7 +142,7 @@ class RNN(Module):
         if reverse:
             xs = _reversed(xs, lengths)
         try:
-            carry, ys = self._run(carry, xs, lengths if return_carry else None)
+            carry, ys = self._nnx_run(carry, xs, lengths if return_carry else None)
         except (TypeError, ValueError) as error:
             note_layer(error, self)
             raise
@@ -151,7 +151,7 @@ class RNN(Module):
         ys = jax.tree.map(lambda y: jnp.moveaxis(y, 0, time_axis), ys)
         return (carry, ys) if return_carry else ys
 
-    def _run(
+    def _nnx_run(
         self, carry: tp.Any, xs: jax.Array, lengths: jax.Array | None
     ) -> tuple[tp.Any, tp.Any]:
         """Run the cell over (time, *batch, *features); with lengths, the carry is the one there."""

@@ -61,7 +61,7 @@ class RNNCellBase(Module):
             carry: the carry, of the structure and shapes that `initialize_carry` makes.
             inputs: one position of the input, (*batch, *features).
         """
-        self._lacks("__call__")
+        self._nnx_lacks("__call__")
 
     def initialize_carry(
         self,
@@ -76,21 +76,21 @@ class RNNCellBase(Module):
             rngs: the source of random keys.
             carry_init: an initializer to use in place of the cell's own.
         """
-        self._lacks("initialize_carry")
+        self._nnx_lacks("initialize_carry")
 
     @property
     def num_feature_axes(self) -> int:
         """How many axes of one position of the input, the last ones, are not batch axes."""
-        self._lacks("num_feature_axes")
+        self._nnx_lacks("num_feature_axes")
 
-    def _lacks(self, member: str) -> tp.NoReturn:
+    def _nnx_lacks(self, member: str) -> tp.NoReturn:
         raise NotImplementedError(f"{layer_name(self)} is an RNN cell and must define `{member}`.")
 
 
 class _Cell(RNNCellBase):
     """What the cells of this file share: their options, their carry, and checks of shapes."""
 
-    _parts: tp.ClassVar[int] = 1  # arrays in the carry
+    _nnx_parts: tp.ClassVar[int] = 1  # arrays in the carry
     rngs: RngStream | None
 
     def __init__(
@@ -143,15 +143,15 @@ class _Cell(RNNCellBase):
                 return None
             return draw_key(self, rngs, self.rngs, "carry", "for its carry", "keep_rngs=True")
 
-        arrays = tuple(init(key(), shape, self.param_dtype) for _ in range(self._parts))
-        return arrays[0] if self._parts == 1 else arrays
+        arrays = tuple(init(key(), shape, self.param_dtype) for _ in range(self._nnx_parts))
+        return arrays[0] if self._nnx_parts == 1 else arrays
 
     @property
     def num_feature_axes(self) -> int:
         """1: the last axis of one position of the input holds its features."""
         return 1
 
-    def _linears(
+    def _nnx_linears(
         self,
         kernel_init: Initializer,
         recurrent_kernel_init: Initializer,
@@ -186,7 +186,7 @@ class _Cell(RNNCellBase):
             ),
         )
 
-    def _check(self, inputs: jax.Array, *hidden: jax.Array) -> None:
+    def _nnx_check(self, inputs: jax.Array, *hidden: jax.Array) -> None:
         """Raise TypeError unless the input and every array of the carry have the right shape."""
         batch = jnp.shape(inputs)[:-1]
         for name, x, features in (
@@ -263,7 +263,7 @@ class SimpleCell(_Cell):
             rngs=rngs,
         )
         self.residual = residual
-        of_input, of_hidden = self._linears(
+        of_input, of_hidden = self._nnx_linears(
             kernel_init,
             recurrent_kernel_init,
             bias_init,
@@ -282,7 +282,7 @@ class SimpleCell(_Cell):
             carry: (*batch, hidden_features).
             inputs: (*batch, in_features).
         """
-        self._check(inputs, carry)
+        self._nnx_check(inputs, carry)
         total = self.dense_i(inputs) + self.dense_h(carry)
         if self.residual:
             total = total + carry
@@ -291,7 +291,7 @@ class SimpleCell(_Cell):
 
 
 class _GatedCell(_Cell):
-    """A cell with gates; a subclass makes its projections in `_build`."""
+    """A cell with gates; a subclass makes its projections in `_nnx_build`."""
 
     def __init__(
         self,
@@ -325,7 +325,7 @@ class _GatedCell(_Cell):
             rngs=rngs,
         )
         self.gate_fn = gate_fn
-        of_input, of_hidden = self._linears(
+        of_input, of_hidden = self._nnx_linears(
             kernel_init,
             recurrent_kernel_init,
             bias_init,
@@ -334,19 +334,19 @@ class _GatedCell(_Cell):
             bias_metadata,
             rngs,
         )
-        self._build(of_input, of_hidden)
+        self._nnx_build(of_input, of_hidden)
 
-    def _build(
+    def _nnx_build(
         self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
     ) -> None:
         """Make the projections; the two functions take output features and `use_bias`."""
-        self._lacks("_build")
+        self._nnx_lacks("_nnx_build")
 
 
 class _LongShortTermMemory(_GatedCell):
     """The step that the two long short-term memory cells share."""
 
-    _parts = 2
+    _nnx_parts = 2
 
     def __call__(
         self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array
@@ -363,15 +363,15 @@ class _LongShortTermMemory(_GatedCell):
                 f"initialize_carry makes it; got {short_type(carry)}."
             )
         c, h = carry
-        self._check(inputs, c, h)
-        i, f, g, o = self._gates(inputs, h)
+        self._nnx_check(inputs, c, h)
+        i, f, g, o = self._nnx_gates(inputs, h)
         new_c = self.gate_fn(f) * c + self.gate_fn(i) * self.activation_fn(g)
         new_h = self.gate_fn(o) * self.activation_fn(new_c)
         return (new_c, new_h), new_h
 
-    def _gates(self, inputs: jax.Array, h: jax.Array) -> tp.Sequence[jax.Array]:
+    def _nnx_gates(self, inputs: jax.Array, h: jax.Array) -> tp.Sequence[jax.Array]:
         """Input gate, forget gate, candidate and output gate, before their activations."""
-        self._lacks("_gates")
+        self._nnx_lacks("_nnx_gates")
 
 
 class LSTMCell(_LongShortTermMemory):
@@ -410,7 +410,7 @@ class LSTMCell(_LongShortTermMemory):
     ((2, 4), (2, 4), (2, 4))
     """
 
-    def _build(
+    def _nnx_build(
         self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
     ) -> None:
         size = self.hidden_features
@@ -423,7 +423,7 @@ class LSTMCell(_LongShortTermMemory):
         self.hg = of_hidden(size)
         self.ho = of_hidden(size)
 
-    def _gates(self, inputs: jax.Array, h: jax.Array) -> tp.Sequence[jax.Array]:
+    def _nnx_gates(self, inputs: jax.Array, h: jax.Array) -> tp.Sequence[jax.Array]:
         pairs = (self.ii, self.hi), (self.if_, self.hf), (self.ig, self.hg), (self.io, self.ho)
         return [of_input(inputs) + of_hidden(h) for of_input, of_hidden in pairs]
 
@@ -447,13 +447,13 @@ class OptimizedLSTMCell(_LongShortTermMemory):
     ((3, 16), (2, 4))
     """
 
-    def _build(
+    def _nnx_build(
         self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
     ) -> None:
         self.dense_i = of_input(4 * self.hidden_features, use_bias=False)
         self.dense_h = of_hidden(4 * self.hidden_features)
 
-    def _gates(self, inputs: jax.Array, h: jax.Array) -> tp.Sequence[jax.Array]:
+    def _nnx_gates(self, inputs: jax.Array, h: jax.Array) -> tp.Sequence[jax.Array]:
         return jnp.split(self.dense_i(inputs) + self.dense_h(h), 4, axis=-1)
 
 
@@ -482,7 +482,7 @@ class GRUCell(_GatedCell):
     ((2, 4), (2, 4))
     """
 
-    def _build(
+    def _nnx_build(
         self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
     ) -> None:
         self.dense_i = of_input(3 * self.hidden_features)
@@ -496,7 +496,7 @@ class GRUCell(_GatedCell):
             inputs: (*batch, in_features).
         """
         h = carry
-        self._check(inputs, h)
+        self._nnx_check(inputs, h)
         i_r, i_z, i_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
         h_r, h_z, h_n = jnp.split(self.dense_h(h), 3, axis=-1)
         r = self.gate_fn(i_r + h_r)

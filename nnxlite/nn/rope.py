@@ -58,7 +58,7 @@ class RoPE(Module):
         self.theta = theta
         self.cached_sin, self.cached_cos = data(None), data(None)
         if embedding_size is not None and max_seq_len is not None:
-            sin, cos = self._angles(jnp.arange(max_seq_len), embedding_size)
+            sin, cos = self._nnx_angles(jnp.arange(max_seq_len), embedding_size)
             self.cached_sin, self.cached_cos = Variable(sin), Variable(cos)
 
     def __call__(self, x: jax.Array, input_positions: jax.Array | None = None) -> jax.Array:
@@ -73,20 +73,20 @@ class RoPE(Module):
         x = jnp.asarray(x)
         if x.ndim < 2:
             raise ValueError(f"RoPE takes inputs (..., length, depth), got shape {x.shape}.")
-        sin, cos = self._sin_cos(x.shape, input_positions)
+        sin, cos = self._nnx_sin_cos(x.shape, input_positions)
         first, second = jnp.split(x, 2, axis=-1)
         turned = jnp.concatenate([-second, first], axis=-1)
         return x * jnp.concatenate([cos, cos], -1) + turned * jnp.concatenate([sin, sin], -1)
 
-    def _sin_cos(
+    def _nnx_sin_cos(
         self, shape: tuple[int, ...], positions: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         """Sines and cosines for an input, (..., length, depth // 2)."""
         length, depth = shape[-2:]
         if positions is not None:
-            return self._angles(_fitting(positions, shape), depth)
+            return self._nnx_angles(_fitting(positions, shape), depth)
         if self.cached_sin is None or self.cached_cos is None:
-            return self._angles(jnp.arange(length), depth)
+            return self._nnx_angles(jnp.arange(length), depth)
         sin, cos = self.cached_sin[...], self.cached_cos[...]
         if length > sin.shape[0] or depth != 2 * sin.shape[1]:
             raise TypeError(
@@ -96,7 +96,7 @@ class RoPE(Module):
             )
         return sin[:length], cos[:length]
 
-    def _angles(self, positions: jax.Array, depth: int) -> tuple[jax.Array, jax.Array]:
+    def _nnx_angles(self, positions: jax.Array, depth: int) -> tuple[jax.Array, jax.Array]:
         """Sine and cosine of every angle, positions.shape + (depth // 2,)."""
         if depth < 2 or depth % 2:
             raise ValueError(

@@ -65,7 +65,7 @@ class Dropout(Module):
         self.broadcast_dims = tuple(broadcast_dims)
         self.deterministic = deterministic
         self.rng_collection = rng_collection
-        self.rngs = data(own_stream(self, self._named(rngs), rng_collection))
+        self.rngs = data(own_stream(self, self._nnx_named(rngs), rng_collection))
 
     def __call__(
         self,
@@ -94,11 +94,11 @@ class Dropout(Module):
                 f"{layer_name(self)} scales what it keeps, which needs a floating input; got "
                 f"{x.dtype}{list(x.shape)}. Cast the input, or use deterministic=True."
             )
-        shape = self._mask_shape(x.shape)
+        shape = self._nnx_mask_shape(x.shape)
         keep = 1.0 - self.rate
         divisor = x.dtype.type(keep) if isinstance(keep, float) else jnp.asarray(keep, x.dtype)
         drop = _drop if is_tracing() else _eager_drop
-        return drop(self._key(rngs), x, keep, divisor, shape)
+        return drop(self._nnx_key(rngs), x, keep, divisor, shape)
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Set the mode of this layer; `nnx.view` calls it on its copy.
@@ -109,7 +109,7 @@ class Dropout(Module):
         if deterministic is not None:
             self.deterministic = deterministic
 
-    def _mask_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _nnx_mask_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         sizes = list(shape)
         for axis in self.broadcast_dims:
             if not -len(sizes) <= axis < len(sizes):
@@ -120,13 +120,13 @@ class Dropout(Module):
             sizes[axis] = 1
         return tuple(sizes)
 
-    def _key(self, rngs: KeySource | None) -> jax.Array:
+    def _nnx_key(self, rngs: KeySource | None) -> jax.Array:
         """The key for one call, from its argument or from the layer's own stream."""
         purpose = "for its mask (deterministic=True and model.eval() do without)"
-        rngs = self._named(rngs)
+        rngs = self._nnx_named(rngs)
         return draw_key(self, rngs, self.rngs, self.rng_collection, purpose, "rngs=rngs")
 
-    def _named(self, rngs: tp.Any) -> tp.Any:
+    def _nnx_named(self, rngs: tp.Any) -> tp.Any:
         """The stream of this layer's name, of several; its name may be that of an attribute."""
         return rngs[self.rng_collection] if isinstance(rngs, Rngs) else rngs
 

@@ -46,7 +46,7 @@ class _WeightNormalization(Module):
             )
         self.layer_instance = layer_instance
 
-    def _weights(self, which: Filter) -> Weights:
+    def _nnx_weights(self, which: Filter) -> Weights:
         """The Variables of the wrapped module that a filter selects, by path and in path order."""
         return list(to_flat_state(variables(self.layer_instance, which, ...)[0]))
 
@@ -112,7 +112,7 @@ class SpectralNorm(_WeightNormalization):
         self.error_on_non_matrix = error_on_non_matrix
         self.use_running_average = not update_stats
         stats: dict[Path, BatchStat[jax.Array]] = {}
-        for path, weight in self._matrices():
+        for path, weight in self._nnx_matrices():
             vector = initializers.normal()(rngs.params(), (1, weight.shape[-1]), param_dtype)
             stats[(*path, "u")] = BatchStat(vector)
             stats[(*path, "sigma")] = BatchStat(jnp.ones((), param_dtype))
@@ -127,9 +127,9 @@ class SpectralNorm(_WeightNormalization):
         """
         if update_stats is None:
             update_stats = not self.use_running_average
-        for path, weight in self._matrices():
+        for path, weight in self._nnx_matrices():
             if (*path, "u") in self.batch_stats:
-                self._normalize(path, weight, update_stats)
+                self._nnx_normalize(path, weight, update_stats)
         return self.layer_instance(x)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
@@ -141,9 +141,9 @@ class SpectralNorm(_WeightNormalization):
         if use_running_average is not None:
             self.use_running_average = use_running_average
 
-    def _matrices(self) -> Weights:
+    def _nnx_matrices(self) -> Weights:
         """The parameters to normalise."""
-        found = [(path, weight) for path, weight in self._weights(Param) if weight.ndim > 1]
+        found = [(path, weight) for path, weight in self._nnx_weights(Param) if weight.ndim > 1]
         for path, weight in found:
             if weight.ndim > 2 and self.error_on_non_matrix:
                 raise ValueError(
@@ -153,11 +153,11 @@ class SpectralNorm(_WeightNormalization):
                 )
         return found
 
-    def _normalize(self, path: Path, weight: Variable[jax.Array], update_stats: bool) -> None:
+    def _nnx_normalize(self, path: Path, weight: Variable[jax.Array], update_stats: bool) -> None:
         kept_u, kept_sigma = self.batch_stats[(*path, "u")], self.batch_stats[(*path, "sigma")]
         value = weight.get_value()
         matrix = value.reshape(-1, value.shape[-1])
-        u, v = self._singular_vectors(matrix, kept_u.get_value())
+        u, v = self._nnx_singular_vectors(matrix, kept_u.get_value())
         sigma = (v @ matrix @ u.T)[0, 0]
         if update_stats:
             kept_u.set_value(u.astype(self.param_dtype))
@@ -166,7 +166,7 @@ class SpectralNorm(_WeightNormalization):
         dtype = canonicalize_dtype(value, u, v, sigma, dtype=self.dtype)
         weight.set_value(normalized.astype(dtype).astype(value.dtype))
 
-    def _singular_vectors(self, matrix: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _nnx_singular_vectors(self, matrix: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Right and left singular vector, as rows, by power iteration from `u`; no gradient."""
         v = u
         for _ in range(self.n_steps):
@@ -234,27 +234,32 @@ class WeightNorm(_WeightNormalization):
         self.param_dtype = param_dtype
         self.variable_filter = variable_filter
         self.promote_dtype = promote_dtype
-        selected = [(path, weight, self._axes(path, weight)) for path, weight in self._selected()]
+        selected = [
+            (path, weight, self._nnx_axes(path, weight)) for path, weight in self._nnx_selected()
+        ]
         scales: dict[Path, Param[jax.Array]] | None = None
         if use_scale:
             scales = {
-                p: self._first_scale([w.shape[a] for a in axes], rngs) for p, w, axes in selected
+                p: self._nnx_first_scale([w.shape[a] for a in axes], rngs)
+                for p, w, axes in selected
             }
         self.scales = data(scales)
 
     def __call__(self, x: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         """The result of the wrapped module for these arguments, with normalised weights."""
-        stored = [(weight, self._normalize(path, weight)) for path, weight in self._selected()]
+        stored = [
+            (weight, self._nnx_normalize(path, weight)) for path, weight in self._nnx_selected()
+        ]
         result = self.layer_instance(x, *args, **kwargs)
         for weight, value in stored:
             if value is not None:
                 weight.set_value(value)
         return result
 
-    def _selected(self) -> Weights:
-        return self._weights(self.variable_filter)
+    def _nnx_selected(self) -> Weights:
+        return self._nnx_weights(self.variable_filter)
 
-    def _axes(self, path: Path, weight: Variable[jax.Array]) -> tuple[int, ...]:
+    def _nnx_axes(self, path: Path, weight: Variable[jax.Array]) -> tuple[int, ...]:
         """The feature axes of one weight as ascending non-negative numbers."""
         axes = () if self.feature_axes is None else as_tuple(self.feature_axes)
         for axis in axes:
@@ -266,25 +271,25 @@ class WeightNorm(_WeightNormalization):
                 )
         return tuple(sorted({axis % weight.ndim for axis in axes}))
 
-    def _first_scale(self, shape: tp.Sequence[int], rngs: Rngs) -> Param[jax.Array]:
+    def _nnx_first_scale(self, shape: tp.Sequence[int], rngs: Rngs) -> Param[jax.Array]:
         # A constant draws no key, so that layers made later get the keys they get in the reference.
         key: tp.Any = None if self.scale_init in KEYLESS else rngs.params()
         return Param(self.scale_init(key, tuple(shape), self.param_dtype))
 
-    def _normalize(self, path: Path, weight: Variable[jax.Array]) -> jax.Array | None:
+    def _nnx_normalize(self, path: Path, weight: Variable[jax.Array]) -> jax.Array | None:
         """Write the normalised weight; the result is what to store after the call, if another."""
-        value, features = weight.get_value(), self._axes(path, weight)
+        value, features = weight.get_value(), self._nnx_axes(path, weight)
         others = tuple(axis for axis in range(value.ndim) if axis not in features)
         unit = _unit(value, others, self.epsilon)
         if self.scales is None or path not in self.scales:
-            weight.set_value(self._rounded(unit, value))
+            weight.set_value(self._nnx_rounded(unit, value))
             return None
         along = [n if axis in features else 1 for axis, n in enumerate(value.shape)]
         scale = self.scales[path].get_value().reshape(along)
-        used = self._rounded(unit * scale, value)
+        used = self._nnx_rounded(unit * scale, value)
         weight.set_value(used)
         return jnp.where(scale > 0, used, jnp.where(scale < 0, -used, value))
 
-    def _rounded(self, normalized: jax.Array, value: jax.Array) -> jax.Array:
+    def _nnx_rounded(self, normalized: jax.Array, value: jax.Array) -> jax.Array:
         (rounded,) = self.promote_dtype((normalized,), dtype=self.dtype)
         return rounded.astype(value.dtype)

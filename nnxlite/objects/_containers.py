@@ -64,7 +64,7 @@ class List(Module, tp.MutableSequence[T]):
             size -= 1
         return size
 
-    def _index(self, index: tp.SupportsIndex) -> int:
+    def _nnx_index(self, index: tp.SupportsIndex) -> int:
         """The position that an index means.
 
         Raises:
@@ -86,26 +86,26 @@ class List(Module, tp.MutableSequence[T]):
         items: tp.Any = self.__dict__
         if isinstance(index, slice):
             return [items[number] for number in range(*index.indices(len(self)))]
-        return items[self._index(index)]
+        return items[self._nnx_index(index)]
 
     def __setitem__(self, index: tp.Any, value: tp.Any) -> None:
         if isinstance(index, slice):
-            items = self._items()
-            items[index] = [self._tagged(v) for v in value]
-            self._replace(items)
+            items = self._nnx_items()
+            items[index] = [self._nnx_tagged(v) for v in value]
+            self._nnx_replace(items)
         else:
-            self._nnx_assign(self._index(index), value)
+            self._nnx_assign(self._nnx_index(index), value)
 
     def __delitem__(self, index: tp.Any) -> None:
-        items = self._items()
-        del items[index if isinstance(index, slice) else self._index(index)]
-        self._replace(items)
+        items = self._nnx_items()
+        del items[index if isinstance(index, slice) else self._nnx_index(index)]
+        self._nnx_replace(items)
 
-    def _items(self) -> list[Tagged]:
+    def _nnx_items(self) -> list[Tagged]:
         """The items with their statuses."""
         return [Tagged(value, self._nnx_status[i]) for i, value in enumerate(self)]
 
-    def _replace(self, items: list[Tagged]) -> None:
+    def _nnx_replace(self, items: list[Tagged]) -> None:
         """Make the items exactly these."""
         held: tp.Any = self.__dict__
         size = len(self)
@@ -118,7 +118,7 @@ class List(Module, tp.MutableSequence[T]):
                 self._nnx_discard(number)
             self._nnx_assign(number, item)
 
-    def _tagged(self, value: tp.Any) -> Tagged:
+    def _nnx_tagged(self, value: tp.Any) -> Tagged:
         """A new item with its status, checked before anything changes."""
         if isinstance(value, Tagged):
             return Tagged(value.value, self._nnx_untag(len(self), value))
@@ -149,13 +149,13 @@ class List(Module, tp.MutableSequence[T]):
 
     def insert(self, index: tp.SupportsIndex, value: T) -> None:
         """Add an item before position `index`."""
-        items = self._items()
-        items.insert(operator.index(index), self._tagged(value))
-        self._replace(items)
+        items = self._nnx_items()
+        items.insert(operator.index(index), self._nnx_tagged(value))
+        self._nnx_replace(items)
 
     def reverse(self) -> None:
         """Turn the order of the items around."""
-        self._replace(self._items()[::-1])
+        self._nnx_replace(self._nnx_items()[::-1])
 
     def __add__(self, other: tp.Iterable[T]) -> List[T]:
         return List([*self, *other])

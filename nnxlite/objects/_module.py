@@ -113,7 +113,7 @@ class Module(Pytree):
         kind = _kind(variable_type)
         records = self.__dict__.get(CAPTURES)
         if records is not None:
-            record = self._record(records, kind, name)
+            record = self._nnx_record(records, kind, name)
             if record is None:
                 return False
             values = record.get_raw_value()
@@ -126,7 +126,7 @@ class Module(Pytree):
         if held is MISSING:
             setattr(self, name, kind(reduce_fn(init_fn(), value)))
         else:
-            self._expect(held, kind, name, "sow")
+            self._nnx_expect(held, kind, name, "sow")
             held.set_value(reduce_fn(held.get_value(), value))
         return True
 
@@ -168,14 +168,14 @@ class Module(Pytree):
         kind = _kind(variable_type)
         records = self.__dict__.get(CAPTURES)
         if records is not None:
-            record = self._record(records, kind, name)
+            record = self._nnx_record(records, kind, name)
             if record is None:
                 return value
             values = record.get_raw_value()
             if name not in values:
                 values = {**values, name: jax.tree.map(jnp.zeros_like, value)}
                 record.set_raw_value(values)
-            return self._add(name, values[name], value)
+            return self._nnx_add(name, values[name], value)
         if capture_noop:
             return value
         held = getattr(self, name, MISSING)
@@ -183,10 +183,10 @@ class Module(Pytree):
             held = kind(jax.tree.map(jnp.zeros_like, value))
             setattr(self, name, held)
         else:
-            self._expect(held, kind, name, "perturb")
-        return self._add(name, held.get_value(), value)
+            self._nnx_expect(held, kind, name, "perturb")
+        return self._nnx_add(name, held.get_value(), value)
 
-    def _record(
+    def _nnx_record(
         self, records: tuple[Variable[tp.Any], ...], kind: Kind, name: str
     ) -> Variable[tp.Any] | None:
         """The capture's record for a kind, or None where that kind is not captured."""
@@ -201,7 +201,7 @@ class Module(Pytree):
                 )
         return found
 
-    def _expect(self, held: tp.Any, kind: Kind, name: str, method: str) -> None:
+    def _nnx_expect(self, held: tp.Any, kind: Kind, name: str, method: str) -> None:
         if not isinstance(held, Variable):
             raise ValueError(
                 f"{type(self).__name__}.{method}: expected {name!r} to be a Variable of type "
@@ -214,7 +214,7 @@ class Module(Pytree):
                 f"name, or remove it first: nnx.pop(model, nnx.{type(held).__name__})."
             )
 
-    def _add(self, name: str, held: tp.Any, value: tp.Any) -> tp.Any:
+    def _nnx_add(self, name: str, held: tp.Any, value: tp.Any) -> tp.Any:
         fits = jax.tree.structure(held) == jax.tree.structure(value) and all(
             jax.tree.leaves(jax.tree.map(_broadcasts, held, value))
         )

@@ -285,12 +285,12 @@ class MultiMetric(Metric):
         for name, metric in metrics.items():
             setattr(self, name, metric)
 
-    def _metrics(self) -> dict[str, tp.Any]:
+    def _nnx_metrics(self) -> dict[str, tp.Any]:
         return {name: getattr(self, name) for name in self._metric_names}
 
     def reset(self) -> None:
         """Reset every metric."""
-        for metric in self._metrics().values():
+        for metric in self._nnx_metrics().values():
             metric.reset()
 
     def update(self, **updates: tp.Any) -> None:
@@ -298,7 +298,7 @@ class MultiMetric(Metric):
         variables = [v for v in flatten(split(self)[1])[0] if isinstance(v, MetricState)]
         before = [read(v) for v in variables]
         try:
-            for name, metric in self._metrics().items():
+            for name, metric in self._nnx_metrics().items():
                 try:
                     metric.update(**updates)
                 except TypeError as error:
@@ -311,7 +311,7 @@ class MultiMetric(Metric):
 
     def compute(self) -> dict[str, tp.Any]:
         """The figure of every metric, by name."""
-        return {name: metric.compute() for name, metric in self._metrics().items()}
+        return {name: metric.compute() for name, metric in self._nnx_metrics().items()}
 
 
 def _batch(

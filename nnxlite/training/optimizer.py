@@ -161,7 +161,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         params = state_of(model, self.wrt, graph=self.graph)
         leaves, treedef = flatten(params)
         values = [read(leaf) for leaf in leaves]
-        grad_values = self._match(grads, params, treedef)
+        grad_values = self._nnx_match(grads, params, treedef)
         opt_leaves, opt_treedef = flatten(self.opt_state)
         opt_values = [read(leaf) for leaf in opt_leaves]
 
@@ -177,13 +177,13 @@ class Optimizer(Pytree, tp.Generic[M]):
 
             new_params = optax.apply_updates(pure_params, updates)
         except (TypeError, ValueError) as error:
-            self._explain(params, values, grad_values, error)
+            self._nnx_explain(params, values, grad_values, error)
             raise
         new_values = _same_structure(treedef, new_params, "updates")
         new_opt_values = _same_structure(opt_treedef, opt_state, "state")
         wrong = misshapen(params, values, new_values, what="updated", of="parameter")
         if wrong:
-            self._explain(params, values, grad_values, None)
+            self._nnx_explain(params, values, grad_values, None)
             raise ValueError(f"The updates change the shape of parameters: {wrong}.")
 
         if all(map(is_variable, leaves)):
@@ -191,11 +191,11 @@ class Optimizer(Pytree, tp.Generic[M]):
                 write(leaf, value)
         else:
             update_node(model, new_params)
-        self._write_state(opt_leaves, opt_treedef, new_opt_values)
+        self._nnx_write_state(opt_leaves, opt_treedef, new_opt_values)
         self.step.value = self.step.value + 1
         return updates
 
-    def _match(self, grads: tp.Any, params: tp.Any, treedef: TreeDef) -> list[tp.Any]:
+    def _nnx_match(self, grads: tp.Any, params: tp.Any, treedef: TreeDef) -> list[tp.Any]:
         """The gradients in the order of the parameters."""
         given = grads
         if isinstance(grads, tp.Mapping) and not isinstance(grads, State):
@@ -218,7 +218,7 @@ class Optimizer(Pytree, tp.Generic[M]):
             "argnums=nnx.DiffState(0, wrt))."
         )
 
-    def _explain(
+    def _nnx_explain(
         self,
         params: tp.Any,
         values: list[tp.Any],
@@ -239,7 +239,9 @@ class Optimizer(Pytree, tp.Generic[M]):
                     "new Optimizer after changing the structure of a model."
                 ) from error
 
-    def _write_state(self, leaves: list[tp.Any], treedef: TreeDef, values: list[tp.Any]) -> None:
+    def _nnx_write_state(
+        self, leaves: list[tp.Any], treedef: TreeDef, values: list[tp.Any]
+    ) -> None:
         """Write into the Variables in place; a leaf that is none is replaced in a new tree."""
         if all(map(is_variable, leaves)):
             for leaf, value in zip(leaves, values, strict=True):

@@ -330,6 +330,28 @@ def a_descriptor_with_a_value_of_its_class(nnx):
 
 
 @program
+def private_names_of_ones_own(nnx):
+    class Padded(nnx.Conv):
+        def __init__(self):
+            super().__init__(1, 1, (3,), padding="CAUSAL", rngs=nnx.Rngs(0))
+            self._wrap = self._inner = self._record = self._add = self._window = nnx.Param(1.0)
+
+        def _pad(self, x):
+            return x * self._inner
+
+        def __call__(self, x):
+            x = self.perturb("x", super().__call__(self._pad(x)))
+            self.sow(nnx.Intermediate, "mean", x.mean())
+            return x
+
+    model = Padded()
+    x = model(jnp.ones((1, 4, 1)))
+    state = nnx.state(model)
+    captured = nnx.capture(model, nnx.Intermediate, nnx.Perturbation)(jnp.ones((1, 4, 1)))
+    return x, state, state._inner.shape, state["_wrap"] is state._wrap, captured[1]
+
+
+@program
 def parameters_of_generic_types(nnx):
     types = (nnx.State, nnx.GraphDef, nnx.Param, nnx.Sequential, nnx.VariableMetadata, nnx.List)
     named = [kind[int].__origin__ is kind for kind in types]

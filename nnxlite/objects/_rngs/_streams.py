@@ -160,7 +160,7 @@ class Rngs(Samplers, Pytree):
         default = None if name.startswith("_") else vars(self).get("default")
         if isinstance(default, RngStream):
             return default
-        raise AttributeError(self._no_stream(name), name=name, obj=self)
+        raise AttributeError(self._nnx_no_stream(name), name=name, obj=self)
 
     def __getitem__(self, name: str) -> RngStream:
         """The stream of this name, else `default`; KeyError without either."""
@@ -168,7 +168,7 @@ class Rngs(Samplers, Pytree):
             stream = vars(self).get(candidate)
             if isinstance(stream, RngStream):
                 return stream
-        raise KeyError(self._no_stream(name))
+        raise KeyError(self._nnx_no_stream(name))
 
     def __contains__(self, name: tp.Any) -> bool:
         return isinstance(vars(self).get(name), RngStream)
@@ -197,14 +197,14 @@ class Rngs(Samplers, Pytree):
         >>> rngs.dropout.key.shape, rngs.default.key.shape
         ((5,), ())
         """
-        return self._rebuild(k, RngStream.split, lambda stream: stream)
+        return self._nnx_rebuild(k, RngStream.split, lambda stream: stream)
 
     def broadcast(self, k: SplitSpec | None) -> Rngs:
         """New streams with `k` equal keys each (see `RngStream.broadcast`).
 
         With a mapping as in `split`; None keeps every key, and starts again at count 0.
         """
-        return self._rebuild(k, RngStream.broadcast, lambda stream: stream)
+        return self._nnx_rebuild(k, RngStream.broadcast, lambda stream: stream)
 
     def fork(self, /, *, split: SplitSpec | None = None) -> Rngs:
         """Independent streams that start from the next keys; those that `split` selects, split.
@@ -214,9 +214,9 @@ class Rngs(Samplers, Pytree):
         >>> rngs.dropout.key.shape, rngs.default.key.shape
         ((5,), ())
         """
-        return self._rebuild(split, RngStream.split, RngStream.fork)
+        return self._nnx_rebuild(split, RngStream.split, RngStream.fork)
 
-    def _rebuild(
+    def _nnx_rebuild(
         self,
         spec: SplitSpec | None,
         selected: tp.Callable[[RngStream, Splits], RngStream],
@@ -231,7 +231,7 @@ class Rngs(Samplers, Pytree):
                 stream.check_scalar()
         return Rngs({n: other(s) if k is None else selected(s, k) for n, s, k in plan})
 
-    def _no_stream(self, name: str) -> str:
+    def _nnx_no_stream(self, name: str) -> str:
         there = ", ".join(repr(n) for n in self) or "none"
         return (
             f"No RngStream named {name!r} found in Rngs; its streams: {there}. Create it with "
