@@ -88,11 +88,14 @@ def is_ref(value: tp.Any) -> bool:
 
 
 def same_form(one: tp.Any, other: tp.Any) -> bool:
-    """Whether two values are arrays (concrete or traced) of one shape, dtype and weak type."""
+    """Whether two values are JAX arrays of one shape and dtype, in the same place if concrete."""
     try:
-        return one.aval == other.aval
+        a, b = one.aval, other.aval
     except AttributeError:
         return False
+    if a is not b and (a.shape != b.shape or a.dtype != b.dtype):
+        return False
+    return isinstance(other, Tracer) or isinstance(one, Tracer) or one.sharding == other.sharding
 
 
 def same_shape(one: tp.Any, other: tp.Any) -> bool:

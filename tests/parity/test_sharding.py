@@ -389,3 +389,44 @@ def test_results_have_the_very_sharding_that_was_asked_for(names):
         return [x.sharding == sharding for x in (y, param)], str(y.sharding.spec)
 
     assert_same(program)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_a_whole_value_is_written_where_the_old_one_is(kind):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(getattr(jax.sharding.AxisType, kind),))
+    rows, whole = NamedSharding(mesh, P("data", None)), NamedSharding(mesh, P())
+    ones, zeros = jnp.ones((4, 2)), jnp.zeros((4, 2))
+
+    def write(v, value):
+        v[...] = value
+
+    def program(lib):
+        found = []
+        with jax.set_mesh(mesh):
+            for value in (zeros, jax.device_put(zeros, whole), zeros.astype(jnp.bfloat16)):
+                v = lib.Param(jax.device_put(ones, rows))
+                v[...] = value
+                found.append((str(v.dtype), v.get_raw_value().sharding == rows))
+            v = lib.Param(jax.device_put(ones, rows))
+            lib.jit(write)(v, zeros)
+            found.append(v.get_raw_value().sharding == rows)
+            v.value = zeros
+            found.append(v.get_raw_value().sharding == rows)
+        return found
+
+    assert_same(program)
+
+
+def test_a_whole_value_keeps_its_own_weak_type():
+    kinds = [jnp.asarray(1.0), jnp.float32(1), jnp.asarray(1), jnp.int32(1), jnp.bfloat16(1), 1.0]
+
+    def program(lib):
+        found = []
+        for old in kinds[:-1]:
+            for new in kinds:
+                v = lib.Variable(old)
+                v[...] = new
+                found.append((str(v.dtype), v.get_raw_value().weak_type))
+        return found
+
+    assert_same(program)

@@ -126,8 +126,8 @@ def test_writing_an_array_of_the_same_form_stores_it():
     v[...] = jnp.zeros(2, jnp.bfloat16)
     assert v.dtype == jnp.float32
     weak = nnx.Param(jnp.asarray(1.0))
-    weak[...] = jnp.ones((), jnp.float32)
-    assert weak.value.weak_type
+    weak[...] = strong = jnp.ones((), jnp.float32)
+    assert weak.value is strong
 
 
 def test_other_values_are_replaced_at_an_ellipsis_and_copied_at_an_index():
