@@ -6,6 +6,7 @@ import functools
 import inspect
 import types
 import typing as tp
+import weakref
 
 import jax
 
@@ -21,6 +22,39 @@ from nnxlite.variables import MISSING as MISSING
 
 P = tp.ParamSpec("P")
 R = tp.TypeVar("R")
+
+
+T = tp.TypeVar("T")
+
+
+class PerFunction(tp.Generic[T]):
+    """What is made once for each function and each key, and kept as long as the function lives.
+
+    It must not refer to the function, but weakly.
+    """
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[tp.Any, dict[tp.Any, T]]
+        self._known = weakref.WeakKeyDictionary()
+
+    def get(self, fun: tp.Callable[..., tp.Any], key: tp.Any, make: tp.Callable[[], T]) -> T:
+        """What was made before, if it can be remembered; else a new one."""
+        if type(fun).__eq__ is not object.__eq__:  # an equal one may live longer than the first
+            return make()
+        try:
+            mine = self._known.setdefault(fun, {})
+            found = mine.get(key)
+        except TypeError:  # not weakly referable, or an unhashable key
+            return make()
+        if found is None:
+            if len(mine) >= KEPT_PER_FUNCTION:
+                del mine[next(iter(mine))]
+            found = mine[key] = make()
+        return found
+
+
+KEPT_PER_FUNCTION = 64
+"""For how many keys something is kept for one function."""
 
 
 class Unbound(tp.NamedTuple):

@@ -33,6 +33,7 @@ from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
     P,
+    PerFunction,
     R,
     Selection,
     StaticArgument,
@@ -404,21 +405,7 @@ def with_statics(
     return tuple(out), kwargs
 
 
-_cores: weakref.WeakKeyDictionary[tp.Any, dict[tp.Any, Core]] = weakref.WeakKeyDictionary()
-
-
-def core_for(fun: tp.Callable[..., tp.Any], options: JitOptions) -> Core:
-    """The compiled side for a function; the same one for the same function and options."""
-    if type(fun).__eq__ is not object.__eq__:  # an equal one may live longer than the first
-        return Core(fun, options)
-    try:
-        known = _cores.setdefault(fun, {})
-        found = known.get(options)
-    except TypeError:  # not weakly referable, or unhashable options
-        return Core(fun, options)
-    if found is None:
-        found = known[options] = Core(fun, options)
-    return found
+_cores: PerFunction[Core] = PerFunction()
 
 
 class JitWrapped(tp.Generic[P, R]):
@@ -426,7 +413,7 @@ class JitWrapped(tp.Generic[P, R]):
 
     def __init__(self, fun: tp.Callable[P, R], options: JitOptions) -> None:
         self._fun, self._args, self._kwargs = unbind(fun)
-        self._core = core_for(self._fun, options)
+        self._core = _cores.get(self._fun, options, functools.partial(Core, self._fun, options))
         self._static = options.static
         self._keys: dict[tp.Any, CallKey] = {}
         functools.update_wrapper(self, fun, updated=())

@@ -11,7 +11,6 @@ import collections
 import functools
 import inspect
 import re
-import types
 import typing as tp
 import warnings
 import weakref
@@ -44,6 +43,7 @@ from nnxlite.boundary._settings import (
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
+    PerFunction,
     Unbound,
     bind_modes,
     by_position,
@@ -322,9 +322,7 @@ class MapWrapped:
         return self._core(inputs, inputs.define(context_key()))
 
 
-_cores: weakref.WeakKeyDictionary[tp.Any, dict[tp.Any, MapCore]] = weakref.WeakKeyDictionary()
-CORES_PER_FUNCTION = 16
-"""How many cores of one function are kept, for different options."""
+_cores: PerFunction[MapCore] = PerFunction()
 CALLS_KEPT = 64
 """For how many kinds of arguments a core keeps what it worked out."""
 
@@ -333,23 +331,14 @@ def core_for(
     bound: Unbound, name: str, options: MapOptions, make: Make, key: tuple[tp.Any, ...]
 ) -> MapCore:
     """The core of a function under some options; the same one as before where that is possible."""
-    fun = bound.fun
-    if type(fun) is not types.FunctionType:
-        return MapCore(fun, name, bound, options, make)
+    new = functools.partial(MapCore, bound.fun, name, bound, options, make)
     shape = (name, len(bound.args), *bound.kwargs)
-    metadata = tuple(options.metadata.items())
+    hashable = options._replace(metadata=tuple(options.metadata.items()))
     try:
-        whole = static_key((shape, options._replace(metadata=metadata), key))
-        hash(whole)
-    except (UnhashableStatic, TypeError):
-        return MapCore(fun, name, bound, options, make)
-    known = _cores.setdefault(fun, {})
-    found = known.get(whole)
-    if found is None:
-        found = known[whole] = MapCore(fun, name, bound, options, make)
-        if len(known) > CORES_PER_FUNCTION:
-            del known[next(iter(known))]
-    return found
+        whole = static_key((shape, hashable, key))
+    except UnhashableStatic:
+        return new()
+    return _cores.get(bound.fun, whole, new)
 
 
 SHOWN = 12

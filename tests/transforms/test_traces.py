@@ -439,6 +439,7 @@ OP_BY_OP = {
     "vjp": lambda m: nnx.vjp(call, m)[1](X),
     "jvp": lambda m: nnx.jvp(call, (m,), (None,)),
     "vmap": lambda m: nnx.vmap(lambda m, x: m.w * x, in_axes=(None, 0))(m, X),
+    "pmap": lambda m: nnx.pmap(times, in_axes=(None, 0))(m, X),
     "jit": lambda m: JITTED(m, X),
     "cond": REMADE["cond"][0],
     "scan": REMADE["scan"][0],
@@ -447,6 +448,10 @@ OP_BY_OP = {
     "vmap of a jitted function": lambda m: nnx.vmap(JITTED, in_axes=(AXES, 0))(m, X),
 }
 AXES = nnx.StateAxes({nnx.Param: None, ...: None})
+
+
+def times(m, x):
+    return m.w * x
 
 
 @nnx.jit
