@@ -374,7 +374,8 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
             if other is not out[leaf] and other != out[leaf]:
                 first = call.leaf_roots()[leaf]
                 raise ValueError(
-                    f"Inconsistent {what} for a shared {described(seen[leaf])}: at "
+                    f"Inconsistent aliasing detected: different {what} for a shared "
+                    f"{described(seen[leaf])}: at "
                     f"'{argument_path(call, first, call.leaf_paths()[leaf])}' it is "
                     f"{out[leaf]!r}, at '{argument_path(call, root, (*path, *tail))}' it is "
                     f"{other!r}. Give both the same {what}, or do not share the Variable."

@@ -129,8 +129,9 @@ def _check_shared(
             else:
                 where = "at its first place"
             raise ValueError(
-                f"Inconsistent {what} for a shared {described(shown(decoded, leaf))}: the result "
-                f"refers to it at '{path_text(path)}' with {setting!r}, {where} it has {before!r}. "
+                f"Inconsistent aliasing detected: different {what} for a shared "
+                f"{described(shown(decoded, leaf))}: the result refers to it at "
+                f"'{path_text(path)}' with {setting!r}, {where} it has {before!r}. "
                 "Give both the same setting, or return a copy (nnx.clone)."
             )
 

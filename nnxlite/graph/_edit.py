@@ -404,7 +404,7 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
     (['bias'], False)
     """
     if not filters:
-        raise ValueError("pop: expected at least one filter.")
+        raise ValueError("Expected at least one filter: nnx.pop(node, nnx.Intermediate).")
     if kind_of(node) not in _NODES:
         raise TypeError(f"pop takes an object, or a pytree of objects, got {short_type(node)}.")
     seen = view(node)

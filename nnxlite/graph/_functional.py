@@ -576,8 +576,8 @@ def unflatten(
         leaves = list(state)
         if len(leaves) != graphdef.num_leaves:
             raise ValueError(
-                f"Incorrect number of leaves: expected {graphdef.num_leaves}, got {len(leaves)}. Pass "
-                "one for each path of the definition, in their order."
+                f"Incorrect number of leaves, expected {graphdef.num_leaves} leaves, but got "
+                f"{len(leaves)}. Pass one for each path of the definition, in their order."
             )
     else:
         leaves = leaves_of(graphdef, (state,))

@@ -204,13 +204,13 @@ class Module(Pytree):
     def _nnx_expect(self, held: tp.Any, kind: Kind, name: str, method: str) -> None:
         if not isinstance(held, Variable):
             raise ValueError(
-                f"{type(self).__name__}.{method}: expected {name!r} to be a Variable of type "
-                f"'{kind.__name__}', and it is a {type(held).__name__}. Record under another name."
+                f"{type(self).__name__}.{method}: Expected {name!r} to be a Variable, got "
+                f"{type(held).__name__}. Record under another name."
             )
         if type(held) is not kind:
             raise ValueError(
-                f"{type(self).__name__}.{method}: expected {name!r} to be of type "
-                f"'{kind.__name__}', and it is a '{type(held).__name__}'. Record under another "
+                f"{type(self).__name__}.{method}: Expected {name!r} to be of type "
+                f"'{kind.__name__}', got '{type(held).__name__}'. Record under another "
                 f"name, or remove it first: nnx.pop(model, nnx.{type(held).__name__})."
             )
 

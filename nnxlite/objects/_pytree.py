@@ -239,8 +239,8 @@ class Pytree(GraphNode, metaclass=PytreeMeta):
             )
         if pytree and not cls._nnx_can_be_pytree:
             raise ValueError(
-                f"{cls.__name__} is an Object, which is never a JAX pytree, and asks for "
-                "pytree=True. Derive it from Pytree or Module instead."
+                "Object is not a pytree, but 'pytree' was explicitly set to True for type "
+                f"{cls.__name__}. Derive it from Pytree or Module instead."
             )
         cls._nnx_is_pytree = cls._nnx_can_be_pytree if pytree is None else pytree
         cls._nnx_strict = cls._nnx_is_pytree
@@ -537,7 +537,7 @@ def check_pytree(pytree: tp.Any) -> None:
     >>> nnx.check_pytree(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     """
     if not isinstance(pytree, Pytree):
-        raise TypeError(f"check_pytree takes a Pytree, got {type(pytree).__name__}.")
+        raise TypeError(f"check_pytree: Expected a Pytree, got {type(pytree).__name__}.")
     check_object(pytree)
 
 

@@ -321,7 +321,7 @@ def _batch(
     where = f"{type(metric).__name__}.update"
     if argname not in arguments:
         given = ", ".join(sorted(arguments)) or "none"
-        raise TypeError(f"{where} expected the keyword argument {argname!r}; given: {given}.")
+        raise TypeError(f"{where}: Expected keyword argument {argname!r}; given: {given}.")
     given = arguments[argname]
     try:
         values = jnp.asarray(None if isinstance(given, (str, bytes)) else given)

@@ -223,10 +223,7 @@ def refuse_aliases(tree: tp.Any, prefix: tp.Any) -> None:
     call = Inputs((tree, {})).define()
     template, _ = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
     settings = broadcast(prefix, template, "prefix")
-    try:
-        graph_settings(call, [settings[position] for position in call.where], "prefix")
-    except ValueError as error:
-        raise ValueError(f"Inconsistent aliasing detected. {error}") from None
+    graph_settings(call, [settings[position] for position in call.where], "prefix")
 
 
 def prefix(

@@ -255,7 +255,7 @@ def test_merge_of_something_else():
 @pytest.mark.parametrize("values", [[], [ONE], (ONE,) * 4])
 def test_unflatten_with_another_number_of_leaves(values):
     graphdef, _ = nnx.flatten(Layer())
-    text = f"Incorrect number of leaves: expected 3, got {len(values)}. Pass one for each path"
+    text = f"Incorrect number of leaves, expected 3 leaves, but got {len(values)}. Pass one"
     with pytest.raises(ValueError, match=re.escape(text)):
         nnx.unflatten(graphdef, values)
 
@@ -449,7 +449,12 @@ def test_a_write_from_another_trace(write, transform):
 
 
 def test_pop_without_filters():
-    refused(Model(), nnx.pop, ValueError, "pop: expected at least one filter.")
+    refused(
+        Model(),
+        nnx.pop,
+        ValueError,
+        "Expected at least one filter: nnx.pop(node",
+    )
 
 
 def test_pop_of_something_without_leaves():

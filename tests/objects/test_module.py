@@ -76,11 +76,11 @@ def test_kinds_may_be_given_by_name():
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("noop", r"expected 'noop' to be a Variable of type '\w+', and it is a bool"),
-        ("train", r"expected 'train' to be a Variable of type '\w+', and it is a method"),
+        ("noop", r"Expected 'noop' to be a Variable, got bool"),
+        ("train", r"Expected 'train' to be a Variable, got method"),
         (
             "w",
-            r"expected 'w' to be of type '\w+', and it is a 'Param'.*nnx.pop\(model, nnx.Param\)",
+            r"Expected 'w' to be of type '\w+', got 'Param'.*nnx.pop\(model, nnx.Param\)",
         ),
     ],
 )

@@ -302,7 +302,7 @@ def test_a_mark_takes_a_value_or_field_arguments():
 
 def test_check_pytree_takes_pytrees():
     assert nnx.check_pytree(Affine(2)) is None
-    with pytest.raises(TypeError, match="check_pytree takes a Pytree, got int"):
+    with pytest.raises(TypeError, match="check_pytree: Expected a Pytree, got int"):
         nnx.check_pytree(3)
 
 
@@ -351,7 +351,7 @@ def test_pytree_is_a_property_of_each_class_but_objects_stay_objects():
     leaves = [jax.tree_util.all_leaves([c()]) for c in (Loose, Below, BelowObject, Mixed)]
     assert leaves == [True, False, True, True]
     with pytest.raises(
-        ValueError, match="Wrong is an Object.*asks for pytree=True.*Derive it from"
+        ValueError, match="Object is not a pytree, .* for type Wrong.*Derive it from"
     ):
         type("Wrong", (BelowObject,), {}, pytree=True)
 

@@ -89,7 +89,7 @@ def test_low_precision_values_are_summed_in_float32():
 
 def test_average_without_its_argument():
     metric = Average("loss")
-    expected = r"Average.update expected the keyword argument 'loss'; given: other, values\."
+    expected = r"Average.update: Expected keyword argument 'loss'; given: other, values\."
     with pytest.raises(TypeError, match=expected):
         metric.update(values=3, other=4)
     with pytest.raises(TypeError, match="given: none"):
@@ -157,7 +157,7 @@ def test_welford_ignores_an_empty_batch_and_is_reset():
 
 
 def test_welford_without_its_argument():
-    with pytest.raises(TypeError, match="Welford.update expected the keyword argument 'values'"):
+    with pytest.raises(TypeError, match="Welford.update: Expected keyword argument 'values'"):
         Welford().update(loss=3)
 
 
@@ -238,7 +238,7 @@ def test_law_8_a_failed_update_leaves_every_metric_as_it_was():
     metrics = make()
     metrics.update(logits=LOGITS, labels=LABELS, loss=1.0)
     before = values_of(metrics)
-    with pytest.raises(TypeError, match="Average.update expected the keyword argument 'loss'") as e:
+    with pytest.raises(TypeError, match="Average.update: Expected keyword argument 'loss'") as e:
         metrics.update(logits=LOGITS, labels=LABELS)
     assert e.value.__notes__ == ["This was the metric 'loss' of MultiMetric."]
     np.testing.assert_equal(values_of(metrics), before)

@@ -268,7 +268,7 @@ def test_one_object_in_two_arguments():
     assert values(grads[0]) == [6.0, 1.0] and values(grads[1]) == []
     before = snapshot(m)
     for f in (nnx.grad(lambda a, b: a.x * b.x), nnx.grad(lambda a, b: a.x * b.x, argnums=1)):
-        with pytest.raises(ValueError, match="Inconsistent differentiation for a shared Param"):
+        with pytest.raises(ValueError, match="different differentiation for a shared Param"):
             f(m, m)
     with pytest.raises(ValueError, match=r"shared Param: at '0\.x' it is True, at '1' it is False"):
         nnx.grad(lambda a, b: a.x * b)(m, m.x)

@@ -521,7 +521,7 @@ BAD = [
             carry=(Foo(), Foo())),
     refused("array for a Variable", "Carry references must be the same", lambda c, x: (c + x, x),
             carry=nnx.Variable(0.0)),
-    refused("carry in a slice", r"Inconsistent out_axes for a shared Param: the result refers to it "
+    refused("carry in a slice", r"different out_axes for a shared Param: the result refers to it "
             r"at 'y' with 0, as the argument '0.y' it has Carry", lambda c, x: (c, c)),
     refused("constant written", r"the body writes '1.n', which is broadcast \(axis None\): the "
             r"writes of the iterations would be lost. Carry it, .*or give it an axis",
@@ -598,7 +598,7 @@ def test_wrong_axes_are_refused_at_once(match, error, options):
 
 def test_shared_objects_under_inconsistent_axes_are_refused():
     m = Foo()
-    match = r"Inconsistent in_axes for a shared Param: at '0.y' it is Carry, at '1.k.y' it is 0"
+    match = r"different in_axes for a shared Param: at '0.y' it is Carry, at '1.k.y' it is 0"
     with pytest.raises(ValueError, match=match):
         nnx.scan(lambda c, x: (c, None))(m, {"k": m})
     with pytest.raises(ValueError, match="Duplicate Foo"):

@@ -89,7 +89,7 @@ def test_split_and_merge_functions_see_path_prefix_and_node():
 def test_inconsistent_prefixes_of_a_shared_node_are_refused_by_path():
     m = Foo()
     with pytest.raises(
-        ValueError, match=r"Inconsistent aliasing .*'0\.y' it is 0, at '1\.a\.y' it is 1"
+        ValueError, match=r"Inconsistent aliasing detected: .*'0\.y' it is 0, at '1\.a\.y' it is 1"
     ):
         nnx.to_tree((m, {"a": m}), prefix=(0, 1))
     with pytest.raises(ValueError, match="Inconsistent aliasing"):

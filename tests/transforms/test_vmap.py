@@ -427,7 +427,7 @@ BAD = [
         out_axes=(0, None),
     ),
     refused(
-        r"Inconsistent out_axes .* at '<root>' with 1, at its first place it has 0",
+        r"different out_axes .* at '<root>' with 1, at its first place it has 0",
         fun=lambda m, x: (lambda p: (p, p))(nnx.Param(m.w + x)),
         out_axes=(0, 1),
     ),
@@ -488,7 +488,7 @@ def test_what_is_no_axis_is_refused_at_once(name, options):
 def test_one_variable_under_two_axes_is_refused(axes, other):
     m = Wide()
     before = snapshot(m)
-    match = rf"Inconsistent in_axes for a shared Param: at '0.w' it is 0, at '1.m.w' it is {other}"
+    match = rf"different in_axes for a shared Param: at '0.w' it is 0, at '1.m.w' it is {other}"
     with pytest.raises(ValueError, match=match):
         nnx.vmap(lambda a, b, x: a(x), in_axes=axes)(m, {"m": m}, jnp.ones(3))
     by_variable = nnx.StateAxes({nnx.BatchStat: 0, ...: axes[1]})
