@@ -213,6 +213,9 @@ class _Convolution(Module):
         self._nnx_check_mask(kernel.shape)
         return kernel * jnp.asarray(self.mask)
 
+    def _nnx_bias(self) -> jax.Array | None:
+        return value_of(self.bias) if self.use_bias else None
+
     def _nnx_one_batch_axis(
         self, inputs: jax.Array, features: int
     ) -> tuple[jax.Array, tuple[int, ...] | None]:
@@ -355,7 +358,7 @@ class Conv(_Convolution):
         kernel = self._nnx_masked_kernel()
         x, batch = self._nnx_one_batch_axis(inputs, kernel.shape[-2] * self.feature_group_count)
         x, pads = self._nnx_pad(x)
-        x, kernel, bias = self.promote_dtype((x, kernel, value_of(self.bias)), dtype=self.dtype)
+        x, kernel, bias = self.promote_dtype((x, kernel, self._nnx_bias()), dtype=self.dtype)
         options: dict[str, tp.Any] = {}
         if self.preferred_element_type is not None:
             options["preferred_element_type"] = self.preferred_element_type
@@ -505,7 +508,7 @@ class ConvTranspose(_Convolution):
         x, batch = self._nnx_one_batch_axis(
             inputs, kernel.shape[-1 if self.transpose_kernel else -2]
         )
-        x, kernel, bias = self.promote_dtype((x, kernel, value_of(self.bias)), dtype=self.dtype)
+        x, kernel, bias = self.promote_dtype((x, kernel, self._nnx_bias()), dtype=self.dtype)
         pads = self._nnx_pads()
         if pads == "SAME_LOWER" and any(stride != 1 for stride in self._nnx_per_axis("strides")):
             raise ValueError(

@@ -417,9 +417,10 @@ class BatchNorm(_Normalization):
             self.use_running_average = use_running_average
 
     def _nnx_moved(self, average: jax.Array, moment: jax.Array | None) -> jax.Array:
-        """A running average moved towards the moment of a batch."""
+        """A running average moved towards the moment of a batch, as precise as it was."""
         moment = jnp.reshape(tp.cast(jax.Array, moment), average.shape)
-        return lax.stop_gradient(self.momentum * average + (1 - self.momentum) * moment)
+        moved = lax.stop_gradient(self.momentum * average + (1 - self.momentum) * moment)
+        return moved if jnp.iscomplexobj(moved) else moved.astype(average.dtype)
 
 
 class LayerNorm(_Normalization):

@@ -29,12 +29,19 @@ from nnxlite.objects import Module, Rngs, RngStream, data
 Activation = tp.Callable[..., jax.Array]
 
 
-def modified_orthogonal(
+def orthogonal_init(
     key: jax.Array, shape: tp.Sequence[int], dtype: tp.Any = jnp.float32
 ) -> jax.Array:
     """An orthogonal matrix, also in the half-precision dtypes that JAX has no decomposition for."""
     exact = jnp.promote_types(dtype, jnp.float32)
     return initializers.orthogonal()(key, tuple(shape), exact).astype(dtype)
+
+
+def modified_orthogonal(
+    key: jax.Array, shape: tp.Sequence[int], dtype: tp.Any = jnp.float32
+) -> jax.Array:
+    """An orthogonal matrix, made in JAX's default floating dtype whatever its own."""
+    return initializers.orthogonal()(key, tuple(shape)).astype(dtype)
 
 
 class RNNCellBase(Module):
@@ -242,7 +249,7 @@ class SimpleCell(_Cell):
         residual: bool = False,
         activation_fn: Activation = tanh,
         kernel_init: Initializer = default_kernel_init,
-        recurrent_kernel_init: Initializer = modified_orthogonal,
+        recurrent_kernel_init: Initializer = orthogonal_init,
         bias_init: Initializer = initializers.zeros,
         promote_dtype: PromoteDtypeFn = default_promote_dtype,
         keep_rngs: bool = False,
@@ -293,6 +300,8 @@ class SimpleCell(_Cell):
 class _GatedCell(_Cell):
     """A cell with gates; a subclass makes its projections in `_nnx_build`."""
 
+    _nnx_recurrent_init: tp.ClassVar[Initializer] = staticmethod(orthogonal_init)
+
     def __init__(
         self,
         in_features: int,
@@ -301,7 +310,7 @@ class _GatedCell(_Cell):
         gate_fn: Activation = sigmoid,
         activation_fn: Activation = tanh,
         kernel_init: Initializer = default_kernel_init,
-        recurrent_kernel_init: Initializer = modified_orthogonal,
+        recurrent_kernel_init: Initializer | None = None,
         bias_init: Initializer = initializers.zeros,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
@@ -327,7 +336,7 @@ class _GatedCell(_Cell):
         self.gate_fn = gate_fn
         of_input, of_hidden = self._nnx_linears(
             kernel_init,
-            recurrent_kernel_init,
+            recurrent_kernel_init or self._nnx_recurrent_init,
             bias_init,
             kernel_metadata,
             recurrent_kernel_metadata,
@@ -409,6 +418,8 @@ class LSTMCell(_LongShortTermMemory):
     >>> c.shape, h.shape, y.shape
     ((2, 4), (2, 4), (2, 4))
     """
+
+    _nnx_recurrent_init = staticmethod(modified_orthogonal)
 
     def _nnx_build(
         self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]

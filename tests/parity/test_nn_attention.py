@@ -152,6 +152,24 @@ def test_rotary_positions_are_those_of_the_reference():
     assert_equal_results(*results)
 
 
+@needs_newer
+@pytest.mark.filterwarnings("ignore:'.value' access")  # inside the reference
+@pytest.mark.parametrize("args", [(), (10000.0, 8, 9)], ids=str)
+def test_rotary_positions_need_no_promotion(args):
+    with jax.numpy_rank_promotion("raise"):
+        ours, theirs = nnx.RoPE(*args), ref.RoPE(*args)
+        for x in (X, X[0], X[None]):
+            assert_equal_results(ours(x), theirs(x))
+            assert_equal_results(ours(x, jnp.arange(6)), theirs(x, jnp.arange(6)))
+    with jax.enable_x64(True):
+        ours, theirs = nnx.RoPE(*args), ref.RoPE(*args)
+        assert_equal_state(ours, theirs)
+        x = np.asarray(X, np.float64)
+        for positions in (None, np.arange(6)):
+            np.testing.assert_allclose(ours(x, positions), theirs(x, positions), rtol=1e-12)
+        assert ours(X).dtype == F32
+
+
 # The layer --------------------------------------------------------------------------------------
 
 LAYERS = {

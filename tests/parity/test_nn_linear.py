@@ -325,6 +325,16 @@ def test_parameter_metadata_is_that_of_the_reference(name, args, kwargs):
         assert mine.get_metadata() == other.get_metadata()
 
 
+@pytest.mark.parametrize("name", ["Conv", "ConvTranspose"])
+def test_a_bias_that_is_switched_off_is_not_added(name):
+    results = []
+    for lib in (nnx, ref):
+        layer = getattr(lib, name)(3, 4, 3, bias_init=NORMAL, kernel_init=quick, rngs=lib.Rngs(0))
+        layer.use_bias = False
+        results.append(layer(jnp.ones((2, 5, 3))))
+    np.testing.assert_array_equal(*results)
+
+
 @pytest.mark.parametrize("name", ["Linear", "LinearGeneral"])
 def test_annotated_initializers_carry_their_metadata(name):
     def kernel(lib):

@@ -119,6 +119,17 @@ def test_masks_and_statistics_are_those_of_the_reference(name, args, fast, optio
         assert_equal_results(ours(x), theirs(x))
 
 
+@pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types")  # of the reference
+def test_statistics_keep_their_dtype_as_in_the_reference():
+    x = normal(4, 6).astype(np.float64)
+    with jax.enable_x64(True):
+        ours, theirs = (lib.BatchNorm(6, rngs=lib.Rngs(0)) for lib in (nnx, ref))
+        for layer in (ours, theirs):
+            assert layer(x).dtype == np.float64
+            assert layer.mean.dtype == layer.var.dtype == F32
+        np.testing.assert_allclose(ours.var.get_value(), theirs.var.get_value(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "InstanceNorm"])
 def test_without_parameters_any_number_of_features_does(name):
     options = {"use_scale": False} | ({} if name == "RMSNorm" else {"use_bias": False})

@@ -48,6 +48,16 @@ def test_a_cell_starts_as_the_reference(name, options, fast):
     assert static_attributes(nnx, ours) == static_attributes(ref, theirs)
 
 
+@pytest.mark.parametrize("options", [{}, {"param_dtype": jnp.complex64}], ids=str)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell_starts_as_the_reference_in_every_precision(name, wide, options):
+    with jax.enable_x64(wide):
+        options = {"kernel_init": quick, **options}
+        ours, theirs = (getattr(lib, name)(3, 4, **options, rngs=lib.Rngs(0)) for lib in (nnx, ref))
+        assert_equal_state(ours, theirs)
+
+
 STEPS = [
     *[(name, {}, (2,)) for name in CELLS],
     *[(name, {"dtype": BF16}, (2,)) for name in CELLS[:2]],
