@@ -191,3 +191,32 @@ def test_a_model_of_references_runs_in_jit_and_splits():
     graphdef, state = nnx.split(refs)
     assert nnx.merge(graphdef, state).w is refs.w
     assert nnx.clone(refs).w.get_raw_value() is not refs.w.get_raw_value()
+
+
+LOOPED = {
+    "jit": lambda f: nnx.jit(f)(1.0),
+    "jax.jit": lambda f: jax.jit(f)(1.0),
+    "grad": lambda f: nnx.grad(f)(1.0),
+    "remat": lambda f: nnx.remat(f)(1.0),
+    "scan": lambda f: nnx.scan(lambda c, x: (f(c), x))(1.0, jnp.ones(1)),
+    "jax scan": lambda f: jax.lax.scan(lambda c, x: (f(c), x), 1.0, jnp.ones(1)),
+    "fori_loop": lambda f: nnx.fori_loop(0, 1, lambda i, x: f(x), 1.0),
+    "cond": lambda f: nnx.cond(True, f, lambda x: x, 1.0),
+}
+
+
+@pytest.mark.parametrize("run", LOOPED.values(), ids=LOOPED)
+def test_a_captured_variable_with_a_reference_is_written_from_inside_a_transform(run):
+    v = nnx.Variable(jnp.array(0.0), ref=True)
+    ref = v.get_raw_value()
+
+    def f(x):
+        v[...] += 2
+        return x
+
+    for count in (1, 2):
+        run(f)
+        assert v.get_raw_value() is ref and float(v.value) == 2.0 * count
+    with pytest.raises(nnx.TraceContextError, match="Cannot mutate Variable"):
+        jax.jit(lambda x: v.set_value(jax.new_ref(x)))(1.0)
+    assert v.get_raw_value() is ref

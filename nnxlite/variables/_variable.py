@@ -209,7 +209,7 @@ class Variable(ArrayOperators[T]):
             TraceContextError: when called from another trace level than the Variable's own.
             ValueError: for a part that does not broadcast, or another shape than the reference's.
         """
-        if trace_state.value is not self._box.trace:
+        if trace_state.value is not self._box.trace and not self._writes_through(value):
             self._refuse_write("value")
         new: tp.Any = value
         if isinstance(new, Variable):
@@ -224,6 +224,10 @@ class Variable(ArrayOperators[T]):
             self._box.value = new
         else:
             self._box.value = _replace_at(self._box.value, index, new)
+
+    def _writes_through(self, new: tp.Any) -> bool:
+        """Whether a write goes into a reference, which JAX lets every transform write into."""
+        return self._box.definition.is_ref and is_ref(self._box.value) and not is_ref(new)
 
     def _write_ref(self, new: tp.Any, index: tp.Any) -> None:
         ref: tp.Any = self._box.value

@@ -184,6 +184,27 @@ def recursion_through_jit(lib, mode):
 
 
 @program("updates", "plain")
+def references_written_from_inside(lib, mode):
+    v = lib.Variable(jnp.array(0.0), ref=True)
+
+    def f(x):
+        v[...] += 1
+        return x * 2
+
+    return [
+        lib.jit(f, **mode)(1.0),
+        lib.grad(f, **mode)(1.0),
+        lib.remat(f, **mode)(1.0),
+        lib.scan(lambda c, x: (f(c), x), **mode)(1.0, jnp.arange(3.0)),
+        lib.fori_loop(0, 3, lambda i, x: f(x), 1.0, **mode),
+        lib.cond(True, f, lambda x: x, 1.0, **mode),
+        jax.lax.fori_loop(0, 3, lambda i, x: f(x), 1.0),
+        jax.jit(lambda x: v.set_value(v[...] + x))(5.0),
+        v[...],
+    ]
+
+
+@program("updates", "plain")
 def rnn_inside(lib, mode):
     rnn = lib.RNN(lib.GRUCell(2, 3, rngs=lib.Rngs(0)), return_carry=True)
     x = jnp.ones((2, 4, 2))
