@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import sys
 import types
 import typing as tp
@@ -267,6 +268,30 @@ def is_permanent(value: tp.Any) -> bool:
 
 
 _CONSTANTS = frozenset({str, bytes, bool, int, float, complex, type(None), type(...)})
+
+
+def snapshot(value: tp.Any) -> tp.Any:
+    """A copy of a list or dict that tells by identity whether it was edited; None of other values.
+
+    Looking at what it holds would take many times as long; that is possible where none of it can
+    change by itself.
+    """
+    kind = type(value)
+    if kind is list and not any(map(is_fickle, value)):
+        return value.copy()
+    if kind is dict and not any(map(is_fickle, value.values())):
+        return value.copy()
+    return None
+
+
+def as_in(value: tp.Any, before: tp.Any) -> bool:
+    """Whether a value still holds just what its `snapshot` does."""
+    if type(value) is not type(before) or len(value) != len(before):
+        return False
+    if type(value) is dict:
+        same = all(map(operator.is_, value.values(), before.values()))
+        return same and all(map(operator.is_, value, before))
+    return all(map(operator.is_, value, before))
 
 
 def own_copy(value: tp.Any) -> tp.Any:

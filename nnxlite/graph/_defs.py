@@ -30,11 +30,13 @@ import numpy as np
 
 from nnxlite._interning import Table
 from nnxlite._statics import (
+    as_in,
     content_key,
     is_editable,
     is_fickle,
     is_permanent,
     own_copy,
+    snapshot,
 )
 from nnxlite._versions import observe
 from nnxlite.graph._kinds import (
@@ -113,6 +115,7 @@ class ObjectDef:
     Attributes:
         template: the static attributes, by name.
         editable: names of those that can be edited in place; the values here are copies.
+        told: whether the identity of what these hold tells if they were edited.
         key: what makes two definitions equal.
         fickle: whether the static values may come to differ from the key, as closures may.
         written: (class, layout, types, values) where values equal in this form are surely the same,
@@ -128,6 +131,7 @@ class ObjectDef:
         "metadata",
         "statics",
         "template",
+        "told",
         "type",
         "written",
     )
@@ -148,9 +152,16 @@ class ObjectDef:
         )
         self.statics = tuple(map(own_copy, statics)) if self.editable else statics
         self.template = dict(zip(layout.static, self.statics))
+        self.told = all(snapshot(self.template[name]) is not None for name in self.editable)
         self.key = key
         self.fickle = any(map(is_fickle, self.statics))
         self.written: tp.Any = None
+
+    def holds(self, attributes: dict[tp.Any, tp.Any]) -> bool:
+        """Whether the editable values of an object that had this definition surely are as before."""
+        return self.told and all(
+            as_in(attributes.get(name), self.template[name]) for name in self.editable
+        )
 
     def content(self) -> tuple[tp.Any, ...]:
         """The key of the definition as its static values are now."""
@@ -219,7 +230,7 @@ def definition(node: GraphNode) -> ObjectDef:
     Raises ValueError where data was put into a static container after its assignment.
     """
     found = node._nnx_def
-    if found is not None and not found.editable:
+    if found is not None and (not found.editable or found.holds(node.__dict__)):
         return found
     observe(node)
     return define(node)

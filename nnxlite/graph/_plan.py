@@ -17,7 +17,7 @@ import typing as tp
 import weakref
 
 from nnxlite._jax import flatten_one_level
-from nnxlite._statics import COPIED, content_key
+from nnxlite._statics import COPIED, as_in, content_key, snapshot
 from nnxlite._versions import epoch, hold
 from nnxlite.graph._defs import ContainerDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
@@ -89,7 +89,7 @@ class Plan:
         self.versions = found.versions
         self.roots = [ref(roots[0]), *map(self._companion, roots[1:])]
         self.states = [(ref(state), version) for state, version in found.states]
-        self.editable: list[tuple[tp.Any, tp.Any, tp.Any]] = []
+        self.editable: list[tuple[tp.Any, tp.Any, tp.Any, tp.Any]] = []
         self.templates: list[tuple[dict[tp.Any, tp.Any], tp.Any, tp.Any]] = []
         if found.editable:
             self._watch_editables(found)
@@ -145,7 +145,10 @@ class Plan:
                 key = content_key(known)
                 if id(value) not in seen:
                     seen.add(id(value))
-                    self.editable.append((self.refs[number], name, key))
+                    before = snapshot(value)
+                    if content_key(before) != key:  # edited meanwhile by another thread
+                        before = None
+                    self.editable.append((self.refs[number], name, key, before))
                 if id(known) not in seen and type(known) not in COPIED:
                     seen.add(id(known))
                     self.templates.append((definition.template, name, key))
@@ -206,9 +209,12 @@ class Plan:
         return True
 
     def _editables_hold(self) -> bool:
-        for ref, name, key in self.editable:
+        for ref, name, key, before in self.editable:
             node = ref()
-            if node is None or content_key(node.__dict__.get(name)) != key:
+            if node is None:
+                return False
+            value = node.__dict__.get(name)
+            if (before is None or not as_in(value, before)) and content_key(value) != key:
                 return False
         return all(content_key(template[name]) == key for template, name, key in self.templates)
 

@@ -145,12 +145,12 @@ def traverse(roots: tp.Iterable[tp.Any], into: Traversal | None = None) -> Trave
                     definition = value._nnx_def
                     if (
                         definition is None
-                        or definition.editable
                         or len(definition.layout.status) != len(value.__dict__)
+                        or (definition.editable and not definition.holds(value.__dict__))
                     ):
                         definition = define(value)
-                        if definition.editable:
-                            found.editable.append((number, definition))
+                    if definition.editable:
+                        found.editable.append((number, definition))
                     names = definition.layout.data
                     parts: tp.Iterable[tp.Any] = definition.layout.data_values(value.__dict__)
                 else:

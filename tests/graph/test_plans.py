@@ -7,6 +7,7 @@ are compared with those for a copy that was built by hand and that nothing has l
 from __future__ import annotations
 
 import gc
+import types
 import typing as tp
 
 import jax
@@ -37,6 +38,9 @@ class Everything(nnx.Module):
         self.number = 2
         self.sizes = [1, [2, 3]]
         self.options = {"a": {"b": 1}}
+        self.flat = [1, "b", None]
+        self.words = {"a": 1, "b": 2}
+        self.settings = types.SimpleNamespace(width=1, sizes=[2])
         self.names = {"x", "y"}
         self.shape = (2, (3,))
         self.fixed = (2, [3])
@@ -149,6 +153,16 @@ EDITS: dict[str, tp.Callable[[Everything], None]] = {
     "static list: append": do(lambda m: m.sizes.append(4)),
     "static list: deep": do(lambda m: m.sizes[1].append(4)),
     "static list: type only": do(lambda m: m.sizes.__setitem__(0, 1.0)),
+    "flat list: other item": do(lambda m: m.flat.__setitem__(1, "c")),
+    "flat list: type only": do(lambda m: m.flat.__setitem__(0, True)),
+    "flat list: longer": do(lambda m: m.flat.append(4)),
+    "flat list: another one": do(lambda m: setattr(m, "flat", [1, "b"])),
+    "flat dict: other value": do(lambda m: m.words.update(b=3)),
+    "flat dict: type only": do(lambda m: m.words.update(a=True)),
+    "flat dict: other key": do(lambda m: m.words.update(c=m.words.pop("b"))),
+    "flat dict: order": do(lambda m: m.words.update(a=m.words.pop("a"))),
+    "settings: other value": do(lambda m: setattr(m.settings, "width", 2)),
+    "settings: deep": do(lambda m: m.settings.sizes.append(3)),
     "static dict: deep": do(lambda m: m.options["a"].update(b=2)),
     "static dict: order": do(lambda m: m.options.update(a0=m.options.pop("a"))),
     "static set": do(lambda m: m.names.add("z")),

@@ -125,6 +125,15 @@ def test_a_thousand_variables():
     assert count_calls(lambda: step(model)) <= CEILING
 
 
+def test_long_static_lists_and_dicts():
+    model = Model(10)
+    model.words = {f"word {n}": n for n in range(1000)}
+    model.numbers = list(range(1000, 2000))
+    for _ in range(3):
+        step(model)
+    assert count_calls(lambda: step(model)) <= CEILING + 20
+
+
 def test_a_bound_method():
     model = Model(10)
     grow = nnx.jit(model.grow)
