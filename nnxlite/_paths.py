@@ -9,8 +9,12 @@ import sys
 import types
 
 from nnxlite import boundary as _boundary
+from nnxlite import objects as _objects
 from nnxlite import transforms as _transforms
 from nnxlite.nn import conv as _conv
+from nnxlite.nn import embed as _embed
+from nnxlite.nn import linear as _linear
+from nnxlite.objects import _pytree
 from nnxlite.transforms import _jit, _trees
 
 MODULES = (
@@ -26,10 +30,14 @@ PATHS: dict[str, str] = {
     "cached_partial current_update_context iter_module_children map_state merge_context pure "
     "set_graph_mode set_graph_updates split_context update_context",
     "helpers": "GraphDef Module State Variable",
-    "nn.attention": "MultiHeadAttention RoPE dot_product_attention_with_rope",
-    "nn.linear": "Conv ConvTranspose Embed canonicalize_padding",
-    "nn.normalization": "SpectralNorm WeightNorm",
-    "nn.recurrent": "GRUCell LSTMCell OptimizedLSTMCell SimpleCell",
+    "module": "PytreeMeta State iter_children split_state",
+    "nn.attention": "LinearGeneral MultiHeadAttention RoPE default_bias_init default_kernel_init "
+    "dot_product_attention_with_rope first_from",
+    "nn.linear": "Conv ConvTranspose Embed canonicalize_padding default_embed_init first_from",
+    "nn.normalization": "SpectralNorm WeightNorm first_from",
+    "nn.recurrent": "GRUCell LSTMCell Linear OptimizedLSTMCell SimpleCell default_bias_init "
+    "default_kernel_init",
+    "nn.stochastic": "first_from",
     "pytreelib": "register_data_type",
     "summary": "tabulate",
     "transforms.autodiff": "DiffState custom_vjp grad jvp remat value_and_grad vjp",
@@ -47,7 +55,8 @@ def install(package: types.ModuleType) -> None:
     """Make `MODULES`, and the names of `PATHS`, importable by those paths below a package."""
     for name in MODULES.split():
         sys.modules[f"{package.__name__}.{name}"] = getattr(package, name)
-    sources = (package, _trees, _jit, _boundary, _transforms, _conv)
+    layers = (_conv, _embed, _linear)
+    sources = (package, _trees, _jit, _boundary, _transforms, _objects, _pytree, *layers)
     for path, names in PATHS.items():
         full = f"{package.__name__}.{path}"
         module = sys.modules.get(full)

@@ -32,7 +32,7 @@ from nnxlite.variables import (
     variable_type_from_name,
 )
 
-B = tp.TypeVar("B")
+T = tp.TypeVar("T")
 Kind: tp.TypeAlias = type[Variable[tp.Any]]
 
 CAPTURES = "__captures__"
@@ -431,3 +431,18 @@ def iter_module_children(
     for name, child in children_of(node):
         if isinstance(child, Pytree):
             yield name, child
+
+
+def first_from(*args: T | None, error_msg: str) -> T:
+    """The first argument that is not None, such as a flag of the call before one of the layer.
+
+    Raises ValueError, with `error_msg`, where all are None.
+
+    >>> from nnxlite.objects import first_from
+    >>> first_from(None, False, True, error_msg="give `deterministic`")
+    False
+    """
+    for arg in args:
+        if arg is not None:
+            return arg
+    raise ValueError(error_msg)

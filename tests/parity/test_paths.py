@@ -52,6 +52,32 @@ def test_padding_is_canonical_as_in_the_reference(padding):
     assert results[0] == results[1]
 
 
+def test_the_first_of_several_flags():
+    for lib in (nnx, ref):
+        first_from = importlib.import_module(f"{lib.__name__}.module").first_from
+        assert first_from(None, False, True, error_msg="which?") is False
+        for args in ((), (None, None)):
+            with pytest.raises(ValueError, match=r"^which\?$"):
+                first_from(*args, error_msg="which?")
+
+
+BORROWED = {
+    "module": "first_from iter_children split_state State",
+    "nn.attention": "default_kernel_init first_from LinearGeneral",
+    "nn.linear": "default_kernel_init default_bias_init default_embed_init first_from",
+    "nn.normalization": "first_from",
+    "nn.recurrent": "default_kernel_init default_bias_init Linear",
+    "nn.stochastic": "first_from",
+}
+
+
+@pytest.mark.parametrize("path", BORROWED)
+def test_what_layers_of_ones_own_borrow(path):
+    for lib in (nnx, ref):
+        module = importlib.import_module(f"{lib.__name__}.{path}")
+        assert all(callable(getattr(module, name)) for name in BORROWED[path].split())
+
+
 def test_what_recurrent_networks_use_is_found_by_the_path():
     x = jnp.arange(24).reshape(2, 3, 4)
     for lengths, batch, time_major in (
