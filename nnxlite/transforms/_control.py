@@ -404,7 +404,7 @@ class Loop(Core):
 
         return trace_body(
             call,
-            lambda tree: step(index[0], tree if bounds else tree[2]),
+            lambda tree: step(index.pop(), tree if bounds else tree[2]),
             join,
             (jax.ShapeDtypeStruct((), number.dtype), head, carry, values),
             structure=self.options.structure,

@@ -71,6 +71,14 @@ def test_new_variables_may_come_beside_objects_that_stay(loop, mode):
 
 
 @every_loop
+def test_nothing_leaks_where_jax_looks_for_leaks(loop):
+    m = Foo(2.0)
+    with jax.checking_leaks():
+        assert loop(step, m) is m
+    assert float(m.n.value) == 8.0
+
+
+@every_loop
 def test_inside_jit_and_with_other_carries_beside(loop):
     m, v = Foo(2.0), nnx.Variable(jnp.zeros(2))
 
