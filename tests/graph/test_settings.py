@@ -192,6 +192,21 @@ def test_shared_settings_are_looked_at_once(monkeypatch):
     assert len(seen) == 1
 
 
+def test_slices_count_by_content():
+    """They have a hash from Python 3.12 on."""
+    traces = []
+
+    @nnx.jit
+    def picked(model):
+        traces.append(1)
+        return model.weight[model.settings]
+
+    for where in (slice(1, None), slice(1, None), slice(0, 1)):
+        np.testing.assert_array_equal(picked(Model(where)), ONE[where])
+    assert len(traces) == 2
+    assert nnx.graphdef(Model((slice(1), 2))) != nnx.graphdef(Model((slice(1.0), 2)))
+
+
 def test_arrays_and_secrets_count_by_identity():
     array = jnp.arange(3)
     assert nnx.graphdef(Model(Settings(inner=array))) == nnx.graphdef(Model(Settings(inner=array)))
