@@ -215,6 +215,10 @@ def _partial(value: functools.partial, inside: tp.Any) -> tp.Any:
     )
 
 
+def _slice(value: slice, inside: tp.Any) -> tp.Any:
+    return (slice, *[_key(part, inside) for part in (value.start, value.stop, value.step)])
+
+
 def _method(value: types.MethodType, inside: tp.Any) -> tp.Any:
     return (types.MethodType, _key(value.__func__, inside), ById(value.__self__))
 
@@ -224,6 +228,7 @@ _SPECIAL: dict[type, tp.Callable[[tp.Any, tp.Any], tp.Any]] = {
     int: _number,
     float: _float,
     complex: _complex,
+    slice: _slice,
     tuple: _sequence,
     list: _sequence,
     dict: _dict,
@@ -316,5 +321,5 @@ def is_editable(value: tp.Any) -> bool:
     try:
         hash(value)
     except TypeError:
-        return True
+        return type(value) is not slice  # hashable from Python 3.12 on
     return False
