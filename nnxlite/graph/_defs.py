@@ -221,7 +221,7 @@ def _says_all(value: tp.Any, inside: bool = False) -> bool:
     return kind is not complex and (kind is not float or value != 0.0)
 
 
-_COARSE_HASHES = (tuple.__hash__, frozenset.__hash__)  # named tuples and other subclasses included
+_COARSE_HASHES = (tuple.__hash__, frozenset.__hash__, slice.__hash__)  # subclasses included
 
 
 def definition(node: GraphNode) -> ObjectDef:
