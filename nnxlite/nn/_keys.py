@@ -52,7 +52,7 @@ def draw_key(
         given: the source that the call got.
         own: the stream that the layer keeps.
         name: the stream to draw from, of several.
-        purpose: what the key is for, in words.
+        purpose: what a key is needed for, as a sentence.
         keep: the argument of the constructor that makes the layer keep a stream.
 
     Raises:
@@ -70,8 +70,8 @@ def draw_key(
     kind = type(layer).__name__
     if source is None:
         raise ValueError(
-            f"{layer_name(layer)} needs a random key {purpose}, and has none. Pass one, or "
-            f"streams, with the call (rngs=...), or let the layer keep a stream ({kind}(..., {keep}))."
+            f"{layer_name(layer)}: {purpose}. Pass a key, or streams, with the call (rngs=...), or "
+            f"let the layer keep a stream ({kind}(..., {keep}))."
         )
     raise TypeError(
         f"{layer_name(layer)}: `rngs` must be an Rngs, an RngStream or a key, got {short_type(source)}."

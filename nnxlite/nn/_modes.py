@@ -24,7 +24,7 @@ def resolve_mode(layer: tp.Any, name: str, given: M | None, kept: M | None) -> M
         return kept
     kind = type(layer).__name__
     raise ValueError(
-        f"{layer_name(layer)} was called, and nothing says what `{name}` is. Pass "
+        f"{layer_name(layer)}: No `{name}` argument was provided to {kind}, and none is set. Pass "
         f"`{name}=...` to the call, give it to the constructor ({kind}(..., {name}=...)), or "
         f"set it on a whole model with `model.train()`, `model.eval()` or `nnx.view(model, {name}=...)`."
     )

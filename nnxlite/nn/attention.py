@@ -274,8 +274,8 @@ def _dropout(weights: jax.Array, rate: float, key: jax.Array | None, broadcast: 
         raise ValueError(f"dropout_rate must be in the range [0, 1), got {rate}.")
     if key is None:
         raise ValueError(
-            f"dot_product_attention needs dropout_rng, a random key, for dropout_rate={rate}; pass "
-            "one, or deterministic=True."
+            "dot_product_attention: dropout_rng is required when dropout_rate > 0 and "
+            f"deterministic=False; dropout_rate={rate}."
         )
     shape = weights.shape
     if broadcast:
@@ -421,9 +421,7 @@ def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.A
         return None
     shapes = [mask.shape for mask in given]
     if len({len(shape) for shape in shapes}) > 1:
-        raise ValueError(
-            f"combine_masks needs masks with the same number of dimensions, got shapes {shapes}."
-        )
+        raise ValueError(f"combine_masks: masks must have same rank, got the shapes {shapes}.")
     combined = given[0]
     for mask in given[1:]:
         if not broadcast_together(combined.shape, mask.shape):

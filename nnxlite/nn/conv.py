@@ -64,8 +64,8 @@ def canonicalize_padding(padding: Padding, rank: int) -> str | list[tuple[int, i
     pairs = _pairs(padding, rank)
     if pairs is None:
         raise ValueError(
-            "Padding must be a name, a number, or a number or pair of numbers for each of "
-            f"{rank} axes; got {padding!r}."
+            f"Invalid padding format: {padding!r}, should be a name, a number, or a number or pair "
+            f"of numbers for each of {rank} axes."
         )
     return list(pairs)
 
@@ -184,8 +184,8 @@ class _Convolution(Module):
             name = padding.upper()
             if name == "CAUSAL" and name in self._nnx_paddings and rank != 1:
                 raise ValueError(
-                    f"{layer_name(self)}: 'CAUSAL' padding needs a kernel with one spatial "
-                    f"axis, and kernel_size is {self.kernel_size}."
+                    f"{layer_name(self)}: Causal padding is only implemented for 1D convolutions, "
+                    f"and kernel_size is {self.kernel_size}."
                 )
             if name in self._nnx_paddings:
                 return name
@@ -194,16 +194,16 @@ class _Convolution(Module):
             if pairs is not None:
                 return pairs
         raise ValueError(
-            f"{layer_name(self)}: `padding` must be one of {', '.join(self._nnx_paddings)}, a "
-            f"number, or a number or pair of numbers for each of the {rank} axes of "
-            f"kernel_size={self.kernel_size}; got {padding!r}."
+            f"{layer_name(self)}: Invalid padding format: {padding!r}, should be one of "
+            f"{', '.join(self._nnx_paddings)}, a number, or a number or pair of numbers for each "
+            f"of the {rank} axes of kernel_size={self.kernel_size}."
         )
 
     def _nnx_check_mask(self, kernel_shape: tuple[int, ...]) -> None:
         if self.mask is not None and tuple(self.mask.shape) != tuple(kernel_shape):
             raise ValueError(
-                f"{layer_name(self)}: `mask` must have the shape of `kernel`, {kernel_shape}; "
-                f"got {tuple(self.mask.shape)}."
+                f"{layer_name(self)}: Mask needs to have the same shape as weights. Shapes are: "
+                f"{tuple(self.mask.shape)}, {tuple(kernel_shape)}."
             )
 
     def _nnx_masked_kernel(self) -> jax.Array:

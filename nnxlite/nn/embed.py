@@ -89,8 +89,8 @@ class Embed(Module):
         indices = inputs if hasattr(inputs, "dtype") else jnp.asarray(inputs)
         if not jnp.issubdtype(indices.dtype, jnp.integer):
             raise ValueError(
-                f"{layer_name(self)} looks up rows by whole numbers, got an input of dtype "
-                f"{indices.dtype} and shape {indices.shape}."
+                f"{layer_name(self)}: Input type must be an integer or unsigned integer, for it looks "
+                f"up rows; got {indices.dtype} of shape {indices.shape}."
             )
         (embedding,) = self.promote_dtype((self.embedding[...],), dtype=self.dtype, inexact=False)
         if embedding.shape[0] == 1:

@@ -255,14 +255,14 @@ class LinearGeneral(Module):
     def _nnx_check_axes(self) -> None:
         if len(self.in_features) != len(self.axis):
             raise ValueError(
-                f"{layer_name(self)} needs one axis for each input size: `in_features` is "
-                f"{self.in_features} and `axis` is {self.axis}."
+                f"{layer_name(self)}: in_features and axis must have the same length. Got "
+                f"{self.in_features} and {self.axis}."
             )
         batch = tuple(self.batch_axis)
         if batch != tuple(range(len(batch))):
             raise ValueError(
-                f"{layer_name(self)}: batch axes must be the leading axes 0, 1, ... in this "
-                f"order, got {batch}."
+                f"{layer_name(self)}: batch_dims {batch} must be consecutive leading dimensions "
+                "starting from 0. They are the keys of batch_axis."
             )
 
     def __call__(self, inputs: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
@@ -458,12 +458,12 @@ class Einsum(Module):
         text = str(equation).replace(" ", "")
         if text.count("->") != 1:
             raise ValueError(
-                f"{layer_name(self)}: the equation must say its output after '->', as in "
+                f'{layer_name(self)}: `einsum_str` equation must be explicit and include "->", as in '
                 f"'ab,bc->ac'; got {equation!r}."
             )
         if text.count(",") != 1:
             raise ValueError(
-                f"{layer_name(self)}: the equation must have exactly two operands, the input "
+                f"{layer_name(self)}: `einsum_str` equation must have exactly two operands, the input "
                 f"and the kernel, got {text.count(',') + 1} in {equation!r}."
             )
         return text

@@ -222,14 +222,13 @@ class MultiHeadAttention(Module):
         heads, kv_heads = self.num_heads, self.num_kv_heads
         if heads < 1 or self.qkv_features % heads:
             raise ValueError(
-                f"{layer_name(self)} cannot give {heads} heads equal shares of "
-                f"{self.qkv_features} features: num_heads must divide qkv_features "
-                "(in_features, where that is not given)."
+                f"{layer_name(self)}: Memory dimension ({self.qkv_features}) must be divisible by "
+                f"'num_heads' heads ({heads}). It is qkv_features, or else in_features."
             )
         if kv_heads < 1 or heads % kv_heads:
             raise ValueError(
-                f"{layer_name(self)} cannot share {kv_heads} key heads equally among {heads} query "
-                "heads: num_kv_heads must divide num_heads."
+                f"{layer_name(self)}: num_heads ({heads}) must be divisible by num_kv_heads "
+                f"({kv_heads}): equally many query heads share each key head."
             )
 
     def __call__(
@@ -277,8 +276,8 @@ class MultiHeadAttention(Module):
         if inputs_k is None:
             if inputs_v is not None:
                 raise ValueError(
-                    f"{layer_name(self)} got inputs_v without inputs_k. Pass an input that serves "
-                    "as both keys and values as inputs_k alone."
+                    f"{layer_name(self)}: `inputs_k` cannot be None if `inputs_v` is not None. Pass "
+                    "an input that serves as both keys and values as inputs_k alone."
                 )
             inputs_k = inputs_q
         inputs_v = inputs_k if inputs_v is None else inputs_v
@@ -378,24 +377,28 @@ class MultiHeadAttention(Module):
                 self.init_cache((*sizes, self.in_features), dtype)
 
     def _nnx_dropout_key(self, rngs: KeySource | None) -> jax.Array:
-        purpose = "for dropout (deterministic=True and model.eval() switch it off)"
+        purpose = (
+            "'rngs' must be provided for dropout (deterministic=True and model.eval() do without)"
+        )
         return draw_key(self, rngs, self.rngs, "dropout", purpose, "keep_rngs=True")
 
     def _nnx_check_input(self, name: str, x: jax.Array, features: int) -> None:
         shape = jnp.shape(x)
         if len(shape) < 2 or shape[-1] != features:
             kind = ValueError if name == "inputs_q" or len(shape) < 2 else TypeError
+            got = shape[-1] if shape else "none"
             raise kind(
-                f"{layer_name(self)} takes {name} of shape (*batch, length, features) with "
-                f"{features} features; got shape {shape}."
+                f"{layer_name(self)}: Incompatible input dimension, got {got} but module expects "
+                f"{features}: {name} has the shape (*batch, length, {features}); got {shape}."
             )
 
     def _nnx_cache(self) -> tuple[Cache[jax.Array], Cache[jax.Array], Cache[jax.Array]]:
         """The keys, the values and the number of places filled."""
         if self.cached_key is None or self.cached_value is None or self.cache_index is None:
             raise ValueError(
-                f"{layer_name(self)} has no cache to decode with: call init_cache((*batch, length, "
-                "features)) first, or nnx.view(model, decode=True, batch_size=..., max_length=...)."
+                f"{layer_name(self)}: Autoregressive cache not initialized, call "
+                "init_cache((*batch, length, features)) first, or nnx.view(model, decode=True, "
+                "batch_size=..., max_length=...)."
             )
         return self.cached_key, self.cached_value, self.cache_index
 
@@ -423,9 +426,9 @@ class MultiHeadAttention(Module):
         expected = (*kept.shape[:-3], 1, *kept.shape[-2:])
         if key.shape != expected or query.shape[:-2] != expected[:-2]:
             raise ValueError(
-                f"{layer_name(self)} decodes one position at a time: with a cache of shape "
-                f"{kept.shape} a key has shape {expected}; got {key.shape}, and a query of shape "
-                f"{query.shape}."
+                f"{layer_name(self)}: Autoregressive cache shape error, expected key shape "
+                f"{expected} instead got {key.shape}. It decodes one position at a time; the cache "
+                f"has shape {kept.shape}, the query {query.shape}."
             )
         if _known(index) and int(index) >= kept.shape[-3]:
             raise ValueError(

@@ -725,15 +725,18 @@ def _groups(num_features: int, num_groups: int | None, group_size: int | None) -
     """Number and size of the groups, from the one of the two that is given."""
     if (num_groups is None) == (group_size is None):
         raise ValueError(
-            "GroupNorm takes either num_groups or group_size, and got "
+            "GroupNorm: Either `num_groups` or `group_size` should be specified; got "
             f"num_groups={num_groups}, group_size={group_size}. To give group_size, pass "
             "num_groups=None with it: the default of num_groups is 32."
         )
     name, given = ("num_groups", num_groups) if group_size is None else ("group_size", group_size)
     if not given or given < 0 or num_features % given:
-        raise ValueError(
-            f"GroupNorm cannot split {num_features} features into equal groups with {name}={given}."
+        wrong = (
+            f"Number of groups ({given}) does not divide the number of channels ({num_features})"
+            if group_size is None
+            else f"Number of features ({num_features}) is not multiple of the group size ({given})"
         )
+        raise ValueError(f"GroupNorm: {wrong}: {name}={given} makes no equal groups.")
     other = num_features // given
     return (given, other) if group_size is None else (other, given)
 
@@ -821,8 +824,9 @@ class InstanceNorm(_Normalization):
         feature_axes = self._nnx_axes(x, self.feature_axes)
         if 0 in feature_axes:
             raise ValueError(
-                f"{layer_name(self)} takes examples along the first axis, which cannot be a "
-                f"feature axis too: feature_axes={self.feature_axes}, and the input has shape {x.shape}."
+                f"{layer_name(self)}: The channel axes cannot include the leading dimension, for "
+                f"examples lie along it: feature_axes={self.feature_axes}, and the input has shape "
+                f"{x.shape}."
             )
         self._nnx_check_parameters(x, feature_axes, self.num_features)
         return self._nnx_normalize(x, _all_but(x, (0, *feature_axes)), feature_axes, mask)

@@ -148,7 +148,8 @@ class _Cell(RNNCellBase):
         def key() -> tp.Any:
             if keyless:
                 return None
-            return draw_key(self, rngs, self.rngs, "carry", "for its carry", "keep_rngs=True")
+            purpose = "RNGs must be provided to initialize the cell carry"
+            return draw_key(self, rngs, self.rngs, "carry", purpose, "keep_rngs=True")
 
         arrays = tuple(init(key(), shape, self.param_dtype) for _ in range(self._nnx_parts))
         return arrays[0] if self._nnx_parts == 1 else arrays

@@ -52,8 +52,8 @@ class RoPE(Module):
     ) -> None:
         if (embedding_size is None) != (max_seq_len is None):
             raise ValueError(
-                "RoPE takes both embedding_size and max_seq_len, or none of them; got "
-                f"embedding_size={embedding_size}, max_seq_len={max_seq_len}."
+                "RoPE: Either both `embedding_size` and `max_seq_len` or none of them must be "
+                f"provided; got embedding_size={embedding_size}, max_seq_len={max_seq_len}."
             )
         self.theta = theta
         self.cached_sin, self.cached_cos = data(None), data(None)
@@ -103,7 +103,8 @@ class RoPE(Module):
         """Sine and cosine of every angle, positions.shape + (depth // 2,)."""
         if depth < 2 or depth % 2:
             raise ValueError(
-                f"RoPE pairs features, so their number must be positive and even; it is {depth}."
+                "RoPE pairs features: `embedding_size` must be positive and even, and it is "
+                f"{depth}."
             )
         steps = 1.0 / self.theta ** (jnp.arange(0, depth, 2, dtype=dtype) / depth)
         angles = positions[..., None].astype(dtype) * jnp.expand_dims(

@@ -122,7 +122,10 @@ class Dropout(Module):
 
     def _nnx_key(self, rngs: KeySource | None) -> jax.Array:
         """The key for one call, from its argument or from the layer's own stream."""
-        purpose = "for its mask (deterministic=True and model.eval() do without)"
+        purpose = (
+            "`deterministic` is False, but no `rngs` argument was provided to Dropout "
+            "(deterministic=True and model.eval() do without)"
+        )
         rngs = self._nnx_named(rngs)
         return draw_key(self, rngs, self.rngs, self.rng_collection, purpose, "rngs=rngs")
 

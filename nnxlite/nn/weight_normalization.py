@@ -147,9 +147,9 @@ class SpectralNorm(_WeightNormalization):
         for path, weight in found:
             if weight.ndim > 2 and self.error_on_non_matrix:
                 raise ValueError(
-                    f"SpectralNorm(error_on_non_matrix=True) takes matrices only, and the "
-                    f"parameter {path_text(path)} of {type(self.layer_instance).__name__} is "
-                    f"{weight.ndim}D, of shape {weight.shape}."
+                    f"SpectralNorm: Layer instance parameter is {weight.ndim}D but "
+                    f"error_on_non_matrix is True: {path_text(path)} of "
+                    f"{type(self.layer_instance).__name__} has the shape {weight.shape}."
                 )
         return found
 

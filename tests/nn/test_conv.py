@@ -205,13 +205,16 @@ def test_lists_are_kept_as_tuples():
 )
 @pytest.mark.parametrize("kind", [nnx.Conv, nnx.ConvTranspose])
 def test_a_padding_that_is_none_is_refused(kind, options):
-    with pytest.raises(ValueError, match=r"`padding` must be one of SAME, .*kernel_size=\(3, 2\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"Invalid padding format: .* SAME, .*kernel_size=\(3, 2\)",
+    ):
         kind(2, 4, (3, 2), **QUICK, rngs=nnx.Rngs(0), **options)
 
 
 @pytest.mark.parametrize("padding", ["CAUSAL", "REFLECT"])
 def test_transposed_convolutions_know_fewer_paddings(padding):
-    with pytest.raises(ValueError, match="ConvTranspose: `padding` must be one of SAME, SAME_LO"):
+    with pytest.raises(ValueError, match="ConvTranspose: Invalid padding format: .* SAME, SAME_LO"):
         nnx.ConvTranspose(2, 4, 3, padding=padding, **QUICK, rngs=nnx.Rngs(0))
 
 
@@ -222,7 +225,9 @@ def test_lower_padding_of_transposed_convolutions_needs_strides_of_one():
 
 
 def test_causal_padding_needs_one_axis():
-    with pytest.raises(ValueError, match=r"'CAUSAL' padding needs .* kernel_size is \(3, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"only implemented for 1D convolutions, and kernel_size is \(3, 2\)"
+    ):
         nnx.Conv(2, 4, (3, 2), padding="CAUSAL", **QUICK, rngs=nnx.Rngs(0))
 
 
@@ -247,11 +252,11 @@ def test_groups_must_divide_the_features(features, groups):
 
 @pytest.mark.parametrize("kind", [nnx.Conv, nnx.ConvTranspose])
 def test_a_mask_of_another_shape_is_refused_when_made_and_when_called(kind):
-    with pytest.raises(ValueError, match=r"`mask` must have the shape of `kernel`, \(3, 2, 4\)"):
+    with pytest.raises(ValueError, match=r"Mask needs to have the same shape .*, \(3, 2, 4\)"):
         kind(2, 4, 3, mask=jnp.ones((2, 4)), **QUICK, rngs=nnx.Rngs(0))
     layer = kind(2, 4, 3, mask=jnp.ones((3, 2, 4)), **QUICK, rngs=nnx.Rngs(0))
     layer.mask = jnp.ones((1, 2, 4))
-    with pytest.raises(ValueError, match=r"got \(1, 2, 4\)"):
+    with pytest.raises(ValueError, match=r"Shapes are: \(1, 2, 4\), \(3, 2, 4\)"):
         layer(jnp.ones((5, 2)))
 
 

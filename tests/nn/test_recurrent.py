@@ -196,7 +196,8 @@ def test_messages_of_cells(kind):
     ):
         cell(carry, jnp.ones((3, 3)))
     with pytest.raises(
-        ValueError, match=f"{name} needs a random key for its carry.*keep_rngs=True"
+        ValueError,
+        match=f"{name}: RNGs must be provided to initialize the cell carry.*keep_rngs=True",
     ):
         cell.initialize_carry((2, 3), carry_init=quick)
     with pytest.raises(TypeError, match=f"{name}: `rngs` must be an Rngs.* or a key, got int"):

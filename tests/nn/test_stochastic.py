@@ -99,13 +99,13 @@ def test_dropout_keeps_the_dtype(dtype):
 
 
 def test_without_a_key_the_remedies_are_named():
-    with pytest.raises(ValueError, match="Dropout needs a random key") as error:
+    with pytest.raises(ValueError, match="no `rngs` argument was provided to Dropout") as error:
         nnx.Dropout(0.5)(jnp.ones(3))
     assert "rngs=rngs" in str(error.value) and "model.eval()" in str(error.value)
 
 
 def test_without_a_mode_the_remedies_are_named():
-    with pytest.raises(ValueError, match="nothing says what `deterministic` is"):
+    with pytest.raises(ValueError, match="No `deterministic` argument was provided to Dropout"):
         nnx.Dropout(0.5, deterministic=None, rngs=nnx.Rngs(0))(jnp.ones(3))
 
 

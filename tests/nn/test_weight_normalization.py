@@ -178,7 +178,7 @@ def test_they_cross_jit_as_in_eager_code(kind):
 def test_spectral_norm_messages():
     with pytest.raises(ValueError, match="one step of iteration or more; n_steps=0"):
         nnx.SpectralNorm(linear(), n_steps=0, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"matrices only.*table of Block is 3D, of shape \(2, 3"):
+    with pytest.raises(ValueError, match=r"parameter is 3D .*table of Block has the shape \(2, 3"):
         nnx.SpectralNorm(Block(), error_on_non_matrix=True, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="SpectralNorm wraps a module.*got a value of type"):
         nnx.SpectralNorm(jnp.tanh, rngs=nnx.Rngs(0))

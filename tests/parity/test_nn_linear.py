@@ -8,6 +8,7 @@ Where both libraries trace to the very same program it need not be run; else res
 from __future__ import annotations
 
 import inspect
+import re
 import typing as tp
 
 import jax
@@ -509,3 +510,84 @@ def test_dtypes_promote_as_in_the_reference(args, options):
     assert jnp.dtype(dtypes.canonicalize_dtype(*args, **options)) == jnp.dtype(
         their_dtypes.canonicalize_dtype(*args, **options)
     )
+
+
+X = jnp.ones((2, 4, 6))
+MESSAGES = {
+    "No `deterministic` argument was provided to Dropout": lambda lib, rngs: lib.Dropout(
+        0.5, deterministic=None, rngs=rngs
+    )(X),
+    "`deterministic` is False, but no `rngs` argument was provided to Dropout": (
+        lambda lib, rngs: lib.Dropout(0.5)(X)
+    ),
+    "No `use_running_average` argument was provided to BatchNorm": (
+        lambda lib, rngs: lib.BatchNorm(6, use_running_average=None, rngs=rngs)(X)
+    ),
+    "No `decode` argument was provided to MultiHeadAttention": (
+        lambda lib, rngs: lib.MultiHeadAttention(2, 6, rngs=rngs)(X)
+    ),
+    "Autoregressive cache not initialized, call ": (
+        lambda lib, rngs: lib.MultiHeadAttention(2, 6, decode=True, rngs=rngs)(X[:, :1])
+    ),
+    "Incompatible input dimension, got 4 but module expects 6": (
+        lambda lib, rngs: lib.MultiHeadAttention(2, 6, decode=False, rngs=rngs)(X[..., :4])
+    ),
+    "`inputs_k` cannot be None if `inputs_v` is not None": (
+        lambda lib, rngs: lib.MultiHeadAttention(2, 6, decode=False, rngs=rngs)(X, None, X)
+    ),
+    "(6) must be divisible by 'num_heads' heads (4)": (
+        lambda lib, rngs: lib.MultiHeadAttention(4, 6, rngs=rngs)
+    ),
+    "Input type must be an integer or unsigned integer": (
+        lambda lib, rngs: lib.Embed(3, 2, rngs=rngs)(X)
+    ),
+    "Either `num_groups` or `group_size` should be specified": (
+        lambda lib, rngs: lib.GroupNorm(6, 2, 3, rngs=rngs)
+    ),
+    "Number of groups (4) does not divide the number of channels (6)": (
+        lambda lib, rngs: lib.GroupNorm(6, 4, rngs=rngs)
+    ),
+    "Number of features (6) is not multiple of the group size (4)": (
+        lambda lib, rngs: lib.GroupNorm(6, None, 4, rngs=rngs)
+    ),
+    "The channel axes cannot include the leading dimension": (
+        lambda lib, rngs: lib.InstanceNorm(2, feature_axes=0, rngs=rngs)(X)
+    ),
+    "Mask needs to have the same shape as weights. Shapes are: (3, 6), (3, 6, 3)": (
+        lambda lib, rngs: lib.Conv(6, 3, 3, mask=jnp.ones((3, 6)), rngs=rngs)(X)
+    ),
+    "Invalid padding format: (1, 2), should be ": (
+        lambda lib, rngs: lib.Conv(6, 3, 3, padding=(1, 2), rngs=rngs)(X)
+    ),
+    "Causal padding is only implemented for 1D convolutions": (
+        lambda lib, rngs: lib.Conv(6, 3, (3, 3), padding="CAUSAL", rngs=rngs)(X)
+    ),
+    "in_features and axis must have the same length. Got (4, 6) and (-1,).": (
+        lambda lib, rngs: lib.LinearGeneral((4, 6), 3, rngs=rngs)
+    ),
+    "batch_dims (1,) must be consecutive leading dimensions starting from 0.": (
+        lambda lib, rngs: lib.LinearGeneral(6, 3, batch_axis={1: 4}, rngs=rngs)
+    ),
+    'equation must be explicit and include "->"': (
+        lambda lib, rngs: lib.Einsum("ab,bc", (6, 3), rngs=rngs)
+    ),
+    "`einsum_str` equation must have exactly two operands": (
+        lambda lib, rngs: lib.Einsum("ab,bc,cd->ad", (6, 3), rngs=rngs)
+    ),
+    "RNGs must be provided to initialize the cell carry": (
+        lambda lib, rngs: lib.RNN(
+            lib.GRUCell(6, 2, carry_init=jax.random.normal, rngs=rngs), rngs=False
+        )(X)
+    ),
+    "masks must have same rank": (
+        lambda lib, rngs: lib.combine_masks(jnp.ones((2, 2)), jnp.ones(2))
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:carry_init is provided in __init__")  # of the reference
+@pytest.mark.parametrize("words", MESSAGES)
+def test_messages_have_the_words_that_programs_look_for(words):
+    for lib in (nnx, ref):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            MESSAGES[words](lib, lib.Rngs(0))
