@@ -11,6 +11,7 @@ from __future__ import annotations
 import typing as tp
 
 import jax
+import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import key_name
@@ -79,6 +80,11 @@ def _difference(title: str, some: tp.Iterable[Path], others: tp.Iterable[Path]) 
     return f"{title}: {', '.join(only[:MOST_PATHS])}{more}"
 
 
+def _shape(value: tp.Any) -> tuple[int, ...]:
+    """The shape of an array, abstract or not; of a Python number, too."""
+    return value.shape if hasattr(value, "shape") else np.shape(value)
+
+
 def misshapen(
     tree: tp.Any, expected: tp.Sequence[tp.Any], got: tp.Sequence[tp.Any], *, what: str, of: str
 ) -> str:
@@ -86,7 +92,7 @@ def misshapen(
     wrong = [
         f"{path_text(path)}: {what} {short_type(b)}, {of} {short_type(a)}"
         for path, a, b in zip(paths(tree), expected, got, strict=True)
-        if getattr(a, "shape", None) != getattr(b, "shape", None)
+        if _shape(a) != _shape(b)
     ]
     more = f"; and {len(wrong) - MOST_PATHS} more" if len(wrong) > MOST_PATHS else ""
     return "; ".join(wrong[:MOST_PATHS]) + more

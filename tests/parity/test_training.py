@@ -163,6 +163,21 @@ def test_a_filter_by_path():
     agree(*results)
 
 
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_parameters_that_are_numbers(name):
+    results = []
+    for lib in LIBRARIES:
+        node = lib.Dict(
+            a=lib.Param(1.0), b=lib.Param(jnp.ones(2)), c=lib.Param(np.ones(2, np.float32))
+        )
+        optimizer = lib.Optimizer(node, TRANSFORMATIONS[name](), wrt=lib.Param)
+        for _ in range(2):
+            grads = lib.grad(lambda m: m.a * (m.b.sum() + m.c.sum()))(node)
+            optimizer.update(node, grads)
+        results.append(described(lib, (node, optimizer)))
+    agree(*results)
+
+
 def metric_runs(lib):
     average = lib.metrics.Average("loss")
     average.update(loss=jnp.array([1, 2, 3]))
