@@ -59,7 +59,7 @@ def content_key(value: tp.Any) -> tp.Any:
     """The key of any static value; what cannot be hashed is described by its present content.
 
     For a dataclass these are its fields (those that count for `==`), for other objects what pickling
-    would store.  JAX arrays, and what does not tell its content, count by identity.
+    would store.  JAX arrays, large NumPy arrays, and what does not tell its content, count by identity.
 
     >>> from types import SimpleNamespace
     >>> from nnxlite._statics import content_key
@@ -72,6 +72,10 @@ def content_key(value: tp.Any) -> tp.Any:
     False
     """
     return _content(value, ())
+
+
+SMALL = 1_000
+"""How many items a NumPy array may have that is compared by content, in each call."""
 
 
 def _content(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
@@ -88,7 +92,7 @@ def _content(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
         return (dict, *[(static_key(k), _content(v, inside)) for k, v in value.items()])
     if kind is list or kind.__hash__ is tuple.__hash__:
         return (kind, *[_content(v, inside) for v in value])
-    if isinstance(value, jax.Array):
+    if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.size > SMALL):
         return ById(value)
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind) if field.compare]

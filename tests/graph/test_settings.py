@@ -213,6 +213,14 @@ def test_arrays_and_secrets_count_by_identity():
     assert nnx.graphdef(Model(Settings(inner=array))) != nnx.graphdef(
         Model(Settings(inner=jnp.arange(3)))
     )
+    small, large = np.arange(10), np.arange(2000)
+    assert nnx.graphdef(Model(Settings(inner=small))) == nnx.graphdef(
+        Model(Settings(inner=small.copy()))
+    )
+    assert nnx.graphdef(Model(Settings(inner=large))) == nnx.graphdef(Model(Settings(inner=large)))
+    assert nnx.graphdef(Model(Settings(inner=large))) != nnx.graphdef(
+        Model(Settings(inner=large.copy()))
+    )
     secret = Secret()
     assert (
         nnx.graphdef(Model(secret)) == nnx.graphdef(Model(secret)) != nnx.graphdef(Model(Secret()))
