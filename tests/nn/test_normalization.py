@@ -306,7 +306,7 @@ def test_set_view_changes_the_mode_and_none_leaves_it():
 
 def test_a_mode_must_be_set_somewhere():
     layer = nnx.BatchNorm(6, use_running_average=None, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"BatchNorm was called.*use_running_average.*model.eval"):
+    with pytest.raises(ValueError, match=r"No `use_running_average` argument.*model.eval"):
         layer(jnp.asarray(X))
 
 
