@@ -11,6 +11,7 @@ like any other state.
 
 from __future__ import annotations
 
+import types
 import typing as tp
 
 import jax
@@ -45,6 +46,19 @@ def _append(values: tp.Any, value: tp.Any) -> tp.Any:
 
 def _no_values() -> tp.Any:
     return ()
+
+
+class _OfInstances:
+    """A method that a class does not show, so that its name is free for fields of dataclasses."""
+
+    def __init__(self, function: tp.Callable[..., tp.Any]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, owner: tp.Any, cls: type) -> tp.Any:
+        if owner is None:
+            raise AttributeError("a method of instances only")
+        return types.MethodType(self.function, owner)
 
 
 class Module(Pytree):
@@ -122,7 +136,7 @@ class Module(Pytree):
             return True
         if capture_noop:
             return False
-        held = getattr(self, name, MISSING)
+        held = _held(self, name)
         if held is MISSING:
             setattr(self, name, kind(reduce_fn(init_fn(), value)))
         else:
@@ -178,7 +192,7 @@ class Module(Pytree):
             return self._nnx_add(name, values[name], value)
         if capture_noop:
             return value
-        held = getattr(self, name, MISSING)
+        held = _held(self, name)
         if held is MISSING:
             held = kind(jax.tree.map(jnp.zeros_like, value))
             setattr(self, name, held)
@@ -308,6 +322,7 @@ class Module(Pytree):
         update: tp.Any
     else:
 
+        @_OfInstances
         def split(self, *filters: Filter, graph: bool | None = None) -> tuple[tp.Any, ...]:
             """The same as `nnx.split(self, *filters)`.
 
@@ -318,9 +333,24 @@ class Module(Pytree):
             """
             return split(self, *filters, graph=graph)
 
+        @_OfInstances
         def update(self, state: tp.Any, /, *states: tp.Any) -> None:
             """The same as `nnx.update(self, state, *states)`."""
             update(self, state, *states)
+
+
+_FUNCTIONAL = {name: m for name, m in vars(Module).items() if isinstance(m, _OfInstances)}
+
+
+def _held(module: Module, name: str) -> tp.Any:
+    """The attribute of a module, MISSING if there is none; its methods `split`, `update` are none."""
+    held = getattr(module, name, MISSING)
+    own = _FUNCTIONAL.get(name)
+    return MISSING if own and getattr(held, "__func__", None) is own.function else held
+
+
+def _has(module: Module, name: str) -> bool:
+    return _held(module, name) is not MISSING
 
 
 def _kind(given: Kind | str) -> Kind:
@@ -359,7 +389,7 @@ def set_existing(
     """
     matches = to_predicate(only)
     chosen = [module for path, module in iter_modules(node, graph=graph) if matches(path, module)]
-    writes = [(m, name, v) for m in chosen for name, v in attributes.items() if hasattr(m, name)]
+    writes = [(m, name, v) for m in chosen for name, v in attributes.items() if _has(m, name)]
     missing = attributes.keys() - {name for _, name, _ in writes}
     if missing and raise_if_not_found:
         raise ValueError(

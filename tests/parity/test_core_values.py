@@ -352,6 +352,35 @@ def private_names_of_ones_own(nnx):
 
 
 @program
+def names_of_the_methods_beside_the_functions(nnx):
+    @dataclasses.dataclass
+    class Split(nnx.Module):
+        split: int
+        update: tp.Any
+        last: int
+
+        def __call__(self, x):
+            return x * self.split
+
+    class Plain(nnx.Module):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "update", x)
+            return self.perturb("split", x)
+
+    plain = Plain()
+    plain(jnp.ones(1))
+    model = Split(2, nnx.Param(1.0), last=3)
+    model.set_attributes(split=4)
+    fields = [f.default is dataclasses.MISSING for f in dataclasses.fields(Split)]
+    return fields, model(1), nnx.state(model), nnx.state(plain), nnx.clone(plain).update
+
+
+@program
+def setting_a_method_beside_the_functions(nnx):
+    nnx.Linear(1, 1, rngs=nnx.Rngs(0)).set_attributes(update=1)
+
+
+@program
 def parameters_of_generic_types(nnx):
     types = (nnx.State, nnx.GraphDef, nnx.Param, nnx.Sequential, nnx.VariableMetadata, nnx.List)
     named = [kind[int].__origin__ is kind for kind in types]
