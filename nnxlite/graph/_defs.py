@@ -482,8 +482,9 @@ class LeafAttr:
     """The attribute is a leaf."""
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, slots=True)
 class Static:
-    """The attribute is static."""
+    """The attribute is static; as a pytree, a value without leaves."""
 
     value: tp.Any

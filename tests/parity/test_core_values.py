@@ -352,6 +352,13 @@ def private_names_of_ones_own(nnx):
 
 
 @program
+def static_values_of_ones_own(nnx):
+    add = jax.jit(lambda x, by: x + by.value)
+    by = nnx.graphlib.Static(2)
+    return add(1, by), jax.tree.leaves([by]), by == nnx.graphlib.Static(2), by.value
+
+
+@program
 def names_of_the_methods_beside_the_functions(nnx):
     @dataclasses.dataclass
     class Split(nnx.Module):
