@@ -95,3 +95,19 @@ def test_private_names_are_left_to_those_who_subclass():
         if name.startswith("_") and not name.startswith(("__", "_nnx_", "_abc_"))
     }
     assert len(classes) > 40 and taken == {("State", "_mapping")}
+
+
+def test_layers_take_no_name_that_objects_use_inside():
+    core = ("nnxlite.objects", "nnxlite.graph")
+    inside = {n for base in nnxlite.Module.__mro__ for n in vars(base) if n.startswith("_nnx_")}
+    settings = {"_nnx_is_pytree", "_nnx_strict", "_nnx_declared"}  # every class has its own
+    classes = [c for c in vars(nnxlite).values() if isinstance(c, type)]
+    layers = {
+        base
+        for cls in classes
+        if issubclass(cls, nnxlite.Pytree)
+        for base in cls.__mro__
+        if base.__module__.startswith("nnxlite") and not base.__module__.startswith(core)
+    }
+    taken = {(cls.__name__, name) for cls in layers for name in inside & set(vars(cls)) - settings}
+    assert len(layers) > 30 and not taken

@@ -98,7 +98,7 @@ class Dropout(Module):
         keep = 1.0 - self.rate
         divisor = x.dtype.type(keep) if isinstance(keep, float) else jnp.asarray(keep, x.dtype)
         drop = _drop if is_tracing() else _eager_drop
-        return drop(self._nnx_key(rngs), x, keep, divisor, shape)
+        return drop(self._nnx_draw(rngs), x, keep, divisor, shape)
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Set the mode of this layer; `nnx.view` calls it on its copy.
@@ -120,7 +120,7 @@ class Dropout(Module):
             sizes[axis] = 1
         return tuple(sizes)
 
-    def _nnx_key(self, rngs: KeySource | None) -> jax.Array:
+    def _nnx_draw(self, rngs: KeySource | None) -> jax.Array:
         """The key for one call, from its argument or from the layer's own stream."""
         purpose = (
             "`deterministic` is False, but no `rngs` argument was provided to Dropout "
