@@ -13,6 +13,7 @@ import types
 import typing as tp
 
 import jax
+import numpy as np
 from jax import lax
 
 from nnxlite._jax import is_tracing
@@ -99,6 +100,7 @@ def check_size(layer: tp.Any, name: str, value: tp.Any) -> int:
 
 def check_sizes(layer: tp.Any, name: str, values: Axes) -> tuple[int, ...]:
     """One size or several, as a tuple."""
+    values = plain(values)
     if isinstance(values, tp.Sequence) and not isinstance(values, str):
         return tuple(check_size(layer, name, v) for v in values)
     return (check_size(layer, name, values),)
@@ -106,7 +108,13 @@ def check_sizes(layer: tp.Any, name: str, values: Axes) -> tuple[int, ...]:
 
 def as_tuple(values: Axes) -> tuple[int, ...]:
     """One axis or several, as a tuple."""
+    values = plain(values)
     return tuple(values) if isinstance(values, tp.Sequence) else (values,)
+
+
+def plain(values: tp.Any) -> tp.Any:
+    """A NumPy array as a list of numbers; anything else as it is."""
+    return values.tolist() if isinstance(values, np.ndarray) else values
 
 
 def feature_mismatch(layer: tp.Any, inputs: tp.Any, kernel: tp.Any, name: str = "kernel") -> str:

@@ -34,6 +34,7 @@ from nnxlite.nn._common import (
     add_bias,
     check_size,
     check_sizes,
+    plain,
     value_of,
 )
 from nnxlite.nn._names import layer_name
@@ -163,7 +164,7 @@ class _Convolution(Module):
 
     def _nnx_per_axis(self, name: str) -> tuple[int, ...]:
         """An attribute that is None (for one), a number, or one number for each spatial axis."""
-        given = getattr(self, name)
+        given = plain(getattr(self, name))
         rank = len(self.kernel_size)
         if given is None:
             return (1,) * rank
@@ -552,7 +553,8 @@ class ConvTranspose(_Convolution):
 
 
 def _kept(given: tp.Any) -> tp.Any:
-    """An argument as an attribute: a list as a tuple, so that it is hashable."""
+    """An argument as an attribute: a list or NumPy array as a tuple, so that it is hashable."""
+    given = plain(given)
     if isinstance(given, tp.Sequence) and not isinstance(given, str):
         return tuple(_kept(g) for g in given)
     return given

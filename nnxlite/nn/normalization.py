@@ -33,7 +33,7 @@ from jax import lax
 
 from nnxlite._jax import is_tracing
 from nnxlite.nn import initializers
-from nnxlite.nn._common import NO_METADATA, Axes, Metadata, as_tuple
+from nnxlite.nn._common import NO_METADATA, Axes, Metadata, as_tuple, plain
 from nnxlite.nn._modes import resolve_mode
 from nnxlite.nn._names import layer_name
 from nnxlite.nn._shapes import broadcasts_to
@@ -364,7 +364,7 @@ class BatchNorm(_Normalization):
         self._nnx_add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
         self.num_features = num_features
         self.use_running_average = use_running_average
-        self.axis = axis
+        self.axis = plain(axis)
         self.momentum = momentum
         self.mean = BatchStat(jnp.zeros((num_features,), jnp.float32))
         self.var = BatchStat(jnp.ones((num_features,), jnp.float32))
@@ -487,8 +487,8 @@ class LayerNorm(_Normalization):
         )
         self._nnx_add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
         self.num_features = num_features
-        self.reduction_axes = reduction_axes
-        self.feature_axes = feature_axes
+        self.reduction_axes = plain(reduction_axes)
+        self.feature_axes = plain(feature_axes)
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """The normalised input, of the same shape.
@@ -570,8 +570,8 @@ class RMSNorm(_Normalization):
             scale_metadata=scale_metadata,
         )
         self.num_features = num_features
-        self.reduction_axes = reduction_axes
-        self.feature_axes = feature_axes
+        self.reduction_axes = plain(reduction_axes)
+        self.feature_axes = plain(feature_axes)
 
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """The normalised input, of the same shape.
@@ -667,7 +667,7 @@ class GroupNorm(_Normalization):
         )
         self._nnx_add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
         self.feature_axis = -1
-        self.reduction_axes = reduction_axes
+        self.reduction_axes = plain(reduction_axes)
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """The normalised input, of the same shape.
@@ -806,7 +806,7 @@ class InstanceNorm(_Normalization):
         )
         self._nnx_add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
         self.num_features = num_features
-        self.feature_axes = feature_axes
+        self.feature_axes = plain(feature_axes)
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """The normalised input, of the same shape.

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from nnxlite.nn._common import plain
+
 Shape = tp.Sequence[int]
 Padding = str | tp.Sequence[tuple[int, int]]
 
@@ -167,7 +169,7 @@ def _per_axis(name: str, values: tp.Any) -> tuple[int, ...]:
 
 
 def _pairs(padding: tp.Any, window: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    pairs = _per_axis("padding", padding)
+    pairs = _per_axis("padding", plain(padding))
     for pair in pairs:
         if not isinstance(pair, tp.Sequence) or len(pair) != 2:
             raise TypeError(

@@ -390,6 +390,36 @@ def test_dropout_draws_the_masks_of_the_reference(seeds, options, dtype):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
 
 
+NUMPY = {
+    "kernel size": lambda lib, o: lib.Conv(6, 3, np.array([3]), strides=(np.int64(2),), **o),
+    "strides": lambda lib, o: lib.Conv(6, 3, 3, np.array([2]), kernel_dilation=np.array([1]), **o),
+    "transposed": lambda lib, o: lib.ConvTranspose(6, 3, np.array([3]), np.array([2]), **o),
+    "features": lambda lib, o: lib.LinearGeneral(np.array([4, 6]), np.array([3]), axis=(1, 2), **o),
+    "axes": lambda lib, o: lib.LinearGeneral((4, 6), 3, axis=np.array([1, 2]), **o),
+    "equation": lambda lib, o: lib.Einsum("abc,cd->abd", np.array([6, 3]), np.array([3]), **o),
+    "norm": lambda lib, o: lib.LayerNorm(
+        24, reduction_axes=np.array([1, 2]), feature_axes=np.array([1, 2]), rngs=o["rngs"]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_sizes_and_axes_may_be_numpy_arrays_as_in_the_reference(name):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 6)), F32)
+    ours, theirs = (
+        NUMPY[name](lib, {"kernel_init": quick, "rngs": lib.Rngs(0)}) for lib in (nnx, ref)
+    )
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-5, atol=1e-6)
+    assert len(jax.tree.leaves(nnx.state(ours))) == 2  # the settings are none of them
+    nnx.graphdef(ours)
+
+
+def test_paddings_of_pools_may_be_numpy_arrays():
+    x = jnp.ones((2, 4, 6))
+    for lib in (nnx, ref):
+        assert lib.avg_pool(x, (2,), padding=np.array([[1, 1]])).shape == (2, 5, 6)
+
+
 POOLS = ["avg_pool", "max_pool", "min_pool"]
 WINDOWS = [
     {"window_shape": (2, 2)},
