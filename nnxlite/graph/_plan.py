@@ -13,6 +13,8 @@ twice as long.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import typing as tp
 import weakref
 
@@ -120,10 +122,16 @@ class Plan:
         self._held = None
 
     def boxes(self) -> list[tp.Any] | None:
-        """What the leaves keep their values in, where all of them are plain Variables."""
+        """What the leaves keep their values in, where all of them are plain Variables.
+
+        Raises Stale where a leaf is gone.
+        """
         found = self._held
         if found is None and not (self.has_arrays or self.has_refs):
-            found = [leaf()._box for leaf in self.leaf_refs]
+            try:
+                found = [leaf()._box for leaf in self.leaf_refs]
+            except AttributeError:  # replaced in the `__dict__` of its owner, and gone
+                raise Stale from None
             if not self.containers:
                 self._held = found
                 hold(self)
@@ -225,12 +233,15 @@ class Plan:
     def leaves(self) -> list[tp.Any]:
         """Variables, references and arrays in leaf order.
 
-        Raises Stale when a plain container no longer holds what it held.
+        Raises Stale when a plain container no longer holds what it held, or a leaf is gone.
         """
         raw = self.raw_leaves()
-        if not self.has_arrays:
-            return [ref() for ref in self.leaf_refs]
-        return [raw[i] if ref is None else ref() for i, ref in enumerate(self.leaf_refs)]
+        if self.has_arrays:
+            return [raw[i] if ref is None else ref() for i, ref in enumerate(self.leaf_refs)]
+        found = [ref() for ref in self.leaf_refs]
+        if not all(map(operator.is_not, found, itertools.repeat(None))):
+            raise Stale
+        return found
 
     def values(self) -> list[tp.Any]:
         """The raw values in leaf order, Variables opened.

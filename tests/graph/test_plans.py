@@ -318,6 +318,25 @@ def test_a_plan_does_not_survive_its_objects():
     assert slow.canonical(nnx.merge(*nnx.split(model))) == slow.canonical(model)
 
 
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        lambda m: nnx.state(m)["a"]["kernel"],
+        lambda m: nnx.split(m)[1]["a"]["kernel"],
+        lambda m: nnx.clone(m).a.kernel,
+        lambda m: nnx.jit(lambda m: m.a.kernel * 1)(m),
+    ],
+    ids=["state", "split", "clone", "jit"],
+)
+def test_a_leaf_that_is_gone_is_no_part_of_a_plan(kernel):
+    """Nobody is told of what is written into a `__dict__`; but the former Variable is no more."""
+    model = nnx.Dict(a=Leaf())
+    nnx.split(model), nnx.split(model)
+    model.a.__dict__["kernel"] = nnx.Param(TWO)
+    gc.collect()
+    assert kernel(model)[...].tolist() == TWO.tolist()
+
+
 def test_objects_of_one_layout_do_not_share_edits():
     a, b = Leaf(), Leaf()
     nnx.split(a), nnx.split(b)
