@@ -121,6 +121,8 @@ def settle(starts: list[tp.Any], ends: list[tp.Any]) -> tuple[list[tp.Any], list
         if any(f is None for f in fitted):
             bad.append(number)
             out.append(start)
+        elif same(leaves, fitted):
+            out.append(start)
         else:
             out.append(jax.tree_util.tree_unflatten(treedef, fitted))
     return out, bad

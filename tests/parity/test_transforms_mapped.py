@@ -500,6 +500,25 @@ def scan_with_new_variables_in_its_carry(lib, mode):
     ]
 
 
+@program("updates")
+def loops_over_variables_that_hold_pytrees(lib, mode):
+    v = lib.Cache({"a": jnp.zeros(2), "b": (jnp.ones(()),)})
+    m = lib.Dict(v=lib.Cache({"a": jnp.zeros(2)}))
+
+    def write(m, x):
+        m.v.value = {"a": m.v.value["a"] + x}
+        return m, x
+
+    return [
+        lib.scan(lambda c, x: (jax.tree.map(lambda a: a + x, c), x))(v, jnp.arange(3.0)),
+        lib.fori_loop(0, 2, lambda i, c: jax.tree.map(lambda a: a * 2, c), v),
+        lib.scan(write)(m, jnp.arange(3.0))[0] is m,
+        lib.fori_loop(0, 2, lambda i, m: write(m, 1.0)[0], m) is m,
+        m,
+        v,
+    ]
+
+
 @program("updates", "plain")
 def scan_with_a_state_of_arrays_as_carry(lib, mode):
     s = lib.State({"a": jnp.ones(2), "b": {"c": jnp.zeros(())}})

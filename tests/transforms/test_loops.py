@@ -71,6 +71,21 @@ def test_new_variables_may_come_beside_objects_that_stay(loop, mode):
 
 
 @every_loop
+def test_variables_that_hold_pytrees_are_carried(loop):
+    def f(c):
+        kept, new = c
+        kept.value = {"a": kept.value["a"] + 1, "b": (kept.value["b"][0] * 1.5,)}
+        return kept, jax.tree.map(lambda x: x + 1, new)
+
+    v, new = nnx.Variable({"a": jnp.zeros(2), "b": (2,)}), nnx.Cache([jnp.zeros(2), {}])
+    kept, out = loop(f, (v, new))
+    assert (
+        kept is v and v.value["a"].tolist() == [4.0, 4.0] and float(v.value["b"][0]) == 2 * 1.5**4
+    )
+    assert out.value[0].tolist() == [4.0, 4.0] and new.value[0].tolist() == [0.0, 0.0]
+
+
+@every_loop
 def test_nothing_leaks_where_jax_looks_for_leaks(loop):
     m = Foo(2.0)
     with jax.checking_leaks():
