@@ -88,14 +88,16 @@ def is_ref(value: tp.Any) -> bool:
 
 
 def same_form(one: tp.Any, other: tp.Any) -> bool:
-    """Whether two values are JAX arrays of one shape and dtype, in the same place if concrete."""
+    """Whether two values are JAX arrays of one shape and dtype, the other where the one has to be."""
     try:
         a, b = one.aval, other.aval
     except AttributeError:
         return False
     if a is not b and (a.shape != b.shape or a.dtype != b.dtype):
         return False
-    return isinstance(other, Tracer) or isinstance(one, Tracer) or one.sharding == other.sharding
+    if isinstance(one, Tracer) or not one.committed or isinstance(other, Tracer):
+        return True
+    return one.sharding == other.sharding
 
 
 def same_shape(one: tp.Any, other: tp.Any) -> bool:
