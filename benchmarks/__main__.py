@@ -25,6 +25,7 @@ from benchmarks import (  # noqa: F401
     plot,
     pytree,
     report,
+    stages,
     tracing,
     transforms,
     variable,
@@ -46,6 +47,7 @@ BENCHES = (
     "layers",
     "growth",
     "memory",
+    "stages",
 )
 PEERS = {"flax", "equinox"}  # need not be there
 WIDTH = 150  # of tables that go to a file

@@ -22,7 +22,10 @@ def by_size(arrays):
     return sorted(arrays, key=lambda a: (a.shape, float(a.sum())))
 
 
-@pytest.mark.parametrize("work", transforms.WORKS, ids=lambda work: work.name)
+EVERY = transforms.WORKS + transforms.OUTSIDE + transforms.INSIDE
+
+
+@pytest.mark.parametrize("work", EVERY, ids=lambda work: work.name)
 def test_a_transform_gives_what_jax_gives_on_flat_leaves(work):
     expected = values(work.limit(dense_leaves())())
     found = values(work.objects(nnx, dense_chain(nnx)))

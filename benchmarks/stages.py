@@ -1,0 +1,86 @@
+"""Where the time of a jitted call goes: the whole call, and what is done before and after the program.
+
+The parts are timed one by one, with warm caches; within a call they follow a kernel, and take longer.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+from benchmarks.dispatch import READ_MOSTLY, ROW, read_mostly_body
+from benchmarks.filtered import arrays_of
+from benchmarks.harness import Calls, case
+from benchmarks.models import library, read_mostly
+
+
+def waiting(run: tp.Callable[[], tp.Any]) -> Calls:
+    """Calls that wait for the result."""
+    return Calls(lambda: run().block_until_ready())
+
+
+@case("stages", f"jit: {READ_MOSTLY} read, one written, donated")
+def of_jit():
+    """Entering finds the plan and reads the values; dealing sorts them by donation."""
+    from nnxlite.boundary import Outputs, replay
+
+    nnx = library("nnxlite")
+
+    def warm():
+        model = read_mostly(nnx, READ_MOSTLY)
+        step = nnx.jit(read_mostly_body, donate="written")
+        for _ in range(3):
+            step(model, ROW)
+        return model, step, *step._enter((model, ROW), {})
+
+    def whole() -> Calls:
+        model, step, *_ = warm()
+        return waiting(lambda: step(model, ROW))
+
+    def entering() -> Calls:
+        model, step, *_ = warm()
+        return Calls(lambda: step._enter((model, ROW), {}))
+
+    def values() -> Calls:
+        _, _, inputs, _ = warm()
+        return Calls(inputs.plan.values)
+
+    def dealing() -> Calls:
+        _, step, inputs, call = warm()
+        return Calls(lambda: step._core.groups(call, inputs.plain, inputs.values))
+
+    def leaving() -> Calls:
+        _, step, inputs, call = warm()
+        core = step._core
+        fixed, *arrays = core.jitted(call, *core.groups(call, inputs.plain, inputs.values))
+        return Calls(lambda: replay(inputs, Outputs(fixed.value, *arrays)))
+
+    return {
+        "nnxlite": whole,
+        "entering": entering,
+        "its values": values,
+        "dealing": dealing,
+        "leaving": leaving,
+    }
+
+
+@case("stages", "filter_jit: 72 arrays read")
+def of_filter_jit():
+    """Entering finds the plan, reads the values and looks at the type of each."""
+    from nnxlite.boundary import replay
+    from nnxlite.filtered._jit import _outputs
+
+    nnx = library("nnxlite")
+    parts = [{k: nnx.Param(v) for k, v in block.items()} for block in arrays_of(12)]
+    model = nnx.List([nnx.Dict(**part) for part in parts])
+    step = nnx.filter_jit(lambda m: m[0].kernel + m[-1].var)
+    for _ in range(3):
+        step(model)
+    inputs, call, plain, values = step._enter((model,), {})
+    crossed = step._core.jitted(call, plain, values)
+    return {
+        "nnxlite": lambda: waiting(lambda: step(model)),
+        "entering": lambda: Calls(lambda: step._enter((model,), {})),
+        "its values": lambda: Calls(inputs.plan.values),
+        "their types": lambda: Calls(lambda: step._arrays_in_objects(values)),
+        "leaving": lambda: Calls(lambda: replay(inputs, _outputs(crossed))),
+    }
