@@ -23,12 +23,17 @@ def calling(step: tp.Any, model: tp.Any) -> Calls:
     return Calls(lambda: step(model).block_until_ready())
 
 
-def of_variables(blocks: int) -> Calls:
-    """Modules that hold Variables."""
+def variables_step(blocks: int) -> tuple[tp.Any, tp.Any]:
+    """A step, and a model of modules that hold Variables."""
     nnx = library("nnxlite")
     parts = [{k: nnx.Param(v) for k, v in block.items()} for block in arrays_of(blocks)]
     model = nnx.List([nnx.Dict(**part) for part in parts])
-    return calling(nnx.filter_jit(lambda m: m[0].kernel + m[-1].var), model)
+    return nnx.filter_jit(lambda m: m[0].kernel + m[-1].var), model
+
+
+def of_variables(blocks: int) -> Calls:
+    """Modules that hold Variables."""
+    return calling(*variables_step(blocks))
 
 
 def of_frozen(blocks: int) -> Calls:

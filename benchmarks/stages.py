@@ -5,17 +5,10 @@ The parts are timed one by one, with warm caches; within a call they follow a ke
 
 from __future__ import annotations
 
-import typing as tp
-
-from benchmarks.dispatch import READ_MOSTLY, ROW, read_mostly_body
-from benchmarks.filtered import arrays_of
+from benchmarks.dispatch import READ_MOSTLY, ROW, read_mostly_body, read_mostly_step
+from benchmarks.filtered import of_variables, variables_step
 from benchmarks.harness import Calls, case
 from benchmarks.models import library, read_mostly
-
-
-def waiting(run: tp.Callable[[], tp.Any]) -> Calls:
-    """Calls that wait for the result."""
-    return Calls(lambda: run().block_until_ready())
 
 
 @case("stages", f"jit: {READ_MOSTLY} read, one written, donated")
@@ -31,10 +24,6 @@ def of_jit():
         for _ in range(3):
             step(model, ROW)
         return model, step, *step._enter((model, ROW), {})
-
-    def whole() -> Calls:
-        model, step, *_ = warm()
-        return waiting(lambda: step(model, ROW))
 
     def entering() -> Calls:
         model, step, *_ = warm()
@@ -55,7 +44,7 @@ def of_jit():
         return Calls(lambda: replay(inputs, Outputs(fixed.value, *arrays)))
 
     return {
-        "nnxlite": whole,
+        "nnxlite": lambda: Calls(read_mostly_step("nnxlite", donate="written")),
         "entering": entering,
         "its values": values,
         "dealing": dealing,
@@ -69,16 +58,13 @@ def of_filter_jit():
     from nnxlite.boundary import replay
     from nnxlite.filtered._jit import _outputs
 
-    nnx = library("nnxlite")
-    parts = [{k: nnx.Param(v) for k, v in block.items()} for block in arrays_of(12)]
-    model = nnx.List([nnx.Dict(**part) for part in parts])
-    step = nnx.filter_jit(lambda m: m[0].kernel + m[-1].var)
+    step, model = variables_step(12)
     for _ in range(3):
         step(model)
     inputs, call, plain, values = step._enter((model,), {})
     crossed = step._core.jitted(call, plain, values)
     return {
-        "nnxlite": lambda: waiting(lambda: step(model)),
+        "nnxlite": lambda: of_variables(12),
         "entering": lambda: Calls(lambda: step._enter((model,), {})),
         "its values": lambda: Calls(inputs.plan.values),
         "their types": lambda: Calls(lambda: step._arrays_in_objects(values)),

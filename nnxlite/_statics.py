@@ -279,22 +279,19 @@ def is_permanent(value: tp.Any) -> bool:
 _CONSTANTS = frozenset({str, bytes, bool, int, float, complex, type(None), type(...)})
 
 
-def snapshot(value: tp.Any) -> tp.Any:
-    """A copy of a list or dict that tells by identity whether it was edited; None of other values.
+def tells_edits(value: tp.Any) -> bool:
+    """Whether a shallow copy (see `as_in`) tells if a value was edited.
 
-    Looking at what it holds would take many times as long; that is possible where none of it can
-    change by itself.
+    So it is with lists and dicts of what cannot change by itself. To look at what they hold would
+    take many times as long.
     """
     kind = type(value)
-    if kind is list and not any(map(is_fickle, value)):
-        return value.copy()
-    if kind is dict and not any(map(is_fickle, value.values())):
-        return value.copy()
-    return None
+    held = value if kind is list else value.values() if kind is dict else None
+    return held is not None and not any(map(is_fickle, held))
 
 
 def as_in(value: tp.Any, before: tp.Any) -> bool:
-    """Whether a value still holds just what its `snapshot` does."""
+    """Whether a list or dict holds the very same objects as a shallow copy made before."""
     if type(value) is not type(before) or len(value) != len(before):
         return False
     if type(value) is dict:

@@ -36,7 +36,7 @@ from nnxlite._statics import (
     is_fickle,
     is_permanent,
     own_copy,
-    snapshot,
+    tells_edits,
 )
 from nnxlite._versions import observe
 from nnxlite.graph._kinds import (
@@ -152,7 +152,7 @@ class ObjectDef:
         )
         self.statics = tuple(map(own_copy, statics)) if self.editable else statics
         self.template = dict(zip(layout.static, self.statics))
-        self.told = all(snapshot(self.template[name]) is not None for name in self.editable)
+        self.told = all(tells_edits(self.template[name]) for name in self.editable)
         self.key = key
         self.fickle = any(map(is_fickle, self.statics))
         self.written: tp.Any = None

@@ -19,7 +19,7 @@ import typing as tp
 import weakref
 
 from nnxlite._jax import flatten_one_level
-from nnxlite._statics import COPIED, as_in, content_key, snapshot
+from nnxlite._statics import COPIED, as_in, content_key, tells_edits
 from nnxlite._versions import epoch, hold
 from nnxlite.graph._defs import ContainerDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
@@ -153,9 +153,9 @@ class Plan:
                 key = content_key(known)
                 if id(value) not in seen:
                     seen.add(id(value))
-                    before = snapshot(value)
-                    if content_key(before) != key:  # edited meanwhile by another thread
-                        before = None
+                    before = value.copy() if tells_edits(value) else None
+                    if before is not None and content_key(before) != key:
+                        before = None  # edited meanwhile by another thread
                     self.editable.append((self.refs[number], name, key, before))
                 if id(known) not in seen and type(known) not in COPIED:
                     seen.add(id(known))

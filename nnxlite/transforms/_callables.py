@@ -57,6 +57,14 @@ KEPT_PER_FUNCTION = 64
 """For how many keys something is kept for one function."""
 
 
+def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
+    """A function that returns another, and does not keep it alive where that is possible."""
+    try:
+        return weakref.ref(fun)
+    except TypeError:
+        return lambda: fun
+
+
 class Unbound(tp.NamedTuple):
     """A callable taken apart: the plain function, and the arguments it already carries."""
 

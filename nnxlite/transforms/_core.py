@@ -23,6 +23,7 @@ import jax
 from nnxlite._jax import EAGER, is_staging, trace_state
 from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, replay
 from nnxlite.boundary._prefixes import refuse_non_arrays
+from nnxlite.transforms._callables import weakly
 from nnxlite.transforms._surroundings import Surroundings, look, surroundings_of
 
 C = tp.TypeVar("C", bound="Core")
@@ -53,7 +54,7 @@ class Core:
         seen: Surroundings | None = None,
     ) -> None:
         self.name: str = getattr(options, "name", type(self).__name__.lower())
-        self._funs = tuple(map(_weakly, funs))
+        self._funs = tuple(map(weakly, funs))
         self.options = options
         self.seen = seen
         run = functools.partial(self._run)
@@ -111,13 +112,6 @@ class Core:
             raise
         fixed, result, written, fresh = out
         return replay(inputs, Outputs(fixed.value, result, written, fresh))
-
-
-def _weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
-    try:
-        return weakref.ref(fun)
-    except TypeError:
-        return lambda: fun
 
 
 class _Known(tp.NamedTuple):

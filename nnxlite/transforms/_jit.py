@@ -12,7 +12,6 @@ import itertools
 import operator
 import re
 import typing as tp
-import weakref
 
 import jax
 import numpy as np
@@ -44,6 +43,7 @@ from nnxlite.transforms._callables import (
     select_arguments,
     static_argument,
     unbind,
+    weakly,
 )
 from nnxlite.transforms._shapes import place_abstract
 from nnxlite.variables import Variable
@@ -111,10 +111,7 @@ class Core:
     def __init__(self, fun: tp.Callable[..., tp.Any], options: JitOptions) -> None:
         self.options = options
         self.name = name_of(fun)
-        try:
-            self.fun: tp.Callable[[], tp.Any] = weakref.ref(fun)
-        except TypeError:
-            self.fun = lambda: fun
+        self.fun = weakly(fun)
         self.by_call: dict[CallDef, tp.Any] = {}
         self.leaving: dict[CallDef, tp.Any] = {}  # the structure that was placed
         self.shardings: dict[CallDef, tuple[list[tp.Any], list[tp.Any]]] = {}

@@ -13,7 +13,6 @@ import inspect
 import re
 import typing as tp
 import warnings
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +51,7 @@ from nnxlite.transforms._callables import (
     resolve_updates,
     static_argument,
     unbind,
+    weakly,
 )
 from nnxlite.variables import RngCount, RngState, Variable, VariableDef
 
@@ -105,10 +105,7 @@ class MapCore:
         options: MapOptions,
         make: Make,
     ) -> None:
-        try:
-            self._fun: tp.Callable[[], tp.Any] = weakref.ref(fun)
-        except TypeError:
-            self._fun = lambda: fun
+        self._fun = weakly(fun)
         self._name = name
         self._num_bound = len(bound.args)
         self._bound_names = frozenset(bound.kwargs)
