@@ -202,10 +202,10 @@ def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
 
 
 def unpack(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
-    """Like `split`, with the definition inside: one `GraphState`, or one for each filter."""
+    """Like `split`, with the definition inside: a `GraphState`, or a tuple for several filters."""
     found, *states = split(node, *filters, graph=graph)
     packed = tuple(GraphState(found, s) for s in states)
-    return packed if filters else packed[0]
+    return packed[0] if len(packed) == 1 else packed
 
 
 def merge(

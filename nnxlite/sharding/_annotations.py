@@ -23,9 +23,10 @@ from nnxlite.boundary import Inputs
 from nnxlite.boundary._prefixes import broadcast, by_path, split_settings
 from nnxlite.graph import iter_graph
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
-from nnxlite.transforms import PARTITION_NAME as PARTITION_NAME
 from nnxlite.transforms._callables import name_of, positional
-from nnxlite.variables import MISSING, Variable, VariableMetadata, with_metadata
+from nnxlite.variables import MISSING, PARTITION_NAME, Variable, VariableMetadata, with_metadata
+from nnxlite.variables import add_axis as _add_axis
+from nnxlite.variables import remove_axis as _remove_axis
 
 Rules = tp.Sequence[tuple[str, tp.Any]]
 Names = tp.Sequence[tp.Any]
@@ -249,7 +250,8 @@ def add_axis(tree: tp.Any, index: int, transform_metadata: tp.Mapping[str, tp.An
     """Tell the Variables of a tree that an axis was added at `index`; returns the tree.
 
     Args:
-        transform_metadata: `{nnx.PARTITION_NAME: name of the axis}`.
+        transform_metadata: `{nnx.PARTITION_NAME: name of the axis}`; other entries name it in the
+            tuple that a Variable has in its metadata under the same key.
 
     Raises ValueError where the name is missing.
 
@@ -258,8 +260,8 @@ def add_axis(tree: tp.Any, index: int, transform_metadata: tp.Mapping[str, tp.An
     >>> nnx.spmd.add_axis(v, 0, {nnx.PARTITION_NAME: "layers"}).sharding_names
     ('layers', None, 'model')
     """
-    name = _partition(transform_metadata)
-    _tell(_variables(tree, index), name, Variable.add_axis, Variable.remove_axis)
+    _check_partition(transform_metadata)
+    _tell(_variables(tree, index), transform_metadata, _add_axis, _remove_axis)
     return tree
 
 
@@ -268,18 +270,17 @@ def remove_axis(tree: tp.Any, index: int, transform_metadata: tp.Mapping[str, tp
 
     Raises ValueError, with nothing changed, where a Variable has another name at that axis.
     """
-    name = _partition(transform_metadata)
-    _tell(_variables(tree, index), name, Variable.remove_axis, Variable.add_axis)
+    _check_partition(transform_metadata)
+    _tell(_variables(tree, index), transform_metadata, _remove_axis, _add_axis)
     return tree
 
 
-def _partition(transform_metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
+def _check_partition(transform_metadata: tp.Mapping[str, tp.Any]) -> None:
     if PARTITION_NAME not in transform_metadata:
         raise ValueError(
             f"The name of the axis is missing: transform_metadata has no entry {PARTITION_NAME!r} "
             f"in {dict(transform_metadata)}. Give {{nnx.PARTITION_NAME: name}}."
         )
-    return transform_metadata[PARTITION_NAME]
 
 
 def _variables(tree: tp.Any, index: int) -> list[tuple[Variable[tp.Any], int]]:
@@ -288,7 +289,7 @@ def _variables(tree: tp.Any, index: int) -> list[tuple[Variable[tp.Any], int]]:
 
 def _tell(
     axes: tp.Iterable[tuple[Variable[tp.Any], int]],
-    name: tp.Any,
+    names: tp.Mapping[str, tp.Any],
     tell: tp.Callable[..., None],
     untell: tp.Callable[..., None],
 ) -> None:
@@ -296,11 +297,11 @@ def _tell(
     told: list[tuple[Variable[tp.Any], int]] = []
     try:
         for variable, axis in axes:
-            tell(variable, axis, name)
+            tell(variable, axis, names)
             told.append((variable, axis))
     except Exception:
         for variable, axis in told:
-            untell(variable, axis, name)
+            untell(variable, axis, names)
         raise
 
 
@@ -342,22 +343,23 @@ def transform_metadata(
             transform_metadata, in_axes=in_axes, out_axes=out_axes, partition=partition, graph=graph
         )
     in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+    names = {PARTITION_NAME: partition}
 
     @functools.wraps(f)
     def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         args, kwargs = _by_position(f, args, kwargs)
         came_in = _axes(args, in_axes, "in_axes", graph)
         mapped = [(v, axis) for v, axis in came_in if isinstance(axis, int)]
-        _tell(mapped, partition, Variable.remove_axis, Variable.add_axis)
+        _tell(mapped, names, _remove_axis, _add_axis)
         try:
             out = f(*args, **kwargs)
             new = _axes(args, in_axes, "in_axes", graph) + _axes(out, out_axes, "out_axes", graph)
         finally:
-            _tell(mapped, partition, Variable.add_axis, Variable.remove_axis)
+            _tell(mapped, names, _add_axis, _remove_axis)
         known = {id(v) for v, _ in came_in}
         for variable, axis in new:
             if id(variable) not in known and isinstance(axis, int):
-                variable.add_axis(axis, partition)
+                _add_axis(variable, axis, names)
             known.add(id(variable))
         return out
 

@@ -8,7 +8,6 @@ from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
 from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
 from nnxlite.transforms._jit import jit as jit
-from nnxlite.transforms._mapped import PARTITION_NAME as PARTITION_NAME
 from nnxlite.transforms._mapped import pmap as pmap
 from nnxlite.transforms._mapped import shard_map as shard_map
 from nnxlite.transforms._mapped import vmap as vmap
@@ -25,3 +24,4 @@ from nnxlite.transforms._trees import prefix as prefix
 from nnxlite.transforms._trees import to_tree as to_tree
 from nnxlite.transforms._vjp import jvp as jvp
 from nnxlite.transforms._vjp import vjp as vjp
+from nnxlite.variables import PARTITION_NAME as PARTITION_NAME

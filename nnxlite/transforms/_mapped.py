@@ -53,10 +53,15 @@ from nnxlite.transforms._callables import (
     unbind,
     weakly,
 )
-from nnxlite.variables import RngCount, RngState, Variable, VariableDef
-
-PARTITION_NAME = "partition_name"
-"""Key in `transform_metadata` for the name of the axis that a transform adds."""
+from nnxlite.variables import (
+    PARTITION_NAME,
+    RngCount,
+    RngState,
+    Variable,
+    VariableDef,
+    add_axis,
+    remove_axis,
+)
 
 
 class MapOptions(tp.NamedTuple):
@@ -168,13 +173,14 @@ class MapCore:
     ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
         options = self._options
         (args, kwargs), inner = enter(call, plain, list(values))
-        name = options.metadata.get(PARTITION_NAME, MISSING)
-        if name is not MISSING:
+        named = PARTITION_NAME in options.metadata
+        if named:
             for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes):
                 variable = inner.nodes[node] if node >= 0 else None
                 axis = value_settings[leaf]
                 if isinstance(variable, Variable) and isinstance(axis, int):
-                    variable.remove_axis(from_front(axis, inner.values[leaf]), name)
+                    axis = from_front(axis, inner.values[leaf])
+                    remove_axis(variable, axis, options.metadata)
         result = self._fun()(*args, **kwargs)
         updates = resolve_updates(options.graph_updates, options.graph)
         out = with_arrays(inner, leave(inner, result, structure=updates))
@@ -182,8 +188,8 @@ class MapCore:
         settings = output_settings(
             call, out, value_settings, roots, options.out_prefix, options.out_name, options.default
         )
-        if name is not MISSING:
-            out = _with_axis_names(inner, out, value_settings, settings.fresh, name)
+        if named:
+            out = _with_axis_names(inner, out, value_settings, settings.fresh, options.metadata)
         self._warn_of_shared_streams(call, out, value_settings)
         layout, groups = pack(out, settings, order)
         last[:] = [layout]
@@ -401,7 +407,7 @@ def _with_axis_names(
     out: Outputs,
     value_settings: list[tp.Any],
     fresh_settings: list[tp.Any],
-    name: str,
+    names: tp.Mapping[str, tp.Any],
 ) -> Outputs:
     """Outputs whose Variables' annotations have the mapped axis again."""
     import dataclasses
@@ -424,7 +430,7 @@ def _with_axis_names(
             found = tp.cast(VariableDef, tokens[token])
             carrier = found.type.from_metadata(None, found.metadata)
             slice_ = inner.values[source] if source >= 0 else out.fresh[~source]
-            carrier.add_axis(from_front(axis, slice_), name)
+            add_axis(carrier, from_front(axis, slice_), names)
             changed[node] = tokens[token] = carrier._box.definition
     came_in = inner.call.graphdef.decoded
     kinds = tuple(
@@ -477,7 +483,8 @@ def vmap(
             axis 0. What a bound method or a callable object carries is broadcast.
         out_axes: the same for the result. What is written into an argument keeps its input axis.
         axis_name, axis_size, spmd_axis_name: as in `jax.vmap`.
-        transform_metadata: `{nnx.PARTITION_NAME: name}` names the axis in sharding annotations.
+        transform_metadata: `{nnx.PARTITION_NAME: name}` names the axis in sharding annotations; other
+            entries name it in the tuple that a Variable has in its metadata under the same key.
         graph, graph_updates: see `jit`.
 
     Raises:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._errors import path_text
-from nnxlite.boundary import CallDef, Carry, Fixed, Inputs, Outputs
+from nnxlite.boundary import CallDef, Carry, Crossing, Fixed, Inputs, Outputs
 from nnxlite.boundary._body import Body, described, same, settle, trace_body
 from nnxlite.boundary._carry import OTHER, SHARED, Handover, hand_over, with_arrays
 from nnxlite.boundary._differences import edits_text, tree_difference
@@ -43,9 +43,9 @@ from nnxlite.transforms._callables import (
     resolve_updates,
     unbind,
 )
-from nnxlite.transforms._core import Core, Crossing, core_for
-from nnxlite.transforms._mapped import PARTITION_NAME, _with_axis_names, from_front
-from nnxlite.variables import Variable
+from nnxlite.transforms._core import Core, core_for
+from nnxlite.transforms._mapped import _with_axis_names, from_front
+from nnxlite.variables import PARTITION_NAME, Variable, remove_axis
 
 CARRY, CONSTANT = "carry", "constant"
 
@@ -62,7 +62,7 @@ class ScanOptions(tp.NamedTuple):
     split_transpose: bool
     in_axes: tp.Any
     out_axes: tp.Any
-    axis_name: tp.Any
+    axis_names: tuple[tuple[str, tp.Any], ...]
     graph: bool | None
     graph_updates: bool | None
     num_bound: int
@@ -243,16 +243,16 @@ class Scan(Core):
         self, call: CallDef, roles: Sorted, carry: tp.Any, slices: tp.Any, constant: tp.Any
     ) -> Body:
         options: ScanOptions = self.options
-        name = options.axis_name
+        names = dict(options.axis_names)
 
         def before(inner: Inner) -> None:
-            if name is MISSING:
+            if not names:
                 return
             for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes):
                 variable = inner.nodes[node] if node >= 0 else None
                 axis = roles.values[leaf]
                 if isinstance(variable, Variable) and isinstance(axis, int):
-                    variable.remove_axis(from_front(axis, inner.values[leaf]), name)
+                    remove_axis(variable, from_front(axis, inner.values[leaf]), names)
 
         def after(inner: Inner, out: Outputs) -> tuple[Outputs, tp.Any]:
             if not structure:
@@ -261,8 +261,8 @@ class Scan(Core):
             settings = output_settings(
                 call, out, roles.values, roles.roots, options.out_axes, "out_axes", None
             )
-            if name is not MISSING:
-                out = _with_axis_names(inner, out, roles.values, settings.fresh, name)
+            if names:
+                out = _with_axis_names(inner, out, roles.values, settings.fresh, names)
             return out, (tuple(map(tuple, settings)), handover)
 
         fun, structure = self.fun, resolve_updates(options.graph_updates, options.graph)
@@ -588,7 +588,7 @@ def scan(
         in_axes: for each argument an axis, None (the same in every iteration), `Carry`, or
             `StateAxes` to choose by Variable.
         out_axes: the same for the result.
-        transform_metadata: `{nnx.PARTITION_NAME: name}` names the axis in sharding annotations.
+        transform_metadata: as for `vmap`.
         graph, graph_updates: see `jit`.
 
     Raises:
@@ -616,7 +616,7 @@ def scan(
         _split_transpose,
         in_axes,
         out_axes,
-        transform_metadata.get(PARTITION_NAME, MISSING),
+        tuple(transform_metadata.items()) if PARTITION_NAME in transform_metadata else (),
         graph,
         graph_updates,
         0,

@@ -1,5 +1,8 @@
 """Variables: mutable boxes for values, their kinds, metadata and callbacks."""
 
+from nnxlite.variables._axes import PARTITION_NAME as PARTITION_NAME
+from nnxlite.variables._axes import add_axis as add_axis
+from nnxlite.variables._axes import remove_axis as remove_axis
 from nnxlite.variables._definition import VariableDef as VariableDef
 from nnxlite.variables._definition import define as define
 from nnxlite.variables._kinds import BatchStat as BatchStat

@@ -20,7 +20,7 @@ C = tp.TypeVar("C", bound=type[Variable[tp.Any]])
 def register_variable_name(name: str, typ: tp.Any = MISSING, *, overwrite: bool = False) -> tp.Any:
     """Register a name for a Variable class; without `typ`, a class decorator.
 
-    Raises ValueError when the name is taken by another class and `overwrite` is False.
+    Raises ValueError when the name is taken and `overwrite` is False.
 
     >>> import nnxlite as nnx
     >>> @nnx.register_variable_name("momenta")
@@ -32,7 +32,7 @@ def register_variable_name(name: str, typ: tp.Any = MISSING, *, overwrite: bool 
         return lambda cls: register_variable_name(name, cls, overwrite=overwrite)
     if not (isinstance(typ, type) and issubclass(typ, Variable)):
         raise TypeError(f"Expected a Variable class for the name {name!r}, got {typ!r}.")
-    if name in _types and _types[name] is not typ and not overwrite:
+    if name in _types and not overwrite:
         raise ValueError(
             f"Name {name} already mapped to type {_types[name].__name__}. To map it to "
             f"{typ.__name__} instead, pass overwrite=True."

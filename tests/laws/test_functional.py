@@ -80,6 +80,7 @@ def test_L1_unpacked_graph_state_merges(root):
     assert model.canonical(nnx.merge(nnx.unpack(root))) == model.canonical(root)
     parts = nnx.unpack(root, nnx.Param, ...)
     assert model.canonical(nnx.merge(*parts)) == model.canonical(root)
+    assert isinstance(nnx.unpack(root, ...), nnx.GraphState)
 
 
 @given(roots)

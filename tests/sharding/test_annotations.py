@@ -352,6 +352,55 @@ def test_another_name_is_refused_and_nothing_changes():
     assert first.sharding_names == ("layers", "b") and second.sharding_names == ("x", "b")
 
 
+NAMED = {nnx.PARTITION_NAME: "layers", "nickname": "nick"}
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (0, ("nick", "a", "b")),
+        (1, ("a", "nick", "b")),
+        (3, ("a", "b", None, "nick")),
+        (-1, ("a", "b", "nick")),
+    ],
+)
+def test_names_of_other_metadata_follow(index, expected):
+    variable = nnx.Param(jnp.ones((2, 3)), nickname=("a", "b"), note="a note")
+    nnx.spmd.add_axis(variable, index, {**NAMED, "note": "x", "absent": "y"})
+    assert variable.nickname == expected and variable.note == "a note"
+    assert not variable.has_metadata("absent")
+    if index < 3:
+        nnx.spmd.remove_axis(variable, index, NAMED)
+        assert variable.nickname == ("a", "b")
+
+
+@pytest.mark.parametrize("index", [1, 5, -3])
+def test_another_name_in_other_metadata_is_refused_and_nothing_changes(index):
+    told = []
+    note = lambda *event: told.append(event)
+    variable = param(2, 3, sharding=("layers", "b"), nickname=("nick", "b"), on_remove_axis=note)
+    with pytest.raises(ValueError, match=rf"under 'nickname': axis {index} is .*, not 'nick' as"):
+        nnx.spmd.remove_axis(variable, index, NAMED)
+    assert variable.sharding_names == ("layers", "b") and variable.nickname == ("nick", "b")
+    assert not told
+
+
+def test_transforms_move_names_of_other_metadata():
+    make = lambda i: nnx.Param(jnp.ones(2), sharding=("a",), nickname=("b",))
+    stacked = nnx.vmap(make, out_axes=1, transform_metadata=NAMED)(jnp.arange(3))
+    assert (stacked.sharding_names, stacked.nickname) == (("a", "layers"), ("b", "nick"))
+    seen = []
+
+    def step(total, variable):
+        seen.append((variable.sharding_names, variable.nickname))
+        return total + variable.sum(), nnx.Param(variable * 2, nickname=("c",))
+
+    over = {"in_axes": (nnx.Carry, 1), "transform_metadata": NAMED}
+    _, doubled = nnx.scan(step, **over)(0.0, stacked)
+    assert set(seen) == {(("a",), ("b",))} and doubled.nickname == ("nick", "c")
+    assert (stacked.sharding_names, stacked.nickname) == (("a", "layers"), ("b", "nick"))
+
+
 def stacked(**options):
     """Three Linears of 8 by 16, built by vmap."""
     make = nnx.vmap(lambda i: linear("data", "model"), **options)

@@ -35,7 +35,6 @@ def test_kinds_can_be_registered():
     class Decorated(nnx.Param): ...
 
     assert nnx.register_variable_name("test_momenta", Momentum) is Momentum
-    assert nnx.register_variable_name("test_momenta", Momentum) is Momentum  # again: no change
     assert nnx.variable_name_from_type(Momentum) == "test_momenta"
     assert nnx.variable_type_from_name("test_decorated") is Decorated
     nnx.register_variable_name("test_momenta", Decorated, overwrite=True)
@@ -49,6 +48,8 @@ def test_a_taken_name_is_refused():
         ValueError, match="Name params already mapped to type Param.*overwrite=True"
     ):
         nnx.register_variable_name("params", Other)
+    with pytest.raises(ValueError, match="Name params already mapped to type Param"):
+        nnx.register_variable_name("params", nnx.Param)
     assert nnx.variable_type_from_name("params") is nnx.Param
 
 
