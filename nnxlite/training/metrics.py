@@ -250,6 +250,9 @@ class Accuracy(Average):
         super().update(mask=mask, **{self.argname: predicted == labels})
 
 
+_METHODS = ("reset", "update", "compute")
+
+
 class MultiMetric(Metric):
     """Several metrics under one roof: each `update` feeds them all.
 
@@ -258,7 +261,7 @@ class MultiMetric(Metric):
 
     Raises:
         TypeError: when a value has not the methods of a metric.
-        ValueError: when a name is that of a method.
+        ValueError: when a name is `reset`, `update` or `compute`.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> metrics = nnx.MultiMetric(
@@ -272,11 +275,11 @@ class MultiMetric(Metric):
 
     def __init__(self, **metrics: tp.Any) -> None:
         for name, metric in metrics.items():
-            if hasattr(type(self), name):
+            if name in _METHODS:
                 raise ValueError(
-                    f"A metric cannot be named {name!r}: MultiMetric has an attribute of that name."
+                    f"A metric cannot be named {name!r}: that is a method of every metric."
                 )
-            if not all(callable(getattr(metric, m, None)) for m in ("reset", "update", "compute")):
+            if not all(callable(getattr(metric, m, None)) for m in _METHODS):
                 raise TypeError(
                     f"{name!r} must be a Metric (with reset, update and compute), got "
                     f"{type(metric).__name__}."

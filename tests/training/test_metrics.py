@@ -244,9 +244,17 @@ def test_law_8_a_failed_update_leaves_every_metric_as_it_was():
     np.testing.assert_equal(values_of(metrics), before)
 
 
+def test_multi_metric_takes_other_names_of_its_own():
+    metrics = nnx.MultiMetric(split=Average("x"), train=Average("y"))
+    metrics.update(x=1.0, y=2.0)
+    assert metrics.compute() == {"split": 1.0, "train": 2.0}
+    assert nnx.clone(metrics).compute() == metrics.compute()
+
+
 def test_multi_metric_refuses_names_of_methods_and_values_that_are_no_metrics():
-    with pytest.raises(ValueError, match="A metric cannot be named 'update'"):
-        nnx.MultiMetric(loss=Average(), update=Average())
+    for name in ("reset", "update", "compute"):
+        with pytest.raises(ValueError, match=f"A metric cannot be named '{name}'"):
+            nnx.MultiMetric(**{"loss": Average(), name: Average()})
     with pytest.raises(TypeError, match="'a' must be a Metric .*got int"):
         nnx.MultiMetric(a=3)
 
