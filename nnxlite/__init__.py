@@ -275,6 +275,7 @@ from nnxlite.variables import RngState as RngState
 from nnxlite.variables import VarDefaults as VarDefaults
 from nnxlite.variables import Variable as Variable
 from nnxlite.variables import VariableMetadata as VariableMetadata
+from nnxlite.variables import VariableState as VariableState
 from nnxlite.variables import register_variable_name as register_variable_name
 from nnxlite.variables import var_defaults as var_defaults
 from nnxlite.variables import variable_name_from_type as variable_name_from_type

@@ -13,6 +13,7 @@ from nnxlite.variables._kinds import Perturbation as Perturbation
 from nnxlite.variables._kinds import RngCount as RngCount
 from nnxlite.variables._kinds import RngKey as RngKey
 from nnxlite.variables._kinds import RngState as RngState
+from nnxlite.variables._kinds import VariableState as VariableState
 from nnxlite.variables._kinds import register_variable_name as register_variable_name
 from nnxlite.variables._kinds import variable_name_from_type as variable_name_from_type
 from nnxlite.variables._kinds import variable_type_from_name as variable_type_from_name

@@ -89,6 +89,10 @@ def _free_name(name: str) -> str:
     return f"{name}_{len(taken) + 1}"
 
 
+VariableState = Variable
+"""The former name of the Variables in a State."""
+
+
 class Param(Variable[T]):
     """A trainable parameter."""
 

@@ -28,6 +28,10 @@ def test_the_family_of_kinds():
         assert issubclass(kind, nnx.Variable) and type(kind(1)) is kind and kind.__doc__
 
 
+def test_the_former_name_of_variables_in_a_state():
+    assert nnx.VariableState is nnx.variablelib.VariableState is nnx.Variable
+
+
 def test_kinds_can_be_registered():
     class Momentum(nnx.Variable): ...
 
