@@ -85,3 +85,57 @@ def _release() -> None:
         except KeyError:
             return
         holder.release()
+
+
+# What was read, and is true while nothing is written -------------------------------------------
+
+
+class Reading:
+    """Values read from Variables, or written to them; true while it is the last one, and no write comes.
+
+    Attributes:
+        values: None where they are not known, or not known to be true.
+        arrays: whether they are known to be arrays, all of them; for who asks to note.
+    """
+
+    __slots__ = ("arrays", "values")
+
+    def __init__(self) -> None:
+        self.values: list[tp.Any] | None = None
+        self.arrays = False
+
+
+class _Last:
+    __slots__ = ("reading",)
+
+    def __init__(self) -> None:
+        self.reading: Reading | None = None
+
+
+last = _Last()
+"""`last.reading` is the one reading that may be true."""
+
+
+def start_reading() -> Reading:
+    """A new reading, to be kept when the values have been read; it takes the place of the former."""
+    forget()
+    last.reading = reading = Reading()
+    return reading
+
+
+def keep_reading(reading: Reading, values: list[tp.Any]) -> None:
+    """Let a reading have the values read since it was started, unless something was written."""
+    reading.values = values
+    if last.reading is not reading:
+        reading.values = None
+
+
+def forget() -> None:
+    """What was read may not be true any more.
+
+    Whoever writes a Variable calls it where there is a last reading: before, so that an interrupt
+    between the two leaves nothing untrue, and after, for what other threads have read meanwhile.
+    """
+    reading, last.reading = last.reading, None
+    if reading is not None:
+        reading.values = None

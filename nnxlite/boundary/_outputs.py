@@ -113,6 +113,15 @@ class Outputs(tp.NamedTuple):
     written: list[tp.Any]
     fresh: list[tp.Any]
 
+    def crossing(self) -> Crossing:
+        """The same as it crosses a JAX transform: a static node, and trees of leaves."""
+        definition, result, written, fresh = self
+        return Fixed(definition), result, written, fresh
+
+
+Crossing = tuple[Fixed, tp.Any, list[tp.Any], list[tp.Any]]
+"""What leaves a transform: definition, result, written values, fresh values."""
+
 
 def leave(
     inner: Inner,
@@ -426,14 +435,26 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
     Raises TraceContextError, before anything is written, where an object that must change belongs to
     another trace level.
     """
-    definition = outputs.definition
+    return _replay(inputs, *outputs)
+
+
+def replay_crossing(inputs: Inputs, crossing: Crossing) -> tp.Any:
+    """`replay` of outputs as they crossed."""
+    fixed, result, written, fresh = crossing
+    return _replay(inputs, fixed.value, result, written, fresh)
+
+
+def _replay(
+    inputs: Inputs, definition: OutDef, result: tp.Any, written: list[tp.Any], fresh: list[tp.Any]
+) -> tp.Any:
     if definition.graph is not None:
+        outputs = Outputs(definition, result, written, fresh)
         return _replay_graph(inputs, outputs, definition.graph)
     if definition.written:
-        _write(inputs, definition.written, outputs.written)
+        _write(inputs, definition.written, written)
     if definition.treedef is None:
-        return outputs.result
-    leaves = list(outputs.result)
+        return result
+    leaves = list(result)
     nodes = inputs.nodes()
     for position, number in zip(definition.where, definition.nodes):
         leaves.insert(position, nodes[number])
@@ -443,14 +464,7 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
 def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
     """Store values in the caller's Variables, and arrays in the caller's objects."""
     plan, trace = inputs.plan, trace_state.value
-    boxes = plan.boxes() if plan is not None and plan.trace is trace else None
-    if boxes is not None:
-        if len(at) == len(boxes):
-            for box, value in zip(boxes, values):
-                box.value = value
-        else:
-            for leaf, value in zip(at, values):
-                boxes[leaf].value = value
+    if plan is not None and plan.trace is trace and plan.write(at, values, inputs.values):
         return
     nodes = inputs.nodes()
     leaf_nodes = inputs.graphdef.decoded.leaf_nodes

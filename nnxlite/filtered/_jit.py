@@ -19,7 +19,16 @@ from jax.core import Tracer
 
 from nnxlite._errors import path_text
 from nnxlite._statics import UnhashableStatic, static_key
-from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
+from nnxlite.boundary import (
+    CallDef,
+    Crossing,
+    Inputs,
+    Site,
+    enter,
+    leave,
+    replay,
+    replay_crossing,
+)
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._crossing import (
     must_be_traced,
@@ -115,7 +124,7 @@ class JitCore(Core):
             result = _checked_result(result, self.options.out)
         out = leave(inner, result, all_written=written)
         if all(map(is_array, jax.tree_util.tree_leaves((out.result, out.written, out.fresh)))):
-            return Fixed(out.definition), out.result, out.written, out.fresh
+            return out.crossing()
         return take_out(out)
 
 
@@ -164,13 +173,12 @@ def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
     return apart.build(leaves) if apart.call.where == () else result
 
 
-def _outputs(crossed: tuple[tp.Any, ...]) -> Outputs:
-    """What left the compiled function: static leaves of the result are with the static data."""
+def _come_out(inputs: Inputs, crossed: tuple[tp.Any, ...]) -> tp.Any:
+    """Write back what left the compiled function; static leaves are with the static data."""
     if len(crossed) == 4:
-        fixed, result, written, fresh = crossed
-        return Outputs(fixed.value, result, written, fresh)
+        return replay_crossing(inputs, tp.cast(Crossing, crossed))
     fixed, arrays = crossed
-    return outputs_of(fixed.value, arrays)
+    return replay(inputs, outputs_of(fixed.value, arrays))
 
 
 class _Arrays:
@@ -202,6 +210,7 @@ class FilterJit:
         self._arrays_in_objects, self._arrays_beside = _Arrays(), _Arrays()
         self._core: JitCore = core_for(JitCore, (self._fun,), options)
         self._keys: dict[tp.Any, Key] = {}
+        self._site = Site()
         functools.update_wrapper(self, fun, updated=())
         self.__wrapped__ = fun
 
@@ -214,9 +223,9 @@ class FilterJit:
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef, tp.Any, tp.Any]:
         if self._args or self._kwargs:
             args, kwargs = (*self._args, *args), {**self._kwargs, **kwargs}
-        inputs = Inputs.of_call(args, kwargs)
+        inputs = self._site.inputs(args, kwargs)
         plain, values = inputs.plain, inputs.values
-        if not self._plain or not self._arrays_in_objects(values):
+        if not self._plain or not self._only_arrays(inputs):
             return self._sorted(inputs, len(args), kwargs)
         context = context_key()
         if self._arrays_beside(plain):
@@ -232,6 +241,15 @@ class FilterJit:
                     statics.append((position, self._box(inputs, position, leaf)))
             plain, key = traced, Key(context, tuple(statics), None)
         return inputs, inputs.define(key), plain, values
+
+    def _only_arrays(self, inputs: Inputs) -> bool:
+        """Whether all leaves of the objects are arrays."""
+        values, reading = inputs.values, inputs.plan.reading if inputs.plan is not None else None
+        if reading is None or reading.values is not values:
+            return self._arrays_in_objects(values)
+        if not reading.arrays:
+            reading.arrays = self._arrays_in_objects(values)
+        return reading.arrays
 
     def _sorted(
         self, inputs: Inputs, num_args: int, kwargs: dict[str, tp.Any]
@@ -307,7 +325,7 @@ class FilterJit:
                 crossed = self._core.jitted(call, plain, values)
         else:
             crossed = self._core.jitted(call, plain, values)
-        return replay(inputs, _outputs(crossed))
+        return _come_out(inputs, crossed)
 
     def lower(self, *args: tp.Any, **kwargs: tp.Any) -> FilterLowered:
         """Lower the function for these arguments, without running it."""
@@ -343,7 +361,7 @@ class FilterCompiled:
                 f"{self._owner!r} was compiled for arguments of another structure, or with other "
                 "static leaves. Lower and compile it for these."
             )
-        return replay(inputs, _outputs(self.compiled(plain, values)))
+        return _come_out(inputs, self.compiled(plain, values))
 
 
 def argument_specs(

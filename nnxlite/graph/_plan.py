@@ -20,7 +20,7 @@ import weakref
 
 from nnxlite._jax import flatten_one_level
 from nnxlite._statics import COPIED, as_in, content_key, tells_edits
-from nnxlite._versions import epoch, hold
+from nnxlite._versions import Reading, epoch, forget, hold, keep_reading, last, start_reading
 from nnxlite.graph._defs import ContainerDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
@@ -58,11 +58,13 @@ class Plan:
         refs: weak references to the nodes, by number.
         leaf_refs: weak references to the Variables and array references, in leaf order; None where
             an array is held without a Variable.
+        reading: what `values` gave last, while it is known to be true.
     """
 
     __slots__ = (
         "__weakref__",
         "_held",
+        "reading",
         "_trace",
         "_watched",
         "bare",
@@ -72,6 +74,7 @@ class Plan:
         "epoch",
         "graphdef",
         "has_arrays",
+        "last_call",
         "leaf_refs",
         "refs",
         "roots",
@@ -87,6 +90,7 @@ class Plan:
         self.graphdef = graphdef
         self.epoch = start
         self.calls: dict[tp.Any, tp.Any] = {}  # what the boundary defined on this plan
+        self.last_call: tuple[tp.Any, ...] = (None,) * 4
         self.refs: list[tp.Any] = list(map(ref, found.nodes))
         self.versions = found.versions
         self.roots = [ref(roots[0]), *map(self._companion, roots[1:])]
@@ -104,6 +108,7 @@ class Plan:
             self._watch_containers(graphdef)
         self._trace: tp.Any = _UNKNOWN
         self._held: list[tp.Any] | None = None
+        self.reading: Reading | None = None
         self._watched: list[tp.Any] | None = None
 
     def _companion(self, root: tp.Any) -> tp.Any:
@@ -120,6 +125,8 @@ class Plan:
     def release(self) -> None:
         """Hold on to nothing any more."""
         self._held = None
+        if self.reading is not None:
+            self.reading.values = self.reading = None
 
     def boxes(self) -> list[tp.Any] | None:
         """What the leaves keep their values in, where all of them are plain Variables.
@@ -244,12 +251,21 @@ class Plan:
         return found
 
     def values(self) -> list[tp.Any]:
-        """The raw values in leaf order, Variables opened.
+        """The raw values in leaf order, Variables opened; the list must not be changed.
 
         Raises Stale as `leaves` does.
         """
-        if self._held is not None:
-            return [box.value for box in self._held]
+        reading = self.reading
+        if reading is not None and reading is last.reading:
+            values = reading.values
+            if values is not None:
+                return values
+        boxes = self._held
+        if boxes is not None:
+            reading = start_reading()
+            values = [box.value for box in boxes]
+            self._keep(reading, values)
+            return values
         if self.has_refs:
             return [
                 leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in self.leaves()
@@ -266,6 +282,41 @@ class Plan:
             leaf()._box.value if leaf is not None else (inside[i] if i in inside else next(left))
             for i, leaf in enumerate(self.leaf_refs)
         ]
+
+    def write(self, at: tp.Sequence[int], new: list[tp.Any], old: list[tp.Any]) -> bool:
+        """Write the values of some leaves, and keep them at hand; `old` is what `values` gave.
+
+        Returns False, and does nothing, where not all leaves are plain Variables.
+        """
+        boxes = self.boxes()
+        if boxes is None:
+            return False
+        before = self.reading
+        true = before is not None and before is last.reading and before.values is old
+        reading = start_reading()
+        if len(at) == len(boxes):
+            for box, value in zip(boxes, new):
+                box.value = value
+            after = new
+        else:
+            after = [*old]
+            for leaf, value in zip(at, new):
+                boxes[leaf].value = after[leaf] = value
+        if last.reading is not reading:
+            forget()
+        elif true or after is new:
+            self._keep(reading, after)
+        return True
+
+    def _keep(self, reading: Reading, values: list[tp.Any]) -> None:
+        """Keep values at hand, as long as what they were read from is."""
+        keep_reading(reading, values)
+        self.reading = reading
+        if self._held is None:
+            self.release()
+
+    def __del__(self) -> None:
+        self.release()
 
     def raw_leaves(self) -> dict[int, tp.Any]:
         """The arrays held without a Variable, by leaf number; plain containers are checked."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from nnxlite._errors import path_text
 from nnxlite._jax import Tracer, key_name
-from nnxlite.boundary import CallDef, Fixed, Inputs, OutDef, enter, leave
+from nnxlite.boundary import CallDef, Crossing, Fixed, Inputs, OutDef, enter, leave
 from nnxlite.boundary._body import Body, described, same, settle, trace_body
 from nnxlite.boundary._carry import OTHER, Handover, hand_over, with_arrays
 from nnxlite.boundary._differences import edits_text, graph_difference, node_text, tree_difference
@@ -25,7 +25,7 @@ from nnxlite.graph._graphdef import Path
 from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.graph._traverse import traverse
 from nnxlite.transforms._callables import context_key, name_of, resolve_updates, unbind
-from nnxlite.transforms._core import Core, Crossing, core_for
+from nnxlite.transforms._core import Core, core_for
 from nnxlite.variables import Variable
 
 

@@ -21,15 +21,12 @@ import weakref
 import jax
 
 from nnxlite._jax import EAGER, is_staging, trace_state
-from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, replay
+from nnxlite.boundary import CallDef, Crossing, Inputs, replay_crossing
 from nnxlite.boundary._prefixes import refuse_non_arrays
 from nnxlite.transforms._callables import weakly
 from nnxlite.transforms._surroundings import Surroundings, look, surroundings_of
 
 C = tp.TypeVar("C", bound="Core")
-
-Crossing = tuple[Fixed, tp.Any, list[tp.Any], list[tp.Any]]
-"""What leaves a transform: definition, result, written values, fresh values."""
 
 
 class Core:
@@ -110,8 +107,7 @@ class Core:
         except TypeError:
             self.explain(call, inputs)
             raise
-        fixed, result, written, fresh = out
-        return replay(inputs, Outputs(fixed.value, result, written, fresh))
+        return replay_crossing(inputs, out)
 
 
 class _Known(tp.NamedTuple):

@@ -231,7 +231,7 @@ class CustomVjp:
         args, inner = self._arguments(call, chosen, rest)
         out = leave(inner, self._inner(*args), structure=call.extra.updates)
         self._left[call] = out.definition
-        return Fixed(out.definition), out.result, out.written, out.fresh
+        return out.crossing()
 
     def _forward(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
         """The user's forward rule, between leaves."""

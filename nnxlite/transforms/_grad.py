@@ -10,7 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._errors import path_text
-from nnxlite.boundary import CallDef, DiffState, Fixed, Inputs, Outputs, enter, leave, replay
+from nnxlite.boundary import (
+    CallDef,
+    DiffState,
+    Inputs,
+    enter,
+    leave,
+    replay_crossing,
+)
 from nnxlite.boundary._prefixes import argument_path, split_settings
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.graph._kinds import STATE
@@ -288,12 +295,11 @@ class GradWrapped:
             if options.has_aux:
                 result, aux = _value_and_aux(result, fun)
             out = leave(inner, aux, structure=resolve_updates(options.graph_updates, options.graph))
-            crossing = (Fixed(out.definition), out.result, out.written, out.fresh)
-            return _unwrapped(result), crossing
+            return _unwrapped(result), out.crossing()
 
         differentiated = jax.value_and_grad(run, has_aux=True, **dict(options.jax_options))
-        (value, (fixed, result, written, fresh)), grads = differentiated(chosen, rest)
-        aux = replay(inputs, Outputs(fixed.value, result, written, fresh))
+        (value, crossing), grads = differentiated(chosen, rest)
+        aux = replay_crossing(inputs, crossing)
         found = gradients(call, options, bound, selected, grads)
         if self._with_value:
             return ((value, aux), found) if options.has_aux else (value, found)

@@ -18,7 +18,14 @@ import numpy as np
 
 from nnxlite._errors import path_text
 from nnxlite._jax import is_tracing
-from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
+from nnxlite.boundary import (
+    CallDef,
+    Inputs,
+    Site,
+    enter,
+    leave,
+    replay_crossing,
+)
 from nnxlite.boundary._body import Body, trace_body
 from nnxlite.boundary._outputs import refuse_foreign_result
 from nnxlite.boundary._prefixes import (
@@ -198,6 +205,7 @@ class Core:
         for i, sharding in enumerate(plain):
             inputs.plain[i] = _settled(inputs.plain[i], sharding)
         moved: list[tuple[Variable[tp.Any], tp.Any, tp.Any]] = []
+        inputs.values = [*inputs.values]
         for leaf, (value, sharding) in enumerate(zip(inputs.values, values)):
             inputs.values[leaf] = new = _settled(value, sharding)
             node = call.graphdef.decoded.leaf_nodes[leaf]
@@ -329,6 +337,8 @@ def _picker(flags: list[bool], wanted: bool) -> tp.Callable[[list[tp.Any]], tp.S
         return lambda items: items
     ends = [i for i in range(len(flags) + 1) if (i in (0, len(flags))) or flags[i] != flags[i - 1]]
     runs = [slice(a, b) for a, b in itertools.pairwise(ends) if flags[a] is wanted]
+    if len(runs) == 1:
+        return operator.itemgetter(runs[0])
     if len(runs) > FEW_RUNS:
         return operator.itemgetter(*chosen)
 
@@ -375,7 +385,7 @@ def _run(core: Core, call: CallDef, *groups: tp.Any) -> tp.Any:
         updates = resolve_updates(core.options.graph_updates, core.options.graph)
         out = leave(inner, result, all_written=kept, structure=updates)
         refuse_foreign_result(out, core.name)
-    return Fixed(out.definition), out.result, out.written, out.fresh
+    return out.crossing()
 
 
 def _settled(value: tp.Any, sharding: tp.Any) -> tp.Any:
@@ -412,7 +422,8 @@ class JitWrapped(tp.Generic[P, R]):
         self._fun, self._args, self._kwargs = unbind(fun)
         self._core = _cores.get(self._fun, options, functools.partial(Core, self._fun, options))
         self._static = options.static
-        self._keys: dict[tp.Any, CallKey] = {}
+        self._settled: tuple[tp.Any, CallKey | None, bool] = (None, None, False)
+        self._site = Site()
         functools.update_wrapper(self, fun, updated=())
         self.__wrapped__ = fun
 
@@ -433,18 +444,15 @@ class JitWrapped(tp.Generic[P, R]):
         statics: tuple[tuple[int | str, StaticArgument], ...] = ()
         if self._static.any:
             args, kwargs, statics = self._take_statics(args, kwargs, bound)
-        inputs = Inputs.of_call(args, kwargs)
-        graph = self._core.options.graph
-        if not resolve_mode(graph):
-            refuse_sharing(inputs.graphdef, "jit")
+        inputs = self._site.inputs(args, kwargs)
         context = context_key()
-        if statics:
-            key = CallKey(context, statics, bound)
-        else:
-            key = self._keys.get(context)
-            if key is None:
-                key = self._keys[context] = CallKey(context, (), bound)
-        return inputs, inputs.define(key)
+        known, key, unshared = self._settled
+        if known is not context:
+            key, unshared = CallKey(context, (), bound), not resolve_mode(self._core.options.graph)
+            self._settled = (context, key, unshared)
+        if unshared:
+            refuse_sharing(inputs.graphdef, "jit")
+        return inputs, inputs.define(CallKey(context, statics, bound) if statics else key)
 
     def _take_statics(self, args: tp.Any, kwargs: tp.Any, bound: int) -> tp.Any:
         statics: list[tuple[int | str, StaticArgument]] = []
@@ -484,8 +492,7 @@ class JitWrapped(tp.Generic[P, R]):
             remedy = "Make it static (static_argnums, static_argnames) if it is no number."
             refuse_non_arrays(repr(self), call, inputs.plain, inputs.values, remedy)
             raise
-        fixed, result, written, fresh = out
-        result = replay(inputs, Outputs(fixed.value, result, written, fresh))
+        result = replay_crossing(inputs, out)
         for variable, before, new in moved:
             if variable.raw_value is before:
                 variable.set_raw_value(new)
@@ -512,11 +519,9 @@ class JitWrapped(tp.Generic[P, R]):
         """The result with `jax.ShapeDtypeStruct`s for arrays; nothing is computed or written."""
         inputs, call = self._enter(args, kwargs)
         groups = self._core.groups(call, inputs.plain, inputs.values)
-        fixed, result, written, fresh = self._core.compiled_for(call, groups).eval_shape(
-            call, *groups
-        )
+        crossing = self._core.compiled_for(call, groups).eval_shape(call, *groups)
         tree, _ = enter(call, inputs.plain, list(inputs.values))
-        out = replay(Inputs(tree), Outputs(fixed.value, result, written, fresh))
+        out = replay_crossing(Inputs(tree), crossing)
         place_abstract(out)
         return out
 
@@ -607,7 +612,7 @@ class Compiled(_Stage[R]):
         core = self._wrapped._core
         groups = core.groups(call, inputs.plain, inputs.values)
         try:
-            fixed, result, written, fresh = self._stage(*groups)
+            crossing = self._stage(*groups)
         except TypeError as error:
             texts: tp.Any = core.groups(call, *leaf_texts(call))
             text = re.sub(
@@ -620,7 +625,7 @@ class Compiled(_Stage[R]):
             if core.donates:
                 core.refuse_shared_buffers(call, groups)
             raise
-        return replay(inputs, Outputs(fixed.value, result, written, fresh))
+        return replay_crossing(inputs, crossing)
 
 
 @tp.overload

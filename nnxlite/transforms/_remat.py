@@ -11,7 +11,14 @@ import typing as tp
 
 import jax
 
-from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
+from nnxlite.boundary import (
+    CallDef,
+    Crossing,
+    Inputs,
+    enter,
+    leave,
+    replay_crossing,
+)
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
@@ -27,7 +34,7 @@ from nnxlite.transforms._callables import (
     reveal,
     unbind,
 )
-from nnxlite.transforms._core import Core, Crossing, core_for
+from nnxlite.transforms._core import Core, core_for
 from nnxlite.transforms._surroundings import Surroundings
 
 Policy = tp.Callable[..., bool]
@@ -83,7 +90,7 @@ class Remat(Core):
         args = reveal(args, call.extra.hidden)
         updates = resolve_updates(self.options.graph_updates, self.options.graph)
         out = leave(inner, self.fun(*args, **kwargs), structure=updates)
-        return Fixed(out.definition), out.result, out.written, out.fresh
+        return out.crossing()
 
     def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
         """Apply the transform to the leaves of a call."""
@@ -127,8 +134,8 @@ class RematWrapped:
         call = inputs.define(CallKey(context_key(), hidden))
         core = core_for(Remat, (self._fun,), self._options)
         with naming_arguments(repr(self), inputs, ", or make it static with static_argnums"):
-            fixed, result, written, fresh = core.run(call, inputs.plain, inputs.values)
-        return replay(inputs, Outputs(fixed.value, result, written, fresh))
+            crossing = core.run(call, inputs.plain, inputs.values)
+        return replay_crossing(inputs, crossing)
 
 
 def remat(

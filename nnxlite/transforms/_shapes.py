@@ -10,7 +10,15 @@ from jax.experimental import checkify as jax_checkify
 
 from nnxlite import _sharding_hook
 from nnxlite._jax import current_mesh
-from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
+from nnxlite.boundary import (
+    CallDef,
+    Crossing,
+    Inputs,
+    Outputs,
+    enter,
+    leave,
+    replay_crossing,
+)
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.graph._plan import view
 from nnxlite.transforms._callables import (
@@ -24,7 +32,6 @@ from nnxlite.transforms._callables import (
     reveal,
     unbind,
 )
-from nnxlite.transforms._core import Crossing
 from nnxlite.variables import Variable
 
 
@@ -72,7 +79,7 @@ class Look:
     def run(self, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
         """The function between leaves."""
         _, out = self.outputs(plain, values)
-        return Fixed(out.definition), out.result, out.written, out.fresh
+        return out.crossing()
 
 
 def eval_shape(
@@ -101,10 +108,10 @@ def eval_shape(
     look = Look(f, args, kwargs, LookOptions("eval_shape", graph, graph_updates))
     inputs = look.inputs
     with look.naming_arguments():
-        fixed, result, written, fresh = jax.eval_shape(look.run, inputs.plain, inputs.values)
+        crossing = jax.eval_shape(look.run, inputs.plain, inputs.values)
     shapes = jax.tree_util.tree_map(_shape_of, (inputs.plain, inputs.values))
     stand_in, _ = enter(look.call, *shapes)
-    out = replay(Inputs(stand_in), Outputs(fixed.value, result, written, fresh))
+    out = replay_crossing(Inputs(stand_in), crossing)
     place_abstract(out)
     return out
 
@@ -290,5 +297,5 @@ class Checked:
         look = Look(self._fun, args, kwargs, self._options)
         inputs = look.inputs
         checked = jax_checkify.checkify(look.run, self._errors)
-        error, (fixed, result, written, fresh) = checked(inputs.plain, inputs.values)
-        return error, replay(inputs, Outputs(fixed.value, result, written, fresh))
+        error, crossing = checked(inputs.plain, inputs.values)
+        return error, replay_crossing(inputs, crossing)

@@ -14,8 +14,8 @@ import pytest
 
 import nnxlite as nnx
 
-CEILING = 85
-"""Calls for one jitted call (35 to 80 were seen), whatever the number of Variables."""
+CEILING = 40
+"""Calls for one jitted call (18 to 34 were seen), whatever the number of Variables."""
 
 
 class Model(nnx.Module):
@@ -103,9 +103,18 @@ def count_calls(run: tp.Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize(
-    "use", [positional, keyword, inside_containers, static, donated, read, in_turn]
+    ("use", "ceiling"),
+    [
+        (positional, CEILING),
+        (read, 25),
+        (donated, CEILING),
+        (keyword, 45),
+        (static, 65),
+        (inside_containers, 85),
+        (in_turn, 95),  # two calls
+    ],
 )
-def test_a_call_costs_the_same_for_10_and_for_200_variables(use):
+def test_a_call_costs_the_same_for_10_and_for_200_variables(use, ceiling):
     counts = []
     for size in (10, 200):
         model = Model(size)
@@ -113,8 +122,7 @@ def test_a_call_costs_the_same_for_10_and_for_200_variables(use):
             use(model)
         counts.append(count_calls(lambda model=model: use(model)))
     small, large = counts
-    calls = 2 if use is in_turn else 1
-    assert small <= CEILING * calls
+    assert small <= ceiling
     assert large <= small + 5
 
 
@@ -167,4 +175,4 @@ def test_a_change_elsewhere_costs_no_call_for_each_variable():
         step(model)
         step(other)
         other.mark = number
-    assert count_calls(lambda: step(model)) <= CEILING
+    assert count_calls(lambda: step(model)) <= CEILING + 25

@@ -1,0 +1,321 @@
+"""Values that a call has read are kept for the next one, until anything is written.
+
+Whoever writes, and in whatever way: the next call must see it, and nobody may keep the old value alive.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import nnxlite as nnx
+from nnxlite._versions import last
+from nnxlite.graph._plan import find_plan
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.a = nnx.Param(jnp.zeros(2))
+        self.b = nnx.Param(jnp.zeros(2))
+
+
+@nnx.jit
+def read(model: Model) -> jax.Array:
+    return model.a.value + 10 * model.b.value
+
+
+@nnx.jit
+def write_a(model: Model, by: jax.Array) -> None:
+    model.a += by
+
+
+@nnx.jit
+def write_both(model: Model, by: jax.Array) -> None:
+    model.a += by
+    model.b += by
+
+
+filter_read = nnx.filter_jit(lambda model: model.a.value + 10 * model.b.value)
+
+
+def through_optimizer(model: Model) -> None:
+    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
+    optimizer.update(model, nnx.grad(lambda m: -m.a.value.sum())(model))
+
+
+def through_scan(model: Model) -> None:
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    def body(model, x):
+        model.a += x
+        return model
+
+    body(model, jnp.ones(1))
+
+
+def through_vmap(model: Model) -> None:
+    def body(model, x):
+        model.a += x
+
+    nnx.vmap(body, in_axes=(0, 0))(model, jnp.ones(2))
+
+
+def through_cond(model: Model) -> None:
+    def raised(model):
+        model.a += 1
+
+    nnx.cond(True, raised, lambda model: None, model)
+
+
+def through_context(model: Model) -> None:
+    with nnx.update_context("tag"):
+        with nnx.split_context("tag") as context:
+            graphdef, state = context.split(model)
+        with nnx.merge_context("tag", True) as context:
+            inner = context.merge(graphdef, state)
+        inner.a += 1
+        with nnx.split_context("tag") as context:
+            out = context.split(inner)
+        with nnx.merge_context("tag", False) as context:
+            context.merge(*out)
+
+
+WRITES = {
+    "value": lambda m: setattr(m.a, "value", jnp.ones(2)),
+    "whole": lambda m: m.a.__setitem__(..., jnp.ones(2)),
+    "part": lambda m: m.a.__setitem__(slice(0, 2), 1.0),
+    "operator": lambda m: m.a.__iadd__(1.0),
+    "set_value": lambda m: m.a.set_value(jnp.ones(2)),
+    "set_raw_value": lambda m: m.a.set_raw_value(jnp.ones(2)),
+    "raw_value": lambda m: setattr(m.a, "raw_value", jnp.ones(2)),
+    "copy_from": lambda m: m.a.copy_from(nnx.Param(jnp.ones(2))),
+    "update_from_state": lambda m: m.a.update_from_state(nnx.Param(jnp.ones(2))),
+    "update": lambda m: nnx.update(m, {"a": jnp.ones(2)}),
+    "update by Variables": lambda m: nnx.update(m, nnx.State({"a": nnx.Param(jnp.ones(2))})),
+    "another Variable": lambda m: setattr(m, "a", nnx.Param(jnp.ones(2))),
+    "jit, one": lambda m: write_a(m, jnp.ones(2)),
+    "jit, donated": lambda m: nnx.jit(write_a.fun, donate="written")(m, jnp.ones(2)),
+    "optimizer": through_optimizer,
+    "scan": through_scan,
+    "vmap": through_vmap,
+    "cond": through_cond,
+    "contexts": through_context,
+}
+
+
+@pytest.mark.parametrize("reader", [read, filter_read], ids=["jit", "filter_jit"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_the_next_call_sees_what_was_written(write, reader):
+    model = Model()
+    for _ in range(2):
+        assert np.array_equal(reader(model), [0, 0])
+    write(model)
+    assert np.array_equal(reader(model), [1, 1])
+    write_both(model, jnp.ones(2))
+    assert np.array_equal(reader(model), [12, 12])
+
+
+def test_what_is_read_is_kept_and_what_is_written_too():
+    model = Model()
+    for _ in range(2):
+        read(model)
+    plan = find_plan((model,))
+    assert plan.values() is plan.values()
+    write_both(model, jnp.ones(2))
+    assert plan.reading.values == [model.a.value, model.b.value]
+    before = plan.values()
+    write_a(model, jnp.ones(2))
+    assert plan.values() is plan.reading.values
+    assert before is not plan.values()
+    assert [id(v) for v in plan.values()] == [id(model.a.value), id(model.b.value)]
+
+
+def test_only_the_last_reading_is_kept():
+    one, other = Model(), Model()
+    for model in (one, other):
+        for _ in range(3):
+            read(model)
+    assert find_plan((one,)).reading.values is None
+    assert find_plan((other,)).reading is last.reading
+
+
+@pytest.mark.parametrize("use", [read, filter_read, lambda m: write_a(m, jnp.ones(2))])
+@pytest.mark.parametrize("write", ["value", "update", "part"])
+def test_no_value_outlives_its_writing_over(use, write):
+    model = Model()
+    model.a.value = jnp.full(2, 0.5)
+    for _ in range(3):
+        use(model)
+    old = weakref.ref(model.a.value)
+    WRITES[write](model)
+    assert old() is None
+
+
+def test_no_value_outlives_its_model():
+    model = Model()
+    model.a.value = jnp.full(2, 0.5)
+    for _ in range(3):
+        read(model)
+    old = weakref.ref(model.a.value)
+    del model
+    gc.collect()
+    assert old() is None
+
+
+def test_no_value_outlives_its_place():
+    model = Model()
+    for _ in range(3):
+        read(model)
+    old = weakref.ref(model.a.value)
+    model.a = nnx.Param(jnp.ones(2))
+    assert old() is None
+
+
+def test_a_value_of_another_type_is_looked_at_again():
+    seen = []
+
+    @nnx.filter_jit
+    def look(model):
+        seen.append(type(model.a.value))
+        return model.b.value
+
+    model = Model()
+    for _ in range(3):
+        look(model)
+    model.a.value = "words"
+    look(model)
+    look(model)
+    assert [issubclass(t, str) for t in seen] == [False, True]
+
+
+def test_an_update_that_fails_half_way_is_seen_as_it_is():
+    model = Model()
+    for _ in range(3):
+        read(model)
+
+    class Interrupts:
+        """Stands for an interrupt between two writes."""
+
+        def __iter__(self):
+            yield jnp.ones(2)
+            raise KeyboardInterrupt
+
+    plan = find_plan((model,))
+    with pytest.raises(KeyboardInterrupt):
+        plan.write((0, 1), Interrupts(), plan.values())
+    assert np.array_equal(read(model), model.a.value + 10 * model.b.value)
+
+
+def test_fewer_arguments_than_last_time():
+    seen = []
+
+    @nnx.jit
+    def count(*models):
+        seen.append(len(models))
+        return sum(model.a.value.sum() for model in models)
+
+    one, two = Model(), Model()
+    two.a.value = jnp.ones(2)
+    for _ in range(2):
+        assert count(one, two) == 2
+    for _ in range(2):
+        assert count(one) == 0
+        assert count(two) == 2
+        assert count(two, one) == 2
+    assert seen == [2, 1]
+
+
+def test_other_arguments_than_last_time():
+    seen = []
+
+    @nnx.jit
+    def scaled(model, by):
+        seen.append(type(by).__name__)
+        return model.a.value * (by.a.value if isinstance(by, Model) else by)
+
+    one, two = Model(), Model()
+    one.a.value, two.a.value = jnp.ones(2), 3 * jnp.ones(2)
+    for _ in range(2):
+        assert scaled(one, 2.0)[0] == 2
+        assert scaled(two, 2.0)[0] == 6
+        assert scaled(one, jnp.float32(4))[0] == 4
+        assert scaled(one, two)[0] == 3
+        assert scaled(two, two)[0] == 9
+        assert scaled(one, by=2.0)[0] == 2
+    assert len(seen) == 5  # a float, an array, two Models, one twice, a name
+
+
+@pytest.fixture
+def often():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_a_write_by_another_thread_is_never_lost(often):
+    model, other = Model(), Model()
+    rounds, wrong = 150, []
+    turn = threading.Barrier(2)
+
+    def writer():
+        for number in range(rounds):
+            turn.wait()
+            model.a.value = jnp.full(2, float(number))
+            turn.wait()
+
+    def reader():
+        for number in range(rounds):
+            turn.wait()
+            for _ in range(3):
+                read(model)
+                write_a(other, jnp.ones(2))
+            turn.wait()
+            if read(model)[0] != number:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=f) for f in (writer, reader)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert np.array_equal(other.a.value, [3 * rounds] * 2)
+
+
+def test_two_plans_of_one_variable_written_by_two_threads(often):
+    shared = Model()
+    one, other = nnx.Dict(model=shared), nnx.Dict(model=shared)
+    add = nnx.jit(lambda holder: write_b(holder["model"]))
+    turn = threading.Barrier(2)
+    lost = []
+
+    def write_b(model):
+        model.b += 1
+
+    def use(holder, write):
+        for number in range(100):
+            turn.wait()
+            if write:
+                add(holder)
+            else:
+                read(holder["model"])
+                add_nothing(holder)
+            turn.wait()
+            if add_nothing(holder)[0] != number + 1:
+                lost.append((write, number))
+
+    add_nothing = nnx.jit(lambda holder: holder["model"].b.value)
+    threads = [threading.Thread(target=use, args=x) for x in ((one, True), (other, False))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert lost == []
