@@ -66,7 +66,7 @@ class SpectralNorm(_WeightNormalization):
 
     Args:
         layer_instance: the module to wrap.
-        n_steps: steps of power iteration in one call.
+        n_steps: steps of power iteration in one call; 0 leaves the parameters as they are.
         epsilon: added to the squared norm of a vector.
         dtype: dtype that normalised parameters are rounded to; they are stored in their own.
         param_dtype: dtype of the estimates.
@@ -77,7 +77,7 @@ class SpectralNorm(_WeightNormalization):
 
     Raises:
         TypeError: when `layer_instance` is no module.
-        ValueError: for `n_steps` below one, or by `error_on_non_matrix`.
+        ValueError: for `n_steps` below zero, or by `error_on_non_matrix`.
 
     >>> import jax.numpy as jnp, nnxlite as nnx
     >>> rngs = nnx.Rngs(0)
@@ -100,10 +100,8 @@ class SpectralNorm(_WeightNormalization):
         update_stats: bool = True,
         rngs: Rngs,
     ) -> None:
-        if n_steps < 1:
-            raise ValueError(
-                f"SpectralNorm needs one step of iteration or more; n_steps={n_steps}."
-            )
+        if n_steps < 0:
+            raise ValueError(f"n_steps of SpectralNorm is a number of steps, not {n_steps}.")
         super().__init__(layer_instance)
         self.n_steps = n_steps
         self.epsilon = epsilon
@@ -112,7 +110,7 @@ class SpectralNorm(_WeightNormalization):
         self.error_on_non_matrix = error_on_non_matrix
         self.use_running_average = not update_stats
         stats: dict[Path, BatchStat[jax.Array]] = {}
-        for path, weight in self._nnx_matrices():
+        for path, weight in self._nnx_matrices() if n_steps else ():
             vector = initializers.normal()(rngs.params(), (1, weight.shape[-1]), param_dtype)
             stats[(*path, "u")] = BatchStat(vector)
             stats[(*path, "sigma")] = BatchStat(jnp.ones((), param_dtype))

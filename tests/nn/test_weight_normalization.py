@@ -51,6 +51,12 @@ def test_the_estimate_converges_to_the_largest_singular_value():
     np.testing.assert_allclose(y, X @ kernel + layer.layer_instance.bias.value, rtol=1e-5)
 
 
+def test_without_steps_the_parameters_stay_as_they_are():
+    layer = nnx.SpectralNorm(linear(), n_steps=0, rngs=nnx.Rngs(0))
+    assert not nnx.state(layer, nnx.BatchStat)
+    np.testing.assert_array_equal(layer(X), linear()(X))
+
+
 def test_the_first_call_divides_by_one_step_of_power_iteration():
     layer = nnx.SpectralNorm(linear(), rngs=nnx.Rngs(0))
     w = np.asarray(layer.layer_instance.kernel.value, np.float64)
@@ -176,8 +182,8 @@ def test_they_cross_jit_as_in_eager_code(kind):
 
 
 def test_spectral_norm_messages():
-    with pytest.raises(ValueError, match="one step of iteration or more; n_steps=0"):
-        nnx.SpectralNorm(linear(), n_steps=0, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="n_steps of SpectralNorm is a number of steps, not -1"):
+        nnx.SpectralNorm(linear(), n_steps=-1, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"parameter is 3D .*table of Block has the shape \(2, 3"):
         nnx.SpectralNorm(Block(), error_on_non_matrix=True, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="SpectralNorm wraps a module.*got a value of type"):
