@@ -14,7 +14,7 @@ from benchmarks.models import library, read_mostly
 @case("stages", f"jit: {READ_MOSTLY} read, one written, donated")
 def of_jit():
     """Entering finds the plan and reads the values; dealing sorts them by donation."""
-    from nnxlite.boundary import Outputs, replay
+    from nnxlite.boundary import replay_crossing
 
     nnx = library("nnxlite")
 
@@ -40,8 +40,8 @@ def of_jit():
     def leaving() -> Calls:
         _, step, inputs, call = warm()
         core = step._core
-        fixed, *arrays = core.jitted(call, *core.groups(call, inputs.plain, inputs.values))
-        return Calls(lambda: replay(inputs, Outputs(fixed.value, *arrays)))
+        crossing = core.jitted(call, *core.groups(call, inputs.plain, inputs.values))
+        return Calls(lambda: replay_crossing(inputs, crossing))
 
     return {
         "nnxlite": lambda: Calls(read_mostly_step("nnxlite", donate="written")),
@@ -55,8 +55,7 @@ def of_jit():
 @case("stages", "filter_jit: 72 arrays read")
 def of_filter_jit():
     """Entering finds the plan, reads the values and looks at the type of each."""
-    from nnxlite.boundary import replay
-    from nnxlite.filtered._jit import _outputs
+    from nnxlite.filtered._jit import _come_out
 
     step, model = variables_step(12)
     for _ in range(3):
@@ -67,6 +66,6 @@ def of_filter_jit():
         "nnxlite": lambda: of_variables(12),
         "entering": lambda: Calls(lambda: step._enter((model,), {})),
         "its values": lambda: Calls(inputs.plan.values),
-        "their types": lambda: Calls(lambda: step._arrays_in_objects(values)),
-        "leaving": lambda: Calls(lambda: replay(inputs, _outputs(crossed))),
+        "their types": lambda: Calls(lambda: step._only_arrays(inputs)),
+        "leaving": lambda: Calls(lambda: _come_out(inputs, crossed)),
     }

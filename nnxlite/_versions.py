@@ -116,11 +116,11 @@ last = _Last()
 """`last.reading` is the one reading that may be true."""
 
 
-def start_reading() -> Reading:
-    """A new reading, to be kept when the values have been read; it takes the place of the former."""
-    forget()
-    last.reading = reading = Reading()
-    return reading
+def start_reading() -> tuple[Reading, Reading | None]:
+    """A new reading, to be kept when the values have been read, and the former, to be dropped."""
+    reading = Reading()
+    former, last.reading = last.reading, reading
+    return reading, former
 
 
 def keep_reading(reading: Reading, values: list[tp.Any]) -> None:
@@ -136,6 +136,11 @@ def forget() -> None:
     Whoever writes a Variable calls it where there is a last reading: before, so that an interrupt
     between the two leaves nothing untrue, and after, for what other threads have read meanwhile.
     """
-    reading, last.reading = last.reading, None
+    former, last.reading = last.reading, None
+    drop(former)
+
+
+def drop(reading: Reading | None) -> None:
+    """Keep nothing of a reading."""
     if reading is not None:
         reading.values = None

@@ -20,7 +20,7 @@ import weakref
 
 from nnxlite._jax import flatten_one_level
 from nnxlite._statics import COPIED, as_in, content_key, tells_edits
-from nnxlite._versions import Reading, epoch, forget, hold, keep_reading, last, start_reading
+from nnxlite._versions import Reading, drop, epoch, forget, hold, keep_reading, last, start_reading
 from nnxlite.graph._defs import ContainerDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
@@ -86,6 +86,8 @@ class Plan:
     def __init__(
         self, roots: tuple[tp.Any, ...], found: Traversal, graphdef: GraphDef[tp.Any], start: int
     ) -> None:
+        self._held: list[tp.Any] | None = None
+        self.reading: Reading | None = None
         ref = weakref.ref
         self.graphdef = graphdef
         self.epoch = start
@@ -107,8 +109,6 @@ class Plan:
         else:
             self._watch_containers(graphdef)
         self._trace: tp.Any = _UNKNOWN
-        self._held: list[tp.Any] | None = None
-        self.reading: Reading | None = None
         self._watched: list[tp.Any] | None = None
 
     def _companion(self, root: tp.Any) -> tp.Any:
@@ -125,8 +125,8 @@ class Plan:
     def release(self) -> None:
         """Hold on to nothing any more."""
         self._held = None
-        if self.reading is not None:
-            self.reading.values = self.reading = None
+        drop(self.reading)
+        self.reading = None
 
     def boxes(self) -> list[tp.Any] | None:
         """What the leaves keep their values in, where all of them are plain Variables.
@@ -262,7 +262,8 @@ class Plan:
                 return values
         boxes = self._held
         if boxes is not None:
-            reading = start_reading()
+            reading, former = start_reading()
+            drop(former)
             values = [box.value for box in boxes]
             self._keep(reading, values)
             return values
@@ -291,9 +292,9 @@ class Plan:
         boxes = self.boxes()
         if boxes is None:
             return False
-        before = self.reading
-        true = before is not None and before is last.reading and before.values is old
-        reading = start_reading()
+        reading, former = start_reading()
+        true = former is not None and former.values is old
+        drop(former)
         if len(at) == len(boxes):
             for box, value in zip(boxes, new):
                 box.value = value

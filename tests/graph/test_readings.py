@@ -290,6 +290,35 @@ def test_a_write_by_another_thread_is_never_lost(often):
     assert np.array_equal(other.a.value, [3 * rounds] * 2)
 
 
+def test_a_write_beside_a_call_is_never_lost(often):
+    model, rounds, lost = Model(), 200, []
+    turn = threading.Barrier(2)
+    for _ in range(3):
+        write_a(model, jnp.ones(2))
+
+    def writer():
+        for number in range(rounds):
+            value = jnp.full(2, float(number))
+            turn.wait()
+            model.b.value = value
+            turn.wait()
+
+    def caller():
+        for number in range(rounds):
+            turn.wait()
+            write_a(model, jnp.ones(2))
+            turn.wait()
+            if read(model)[0] != 4 + number + 10 * number:
+                lost.append(number)
+
+    threads = [threading.Thread(target=f) for f in (writer, caller)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert lost == []
+
+
 def test_two_plans_of_one_variable_written_by_two_threads(often):
     shared = Model()
     one, other = nnx.Dict(model=shared), nnx.Dict(model=shared)
