@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from nnxlite._errors import short_type
 from nnxlite.boundary import Carry, StateAxes
 from nnxlite.filters import All, Filter
 from nnxlite.graph import variables
@@ -171,7 +172,14 @@ class RNN(Module):
 def _carry_stream(layer: tp.Any, rngs: tp.Any) -> RngStream | None:
     if rngs is True:
         return RngStream(0, tag="carry")
-    return own_stream(layer, None if rngs is False else rngs, "carry")
+    if rngs is None or rngs is False:
+        return None
+    if not isinstance(rngs, (Rngs, RngStream)):
+        raise ValueError(
+            f"{type(layer).__name__}: Expected rngs to be an Rngs, an RngStream or a bool, got "
+            f"{short_type(rngs)}."
+        )
+    return own_stream(layer, rngs, "carry")
 
 
 def _checked_axes(axes: tp.Mapping[tp.Any, tp.Any] | StateAxes) -> StateAxes:
