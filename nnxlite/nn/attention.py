@@ -80,9 +80,9 @@ def dot_product_attention(
             by default.
 
     Raises:
-        ValueError: for shapes that do not fit, a mask or bias that does not broadcast, a dropout
-            rate outside [0, 1), dropout without a key, or a fused implementation that is asked for
-            what only the plain one does.
+        ValueError: for shapes that do not fit, a dropout rate outside [0, 1), dropout without a
+            key, or a fused implementation that is asked for what only the plain one does.
+        TypeError: for a mask or bias that does not broadcast.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -332,7 +332,7 @@ def _logit_like(name: str, x: jax.Array | None, shape: tuple[int, ...]) -> jax.A
         return None
     x = jnp.asarray(x)
     if not broadcasts_to(x.shape, shape):
-        raise ValueError(
+        raise TypeError(
             f"dot_product_attention got a {name} of shape {x.shape}, which does not broadcast to "
             f"(*batch, heads, query length, key length) = {shape}."
         )
@@ -409,7 +409,9 @@ def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.A
         *masks: masks with the same number of dimensions; None stands for no mask.
         dtype: dtype of the result.
 
-    Raises ValueError for masks of different numbers of dimensions, or that do not broadcast.
+    Raises:
+        ValueError: for masks of different numbers of dimensions.
+        TypeError: for masks that do not broadcast.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -425,6 +427,6 @@ def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.A
     combined = given[0]
     for mask in given[1:]:
         if not broadcast_together(combined.shape, mask.shape):
-            raise ValueError(f"combine_masks got shapes that do not broadcast: {shapes}.")
+            raise TypeError(f"combine_masks got shapes that do not broadcast: {shapes}.")
         combined = combined & mask
     return combined.astype(dtype)
