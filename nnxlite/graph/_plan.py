@@ -317,7 +317,8 @@ class Plan:
             self.release()
 
     def __del__(self) -> None:
-        self.release()
+        if self.reading is not None:  # no global names: this may run while the interpreter ends
+            self.reading.values = None
 
     def raw_leaves(self) -> dict[int, tp.Any]:
         """The arrays held without a Variable, by leaf number; plain containers are checked."""

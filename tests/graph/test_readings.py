@@ -6,6 +6,7 @@ Whoever writes, and in whatever way: the next call must see it, and nobody may k
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 import weakref
@@ -250,6 +251,20 @@ def test_other_arguments_than_last_time():
         assert scaled(two, two)[0] == 9
         assert scaled(one, by=2.0)[0] == 2
     assert len(seen) == 5  # a float, an array, two Models, one twice, a name
+
+
+def test_the_end_of_the_interpreter_is_silent():
+    program = """
+import jax.numpy as jnp, nnxlite as nnx
+model = nnx.Dict(a=nnx.Param(jnp.zeros(2)))
+@nnx.jit
+def step(model):
+    model.a += 1
+for _ in range(3):
+    step(model)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 @pytest.fixture
