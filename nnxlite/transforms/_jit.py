@@ -8,15 +8,11 @@ each user function; its static argument is the interned `CallDef`.
 from __future__ import annotations
 
 import functools
-import itertools
-import operator
-import re
 import typing as tp
 
 import jax
 import numpy as np
 
-from nnxlite._errors import path_text
 from nnxlite._jax import is_tracing
 from nnxlite.boundary import (
     CallDef,
@@ -52,7 +48,9 @@ from nnxlite.transforms._callables import (
     unbind,
     weakly,
 )
+from nnxlite.transforms._donation import Donation, Groups, leaf_texts
 from nnxlite.transforms._shapes import place_abstract
+from nnxlite.transforms._stages import Lowered, Traced
 from nnxlite.variables import Variable
 
 
@@ -67,41 +65,6 @@ class JitOptions(tp.NamedTuple):
     graph: bool | None
     graph_updates: bool | None
     jax_options: tuple[tuple[str, tp.Any], ...]
-
-
-class Donation(tp.NamedTuple):
-    """What `donate="written"` reuses for one structure of arguments.
-
-    Attributes:
-        paths: where the donated Variables are, argument first.
-        bytes: the memory that their buffers give back in each call.
-    """
-
-    paths: tuple[str, ...]
-    bytes: int
-
-
-class Groups:
-    """Which leaves of a call are donated, and how to deal them out: what stays first, then what goes.
-
-    Attributes:
-        flags: for each plain leaf, and for each graph leaf, whether it is donated.
-    """
-
-    __slots__ = ("_given_values", "_kept_values", "_plain", "flags")
-
-    def __init__(self, plain: list[bool], values: list[bool]) -> None:
-        self.flags = plain, values
-        self._plain = (_picker(plain, False), _picker(plain, True)) if True in plain else None
-        self._kept_values, self._given_values = _picker(values, False), _picker(values, True)
-
-    def __call__(
-        self, plain: list[tp.Any], values: list[tp.Any]
-    ) -> tuple[tp.Sequence[tp.Any], ...]:
-        kept, given = self._kept_values(values), self._given_values(values)
-        if self._plain is None:
-            return plain, kept, [], given
-        return self._plain[0](plain), kept, self._plain[1](plain), given
 
 
 class CallKey(tp.NamedTuple):
@@ -330,45 +293,6 @@ class Core:
         )
 
 
-def _picker(flags: list[bool], wanted: bool) -> tp.Callable[[list[tp.Any]], tp.Sequence[tp.Any]]:
-    """A function that takes the items whose flag is as wanted."""
-    chosen = [i for i, flag in enumerate(flags) if flag is wanted]
-    if len(chosen) == len(flags):
-        return lambda items: items
-    ends = [i for i in range(len(flags) + 1) if (i in (0, len(flags))) or flags[i] != flags[i - 1]]
-    runs = [slice(a, b) for a, b in itertools.pairwise(ends) if flags[a] is wanted]
-    if len(runs) == 1:
-        return operator.itemgetter(runs[0])
-    if len(runs) > FEW_RUNS:
-        return operator.itemgetter(*chosen)
-
-    def pick(items: list[tp.Any]) -> list[tp.Any]:
-        found: list[tp.Any] = []
-        for run in runs:
-            found += items[run]
-        return found
-
-    return pick
-
-
-FEW_RUNS = 8
-"""Up to so many runs of neighbours are quicker to copy than their items are to collect."""
-
-
-def leaf_texts(call: CallDef) -> tuple[list[str], list[str]]:
-    """Where the plain leaves and the graph leaves are found, in words."""
-
-    def text(position: int, path: tuple[tp.Any, ...] = ()) -> str:
-        _, name, *inside = call.argument_of(position)
-        where = f" at '{path_text((*inside, *path))}'" if (inside or path) else ""
-        return f"argument {name!r}{where}"
-
-    roots = set(call.where)
-    plain = [text(i) for i in range(call.treedef.num_leaves) if i not in roots]
-    places = zip(call.leaf_roots(), call.leaf_paths())
-    return plain, [text(call.where[root], path) for root, path in places]
-
-
 def _run(core: Core, call: CallDef, *groups: tp.Any) -> tp.Any:
     """What JAX traces: rebuild, run, take apart."""
     plain, values = core.ungroup(call, groups)
@@ -563,69 +487,6 @@ class JitWrapped(tp.Generic[P, R]):
 
 def _rejit(fun: tp.Any, options: JitOptions) -> JitWrapped[tp.Any, tp.Any]:
     return JitWrapped(fun, options)
-
-
-class _Stage(tp.Generic[R]):
-    """A stage of ahead-of-time compilation; attributes it lacks are those of JAX's own stage."""
-
-    def __init__(self, wrapped: JitWrapped[tp.Any, R], call: CallDef, stage: tp.Any) -> None:
-        self._wrapped = wrapped
-        self._call = call
-        self._stage = stage
-
-    def __getattr__(self, name: str) -> tp.Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._stage, name)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._wrapped!r})"
-
-
-class Traced(_Stage[R]):
-    """A traced function; `jaxpr` and `lower` as in `jax.stages.Traced`."""
-
-    def lower(self, *args: tp.Any, **kwargs: tp.Any) -> Lowered[R]:
-        """Lower the traced function."""
-        return Lowered(self._wrapped, self._call, self._stage.lower(*args, **kwargs))
-
-
-class Lowered(_Stage[R]):
-    """A lowered function; as `jax.stages.Lowered`."""
-
-    def compile(self, *args: tp.Any, **kwargs: tp.Any) -> Compiled[R]:
-        """Compile the lowered function; the result is callable with objects."""
-        return Compiled(self._wrapped, self._call, self._stage.compile(*args, **kwargs))
-
-
-class Compiled(_Stage[R]):
-    """A compiled function, callable with arguments of the structure it was lowered for."""
-
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
-        inputs, call = self._wrapped._enter(args, kwargs)
-        if call is not self._call:
-            raise TypeError(
-                f"{self._wrapped!r} was compiled for arguments of another structure: static "
-                "attributes, attribute names, sharing or static arguments differ. Lower and "
-                "compile it again for these arguments."
-            )
-        core = self._wrapped._core
-        groups = core.groups(call, inputs.plain, inputs.values)
-        try:
-            crossing = self._stage(*groups)
-        except TypeError as error:
-            texts: tp.Any = core.groups(call, *leaf_texts(call))
-            text = re.sub(
-                r"Argument 'groups\[(\d+)\]\[(\d+)\](.*?)'",
-                lambda m: texts[int(m[1])][int(m[2])] + m[3],
-                str(error),
-            )
-            raise TypeError(f"{self._wrapped!r}: {text}") from None
-        except (ValueError, RuntimeError):
-            if core.donates:
-                core.refuse_shared_buffers(call, groups)
-            raise
-        return replay_crossing(inputs, crossing)
 
 
 @tp.overload

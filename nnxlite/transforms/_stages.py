@@ -1,0 +1,76 @@
+"""The stages of compilation ahead of time: `Traced`, `Lowered`, `Compiled`, as `jax.stages` has them."""
+
+from __future__ import annotations
+
+import re
+import typing as tp
+
+from nnxlite.boundary import CallDef, replay_crossing
+from nnxlite.transforms._callables import R
+from nnxlite.transforms._donation import leaf_texts
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._jit import JitWrapped
+
+
+class Stage(tp.Generic[R]):
+    """A stage of ahead-of-time compilation; attributes it lacks are those of JAX's own stage."""
+
+    def __init__(self, wrapped: JitWrapped[tp.Any, R], call: CallDef, stage: tp.Any) -> None:
+        self._wrapped = wrapped
+        self._call = call
+        self._stage = stage
+
+    def __getattr__(self, name: str) -> tp.Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._stage, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._wrapped!r})"
+
+
+class Traced(Stage[R]):
+    """A traced function; `jaxpr` and `lower` as in `jax.stages.Traced`."""
+
+    def lower(self, *args: tp.Any, **kwargs: tp.Any) -> Lowered[R]:
+        """Lower the traced function."""
+        return Lowered(self._wrapped, self._call, self._stage.lower(*args, **kwargs))
+
+
+class Lowered(Stage[R]):
+    """A lowered function; as `jax.stages.Lowered`."""
+
+    def compile(self, *args: tp.Any, **kwargs: tp.Any) -> Compiled[R]:
+        """Compile the lowered function; the result is callable with objects."""
+        return Compiled(self._wrapped, self._call, self._stage.compile(*args, **kwargs))
+
+
+class Compiled(Stage[R]):
+    """A compiled function, callable with arguments of the structure it was lowered for."""
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
+        inputs, call = self._wrapped._enter(args, kwargs)
+        if call is not self._call:
+            raise TypeError(
+                f"{self._wrapped!r} was compiled for arguments of another structure: static "
+                "attributes, attribute names, sharing or static arguments differ. Lower and "
+                "compile it again for these arguments."
+            )
+        core = self._wrapped._core
+        groups = core.groups(call, inputs.plain, inputs.values)
+        try:
+            crossing = self._stage(*groups)
+        except TypeError as error:
+            texts: tp.Any = core.groups(call, *leaf_texts(call))
+            text = re.sub(
+                r"Argument 'groups\[(\d+)\]\[(\d+)\](.*?)'",
+                lambda m: texts[int(m[1])][int(m[2])] + m[3],
+                str(error),
+            )
+            raise TypeError(f"{self._wrapped!r}: {text}") from None
+        except (ValueError, RuntimeError):
+            if core.donates:
+                core.refuse_shared_buffers(call, groups)
+            raise
+        return replay_crossing(inputs, crossing)
