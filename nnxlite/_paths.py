@@ -15,7 +15,7 @@ from nnxlite.nn import conv as _conv
 from nnxlite.nn import embed as _embed
 from nnxlite.nn import linear as _linear
 from nnxlite.objects import _pytree
-from nnxlite.transforms import _jit, _trees
+from nnxlite.transforms import _jit, _stages, _trees
 
 MODULES = (
     "filterlib graphlib initializers metrics module optimizer pytreelib rnglib spmd statelib "
@@ -56,7 +56,7 @@ def install(package: types.ModuleType) -> None:
     for name in MODULES.split():
         sys.modules[f"{package.__name__}.{name}"] = getattr(package, name)
     layers = (_conv, _embed, _linear)
-    sources = (package, _trees, _jit, _boundary, _transforms, _objects, _pytree, *layers)
+    sources = (package, _trees, _jit, _stages, _boundary, _transforms, _objects, _pytree, *layers)
     for path, names in PATHS.items():
         full = f"{package.__name__}.{path}"
         module = sys.modules.get(full)
