@@ -38,11 +38,6 @@ EAGER: TraceRef = trace_state.value
 """The trace reference seen outside every transform."""
 
 
-def current_trace() -> TraceRef:
-    """The weak reference that identifies the trace running now; compare with `is`."""
-    return trace_state.value
-
-
 def is_tracing() -> bool:
     """Whether any JAX transform is tracing right now in this thread."""
     return trace_state.value is not EAGER
@@ -51,11 +46,6 @@ def is_tracing() -> bool:
 def is_staging() -> bool:
     """Whether the running trace records a program, rather than computing op by op."""
     return isinstance(trace_state.value(), _partial_eval.DynamicJaxprTrace)
-
-
-def is_tracer(value: tp.Any) -> bool:
-    """Whether a value stands for an array that a transform is tracing."""
-    return isinstance(value, Tracer)
 
 
 def describe_trace(ref: TraceRef) -> str:

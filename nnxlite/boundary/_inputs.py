@@ -79,10 +79,6 @@ class CallDef:
         decoded = self.graphdef.decoded
         return [decoded.path(frame)[1:] for frame in decoded.leaf_frames]
 
-    def root_leaf_numbers(self) -> list[int]:
-        """Positions of the roots among the leaves of the arguments."""
-        return list(self.where)
-
     def argument_of(self, position: int) -> Path:
         """The key path of one leaf of the arguments, as plain names."""
         from nnxlite._jax import key_name

@@ -20,8 +20,6 @@ from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._predicates import is_array
 from nnxlite.transforms._callables import StaticArgument, Unbound, _call_object, unbind
 
-Answers = tp.Sequence[tp.Any]
-
 
 def taken_apart(fun: tp.Any) -> Unbound:
     """Like `unbind`; a callable that is a pytree of another kind enters as an argument, too."""

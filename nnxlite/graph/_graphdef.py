@@ -238,11 +238,6 @@ class GraphDef(tp.Generic[N]):
         """The path of each leaf, one at a time."""
         return self.decoded.leaf_paths(1 if self.num_roots == 1 else 0)
 
-    def node_path(self, number: int) -> Path:
-        """The path of a node (object, Variable or reference)."""
-        path = self.decoded.path(self.decoded.node_frames[number])
-        return path[1:] if self.num_roots == 1 else path
-
     def leaf_path(self, number: int) -> Path:
         """The path of one leaf."""
         path = self.decoded.path(self.decoded.leaf_frames[number])

@@ -46,7 +46,6 @@ class GraphNode:
     _nnx_status: tp.Mapping[tp.Any, bool]
     _nnx_trace: weakref.ReferenceType
     _nnx_version: int
-    _nnx_strict: tp.ClassVar[bool] = True
 
 
 class CustomNode(tp.NamedTuple):

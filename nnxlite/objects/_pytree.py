@@ -243,7 +243,6 @@ class Pytree(GraphNode, metaclass=PytreeMeta):
                 f"{cls.__name__}. Derive it from Pytree or Module instead."
             )
         cls._nnx_is_pytree = cls._nnx_can_be_pytree if pytree is None else pytree
-        cls._nnx_strict = cls._nnx_is_pytree
         cls._nnx_declared = None
         if cls._nnx_is_pytree:
             _register(cls)
