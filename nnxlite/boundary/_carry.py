@@ -3,7 +3,8 @@
 An object or Variable that the body returns in its place is the caller's own: what was written into
 it is carried, and it keeps what the last iteration wrote.  A State has no identity, nor has an array,
 and a Variable may be replaced by a new one of its kind, as `jax.tree.map` does; then the values are
-carried, and the result of the loop holds new Variables.
+carried, and the result of the loop holds new Variables.  The same goes for a new Variable that takes
+the place of another in an object that stays.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import dataclasses
 import typing as tp
 
 from nnxlite.boundary._inputs import CallDef, Inner
-from nnxlite.boundary._outputs import OutDef, Outputs
+from nnxlite.boundary._outputs import Edit, OutDef, OutGraph, Outputs
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef
 from nnxlite.graph._rebuild import Code, ContainerCode, Decoded
+from nnxlite.variables import VariableDef
 
 
 class Handover(tp.NamedTuple):
@@ -24,10 +26,12 @@ class Handover(tp.NamedTuple):
         written: leaves of the caller's own objects that the body writes.
         replaced: leaves that something new takes the place of, each with the number of the fresh
             value it has then.
+        edits: the structure changes that are no such replacements.
     """
 
     written: tuple[int, ...]
     replaced: tuple[tuple[int, int], ...]
+    edits: tuple[Edit, ...] = ()
 
     @property
     def leaves(self) -> tuple[int, ...]:
@@ -65,6 +69,7 @@ def hand_over(
     *,
     new_objects: bool = True,
     new_variables: bool = True,
+    is_carried: tp.Callable[[int], bool] = lambda leaf: True,
 ) -> tuple[Outputs, Handover | str]:
     """How the carry of a loop changes, and what leaves without writes to what is replaced.
 
@@ -74,6 +79,7 @@ def hand_over(
         pairs: the roots of the carry: number among those of the arguments, and of the result.
         new_objects: whether objects may be replaced.
         new_variables: whether Variables may be.
+        is_carried: whether a leaf that came in belongs to the carry.
 
     Returns a text in place of the handover where there is none.
     """
@@ -84,10 +90,12 @@ def hand_over(
     replaced = _replaced(call, definition, pairs, new_objects, new_variables)
     if isinstance(replaced, str):
         return out, replaced
+    rebound, edits = _rebound(call, definition.graph, is_carried)
+    replaced |= rebound
     at = tuple(leaf for leaf in definition.written if leaf not in replaced)
     written = [x for leaf, x in zip(definition.written, out.written) if leaf not in replaced]
     out = out._replace(definition=dataclasses.replace(definition, written=at), written=written)
-    return out, Handover(at, tuple(replaced.items()))
+    return out, Handover(at, tuple(replaced.items()), edits)
 
 
 def _replaced(
@@ -152,6 +160,62 @@ def _replaced(
         if any(graph.origin[new] is None and old in below for old, new in forward.items()):
             return SHARED
     return found
+
+
+def _rebound(
+    call: CallDef, graph: OutGraph, is_carried: tp.Callable[[int], bool]
+) -> tuple[dict[int, int], tuple[Edit, ...]]:
+    """Leaves whose Variables were replaced in objects that stay, and what else was edited."""
+    before, after = call.graphdef.decoded, graph.graphdef.decoded
+    children = dict(before.children), dict(after.children)
+    stay = set(graph.origin)
+    forward: dict[int, int] = {}
+    backward: dict[int, int] = {}
+    more: list[Edit] = []
+
+    def replaces(old: int, new: int) -> bool:
+        kind = before.node_defs[old]
+        return (
+            isinstance(kind, VariableDef)
+            and kind is after.node_defs[new]
+            and old not in stay
+            and is_carried(before.node_leaves[old])
+            and forward.setdefault(old, new) == new
+            and backward.setdefault(new, old) == old
+        )
+
+    for number, names, removed in graph.edits:
+        origin = tp.cast(int, graph.origin[number])
+        olds = dict(zip(before.node_defs[origin].layout.data, children[0][origin]))
+        news = dict(zip(after.node_defs[number].layout.data, children[1][number]))
+        rest = []
+        for name in names:
+            known = name in olds and name in news
+            pairs = _pairs(graph, olds[name], news[name]) if known else None
+            if pairs is None or not all(replaces(*pair) for pair in pairs):
+                rest.append(name)
+        if rest or removed:
+            more.append((number, tuple(rest), removed))
+    leaves = {
+        before.node_leaves[old]: ~graph.sources[after.node_leaves[new]]
+        for old, new in forward.items()
+    }
+    return leaves, tuple(more)
+
+
+def _pairs(graph: OutGraph, old: Code, new: Code) -> list[tuple[int, int]] | None:
+    """The nodes of one attribute and the new ones in their places; None where it is another."""
+    if isinstance(old, ContainerCode) and isinstance(new, ContainerCode):
+        found = [_pairs(graph, a, b) for a, b in zip(old.codes, new.codes)]
+        if old.definition != new.definition or None in found:
+            return None
+        return [pair for pairs in found for pair in pairs or ()]
+    if not isinstance(old, int) or not isinstance(new, int):
+        return [] if old == new else None
+    if old < 0 or new < 0:
+        return [] if old < 0 and new < 0 and graph.sources[~new] == ~old else None
+    origin = graph.origin[new]
+    return [(old, new)] if origin is None else [] if origin == old else None
 
 
 def _nodes_below(decoded: Decoded, children: dict[int, list[Code]], codes: list[Code]) -> set[int]:

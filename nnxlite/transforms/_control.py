@@ -422,6 +422,7 @@ class Loop(Core):
         wanted = jax.tree_util.tree_structure(tree)
         graph = body.definition.graph
         name = self.options.name
+        rebinds = name == "fori_loop" and isinstance(body.extra, Handover)
         # The reference's classes: a loop over objects compares references first.
         references = name == "while_loop" or not self.options.structure
         error = ValueError if references and call.where else TypeError
@@ -443,7 +444,7 @@ class Loop(Core):
         if graph is None:
             if isinstance(body.extra, str):
                 raise error(f"{start}the body {body.extra}.")
-        elif graph.edits or graph.kinds:
+        elif (body.extra.edits if rebinds else graph.edits) or graph.kinds:
             changes = edits_text(call, graph, self.skip)
             raise error(
                 f"{start}the body changes {changes}. A loop cannot change the structure of its "

@@ -20,7 +20,7 @@ from nnxlite.boundary._body import Body, described, same, settle, trace_body
 from nnxlite.boundary._carry import OTHER, SHARED, Handover, hand_over, with_arrays
 from nnxlite.boundary._differences import edits_text, tree_difference
 from nnxlite.boundary._inputs import Inner
-from nnxlite.boundary._outputs import OutDef, OutGraph
+from nnxlite.boundary._outputs import Edit, OutDef, OutGraph
 from nnxlite.boundary._prefixes import (
     _FilterMapping,
     argument_path,
@@ -287,7 +287,12 @@ class Scan(Core):
         if len(before) != len(after):
             return out, OTHER
         out, handover = hand_over(
-            call, out, list(zip(before, after)), new_objects=not structure, new_variables=structure
+            call,
+            out,
+            list(zip(before, after)),
+            new_objects=not structure,
+            new_variables=structure,
+            is_carried=lambda leaf: roles.values[leaf] is Carry,
         )
         if isinstance(handover, Handover):
             carried = tuple(leaf for leaf in handover.written if roles.values[leaf] is Carry)
@@ -336,7 +341,7 @@ class Scan(Core):
                         "an argument that is carried or broadcast. Create it before the loop, or "
                         "give the argument an axis."
                     )
-            if self._restructures(call, graph, roles, fresh_settings):
+            if self._restructures(call, graph, handover.edits, roles, fresh_settings):
                 raise TypeError(
                     "scan body function carry input and carry output must have the same pytree "
                     f"structure, but they differ: the body changes {edits_text(call, graph)}, of "
@@ -356,14 +361,19 @@ class Scan(Core):
         return "a Variable"
 
     def _restructures(
-        self, call: CallDef, graph: OutGraph, roles: Sorted, fresh: tp.Sequence[tp.Any]
+        self,
+        call: CallDef,
+        graph: OutGraph,
+        edits: tp.Sequence[Edit],
+        roles: Sorted,
+        fresh: tp.Sequence[tp.Any],
     ) -> bool:
         """Whether the next iteration would find other Variables than this one in its places."""
         came_in, decoded = call.graphdef.decoded, graph.graphdef.decoded
         codes_in, codes_out = dict(came_in.children), dict(decoded.children)
         if any(roles.values[came_in.node_leaves[old]] is Carry for old, _ in graph.kinds):
             return True
-        for number, names, removed in graph.edits:
+        for number, names, removed in edits:
             old = tp.cast(int, graph.origin[number])
             before = dict(zip(came_in.node_defs[old].layout.data, codes_in[old]))
             after = dict(zip(decoded.node_defs[number].layout.data, codes_out[number]))

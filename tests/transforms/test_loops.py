@@ -292,6 +292,22 @@ def test_captured_variables_are_read_as_they_are_at_each_call():
     assert count() == 2
 
 
+def rebinds(m):
+    m.x = nnx.Param(m.x * 2)
+    m.n[...] += 1
+    return m
+
+
+def test_fori_loop_lets_a_variable_be_replaced_by_a_new_one():
+    foo = Foo()
+    x = foo.x
+    assert nnx.fori_loop(0, 3, lambda i, m: rebinds(m), foo) is foo
+    assert foo.x is not x and [float(v.value) for v in (x, foo.x, foo.n)] == [1, 8, 3]
+    with pytest.raises(ValueError, match=r"the body changes attributes \['x'\] of '<root>'"):
+        nnx.while_loop(lambda m: m.n[...] < 5, rebinds, foo)
+    assert [float(v.value) for v in (foo.x, foo.n)] == [8, 3]
+
+
 # refusals ------------------------------------------------------------------------------------------
 
 

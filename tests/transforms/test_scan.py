@@ -163,6 +163,61 @@ def test_a_python_scalar_in_a_carry_takes_the_type_that_the_body_gives_it():
     assert total.dtype == m.v.value.dtype == jnp.float32 and steps.dtype == jnp.int32
 
 
+def rebinds(c, x):
+    c.x = nnx.Param(c.x + x)
+    return c, c.x * 10
+
+
+def test_a_variable_of_the_carry_may_be_replaced_by_a_new_one():
+    foo = Foo()
+    x, y = foo.x, foo.y
+    run = nnx.jit(lambda foo, xs: nnx.scan(rebinds)(foo, xs)[1])
+    for times, f in enumerate((nnx.scan(rebinds), nnx.scan(rebinds, reverse=True))):
+        out, ys = f(foo, jnp.arange(1.0, 4.0))
+        assert out is foo and foo.y is y and foo.x is not x
+        assert (float(x.value), float(foo.x.value)) == (1.0, 7.0 + 6 * times)
+    assert run(foo, jnp.arange(1.0, 3.0)).tolist() == [140, 160] and float(foo.x.value) == 16
+    grads = nnx.grad(lambda foo: nnx.scan(rebinds)(foo, jnp.ones(2))[1].sum())(Foo())
+    assert float(grads.x.value) == 20
+
+
+def test_shared_variables_are_replaced_together():
+    tied = Tied()
+
+    def f(c, x):
+        c.a = c.b = c.child.leaf = nnx.Param(c.a + x)
+        c.note = "set"
+        return c, None
+
+    nnx.scan(f)(tied, jnp.ones(3))
+    assert tied.a is tied.b is tied.child.leaf and tied.note == "set"
+    assert tied.a.value.tolist() == [4, 1]
+
+    def apart(c, x):
+        c.a = nnx.Param(c.a + x)
+        return c, None
+
+    with pytest.raises(TypeError, match="the body adds Param 'a'"):
+        nnx.scan(apart)(tied, jnp.ones(3))
+    assert tied.a is tied.b and tied.a.value.tolist() == [4, 1]
+
+
+def test_variables_in_containers_are_replaced_too():
+    tower = nnx.Dict(plain=[nnx.Param(jnp.array(1.0)), "name"], items=nnx.List([nnx.Param(0.0)]))
+    first = tower.plain[0]
+
+    def f(x, c):
+        c.plain = [nnx.Param(c.plain[0] * x), "name"]
+        c["items"][0] = nnx.Param(c["items"][0] + c.plain[0])
+        return x
+
+    nnx.scan(f, in_axes=(0, nnx.StateAxes({...: nnx.Carry})), out_axes=0)(
+        jnp.array([2.0, 3.0]), tower
+    )
+    assert float(first.value) == 1
+    assert [float(v[...]) for v in (tower.plain[0], tower["items"][0])] == [6, 8]
+
+
 # axes --------------------------------------------------------------------------------------------
 
 
@@ -476,6 +531,11 @@ def annotates(c, x):
     return c, x
 
 
+def moves_on(c, x):
+    c.y, c.x = c.x, nnx.Param(c.x + x)
+    return c, x
+
+
 def writes_constant(x, c):
     c.n[...] += x
     return x
@@ -508,6 +568,8 @@ BAD = [
     refused("exchanges", STRUCTURE + r"the body changes attributes \['x', 'y'\] of '0'", exchanges,
             error=TypeError),
     refused("metadata", STRUCTURE + "the body changes metadata of '0.x'", annotates,
+            error=TypeError),
+    refused("moves on", STRUCTURE + "the body adds Param 'x' to an argument that", moves_on,
             error=TypeError),
     refused("removes from a constant", STRUCTURE + r"the body changes attributes \['n'\] of '0'",
             lambda c, x: removes(c, x)[1], error=TypeError, in_axes=(None, 0), out_axes=0),
