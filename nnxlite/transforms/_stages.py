@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 import typing as tp
 
-from nnxlite.boundary import CallDef, replay_crossing
+from nnxlite.boundary import CallDef, Inputs, replay_crossing
 from nnxlite.transforms._callables import R
 from nnxlite.transforms._donation import leaf_texts
 
-if tp.TYPE_CHECKING:
-    from nnxlite.transforms._jit import JitWrapped
+
+class Jitted(tp.Protocol):
+    """What a stage needs of the jitted function that it belongs to."""
+
+    _core: tp.Any
+
+    def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]: ...
 
 
 class Stage(tp.Generic[R]):
     """A stage of ahead-of-time compilation; attributes it lacks are those of JAX's own stage."""
 
-    def __init__(self, wrapped: JitWrapped[tp.Any, R], call: CallDef, stage: tp.Any) -> None:
+    def __init__(self, wrapped: Jitted, call: CallDef, stage: tp.Any) -> None:
         self._wrapped = wrapped
         self._call = call
         self._stage = stage
