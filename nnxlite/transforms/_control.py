@@ -406,7 +406,12 @@ class Loop(Core):
             call,
             lambda tree: step(index.pop(), tree if bounds else tree[2]),
             join,
-            (jax.ShapeDtypeStruct((), number.dtype), head, carry, values),
+            (
+                jax.ShapeDtypeStruct((), number.dtype, weak_type=number.weak_type),
+                head,
+                carry,
+                values,
+            ),
             structure=self.options.structure,
             arrays=True,
             aliases=True,

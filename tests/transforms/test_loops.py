@@ -292,6 +292,14 @@ def test_captured_variables_are_read_as_they_are_at_each_call():
     assert count() == 2
 
 
+def test_the_index_of_a_fori_loop_is_as_weak_as_its_bounds():
+    add = lambda i, c: c + i
+    for bounds in ((0, 3), (jnp.array(0), jnp.array(3))):
+        assert nnx.fori_loop(*bounds, add, jnp.int8(1)).dtype == jnp.int8
+        assert nnx.fori_loop(*bounds, add, 0).weak_type
+    assert nnx.jit(lambda n: nnx.fori_loop(0, n, add, jnp.int8(1)))(3).dtype == jnp.int8
+
+
 def rebinds(m):
     m.x = nnx.Param(m.x * 2)
     m.n[...] += 1
