@@ -386,6 +386,20 @@ def by_position(
     return tuple(out), rest
 
 
+def check_arguments(
+    name: str, fun: tp.Callable[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+) -> None:
+    """Raise TypeError where the function of a transform cannot be called like this."""
+    try:
+        signature = inspect.signature(fun)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name}({name_of(fun)}): {error}.") from None
+
+
 class naming_arguments:
     """A context in which JAX's complaint about an argument that is no array names the argument.
 

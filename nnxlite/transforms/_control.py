@@ -431,10 +431,8 @@ class Loop(Core):
         # The reference's classes: a loop over objects compares references first.
         references = name == "while_loop" or not self.options.structure
         error = ValueError if references and call.where else TypeError
-        start = (
-            f"{name} body function carry input and carry output must have the same pytree "
-            "structure, but "
-        )
+        what = "reference and pytree structure" if error is ValueError else "pytree structure"
+        start = f"{name} body function carry input and carry output must have the same {what}, but "
         if treedef != wanted:
             raise error(f"{start}they differ: the output is {tree_difference(wanted, treedef)}.")
         before = {position - 2 * self.skip for position in call.where}

@@ -46,6 +46,7 @@ from nnxlite.transforms._callables import (
     Unbound,
     bind_modes,
     by_position,
+    check_arguments,
     context_key,
     name_of,
     resolve_updates,
@@ -319,7 +320,10 @@ class MapWrapped:
         wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
         if kwargs or len(args) < wanted:
             args, kwargs = by_position(self._fun, args, kwargs, bound, wanted)
-        inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
+        every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
+        if wanted and len(args) != wanted and options.in_name == "in_axes":
+            check_arguments(options.name, self._fun, every, keywords)
+        inputs = Inputs.of_call(every, keywords)
         if not resolve_mode(options.graph):
             refuse_sharing(inputs.graphdef, options.name)
         return self._core(inputs, inputs.define(context_key()))

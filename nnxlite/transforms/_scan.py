@@ -38,6 +38,7 @@ from nnxlite.transforms._callables import (
     Unbound,
     bind_modes,
     by_position,
+    check_arguments,
     context_key,
     name_of,
     resolve_updates,
@@ -566,7 +567,10 @@ class ScanWrapped:
         wanted = len(axes) if isinstance(axes, tuple) else 0
         if kwargs or len(args) < wanted:
             args, kwargs = by_position(self._fun, args, kwargs, bound, wanted)
-        inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
+        every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
+        if wanted and len(args) != wanted:
+            check_arguments("scan", self._fun, every, keywords)
+        inputs = Inputs.of_call(every, keywords)
         if not resolve_mode(self._options.graph):
             refuse_sharing(inputs.graphdef, "scan")
         call = inputs.define(context_key())

@@ -354,7 +354,10 @@ def text(m):
     return "x"
 
 
-START = "body function carry input and carry output must have the same pytree structure, but "
+START = (
+    "body function carry input and carry output must have the same (?:reference and )?pytree "
+    "structure, but "
+)
 TYPES = "body function carry input and carry output must have equal types, but they differ at "
 REFUSED = {
     "sets": (sets, START + r"the body changes attributes \['extra'\] of '<root>'. A loop cannot"),

@@ -521,3 +521,11 @@ def test_failures_and_captured_objects_leave_everything_as_it_was():
         nnx.vmap(lambda x: m)(jnp.ones(3))
     assert snapshot(m) == before
     assert nnx.vmap(lambda x: m.w.sum() * x)(jnp.arange(2.0)).tolist() == [0.0, 6.0]
+
+
+def test_a_call_that_does_not_fit_the_function_is_a_type_error():
+    add = nnx.vmap(lambda a, b: a + b, in_axes=(0, 0))
+    with pytest.raises(TypeError, match="missing a required argument: 'b'"):
+        add(jnp.ones(2))
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        add(jnp.ones(2), jnp.ones(2), jnp.ones(2))
