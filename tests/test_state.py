@@ -648,6 +648,12 @@ def test_merge():
         nnx.merge_state(a, {"c": {"d": 1}})
 
 
+def test_merging_keeps_the_order_in_which_keys_come():
+    merged = State({"z": {"y": 1, "b": 2}}) | {"a": 3, "z": {"c": 4, "b": 5}}
+    assert list(merged) == ["z", "a"] and list(merged.z) == ["y", "b", "c"]
+    assert list(nnx.merge_state({"z": 1}, {"a": 2}, cls=dict)) == ["z", "a"]
+
+
 def test_merging_does_not_edit_the_parts():
     a, b = State({"a": {"b": 1}}), State({"a": {"c": 2}})
     merged = nnx.merge_state(a, b)

@@ -332,7 +332,7 @@ class State(_Methods[K, V]):
         """See `nnx.merge_state`."""
         if not states and isinstance(state, State):
             return state
-        parts = [flat(as_state("State.merge", part)) for part in (state, *states)]
+        parts = [flat(as_state("State.merge", s), as_given=True) for s in (state, *states)]
         paths = [path for paths, _ in parts for path in paths]
         return _state(paths, [leaf for _, leaves in parts for leaf in leaves])
 

@@ -102,7 +102,7 @@ def filter_state(state: Mapping, first: Filter, /, *filters: Filter) -> tp.Any:
 def merge_state(state: Mapping, /, *states: Mapping, cls: type[M] = State) -> M:
     """One mapping of class `cls` with the leaves of all; a later one counts where paths agree.
 
-    A single State is returned as it is.
+    Keys stay in the order in which they come first. A single State is returned as it is.
 
     Raises TypeError for what is no mapping, and when a path of a later one leads through a leaf.
 

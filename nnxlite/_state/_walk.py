@@ -82,17 +82,18 @@ def reaches(start: Mapping, target: Mapping) -> bool:
     return False
 
 
-def flat(state: Mapping) -> tuple[list[Path], list[tp.Any]]:
-    """The paths and leaves of a State, in order."""
+def flat(state: Mapping, *, as_given: bool = False) -> tuple[list[Path], list[tp.Any]]:
+    """The paths and leaves of a State, sorted; `as_given` leaves keys in the order they have."""
+    parts = _as_given if as_given else in_order
     paths: list[Path] = []
     leaves: list[tp.Any] = []
     prefix: list[tp.Any] = []  # one list for all levels: a path is only spelled out for a leaf
-    stack = [iter(zip(*in_order(raw(state)), strict=True))]
+    stack = [iter(zip(*parts(raw(state)), strict=True))]
     while stack:
         for key, value in stack[-1]:
             if type(value) in NODES:
                 prefix.append(key)
-                stack.append(iter(zip(*in_order(raw(value)), strict=True)))
+                stack.append(iter(zip(*parts(raw(value)), strict=True)))
                 break
             paths.append((*prefix, key))
             leaves.append(value)
@@ -101,6 +102,10 @@ def flat(state: Mapping) -> tuple[list[Path], list[tp.Any]]:
             if prefix:
                 prefix.pop()
     return paths, leaves
+
+
+def _as_given(mapping: Mapping) -> tuple[tp.Any, tp.Any]:
+    return mapping.keys(), mapping.values()
 
 
 def nested(
