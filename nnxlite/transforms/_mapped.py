@@ -210,7 +210,10 @@ class MapCore:
     def _warn_of_shared_streams(
         self, call: CallDef, out: Outputs, value_settings: list[tp.Any]
     ) -> None:
-        """Tell once of a random stream that gives every slice the same keys."""
+        """Tell once of a random stream that gives every slice the same keys.
+
+        Recurrent layers start every sequence alike: nothing is said of their stream "carry".
+        """
         decoded = call.graphdef.decoded
         for leaf in out.definition.written:
             node = decoded.leaf_nodes[leaf]
@@ -220,7 +223,7 @@ class MapCore:
             if not issubclass(definition.type, RngCount):
                 continue
             tag = str(definition.metadata.get("tag", "default"))
-            if tag not in self._warned:
+            if tag != "carry" and tag not in self._warned:
                 self._warned.add(tag)
                 warnings.warn(
                     f"The random stream {tag!r} is broadcast under {self!r}: every slice draws the "

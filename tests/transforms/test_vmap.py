@@ -348,6 +348,15 @@ def test_a_broadcast_stream_is_told_of_once():
         nnx.vmap(lambda m, x: x, in_axes=(None, 0))(m, jnp.zeros((2, 3)))  # nothing is drawn
 
 
+def test_recurrent_layers_start_alike_without_a_warning():
+    layer = nnx.RNN(nnx.GRUCell(2, 3, rngs=nnx.Rngs(0)))
+    x = jnp.ones((2, 4, 5, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = nnx.vmap(lambda layer, x: layer(x), in_axes=(None, 0))(layer, x)
+    np.testing.assert_allclose(y[1], layer(x[1]), rtol=1e-6)
+
+
 @pytest.mark.parametrize("ways", ["split_rngs", "fork_rngs", "built"])
 def test_streams_of_their_own_are_no_cause_for_a_warning(ways):
     drop, xs = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), jnp.ones((4, 32))
