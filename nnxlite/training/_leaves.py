@@ -80,9 +80,21 @@ def _difference(title: str, some: tp.Iterable[Path], others: tp.Iterable[Path]) 
     return f"{title}: {', '.join(only[:MOST_PATHS])}{more}"
 
 
-def _shape(value: tp.Any) -> tuple[int, ...]:
-    """The shape of an array, abstract or not; of a Python number, too."""
-    return value.shape if hasattr(value, "shape") else np.shape(value)
+def _shape(value: tp.Any) -> tp.Any:
+    """The shape of an array, abstract or not; of a Python number, too; those in another pytree."""
+    if hasattr(value, "shape"):
+        return value.shape
+    leaves, treedef = jax.tree.flatten(value)
+    if jax.tree_util.treedef_is_leaf(treedef):
+        return np.shape(value)
+    return treedef, tuple(_shape(leaf) for leaf in leaves)
+
+
+def _text(value: tp.Any) -> str:
+    """A value in a few words, the leaves of a pytree one by one."""
+    if jax.tree_util.all_leaves([value]):
+        return short_type(value)
+    return str(jax.tree.map(short_type, value))
 
 
 def misshapen(
@@ -90,7 +102,7 @@ def misshapen(
 ) -> str:
     """The leaves of `got` whose shape is not that of `expected`, in words; empty if none."""
     wrong = [
-        f"{path_text(path)}: {what} {short_type(b)}, {of} {short_type(a)}"
+        f"{path_text(path)}: {what} {_text(b)}, {of} {_text(a)}"
         for path, a, b in zip(paths(tree), expected, got, strict=True)
         if _shape(a) != _shape(b)
     ]

@@ -309,6 +309,28 @@ def test_bare_arrays_can_be_parameters():
     np.testing.assert_allclose(model.p.value, 0.5, rtol=1e-4)
 
 
+def test_parameters_may_hold_pytrees():
+    class Spline(nnx.Module):
+        def __init__(self):
+            self.knots = nnx.Param([jnp.ones(2), {"last": jnp.ones((1, 3))}])
+
+    model = Spline()
+    optimizer = nnx.Optimizer(model, optax.adam(0.5), wrt=nnx.Param)
+    assert kinds(optimizer)["opt_state", 0, "mu", "knots"] is OptVariable
+    train = nnx.jit(lambda model, optimizer, grads: optimizer.update(model, grads))
+    train(model, optimizer, jax.tree.map(jnp.ones_like, nnx.state(model)))
+    first, rest = model.knots.value
+    assert (first.shape, rest["last"].shape) == ((2,), (1, 3))
+    np.testing.assert_allclose(first, 0.5, rtol=1e-4)
+    np.testing.assert_allclose(rest["last"], 0.5, rtol=1e-4)
+    wrong = nnx.state(model)
+    wrong["knots"] = wrong["knots"].replace([jnp.ones(2), {"last": jnp.ones(4)}])
+    expected = r"gradient .*'last': 'float32\[4\]'.*, parameter .*'last': 'float32\[1, 3\]'"
+    with pytest.raises(ValueError, match=expected):
+        optimizer.update(model, wrong)
+    assert model.knots.value[0] is first
+
+
 def test_shared_parameters_are_updated_once():
     class Tied(nnx.Module):
         def __init__(self):
