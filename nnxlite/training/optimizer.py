@@ -12,6 +12,7 @@ parameters first, the results of optax are checked next, and only then is anythi
 
 from __future__ import annotations
 
+import functools
 import typing as tp
 
 import jax
@@ -40,6 +41,8 @@ from nnxlite.variables import Param, Variable
 
 M = tp.TypeVar("M")
 T = tp.TypeVar("T")
+P = tp.ParamSpec("P")
+R = tp.TypeVar("R")
 
 
 class Transformation(tp.Protocol):
@@ -88,6 +91,24 @@ def _opt_leaf(leaf: tp.Any) -> OptState[tp.Any]:
     return OptArray(leaf)
 
 
+def _explained(name: str, given: int, remedy: str) -> tp.Callable[..., tp.Any]:
+    """A decorator for a method that is called without an argument where it once held the model."""
+
+    def decorate(method: tp.Callable[P, R]) -> tp.Callable[P, R]:
+        @functools.wraps(method)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            if len(args) == given and name not in kwargs:
+                raise TypeError(
+                    f"Missing required argument `{name}` of {method.__qualname__}. {remedy}, or use "
+                    "nnx.ModelAndOptimizer, which holds the model."
+                )
+            return method(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
 class Optimizer(Pytree, tp.Generic[M]):
     """An optax transformation over the parameters of a model.
 
@@ -123,6 +144,7 @@ class Optimizer(Pytree, tp.Generic[M]):
     step: OptState[jax.Array]
     opt_state: tp.Any
 
+    @_explained("wrt", 3, "Say what is trained, as in Optimizer(model, tx, wrt=nnx.Param)")
     def __init__(
         self, model: M, tx: Transformation, *, wrt: Filter, graph: bool | None = None
     ) -> None:
@@ -140,6 +162,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         self.opt_state = data(opt_state)
         self.wrt = wrt
 
+    @_explained("grads", 2, "Pass both, as in optimizer.update(model, grads)")
     def update(self, model: M, grads: tp.Any, **kwargs: tp.Any) -> tp.Any:
         """Update the parameters of `model`, the optimizer's state and the step.
 

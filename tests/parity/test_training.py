@@ -344,3 +344,14 @@ def test_errors_are_of_the_same_class(wrong):
             wrong(lib, model(lib))
         raised.append(caught.type)
     assert raised[0] is raised[1]
+
+
+def test_what_is_missing_is_named():
+    for lib in LIBRARIES:
+        net = model(lib)
+        with pytest.raises(TypeError, match="Missing required argument `wrt`.*ModelAndOptimizer"):
+            lib.Optimizer(net, optax.sgd(1.0))
+        with pytest.raises(TypeError, match="Missing required argument `grads`"):
+            lib.Optimizer(net, optax.sgd(1.0), wrt=lib.Param).update(net)
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'tx'"):
+            lib.Optimizer(net, wrt=lib.Param)
