@@ -17,7 +17,6 @@ because it was once described.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import operator
@@ -244,6 +243,41 @@ def define(node: GraphNode) -> ObjectDef:
     Raises ValueError where data was put into a static container after its assignment.
     """
     version = node._nnx_version
+    found = _kept_for(node) or _looked_up(node)
+    if found is not node._nnx_def or found.editable:
+        _set_def(node, found)
+        _set_status(node, found.layout.status)
+        if node._nnx_version != version:  # edited meanwhile by another thread
+            _set_def(node, None)
+    return found
+
+
+def _kept_for(node: GraphNode) -> ObjectDef | None:
+    """The definition of an object, if it is one of the newest that its class keeps."""
+    layout, statics = None, None
+    for found in node.__class__.__dict__.get("_nnx_kept", ())[:GLANCED_AT]:
+        if found.layout is not layout:
+            layout = found.layout
+            statics = _statics_by(layout, node)
+        if statics is not None and all(map(operator.is_, statics, found.statics)):
+            return found
+    return None
+
+
+def _statics_by(layout: Layout, node: GraphNode) -> tuple[tp.Any, ...] | None:
+    """The static values of an object that has this layout; None if it has another."""
+    attributes = node.__dict__
+    if len(attributes) != len(layout.status) or node._nnx_status != layout.status:
+        return None
+    try:
+        layout.data_values(attributes)
+        return layout.static_values(attributes)
+    except KeyError:  # names were written around `__setattr__`
+        return None
+
+
+def _looked_up(node: GraphNode) -> ObjectDef:
+    """The definition of an object, from all that there are, or a new one."""
     if node._nnx_status.keys() != node.__dict__.keys():
         adopt_unknown(node)
     layout = layout_of(node._nnx_status)
@@ -258,14 +292,11 @@ def define(node: GraphNode) -> ObjectDef:
             refuse_hidden_data(node, name, value)
         found = intern_object(type(node), layout, statics)
         _remember(found, written)
-    if found is not node._nnx_def or found.editable:
-        _set_def(node, found)
-        _set_status(node, layout.status)
-        if node._nnx_version != version:  # edited meanwhile by another thread
-            _set_def(node, None)
     return found
 
 
+GLANCED_AT = 4
+"""How many of the definitions that a class keeps are compared with an object before looking it up."""
 KEPT = 64
 """How many definitions a class keeps, and how many attributes such a definition may have."""
 
@@ -280,9 +311,8 @@ def _remember(found: ObjectDef, written: tuple[tp.Any, ...]) -> None:
     found.written = written
     _written.add(written, found)
     if len(found.layout.status) <= KEPT and all(map(is_permanent, found.statics)):
-        if "_nnx_kept" not in found.type.__dict__:
-            found.type._nnx_kept = collections.deque(maxlen=KEPT)
-        found.type._nnx_kept.append(found)
+        kept = found.type.__dict__.get("_nnx_kept", ())
+        found.type._nnx_kept = (found, *kept[: KEPT - 1])
 
 
 _set_def = GraphNode.__dict__["_nnx_def"].__set__

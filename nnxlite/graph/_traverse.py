@@ -33,6 +33,7 @@ from nnxlite.graph._kinds import (
     STATE,
     TUPLE,
     VARIABLE,
+    GraphNode,
     _by_type,
     classify,
     is_data,
@@ -141,7 +142,11 @@ def traverse(roots: tp.Iterable[tp.Any], into: Traversal | None = None) -> Trave
                     level[name] = value
                     continue
                 if kind == OBJECT:
-                    versions.append(value._nnx_version or observe(value))
+                    version = value._nnx_version
+                    if not version:
+                        version = next_number()
+                        _set_version(value, version)
+                    versions.append(version)
                     definition = value._nnx_def
                     if (
                         definition is None
@@ -204,6 +209,9 @@ def traverse(roots: tp.Iterable[tp.Any], into: Traversal | None = None) -> Trave
             children, level, above, container = stack.pop()
             if inner:
                 level[name] = wrap(inner)
+
+
+_set_version = GraphNode.__dict__["_nnx_version"].__set__
 
 
 def contains_itself(value: tp.Any, path: list[tp.Any]) -> ValueError:

@@ -470,6 +470,8 @@ class Variable(ArrayOperators[T]):
         if hasattr(type(self), name):
             object.__setattr__(self, name, value)
             return
+        if trace_state.value is not self._box.trace:
+            self._refuse_write(name)
         raise AttributeError(
             f"Cannot set attribute {name} of {type(self).__name__}. To set Variable metadata use "
             f"`variable.set_metadata({name}=...)`; to write the value, `variable.value = ...`."

@@ -208,7 +208,7 @@ WRITES = {
         lambda v, x: v.set_metadata("a", 1),
         lambda v, x: v.set_metadata({}),
     ],
-    "tag": [lambda v, x: v.del_metadata("tag")],
+    "tag": [lambda v, x: v.del_metadata("tag"), lambda v, x: setattr(v, "tag", x)],
 }
 
 
