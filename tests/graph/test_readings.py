@@ -265,6 +265,15 @@ def often():
     sys.setswitchinterval(before)
 
 
+def together(*works):
+    """Run each in a thread of its own, to its end."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_a_write_by_another_thread_is_never_lost(often):
     model, other = Model(), Model()
     rounds, wrong = 150, []
@@ -286,11 +295,7 @@ def test_a_write_by_another_thread_is_never_lost(often):
             if read(model)[0] != number:
                 wrong.append(number)
 
-    threads = [threading.Thread(target=f) for f in (writer, reader)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(writer, reader)
     assert wrong == []
     assert np.array_equal(other.a.value, [3 * rounds] * 2)
 
@@ -316,11 +321,7 @@ def test_a_write_beside_a_call_is_never_lost(often):
             if read(model)[0] != 4 + number + 10 * number:
                 lost.append(number)
 
-    threads = [threading.Thread(target=f) for f in (writer, caller)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(writer, caller)
     assert lost == []
 
 
@@ -347,9 +348,5 @@ def test_two_plans_of_one_variable_written_by_two_threads(often):
                 lost.append((write, number))
 
     add_nothing = nnx.jit(lambda holder: holder["model"].b.value)
-    threads = [threading.Thread(target=use, args=x) for x in ((one, True), (other, False))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(lambda: use(one, True), lambda: use(other, False))
     assert lost == []
