@@ -539,6 +539,8 @@ def _perturbed(leaves: tp.Any) -> tuple[list[bool], list[bool]]:
 
 def _names(call: CallDef, plain: list[bool], values: list[bool]) -> tp.Iterator[str]:
     """Names of the flagged leaves."""
+    if not (any(plain) or any(values)):
+        return
     form = Form(call, None, (), (), 0, "", ValueError)
     roots = set(call.where)
     positions = [i for i in range(call.treedef.num_leaves) if i not in roots]

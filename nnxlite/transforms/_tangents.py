@@ -7,6 +7,7 @@ so static attributes play no part; what is shared in the primal must be shared i
 
 from __future__ import annotations
 
+import functools
 import typing as tp
 
 import jax
@@ -56,6 +57,10 @@ class Form(tp.NamedTuple):
         """A graph leaf's place as text."""
         root, path = place
         return self.position_name(self.call.where[root], path)
+
+    def leaf_name(self, leaf: int) -> str:
+        """The first place of a graph leaf as text, from its number."""
+        return self.name((self.call.leaf_roots()[leaf], self.call.leaf_paths()[leaf]))
 
     def position_name(self, position: int, path: Path = ()) -> str:
         """A leaf's place as text, from its position in the tree."""
@@ -175,14 +180,13 @@ def tangent_leaves(
     """
     roots = set(form.call.where)
     positions = [i for i in range(form.call.treedef.num_leaves) if i not in roots]
-    first = list(zip(form.call.leaf_roots(), form.call.leaf_paths()))
     out_plain = [
         _fitted(form, form.plain[i], found.plain.get(p, MISSING_LEAF), form.position_name, p)
         for i, (p, chosen) in enumerate(zip(positions, plain))
         if chosen
     ]
     out_values = [
-        _fitted(form, form.values[i], found.values.get(i, MISSING_LEAF), form.name, first[i])
+        _fitted(form, form.values[i], found.values.get(i, MISSING_LEAF), form.leaf_name, i)
         for i, chosen in enumerate(values)
         if chosen
     ]
@@ -190,30 +194,31 @@ def tangent_leaves(
 
 
 def _fitted(
-    form: Form, value: tp.Any, tangent: tp.Any, name: tp.Callable[[tp.Any], str], where: tp.Any
+    form: Form, value: tp.Any, tangent: tp.Any, name: tp.Callable[[int], str], number: int
 ) -> tp.Any:
-    if form.lenient and all(map(_constant, jax.tree_util.tree_leaves(value))):
+    leaves, treedef = jax.tree_util.tree_flatten(value)
+    dtypes = [tangent_dtype(leaf) for leaf in leaves]
+    if form.lenient and all(dtype == FLOAT0 for dtype in dtypes):
         tangent = MISSING_LEAF
     if tangent is MISSING_LEAF or (tangent is None and value is not None):
         return jax.tree_util.tree_map(zero_tangent, value)
-    leaves, treedef = jax.tree_util.tree_flatten(value)
     given, other = jax.tree_util.tree_flatten(tangent)
     if other != treedef:
         raise form.error(
-            f"The {form.what} of '{name(where)}' has the tree structure {other}, the value has "
+            f"The {form.what} of '{name(number)}' has the tree structure {other}, the value has "
             f"{treedef}."
         )
-    for x, t in zip(leaves, given):
+    for x, t, dtype in zip(leaves, given, dtypes):
         if _shape(x) != _shape(t):
             raise ValueError(
-                f"The {form.what} of '{name(where)}' has the shape {_shape(t)}, the value has "
+                f"The {form.what} of '{name(number)}' has the shape {_shape(t)}, the value has "
                 f"{_shape(x)}."
             )
-        if _dtype(t) != tangent_dtype(x):
-            why = " (an integer has no derivative)" if tangent_dtype(x) == FLOAT0 else ""
+        if _dtype(t) != dtype:
+            why = " (an integer has no derivative)" if dtype == FLOAT0 else ""
             raise TypeError(
-                f"The {form.what} of '{name(where)}' has the dtype {_dtype(t)}, expected "
-                f"{tangent_dtype(x)}{why}."
+                f"The {form.what} of '{name(number)}' has the dtype {_dtype(t)}, expected "
+                f"{dtype}{why}."
             )
     return tangent
 
@@ -227,20 +232,20 @@ def _shape(x: tp.Any) -> tuple[int, ...]:
 
 
 def _dtype(x: tp.Any) -> tp.Any:
+    if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)):
+        return x.dtype
     dtype = getattr(x, "dtype", None)
-    if dtype == FLOAT0 or isinstance(x, jax.ShapeDtypeStruct):
-        return dtype
-    return jax.typeof(x).dtype
+    return dtype if dtype == FLOAT0 else jax.typeof(x).dtype
 
 
 def tangent_dtype(x: tp.Any) -> tp.Any:
     """The dtype of tangents of a value."""
-    dtype = _dtype(x)
+    return _tangents_of(_dtype(x))
+
+
+@functools.cache
+def _tangents_of(dtype: tp.Any) -> tp.Any:
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else FLOAT0
-
-
-def _constant(x: tp.Any) -> bool:
-    return tangent_dtype(x) == FLOAT0
 
 
 def zero_tangent(x: tp.Any) -> tp.Any:
