@@ -140,9 +140,16 @@ class CustomVjp:
                 may get `SymbolicZero`s for cotangents.
         """
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
-        self._function = jax.custom_vjp(self._run, nondiff_argnums=(0,))
+        # Plain functions: JAX asks for their signatures at each call, which is slow for methods.
+        self._function = jax.custom_vjp(
+            lambda call, chosen, rest: self._run(call.value, chosen, rest)
+        )
         # JAX's own symbolic zeros tell which leaves are differentiated outside.
-        self._function.defvjp(self._forward, self._backward, symbolic_zeros=True)
+        self._function.defvjp(
+            lambda call, chosen, rest: self._forward(call.value, chosen, rest),
+            lambda residual, cotangents: self._backward(residual, cotangents),
+            symbolic_zeros=True,
+        )
 
     def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
         return self if instance is None else functools.partial(self, instance)
@@ -171,7 +178,7 @@ class CustomVjp:
             self._sorted[call] = Sorted(diff, nondiff, _select(call, diff, states))
         chosen, rest = self._sorted[call].selected.split(inputs.plain, inputs.values)
         with naming_arguments(repr(self), inputs, ", or name it in nondiff_argnums"):
-            fixed, result, written, fresh = self._function(call, chosen, rest)
+            fixed, result, written, fresh = self._function(Fixed(call), chosen, rest)
         if not updates:  # the backward rule gets no cotangent of these: they are constants
             written = jax.lax.stop_gradient(written)
         return replay(inputs, Outputs(fixed.value, result, written, fresh))
@@ -257,15 +264,15 @@ class CustomVjp:
         if not updates:
             self._refuse_written(call, out.definition, chosen)
         shapes = _Shapes.of((chosen_values, rest_values))
-        fixed = Fixed((out.definition, kept.define(), shapes))
+        fixed = Fixed((call, out.definition, kept.define(), shapes))
         saved_rest = rest_values if self._sorted[call].nondiff else None
         crossing = Fixed(out.definition), *_values_of((out.result, out.written, out.fresh))
         return crossing, (fixed, kept.plain, kept.values, saved_rest)
 
-    def _backward(self, call: CallDef, residual: tp.Any, cotangents: tp.Any) -> tp.Any:
+    def _backward(self, residual: tp.Any, cotangents: tp.Any) -> tp.Any:
         """The user's backward rule, between leaves."""
         fixed, plain, values, rest = residual
-        definition, form, shapes = fixed.value
+        call, definition, form, shapes = fixed.value
         chosen_shapes, rest_shapes = shapes.tree()
         diff, numbers, selected = self._sorted[call]
         saved, _ = enter(form, plain, list(values))
@@ -283,7 +290,7 @@ class CustomVjp:
         else:
             shown = given.result_objects()
         grads = tp.cast(Bwd, self.bwd)(*nondiff, saved, shown)
-        return self._checked(call, grads, *all_shapes), None
+        return Fixed(call), self._checked(call, grads, *all_shapes), None
 
     def _checked(
         self, call: CallDef, grads: tp.Any, plain: list[tp.Any], values: list[tp.Any]
@@ -354,6 +361,8 @@ class CustomVjp:
 
     def _refuse_written(self, call: CallDef, definition: OutDef, chosen: tp.Any) -> None:
         """Raise ValueError where a Variable that is differentiated outside was written."""
+        if not definition.written:
+            return
         selected = self._sorted[call].selected
         blank = ([False] * selected.plain.count(False), [False] * selected.values.count(False))
         _, moving = selected.join(_perturbed(chosen), blank)

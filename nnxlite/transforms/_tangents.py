@@ -257,4 +257,7 @@ def zero_tangent(x: tp.Any) -> tp.Any:
 
 def abstract(x: tp.Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of a value."""
-    return jax.ShapeDtypeStruct(_shape(x), _dtype(x))
+    return _abstract(_shape(x), _dtype(x))
+
+
+_abstract = functools.lru_cache(maxsize=1024)(jax.ShapeDtypeStruct)
