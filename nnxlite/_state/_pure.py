@@ -91,8 +91,9 @@ def _check_place(path: Path, node: tp.Any, held: tp.Any, value: tp.Any) -> None:
         )
     if type(held) in STATES:
         raise ValueError(
-            f"{where} holds a leaf ({type(value).__name__}), but in the State it leads to an inner "
-            f"mapping with the keys {sorted_keys(held)}."
+            f"key in pure_dict not available in state: the path '{path_text(path)}' holds a leaf "
+            f"({type(value).__name__}), but in the State it leads to an inner mapping with the keys "
+            f"{sorted_keys(held)}."
         )
     whole = isinstance(held, Variable) and isinstance(content(held), abc.Mapping)
     if isinstance(value, abc.Mapping) and not whole:

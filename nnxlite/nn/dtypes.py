@@ -47,8 +47,8 @@ def canonicalize_dtype(*args: tp.Any, dtype: Dtype | None = None, inexact: bool 
         return found
     if inexact and not jnp.issubdtype(dtype, jnp.inexact):
         raise ValueError(
-            f"A layer computes in a floating or complex dtype, got {jnp.dtype(dtype).name!r}. "
-            "Leave `dtype` out to let inputs and parameters decide."
+            f"Dtype must be inexact: a layer computes in a floating or complex dtype, got "
+            f"{jnp.dtype(dtype).name!r}. Leave `dtype` out to let inputs and parameters decide."
         )
     return dtype
 

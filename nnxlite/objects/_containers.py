@@ -75,11 +75,12 @@ class List(Module, tp.MutableSequence[T]):
             number = operator.index(index)
         except TypeError:
             raise TypeError(
-                f"List indices must be integers or slices, got {type(index).__name__}."
+                "Invalid index type: List indices must be integers or slices, got "
+                f"{type(index).__name__}."
             ) from None
         size = len(self)
         if not -size <= number < size:
-            raise IndexError(f"List index {number} is out of range: the List has {size} items.")
+            raise IndexError(f"Index out of bounds: {number} for a List of {size} items.")
         return number if number >= 0 else number + size
 
     def __getitem__(self, index: tp.Any) -> tp.Any:
@@ -217,7 +218,9 @@ class Dict(Module, tp.MutableMapping[str, T]):
         return len(self.__dict__) - (CAPTURES in self.__dict__)
 
     def __getattr__(self, name: str) -> tp.Any:
-        raise AttributeError(f"'{type(self).__name__}' has no item or attribute {name!r}")
+        raise AttributeError(
+            f"'{type(self).__name__}' object has no attribute {name!r}, and no item of that name"
+        )
 
     def __dir__(self) -> list[str]:
         return sorted(name for name in super().__dir__() if isinstance(name, str))

@@ -365,7 +365,7 @@ class Variable(ArrayOperators[T]):
 
         Raises:
             KeyError: when there is no such entry and no default.
-            TypeError: for a name together with `exclude_required`.
+            TypeError: for a name together with `exclude_required`, or a default without a name.
         """
         entries = self._box.definition.metadata
         if name is not None:
@@ -380,6 +380,11 @@ class Variable(ArrayOperators[T]):
                 return default
             raise KeyError(
                 f"{type(self).__name__} has no metadata {name!r}; it has {sorted(entries)}."
+            )
+        if default is not MISSING:
+            raise TypeError(
+                f"{type(self).__name__}.get_metadata: Cannot provide a default value when 'name' is "
+                f"not provided; got default={default!r}. Without a name it gives all the metadata."
             )
         if exclude_required:
             return {k: v for k, v in entries.items() if k not in REQUIRED}
@@ -400,6 +405,12 @@ class Variable(ArrayOperators[T]):
             return
         if len(args) == 2 and isinstance(args[0], str) and not kwargs:
             kwargs = {args[0]: args[1]}
+        elif args and kwargs:
+            raise TypeError(
+                f"Cannot mix positional and keyword arguments in {type(self).__name__}.set_metadata: "
+                f"it takes (name, value), keywords, or one mapping; got {len(args)} positional and "
+                f"{len(kwargs)} keyword arguments."
+            )
         elif args or not kwargs:
             raise TypeError(
                 f"{type(self).__name__}.set_metadata takes (name, value), keywords, or one "
@@ -462,8 +473,8 @@ class Variable(ArrayOperators[T]):
             return getattr(value if definition.plain_read else self.get_value(), name)
         except AttributeError:
             raise AttributeError(
-                f"{lacks} or metadata {name!r}, and neither has its value of type "
-                f"'{type(value).__name__}'"
+                f"{lacks} {name!r}: it is no metadata, and its value of type "
+                f"'{type(value).__name__}' has none of that name"
             ) from None
 
     def __setattr__(self, name: str, value: tp.Any) -> None:

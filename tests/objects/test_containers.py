@@ -67,7 +67,7 @@ def test_reading_by_index_and_slice():
 @pytest.mark.parametrize("act", ["get", "set", "del"])
 def test_an_index_out_of_range_is_refused(index, act):
     items = some()
-    with pytest.raises(IndexError, match=f"List index {index} is out of range: the List has 3"):
+    with pytest.raises(IndexError, match=f"Index out of bounds: {index} for a List of 3"):
         if act == "get":
             items[index]
         elif act == "set":
@@ -261,7 +261,7 @@ def test_a_missing_item_names_those_that_exist():
     for act in (lambda: table["zz"], lambda: table.__delitem__("zz"), lambda: table.pop("zz")):
         with pytest.raises(KeyError, match=r"'zz' is not in the Dict; it has \['a'\]"):
             act()
-    with pytest.raises(AttributeError, match="'Dict' has no item or attribute 'zz'"):
+    with pytest.raises(AttributeError, match="'Dict' object has no attribute 'zz', and no item"):
         table.zz
     with pytest.raises(AttributeError, match="zz"):
         del table.zz

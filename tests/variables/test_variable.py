@@ -179,7 +179,7 @@ def test_attributes_cannot_be_set(name):
 def test_a_missing_attribute_names_the_variable():
     v = nnx.Param(ONES)
     with pytest.raises(
-        AttributeError, match="'Param' .* metadata 'nope', .* value of type 'ArrayI"
+        AttributeError, match="'Param' object has no attribute 'nope': .* value of type 'ArrayI"
     ):
         v.nope
     with pytest.raises(AttributeError, match="'Param' object has no attribute '__nope__'"):
@@ -494,6 +494,14 @@ REFUSED = {
             "exclude_required=True."
         ),
     ),
+    "get_metadata_default": (
+        lambda v: v.get_metadata(default=3),
+        TypeError,
+        (
+            "Param.get_metadata: Cannot provide a default value when 'name' is not provided; got "
+            "default=3. Without a name it gives all the metadata."
+        ),
+    ),
 }
 
 
@@ -510,6 +518,6 @@ def test_refusals_change_nothing(name):
 
 @pytest.mark.parametrize(("value", "kind"), [(np.ones(2), "ndarray"), ({"a": 1}, "dict")])
 def test_a_missing_attribute_names_the_class_and_the_value(value, kind):
-    message = f"'Param' object has no .* metadata 'foo', and neither has its value of type '{kind}'"
+    message = f"'Param' object has no attribute 'foo': it is no metadata, and .* of type '{kind}'"
     with pytest.raises(AttributeError, match=message):
         nnx.Param(value).foo
