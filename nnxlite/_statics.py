@@ -7,7 +7,8 @@ a hashable key with the right equality:
 
 * numbers and bools compare with their type, floats by their bits;
 * functions compare by code, defaults and captured values; `functools.partial` and bound methods by
-  their parts; what cannot be compared that way falls back to identity;
+  their parts; what cannot be compared that way falls back to identity, as do captured lists, dicts
+  and objects, which somebody could edit; except in `PURE` libraries, which do not;
 * tuples, lists, dicts and sets compare by content and kind;
 * everything else compares by its own `==` and `hash`, together with its type.
 
@@ -34,6 +35,10 @@ PLAIN: frozenset[type] = frozenset(
 
 COPIED: frozenset[type] = frozenset({list, dict, set})
 """Editable static values that every object has for itself; others are shared by all equal objects."""
+
+
+PURE = frozenset({"optax"})
+"""Packages whose functions and objects neither edit what they hold nor hand it out to be edited."""
 
 
 class UnhashableStatic(TypeError):
@@ -131,6 +136,8 @@ def _key(value: tp.Any, inside: tuple[tp.Any, ...] | None) -> tp.Any:
         return _sequence(value, inside)
     if isinstance(value, np.generic):
         return (kind, value.tobytes())
+    if _is_pure_object(value):
+        return _held(value, inside or ())
     try:
         hash(value)
     except TypeError as error:
@@ -182,32 +189,69 @@ def _function(fun: types.FunctionType, inside: tuple[tp.Any, ...] | None) -> tp.
         return ("recursion", next(i for i, f in enumerate(inside) if f is fun))
     else:
         inside = (*inside, fun)
+    key = _held if _is_pure(fun.__globals__.get("__name__")) else _captured
     captured: list[tp.Any] = []
     for cell in closure or ():
         try:
             content = cell.cell_contents
         except ValueError:  # an empty cell
             return ById(fun)
-        captured.append(_captured(content, inside))
+        captured.append(key(content, inside))
     return (
         _function,
         ById(fun.__code__),
         ById(fun.__globals__),
         tuple(captured),
-        tuple(_captured(d, inside) for d in defaults or ()),
-        tuple((k, _captured(v, inside)) for k, v in (keywords or {}).items()),
-        tuple((k, _captured(v, inside)) for k, v in own.items()),
+        tuple(key(d, inside) for d in defaults or ()),
+        tuple((k, key(v, inside)) for k, v in (keywords or {}).items()),
+        tuple((k, key(v, inside)) for k, v in own.items()),
     )
 
 
 def _captured(value: tp.Any, inside: tuple[tp.Any, ...] | None) -> tp.Any:
     """Captured values compare by content only where nobody can edit them in place."""
     kind = type(value)
-    if kind in PLAIN or kind in _IMMUTABLE:
+    if kind in PLAIN or kind in _IMMUTABLE or isinstance(value, (np.number, np.bool_)):
         return _or_identity(value, inside)
     if kind.__hash__ is tuple.__hash__:
         return (kind, *[_captured(v, inside) for v in value])
     return ById(value)
+
+
+def _held(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
+    """What a pure library holds compares by content: nobody else can edit it.
+
+    Whole numbers compare without their type, since `optax.cosine_decay_schedule` turns the ints that
+    it holds into floats when it is first called.
+    """
+    kind = type(value)
+    if kind is float and value and value.is_integer():
+        return _number(int(value), inside)
+    if kind is dict:
+        return (dict, *[(_held(k, inside), _held(v, inside)) for k, v in value.items()])
+    if kind is list or kind.__hash__ is tuple.__hash__:
+        return (kind, *[_held(v, inside) for v in value])
+    if not _is_pure_object(value):
+        return _captured(value, inside)
+    for depth, outer in enumerate(inside):
+        if outer is value:
+            return ("recursion", depth)
+    return (kind, _held(vars(value), (*inside, value)))
+
+
+def _is_pure_object(value: tp.Any) -> bool:
+    """Whether a value is an object of a pure library that has no equality of its own."""
+    kind = type(value)
+    return (
+        kind.__hash__ is object.__hash__
+        and hasattr(value, "__dict__")
+        and _is_pure(kind.__module__)
+    )
+
+
+@functools.cache
+def _is_pure(module: str | None) -> bool:
+    return module is not None and module.partition(".")[0] in PURE
 
 
 def _partial(value: functools.partial, inside: tp.Any) -> tp.Any:
@@ -224,7 +268,10 @@ def _slice(value: slice, inside: tp.Any) -> tp.Any:
 
 
 def _method(value: types.MethodType, inside: tp.Any) -> tp.Any:
-    return (types.MethodType, _key(value.__func__, inside), ById(value.__self__))
+    owner = value.__self__
+    pure = _is_pure_object(owner)
+    key = _held(owner, inside or ()) if pure else ById(owner)
+    return (types.MethodType, _key(value.__func__, inside), key)
 
 
 _SPECIAL: dict[type, tp.Callable[[tp.Any, tp.Any], tp.Any]] = {

@@ -14,6 +14,7 @@ import sys
 import jax
 import jax.monitoring
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -189,6 +190,17 @@ OPTIMIZERS = {
     "adamw with a schedule": lambda: optax.adamw(optax.cosine_decay_schedule(1e-3, 100)),
     "chain": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)),
     "masked": lambda: optax.masked(optax.sgd(0.1), lambda p: jax.tree.map(lambda x: True, p)),
+    "warm-up": lambda: optax.adamw(optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100)),
+    "injected": lambda: optax.inject_hyperparams(optax.adamw)(
+        optax.linear_schedule(1e-3, 0.0, 10), b1=0.8
+    ),
+    "multi steps": lambda: optax.MultiSteps(optax.adam(1e-3), 2),
+    "multi steps as a transformation": lambda: optax.MultiSteps(
+        optax.adam(np.float32(1e-3)), 2
+    ).gradient_transformation(),
+    "labelled": lambda: optax.multi_transform(
+        {"a": optax.sgd(0.1), "b": optax.adam(0.1)}, lambda p: jax.tree.map(lambda x: "b", p)
+    ),
 }
 
 
@@ -196,6 +208,15 @@ OPTIMIZERS = {
 def train(m, optimizer, x):
     grads = nnx.grad(lambda m: (m(x) ** 2).mean())(m)
     optimizer.update(m, grads)
+
+
+def trained(transformation):
+    """A model and its optimizer after two steps."""
+    m = Net()
+    optimizer = nnx.Optimizer(m, transformation, wrt=nnx.Param)
+    train(m, optimizer, X)
+    train(m, optimizer, X)
+    return m, optimizer
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -212,19 +233,59 @@ def test_a_freshly_built_equal_optimizer(name):
         train(*second, X)
         train(*nnx.clone(second), X)
         train(*second, X)
+        third = trained(OPTIMIZERS[name]())
     assert int(first[1].step.value) == int(second[1].step.value) == 2
-    assert first[0].w.value.tolist() == second[0].w.value.tolist()
+    assert first[0].w.value.tolist() == second[0].w.value.tolist() == third[0].w.value.tolist()
 
 
-def test_a_transformation_that_captures_a_dict_counts_by_identity():
-    once = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
-    models = [Net() for _ in range(3)]
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        pytest.param(
+            optax.sgd(optax.piecewise_constant_schedule(0.3, {1: 0.5})),
+            optax.sgd(optax.piecewise_constant_schedule(0.3, {1: 0.25})),
+            id="dict",
+        ),
+        pytest.param(
+            optax.sgd(optax.join_schedules([lambda n: 0.1, lambda n: 0.2], [1])),
+            optax.sgd(optax.join_schedules([lambda n: 0.1, lambda n: 0.2], [2])),
+            id="list",
+        ),
+        pytest.param(
+            optax.MultiSteps(optax.sgd(0.1), 2), optax.MultiSteps(optax.sgd(0.1), 1), id="object"
+        ),
+    ],
+)
+def test_optimizers_that_hold_something_else(one, other):
     with traces(1):
-        for m in models:
-            train(m, nnx.Optimizer(m, once, wrt=nnx.Param), X)
+        first = trained(one)
     with traces(1):
-        again = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
-        train(Net(), nnx.Optimizer(Net(), again, wrt=nnx.Param), X)
+        second = trained(other)
+    expected = Net()
+    optimizer = nnx.Optimizer(expected, other, wrt=nnx.Param)
+    with traces(2):
+        train.__wrapped__(expected, optimizer, X)
+        train.__wrapped__(expected, optimizer, X)
+    assert jnp.allclose(second[0].w.value, expected.w.value)
+    assert not jnp.allclose(second[0].w.value, first[0].w.value)
+
+
+def test_a_captured_list_of_the_users_own_counts_by_identity():
+    def transformation():
+        seen = []
+
+        def update(updates, state, params=None):
+            seen.append("update")
+            return updates, state
+
+        return optax.GradientTransformation(lambda params: optax.EmptyState(), update), seen
+
+    (one, seen), (other, seen_by_other) = transformation(), transformation()
+    with traces(1):
+        trained(one)
+    with traces(1):
+        trained(other)
+    assert seen == seen_by_other == ["update"]
 
 
 def test_another_optimizer_is_traced_once_more():
