@@ -236,6 +236,7 @@ def recursive_map(
         checked_view(node, graph, "recursive_map")
     trace = trace_state.value
     copies: dict[int, tp.Any] = {}  # of references: empty while they are entered, then f's result
+    given: list[tp.Any] = []  # to f: alive to the end, so that no two have one id
     names: list[tp.Any] = []
     results: list[list[tuple[tp.Any, tp.Any]]] = [[]]  # of the children of each open value
     for step, name, value in _steps(node):
@@ -253,6 +254,7 @@ def recursive_map(
                 copies[id(value)] = CUSTOM_NODES[type(value)].create_empty(found.metadata)
         else:
             copy = _with_children(value, copies.get(id(value)), results.pop())
+            given.append(copy)
             new = f(tuple(names), copy)
             if kind_of(value) in _REFERENCES:
                 copies[id(value)] = new

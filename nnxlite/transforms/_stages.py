@@ -52,15 +52,28 @@ class Lowered(Stage[R]):
 
 
 class Compiled(Stage[R]):
-    """A compiled function, callable with arguments of the structure it was lowered for."""
+    """A compiled function, callable with arguments of the structure it was lowered for.
+
+    Static arguments are part of it and are left out of the call, as with `jax.stages.Compiled`.
+    """
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
-        inputs, call = self._wrapped._enter(args, kwargs)
-        if call is not self._call:
+        static = {where: box.value for where, box in self._call.extra.statics}
+        given_again = not static.keys().isdisjoint(kwargs)
+        bound = self._call.extra.num_bound
+        whole = list(args)
+        for where, value in static.items():
+            if isinstance(where, str):
+                kwargs[where] = value
+            elif where >= bound:
+                whole.insert(where - bound, value)
+        inputs, call = self._wrapped._enter(whole, kwargs)
+        if call is not self._call or given_again:
             raise TypeError(
                 f"{self._wrapped!r} was compiled for arguments of another structure: static "
-                "attributes, attribute names, sharing or static arguments differ. Lower and "
-                "compile it again for these arguments."
+                "attributes, attribute names or sharing differ, or a static argument, which is "
+                "part of the program, was given again. Lower and compile it again for these "
+                "arguments."
             )
         core = self._wrapped._core
         groups = core.groups(call, inputs.plain, inputs.values)

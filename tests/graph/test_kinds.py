@@ -147,6 +147,16 @@ def test_walks_pass_through_foreign_nodes():
     assert foreign.fields["size"] == 3
 
 
+def test_what_recursive_map_gives_away_is_alive_to_the_end():
+    replaced = {}
+
+    def number(path, x):
+        return replaced.setdefault(id(x), nnx.List([len(replaced)])) if type(x) is nnx.Dict else x
+
+    root = nnx.List([nnx.Dict(size=i) for i in range(4)])
+    assert [new[0] for new in nnx.recursive_map(number, root)] == [0, 1, 2, 3]
+
+
 def test_a_registered_data_type_is_a_leaf():
     table = Table([1])
     holder = nnx.Dict(table=table, items=[table, ONE], size=3)

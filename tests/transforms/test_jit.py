@@ -654,6 +654,28 @@ def test_a_compiled_function_refuses_other_arguments():
     assert snapshot(m, other) == before
 
 
+@pytest.mark.parametrize("given", [((), {"n": 3}), ((3,), {}), ((), {})])
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_compiled_function_is_called_without_its_static_arguments(given, bound):
+    def f(m, x, n=2):
+        return m(x) * n
+
+    args, kwargs = given
+    m, other = Counted(), Counted()
+    fun = functools.partial(f, m) if bound else f
+    taken = () if bound else (other,)
+    jitted = nnx.jit(fun, static_argnums=1 if bound else 2, static_argnames="n")
+    compiled = jitted.lower(*(() if bound else (m,)), X, *args, **kwargs).compile()
+    n = 3 if args or kwargs else 2
+    assert compiled(*taken, X).tolist() == (f(Counted(), X, n)).tolist()
+    assert float((m if bound else other).count.value) == 4.0
+    before = snapshot(m, other)
+    for more, named in (((n,), {}), ((), {"n": n})):
+        with refuses(TypeError, "a static argument, which is part of the program, was given again"):
+            compiled(*taken, X, *more, **named)
+    assert snapshot(m, other) == before
+
+
 def test_a_compiled_function_refuses_a_buffer_used_twice():
     m = Foo()
     compiled = (
