@@ -1,21 +1,23 @@
-"""What a loop body makes of its carry: the objects it was given, or new ones in their places.
+"""What a loop body makes of its carry: the objects it was given, or others in their places.
 
-An object or Variable that the body returns in its place is the caller's own: what was written into
-it is carried, and it keeps what the last iteration wrote.  A State has no identity, nor has an array,
-and a Variable may be replaced by a new one of its kind, as `jax.tree.map` does; then the values are
-carried, and the result of the loop holds new Variables.  The same goes for a new Variable that takes
-the place of another in an object that stays.
+The values of a carry travel by place. An object or Variable that the body returns in its place is the
+caller's own: what was written into it is carried, and it keeps what the last iteration wrote.  In
+other places the body may leave new objects and Variables of the same kind, or those of the carry
+itself in another order: the values that it finds in a place are the next ones there, and after the
+loop everything stands where one run of the body would have put it, with the last values.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import typing as tp
 
 from nnxlite.boundary._inputs import CallDef, Inner
-from nnxlite.boundary._outputs import Edit, OutDef, OutGraph, Outputs
+from nnxlite.boundary._outputs import Edit, Outputs, only_structure_of
+from nnxlite.boundary._prefixes import argument_path
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef
-from nnxlite.graph._rebuild import Code, ContainerCode, Decoded
+from nnxlite.graph._rebuild import Code, ContainerCode
 from nnxlite.variables import VariableDef
 
 
@@ -23,28 +25,27 @@ class Handover(tp.NamedTuple):
     """How the graph leaves of a carry change from one iteration to the next.
 
     Attributes:
-        written: leaves of the caller's own objects that the body writes.
-        replaced: leaves that something new takes the place of, each with the number of the fresh
-            value it has then.
-        edits: the structure changes that are no such replacements.
+        slots: the places (leaf numbers of the call) whose values change, each with what stands there
+            next: a leaf of the call, or the complement of the number of a fresh value.
+        edits: the structure changes after which the next iteration would find another structure.
     """
 
-    written: tuple[int, ...]
-    replaced: tuple[tuple[int, int], ...]
+    slots: tuple[tuple[int, int], ...]
     edits: tuple[Edit, ...] = ()
 
     @property
     def leaves(self) -> tuple[int, ...]:
-        """The leaves that change."""
-        return (*self.written, *[leaf for leaf, _ in self.replaced])
+        """The places that change."""
+        return tuple(place for place, _ in self.slots)
 
     def values(self, out: Outputs) -> list[tp.Any]:
-        """The next values of these leaves, from what an iteration leaves."""
+        """The next values in these places, from what an iteration leaves."""
         written = dict(zip(out.definition.written, out.written))
-        return [
-            *[written[leaf] for leaf in self.written],
-            *[out.fresh[number] for _, number in self.replaced],
-        ]
+        return [written[s] if s >= 0 else out.fresh[~s] for _, s in self.slots]
+
+    def by_source(self, values: tp.Iterable[tp.Any]) -> dict[int, tp.Any]:
+        """Values of these places, by what stands there in the end."""
+        return {source: value for (_, source), value in zip(self.slots, values)}
 
 
 TAKEN_OVER = (
@@ -63,173 +64,233 @@ OTHER = "replaces its carry by something of another structure"
 
 
 def hand_over(
-    call: CallDef,
+    inner: Inner,
     out: Outputs,
     pairs: tp.Sequence[tuple[int, int]],
     *,
     new_objects: bool = True,
-    new_variables: bool = True,
+    moves: bool = True,
+    only_carry: bool = False,
     is_carried: tp.Callable[[int], bool] = lambda leaf: True,
 ) -> tuple[Outputs, Handover | str]:
-    """How the carry of a loop changes, and what leaves without writes to what is replaced.
+    """How the carry of a loop changes, and what leaves with the values that it needs.
 
     Args:
-        call: what came in.
+        inner: what came in.
         out: what a body leaves.
         pairs: the roots of the carry: number among those of the arguments, and of the result.
-        new_objects: whether objects may be replaced.
-        new_variables: whether Variables may be.
+        new_objects: whether objects may be returned in the places of others.
+        moves: whether what came in may be returned in other places.
+        only_carry: whether structure changes outside the carry are of no interest.
         is_carried: whether a leaf that came in belongs to the carry.
 
     Returns a text in place of the handover where there is none.
     """
     definition = out.definition
-    if definition.graph is None:
-        kept = all(call.graphdef.decoded.roots[a] == definition.nodes[b] for a, b in pairs)
-        return out, Handover(definition.written, ()) if kept else ELSEWHERE
-    replaced = _replaced(call, definition, pairs, new_objects, new_variables)
-    if isinstance(replaced, str):
-        return out, replaced
-    rebound, edits = _rebound(call, definition.graph, is_carried)
-    replaced |= rebound
-    at = tuple(leaf for leaf in definition.written if leaf not in replaced)
-    written = [x for leaf, x in zip(definition.written, out.written) if leaf not in replaced]
-    out = out._replace(definition=dataclasses.replace(definition, written=at), written=written)
-    return out, Handover(at, tuple(replaced.items()), edits)
-
-
-def _replaced(
-    call: CallDef,
-    definition: OutDef,
-    pairs: tp.Sequence[tuple[int, int]],
-    new_objects: bool,
-    new_variables: bool,
-) -> dict[int, int] | str:
-    """Leaves that are replaced, each with the number of its fresh value."""
-    graph = tp.cast(tp.Any, definition.graph)
-    before, after = call.graphdef.decoded, tp.cast(Decoded, graph.graphdef.decoded)
-    children = dict(before.children), dict(after.children)
-    forward: dict[int, int] = {}
-    backward: dict[int, int] = {}
-    kept: list[Code] = []
-    found: dict[int, int] = {}
-    pending: list[tuple[Code, Code, bool]] = [
-        (before.roots[a], after.roots[graph.first_result + b], False) for a, b in pairs
+    roots = inner.call.graphdef.decoded.roots
+    if definition.graph is None and all(roots[a] == definition.nodes[b] for a, b in pairs):
+        return out, Handover(tuple((leaf, leaf) for leaf in definition.written if is_carried(leaf)))
+    matching = _Matching(inner.call, out, new_objects, moves, is_carried)
+    problem = matching.match_roots(pairs, only_carry)
+    if problem is not None:
+        return out, problem
+    places = matching.places
+    if only_carry:  # writes to what is not in the carry go on, too
+        known = set(places.values())
+        places |= {leaf: leaf for leaf in definition.written if leaf not in {*places, *known}}
+    written = dict(zip(definition.written, out.written))
+    slots = [
+        (place, source)
+        for place, source in sorted(places.items())
+        if is_carried(place) and (place != source or source in written)
     ]
-    while pending:
-        old, new, inside = pending.pop()
-        if isinstance(old, ContainerCode):
-            if not isinstance(new, ContainerCode) or old.definition != new.definition:
-                return OTHER
-            pending.extend((a, b, inside) for a, b in zip(old.codes, new.codes))
-        elif isinstance(old, StaticDef) or not isinstance(new, int):
-            if old != new:
-                return OTHER
-        elif old < 0:
-            if new >= 0 or found.setdefault(~old, ~graph.sources[~new]) != ~graph.sources[~new]:
-                return OTHER
-        elif old in forward or new in backward:
-            if forward.get(old) != new or backward.get(new) != old:
-                return SHARED
-        elif new < 0:
-            return OTHER
-        else:
-            forward[old], backward[new] = new, old
-            if graph.origin[new] == old:
-                if inside:
-                    return TAKEN_OVER
-                kept.append(old)
-                continue
-            if graph.origin[new] is not None:
-                return ELSEWHERE
-            kind = after.node_defs[new]
-            if kind is not before.node_defs[old] or kind is REF_LEAF:
-                return OTHER
-            if isinstance(kind, ObjectDef):
-                if not new_objects:
-                    return OTHER
-                pending.extend((a, b, True) for a, b in zip(children[0][old], children[1][new]))
-            elif not new_variables:
-                return OTHER
-            else:
-                found[before.node_leaves[old]] = ~graph.sources[after.node_leaves[new]]
-    if found:
+    needed = {source for _, source in slots if source >= 0}
+    written = {leaf: x for leaf, x in written.items() if leaf in needed or not is_carried(leaf)}
+    for leaf in needed - written.keys():
+        written[leaf] = inner.values[leaf]
+    at = tuple(sorted(written))
+    definition = dataclasses.replace(definition, written=at)
+    out = out._replace(definition=definition, written=[written[leaf] for leaf in at])
+    if only_carry:
+        out = only_structure_of(out, matching.backward)
+    return out, Handover(tuple(slots), tuple(matching.edits(only_carry)))
+
+
+def refuse_replaced(call: CallDef, handover: Handover, name: str, skip: int = 1) -> None:
+    """Raise ValueError where a Variable of the carry is no longer the one that came in.
+
+    Args:
+        call: what came in.
+        handover: how the carry changes.
+        name: of the loop.
+        skip: how many keys of a path are no part of the user's own.
+    """
+    for place, source in handover.slots:
+        if place != source and call.graphdef.decoded.leaf_nodes[place] >= 0:
+            where = argument_path(call, call.leaf_roots()[place], call.leaf_paths()[place], skip)
+            raise ValueError(
+                f"{name} Variable identity must be preserved across iterations, but the body puts "
+                f"another Variable in the place of '{where}'. With graph_updates=False (or "
+                "graph=False) only values are carried: write into the Variable (variable[...] = "
+                "value)."
+            )
+
+
+class _Matching:
+    """What stands after a body in the place of everything that came in.
+
+    Attributes:
+        places: for each leaf the one that stands in its place, as in `Handover.slots`.
+    """
+
+    def __init__(
+        self,
+        call: CallDef,
+        out: Outputs,
+        new_objects: bool,
+        moves: bool,
+        is_carried: tp.Callable[[int], bool],
+    ) -> None:
+        graph = out.definition.graph
+        self.before = self.after = call.graphdef.decoded
+        self.origin: tp.Sequence[int | None] = range(len(self.before.node_defs))
+        self.sources: tp.Sequence[int] = range(self.before.num_leaves)
+        self.arguments: tp.Sequence[Code] = self.before.roots
+        self.results: tp.Sequence[Code] = out.definition.nodes
+        self._edits: dict[int, Edit] = {}
+        if graph is not None:
+            self.after, self.origin, self.sources = (
+                graph.graphdef.decoded,
+                graph.origin,
+                graph.sources,
+            )
+            self.arguments = self.after.roots[: graph.first_result]
+            self.results = self.after.roots[graph.first_result :]
+            self._edits = {edit[0]: edit for edit in graph.edits}
+        self.children = dict(self.before.children), dict(self.after.children)
+        self.new_objects, self.moves, self.is_carried = new_objects, moves, is_carried
+        self.in_edit = False
+        self.forward: dict[int, int] = {}
+        self.backward: dict[int, int] = {}
+        self.places: dict[int, int] = {}
+        self._edited: collections.deque[int] = collections.deque()
+        self._left: dict[int, tuple[tp.Any, ...]] = {}
+
+    def match_roots(self, pairs: tp.Sequence[tuple[int, int]], only_carry: bool) -> str | None:
+        """Match the roots of the carry, then all others; returns what is wrong."""
+        carry = [(self.before.roots[a], self.results[b], False) for a, b in pairs]
+        problem = self._match(carry) or self._match_edited()
+        if problem or only_carry:
+            return problem
         carried = {a for a, _ in pairs}
-        rest = [code for root, code in enumerate(before.roots) if root not in carried]
-        below = _nodes_below(before, children[0], [*kept, *rest])
-        if any(graph.origin[new] is None and old in below for old, new in forward.items()):
-            return SHARED
-    return found
+        self.in_edit = False
+        for root, (old, new) in enumerate(zip(self.before.roots, self.arguments)):
+            if root not in carried and self._match([(old, new, False)]) is SHARED:
+                return SHARED
+        return self._match_edited()
 
+    def edits(self, only_carry: bool) -> tp.Iterator[Edit]:
+        """The structure changes that are no replacements."""
+        for number, (_, names, removed) in self._edits.items():
+            if number not in self.backward:
+                if not only_carry:
+                    yield number, names, removed
+            elif self.origin[number] == self.backward[number]:
+                left = self._left.get(number, ())
+                if left or removed:
+                    yield number, left, removed
 
-def _rebound(
-    call: CallDef, graph: OutGraph, is_carried: tp.Callable[[int], bool]
-) -> tuple[dict[int, int], tuple[Edit, ...]]:
-    """Leaves whose Variables were replaced in objects that stay, and what else was edited."""
-    before, after = call.graphdef.decoded, graph.graphdef.decoded
-    children = dict(before.children), dict(after.children)
-    stay = set(graph.origin)
-    forward: dict[int, int] = {}
-    backward: dict[int, int] = {}
-    more: list[Edit] = []
+    def _match_edited(self) -> str | None:
+        """Match, attribute by attribute, objects that stay and were edited."""
+        self.in_edit = True
+        while self._edited:
+            number = self._edited.popleft()
+            old = self.backward[number]
+            _, names, _ = self._edits[number]
+            before, after = self.before.node_defs[old], self.after.node_defs[number]
+            olds = dict(zip(before.layout.data, self.children[0][old]))
+            news = dict(zip(after.layout.data, self.children[1][number]))
+            left = []
+            for name in (*(n for n in olds if n not in names), *names):
+                known = name in olds and name in news
+                problem = self._match([(olds[name], news[name], False)]) if known else OTHER
+                if problem is SHARED:
+                    return SHARED
+                if problem:
+                    left.append(name)
+            self._left[number] = tuple(left)
+        return None
 
-    def replaces(old: int, new: int) -> bool:
-        kind = before.node_defs[old]
-        return (
-            isinstance(kind, VariableDef)
-            and kind is after.node_defs[new]
-            and old not in stay
-            and is_carried(before.node_leaves[old])
-            and forward.setdefault(old, new) == new
-            and backward.setdefault(new, old) == old
-        )
-
-    for number, names, removed in graph.edits:
-        origin = tp.cast(int, graph.origin[number])
-        olds = dict(zip(before.node_defs[origin].layout.data, children[0][origin]))
-        news = dict(zip(after.node_defs[number].layout.data, children[1][number]))
-        rest = []
-        for name in names:
-            known = name in olds and name in news
-            pairs = _pairs(graph, olds[name], news[name]) if known else None
-            if pairs is None or not all(replaces(*pair) for pair in pairs):
-                rest.append(name)
-        if rest or removed:
-            more.append((number, tuple(rest), removed))
-    leaves = {
-        before.node_leaves[old]: ~graph.sources[after.node_leaves[new]]
-        for old, new in forward.items()
-    }
-    return leaves, tuple(more)
-
-
-def _pairs(graph: OutGraph, old: Code, new: Code) -> list[tuple[int, int]] | None:
-    """The nodes of one attribute and the new ones in their places; None where it is another."""
-    if isinstance(old, ContainerCode) and isinstance(new, ContainerCode):
-        found = [_pairs(graph, a, b) for a, b in zip(old.codes, new.codes)]
-        if old.definition != new.definition or None in found:
+    def _match(self, pending: list[tuple[Code, Code, bool]]) -> str | None:
+        """Match pairs of codes and what is below; where that fails, nothing is kept of it."""
+        nodes: list[tuple[int, int]] = []
+        leaves: list[int] = []
+        edited: list[int] = []
+        problem = None
+        while pending and problem is None:
+            old, new, inside = pending.pop()
+            if isinstance(old, ContainerCode):
+                if not isinstance(new, ContainerCode) or old.definition != new.definition:
+                    problem = OTHER
+                else:
+                    pending.extend((a, b, inside) for a, b in zip(old.codes, new.codes))
+            elif isinstance(old, StaticDef) or not isinstance(new, int):
+                problem = None if old == new else OTHER
+            elif old < 0:
+                problem = OTHER if new >= 0 else self._place(~old, self.sources[~new], leaves)
+            elif old in self.forward or new in self.backward:
+                if self.forward.get(old) != new or self.backward.get(new) != old:
+                    problem = ELSEWHERE if self.origin[new] is not None else SHARED
+            elif new < 0:
+                problem = OTHER
+            else:
+                self.forward[old], self.backward[new] = new, old
+                nodes.append((old, new))
+                problem = self._fits(old, new, inside)
+                if problem is None:
+                    kind, stays = self.before.node_defs[old], self.origin[new] == old
+                    if isinstance(kind, ObjectDef):
+                        if stays and new in self._edits:
+                            edited.append(new)
+                        else:
+                            below = zip(self.children[0][old], self.children[1][new])
+                            inside = inside or not stays
+                            pending.extend((a, b, inside) for a, b in below)
+                    else:
+                        leaf = self.before.node_leaves[old]
+                        source = self.sources[self.after.node_leaves[new]]
+                        problem = self._place(leaf, source, leaves)
+        if problem is None:
+            self._edited.extend(edited)
             return None
-        return [pair for pairs in found for pair in pairs or ()]
-    if not isinstance(old, int) or not isinstance(new, int):
-        return [] if old == new else None
-    if old < 0 or new < 0:
-        return [] if old < 0 and new < 0 and graph.sources[~new] == ~old else None
-    origin = graph.origin[new]
-    return [(old, new)] if origin is None else [] if origin == old else None
+        for old, new in nodes:
+            del self.forward[old], self.backward[new]
+        for leaf in leaves:
+            del self.places[leaf]
+        return problem
 
+    def _fits(self, old: int, new: int, inside: bool) -> str | None:
+        """Whether a node may stand in the place of another; returns what is wrong."""
+        origin = self.origin[new]
+        if origin == old:
+            return TAKEN_OVER if inside and not self.moves else None
+        if origin is not None and not self.moves:
+            return TAKEN_OVER if inside else ELSEWHERE
+        kind = self.after.node_defs[new]
+        if kind is not self.before.node_defs[old] or kind is REF_LEAF:
+            return OTHER
+        if isinstance(kind, ObjectDef):
+            return None if self.new_objects or self.in_edit else OTHER
+        return None if isinstance(kind, VariableDef) else OTHER
 
-def _nodes_below(decoded: Decoded, children: dict[int, list[Code]], codes: list[Code]) -> set[int]:
-    """The nodes at or below some codes."""
-    found: set[int] = set()
-    pending = list(codes)
-    while pending:
-        code = pending.pop()
-        if isinstance(code, ContainerCode):
-            pending.extend(code.codes)
-        elif isinstance(code, int) and code >= 0 and code not in found:
-            found.add(code)
-            pending.extend(children.get(code, ()))
-    return found
+    def _place(self, leaf: int, source: int, leaves: list[int]) -> str | None:
+        """Note what stands in the place of a leaf; returns what is wrong."""
+        if leaf not in self.places:
+            if source != leaf and not all(self.is_carried(x) for x in (leaf, source) if x >= 0):
+                return OTHER
+            self.places[leaf] = source
+            leaves.append(leaf)
+        return None if self.places[leaf] == source else OTHER
 
 
 def with_arrays(inner: Inner, out: Outputs) -> Outputs:

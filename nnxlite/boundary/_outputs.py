@@ -188,6 +188,22 @@ def leave(
     return outputs((), graph, fresh)
 
 
+def only_structure_of(out: Outputs, nodes: tp.Container[int]) -> Outputs:
+    """What leaves, with structure changes of some objects only, by their numbers afterwards."""
+    definition, graph = out.definition, out.definition.graph
+    if graph is None:
+        return out
+    kept = {graph.origin[new] for new in range(len(graph.origin)) if new in nodes}
+    edits = tuple(edit for edit in graph.edits if edit[0] in nodes)
+    kinds = tuple(kind for kind in graph.kinds if kind[0] in kept)
+    graph = dataclasses.replace(graph, edits=edits, kinds=kinds)
+    known = _known_roots(graph, len(definition.where))
+    if known is None or edits or kinds:
+        return out._replace(definition=dataclasses.replace(definition, graph=graph))
+    definition = dataclasses.replace(definition, nodes=known, graph=None)
+    return out._replace(definition=definition, fresh=[])
+
+
 def refuse_foreign_result(out: Outputs, name: str = "the function") -> None:
     """Raise TypeError where a result holds something that JAX cannot return."""
     definition = out.definition

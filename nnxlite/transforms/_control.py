@@ -14,7 +14,7 @@ from nnxlite._errors import path_text
 from nnxlite._jax import Tracer, key_name
 from nnxlite.boundary import CallDef, Crossing, Fixed, Inputs, OutDef, enter, leave
 from nnxlite.boundary._body import Body, described, same, settle, trace_body
-from nnxlite.boundary._carry import OTHER, Handover, hand_over, with_arrays
+from nnxlite.boundary._carry import OTHER, Handover, hand_over, refuse_replaced, with_arrays
 from nnxlite.boundary._differences import edits_text, graph_difference, node_text, tree_difference
 from nnxlite.boundary._inputs import Inner
 from nnxlite.boundary._outputs import OutGraph, Outputs
@@ -389,10 +389,8 @@ class Loop(Core):
                 step,
                 lambda head, plain, values: ([*head, *plain], values),
                 (head, carry, values),
-                structure=self.options.structure,
-                arrays=True,
-                aliases=True,
-                after=_handed_over,
+                structure=True,
+                after=self._hand_over,
             )
         bounds = self.options.bounds
         number = jax.typeof(0 if bounds else head[0])
@@ -412,10 +410,22 @@ class Loop(Core):
                 carry,
                 values,
             ),
-            structure=self.options.structure,
-            arrays=True,
-            aliases=True,
-            after=_handed_over,
+            structure=True,
+            after=self._hand_over,
+        )
+
+    def _hand_over(self, inner: Inner, out: Outputs) -> tuple[Outputs, Handover | str]:
+        """What leaves a body, with how its carry changes."""
+        count = len(inner.call.where)
+        if count != len(out.definition.where):
+            return out, OTHER
+        structure = self.options.structure
+        return hand_over(
+            inner,
+            with_arrays(inner, out),
+            [(i, i) for i in range(count)],
+            moves=self.options.name == "fori_loop" or not structure,
+            only_carry=not structure,
         )
 
     def _check(self, call: CallDef, body: Body) -> None:
@@ -427,7 +437,7 @@ class Loop(Core):
         wanted = jax.tree_util.tree_structure(tree)
         graph = body.definition.graph
         name = self.options.name
-        rebinds = name == "fori_loop" and isinstance(body.extra, Handover)
+        rebinds = name == "fori_loop" or not self.options.structure
         # The reference's classes: a loop over objects compares references first.
         references = name == "while_loop" or not self.options.structure
         error = ValueError if references and call.where else TypeError
@@ -444,23 +454,26 @@ class Loop(Core):
                 f"{start}they differ at '{path_text(path)}': the input is {sides[0]}, the output "
                 f"{sides[1]}. Return objects and Variables where they came in."
             )
-        if graph is None:
-            if isinstance(body.extra, str):
-                raise error(f"{start}the body {body.extra}.")
-        elif (body.extra.edits if rebinds else graph.edits) or graph.kinds:
-            changes = edits_text(call, graph, self.skip)
-            raise error(
-                f"{start}the body changes {changes}. A loop cannot change the structure of its "
-                "carry: make attributes and objects before the loop."
-            )
-        else:
-            result = _result_graphdef(graph, len(body.definition.where))
+        handover: Handover | str = body.extra
+        if graph is not None:
+            edits = graph.edits
+            if isinstance(handover, Handover) and rebinds:
+                edits = handover.edits
+            if edits or graph.kinds:
+                changes = edits_text(call, graph, self.skip)
+                raise error(
+                    f"{start}the body changes {changes}. A loop cannot change the structure of its "
+                    "carry: make attributes and objects before the loop."
+                )
+        if isinstance(handover, str):
+            result = _result_graphdef(graph, len(body.definition.where)) if graph else call.graphdef
             if result is not call.graphdef:
                 paths = [call.argument_of(position)[self.skip :] for position in call.where]
                 difference = graph_difference(call.graphdef, result, paths)
                 raise error(f"{start}the objects differ: {difference}.")
-            if isinstance(body.extra, str):
-                raise error(f"{start}the body {body.extra}.")
+            raise error(f"{start}the body {handover}.")
+        if not self.options.structure:
+            refuse_replaced(call, handover, name, self.skip)
 
     def _refuse(
         self,
@@ -492,10 +505,10 @@ class Loop(Core):
         if definition.treedef is None:
             treedef = jax.tree_util.tree_structure(body.shapes.result)
             result = jax.tree_util.tree_unflatten(treedef, result)
-        count = len(handover.written)
-        numbers = [number for _, number in handover.replaced]
-        fresh = [value for _, value in sorted(zip(numbers, values[count:]), key=lambda x: x[0])]
-        return Fixed(definition), result, list(values[:count]), fresh
+        last = handover.by_source(values)
+        written = [last[leaf] for leaf in definition.written]
+        fresh = [last[~number] for number in range(len(body.shapes.fresh))]
+        return Fixed(definition), result, written, fresh
 
 
 _NOTHING = OutDef((), None, (), (), None)
@@ -509,14 +522,6 @@ def _result_graphdef(graph: OutGraph, count: int) -> GraphDef[tp.Any]:
     codes = decoded.roots[graph.first_result : graph.first_result + count]
     roots = [resolve(code, nodes, leaves) for code in codes]
     return GraphDef(traverse(roots).tokens, len(roots))
-
-
-def _handed_over(inner: Inner, out: Outputs) -> tuple[Outputs, Handover | str]:
-    """What leaves a body, with how its carry changes."""
-    count = len(inner.call.where)
-    if count != len(out.definition.where):
-        return out, OTHER
-    return hand_over(inner.call, with_arrays(inner, out), [(i, i) for i in range(count)])
 
 
 def _carry_values(out: Outputs, handover: Handover) -> tuple[list[tp.Any], list[tp.Any]]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from nnxlite._errors import path_text
 from nnxlite.boundary import CallDef, Carry, Crossing, Fixed, Inputs, Outputs
 from nnxlite.boundary._body import Body, described, same, settle, trace_body
-from nnxlite.boundary._carry import OTHER, SHARED, Handover, hand_over, with_arrays
+from nnxlite.boundary._carry import OTHER, SHARED, Handover, hand_over, refuse_replaced, with_arrays
 from nnxlite.boundary._differences import edits_text, tree_difference
 from nnxlite.boundary._inputs import Inner
 from nnxlite.boundary._outputs import Edit, OutDef, OutGraph
@@ -258,7 +258,7 @@ class Scan(Core):
         def after(inner: Inner, out: Outputs) -> tuple[Outputs, tp.Any]:
             if not structure:
                 out = _without_constants(out, roles)
-            out, handover = self._hand_over(call, with_arrays(inner, out), roles, structure)
+            out, handover = self._hand_over(inner, with_arrays(inner, out), roles, structure)
             settings = output_settings(
                 call, out, roles.values, roles.roots, options.out_axes, "out_axes", None
             )
@@ -272,33 +272,27 @@ class Scan(Core):
             lambda tree: fun(*tree[0], **tree[1]),
             roles.join,
             (carry, slices, constant),
-            structure=structure,
-            arrays=True,
-            aliases=True,
+            structure=True,
             before=before,
             after=after,
         )
 
     def _hand_over(
-        self, call: CallDef, out: Outputs, roles: Sorted, structure: bool
+        self, inner: Inner, out: Outputs, roles: Sorted, structure: bool
     ) -> tuple[Outputs, Handover | str]:
         """What leaves the body, with how its carry changes."""
         before = [i for i, s in enumerate(roles.roots) if s is Carry]
         after = [i for i, s in enumerate(self._result_roots(out.definition)) if s is Carry]
         if len(before) != len(after):
             return out, OTHER
-        out, handover = hand_over(
-            call,
+        return hand_over(
+            inner,
             out,
             list(zip(before, after)),
             new_objects=not structure,
-            new_variables=structure,
+            only_carry=not structure,
             is_carried=lambda leaf: roles.values[leaf] is Carry,
         )
-        if isinstance(handover, Handover):
-            carried = tuple(leaf for leaf in handover.written if roles.values[leaf] is Carry)
-            handover = handover._replace(written=carried)
-        return out, handover
 
     # checks ------------------------------------------------------------------------------------
 
@@ -332,23 +326,27 @@ class Scan(Core):
                 f"scan({name_of(self.fun)}) must return the objects of its carry themselves, in "
                 "their places. Update them in place (nnx.update) instead of returning new ones."
             )
+        updates = resolve_updates(self.options.graph_updates, self.options.graph)
+        error = TypeError if updates else ValueError
         if graph is not None:
-            carried = {number for _, number in handover.replaced}
+            carried = {~source for source in handover.by_source(handover.leaves) if source < 0}
             for leaf, setting in enumerate(fresh_settings):
                 if leaf not in carried and not isinstance(setting, int):
-                    raise TypeError(
+                    raise error(
                         "scan body function carry input and carry output must have the same pytree "
                         f"structure, but they differ: the body adds {self._added(graph, leaf)} to "
                         "an argument that is carried or broadcast. Create it before the loop, or "
                         "give the argument an axis."
                     )
             if self._restructures(call, graph, handover.edits, roles, fresh_settings):
-                raise TypeError(
+                raise error(
                     "scan body function carry input and carry output must have the same pytree "
                     f"structure, but they differ: the body changes {edits_text(call, graph)}, of "
                     "an argument that is carried or broadcast. Do this before the loop or after "
                     "it, or give the argument an axis."
                 )
+        if not updates:
+            refuse_replaced(call, handover, "scan")
         self._check_room(call, body, roles)
 
     def _added(self, graph: tp.Any, number: int) -> str:
@@ -464,7 +462,7 @@ class Scan(Core):
     def _crossing(self, body: Body, final: tp.Any, stacked: tp.Any) -> Crossing:
         (result_settings, written_settings, fresh_settings), handover = body.extra
         definition = body.definition
-        carry, values = iter(final[0]), dict(zip(handover.leaves, final[1]))
+        carry, values = iter(final[0]), handover.by_source(final[1])
         result_stack, written_stack, fresh_stack = map(iter, stacked)
         result: tp.Any = [
             next(carry) if s is Carry else _moved(next(result_stack), 0, s or 0)
@@ -474,9 +472,8 @@ class Scan(Core):
             values[leaf] if leaf in values else _moved(next(written_stack), 0, s)
             for leaf, s in zip(definition.written, written_settings)
         ]
-        carried = {number: values[leaf] for leaf, number in handover.replaced}
         fresh = [
-            carried[number] if number in carried else _moved(next(fresh_stack), 0, s)
+            values[~number] if ~number in values else _moved(next(fresh_stack), 0, s)
             for number, s in enumerate(fresh_settings)
         ]
         if definition.treedef is None:
@@ -514,9 +511,9 @@ def _split(out: Outputs, settings: tp.Any, handover: Handover) -> tp.Any:
     )
     carry = [x for x, s in zip(leaves, result_settings) if s is Carry]
     result = [x for x, s in zip(leaves, result_settings) if s is not Carry]
-    changed, carried = set(handover.written), {number for _, number in handover.replaced}
-    stacked = [x for leaf, x in zip(out.definition.written, out.written) if leaf not in changed]
-    fresh = [x for number, x in enumerate(out.fresh) if number not in carried]
+    carried = {source for _, source in handover.slots}
+    stacked = [x for leaf, x in zip(out.definition.written, out.written) if leaf not in carried]
+    fresh = [x for number, x in enumerate(out.fresh) if ~number not in carried]
     return (carry, handover.values(out)), (result, stacked, fresh)
 
 

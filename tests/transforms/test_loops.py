@@ -52,8 +52,7 @@ def test_the_carry_is_the_callers_own_object(loop, mode):
 
 
 @every_loop
-@pytest.mark.parametrize("mode", MODES)
-def test_new_variables_may_come_beside_objects_that_stay(loop, mode):
+def test_new_variables_may_come_beside_objects_that_stay(loop):
     m, total = Foo(2.0), nnx.State({"a": nnx.Param(1.0), "b": jnp.zeros(2)})
 
     def f(carry):
@@ -62,7 +61,7 @@ def test_new_variables_may_come_beside_objects_that_stay(loop, mode):
         return step(m), jax.tree.map(lambda x: x + m.n, total), nnx.Cache(total["a"] * 1)
 
     v = nnx.Cache(0.0)
-    same, new, last = loop(f, (m, total, v), **mode)
+    same, new, last = loop(f, (m, total, v))
     assert same is m and float(m.n.value) == 8.0
     assert isinstance(new, nnx.State) and isinstance(new["a"], nnx.Param)
     assert float(new["a"].value) == 21.0 and new["b"].tolist() == [20.0, 20.0]
@@ -316,6 +315,77 @@ def test_fori_loop_lets_a_variable_be_replaced_by_a_new_one():
     assert [float(v.value) for v in (foo.x, foo.n)] == [8, 3]
 
 
+def exchanges(m):
+    m.x, m.y = m.y, m.x
+    m.x[...] += 1
+    return m
+
+
+def renews(m):
+    m.x, m.y = m.y, nnx.Param(m.x * 10)
+    return m
+
+
+def takes_over(m):
+    new = Foo()
+    new.x, new.n = m.x, m.n
+    new.x[...] += 1
+    return new
+
+
+EAGER = {"exchanges": exchanges, "renews": renews, "takes over": takes_over}
+
+
+@pytest.mark.parametrize("loop", ["fori", "fori, traced bound"])
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("f", EAGER.values(), ids=EAGER)
+def test_fori_loop_hands_on_what_stands_in_a_place(loop, f, times):
+    def value(m):
+        return [float(v.value) for v in (m.x, m.y, m.n)]
+
+    m, expected = Foo(3.0, 5.0), Foo(3.0, 5.0)
+    x, y = m.x, m.y
+    for _ in range(times):
+        expected = f(expected)
+    bounds = (0, times) if loop == "fori" else (0, jnp.int32(times))
+    out = nnx.fori_loop(*bounds, lambda i, m: f(m), m)
+    assert value(out) == value(expected)
+    assert (out is m) == (f is not takes_over)
+    assert {exchanges: (y, x), renews: (y, None), takes_over: (x, None)}[f] == (
+        out.x,
+        out.y if out.y is x else None,
+    )
+
+
+def test_fori_loop_carries_objects_in_another_order():
+    a, b = Foo(1.0), Foo(5.0)
+
+    def f(i, carry):
+        first, second = carry
+        first.n[...] += first.x
+        return second, first
+
+    out = nnx.fori_loop(0, 3, f, (a, b))
+    assert out[0] is b and out[1] is a
+    assert [[float(m.x.value), float(m.n.value)] for m in out] == [[5, 5], [1, 2]]
+
+
+def test_fori_loop_lets_a_part_be_replaced_by_a_new_one():
+    tower = nnx.Dict(part=Foo(1.0), queue=nnx.List([nnx.Cache(float(i)) for i in range(3)]))
+    part, last = tower.part, tower.queue[2]
+
+    def f(i, tower):
+        tower.part = Foo(tower.part.x * 2)
+        tower.queue.append(nnx.Cache(tower.part.x * 1))
+        tower.queue.pop(0)
+        return tower
+
+    assert nnx.fori_loop(0, 2, f, tower) is tower and tower.part is not part
+    assert float(tower.part.x.value) == 4 and float(part.x.value) == 1
+    assert [float(v.value) for v in tower.queue] == [2, 2, 4]
+    assert tower.queue[1] is last
+
+
 # refusals ------------------------------------------------------------------------------------------
 
 
@@ -344,12 +414,6 @@ def reshapes(m):
     return m
 
 
-def takes_over(m):
-    new = Foo()
-    new.x = m.x
-    return new
-
-
 def text(m):
     return "x"
 
@@ -370,8 +434,6 @@ REFUSED = {
     "to another object": (lambda m: nnx.Dict(x=nnx.Param(m.x * 1)), START + "the objects differ: "
                           "'<root>': Foo became Dict"),
     "to another kind": (lambda m: nnx.Dict(x=nnx.Param(m.x * 1)).x, START + "the objects differ"),
-    "takes over": (takes_over, START + "the body puts Variables of its carry into new objects. "
-                   "Return the objects of the carry themselves"),
     "to nothing": (lambda m: None, START + "they differ: "),
 }  # fmt: skip
 
@@ -388,6 +450,15 @@ def test_a_carry_of_another_structure_is_told_of_by_path(loop, f, match):
     # the classes of the reference: while_loop compares references first
     with pytest.raises(ValueError if is_while else TypeError, match=nested if is_while else match):
         loop(f, m)
+    assert snapshot(m) == before
+
+
+def test_while_loop_wants_the_variables_of_its_carry_in_its_objects():
+    m = Foo()
+    before = snapshot(m)
+    match = START + "the body puts Variables of its carry into new objects. Return the objects of"
+    with pytest.raises(ValueError, match=match):
+        nnx.while_loop(lambda m: m.n < 3, takes_over, m)
     assert snapshot(m) == before
 
 
@@ -440,7 +511,6 @@ def test_objects_must_come_back_where_they_came_in(loop, error):
     a, b = Foo(), Foo()
     before = snapshot(a, b)
     for f, carry, match in (
-        (lambda c: c[::-1], (a, b), "the body returns the objects of its carry in other places"),
         (lambda c: (c[0], c[0]), (a, b), "the body returns the objects of its carry in other"),
         (
             lambda c: c[::-1],
@@ -453,11 +523,6 @@ def test_objects_must_come_back_where_they_came_in(loop, error):
             "1': the input is an array, the output an",
         ),
         (
-            lambda c: (c[1], c[0], nnx.Variable(c[2] + 1)),
-            (a, b, nnx.Variable(0)),
-            "the body returns the objects of its carry in other places",
-        ),
-        (
             lambda c: (c[0], nnx.clone(c[1])),
             (a, a),
             "objects differ: '.*1': what is at '.*0' became",
@@ -466,6 +531,18 @@ def test_objects_must_come_back_where_they_came_in(loop, error):
         with pytest.raises(error, match=match):
             LOOPS[loop](f, carry)
     assert snapshot(a, b) == before
+    for f, carry in (
+        (lambda c: c[::-1], (a, b)),
+        (lambda c: (c[1], c[0], nnx.Variable(c[2] + 1)), (a, b, nnx.Variable(0))),
+    ):
+        if loop == "while":
+            with pytest.raises(
+                ValueError, match="returns the objects of its carry in other places"
+            ):
+                LOOPS[loop](f, carry)
+            assert snapshot(a, b) == before
+        else:
+            assert LOOPS[loop](f, carry)[:2] == (b, a)
 
 
 def writing_condition(m):
@@ -512,8 +589,38 @@ def test_arguments_that_are_no_arrays_and_sharing_in_tree_mode():
             loop(lambda c: c, [m, m], graph=False)
 
 
+STAYS = (
+    "Variable identity must be preserved across iterations, but the body puts another Variable in "
+    "the place of "
+)
+LOST = {
+    "sets": (sets, START + r"the body changes attributes \['extra'\] of "),
+    "adds": (adds, START + r"the body changes attributes \['new'\] of "),
+    "rebinds": (rebinds, STAYS + "'.*x'.* write into the Variable"),
+    "exchanges": (exchanges, STAYS + "'.*x'"),
+    "is new": (nnx.clone, STAYS + "'.*'"),
+}
+
+
 @every_loop
-def test_without_graph_updates_structure_stays(loop):
+@pytest.mark.parametrize("mode", MODES[1:])
+@pytest.mark.parametrize(("f", "match"), LOST.values(), ids=LOST)
+def test_without_graph_updates_structure_must_stay(loop, mode, f, match):
     m = Foo(2.0)
-    assert loop(lambda m: adds(sets(step(m))), m, graph_updates=False) is m
-    assert float(m.n.value) == 8.0 and not hasattr(m, "new") and not hasattr(m, "extra")
+    before = snapshot(m)
+    with pytest.raises(ValueError, match=match):
+        loop(f, m, **mode)
+    assert snapshot(m) == before
+
+
+@pytest.mark.parametrize("loop", ["while", "fori"])
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_without_graph_updates_variables_may_move_to_new_objects(loop, mode):
+    def f(m):
+        new = Foo()
+        new.x, new.y, new.n = m.x, m.y, m.n
+        return step(new)
+
+    m = Foo(2.0)
+    out = LOOPS[loop](f, m, **mode)
+    assert isinstance(out, Foo) and float(out.n.value) == float(m.n.value) == 8
