@@ -8,7 +8,7 @@ a hashable key with the right equality:
 * numbers and bools compare with their type, floats by their bits;
 * functions compare by code, defaults and captured values; `functools.partial` and bound methods by
   their parts; what cannot be compared that way falls back to identity, as do captured lists, dicts
-  and objects, which somebody could edit; except in `PURE` libraries, which do not;
+  and other objects that somebody could edit; except in `PURE` libraries, which do not;
 * tuples, lists, dicts and sets compare by content and kind;
 * everything else compares by its own `==` and `hash`, together with its type.
 
@@ -211,10 +211,13 @@ def _function(fun: types.FunctionType, inside: tuple[tp.Any, ...] | None) -> tp.
 def _captured(value: tp.Any, inside: tuple[tp.Any, ...] | None) -> tp.Any:
     """Captured values compare by content only where nobody can edit them in place."""
     kind = type(value)
-    if kind in PLAIN or kind in _IMMUTABLE or isinstance(value, (np.number, np.bool_)):
+    if kind in PLAIN or kind in _IMMUTABLE or isinstance(value, _VALUES):
         return _or_identity(value, inside)
     if kind.__hash__ is tuple.__hash__:
         return (kind, *[_captured(v, inside) for v in value])
+    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        fields = [getattr(value, field.name, None) for field in dataclasses.fields(kind)]
+        return (kind, *[_captured(field, inside) for field in fields])
     return ById(value)
 
 
@@ -292,6 +295,14 @@ _SPECIAL: dict[type, tp.Callable[[tp.Any, tp.Any], tp.Any]] = {
 
 _IMMUTABLE: frozenset[type] = frozenset(
     {bool, int, float, complex, types.FunctionType, functools.partial, types.MethodType, frozenset}
+)
+_VALUES = (
+    np.number,
+    np.bool_,
+    np.dtype,
+    jax.sharding.Sharding,
+    jax.sharding.PartitionSpec,
+    jax.sharding.Mesh,
 )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -180,6 +181,42 @@ def test_sharing_between_arguments_is_structure():
         both(b, b)
         both(b, Net())
     assert (int(a.count.value), int(b.count.value)) == (3, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    scale: float
+
+
+def acting_with(value):
+    if isinstance(value, Settings):
+        return lambda x: x * value.scale
+    if isinstance(value, jax.sharding.NamedSharding):
+        return lambda x: jax.lax.with_sharding_constraint(x, value)
+    return lambda x: x * value
+
+
+def sharded(name):
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(name))
+
+
+@pytest.mark.parametrize(
+    "make, one, other",
+    [
+        pytest.param(Settings, 1.0, 2.0, id="frozen dataclass"),
+        pytest.param(Settings, 4.0, 4, id="types within a frozen dataclass"),
+        pytest.param(np.float32, 1.0, 2.0, id="NumPy number"),
+        pytest.param(sharded, "a", None, id="sharding"),
+    ],
+)
+def test_values_that_a_function_captures(make, one, other):
+    with traces(1):
+        forward(Net(act=acting_with(make(one))), X)
+    with traces(0):
+        forward(Net(act=acting_with(make(one))), X)
+    with traces(1):
+        forward(Net(act=acting_with(make(other))), X)
 
 
 # Optimizers --------------------------------------------------------------------------------------
