@@ -51,7 +51,7 @@ class Metric(Pytree):
 
 
 def _must_define(metric: Metric, method: str) -> str:
-    return f"{type(metric).__name__} must define `{method}`: Metric is a base class."
+    return f"Must override `{method}()` method in {type(metric).__name__}: Metric is a base class."
 
 
 class Average(Metric):
@@ -210,7 +210,8 @@ class Accuracy(Average):
     def __init__(self, threshold: float | None = None, *args: tp.Any, **kwargs: tp.Any) -> None:
         if threshold is not None and not isinstance(threshold, float):
             raise TypeError(
-                f"threshold must be None or a float, got {type(threshold).__name__} {threshold!r}."
+                f"Expected threshold to be a float, or None, got {type(threshold).__name__} "
+                f"{threshold!r}."
             )
         self.threshold = threshold
         super().__init__(*args, **kwargs)
@@ -233,14 +234,16 @@ class Accuracy(Average):
         several = self.threshold is None
         if logits.ndim != labels.ndim + several:
             task, relation = (
-                ("multi-class", "labels.ndim + 1") if several else ("binary", "labels.ndim")
+                ("multi-class", "labels.ndim+1") if several else ("binary", "labels.ndim")
             )
             raise ValueError(
-                f"For {task} classification expected logits.ndim == {relation}, got logits "
+                f"For {task} classification, expected logits.ndim=={relation}, got logits "
                 f"{short_type(logits)} and labels {short_type(labels)}."
             )
         if not (jnp.issubdtype(labels.dtype, jnp.integer) or labels.dtype == bool):
-            raise ValueError(f"Expected integer labels, got {short_type(labels)}.")
+            raise ValueError(
+                f"Expected labels.dtype==jnp.int32, or another integer dtype, got {short_type(labels)}."
+            )
         if logits.shape[: labels.ndim] != labels.shape:
             raise TypeError(
                 f"logits {short_type(logits)} and labels {short_type(labels)} are of different "
