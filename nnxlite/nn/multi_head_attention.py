@@ -70,8 +70,10 @@ class MultiHeadAttention(Module):
         rngs: the stream "params" is drawn for query, key, value, their norms, and the output, in
             this order; the stream "dropout" is forked where the layer keeps one.
         keep_rngs: whether to keep a random stream for dropout; otherwise calls must pass one.
-        kernel_metadata, bias_metadata, out_kernel_metadata, out_bias_metadata,
-        query_ln_scale_metadata, key_ln_scale_metadata: metadata of the parameters.
+        kernel_metadata, bias_metadata, query_ln_scale_metadata, key_ln_scale_metadata: metadata of
+            the parameters.
+        out_kernel_metadata, out_bias_metadata: those of the output projection; like those of the
+            other projections where empty.
 
     Attributes:
         query, key, value: `LinearGeneral`s to (heads, head_dim).
@@ -211,8 +213,8 @@ class MultiHeadAttention(Module):
             promote_dtype=out_promote_dtype,
             dot_general=out_dot_general,
             dot_general_cls=out_dot_general_cls,
-            kernel_metadata=out_kernel_metadata,
-            bias_metadata=out_bias_metadata,
+            kernel_metadata=out_kernel_metadata or kernel_metadata,
+            bias_metadata=out_bias_metadata or bias_metadata,
         )
         keeps_stream = keep_rngs and dropout_rate > 0
         self.rngs = own_stream(self, rngs, "dropout") if keeps_stream else None

@@ -491,6 +491,14 @@ def test_dtypes_of_the_layer():
     assert m(X).dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("own", [{}, {"of": "out"}], ids=["shared", "own"])
+def test_metadata_of_the_projections_are_those_of_the_output_unless_it_has_its_own(own):
+    given = {"kernel_metadata": {"of": "kernel"}, "bias_metadata": {"of": "bias"}}
+    m = layer(**given, out_kernel_metadata=own, out_bias_metadata=own)
+    assert m.query.kernel.of == "kernel" and m.query.bias.of == "bias"
+    assert m.out.kernel.of == own.get("of", "kernel") and m.out.bias.of == own.get("of", "bias")
+
+
 def test_metadata_goes_to_the_parameters():
     names = ("kernel", "out_kernel", "bias", "out_bias", "query_ln_scale", "key_ln_scale")
     m = layer(normalize_qk=True, **{f"{n}_metadata": {"of": n} for n in names})
