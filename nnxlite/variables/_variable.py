@@ -46,6 +46,9 @@ class _Missing:
 MISSING: tp.Any = _Missing()
 """Stands for an argument that was not given, where None is a value."""
 
+_ARRAY_PROTOCOLS = frozenset(  # what other libraries ask an array for, and its value answers
+    ("__array_namespace__", "__cuda_array_interface__", "__dlpack__", "__dlpack_device__")
+)
 _SHARDING_NAMES = ("sharding", "sharding_names")  # spellings of the entry "out_sharding"
 
 
@@ -460,7 +463,7 @@ class Variable(ArrayOperators[T]):
 
     def __getattr__(self, name: str) -> tp.Any:
         lacks = f"'{type(self).__name__}' object has no attribute"
-        if name.startswith("__") and name.endswith("__"):
+        if name.startswith("__") and name.endswith("__") and name not in _ARRAY_PROTOCOLS:
             raise AttributeError(f"{lacks} {name!r}")
         try:
             box = _get_box(self)

@@ -189,6 +189,13 @@ def test_a_missing_attribute_names_the_variable():
     assert not hasattr(v, "__array_interface__x__") and getattr(v, "nope", 3) == 3
 
 
+def test_the_value_answers_what_other_libraries_ask_an_array_for():
+    v = nnx.Param(ONES)
+    assert np.array_equal(jnp.from_dlpack(v), ONES) and np.array_equal(np.from_dlpack(v), ONES)
+    assert v.__array_namespace__() is ONES.__array_namespace__()
+    assert not hasattr(nnx.Param(None), "__dlpack__")
+
+
 # Trace levels ------------------------------------------------------------------------------------
 
 WRITES = {
