@@ -322,6 +322,20 @@ def jit_ahead_of_time(lib, mode):
     return compiled(m, 2.0), m, f.eval_shape(m, 1.0) if hasattr(f, "eval_shape") else None
 
 
+@program("updates", "plain")
+def jit_ahead_of_time_with_static_arguments(lib, mode):
+    m = models(lib).Counted()
+    f = lib.jit(lambda m, x, n=2: m(x) * n, static_argnames="n", **mode)
+    compiled = f.lower(m, 1.0, n=3).compile()
+    outcomes = [compiled(m, 2.0)]
+    for args, kwargs in (((3,), {}), ((), {"n": 3})):
+        try:
+            outcomes.append(compiled(m, 2.0, *args, **kwargs))
+        except TypeError:
+            outcomes.append("refused")
+    return outcomes, m
+
+
 @program(*all_modes)
 def jit_refusals(lib, mode):
     m = models(lib).Counted()
