@@ -161,8 +161,8 @@ class CustomVjp:
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         if self._function is None:
-            raise ValueError(
-                f"No backward rule is defined for {name_of(self.fun)}: call its "
+            raise (ValueError if self._updates() else AttributeError)(
+                f"No VJP defined for custom_vjp function {name_of(self.fun)}: call its "
                 "defvjp(fwd, bwd) before the function."
             )
         args = self._positional(args, kwargs)

@@ -321,7 +321,7 @@ class MapWrapped:
         options, bound = self._options, self._bound
         prefix = options.in_prefix
         wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
-        if kwargs or len(args) < wanted:
+        if len(args) < wanted or (kwargs and self._settings_reach_keywords()):
             args, kwargs = by_position(self._fun, args, kwargs, bound, wanted)
         every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
         if wanted and len(args) != wanted and options.in_name == "in_axes":
@@ -330,6 +330,17 @@ class MapWrapped:
         if not resolve_mode(options.graph):
             refuse_sharing(inputs.graphdef, options.name)
         return self._core(inputs, inputs.define(context_key()))
+
+    def _settings_reach_keywords(self) -> bool:
+        """Whether keyword arguments get the settings of their positions.
+
+        With graph updates off `vmap` and `pmap` are called as JAX's: their keyword arguments have
+        axis 0, unless there are more settings than positional arguments.
+        """
+        options = self._options
+        if options.in_name != "in_axes":
+            return True
+        return resolve_updates(options.graph_updates, options.graph)
 
 
 _cores: PerFunction[MapCore] = PerFunction()

@@ -153,6 +153,14 @@ def test_keyword_arguments_count_at_their_positions():
     assert both(m, xs).tolist() == [0.0, 6.0, 12.0] and both(m, k=1.0, x=xs).tolist() == [0, 3, 6]
 
 
+@pytest.mark.parametrize("mode", [{"graph_updates": False}, {"graph": False}])
+@pytest.mark.parametrize("axes", [None, (None,)])
+def test_without_graph_updates_keyword_arguments_have_axis_0(mode, axes):
+    m, xs = Foo(3.0), jnp.arange(3.0)
+    mapped = nnx.vmap(lambda m, x: m.x * x, in_axes=axes, **mode)
+    assert mapped(m, x=xs).tolist() == [0.0, 3.0, 6.0]
+
+
 def test_a_keyword_may_hold_an_object():
     m = Foo()
     m.n.value = jnp.zeros(3)
