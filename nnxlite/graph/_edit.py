@@ -114,6 +114,7 @@ class _Update:
             the value, the Variable itself and whose metadata it takes over (or None).
         references: array references with their new contents.
         bindings: new children of objects and containers, by the place of these.
+        first: whether no earlier state has brought a value that a Variable is to have.
     """
 
     def __init__(self, root: tp.Any) -> None:
@@ -122,6 +123,7 @@ class _Update:
         self.variables: list[tuple[tp.Any, tp.Any, tp.Any, Variable[tp.Any] | None]] = []
         self.references: list[tuple[tp.Any, tp.Any]] = []
         self.bindings: dict[tp.Any, tuple[Place, dict[tp.Any, tp.Any]]] = {}
+        self.first = True
 
     # gathering -------------------------------------------------------------------------------
 
@@ -131,9 +133,10 @@ class _Update:
             given = given._state
         if isinstance(given, FlatState):
             given = given.to_nested_state()
+        self.first = not self.variables
         root = self.root
         if isinstance(root.node, Variable):
-            self._pair([(root.node, given)], lambda _: (root, ()))
+            self._variable(root.node, given, root, ())
         elif not isinstance(given, Mapping):
             raise TypeError(
                 "update takes states (State, FlatState or nested dicts), got "
@@ -154,32 +157,35 @@ class _Update:
             leaves = plan.leaves()
         except Stale:
             return False
-        self._pair(zip(leaves, values), lambda i: (self.root, plan.graphdef.leaf_path(i)))
+        note, trace = self.variables.append, self.trace
+        for number, (variable, value) in enumerate(zip(leaves, values)):
+            box = variable._box
+            if isinstance(value, Variable) and _fits(box, value._box, trace):
+                note((box, value._box.value, None, None))
+            else:
+                self._variable(variable, value, self.root, plan.graphdef.leaf_path(number))
         return True
 
     def _walk(self, given: tp.Any) -> None:
         """Go down state and objects together."""
-        place, name = self.root, None
-
-        def pairs() -> tp.Iterator[tuple[Variable[tp.Any], tp.Any]]:
-            nonlocal place, name
-            pending: list[Pending] = [(place, _children(place.node), given)]
-            while pending:
-                place, children, mapping = pending.pop()
-                items = mapping._mapping.items() if isinstance(mapping, State) else mapping.items()
-                for name, value in items:
-                    child = children.get(name, _MISSING)
-                    if isinstance(child, Variable):
-                        yield child, value
-                    elif type(value) is State and kind_of(child) == OBJECT:
-                        below = tuple.__new__(
-                            Place, (child, name, place)
-                        )  # quicker than Place(...)
-                        pending.append((below, child.__dict__, value))
+        note, trace = self.variables.append, self.trace
+        pending: list[Pending] = [(self.root, _children(self.root.node), given)]
+        while pending:
+            place, children, mapping = pending.pop()
+            items = mapping._mapping.items() if isinstance(mapping, State) else mapping.items()
+            for name, value in items:
+                child = children.get(name, _MISSING)
+                if isinstance(child, Variable):
+                    box = child._box
+                    if isinstance(value, Variable) and _fits(box, value._box, trace):
+                        note((box, value._box.value, None, None))
                     else:
-                        self._child(place, name, child, value, pending)
-
-        self._pair(pairs(), lambda _: (place, (name,)))
+                        self._variable(child, value, place, (name,))
+                elif type(value) is State and kind_of(child) == OBJECT:
+                    below = tuple.__new__(Place, (child, name, place))  # quicker than Place(...)
+                    pending.append((below, child.__dict__, value))
+                else:
+                    self._child(place, name, child, value, pending)
 
     def _child(
         self,
@@ -201,35 +207,30 @@ class _Update:
         else:
             raise self._unknown(place, (name,), value, "holds a node, not a leaf")
 
-    def _pair(
-        self,
-        pairs: tp.Iterable[tuple[Variable[tp.Any], tp.Any]],
-        where: tp.Callable[[int], tuple[Place, Path]],
+    def _variable(
+        self, variable: Variable[tp.Any], value: tp.Any, place: Place, names: Path
     ) -> None:
-        """Note Variables with what they are to hold; `where` tells of a pair for messages."""
-        first = not self.variables  # else an earlier state may have brought another value
-        note, trace = self.variables.append, self.trace
-        for number, (variable, value) in enumerate(pairs):
-            if value is variable and first:
-                continue
-            box, model = variable._box, None
-            if isinstance(value, Variable):
-                model = value if value._box.definition is not box.definition else None
-                value = value._box.value
-            old = box.value
-            special = None if model is None else variable
-            if value is not old:
-                plain = type(value) is type(old) and not box.definition.is_ref
-                if not plain or not same_shape(old, value):
-                    if isinstance(value, State) and not isinstance(old, State):
-                        value = to_pure_dict(value)  # a Variable may hold a dict
-                    self._check_fit(*where(number), old, value)
-                    special = variable
-            elif model is None and first:
-                continue
-            if box.trace is not trace:
-                variable._refuse_write()
-            note((box, value, special, model))
+        """Note a Variable with what it is to hold, whatever that is."""
+        if value is variable and self.first:
+            return
+        box, model = variable._box, None
+        if isinstance(value, Variable):
+            model = value if value._box.definition is not box.definition else None
+            value = value._box.value
+        old = box.value
+        special = None if model is None else variable
+        if value is not old:
+            plain = type(value) is type(old) and not box.definition.is_ref
+            if not plain or not same_shape(old, value):
+                if isinstance(value, State) and not isinstance(old, State):
+                    value = to_pure_dict(value)  # a Variable may hold a dict
+                self._check_fit(place, names, old, value)
+                special = variable
+        elif model is None and self.first:
+            return
+        if box.trace is not self.trace:
+            variable._refuse_write()
+        self.variables.append((box, value, special, model))
 
     def _leaf(self, place: Place, name: tp.Any, old: tp.Any, value: tp.Any) -> None:
         """Note a new value of a leaf that is no Variable: an array, or an array reference."""
@@ -321,6 +322,18 @@ class _Update:
         for place, children in self.bindings.values():
             for name, value in children.items():
                 _set_child(place.node, name, value.made() if type(value) is _Changed else value)
+
+
+def _fits(box: tp.Any, given: tp.Any, trace: tp.Any) -> bool:
+    """Whether the value of one Variable can go into another as it is."""
+    old, new, definition = box.value, given.value, box.definition
+    return (
+        given.definition is definition
+        and not definition.is_ref
+        and box.trace is trace
+        and type(old) is type(new)
+        and same_shape(old, new)
+    )
 
 
 class _Changed(tp.NamedTuple):
