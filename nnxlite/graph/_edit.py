@@ -145,25 +145,28 @@ class _Update:
         elif not self._all_at_once(given):
             self._walk(given)
 
-    def _all_at_once(self, given: tp.Any) -> bool:
+    def _all_at_once(self, state: tp.Any) -> bool:
         """Pair a State of exactly the shape of a plan with its Variables; False if it is not."""
         plan = usual_plan(self.root.node)
         if plan is None or plan.has_arrays or plan.has_refs:
             return False
-        values = plan.graphdef.program().read(given)
+        values = plan.graphdef.program().read(state)
         if values is None:
             return False
         try:
             leaves = plan.leaves()
         except Stale:
             return False
-        note, trace = self.variables.append, self.trace
+        note, trace, first = self.variables.append, self.trace, self.first
         for number, (variable, value) in enumerate(zip(leaves, values)):
-            box = variable._box
-            if isinstance(value, Variable) and _fits(box, value._box, trace):
-                note((box, value._box.value, None, None))
-            else:
-                self._variable(variable, value, self.root, plan.graphdef.leaf_path(number))
+            if isinstance(value, Variable):
+                box, given = variable._box, value._box
+                if box.value is given.value and box.definition is given.definition and first:
+                    continue
+                if _fits(box, given, trace):
+                    note((box, given.value, None, None))
+                    continue
+            self._variable(variable, value, self.root, plan.graphdef.leaf_path(number))
         return True
 
     def _walk(self, given: tp.Any) -> None:
