@@ -159,14 +159,16 @@ class _Update:
             return False
         note, trace, first = self.variables.append, self.trace, self.first
         for number, (variable, value) in enumerate(zip(leaves, values)):
+            box = variable._box
+            definition, new = box.definition, value
             if isinstance(value, Variable):
-                box, given = variable._box, value._box
-                if box.value is given.value and box.definition is given.definition and first:
-                    continue
-                if _fits(box, given, trace):
-                    note((box, given.value, None, None))
-                    continue
-            self._variable(variable, value, self.root, plan.graphdef.leaf_path(number))
+                definition, new = value._box.definition, value._box.value
+            if new is box.value and definition is box.definition and first:
+                continue
+            if _fits(box, definition, new, trace):
+                note((box, new, None, None))
+            else:
+                self._variable(variable, value, self.root, plan.graphdef.leaf_path(number))
         return True
 
     def _walk(self, given: tp.Any) -> None:
@@ -180,8 +182,11 @@ class _Update:
                 child = children.get(name, _MISSING)
                 if isinstance(child, Variable):
                     box = child._box
-                    if isinstance(value, Variable) and _fits(box, value._box, trace):
-                        note((box, value._box.value, None, None))
+                    definition, new = box.definition, value
+                    if isinstance(value, Variable):
+                        definition, new = value._box.definition, value._box.value
+                    if _fits(box, definition, new, trace):
+                        note((box, new, None, None))
                     else:
                         self._variable(child, value, place, (name,))
                 elif type(value) is State and kind_of(child) == OBJECT:
@@ -327,11 +332,11 @@ class _Update:
                 _set_child(place.node, name, value.made() if type(value) is _Changed else value)
 
 
-def _fits(box: tp.Any, given: tp.Any, trace: tp.Any) -> bool:
-    """Whether the value of one Variable can go into another as it is."""
-    old, new, definition = box.value, given.value, box.definition
+def _fits(box: tp.Any, definition: tp.Any, new: tp.Any, trace: tp.Any) -> bool:
+    """Whether a Variable can keep a new value as it is."""
+    old = box.value
     return (
-        given.definition is definition
+        definition is box.definition
         and not definition.is_ref
         and box.trace is trace
         and type(old) is type(new)
