@@ -20,6 +20,22 @@ SHOWN = 5
 """How many differences a message lists."""
 
 
+def structure_error(
+    before: PyTreeDef, after: PyTreeDef, roots: tp.Container[int] = ()
+) -> type[Exception]:
+    """The class of the error for a carry that comes out as another pytree; the reference's classes.
+
+    It is TypeError where nothing but arrays became trees; `roots` are the leaves that are objects.
+    """
+    tree = jax.tree_util.tree_unflatten(after, range(after.num_leaves))
+    try:
+        parts = before.flatten_up_to(tree)
+    except ValueError:
+        return ValueError
+    kept = all(isinstance(part, int) for i, part in enumerate(parts) if i in roots)
+    return TypeError if kept else ValueError
+
+
 def tree_difference(before: PyTreeDef, after: PyTreeDef) -> str:
     """How two pytree structures differ: the paths that only one of them has.
 

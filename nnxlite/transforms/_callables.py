@@ -13,12 +13,14 @@ import jax
 from nnxlite._config import GRAPH_UPDATES
 from nnxlite._config import context_key as context_key
 from nnxlite._errors import path_text
+from nnxlite._jax import key_name
 from nnxlite._statics import ById, UnhashableStatic, static_key
 from nnxlite.boundary import Inputs, is_root
 from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._graphdef import Path
 from nnxlite.objects._frozen import BoundMethod
 from nnxlite.variables import MISSING as MISSING
+from nnxlite.variables import Variable
 
 P = tp.ParamSpec("P")
 R = tp.TypeVar("R")
@@ -315,6 +317,22 @@ def resolve_updates(graph_updates: bool | None, graph: bool | None = None) -> bo
     """
     graph, updates = bind_modes(graph, graph_updates)
     return updates and graph
+
+
+def refuse_shared_result(result: tp.Any, name: str, graph: bool | None) -> None:
+    """Raise ValueError where one Variable is in two places of a result, and `graph` is False."""
+    if resolve_mode(graph):
+        return
+    first: dict[int, tp.Any] = {}
+    leaves = jax.tree_util.tree_leaves_with_path(result, is_leaf=lambda x: isinstance(x, Variable))
+    for path, leaf in leaves:
+        if isinstance(leaf, Variable) and first.setdefault(id(leaf), path) is not path:
+            texts = [path_text(map(key_name, p)) for p in (first[id(leaf)], path)]
+            raise ValueError(
+                f"Duplicate {type(leaf).__name__} found at paths of the result: {texts[0]!r}, "
+                f"{texts[1]!r}. With graph=False objects must form a tree. Remove the sharing, or "
+                f"pass graph=True to nnxlite.{name}."
+            )
 
 
 def bind_modes(graph: bool | None, graph_updates: bool | None) -> tuple[bool, bool]:

@@ -15,7 +15,13 @@ from nnxlite._jax import Tracer, key_name
 from nnxlite.boundary import CallDef, Crossing, Fixed, Inputs, OutDef, enter, leave
 from nnxlite.boundary._body import Body, described, same, settle, trace_body
 from nnxlite.boundary._carry import OTHER, Handover, hand_over, refuse_replaced, with_arrays
-from nnxlite.boundary._differences import edits_text, graph_difference, node_text, tree_difference
+from nnxlite.boundary._differences import (
+    edits_text,
+    graph_difference,
+    node_text,
+    structure_error,
+    tree_difference,
+)
 from nnxlite.boundary._inputs import Inner
 from nnxlite.boundary._outputs import OutGraph, Outputs
 from nnxlite.boundary._prefixes import argument_path
@@ -24,7 +30,13 @@ from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.graph._graphdef import Path
 from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.graph._traverse import traverse
-from nnxlite.transforms._callables import context_key, name_of, resolve_updates, unbind
+from nnxlite.transforms._callables import (
+    context_key,
+    name_of,
+    refuse_shared_result,
+    resolve_updates,
+    unbind,
+)
 from nnxlite.transforms._core import Core, core_for
 from nnxlite.variables import Variable
 
@@ -34,6 +46,7 @@ class FlowOptions(tp.NamedTuple):
 
     name: str
     structure: bool
+    graph: bool
     unroll: tuple[type, tp.Any] = (type(None), None)  # with the type, since True equals 1
     bounds: tuple[int, int] | None = None
 
@@ -74,7 +87,9 @@ class Branches(Core):
         def apply(number: int, tree: tp.Any) -> tp.Any:
             operands, carried = tree[1:]
             args, kwargs = carried.get(_branch(self.name, number), ((), {}))
-            return funs[number](*args, *operands, **kwargs)
+            result = funs[number](*args, *operands, **kwargs)
+            refuse_shared_result(result, self.options.name, self.options.graph)
+            return result
 
         def body(number: int) -> Body:
             return trace_body(
@@ -286,7 +301,7 @@ def _choose(
             if u.args or u.kwargs
         }
     inputs, call = _start((_unwrapped(chooser), operands, carried), name, graph)
-    options = FlowOptions(name, resolve_updates(graph_updates, graph))
+    options = FlowOptions(name, resolve_updates(graph_updates, graph), resolve_mode(graph))
     return core_for(Branches, branches, options)(inputs, call)
 
 
@@ -443,9 +458,10 @@ class Loop(Core):
         error = ValueError if references and call.where else TypeError
         what = "reference and pytree structure" if error is ValueError else "pytree structure"
         start = f"{name} body function carry input and carry output must have the same {what}, but "
-        if treedef != wanted:
-            raise error(f"{start}they differ: the output is {tree_difference(wanted, treedef)}.")
         before = {position - 2 * self.skip for position in call.where}
+        if treedef != wanted:
+            error = structure_error(wanted, treedef, before)
+            raise error(f"{start}they differ: the output is {tree_difference(wanted, treedef)}.")
         misplaced = sorted(before ^ set(body.definition.where))
         if misplaced:
             path = call.argument_of(misplaced[0] + 2 * self.skip)[self.skip :]
@@ -560,7 +576,7 @@ def while_loop(
     (True, 3)
     """
     inputs, call = _start(init_val, "while_loop", graph)
-    options = FlowOptions("while_loop", resolve_updates(graph_updates, graph))
+    options = FlowOptions("while_loop", resolve_updates(graph_updates, graph), resolve_mode(graph))
     return core_for(Loop, (cond_fun, body_fun), options)(inputs, call)
 
 
@@ -589,10 +605,12 @@ def fori_loop(
         lower, upper = (int(b) if _is_known(b) else b for b in (lower, upper))
     if type(lower) is int and type(upper) is int:
         inputs, call = _start(init_val, "fori_loop", graph)
-        options = FlowOptions("fori_loop", structure, (type(unroll), unroll), (lower, upper))
+        options = FlowOptions(
+            "fori_loop", structure, resolve_mode(graph), (type(unroll), unroll), (lower, upper)
+        )
     else:
         inputs, call = _start((lower, upper, init_val), "fori_loop", graph)
-        options = FlowOptions("fori_loop", structure, (type(unroll), unroll))
+        options = FlowOptions("fori_loop", structure, resolve_mode(graph), (type(unroll), unroll))
     return core_for(Loop, (body_fun,), options)(inputs, call)
 
 

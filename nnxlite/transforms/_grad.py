@@ -27,6 +27,7 @@ from nnxlite.transforms._callables import (
     bind_modes,
     name_of,
     positional,
+    refuse_shared_result,
     resolve_updates,
     unbind,
 )
@@ -294,6 +295,7 @@ class GradWrapped:
             aux = None
             if options.has_aux:
                 result, aux = _value_and_aux(result, fun)
+                refuse_shared_result(aux, name, options.graph)
             out = leave(inner, aux, structure=resolve_updates(options.graph_updates, options.graph))
             return _unwrapped(result), out.crossing()
 

@@ -42,6 +42,7 @@ from nnxlite.transforms._callables import (
     bind_modes,
     context_key,
     name_of,
+    refuse_shared_result,
     resolve_updates,
     select_arguments,
     static_argument,
@@ -224,7 +225,9 @@ class Core:
 
         def fun(tree: tp.Any) -> tp.Any:
             args, kwargs = with_statics(call.extra.statics, *tree)
-            return self.fun()(*args, **kwargs)
+            result = self.fun()(*args, **kwargs)
+            refuse_shared_result(result, "jit", self.options.graph)
+            return result
 
         updates = resolve_updates(self.options.graph_updates, self.options.graph)
         body = trace_body(call, fun, lambda *leaves: leaves, (plain, values), structure=updates)
@@ -306,6 +309,7 @@ def _run(core: Core, call: CallDef, *groups: tp.Any) -> tp.Any:
         kept: tp.Collection[int] = ()
         if core.donates:
             kept = {i for i, d in enumerate(core.donated(call)[1]) if d}
+        refuse_shared_result(result, "jit", core.options.graph)
         updates = resolve_updates(core.options.graph_updates, core.options.graph)
         out = leave(inner, result, all_written=kept, structure=updates)
         refuse_foreign_result(out, core.name)

@@ -49,6 +49,7 @@ from nnxlite.transforms._callables import (
     check_arguments,
     context_key,
     name_of,
+    refuse_shared_result,
     resolve_updates,
     static_argument,
     unbind,
@@ -183,6 +184,7 @@ class MapCore:
                     axis = from_front(axis, inner.values[leaf])
                     remove_axis(variable, axis, options.metadata)
         result = self._fun()(*args, **kwargs)
+        refuse_shared_result(result, options.name, options.graph)
         updates = resolve_updates(options.graph_updates, options.graph)
         out = with_arrays(inner, leave(inner, result, structure=updates))
         refuse_foreign_result(out, repr(self))

@@ -30,6 +30,7 @@ from nnxlite.transforms._callables import (
     hide,
     name_of,
     naming_arguments,
+    refuse_shared_result,
     resolve_updates,
     reveal,
     unbind,
@@ -88,8 +89,10 @@ class Remat(Core):
     ) -> Crossing:
         (args, kwargs), inner = enter(call, plain, list(values))
         args = reveal(args, call.extra.hidden)
+        result = self.fun(*args, **kwargs)
+        refuse_shared_result(result, "remat", self.options.graph)
         updates = resolve_updates(self.options.graph_updates, self.options.graph)
-        out = leave(inner, self.fun(*args, **kwargs), structure=updates)
+        out = leave(inner, result, structure=updates)
         return out.crossing()
 
     def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:

@@ -18,7 +18,7 @@ from nnxlite._errors import path_text
 from nnxlite.boundary import CallDef, Carry, Crossing, Fixed, Inputs, Outputs
 from nnxlite.boundary._body import Body, described, same, settle, trace_body
 from nnxlite.boundary._carry import OTHER, SHARED, Handover, hand_over, refuse_replaced, with_arrays
-from nnxlite.boundary._differences import edits_text, tree_difference
+from nnxlite.boundary._differences import edits_text, structure_error, tree_difference
 from nnxlite.boundary._inputs import Inner
 from nnxlite.boundary._outputs import Edit, OutDef, OutGraph
 from nnxlite.boundary._prefixes import (
@@ -41,6 +41,7 @@ from nnxlite.transforms._callables import (
     check_arguments,
     context_key,
     name_of,
+    refuse_shared_result,
     resolve_updates,
     unbind,
 )
@@ -266,10 +267,15 @@ class Scan(Core):
                 out = _with_axis_names(inner, out, roles.values, settings.fresh, names)
             return out, (tuple(map(tuple, settings)), handover)
 
-        fun, structure = self.fun, resolve_updates(options.graph_updates, options.graph)
+        def run(tree: tp.Any) -> tp.Any:
+            result = self.fun(*tree[0], **tree[1])
+            refuse_shared_result(result, "scan", options.graph)
+            return result
+
+        structure = resolve_updates(options.graph_updates, options.graph)
         return trace_body(
             call,
-            lambda tree: fun(*tree[0], **tree[1]),
+            run,
             roles.join,
             (carry, slices, constant),
             structure=True,
@@ -300,12 +306,6 @@ class Scan(Core):
         """Raise where the body writes what it must not, or changes the structure of its carry."""
         definition = body.definition
         (result_settings, _, fresh_settings), handover = body.extra
-        if None in result_settings:
-            raise ValueError(
-                f"scan({name_of(self.fun)}): cannot broadcast a result: out_axes="
-                f"{self.options.out_axes!r} gives an array the axis None. Give it an axis, or make "
-                "it the carry."
-            )
         for leaf in definition.written:
             if roles.values[leaf] is None:
                 where = argument_path(call, call.leaf_roots()[leaf], call.leaf_paths()[leaf])
@@ -424,7 +424,10 @@ class Scan(Core):
         if structures[0] != structures[1]:
             # The reference's classes: with updates it compares references first.
             updates = resolve_updates(options.graph_updates, options.graph)
-            raise (ValueError if updates else TypeError)(
+            positions = jax.tree_util.tree_leaves(before)
+            roots = {i for i, position in enumerate(positions) if position in call.where}
+            error = ValueError if updates else structure_error(structures[0], structures[1], roots)
+            raise error(
                 "scan body function carry input and carry output must have the same pytree "
                 f"structure, but they differ: the output is {tree_difference(*structures)}."
             )
@@ -531,6 +534,8 @@ def _check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:
                     "Make the carry one argument (any pytree)."
                 )
 
+    _check_results(out_axes)
+
     def count(axes: tp.Any) -> int:
         return (axes if isinstance(axes, tuple) else (axes,)).count(Carry)
 
@@ -544,6 +549,23 @@ def _check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:
             f"Found multiple Carry definitions in in_axes={in_axes!r} or out_axes={out_axes!r}. "
             "Make the carries one pytree."
         )
+
+
+def _check_results(out_axes: tp.Any) -> None:
+    """Raise ValueError where a result would be broadcast, or a part of an object carried."""
+    settings, _ = jax.tree_util.tree_flatten_with_path(
+        out_axes, is_leaf=lambda x: x is None or isinstance(x, _FilterMapping)
+    )
+    for path, setting in settings:
+        inside = setting._settings if isinstance(setting, _FilterMapping) else [setting]
+        for word, refused in (("carry", Carry), ("broadcast", None)):
+            if setting is not Carry and any(axis is refused for axis in inside):
+                where = "".join(map(str, path))
+                shown = f"out_axes={setting!r}" if setting is None else repr(setting)
+                raise ValueError(
+                    f"Cannot {word} output state. Got {shown} at: out_axes{where}. Every result of "
+                    "an iteration needs an axis, or is the carry as a whole."
+                )
 
 
 class ScanWrapped:
@@ -603,9 +625,11 @@ def scan(
         graph, graph_updates: see `jit`.
 
     Raises:
-        ValueError: for prefixes or sizes that do not fit, a broadcast Variable that is written, or
-            a carry whose objects are replaced or whose structure changes.
-        TypeError: where types of the carry change; with `graph_updates=False` also its structure.
+        ValueError: for prefixes or sizes that do not fit, a result that would be broadcast, a
+            broadcast Variable that is written, or a carry whose objects are replaced or whose
+            structure changes.
+        TypeError: where types of the carry change, or (with `graph_updates=False`) an array of it
+            becomes a tree.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> blocks = nnx.vmap(lambda key: nnx.Linear(2, 2, rngs=nnx.Rngs(key)))(

@@ -28,6 +28,7 @@ from nnxlite.transforms._callables import (
     hide,
     name_of,
     naming_arguments,
+    refuse_shared_result,
     resolve_updates,
     reveal,
     unbind,
@@ -74,6 +75,7 @@ class Look:
         """Run the function on leaves: its result as it is, and everything that leaves."""
         (args, kwargs), inner = enter(self.call, plain, list(values))
         result = self._fun(*reveal(args, self._hidden), **kwargs)
+        refuse_shared_result(result, self._options.name, self._options.graph)
         return result, leave(inner, result, structure=self.updates)
 
     def run(self, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:

@@ -21,6 +21,7 @@ from nnxlite.transforms._callables import (
     bind_modes,
     name_of,
     naming_arguments,
+    refuse_shared_result,
     resolve_updates,
     unbind,
 )
@@ -80,6 +81,7 @@ class Linearized:
         result, aux = self.fun(*args, **kwargs), None
         if self.options.has_aux:
             result, aux = _value_and_aux(result, self.fun)
+        refuse_shared_result((result, aux), self.options.name, self.options.graph)
         shown = Inputs(result)
         structure = resolve_updates(self.options.graph_updates, self.options.graph)
         out = leave(inner, (result, aux), structure=structure)

@@ -481,7 +481,8 @@ class Variable(ArrayOperators[T]):
             ) from None
 
     def __setattr__(self, name: str, value: tp.Any) -> None:
-        if hasattr(type(self), name):
+        kept = getattr(type(self), name, None)
+        if kept is not None and not (isinstance(kept, property) and kept.fset is None):
             object.__setattr__(self, name, value)
             return
         if trace_state.value is not self._box.trace:

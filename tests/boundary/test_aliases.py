@@ -50,6 +50,41 @@ def test_with_updates_the_result_holds_the_own_variable(name):
     assert (out["seen"].w is m.w) == (name != "eval_shape")
 
 
+def twice(x):
+    p = nnx.Param(x)
+    return {"a": nnx.Dict(w=p), "b": [p]}
+
+
+def aux(x):
+    return x.sum(), twice(x)
+
+
+RESULTS = {
+    "jit": lambda x, **mode: nnx.jit(twice, **mode)(x),
+    "vmap": lambda x, **mode: nnx.vmap(twice, **mode)(x),
+    "remat": lambda x, **mode: nnx.remat(twice, **mode)(x),
+    "cond": lambda x, **mode: nnx.cond(True, twice, twice, x, **mode),
+    "switch": lambda x, **mode: nnx.switch(0, [twice, twice], x, **mode),
+    "eval_shape": lambda x, **mode: nnx.eval_shape(twice, x, **mode),
+    "grad": lambda x, **mode: nnx.grad(aux, has_aux=True, **mode)(x)[1],
+    "vjp": lambda x, **mode: nnx.vjp(aux, x, has_aux=True, **mode)[2],
+    "scan": lambda x, **mode: nnx.scan(twice, in_axes=0, out_axes=0, **mode)(x),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_are_trees_where_graphs_are_off(name):
+    message = (
+        r"Duplicate Param found at paths of the result: '(1\.)?a\.w', '(1\.)?b\.0'\. With graph=False "
+        rf"objects must form a tree\. Remove the sharing, or pass graph=True to nnxlite\.{name}"
+    )
+    with pytest.raises(ValueError, match=message):
+        RESULTS[name](jnp.ones(2), graph=False)
+    for mode in ({}, {"graph_updates": False}):
+        out = RESULTS[name](jnp.ones(2), **mode)
+        assert out["a"]["w"] is out["b"][0]
+
+
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "tree"])
 def test_carries_keep_their_variables(mode):
     m = counter()

@@ -639,8 +639,6 @@ BAD = [
     refused("constant written", r"the body writes '1.n', which is broadcast \(axis None\): the "
             r"writes of the iterations would be lost. Carry it, .*or give it an axis",
             writes_constant, args=(Foo(),), carry=XS, in_axes=(0, None), out_axes=0),
-    refused("result without axis", r"scan\(.*\): cannot broadcast a result: out_axes=\(Carry, None\)"
-            r" gives an array the axis None\. Give it an axis", count, out_axes=(CARRY, None)),
     refused("sizes", r"different axis sizes: 3 at '1', 4 at '2'\. Give all the same size, or None",
             lambda c, x, y: (c, x), args=(XS, jnp.ones(4)), in_axes=(CARRY, 0, 0)),
     refused("length", r"`length` argument of 5 which disagrees with leading axis sizes \[3\] "
@@ -697,6 +695,13 @@ def test_bad_input_is_told_of_by_path_and_changes_nothing(
         (r"If one of in_axes or out_axes has Carry, the other must .* in_axes=\(0, 0\) and", ValueError,
          {"in_axes": (0, 0)}),
         ("If one of in_axes or out_axes has Carry", ValueError, {"out_axes": 0}),
+        (r"Got out_axes=None at: out_axes\[1\]\['a'\]. Every result of an iteration needs an axis",
+         ValueError,
+         {"out_axes": (CARRY, {"a": None})}),
+        (r"Cannot broadcast output state. Got StateAxes\(.*Ellipsis: None}\) at: out_axes\[1\]",
+         ValueError, {"out_axes": (CARRY, nnx.StateAxes({nnx.Param: 0, ...: None}))}),
+        (r"Cannot carry output state. Got StateAxes\(.*\) at: out_axes\[1\]", ValueError,
+         {"out_axes": (CARRY, nnx.StateAxes({...: CARRY}))}),
         (r"Found multiple Carry definitions in in_axes=\(Carry, Carry\)", ValueError,
          {"in_axes": (CARRY, CARRY)}),
         (r"scan in_axes must be an int, None, .* but got 'x' of type 'str' in \(Carry, 'x'\)",
@@ -704,7 +709,8 @@ def test_bad_input_is_told_of_by_path_and_changes_nothing(
         (r"scan out_axes must be an int, None, .* but got 0.5 of type 'float'", TypeError,
          {"out_axes": (CARRY, 0.5)}),
     ],
-    ids=["nested", "nested-out", "only-out", "only-in", "two", "in-type", "out-type"],
+    ids=["nested", "nested-out", "only-out", "only-in", "none-out", "some-none-out", "some-carry-out",
+         "two", "in-type", "out-type"],
 )  # fmt: skip
 def test_wrong_axes_are_refused_at_once(match, error, options):
     with pytest.raises(error, match=match):

@@ -160,7 +160,7 @@ def test_operators_in_place_keep_the_variable():
     assert model.v is shared and shared.value[0, 0] == 6.0
 
 
-@pytest.mark.parametrize("name", ["q", "tag", "_x"])
+@pytest.mark.parametrize("name", ["q", "tag", "_x", "shape"])
 def test_attributes_cannot_be_set(name):
     v = nnx.Param(ONES, tag="t")
     with pytest.raises(AttributeError) as error:
