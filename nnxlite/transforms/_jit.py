@@ -8,6 +8,7 @@ each user function; its static argument is the interned `CallDef`.
 from __future__ import annotations
 
 import functools
+import re
 import typing as tp
 
 import jax
@@ -268,6 +269,20 @@ class Core:
             [next(given_values if d else kept_values) for d in value_flags],
         )
 
+    def in_words(self, call: CallDef, message: str) -> str:
+        """A message of JAX, with the user's arguments in place of the groups they travel in."""
+        texts = self.groups(call, *leaf_texts(call))
+        return re.sub(
+            r"[Aa]rgument '?groups\[(\d+)\]\[(\d+)\]((?:\[[^\]]*\]|\.\w+)*)'?",
+            lambda m: texts[int(m[1])][int(m[2])] + m[3],
+            message,
+        )
+
+    def refuse_in_words(self, call: CallDef, error: Exception) -> None:
+        """Raise ValueError where JAX refused an argument for its devices or its sharding."""
+        if type(error) is ValueError and "rgument groups[" in str(error):
+            raise ValueError(f"jit({self.name}): {self.in_words(call, str(error))}") from error
+
     def refuse_shared_buffers(self, call: CallDef, groups: tuple[tp.Sequence[tp.Any], ...]) -> None:
         """Raise ValueError where one buffer would be donated twice, or donated and read."""
         kept_plain, kept_values, given_plain, given_values = groups
@@ -416,6 +431,9 @@ class JitWrapped(tp.Generic[P, R]):
                 out = core.placed_call(call, (inputs.plain, inputs.values))
             else:
                 out = core.jitted(call, inputs.plain, inputs.values)
+        except ValueError as error:
+            core.refuse_in_words(call, error)
+            raise
         except TypeError:
             remedy = "Make it static (static_argnums, static_argnames) if it is no number."
             refuse_non_arrays(repr(self), call, inputs.plain, inputs.values, remedy)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import typing as tp
 
 from nnxlite.boundary import CallDef, Inputs, replay_crossing
 from nnxlite.transforms._callables import R
-from nnxlite.transforms._donation import leaf_texts
 
 
 class Jitted(tp.Protocol):
@@ -80,15 +78,10 @@ class Compiled(Stage[R]):
         try:
             crossing = self._stage(*groups)
         except TypeError as error:
-            texts: tp.Any = core.groups(call, *leaf_texts(call))
-            text = re.sub(
-                r"Argument 'groups\[(\d+)\]\[(\d+)\](.*?)'",
-                lambda m: texts[int(m[1])][int(m[2])] + m[3],
-                str(error),
-            )
-            raise TypeError(f"{self._wrapped!r}: {text}") from None
-        except (ValueError, RuntimeError):
+            raise TypeError(f"{self._wrapped!r}: {core.in_words(call, str(error))}") from None
+        except (ValueError, RuntimeError) as error:
             if core.donates:
                 core.refuse_shared_buffers(call, groups)
+            core.refuse_in_words(call, error)
             raise
         return replay_crossing(inputs, crossing)

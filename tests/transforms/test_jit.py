@@ -577,6 +577,21 @@ def test_device_and_backend(option):
         assert y.devices() == m.count.value.devices() == {option["device"]}
 
 
+@pytest.mark.parametrize("options", [{}, {"donate": "written"}])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_arrays_on_other_devices_are_told_of_by_argument(ahead, options):
+    here, there = jax.devices("cpu")[:2]
+    m = Counted()
+    nnx.update(m, jax.device_put(nnx.state(m), here))
+    jitted = nnx.jit(call, **options)
+    if ahead:
+        jitted = jitted.lower(m, jax.device_put(X, here)).compile()
+    before = snapshot(m)
+    with refuses(ValueError, "jit(call): ", "argument 1 ", "" if ahead else "argument 0 at '"):
+        jitted(m, jax.device_put(X, there))
+    assert snapshot(m) == before
+
+
 # Ahead of time --------------------------------------------------------------------------------------
 
 
