@@ -272,8 +272,7 @@ def _slice(value: slice, inside: tp.Any) -> tp.Any:
 
 def _method(value: types.MethodType, inside: tp.Any) -> tp.Any:
     owner = value.__self__
-    pure = _is_pure_object(owner)
-    key = _held(owner, inside or ()) if pure else ById(owner)
+    key = _held(owner, inside or ()) if _is_pure_object(owner) else ById(owner)
     return (types.MethodType, _key(value.__func__, inside), key)
 
 

@@ -55,8 +55,6 @@ def trace_body(
     leaves: tuple[tp.Any, ...],
     *,
     structure: bool,
-    arrays: bool | None = None,
-    aliases: bool | None = None,
     before: tp.Callable[[Inner], None] | None = None,
     after: tp.Callable[[Inner, Outputs], tuple[Outputs, tp.Any]] | None = None,
 ) -> Body:
@@ -67,7 +65,7 @@ def trace_body(
         fun: from the argument tree to the result.
         join: from `leaves` to (plain, values) of the call.
         leaves: what the body will be called with, possibly abstract.
-        structure, arrays, aliases: see `leave`.
+        structure: see `leave`.
         before: called with the rebuilt arguments before the function runs.
         after: called with what leaves; returns it, with whatever is to be remembered.
     """
@@ -77,7 +75,7 @@ def trace_body(
         tree, inner = enter(call, plain, list(values))
         if before is not None:
             before(inner)
-        out = leave(inner, fun(tree), structure=structure, arrays=arrays, aliases=aliases)
+        out = leave(inner, fun(tree), structure=structure)
         refuse_foreign_result(out)
         extra = None
         if after is not None:

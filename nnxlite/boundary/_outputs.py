@@ -129,8 +129,6 @@ def leave(
     *,
     all_written: tp.Collection[int] = (),
     structure: bool = True,
-    arrays: bool | None = None,
-    aliases: bool | None = None,
 ) -> Outputs:
     """Take apart what a function left: its result and the state of its arguments.
 
@@ -138,9 +136,8 @@ def leave(
         inner: the arguments as they were rebuilt.
         result: what the function returned.
         all_written: input leaves that count as written in any case.
-        structure: whether structure changes of the arguments are repeated outside.
-        arrays: whether arrays held without a Variable are written back; as `structure` if not given.
-        aliases: whether the result may hold Variables of the arguments; as `structure` if not given.
+        structure: whether structure changes of the arguments are repeated outside, and arrays held
+            without a Variable written back; else the result may not hold Variables of the arguments.
 
     Raises:
         ValueError: for a result that holds what it must not.
@@ -149,7 +146,7 @@ def leave(
     where = tuple(i for i, leaf in enumerate(leaves) if is_root(leaf))
     roots = [leaves[i] for i in where]
     plain = [leaf for leaf in leaves if not is_root(leaf)]
-    apart = bool(where) and not (structure if aliases is None else aliases)
+    apart = bool(where) and not structure
     if apart:
         _refuse_aliases(inner, result, roots)
     new = _written(inner, all_written)
@@ -177,11 +174,11 @@ def leave(
         if None not in known:
             return outputs(tp.cast(tuple[int, ...], tuple(known)), None, [])
     graph, fresh, changed = _graph_of(inner, roots, all_written)
-    if structure if arrays is None else arrays:
+    if structure:
         new.update(changed)
-    keep_given()
-    if not structure:
+    else:
         graph = dataclasses.replace(graph, edits=(), kinds=())
+    keep_given()
     known = _known_roots(graph, len(roots))
     if known is not None and not graph.edits and not graph.kinds:
         return outputs(known, None, [])

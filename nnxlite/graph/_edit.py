@@ -145,12 +145,12 @@ class _Update:
         elif not self._all_at_once(given):
             self._walk(given)
 
-    def _all_at_once(self, state: tp.Any) -> bool:
+    def _all_at_once(self, given: tp.Any) -> bool:
         """Pair a State of exactly the shape of a plan with its Variables; False if it is not."""
         plan = usual_plan(self.root.node)
         if plan is None or plan.has_arrays or plan.has_refs:
             return False
-        values = plan.graphdef.program().read(state)
+        values = plan.graphdef.program().read(given)
         if values is None:
             return False
         try:

@@ -190,6 +190,25 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
     return StaticArgument(value, key)
 
 
+def with_statics(
+    statics: tp.Iterable[tuple[int | str, StaticArgument]],
+    args: tuple[tp.Any, ...],
+    kwargs: dict[str, tp.Any],
+    first: int = 0,
+) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
+    """Arguments with the static ones put back; `first` is the number of the first that is given."""
+    if not statics:
+        return args, kwargs
+    out = list(args)
+    kwargs = dict(kwargs)
+    for where, box in statics:
+        if isinstance(where, str):
+            kwargs[where] = box.value
+        elif where >= first:
+            out.insert(where - first, box.value)
+    return tuple(out), kwargs
+
+
 Hidden = tuple[tuple[int, StaticArgument], ...]
 """Arguments that JAX never sees, by number; None stands in their places."""
 

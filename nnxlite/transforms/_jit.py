@@ -49,6 +49,7 @@ from nnxlite.transforms._callables import (
     static_argument,
     unbind,
     weakly,
+    with_statics,
 )
 from nnxlite.transforms._donation import Donation, Groups, leaf_texts
 from nnxlite.transforms._shapes import place_abstract
@@ -102,6 +103,13 @@ class Core:
             options["donate_argnums"] = (3, 4)
             options["keep_unused"] = True  # so that XLA sees what shares a donated buffer
         return jax.jit(self.run, static_argnums=0, **options)
+
+    def result(self, call: CallDef, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
+        """What the function gives for the rebuilt arguments of a call, and its static ones."""
+        args, kwargs = with_statics(call.extra.statics, args, kwargs)
+        result = self.fun()(*args, **kwargs)
+        refuse_shared_result(result, "jit", self.options.graph)
+        return result
 
     def compiled_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
         """The `jax.jit` object to use for a call: one for all, except where shardings are given.
@@ -225,10 +233,7 @@ class Core:
         """Trace the function once to learn which Variables it writes; they will be donated."""
 
         def fun(tree: tp.Any) -> tp.Any:
-            args, kwargs = with_statics(call.extra.statics, *tree)
-            result = self.fun()(*args, **kwargs)
-            refuse_shared_result(result, "jit", self.options.graph)
-            return result
+            return self.result(call, *tree)
 
         updates = resolve_updates(self.options.graph_updates, self.options.graph)
         body = trace_body(call, fun, lambda *leaves: leaves, (plain, values), structure=updates)
@@ -319,12 +324,10 @@ def _run(core: Core, call: CallDef, *groups: tp.Any) -> tp.Any:
         out = body(plain, values)
     else:
         (args, kwargs), inner = enter(call, plain, list(values))
-        args, kwargs = with_statics(call.extra.statics, args, kwargs)
-        result = core.fun()(*args, **kwargs)
+        result = core.result(call, args, kwargs)
         kept: tp.Collection[int] = ()
         if core.donates:
             kept = {i for i, d in enumerate(core.donated(call)[1]) if d}
-        refuse_shared_result(result, "jit", core.options.graph)
         updates = resolve_updates(core.options.graph_updates, core.options.graph)
         out = leave(inner, result, all_written=kept, structure=updates)
         refuse_foreign_result(out, core.name)
@@ -335,24 +338,6 @@ def _settled(value: tp.Any, sharding: tp.Any) -> tp.Any:
     if sharding is None or getattr(value, "committed", not isinstance(value, np.ndarray)):
         return value
     return jax.device_put(value, sharding)
-
-
-def with_statics(
-    statics: tuple[tuple[int | str, StaticArgument], ...],
-    args: tuple[tp.Any, ...],
-    kwargs: dict[str, tp.Any],
-) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
-    """Arguments with the static ones put back."""
-    if not statics:
-        return args, kwargs
-    out = list(args)
-    kwargs = dict(kwargs)
-    for where, box in statics:
-        if isinstance(where, int):
-            out.insert(where, box.value)
-        else:
-            kwargs[where] = box.value
-    return tuple(out), kwargs
 
 
 _cores: PerFunction[Core] = PerFunction()

@@ -305,7 +305,7 @@ class Scan(Core):
     def _check(self, call: CallDef, body: Body, roles: Sorted) -> None:
         """Raise where the body writes what it must not, or changes the structure of its carry."""
         definition = body.definition
-        (result_settings, _, fresh_settings), handover = body.extra
+        (_, _, fresh_settings), handover = body.extra
         for leaf in definition.written:
             if roles.values[leaf] is None:
                 where = argument_path(call, call.leaf_roots()[leaf], call.leaf_paths()[leaf])
@@ -468,8 +468,7 @@ class Scan(Core):
         carry, values = iter(final[0]), handover.by_source(final[1])
         result_stack, written_stack, fresh_stack = map(iter, stacked)
         result: tp.Any = [
-            next(carry) if s is Carry else _moved(next(result_stack), 0, s or 0)
-            for s in result_settings
+            next(carry) if s is Carry else _moved(next(result_stack), 0, s) for s in result_settings
         ]
         written = [
             values[leaf] if leaf in values else _moved(next(written_stack), 0, s)

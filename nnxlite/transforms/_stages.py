@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite.boundary import CallDef, Inputs, replay_crossing
-from nnxlite.transforms._callables import R
+from nnxlite.transforms._callables import R, with_statics
 
 
 class Jitted(tp.Protocol):
@@ -56,16 +56,10 @@ class Compiled(Stage[R]):
     """
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
-        static = {where: box.value for where, box in self._call.extra.statics}
-        given_again = not static.keys().isdisjoint(kwargs)
-        bound = self._call.extra.num_bound
-        whole = list(args)
-        for where, value in static.items():
-            if isinstance(where, str):
-                kwargs[where] = value
-            elif where >= bound:
-                whole.insert(where - bound, value)
-        inputs, call = self._wrapped._enter(whole, kwargs)
+        key = self._call.extra
+        given_again = any(where in kwargs for where, _ in key.statics)
+        whole = with_statics(key.statics, args, kwargs, key.num_bound)
+        inputs, call = self._wrapped._enter(*whole)
         if call is not self._call or given_again:
             raise TypeError(
                 f"{self._wrapped!r} was compiled for arguments of another structure: static "
