@@ -205,7 +205,7 @@ class GraphDef(tp.Generic[N]):
 
     # derived facts, each worked out once -------------------------------------------------------
 
-    def _once(self, name: str, make: tp.Callable[[], tp.Any]) -> tp.Any:
+    def _once(self, name: tp.Hashable, make: tp.Callable[[], tp.Any]) -> tp.Any:
         cache = self._cache
         if name not in cache:
             cache[name] = make()
@@ -282,7 +282,7 @@ class GraphDef(tp.Generic[N]):
         """How to build the nested State of all leaves, or of the chosen ones."""
         if chosen is None:
             return self._once("program", lambda: self._program(tuple(range(self.num_leaves))))
-        return self._program(chosen)
+        return self._once(("program", chosen), lambda: self._program(chosen))
 
     def _program(self, chosen: tuple[int, ...]) -> StateProgram:
         decoded = self.decoded

@@ -9,9 +9,8 @@ are the leaves of the result and the values it wrote.  The user's rules see obje
 What the cotangent is depends on `graph_updates`.  With updates the arguments are outputs, too, as the
 function left them: `cotangent` is `(inputs, result)`, with a State in place of each object (and None in
 place of each array of the inputs), and so are the cotangents that `bwd` returns.  Without updates
-`cotangent` has the form of the result, and cotangents of objects are objects of the same form; a
-value that was written has no cotangent there, so writing a Variable that is being differentiated is
-an error.
+`cotangent` has the form of the result, and cotangents of objects are objects of the same form; the
+cotangents of what was written are a further argument, for a rule that names it `updates_g`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from nnxlite.boundary import (
     leave,
     replay,
 )
-from nnxlite.boundary._prefixes import split_settings
+from nnxlite.boundary._prefixes import leaves_of_code, split_settings
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._rebuild import build_nodes, resolve
@@ -50,6 +49,7 @@ from nnxlite.transforms._callables import (
     hide,
     name_of,
     naming_arguments,
+    refuse_shared_result,
     resolve_updates,
     reveal,
     unbind,
@@ -58,12 +58,13 @@ from nnxlite.transforms._grad import Selected
 from nnxlite.transforms._tangents import (
     FLOAT0,
     Form,
+    States,
     abstract,
     take_apart,
     tangent_leaves,
     zero_tangent,
 )
-from nnxlite.variables import VariableDef, make
+from nnxlite.variables import Variable
 
 Fwd = tp.Callable[..., tuple[tp.Any, tp.Any]]
 Bwd = tp.Callable[..., tp.Any]
@@ -115,6 +116,7 @@ class CustomVjp:
         self.fwd: Fwd | None = None
         self.bwd: Bwd | None = None
         self.symbolic_zeros = False
+        self.takes_updates = False
         self.graph = graph
         self.graph_updates = graph_updates
         if any(isinstance(entry, DiffState) for entry in nondiff_argnums) and not self._updates():
@@ -140,6 +142,7 @@ class CustomVjp:
                 may get `SymbolicZero`s for cotangents.
         """
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
+        self.takes_updates = _takes(bwd, "updates_g") and not self._updates()
         # Plain functions: JAX asks for their signatures at each call, which is slow for methods.
         self._function = jax.custom_vjp(
             lambda call, chosen, rest: self._run(call.value, chosen, rest)
@@ -179,8 +182,8 @@ class CustomVjp:
         chosen, rest = self._sorted[call].selected.split(inputs.plain, inputs.values)
         with naming_arguments(repr(self), inputs, ", or name it in nondiff_argnums"):
             fixed, result, written, fresh = self._function(Fixed(call), chosen, rest)
-        if not updates:  # the backward rule gets no cotangent of these: they are constants
-            written = jax.lax.stop_gradient(written)
+        if written and not updates and not self.takes_updates:
+            written = _constant_if([inputs.values[i] for i in fixed.value.written], written)
         return replay(inputs, Outputs(fixed.value, result, written, fresh))
 
     def _positional(
@@ -236,7 +239,12 @@ class CustomVjp:
     def _run(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
         """The function itself."""
         args, inner = self._arguments(call, chosen, rest)
-        out = leave(inner, self._inner(*args), structure=call.extra.updates)
+        result = self._inner(*args)
+        refuse_shared_result(result, "custom_vjp", self.graph)
+        out = leave(inner, result, structure=call.extra.updates)
+        returned = _returned(call, out.definition)
+        if returned - set(out.definition.written):
+            out = leave(inner, result, all_written=returned)
         self._left[call] = out.definition
         return out.crossing()
 
@@ -261,8 +269,6 @@ class CustomVjp:
         out = leave(inner, result, all_written=written, structure=updates)
         if known is not None and known != out.definition:
             self._refuse_other(call, known, out.definition)
-        if not updates:
-            self._refuse_written(call, out.definition, chosen)
         shapes = _Shapes.of((chosen_values, rest_values))
         fixed = Fixed((call, out.definition, kept.define(), shapes))
         saved_rest = rest_values if self._sorted[call].nondiff else None
@@ -281,6 +287,7 @@ class CustomVjp:
             blank = jax.tree_util.tree_map(lambda _: None, chosen_shapes)
             args, _ = self._arguments(call, blank, rest)
             nondiff = [args[number] for number in numbers]
+        written = cotangents[2]
         if not self.symbolic_zeros:
             cotangents = jax.tree_util.tree_map(_instantiated, cotangents, is_leaf=_is_zero)
         all_shapes = selected.join(chosen_shapes, rest_shapes)
@@ -289,7 +296,9 @@ class CustomVjp:
             shown: tp.Any = (given.inputs(diff), given.result_states())
         else:
             shown = given.result_objects()
-        grads = tp.cast(Bwd, self.bwd)(*nondiff, saved, shown)
+            self._refuse_dropped(call, definition, written)
+        more = {"updates_g": given.updates(len(self._bound), diff)} if self.takes_updates else {}
+        grads = tp.cast(Bwd, self.bwd)(*nondiff, saved, shown, **more)
         return Fixed(call), self._checked(call, grads, *all_shapes), None
 
     def _checked(
@@ -359,20 +368,25 @@ class CustomVjp:
                 "nondiff_argnums, or differentiate with respect to something else."
             )
 
-    def _refuse_written(self, call: CallDef, definition: OutDef, chosen: tp.Any) -> None:
-        """Raise ValueError where a Variable that is differentiated outside was written."""
-        if not definition.written:
+    def _refuse_dropped(self, call: CallDef, definition: OutDef, written: list[tp.Any]) -> None:
+        """Raise ValueError where a rule without `updates_g` drops the cotangent of what was written.
+
+        Only a Variable that is differentiated outside can have one: see `_constant_if`.
+        """
+        if self.takes_updates:
             return
-        selected = self._sorted[call].selected
-        blank = ([False] * selected.plain.count(False), [False] * selected.values.count(False))
-        _, moving = selected.join(_perturbed(chosen), blank)
-        flags = [leaf in definition.written and flag for leaf, flag in enumerate(moving)]
-        for name in _names(call, [], flags):
+        used = {
+            leaf
+            for leaf, tree in zip(definition.written, written)
+            if not all(map(_is_zero, jax.tree_util.tree_leaves(tree, is_leaf=_is_zero)))
+        }
+        for name in _names(call, [], [leaf in used for leaf in range(_count(call))]):
             raise ValueError(
                 f"custom_vjp: {name_of(self.fun)} writes the Variable '{name}', which is being "
-                "differentiated. With graph_updates=False the backward rule gets no cotangent of "
-                "what was written, and the gradient would be wrong. Return the new value instead, "
-                "or pass graph=True and graph_updates=True."
+                "differentiated, and the new value is used: its cotangent would be lost. With "
+                "graph_updates=False the backward rule gets the cotangents of what was written as "
+                "its argument 'updates_g', if it has one. Add it, return the new value instead, or "
+                "pass graph=True and graph_updates=True."
             )
 
 
@@ -408,6 +422,18 @@ def _count(call: CallDef) -> int:
     return call.graphdef.num_leaves
 
 
+def _returned(call: CallDef, definition: OutDef) -> set[int]:
+    """The Variables of the arguments that the result holds: outputs, even if only read."""
+    graph, decoded = definition.graph, call.graphdef.decoded
+    if graph is None:
+        found = {leaf for node in definition.nodes for leaf, _ in leaves_of_code(decoded, node)}
+    else:
+        codes = graph.graphdef.decoded.roots[graph.first_result :][: len(definition.where)]
+        below = [leaves_of_code(graph.graphdef.decoded, code) for code in codes]
+        found = {graph.sources[leaf] for leaves in below for leaf, _ in leaves}
+    return {leaf for leaf in found if leaf >= 0 and decoded.leaf_nodes[leaf] >= 0}
+
+
 class _Cotangents:
     """Cotangents of everything that left the function, in the forms that a backward rule sees."""
 
@@ -418,7 +444,6 @@ class _Cotangents:
         self._call = call
         self._definition = definition
         self._values = values
-        self._state_of_all: tp.Any = None
         graph = definition.graph
         if graph is None:
             self._graphdef: GraphDef[tp.Any] = call.graphdef
@@ -449,17 +474,40 @@ class _Cotangents:
         roots = {position: root for root, position in enumerate(call.where)}
 
         def shown(position: int) -> tp.Any:
-            return self._state(roots[position]) if position in roots else None
+            return self._states.of_root(roots[position]) if position in roots else None
 
         return tuple(jax.tree_util.tree_map(shown, tree[n]) for n in numbers)
 
+    def updates(self, first: int, numbers: list[int]) -> tuple[tp.Any, ...]:
+        """The arguments from a first one on, with None for everything that was not written."""
+        call, new = self._call, dict(zip(self._definition.written, self._written))
+        plain = [None] * (call.treedef.num_leaves - len(call.where))
+        args, inner = enter(call, plain, [new.get(leaf) for leaf in range(_count(call))])
+        nodes = [inner.nodes[call.graphdef.decoded.leaf_nodes[leaf]] for leaf in new]
+        written = set(map(id, nodes))
+
+        def shown(x: tp.Any) -> tp.Any:
+            return None if isinstance(x, Variable) and id(x) not in written else x
+
+        def of_argument(number: int) -> tp.Any:
+            if number not in numbers:
+                return None
+            is_leaf = lambda x: isinstance(x, Variable)
+            return jax.tree_util.tree_map(shown, args[number], is_leaf=is_leaf)
+
+        return tuple(map(of_argument, range(first, len(args))))
+
     def result_states(self) -> tp.Any:
         """The result, with States for objects."""
-        graph = self._definition.graph
-        if graph is None:
-            return self._result([self._known(code) for code in self._result_codes])
+        graph, where = self._definition.graph, self._definition.where
+        if graph is None:  # arguments that are returned: their cotangents are among the inputs
+            return self._result([State({}) for _ in where])
         first = graph.first_result
-        return self._result([self._state(first + i) for i in range(len(self._definition.where))])
+        return self._result([self._states.of_root(first + i) for i in range(len(where))])
+
+    @functools.cached_property
+    def _states(self) -> States:
+        return States(self._graphdef, dict(enumerate(self._leaves)))
 
     def result_objects(self) -> tp.Any:
         """The result, with objects for objects."""
@@ -477,40 +525,44 @@ class _Cotangents:
             leaves.insert(position, root)
         return jax.tree_util.tree_unflatten(definition.treedef, leaves)
 
-    def _known(self, node: int) -> tp.Any:
-        """An argument that is returned as it is: its cotangents are among the inputs."""
-        definition = self._graphdef.decoded.node_defs[node]
-        leaf = self._graphdef.decoded.node_leaves[node]
-        if isinstance(definition, VariableDef):
-            return make(definition, jax.tree_util.tree_map(zero_tangent, self._leaves[leaf]))
-        return State({})
-
-    def _state(self, root: int) -> tp.Any:
-        decoded = self._graphdef.decoded
-        code = decoded.roots[root]
-        if isinstance(code, int) and code >= 0 and decoded.node_leaves[code] >= 0:
-            return make(decoded.node_defs[code], self._leaves[decoded.node_leaves[code]])
-        if self._graphdef.num_roots == 1:
-            return self._nested()
-        return self._nested()._mapping.get(root) or State({})
-
-    def _nested(self) -> tp.Any:
-        if self._state_of_all is not None:
-            return self._state_of_all
-        decoded = self._graphdef.decoded
-        shown = []
-        for leaf, node in zip(self._leaves, decoded.leaf_nodes):
-            definition = decoded.node_defs[node] if node >= 0 else None
-            is_variable = isinstance(definition, VariableDef)
-            shown.append(make(definition, leaf) if is_variable else leaf)
-        self._state_of_all = self._graphdef.program().build(shown)
-        return self._state_of_all
-
 
 def _crosses(value: tp.Any) -> bool:
     """Whether an argument holds something for JAX to see: an object or an array."""
     leaves = jax.tree_util.tree_leaves(value, is_leaf=is_root)
     return any(is_root(x) or isinstance(x, (jax.Array, np.ndarray)) for x in leaves)
+
+
+def _takes(fun: tp.Callable[..., tp.Any], name: str) -> bool:
+    """Whether a function has a parameter of this name, or takes any keyword."""
+    try:
+        parameters = inspect.signature(fun).parameters
+    except (TypeError, ValueError):
+        return False
+    kinds = inspect.Parameter
+    found = parameters.get(name)
+    if found is not None and found.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
+        return True
+    return any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
+
+
+@jax.custom_jvp
+def _constant_if(before: list[tp.Any], after: list[tp.Any]) -> list[tp.Any]:
+    """New values of Variables; constants where the old ones are not differentiated.
+
+    So the statistics that a model keeps carry no gradient from one call to the next.
+    """
+    return after
+
+
+@functools.partial(_constant_if.defjvp, symbolic_zeros=True)
+def _constant_if_jvp(primals: tp.Any, tangents: tp.Any) -> tp.Any:
+    moves = [
+        not all(map(_is_zero, jax.tree_util.tree_leaves(tree, is_leaf=_is_zero)))
+        for tree in tangents[0]
+    ]
+    still = lambda x: x if _is_zero(x) else _Zero.from_primal_value(x)
+    out = [t if m else jax.tree_util.tree_map(still, t) for m, t in zip(moves, tangents[1])]
+    return primals[1], out
 
 
 def _is_zero(x: tp.Any) -> bool:
@@ -578,7 +630,8 @@ def custom_vjp(
     arguments as the function left them, and of its result. A State stands in place of each
     object, None in place of each array of the inputs; `bwd` returns States for objects. With
     `graph_updates=False`, `cotangent` has the form of the result, and `bwd` returns objects
-    of the arguments' form; a Variable that is being differentiated cannot be written then.
+    of the arguments' form. If `bwd` has a parameter `updates_g`, it gets the cotangents of what was
+    written by this keyword: the arguments, with None in place of all that was not written.
 
     Args:
         fun: the function; without it the result is a decorator.
@@ -589,7 +642,8 @@ def custom_vjp(
 
     Raises:
         ValueError: for a call before `defvjp`; for a leaf that is differentiated outside although
-            `nondiff_argnums` excludes it; for a write to a differentiated Variable (see above).
+            `nondiff_argnums` excludes it; for a cotangent of a written Variable that would be lost,
+            since `bwd` has no `updates_g`.
         TypeError: for a backward rule whose cotangents do not fit the arguments.
 
     >>> import nnxlite as nnx, jax

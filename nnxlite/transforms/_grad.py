@@ -31,7 +31,8 @@ from nnxlite.transforms._callables import (
     resolve_updates,
     unbind,
 )
-from nnxlite.variables import Param, Variable, VariableDef, make
+from nnxlite.transforms._tangents import States
+from nnxlite.variables import Param, Variable, VariableDef
 
 Argnums = int | DiffState | tp.Sequence[int | DiffState]
 
@@ -199,29 +200,15 @@ def gradients(
     visible = len(args) - num_bound
     decoded = call.graphdef.decoded
     roots = {leaf: root for root, leaf in enumerate(call.where)}
-    states = None
+    if options.as_tree:
+        every = [leaf_grads.get(i) for i in range(decoded.num_leaves)]
+        nodes = build_nodes(decoded, every) if call.where else []
+        of_root: tp.Any = lambda root: resolve(decoded.roots[root], nodes, every)
+    else:
+        of_root = States(call.graphdef, leaf_grads).of_root
 
     def of_leaf(leaf: int) -> tp.Any:
-        nonlocal states
-        if leaf not in roots:
-            return plain_grads[leaf]
-        root = roots[leaf]
-        code = decoded.roots[root]
-        if isinstance(code, int) and code >= 0 and decoded.node_leaves[code] >= 0:
-            number = decoded.node_leaves[code]
-            return make(decoded.node_defs[code], leaf_grads[number])
-        if options.as_tree:
-            return resolve(code, tree_nodes(), tree_values())
-        if states is None:
-            states = _states(call, leaf_grads)
-        return states(root)
-
-    def tree_values() -> list[tp.Any]:
-        return [leaf_grads.get(i) for i in range(decoded.num_leaves)]
-
-    @functools.cache
-    def tree_nodes() -> list[tp.Any]:
-        return build_nodes(decoded, tree_values())
+        return of_root(roots[leaf]) if leaf in roots else plain_grads[leaf]
 
     out = []
     for argnum in options.argnums:
@@ -229,29 +216,6 @@ def gradients(
         position = num_bound + (number if number >= 0 else number + visible)
         out.append(jax.tree_util.tree_map(of_leaf, args[position]))
     return out[0] if options.single else tuple(out)
-
-
-def _states(call: CallDef, leaf_grads: dict[int, tp.Any]) -> tp.Callable[[int], tp.Any]:
-    """A function from root numbers to the State of the gradients below the root."""
-    from nnxlite._state import State
-
-    graphdef = call.graphdef
-    decoded = graphdef.decoded
-    chosen = tuple(leaf_grads)
-    key = ("gradients", chosen)
-    program = call.cache.get(key)
-    if program is None:
-        program = call.cache[key] = graphdef.program(chosen)
-    values = []
-    for leaf, value in leaf_grads.items():
-        node = decoded.leaf_nodes[leaf]
-        definition = decoded.node_defs[node] if node >= 0 else None
-        is_variable = isinstance(definition, VariableDef)
-        values.append(make(definition, value) if is_variable else value)
-    nested = program.build(values)
-    if graphdef.num_roots == 1:
-        return lambda root: nested
-    return lambda root: nested._mapping.get(root) or State({})
 
 
 def _unwrapped(value: tp.Any) -> tp.Any:

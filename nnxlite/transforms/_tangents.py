@@ -18,8 +18,10 @@ from nnxlite._errors import path_text
 from nnxlite._state import State
 from nnxlite.boundary import CallDef, Inputs, is_root
 from nnxlite.boundary._prefixes import aliases, leaves_below
-from nnxlite.graph._graphdef import Path
-from nnxlite.variables import Variable
+from nnxlite.graph._defs import StaticDef
+from nnxlite.graph._graphdef import GraphDef, Path
+from nnxlite.graph._rebuild import Code, ContainerCode
+from nnxlite.variables import Variable, VariableDef, make
 
 Place = tuple[int, Path]
 """Where a leaf is found: number of its root, path from there."""
@@ -221,6 +223,55 @@ def _fitted(
                 f"{dtype}{why}."
             )
     return tangent
+
+
+class States:
+    """The leaves of a graph in the form that gradients have with graph updates on.
+
+    A State stands in place of each object. What is found in several places has its leaves at the
+    first one; an empty State stands in the others.
+    """
+
+    def __init__(self, graphdef: GraphDef[tp.Any], leaves: tp.Mapping[int, tp.Any]) -> None:
+        self._graphdef = graphdef
+        self._leaves = leaves
+
+    def of_root(self, root: int) -> tp.Any:
+        """What stands in place of a root."""
+        return self._of_code(self._graphdef.decoded.roots[root], (root,))
+
+    def _of_code(self, code: Code, path: Path) -> tp.Any:
+        decoded = self._graphdef.decoded
+        if isinstance(code, ContainerCode):
+            below = zip(code.definition.keys, code.codes)
+            return code.definition.build([self._of_code(c, (*path, key)) for key, c in below])
+        if isinstance(code, StaticDef):
+            return code.value
+        if code < 0:
+            return self._leaves[~code]
+        if decoded.path(decoded.node_frames[code]) != path:
+            return State({})
+        leaf = decoded.node_leaves[code]
+        return self._of_object(path) if leaf < 0 else self._of_leaf(leaf)
+
+    def _of_leaf(self, leaf: int) -> tp.Any:
+        decoded = self._graphdef.decoded
+        node = decoded.leaf_nodes[leaf]
+        definition = decoded.node_defs[node] if node >= 0 else None
+        value = self._leaves[leaf]
+        return make(definition, value) if isinstance(definition, VariableDef) else value
+
+    def _of_object(self, path: Path) -> tp.Any:
+        found = self._nested
+        for name in path[1:] if self._graphdef.num_roots == 1 else path:
+            found = found._mapping.get(name) or State({})
+        return found
+
+    @functools.cached_property
+    def _nested(self) -> State[tp.Any, tp.Any]:
+        """All leaves as one State, below the numbers of their roots if there are several."""
+        program = self._graphdef.program(tuple(self._leaves))
+        return program.build([self._of_leaf(leaf) for leaf in self._leaves])
 
 
 FLOAT0 = np.dtype(jax.dtypes.float0)
