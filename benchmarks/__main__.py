@@ -21,6 +21,7 @@ from benchmarks import (  # noqa: F401
     importing,
     initialise,
     layers,
+    loops,
     memory,
     plot,
     pytree,
@@ -33,6 +34,7 @@ from benchmarks import (  # noqa: F401
 from benchmarks.harness import CASES, QUICK, Pace, measure
 
 BENCHES = (
+    "loops",
     "dispatch",
     "filtered",
     "functional",

@@ -255,7 +255,7 @@ def reading():
     }
 
 
-@case("dispatch", f"step that reads {READ_MOSTLY} and writes one, donated", Budget(1.1, "limit"))
+@case("dispatch", f"step that reads {READ_MOSTLY} and writes one, donated", Budget(1.2, "limit"))
 def reading_donated():
     """The one array that is written gives its buffer; `donate="written"` finds it."""
 

@@ -477,7 +477,7 @@ def _replay(
 def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
     """Store values in the caller's Variables, and arrays in the caller's objects."""
     plan, trace = inputs.plan, trace_state.value
-    if plan is not None and plan.trace is trace and plan.write(at, values, inputs.values):
+    if plan is not None and plan.trace is trace and plan.write(at, values):
         return
     nodes = inputs.nodes()
     leaf_nodes = inputs.graphdef.decoded.leaf_nodes

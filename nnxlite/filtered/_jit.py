@@ -225,7 +225,7 @@ class FilterJit:
             args, kwargs = (*self._args, *args), {**self._kwargs, **kwargs}
         inputs = self._site.inputs(args, kwargs)
         plain, values = inputs.plain, inputs.values
-        if not self._plain or not self._only_arrays(inputs):
+        if not self._plain or not self._arrays_in_objects(values):
             return self._sorted(inputs, len(args), kwargs)
         context = context_key()
         if self._arrays_beside(plain):
@@ -241,15 +241,6 @@ class FilterJit:
                     statics.append((position, self._box(inputs, position, leaf)))
             plain, key = traced, Key(context, tuple(statics), None)
         return inputs, inputs.define(key), plain, values
-
-    def _only_arrays(self, inputs: Inputs) -> bool:
-        """Whether all leaves of the objects are arrays."""
-        values, reading = inputs.values, inputs.plan.reading if inputs.plan is not None else None
-        if reading is None or reading.values is not values:
-            return self._arrays_in_objects(values)
-        if not reading.arrays:
-            reading.arrays = self._arrays_in_objects(values)
-        return reading.arrays
 
     def _sorted(
         self, inputs: Inputs, num_args: int, kwargs: dict[str, tp.Any]

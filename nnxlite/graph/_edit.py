@@ -14,7 +14,6 @@ import numpy as np
 from nnxlite._errors import TraceContextError, path_text, short_type
 from nnxlite._jax import describe_trace, is_ref, key_name, same_shape, trace_state
 from nnxlite._state import FlatState, State, to_pure_dict
-from nnxlite._versions import forget
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import GraphState
@@ -316,7 +315,6 @@ class _Update:
 
     def write(self) -> None:
         """Write everything."""
-        forget()
         for box, value, special, model in self.variables:
             if special is None:
                 box.value = value
@@ -324,7 +322,6 @@ class _Update:
             if model is not None:
                 special.update_from_state(model)
             write_raw(special, value)
-        forget()
         for ref, value in self.references:
             ref[...] = value[...] if is_ref(value) else value
         for place, children in self.bindings.values():

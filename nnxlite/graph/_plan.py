@@ -3,7 +3,8 @@
 A `Plan` is a traversal remembered: the interned `GraphDef`, weak references to the nodes, and the
 versions seen.  It is valid while nothing in it changed structure: if the process-wide epoch stands
 where it stood, that is certain; if the epoch moved, the nodes' own versions decide.  Plain containers
-and editable static values have no version; their content is compared each time.
+and editable static values have no version; their content is compared each time.  Where static
+attributes alone have changed, a new plan is derived from the old one.
 
 A plan is owned by its first root (slot `_nnx_plans`), and refers to everything weakly: it dies with
 the root and keeps nothing alive.  While nothing changes, and all its roots live, it may hold on to
@@ -20,8 +21,8 @@ import weakref
 
 from nnxlite._jax import flatten_one_level
 from nnxlite._statics import COPIED, as_in, content_key, tells_edits
-from nnxlite._versions import Reading, drop, epoch, forget, hold, keep_reading, last, start_reading
-from nnxlite.graph._defs import ContainerDef, StaticDef
+from nnxlite._versions import epoch, hold, observe
+from nnxlite.graph._defs import ContainerDef, StaticDef, definition
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
     ARRAY,
@@ -58,13 +59,11 @@ class Plan:
         refs: weak references to the nodes, by number.
         leaf_refs: weak references to the Variables and array references, in leaf order; None where
             an array is held without a Variable.
-        reading: what `values` gave last, while it is known to be true.
     """
 
     __slots__ = (
         "__weakref__",
         "_held",
-        "reading",
         "_trace",
         "_watched",
         "bare",
@@ -87,7 +86,6 @@ class Plan:
         self, roots: tuple[tp.Any, ...], found: Traversal, graphdef: GraphDef[tp.Any], start: int
     ) -> None:
         self._held: list[tp.Any] | None = None
-        self.reading: Reading | None = None
         ref = weakref.ref
         self.graphdef = graphdef
         self.epoch = start
@@ -125,8 +123,6 @@ class Plan:
     def release(self) -> None:
         """Hold on to nothing any more."""
         self._held = None
-        drop(self.reading)
-        self.reading = None
 
     def boxes(self) -> list[tp.Any] | None:
         """What the leaves keep their values in, where all of them are plain Variables.
@@ -153,10 +149,10 @@ class Plan:
         could be edited there, and must be watched, too.
         """
         seen: set[int] = set()
-        for number, definition in found.editable:
-            for name in definition.editable:
+        for number, form in found.editable:
+            for name in form.editable:
                 value = found.nodes[number].__dict__[name]
-                known = definition.template[name]
+                known = form.template[name]
                 key = content_key(known)
                 if id(value) not in seen:
                     seen.add(id(value))
@@ -166,7 +162,7 @@ class Plan:
                     self.editable.append((self.refs[number], name, key, before))
                 if id(known) not in seen and type(known) not in COPIED:
                     seen.add(id(known))
-                    self.templates.append((definition.template, name, key))
+                    self.templates.append((form.template, name, key))
 
     def _watch_containers(self, graphdef: GraphDef[tp.Any]) -> None:
         """Note where leaves are held without a Variable, and what must be compared each time."""
@@ -195,11 +191,17 @@ class Plan:
         """Whether any leaf is an array reference, or a Variable that holds one."""
         return self.graphdef.decoded.has_refs
 
-    def valid(self, roots: tp.Sequence[tp.Any]) -> bool:
-        """Whether the plan still describes exactly these roots (plain containers aside)."""
+    def is_of(self, roots: tp.Sequence[tp.Any]) -> bool:
+        """Whether the plan was made of these very roots."""
         for ref, root in zip(self.roots, roots):
             if ref() is not root:
                 return False
+        return True
+
+    def valid(self, roots: tp.Sequence[tp.Any]) -> bool:
+        """Whether the plan still describes exactly these roots (plain containers aside)."""
+        if not self.is_of(roots):
+            return False
         if self._held is None and self.epoch != epoch.now and not self._versions_hold():
             return False
         return not self.editable or self._editables_hold()
@@ -233,6 +235,51 @@ class Plan:
                 return False
         return all(content_key(template[name]) == key for template, name, key in self.templates)
 
+    def renewed(self, roots: tuple[tp.Any, ...]) -> Plan | None:
+        """A plan of the same roots, of which only static attributes and metadata have changed.
+
+        Switching a model between training and evaluation is such a change, and happens in every
+        epoch; a new traversal would take several times as long.  None where it takes one.
+        """
+        start = epoch.now
+        nodes = self.nodes()
+        states = [(ref(), version) for ref, version in self.states]
+        if self.editable or any(node is None for node in nodes):
+            return None
+        if any(state is None or state._nnx_version != version for state, version in states):
+            return None
+        versions, tokens = [*self.versions], [*self.graphdef.tokens]
+        decoded, children = self.graphdef.decoded, None
+        for number, (node, owner) in enumerate(zip(nodes, map(versioned, nodes))):
+            if not versions[number] or owner._nnx_version == versions[number]:
+                continue
+            versions[number] = observe(owner)
+            if isinstance(node, Variable):
+                new: tp.Any = node._box.definition
+            else:
+                new = definition(node)
+                if new.editable or new.layout is not decoded.node_defs[number].layout:
+                    return None
+                children = children or dict(decoded.children)
+                try:
+                    self._check_children(node, new.layout.data, children[number])
+                except Stale:
+                    return None
+            tokens[decoded.node_tokens[number]] = new
+        found = Traversal()
+        found.nodes, found.versions, found.states, found.plain = nodes, versions, states, False
+        return remember(roots, found, GraphDef(tokens, len(roots)), start)
+
+    def _check_children(
+        self, node: tp.Any, names: tp.Iterable[tp.Any], codes: tp.Iterable[Code]
+    ) -> None:
+        """Raise Stale unless the data attributes of an object are what they were."""
+        pairs = [(node.__dict__[name], code) for name, code in zip(names, codes)]
+        for value, code in pairs:
+            if isinstance(code, int) and code < 0 and not _is_leaf(value, False):
+                raise Stale
+        self._arrays_as_coded(pairs)
+
     def nodes(self) -> list[tp.Any]:
         """The nodes, by number."""
         return [ref() for ref in self.refs]
@@ -251,22 +298,13 @@ class Plan:
         return found
 
     def values(self) -> list[tp.Any]:
-        """The raw values in leaf order, Variables opened; the list must not be changed.
+        """The raw values in leaf order, Variables opened.
 
         Raises Stale as `leaves` does.
         """
-        reading = self.reading
-        if reading is not None and reading is last.reading:
-            values = reading.values
-            if values is not None:
-                return values
         boxes = self._held
         if boxes is not None:
-            reading, former = start_reading()
-            drop(former)
-            values = [box.value for box in boxes]
-            self._keep(reading, values)
-            return values
+            return [box.value for box in boxes]
         if self.has_refs:
             return [
                 leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in self.leaves()
@@ -284,41 +322,17 @@ class Plan:
             for i, leaf in enumerate(self.leaf_refs)
         ]
 
-    def write(self, at: tp.Sequence[int], new: list[tp.Any], old: list[tp.Any]) -> bool:
-        """Write the values of some leaves, and keep them at hand; `old` is what `values` gave.
+    def write(self, at: tp.Sequence[int], new: tp.Sequence[tp.Any]) -> bool:
+        """Write the values of some leaves; False, with nothing done, where not all are Variables.
 
-        Returns False, and does nothing, where not all leaves are plain Variables.
+        Raises Stale where a leaf is gone.
         """
         boxes = self.boxes()
         if boxes is None:
             return False
-        reading, former = start_reading()
-        true = former is not None and former.values is old
-        drop(former)
-        if len(at) == len(boxes):
-            for box, value in zip(boxes, new):
-                box.value = value
-            after = new
-        else:
-            after = [*old]
-            for leaf, value in zip(at, new):
-                boxes[leaf].value = after[leaf] = value
-        if last.reading is not reading:
-            forget()
-        elif true or after is new:
-            self._keep(reading, after)
+        for leaf, value in zip(at, new):
+            boxes[leaf].value = value
         return True
-
-    def _keep(self, reading: Reading, values: list[tp.Any]) -> None:
-        """Keep values at hand, as long as what they were read from is."""
-        keep_reading(reading, values)
-        self.reading = reading
-        if self._held is None:
-            self.release()
-
-    def __del__(self) -> None:
-        if self.reading is not None:  # no global names: this may run while the interpreter ends
-            self.reading.values = None
 
     def raw_leaves(self) -> dict[int, tp.Any]:
         """The arrays held without a Variable, by leaf number; plain containers are checked."""
@@ -328,13 +342,20 @@ class Plan:
 
     def contained(self) -> dict[int, tp.Any]:
         """The arrays in plain containers, by leaf number; the containers are checked."""
-        out: dict[int, tp.Any] = {}
         pending: list[tuple[tp.Any, Code]] = []
         for owner, name, code in self.containers:
             node = owner()
             if node is None:
                 raise Stale
             pending.append((node if name is _ROOT else node.__dict__[name], code))
+        return self._arrays_as_coded(pending)
+
+    def _arrays_as_coded(self, pending: list[tuple[tp.Any, Code]]) -> dict[int, tp.Any]:
+        """The arrays below some values, by leaf number.
+
+        Raises Stale where a value is no longer what its code says.
+        """
+        out: dict[int, tp.Any] = {}
         while pending:
             value, code = pending.pop()
             if isinstance(code, int):
@@ -353,31 +374,30 @@ class Plan:
 
 def _children_as_coded(value: tp.Any, code: ContainerCode) -> tp.Iterator[tuple[tp.Any, Code]]:
     """The children of a container with their codes; raises Stale where a leaf is none any more."""
-    definition = code.definition
-    loose = definition.kind == STATE
-    for child, child_code in zip(_children_as_defined(value, definition), code.codes):
+    loose = code.definition.kind == STATE
+    for child, child_code in zip(_children_as_defined(value, code.definition), code.codes):
         if isinstance(child_code, int) and child_code < 0 and not _is_leaf(child, loose):
             raise Stale
         yield child, child_code
 
 
-def _children_as_defined(value: tp.Any, definition: ContainerDef) -> tp.Iterable[tp.Any]:
+def _children_as_defined(value: tp.Any, form: ContainerDef) -> tp.Iterable[tp.Any]:
     """The children of a container; raises Stale where it is not of this form any more."""
-    kind, keys = definition.kind, definition.keys
-    if type(value) is not definition.type:
+    kind, keys = form.kind, form.keys
+    if type(value) is not form.type:
         raise Stale
     if kind == LIST or kind == TUPLE:
         if len(value) != len(keys):
             raise Stale
         return value
-    if definition.treedef is not None:
+    if form.treedef is not None:
         children, treedef = flatten_one_level(value)
         try:
-            if treedef != definition.treedef:
+            if treedef != form.treedef:
                 raise Stale
         except ValueError:  # its static part cannot be compared
             raise Stale from None
-        return [child for _, child in definition.in_order(children)]
+        return [child for _, child in form.in_order(children)]
     if kind == DICT or kind == STATE:
         mapping = value if kind == DICT else value._mapping
         if len(mapping) != len(keys):
@@ -386,7 +406,7 @@ def _children_as_defined(value: tp.Any, definition: ContainerDef) -> tp.Iterable
             return [mapping[key] for key in keys]
         except KeyError:
             raise Stale from None
-    return definition.in_order(value)  # a named tuple
+    return form.in_order(value)  # a named tuple
 
 
 def _is_leaf(value: tp.Any, loose: bool) -> bool:
@@ -445,7 +465,9 @@ def find_plan(roots: tp.Sequence[tp.Any]) -> Plan | None:
     if plans is None:
         return None
     plan = plans.get(tuple(map(id, roots)))
-    return plan if plan is not None and plan.valid(roots) else None
+    if plan is None or plan.valid(roots):
+        return plan
+    return plan.renewed(tuple(roots)) if plan.is_of(roots) else None
 
 
 def usual_plan(root: tp.Any) -> Plan | None:

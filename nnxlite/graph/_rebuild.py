@@ -79,6 +79,7 @@ class Decoded:
         "node_defs",
         "node_frames",
         "node_leaves",
+        "node_tokens",
         "num_leaves",
         "raw_slots",
         "roots",
@@ -98,6 +99,8 @@ class Decoded:
         self.num_leaves = 0
         self.roots: list[Code] = []
         self._fillers: list[tuple[int, ObjectDef, list[Code], Values | None]] | None = None
+        self.node_tokens: list[int] = [-1] * first  # position of each node's definition
+        self.node_tokens += [i for i, t in enumerate(tokens) if t is REF_LEAF or type(t) in _NODES]
         self._decode(iter(tokens), num_roots)
         self.has_containers = any(isinstance(c, ContainerCode) for _, _, c in self.raw_slots)
         self.has_arrays = -1 in self.leaf_nodes
@@ -212,6 +215,7 @@ class Decoded:
 
 
 _END = object()
+_NODES = (ObjectDef, VariableDef)
 
 _set_dict = GraphNode.__dict__["__dict__"].__set__
 _set_def = GraphNode.__dict__["_nnx_def"].__set__

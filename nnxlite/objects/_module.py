@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from nnxlite._errors import short_type
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._edit import update
-from nnxlite.graph._functional import split
+from nnxlite.graph._functional import checked_view, split
 from nnxlite.graph._graphdef import Path
 from nnxlite.graph._walk import children_of, iter_children, iter_graph
 from nnxlite.objects._frozen import freeze
@@ -387,17 +387,21 @@ def set_existing(
 
     Raises ValueError, before anything is set, for an attribute that none of them has.
     """
-    matches = to_predicate(only)
-    chosen = [module for path, module in iter_modules(node, graph=graph) if matches(path, module)]
-    writes = [(m, name, v) for m in chosen for name, v in attributes.items() if _has(m, name)]
-    missing = attributes.keys() - {name for _, name, _ in writes}
+    if only is ...:
+        nodes = checked_view(node, graph, "set_attributes").nodes()
+        chosen = [value for value in reversed(nodes) if isinstance(value, Module)]
+    else:
+        matches = to_predicate(only)
+        chosen = [m for path, m in iter_modules(node, graph=graph) if matches(path, m)]
+    owned = [(m, name, v) for m in chosen for name, v in attributes.items() if _has(m, name)]
+    missing = attributes.keys() - {name for _, name, _ in owned}
     if missing and raise_if_not_found:
         raise ValueError(
             f"Could not find at least one instance of the following attributes: {sorted(missing)}. "
             f"No module in this {type(node).__name__} that the filters match has them; correct the "
             "names, or pass raise_if_not_found=False."
         )
-    _set_or_restore(writes)
+    _set_or_restore([w for w in owned if w[0].__dict__.get(w[1], MISSING) is not w[2]])
 
 
 def _set_or_restore(writes: tp.Sequence[tuple[Module, str, tp.Any]]) -> None:

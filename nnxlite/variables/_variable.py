@@ -29,7 +29,7 @@ from nnxlite._config import EAGER_SHARDING
 from nnxlite._errors import TraceContextError, short_type
 from nnxlite._jax import TraceRef, describe_trace, is_ref, new_ref, same_form, trace_state
 from nnxlite._text import Text, text_of, variable_node
-from nnxlite._versions import forget, last, touch
+from nnxlite._versions import touch
 from nnxlite.variables._definition import REQUIRED, VariableDef, define
 from nnxlite.variables._metadata import VariableMetadata
 from nnxlite.variables._operators import ArrayOperators
@@ -99,15 +99,6 @@ def _boxed(definition: VariableDef, value: tp.Any) -> Box:
 
 
 _new = object.__new__
-
-
-def _store(box: Box, value: tp.Any) -> None:
-    """Write the value of a Variable that others may know."""
-    if last.reading is not None:
-        forget()
-    box.value = value
-    if last.reading is not None:
-        forget()
 
 
 class Variable(ArrayOperators[T]):
@@ -234,7 +225,7 @@ class Variable(ArrayOperators[T]):
                 return
         if index is not MISSING:
             new = _replace_at(self._box.value, index, new)
-        _store(self._box, new)
+        self._box.value = new
 
     def _writes_through(self, new: tp.Any) -> bool:
         """Whether a write goes into a reference, which JAX lets every transform write into."""
@@ -243,7 +234,7 @@ class Variable(ArrayOperators[T]):
     def _write_ref(self, new: tp.Any, index: tp.Any) -> None:
         ref: tp.Any = self._box.value
         if is_ref(new):
-            _store(self._box, new)
+            self._box.value = new
             return
         if index is MISSING and jnp.shape(new) != ref.shape:
             raise ValueError(
@@ -281,7 +272,7 @@ class Variable(ArrayOperators[T]):
         """
         if trace_state.value is not self._box.trace and not _unsafe_bypass_check:
             self._refuse_write("value")
-        _store(self._box, value)
+        self._box.value = value
 
     @property
     def raw_value(self) -> T:
@@ -676,7 +667,7 @@ def write_raw(variable: Variable[tp.Any], value: tp.Any) -> None:
         if held is not value:
             held[...] = value[...] if is_ref(value) else value
     else:
-        _store(variable._box, value[...] if is_ref(value) else value)
+        variable._box.value = value[...] if is_ref(value) else value
 
 
 def _empty(cls: type[V]) -> V:

@@ -350,3 +350,89 @@ def test_objects_of_one_layout_do_not_share_edits():
     assert list(nnx.state(Leaf())) == ["count", "kernel"]
     assert list(nnx.state(c)) == ["count", "kernel", "more"]
     assert list(nnx.state(b)) == ["kernel"]
+
+
+# Renewed without a traversal ----------------------------------------------------------------------
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.parts = nnx.List([nnx.Dropout(0.5, rngs=rngs), nnx.BatchNorm(2, rngs=rngs)])
+        self.shared = self.parts[1]
+        self.arrays = [ONE, {"a": TWO}]
+        self.memory = nnx.State({"m": ONE})
+        self.mode = "train"
+
+
+@pytest.fixture
+def traversals(monkeypatch):
+    """The roots of every traversal from here on."""
+    from nnxlite.graph import _plan
+
+    seen: list[tp.Any] = []
+    traverse = _plan.traverse
+    monkeypatch.setattr(_plan, "traverse", lambda roots: seen.append(roots) or traverse(roots))
+    return seen
+
+
+def test_switching_between_training_and_evaluation_takes_no_traversal(traversals):
+    net, other = Net(), Net()
+    modes = nnx.jit(lambda net, other: (net.parts[0].deterministic, len(other.mode)))
+    net.train()
+    modes(net, other)
+    before = len(traversals)
+    for on in (True, False, True):
+        net.eval() if on else net.train()
+        other.mode = "x" * on
+        assert modes(net, other) == (on, on)
+        graphdef, state = nnx.split(net)
+        again = nnx.merge(graphdef, state)
+        assert again.parts[1].use_running_average is on and again.shared is again.parts[1]
+    assert len(traversals) - before <= 1  # the first split of the net alone
+
+
+def test_metadata_takes_no_traversal(traversals):
+    net = Net()
+    nnx.split(net)
+    before = len(traversals)
+    net.shared.scale.set_metadata(tag="x")
+    _, state = nnx.split(net)
+    assert state["parts"][1]["scale"].tag == "x"
+    assert len(traversals) == before
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda net: setattr(net, "extra", 1),
+        lambda net: delattr(net, "mode"),
+        lambda net: setattr(net, "shared", nnx.BatchNorm(2, rngs=nnx.Rngs(0))),
+        lambda net: net.parts.append(1),
+        lambda net: net.arrays.append(ONE),
+        lambda net: setattr(net, "arrays", [ONE, {"a": 3}]),
+        lambda net: setattr(net, "memory", nnx.State({"m": 1.0})),
+        lambda net: net.memory.__setitem__("n", ONE),
+        lambda net: setattr(net, "mode", ["editable"]),
+    ],
+)
+def test_other_changes_beside_a_changed_mode_are_seen(edit):
+    net, same = Net(), Net()
+    nnx.split(net)
+    for model in (net, same):
+        model.eval()
+        edit(model)
+    graphdef, state = nnx.split(net)
+    expected_graphdef, expected = nnx.split(same)
+    assert graphdef == expected_graphdef
+    assert jax.tree.structure(state) == jax.tree.structure(expected)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), state, expected))
+
+
+def test_setting_modes_that_are_set_changes_nothing(traversals):
+    net = Net()
+    net.eval()
+    nnx.split(net)
+    before, now = len(traversals), epoch.now
+    net.eval()
+    assert (len(traversals), epoch.now) == (before, now)
