@@ -164,6 +164,7 @@ GRAPH_UPDATES: Setting[bool] = Setting(
 EAGER_SHARDING: Setting[bool] = Setting(
     "eager_sharding", flag_from_environment("NNXLITE_EAGER_SHARDING", True)
 )
+REF_VARIABLES: Setting[bool] = Setting("ref_variables", False)
 
 
 class set_graph_mode(switch):

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite import _sharding_hook
-from nnxlite._config import EAGER_SHARDING
+from nnxlite._config import EAGER_SHARDING, REF_VARIABLES
 from nnxlite._errors import TraceContextError, short_type
 from nnxlite._jax import TraceRef, describe_trace, is_ref, new_ref, same_form, trace_state
 from nnxlite._text import Text, text_of, variable_node
@@ -141,8 +141,6 @@ class Variable(ArrayOperators[T]):
         eager_sharding: bool | None = None,
         **metadata: tp.Any,
     ) -> None:
-        if hijax is None:
-            hijax = _defaults.hijax
         if hijax:
             _refuse_hijax(type(self).__name__)
         raw: tp.Any = value
@@ -152,7 +150,7 @@ class Variable(ArrayOperators[T]):
         if isinstance(raw, Variable):
             raw = raw.get_value()
         if ref is None:
-            ref = bool(metadata.pop("ref", _defaults.ref))
+            ref = bool(metadata.pop("ref", REF_VARIABLES.get()))
         if is_ref(raw):
             ref = True
         if eager_sharding is None:
@@ -645,7 +643,6 @@ _set_box = Variable.__dict__["_box"].__set__
 
 _REQUIRED_DEFAULTS = {"hijax": False, "ref": False, "eager_sharding": True}
 _create_hooks: dict[type, tuple[tp.Any, ...]] = {}
-_defaults = VarDefaults()
 
 
 def make(definition: VariableDef, value: tp.Any) -> Variable[tp.Any]:
@@ -770,15 +767,14 @@ _register(Variable)
 class VarDefaultsContext:
     """What `var_defaults(...)` gives: leaving its `with` block brings the former defaults back."""
 
-    def __init__(self, former: VarDefaults) -> None:
+    def __init__(self, former: tuple[bool, ...]) -> None:
         self._former = former
 
     def __enter__(self) -> VarDefaults:
-        return _defaults
+        return var_defaults()
 
     def __exit__(self, *exc: tp.Any) -> None:
-        global _defaults
-        _defaults = self._former
+        REF_VARIABLES.restore(self._former)
 
 
 @tp.overload
@@ -798,6 +794,8 @@ def var_defaults(
 ) -> VarDefaults | VarDefaultsContext:
     """Set the defaults of `Variable(ref=...)`, at once or for a `with` block; or read them.
 
+    They hold for the present context: other threads and tasks have their own.
+
     Args:
         hijax: accepted for compatibility; True raises ValueError.
         ref: the new default of `ref`.
@@ -811,12 +809,11 @@ def var_defaults(
     >>> v.ref, nnx.var_defaults().ref
     (True, False)
     """
-    global _defaults
     if hijax is None and ref is None:
-        return _defaults
+        return VarDefaults(ref=REF_VARIABLES.get())
     if hijax:
         _refuse_hijax("var_defaults")
-    context = VarDefaultsContext(_defaults)
+    former = REF_VARIABLES.stack()
     if ref is not None:
-        _defaults = VarDefaults(hijax=False, ref=bool(ref))
-    return context
+        REF_VARIABLES.restore((*former[:-1], bool(ref)))
+    return VarDefaultsContext(former)

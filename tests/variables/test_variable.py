@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 import typing as tp
 
 import cloudpickle
@@ -345,6 +346,23 @@ def test_defaults_of_references():
     finally:
         nnx.var_defaults(ref=False)
     assert not nnx.Param(1.0).ref
+
+
+def test_defaults_of_references_are_those_of_the_thread():
+    seen = []
+    with nnx.var_defaults(ref=True):
+        thread = threading.Thread(target=lambda: seen.append(nnx.Param(1.0).ref))
+        thread.start()
+        thread.join()
+    assert seen == [False]
+
+
+def test_a_step_that_makes_variables_compiles_for_each_default():
+    makes_refs = nnx.jit(lambda: nnx.Param(jnp.ones(2)).ref)
+    assert not makes_refs()
+    with nnx.var_defaults(ref=True):
+        assert makes_refs()
+    assert not makes_refs()
 
 
 # Copies ------------------------------------------------------------------------------------------
