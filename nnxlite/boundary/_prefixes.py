@@ -526,51 +526,13 @@ def leaves_of_code(decoded: Decoded, number: Code) -> list[tuple[int, Path]]:
 # Shardings ---------------------------------------------------------------------------------------
 
 
-def leaf_shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], list[tp.Any]]:
-    """`in_shardings` of `jit` as shardings of plain leaves and of graph leaves."""
+def leaf_shardings(
+    call: CallDef, in_shardings: tp.Any
+) -> tuple[list[tp.Any], list[tp.Any], list[tp.Any]]:
+    """`in_shardings` of `jit` as shardings of plain leaves, of graph leaves, and of roots."""
     args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
     if isinstance(in_shardings, list):
         in_shardings = tuple(in_shardings)
     settings = broadcast(in_shardings, args, "in_shardings")
     settings += [None] * len(jax.tree_util.tree_leaves(kwargs))
-    return split_settings(call, settings, "sharding")
-
-
-def result_shardings(
-    definition: tp.Any, result: tp.Any, fresh: list[tp.Any], out_shardings: tp.Any
-) -> tuple[tp.Any, list[tp.Any]]:
-    """`out_shardings` of `jit` for the result, and for new leaves of objects by their own paths.
-
-    Args:
-        definition: what leaves, an `OutDef`.
-        result, fresh: the result and the new leaves, abstract.
-        out_shardings: as the user gave it.
-    """
-    if definition.treedef is None:
-        treedef = jax.tree_util.tree_structure(result)
-        settings = broadcast(out_shardings, result, "out_shardings")
-        settings = plain_settings(settings, treedef, (), "out_shardings")
-        return jax.tree_util.tree_unflatten(treedef, map(_sharding, settings)), []
-    count = definition.treedef.num_leaves
-    tree = jax.tree_util.tree_unflatten(definition.treedef, range(count))
-    settings = broadcast(out_shardings, tree, "out_shardings")
-    plain = plain_settings(settings, definition.treedef, definition.where, "out_shardings")
-    places: list[tp.Any] = [None] * len(fresh)
-    if definition.graph is not None:
-        decoded = definition.graph.graphdef.decoded
-        by_root = {
-            definition.graph.first_result + i: settings[p] for i, p in enumerate(definition.where)
-        }
-        for leaf, source in enumerate(definition.graph.sources):
-            if source >= 0:
-                continue
-            path = decoded.path(decoded.leaf_frames[leaf])
-            setting = by_root.get(path[0])
-            if isinstance(setting, PrefixMapping):
-                setting = setting.map_prefix(path[1:], shown(decoded, leaf))
-            places[~source] = _sharding(setting)
-    return [_sharding(s) for s in plain], places
-
-
-def _sharding(setting: tp.Any) -> tp.Any:
-    return None if isinstance(setting, PrefixMapping) else setting
+    return *split_settings(call, settings, "sharding"), [settings[i] for i in call.where]

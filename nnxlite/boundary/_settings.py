@@ -71,7 +71,9 @@ def output_settings(
     """Settings of everything that leaves.
 
     Written Variables keep their input setting; new Variables of an argument follow its prefix; the
-    result follows `out_prefix`.
+    result follows `out_prefix`. `default` is the setting where none is given; None leaves it open.
+
+    Raises ValueError where the result refers to a leaf that has another setting already.
     """
     definition = out.definition
     if definition.treedef is None:
@@ -98,7 +100,7 @@ def output_settings(
             if isinstance(setting, PrefixMapping):
                 setting = setting.map_prefix(tuple(path), shown(decoded, leaf))
             fresh[~source] = setting
-    _check_shared(call, out, value_settings, settings, fresh, what)
+    _check_shared(call, out, value_settings, settings, fresh, what, default)
     return OutSettings(result, written, fresh)
 
 
@@ -109,6 +111,7 @@ def _check_shared(
     settings: list[tp.Any],
     fresh: list[tp.Any],
     what: str,
+    default: tp.Any,
 ) -> None:
     """Raise ValueError where the result refers to a leaf that has another setting already."""
     definition, graph = out.definition, out.definition.graph
@@ -121,7 +124,7 @@ def _check_shared(
             setting = settings[position]
             if isinstance(setting, PrefixMapping):
                 setting = setting.map_prefix(path, shown(decoded, leaf))
-            if setting is before or setting == before:
+            if setting is before or setting == before or (setting is None and default is None):
                 continue
             if source >= 0:
                 where = argument_path(call, call.leaf_roots()[source], call.leaf_paths()[source])

@@ -15,7 +15,7 @@ from nnxlite._jax import current_mesh, is_tracing
 from nnxlite.graph import GraphDef, split
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.graph._plan import view
-from nnxlite.sharding._annotations import check_spec, is_variable, spec_of
+from nnxlite.sharding._annotations import annotation_of, check_spec, is_variable, spec_of
 from nnxlite.variables import Variable
 
 
@@ -96,7 +96,7 @@ def _annotated(
     value: tp.Any, metadata: tp.Mapping[str, tp.Any], mesh: tp.Any, replicate: bool
 ) -> NamedSharding | None:
     """The sharding that an annotation means, if there is one and a mesh."""
-    mesh = metadata.get("mesh") or mesh
+    mesh = annotation_of(metadata).mesh or mesh
     if metadata.get("out_sharding") is None:
         return NamedSharding(mesh, PartitionSpec()) if replicate and mesh is not None else None
     if mesh is None:

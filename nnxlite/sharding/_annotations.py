@@ -3,6 +3,7 @@
 An annotation is the metadata entry `out_sharding` of a Variable: one axis name, tuple of names or
 None for each array axis.  Without a mesh it is metadata and nothing else.  With one, a Variable is
 placed when it is created (`use_eager_sharding`), under `jit` as well, so parameters are born sharded.
+A `NamedSharding`, or a `Format` with one, is an annotation that brings its mesh along.
 
 Names may be logical: `logical_axis_rules`, or the entry `sharding_rules`, map them to mesh axes.
 """
@@ -14,6 +15,7 @@ import functools
 import typing as tp
 
 import jax
+from jax.experimental.layout import Format, with_layout_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from nnxlite import _sharding_hook
@@ -85,16 +87,35 @@ def _rules_for(metadata: tp.Mapping[str, tp.Any]) -> dict[str, tp.Any]:
     return {**around, **own}
 
 
+class Annotation(tp.NamedTuple):
+    """What the metadata of a Variable says of its place."""
+
+    names: tp.Any
+    mesh: tp.Any
+    memory_kind: str | None = None
+    layout: tp.Any = None
+
+
+def annotation_of(metadata: tp.Mapping[str, tp.Any]) -> Annotation:
+    """The names of axes and the Variable's own mesh, which a `NamedSharding` has in one."""
+    given, layout = metadata.get("out_sharding"), None
+    if isinstance(given, Format):
+        given, layout = given.sharding, given.layout
+    if isinstance(given, NamedSharding):
+        return Annotation(given.spec, given.mesh, given.memory_kind, layout)
+    return Annotation(given, metadata.get("mesh"), None, layout)
+
+
 def spec_of(metadata: tp.Mapping[str, tp.Any]) -> PartitionSpec:
     """The PartitionSpec that a Variable's metadata asks for; empty without an annotation.
 
     Raises ValueError for an annotation that is no sequence of names, or rules that disagree.
     """
-    names = metadata.get("out_sharding")
+    names = annotation_of(metadata).names
     if names is None:
         return PartitionSpec()
     if isinstance(names, (str, jax.sharding.Sharding)):
-        right = f"({names!r},)" if isinstance(names, str) else "sharding=s.spec, mesh=s.mesh"
+        right = f"({names!r},)" if isinstance(names, str) else "a NamedSharding"
         raise ValueError(
             "A sharding annotation is one name (or None) for each array axis, got the "
             f"{type(names).__name__} {names!r}. Write {right}."
@@ -114,13 +135,14 @@ def _resolve(name: tp.Any, rules: tp.Mapping[str, tp.Any]) -> tp.Any:
 
 
 def place(value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
-    """A fresh value placed as its annotation says; unchanged without a mesh.
+    """A fresh value placed as its annotation says; unchanged without a mesh, or names.
 
     Raises ValueError where the annotation names an axis that the mesh has not, or has too many axes.
     """
-    if metadata.get("out_sharding") is None or not metadata.get("eager_sharding", True):
+    if not metadata.get("out_sharding") or not metadata.get("eager_sharding", True):
         return value
-    mesh = metadata.get("mesh") or current_mesh()
+    annotation = annotation_of(metadata)
+    mesh = annotation.mesh or current_mesh()
     if mesh is None or is_ref(value):
         return value
     spec = spec_of(metadata)
@@ -128,18 +150,22 @@ def place(value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
     mesh, spec = _without_manual(mesh, spec)
     if spec is None:
         return value
-    return jax.tree_util.tree_map(lambda x: _placed(x, NamedSharding(mesh, spec)), value)
+    sharding = NamedSharding(mesh, spec, memory_kind=annotation.memory_kind)
+    put = functools.partial(_placed, sharding=sharding, layout=annotation.layout)
+    return jax.tree_util.tree_map(put, value)
 
 
-def _placed(value: tp.Any, sharding: NamedSharding) -> tp.Any:
+def _placed(value: tp.Any, sharding: NamedSharding, layout: tp.Any) -> tp.Any:
     if not hasattr(value, "shape"):
         return value
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
     if is_tracing():
-        return constrained(value, sharding)
-    known = getattr(value, "sharding", None) == sharding
-    return value if known else jax.device_put(value, sharding)
+        placed = constrained(value, sharding)
+        return placed if layout is None else with_layout_constraint(placed, layout)
+    if layout is None and getattr(value, "sharding", None) == sharding:
+        return value
+    return jax.device_put(value, sharding if layout is None else Format(layout, sharding))
 
 
 def _without_manual(mesh: tp.Any, spec: PartitionSpec) -> tuple[tp.Any, PartitionSpec | None]:

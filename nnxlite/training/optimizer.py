@@ -17,9 +17,10 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Format
+from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._errors import short_type
-from nnxlite._jax import is_tracing
 from nnxlite._sharding_hook import place
 from nnxlite._state import State
 from nnxlite.filters import Filter
@@ -74,7 +75,8 @@ class OptVariable(OptState[T]):
 def to_opt_state(tree: tp.Any) -> tp.Any:
     """The tree with each Variable as an `OptVariable`, and any other leaf as an `OptArray`.
 
-    An `OptVariable` has the metadata of the Variable it replaces.
+    An `OptVariable` has the metadata of the Variable it replaces; `optimizer_sharding` there becomes
+    its sharding annotation.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> tree = {"mu": nnx.Param(jnp.ones(2), tag="a"), "n": jnp.array(1)}
@@ -82,13 +84,19 @@ def to_opt_state(tree: tp.Any) -> tp.Any:
     >>> type(found["mu"]).__name__, found["mu"].tag, type(found["n"]).__name__
     ('OptVariable', 'a', 'OptArray')
     """
-    return jax.tree.map(_opt_leaf, tree, is_leaf=is_variable)
+    opt_state = jax.tree.map(_opt_leaf, tree, is_leaf=is_variable)
+    for leaf in flatten(opt_state)[0]:
+        write(leaf, place(read(leaf), leaf.get_metadata()))
+    return opt_state
 
 
 def _opt_leaf(leaf: tp.Any) -> OptState[tp.Any]:
-    if isinstance(leaf, Variable):
-        return OptVariable.from_metadata(read(leaf), {**leaf.get_metadata(), "ref": False})
-    return OptArray(leaf)
+    if not isinstance(leaf, Variable):
+        return OptArray(leaf)
+    metadata = {**leaf.get_metadata(), "ref": False}
+    if "optimizer_sharding" in metadata:
+        metadata["out_sharding"] = metadata.pop("optimizer_sharding")
+    return OptVariable.from_metadata(read(leaf), metadata)
 
 
 def _explained(name: str, given: int, remedy: str) -> tp.Callable[..., tp.Any]:
@@ -309,7 +317,8 @@ class ModelAndOptimizer(Optimizer[M]):
 def _initial_state(tx: Transformation, params: tp.Any) -> tp.Any:
     """The state that `tx` begins with, in Variables that share no buffer with the parameters."""
     leaves, treedef = flatten(params)
-    opt_state = to_opt_state(tx.init(treedef.unflatten([_out_of_reference(v) for v in leaves])))
+    opt_state = tx.init(treedef.unflatten([_out_of_reference(v) for v in leaves]))
+    opt_state = jax.tree.map(_opt_leaf, opt_state, is_leaf=is_variable)
     shapes = {
         p: getattr(read(v), "shape", None) for p, v in zip(paths(params), leaves, strict=True)
     }
@@ -320,8 +329,7 @@ def _initial_state(tx: Transformation, params: tp.Any) -> tp.Any:
         value = read(leaf)
         if id(value) in buffers and isinstance(value, jax.Array):
             value = jnp.copy(value)  # so that a transform may donate both
-        if isinstance(leaf, OptVariable) and is_tracing():
-            value = place(value, leaf.get_metadata())  # outside a trace it follows by itself
+        value = place(value, leaf.get_metadata())
         if value is not read(leaf):
             write(leaf, value)
         buffers.add(id(value))
@@ -351,12 +359,20 @@ def _fit_sharding(
         return
     extra = len(shape) - len(param_shape)
     if extra > 0 and shape[extra:] == param_shape:
-        fitted: tp.Any = (*[None] * extra, *names)
-        if isinstance(names, jax.sharding.PartitionSpec):
-            fitted = jax.sharding.PartitionSpec(*fitted)
-        leaf.set_metadata(out_sharding=fitted)
+        leaf.set_metadata(out_sharding=_with_leading_axes(names, extra))
     else:
         leaf.set_metadata(out_sharding=None)
+
+
+def _with_leading_axes(annotation: tp.Any, extra: int) -> tp.Any:
+    """A sharding annotation for a value with more axes in front, which are not sharded."""
+    if isinstance(annotation, Format):  # its layout is for fewer axes
+        annotation = annotation.sharding
+    if isinstance(annotation, NamedSharding):
+        spec = PartitionSpec(*[None] * extra, *annotation.spec)
+        return NamedSharding(annotation.mesh, spec, memory_kind=annotation.memory_kind)
+    names = (*[None] * extra, *annotation)
+    return PartitionSpec(*names) if isinstance(annotation, PartitionSpec) else names
 
 
 def _pure_argument(value: tp.Any) -> tp.Any:

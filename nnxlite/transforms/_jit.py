@@ -18,6 +18,7 @@ from nnxlite._jax import is_tracing
 from nnxlite.boundary import (
     CallDef,
     Inputs,
+    Outputs,
     Site,
     enter,
     leave,
@@ -30,8 +31,8 @@ from nnxlite.boundary._prefixes import (
     by_path,
     leaf_shardings,
     refuse_non_arrays,
-    result_shardings,
 )
+from nnxlite.boundary._settings import output_settings
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
@@ -87,7 +88,7 @@ class Core:
         self.fun = weakly(fun)
         self.by_call: dict[CallDef, tp.Any] = {}
         self.leaving: dict[CallDef, tp.Any] = {}  # the structure that was placed
-        self.shardings: dict[CallDef, tuple[list[tp.Any], list[tp.Any]]] = {}
+        self.shardings: dict[CallDef, tuple[list[tp.Any], list[tp.Any], list[tp.Any]]] = {}
         self.donates = options.donate.any or options.donate_written
         self.traced: tuple[CallDef, Body] | None = None
         self.sharded = options.in_shardings is not None
@@ -123,12 +124,11 @@ class Core:
     def place(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
         """A `jax.jit` object that puts what a call leaves where it is to be."""
         shardings: dict[str, tp.Any] = {}
-        values: list[tp.Any] = []
         if self.sharded:
-            plain, values = self.shardings_in(call)
+            plain, values, _ = self.shardings_in(call)
             shardings["in_shardings"] = self.groups(call, plain, values)
         out = self.make(**shardings).trace(call, *groups).out_info
-        shardings["out_shardings"] = self.shardings_out(out, values)
+        shardings["out_shardings"] = self.shardings_out(call, out)
         self.leaving[call] = jax.tree_util.tree_structure(out)
         found = self.by_call[call] = self.make(**shardings)
         return found
@@ -148,17 +148,25 @@ class Core:
                 raise
             return again(call, *groups)
 
-    def shardings_out(self, out: tp.Any, values: list[tp.Any]) -> tp.Any:
-        """Where JAX is to put what leaves; written Variables stay where `in_shardings` says."""
+    def shardings_out(self, call: CallDef, out: tp.Any) -> tp.Any:
+        """Where JAX is to put what leaves; what belongs to an argument stays where that one is."""
         fixed, result, written, fresh = out
-        places: tp.Any = [values[leaf] for leaf in fixed.value.written] if values else None
-        if self.options.out_shardings is None:
-            return None, None, places, None
-        found, new = result_shardings(fixed.value, result, fresh, self.options.out_shardings)
-        return None, found, places, new
+        _, values, roots = self.shardings_in(call)
+        settings = output_settings(
+            call,
+            Outputs(fixed.value, result, written, fresh),
+            values,
+            roots,
+            self.options.out_shardings,
+            "out_shardings",
+            None,
+        )
+        treedef = jax.tree_util.tree_structure(result)
+        placed = jax.tree_util.tree_unflatten(treedef, settings.result)
+        return None, placed, settings.written, settings.fresh
 
-    def shardings_in(self, call: CallDef) -> tuple[list[tp.Any], list[tp.Any]]:
-        """`in_shardings` of the plain leaves and of the graph leaves."""
+    def shardings_in(self, call: CallDef) -> tuple[list[tp.Any], list[tp.Any], list[tp.Any]]:
+        """`in_shardings` of the plain leaves, of the graph leaves, and of the roots."""
         found = self.shardings.get(call)
         if found is None:
             found = self.shardings[call] = leaf_shardings(call, self.options.in_shardings)
@@ -174,7 +182,7 @@ class Core:
         """
         if is_tracing():
             return []
-        plain, values = self.shardings_in(call)
+        plain, values, _ = self.shardings_in(call)
         for i, sharding in enumerate(plain):
             inputs.plain[i] = _settled(inputs.plain[i], sharding)
         moved: list[tuple[Variable[tp.Any], tp.Any, tp.Any]] = []

@@ -7,6 +7,7 @@ import typing as tp
 
 import jax
 from jax.experimental import checkify as jax_checkify
+from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite import _sharding_hook
 from nnxlite._jax import current_mesh
@@ -135,12 +136,15 @@ def place_abstract(tree: tp.Any) -> None:
 
     What has no annotation is replicated.
     """
-    if current_mesh() is None:
+    mesh = current_mesh()
+    if mesh is None:
         return
+    replicated = NamedSharding(mesh, PartitionSpec())
     roots = Inputs(tree).roots
     for node in view(*roots).nodes() if roots else ():
         if isinstance(node, Variable):
-            metadata = {"out_sharding": (), **node.get_metadata(), "eager_sharding": True}
+            asked = node.get_metadata("out_sharding", None) or replicated
+            metadata = {**node.get_metadata(), "out_sharding": asked, "eager_sharding": True}
             place = functools.partial(_placed, metadata=metadata)
             node.set_raw_value(jax.tree_util.tree_map(place, node.get_raw_value()))
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -348,6 +349,95 @@ def test_optimizer_state(kind, jitted):
 
     with jax.set_mesh(mesh_of(kind)):
         assert_same(program)
+
+
+OWN = {
+    "optimizer's own": {"optimizer_sharding": ("data", None)},
+    "both": {"sharding": (None, "model"), "optimizer_sharding": ("data", None)},
+    "replicated": {"sharding": (None, "model"), "optimizer_sharding": None},
+    "rules": {"optimizer_sharding": ("b", None), "sharding_rules": (("b", "data"),)},
+    "not placed": {"optimizer_sharding": ("data", None), "eager_sharding": False},
+}
+
+
+@KINDS
+@pytest.mark.parametrize("metadata", OWN.values(), ids=OWN)
+@pytest.mark.parametrize("jitted", [False, True])
+def test_optimizer_sharding(kind, metadata, jitted):
+    def program(lib):
+        def make():
+            model = lib.Dict(w=lib.Param(jnp.ones((8, 4)), **metadata))
+            return model, lib.Optimizer(model, optax.adam(1e-2), wrt=lib.Param)
+
+        def step(model, optimizer):
+            grads = lib.grad(lambda m: (m["w"][...] ** 2).sum())(model)
+            optimizer.update(model, grads)
+
+        model, optimizer = (lib.jit(make) if jitted else make)()
+        born = described(lib, optimizer)
+        (lib.jit(step) if jitted else step)(model, optimizer)
+        kept = optimizer.opt_state[0].mu["w"].get_metadata()
+        return born, described(lib, [model, optimizer]), kept
+
+    with jax.set_mesh(mesh_of(kind)):
+        assert_same(program)
+
+
+@pytest.mark.parametrize("annotation", ["sharding", "format"])
+@pytest.mark.parametrize("jitted", [False, True])
+def test_an_annotation_with_a_mesh_of_its_own(annotation, jitted):
+    whole = NamedSharding(mesh_of(), P("data", "model"))
+    if annotation == "format":
+        whole = Format(Layout((1, 0)), whole)
+
+    def program(lib):
+        def make():
+            layer = lib.Linear(8, 4, kernel_metadata={"sharding": whole}, rngs=lib.Rngs(0))
+            layer.other = lib.Param(jnp.zeros((8, 4)), optimizer_sharding=whole)
+            return layer, lib.Optimizer(layer, optax.adam(1e-2), wrt=lib.Param)
+
+        made = (lib.jit(make) if jitted else make)()
+        return [
+            (path, v.get_metadata("out_sharding", None), place(v.get_value()))
+            for path, v in lib.to_flat_state(lib.state(made))
+            if v.shape == (8, 4) and path[-1] != "other"
+        ], made[0].kernel.get_value().format.layout
+
+    assert_same(program)
+
+
+@pytest.mark.parametrize("form", ["mapping", "state", "one for all"])
+@pytest.mark.parametrize("out", [False, True])
+def test_shardings_of_new_variables(form, out):
+    mesh = mesh_of()
+    columns, rows, whole = (NamedSharding(mesh, P(*n)) for n in ((None, "model"), ("data",), ()))
+
+    def program(lib):
+        model = lib.Linear(8, 16, kernel_init=steps, rngs=lib.Rngs(0))
+        places = whole
+        if form == "mapping":
+            places = lib.StateSharding({lib.PathContains("kernel"): columns, ...: whole})
+        elif form == "state":
+            state = lib.state(model)
+            places = lib.StateSharding(
+                jax.tree.map(lambda x: columns if x.ndim == 2 else whole, state)
+            )
+
+        def step(model, x):
+            model.kernel = lib.Param(model.kernel[...] * 2)
+            if form != "state":
+                model.stat = lib.BatchStat(x.sum(0))
+                model.inner = lib.Linear(8, 16, kernel_init=steps, rngs=lib.Rngs(1))
+            return model(x)
+
+        step = lib.jit(step, in_shardings=(places, rows), out_shardings=rows if out else None)
+        found = []
+        for _ in range(2):
+            y = step(model, jnp.ones((8, 8)))
+            found.append((described(lib, model), place(y)))
+        return found
+
+    assert_same(program)
 
 
 @pytest.mark.parametrize("form", ["mapping", "state", "one for all"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -35,8 +37,8 @@ def mesh(request):
 
 @pytest.mark.parametrize(
     "names",
-    [("nowhere",), ("a", "b", "c"), "a", NamedSharding(mesh_of(), P("data"))],
-    ids=["unknown", "too many", "a string", "a sharding"],
+    [("nowhere",), ("a", "b", "c"), "a"],
+    ids=["unknown", "too many", "a string"],
 )
 def test_without_a_mesh_an_annotation_is_metadata_and_nothing_fails(names):
     before = param(8, 4).value.sharding
@@ -130,6 +132,37 @@ def test_what_is_not_placed(mesh):
     assert param(8, 4, sharding=("data", None), eager_sharding=False).value.is_fully_replicated
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("around", [False, True], ids=["no mesh around", "its mesh around"])
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_sharding_or_format_as_annotation_brings_its_mesh(kind, around, jitted):
+    whole = NamedSharding(mesh_of(kind), P("data", "model"))
+    turned = Format(Layout((1, 0)), whole)
+
+    def make():
+        return param(8, 4, sharding=whole), nnx.Linear(
+            8, 4, kernel_metadata={"out_sharding": turned}, rngs=nnx.Rngs(0)
+        ).kernel
+
+    with jax.set_mesh(whole.mesh) if around else contextlib.nullcontext():
+        plain, kernel = (nnx.jit(make) if jitted else make)()
+    assert plain.value.sharding == whole and plain.sharding_names == whole
+    assert kernel.value.sharding.is_equivalent_to(whole, 2) and kernel.sharding_names == turned
+    assert kernel.value.format.layout.major_to_minor == (1, 0)
+    assert nnx.get_partition_spec(kernel).value == P("data", "model")
+    _, abstract = nnx.get_abstract_model(lambda: nnx.Dict(v=param(8, 4, sharding=turned)), None)
+    assert abstract["v"].value.sharding == whole
+    with pytest.raises(ValueError, match="has 2 axes, the value has shape \\(8,\\)"):
+        param(8, sharding=whole)
+
+
+def test_an_empty_annotation_moves_nothing(mesh):
+    rows = jax.device_put(jnp.zeros((8, 4)), NamedSharding(mesh, P("data")))
+    for empty in ((), [], P()):
+        assert nnx.Param(rows, sharding=empty).value is rows
+    assert names_of(nnx.Param(rows, sharding=(None,))) == (None,)
+
+
 def test_references_are_made_of_placed_arrays():
     with jax.set_mesh(mesh_of()):
         variable = param(8, 4, sharding=("data", None), ref=True)
@@ -169,7 +202,7 @@ def test_writing_does_not_move_a_value_back(mesh):
         ((("data", "nope"), None), r"names \['nope'\].*logical_axis_rules"),
         (("data", None, "model"), r"has 3 axes, the value has shape \(8, 4\). Give one name"),
         ("data", r"got the str 'data'. Write \('data',\)"),
-        (NamedSharding(mesh_of(), P("data")), r"got the NamedSharding .* sharding=s.spec, mesh=s.mesh"),
+        (jax.sharding.SingleDeviceSharding(jax.devices()[0]), r"got the Single.* a NamedSharding"),
     ],
     ids=["unknown", "unknown in a tuple", "too many", "a string", "a sharding"],
 )  # fmt: skip
@@ -576,7 +609,7 @@ def test_transform_metadata_leaves_annotations_as_they_were_when_it_fails():
         ("data", "got the str 'data'. Write ('data',)."),
         (
             jax.sharding.SingleDeviceSharding(jax.devices()[0]),
-            "Write sharding=s.spec, mesh=s.mesh.",
+            "Write a NamedSharding.",
         ),
     ],
     ids=["a string", "a sharding"],

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -175,6 +176,44 @@ def test_optimizer_state_follows_where_a_parameter_was_put_by_hand():
     assert names_of(optimizer.opt_state[0].mu["kernel"]) == ("model",)
 
 
+@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("jitted", [False, True])
+def test_optimizer_state_lies_where_optimizer_sharding_says(kind, jitted):
+    def make():
+        model = linear(None, "model", optimizer_sharding=("data",))
+        return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+    with jax.set_mesh(mesh_of(kind)):
+        model, optimizer = (nnx.jit(make) if jitted else make)()
+    adam = optimizer.opt_state[0]
+    for moment in (adam.mu["kernel"], adam.nu["kernel"]):
+        assert moment.sharding_names == ("data",)
+        assert not moment.has_metadata("optimizer_sharding")
+        assert moment.value.sharding.is_equivalent_to(NamedSharding(mesh_of(kind), P("data")), 2)
+    assert names_of(model.kernel) == (None, "model")
+    assert model.kernel.optimizer_sharding == ("data",)
+
+
+def test_to_opt_state_places_what_it_annotates():
+    with jax.set_mesh(mesh_of()):
+        tree = {"a": nnx.Param(jnp.zeros((8, 4)), optimizer_sharding=("data", None)), "n": 1}
+        found = nnx.optimizer.to_opt_state(tree)
+    assert found["a"].sharding_names == names_of(found["a"]) == ("data", None)
+    assert tree["a"].sharding_names is None and type(found["n"]) is nnx.optimizer.OptArray
+
+
+def test_shardings_of_moments_with_axes_of_their_own():
+    mesh = mesh_of()
+    whole = NamedSharding(mesh, P("data", "model"))
+    for annotation in (whole, Format(Layout((1, 0)), whole)):
+        model = nnx.Dict(w=nnx.Param(jnp.zeros((8, 4)), sharding=annotation))
+        state = nnx.Optimizer(model, optax.lbfgs(memory_size=2), wrt=nnx.Param).opt_state[0]
+        memory = state.diff_params_memory["w"]
+        assert memory.value.shape == (2, 8, 4)
+        assert names_of(memory) == (None, "data", "model")
+        assert memory.sharding_names == whole.update(spec=P(None, "data", "model"))
+
+
 def test_moments_of_stacked_layers_have_the_stacked_axis():
     layers = {nnx.PARTITION_NAME: "data"}
     make = nnx.vmap(lambda i: linear(None, "model"), transform_metadata=layers)
@@ -254,6 +293,59 @@ def test_jit_places_results_by_variable():
     whole = NamedSharding(mesh_of(), P())
     model = nnx.jit(linear, out_shardings=whole)()
     assert names_of(model.kernel) == ()
+
+
+def test_new_variables_of_an_argument_follow_its_sharding():
+    whole = NamedSharding(mesh_of(), P())
+    columns, rows = (whole.update(spec=P(*names)) for names in ((None, "model"), ("data",)))
+    where = {nnx.PathContains("kernel"): columns, nnx.PathContains("added"): rows, ...: whole}
+    model = linear()
+
+    @nnx.jit(in_shardings=(nnx.StateSharding(where), whole), out_shardings=whole)
+    def step(model, x):
+        model.kernel = nnx.Param(model.kernel * 2)
+        model.added = nnx.Param(model.kernel + 1)
+        model.inner = linear()
+        return model(x)
+
+    for _ in range(3):
+        y = step(model, X)
+        found = nnx.to_flat_state(nnx.state(model))
+        assert {"/".join(path): names_of(v) for path, v in found} == {
+            "added": ("data",),
+            "bias": (),
+            "inner/bias": (),
+            "inner/kernel": (None, "model"),
+            "kernel": (None, "model"),
+        }
+        assert names_of(y) == ()
+
+
+def test_new_variables_where_only_the_result_has_a_sharding():
+    whole = NamedSharding(mesh_of(), P())
+    model = linear()
+
+    @nnx.jit(out_shardings=whole)
+    def step(model, x):
+        model.added = nnx.Param(model.kernel + 1)
+        return x + 1
+
+    assert names_of(step(model, X)) == ()
+    np.testing.assert_array_equal(model.added.value, model.kernel.value + 1)
+
+
+def test_a_result_of_the_arguments_has_their_sharding():
+    whole = NamedSharding(mesh_of(), P())
+    rows = whole.update(spec=P("data"))
+    model = linear()
+    with pytest.raises(ValueError, match="different out_shardings for a shared Param.*'0.kernel'"):
+        nnx.jit(lambda m: m, in_shardings=whole, out_shardings=rows)(model)
+    with pytest.raises(ValueError, match="different out_shardings for a shared Param.*'0.kernel'"):
+        nnx.jit(lambda m: [m.kernel], out_shardings=rows)(model)
+    assert model.kernel.value.sharding.num_devices == 1
+    assert nnx.jit(lambda m: m, in_shardings=rows)(model) is model
+    assert names_of(model.kernel) == ("data",)
+    assert nnx.jit(lambda m: m, in_shardings=rows, out_shardings=rows)(model) is model
 
 
 def test_jit_takes_specs_on_the_mesh_in_force():
