@@ -55,6 +55,7 @@ def trace_body(
     leaves: tuple[tp.Any, ...],
     *,
     structure: bool,
+    captured: bool = False,
     before: tp.Callable[[Inner], None] | None = None,
     after: tp.Callable[[Inner, Outputs], tuple[Outputs, tp.Any]] | None = None,
 ) -> Body:
@@ -65,7 +66,7 @@ def trace_body(
         fun: from the argument tree to the result.
         join: from `leaves` to (plain, values) of the call.
         leaves: what the body will be called with, possibly abstract.
-        structure: see `leave`.
+        structure, captured: see `leave`.
         before: called with the rebuilt arguments before the function runs.
         after: called with what leaves; returns it, with whatever is to be remembered.
     """
@@ -75,7 +76,7 @@ def trace_body(
         tree, inner = enter(call, plain, list(values))
         if before is not None:
             before(inner)
-        out = leave(inner, fun(tree), structure=structure)
+        out = leave(inner, fun(tree), structure=structure, captured=captured)
         refuse_foreign_result(out)
         extra = None
         if after is not None:

@@ -129,6 +129,7 @@ def leave(
     *,
     all_written: tp.Collection[int] = (),
     structure: bool = True,
+    captured: bool = False,
 ) -> Outputs:
     """Take apart what a function left: its result and the state of its arguments.
 
@@ -138,6 +139,7 @@ def leave(
         all_written: input leaves that count as written in any case.
         structure: whether structure changes of the arguments are repeated outside, and arrays held
             without a Variable written back; else the result may not hold Variables of the arguments.
+        captured: whether objects from outside, which the function captured, may leave it as copies.
 
     Raises:
         ValueError: for a result that holds what it must not.
@@ -165,7 +167,7 @@ def leave(
                 new.setdefault(leaf, inner.values[leaf])
 
     if apart:
-        graph, fresh = _result_graph(roots)
+        graph, fresh = _result_graph(roots, captured)
         keep_given()
         return outputs((), graph, fresh)
     if not _restructured(inner):
@@ -173,7 +175,7 @@ def leave(
         known = [numbers.get(id(root)) for root in roots]
         if None not in known:
             return outputs(tp.cast(tuple[int, ...], tuple(known)), None, [])
-    graph, fresh, changed = _graph_of(inner, roots, all_written)
+    graph, fresh, changed = _graph_of(inner, roots, all_written, captured)
     if structure:
         new.update(changed)
     else:
@@ -265,7 +267,7 @@ def _restructured(inner: Inner) -> bool:
 
 
 def _graph_of(
-    inner: Inner, roots: list[tp.Any], all_written: tp.Collection[int]
+    inner: Inner, roots: list[tp.Any], all_written: tp.Collection[int], captured: bool
 ) -> tuple[OutGraph, list[tp.Any], dict[int, tp.Any]]:
     """The graph as it is now, compared with the one that came in.
 
@@ -279,7 +281,8 @@ def _graph_of(
     decoded = graphdef.decoded
     numbers = {id(node): i for i, node in enumerate(inner.nodes)}
     origin = tuple(numbers.get(id(node)) for node in found.nodes)
-    _refuse_captured(found.nodes, origin, graphdef)
+    if not captured:
+        _refuse_captured(found.nodes, origin, graphdef)
     came_in = inner.call.graphdef.decoded
     arrays = {
         id(inner.values[leaf]): leaf
@@ -316,12 +319,13 @@ def _graph_of(
     return graph, fresh, changed
 
 
-def _result_graph(roots: list[tp.Any]) -> tuple[OutGraph, list[tp.Any]]:
+def _result_graph(roots: list[tp.Any], captured: bool) -> tuple[OutGraph, list[tp.Any]]:
     """The graph of a result whose objects are all new outside, and the values of its leaves."""
     found = traverse(roots)
     graphdef: GraphDef[tp.Any] = GraphDef(found.tokens, len(roots))
     origin = (None,) * len(found.nodes)
-    _refuse_captured(found.nodes, origin, graphdef)
+    if not captured:
+        _refuse_captured(found.nodes, origin, graphdef)
     fresh = [x._box.value if isinstance(x, Variable) else x for x in found.leaves]
     return OutGraph(graphdef, origin, tuple(~i for i in range(len(fresh))), 0, (), ()), fresh
 

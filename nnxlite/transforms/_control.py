@@ -98,6 +98,7 @@ class Branches(Core):
                 lambda plain, values: ([chooser, *plain], values),
                 (rest, values),
                 structure=self.options.structure,
+                captured=self.options.structure,
                 after=lambda inner, out: (with_arrays(inner, out), None),
             )
 

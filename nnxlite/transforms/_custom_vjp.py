@@ -111,6 +111,7 @@ class CustomVjp:
         graph: bool | None,
         graph_updates: bool | None,
     ) -> None:
+        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
         self.fun = fun
         self.nondiff_argnums = nondiff_argnums
         self.fwd: Fwd | None = None
@@ -129,7 +130,6 @@ class CustomVjp:
         self._function: tp.Any = None
         self._sorted: weakref.WeakKeyDictionary[CallDef, Sorted] = weakref.WeakKeyDictionary()
         self._left: weakref.WeakKeyDictionary[CallDef, OutDef] = weakref.WeakKeyDictionary()
-        functools.update_wrapper(self, fun, updated=())
         self.__wrapped__ = fun
 
     def defvjp(self, fwd: Fwd, bwd: Bwd, symbolic_zeros: bool = False) -> None:

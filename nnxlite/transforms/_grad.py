@@ -228,10 +228,10 @@ class GradWrapped:
     def __init__(
         self, fun: tp.Callable[..., tp.Any], options: GradOptions, with_value: bool
     ) -> None:
+        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
         self._fun, self._args, self._kwargs = unbind(fun)
         self._options = options
         self._with_value = with_value
-        functools.update_wrapper(self, fun, updated=())
         self.__wrapped__ = fun
 
     def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
@@ -260,7 +260,8 @@ class GradWrapped:
             if options.has_aux:
                 result, aux = _value_and_aux(result, fun)
                 refuse_shared_result(aux, name, options.graph)
-            out = leave(inner, aux, structure=resolve_updates(options.graph_updates, options.graph))
+            updates = resolve_updates(options.graph_updates, options.graph)
+            out = leave(inner, aux, structure=updates, captured=updates)
             return _unwrapped(result), out.crossing()
 
         differentiated = jax.value_and_grad(run, has_aux=True, **dict(options.jax_options))

@@ -256,6 +256,16 @@ class Core:
             return None
         return traced[1]
 
+    def clear_cache(self) -> None:
+        """Forget every compiled program."""
+        for jitted in (self.jitted, *self.by_call.values()):
+            jitted.clear_cache()
+        for known in (self.by_call, self.leaving, self.shardings):
+            known.clear()
+
+    def _cache_size(self) -> int:
+        return sum(jitted._cache_size() for jitted in (self.jitted, *self.by_call.values()))
+
     def groups(
         self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]
     ) -> tuple[tp.Sequence[tp.Any], ...]:
@@ -352,21 +362,26 @@ _cores: PerFunction[Core] = PerFunction()
 
 
 class JitWrapped(tp.Generic[P, R]):
-    """A compiled function, as `jit` returns it."""
+    """A compiled function, as `jit` returns it.
+
+    Attributes:
+        fun: the function that was given to `jit`.
+        jitted_fn: the `jax.jit` object under it, which takes leaves (where shardings are given there
+            are several, and this is what they have in common); `jitted_fn._cache_size()` tells how many
+            programs were compiled. What wraps a compiled function with `functools.wraps` has it, too.
+    """
+
+    partial_args: tuple[tp.Any, ...] = ()
 
     def __init__(self, fun: tp.Callable[P, R], options: JitOptions) -> None:
+        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
         self._fun, self._args, self._kwargs = unbind(fun)
         self._core = _cores.get(self._fun, options, functools.partial(Core, self._fun, options))
         self._static = options.static
         self._settled: tuple[tp.Any, CallKey | None, bool] = (None, None, False)
         self._site = Site()
-        functools.update_wrapper(self, fun, updated=())
-        self.__wrapped__ = fun
-
-    @property
-    def fun(self) -> tp.Callable[P, R]:
-        """The function that was given to `jit`."""
-        return self.__wrapped__
+        self.__wrapped__ = self.fun = fun
+        self.jitted_fn: tp.Any = self._core if self._core.placed else self._core.jitted
 
     def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
         if instance is None:
@@ -481,27 +496,16 @@ class JitWrapped(tp.Generic[P, R]):
 
     def clear_cache(self) -> None:
         """Forget every compiled program of this function."""
-        self._core.jitted.clear_cache()
-        for jitted in self._core.by_call.values():
-            jitted.clear_cache()
-        self._core.by_call.clear()
-        self._core.leaving.clear()
-        self._core.shardings.clear()
+        self._core.clear_cache()
 
     def _cache_size(self) -> int:
-        return self._core.jitted._cache_size() + sum(
-            j._cache_size() for j in self._core.by_call.values()
-        )
+        return self._core._cache_size()
 
     def __repr__(self) -> str:
         return f"jit({name_of(self.__wrapped__)})"
 
     def __reduce__(self) -> tp.Any:
-        return _rejit, (self.__wrapped__, self._core.options)
-
-
-def _rejit(fun: tp.Any, options: JitOptions) -> JitWrapped[tp.Any, tp.Any]:
-    return JitWrapped(fun, options)
+        return JitWrapped, (self.fun, self._core.options)
 
 
 @tp.overload

@@ -306,11 +306,11 @@ class MapWrapped:
     def __init__(
         self, fun: tp.Any, options: MapOptions, make: Make, key: tuple[tp.Any, ...]
     ) -> None:
+        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
         self._bound = Unbound(fun, (), {}) if isinstance(fun, type) else unbind(fun)
         self._fun = self._bound.fun
         self._options = options
         self._core = core_for(self._bound, name_of(fun), options, make, key)
-        functools.update_wrapper(self, fun, updated=())
         self.__wrapped__ = fun
 
     def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:

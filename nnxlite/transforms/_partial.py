@@ -9,49 +9,29 @@ from __future__ import annotations
 import functools
 import typing as tp
 
-from nnxlite.boundary import Inputs, fixed_structure
+from nnxlite.boundary import CallDef, Inputs, fixed_structure
 from nnxlite.boundary._outputs import structure_changed
 from nnxlite.graph._functional import build, resolve_mode
 from nnxlite.graph._plan import find_plan, view
 from nnxlite.transforms._callables import name_of, resolve_updates
-from nnxlite.transforms._jit import jit
+from nnxlite.transforms._jit import JitOptions, JitWrapped, jit
 
 
-class JitPartial:
+class JitPartial(JitWrapped[..., tp.Any]):
     """A compiled function with its first arguments given, as `jit_partial` returns it."""
 
-    def __init__(self, jitted: tp.Any, partial_args: tuple[tp.Any, ...]) -> None:
-        self._jitted = jitted
+    def __init__(self, fun: tp.Any, options: JitOptions, partial_args: tuple[tp.Any, ...]) -> None:
+        super().__init__(fun, options)
         self.partial_args = partial_args
-        functools.update_wrapper(self, jitted.fun, updated=())
-        self.__wrapped__ = jitted.fun
 
-    @property
-    def fun(self) -> tp.Callable[..., tp.Any]:
-        """The function that was given to `jit_partial`."""
-        return self._jitted.fun
-
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        return self._jitted(*self.partial_args, *args, **kwargs)
-
-    def lower(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        """Lower the function for these further arguments, without running it."""
-        return self._jitted.lower(*self.partial_args, *args, **kwargs)
-
-    def trace(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        """Trace the function for these further arguments, without lowering it."""
-        return self._jitted.trace(*self.partial_args, *args, **kwargs)
-
-    def eval_shape(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        """The result with `jax.ShapeDtypeStruct`s for arrays."""
-        return self._jitted.eval_shape(*self.partial_args, *args, **kwargs)
-
-    def clear_cache(self) -> None:
-        """Forget every compiled program of this function."""
-        self._jitted.clear_cache()
+    def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]:
+        return super()._enter((*self.partial_args, *args), kwargs)
 
     def __repr__(self) -> str:
         return f"jit_partial({name_of(self.fun)})"
+
+    def __reduce__(self) -> tp.Any:
+        return JitPartial, (self.fun, self._core.options, self.partial_args)
 
 
 def jit_partial(
@@ -78,8 +58,8 @@ def jit_partial(
         fun: the function.
         partial_args: its first arguments.
         in_shardings, out_shardings, static_argnums, static_argnames, donate_argnums,
-            donate_argnames, keep_unused, device, backend, inline, graph, graph_updates: see `jit`;
-            numbers count from the first of `partial_args`.
+            donate_argnames, keep_unused, device, backend, inline, graph, graph_updates: see `jit`.
+            Argument number 0 stands for all of `partial_args`, 1 for the first further argument.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> counter = nnx.Dict(n=nnx.Variable(jnp.int32(0)))
@@ -93,9 +73,9 @@ def jit_partial(
         fun,
         in_shardings=in_shardings,
         out_shardings=out_shardings,
-        static_argnums=static_argnums,
+        static_argnums=_of_all(static_argnums, len(partial_args)),
         static_argnames=static_argnames,
-        donate_argnums=donate_argnums,
+        donate_argnums=_of_all(donate_argnums, len(partial_args)),
         donate_argnames=donate_argnames,
         keep_unused=keep_unused,
         device=device,
@@ -104,19 +84,28 @@ def jit_partial(
         graph=graph,
         graph_updates=graph_updates,
     )
-    return JitPartial(jitted, partial_args)
+    return JitPartial(fun, jitted._core.options, partial_args)
+
+
+def _of_all(numbers: int | tp.Sequence[int] | None, count: int) -> list[int] | None:
+    """Argument numbers of the whole function, where 0 stood for the first `count` arguments."""
+    if numbers is None:
+        return None
+    out: list[int] = []
+    for n in (numbers,) if isinstance(numbers, int) else numbers:
+        out += range(count) if n == 0 else [n + count - 1 if n > 0 else n]
+    return out
 
 
 class CachedPartial:
     """A function with its first arguments given as clones, as `cached_partial` returns it."""
 
     def __init__(self, f: tp.Callable[..., tp.Any], cached_args: tuple[tp.Any, ...]) -> None:
+        functools.update_wrapper(self, f)  # first: attributes of `f` give way to its own
         self._f = f
         seen = view(cached_args)
         self._clone = functools.partial(build, seen.graphdef, list(seen.leaves))
         self._renew()
-        functools.update_wrapper(self, f, updated=())
-        self.__wrapped__ = f
 
     def _renew(self) -> None:
         """Make the clones."""

@@ -92,7 +92,7 @@ class Remat(Core):
         result = self.fun(*args, **kwargs)
         refuse_shared_result(result, "remat", self.options.graph)
         updates = resolve_updates(self.options.graph_updates, self.options.graph)
-        out = leave(inner, result, structure=updates)
+        out = leave(inner, result, structure=updates, captured=updates)
         return out.crossing()
 
     def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
@@ -112,10 +112,10 @@ class RematWrapped:
         static_argnums: tuple[int, ...],
         options: RematOptions,
     ) -> None:
+        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
         self._fun, self._args, self._kwargs = unbind(fun)
         self._static = static_argnums
         self._options = options
-        functools.update_wrapper(self, fun, updated=())
         self.__wrapped__ = fun
 
     def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:

@@ -571,10 +571,10 @@ class ScanWrapped:
     """A scanned function, as `scan` returns it."""
 
     def __init__(self, fun: tp.Callable[..., tp.Any], options: ScanOptions) -> None:
+        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
         self._bound = Unbound(fun, (), {}) if isinstance(fun, type) else unbind(fun)
         self._fun = self._bound.fun
         self._options = options._replace(num_bound=len(self._bound.args))
-        functools.update_wrapper(self, fun, updated=())
         self.__wrapped__ = fun
 
     def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:

@@ -77,7 +77,8 @@ class Look:
         (args, kwargs), inner = enter(self.call, plain, list(values))
         result = self._fun(*reveal(args, self._hidden), **kwargs)
         refuse_shared_result(result, self._options.name, self._options.graph)
-        return result, leave(inner, result, structure=self.updates)
+        captured = self.updates or self._options.name != "checkify"  # else nothing is computed
+        return result, leave(inner, result, structure=self.updates, captured=captured)
 
     def run(self, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
         """The function between leaves."""
@@ -189,9 +190,9 @@ class JaxprMaker:
     """A function that gives the jaxpr of another, as `make_jaxpr` returns it."""
 
     def __init__(self, fun: tp.Callable[..., tp.Any], options: LookOptions) -> None:
+        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
         self._fun = fun
         self._options = options
-        functools.update_wrapper(self, fun, updated=())
         self.__wrapped__ = fun
 
     def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
@@ -287,10 +288,10 @@ class Checked:
     def __init__(
         self, fun: tp.Callable[..., tp.Any], errors: frozenset[tp.Any], options: LookOptions
     ) -> None:
+        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
         self._fun = fun
         self._errors = errors
         self._options = options
-        functools.update_wrapper(self, fun, updated=())
         self.__wrapped__ = fun
 
     def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:

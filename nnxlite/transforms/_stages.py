@@ -12,6 +12,7 @@ class Jitted(tp.Protocol):
     """What a stage needs of the jitted function that it belongs to."""
 
     _core: tp.Any
+    partial_args: tuple[tp.Any, ...]
 
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]: ...
 
@@ -58,7 +59,8 @@ class Compiled(Stage[R]):
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
         key = self._call.extra
         given_again = any(where in kwargs for where, _ in key.statics)
-        whole = with_statics(key.statics, args, kwargs, key.num_bound)
+        first = key.num_bound + len(self._wrapped.partial_args)
+        whole = with_statics(key.statics, args, kwargs, first)
         inputs, call = self._wrapped._enter(*whole)
         if call is not self._call or given_again:
             raise TypeError(

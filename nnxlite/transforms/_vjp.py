@@ -248,10 +248,10 @@ class Later:
     """A function to be differentiated, whose primals are still to come."""
 
     def __init__(self, transform: tp.Any, fun: tp.Any, options: dict[str, tp.Any]) -> None:
+        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
         self._transform = transform
         self._fun = fun
         self._options = options
-        functools.update_wrapper(self, fun, updated=())
         self.__wrapped__ = fun
 
     def __call__(self, *args: tp.Any, **options: tp.Any) -> tp.Any:

@@ -375,7 +375,8 @@ def test_switch_names_its_branches_by_number():
         (lambda m: nnx.cond(True, up, 3, m), "Expected a callable to transform, got int", TypeError),
         (lambda m: nnx.cond(True, lambda: up(m), lambda: 1.0), "BatchStat.* from a different trace",
          nnx.TraceContextError),
-        (lambda m: nnx.cond(True, lambda: m, lambda: m), "Cannot return or store the Foo", ValueError),
+        (lambda m: nnx.switch(0, [lambda: m], graph=False), "Cannot return or store the Foo",
+         ValueError),
         (lambda m: nnx.cond(True, lambda a, b: a.x, lambda a, b: b.x, m, m, graph=False),
          "Duplicate Foo.*nnxlite.cond", ValueError),
         (lambda m: nnx.cond(True, up, lambda m: (adds(1)(m), 1 // 0), m), "by zero",
@@ -427,3 +428,45 @@ def test_checks_shapes_and_jaxprs_of_branches():
         error, _ = nnx.checkify(checked)(m, True)
         assert expected is None or expected in error.get()
     assert float(m.n.value) == 2.0
+
+
+# Captured objects --------------------------------------------------------------------------------
+
+
+@OUTER
+def test_a_captured_object_that_a_branch_returns_is_a_copy(outer):
+    def run(m):
+        out, other = nnx.cond(m.n.value < 5, lambda: (m, {"x": m.x}), lambda: (m, {"x": m.x}))
+        assert out is not m and out.x is other["x"] and type(out) is Foo
+        out.x.value += 1
+        return out.x * 1.0, m.x * 1.0
+
+    m = Foo()
+    x = float(m.x.value)
+    new, old = outer(run)(m)
+    assert (float(new), float(old)) == (x + 1, x)
+
+
+def test_a_captured_object_that_a_branch_stores_is_copied_too():
+    m, other = Foo(), Foo()
+
+    def attach(m):
+        m.other = other
+
+    nnx.cond(True, attach, attach, m)
+    assert m.other is not other and float(m.other.x.value) == float(other.x.value)
+
+
+def test_eval_shape_of_a_captured_object():
+    m = Foo()
+    out = nnx.eval_shape(lambda: m)
+    assert isinstance(out.x.value, jax.ShapeDtypeStruct) and isinstance(m.x.value, jax.Array)
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_without_graph_updates_a_captured_object_does_not_leave_a_branch(mode):
+    m = Foo()
+    before = snapshot(m)
+    with pytest.raises(ValueError, match="Pass it to the transformed function as an argument"):
+        nnx.cond(True, lambda: m, lambda: m, **mode)
+    assert snapshot(m) == before

@@ -458,7 +458,9 @@ def test_captured_objects_are_constants_and_protected():
     with pytest.raises(nnx.TraceContextError, match="different trace level: it belongs to eager"):
         nnx.grad(lambda m: (other.n.set_value(m.x * 1), m.x * 1)[1])(m)
     with pytest.raises(ValueError, match="Cannot return or store the Foo"):
-        nnx.grad(lambda m: (m.x * 1, other), has_aux=True)(m)
+        nnx.grad(lambda m: (m.x * 1, other), has_aux=True, graph_updates=False)(m)
+    _, copy = nnx.grad(lambda m: (m.x * 1, other), has_aux=True)(m)
+    assert copy is not other and snapshot(copy) == snapshot(other)
     assert snapshot(other) == before
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import pickle
 import weakref
 
 import jax
@@ -67,9 +69,12 @@ def test_jit_partial_trains_like_jit_and_traces_once():
     assert len(traces) == 2
 
 
-def test_jit_partial_options_count_from_the_first_argument():
-    f = nnx.jit_partial(lambda m, k, x: m(x) * k if k > 1 else x, Counted(), 3, static_argnums=1)
-    assert f(1.0).tolist() == [12.0, 24.0]
+def test_jit_partial_options_count_the_given_arguments_as_one():
+    f = nnx.jit_partial(
+        lambda m, y, k, x: m(x) * k + y if k > 1 else x, Counted(), 1, static_argnums=1
+    )
+    assert f(3, 1.0).tolist() == [13.0, 25.0]
+    assert f.lower(3, 1.0).compile()(1.0).tolist() == [16.0, 31.0]
     f = nnx.jit_partial(lambda m, x, k: m(x) * k if k > 1 else x, Counted(), static_argnames="k")
     assert f(1.0, k=2).tolist() == [8.0, 16.0]
     m = Counted()
@@ -83,7 +88,7 @@ def test_jit_partial_ahead_of_time():
     m = Counted()
     f = nnx.jit_partial(call, m)
     assert f.eval_shape(1.0).shape == (2,)
-    assert f.lower(1.0).compile()(m, 1.0).tolist() == [4.0, 8.0]
+    assert f.lower(1.0).compile()(1.0).tolist() == [4.0, 8.0]
     assert "mul" in str(f.trace(1.0).jaxpr)
     assert float(m.count.value) == 4.0
 
@@ -238,3 +243,54 @@ def test_second_calls_trace_once():
     g = nnx.cached_partial(nnx.jit(f), Counted())
     g(1.0), g(2.0), jax.block_until_ready(g(3.0))
     assert len(traces) == 1
+
+
+# What compiled functions carry -------------------------------------------------------------------
+
+
+def test_a_compiled_partial_with_graph_updates_writes_back():
+    m = Counted()
+    compiled = nnx.jit_partial(call, m).lower(X[0]).compile()
+    assert compiled(X[0]).tolist() == [4.0, 8.0] and compiled(X[0]).tolist() == [5.0, 10.0]
+    assert float(m.count.value) == 5.0
+    with pytest.raises(
+        TypeError, match=r"jit_partial\(call\) was compiled for arguments of another"
+    ):
+        compiled(m, X[0])
+    again = pickle.loads(pickle.dumps(nnx.jit_partial(call, m)))
+    assert again(X[0]).tolist() == [6.0, 12.0] and float(m.count.value) == 5.0
+
+
+def test_jitted_fn_is_the_jax_function_and_travels_with_what_wraps_it():
+    m = Counted()
+    jitted = nnx.jit(lambda m, x: m(x))
+    assert isinstance(jitted.jitted_fn, type(jax.jit(call)))
+    jitted(m, 1.0), jitted(m, X[0])
+    decorated = functools.wraps(jitted)(lambda *args: jitted(*args))
+    partial = nnx.cached_partial(jitted, m)
+    for carrying in (jitted, decorated, partial, functools.wraps(partial)(lambda x: partial(x))):
+        assert carrying.jitted_fn._cache_size() == 2
+    again = nnx.jit(nnx.vmap(jitted, in_axes=(None, 0)))
+    assert again.jitted_fn is not jitted.jitted_fn and again.jitted_fn._cache_size() == 0
+    jitted.jitted_fn.clear_cache()
+    assert jitted.jitted_fn._cache_size() == jitted._cache_size() == 0
+
+
+def test_jitted_fn_of_a_function_with_shardings_counts_all_programs():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    jitted = nnx.jit(call, out_shardings=sharding)
+    m = Counted()
+    jitted(m, 1.0), jitted(m, x=1.0)
+    assert jitted.jitted_fn._cache_size() == jitted._cache_size() >= 2
+    jitted.jitted_fn.clear_cache()
+    assert jitted.jitted_fn._cache_size() == 0
+
+
+def test_attributes_of_the_function_give_way_to_those_of_the_wrapper():
+    def f(x):
+        return x + 1
+
+    f.jitted_fn = f.fun = f._core = f.note = "text"
+    for wrapped in (nnx.jit(f), nnx.jit(nnx.jit(f)), nnx.jit_partial(f, X)):
+        assert wrapped.note == "text" and wrapped.fun != "text" != wrapped.jitted_fn
+    assert nnx.jit(f)(1) == 2 and nnx.vmap(nnx.remat(nnx.jit(f)))(X).tolist() == (X + 1).tolist()
