@@ -280,11 +280,15 @@ class MergeContext(_Step):
     is_inner: bool | None
 
     def merge(self, graphdef: GraphDef[N], state: tp.Any, /, *states: tp.Any) -> N:
-        """Like `nnxlite.merge`; inside with new Variables, outside into the objects of step 1."""
-        return self._build(graphdef, leaves_of(graphdef, (state, *states)))
+        """Like `nnxlite.merge`, with new Variables; outside into the objects of step 1."""
+        leaves = leaves_of(graphdef, (state, *states))
+        own = [
+            make(x._box.definition, x._box.value) if isinstance(x, Variable) else x for x in leaves
+        ]
+        return self._build(graphdef, own)
 
     def unflatten(self, graphdef: GraphDef[N], flat_state: tp.Any, /, *flat_states: tp.Any) -> N:
-        """Like `nnxlite.unflatten`, in one numbering."""
+        """Like `nnxlite.unflatten`, in one numbering, with the Variables of the states."""
         if isinstance(flat_state, (list, tuple)):
             return self._build(graphdef, flat_state)
         return self._build(graphdef, leaves_of(graphdef, (flat_state, *flat_states)))
@@ -292,12 +296,7 @@ class MergeContext(_Step):
     def _build(self, graphdef: GraphDef[N], leaves: tp.Sequence[tp.Any]) -> N:
         self._check_open()
         outer = None
-        if self.is_inner:
-            leaves = [
-                make(x._box.definition, x._box.value) if isinstance(x, Variable) else x
-                for x in leaves
-            ]
-        elif self.ctxtag is not None:
+        if not self.is_inner and self.ctxtag is not None:
             outer = current_update_context(self.ctxtag).outer_index_outer_ref
         return unflatten(
             graphdef, list(leaves), index_ref=self.index_ref, outer_index_outer_ref=outer

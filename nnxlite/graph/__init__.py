@@ -14,7 +14,6 @@ from nnxlite.graph._defs import VariableRecord as VariableRecord
 from nnxlite.graph._edit import pop as pop
 from nnxlite.graph._edit import set_metadata as set_metadata
 from nnxlite.graph._edit import update as update
-from nnxlite.graph._functional import GraphState as GraphState
 from nnxlite.graph._functional import IndexMap as IndexMap
 from nnxlite.graph._functional import PureState as PureState
 from nnxlite.graph._functional import RefMap as RefMap
@@ -29,6 +28,7 @@ from nnxlite.graph._functional import unflatten as unflatten
 from nnxlite.graph._functional import unpack as unpack
 from nnxlite.graph._functional import variables as variables
 from nnxlite.graph._graphdef import GraphDef as GraphDef
+from nnxlite.graph._graphstate import GraphState as GraphState
 from nnxlite.graph._kinds import GraphNode as GraphNode
 from nnxlite.graph._kinds import has_data as has_data
 from nnxlite.graph._kinds import is_data as is_data

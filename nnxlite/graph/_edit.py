@@ -16,8 +16,9 @@ from nnxlite._jax import describe_trace, is_ref, key_name, same_shape, trace_sta
 from nnxlite._state import FlatState, State, to_pure_dict
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
-from nnxlite.graph._functional import GraphState
+from nnxlite.graph._functional import root_leaves
 from nnxlite.graph._graphdef import GraphDef, Path
+from nnxlite.graph._graphstate import GraphState
 from nnxlite.graph._kinds import (
     CONTAINERS,
     CUSTOM,
@@ -99,10 +100,31 @@ def update(node: tp.Any, state: tp.Any, /, *states: tp.Any) -> None:
     """
     if not isinstance(node, Variable) and kind_of(node) not in _NODES:
         raise TypeError(f"update takes an object, or a pytree of objects, got {short_type(node)}.")
+    states = (state, *states)
+    if isinstance(node, Variable):
+        states = _for_variable(node, states)
     work = _Update(node)
-    for given in (state, *states):
+    for given in states:
         work.collect(given)
     work.write()
+
+
+def _for_variable(variable: Variable[tp.Any], states: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
+    """What states bring for a root that is a Variable: one value, or none.
+
+    Raises ValueError where more than one brings a value.
+    """
+    holds_mapping = isinstance(variable._box.value, Mapping)
+    if len(states) == 1 and type(states[0]) is dict and holds_mapping:
+        return states
+    leaves = root_leaves(states)
+    if len(leaves) > 1:
+        raise ValueError(
+            f"update: Expected exactly one non-empty state for a {type(variable).__name__}, got "
+            f"{len(leaves)}: {', '.join(map(short_type, leaves))}. A root that is a Variable has "
+            "one value: pass the one to be written."
+        )
+    return tuple(leaves)
 
 
 class _Update:

@@ -17,6 +17,7 @@ from nnxlite._errors import path_text
 from nnxlite._state import FlatState, State
 from nnxlite.filters import Filter
 from nnxlite.graph._graphdef import GraphDef, Path, flat_state
+from nnxlite.graph._graphstate import GraphState
 from nnxlite.graph._kinds import is_data
 from nnxlite.graph._plan import View, view
 from nnxlite.graph._rebuild import build_nodes, resolve
@@ -28,53 +29,6 @@ N = tp.TypeVar("N")
 
 PureState = tuple[GraphDef[N], tp.Any]
 """A definition and the whole state of a graph, as `split` gives it without filters."""
-
-
-class GraphState(tp.Mapping[tp.Any, tp.Any]):
-    """A definition together with (a part of) its state, as `unpack` gives it.
-
-    It reads and writes like the state; `merge` takes it in place of definition and state.
-    """
-
-    __slots__ = ("_graphdef", "_state")
-
-    def __init__(self, _graphdef: GraphDef[tp.Any], _state: tp.Any) -> None:
-        self._graphdef = _graphdef
-        self._state = _state
-
-    def __getitem__(self, key: tp.Any) -> tp.Any:
-        return self._state[key]
-
-    def __setitem__(self, key: tp.Any, value: tp.Any) -> None:
-        self._state[key] = value
-
-    def __iter__(self) -> tp.Iterator[tp.Any]:
-        return iter(self._state)
-
-    def __len__(self) -> int:
-        return len(self._state)
-
-    def __getattr__(self, name: str) -> tp.Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._state, name)
-
-    def __repr__(self) -> str:
-        return f"GraphState({self._graphdef!r}, {self._state!r})"
-
-
-def _register_graph_state() -> None:
-    import jax
-
-    key = jax.tree_util.GetAttrKey("_state")
-    jax.tree_util.register_pytree_with_keys(
-        GraphState,
-        lambda gs: (((key, gs._state),), gs._graphdef),
-        lambda graphdef, children: GraphState(graphdef, *children),
-    )
-
-
-_register_graph_state()
 
 
 def resolve_mode(graph: bool | None) -> bool:
@@ -222,36 +176,58 @@ def merge(
         states: the states of `split`, in any order; nested dicts of arrays are fine too, as is one
             list of leaves in their order.
         copy: put the values into new Variables instead of using those in the states.
-        recreate_variables: accepted for compatibility.
+        recreate_variables: False leaves a value that a state holds without a Variable as it is,
+            instead of putting it into a Variable of the kind that the definition names.
 
     Raises:
-        ValueError: when the states lack a leaf of the definition, or hold one too many.
+        ValueError: when the states lack a leaf of the definition, or hold one too many, and when
+            `GraphState` objects belong to different definitions.
 
     >>> import nnxlite as nnx
     >>> model = nnx.merge(*nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0))))
     >>> model.kernel.shape
     (2, 3)
     """
-    if isinstance(graphdef_or_graphstate, GraphState):
-        packed = (graphdef_or_graphstate, *states)
-        found: GraphDef[N] = graphdef_or_graphstate._graphdef
-        states = tuple(s._state if isinstance(s, GraphState) else s for s in packed)
-    else:
-        found = graphdef_or_graphstate
-    if not isinstance(found, GraphDef):
-        raise TypeError(
-            f"merge: Expected a GraphDef or GraphState object, got: {type(found).__name__}."
-        )
+    found, states = _unpacked(graphdef_or_graphstate, states)
     leaves = leaves_of(found, states)
     if copy:
         leaves = [_copied(leaf) for leaf in leaves]
-    return build(found, leaves)
+    return build(found, leaves, recreate_variables)
 
 
-def build(found: GraphDef[N], leaves: tp.Sequence[tp.Any]) -> N:
+def _unpacked(
+    first: GraphDef[N] | GraphState, states: tuple[tp.Any, ...]
+) -> tuple[GraphDef[N], tuple[tp.Any, ...]]:
+    """The definition and the states given to `merge`.
+
+    Raises TypeError where the first is neither a definition nor a GraphState, ValueError where the
+    others are no GraphStates of the same definition.
+    """
+    if isinstance(first, GraphDef):
+        return first, states
+    if not isinstance(first, GraphState):
+        raise TypeError(
+            f"merge: Expected a GraphDef or GraphState object, got: {type(first).__name__}."
+        )
+    for number, other in enumerate(states, 1):
+        if not isinstance(other, GraphState):
+            raise ValueError(
+                f"merge: Expected GraphState object, got {type(other).__name__} as argument "
+                f"{number}. Give merge the GraphStates of one unpack, or a definition and states."
+            )
+        if other._graphdef is not first._graphdef:
+            raise ValueError(
+                f"merge: GraphDef must be the same for all GraphState objects; that of argument "
+                f"{number} differs from that of argument 0. Merge what one unpack gave; to put "
+                "values into another object use nnxlite.update."
+            )
+    return first._graphdef, tuple(s._state for s in (first, *states))
+
+
+def build(found: GraphDef[N], leaves: tp.Sequence[tp.Any], recreate_variables: bool = True) -> N:
     """The root of the graph that a definition and its leaves make."""
     decoded = found.decoded
-    nodes = build_nodes(decoded, leaves)
+    nodes = build_nodes(decoded, leaves, recreate_variables=recreate_variables)
     return resolve(decoded.roots[0], nodes, leaves)  # type: ignore[return-value]
 
 
@@ -261,9 +237,7 @@ def leaves_of(found: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.A
     Raises ValueError naming the paths that are missing or unknown.
     """
     if found.is_leaf:
-        if len(states) == 1 and not _is_empty(states[0]):
-            return [states[0]]
-        given = [s for s in states if not _is_empty(s)]
+        given = root_leaves(states)
         if len(given) != 1:
             raise ValueError(f"Incorrect number of leaves, expected 1 leaf, but got {len(given)}.")
         return given
@@ -284,8 +258,26 @@ def leaves_of(found: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.A
     return _leaves_by_path(found, states) if leaves is None else leaves
 
 
-def _is_empty(value: tp.Any) -> bool:
-    return isinstance(value, Mapping) and not value
+def root_leaves(states: tp.Iterable[tp.Any]) -> list[tp.Any]:
+    """What states bring for a root that is itself a leaf; empty ones bring nothing.
+
+    Raises ValueError where a FlatState has a leaf below the root.
+    """
+    leaves: list[tp.Any] = []
+    for given in states:
+        if isinstance(given, GraphState):
+            given = given._state
+        if isinstance(given, FlatState):
+            below = [path_text(path) for path in given.paths if path]
+            if below:
+                raise ValueError(
+                    f"The root is a leaf, but the FlatState has leaves below it: {below[:8]}. Pass "
+                    "the FlatState that flatten gave for this root."
+                )
+            leaves.extend(given.leaves)
+        elif not (isinstance(given, Mapping) and not given):
+            leaves.append(given)
+    return leaves
 
 
 def _leaves_by_path(found: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.Any]:
@@ -566,7 +558,7 @@ def unflatten(
         index_ref: filled with the node of each number; nodes already in it are used for references.
         outer_index_outer_ref: objects to be refilled instead of made anew, by outer number.
         copy_variables: put values into new Variables.
-        recreate_variables: accepted for compatibility.
+        recreate_variables: False leaves values that come without a Variable as they are.
 
     Raises:
         ValueError: where the leaves do not fit the definition, or an earlier node is not given.
@@ -596,7 +588,7 @@ def unflatten(
     if outer_index_outer_ref and graphdef.outer is not None:
         for number, outer in enumerate(graphdef.outer, first):
             known[number] = outer_index_outer_ref.get(outer) if outer is not None else None
-    nodes = build_nodes(decoded, leaves, known)
+    nodes = build_nodes(decoded, leaves, known, recreate_variables=recreate_variables)
     if index_ref is not None:
         index_ref.update(enumerate(nodes))
     return resolve(decoded.roots[0], nodes, leaves)  # type: ignore[return-value]

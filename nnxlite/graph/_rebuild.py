@@ -242,12 +242,17 @@ def set_attributes(node: GraphNode, attributes: dict[tp.Any, tp.Any]) -> None:
 
 
 def build_nodes(
-    decoded: Decoded, leaves: tp.Sequence[tp.Any], known: tp.Sequence[tp.Any] | None = None
+    decoded: Decoded,
+    leaves: tp.Sequence[tp.Any],
+    known: tp.Sequence[tp.Any] | None = None,
+    *,
+    recreate_variables: bool = True,
 ) -> list[tp.Any]:
     """All nodes of a decoded graph, made of `leaves`; `known[i]`, where not None, is node i itself.
 
-    A leaf that is a Variable becomes the node; any other value is put into a new Variable.  Known
-    objects and Variables keep their identity; they are redefined and refilled as the definition says.
+    A leaf that is a Variable becomes the node; any other value is put into a new Variable, or, where
+    Variables are not to be recreated, takes its place.  Known objects and Variables keep their
+    identity; they are redefined and refilled as the definition says.
 
     Raises TraceContextError, before any change, where a known node belongs to another trace.
     """
@@ -262,7 +267,9 @@ def build_nodes(
             continue
         if nodes[number] is not None:
             _take_over(nodes[number], definitions[number], leaf)
-        elif isinstance(leaf, Variable) or definitions[number] is REF_LEAF:
+        elif (
+            not recreate_variables or isinstance(leaf, Variable) or definitions[number] is REF_LEAF
+        ):
             nodes[number] = leaf
         else:
             nodes[number] = make(definitions[number], leaf)

@@ -24,7 +24,6 @@ from nnxlite.graph._kinds import (
 )
 from nnxlite.graph._rebuild import fill, new_shell
 from nnxlite.graph._traverse import contains_itself, define_container, define_custom
-from nnxlite.variables import Variable, make
 
 N = tp.TypeVar("N")
 
@@ -201,7 +200,8 @@ def map(
     """A graph of the same structure whose leaves are `f(path, leaf)`.
 
     A leaf is a Variable or an array; a Variable for which `f` returns another kind of value becomes
-    a Variable that holds it.
+    a Variable that holds it. With `recreate_variables=False` that value takes the Variable's place
+    (but not with `graph=False`).
 
     >>> import nnxlite as nnx
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -210,13 +210,8 @@ def map(
     0.0
     """
     seen = checked_view(node, graph, "map")
-    out = []
-    for path, leaf in zip(seen.graphdef.each_path(), seen.leaves):
-        new = f(path, leaf)
-        if isinstance(leaf, Variable) and not isinstance(new, Variable):
-            new = make(leaf._box.definition, new)
-        out.append(new)
-    return build(seen.graphdef, out)
+    leaves = [f(path, leaf) for path, leaf in zip(seen.graphdef.each_path(), seen.leaves)]
+    return build(seen.graphdef, leaves, recreate_variables or not resolve_mode(graph))
 
 
 def recursive_map(

@@ -252,6 +252,30 @@ def test_merge_of_something_else():
         nnx.merge(nnx.graphdef(nnx.Param(ONE)), ONE, ONE)
 
 
+def test_merge_of_graph_states_that_do_not_belong_together():
+    params, rest = nnx.unpack(Layer(), nnx.Param, ...)
+    bigger = Layer()
+    bigger.size = 4
+    other = nnx.unpack(bigger, nnx.Param, ...)[1]
+    text = "GraphDef must be the same for all GraphState objects; that of argument 1 differs"
+    with pytest.raises(ValueError, match=text):
+        nnx.merge(params, other)
+    text = "Expected GraphState object, got State as argument 1. Give merge the GraphStates of one"
+    with pytest.raises(ValueError, match=text):
+        nnx.merge(params, rest._state)
+
+
+def test_a_root_that_is_a_leaf_has_one_value():
+    variable = nnx.Param(ONE)
+    text = "Expected exactly one non-empty state for a Param, got 2: float32[2], float32[2]"
+    refused(variable, lambda v: nnx.update(v, 2 * ONE, ONE), ValueError, text)
+    below = nnx.FlatState([(("a", "b"), ONE)], sort=True)
+    text = "The root is a leaf, but the FlatState has leaves below it: ['a.b']"
+    refused(variable, lambda v: nnx.update(v, below), ValueError, text)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        nnx.unflatten(nnx.graphdef(variable), below)
+
+
 @pytest.mark.parametrize("values", [[], [ONE], (ONE,) * 4])
 def test_unflatten_with_another_number_of_leaves(values):
     graphdef, _ = nnx.flatten(Layer())
@@ -545,6 +569,8 @@ def test_a_graph_state_has_no_private_attributes_of_its_state():
     assert packed.kernel.shape == (2, 3)
     with pytest.raises(AttributeError, match="_mapping"):
         packed._mapping
+    packed["_hidden"] = nnx.Param(ONE)
+    assert packed._hidden is packed["_hidden"]
 
 
 def test_errors_of_frozen_dataclasses_pass_through():
