@@ -183,6 +183,81 @@ def test_with_rngs(name, mode):
         both(program)
 
 
+FILTERS = {
+    "tag": lambda lib: "params",
+    "state": lambda lib: lib.RngState,
+    "key": lambda lib: lib.RngKey,
+    "stream": lambda lib: lib.RngStream,
+    "path": lambda lib: lib.PathContains("params"),
+    "path of the key": lambda lib: lib.PathContains("key"),
+    "not the key": lambda lib: lib.Not(lib.RngKey),
+    "any": lambda lib: lib.Any("params", lib.RngKey),
+    "all": lambda lib: lib.All("params", lib.RngKey),
+    "a function": lambda lib: lambda path, x: len(path) == 2,
+}
+CHOOSING = {
+    "split_rngs": lambda lib, m, f: lib.split_rngs(m, splits=2, only=f, graph_updates=False),
+    "split_rngs in place": lambda lib, m, f: lib.split_rngs(m, splits=2, only=f) and m,
+    "fork_rngs": lambda lib, m, f: lib.fork_rngs(m, split={f: 2}, graph_updates=False),
+    "fork_rngs in place": lambda lib, m, f: lib.fork_rngs(m, split={f: 2}) and m,
+    "Rngs.split": lambda lib, m, f: m.rngs.split({f: 2, ...: 3}),
+    "Rngs.fork": lambda lib, m, f: m.rngs.fork(split={f: 2}),
+    "Rngs.broadcast": lambda lib, m, f: m.rngs.broadcast({f: 2}),
+}
+COPYING = {
+    "split": lambda lib, m, f: lib.with_rngs(m, split={f: 2, ...: 3}, graph_updates=False),
+    "fork": lambda lib, m, f: lib.with_rngs(m, fork=f, graph_updates=False),
+    "only": lambda lib, m, f: lib.with_rngs(m, fork=..., only=f, graph_updates=False),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters_see_the_same(name):
+    copying = COPYING if hasattr(flax_nnx, "with_rngs") else {}
+    for choose in (*CHOOSING.values(), *copying.values()):
+        both(lambda lib: choose(lib, model(lib), FILTERS[name](lib)))  # noqa: B023
+
+
+everything = lambda path, x: True
+RULES = [
+    {"split": {"params": 2}, "fork": "params"},
+    {"split": {"params": 2}, "fork": ["noise", "params"]},
+    {"split": {"params": 2}, "broadcast": {"params": 2}, "fork": ...},
+    {"split": {"params": 2}, "broadcast": {...: 2}, "fork": "params"},
+    {"split": {"params": 2, ...: 3}, "fork": ["params"]},
+    {"split": {everything: 2}, "fork": everything},
+    {"split": lambda lib: {lib.Everything(): 2}, "fork": "params"},
+    {"split": {"params": 2}, "fork": ["noise", ...]},
+    {"split": {("params", "noise"): 2, "params": 3}},
+    {"split": {...: 2, "params": 3}, "fork": ...},
+    {"split": {"params": 2}, "fork": True},
+    {"split": 2, "broadcast": {"params": 3}},
+    {"split": 2, "broadcast": 3, "fork": "noise"},
+    {"split": None, "broadcast": {True: 3}, "fork": "params"},
+    {"split": {"params": 2}, "fork": "params", "only": "noise"},
+]
+
+
+@pytest.mark.parametrize("number", range(len(RULES)))
+@pytest.mark.parametrize("mode", [{"graph": False}, {"graph_updates": False}])
+def test_conflicting_rules(number, mode):
+    if not hasattr(flax_nnx, "with_rngs"):
+        pytest.skip("newer than the installed reference")
+    results = []
+    for lib in (nnx, flax_nnx):
+        rules = dict(RULES[number])
+        if callable(rules["split"]):
+            rules["split"] = rules["split"](lib)
+        node = model(lib)
+        before = described(lib, node)
+        try:
+            results.append(described(lib, lib.with_rngs(node, **rules, **mode)))
+        except ValueError as error:
+            results.append(str(error).split("Everything")[0].split("<function")[0].splitlines()[:2])
+            assert lib is not nnx or described(lib, node) == before
+    assert results[0] == results[1]
+
+
 def test_samplers_and_initializers():
     ours, theirs = nnx.Rngs(5), flax_nnx.Rngs(5)
     np.testing.assert_array_equal(ours.normal((3,)), theirs.normal((3,)))

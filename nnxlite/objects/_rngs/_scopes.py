@@ -26,12 +26,11 @@ from nnxlite.graph import iter_graph, recursive_map
 from nnxlite.objects._rngs._streams import (
     RngStream,
     RngValue,
+    Rule,
     Splits,
     as_key,
     as_rules,
     as_splits,
-    choose,
-    selects,
     zero_counts,
 )
 from nnxlite.variables import MISSING
@@ -96,7 +95,7 @@ def split_rngs(
         node: objects in any pytree. Without it, a decorator is returned that splits the streams
             in a function's arguments during each call.
         splits: how many keys, a number or a shape.
-        only: a filter; other streams are left alone.
+        only: a filter of key and count; other streams are left alone.
         squeeze: with `splits=1`, make one key of shape `()` instead of `(1,)`.
         graph, graph_updates: False for either returns a copy and leaves `node` itself in place.
 
@@ -119,14 +118,14 @@ def split_rngs(
         raise ValueError(f"squeeze=True is only supported for splits=1, got splits={splits!r}.")
     shape = () if squeeze else as_splits(splits)
     number = as_splits(splits)
-    predicate = to_predicate(only)
+    rule = Rule(only, to_predicate(only), number)
 
     def renew(stream: RngStream) -> RngStream:
         keys = jax.random.split(stream(), number)
         return RngStream(keys.reshape(shape) if squeeze else keys, tag=stream.tag)
 
     def plan(path: tuple[tp.Any, ...], stream: RngStream) -> Renew | None:
-        return renew if selects(predicate, path, stream) else None
+        return renew if rule.selects_variables(path, stream) else None
 
     return _Change(plan, graph, graph_updates, in_place=True)(node)
 
@@ -165,8 +164,8 @@ def fork_rngs(
     rules = as_rules({...: None} if split is None else split)
 
     def plan(path: tuple[tp.Any, ...], stream: RngStream) -> Renew | None:
-        rule = choose(rules, path, stream)
-        return None if rule is None else functools.partial(RngStream.fork, split=rule[1])
+        rule = next((rule for rule in rules if rule.selects_variables(path, stream)), None)
+        return None if rule is None else functools.partial(RngStream.fork, split=rule.splits)
 
     return _Change(plan, graph, graph_updates, in_place=True)(node)
 
@@ -192,14 +191,16 @@ def with_rngs(
             or applied, that hands the function such copies of its arguments.
         split: how many different keys each stream gets, or a mapping from filters to that.
         broadcast: how many equal keys each stream gets, or a mapping from filters to that.
-        fork: a filter for the streams that get one new key. A stream is treated by the first of
-            `split`, `broadcast` and `fork` that selects it, and kept if none does.
-        only: a filter for the streams to consider at all.
+        fork: a filter, or several, for the streams that get one new key. A stream that no rule
+            selects is kept; where the others are `...`, the first of `split`, `broadcast` and
+            `fork` that selects it decides.
+        only: a filter for the streams to consider at all. All filters see the stream and its path.
         graph: False refuses shared objects.
         graph_updates: accepted for compatibility; both values mean the same here.
 
     Raises:
-        ValueError: when a stream that is to be renewed holds an array of keys.
+        ValueError: when a stream that is to be renewed holds an array of keys, or several rules
+            select it (`...` and True aside).
         TypeError: when a number of keys or a filter is not what it should be.
 
     >>> import nnxlite as nnx
@@ -209,19 +210,40 @@ def with_rngs(
     ((4,), (), ())
     """
     consider = to_predicate(only)
-    splits, broadcasts = as_rules(split), as_rules(broadcast)
-    forks = to_predicate(False if fork is None else tp.cast(Filter, fork))
+    several = isinstance(fork, (tuple, list))
+    forks = fork if several else () if fork is None else (fork,)
+    by_name = {
+        "split": as_rules(split),
+        "broadcast": as_rules(broadcast),
+        "fork": [Rule(f, to_predicate(f), ()) for f in tp.cast(tp.Sequence[Filter], forks)],
+    }
 
     def plan(path: tuple[tp.Any, ...], stream: RngStream) -> Renew | None:
-        if not selects(consider, path, stream):
+        if not consider(path, stream):
             return None
-        for rules, method in ((splits, RngStream.split), (broadcasts, RngStream.broadcast)):
-            rule = choose(rules, path, stream)
-            if rule is not None and rule[1] is not None:
-                return functools.partial(method, k=rule[1])
-        return RngStream.fork if selects(forks, path, stream) else None
+        chosen: dict[str, Rule] = {}
+        for name, rules in by_name.items():
+            rule = next((rule for rule in rules if rule.predicate(path, stream)), None)
+            if rule is not None and rule.splits is not None:
+                chosen[name] = rule
+        _refuse_conflict(path, chosen)
+        for name, rule in chosen.items():
+            if name == "fork":
+                return RngStream.fork
+            return functools.partial(getattr(RngStream, name), k=rule.splits)
+        return None
 
     return _Change(plan, graph, graph_updates, in_place=False)(node)
+
+
+def _refuse_conflict(path: tuple[tp.Any, ...], chosen: dict[str, Rule]) -> None:
+    """Raise ValueError where several rules select a stream, those for everything aside."""
+    if sum(rule.filter is not ... and rule.filter is not True for rule in chosen.values()) > 1:
+        listed = "".join(f"\n  - {name} matches filter {r.filter!r}" for name, r in chosen.items())
+        raise ValueError(
+            f"RngStream at path {path!r} matches multiple rules:{listed}\nGive each stream one of "
+            "split, broadcast and fork. `...` may stand for all that no other rule matches."
+        )
 
 
 def backup_keys(node: tp.Any, /, *, graph: bool | None = None) -> list[tuple[RngStream, jax.Array]]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import short_type
-from nnxlite.filters import Filter, to_predicate
+from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs._samplers import Samplers
 from nnxlite.variables import RngCount, RngKey
@@ -25,7 +25,18 @@ Splits: tp.TypeAlias = "int | tuple[int, ...]"
 SplitSpec: tp.TypeAlias = "tp.Mapping[Filter, Splits | None] | Splits"
 """The same for several streams: one answer for all, or the first filter that matches decides."""
 
-Rule: tp.TypeAlias = "tuple[tp.Callable[[tp.Any, tp.Any], bool], tuple[int, ...] | None]"
+
+class Rule(tp.NamedTuple):
+    """What to do with the streams that a filter selects: how many keys to make, or None."""
+
+    filter: Filter
+    predicate: Predicate
+    splits: tuple[int, ...] | None
+
+    def selects_variables(self, path: tuple[tp.Any, ...], stream: RngStream) -> bool:
+        """Whether the filter selects both the key and the count of a stream."""
+        select = self.predicate
+        return select((*path, "key"), stream.key) and select((*path, "count"), stream.count)
 
 
 @jax.jit
@@ -189,7 +200,8 @@ class Rngs(Samplers, Pytree):
     def split(self, k: SplitSpec) -> Rngs:
         """New streams with `k` different keys each (see `RngStream.split`).
 
-        With a mapping from filters to numbers, the first filter that matches decides; a stream
+        With a mapping from filters to numbers, the first filter that matches the stream decides
+        (by tag or class: paths begin at the stream); a stream
         without a match (or with None) keeps its key, and starts again at count 0.
 
         >>> import nnxlite as nnx
@@ -225,8 +237,8 @@ class Rngs(Samplers, Pytree):
         rules = as_rules(spec)
         plan: list[tuple[str, RngStream, tuple[int, ...] | None]] = []
         for name, stream in self.items():
-            rule = choose(rules, (name,), stream)
-            plan.append((name, stream, rule and rule[1]))
+            rule = next((rule for rule in rules if rule.predicate((), stream)), None)
+            plan.append((name, stream, rule and rule.splits))
             if other is RngStream.fork or plan[-1][2] is not None:
                 stream.check_scalar()
         return Rngs({n: other(s) if k is None else selected(s, k) for n, s, k in plan})
@@ -283,24 +295,9 @@ def as_splits(k: tp.Any) -> tuple[int, ...]:
     return shape
 
 
-def as_rules(spec: tp.Any) -> list[Rule]:
-    """What to do with which stream: (predicate, number of keys or None), in order."""
+def as_rules(spec: SplitSpec | None) -> list[Rule]:
+    """What to do with which stream, in order."""
     if spec is None:
         return []
-    if isinstance(spec, tp.Mapping):
-        return [(to_predicate(f), None if k is None else as_splits(k)) for f, k in spec.items()]
-    return [(lambda path, x: True, as_splits(spec))]
-
-
-def choose(rules: tp.Sequence[Rule], path: tp.Any, stream: RngStream) -> Rule | None:
-    """The first rule that selects the stream."""
-    return next((rule for rule in rules if selects(rule[0], path, stream)), None)
-
-
-def selects(
-    predicate: tp.Callable[[tp.Any, tp.Any], bool], path: tuple[tp.Any, ...], stream: RngStream
-) -> bool:
-    """Whether a filter selects a stream: the stream itself, or both its key and its count."""
-    return predicate(path, stream) or (
-        predicate((*path, "key"), stream.key) and predicate((*path, "count"), stream.count)
-    )
+    pairs = spec.items() if isinstance(spec, tp.Mapping) else [(..., spec)]
+    return [Rule(f, to_predicate(f), None if k is None else as_splits(k)) for f, k in pairs]
