@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import sys
 import typing as tp
+import warnings
+
+import jax
 
 
 class NnxError(Exception):
@@ -57,3 +64,22 @@ def short_type(value: tp.Any) -> str:
     if shape is not None and dtype is not None:
         return f"{dtype}{list(shape)}"
     return type(value).__name__
+
+
+def warn_user(message: str) -> None:
+    """Warn (UserWarning) at the user's line: the innermost one outside this library and JAX."""
+    frame = sys._getframe(1)
+    level = 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, stacklevel=level)
+
+
+_OURS = (
+    os.path.dirname(__file__) + os.sep,
+    os.path.dirname(jax.__file__) + os.sep,
+    tp.cast(str, contextlib.__file__),
+    tp.cast(str, functools.__file__),
+)
+"""Files that no line of a user's program is in."""

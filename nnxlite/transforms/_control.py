@@ -25,6 +25,7 @@ from nnxlite.boundary._differences import (
 from nnxlite.boundary._inputs import Inner
 from nnxlite.boundary._outputs import OutGraph, Outputs
 from nnxlite.boundary._prefixes import argument_path
+from nnxlite.boundary._streams import is_random, warn_of_streams
 from nnxlite.graph import GraphDef
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.graph._graphdef import Path
@@ -352,15 +353,24 @@ class Loop(Core):
             def proceed(state: tp.Any) -> tp.Any:
                 tree, inner = enter(call, [*head, *state[0]], full(state))
                 verdict = _unwrapped(test(tree))
-                if leave(inner, None).definition != _NOTHING:
-                    raise ValueError(
-                        f"while_loop: cond_fun ({name_of(test)}) changed its argument. Only "
-                        "body_fun may write."
-                    )
+                self._check_test(call, leave(inner, None).definition)
                 return verdict
 
             final = jax.lax.while_loop(proceed, advance, start)
         return self._crossing(body, final)
+
+    def _check_test(self, call: CallDef, left: OutDef) -> None:
+        """Raise ValueError where the condition of a loop changes more than random streams."""
+        name = f"cond_fun ({name_of(self.funs[0])})"
+        if left.graph is not None or not all(is_random(call, leaf) for leaf in left.written):
+            raise ValueError(f"while_loop: {name} changed its argument. Only body_fun may write.")
+        warn_of_streams(
+            call,
+            left.written,
+            self.warned,
+            f"does not move on in {name} of while_loop: body_fun draws the same keys again",
+            "Draw in body_fun, and carry what was drawn.",
+        )
 
     def _settle(
         self,
@@ -528,9 +538,6 @@ class Loop(Core):
         return Fixed(definition), result, written, fresh
 
 
-_NOTHING = OutDef((), None, (), (), None)
-
-
 def _result_graphdef(graph: OutGraph, count: int) -> GraphDef[tp.Any]:
     """The definition of the graph below the result alone."""
     decoded = graph.graphdef.decoded
@@ -565,7 +572,8 @@ def while_loop(
 
     Raises:
         TypeError: where structure or types of the carry change.
-        ValueError: where `cond_fun` writes into its argument.
+        ValueError: where `cond_fun` writes into its argument. (Random streams can be drawn from: they
+            are left as they were, and a warning says so.)
 
     >>> import nnxlite as nnx
     >>> counter = nnx.Dict(n=nnx.Variable(0))

@@ -12,7 +12,6 @@ import functools
 import inspect
 import re
 import typing as tp
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +38,7 @@ from nnxlite.boundary._settings import (
     pack,
     unpack,
 )
+from nnxlite.boundary._streams import warn_of_streams
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
@@ -57,8 +57,6 @@ from nnxlite.transforms._callables import (
 )
 from nnxlite.variables import (
     PARTITION_NAME,
-    RngCount,
-    RngState,
     Variable,
     VariableDef,
     add_axis,
@@ -193,7 +191,14 @@ class MapCore:
         )
         if named:
             out = _with_axis_names(inner, out, value_settings, settings.fresh, options.metadata)
-        self._warn_of_shared_streams(call, out, value_settings)
+        warn_of_streams(
+            call,
+            [leaf for leaf in out.definition.written if value_settings[leaf] is None],
+            self._warned,
+            f"is broadcast under {self!r}: every slice draws the same keys",
+            "Give each slice its own with nnx.split_rngs(splits=...) and an axis for "
+            f"nnx.RngState in {options.in_name}.",
+        )
         layout, groups = pack(out, settings, order)
         last[:] = [layout]
         self._check_axes(call, layout, order, groups)
@@ -208,32 +213,6 @@ class MapCore:
                 if no_room(axis, value, ""):
                     names = _output_names(call, layout, self._argument_names(call)[1])
                     raise ValueError(f"{self!r}: {no_room(axis, value, names[number, i])}")
-
-    def _warn_of_shared_streams(
-        self, call: CallDef, out: Outputs, value_settings: list[tp.Any]
-    ) -> None:
-        """Tell once of a random stream that gives every slice the same keys.
-
-        Recurrent layers start every sequence alike: nothing is said of their stream "carry".
-        """
-        decoded = call.graphdef.decoded
-        for leaf in out.definition.written:
-            node = decoded.leaf_nodes[leaf]
-            if node < 0 or value_settings[leaf] is not None:
-                continue
-            definition = decoded.node_defs[node]
-            if not issubclass(definition.type, RngCount):
-                continue
-            tag = str(definition.metadata.get("tag", "default"))
-            if tag != "carry" and tag not in self._warned:
-                self._warned.add(tag)
-                warnings.warn(
-                    f"The random stream {tag!r} is broadcast under {self!r}: every slice draws the "
-                    "same keys (the same dropout mask, say). Give each slice its own with "
-                    "nnx.split_rngs(splits=...) and an axis for "
-                    f"nnx.{RngState.__name__} in {self._options.in_name}.",
-                    stacklevel=2,
-                )
 
     def _argument_names(self, call: CallDef) -> tuple[list[str], list[str]]:
         """Where the plain leaves and the graph leaves are found among the arguments."""

@@ -31,6 +31,7 @@ from nnxlite.boundary._prefixes import (
     split_settings,
 )
 from nnxlite.boundary._settings import no_room, output_names, output_settings
+from nnxlite.boundary._streams import is_random, warn_of_streams
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import refuse_sharing, resolve_mode
 from nnxlite.transforms._callables import (
@@ -257,8 +258,20 @@ class Scan(Core):
                     remove_axis(variable, from_front(axis, inner.values[leaf]), names)
 
         def after(inner: Inner, out: Outputs) -> tuple[Outputs, tp.Any]:
-            if not structure:
-                out = _without_constants(out, roles)
+            constants = [leaf for leaf in out.definition.written if roles.values[leaf] is None]
+            if structure:
+                constants = [leaf for leaf in constants if is_random(call, leaf)]
+                warn_of_streams(
+                    call,
+                    constants,
+                    self.warned,
+                    f"is broadcast under scan({name_of(self.fun)}): every iteration draws the "
+                    "same keys",
+                    "Carry its count, with nnx.StateAxes({nnx.RngCount: nnx.Carry, ...: None}), or "
+                    "give each iteration a key of its own with nnx.split_rngs(splits=...) and an "
+                    "axis.",
+                )
+            out = _without(out, constants)  # the next iteration finds what came in
             out, handover = self._hand_over(inner, with_arrays(inner, out), roles, structure)
             settings = output_settings(
                 call, out, roles.values, roles.roots, options.out_axes, "out_axes", None
@@ -418,7 +431,7 @@ class Scan(Core):
         treedef = body.definition.treedef or jax.tree_util.tree_structure(body.shapes.result)
         result = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
         visible = args[options.num_bound :]
-        before = _carry_part(options.in_axes, visible[0] if len(visible) == 1 else visible, visible)
+        before = _carry_part(options.in_axes, next(iter(visible), None), visible)
         after = _carry_part(options.out_axes, result, result)
         structures = [jax.tree_util.tree_structure(part) for part in (before, after)]
         if structures[0] != structures[1]:
@@ -495,10 +508,10 @@ def _carry_part(axes: tp.Any, whole: tp.Any, parts: tp.Any) -> tp.Any:
     return None
 
 
-def _without_constants(out: Outputs, roles: Sorted) -> Outputs:
-    """Outputs without what was written to constants of the loop: arrays, which do not propagate."""
+def _without(out: Outputs, leaves: tp.Container[int]) -> Outputs:
+    """Outputs without what was written to some leaves."""
     at = out.definition.written
-    kept = [i for i, leaf in enumerate(at) if roles.values[leaf] is not None]
+    kept = [i for i, leaf in enumerate(at) if leaf not in leaves]
     definition = dataclasses.replace(out.definition, written=tuple(at[i] for i in kept))
     return out._replace(definition=definition, written=[out.written[i] for i in kept])
 
@@ -582,12 +595,18 @@ class ScanWrapped:
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         bound, axes = self._bound, self._options.in_axes
-        wanted = len(axes) if isinstance(axes, tuple) else 0
+        wanted = len(axes) if isinstance(axes, tuple) else int(axes is Carry)
         if kwargs or len(args) < wanted:
             args, kwargs = by_position(self._fun, args, kwargs, bound, wanted)
         every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
         if wanted and len(args) != wanted:
             check_arguments("scan", self._fun, every, keywords)
+            if axes is Carry:
+                raise ValueError(
+                    f"scan({name_of(self._fun)}): with in_axes=Carry the one argument is the carry, "
+                    f"got {len(args)} arguments. Carry them as one pytree, or give each its axis, "
+                    "such as in_axes=(nnx.Carry, None)."
+                )
         inputs = Inputs.of_call(every, keywords)
         if not resolve_mode(self._options.graph):
             refuse_sharing(inputs.graphdef, "scan")

@@ -339,6 +339,65 @@ def loops_refuse_structure_changes(lib, mode):
     ]
 
 
+# broadcast streams -------------------------------------------------------------------------------
+
+
+@program(*all_modes)
+def scan_with_a_broadcast_stream(lib, mode):
+    net, rngs = models(lib).Block(lib.Rngs(0)), lib.Rngs(0)
+    net.norm.use_running_average = True
+    draw = lambda rngs, x: rngs.normal((2,)) + x
+    step = lambda total, rngs, x: (total + rngs.normal(), rngs.fork().normal((2,)) + x)
+    return [
+        lib.scan(draw, in_axes=(None, 0), out_axes=0, **mode)(rngs, jnp.arange(3.0)),
+        rngs.default.count,
+        lib.scan(draw, in_axes=(None, None), out_axes=0, length=2, **mode)(rngs, 1.0),
+        lib.scan(step, in_axes=(lib.Carry, None, 0), out_axes=(lib.Carry, 0), **mode)(
+            0.0, rngs, jnp.arange(3.0)
+        ),
+        rngs,
+        lib.scan(lambda m, x: m(x), in_axes=(None, 0), out_axes=0, **mode)(net, X[:, None]),
+        net,
+    ]
+
+
+@program(*all_modes)
+def a_condition_that_draws(lib, mode):
+    rngs = lib.Rngs(0)
+    test = lambda c: (c[1].normal() > -3.0) & (c[0] < 4.0)
+    first = lib.while_loop(test, lambda c: (c[0] + 1.0, c[1]), (0.0, rngs), **mode)
+    count = rngs.default.count[...]
+    draw = lambda c: (c[0] + jnp.abs(c[1].normal()), c[1])
+    return first, count, lib.while_loop(test, draw, (0.0, rngs), **mode)
+
+
+@program()
+def a_stream_of_several_axes(lib):
+    rngs, xs = lib.Rngs(0), jnp.arange(3.0)
+    draw = lambda rngs, x: rngs.normal() + x
+    axes = lib.StateAxes({lib.RngKey: None, lib.RngCount: lib.Carry, ...: None})
+    counted = lib.scan(draw, in_axes=(axes, 0), out_axes=0)(rngs, xs), rngs.default.count[...]
+    axes = lib.StateAxes({lib.RngState: None, ...: 0})
+    nested = lib.scan(
+        lambda r, x: lib.scan(draw, in_axes=(None, 0), out_axes=0)(r, x),
+        in_axes=(axes, 0),
+        out_axes=0,
+    )(rngs, jnp.ones((2, 3)))
+    return counted, nested, rngs, lib.jit(lib.scan(draw, in_axes=(None, 0), out_axes=0))(rngs, xs)
+
+
+@program()
+def arguments_beside_the_carry(lib):
+    carry = {"in_axes": lib.Carry, "out_axes": lib.Carry, "length": 3}
+    return [
+        attempt(lambda: lib.scan(lambda c: c, **carry)(1.0, 2.0)),
+        attempt(lambda: lib.scan(lambda c, x: c, **carry)(1.0, 2.0)),
+        attempt(lambda: lib.scan(lambda c, x=1: c, **carry)(1.0, x=2)),
+        attempt(lambda: lib.scan(lambda c: c, **carry)()),
+        lib.scan(lambda c: c + 1, **carry)(1.0),
+    ]
+
+
 @pytest.mark.parametrize("run", program.found)
 def test_program(run):
     compare(run)

@@ -719,6 +719,17 @@ def test_wrong_axes_are_refused_at_once(match, error, options):
         nnx.scan(**options)(count)
 
 
+def test_one_carry_is_one_argument():
+    f = lambda c, x: c
+    with pytest.raises(ValueError, match=r"in_axes=Carry the one argument is the carry, got 2"):
+        nnx.scan(f, in_axes=CARRY, out_axes=CARRY, length=2)(1.0, 2.0)
+    with pytest.raises(ValueError, match=r"such as in_axes=\(nnx.Carry, None\)"):
+        nnx.scan(f, in_axes=CARRY, out_axes=CARRY, length=2)(1.0, x=2.0)
+    assert nnx.scan(f, in_axes=(CARRY, None), out_axes=CARRY, length=2)(1.0, 2.0) == 1.0
+    with pytest.raises(TypeError, match=r"scan\(.*\): too many positional arguments"):
+        nnx.scan(lambda c: c, in_axes=CARRY, out_axes=CARRY, length=2)(1.0, 2.0)
+
+
 def test_shared_objects_under_inconsistent_axes_are_refused():
     m = Foo()
     match = r"different in_axes for a shared Param: at '0.y' it is Carry, at '1.k.y' it is 0"

@@ -1,0 +1,132 @@
+"""Random streams that are broadcast: the same keys each time, and one warning, at the user's line."""
+
+from __future__ import annotations
+
+import linecache
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from nnxlite.transforms import _core
+
+XS = jnp.zeros((3, 2))
+
+
+def noisy(rngs, x):
+    return x + rngs.noise.normal(x.shape)
+
+
+def scanned(rngs, xs):
+    return nnx.scan(noisy, in_axes=(None, 0), out_axes=0)(rngs, xs)  # the line of the scan
+
+
+def mapped(rngs, xs):
+    return nnx.vmap(noisy, in_axes=(None, 0))(rngs, xs)  # the line of the vmap
+
+
+def waited(rngs, xs):
+    def proceed(carry):
+        return (carry[0] < 3) & (carry[1].noise.normal() < 9)
+
+    count, _ = nnx.while_loop(
+        proceed, lambda c: (c[0] + 1, c[1]), (0, rngs)
+    )  # the line of the loop
+    return count
+
+
+def in_jit(rngs, xs):
+    return nnx.jit(scanned)(rngs, xs)
+
+
+@pytest.mark.parametrize(
+    ("run", "line"),
+    [
+        (scanned, "# the line of the scan"),
+        (mapped, "# the line of the vmap"),
+        (waited, "# the line of the loop"),
+        (in_jit, "# the line of the scan"),
+    ],
+)
+def test_the_warning_points_at_the_users_line(run, line):
+    _core._by_function.clear()  # what was told of is told of again
+    _core._by_content.clear()
+    with pytest.warns(UserWarning, match="The random stream 'noise'") as caught:
+        run(nnx.Rngs(noise=0), XS)
+    (warning,) = caught
+    assert linecache.getline(warning.filename, warning.lineno).strip().endswith(line)
+
+
+def test_every_iteration_of_a_scan_draws_the_same_keys():
+    rngs, expected = nnx.Rngs(noise=0), nnx.Rngs(noise=0).noise.normal((2,))
+    f = nnx.scan(lambda r, x: noisy(r, x), in_axes=(None, 0), out_axes=0)
+    with pytest.warns(
+        UserWarning, match=r"'noise' is broadcast under scan\(.*nnx.RngCount: nnx.Carry"
+    ):
+        out = f(rngs, XS)
+    np.testing.assert_allclose(out, jnp.stack([expected] * 3), rtol=1e-6)
+    assert int(rngs.noise.count.value) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
+        assert jnp.array_equal(f(rngs, XS), out)
+        assert f(nnx.Rngs(noise=5), jnp.zeros((4, 2))).shape == (4, 2)
+
+
+def test_the_remedy_of_the_warning_gives_each_iteration_its_keys():
+    rngs, one_by_one = nnx.Rngs(noise=0), nnx.Rngs(noise=0)
+    axes = nnx.StateAxes({nnx.RngCount: nnx.Carry, ...: None})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = nnx.scan(noisy, in_axes=(axes, 0), out_axes=0)(rngs, XS)
+    np.testing.assert_allclose(out, jnp.stack([noisy(one_by_one, x) for x in XS]), rtol=1e-6)
+    assert int(rngs.noise.count.value) == 3
+
+
+def test_a_new_key_in_the_body_is_not_kept():
+    def again(rngs, x):
+        nnx.reseed(rngs, noise=7)
+        return noisy(rngs, x)
+
+    rngs = nnx.Rngs(noise=0)
+    with pytest.warns(UserWarning, match="'noise' is broadcast"):
+        out = nnx.scan(again, in_axes=(None, 0), out_axes=0)(rngs, XS)
+    assert jnp.array_equal(out[0], out[2]) and int(rngs.noise.count.value) == 0
+    assert jnp.array_equal(rngs.noise(), nnx.Rngs(noise=0).noise())
+
+
+def test_statistics_beside_a_stream_are_not_lost():
+    class Layer(nnx.Module):
+        def __init__(self):
+            self.rngs = nnx.Rngs(noise=0)
+            self.calls = nnx.BatchStat(jnp.zeros(()))
+
+    def body(layer, x):
+        layer.calls[...] += 1
+        return noisy(layer.rngs, x)
+
+    layer = Layer()
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"the body writes '0\.calls'"):
+        nnx.scan(body, in_axes=(None, 0), out_axes=0)(layer, XS)
+    assert int(layer.rngs.noise.count.value) == 0 and float(layer.calls.value) == 0
+
+
+def test_the_condition_of_a_loop_draws_the_key_that_the_body_draws_next():
+    drawn = []
+
+    def proceed(carry):
+        jax.debug.callback(lambda x: drawn.append(float(x)), carry[1].noise.normal())
+        return carry[0] < 2
+
+    def body(carry):
+        jax.debug.callback(lambda x: drawn.append(float(x)), carry[1].noise.normal())
+        return carry[0] + 1, carry[1]
+
+    rngs = nnx.Rngs(noise=0)
+    with pytest.warns(UserWarning, match=r"'noise' does not move on in cond_fun \(.*proceed\)"):
+        _, same = nnx.while_loop(proceed, body, (0, rngs))
+    jax.effects_barrier()
+    assert same is rngs and int(rngs.noise.count.value) == 2
+    assert drawn[0] == drawn[1] and drawn[2] == drawn[3] and len(drawn) == 5
