@@ -478,6 +478,15 @@ def _replay(
     return jax.tree_util.tree_unflatten(definition.treedef, leaves)
 
 
+def write_leaves(inputs: Inputs, new: tp.Mapping[int, tp.Any]) -> None:
+    """Store values in the caller's Variables and objects, by leaf number.
+
+    Raises TraceContextError, with nothing written, where one belongs to another trace level.
+    """
+    if new:
+        _write(inputs, tuple(new), list(new.values()))
+
+
 def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
     """Store values in the caller's Variables, and arrays in the caller's objects."""
     plan, trace = inputs.plan, trace_state.value

@@ -13,8 +13,9 @@ import jax
 
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
+from nnxlite._state import State
 from nnxlite.boundary._inputs import CallDef, is_root
-from nnxlite.filters import Filter, Predicate, to_predicate
+from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._graphdef import Path
 from nnxlite.graph._rebuild import Code, ContainerCode, Decoded
@@ -37,6 +38,8 @@ class _FilterMapping(PrefixMapping):
     def __init__(
         self, mapping: tp.Mapping[tp.Any, tp.Any] | tp.Iterable[tuple[Filter, tp.Any]]
     ) -> None:
+        if isinstance(mapping, State):
+            mapping = _by_setting(mapping)
         pairs = mapping.items() if isinstance(mapping, tp.Mapping) else mapping
         pairs = tuple((f, s) for f, s in pairs)
         self._filters: tuple[Filter, ...] = tuple(f for f, _ in pairs)
@@ -76,13 +79,25 @@ class _FilterMapping(PrefixMapping):
         return f"{type(self).__name__}({{{inside}}})"
 
 
+def _by_setting(state: State) -> list[tuple[Filter, tp.Any]]:
+    """A State of settings as pairs: for each setting a filter for the paths that have it."""
+    pairs: list[tuple[tp.Any, list[Path]]] = []
+    for path, leaf in state.flat_state():
+        setting = getattr(leaf, "raw_value", leaf)
+        paths = next((paths for known, paths in pairs if known == setting), None)
+        if paths is None:
+            pairs.append((setting, paths := []))
+        paths.append(path)
+    return [(PathIn(*paths), setting) for setting, paths in pairs]
+
+
 def described(variable: tp.Any) -> str:
     """The class of a Variable, for messages."""
     return type(variable).__name__ if isinstance(variable, Variable) else "array"
 
 
-class StateAxes(_FilterMapping):
-    """Axes by Variable filter, for `vmap`, `pmap` and `scan`.
+class StateAxes(_FilterMapping, tp.Mapping[Filter, tp.Any]):
+    """Axes by Variable filter, for `vmap`, `pmap` and `scan`; from a mapping or a State of axes.
 
     >>> import nnxlite as nnx
     >>> nnx.StateAxes({nnx.Param: 0, ...: None}).axes
@@ -101,11 +116,9 @@ class StateAxes(_FilterMapping):
         """The axes, in the order of the filters."""
         return self._settings
 
-    def items(self) -> tp.Iterator[tuple[Filter, tp.Any]]:
-        """The (filter, axis) pairs."""
-        return zip(self._filters, self._settings)
-
     def __getitem__(self, key: Filter) -> tp.Any:
+        if key not in self._filters:
+            raise KeyError(key)
         return self._settings[self._filters.index(key)]
 
     def __iter__(self) -> tp.Iterator[Filter]:
@@ -129,14 +142,6 @@ class StateSharding(_FilterMapping):
     def __init__(
         self, filter_sharding: tp.Mapping[tp.Any, tp.Any] | tp.Iterable[tuple[Filter, tp.Any]], /
     ) -> None:
-        from nnxlite._state import State
-        from nnxlite.filters import PathIn
-
-        if isinstance(filter_sharding, State):
-            flat = filter_sharding.flat_state()
-            filter_sharding = [
-                (PathIn(path), getattr(leaf, "raw_value", leaf)) for path, leaf in flat
-            ]
         super().__init__(filter_sharding)
 
     @property

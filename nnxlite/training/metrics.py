@@ -300,13 +300,20 @@ class MultiMetric(Metric):
             metric.reset()
 
     def update(self, **updates: tp.Any) -> None:
-        """Feed every metric with all arguments; if one raises, all are as they were."""
+        """Feed every metric with all arguments; if one raises, all are as they were.
+
+        The argument `mask` is one for all metrics, or a dict of masks by the names of metrics; a
+        metric without a mask is not given one.
+        """
+        mask = updates.pop("mask", None)
         variables = [v for v in flatten(split(self)[1])[0] if isinstance(v, MetricState)]
         before = [read(v) for v in variables]
         try:
             for name, metric in self._nnx_metrics().items():
+                own = mask.get(name) if isinstance(mask, dict) else mask
+                given = updates if own is None else {**updates, "mask": own}
                 try:
-                    metric.update(**updates)
+                    metric.update(**given)
                 except TypeError as error:
                     error.add_note(f"This was the metric {name!r} of {type(self).__name__}.")
                     raise

@@ -25,7 +25,7 @@ from nnxlite.boundary import (
     replay_crossing,
 )
 from nnxlite.boundary._body import Body, trace_body
-from nnxlite.boundary._outputs import refuse_foreign_result
+from nnxlite.boundary._outputs import refuse_foreign_result, write_leaves
 from nnxlite.boundary._prefixes import (
     argument_path,
     by_path,
@@ -55,7 +55,6 @@ from nnxlite.transforms._callables import (
 from nnxlite.transforms._donation import Donation, Groups, leaf_texts
 from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._stages import Lowered, Traced
-from nnxlite.variables import Variable
 
 
 class JitOptions(tp.NamedTuple):
@@ -172,27 +171,19 @@ class Core:
             found = self.shardings[call] = leaf_shardings(call, self.options.in_shardings)
         return found
 
-    def settle(
-        self, call: CallDef, inputs: Inputs
-    ) -> list[tuple[Variable[tp.Any], tp.Any, tp.Any]]:
+    def settle(self, call: CallDef, inputs: Inputs) -> dict[int, tp.Any]:
         """Put arrays that no device was chosen for where `in_shardings` says.
 
-        JAX would do it in every call, and for Variables that are only read throw the result away.
-        Returns the Variables, with the former and the new value of each.
+        JAX would do it in every call, and for what is only read throw the result away.
+        Returns the values that moved, by leaf number.
         """
         if is_tracing():
-            return []
+            return {}
         plain, values, _ = self.shardings_in(call)
-        for i, sharding in enumerate(plain):
-            inputs.plain[i] = _settled(inputs.plain[i], sharding)
-        moved: list[tuple[Variable[tp.Any], tp.Any, tp.Any]] = []
-        inputs.values = [*inputs.values]
-        for leaf, (value, sharding) in enumerate(zip(inputs.values, values)):
-            inputs.values[leaf] = new = _settled(value, sharding)
-            node = call.graphdef.decoded.leaf_nodes[leaf]
-            if new is not value and node >= 0:
-                moved.append((inputs.nodes()[node], value, new))
-        return moved
+        inputs.plain = [_settled(x, s) for x, s in zip(inputs.plain, plain)]
+        before, inputs.values = inputs.values, [_settled(*x) for x in zip(inputs.values, values)]
+        pairs = zip(before, inputs.values)
+        return {leaf: new for leaf, (old, new) in enumerate(pairs) if new is not old}
 
     def where_in(self, call: CallDef) -> list[tuple[str, tp.Any]]:
         """For each dynamic argument leaf its ("arg", number) or ("kwarg", name)."""
@@ -425,7 +416,7 @@ class JitWrapped(tp.Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         inputs, call = self._enter(args, kwargs)
         core = self._core
-        moved = core.settle(call, inputs) if core.sharded else ()
+        moved = core.settle(call, inputs) if core.sharded else {}
         try:
             if core.donates:
                 groups = core.groups(call, inputs.plain, inputs.values)
@@ -446,11 +437,8 @@ class JitWrapped(tp.Generic[P, R]):
             remedy = "Make it static (static_argnums, static_argnames) if it is no number."
             refuse_non_arrays(repr(self), call, inputs.plain, inputs.values, remedy)
             raise
-        result = replay_crossing(inputs, out)
-        for variable, before, new in moved:
-            if variable.raw_value is before:
-                variable.set_raw_value(new)
-        return result
+        write_leaves(inputs, moved)
+        return replay_crossing(inputs, out)
 
     # ahead of time -----------------------------------------------------------------------------
 

@@ -15,13 +15,15 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from nnxlite._errors import path_text
-from nnxlite._jax import PyTreeDef, key_name
+from nnxlite._jax import PyTreeDef, is_tracing, key_name
 from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
 from nnxlite.boundary._carry import with_arrays
-from nnxlite.boundary._outputs import refuse_foreign_result
+from nnxlite.boundary._outputs import refuse_foreign_result, write_leaves
 from nnxlite.boundary._prefixes import (
     broadcast,
     by_path,
@@ -77,6 +79,7 @@ class MapOptions(tp.NamedTuple):
     graph: bool | None
     graph_updates: bool | None
     metadata: tp.Mapping[str, tp.Any]
+    mesh: tp.Any = None
 
 
 class MapCall(tp.NamedTuple):
@@ -135,7 +138,24 @@ class MapCore:
             if _passed_through(error, MapCore._run):
                 raise  # the function's own, or said by this library
             raise self._explained(error, call, settled, inputs) from None
-        return replay(inputs, unpack(layout.value, groups))
+        outputs = unpack(layout.value, groups)
+        self._move_what_was_read(inputs, settled, outputs.definition.written)
+        return replay(inputs, outputs)
+
+    def _move_what_was_read(
+        self, inputs: Inputs, settled: MapCall, written: tp.Sequence[int]
+    ) -> None:
+        """Leave arrays that a `shard_map` only read where it has put them, for the next call."""
+        options = self._options
+        if not isinstance(options.mesh, Mesh) or is_tracing():
+            return
+        if not resolve_updates(options.graph_updates, options.graph):
+            return
+        shardings = [NamedSharding(options.mesh, spec) for spec in settled.values]
+        pairs = zip(inputs.values, shardings)
+        moved = [_moved(value, sharding) for value, sharding in pairs]
+        rest = set(range(len(moved))) - set(written)
+        write_leaves(inputs, {i: moved[i] for i in rest if moved[i] is not inputs.values[i]})
 
     def _settle(self, call: CallDef) -> MapCall:
         options, num_bound = self._options, self._num_bound
@@ -341,6 +361,16 @@ def core_for(
     except UnhashableStatic:
         return new()
     return _cores.get(bound.fun, whole, new)
+
+
+def _moved(value: tp.Any, sharding: NamedSharding) -> tp.Any:
+    """The value with a sharding, where it is an array."""
+    if (
+        not isinstance(value, jax.Array | np.ndarray)
+        or getattr(value, "sharding", None) == sharding
+    ):
+        return value
+    return jax.device_put(value, sharding)
 
 
 SHOWN = 12
@@ -663,6 +693,7 @@ def shard_map(
         graph,
         graph_updates,
         {},
+        mesh,
     )
     extra: dict[str, tp.Any] = {"axis_names": set(axis_names)} if axis_names else {}
 

@@ -76,3 +76,29 @@ def test_functions_that_ask_for_the_value_are_refused(transform, asked):
     ):
         TRANSFORMS[transform](ASKED[asked])(model)
     assert all(x is y for x, (_, y) in zip(before, nnx.iter_graph(model), strict=True))
+
+
+def test_a_state_of_axes_chooses_by_path():
+    axes = nnx.StateAxes(nnx.State({"a": {"w": 0, "n": None}, "b": nnx.Variable(0)}))
+    same = nnx.StateAxes([(nnx.filterlib.PathIn(("a", "n")), None)])
+    assert axes.axes == (None, 0) and len(axes.filters) == 2  # one filter for each axis
+    assert axes.filters[:1] == same.filters
+    assert [axes.map_prefix(path, nnx.Param(1)) for path in (("a", "w"), ("b",))] == [0, 0]
+    with pytest.raises(ValueError, match="No axis found for Param at 'a': none of the filters"):
+        axes.map_prefix(("a",), nnx.Param(1))
+
+    w, n = nnx.Param(jnp.arange(3.0)), nnx.BatchStat(jnp.ones(3))
+    model = nnx.Dict(a=nnx.Dict(w=w, n=n), b=nnx.Param(jnp.ones(3)))
+    found = nnx.vmap(lambda m: m.a.w + m.a.n.sum() + m.b, in_axes=(axes,))(model)
+    assert found.tolist() == [4, 5, 6]
+    carry, found = nnx.scan(
+        lambda c, m: (c + m.b, m.a.n + c), in_axes=(nnx.Carry, axes), out_axes=(nnx.Carry, 0)
+    )(0.0, model)
+    assert carry == 3 and found.tolist() == [[1] * 3, [2] * 3, [3] * 3]
+
+
+def test_state_axes_are_a_mapping():
+    axes = nnx.StateAxes({nnx.Param: 1, ...: None})
+    assert dict(axes) == {nnx.Param: 1, ...: None} and nnx.StateAxes(axes) == axes
+    assert list(axes.keys()) == [nnx.Param, ...] and list(axes.values()) == [1, None]
+    assert axes.get(nnx.BatchStat, 5) == 5 and list(axes.items())[0] == (nnx.Param, 1)

@@ -440,6 +440,36 @@ def test_shardings_of_new_variables(form, out):
     assert_same(program)
 
 
+@pytest.mark.parametrize("before", ["one device", "rows"])
+@pytest.mark.parametrize("writes", [False, True])
+def test_places_after_shard_map(before, writes):
+    mesh = mesh_of()
+
+    def program(lib):
+        model = lib.Linear(8, 16, kernel_init=steps, rngs=lib.Rngs(0))
+        model.bare = jnp.ones(3)
+        if before == "rows":
+            rows = NamedSharding(mesh, P("data"))
+            model.kernel.set_raw_value(jax.device_put(model.kernel[...], rows))
+        specs = lib.State({"kernel": P(None, "model"), "bias": P("model"), "bare": P()})
+
+        def forward(model, x):
+            if writes:
+                model.bias[...] += 1
+            return model(x)
+
+        forward = lib.shard_map(
+            forward,
+            mesh=mesh,
+            in_specs=(lib.StateSharding(specs), P("data")),
+            out_specs=P("data", "model"),
+        )
+        y = forward(model, jnp.ones((8, 8)))
+        return described(lib, model), place(y)
+
+    assert_same(program)
+
+
 @pytest.mark.parametrize("form", ["mapping", "state", "one for all"])
 def test_shardings_of_jit(form):
     mesh = mesh_of()

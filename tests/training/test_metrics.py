@@ -238,6 +238,29 @@ def test_multi_metrics_nest():
     assert jax.tree.map(float, metrics.compute()) == {"z": 1.0, "b": {"q": 2.0}}
 
 
+def test_a_mask_for_each_metric():
+    metrics = nnx.MultiMetric(a=Average(), b=Average(), inner=nnx.MultiMetric(c=Average()))
+    first, last = jnp.array([True, False]), jnp.array([False, True])
+    masks = {"a": first, "b": None, "inner": {"c": last}, "elsewhere": first}
+    metrics.update(values=jnp.array([1.0, 3.0]), mask=masks)
+    assert metrics.compute() == {"a": 1.0, "b": 2.0, "inner": {"c": 3.0}}
+    nnx.jit(lambda m, mask: m.update(values=jnp.array([1.0, 3.0]), mask=mask))(metrics, last)
+    assert metrics.compute() == {"a": 2.0, "b": 7 / 3, "inner": {"c": 3.0}}
+
+
+def test_a_metric_without_a_mask_is_not_given_one():
+    class Maskless(Average):
+        def update(self, *, values):
+            super().update(values=values)
+
+    metrics = nnx.MultiMetric(a=Average(), b=Maskless())
+    metrics.update(values=1.0, mask=None)
+    metrics.update(values=2.0, mask={"a": False})
+    assert metrics.compute() == {"a": 1.0, "b": 1.5}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):
+        metrics.update(values=1.0, mask=True)
+
+
 def test_law_8_a_failed_update_leaves_every_metric_as_it_was():
     metrics = make()
     metrics.update(logits=LOGITS, labels=LABELS, loss=1.0)

@@ -237,6 +237,33 @@ def test_results_and_new_variables():
     assert m.total.value.tolist() == list(range(8)) and m.size == 3
 
 
+def test_what_is_only_read_stays_where_shard_map_put_it():
+    mesh = mesh_of()
+    model = Row(DEVICES)
+    model.bare = jnp.ones(DEVICES)
+    spec = nnx.StateSharding({nnx.Param: P("a"), nnx.BatchStat: P("a"), ...: P()})
+    run = nnx.shard_map(lambda m, x: m.w * x, mesh=mesh, in_specs=(spec, P("a")), out_specs=P("a"))
+    x = jnp.ones((DEVICES, 2))
+    with pytest.raises(ValueError):
+        run(model, jnp.ones(3))
+    assert model.w.value.sharding.num_devices == 1
+    run(model, x)
+    place = {name: getattr(model, name).sharding.spec for name in ("w", "n", "bare")}
+    assert place == {"w": P("a"), "n": P("a"), "bare": P()}
+    placed = model.w.value
+    run(model, x)
+    assert model.w.value is placed
+    model.w.value = jnp.ones((DEVICES, 2))  # a new value on one device is moved again
+    run(model, x)
+    assert model.w.sharding.spec == P("a")
+    off = nnx.shard_map(
+        lambda m: m.w.value, mesh=mesh, in_specs=P("a"), out_specs=P("a"), graph_updates=False
+    )
+    other = Row(DEVICES)
+    off(other)
+    assert other.w.value.sharding.num_devices == 1
+
+
 def test_specs_from_a_state_of_shardings_and_keywords():
     m = Row()
     m.n.value = jnp.zeros(8)
