@@ -18,6 +18,7 @@ import jax
 
 from nnxlite._jax import PyTreeDef
 from nnxlite._versions import epoch, observe
+from nnxlite.graph._functional import refuse_sharing
 from nnxlite.graph._graphdef import GraphDef, Path
 from nnxlite.graph._kinds import (
     CUSTOM,
@@ -52,9 +53,10 @@ class CallDef:
         where: positions of the roots among the leaves.
         graphdef: the graph below the roots.
         extra: whatever else the transform wants to be part of the key.
+        trees: whether numbers and the like in plain containers are leaves, as with `graph=False`.
     """
 
-    __slots__ = ("__weakref__", "cache", "extra", "graphdef", "treedef", "where")
+    __slots__ = ("__weakref__", "cache", "extra", "graphdef", "treedef", "trees", "where")
 
     def __init__(
         self,
@@ -62,7 +64,9 @@ class CallDef:
         where: tuple[int, ...],
         graphdef: GraphDef[tp.Any],
         extra: tp.Any,
+        trees: bool = False,
     ) -> None:
+        self.trees = trees
         self.treedef = treedef
         self.where = where
         self.graphdef = graphdef
@@ -90,7 +94,7 @@ class CallDef:
         raise IndexError(position)
 
     def __reduce__(self) -> tp.Any:
-        return call_def, (self.treedef, self.where, self.graphdef, self.extra)
+        return call_def, (self.treedef, self.where, self.graphdef, self.extra, self.trees)
 
 
 _interned: weakref.WeakValueDictionary[tp.Any, CallDef] = weakref.WeakValueDictionary()
@@ -101,15 +105,16 @@ def call_def(
     where: tuple[int, ...],
     graphdef: GraphDef[tp.Any],
     extra: tp.Any,
+    trees: bool = False,
 ) -> CallDef:
     """The one CallDef with this content.
 
     Raises TypeError where `extra` is unhashable.
     """
-    key = (treedef, where, graphdef, extra)
+    key = (treedef, where, graphdef, extra, trees)
     found = _interned.get(key)
     if found is None:
-        found = _interned.setdefault(key, CallDef(treedef, where, graphdef, extra))
+        found = _interned.setdefault(key, CallDef(*key))
     return found
 
 
@@ -122,16 +127,27 @@ class Inputs:
         values: the raw values of the graph's leaves.
         graphdef: the graph below the roots.
         plan: the plan behind it, if there is one.
+        trees: see `CallDef`.
     """
 
-    __slots__ = ("_nodes", "graphdef", "plain", "plan", "roots", "treedef", "values", "where")
+    __slots__ = (
+        "_nodes",
+        "graphdef",
+        "plain",
+        "plan",
+        "roots",
+        "treedef",
+        "trees",
+        "values",
+        "where",
+    )
 
-    def __init__(self, tree: tp.Any) -> None:
+    def __init__(self, tree: tp.Any, trees: bool = False) -> None:
         leaves, self.treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_root)
         self.where, plain = _sorted(leaves)
         self.roots = tuple(leaves[i] for i in self.where)
         self.plain = [leaves[i] for i in plain]
-        self._enter()
+        self._enter(trees)
 
     @classmethod
     def of_call(cls, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Inputs:
@@ -154,16 +170,16 @@ class Inputs:
         else:
             new.roots = leaves[:leading]
             new.plain = [*leaves[leading:]]
-        new._enter()
+        new._enter(False)
         return new
 
-    def _enter(self) -> None:
-        roots = self.roots
+    def _enter(self, trees: bool) -> None:
+        roots, self.trees = self.roots, trees
         if not roots:
             self.graphdef, self.values, self.plan = _EMPTY, [], None
             self._nodes: tp.Any = list
             return
-        plan = find_plan(roots)
+        plan = find_plan(roots, trees)
         if plan is not None:
             try:
                 self.values = plan.values()
@@ -171,11 +187,21 @@ class Inputs:
                 return
             except Stale:
                 pass
-        seen: View = view(*roots)
+        seen: View = view(*roots, trees=trees, open_roots=True)
         self.graphdef, self._nodes, self.plan = seen.graphdef, seen.nodes, seen.plan
         self.values = [
             leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in seen.leaves
         ]
+
+    def as_trees(self, caller: str) -> None:
+        """Take the roots as trees: what `graph=False` means for the arguments of a transform.
+
+        Raises ValueError naming the paths of a shared node.
+        """
+        self.trees = True
+        if self.graphdef.has_static_items:
+            self._enter(True)
+        refuse_sharing(self.graphdef, caller)
 
     def nodes(self) -> list[tp.Any]:
         """The caller's own objects and Variables, by node number."""
@@ -185,18 +211,23 @@ class Inputs:
         """The CallDef of these arguments."""
         plan = self.plan
         if plan is None:
-            return call_def(self.treedef, self.where, self.graphdef, extra)
+            return call_def(self.treedef, self.where, self.graphdef, extra, self.trees)
         treedef, where, last, found = plan.last_call
-        if extra is last and self.treedef is treedef and self.where is where:
+        if (
+            extra is last
+            and self.treedef is treedef
+            and self.where is where
+            and found.trees is self.trees
+        ):
             return found
-        key = (self.treedef, self.where, extra)
+        key = (self.treedef, self.where, extra, self.trees)
         found = plan.calls.get(key)
         if found is None:
-            found = call_def(self.treedef, self.where, self.graphdef, extra)
+            found = call_def(self.treedef, self.where, self.graphdef, extra, self.trees)
             if len(plan.calls) >= _CALLS_PER_PLAN:
                 plan.calls.clear()
             plan.calls[key] = found
-        plan.last_call = (*key, found)
+        plan.last_call = (*key[:3], found)
         return found
 
 
@@ -227,7 +258,7 @@ class Site:
             return self._taken_apart(args, kwargs)
         new.treedef, new.where, new.plan = treedef, where, plan
         new.graphdef, new._nodes = plan.graphdef, plan.nodes
-        new.roots, new.plain = args[:num_roots], plain
+        new.roots, new.plain, new.trees = args[:num_roots], plain, False
         return new
 
     def _taken_apart(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Inputs:

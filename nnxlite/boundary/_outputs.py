@@ -167,7 +167,7 @@ def leave(
                 new.setdefault(leaf, inner.values[leaf])
 
     if apart:
-        graph, fresh = _result_graph(roots, captured)
+        graph, fresh = _result_graph(inner, roots, captured)
         keep_given()
         return outputs((), graph, fresh)
     if not _restructured(inner):
@@ -276,7 +276,7 @@ def _graph_of(
     """
     arguments = inner.roots()
     every = [*arguments, *roots, *_detached(inner)]
-    found = traverse(every)
+    found = traverse(every, trees=inner.call.trees, open_roots=True)
     graphdef: GraphDef[tp.Any] = GraphDef(found.tokens, len(every))
     decoded = graphdef.decoded
     numbers = {id(node): i for i, node in enumerate(inner.nodes)}
@@ -319,9 +319,11 @@ def _graph_of(
     return graph, fresh, changed
 
 
-def _result_graph(roots: list[tp.Any], captured: bool) -> tuple[OutGraph, list[tp.Any]]:
+def _result_graph(
+    inner: Inner, roots: list[tp.Any], captured: bool
+) -> tuple[OutGraph, list[tp.Any]]:
     """The graph of a result whose objects are all new outside, and the values of its leaves."""
-    found = traverse(roots)
+    found = traverse(roots, trees=inner.call.trees, open_roots=True)
     graphdef: GraphDef[tp.Any] = GraphDef(found.tokens, len(roots))
     origin = (None,) * len(found.nodes)
     if not captured:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import typing as tp
 from collections.abc import Mapping, MutableSequence
 
-import jax
 import numpy as np
 
 from nnxlite._errors import TraceContextError, path_text, short_type
-from nnxlite._jax import describe_trace, is_ref, key_name, same_shape, trace_state
+from nnxlite._jax import describe_trace, is_ref, same_shape, trace_state
 from nnxlite._state import FlatState, State, to_pure_dict
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
@@ -88,7 +87,9 @@ def update(node: tp.Any, state: tp.Any, /, *states: tp.Any) -> None:
         state: a State, FlatState, or nested dict, of Variables or plain values.
 
     Raises:
-        ValueError: for an unknown path or a value of another shape; nothing is written then.
+        ValueError: for an unknown path, for what is no array where there is one, and for a value
+            of another shape where the shape is fixed (a reference) or annotated; nothing is
+            written then.
         TypeError: where `node` has no leaves to write, or a state is none.
         TraceContextError: when called from another trace level than the objects' own.
 
@@ -253,7 +254,7 @@ class _Update:
             if not plain or not same_shape(old, value):
                 if isinstance(value, State) and not isinstance(old, State):
                     value = to_pure_dict(value)  # a Variable may hold a dict
-                self._check_fit(place, names, old, value)
+                self._check_fit(place, names, old, value, model or variable)
                 special = variable
         elif model is None and self.first:
             return
@@ -262,11 +263,13 @@ class _Update:
         self.variables.append((box, value, special, model))
 
     def _leaf(self, place: Place, name: tp.Any, old: tp.Any, value: tp.Any) -> None:
-        """Note a new value of a leaf that is no Variable: an array, or an array reference."""
+        """Note a new value of a leaf that is no Variable: an array, a reference, a number, text."""
         if isinstance(value, Variable):
             value = value.get_raw_value()
         if value is old:
             return
+        if isinstance(value, Mapping) and _shape_of(old) is None:
+            raise self._unknown(place, (name,), value, "holds a leaf, not a node")
         self._check_fit(place, (name,), old, value)
         check_trace(place)
         if is_ref(old):
@@ -304,24 +307,47 @@ class _Update:
 
     # checking --------------------------------------------------------------------------------
 
-    def _check_fit(self, place: Place, names: Path, old: tp.Any, new: tp.Any) -> None:
-        """Refuse a value that is no array where there is one, and one of another shape."""
+    def _check_fit(
+        self,
+        place: Place,
+        names: Path,
+        old: tp.Any,
+        new: tp.Any,
+        variable: Variable[tp.Any] | None = None,
+    ) -> None:
+        """Refuse a value that is no array where there is one, and one whose shape cannot change.
+
+        A Variable takes any shape, unless its annotation (that of `variable`, which has the metadata
+        it will have) names its axes.  A reference keeps shape and dtype.
+        """
         shape, given = _shape_of(old), _shape_of(new)
         if shape is None:
-            for path, a, b in _leaves_in_common(old, new):
-                self._check_fit(place, (*names, *path), a, b)
-        elif given is None:
+            return
+        if given is None:
             raise self._unknown(place, names, new, f"holds an array of shape {shape}")
-        elif shape != given:
+        reference = is_ref(old)
+        if not reference and len(shape) == len(given):
+            return
+        where = f"'{path_text(place.path(*names))}'"
+        if reference and shape != given:
             raise ValueError(
-                f"update: the value at '{path_text(place.path(*names))}' has shape {shape}, the "
-                f"state brings {short_type(new)} of shape {given}. Bring a value of the same "
-                "shape, or assign the Variable's value directly to change its shape."
+                f"update: the reference at {where} has shape {shape}, the state brings "
+                f"{short_type(new)} of shape {given}. The shape of a reference is fixed: bring a "
+                "value of the same shape, or assign a new reference to the attribute."
             )
-        elif is_ref(old) and getattr(new, "dtype", old.dtype) != old.dtype:
+        if reference and getattr(new, "dtype", old.dtype) != old.dtype:
             raise ValueError(
-                f"update: the reference at '{path_text(place.path(*names))}' has dtype "
-                f"{old.dtype}, the state brings {short_type(new)}. Bring a value of the same dtype."
+                f"update: the reference at {where} has dtype {old.dtype}, the state brings "
+                f"{short_type(new)}. Bring a value of the same dtype."
+            )
+        axes = None if variable is None else variable.sharding_names
+        axes = getattr(axes, "spec", axes)  # of a NamedSharding
+        if axes and not isinstance(axes, str) and len(axes) != len(given):
+            raise ValueError(
+                f"update: the value at {where} has shape {shape} and its axes are annotated as "
+                f"{axes}, the state brings {short_type(new)} of shape {given}. Bring a Variable "
+                "with the annotation of its axes (variable.replace(value, sharding=...)), or "
+                "change that of the object first (variable.set_metadata(out_sharding=...))."
             )
 
     def _unknown(
@@ -391,13 +417,13 @@ def _children(node: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
 
 
 def _is_static(node: tp.Any, name: tp.Any, child: tp.Any) -> bool:
-    """Whether a child of a node is no part of its state."""
+    """Whether a child of a node is no part of its state, with `graph=False` either."""
     kind = kind_of(node)
     if kind == OBJECT:
         return not node._nnx_status.get(name, True)
-    if kind == STATE:
-        return child is None
-    return kind_of(child) == OTHER and type(child) not in DATA_TYPES
+    if kind == CUSTOM:
+        return kind_of(child) == OTHER and type(child) not in DATA_TYPES
+    return child is None
 
 
 def _set_child(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
@@ -416,20 +442,6 @@ def _shape_of(value: tp.Any) -> tuple[int, ...] | None:
     if isinstance(shape, tuple):
         return shape
     return () if isinstance(value, (bool, int, float, complex, np.generic)) else None
-
-
-def _leaves_in_common(old: tp.Any, new: tp.Any) -> list[tuple[Path, tp.Any, tp.Any]]:
-    """The leaves, with their paths, of two pytrees of the same structure; none of other values."""
-    if kind_of(old) not in CONTAINERS:
-        return []
-    (before, form), (after, other) = map(jax.tree_util.tree_flatten_with_path, (old, new))
-    if form != other:
-        return []
-    return [
-        (tuple(map(key_name, path)), a, b)
-        for (path, a), (_, b) in zip(before, after)
-        if _shape_of(a) is not None
-    ]
 
 
 def pop(node: tp.Any, *filters: Filter) -> tp.Any:

@@ -37,13 +37,14 @@ def resolve_mode(graph: bool | None) -> bool:
 
 
 def checked_view(node: tp.Any, graph: bool | None, caller: str) -> View:
-    """A view of one root; with `graph=False` sharing is refused.
+    """A view of one root; with `graph=False` it is one of a tree, and sharing is refused.
 
     Raises ValueError naming the paths of a shared node when `graph` is False.
     """
-    seen = view(node)
-    if not resolve_mode(graph):
-        refuse_sharing(seen.graphdef, caller)
+    if resolve_mode(graph):
+        return view(node)
+    seen = view(node, trees=True)
+    refuse_sharing(seen.graphdef, caller)
     return seen
 
 
@@ -508,7 +509,8 @@ def flatten(
     """The definition of a graph and its leaves in order.
 
     Args:
-        with_paths: True gives a `FlatState`, False a list of raw values.
+        with_paths: True gives a `FlatState`, False a list: of raw values, and with `graph=False`
+            of the leaves themselves.
         ref_index: filled with the number of each node; nodes already in it are referred to by
             number, so that several graphs can share one numbering.
         ref_outer_index: outer number of nodes, recorded in the definition.
@@ -523,18 +525,19 @@ def flatten(
     if ref_index:
         found.index.update((id(known), number) for known, number in ref_index.items())
         found.nodes.extend(ref_index)
-    traverse((node,), found)
+    trees = not resolve_mode(graph)
+    traverse((node,), found, trees=trees)
     own = found.nodes[first:]
     if ref_index is not None:
         for number, seen in enumerate(own, first):
             ref_index[seen] = number
     outer = None if ref_outer_index is None else tuple(ref_outer_index.get(n) for n in own)
     definition: GraphDef[N] = GraphDef(found.tokens, 1, outer, first)
-    if not resolve_mode(graph):
+    if trees:
         refuse_sharing(definition, "flatten")
     if with_paths:
         return definition, flat_state(definition, found.leaves)
-    return definition, [_raw(leaf) for leaf in found.leaves]
+    return definition, found.leaves if trees else [_raw(leaf) for leaf in found.leaves]
 
 
 def _raw(leaf: tp.Any) -> tp.Any:

@@ -248,6 +248,15 @@ class GraphDef(tp.Generic[N]):
         """The number of a node that the graph refers to more than once, or None."""
         return self._once("shared", lambda: next((t for t in self.tokens if type(t) is int), None))
 
+    @property
+    def has_static_items(self) -> bool:
+        """Whether a plain container holds something static besides None."""
+        found = self._cache.get("static_items")
+        if found is None:
+            items = (t.value for t in self.tokens if type(t) is StaticDef)
+            found = self._cache["static_items"] = any(item is not None for item in items)
+        return found
+
     def paths_of_node(self, number: int) -> list[Path]:
         """Every path, through objects entered once, at which a node is found."""
         decoded = self.decoded

@@ -59,6 +59,7 @@ class Plan:
         refs: weak references to the nodes, by number.
         leaf_refs: weak references to the Variables and array references, in leaf order; None where
             an array is held without a Variable.
+        trees: whether numbers and the like in plain containers are leaves.
     """
 
     __slots__ = (
@@ -79,12 +80,19 @@ class Plan:
         "roots",
         "states",
         "templates",
+        "trees",
         "versions",
     )
 
     def __init__(
-        self, roots: tuple[tp.Any, ...], found: Traversal, graphdef: GraphDef[tp.Any], start: int
+        self,
+        roots: tuple[tp.Any, ...],
+        found: Traversal,
+        graphdef: GraphDef[tp.Any],
+        start: int,
+        trees: bool,
     ) -> None:
+        self.trees = trees
         self._held: list[tp.Any] | None = None
         ref = weakref.ref
         self.graphdef = graphdef
@@ -268,14 +276,14 @@ class Plan:
             tokens[decoded.node_tokens[number]] = new
         found = Traversal()
         found.nodes, found.versions, found.states, found.plain = nodes, versions, states, False
-        return remember(roots, found, GraphDef(tokens, len(roots)), start)
+        return remember(roots, found, GraphDef(tokens, len(roots)), start, self.trees)
 
     def _check_children(
         self, node: tp.Any, names: tp.Iterable[tp.Any], codes: tp.Iterable[Code]
     ) -> None:
         """Raise Stale unless the data attributes of an object are what they were."""
-        pairs = [(node.__dict__[name], code) for name, code in zip(names, codes)]
-        for value, code in pairs:
+        pairs = [(node.__dict__[name], code, self.trees) for name, code in zip(names, codes)]
+        for value, code, _ in pairs:
             if isinstance(code, int) and code < 0 and not _is_leaf(value, False):
                 raise Stale
         self._arrays_as_coded(pairs)
@@ -342,22 +350,23 @@ class Plan:
 
     def contained(self) -> dict[int, tp.Any]:
         """The arrays in plain containers, by leaf number; the containers are checked."""
-        pending: list[tuple[tp.Any, Code]] = []
+        pending: list[tuple[tp.Any, Code, bool]] = []
         for owner, name, code in self.containers:
             node = owner()
             if node is None:
                 raise Stale
-            pending.append((node if name is _ROOT else node.__dict__[name], code))
+            root = name is _ROOT
+            pending.append((node if root else node.__dict__[name], code, root or self.trees))
         return self._arrays_as_coded(pending)
 
-    def _arrays_as_coded(self, pending: list[tuple[tp.Any, Code]]) -> dict[int, tp.Any]:
+    def _arrays_as_coded(self, pending: list[tuple[tp.Any, Code, bool]]) -> dict[int, tp.Any]:
         """The arrays below some values, by leaf number.
 
         Raises Stale where a value is no longer what its code says.
         """
         out: dict[int, tp.Any] = {}
         while pending:
-            value, code = pending.pop()
+            value, code, loose = pending.pop()
             if isinstance(code, int):
                 if code < 0:
                     out[~code] = value
@@ -368,17 +377,18 @@ class Plan:
                 if not same and content_key(value) != code.key:
                     raise Stale
             else:
-                pending.extend(_children_as_coded(value, code))
+                pending.extend(_children_as_coded(value, code, loose))
         return out
 
 
-def _children_as_coded(value: tp.Any, code: ContainerCode) -> tp.Iterator[tuple[tp.Any, Code]]:
+def _children_as_coded(
+    value: tp.Any, code: ContainerCode, loose: bool
+) -> tp.Iterator[tuple[tp.Any, Code, bool]]:
     """The children of a container with their codes; raises Stale where a leaf is none any more."""
-    loose = code.definition.kind == STATE
     for child, child_code in zip(_children_as_defined(value, code.definition), code.codes):
         if isinstance(child_code, int) and child_code < 0 and not _is_leaf(child, loose):
             raise Stale
-        yield child, child_code
+        yield child, child_code, loose
 
 
 def _children_as_defined(value: tp.Any, form: ContainerDef) -> tp.Iterable[tp.Any]:
@@ -410,7 +420,7 @@ def _children_as_defined(value: tp.Any, form: ContainerDef) -> tp.Iterable[tp.An
 
 
 def _is_leaf(value: tp.Any, loose: bool) -> bool:
-    """Whether a child of a container is a leaf; in a `loose` one static values are leaves too."""
+    """Whether a child of a container is a leaf; in a `loose` one all but None may be."""
     kind = kind_of(value)
     if kind != OTHER:
         return kind == ARRAY
@@ -440,22 +450,25 @@ class View(tp.NamedTuple):
     nested: dict[tp.Any, tp.Any] | None = None
 
 
-def view(*roots: tp.Any) -> View:
-    """Definition, nodes and leaves of some roots, from a plan where there is one."""
-    plan = find_plan(roots)
+def view(*roots: tp.Any, trees: bool = False, open_roots: bool = False) -> View:
+    """Definition, nodes and leaves of some roots, from a plan where there is one.
+
+    See `traverse` for the options.
+    """
+    plan = find_plan(roots, trees)
     if plan is not None:
         try:
             return View(plan.graphdef, plan.nodes, plan.leaves(), plan)
         except Stale:
             pass
     start = epoch.now
-    found = traverse(roots)
+    found = traverse(roots, trees=trees, open_roots=open_roots)
     graphdef: GraphDef[tp.Any] = GraphDef(found.tokens, len(roots))
-    plan = remember(roots, found, graphdef, start)
+    plan = remember(roots, found, graphdef, start, trees)
     return View(graphdef, lambda: found.nodes, found.leaves, plan, found.nested)
 
 
-def find_plan(roots: tp.Sequence[tp.Any]) -> Plan | None:
+def find_plan(roots: tp.Sequence[tp.Any], trees: bool = False) -> Plan | None:
     """The plan of some roots, if there is one and it still holds.
 
     Does not check plain containers: `Plan.leaves` and `Plan.values` do.
@@ -464,10 +477,19 @@ def find_plan(roots: tp.Sequence[tp.Any]) -> Plan | None:
     plans = first._nnx_plans if isinstance(first, GraphNode) else None
     if plans is None:
         return None
-    plan = plans.get(tuple(map(id, roots)))
+    key = tuple(map(id, roots))
+    plan = plans.get((*key, _TREES)) if trees else plans.get(key)
+    if trees and plan is None:
+        plan = plans.get(key)
+        if plan is not None and plan.graphdef.has_static_items:
+            return None
     if plan is None or plan.valid(roots):
         return plan
     return plan.renewed(tuple(roots)) if plan.is_of(roots) else None
+
+
+_TREES = "trees"
+"""What the key of a plan has at its end where the mode made a difference."""
 
 
 def usual_plan(root: tp.Any) -> Plan | None:
@@ -486,7 +508,11 @@ def usual_plan(root: tp.Any) -> Plan | None:
 
 
 def remember(
-    roots: tuple[tp.Any, ...], found: Traversal, graphdef: GraphDef[tp.Any], start: int
+    roots: tuple[tp.Any, ...],
+    found: Traversal,
+    graphdef: GraphDef[tp.Any],
+    start: int,
+    trees: bool = False,
 ) -> Plan | None:
     """A plan made of a traversal that began at epoch `start`, owned by the first root.
 
@@ -497,11 +523,11 @@ def remember(
     if not found.exact or not isinstance(first, GraphNode):
         return None
     try:
-        plan = Plan(roots, found, graphdef, start)
+        plan = Plan(roots, found, graphdef, start, trees)
     except TypeError:  # something that cannot be referred to weakly
         return None
     plans = first._nnx_plans
-    key = tuple(map(id, roots))
+    key = (*map(id, roots), _TREES) if trees else tuple(map(id, roots))
     if plans is None:
         _set_plans(first, {key: plan})
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite._errors import path_text
-from nnxlite._jax import flatten_one_level
+from nnxlite._jax import flatten_one_level, key_name
 from nnxlite._state import State
 from nnxlite._versions import next_number, observe
 from nnxlite.graph._defs import (
@@ -95,12 +95,21 @@ class _Static:
 _by_type[_Static] = _STATIC = -1
 
 
-def traverse(roots: tp.Iterable[tp.Any], into: Traversal | None = None) -> Traversal:
+def traverse(
+    roots: tp.Iterable[tp.Any],
+    into: Traversal | None = None,
+    *,
+    trees: bool = False,
+    open_roots: bool = False,
+) -> Traversal:
     """Walk the graphs below `roots` as one: each object once, children by sorted name.
 
     Args:
         roots: objects, Variables, containers or leaves.
         into: an earlier traversal to go on with, in the same numbering.
+        trees: whether numbers, text and the like in plain containers are leaves, as they are to
+            JAX, and not static.
+        open_roots: the same for containers that are roots, and what is in them outside of objects.
 
     Raises ValueError for a plain container that contains itself.
     """
@@ -108,10 +117,13 @@ def traverse(roots: tp.Iterable[tp.Any], into: Traversal | None = None) -> Trave
     tokens, nodes, versions = found.tokens, found.nodes, found.versions
     leaves, index = found.leaves, found.index
     kinds, wrap = _by_type, State._nnx_wrap
-    # A level is: children still to come, their State so far, its name above, id of the container.
+    # A level is: children still to come, their State so far, its name above, id of the container,
+    # and whether all but None in plain containers is a leaf.
     children: tp.Iterator[tuple[tp.Any, tp.Any]] = enumerate(tuple(roots))
-    level, above, container = found.nested, None, 0
-    stack: list[tuple[tp.Iterator[tuple[tp.Any, tp.Any]], dict[tp.Any, tp.Any], tp.Any, int]] = []
+    level, above, container, loose = found.nested, None, 0, trees or open_roots
+    stack: list[
+        tuple[tp.Iterator[tuple[tp.Any, tp.Any]], dict[tp.Any, tp.Any], tp.Any, int, bool]
+    ] = []
     open_containers: set[int] = set()
     while True:
         for name, value in children:
@@ -166,7 +178,7 @@ def traverse(roots: tp.Iterable[tp.Any], into: Traversal | None = None) -> Trave
                 tokens.append(definition)
                 if not names:
                     continue
-                opened = 0
+                opened, inner = 0, trees
             elif kind == ARRAY:
                 found.plain = False
                 tokens.append(LEAF)
@@ -193,22 +205,23 @@ def traverse(roots: tp.Iterable[tp.Any], into: Traversal | None = None) -> Trave
                 found.plain = False
                 if kind == STATE:
                     found.states.append((value, value._nnx_version or observe(value)))
-                definition, parts = define_container(value, kind)
+                inner = loose
+                definition, parts = define_container(value, kind, loose)
                 tokens.append(definition)
                 names = definition.keys
                 open_containers.add(opened)
-            stack.append((children, level, above, container))
-            children, level, above, container = zip(names, parts), {}, name, opened
+            stack.append((children, level, above, container, loose))
+            children, level, above, container, loose = zip(names, parts), {}, name, opened, inner
             break
         else:
             if not stack:
                 return found
             if container:
                 open_containers.discard(container)
-            inner, name = level, above
-            children, level, above, container = stack.pop()
-            if inner:
-                level[name] = wrap(inner)
+            below, name = level, above
+            children, level, above, container, loose = stack.pop()
+            if below:
+                level[name] = wrap(below)
 
 
 _set_version = GraphNode.__dict__["_nnx_version"].__set__
@@ -222,26 +235,26 @@ def contains_itself(value: tp.Any, path: list[tp.Any]) -> ValueError:
     )
 
 
-def define_container(value: tp.Any, kind: int) -> tuple[tp.Any, list[tp.Any]]:
-    """The definition of a container and its children, static ones marked as such."""
+def define_container(
+    value: tp.Any, kind: int, loose: bool = False
+) -> tuple[tp.Any, tp.Sequence[tp.Any]]:
+    """The definition of a container and its children, static ones marked unless it is `loose`."""
     if kind == LIST or kind == TUPLE:
         definition = container_def(kind, type(value), tuple(range(len(value))))
-        return definition, [_marked(v) for v in value]
-    if kind == DICT or kind == STATE:
+        parts: tp.Sequence[tp.Any] = value
+    elif kind == DICT or kind == STATE:
         pairs = sorted_items(value if kind == DICT else value._mapping)
         definition = container_def(kind, type(value), tuple(k for k, _ in pairs))
-        if kind == STATE:
-            return definition, [v for _, v in pairs]
-        return definition, [_marked(v) for _, v in pairs]
-    if hasattr(type(value), "_fields"):
+        parts = [v for _, v in pairs]
+    elif hasattr(type(value), "_fields"):
         definition = container_def(kind, type(value), type(value)._fields)
-        return definition, [_marked(v) for v in definition.in_order(value)]
-    from nnxlite._jax import key_name
-
-    children, treedef = flatten_one_level(value)
-    keys = tuple(key_name(k) for k, _ in children)
-    definition = container_def(PYTREE, type(value), keys, treedef)
-    return definition, [_marked(v) for _, v in definition.in_order(children)]
+        parts = definition.in_order(value)
+    else:
+        children, treedef = flatten_one_level(value)
+        keys = tuple(key_name(k) for k, _ in children)
+        definition = container_def(PYTREE, type(value), keys, treedef)
+        parts = [v for _, v in definition.in_order(children)]
+    return definition, parts if loose else [_marked(v) for v in parts]
 
 
 def _marked(value: tp.Any) -> tp.Any:

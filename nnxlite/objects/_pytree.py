@@ -33,7 +33,6 @@ from nnxlite.graph._kinds import (
     OBJECT,
     OTHER,
     REF,
-    STATE,
     VARIABLE,
     GraphNode,
     has_data,
@@ -465,7 +464,7 @@ _set_plans = GraphNode.__dict__["_nnx_plans"].__set__
 
 _STATUS = "_nnx_status"  # its entry in the state that pickle keeps
 
-_NODE_KINDS = frozenset({ARRAY, CUSTOM, OBJECT, REF, STATE, VARIABLE})
+_NODE_KINDS = frozenset({ARRAY, CUSTOM, OBJECT, REF, VARIABLE})
 
 
 def _empty(cls: type[tp.Any]) -> tp.Any:

@@ -24,7 +24,7 @@ from nnxlite._jax import constrained, current_mesh, is_ref, is_tracing
 from nnxlite.boundary import Inputs
 from nnxlite.boundary._prefixes import broadcast, by_path, split_settings
 from nnxlite.graph import iter_graph
-from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._functional import resolve_mode
 from nnxlite.transforms._callables import name_of, positional
 from nnxlite.variables import MISSING, PARTITION_NAME, Variable, VariableMetadata, with_metadata
 from nnxlite.variables import add_axis as _add_axis
@@ -415,7 +415,7 @@ def _axes(
     """Each Variable of a tree with its setting in a prefix."""
     inputs = Inputs(tree)
     if not resolve_mode(graph):
-        refuse_sharing(inputs.graphdef, "transform_metadata")
+        inputs.as_trees("transform_metadata")
     call = inputs.define()
     numbers = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
     _, settings = split_settings(call, broadcast(by_path(prefix), numbers, what), what)

@@ -9,6 +9,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._errors import path_text
 from nnxlite._jax import Tracer, key_name
@@ -27,7 +28,7 @@ from nnxlite.boundary._outputs import OutGraph, Outputs
 from nnxlite.boundary._prefixes import argument_path
 from nnxlite.boundary._streams import is_random, warn_of_streams
 from nnxlite.graph import GraphDef
-from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._graphdef import Path
 from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.graph._traverse import traverse
@@ -59,7 +60,7 @@ def _unwrapped(value: tp.Any) -> tp.Any:
 def _start(tree: tp.Any, name: str, graph: bool | None) -> tuple[Inputs, CallDef]:
     inputs = Inputs(tree)
     if not resolve_mode(graph):
-        refuse_sharing(inputs.graphdef, name)
+        inputs.as_trees(name)
     return inputs, inputs.define(context_key())
 
 
@@ -541,7 +542,7 @@ class Loop(Core):
 def _result_graphdef(graph: OutGraph, count: int) -> GraphDef[tp.Any]:
     """The definition of the graph below the result alone."""
     decoded = graph.graphdef.decoded
-    leaves: list[tp.Any] = [0] * decoded.num_leaves
+    leaves: list[tp.Any] = [np.zeros(())] * decoded.num_leaves
     nodes = build_nodes(decoded, leaves)
     codes = decoded.roots[graph.first_result : graph.first_result + count]
     roots = [resolve(code, nodes, leaves) for code in codes]

@@ -39,7 +39,7 @@ from nnxlite.boundary import (
     replay,
 )
 from nnxlite.boundary._prefixes import leaves_of_code, split_settings
-from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.transforms._callables import (
@@ -175,7 +175,7 @@ class CustomVjp:
         args, hidden = hide(args, static, 0, repr(self))
         inputs = Inputs(args)
         if not resolve_mode(self.graph):
-            refuse_sharing(inputs.graphdef, "custom_vjp")
+            inputs.as_trees("custom_vjp")
         call = inputs.define(CallKey(hidden, len(args), updates))
         if call not in self._sorted:
             self._sorted[call] = Sorted(diff, nondiff, _select(call, diff, states))
@@ -262,7 +262,7 @@ class CustomVjp:
                 f"residual), got {type(pair).__name__}."
             )
         result, residual = pair
-        kept = Inputs(residual)
+        kept = Inputs(residual, call.trees)
         updates = call.extra.updates
         known = self._left.get(call)
         written = known.written if known is not None else ()

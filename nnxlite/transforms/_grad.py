@@ -19,7 +19,7 @@ from nnxlite.boundary import (
     replay_crossing,
 )
 from nnxlite.boundary._prefixes import argument_path, split_settings
-from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._kinds import STATE
 from nnxlite.graph._rebuild import ContainerCode, build_nodes, resolve
 from nnxlite.transforms._callables import (
@@ -246,7 +246,7 @@ class GradWrapped:
         inputs = Inputs.of_call(args, kwargs)
         name = "value_and_grad" if self._with_value else "grad"
         if not resolve_mode(options.graph):
-            refuse_sharing(inputs.graphdef, name)
+            inputs.as_trees(name)
         call = inputs.define()
         selected = select(call, options, len(args), bound)
         check_differentiable(call, selected, inputs, options, name)

@@ -33,7 +33,7 @@ from nnxlite.boundary._prefixes import (
     refuse_non_arrays,
 )
 from nnxlite.boundary._settings import output_settings
-from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._functional import resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
     P,
@@ -393,7 +393,7 @@ class JitWrapped(tp.Generic[P, R]):
             key, unshared = CallKey(context, (), bound), not resolve_mode(self._core.options.graph)
             self._settled = (context, key, unshared)
         if unshared:
-            refuse_sharing(inputs.graphdef, "jit")
+            inputs.as_trees("jit")
         return inputs, inputs.define(CallKey(context, statics, bound) if statics else key)
 
     def _take_statics(self, args: tp.Any, kwargs: tp.Any, bound: int) -> tp.Any:

@@ -41,7 +41,7 @@ from nnxlite.boundary._settings import (
     unpack,
 )
 from nnxlite.boundary._streams import warn_of_streams
-from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._functional import resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
     PerFunction,
@@ -329,7 +329,7 @@ class MapWrapped:
             check_arguments(options.name, self._fun, every, keywords)
         inputs = Inputs.of_call(every, keywords)
         if not resolve_mode(options.graph):
-            refuse_sharing(inputs.graphdef, options.name)
+            inputs.as_trees(options.name)
         return self._core(inputs, inputs.define(context_key()))
 
     def _settings_reach_keywords(self) -> bool:

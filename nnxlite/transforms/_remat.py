@@ -19,7 +19,7 @@ from nnxlite.boundary import (
     leave,
     replay_crossing,
 )
-from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._functional import resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
     Hidden,
@@ -133,7 +133,7 @@ class RematWrapped:
             args, hidden = hide(args, self._static, len(self._args), repr(self))
         inputs = Inputs.of_call((*self._args, *args), {**self._kwargs, **kwargs})
         if not resolve_mode(self._options.graph):
-            refuse_sharing(inputs.graphdef, "remat")
+            inputs.as_trees("remat")
         call = inputs.define(CallKey(context_key(), hidden))
         core = core_for(Remat, (self._fun,), self._options)
         with naming_arguments(repr(self), inputs, ", or make it static with static_argnums"):

@@ -33,7 +33,7 @@ from nnxlite.boundary._prefixes import (
 from nnxlite.boundary._settings import no_room, output_names, output_settings
 from nnxlite.boundary._streams import is_random, warn_of_streams
 from nnxlite.graph._defs import StaticDef
-from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._functional import resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
     Unbound,
@@ -609,7 +609,7 @@ class ScanWrapped:
                 )
         inputs = Inputs.of_call(every, keywords)
         if not resolve_mode(self._options.graph):
-            refuse_sharing(inputs.graphdef, "scan")
+            inputs.as_trees("scan")
         call = inputs.define(context_key())
         return core_for(Scan, (self._fun,), self._options)(inputs, call)
 

@@ -20,7 +20,7 @@ from nnxlite.boundary import (
     leave,
     replay_crossing,
 )
-from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._plan import view
 from nnxlite.transforms._callables import (
     MISSING,
@@ -60,7 +60,7 @@ class Look:
             args, self._hidden = hide(args, options.static_argnums, len(bound), name)
         self.inputs = Inputs(((*bound, *args), {**given, **kwargs}))
         if not resolve_mode(options.graph):
-            refuse_sharing(self.inputs.graphdef, options.name)
+            self.inputs.as_trees(options.name)
         self.call = self.inputs.define()
 
     def naming_arguments(self, remedy: str = "") -> naming_arguments:
@@ -115,7 +115,7 @@ def eval_shape(
         crossing = jax.eval_shape(look.run, inputs.plain, inputs.values)
     shapes = jax.tree_util.tree_map(_shape_of, (inputs.plain, inputs.values))
     stand_in, _ = enter(look.call, *shapes)
-    out = replay_crossing(Inputs(stand_in), crossing)
+    out = replay_crossing(Inputs(stand_in, look.call.trees), crossing)
     place_abstract(out)
     return out
 
@@ -213,7 +213,7 @@ class JaxprMaker:
                 found[place] = leaf
             count = len(inputs.plain)
             result, out = look.outputs(found[:count], found[count:])
-            shown = Inputs(result)
+            shown = Inputs(result, call.trees)
             ordered = [*shown.plain, *shown.values]
             leaves_out = [ordered[place] for place in _order(shown.define())]
             return [*leaves_out, *_updates(out)] if look.updates else leaves_out

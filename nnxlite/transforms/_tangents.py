@@ -122,7 +122,7 @@ def _take_roots(form: Form, roots: dict[int, tp.Any], found: Found) -> None:
             )
     if not objects:
         return
-    given = Inputs(list(objects.values()))
+    given = Inputs(list(objects.values()), form.call.trees)
     whole = len(objects) == len(decoded.roots) and (form.wanted is None or all(form.wanted))
     if whole and given.graphdef is form.call.graphdef:
         found.values.update(enumerate(given.values))

@@ -15,7 +15,7 @@ import jax
 from nnxlite._jax import is_ref
 from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
 from nnxlite.boundary._prefixes import split_settings
-from nnxlite.graph._functional import refuse_sharing, resolve_mode
+from nnxlite.graph._functional import resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
     bind_modes,
@@ -58,7 +58,7 @@ class Linearized:
         self.num_bound = len(bound)
         self.inputs = Inputs(((*bound, *primals), kwargs))
         if not resolve_mode(options.graph):
-            refuse_sharing(self.inputs.graphdef, options.name)
+            self.inputs.as_trees(options.name)
         self.call = self.inputs.define()
         self.selected = self._select()
         self.chosen, self._rest = self.selected.split(self.inputs.plain, self.inputs.values)
@@ -82,7 +82,7 @@ class Linearized:
         if self.options.has_aux:
             result, aux = _value_and_aux(result, self.fun)
         refuse_shared_result((result, aux), self.options.name, self.options.graph)
-        shown = Inputs(result)
+        shown = Inputs(result, self.call.trees)
         structure = resolve_updates(self.options.graph_updates, self.options.graph)
         out = leave(inner, (result, aux), structure=structure)
         fixed = Fixed((out.definition, shown.define()))

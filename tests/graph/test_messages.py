@@ -33,6 +33,7 @@ class Model(nnx.Module):
         self.layers = nnx.List([Layer()])
         self.pair = Pair(nnx.Param(ONE), ONE)
         self.plain = [ONE, 5]
+        self.words = nnx.data(["one", None])
         self.array = ONE
         self.cache = nnx.Cache({"keys": ONE, "step": 0})
         self.ref = nnx.Variable(ONE, ref=True)
@@ -325,7 +326,9 @@ UNKNOWN = "Remove it from the state, or bring a Variable to be added to an exist
         ({"layer": nnx.Param(ONE)}, ["path 'layer' of Model holds a node, not a leaf"]),
         ({"layer": {"size": 4}}, ["path 'layer.size' of Model is static"]),
         ({"layer": {"sizes": {0: 4}}}, ["path 'layer.sizes' of Model is static"]),
-        ({"plain": {1: 6}}, ["path 'plain.1' of Model is static"]),
+        ({"plain": {1: {"x": 6}}}, ["path 'plain.1' of Model holds an array of shape ()"]),
+        ({"words": {0: {"x": 6}}}, ["path 'words.0' of Model holds a leaf, not a node"]),
+        ({"words": {1: 6}}, ["path 'words.1' of Model is static"]),
         ({"plain": {2: nnx.Param(ONE)}}, ["path 'plain.2' of Model does not exist"]),
         ({"layers": {2: nnx.Param(ONE)}}, ["path 'layers.2' of Model would leave a gap"]),
         ({"pair": {"third": nnx.Param(ONE)}}, ["path 'pair.third' of Model does not exist"]),
@@ -347,44 +350,43 @@ def test_update_with_a_path_that_does_not_fit(state, texts):
 
 
 @pytest.mark.parametrize(
-    "state, path, shapes",
+    "state, path, shape",
     [
-        ({"layer": {"bias": jnp.ones(4)}}, "layer.bias", ("(3,)", "float32[4] of shape (4,)")),
-        ({"layer": {"bias": nnx.Param(1.0)}}, "layer.bias", ("(3,)", "shape ()")),
-        ({"array": jnp.ones((2, 1))}, "array", ("(2,)", "(2, 1)")),
-        ({"plain": {0: jnp.ones(3)}}, "plain.0", ("(2,)", "(3,)")),
-        ({"pair": {"first": jnp.ones(3)}}, "pair.first", ("(2,)", "(3,)")),
-        ({"pair": {"second": jnp.ones(3)}}, "pair.second", ("(2,)", "(3,)")),
-        ({"cache": {"keys": jnp.ones(3), "step": 0}}, "cache.keys", ("(2,)", "(3,)")),
-        ({"ref": jnp.ones(3)}, "ref", ("(2,)", "(3,)")),
-        ({"bare": jnp.ones(3)}, "bare", ("(2,)", "(3,)")),
-        ({"bare": 1.0}, "bare", ("(2,)", "shape ()")),
+        ({"ref": jnp.ones(3)}, "ref", "float32[3] of shape (3,)"),
+        ({"ref": nnx.Variable(jnp.ones(()))}, "ref", "of shape ()"),
+        ({"bare": jnp.ones(3)}, "bare", "float32[3] of shape (3,)"),
+        ({"bare": 1.0}, "bare", "shape ()"),
     ],
     ids=lambda x: str(x)[:40],
 )
-def test_update_with_a_value_of_another_shape(state, path, shapes):
-    text = f"update: the value at '{path}' has shape {shapes[0]}, the state brings"
+def test_update_of_a_reference_with_a_value_of_another_shape(state, path, shape):
     for given in (state, nnx.State(state)):
         refused(
             Model(),
             lambda m, g=given: nnx.update(m, {"layers": {0: {"bias": jnp.zeros(3)}}}, g),
             ValueError,
-            text,
-            shapes[1],
-            "Bring a value of the same shape, or assign the Variable's value directly",
+            f"update: the reference at '{path}' has shape (2,), the state brings",
+            shape,
+            "The shape of a reference is fixed: bring a value of the same shape, or assign a new",
         )
 
 
-def test_update_names_the_shape_when_a_whole_state_is_brought():
+@pytest.mark.parametrize(
+    "brought", [jnp.ones((4, 2, 3)), nnx.Param(jnp.ones(3), sharding=(None, "a"))]
+)
+def test_update_of_an_annotated_variable_with_a_value_of_other_axes(brought):
     model = Layer()
-    state = nnx.state(nnx.clone(model))
-    state["kernel"].value = jnp.ones((3, 2))
-    refused(
-        model,
-        lambda m: nnx.update(m, state),
-        ValueError,
-        "update: the value at 'kernel' has shape (2, 3), the state brings float32[3, 2]",
+    model.kernel.set_metadata(out_sharding=(None, "a"))
+    text = "'kernel' has shape (2, 3) and its axes are annotated as (None, 'a'), the state brings"
+    remedy = (
+        "Bring a Variable with the annotation of its axes (variable.replace(value, sharding=...))"
     )
+    refused(model, lambda m: nnx.update(m, {"kernel": brought}), ValueError, text, remedy)
+    right = model.kernel.replace(jnp.ones((4, 2, 3)), sharding=(None, None, "a"))
+    nnx.update(model, {"kernel": right})
+    assert model.kernel.shape == (4, 2, 3) and model.kernel.sharding_names == (None, None, "a")
+    nnx.update(model, {"kernel": jnp.ones((5, 6, 7))})  # as many axes as are annotated
+    assert model.kernel.shape == (5, 6, 7)
 
 
 def test_update_of_a_reference_with_another_dtype():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tests.parity.programs import Programs, attempt, compare
@@ -187,6 +190,174 @@ def values_in_the_place_of_variables(lib):
         given = lib.map(lambda path, v: lib.Cache(v[...]), m, **kwargs)
         out += [given, jax.tree.leaves(lib.clone(mapped))]
     return out
+
+
+# What is static in plain containers ----------------------------------------------------------------
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@jax.tree_util.register_pytree_node_class
+class Listed:
+    """A pytree node that JAX knows by number only."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def tree_flatten(self):
+        return self.parts, None
+
+    @classmethod
+    def tree_unflatten(cls, aux, parts):
+        return cls(*parts)
+
+
+CONTAINERS = {
+    "dict": lambda x, y: {"x": x, "y": y},
+    "list": lambda x, y: [x, y],
+    "nested": lambda x, y: {"a": [x, (y,)]},
+    "named": Point,
+    "node": Listed,
+}
+ITEMS = (0.5, 3, True, np.float32(2), np.ones(2), None, "text", jnp.float32, range(3), 1j)
+
+
+def holding(lib, value, wrap=lambda x: x):
+    """A module with something in an attribute, beside a Variable."""
+
+    class Holder(lib.Module):
+        def __init__(self):
+            self.held = wrap(value)
+            self.w = lib.Param(jnp.ones(1))
+
+    return Holder()
+
+
+@program("updates", "tree")
+def items_of_containers(lib, mode):
+    out = []
+    for make in CONTAINERS.values():
+        for item in ITEMS:
+            for other in (lib.Param(jnp.ones(2)), 7):
+                for root in (make(item, other), holding(lib, make(item, other), lib.data)):
+                    graphdef, state = lib.split(root, **mode)
+                    merged = lib.merge(graphdef, state)
+                    out.append(jax.tree.leaves(merged, is_leaf=lambda x: x is None))
+                    out += [state, lib.state(root, ..., **mode), lib.state(merged, **mode)]
+                    out += [lib.state(lib.clone(root, **mode), **mode)]
+                    flat = lib.flatten(root, with_paths=False, **mode)[1]
+                    out += [list(lib.flatten(root, **mode)[1]), flat]
+    return out
+
+
+@program("updates", "tree")
+def states_as_attributes(lib, mode):
+    """With data they are containers like others; without they are static."""
+    out = []
+    for item in (item for item in ITEMS if not isinstance(item, np.ndarray)):
+        for more in ({}, {"v": lib.Param(jnp.ones(2))}):
+            state = lib.State({"a": item, "n": {"b": item, **more}})
+            m = holding(lib, state, lib.data if more else lambda x: x)
+            out += [lib.state(m, **mode), lib.state(lib.clone(m, **mode), **mode)]
+            out.append([str(path) for path, _ in jax.tree_util.tree_leaves_with_path(m)])
+            seen = []
+
+            def look(m, item=item, seen=seen):
+                seen.append(type(m.held["a"]) is type(item))
+
+            refused = attempt(lambda m=m, look=look: lib.jit(look, **mode)(m))
+            out.append((refused, seen))
+    return out
+
+
+@program("updates", "tree", "plain")
+def a_learning_rate_in_a_container(lib, mode):
+    """A leaf with graph=False: traced, differentiated, and no reason to trace again."""
+    traces = []
+
+    def step(m):
+        traces.append(isinstance(m.held["lr"], jax.Array))
+        return m.held["lr"] * m.w[...].sum()
+
+    f, out = lib.jit(step, **mode), []
+    for rate in (0.5, 0.25, 0.5):
+        out.append(f(holding(lib, {"lr": rate, "v": lib.Param(1.0)}, lib.data)))
+    out.append(list(traces))
+    m = holding(lib, {"lr": 0.5, "n": {"v": lib.Param(1.0)}}, lib.data)
+    grads = lib.grad(step, **mode)(m)
+    out += [jax.tree.leaves(grads), lib.state(m)]
+    out.append(lib.vmap(lambda m, x: x * step(m), in_axes=(None, 0), **mode)(m, jnp.ones(2)))
+    out.append(lib.remat(step, **mode)(m))
+    carry = lib.scan(lambda m, x: (m, step(m) * x), in_axes=(lib.Carry, 0), **mode)
+    out.append(carry(m, jnp.ones(2))[1])
+    out.append(lib.eval_shape(lambda: holding(lib, {"lr": 0.5}, lib.data), **mode).held)
+    out.append(lib.jit(lambda: holding(lib, {"lr": 0.5}, lib.data), **mode)().held)
+    return out, m.held["lr"]
+
+
+@program("tree")
+def cotangents_of_numbers_in_containers(lib, mode):
+    def step(m, x):
+        return m.held["lr"] * m.w[...].sum() * x
+
+    def make(lr=0.5):
+        return holding(lib, {"lr": lr, "n": [None]}, lib.data)
+
+    @lib.custom_vjp(**mode)
+    def rule(m, x):
+        return step(m, x)
+
+    def backward(residual, g):
+        m, _ = residual
+        return jax.tree.map(lambda v: 0 * v + 7.0, m), 3 * g
+
+    rule.defvjp(lambda m, x: (rule(m, x), (m, x)), backward)
+    out, pull = lib.vjp(step, make(), 2.0, **mode)
+    found = [pull(1.0), lib.grad(rule, argnums=(0, 1), **mode)(make(), 2.0)]
+    found.append(lib.jvp(step, (make(), 2.0), (make(1.0), 1.0), **mode))
+    return out, [jax.tree.leaves(part) for part in found]
+
+
+@program()
+def updates_of_what_is_no_variable(lib):
+    roots = [
+        ({"lr": 0.1, "w": lib.Param(1.0), "s": "x"}, {"lr": 0.2, "s": "y"}),
+        ([0.1, lib.Param(1.0)], {0: 0.2}),
+        (holding(lib, {"lr": 0.1, "t": ["x"]}, lib.data), {"held": {"lr": 0.2, "t": {0: "y"}}}),
+    ]
+    for root, state in roots:
+        lib.update(root, state)
+    out = [root for root, _ in roots]
+    with lib.set_graph_mode(False):
+        root = {"lr": 0.1, "w": lib.Param(1.0)}
+        state = lib.state(root)
+        state["lr"] = 0.5
+        lib.update(root, state)
+        out += [root, lib.clone(root), lib.graphdef([1, "x"]) == lib.graphdef([2, "y"])]
+    different = lib.graphdef([1, "x"]) == lib.graphdef([2, "x"])
+    return out[:2], out[2].held, out[3:], different
+
+
+@program()
+def updates_with_other_shapes(lib):
+    out = []
+    for stack in (lambda x: jnp.stack([x, x]), lambda x: x[:1], jnp.sum, lambda x: np.ones(3)):
+        m = shared(lib)
+        lib.update(m, jax.tree.map(stack, lib.state(m)))
+        out += [m, m.a is m.rest[0]]
+
+        def inside(m, stack=stack):
+            lib.update(m, jax.tree.map(stack, lib.state(m)))
+
+        for mode in ({}, {"graph_updates": False}):
+            m = shared(lib)
+            lib.jit(inside, **mode)(m)
+            out.append(m)
+    held = lib.Dict(a=lib.Variable({"x": jnp.ones(2)}), b=lib.Variable(0), c=jnp.ones(2))
+    lib.update(held, {"a": {"y": jnp.ones(3)}, "b": jnp.ones(3), "c": jnp.ones((2, 2))})
+    reference = lib.Dict(a=lib.Variable(jnp.ones(2), ref=True))
+    refused = attempt(lambda: lib.update(reference, {"a": jnp.ones(3)}))
+    return out, held, refused
 
 
 @pytest.mark.parametrize("run", program.found)
