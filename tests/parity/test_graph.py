@@ -300,12 +300,10 @@ def cotangents_of_numbers_in_containers(lib, mode):
     def step(m, x):
         return m.held["lr"] * m.w[...].sum() * x
 
-    def make(lr=0.5):
-        return holding(lib, {"lr": lr, "n": [None]}, lib.data)
+    def make():
+        return holding(lib, {"lr": 0.5, "n": [None]}, lib.data)
 
-    @lib.custom_vjp(**mode)
-    def rule(m, x):
-        return step(m, x)
+    rule = lib.custom_vjp(step, **mode)
 
     def backward(residual, g):
         m, _ = residual
@@ -314,7 +312,9 @@ def cotangents_of_numbers_in_containers(lib, mode):
     rule.defvjp(lambda m, x: (rule(m, x), (m, x)), backward)
     out, pull = lib.vjp(step, make(), 2.0, **mode)
     found = [pull(1.0), lib.grad(rule, argnums=(0, 1), **mode)(make(), 2.0)]
-    found.append(lib.jvp(step, (make(), 2.0), (make(1.0), 1.0), **mode))
+    primal = make()
+    tangent = jax.tree.map(lambda v: 0 * v + 1.0, primal)
+    found.append(lib.jvp(step, (primal, 2.0), (tangent, 1.0), **mode))
     return out, [jax.tree.leaves(part) for part in found]
 
 
