@@ -372,7 +372,12 @@ def traversals(monkeypatch):
 
     seen: list[tp.Any] = []
     traverse = _plan.traverse
-    monkeypatch.setattr(_plan, "traverse", lambda roots: seen.append(roots) or traverse(roots))
+
+    def noted(roots, **options):
+        seen.append(roots)
+        return traverse(roots, **options)
+
+    monkeypatch.setattr(_plan, "traverse", noted)
     return seen
 
 
