@@ -7,17 +7,22 @@
 """
 
 import sys as _sys
+from typing import NoReturn as _NoReturn
 
 from nnxlite import _paths
 from nnxlite import _state as statelib
 from nnxlite import _traversals as traversals
 from nnxlite import compat as compat
+from nnxlite import errors as errors
 from nnxlite import filters as filterlib
 from nnxlite import graph as graphlib
 from nnxlite import helpers as helpers
 from nnxlite import objects as module
+from nnxlite import reprlib as reprlib
 from nnxlite import sharding as spmd
+from nnxlite import tracers as tracers
 from nnxlite import variables as variablelib
+from nnxlite import wrappers as wrappers
 from nnxlite._config import set_graph_mode as set_graph_mode
 from nnxlite._config import set_graph_updates as set_graph_updates
 from nnxlite._config import use_eager_sharding as use_eager_sharding
@@ -37,6 +42,8 @@ from nnxlite._state import restore_int_paths as restore_int_paths
 from nnxlite._state import split_state as split_state
 from nnxlite._state import to_flat_state as to_flat_state
 from nnxlite._state import to_pure_dict as to_pure_dict
+from nnxlite._typing import A as A
+from nnxlite._typing import M as M
 from nnxlite.boundary import Carry as Carry
 from nnxlite.boundary import DiffState as DiffState
 from nnxlite.boundary import MergeContext as MergeContext
@@ -199,6 +206,7 @@ from nnxlite.objects import Pytree as Pytree
 from nnxlite.objects import Rngs as Rngs
 from nnxlite.objects import RngStream as RngStream
 from nnxlite.objects import Static as Static
+from nnxlite.objects import _pytree as object
 from nnxlite.objects import _pytree as pytreelib
 from nnxlite.objects import _rngs as rnglib
 from nnxlite.objects import capture as capture
@@ -286,3 +294,12 @@ from nnxlite.variables._refs import array_ref as array_ref
 from nnxlite.variables._refs import is_array_ref as is_array_ref
 
 _paths.install(_sys.modules[__name__])
+
+
+def __getattr__(name: str) -> _NoReturn:
+    if name == "bridge":
+        raise AttributeError(
+            "nnxlite has no `bridge`: modules of Linen cannot be wrapped. Rewrite them as "
+            "nnx.Module (the layers have the same names), and copy their weights with nnx.update."
+        )
+    raise AttributeError(f"module 'nnxlite' has no attribute {name!r}")

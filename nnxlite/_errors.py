@@ -23,8 +23,13 @@ class TraceContextError(NnxError):
         owner: class name of the object that was to be changed.
         attribute: the attribute, or None where the object itself was meant.
 
-    The argument `variable` says that the owner is a Variable.
+    The argument `variable` says that the owner is a Variable. Where the reference has been imported, its
+    class of the same name catches the exception, too.
     """
+
+    def __new__(cls, *args: tp.Any, **kwargs: tp.Any) -> tp.Self:
+        other = getattr(sys.modules.get("flax.errors"), "TraceContextError", cls)
+        return super().__new__(cls if issubclass(cls, other) else _of_both(cls, other))
 
     def __init__(
         self,
@@ -39,12 +44,19 @@ class TraceContextError(NnxError):
         self.attribute = attribute
         what = f"{owner} from a" if variable else f"'{owner}' from"
         write = "write" if attribute is None else f"write of {attribute!r}"
-        super().__init__(
+        Exception.__init__(
+            self,
             f"Cannot mutate {what} different trace level: it belongs to {belongs}, the {write} "
             f"happens {running}. Pass the object to the transformed function as an argument "
             "(nnxlite transforms write its changes back), or return the new value and assign it "
-            "outside."
+            "outside.",
         )
+
+
+@functools.cache
+def _of_both(cls: type, reference: type) -> tp.Any:
+    """A class of exceptions that are caught by either name."""
+    return type(cls.__name__, (cls, reference), {"__module__": cls.__module__})
 
 
 def path_text(path: tp.Iterable[tp.Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import types
 
+from nnxlite import _typing
 from nnxlite import boundary as _boundary
 from nnxlite import objects as _objects
 from nnxlite import transforms as _transforms
@@ -18,7 +19,7 @@ from nnxlite.objects import _pytree
 from nnxlite.transforms import _jit, _stages, _trees
 
 MODULES = (
-    "filterlib graphlib initializers metrics module optimizer pytreelib rnglib spmd statelib "
+    "filterlib graphlib initializers metrics module object optimizer pytreelib rnglib spmd statelib "
     "traversals variablelib"
 )
 """Attributes of the package that are modules, importable under these names of the reference, too."""
@@ -26,11 +27,14 @@ MODULES = (
 PATHS: dict[str, str] = {
     "extract": "NodeStates PrefixMapping apply_updates default_split_fn from_tree is_tree_node "
     "merge_tree_node prefix to_tree",
-    "graphlib": "FlatState MergeContext SplitContext State UpdateContext Variable as_pure "
-    "cached_partial current_update_context iter_module_children map_state merge_context pure "
+    "filterlib": "Key",
+    "graphlib": "A ApplyCaller B C F FlatState Key Leaf MergeContext Node SplitContext State "
+    "UpdateContext UpdateContextManager V Variable as_pure "
+    "cached_partial current_update_context iter_module_children "
+    "map_state merge_context pure "
     "set_graph_mode set_graph_updates split_context update_context",
-    "helpers": "GraphDef Module State Variable",
-    "module": "PytreeMeta State iter_children split_state",
+    "helpers": "A ApplyCaller GraphDef M Module State Variable",
+    "module": "A B F Key M ModuleMeta P PytreeMeta R S State V iter_children split_state",
     "nn.attention": "LinearGeneral MultiHeadAttention RoPE default_bias_init default_kernel_init "
     "dot_product_attention_with_rope first_from",
     "nn.linear": "Conv ConvTranspose Embed canonicalize_padding default_embed_init first_from",
@@ -38,14 +42,17 @@ PATHS: dict[str, str] = {
     "nn.recurrent": "GRUCell LSTMCell Linear OptimizedLSTMCell SimpleCell default_bias_init "
     "default_kernel_init",
     "nn.stochastic": "first_from",
-    "pytreelib": "register_data_type",
+    "proxy_caller": "ApplyCaller",
+    "pytreelib": "A ObjectMeta P Variable register_data_type",
+    "rnglib": "A F Key Variable",
+    "statelib": "A K Key S V",
     "summary": "tabulate",
     "transforms.autodiff": "DiffState custom_vjp grad jvp remat value_and_grad vjp",
     "transforms.compilation": "Compiled JitWrapped Lowered StateSharding Traced jit jit_partial "
     "shard_map",
     "transforms.iteration": "Carry StateAxes fori_loop pmap scan transform_metadata vmap while_loop",
     "transforms.transforms": "checkify cond eval_shape make_jaxpr switch",
-    "variablelib": "use_eager_sharding using_eager_sharding",
+    "variablelib": "A B C F V use_eager_sharding using_eager_sharding",
     "visualization": "display",
 }
 """By submodule, the names that are found there as well; what does not exist is made of them."""
@@ -56,7 +63,8 @@ def install(package: types.ModuleType) -> None:
     for name in MODULES.split():
         sys.modules[f"{package.__name__}.{name}"] = getattr(package, name)
     layers = (_conv, _embed, _linear)
-    sources = (package, _trees, _jit, _stages, _boundary, _transforms, _objects, _pytree, *layers)
+    sources = (package, _typing, _trees, _jit, _stages, _boundary)
+    sources += (_transforms, _objects, _pytree, *layers)
     for path, names in PATHS.items():
         full = f"{package.__name__}.{path}"
         module = sys.modules.get(full)

@@ -9,9 +9,11 @@ that `to_predicate` can turn into one:
 * a list or tuple of filters: leaves that any of them matches (`Any`);
 * a predicate, such as the members of the algebra below or a function.
 
-The members of the algebra are frozen values: equal when they say the same, hashable, and printed
-as they are written.  `split`-like functions take several filters and give a leaf to the first that
-matches, so `...` makes sense only at the end; `filters_to_predicates` checks that.
+The members of the algebra are values: equal when they say the same, hashable, and printed as they
+are written.  Those that join others, `Everything` and `Nothing` take further attributes, such as a
+docstring of their own, which do not count for equality; the others are frozen.  `split`-like functions
+take several filters and give a leaf to the first that matches, so `...` makes sense only at the end;
+`filters_to_predicates` checks that.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Filter: tp.TypeAlias = FilterLiteral | tuple["Filter", ...] | list["Filter"]
 _MISSING = object()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class WithTag:
     """Leaves whose `tag` is this one, such as the counts and keys of one random stream.
 
@@ -52,7 +54,7 @@ class WithTag:
         return f"WithTag({self.tag!r})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class PathContains:
     """Leaves with this key somewhere in their path.
 
@@ -81,7 +83,7 @@ class PathContains:
         return f"PathContains({self.key!r}, exact={self.exact})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, init=False, repr=False)
+@dataclasses.dataclass(unsafe_hash=True, init=False, repr=False)
 class PathIn:
     """Leaves at one of these paths.
 
@@ -93,7 +95,7 @@ class PathIn:
     paths: frozenset[PathParts]
 
     def __init__(self, *paths: PathParts) -> None:
-        object.__setattr__(self, "paths", frozenset(paths))
+        self.paths = frozenset(paths)
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
         """Whether the path is one of these."""
@@ -103,7 +105,7 @@ class PathIn:
         return f"PathIn({', '.join(sorted(map(repr, self.paths)))})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class OfType:
     """Leaves of this class, and leaves that stand for one (their `type` is a subclass of it).
 
@@ -135,20 +137,20 @@ class OfType:
         return f"OfType({self.type!r})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, init=False, repr=False)
+@dataclasses.dataclass(unsafe_hash=True, init=False, repr=False)
 class _Joined:
     """Base of the filters that join others."""
 
     predicates: tuple[Predicate, ...]
 
     def __init__(self, *filters: Filter) -> None:
-        object.__setattr__(self, "predicates", tuple(map(to_predicate, filters)))
+        self.predicates = tuple(map(to_predicate, filters))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.predicates))})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, init=False, repr=False)
+@dataclasses.dataclass(unsafe_hash=True, init=False, repr=False)
 class Any(_Joined):
     """Leaves that at least one of the filters matches (none, without filters).
 
@@ -165,7 +167,7 @@ class Any(_Joined):
         return False
 
 
-@dataclasses.dataclass(frozen=True, slots=True, init=False, repr=False)
+@dataclasses.dataclass(unsafe_hash=True, init=False, repr=False)
 class All(_Joined):
     """Leaves that all of the filters match (every leaf, without filters).
 
@@ -182,7 +184,7 @@ class All(_Joined):
         return True
 
 
-@dataclasses.dataclass(frozen=True, slots=True, init=False, repr=False)
+@dataclasses.dataclass(unsafe_hash=True, init=False, repr=False)
 class Not:
     """Leaves that the filter does not match.
 
@@ -194,7 +196,7 @@ class Not:
     predicate: Predicate
 
     def __init__(self, collection_filter: Filter, /) -> None:
-        object.__setattr__(self, "predicate", to_predicate(collection_filter))
+        self.predicate = to_predicate(collection_filter)
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
         """Whether the filter does not match."""
@@ -204,7 +206,7 @@ class Not:
         return f"Not({self.predicate!r})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(unsafe_hash=True)
 class Everything:
     """Every leaf; the meaning of `...` and `True`.
 
@@ -218,7 +220,7 @@ class Everything:
         return True
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(unsafe_hash=True)
 class Nothing:
     """No leaf; the meaning of `None` and `False`.
 

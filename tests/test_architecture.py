@@ -14,6 +14,7 @@ ROOT = pathlib.Path(nnxlite.__file__).parent
 # From the bottom to the top; a room may import from its own layer and from those below it.
 LAYERS = [
     {"_jax", "_errors", "_config", "_typing", "_text", "_versions", "_statics", "_interning"},
+    {"errors", "reprlib", "tracers"},
     {"_sharding_hook", "_traversals"},
     {"variables"},
     {"filters"},
@@ -25,7 +26,7 @@ LAYERS = [
     {"sharding", "filtered"},
     {"nn"},
     {"training", "inspect", "checkpoint"},
-    {"compat", "helpers", "_paths"},
+    {"compat", "helpers", "wrappers", "_paths"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 

@@ -148,15 +148,49 @@ def test_filters_of_different_kinds_differ():
     ("filter", "field"),
     [
         (nnx.WithTag("a"), "tag"),
-        (nnx.Any("a"), "predicates"),
-        (nnx.All("a"), "predicates"),
-        (nnx.Not("a"), "predicate"),
+        (nnx.PathContains("a"), "__doc__"),
         (nnx.OfType(int), "type"),
+        (nnx.OfType(int), "note"),
     ],
 )
-def test_filters_are_frozen(filter, field):
+def test_filters_of_one_value_are_frozen(filter, field):
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(filter, field, None)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nnx.Any("a"),
+        lambda: nnx.All(nnx.Param),
+        lambda: nnx.Not("a"),
+        lambda: nnx.filterlib.PathIn(("a",)),
+        nnx.Everything,
+        nnx.Nothing,
+    ],
+)
+def test_filters_can_be_documented(make):
+    filter, model = make(), nnx.Dict(a=nnx.Param(1), b=nnx.BatchStat(2))
+    filter.__doc__ = "The leaves that matter."
+    filter.note = 3
+    assert (filter.__doc__, filter.note) == ("The leaves that matter.", 3)
+    assert filter == make() and hash(filter) == hash(make())
+    assert nnx.split(model, filter, ...) == nnx.split(model, make(), ...)
+
+
+def test_filters_of_ones_own():
+    class Kernels(nnx.PathContains):
+        pass
+
+    class Either(nnx.Any):
+        def __init__(self, *filters):
+            super().__init__(*filters)
+            self.name = "either"
+
+    kernels, either = Kernels("kernel"), Either(nnx.Param)
+    kernels.note = 1
+    assert kernels(("kernel",), 1) and kernels == Kernels("kernel") != nnx.PathContains("kernel")
+    assert either((), nnx.Param(1)) and either.name == "either"
 
 
 @pytest.mark.parametrize("bad", [3, 1, 0, 2.5, {}, {"a"}, object()])

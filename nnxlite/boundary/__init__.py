@@ -3,6 +3,7 @@
 from nnxlite.boundary._context import MergeContext as MergeContext
 from nnxlite.boundary._context import SplitContext as SplitContext
 from nnxlite.boundary._context import UpdateContext as UpdateContext
+from nnxlite.boundary._context import UpdateContextManager as UpdateContextManager
 from nnxlite.boundary._context import current_update_context as current_update_context
 from nnxlite.boundary._context import merge_context as merge_context
 from nnxlite.boundary._context import split_context as split_context

@@ -44,6 +44,7 @@ from nnxlite.graph._walk import is_node as is_node
 from nnxlite.graph._walk import is_node_leaf as is_node_leaf
 from nnxlite.graph._walk import iter_children as iter_children
 from nnxlite.graph._walk import iter_graph as iter_graph
+from nnxlite.graph._walk import jax_to_nnx_path as jax_to_nnx_path
 from nnxlite.graph._walk import map as map
 from nnxlite.graph._walk import recursive_map as recursive_map
 from nnxlite.variables import Variable as Variable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite._jax import trace_state
+from nnxlite._jax import key_name, trace_state
 from nnxlite._statics import content_key
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import ObjectDef, definition
@@ -56,6 +56,17 @@ def is_graph_node(x: tp.Any) -> bool:
 def is_node_leaf(x: tp.Any) -> bool:
     """Whether `x` is a leaf of graphs: a Variable, an array, or an array reference."""
     return kind_of(x) in (VARIABLE, ARRAY, REF)
+
+
+def jax_to_nnx_path(jax_path: tp.Iterable[tp.Any], /) -> Path:
+    """A key path of JAX as plain names.
+
+    >>> import nnxlite as nnx, jax
+    >>> pairs = jax.tree_util.tree_leaves_with_path({"a": [1]})
+    >>> [nnx.graphlib.jax_to_nnx_path(path) for path, leaf in pairs]
+    [('a', 0)]
+    """
+    return tuple(key_name(key) for key in jax_path)
 
 
 def iter_graph(node: tp.Any, /, *, graph: bool | None = None) -> tp.Iterator[tuple[Path, tp.Any]]:

@@ -40,6 +40,7 @@ from nnxlite.graph._kinds import (
     kind_of,
     walk,
 )
+from nnxlite.reprlib import text_from
 
 T = tp.TypeVar("T")
 C = tp.TypeVar("C", bound=type)
@@ -193,6 +194,9 @@ def _refuse_tag(node: tp.Any, name: tp.Any, value: tp.Any, part: Tagged) -> tp.N
         f"{type(value).__name__}. Values from nnx.data(...) and nnx.static(...) should be assigned "
         "to attributes directly, they should not be inside other structures."
     )
+
+
+ModuleMeta = ObjectMeta = PytreeMeta  # other names of the reference
 
 
 class Pytree(GraphNode, metaclass=PytreeMeta):
@@ -439,7 +443,8 @@ class Pytree(GraphNode, metaclass=PytreeMeta):
         return text_of(self)
 
     def __nnx_text__(self) -> Text:
-        return object_node(self, self.__dict__)
+        parts = getattr(self, "__nnx_repr__", None)  # of `nnx.reprlib`
+        return object_node(self, self.__dict__) if parts is None else text_from(parts())
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
         from nnxlite.inspect._treescope import render

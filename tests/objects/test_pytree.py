@@ -67,7 +67,7 @@ class Point(tp.NamedTuple):
         nnx.Param(1),
         Affine(2),
         nnx.List([]),
-        nnx.State({}),
+        nnx.State({"a": {"b": nnx.Param(1)}}),
         Table(),
         [jnp.zeros(2)],
         (1, (jnp.zeros(2),)),

@@ -1,0 +1,7 @@
+"""`nnx.errors`: the exceptions of the library."""
+
+from nnxlite._errors import NnxError as NnxError
+from nnxlite._errors import TraceContextError as TraceContextError
+
+FlaxError = NnxError
+"""The base class under the name that it has in the reference."""

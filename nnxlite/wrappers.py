@@ -1,0 +1,65 @@
+"""`nnx.wrappers`: a module as a pair of functions, `init` and `apply`.
+
+Of what the reference has under this name it is the part that needs no Linen.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+from nnxlite._typing import M as M
+from nnxlite.graph import GraphDef, split
+from nnxlite.objects import Rngs
+
+
+class Functional(tp.Generic[M]):
+    """A module class with its arguments, not yet made; see `functional`.
+
+    Attributes:
+        graphdef: the definition, once `init` has run, else None.
+    """
+
+    def __init__(
+        self,
+        module_type: type[M],
+        graphdef: GraphDef[M] | None,
+        args: tuple[tp.Any, ...],
+        kwargs: dict[str, tp.Any],
+    ) -> None:
+        self.module_type = module_type
+        self.graphdef = graphdef
+        self.args = args
+        self.kwargs = kwargs
+
+    def init(self, *, rngs: Rngs | None = None) -> tp.Any:
+        """Make the module; its state."""
+        kwargs = self.kwargs if rngs is None else {**self.kwargs, "rngs": rngs}
+        graphdef, state = split(self.module_type(*self.args, **kwargs))
+        self.graphdef = graphdef
+        return state
+
+    def apply(self, *states: tp.Any) -> tp.Any:
+        """A proxy that calls the module with these states; see `GraphDef.apply`.
+
+        Raises ValueError before `init`.
+        """
+        if self.graphdef is None:
+            raise ValueError(f"{self.module_type.__name__}: call init(rngs=...) before apply.")
+        return self.graphdef.apply(*states)
+
+
+def functional(cls: type[M]) -> tp.Callable[..., Functional[M]]:
+    """A function that takes the arguments of a module class and gives its `Functional`.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> layer = nnx.wrappers.functional(nnx.Linear)(2, 3)
+    >>> state = layer.init(rngs=nnx.Rngs(0))
+    >>> y, (graphdef, state) = layer.apply(state)(jnp.ones((1, 2)))
+    >>> y.shape
+    (1, 3)
+    """
+
+    def with_arguments(*args: tp.Any, **kwargs: tp.Any) -> Functional[M]:
+        return Functional(cls, None, args, kwargs)
+
+    return with_arguments
