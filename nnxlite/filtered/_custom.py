@@ -6,6 +6,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from nnxlite._jax import jaxpr_as_fun
@@ -312,7 +313,9 @@ class ClosureConverted:
     @property
     def out_struct(self) -> tp.Any:
         """The result, with a `jax.ShapeDtypeStruct` for each array."""
-        return put_back(Inputs(self.in_struct), self._traced.out, self._traced.out_shapes)
+        traced = self._traced
+        like = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in traced.in_shapes]
+        return put_back(Inputs(traced.given.value.build(like)), traced.out, traced.out_shapes)
 
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         traced = self._traced

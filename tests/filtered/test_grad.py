@@ -430,4 +430,6 @@ def test_closure_convert_with_abstract_examples_and_weak_types():
         double(jnp.array(1))
     keep = nnx.filter_closure_convert(lambda m: m(X), Tied())
     assert keep.out_struct.shape == (1, 3) and keep(Tied()).shape == (1, 3)
+    whole = nnx.filter_closure_convert(lambda m: m, Tied()).out_struct
+    assert whole.first is whole.second and whole.parts[1].shape == (2,)
     assert isinstance(nnx.filter_closure_convert(lambda: np.ones(2))(), jax.Array)

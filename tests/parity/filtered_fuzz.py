@@ -115,6 +115,7 @@ def traces(fun: tp.Any, arguments: tp.Sequence[tp.Any], lib: tp.Any) -> tp.Any:
 
 HELPERS = {
     "jax": jax,
+    "leaves": jax.tree.leaves,
     "jnp": jnp,
     "np": np,
     "functools": functools,
@@ -290,12 +291,12 @@ class Writer:
                 "lambda t: lib.filter_vjp({f}, t)[0]",
                 "lambda t: lib.filter_vjp({s}, t)[1](jnp.ones(()))",
                 "lambda t: (lambda y, pull: pull(ones(y)))(*lib.filter_vjp({f}, t))",
-                "lambda t: lib.filter_eval_shape({f}, t)",
-                "lambda t: lib.filter_make_jaxpr({f})(t)[1:]",
+                "lambda t: lib.filter_eval_shape(lambda t: jax.tree.leaves(({f})(t)), t)",
+                "lambda t: lib.filter_make_jaxpr(lambda t: jax.tree.leaves(({f})(t)))(t)[1:]",
                 "lambda t: len(lib.filter_make_jaxpr({f})(t)[0].jaxpr.invars)",
                 "lambda t: lib.filter_closure_convert({f}, t)(t)",
-                "lambda t: lib.filter_closure_convert({f}, t).out_struct",
-                "lambda t: lib.filter_closure_convert({f}, t).in_struct",
+                "lambda t: lib.filter_closure_convert(lambda t: leaves(({f})(t)), t).out_struct",
+                "lambda t: lib.filter_closure_convert({f}, jax.tree.leaves(t)).in_struct",
                 "lambda t: lib.combine(*lib.partition(({f})(t), lib.is_array))",
                 "lambda t: lib.error_if(({f})(t), {p}, 'wrong')",
                 "lambda t: jax.tree.map(lambda x: x, lib.filter_jit({f})(t))",
@@ -384,7 +385,7 @@ class Writer:
             [
                 "scaled(jax.tree.map(jnp.asarray, lib.filter(t, lib.is_inexact_array)), 3.0)",
                 "jax.tree.map(lambda x, p: jnp.asarray(2 * x) if p else None, t, p)",
-                "jax.tree.map(lambda x: x * first(g), ones(t))",
+                "jax.tree.map(lambda x: (x * first(g)).astype(x.dtype), ones(t))",
             ]
         )
         tangent = self.pick(["total(d) + 0.0", "None", "2.0", "total(p) * 0 + 1"])
@@ -483,7 +484,7 @@ DOCUMENTED = [
     ("jac|hessian", "not a valid JAX type|requires real-valued"),
     ("vmap|pmap", "keyword arguments cannot be used"),
     ("jvp|rule_", "same pytree structure|same structure as"),
-    ("tree_at", "does not uniquely identify a single element"),
+    ("tree_at", "does not uniquely identify a single element|must not depend on the leaves"),
 ]
 """What this library takes and the peer refuses: patterns of a line, and of the peer's message."""
 

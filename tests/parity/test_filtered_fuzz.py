@@ -10,9 +10,9 @@ import os
 
 import jax
 import pytest
-from tests.parity.filtered_fuzz import difference, program_of
 
 import nnxlite as nnx
+from tests.parity.filtered_fuzz import difference, program_of
 
 eqx = pytest.importorskip("equinox")
 
