@@ -211,6 +211,11 @@ class FilterPmap(FilterVmap):
 
     name = "filter_pmap"
 
+    def _axes(self, call: Call, visible: int, kwargs: dict[str, tp.Any]) -> list[tp.Any]:
+        """The axis of each leaf; what is no array has none, and is static."""
+        axes = super()._axes(call, visible, kwargs)
+        return [a if _unmapped(a) or is_array(x) else None for a, x in zip(axes, call.apart.leaves)]
+
     def _mapped(self, call: Call, axes: list[tp.Any], kept: Choice, donated: Choice) -> tp.Any:
         def make() -> tuple[_Program, tp.Any]:
             rest = [None if a or b else x for a, b, x in zip(*masks, leaves)]
@@ -443,10 +448,10 @@ def filter_pmap(
 ) -> tp.Any:
     """Run a function on several devices, one slice of each array on each of them.
 
-    As `filter_vmap`, with `jax.pmap`. Leaves with axis None or True go to every device, those with
-    False are static. With `donate="all"` the call may reuse the buffers of mapped arrays (objects get
-    back what they hold), and `"warn"` lets JAX tell of those it could not use. The result has `lower`,
-    as that of `filter_jit` has.
+    As `filter_vmap`, with `jax.pmap`. Leaves with axis None or True go to every device; those with
+    False are static, and so are leaves with an axis that are no arrays. With `donate="all"` the call may
+    reuse the buffers of mapped arrays (objects get back what they hold), and `"warn"` lets JAX tell of
+    those it could not use. The result has `lower`, as that of `filter_jit` has.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter_pmap(lambda x, name: (x + 1, name))(jnp.ones((1, 2)), "one")[1]

@@ -83,6 +83,13 @@ def again(tree: tp.Any) -> tp.Any:
     return jax.tree.map(lambda x: x, tree)
 
 
+def arrays(tree: tp.Any) -> tp.Any:
+    """The tree with arrays of JAX for those of NumPy, which `error_if` may give back as they are."""
+    return jax.tree.map(
+        lambda x: jnp.asarray(x) if isinstance(x, (np.ndarray, np.generic)) else x, tree
+    )
+
+
 def even(tree: tp.Any) -> tp.Any:
     """Every second leaf, as places for `tree_at`."""
     return jax.tree.leaves(tree)[::2]
@@ -124,6 +131,7 @@ HELPERS = {
     "scaled": scaled,
     "first": first,
     "again": again,
+    "arrays": arrays,
     "even": even,
     "none": none,
     "ones": ones,
@@ -172,7 +180,7 @@ PLACES = [
     "lambda t: tuple(jax.tree.leaves(t))",
     "lambda t: jax.tree.leaves(t, is_leaf=lambda x: x is None)",
 ]
-AXES = ["lib.if_array(0)", "0", "None", "1", "-1", "lib.if_array(1)"]
+AXES = ["lib.if_array(0)", "0", "None", "1", "lib.if_array(1)"]
 PREDICATES = ["total({t}) > 1e6", "jnp.array(False)", "False", "total({t}) > 0"]
 
 
@@ -298,7 +306,7 @@ class Writer:
                 "lambda t: lib.filter_closure_convert(lambda t: leaves(({f})(t)), t).out_struct",
                 "lambda t: lib.filter_closure_convert({f}, jax.tree.leaves(t)).in_struct",
                 "lambda t: lib.combine(*lib.partition(({f})(t), lib.is_array))",
-                "lambda t: lib.error_if(({f})(t), {p}, 'wrong')",
+                "lambda t: lib.error_if(arrays(({f})(t)), {p}, 'wrong')",
                 "lambda t: jax.tree.map(lambda x: x, lib.filter_jit({f})(t))",
             ],
             f=inner,
@@ -348,7 +356,7 @@ class Writer:
                 "lib.filter_jit({f}).lower({t}).compile()({u})",
                 "lib.filter_pmap({f}).lower({t}).compile()({t})",
                 "[jax.tree.leaves({t}), jax.tree.structure({t}).num_nodes]",
-                "lib.error_if({t}, {p}, 'wrong')",
+                "lib.error_if(arrays({t}), {p}, 'wrong')",
                 "traces({f}, [{t}, {t}, {u}, scaled({t}, 2.0)], lib)",
                 "traces(lib.filter_grad({s}), [{t}] * 3, lib)",
                 "lib.filter_jit(lambda t, u, *, k: ({f})((t, u, k)))({t}, again({u}), k=again({t}))",
@@ -484,6 +492,7 @@ DOCUMENTED = [
     ("jac|hessian", "not a valid JAX type|requires real-valued"),
     ("vmap|pmap", "keyword arguments cannot be used"),
     ("jvp|rule_", "same pytree structure|same structure as"),
+    ("error_if", "No arrays to thread error"),
     ("tree_at", "does not uniquely identify a single element|must not depend on the leaves"),
 ]
 """What this library takes and the peer refuses: patterns of a line, and of the peer's message."""

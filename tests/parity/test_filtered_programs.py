@@ -345,6 +345,12 @@ BY_NAME = {
     "a name not given": lambda lib: lib.filter_vmap(lambda x, y=1: x, in_axes={"y": 0})(X),
     "pmap by name": lambda lib: lib.filter_pmap(TIMES, in_axes={"y": None})(X, X),
     "pmap with a size": lambda lib: lib.filter_pmap(lambda: jnp.ones(2), axis_size=2)(),
+    "pmap over an axis of no array": lambda lib: lib.filter_pmap(
+        lambda x, y, z: (x, y, z), in_axes=0
+    )(X, 2.0, "a"),
+    "pmap over an axis of a NumPy scalar": lambda lib: lib.filter_pmap(TIMES, in_axes=0)(
+        X, np.float32(2)
+    ),
     "pmap of a number": lambda lib: lib.filter_pmap(lambda x: x * 2, axis_size=2)(2.0),
     "pmap without an axis": lambda lib: lib.filter_pmap(lambda x: x)(jnp.array(1.0)),
     "pmap ahead of time": lambda lib: (
