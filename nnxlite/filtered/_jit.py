@@ -47,6 +47,7 @@ from nnxlite.transforms._callables import (
     name_of,
 )
 from nnxlite.transforms._core import Core, core_for
+from nnxlite.transforms._stages import Stage
 from nnxlite.transforms._surroundings import Surroundings
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
@@ -345,15 +346,8 @@ class Staged(tp.NamedTuple):
     program: tp.Any = None
 
 
-class FilterLowered:
-    """A lowered function; `compile` makes it callable.
-
-    Attributes:
-        lowered: JAX's own object.
-    """
-
-    def __init__(self, owner: tp.Any, key: tp.Any, lowered: tp.Any) -> None:
-        self._owner, self._key, self.lowered = owner, key, lowered
+class FilterLowered(Stage[tp.Any]):
+    """A lowered function; `compile` makes it callable."""
 
     @classmethod
     def of(cls, owner: tp.Any, args: tp.Any, kwargs: tp.Any) -> FilterLowered:
@@ -361,35 +355,32 @@ class FilterLowered:
         staged = owner.staged(args, kwargs)
         return cls(owner, staged.key, staged.jitted.lower(*staged.statics, *staged.groups))
 
-    def as_text(self) -> str:
-        """The program as text."""
-        return self.lowered.as_text()
+    @property
+    def lowered(self) -> tp.Any:
+        """JAX's own object."""
+        return self._stage
 
-    def compile(self, compiler_options: tp.Any = None) -> FilterCompiled:
+    def compile(self, *args: tp.Any, **kwargs: tp.Any) -> FilterCompiled:
         """Compile the program, with options as for `jax.stages.Lowered.compile`."""
-        return FilterCompiled(
-            self._owner, self._key, self.lowered.compile(compiler_options=compiler_options)
-        )
+        return FilterCompiled(self._wrapped, self._call, self._stage.compile(*args, **kwargs))
 
 
-class FilterCompiled:
-    """A compiled function for arguments of one structure.
+class FilterCompiled(Stage[tp.Any]):
+    """A compiled function for arguments of one structure."""
 
-    Attributes:
-        compiled: JAX's own object.
-    """
-
-    def __init__(self, owner: tp.Any, key: tp.Any, compiled: tp.Any) -> None:
-        self._owner, self._key, self.compiled = owner, key, compiled
+    @property
+    def compiled(self) -> tp.Any:
+        """JAX's own object."""
+        return self._stage
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        staged = self._owner.staged(args, kwargs)
-        if staged.key is not self._key:
+        staged = tp.cast(tp.Any, self._wrapped).staged(args, kwargs)
+        if staged.key is not self._call:
             raise TypeError(
-                f"{self._owner!r} was compiled for arguments of another structure, or with other "
+                f"{self._wrapped!r} was compiled for arguments of another structure, or with other "
                 "static leaves. Lower and compile it for these."
             )
-        return staged.finish(self.compiled(*staged.groups))
+        return staged.finish(self._stage(*staged.groups))
 
 
 def argument_specs(

@@ -420,3 +420,5 @@ def test_compiler_options():
     lowered = nnx.filter_jit(lambda x, n: x * n).lower(jnp.ones(2), 2)
     compiled = lowered.compile(compiler_options={"xla_cpu_enable_fast_math": True})
     assert compiled(jnp.ones(2), 2).tolist() == [2, 2]
+    assert lowered.lowered.as_text() == lowered.as_text()
+    assert compiled.compiled.cost_analysis() == compiled.cost_analysis()

@@ -291,8 +291,8 @@ class Writer:
                 "lib.filter_value_and_grad(lambda t: (({s})(t), ({f})(t)), has_aux=True)",
                 "lib.filter_jacfwd({s})",
                 "lib.filter_jacrev({s})",
-                "lib.filter_jacrev({f})",
-                "lib.filter_jacfwd({f})",
+                "lib.filter_jacrev(lambda t: lib.filter(({f})(t), lib.is_inexact_array))",
+                "lib.filter_jacfwd(lambda t: lib.filter(({f})(t), lib.is_inexact_array))",
                 "lib.filter_hessian({s})",
                 "lambda t: lib.filter_jvp({f}, (t,), (ones(t),))",
                 "lambda t: lib.filter_jvp(lambda t, u: ({s})((t, u)), (t, again(t)), (ones(t), {none}))",
@@ -302,7 +302,7 @@ class Writer:
                 "lambda t: lib.filter_eval_shape(lambda t: jax.tree.leaves(({f})(t)), t)",
                 "lambda t: lib.filter_make_jaxpr(lambda t: jax.tree.leaves(({f})(t)))(t)[1:]",
                 "lambda t: len(lib.filter_make_jaxpr({f})(t)[0].jaxpr.invars)",
-                "lambda t: lib.filter_closure_convert({f}, t)(t)",
+                "lambda t: arrays(lib.filter_closure_convert({f}, t)(t))",
                 "lambda t: lib.filter_closure_convert(lambda t: leaves(({f})(t)), t).out_struct",
                 "lambda t: lib.filter_closure_convert({f}, jax.tree.leaves(t)).in_struct",
                 "lambda t: lib.combine(*lib.partition(({f})(t), lib.is_array))",
@@ -368,7 +368,7 @@ class Writer:
                 "lib.filter_vjp({f}, {t})[1]({u})",
                 "lib.filter_vjp(lambda *a: (({s})(a), 2.0), {t}, again({u}))[1]((1.0, None))",
                 "lib.filter_vjp(lambda t: (({s})(t), ({f})(t)), {t}, has_aux=True)[::2]",
-                "lib.filter_closure_convert({f}, {t})({u})",
+                "arrays(lib.filter_closure_convert({f}, {t})({u}))",
                 "jax.grad(lambda x: rule_vjp((x, {t})))(shared)",
                 "jax.grad(lambda x: total(rule_vjp(x, x)))(shared)",
                 "jax.grad(lambda x: total(rule_jvp(x, k=x)))(shared)",
@@ -413,7 +413,8 @@ class Writer:
             self.lines.append(f"t{number} = {self.tree()}")
         for number in range(self.random.choice([1, 2, 3, 4])):
             self.lines.append(f"r{number} = {self.step()}")
-            if self.random.random() < 0.5:
+            # What is put into the container of a module is static in this library if it is no array.
+            if self.random.random() < 0.5 and "replace" not in self.lines[-1]:
                 self.trees.append(f"r{number}")
         return self.lines
 
@@ -492,6 +493,7 @@ DOCUMENTED = [
     ("jac|hessian", "not a valid JAX type|requires real-valued"),
     ("vmap|pmap", "keyword arguments cannot be used"),
     ("jvp|rule_", "same pytree structure|same structure as"),
+    ("vjp", "unexpected tree structure"),
     ("error_if", "No arrays to thread error"),
     ("tree_at", "does not uniquely identify a single element|must not depend on the leaves"),
 ]
