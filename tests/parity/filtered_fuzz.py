@@ -456,7 +456,7 @@ def plain(value: tp.Any) -> tp.Any:
     if isinstance(value, jax.Array):
         return "array", str(value.dtype), value.shape, value.weak_type, np.asarray(value)
     if isinstance(value, (np.ndarray, np.generic)):
-        return type(value).__name__, str(value.dtype), value.shape, np.asarray(value)
+        return "numpy", str(value.dtype), value.shape, np.asarray(value)
     if isinstance(value, jax.ShapeDtypeStruct):
         return "struct", value.shape, str(value.dtype)
     if isinstance(value, (bool, int, float, complex)):
@@ -495,7 +495,10 @@ DOCUMENTED = [
     ("jvp|rule_", "same pytree structure|same structure as"),
     ("vjp", "unexpected tree structure"),
     ("error_if", "No arrays to thread error"),
-    ("tree_at", "does not uniquely identify a single element|must not depend on the leaves"),
+    (
+        "tree_at",
+        "does not uniquely identify a single element|must not depend on the leaves|index out of range",
+    ),
 ]
 """What this library takes and the peer refuses: patterns of a line, and of the peer's message."""
 
