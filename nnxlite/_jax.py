@@ -48,6 +48,11 @@ def is_staging() -> bool:
     return isinstance(trace_state.value(), _partial_eval.DynamicJaxprTrace)
 
 
+def in_this_trace(value: tp.Any) -> bool:
+    """Whether a value is a tracer of the running trace; under `jvp`, whether it has a tangent."""
+    return isinstance(value, Tracer) and value._trace is trace_state.value()
+
+
 def describe_trace(ref: TraceRef) -> str:
     """A trace reference in words, for error messages."""
     if ref is EAGER:

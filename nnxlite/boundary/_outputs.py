@@ -284,15 +284,15 @@ def _graph_of(
     if not captured:
         _refuse_captured(found.nodes, origin, graphdef)
     came_in = inner.call.graphdef.decoded
-    arrays = {
-        id(inner.values[leaf]): leaf
-        for leaf, node in enumerate(came_in.leaf_nodes)
-        if node < 0 and leaf not in all_written
-    }
+    arrays: dict[int, list[int]] = {}  # one value may have come in at several places
+    for leaf, node in enumerate(came_in.leaf_nodes):
+        if node < 0 and leaf not in all_written:
+            arrays.setdefault(id(inner.values[leaf]), []).append(leaf)
 
     def source(leaf: tp.Any, node: int) -> int | None:
         if node < 0:
-            return arrays.get(id(leaf))
+            same = arrays.get(id(leaf))
+            return None if same is None else same.pop(0) if len(same) > 1 else same[0]
         old = origin[node]
         return None if old is None else came_in.node_leaves[old]
 

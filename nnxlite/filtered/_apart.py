@@ -34,7 +34,8 @@ def _closed(is_leaf: IsLeaf, value: tp.Any) -> tp.Any:
     return _Closed(value) if is_leaf(value) else value
 
 
-def _close(tree: tp.Any, is_leaf: IsLeaf) -> tp.Any:
+def close(tree: tp.Any, is_leaf: IsLeaf) -> tp.Any:
+    """A tree with the parts that are leaves closed; those of `Apart` are the parts again."""
     wanted = lambda value: is_root(value) or is_leaf(value)
     return jax.tree_util.tree_map(functools.partial(_closed, is_leaf), tree, is_leaf=wanted)
 
@@ -63,12 +64,9 @@ class Apart:
         defs: the structure of the value of each graph leaf.
     """
 
-    def __init__(self, tree: tp.Any, is_leaf: IsLeaf | None = None) -> None:
-        self.inputs = inputs = Inputs(tree if is_leaf is None else _close(tree, is_leaf))
-        plain = inputs.plain
-        if is_leaf is not None:
-            plain = [x.value if type(x) is _Closed else x for x in plain]
-        self._fill(plain)
+    def __init__(self, tree: tp.Any) -> None:
+        self.inputs = inputs = Inputs(tree)
+        self._fill([x.value if type(x) is _Closed else x for x in inputs.plain])
 
     @classmethod
     def of(cls, inputs: Inputs) -> Apart:
@@ -116,6 +114,7 @@ class Apart:
         new = Apart.__new__(Apart)
         new.leaves, new.num_plain, new.defs = leaves, self.num_plain, self.defs
         new.call, new.paths, new.position_paths = self.call, self.paths, self.position_paths
+        new.places = [place._replace(variable=None) for place in self.places]
         return new
 
     def other_paths(self) -> set[Path]:

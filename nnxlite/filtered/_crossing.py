@@ -7,7 +7,6 @@ others).  On the way out whatever is no array travels as static data beside the 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import typing as tp
 
 import jax
@@ -18,26 +17,24 @@ from nnxlite._statics import ById, UnhashableStatic, static_key
 from nnxlite.boundary import Fixed, Inner, Inputs, OutDef, Outputs, enter, leave, replay
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._predicates import is_array
-from nnxlite.transforms._callables import StaticArgument, Unbound, _call_object, unbind
+from nnxlite.transforms._callables import (
+    StaticArgument,
+    Unbound,
+    _call_object,
+    rewrap,
+    unbind,
+    unwrapped,
+    weakly,
+)
 
 
 def taken_apart(fun: tp.Any) -> Unbound:
     """Like `unbind`; a callable that is a pytree of another kind enters as an argument, too."""
     found = unbind(fun)
-    if isinstance(found.fun, type) or is_pytree_leaf(found.fun):
+    inner, layers = unwrapped(found.fun)
+    if isinstance(inner, type) or is_pytree_leaf(inner):
         return found
-    return Unbound(_call_object, (found.fun, *found.args), found.kwargs)
-
-
-def bound_arguments(
-    fun: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
-) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
-    """Arguments by position where the function's signature allows it."""
-    try:
-        found = inspect.signature(fun).bind(*args, **kwargs)
-    except ValueError:  # no signature
-        return args, kwargs
-    return found.args, found.kwargs
+    return rewrap(Unbound(_call_object, (inner, *found.args), found.kwargs), layers)
 
 
 def static_box(value: tp.Any) -> StaticArgument:
@@ -68,12 +65,12 @@ class Shape:
 Crossed = tuple[Fixed, list[tp.Any]]
 
 
-def take_out(out: Outputs, is_dynamic: tp.Callable[[tp.Any], bool] = is_array) -> Crossed:
+def take_out(out: Outputs) -> Crossed:
     """What leaves a transform as static data and a list of arrays."""
     leaves, treedef = jax.tree_util.tree_flatten((out.result, out.written, out.fresh))
-    statics = tuple((i, static_box(leaf)) for i, leaf in enumerate(leaves) if not is_dynamic(leaf))
+    statics = tuple((i, static_box(leaf)) for i, leaf in enumerate(leaves) if not is_array(leaf))
     if statics:
-        leaves = [leaf for leaf in leaves if is_dynamic(leaf)]
+        leaves = [leaf for leaf in leaves if is_array(leaf)]
     return Fixed(Shape(out.definition, treedef, statics)), leaves
 
 
@@ -117,11 +114,11 @@ class TreeShape:
         return self.build(arrays, statics=False)
 
 
-def tree_out(tree: tp.Any) -> Crossed:
+def tree_out(tree: tp.Any, is_dynamic: tp.Callable[[tp.Any], bool] = is_array) -> Crossed:
     """A tree as static data and a list of arrays."""
     apart = Apart(tree)
-    statics = tuple((i, static_box(x)) for i, x in enumerate(apart.leaves) if not is_array(x))
-    arrays = [x for x in apart.leaves if is_array(x)]
+    statics = tuple((i, static_box(x)) for i, x in enumerate(apart.leaves) if not is_dynamic(x))
+    arrays = [x for x in apart.leaves if is_dynamic(x)]
     definition = apart.inputs.define()
     return Fixed(TreeShape(definition, apart.num_plain, tuple(apart.defs), statics)), arrays
 
@@ -139,6 +136,20 @@ class Call:
         self.fun, bound, named = taken_apart(fun)
         self.num_bound = len(bound)
         self.apart = Apart(((*bound, *args), {**named, **kwargs}))
+
+    def without_values(self, leaves: list[tp.Any]) -> Call:
+        """The same call with other leaves, which keeps neither objects nor the function alive."""
+        new = Call.__new__(Call)
+        find = weakly(self.fun)
+        new.fun = lambda *args, **kwargs: find()(*args, **kwargs)
+        new.num_bound, new.apart = self.num_bound, self.apart.without_values(leaves)
+        return new
+
+    def visible(self) -> list[bool]:
+        """For each leaf whether it is the caller's argument, not something the function holds."""
+        paths = self.apart.position_paths
+        held = [path[0] == 0 and path[1] < self.num_bound for path in paths]
+        return [not held[place.position] for place in self.apart.places]
 
     def run(self, leaves: tp.Sequence[tp.Any]) -> tuple[Inner, tp.Any]:
         """Call the function with other leaves in place of its own."""

@@ -2,72 +2,98 @@
 
 from __future__ import annotations
 
-import functools
 import typing as tp
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from nnxlite._jax import jaxpr_as_fun
-from nnxlite.boundary import leave
+from nnxlite._statics import ById
+from nnxlite.boundary import Fixed, Inputs, leave
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._crossing import (
     Call,
     Choice,
-    bound_arguments,
     put_back,
     refuse_writes,
     take_out,
     tree_out,
 )
-from nnxlite.filtered._grad import aligned, inexact_arguments
-from nnxlite.filtered._predicates import is_array, is_inexact_array
-from nnxlite.transforms._callables import name_of
+from nnxlite.filtered._grad import aligned, inexact_leaves
+from nnxlite.filtered._predicates import has_shape, is_array, is_inexact_array
+from nnxlite.graph._graphdef import Path
+from nnxlite.transforms._callables import Wrapper, name_of
+from nnxlite.transforms._tangents import zero_tangent
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 
-def _arrays(values: tp.Sequence[tp.Any]) -> list[tp.Any]:
+def _arrays(values: tp.Iterable[tp.Any]) -> list[tp.Any]:
     """Arrays, also where JAX hands a rule the Python number that a tracer was made of."""
     return [x if is_array(x) else jnp.asarray(x) for x in values]
 
 
-class _Rule:
-    """Base of functions with a derivative rule."""
+def _is_zero(x: tp.Any) -> bool:
+    """Whether a tangent is known to be zero: nothing came, or there is no derivative."""
+    return isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == jax.dtypes.float0
 
-    kind: tp.ClassVar[str]
+
+class _Rule(Wrapper):
+    """Base of functions with a derivative rule; each is equal to itself only, as its rule may change.
+
+    Attributes:
+        differentiated: what the rule differentiates, in messages.
+        refusal: the class of the error where anything else is to be differentiated.
+    """
+
+    differentiated: tp.ClassVar[str]
+    refusal: tp.ClassVar[type[Exception]]
 
     def __init__(self, fn: tp.Any) -> None:
-        self.fn = fn
-        functools.update_wrapper(tp.cast(tp.Any, self), fn, updated=())
-        self.__wrapped__ = fn
+        super().__init__(fn, None)
 
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(tp.cast(tp.Any, self), instance)
+    def __eq__(self, other: tp.Any) -> bool:
+        return self is other
 
-    def __repr__(self) -> str:
-        return f"{self.kind}({name_of(self.fn)})"
-
-    def _enter(self, args: tp.Any, kwargs: tp.Any) -> Call:
-        return Call(self.fn, *bound_arguments(self.fn, args, kwargs))
+    __hash__ = object.__hash__
 
     def _run(self, call: Call, leaves: list[tp.Any]) -> tp.Any:
         inner, result = call.run(leaves)
         refuse_writes(inner, repr(self))
         return tree_out(result)
 
+    def _refuse_perturbed(
+        self, call: Call, mine: tp.Callable[[Path], bool], perturbed: list[bool]
+    ) -> None:
+        """Raise an error for a derivative that the rule would drop."""
+        for leaf, yes in zip(call.apart.places, perturbed):
+            path = call.apart.position_paths[leaf.position]
+            if yes and not mine(path):
+                bound = path[0] == 0 and path[1] < call.num_bound
+                number = path[1] - call.num_bound if path[0] == 0 else path[1]
+                where = "what the function holds" if bound else f"the argument {number!r}"
+                raise self.refusal(
+                    f"{self!r}: its result is to be differentiated with respect to {where}, and its "
+                    f"rule knows only of {self.differentiated}. Pass it there, perhaps in a tuple, or "
+                    "use jax.lax.stop_gradient."
+                )
+
 
 class FilterCustomJvp(_Rule):
     """A function with a rule for its tangents, as `filter_custom_jvp` returns it."""
 
-    kind = "filter_custom_jvp"
+    name = "filter_custom_jvp"
+    differentiated = "the positional arguments"
+    refusal = ValueError
     _rule: tp.Any = None
 
     def defjvp(self, rule: F) -> F:
         """Set the rule, `rule(primals, tangents, **kwargs) -> (value, tangent)`.
 
-        Tangents are None at leaves that have no derivative; the rule may give None for zero.
+        A tangent is None at each leaf that is not being differentiated; the rule may give None for
+        zero.
         """
         self._rule = rule
         return rule
@@ -80,55 +106,48 @@ class FilterCustomJvp(_Rule):
         rule = self._rule
         if rule is None:
             raise AttributeError(f"{self!r} has no rule yet: define it with .defjvp.")
-        call = self._enter(args, kwargs)
-        leaves = call.apart.leaves
-        choice = inexact_arguments(call)
-        others = Choice([is_array(x) and not m for x, m in zip(leaves, choice.mask)])
+        call = Call(self.__wrapped__, args, kwargs)
+        apart, leaves, bound = call.apart, call.apart.leaves, call.num_bound
+        arrays = Choice([is_array(x) for x in leaves])
 
         @jax.custom_jvp
-        def run(chosen: list[tp.Any], rest: list[tp.Any]) -> tp.Any:
-            return self._run(call, others.into(choice.into(leaves, chosen), rest))
+        def run(given: list[tp.Any]) -> tp.Any:
+            return self._run(call, arrays.into(leaves, given))
 
-        @run.defjvp
         def run_jvp(primals: tp.Any, tangents: tp.Any) -> tp.Any:
-            given = others.into(choice.into(leaves, _arrays(primals[0])), _arrays(primals[1]))
-            (inner_args, named), inner = call.apart.enter(given)
-            directions = call.arguments(choice.alone(tangents[0]))
-            visible = inner_args[call.num_bound :]
-            bound = inner_args[: call.num_bound]
-            value, tangent = rule((*bound, *visible), (*[None] * len(bound), *directions), **named)
-            refuse_writes(inner, f"the rule of {self!r}")
-            fixed, arrays = tree_out(value)
-            return (fixed, arrays), (fixed, self._tangents(value, tangent))
+            directions = arrays.alone(None if _is_zero(t) else jnp.asarray(t) for t in tangents[0])
+            positional = lambda path: path[0] == 0 and path[1] >= bound
+            self._refuse_perturbed(call, positional, [t is not None for t in directions])
+            (inner, named), entered = apart.enter(arrays.into(leaves, _arrays(primals[0])))
+            value, tangent = rule(inner[bound:], call.arguments(directions), **named)
+            refuse_writes(entered, f"the rule of {self!r}")
+            fixed, out = tree_out(value)
+            return (fixed, out), (fixed, self._tangents(value, tangent))
 
-        fixed, arrays = run(choice.chosen(leaves), others.chosen(leaves))
-        return fixed.value.build(arrays)
+        run.defjvp(run_jvp, symbolic_zeros=True)
+        fixed, out = run(arrays.chosen(leaves))
+        return fixed.value.build(out)
 
     def _tangents(self, value: tp.Any, tangent: tp.Any) -> list[tp.Any]:
         """A tangent for each array of the value."""
         apart = Apart(value)
         inexact = Choice([is_inexact_array(x) for x in apart.leaves])
-        found = aligned(apart, tangent, inexact, f"the tangent of {self!r}", required=False)
-        by_leaf = inexact.alone(found)
-        out = []
-        for leaf, direction in zip(apart.leaves, by_leaf):
-            if not is_array(leaf):
-                continue
-            if not is_inexact_array(leaf):
-                out.append(np.zeros(leaf.shape, jax.dtypes.float0))
-            elif direction is None:
-                out.append(jnp.zeros_like(leaf))
-            else:
-                out.append(jnp.asarray(direction, leaf.dtype))
-        return out
+        found = inexact.alone(aligned(apart, tangent, inexact, f"the tangent of {self!r}"))
+        return [
+            zero_tangent(leaf) if direction is None else direction
+            for leaf, direction in zip(apart.leaves, found)
+            if is_array(leaf)
+        ]
 
 
 def filter_custom_jvp(fn: tp.Callable[..., tp.Any]) -> FilterCustomJvp:
     """A function whose forward derivative is given by hand; `jax.custom_jvp` for arguments of any type.
 
-    Which leaves are differentiated is decided by their type: floating-point and complex arrays of
-    the positional arguments are (keyword-only arguments are not). The function must not change its
-    arguments.
+    Differentiated are the floating-point and complex arrays of the positional arguments. The function
+    must not change its arguments.
+
+    Raises:
+        ValueError: where an argument by keyword, or what the function holds, is differentiated.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> @nnx.filter_custom_jvp
@@ -148,7 +167,9 @@ def filter_custom_jvp(fn: tp.Callable[..., tp.Any]) -> FilterCustomJvp:
 class FilterCustomVjp(_Rule):
     """A function with a rule for its cotangents, as `filter_custom_vjp` returns it."""
 
-    kind = "filter_custom_vjp"
+    name = "filter_custom_vjp"
+    differentiated = "the first argument"
+    refusal = RuntimeError
     _fwd: tp.Any = None
     _bwd: tp.Any = None
     _perturbed = False
@@ -158,15 +179,16 @@ class FilterCustomVjp(_Rule):
 
         Args:
             fn_fwd: `(vjp_arg, *args, **kwargs) -> (value, residuals)`.
-            fn_bwd: `(residuals, grad_value, vjp_arg, *args, **kwargs) -> grad_vjp_arg`.
+            fn_bwd: `(residuals, grad_value, vjp_arg, *args, **kwargs) -> grad_vjp_arg`; `grad_value`
+                is None at each leaf that no cotangent reached.
         """
         self._fwd, self._bwd, self._perturbed = fn_fwd, fn_bwd, False
 
     def def_fwd(self, fn_fwd: F) -> F:
         """Set the forward rule, `(perturbed, vjp_arg, *args, **kwargs) -> (value, residuals)`.
 
-        `perturbed` has the form of `vjp_arg` and tells of each leaf whether its gradient may be
-        wanted: of floating-point and complex arrays it is.
+        `perturbed` has the form of `vjp_arg` and tells of each leaf whether it is being
+        differentiated.
         """
         self._fwd, self._perturbed = fn_fwd, True
         return fn_fwd
@@ -181,67 +203,57 @@ class FilterCustomVjp(_Rule):
             raise AttributeError(
                 f"{self!r} has no rules yet: define them with .defvjp, or .def_fwd and .def_bwd."
             )
-        call = self._enter((vjp_arg, *args), kwargs)
-        apart, leaves = call.apart, call.apart.leaves
-        inexact = inexact_arguments(call)
-        first = (0, call.num_bound)
-        starts = [path[:2] == first for path in apart.position_paths]
-        choice = Choice(
-            [m and starts[place.position] for m, place in zip(inexact.mask, apart.places)]
-        )
-        others = Choice([is_array(x) and not m for x, m in zip(leaves, choice.mask)])
+        call = Call(self.__wrapped__, (vjp_arg, *args), kwargs)
+        apart, leaves, bound = call.apart, call.apart.leaves, call.num_bound
+        arrays = Choice([is_array(x) for x in leaves])
+        is_first = lambda path: path[:2] == (0, bound)
 
-        def joined(chosen: list[tp.Any], rest: list[tp.Any]) -> list[tp.Any]:
-            return others.into(choice.into(leaves, chosen), rest)
-
-        def extra(given: list[tp.Any]) -> tuple[tp.Any, ...]:
-            if not self._perturbed:
-                return ()
-            return (apart.build(choice.mask)[0][call.num_bound],)
+        def told(perturbed: tp.Sequence[bool]) -> tuple[tp.Any, ...]:
+            return (call.arguments(perturbed)[0],) if self._perturbed else ()
 
         @jax.custom_vjp
-        def run(chosen: list[tp.Any], rest: list[tp.Any]) -> tp.Any:
-            return self._run(call, joined(chosen, rest))
+        def run(given: list[tp.Any]) -> tp.Any:
+            return self._run(call, arrays.into(leaves, given))
 
-        def forward(chosen: list[tp.Any], rest: list[tp.Any]) -> tp.Any:
-            given = joined(_arrays(chosen), _arrays(rest))
-            (inner_args, named), inner = apart.enter(given)
-            value, residuals = self._fwd(*extra(given), *inner_args, **named)
-            refuse_writes(inner, f"the forward rule of {self!r}")
-            return tree_out(value), (tree_out(residuals), chosen, rest)
+        def forward(given: list[tp.Any]) -> tp.Any:
+            flags = iter([x.perturbed for x in given])
+            perturbed = [m and next(flags) for m in arrays.mask]
+            self._refuse_perturbed(call, is_first, perturbed)
+            values = _arrays(x.value for x in given)
+            (inner, named), entered = apart.enter(arrays.into(leaves, values))
+            value, residuals = self._fwd(*told(perturbed), *inner[bound:], **named)
+            refuse_writes(entered, f"the forward rule of {self!r}")
+            return tree_out(value), (tree_out(residuals), Fixed(tuple(perturbed)), values)
 
         def backward(kept: tp.Any, cotangent: tp.Any) -> tp.Any:
-            (fixed_residuals, residuals), chosen, rest = kept
-            fixed, arrays = cotangent
-            grads = [None if x.dtype == jax.dtypes.float0 else x for x in arrays]
-            given = joined(chosen, rest)
-            (inner_args, named), _ = apart.enter(given)
+            (fixed_residuals, residuals), fixed_perturbed, values = kept
+            fixed, cotangents = cotangent
+            (inner, named), _ = apart.enter(arrays.into(leaves, values))
             found = self._bwd(
                 fixed_residuals.value.build(residuals),
-                fixed.value.only(grads),
-                *extra(given),
-                *inner_args,
+                fixed.value.only([None if _is_zero(x) else x for x in cotangents]),
+                *told(fixed_perturbed.value),
+                *inner[bound:],
                 **named,
             )
-            shown = ((*[None] * call.num_bound, found), {})
+            inexact = inexact_leaves(call, is_first)
+            shown = ((*[None] * bound, found), {})
             what = f"the gradient that the backward rule of {self!r} returns"
-            matched = aligned(apart, shown, choice, what, required=False)
-            return [
-                jnp.zeros_like(x) if g is None else jnp.asarray(g, x.dtype)
-                for g, x in zip(matched, chosen)
-            ], None
+            return (arrays.chosen(inexact.alone(aligned(apart, shown, inexact, what))),)
 
-        run.defvjp(forward, backward)
-        fixed, arrays = run(choice.chosen(leaves), others.chosen(leaves))
-        return fixed.value.build(arrays)
+        run.defvjp(forward, backward, symbolic_zeros=True)
+        fixed, out = run(arrays.chosen(leaves))
+        return fixed.value.build(out)
 
 
 def filter_custom_vjp(fn: tp.Callable[..., tp.Any]) -> FilterCustomVjp:
     """A function whose backward derivative is given by hand; `jax.custom_vjp` for anything.
 
-    Differentiated are the floating-point and complex arrays of its first argument; all the rest has
-    zero gradient. Arguments, result and residuals may be of any type. The function must not change
-    its arguments.
+    Differentiated are the floating-point and complex arrays of its first argument. Arguments, result
+    and residuals may be of any type. The function must not change its arguments.
+
+    Raises:
+        RuntimeError: where another argument, or what the function holds, is differentiated.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> @nnx.filter_custom_vjp
@@ -253,12 +265,23 @@ def filter_custom_vjp(fn: tp.Callable[..., tp.Any]) -> FilterCustomVjp:
     ...     return jnp.clip(grad, -limit, limit)
     >>> clip.defvjp(forward, backward)
     >>> jax.grad(lambda x: 10 * clip(x, 1.0))(0.0)
-    Array(1., dtype=float32)
+    Array(1., dtype=float32, weak_type=True)
     """
     return FilterCustomVjp(fn)
 
 
 # Closures ------------------------------------------------------------------------------------------
+
+
+class _Traced(tp.NamedTuple):
+    """A traced function: its name, its program, and the static side of its arguments and result."""
+
+    name: str
+    jaxpr: tp.Any
+    given: Fixed
+    in_shapes: list[tp.Any]
+    out: Fixed
+    out_shapes: list[tp.Any]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -275,34 +298,43 @@ class ClosureConverted:
 
     def tree_flatten(self) -> tp.Any:
         """For JAX."""
-        return (self.consts,), self._traced
+        return (self.consts,), ById(self._traced)
 
     @classmethod
-    def tree_unflatten(cls, traced: _Traced, children: tp.Any) -> ClosureConverted:
+    def tree_unflatten(cls, traced: ById, children: tp.Any) -> ClosureConverted:
         """For JAX."""
-        return cls(children[0], traced)
+        return cls(children[0], traced.value)
+
+    @property
+    def in_struct(self) -> tp.Any:
+        """The example arguments, `(args, kwargs)`, with a `jax.ShapeDtypeStruct` for each array."""
+        return self._traced.given.value.build(self._traced.in_shapes)
+
+    @property
+    def out_struct(self) -> tp.Any:
+        """The result, with a `jax.ShapeDtypeStruct` for each array."""
+        traced = self._traced
+        like = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in traced.in_shapes]
+        return put_back(Inputs(traced.given.value.build(like)), traced.out, traced.out_shapes)
 
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         traced = self._traced
         apart = Apart((args, kwargs))
-        fixed, arrays = tree_out((args, kwargs))
-        if fixed != traced.given or list(map(jax.typeof, arrays)) != traced.avals:
+        given, arrays = tree_out((args, kwargs))
+        if given != traced.given or _forms(arrays) != _forms(traced.in_shapes):
             raise ValueError(
                 f"{traced.name} was closure-converted for other arguments: call it with the "
                 "structure, shapes and static leaves of the example."
             )
         out = jaxpr_as_fun(traced.jaxpr, self.consts)(*arrays)
-        return put_back(apart.inputs, traced.out, out)
+        return put_back(apart.inputs, traced.out, list(map(jnp.asarray, out)))
 
     def __repr__(self) -> str:
         return f"ClosureConverted({self._traced.name}, {len(self.consts)} consts)"
 
 
-class _Traced:
-    """A traced function: what it was traced with, its program, and the form of its result."""
-
-    def __init__(self, name: str, given: tp.Any, avals: tp.Any, jaxpr: tp.Any, out: tp.Any) -> None:
-        self.name, self.given, self.avals, self.jaxpr, self.out = name, given, avals, jaxpr, out
+def _forms(arrays: tp.Iterable[tp.Any]) -> list[tp.Any]:
+    return [(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in arrays]
 
 
 def filter_closure_convert(
@@ -311,7 +343,8 @@ def filter_closure_convert(
     """A function with every array it captured made explicit, as leaves of the function itself.
 
     The function is traced for the example arguments, not run; call the result with arguments of the
-    same structure, shapes and static leaves.
+    same structure, shapes, dtypes and static leaves. A `jax.ShapeDtypeStruct` is an example of an
+    array.
 
     Raises:
         ValueError: (by the result) when it is called with other arguments than it was traced for.
@@ -321,16 +354,25 @@ def filter_closure_convert(
     >>> converted = nnx.filter_closure_convert(lambda x: x * weight, jnp.array(1.0))
     >>> jax.tree.leaves(converted), float(converted(jnp.array(2.0)))
     ([Array(3., dtype=float32, weak_type=True)], 6.0)
+    >>> converted.out_struct
+    ShapeDtypeStruct(shape=(), dtype=float32)
     """
-    given, arrays = tree_out((args, kwargs))
+    given, arrays = tree_out((args, kwargs), has_shape)
     apart = Apart((args, kwargs))
-    choice = Choice([is_array(x) for x in apart.leaves])
+    choice = Choice([has_shape(x) for x in apart.leaves])
 
     def run(*traced: tp.Any) -> tp.Any:
         (inner_args, named), inner = apart.enter(choice.into(apart.leaves, traced))
         return take_out(leave(inner, fn(*inner_args, **named)))
 
-    closed, (out, _) = jax.make_jaxpr(run, return_shape=True)(*arrays)
-    avals = list(map(jax.typeof, arrays))
-    traced = _Traced(name_of(fn), given, avals, closed.jaxpr, out)
+    closed, (out, shapes) = jax.make_jaxpr(run, return_shape=True)(*arrays)
+    struct = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+    traced = _Traced(
+        name_of(fn),
+        closed.jaxpr,
+        given,
+        [*map(struct, closed.in_avals)],
+        out,
+        [*map(struct, shapes)],
+    )
     return ClosureConverted(list(closed.consts), traced)

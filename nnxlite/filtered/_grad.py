@@ -6,23 +6,25 @@ in trees of the arguments' own types, with None at every other leaf.
 
 from __future__ import annotations
 
-import functools
 import typing as tp
 
 import jax
 import jax.numpy as jnp
 
 from nnxlite._errors import path_text, short_type
+from nnxlite._jax import in_this_trace
 from nnxlite.boundary import leave
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._crossing import Call, Choice, Crossed, take_out
 from nnxlite.filtered._predicates import (
     is_array,
+    is_array_like,
     is_inexact_array,
     is_inexact_array_like,
 )
 from nnxlite.filtered._specs import MASK, settle
-from nnxlite.transforms._callables import MISSING, name_of
+from nnxlite.graph._graphdef import Path
+from nnxlite.transforms._callables import MISSING, Wrapper, name_of
 from nnxlite.variables import Variable
 
 T = tp.TypeVar("T")
@@ -42,33 +44,43 @@ def _argument_counts(call: Call) -> tuple[int, list[str]]:
     return len(args), list(kwargs)
 
 
-class FilterGrad:
-    """A differentiated function, as `filter_grad` and `filter_value_and_grad` return it."""
+class GradOptions(tp.NamedTuple):
+    """The options of `filter_grad` and its kin, as they travel together."""
 
-    def __init__(
-        self, fun: tp.Any, name: str, has_aux: bool, arg: tp.Any, options: dict[str, tp.Any]
-    ) -> None:
-        self._fun, self._name, self._has_aux = fun, name, has_aux
-        self._arg, self._options = arg, options
-        functools.update_wrapper(self, fun, updated=())
-        self.__wrapped__ = fun
+    name: str
+    has_aux: bool
+    arg: tp.Any = is_inexact_array
+    jax_options: tuple[tuple[str, tp.Any], ...] = ()
 
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(self, instance)
 
-    def __repr__(self) -> str:
-        return f"{self._name}({name_of(self._fun)})"
+class _Derivative(Wrapper):
+    """Base of functions that differentiate another with respect to its first argument."""
 
-    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    options: GradOptions
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of the transform."""
+        return self.options.name
+
+    def _enter(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Call:
         if not args:
             raise TypeError(
                 f"{self!r} differentiates its first argument, which must be given, and by position."
             )
-        call = Call(self._fun, args, kwargs)
+        return Call(self.__wrapped__, args, kwargs)
+
+
+class FilterGrad(_Derivative):
+    """A differentiated function, as `filter_grad` and `filter_value_and_grad` return it."""
+
+    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        call, options = self._enter(args, kwargs), self.options
         leaves = call.apart.leaves
-        choice = choose(call, self._arg, call.num_bound)
+        jax_options = dict(options.jax_options)
+        choice = choose(call, options.arg, call.num_bound)
         for path, leaf, chosen in zip(_paths(call, choice), leaves, choice.mask):
-            if chosen and not (is_inexact_array_like(leaf) or self._options.get("allow_int")):
+            if chosen and not (is_inexact_array_like(leaf) or jax_options.get("allow_int")):
                 raise TypeError(
                     f"{self!r}: the leaf at '{path_text(path)}' is to be differentiated, and "
                     f"{short_type(leaf)} {leaf if not is_array(leaf) else ''} has no derivative. "
@@ -78,24 +90,24 @@ class FilterGrad:
         def run(chosen: list[tp.Any]) -> tuple[tp.Any, Crossed]:
             inner, result = call.run(choice.into(leaves, chosen))
             aux = None
-            if self._has_aux:
+            if options.has_aux:
                 if not (isinstance(result, tuple) and len(result) == 2):
                     raise TypeError(
-                        f"With has_aux=True {name_of(self._fun)} must return a pair (value, aux), "
-                        f"got {type(result).__name__}."
+                        f"With has_aux=True {name_of(self.__wrapped__)} must return a pair (value, "
+                        f"aux), got {type(result).__name__}."
                     )
                 result, aux = result
             if isinstance(result, Variable):
                 result = result.get_value()
             return result, take_out(leave(inner, aux))
 
-        transform = jax.value_and_grad(run, has_aux=True, **self._options)
+        transform = jax.value_and_grad(run, has_aux=True, **jax_options)
         (value, crossed), grads = transform(choice.chosen(leaves))
         aux = call.put_back(crossed)
         found = call.arguments(choice.alone(grads))[0]
-        if self._name == "filter_grad":
-            return (found, aux) if self._has_aux else found
-        return ((value, aux), found) if self._has_aux else (value, found)
+        if options.name == "filter_grad":
+            return (found, aux) if options.has_aux else found
+        return ((value, aux), found) if options.has_aux else (value, found)
 
 
 def _paths(call: Call, choice: Choice) -> tp.Iterable[tp.Any]:
@@ -114,8 +126,8 @@ def _grad(fun: tp.Any, name: str, has_aux: bool, options: dict[str, tp.Any]) -> 
             f"{name} takes no argnums=: it differentiates its first argument. To differentiate "
             "several things, pass them together in a tuple as the first argument."
         )
-    make = lambda f: FilterGrad(f, name, has_aux, arg, options)
-    return make if fun is MISSING else make(fun)
+    chosen = GradOptions(name, has_aux, arg, tuple(options.items()))
+    return (lambda f: FilterGrad(f, chosen)) if fun is MISSING else FilterGrad(fun, chosen)
 
 
 def filter_grad(fun: tp.Any = MISSING, *, has_aux: bool = False, **gradkwargs: tp.Any) -> tp.Any:
@@ -158,36 +170,39 @@ def filter_value_and_grad(
 
 
 def aligned(
-    apart: Apart, given: tp.Any, choice: Choice, what: str, *, required: bool = True
+    apart: Apart,
+    given: tp.Any,
+    choice: Choice,
+    what: str,
+    *,
+    required: bool = False,
+    error: type[Exception] = TypeError,
 ) -> list[tp.Any]:
-    """For each chosen leaf the leaf of another tree of the same form, None where it has none.
+    """For each chosen leaf the tangent of another tree of the same form, None where it has none.
 
-    Raises ValueError where the other tree has a leaf that is not chosen, lacks one that is, or where
-    two leaves differ in shape.
+    Raises:
+        ValueError: where the other tree has a leaf that is not chosen, lacks one that is required, or
+            where two leaves differ in shape.
+        error: for a tangent of another dtype.
     """
     other = Apart(given)
     by_path = dict(zip(other.paths, other.leaves))
     found: list[tp.Any] = []
     for path, leaf, chosen in zip(apart.paths, apart.leaves, choice.mask):
         value = by_path.pop(path, None)
+        at = f"{what}: at '{path_text(path)}' is"
         if not chosen:
             if value is not None and getattr(value, "dtype", None) != jax.dtypes.float0:
                 raise ValueError(
-                    f"{what}: at '{path_text(path)}' is a {short_type(value)}, but the "
-                    f"{short_type(leaf)} there is not differentiated: it must be None."
+                    f"{at} a {short_type(value)}, but the {short_type(leaf)} there is not "
+                    "differentiated: it must be None."
                 )
             continue
         if value is None and required:
             raise ValueError(
-                f"{what}: at '{path_text(path)}' is nothing, where the {short_type(leaf)} needs an "
-                "array of its shape."
+                f"{at} nothing, where the {short_type(leaf)} needs an array of its shape."
             )
-        if value is not None and jnp.shape(value) != jnp.shape(leaf):
-            raise ValueError(
-                f"{what}: at '{path_text(path)}' is {short_type(value)}, where {short_type(leaf)} "
-                "needs one of its own shape."
-            )
-        found.append(value)
+        found.append(None if value is None else _as_tangent(value, leaf, at, error))
     known = apart.other_paths() if by_path else ()  # another tree may have lost its sharing
     for path, value in by_path.items():
         if path in known:
@@ -198,11 +213,40 @@ def aligned(
     return found
 
 
-class Derived:
-    """The result of a function as leaves, while it is being differentiated."""
+def _as_tangent(value: tp.Any, leaf: tp.Any, at: str, error: type[Exception]) -> tp.Any:
+    """A tangent as an array; a Python float is one of any floating-point dtype."""
+    if not is_array_like(value) or jnp.shape(value) != jnp.shape(leaf):
+        raise ValueError(
+            f"{at} {short_type(value)}, where {short_type(leaf)} needs one of its shape."
+        )
+    array, dtype = jnp.asarray(value), jnp.result_type(leaf)
+    if array.dtype == dtype:
+        return array
+    if type(value) is float and jnp.issubdtype(dtype, jnp.floating):
+        return array.astype(dtype)
+    raise error(
+        f"{at} {short_type(array)}, where {short_type(leaf)} needs one of its own dtype. Convert it "
+        f"with .astype({dtype.name!r})."
+    )
 
-    def __init__(self, call: Call, choice: Choice, has_aux: bool = False) -> None:
-        self.call, self.choice, self.has_aux = call, choice, has_aux
+
+class Derived:
+    """The result of a function as leaves, while it is being differentiated.
+
+    Args:
+        call, choice: the call, and the leaves of its arguments that are differentiated.
+        wanted: which leaves of the result are.
+        has_aux: whether it is the first part of the result that is meant.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        choice: Choice,
+        wanted: tp.Callable[[tp.Any], bool],
+        has_aux: bool = False,
+    ) -> None:
+        self.call, self.choice, self.wanted, self.has_aux = call, choice, wanted, has_aux
         self.result: Apart | None = None
         self.out = Choice(())
 
@@ -211,7 +255,7 @@ class Derived:
         inner, result = self.call.run(self.choice.into(self.call.apart.leaves, chosen))
         differentiated = result[0] if self.has_aux else result
         apart = Apart(differentiated)
-        self.out = Choice([is_inexact_array_like(x) for x in apart.leaves])
+        self.out = Choice([self.wanted(x) for x in apart.leaves])
         leaves = [jnp.asarray(x) for x in self.out.chosen(apart.leaves)]
         abstract = [
             jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) if m else None
@@ -238,25 +282,18 @@ class Pullback:
         self.call, self.choice, self.result, self.out = call, choice, result, out
 
     def __call__(self, vjp: tp.Callable[..., tp.Any], cotangent: tp.Any) -> tuple[tp.Any, ...]:
-        given = aligned(self.result, cotangent, self.out, "filter_vjp: the cotangent")
-        wanted = self.out.chosen(self.result.leaves)
-        arrays = [_as_dtype(x, w.dtype) for x, w in zip(given, wanted)]
-        (found,) = vjp(arrays)
+        what = "filter_vjp: the cotangent"
+        given = aligned(self.result, cotangent, self.out, what, required=True, error=ValueError)
+        (found,) = vjp(given)
         return self.call.arguments(self.choice.alone(found))
 
 
-def _as_dtype(x: tp.Any, dtype: tp.Any) -> tp.Any:
-    return x if getattr(x, "dtype", None) == dtype else jnp.asarray(x, dtype)
-
-
-def inexact_arguments(call: Call, like: bool = False) -> Choice:
-    """All the leaves of the visible arguments that have a derivative."""
-    test = is_inexact_array_like if like else is_inexact_array
-    first = (0, call.num_bound)
-    visible = [p[:1] == (0,) and p[:2] >= first for p in call.apart.position_paths]
+def inexact_leaves(call: Call, wanted: tp.Callable[[Path], bool]) -> Choice:
+    """The floating-point and complex arrays of some arguments, chosen by their paths."""
+    visible = [wanted(path) for path in call.apart.position_paths]
     return Choice(
         [
-            visible[place.position] and test(leaf)
+            visible[place.position] and is_inexact_array(leaf)
             for place, leaf in zip(call.apart.places, call.apart.leaves)
         ]
     )
@@ -273,15 +310,16 @@ def filter_jvp(
     Args:
         fn: a function of `primals` and `kwargs`; its result may be anything.
         primals: the arguments.
-        tangents: the direction, in the form of `primals`; None stands for zero, and for every leaf
-            that has no derivative.
+        tangents: the direction, in the form of `primals`; None for a leaf that is a constant, as every
+            one is that has no derivative.
 
     Returns:
         `(fn(*primals), tangents_out)`; the latter in the form of the result, with None at leaves
-        that have no derivative.
+        that do not depend on what has a tangent.
 
     Raises:
         ValueError: for tangents of another form, naming the place.
+        TypeError: for a tangent of another dtype.
 
     >>> import nnxlite as nnx
     >>> value, tangent = nnx.filter_jvp(lambda x, n: (x**n, "power"), (3.0, 2), (1.0, None))
@@ -294,16 +332,15 @@ def filter_jvp(
             "possibly None, for each primal."
         )
     call = Call(fn, tuple(primals), kwargs)
-    choice = inexact_arguments(call, like=True)
-    bound = (None,) * call.num_bound
-    shown = ((*bound, *tangents), {})
-    given = aligned(call.apart, shown, choice, "filter_jvp: tangents", required=False)
-    leaves = [jnp.asarray(x) for x in choice.chosen(call.apart.leaves)]
-    directions = [
-        jnp.zeros_like(x) if t is None else jnp.asarray(t, x.dtype) for x, t in zip(leaves, given)
-    ]
-    derived = Derived(call, choice)
-    _, out, crossed = jax.jvp(lambda x: derived.run(x), (leaves,), (directions,), has_aux=True)
+    apart, bound = call.apart, call.num_bound
+    possible = Choice([is_inexact_array_like(x) for x in apart.leaves])
+    shown = ((*[None] * bound, *tangents), {})
+    given = possible.alone(aligned(apart, shown, possible, "filter_jvp: tangents"))
+    choice = Choice([t is not None for t in given])
+    leaves = [jnp.asarray(x) for x in choice.chosen(apart.leaves)]
+    derived = Derived(call, choice, lambda x: is_inexact_array(x) and in_this_trace(x))
+    run = lambda x: derived.run(x)
+    _, out, crossed = jax.jvp(run, (leaves,), (choice.chosen(given),), has_aux=True)
     return call.put_back(crossed), derived.output(out)
 
 
@@ -317,11 +354,11 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
 
     Returns:
         `(value, vjp_fun)`, or `(value, vjp_fun, aux)`. `vjp_fun` takes a cotangent in the form of the
-        value, with None at leaves that have no derivative, and gives a tuple of one for each primal.
-        `vjp_fun` is a pytree.
+        value, with None at leaves that are no floating-point or complex arrays, and gives a tuple of
+        one for each primal. `vjp_fun` is a pytree.
 
     Raises:
-        ValueError: (by `vjp_fun`) for a cotangent of another form, naming the place.
+        ValueError: (by `vjp_fun`) for a cotangent of another form or dtype, naming the place.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> value, vjp_fun = nnx.filter_vjp(lambda x, n: (x**n, "power"), jnp.array(3.0), 2)
@@ -329,8 +366,8 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
     (Array(6., dtype=float32, weak_type=True), None)
     """
     call = Call(fun, primals, {})
-    choice = inexact_arguments(call)
-    derived = Derived(call, choice, has_aux)
+    choice = inexact_leaves(call, lambda path: path[0] == 0 and path[1] >= call.num_bound)
+    derived = Derived(call, choice, is_inexact_array, has_aux)
     leaves = choice.chosen(call.apart.leaves)
     _, vjp, crossed = jax.vjp(lambda x: derived.run(x), leaves, has_aux=True)
     result = call.put_back(crossed)
@@ -343,32 +380,21 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
 # Jacobians ----------------------------------------------------------------------------------------
 
 
-class FilterJacobian:
+class FilterJacobian(_Derivative):
     """A function that computes a Jacobian, as `filter_jacfwd` and `filter_jacrev` return it."""
 
-    def __init__(self, fun: tp.Any, name: str, transform: tp.Any, has_aux: bool) -> None:
-        self._fun, self._name, self._transform, self._has_aux = fun, name, transform, has_aux
-        functools.update_wrapper(self, fun, updated=())
-        self.__wrapped__ = fun
-
-    def __repr__(self) -> str:
-        return f"{self._name}({name_of(self._fun)})"
-
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        if not args:
-            raise TypeError(
-                f"{self!r} differentiates its first argument, which must be given, and by position."
-            )
-        call = Call(self._fun, args, kwargs)
-        choice = choose(call, is_inexact_array, call.num_bound)
-        derived = Derived(call, choice, self._has_aux)
-        jacobian, crossed = self._transform(lambda x: derived.run(x), has_aux=True)(
+        call, options = self._enter(args, kwargs), self.options
+        choice = choose(call, options.arg, call.num_bound)
+        derived = Derived(call, choice, is_inexact_array_like, options.has_aux)
+        transform = getattr(jax, options.name.removeprefix("filter_"))
+        jacobian, crossed = transform(lambda x: derived.run(x), has_aux=True)(
             choice.chosen(call.apart.leaves)
         )
         rows = [call.arguments(choice.alone(row))[0] for row in jacobian]
         found = derived.output(rows)
         result = call.put_back(crossed)
-        return (found, result[1]) if self._has_aux else found
+        return (found, result[1]) if options.has_aux else found
 
 
 def filter_jacfwd(fun: tp.Any, has_aux: bool = False) -> tp.Any:
@@ -386,7 +412,7 @@ def filter_jacfwd(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     >>> nnx.filter_jacfwd(lambda p: p[0] * p[1])((jnp.ones(2), 3))[0].tolist()
     [[3.0, 0.0], [0.0, 3.0]]
     """
-    return FilterJacobian(fun, "filter_jacfwd", jax.jacfwd, has_aux)
+    return FilterJacobian(fun, GradOptions("filter_jacfwd", has_aux))
 
 
 def filter_jacrev(fun: tp.Any, has_aux: bool = False) -> tp.Any:
@@ -398,7 +424,7 @@ def filter_jacrev(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     >>> nnx.filter_jacrev(lambda p: p[0] * p[1])((jnp.ones(2), 3))[0].tolist()
     [[3.0, 0.0], [0.0, 3.0]]
     """
-    return FilterJacobian(fun, "filter_jacrev", jax.jacrev, has_aux)
+    return FilterJacobian(fun, GradOptions("filter_jacrev", has_aux))
 
 
 def filter_hessian(fun: tp.Any, has_aux: bool = False) -> tp.Any:

@@ -42,10 +42,12 @@ from nnxlite.filtered._specs import MASK, settle
 from nnxlite.transforms._callables import (
     MISSING,
     StaticArgument,
+    Wrapper,
     context_key,
     name_of,
 )
 from nnxlite.transforms._core import Core, core_for
+from nnxlite.transforms._stages import Stage
 from nnxlite.transforms._surroundings import Surroundings
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
@@ -199,26 +201,21 @@ class _Arrays:
         return True
 
 
-class FilterJit:
+class FilterJit(Wrapper):
     """A compiled function, as `filter_jit` returns it."""
+
+    name = "filter_jit"
+    options: JitOptions
 
     def __init__(self, fun: tp.Any, options: JitOptions) -> None:
         self._fun, self._args, self._kwargs = taken_apart(fun)
-        self._options = options
         self._plain = options.plain
         self._silent = options.donate in ("all", "all-except-first")
         self._arrays_in_objects, self._arrays_beside = _Arrays(), _Arrays()
         self._core: JitCore = core_for(JitCore, (self._fun,), options)
         self._keys: dict[tp.Any, Key] = {}
         self._site = Site()
-        functools.update_wrapper(self, fun, updated=())
-        self.__wrapped__ = fun
-
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def __repr__(self) -> str:
-        return f"filter_jit({name_of(self.__wrapped__)})"
+        super().__init__(fun, options)
 
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef, tp.Any, tp.Any]:
         if self._args or self._kwargs:
@@ -267,7 +264,7 @@ class FilterJit:
         return inputs, inputs.define(key), *groups
 
     def _mask(self, apart: Apart, num_args: int, kwargs: dict[str, tp.Any]) -> list[tp.Any]:
-        options, num_bound = self._options, len(self._args)
+        options, num_bound = self.options, len(self._args)
         if (
             options.default is is_array
             and options.fn is is_array
@@ -281,7 +278,7 @@ class FilterJit:
         return settle(apart, (specs, named), MASK._replace(name="filter_jit's spec"))
 
     def _donated(self, apart: Apart, mask: list[tp.Any]) -> list[bool]:
-        donate = self._options.donate
+        donate = self.options.donate
         if donate == "none":
             return [False] * len(mask)
         if not donate.endswith("except-first"):
@@ -318,41 +315,72 @@ class FilterJit:
             crossed = self._core.jitted(call, plain, values)
         return _come_out(inputs, crossed)
 
+    def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
+        """A call that is not made yet."""
+        inputs, call, *groups = self._enter(args, kwargs)
+        return Staged(
+            call, self._core.jitted, (call,), groups, functools.partial(_come_out, inputs)
+        )
+
     def lower(self, *args: tp.Any, **kwargs: tp.Any) -> FilterLowered:
         """Lower the function for these arguments, without running it."""
-        _, call, plain, values = self._enter(args, kwargs)
-        return FilterLowered(self, call, self._core.jitted.lower(call, plain, values))
+        return FilterLowered.of(self, args, kwargs)
 
 
-class FilterLowered:
+class Staged(tp.NamedTuple):
+    """A call of a compiled function, before it is made.
+
+    Attributes:
+        key: what it has in common with all calls of the same program.
+        jitted: JAX's function.
+        statics, groups: its static arguments, and the others.
+        finish: what makes the caller's result of JAX's.
+        program: what JAX traces, where the caller wants to know more of it.
+    """
+
+    key: tp.Any
+    jitted: tp.Any
+    statics: tuple[tp.Any, ...]
+    groups: tp.Sequence[tp.Any]
+    finish: tp.Callable[[tp.Any], tp.Any]
+    program: tp.Any = None
+
+
+class FilterLowered(Stage[tp.Any]):
     """A lowered function; `compile` makes it callable."""
 
-    def __init__(self, owner: FilterJit, call: CallDef, lowered: tp.Any) -> None:
-        self._owner, self._call, self.lowered = owner, call, lowered
+    @classmethod
+    def of(cls, owner: tp.Any, args: tp.Any, kwargs: tp.Any) -> FilterLowered:
+        """Lower what stands behind a call."""
+        staged = owner.staged(args, kwargs)
+        return cls(owner, staged.key, staged.jitted.lower(*staged.statics, *staged.groups))
 
-    def as_text(self) -> str:
-        """The program as text."""
-        return self.lowered.as_text()
+    @property
+    def lowered(self) -> tp.Any:
+        """JAX's own object."""
+        return self._stage
 
-    def compile(self) -> FilterCompiled:
-        """Compile the program."""
-        return FilterCompiled(self._owner, self._call, self.lowered.compile())
+    def compile(self, *args: tp.Any, **kwargs: tp.Any) -> FilterCompiled:
+        """Compile the program, with options as for `jax.stages.Lowered.compile`."""
+        return FilterCompiled(self._wrapped, self._call, self._stage.compile(*args, **kwargs))
 
 
-class FilterCompiled:
+class FilterCompiled(Stage[tp.Any]):
     """A compiled function for arguments of one structure."""
 
-    def __init__(self, owner: FilterJit, call: CallDef, compiled: tp.Any) -> None:
-        self._owner, self._call, self.compiled = owner, call, compiled
+    @property
+    def compiled(self) -> tp.Any:
+        """JAX's own object."""
+        return self._stage
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        inputs, call, plain, values = self._owner._enter(args, kwargs)
-        if call is not self._call:
+        staged = tp.cast(tp.Any, self._wrapped).staged(args, kwargs)
+        if staged.key is not self._call:
             raise TypeError(
-                f"{self._owner!r} was compiled for arguments of another structure, or with other "
+                f"{self._wrapped!r} was compiled for arguments of another structure, or with other "
                 "static leaves. Lower and compile it for these."
             )
-        return _come_out(inputs, self.compiled(plain, values))
+        return staged.finish(self._stage(*staged.groups))
 
 
 def argument_specs(
@@ -385,9 +413,19 @@ def argument_specs(
         for name in named:
             if name not in known and not anything:
                 raise ValueError(
-                    f"{specs.what}: kwargs= has a spec for {name!r}, and {name_of(fun)} has no "
-                    f"argument of that name; it has {known}."
+                    f"{specs.what}: {specs.exactly or 'kwargs'}= has a spec for {name!r}, and "
+                    f"{name_of(fun)} has no argument of that name; it has {known}."
                 )
+        given = {
+            *kwargs,
+            *[p.name for p in parameters[num_bound:num_args] if p.kind in _BY_POSITION],
+        }
+        left = [name for name in named if name not in given] if specs.exactly else ()
+        if left:
+            raise ValueError(
+                f"{specs.what}: {specs.exactly}= has a spec for the arguments {left}, which the call "
+                "does not give. Pass them, or leave them out."
+            )
     return tuple(out), {name: named.get(name, specs.default) for name in kwargs}
 
 
@@ -399,6 +437,8 @@ class ArgumentSpecs(tp.NamedTuple):
     fn: tp.Any
     args: tuple[tp.Any, ...]
     kwargs: tuple[tuple[str, tp.Any], ...]
+    exactly: str = ""
+    """Name of `kwargs` where each argument in it must be given, or empty."""
 
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -6,17 +6,16 @@ before the function runs; outside it is moved to where `out_axes` says.
 
 from __future__ import annotations
 
-import functools
 import re
 import typing as tp
 import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import key_name
-from nnxlite._statics import ById
 from nnxlite.boundary import Fixed, OutDef, Outputs, leave, replay
 from nnxlite.boundary._settings import output_settings
 from nnxlite.filtered._apart import Apart
@@ -27,11 +26,18 @@ from nnxlite.filtered._crossing import (
     refuse_shared_buffers,
     static_box,
 )
-from nnxlite.filtered._jit import ArgumentSpecs, argument_specs
+from nnxlite.filtered._jit import ArgumentSpecs, FilterLowered, Staged, argument_specs
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import Reading, settle
 from nnxlite.graph._graphdef import Path
-from nnxlite.transforms._callables import MISSING, StaticArgument, context_key, name_of
+from nnxlite.transforms._callables import (
+    MISSING,
+    PerFunction,
+    StaticArgument,
+    Wrapper,
+    context_key,
+    hidden_argument,
+)
 from nnxlite.transforms._mapped import _passed_through
 
 
@@ -49,17 +55,18 @@ class MapOptions(tp.NamedTuple):
     """The options of a mapping transform, as they travel together.
 
     Attributes:
-        in_axes: axes of positional arguments, or None where `specs` are given.
-        specs: axes in the form of `default=`, `fn=`, `args=`, `kwargs=`.
+        in_axes: axes of positional arguments, by position or by name.
+        specs: axes in the form of `default=`, `fn=`, `args=`, `kwargs=`, or None.
         donate: whether the buffers of mapped arrays may be reused; see `filter_pmap`.
+        jax_options: for `jax.vmap` or `jax.pmap`.
     """
 
-    name: str
     in_axes: tp.Any
     specs: ArgumentSpecs | None
     out_axes: tp.Any
     axis_size: int | None
     donate: str
+    jax_options: tuple[tuple[str, tp.Any], ...]
 
 
 class Sorting(tp.NamedTuple):
@@ -76,136 +83,199 @@ class Sorting(tp.NamedTuple):
     leaves: tuple[int | None | StaticArgument, ...]
 
 
-class FilterMapped:
-    """A function over slices of its arguments, as `filter_vmap` and `filter_pmap` return it."""
+class FilterVmap(Wrapper):
+    """A function over slices of its arguments, as `filter_vmap` returns it."""
 
-    def __init__(
-        self, fun: tp.Any, options: MapOptions, make: tp.Callable[..., tp.Any], keep: bool
-    ) -> None:
-        self._fun, self._options, self._make = fun, options, make
-        self._made: dict[tp.Any, tp.Any] | None = {} if keep else None
-        functools.update_wrapper(self, fun, updated=())
-        self.__wrapped__ = fun
-
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def __repr__(self) -> str:
-        return f"{self._options.name}({name_of(self._fun)})"
+    name = "filter_vmap"
+    options: MapOptions
 
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        call = Call(self._fun, args, kwargs)
-        apart, options = call.apart, self._options
+        staged = self.staged(args, kwargs)
+        program: _Program = staged.program
+        try:
+            with warnings.catch_warnings():
+                if self.options.donate == "all":
+                    warnings.filterwarnings(
+                        "ignore", message="Some donated buffers were not usable"
+                    )
+                out = staged.jitted(*staged.groups)
+        except ValueError as error:
+            if _passed_through(error, _Program.__call__):
+                raise  # the function's own, or said by this library
+            batched = re.search(r"out_axes\[2\]\[(\d+)\]", str(error))
+            if batched is not None:
+                raise ValueError(
+                    f"{self!r}: out_axes: the leaf at "
+                    f"'{path_text(program.whole_paths[int(batched[1])])}' has the axis None, and its "
+                    "value differs between the slices. Give it an axis."
+                ) from None
+            raise ValueError(f"{self!r}: {error}") from None
+        return staged.finish(out)
+
+    def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
+        """A call that is not made yet."""
+        call = Call(self.__wrapped__, args, kwargs)
+        apart, options = call.apart, self.options
         axes = self._axes(call, len(args), kwargs)
-        traced = Choice([_is_traced(a, x) for a, x in zip(axes, apart.leaves)])
-        for path, leaf, axis in _refusable(apart, axes):
-            if axis is not None and axis is not False:
-                raise must_be_traced(f"{self!r}: in_axes", path, leaf)
-        if options.axis_size is None and all(_unmapped(a) for a in axes):
-            raise ValueError(
-                f"{self!r}: no leaf of the arguments is mapped, so the size of the axis is unknown. "
-                "Give an array an axis, or pass axis_size=."
-            )
-        given = Choice(
+        self._check(apart, axes)
+        donated = Choice(
             [
                 options.donate != "none" and not _unmapped(a) and isinstance(x, jax.Array)
                 for a, x in zip(axes, apart.leaves)
             ]
         )
-        kept = Choice([t and not g for t, g in zip(traced.mask, given.mask)])
         if options.donate != "none":
-            refuse_shared_buffers(repr(self), apart, given.mask)
-        mapped, whole_paths = self._mapped(call, axes, kept, given)
-        try:
-            with warnings.catch_warnings():
-                if options.donate == "all":
-                    warnings.filterwarnings(
-                        "ignore", message="Some donated buffers were not usable"
-                    )
-                fixed, front, whole = mapped(kept.chosen(apart.leaves), given.chosen(apart.leaves))
-        except ValueError as error:
-            if _passed_through(error, FilterMapped._run):
-                raise  # the function's own, or said by this library
-            batched = re.search(r"out_axes\[2\]\[(\d+)\]", str(error))
-            if batched is not None:
-                raise ValueError(
-                    f"{self!r}: out_axes: the leaf at '{path_text(whole_paths[int(batched[1])])}' has "
-                    "the axis None, and its value differs between the slices. Give it an axis."
-                ) from None
-            raise ValueError(f"{self!r}: {error}\n{_shapes(apart, axes)}") from None
-        return replay(apart.inputs, _outputs(fixed.value, front, whole))
+            refuse_shared_buffers(repr(self), apart, donated.mask)
+        kept = Choice(
+            [_is_traced(a, x) and not d for a, x, d in zip(axes, apart.leaves, donated.mask)]
+        )
+        key, program, mapped = self._mapped(call, axes, kept, donated)
+        size = [] if options.axis_size is None else [np.zeros(options.axis_size, bool)]
+        groups = (size, kept.chosen(apart.leaves), donated.chosen(apart.leaves))
+        finish = lambda out: replay(apart.inputs, _outputs(out[0].value, *out[1:]))
+        return Staged(key, mapped, (), groups, finish, program)
 
     def _axes(self, call: Call, visible: int, kwargs: dict[str, tp.Any]) -> list[tp.Any]:
         """The axis of each leaf."""
-        options = self._options
+        options, given = self.options, self.options.in_axes
         num_args = visible + call.num_bound
+        named = dict.fromkeys(kwargs, if_array(0))
         if options.specs is not None:
             specs, named = argument_specs(call.fun, call.num_bound, num_args, kwargs, options.specs)
+        elif isinstance(given, dict):
+            by_name = ArgumentSpecs(
+                repr(self), if_array(0), None, (), tuple(given.items()), "in_axes"
+            )
+            specs, named = argument_specs(call.fun, call.num_bound, num_args, kwargs, by_name)
+        elif isinstance(given, (tuple, list)):
+            if len(given) != visible:
+                raise ValueError(
+                    f"{self!r}: in_axes has {len(given)} entries for {visible} positional arguments."
+                )
+            specs = (*[None] * call.num_bound, *given)
         else:
-            given = options.in_axes
-            if isinstance(given, (tuple, list)):
-                if len(given) != visible:
-                    raise ValueError(
-                        f"{self!r}: in_axes has {len(given)} entries for {visible} positional "
-                        "arguments."
-                    )
-                specs = (*[None] * call.num_bound, *given)
-            else:
-                specs = (*[None] * call.num_bound, *[given] * visible)
-            named = dict.fromkeys(kwargs, if_array(0))
+            specs = (*[None] * call.num_bound, *[given] * visible)
         return settle(call.apart, (specs, named), IN_AXES)
 
-    def _mapped(
-        self, call: Call, axes: list[tp.Any], kept: Choice, given: Choice
-    ) -> tuple[tp.Any, list[Path]]:
-        """The JAX function of the traced leaves, and a list of what it found to be unmapped.
+    def _check(self, apart: Apart, axes: list[tp.Any]) -> None:
+        """Raise an error for a leaf that has not the axis it is mapped over, or another size."""
+        sizes = set()
+        for number, (leaf, axis) in enumerate(zip(apart.leaves, axes)):
+            if axis is None or axis is False:
+                continue
+            if not is_array_like(leaf):
+                raise must_be_traced(f"{self!r}: in_axes", apart.paths[number][1:], leaf)
+            if axis is True:
+                continue
+            shape = jnp.shape(leaf)
+            if not -len(shape) <= axis < len(shape):
+                raise ValueError(
+                    f"{self!r}: in_axes: the leaf at '{path_text(apart.paths[number][1:])}' is "
+                    f"{short_type(leaf)} and has no axis {axis}."
+                )
+            sizes.add(shape[axis])
+        wanted = self.options.axis_size
+        if wanted is not None:
+            sizes.add(wanted)
+        if len(sizes) > 1:
+            size = "" if wanted is None else f", axis_size={wanted}"
+            raise ValueError(
+                f"{self!r}: inconsistent sizes for array axes to be mapped. {_shapes(apart, axes)}"
+                f"{size}."
+            )
+        if not sizes:
+            raise ValueError(
+                f"{self!r}: no leaf of the arguments is mapped, so the size of the axis is unknown. "
+                "Give an array an axis, or pass axis_size=."
+            )
 
-        For `pmap` they are the same ones for equal calls.
-        """
-        whole_paths: list[Path] = []
-        run = functools.partial(self._run, call, axes, kept, given, whole_paths)
-        bare = [None if _unmapped(a) else a for a in axes]
-        in_axes = (kept.chosen(bare), given.chosen(bare))
-        if self._made is None:
-            return self._make(run, in_axes), whole_paths
-        inputs = call.apart.inputs
-        masks = tuple(zip(kept.mask, given.mask))
-        statics = [static_box(x) for x, m in zip(call.apart.leaves, masks) if not any(m)]
-        what = (context_key(), ById(call.fun), tuple(statics), tuple(axes))
-        extra = (*what, masks, tuple(call.apart.defs))
-        key = inputs.define(extra)
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = self._make(run, in_axes), whole_paths
-        return found
+    def _mapped(self, call: Call, axes: list[tp.Any], kept: Choice, donated: Choice) -> tp.Any:
+        """What equal calls have in common, the program, and JAX's function of the traced leaves."""
+        program = _Program(call, self.options.out_axes, axes, kept, donated)
+        return None, program, self._transform(jax.vmap, program)
 
-    def _run(
-        self,
-        call: Call,
-        axes: list[tp.Any],
-        kept: Choice,
-        given: Choice,
-        whole_paths: list[Path],
-        kept_leaves: list[tp.Any],
-        given_leaves: list[tp.Any],
+    def _transform(self, transform: tp.Any, program: _Program, **more: tp.Any) -> tp.Any:
+        bare = [None if _unmapped(a) else a for a in program.axes]
+        return transform(
+            program,
+            in_axes=(0, program.kept.chosen(bare), program.donated.chosen(bare)),
+            out_axes=(None, 0, None),
+            axis_size=self.options.axis_size,
+            **dict(self.options.jax_options),
+            **more,
+        )
+
+
+class FilterPmap(FilterVmap):
+    """A function over slices of its arguments, one on each device, as `filter_pmap` returns it."""
+
+    name = "filter_pmap"
+
+    def _axes(self, call: Call, visible: int, kwargs: dict[str, tp.Any]) -> list[tp.Any]:
+        """The axis of each leaf; what is no array has none, and is static."""
+        axes = super()._axes(call, visible, kwargs)
+        return [a if _unmapped(a) or is_array(x) else None for a, x in zip(axes, call.apart.leaves)]
+
+    def _mapped(self, call: Call, axes: list[tp.Any], kept: Choice, donated: Choice) -> tp.Any:
+        def make() -> tuple[_Program, tp.Any]:
+            rest = [None if a or b else x for a, b, x in zip(*masks, leaves)]
+            program = _Program(
+                call.without_values(rest), self.options.out_axes, axes, kept, donated
+            )
+            return program, self._transform(jax.pmap, program, donate_argnums=(2,))
+
+        leaves, masks = call.apart.leaves, (tuple(kept.mask), tuple(donated.mask))
+        statics = [static_box(x) for x, *m in zip(leaves, *masks) if not any(m)]
+        extra = (context_key(), tuple(statics), tuple(axes), masks, tuple(call.apart.defs))
+        key = call.apart.inputs.define(extra)
+        return key, *_programs.get(call.fun, (key, hidden_argument(self.options)), make)
+
+    def lower(self, *args: tp.Any, **kwargs: tp.Any) -> FilterLowered:
+        """Lower the function for these arguments, without running it."""
+        return FilterLowered.of(self, args, kwargs)
+
+
+_programs: PerFunction[tuple[_Program, tp.Any]] = PerFunction()
+
+
+class _Program:
+    """A function of slices of leaves.
+
+    Attributes:
+        axes: of every leaf.
+        kept, donated: which leaves are traced and stay, or are donated.
+        whole_paths: where the results are that are not mapped, after a trace.
+    """
+
+    __name__ = "run"
+
+    def __init__(
+        self, call: Call, out_axes: tp.Any, axes: list[tp.Any], kept: Choice, donated: Choice
+    ) -> None:
+        self.call, self.out_axes, self.axes = call, out_axes, axes
+        self.kept, self.donated = kept, donated
+        self.whole_paths: list[Path] = []
+
+    def __call__(
+        self, size: tp.Any, kept_leaves: list[tp.Any], donated_leaves: list[tp.Any]
     ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
-        apart = call.apart
-        inner, result = call.run(given.into(kept.into(apart.leaves, kept_leaves), given_leaves))
-        donated = {p.number for p, g in zip(apart.places, given.mask) if g and p.number is not None}
-        out = leave(inner, result, all_written=donated)
+        apart, donated = self.call.apart, self.donated
+        leaves = donated.into(self.kept.into(apart.leaves, kept_leaves), donated_leaves)
+        inner, result = self.call.run(leaves)
+        given = {p.number for p, g in zip(apart.places, donated.mask) if g and p.number is not None}
+        out = leave(inner, result, all_written=given)
         by_graph_leaf: list[tp.Any] = [None] * len(apart.defs)
         by_position: dict[int, tp.Any] = {}
-        for place, axis in zip(apart.places, axes):
+        for place, axis in zip(apart.places, self.axes):
             if place.number is not None:
                 by_graph_leaf[place.number] = axis
                 by_position[place.position] = axis
         roots = [by_position.get(p) for p in apart.call.where]
-        default = if_array(0)
         settings = output_settings(
-            apart.call, out, by_graph_leaf, roots, self._options.out_axes, "out_axes", default
+            apart.call, out, by_graph_leaf, roots, self.out_axes, "out_axes", if_array(0)
         )
-        whole_paths.clear()
-        return _sorted(apart, out, settings, whole_paths)
+        self.whole_paths.clear()
+        return _sorted(apart, out, settings, self.whole_paths)
 
 
 def _out_paths(apart: Apart, out: Outputs, treedef: tp.Any) -> list[Path]:
@@ -289,17 +359,6 @@ def _is_traced(axis: tp.Any, leaf: tp.Any) -> bool:
     return True
 
 
-def _refusable(apart: Apart, axes: list[tp.Any]) -> tp.Iterable[tuple[tp.Any, tp.Any, tp.Any]]:
-    """The leaves that no axis can be given: (path, leaf, axis)."""
-    if all(a is None or a is False or is_array_like(x) for a, x in zip(axes, apart.leaves)):
-        return ()
-    return [
-        (path[1:], leaf, axis)
-        for path, leaf, axis in zip(apart.paths, apart.leaves, axes)
-        if not is_array_like(leaf)
-    ]
-
-
 def _shapes(apart: Apart, axes: list[tp.Any]) -> str:
     parts = [
         f"'{path_text(path[1:])}' {short_type(leaf)}: axis {axis!r}"
@@ -310,34 +369,32 @@ def _shapes(apart: Apart, axes: list[tp.Any]) -> str:
     return "Mapped leaves: " + "; ".join(parts[:12]) + more
 
 
-_LEGACY = ("default", "fn", "args", "kwargs", "out")
-
-
 def _make(
+    kind: type[FilterVmap],
     fun: tp.Any,
-    name: str,
     in_axes: tp.Any,
     out_axes: tp.Any,
+    axis_name: tp.Hashable,
     axis_size: int | None,
     more: dict[str, tp.Any],
-    make: tp.Callable[[dict[str, tp.Any]], tp.Any],
-    keep: bool,
     donate: str = "none",
 ) -> tp.Any:
-    legacy = {key: more.pop(key) for key in _LEGACY if key in more}
+    legacy = {
+        key: more.pop(key) for key in ("default", "fn", "args", "kwargs", "out") if key in more
+    }
     specs = None
     if legacy:
         specs = ArgumentSpecs(
-            name,
+            kind.name,
             legacy.get("default", if_array(0)),
             legacy.get("fn", if_array(0)),
             tuple(legacy.get("args", ())),
             tuple((legacy.get("kwargs") or {}).items()),
         )
         out_axes = legacy.get("out", out_axes)
-    options = MapOptions(name, in_axes, specs, out_axes, axis_size, donate)
-    wrap = lambda f: FilterMapped(f, options, make(more), keep)
-    return wrap if fun is MISSING else wrap(fun)
+    jax_options = (("axis_name", axis_name), *more.items())
+    options = MapOptions(in_axes, specs, out_axes, axis_size, donate, jax_options)
+    return (lambda f: kind(f, options)) if fun is MISSING else kind(fun, options)
 
 
 def filter_vmap(
@@ -358,8 +415,8 @@ def filter_vmap(
         fun: the function; without it a decorator is returned. A module or a bound method is not
             mapped itself, except with `fn=`.
         in_axes: the axis of each leaf: an int, None (not mapped), a function of the leaf, or a tuple
-            with a prefix of these for each positional argument. Arguments by keyword are mapped
-            over axis 0.
+            with a prefix of these for each positional argument, or a dict of them by the arguments'
+            names. Other arguments, and those by keyword, are mapped over axis 0.
         out_axes: the same for the result.
         axis_name, axis_size: as for `jax.vmap`.
         vmapkwargs: `default=`, `fn=` (the function itself), `args=` (a tuple for the first
@@ -367,7 +424,8 @@ def filter_vmap(
             are axis 0 of arrays where one is left out; the rest as for `jax.vmap`.
 
     Raises:
-        ValueError: for a prefix that does not fit, sizes that differ, or where nothing is mapped.
+        ValueError: for a prefix that does not fit, an axis of an argument that was not given, sizes
+            that differ, or where nothing is mapped.
         TypeError: for a leaf with an axis that is no array.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
@@ -375,20 +433,7 @@ def filter_vmap(
     (Array([1., 4.], dtype=float32), 'power')
     """
 
-    def make(more: dict[str, tp.Any]) -> tp.Any:
-        def mapped(run: tp.Any, axes: tuple[list[tp.Any], ...]) -> tp.Any:
-            return jax.vmap(
-                run,
-                in_axes=axes,
-                out_axes=(None, 0, None),
-                axis_name=axis_name,
-                axis_size=axis_size,
-                **more,
-            )
-
-        return mapped
-
-    return _make(fun, "filter_vmap", in_axes, out_axes, axis_size, vmapkwargs, make, False)
+    return _make(FilterVmap, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs)
 
 
 def filter_pmap(
@@ -403,9 +448,10 @@ def filter_pmap(
 ) -> tp.Any:
     """Run a function on several devices, one slice of each array on each of them.
 
-    As `filter_vmap`, with `jax.pmap`. Leaves with axis None or True go to every device, those with
-    False are static. With `donate="all"` the call may reuse the buffers of mapped arrays (objects get
-    back what they hold), and `"warn"` lets JAX tell of those it could not use.
+    As `filter_vmap`, with `jax.pmap`. Leaves with axis None or True go to every device; those with
+    False are static, and so are leaves with an axis that are no arrays. With `donate="all"` the call may
+    reuse the buffers of mapped arrays (objects get back what they hold), and `"warn"` lets JAX tell of
+    those it could not use. The result has `lower`, as that of `filter_jit` has.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter_pmap(lambda x, name: (x + 1, name))(jnp.ones((1, 2)), "one")[1]
@@ -414,18 +460,10 @@ def filter_pmap(
     if donate not in ("all", "warn", "none"):
         raise ValueError(f"filter_pmap: donate={donate!r}; it must be 'all', 'warn' or 'none'.")
 
-    def make(more: dict[str, tp.Any]) -> tp.Any:
-        def mapped(run: tp.Any, axes: tuple[list[tp.Any], ...]) -> tp.Any:
-            return jax.pmap(
-                run,
-                donate_argnums=(1,),
-                in_axes=axes,
-                out_axes=(None, 0, None),
-                axis_name=axis_name,
-                axis_size=axis_size,
-                **more,
+    for name in ("static_broadcasted_argnums", "donate_argnums"):
+        if name in pmapkwargs:
+            raise ValueError(
+                f"filter_pmap takes no {name}=: whether a leaf is static or donated is decided leaf by "
+                "leaf. Use in_axes= and donate=."
             )
-
-        return mapped
-
-    return _make(fun, "filter_pmap", in_axes, out_axes, axis_size, pmapkwargs, make, True, donate)
+    return _make(FilterPmap, fun, in_axes, out_axes, axis_name, axis_size, pmapkwargs, donate)

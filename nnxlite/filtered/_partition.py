@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite.filtered._apart import Apart, IsLeaf
-from nnxlite.filtered._specs import settle
+import jax
+
+from nnxlite.boundary import is_root
+from nnxlite.filtered._apart import Apart, IsLeaf, close
+from nnxlite.filtered._specs import MASK, is_literal, settle
 from nnxlite.filtered._walk import combined
 
 T = tp.TypeVar("T")
@@ -42,9 +45,22 @@ def filter(
     >>> nnx.filter(model, nnx.PathContains("bias")).kernel.value is None
     True
     """
-    apart = Apart(pytree, is_leaf)
+    apart = _taken_apart(pytree, filter_spec, is_leaf)
     mask = settle(apart, filter_spec)
     return apart.build([x if m is not inverse else replace for x, m in zip(apart.leaves, mask)])
+
+
+def _taken_apart(tree: tp.Any, spec: tp.Any, is_leaf: IsLeaf | None) -> Apart:
+    """A tree taken apart; parts are leaves only from where the spec ends."""
+    if is_leaf is None:
+        return Apart(tree)
+    ends = lambda part: is_root(part) or is_literal(part, MASK)
+    try:
+        return Apart(
+            jax.tree_util.tree_map(lambda _, x: close(x, is_leaf), spec, tree, is_leaf=ends)
+        )
+    except ValueError:  # the spec is no prefix, which `settle` says in our words
+        return Apart(tree)
 
 
 def partition(
@@ -63,7 +79,7 @@ def partition(
     >>> nnx.combine(*nnx.partition([1, "a", 2.5], lambda x: isinstance(x, str)))
     [1, 'a', 2.5]
     """
-    apart = Apart(pytree, is_leaf)
+    apart = _taken_apart(pytree, filter_spec, is_leaf)
     mask = settle(apart, filter_spec)
     chosen = apart.build([x if m else replace for x, m in zip(apart.leaves, mask)])
     rest = apart.build([replace if m else x for x, m in zip(apart.leaves, mask)])

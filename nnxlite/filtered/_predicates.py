@@ -23,6 +23,11 @@ def is_array(element: tp.Any) -> bool:
     return isinstance(element, _ARRAYS)
 
 
+def has_shape(element: tp.Any) -> bool:
+    """Whether a leaf is an array, or stands for one."""
+    return isinstance(element, (*_ARRAYS, jax.ShapeDtypeStruct))
+
+
 def is_inexact_array(element: tp.Any) -> bool:
     """Whether a leaf is an array of floating-point or complex numbers.
 

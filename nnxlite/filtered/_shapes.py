@@ -11,15 +11,11 @@ from jax.core import Tracer
 from nnxlite.boundary import Inputs
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._crossing import Call, Choice, put_back, tree_out
-from nnxlite.filtered._predicates import is_array
+from nnxlite.filtered._predicates import has_shape, is_array
 from nnxlite.filtered._specs import Reading, settle
-from nnxlite.transforms._callables import MISSING
+from nnxlite.transforms._callables import MISSING, Wrapper
 
 T = tp.TypeVar("T")
-
-
-def _has_shape(leaf: tp.Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def filter_make_jaxpr(
@@ -27,7 +23,8 @@ def filter_make_jaxpr(
 ) -> tp.Callable[..., tuple[tp.Any, tp.Any, tp.Any]]:
     """The program of a function of anything.
 
-    Arrays and `jax.ShapeDtypeStruct`s among the arguments are traced, all else is static.
+    Arrays and `jax.ShapeDtypeStruct`s among the arguments are traced, all else is static. What the
+    function holds (a module that is called, say) are constants of the program.
 
     Returns:
         A function of example arguments that gives `(closed_jaxpr, shapes, statics)`: the program; the
@@ -43,13 +40,14 @@ def filter_make_jaxpr(
     @functools.wraps(fun)
     def make(*args: tp.Any, **kwargs: tp.Any) -> tuple[tp.Any, tp.Any, tp.Any]:
         call = Call(fun, args, kwargs)
-        choice = Choice([_has_shape(x) for x in call.apart.leaves])
+        leaves, visible = call.apart.leaves, call.visible()
+        choice = Choice([v and has_shape(x) for x, v in zip(leaves, visible)])
 
         def run(*traced: tp.Any) -> tp.Any:
-            _, result = call.run(choice.into(call.apart.leaves, traced))
+            _, result = call.run(choice.into(leaves, traced))
             return tree_out(result)
 
-        traced = choice.chosen(call.apart.leaves)
+        traced = choice.chosen(leaves)
         jaxpr, (fixed, shapes) = jax.make_jaxpr(run, return_shape=True)(*traced)
         shape = fixed.value
         return jaxpr, shape.only(shapes), shape.build([None] * len(shapes))
@@ -68,7 +66,7 @@ def filter_eval_shape(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs:
     """
     call = Call(fun, args, kwargs)
     leaves = call.apart.leaves
-    choice = Choice([_has_shape(x) for x in leaves])
+    choice = Choice([has_shape(x) for x in leaves])
     run = lambda traced: call.run_out(choice.into(leaves, traced))
     fixed, shapes = jax.eval_shape(run, choice.chosen(leaves))
     return put_back(Inputs(call.apart.build(leaves)), fixed, shapes)
@@ -90,19 +88,27 @@ def filter_checkpoint(
     >>> jax.grad(nnx.filter_checkpoint(lambda x: jnp.sin(jnp.sin(x))))(0.0)
     Array(1., dtype=float32, weak_type=True)
     """
-    if fun is MISSING:
-        return lambda f: filter_checkpoint(f, prevent_cse=prevent_cse, policy=policy)
+    options = (prevent_cse, policy)
+    return (
+        (lambda f: FilterCheckpoint(f, options))
+        if fun is MISSING
+        else FilterCheckpoint(fun, options)
+    )
 
-    @functools.wraps(fun, updated=())
-    def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        call = Call(fun, args, kwargs)
+
+class FilterCheckpoint(Wrapper):
+    """A function that is computed again on the backward pass, as `filter_checkpoint` returns it."""
+
+    name = "filter_checkpoint"
+
+    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        call = Call(self.__wrapped__, args, kwargs)
         leaves = call.apart.leaves
         choice = Choice([is_array(x) for x in leaves])
+        prevent_cse, policy = self.options
         run = lambda traced: call.run_out(choice.into(leaves, traced))
         checkpointed = jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)
         return call.put_back(checkpointed(choice.chosen(leaves)))
-
-    return wrapper
 
 
 _SHARDINGS = (jax.Device, jax.sharding.Sharding, jax.sharding.PartitionSpec)
@@ -173,7 +179,7 @@ def filter_pure_callback(
     apart = Apart((args, kwargs))
     choice = Choice([is_array(x) for x in apart.leaves])
     result = Apart(result_shape_dtypes)
-    wanted = Choice([_has_shape(x) for x in result.leaves])
+    wanted = Choice([has_shape(x) for x in result.leaves])
 
     def run(*arrays: tp.Any) -> list[tp.Any]:
         inner_args, named = apart.build(choice.into(apart.leaves, arrays))

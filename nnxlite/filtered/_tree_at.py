@@ -2,15 +2,20 @@
 
 The tree is copied with a mark in place of every leaf; `where` is asked for places in the copy, and
 what it returns is recognised by identity.  Then the copy is filled again, with the replacements.
+
+None is one object in all its places, and so it has no mark while `where` may ask whether something is
+None.  Where `where` returns None, it is asked once more, with a mark in place of every None.
 """
 
 from __future__ import annotations
 
+import collections.abc as cabc
 import typing as tp
 
 import jax
 
 from nnxlite._errors import path_text, short_type
+from nnxlite.filtered._predicates import is_array
 from nnxlite.filtered._walk import Steps, level, run_deep
 from nnxlite.graph._graphdef import Path
 from nnxlite.graph._kinds import OBJECT, VARIABLE, kind_of
@@ -41,13 +46,22 @@ class _Mark:
         return f"<leaf {short_type(self.value)}>"
 
 
-def _marked(tree: tp.Any, is_leaf: IsLeaf | None) -> tp.Any:
+class _Empty(tuple):
+    """An empty tuple that is not all the others."""
+
+    __slots__ = ()
+
+
+def _marked(tree: tp.Any, is_leaf: IsLeaf) -> tp.Any:
     """A copy of a tree with marks for leaves."""
     memo: dict[int, tp.Any] = {}
+    none_is_leaf = is_leaf(None)
 
     def mark(value: tp.Any) -> Steps:
-        if value is None or (is_leaf is not None and is_leaf(value)):
+        if is_leaf(value):
             return _Mark(value)
+        if value is None:
+            return None
         kind = kind_of(value)
         if kind == OBJECT:
             if id(value) in memo:
@@ -57,7 +71,7 @@ def _marked(tree: tp.Any, is_leaf: IsLeaf | None) -> tp.Any:
             for name, child in list(attributes.items()):
                 if value._nnx_status.get(name):
                     attributes[name] = yield mark(child)
-                elif child is None:
+                elif child is None and none_is_leaf:
                     attributes[name] = _Mark(None)
             return new
         if kind == VARIABLE:
@@ -67,6 +81,8 @@ def _marked(tree: tp.Any, is_leaf: IsLeaf | None) -> tp.Any:
         found = level(value)
         if found is None:
             return _Mark(value)
+        if type(value) is tuple and not found[0]:
+            return _Empty()
         children = []
         for _, child in found[0]:
             children.append((yield mark(child)))
@@ -98,6 +114,8 @@ class _Filling:
         """The value with its parts filled."""
         if type(value) is _Mark:
             return value.value
+        if type(value) is _Empty:
+            return ()
         kind = kind_of(value)
         if kind == OBJECT:
             if id(value) not in self.memo:
@@ -194,11 +212,31 @@ def _find(where: tp.Any, marked: tp.Any) -> tuple[list[tp.Any], bool]:
     if isinstance(where, list):
         return [_at_path(marked, _as_path(w)) for w in where], False
     found = where(marked)
-    if id(found) in _ids(marked):
+    if found is not None and id(found) in _ids(marked):
         return [found], True
     if isinstance(found, (list, tuple)):
         return list(found), False
     return [found], True
+
+
+def _places(where: tp.Any, tree: tp.Any, is_leaf: IsLeaf) -> tuple[tp.Any, list[tp.Any], bool]:
+    """The tree with marks, the places in it that `where` means, and whether it means one."""
+    marked = _marked(tree, is_leaf)
+    places, single = _find(where, marked)
+    if not any(place is None for place in places):
+        return marked, places, single
+    marked = _marked(tree, lambda x: x is None or is_leaf(x))
+    again = _find(where, marked)
+    if again[1] != single or [_is_none(p) for p in again[0]] != [p is None for p in places]:
+        raise ValueError(
+            "tree_at: `where` returns a None, and which one cannot be told, as it asks whether parts "
+            "are None. Pass is_leaf=lambda x: x is None, and give paths or places without asking."
+        )
+    return marked, *again
+
+
+def _is_none(place: tp.Any) -> bool:
+    return type(place) is _Mark and place.value is None
 
 
 def _check_places(places: list[tp.Any], marked: tp.Any) -> None:
@@ -264,7 +302,7 @@ def tree_at(
         pytree: any pytree, or a graph object.
         replace: what to put there; a sequence of one item for each place where `where` gives several.
         replace_fn: instead of `replace`, a function from the old part to the new.
-        is_leaf: parts for which it is true are leaves. None always is.
+        is_leaf: parts for which it is true are leaves.
 
     Raises:
         ValueError: unless exactly one of `replace` and `replace_fn` is given; where `where` returns
@@ -280,8 +318,7 @@ def tree_at(
     """
     if (replace is MISSING) == (replace_fn is MISSING):
         raise ValueError("tree_at needs exactly one of `replace` and `replace_fn`.")
-    marked = _marked(pytree, is_leaf)
-    places, single = _find(where, marked)
+    marked, places, single = _places(where, pytree, is_leaf or (lambda x: False))
     _check_places(places, marked)
     values: tp.Sequence[tp.Any] = [None] * len(places)
     if replace_fn is MISSING:
@@ -292,10 +329,11 @@ def tree_at(
 
 
 def _several(replace: tp.Any, count: int) -> tp.Sequence[tp.Any]:
-    if not isinstance(replace, (list, tuple)) or len(replace) != count:
-        given = f"{len(replace)}" if isinstance(replace, (list, tuple)) else short_type(replace)
+    sequence = isinstance(replace, cabc.Sequence) or (is_array(replace) and replace.ndim > 0)
+    if not sequence or len(replace) != count:
+        given = f"{len(replace)}" if sequence else short_type(replace)
         raise ValueError(
             f"tree_at: `where` returns a sequence of {count} places, so `replace` must be a "
             f"sequence of the same length, got {given}."
         )
-    return replace
+    return list(replace)

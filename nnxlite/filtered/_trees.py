@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import path_text
+from nnxlite._errors import path_text, short_type
 from nnxlite.boundary import is_root
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._predicates import is_array
@@ -29,7 +29,7 @@ def apply_updates(model: T, updates: tp.Any) -> T:
         updates: a tree of the same structure, up to None, as `filter_grad` and optax give them.
 
     Raises:
-        ValueError: for updates of another structure, naming the place.
+        ValueError: for updates of another structure, naming the place, or of what is None.
 
     >>> import nnxlite as nnx
     >>> nnx.apply_updates([1.0, "name"], [0.5, None])
@@ -39,7 +39,14 @@ def apply_updates(model: T, updates: tp.Any) -> T:
 
 
 def _add(value: tp.Any, update: tp.Any) -> tp.Any:
-    return value if update is None or value is None else value + update
+    if update is None:
+        return value
+    if value is None:
+        raise ValueError(
+            f"apply_updates: the update {short_type(update)} belongs to a None of the model, and would "
+            "be dropped. Give None there."
+        )
+    return value + update
 
 
 def tree_equal(
@@ -47,12 +54,13 @@ def tree_equal(
 ) -> tp.Any:
     """Whether trees are equal: in structure, static values, sharing, and every leaf.
 
-    Arrays are equal with the same shape, dtype and values; NaN differs from itself.
+    Arrays are equal with the same shape, dtype and values; NaN differs from itself. A number is equal
+    to numbers only, not to an array.
 
     Args:
         pytrees: trees, or graph objects.
         typematch: leaves must also have the same type, so that NumPy and JAX arrays differ.
-        rtol, atol: tolerances for floating-point and complex arrays and numbers.
+        rtol, atol: tolerances for floating-point and complex arrays.
 
     Returns:
         A bool; or, where values decide and some array is of JAX, a JAX array of one bool (which also
@@ -84,38 +92,15 @@ def _same_leaf(x: tp.Any, y: tp.Any, typematch: bool, rtol: tp.Any, atol: tp.Any
     if typematch and type(x) is not type(y):
         if not (isinstance(x, jax.Array) and isinstance(y, jax.Array)):
             return False
-    if is_array(x) and is_array(y):
-        if x.shape != y.shape or x.dtype != y.dtype:
-            return False
-        if x is y and isinstance(x, jax.Array) and not jnp.issubdtype(x.dtype, jnp.inexact):
-            return True
-        xnp = np if isinstance(x, (np.ndarray, np.generic)) else jnp
-        if xnp is np and not isinstance(y, (np.ndarray, np.generic)):
-            xnp = jnp
-        return _close(xnp, x, y, rtol, atol)
-    if is_array(x) or is_array(y):
-        if typematch:
-            return False
-        array, number = (x, y) if is_array(x) else (y, x)
-        if array.shape != () or not isinstance(number, (bool, int, float, complex)):
-            return False
-        return _close(jnp, array, number, rtol, atol)
-    if isinstance(x, (float, complex)) and isinstance(y, (int, float, complex)):
-        return bool(abs(x - y) <= atol + rtol * abs(y)) or x == y
-    return bool(x == y)
-
-
-def _close(xnp: tp.Any, x: tp.Any, y: tp.Any, rtol: tp.Any, atol: tp.Any) -> tp.Any:
-    exact = (
-        isinstance(rtol, (int, float))
-        and rtol == 0
-        and isinstance(atol, (int, float))
-        and atol == 0
-    )
-    if exact or not jnp.issubdtype(x.dtype, jnp.inexact):
-        same = xnp.all(x == y)
-    else:
+    if not (is_array(x) and is_array(y)):
+        return not is_array(x) and not is_array(y) and bool(x == y)
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    xnp = jnp if isinstance(x, jax.Array) or isinstance(y, jax.Array) else np
+    if jnp.issubdtype(x.dtype, jnp.inexact):
         same = xnp.allclose(x, y, rtol=rtol, atol=atol)
+    else:
+        same = xnp.all(x == y)
     return bool(same) if xnp is np else same
 
 

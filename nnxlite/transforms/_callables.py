@@ -29,6 +29,61 @@ R = tp.TypeVar("R")
 T = tp.TypeVar("T")
 
 
+class Wrapper:
+    """Base of what a transform returns: equal to another one of the same function and options.
+
+    So a transform that is applied in every step of a loop finds what was compiled in the first.
+
+    Attributes:
+        __wrapped__: the function.
+        options: all else that `type(self)(function, options)` needs; it does not hold the function.
+        name: of the transform.
+    """
+
+    name: tp.Any = ""
+
+    def __init__(self, fun: tp.Any, options: tp.Any) -> None:
+        self.options = options
+        functools.update_wrapper(tp.cast(tp.Any, self), fun, updated=())
+        self.__wrapped__ = fun
+
+    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
+        return self if instance is None else functools.partial(tp.cast(tp.Any, self), instance)
+
+    def __repr__(self) -> str:
+        return f"{self.name}({name_of(self.__wrapped__)})"
+
+    def __eq__(self, other: tp.Any) -> bool:
+        if self is other or not isinstance(other, Wrapper):
+            return self is other
+        (fun, layers), (other_fun, others) = unwrapped(self), unwrapped(other)
+        return fun is other_fun and layers == others
+
+    def __hash__(self) -> int:
+        fun, layers = unwrapped(self)
+        return hash((id(fun), layers))
+
+
+Layers = tuple[tuple[type[Wrapper], "StaticArgument"], ...]
+"""What makes a wrapper of a function: classes and options, the outermost first."""
+
+
+def unwrapped(fun: tp.Any) -> tuple[tp.Any, Layers]:
+    """The function inside of wrappers, and these."""
+    layers: list[tuple[type[Wrapper], StaticArgument]] = []
+    while isinstance(fun, Wrapper) and type(fun).__eq__ is Wrapper.__eq__:
+        layers.append((type(fun), hidden_argument(fun.options)))
+        fun = fun.__wrapped__
+    return fun, tuple(layers)
+
+
+def wrapped(fun: tp.Any, layers: Layers) -> tp.Any:
+    """The inverse of `unwrapped`."""
+    for kind, options in reversed(layers):
+        fun = kind(fun, options.value)
+    return fun
+
+
 class PerFunction(tp.Generic[T]):
     """What is made once for each function and each key, and kept as long as the function lives.
 
@@ -41,6 +96,8 @@ class PerFunction(tp.Generic[T]):
 
     def get(self, fun: tp.Callable[..., tp.Any], key: tp.Any, make: tp.Callable[[], T]) -> T:
         """What was made before, if it can be remembered; else a new one."""
+        fun, layers = unwrapped(fun)
+        key = (key, layers) if layers else key
         if type(fun).__eq__ is not object.__eq__:  # an equal one may live longer than the first
             return make()
         try:
@@ -60,7 +117,11 @@ KEPT_PER_FUNCTION = 64
 
 
 def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
-    """A function that returns another, and does not keep it alive where that is possible."""
+    """A function that returns another (or one equal), and does not keep it alive where possible."""
+    inner, layers = unwrapped(fun)
+    if layers:
+        find = weakly(inner)
+        return lambda: wrapped(find(), layers)
     try:
         return weakref.ref(fun)
     except TypeError:
@@ -91,7 +152,25 @@ def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
         return _unbind_partial(fun)
     if is_root(fun) and not isinstance(fun, type):
         return Unbound(_call_object, (fun,), {})
-    return Unbound(fun, (), {})
+    inner, layers = unwrapped(fun)
+    return rewrap(unbind(inner), layers) if layers else Unbound(fun, (), {})
+
+
+def rewrap(found: Unbound, layers: Layers) -> Unbound:
+    """The callable that wrappers make of one that was taken apart; it carries the same."""
+    if not (found.args or found.kwargs):
+        return found._replace(fun=wrapped(found.fun, layers))
+    return found._replace(fun=_Carrying(found.fun, (layers, len(found.args), tuple(found.kwargs))))
+
+
+class _Carrying(Wrapper):
+    """A wrapper of a function whose first arguments the function itself carried."""
+
+    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        layers, count, names = self.options
+        named = {name: kwargs.pop(name) for name in names}
+        inner = functools.partial(self.__wrapped__, *args[:count], **named)
+        return wrapped(inner, layers)(*args[count:], **kwargs)
 
 
 def _unbind_partial(fun: functools.partial[tp.Any]) -> Unbound:

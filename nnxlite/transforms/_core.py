@@ -23,7 +23,7 @@ import jax
 from nnxlite._jax import EAGER, is_staging, trace_state
 from nnxlite.boundary import CallDef, Crossing, Inputs, replay_crossing
 from nnxlite.boundary._prefixes import refuse_non_arrays
-from nnxlite.transforms._callables import weakly
+from nnxlite.transforms._callables import unwrapped, weakly
 from nnxlite.transforms._surroundings import Surroundings, look, surroundings_of
 
 C = tp.TypeVar("C", bound="Core")
@@ -129,12 +129,13 @@ CORES_PER_FUNCTION = 16
 
 def core_for(kind: type[C], funs: tuple[tp.Callable[..., tp.Any], ...], options: tp.Any) -> C:
     """The core for some functions and options; the same one as before where that is possible."""
+    owner, layers = unwrapped(funs[0])
+    key = (kind, layers, tuple(map(id, funs[1:])), options)
     try:
-        hash(options)
-        known = _by_function.get(funs[0])
+        hash(key)
+        known = _by_function.get(owner)
     except TypeError:
         return kind(funs, options, look(funs))
-    key = (kind, tuple(map(id, funs[1:])), options)
     mine = known.get(key) if known is not None else None
     if mine is not None and mine.latest:
         core = mine.latest[0]
@@ -146,7 +147,7 @@ def core_for(kind: type[C], funs: tuple[tp.Callable[..., tp.Any], ...], options:
     if mine is None:
         mine = _Known([], collections.OrderedDict())
         try:
-            known = _by_function.setdefault(funs[0], {})
+            known = _by_function.setdefault(owner, {})
         except TypeError:  # not weakly referable
             return kind(funs, options, seen)
         known[key] = mine
@@ -181,4 +182,4 @@ def _is_function(fun: tp.Any) -> bool:
 
 
 def _same(core: Core, funs: tuple[tp.Callable[..., tp.Any], ...]) -> bool:
-    return all(ref() is fun for ref, fun in zip(core._funs, funs))
+    return all(ref() is fun or ref() == fun for ref, fun in zip(core._funs, funs))

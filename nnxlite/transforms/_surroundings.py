@@ -31,6 +31,7 @@ import numpy as np
 from nnxlite._statics import ById, UnhashableStatic, static_key
 from nnxlite.boundary import CallDef, is_root
 from nnxlite.graph._defs import ObjectDef
+from nnxlite.transforms._callables import unwrapped
 from nnxlite.variables import VariableDef
 
 _TRUSTED = frozenset(
@@ -361,12 +362,18 @@ class _Look:
             return
         wrapped = getattr(value, "__wrapped__", None)
         if wrapped is not None and _is_trusted(cls.__module__):
-            self.key.append(weakref.ref(cls))
+            self._wrapper(value)
             self.value(wrapped)
         elif callable(value) and cls.__module__.partition(".")[0] in ("jax", "jaxlib"):
             self._identity(value)
         else:
             raise Changing
+
+    def _wrapper(self, value: tp.Any) -> None:
+        """What a transform returned: with other options the same function does something else."""
+        layers = unwrapped(value)[1]
+        self.key.append(layers or weakref.ref(value))
+        self.self_contained = self.self_contained and bool(layers)
 
     def function(self, fun: types.FunctionType) -> None:
         """A function: its code, and everything that the code refers to."""

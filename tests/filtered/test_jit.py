@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -332,3 +334,91 @@ def test_modules_of_another_library():
 
     np.testing.assert_allclose(call(held, jnp.ones(2)), y, rtol=1e-6)
     assert held.count[...] == 1 and held.mlp.layers[0].weight is mlp.layers[0].weight
+
+
+WRAPPERS = {
+    "filter_grad": nnx.filter_grad,
+    "filter_value_and_grad": lambda f: nnx.filter_value_and_grad(f, has_aux=False),
+    "a spec without a hash": lambda f: nnx.filter_grad(f, arg={"a": True, "b": False}),
+    "filter_hessian": nnx.filter_hessian,
+    "filter_jacrev": nnx.filter_jacrev,
+    "filter_checkpoint": nnx.filter_checkpoint,
+    "filter_vmap": lambda f: nnx.filter_vmap(f, in_axes={"x": 0}),
+    "both": lambda f: nnx.filter_vmap(nnx.filter_checkpoint(f)),
+}
+
+
+@pytest.mark.parametrize("jit", [nnx.filter_jit, nnx.jit])
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_transform_wrapped_anew_compiles_once(jit, name):
+    f, traces = counted(lambda x: sum(v.sum() for v in x.values()))
+    for _ in range(3):
+        before = len(traces)
+        jit(WRAPPERS[name](f))({"a": jnp.ones(2), "b": jnp.ones(2)})
+        gc.collect()
+    assert before and len(traces) == before
+    alive = weakref.ref(f)
+    del f
+    gc.collect()
+    assert alive() is None
+
+
+def test_wrappers_are_equal_by_function_and_options():
+    f, g = (lambda x: x), (lambda x: x)
+    axes = lambda: {"x": {"a": 0, "b": None}}
+    same = [
+        (nnx.filter_grad(f), nnx.filter_grad(f)),
+        (nnx.filter_vmap(f, in_axes=axes()), nnx.filter_vmap(f, in_axes=axes())),
+        (nnx.filter_jit(nnx.filter_grad(f)), nnx.filter_jit(nnx.filter_grad(f))),
+    ]
+    for one, other in same:
+        assert one == other and hash(one) == hash(other)
+    different = [
+        nnx.filter_grad(f),
+        nnx.filter_grad(g),
+        nnx.filter_grad(f, has_aux=True),
+        nnx.filter_value_and_grad(f),
+        nnx.filter_vmap(f),
+        nnx.filter_pmap(f),
+        nnx.filter_vmap(f, in_axes=1),
+        nnx.filter_jit(nnx.filter_vmap(f)),
+        f,
+    ]
+    assert len(set(different)) == len(different)
+
+
+def test_other_options_of_a_captured_wrapper_are_seen():
+    twice = lambda x: 2 * x
+    inner = nnx.filter_vmap(twice, out_axes=0)
+    run = lambda: nnx.cond(True, lambda x: inner(x), lambda x: inner(x), jnp.ones((2, 3))).shape
+    assert run() == (2, 3)
+    inner = nnx.filter_vmap(twice, out_axes=1)
+    assert run() == (3, 2)
+    h = nnx.grad(lambda a, b: a * b, argnums=0)
+    scanned = nnx.scan(lambda c, x: (c, h(x, 2.0)), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    assert scanned(0.0, jnp.ones(1) * 3)[1].tolist() == [2]
+    h = nnx.grad(lambda a, b: a * b, argnums=1)
+    assert scanned(0.0, jnp.ones(1) * 3)[1].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    "wrap", [nnx.filter_vmap, nnx.filter_checkpoint, lambda f: nnx.filter_vmap(nnx.filter_jit(f))]
+)
+@pytest.mark.parametrize("jit", [nnx.filter_jit, nnx.jit])
+def test_a_module_inside_of_wrappers_is_an_argument(jit, wrap):
+    model = Tied()
+    call = jit(wrap(model))
+    x = jnp.ones((2, 3))
+    before = call(x)
+    model.scale = 2 * model.scale
+    np.testing.assert_allclose(call(x), 2 * before, rtol=1e-6)
+    method = jit(wrap(functools.partial(Tied.__call__, model)))
+    np.testing.assert_allclose(method(x), 2 * before, rtol=1e-6)
+
+
+def test_compiler_options():
+    lowered = nnx.filter_jit(lambda x, n: x * n).lower(jnp.ones(2), 2)
+    compiled = lowered.compile(compiler_options={"xla_cpu_enable_fast_math": True})
+    assert compiled(jnp.ones(2), 2).tolist() == [2, 2]
+    assert lowered.lowered.as_text() == lowered.as_text()
+    assert compiled.compiled.cost_analysis() == compiled.cost_analysis()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -274,9 +277,95 @@ def test_pmap_donates_what_is_mapped(donate):
             "answered 'a' for the leaf at '0.0'",
         ),
         (lambda: nnx.filter_pmap(ADD, donate="x"), ValueError, "donate='x'"),
+        (
+            lambda: nnx.filter_pmap(ADD, donate_argnums=0),
+            ValueError,
+            "filter_pmap takes no donate_argnums=",
+        ),
+        (
+            lambda: nnx.filter_vmap(lambda x, y=1: x, in_axes={"x": 0, "y": 0})(ONES),
+            ValueError,
+            "in_axes= has a spec for the arguments ['y'], which the call does not give",
+        ),
+        (
+            lambda: nnx.filter_vmap(lambda x: x, in_axes={"z": 0})(jnp.ones(3)),
+            ValueError,
+            "in_axes= has a spec for 'z', and <lambda>",
+        ),
+        (
+            lambda: nnx.filter_vmap(lambda x: x, in_axes={"x": {"a": 1}})({"a": jnp.ones(3)}),
+            ValueError,
+            "in_axes: the leaf at '0.a' is float32[3] and has no axis 1",
+        ),
+        (
+            lambda: nnx.filter_pmap(lambda x: x)(jnp.array(1.0)),
+            ValueError,
+            "in_axes: the leaf at '0' is float32[] and has no axis 0",
+        ),
+        (
+            lambda: nnx.filter_pmap(lambda x: x, axis_size=2)(jnp.ones(3)),
+            ValueError,
+            "Mapped leaves: '0' float32[3]: axis 0, axis_size=2",
+        ),
     ],
 )
 def test_messages(call, kind, message):
     with pytest.raises(kind) as error:
         call()
     assert message in str(error.value)
+
+
+def test_axes_by_name():
+    x, y = jnp.arange(2.0), jnp.arange(3.0)
+    times = lambda x, y, *, z=1.0: x * y * z
+    for mapped in (nnx.filter_vmap, nnx.filter_pmap):
+        assert mapped(times, in_axes={"y": None})(x, y).tolist() == [[0, 0, 0], [0, 1, 2]]
+        assert mapped(times, in_axes={"x": None})(x[1], y[:2], z=x).tolist() == [0, 1]
+        keyword = mapped(times, in_axes={"y": None, "z": None})(x, y=y, z=2.0)
+        assert keyword.tolist() == [[0, 0, 0], [0, 2, 4]]
+
+    class Scaled(nnx.Module):
+        def __init__(self):
+            self.scale = nnx.Param(jnp.array(2.0))
+
+        def apply(self, x, y):
+            return self.scale * x + y
+
+    assert nnx.filter_vmap(Scaled().apply, in_axes={"y": None})(x, 1.0).tolist() == [1, 3]
+
+
+def test_pmap_with_a_size_alone_and_ahead_of_time():
+    ones = nnx.filter_pmap(lambda name: (jnp.ones(2), name), axis_size=4)("n")
+    assert ones[0].shape == (4, 2) and ones[1] == "n"
+    whole = nnx.filter_pmap(lambda x: 2 * x, in_axes=None, axis_size=2)(jnp.arange(2.0))
+    assert whole.tolist() == [[0, 2], [0, 2]]
+    model = nnx.Dict(n=nnx.Param(jnp.zeros(2)))
+    lowered = nnx.filter_pmap(lambda m, x, k: write(m, k * x)).lower(model, jnp.arange(2.0), 2)
+    assert "module" in lowered.as_text() and model.n.value.tolist() == [0, 0]
+    run = lowered.compile()
+    run(model, jnp.arange(2.0), 2)
+    assert model.n.value.tolist() == [0, 2]
+    with pytest.raises(TypeError, match="was compiled for arguments of another structure"):
+        run(model, jnp.arange(2.0), 3)
+
+
+def test_pmap_keeps_programs_by_function_and_nothing_else_alive():
+    traces = []
+
+    def f(m, x):
+        traces.append(None)
+        return m.n * x
+
+    models = [nnx.Dict(n=nnx.Param(jnp.ones(2))) for _ in range(3)]
+    for model in models:
+        assert nnx.filter_pmap(f)(model, jnp.arange(2.0)).tolist() == [0, 1]
+        assert nnx.filter_pmap(f, in_axes={"x": 0})(model, jnp.arange(2.0)).tolist() == [0, 1]
+    assert len(traces) == 2
+    alive = [weakref.ref(m) for m in models]
+    del models, model
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 3
+    alive = weakref.ref(f)
+    del f
+    gc.collect()
+    assert alive() is None

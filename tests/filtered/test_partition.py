@@ -250,3 +250,11 @@ def test_a_chain_longer_than_the_recursion_limit():
         chain = Link(chain)
     again = nnx.combine(*nnx.partition(chain, nnx.is_array))
     assert again.below.below.weight.value == 1
+
+
+def test_parts_are_leaves_from_where_the_spec_ends():
+    tree, stop = {"a": (1, "x"), "b": [(2, "y"), 3]}, lambda x: isinstance(x, tuple)
+    spec = {"a": (True, False), "b": lambda x: isinstance(x, tuple)}
+    assert nnx.filter(tree, spec, is_leaf=stop) == {"a": (1, None), "b": [(2, "y"), None]}
+    with pytest.raises(ValueError, match="filter_spec is no prefix of the tree"):
+        nnx.filter(tree, {"a": [True, False], "b": True}, is_leaf=stop)

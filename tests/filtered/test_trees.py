@@ -34,6 +34,34 @@ def test_equal_leaves_are_different_places():
     assert nnx.tree_at(lambda t: t[1], [x, x], 2)[0] is x
 
 
+def test_tree_at_tells_empty_parts_and_nones_from_each_other():
+    tree = {"a": (), "b": (), "c": [(), {}, []]}
+    assert nnx.tree_at(lambda t: t["b"], tree, 5) == {**tree, "b": 5}
+    assert nnx.tree_at(lambda t: (t["c"][0], t["a"]), tree, (1, 2))["c"] == [1, {}, []]
+    kept = nnx.tree_at(lambda t: t["c"][1], tree, 5)
+    assert type(kept["a"]) is tuple and type(kept["c"][0]) is tuple
+    assert nnx.tree_at(lambda t: t["a"], tree, replace_fn=len) == {**tree, "a": 0}
+    layers = [{"w": 1, "bias": 2}, {"w": 3, "bias": None}, {"w": 4, "bias": 5}]
+    that_exist = lambda t: [layer["bias"] for layer in t if layer["bias"] is not None]
+    new = nnx.tree_at(that_exist, layers, replace_fn=lambda b: -b)
+    assert [layer["bias"] for layer in new] == [-2, None, -5]
+    assert nnx.tree_at(jax.tree.leaves, (1, None, 2), (3, 4)) == (3, None, 4)
+    one_of_two = nnx.tree_at(lambda t: t[1]["bias"], [layers[1], layers[1]], 7)
+    assert [layer["bias"] for layer in one_of_two] == [None, 7]
+    assert nnx.tree_at(lambda t: t, None, 1) == 1
+    model = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+    with_bias = nnx.tree_at(lambda m: m.bias, model, nnx.Param(jnp.ones(2)))
+    assert with_bias.bias.shape == (2,) and model.bias is None
+    exists = lambda m: [m.bias] if m.bias is not None else []
+    assert nnx.tree_at(exists, model, replace_fn=lambda b: b * 0).bias is None
+
+
+@pytest.mark.parametrize("values", [jnp.array([3, 4]), np.array([3, 4]), range(3, 5), [3, 4]])
+def test_tree_at_takes_sequences_of_replacements(values):
+    new = nnx.tree_at(lambda t: (t["a"], t["b"][0]), {"a": 1, "b": [2]}, values)
+    assert (int(new["a"]), int(new["b"][0])) == (3, 4)
+
+
 def test_tree_at_by_path():
     tree = {"a": [1, (2, 3)]}
     assert nnx.tree_at("a.1.0", tree, 9) == {"a": [1, (9, 3)]}
@@ -155,6 +183,11 @@ def test_apply_updates_with_optax_keeps_sharing():
     assert nnx.tree_equal(model, Tied())
 
 
+def test_an_update_of_none_is_refused():
+    with pytest.raises(ValueError, match=r"the update float32\[2\] belongs to a None of the model"):
+        nnx.apply_updates([None, 1.0], [jnp.ones(2), 1.0])
+
+
 def test_tree_equal():
     one = jnp.ones(2)
     assert nnx.tree_equal([one, "a"], [jnp.ones(2), "a"])
@@ -165,8 +198,9 @@ def test_tree_equal():
     assert nnx.tree_equal(one, np.ones(2, np.float32))
     assert not nnx.tree_equal(one, np.ones(2, np.float32), typematch=True)
     assert nnx.tree_equal(1, 1.0) and not nnx.tree_equal(1, 1.0, typematch=True)
-    assert nnx.tree_equal(jnp.array(1.0), 1.0)
-    assert not nnx.tree_equal(jnp.array(1.0), 1.0, typematch=True)
+    for number in (1.0, 1, True, float("nan")):  # an array is no number
+        for array in (jnp.array(1.0), np.float32(1), jnp.array(jnp.nan)):
+            assert nnx.tree_equal([array], [number]) is nnx.tree_equal([number], [array]) is False
     assert not nnx.tree_equal(jnp.array(1.0), "a") and not nnx.tree_equal(one, 1.0)
     assert nnx.tree_equal(one, one, one) and not nnx.tree_equal(one, one, one + 1)
     assert nnx.tree_equal(one) and nnx.tree_equal()
@@ -179,9 +213,11 @@ def test_tree_equal_with_tolerances_and_under_jit():
     assert nnx.tree_equal(one, one + 1e-3, atol=1e-2)
     assert nnx.tree_equal(one, one + 1e-3, rtol=1e-2)
     assert not nnx.tree_equal(one, one + 1e-1, atol=1e-2)
-    assert nnx.tree_equal(1.0, 1.001, atol=1e-2) and not nnx.tree_equal(1.0, 1.1, atol=1e-2)
+    assert nnx.tree_equal(1.0, 1.001, atol=1e-2) is False  # tolerances are for arrays
     equal = jax.jit(lambda x, y: nnx.tree_equal([x], [y]))
     assert equal(one, one) and not equal(one, one + 1)
+    with_number = jax.jit(lambda x: (nnx.tree_equal([x, 1], [x, 1]), nnx.tree_equal([x], [1.0])))
+    assert tuple(map(bool, with_number(jnp.array(1.0)))) == (True, False)
 
 
 def test_tree_equal_sees_sharing():

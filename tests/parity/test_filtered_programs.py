@@ -250,7 +250,125 @@ RULES = {
     "custom_jvp without a tangent": lambda lib: custom_jvp(lib, lambda t: None),
     "no rule": lambda lib: lib.filter_custom_jvp(lambda x: x)(X),
 }
+TIMES = lambda x, y: x * y
+MIXED = lambda x, y: (x * 2, y * 3, x * y, "a", 2.0, jnp.arange(2))
+HALF = eqx.tree_at(lambda m: m.layers[1].bias, MLP, None)
+BIASES = lambda m: [layer.bias for layer in m.layers if layer.bias is not None]
+
+
+def rules(lib, call, fwd=None, bwd=lambda r, g, p, x, *a, **k: g * 5):
+    """Differentiate a call of a function with rules, and what these were told."""
+    seen = []
+    f = lib.filter_custom_vjp(lambda x, *a, **k: jnp.sum(x * 2))
+    f.def_fwd(
+        lambda p, x, *a, **k: (seen.append((p, len(a), sorted(k))), (jnp.sum(x * 2), None))[1]
+    )
+    f.def_bwd(bwd)
+    return jax.grad(lambda x: call(f, x))(X), repr(seen)
+
+
+def converted(lib, example, *args):
+    f = lib.filter_closure_convert(lambda x: (x * X, "a"), example)
+    return f(*args), repr(f.in_struct), repr(f.out_struct)
+
+
+def traces(lib, wrap):
+    count = []
+    f = lambda x: (count.append(None), (x**2).sum())[1]
+    for _ in range(3):
+        wrap(f)(X)
+    return len(count)
+
+
+PLACES = {
+    "one of two empty tuples": lambda lib: lib.tree_at(lambda t: t["b"], {"a": (), "b": ()}, 5),
+    "two empty tuples": lambda lib: lib.tree_at(
+        lambda t: (t["a"], t["b"]), {"a": (), "b": ()}, (5, 6)
+    ),
+    "biases that exist": lambda lib: lib.tree_at(BIASES, HALF, replace_fn=lambda b: b * 0),
+    "the one None": lambda lib: lib.tree_at(lambda t: (t[0], t[1]), [1, None], (2, 3)),
+    "a None that is a leaf": lambda lib: lib.tree_at(
+        lambda t: t[1], [None, None], 5, is_leaf=lambda x: x is None
+    ),
+    "leaves": lambda lib: lib.tree_at(jax.tree.leaves, [X, (1, None), "a"], [9, 8, 7]),
+    "an array of replacements": lambda lib: lib.tree_at(lambda t: t[:2], [1, 2, 3], jnp.arange(2)),
+    "text of replacements": lambda lib: lib.tree_at(lambda t: t[:2], [1, 2, 3], "ab"),
+    "no places": lambda lib: lib.tree_at(lambda t: [], [1, 2, 3], []),
+    "an update of None": lambda lib: type(lib.apply_updates([1.0], [None])),
+}
+TANGENTS = {
+    "jvp of some": lambda lib: lib.filter_jvp(MIXED, (X, X), (X, None)),
+    "jvp of none": lambda lib: lib.filter_jvp(MIXED, (X, X), (None, None)),
+    "jvp beside a number": lambda lib: lib.filter_jvp(MIXED, (X, 2.0), (X, None)),
+    "jvp of a number": lambda lib: lib.filter_jvp(MIXED, (X, 2.0), (X, 1.0)),
+    "jvp beside NumPy": lambda lib: lib.filter_jvp(MIXED, (X, np.ones(3, np.float32)), (X, None)),
+    "jvp with complex": lambda lib: lib.filter_jvp(jnp.sin, (X,), (X + 1j,)),
+    "jvp with bfloat16": lambda lib: lib.filter_jvp(jnp.sin, (X,), (X.astype(jnp.bfloat16),)),
+    "jvp with an int": lambda lib: lib.filter_jvp(jnp.sin, (1.0,), (1,)),
+    "jvp with float64": lambda lib: lib.filter_jvp(jnp.sin, (X,), (np.ones(3),)),
+    "vjp beside a number": lambda lib: lib.filter_vjp(lambda x: (x, 3.0), X)[1]((X, None)),
+    "vjp of a number": lambda lib: lib.filter_vjp(lambda x: 3.0, X)[1](None),
+    "vjp with complex": lambda lib: lib.filter_vjp(jnp.sin, X)[1](X + 1j),
+    "vjp with bfloat16": lambda lib: lib.filter_vjp(jnp.sin, X)[1](X.astype(jnp.bfloat16)),
+    "vjp with a number": lambda lib: lib.filter_vjp(jnp.sin, jnp.array(1.0))[1](1.0),
+}
+WITH_RULES = {
+    "first argument": lambda lib: rules(lib, lambda f, x: f(x)),
+    "another argument": lambda lib: rules(lib, lambda f, x: f(x, x)),
+    "another argument in jit": lambda lib: rules(lib, lambda f, x: jax.jit(f)(X, x)),
+    "a keyword": lambda lib: rules(lib, lambda f, x: f(x, y=x)),
+    "constants": lambda lib: rules(lib, lambda f, x: f(x, X, 2, y="a")),
+    "no gradient": lambda lib: rules(lib, lambda f, x: f(x), bwd=lambda r, g, p, x: None),
+}
+CONVERTED = {
+    "weak": lambda lib: converted(lib, jnp.array(1.0), jnp.ones(())),
+    "strong": lambda lib: converted(lib, jnp.ones(()), jnp.array(1.0)),
+    "abstract": lambda lib: converted(lib, jax.ShapeDtypeStruct((3,), jnp.float32), X),
+    "another dtype": lambda lib: converted(lib, X, jnp.arange(3)),
+    "another number": lambda lib: converted(lib, 1.0, 2.0),
+    "constants of a module": lambda lib: [
+        np.shape(c) for c in lib.filter_make_jaxpr(SCALED)(X)[0].consts
+    ],
+    "constants of a method": lambda lib: [
+        np.shape(c) for c in lib.filter_make_jaxpr(SCALED.scaled)(X)[0].consts
+    ],
+    "compiler options": lambda lib: (
+        lib.filter_jit(jnp.sin)
+        .lower(X)
+        .compile(compiler_options={"xla_cpu_enable_fast_math": True})(X)
+    ),
+}
+BY_NAME = {
+    "by name": lambda lib: lib.filter_vmap(TIMES, in_axes={"x": 0, "y": None})(X, X),
+    "one name": lambda lib: lib.filter_vmap(TIMES, in_axes={"y": None})(X, X),
+    "another name": lambda lib: lib.filter_vmap(TIMES, in_axes={"z": None})(X, X),
+    "a name not given": lambda lib: lib.filter_vmap(lambda x, y=1: x, in_axes={"y": 0})(X),
+    "pmap by name": lambda lib: lib.filter_pmap(TIMES, in_axes={"y": None})(X, X),
+    "pmap with a size": lambda lib: lib.filter_pmap(lambda: jnp.ones(2), axis_size=2)(),
+    "pmap over an axis of no array": lambda lib: lib.filter_pmap(
+        lambda x, y, z: (x, y, z), in_axes=0
+    )(X, 2.0, "a"),
+    "pmap over an axis of a NumPy scalar": lambda lib: lib.filter_pmap(TIMES, in_axes=0)(
+        X, np.float32(2)
+    ),
+    "pmap of a number": lambda lib: lib.filter_pmap(lambda x: x * 2, axis_size=2)(2.0),
+    "pmap without an axis": lambda lib: lib.filter_pmap(lambda x: x)(jnp.array(1.0)),
+    "pmap ahead of time": lambda lib: (
+        lib.filter_pmap(lambda x, n: (x * n, n)).lower(X, 2).compile()(X, 2)
+    ),
+}
+LOOPS = {
+    "grad": lambda lib: traces(lib, lambda f: lib.filter_jit(lib.filter_grad(f))),
+    "checkpoint": lambda lib: traces(lib, lambda f: lib.filter_jit(lib.filter_checkpoint(f))),
+    "vmap": lambda lib: traces(lib, lambda f: lib.filter_jit(lib.filter_vmap(f))),
+}
 GROUPS = {
+    "places": PLACES,
+    "tangents": TANGENTS,
+    "with rules": WITH_RULES,
+    "converted": CONVERTED,
+    "by name": BY_NAME,
+    "loops": LOOPS,
     "mapped": MAPPED,
     "jitted": JITTED,
     "derivatives": DERIVATIVES,

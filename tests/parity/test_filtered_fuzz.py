@@ -1,0 +1,34 @@
+"""Random programs in the filtered style, run by this library and by Equinox as a black box.
+
+`NNXLITE_FUZZ=3000` sets the number of programs, `NNXLITE_FUZZ_FIRST` the first seed. A failure shows
+the seed, the program with the line that differs, and both outcomes.
+"""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import pytest
+
+import nnxlite as nnx
+from tests.parity.filtered_fuzz import difference, program_of
+
+eqx = pytest.importorskip("equinox")
+
+PROGRAMS = int(os.environ.get("NNXLITE_FUZZ", "100"))
+FIRST = int(os.environ.get("NNXLITE_FUZZ_FIRST", "0"))
+BATCH = 10
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("start", range(FIRST, FIRST + PROGRAMS, BATCH))
+def test_both_do_the_same(start):
+    found = {s: difference(program_of(s), nnx, eqx) for s in range(start, start + BATCH)}
+    jax.clear_caches()
+    text = "\n\n".join(f"seed {seed}:\n{text}" for seed, text in found.items() if text)
+    assert not text, text
+
+
+def test_the_same_seed_gives_the_same_program():
+    assert program_of(7) == program_of(7) != program_of(8)
