@@ -80,9 +80,12 @@ def _mapped(
         abstract = isinstance(value, jax.ShapeDtypeStruct)
         if not abstract and not (arrays and hasattr(value, "shape") and hasattr(value, "dtype")):
             return value
-        known = getattr(value, "sharding", None) if abstract or not is_tracing() else None
-        if replicate or not abstract or known is None:
-            known = _annotated(value, metadata, mesh, replicate) or known
+        own = getattr(value, "sharding", None) if abstract or not is_tracing() else None
+        known = own
+        if replicate or not abstract or own is None:
+            known = _annotated(value, metadata, mesh, replicate) or own
+        if abstract and known is own:
+            return value  # with its weak type
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=known)
 
     def one(x: tp.Any) -> tp.Any:

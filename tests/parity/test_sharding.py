@@ -550,3 +550,13 @@ def test_a_whole_value_keeps_its_own_weak_type():
         return found
 
     assert_same(program)
+
+
+def test_as_abstract_leaves_weak_types_as_they_are():
+    def program(lib):
+        model = lib.eval_shape(lambda: lib.Dict(a=lib.Param(jnp.full(2, 0.5)), b=lib.data(1.5)))
+        found = [lib.as_abstract(model), lib.as_abstract(lib.state(model))]
+        return [jax.tree.leaves(tree)[0].weak_type for tree in (model, *found)]
+
+    assert_same(program)
+    assert program(nnx) == [True] * 3

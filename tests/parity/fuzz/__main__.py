@@ -13,12 +13,12 @@ import traceback
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
-import jax  # noqa: E402
+import jax
 
-from tests.parity.fuzz import prelude  # noqa: E402
-from tests.parity.fuzz.generate import generate  # noqa: E402
-from tests.parity.fuzz.known import explain  # noqa: E402
-from tests.parity.fuzz.run import Difference, Peers, compare  # noqa: E402
+from tests.parity.fuzz import prelude
+from tests.parity.fuzz.generate import generate
+from tests.parity.fuzz.known import explain
+from tests.parity.fuzz.run import Difference, Peers, compare
 
 
 def report(seed: int, found: Difference) -> str:
@@ -66,7 +66,14 @@ def main() -> None:
             print(f"--- seed {seed}\n" + "\n".join(program))
         text = "\n".join(program)
         used.update(set(re.findall(r"nnx\.(?:[a-z]+\.)?\w+", text)))
-        used.update(set(re.findall(r"(?:graph|graph_updates|recreate_variables|copy|variables|arrays|ref|has_aux|squeeze|only|reverse|unroll)=(?:True|False|None|2)?", text)))
+        used.update(
+            set(
+                re.findall(
+                    r"(?:graph|graph_updates|recreate_variables|copy|variables|arrays|ref|has_aux|squeeze|only|reverse|unroll)=(?:True|False|None|2)?",
+                    text,
+                )
+            )
+        )
         error = theirs[-1].error
         if error is not None:
             ended["raised in the reference"] += 1

@@ -100,7 +100,7 @@ def array(x: tp.Any) -> tp.Any:
     if isinstance(x, jax.Array) and x.is_deleted():
         return ("deleted", str(x.dtype), x.shape)
     weak = bool(getattr(x, "weak_type", False))
-    return ("array", str(x.dtype), x.shape, weak, placement(x), np.asarray(x))
+    return ("array", str(x.dtype), x.shape, weak, placement(x), np.array(x))
 
 
 def placement(x: tp.Any) -> tp.Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 import typing as tp
 
-TEXT = '''\
+TEXT = """\
 import functools
 
 import jax
@@ -98,7 +98,7 @@ def fails(call):
         return "passed", call()
     except Exception as error:
         return "raised", type(error).__name__
-'''
+"""
 
 
 def names_of(lib: types.ModuleType) -> dict[str, tp.Any]:

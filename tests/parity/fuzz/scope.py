@@ -22,7 +22,9 @@ import numpy as np
 SHAPES: list[tuple[int, ...]] = [(), (2,), (2, 2), (2, 3)]
 KINDS = ["nnx.Param", "nnx.Param", "nnx.Param", "nnx.BatchStat", "nnx.Variable", "Count", "Scale"]
 ATTRIBUTES = "abcde"
-FLATTENS = re.compile("graph=False|jax.tree|keystrs|check_pytree|EMA|eval_shape|graph_updates=False|abstract|pure")
+FLATTENS = re.compile(
+    "graph=False|jax.tree|keystrs|check_pytree|EMA|eval_shape|graph_updates=False|abstract|pure"
+)
 
 
 @dataclasses.dataclass
@@ -140,7 +142,9 @@ class Scope:
             return None
         if self.chance(containers):
             parts = [self.one(places).text for _ in range(self.rng.randint(1, 2))]
-            variable = [p.text for p in self.places(names) if isinstance(p.value, self.lib.Variable)]
+            variable = [
+                p.text for p in self.places(names) if isinstance(p.value, self.lib.Variable)
+            ]
             if variable and self.chance(0.5):
                 parts.append(self.one(variable))
             keys = [repr(k) for k in "uvw"]
@@ -151,7 +155,9 @@ class Scope:
                 return "(" + ", ".join(parts) + ",)"
             return "{" + ", ".join(f"{k}: {p}" for k, p in zip(keys, parts)) + "}"
         if self.chance(variables):
-            places = [p for p in self.places(names) if isinstance(p.value, self.lib.Variable)] or places
+            places = [
+                p for p in self.places(names) if isinstance(p.value, self.lib.Variable)
+            ] or places
             return self.one(places).text
         top = [p for p in places if not p.path]
         return self.one(top if self.chance(0.8) else places).text
@@ -175,7 +181,9 @@ class Scope:
 
     # Expressions ----------------------------------------------------------------------------------
 
-    def numeric(self, shape: tuple[int, ...] | None = None, dtype: tp.Any = None) -> list[tuple[str, tp.Any]]:
+    def numeric(
+        self, shape: tuple[int, ...] | None = None, dtype: tp.Any = None
+    ) -> list[tuple[str, tp.Any]]:
         """Texts and values of arrays in scope: Variables as they are read, and arrays."""
         found = []
         for place in self.places():
@@ -226,7 +234,9 @@ class Scope:
 
     def factor(self) -> str:
         """A scalar to multiply or to add."""
-        return f"jnp.tanh({self.scalar(1)})" if self.chance(0.5) else self.one(["0.5", "2.0", "1.5"])
+        return (
+            f"jnp.tanh({self.scalar(1)})" if self.chance(0.5) else self.one(["0.5", "2.0", "1.5"])
+        )
 
     def literal(self, shape: tuple[int, ...] | None = None) -> str:
         """A new array, as a literal."""
@@ -237,7 +247,9 @@ class Scope:
         if shape == ():
             options += ["jnp.float32(1.5)", "jnp.array(0.75)", "jnp.asarray(2.0)"]
         if self.chance(0.12):
-            options = [f"jnp.ones({shape}, jnp.{t})" for t in ("int32", "bfloat16", "bool", "float16")]
+            options = [
+                f"jnp.ones({shape}, jnp.{t})" for t in ("int32", "bfloat16", "bool", "float16")
+            ]
         return self.one(options)
 
     # Statements ---------------------------------------------------------------------------------
@@ -277,7 +289,9 @@ class Scope:
         names = params + captures
         env.update(zip(names, copies))
         env["TICKS"] = []
-        scope = Scope(self.rng, self.lib, env, names, set(env) - set(names), self.depth + 1, self.counter)
+        scope = Scope(
+            self.rng, self.lib, env, names, set(env) - set(names), self.depth + 1, self.counter
+        )
         for name in captures:
             scope.freeze(env[name])
         return scope

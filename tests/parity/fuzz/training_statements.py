@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.parity.fuzz.graph_statements import filters, kind_filter, some_filter, statement
 from tests.parity.fuzz.scope import Scope
-from tests.parity.fuzz.transform_statements import Function, modes, wrapped, with_params
+from tests.parity.fuzz.transform_statements import Function, modes, with_params, wrapped
 
 # Random streams ---------------------------------------------------------------------------------------
 
@@ -24,7 +24,9 @@ def new_rngs(s: Scope) -> str | None:
 
 @statement(0.8, body=True)
 def draw(s: Scope) -> str | None:
-    found = [p for p in s.places() if isinstance(p.value, s.lib.Rngs) and id(p.value) not in s.frozen]
+    found = [
+        p for p in s.places() if isinstance(p.value, s.lib.Rngs) and id(p.value) not in s.frozen
+    ]
     if not found:
         return None
     t = s.one(found).text
@@ -44,7 +46,9 @@ def draw(s: Scope) -> str | None:
 
 @statement(0.8, body=True)
 def fork(s: Scope) -> str | None:
-    found = [p for p in s.places() if isinstance(p.value, s.lib.Rngs) and id(p.value) not in s.frozen]
+    found = [
+        p for p in s.places() if isinstance(p.value, s.lib.Rngs) and id(p.value) not in s.frozen
+    ]
     if not found:
         return None
     t = s.one(found).text
@@ -76,7 +80,9 @@ def split_streams(s: Scope) -> list[str] | None:
     only = s.one(["", "", ", only='params'", f", only={some_filter(s, 1)}"])
     form = s.rng.randrange(4)
     if form == 0:
-        return [f"with nnx.split_rngs({node}, splits=2{only}):\n    {s.fresh('r')} = nnx.as_pure(nnx.state({node}))"]
+        return [
+            f"with nnx.split_rngs({node}, splits=2{only}):\n    {s.fresh('r')} = nnx.as_pure(nnx.state({node}))"
+        ]
     if form == 1:
         z = s.fresh("z")
         lines = [f"{z} = nnx.split_rngs({node}, splits=2{only})", f"nnx.restore_rngs({z})"]
@@ -87,8 +93,10 @@ def split_streams(s: Scope) -> list[str] | None:
     axes = s.one(["0", "nnx.StateAxes({nnx.RngState: 0, ...: None})"])
     tail = "a.params.normal((2,))" if node in streams(s) else "nnx.state(a, nnx.RngKey)"
     return [
-        f"@nnx.split_rngs(splits=2{only})\n@nnx.vmap(in_axes=({axes},))\n"
-        f"def {name}(a):\n    TICKS.append({name!r})\n    return {tail}",
+        (
+            f"@nnx.split_rngs(splits=2{only})\n@nnx.vmap(in_axes=({axes},))\n"
+            f"def {name}(a):\n    TICKS.append({name!r})\n    return {tail}"
+        ),
         f"{s.fresh('r')} = {name}({node})",
         f"{s.fresh('r')} = {name}({node})",
     ]
@@ -107,8 +115,10 @@ def broadcast_streams(s: Scope) -> list[str] | None:
             f"{s.fresh('r')} = {name}({t}, jnp.arange(2.0))",
         ]
     return [
-        f"@nnx.scan(in_axes=(nnx.Carry, None, 0){options})\n"
-        f"def {name}(c, k, x):\n    y = k.params.normal(())\n    return c + y, y + x",
+        (
+            f"@nnx.scan(in_axes=(nnx.Carry, None, 0){options})\n"
+            f"def {name}(c, k, x):\n    y = k.params.normal(())\n    return c + y, y + x"
+        ),
         f"{s.fresh('r')} = {name}(0.0, {t}, jnp.arange(2.0))",
     ]
 
@@ -123,8 +133,10 @@ TRANSFORMATIONS = [
     "optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1))",
     "optax.masked(optax.sgd(0.1), lambda t: jax.tree_util.tree_map_with_path(lambda p, x: 'a' in str(p), t))",
     "optax.adamw(0.1, mask=lambda t: jax.tree_util.tree_map_with_path(lambda p, x: len(p) > 2, t))",
-    "optax.multi_transform({'x': optax.sgd(0.1), 'y': optax.set_to_zero()}, lambda t: "
-    "jax.tree_util.tree_map_with_path(lambda p, x: 'x' if \"'a'\" in jax.tree_util.keystr(p) else 'y', t))",
+    (
+        "optax.multi_transform({'x': optax.sgd(0.1), 'y': optax.set_to_zero()}, lambda t: "
+        "jax.tree_util.tree_map_with_path(lambda p, x: 'x' if \"'a'\" in jax.tree_util.keystr(p) else 'y', t))"
+    ),
 ]
 
 
@@ -134,7 +146,9 @@ def train(s: Scope) -> list[str] | None:
     if not places:
         return None
     place = s.one(places)
-    wrt = s.one(["nnx.Param", "nnx.Param", "nnx.All(nnx.Param, nnx.Not(Scale))", "Scale", some_filter(s, 1)])
+    wrt = s.one(
+        ["nnx.Param", "nnx.Param", "nnx.All(nnx.Param, nnx.Not(Scale))", "Scale", some_filter(s, 1)]
+    )
     o, a = s.fresh("o"), s.fresh("a")
     kind = s.one(["Optimizer", "Optimizer", "ModelAndOptimizer"])
     cls = "nnx.Optimizer" if kind == "Optimizer" else "nnx.optimizer.ModelAndOptimizer"
@@ -146,7 +160,10 @@ def train(s: Scope) -> list[str] | None:
     if s.chance(0.5):
         g = s.fresh("s")
         update = f"{o}.update({model}{g})"
-        lines += [f"{g} = nnx.grad({f.name}{', ' + argnums if argnums else ''})({place.text})", update]
+        lines += [
+            f"{g} = nnx.grad({f.name}{', ' + argnums if argnums else ''})({place.text})",
+            update,
+        ]
     else:
         step = s.fresh("f")
         inner = "o.update(m, g)" if kind == "Optimizer" else "o.update(g)"
@@ -209,7 +226,9 @@ def sharded_model(s: Scope) -> str | None:
         return None
     shape = s.one(["2", "8", "2, 2", "2, 4"])
     second = s.one(["None", "'e'"]) if "," in shape else "None"
-    form = s.one(["sharding=('d', {})", "sharding_names=('d', {})", "sharding=P('d', {})"]).format(second)
+    form = s.one(["sharding=('d', {})", "sharding_names=('d', {})", "sharding=P('d', {})"]).format(
+        second
+    )
     body = f"Box(a=nnx.Param(jnp.ones((8, 4)), {form}), b=nnx.Param(jnp.arange(8.0), {form.split(', {')[0]}))"
     body = body.replace(f", {second}))", ",))") if "P(" not in form else body
     body = f"Box(a=nnx.Param(jnp.ones((8, 4)), {form}), b=nnx.BatchStat(jnp.arange(8.0)))"
@@ -225,10 +244,24 @@ def use_sharded(s: Scope) -> list[str] | None:
     form = s.rng.randrange(5)
     mesh = f"mesh_of({s.one(['2', '8', '4'])})"
     if form == 0:
-        return [f"{s.fresh('r')} = {s.one(['nnx.get_partition_spec', 'nnx.state'])}(nnx.state({m}))"]
-    write = s.one(["    a.a[...] = a.a * 2\n", "    a.a = nnx.Param(a.a * 2)\n", "    a.c = nnx.Param(a.a + 1)\n", ""])
+        return [
+            f"{s.fresh('r')} = {s.one(['nnx.get_partition_spec', 'nnx.state'])}(nnx.state({m}))"
+        ]
+    write = s.one(
+        [
+            "    a.a[...] = a.a * 2\n",
+            "    a.a = nnx.Param(a.a * 2)\n",
+            "    a.c = nnx.Param(a.a + 1)\n",
+            "",
+        ]
+    )
     if form == 1:
-        rules = s.one(["{nnx.Param: NamedSharding(h, P('d')), ...: NamedSharding(h, P())}", "{...: NamedSharding(h, P('d'))}"])
+        rules = s.one(
+            [
+                "{nnx.Param: NamedSharding(h, P('d')), ...: NamedSharding(h, P())}",
+                "{...: NamedSharding(h, P('d'))}",
+            ]
+        )
         h = s.fresh("h")
         axes = f"nnx.StateSharding({rules.replace('h,', h + ',')})"
         return [
@@ -241,18 +274,24 @@ def use_sharded(s: Scope) -> list[str] | None:
         specs = s.one(["nnx.StateSharding({nnx.Param: P('d'), ...: P()})", "P('d')"])
         write = write if "nnx.Param(" not in write else ""
         return [
-            f"@nnx.shard_map(mesh={mesh}, in_specs=({specs},), out_specs=P('d'))\n"
-            f"def {name}(a):\n    TICKS.append({name!r})\n{write}    return a.a * 2",
+            (
+                f"@nnx.shard_map(mesh={mesh}, in_specs=({specs},), out_specs=P('d'))\n"
+                f"def {name}(a):\n    TICKS.append({name!r})\n{write}    return a.a * 2"
+            ),
             f"{s.fresh('r')} = {name}({m})",
         ]
     if form == 3:
         return [
-            f"with jax.set_mesh({mesh}):\n"
-            f"    {s.fresh('o')} = nnx.Optimizer({m}, {s.one(TRANSFORMATIONS[:3])}, wrt=nnx.Param)"
+            (
+                f"with jax.set_mesh({mesh}):\n"
+                f"    {s.fresh('o')} = nnx.Optimizer({m}, {s.one(TRANSFORMATIONS[:3])}, wrt=nnx.Param)"
+            )
         ]
     return [
-        f"with jax.set_mesh({mesh}):\n"
-        f"    {s.fresh('s')} = nnx.get_named_sharding(nnx.state({m}), {mesh}) and nnx.as_abstract({m})"
+        (
+            f"with jax.set_mesh({mesh}):\n"
+            f"    {s.fresh('s')} = keystrs(nnx.get_named_sharding(nnx.state({m}), {mesh}))"
+        )
     ]
 
 

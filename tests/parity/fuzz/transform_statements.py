@@ -97,7 +97,9 @@ def tidy(options: str) -> str:
     return options.removeprefix(", ")
 
 
-def arguments(s: Scope, low: int = 1, high: int = 2, arrays: bool = True) -> list[tuple[str, tp.Any]]:
+def arguments(
+    s: Scope, low: int = 1, high: int = 2, arrays: bool = True
+) -> list[tuple[str, tp.Any]]:
     """Texts and values of arguments: models, Variables, containers, arrays, States."""
     found: list[tuple[str, tp.Any]] = []
     for _ in range(s.rng.randint(low, high)):
@@ -113,7 +115,7 @@ def arguments(s: Scope, low: int = 1, high: int = 2, arrays: bool = True) -> lis
             continue
         try:
             found.append((text, s.evaluate(text)))
-        except Exception:  # noqa: S112
+        except Exception:
             continue
     return found
 
@@ -159,11 +161,18 @@ def t_jit(s: Scope) -> list[str] | None:
         options += s.one([", inline=True", ", keep_unused=True", ", static_argnames=('k',)"])
     head, after = wrapped(s, name, transform, options)
     f = Function(
-        s, params, [v for _, v in args], head=head, values_only=not updating and s.chance(0.85), name=name
+        s,
+        params,
+        [v for _, v in args],
+        head=head,
+        values_only=not updating and s.chance(0.85),
+        name=name,
     )
     text = f.text
     if "static_argnames" in options:
-        text = text.replace(f"def {name}({', '.join(params)}):", f"def {name}({', '.join(params)}, k=1):")
+        text = text.replace(
+            f"def {name}({', '.join(params)}):", f"def {name}({', '.join(params)}, k=1):"
+        )
         texts.append(f"k={s.rng.randint(0, 2)}")
     elif s.chance(0.1):
         texts[-1] = f"{params[-1]}={texts[-1]}"
@@ -187,7 +196,9 @@ def t_partial(s: Scope) -> list[str] | None:
         head="@nnx.jit\n" if kind == "cached_partial" else "",
         values_only=not updating or s.chance(0.5),
     )
-    options = "" if updating else s.one([", graph_updates=False", ", graph=False, graph_updates=False"])
+    options = (
+        "" if updating else s.one([", graph_updates=False", ", graph=False, graph_updates=False"])
+    )
     name = s.fresh("f")
     line = f"{name} = nnx.{kind}({f.name}, {first}{options})"
     calls = called(s, name, [t for t, _ in rest], 0.8)
@@ -201,7 +212,10 @@ def t_eval_shape(s: Scope) -> list[str] | None:
         return None
     options, updating = modes(s)
     f = Function(s, [s.fresh("a") for _ in args], [v for _, v in args], values_only=not updating)
-    return [f.text, f"{s.fresh('r')} = nnx.eval_shape({', '.join([f.name, *[t for t, _ in args]])}{options})"]
+    return [
+        f.text,
+        f"{s.fresh('r')} = nnx.eval_shape({', '.join([f.name, *[t for t, _ in args]])}{options})",
+    ]
 
 
 # Derivatives ---------------------------------------------------------------------------------------
@@ -266,9 +280,13 @@ def t_grad(s: Scope) -> list[str] | None:
     if s.chance(0.4):
         more = arguments(s, 1, 1)
         texts, values = texts + [t for t, _ in more], values + [v for _, v in more]
-    argnums = s.one(["", "", ", argnums=0", ", argnums=(0,)", f", argnums={tuple(range(len(chosen)))}"])
+    argnums = s.one(
+        ["", "", ", argnums=0", ", argnums=(0,)", f", argnums={tuple(range(len(chosen)))}"]
+    )
     if updating and s.chance(0.25):
-        kind = s.one(["nnx.Param", "nnx.Param", "nnx.PathContains('a')", "nnx.Any(nnx.Param, 'a')", "Scale"])
+        kind = s.one(
+            ["nnx.Param", "nnx.Param", "nnx.PathContains('a')", "nnx.Any(nnx.Param, 'a')", "Scale"]
+        )
         argnums = f", argnums=nnx.DiffState(0, {kind})"
     aux = s.chance(0.3)
     if aux:
@@ -290,10 +308,14 @@ def t_vjp(s: Scope) -> list[str] | None:
         return None
     chosen = [s.one(places) for _ in range(s.rng.randint(1, 2))]
     texts = [p.text for p in chosen]
-    options = s.one([", graph_updates=False", ", graph_updates=False", ", graph=False, graph_updates=False"])
+    options = s.one(
+        [", graph_updates=False", ", graph_updates=False", ", graph=False, graph_updates=False"]
+    )
     params = [s.fresh("a") for _ in texts]
     shape = s.one([(), (2,)])
-    result = lambda i: i.array(shape) if s.chance(0.5) else i.scalar(3) if shape == () else i.array(shape)
+    result = lambda i: (
+        i.array(shape) if s.chance(0.5) else i.scalar(3) if shape == () else i.array(shape)
+    )
     f = Function(s, params, [p.value for p in chosen], result, values_only=True)
     if s.chance(0.5):
         y, pull = s.fresh("y"), s.fresh("f")
@@ -304,7 +326,9 @@ def t_vjp(s: Scope) -> list[str] | None:
         ]
     else:
         tangents = ", ".join(f"jax.tree.map(jnp.ones_like, {t})" for t in texts)
-        lines = [f"{s.fresh('r')} = nnx.jvp({f.name}, ({', '.join(texts)},), ({tangents},){options})"]
+        lines = [
+            f"{s.fresh('r')} = nnx.jvp({f.name}, ({', '.join(texts)},), ({tangents},){options})"
+        ]
     return [f.text, *lines]
 
 
@@ -344,11 +368,17 @@ def t_custom_vjp(s: Scope) -> list[str] | None:
 # Mapped transforms ------------------------------------------------------------------------------------
 
 
-def axes_of(s: Scope, value: tp.Any, carry: bool = False) -> tuple[str, tp.Callable[[tuple, tp.Any], tp.Any]] | None:
+def axes_of(
+    s: Scope, value: tp.Any, carry: bool = False
+) -> tuple[str, tp.Callable[[tuple, tp.Any], tp.Any]] | None:
     """The text of axes for a value, and which leaf has which axis."""
     lib = s.lib
     s.env["_value"] = value
-    leaves = [p for p in s.places(["_value"]) if isinstance(p.value, (lib.Variable, jax.Array, np.ndarray))]
+    leaves = [
+        p
+        for p in s.places(["_value"])
+        if isinstance(p.value, (lib.Variable, jax.Array, np.ndarray))
+    ]
     del s.env["_value"]
 
     def sliced(p: Place) -> bool:
@@ -358,7 +388,11 @@ def axes_of(s: Scope, value: tp.Any, carry: bool = False) -> tuple[str, tp.Calla
     if leaves and all(map(sliced, leaves)) and s.chance(0.75):
         return "0", lambda path, x: 0
     if s.is_object(value) and leaves and s.chance(0.7):
-        kinds = [k for k in ("Param", "BatchStat", "Variable") if any(isinstance(p.value, getattr(lib, k)) for p in leaves)]
+        kinds = [
+            k
+            for k in ("Param", "BatchStat", "Variable")
+            if any(isinstance(p.value, getattr(lib, k)) for p in leaves)
+        ]
         s.rng.shuffle(kinds)
         for kind in kinds:
             mine = [p for p in leaves if isinstance(p.value, getattr(lib, kind))]
@@ -366,7 +400,7 @@ def axes_of(s: Scope, value: tp.Any, carry: bool = False) -> tuple[str, tp.Calla
                 rest = "nnx.Carry" if carry and s.chance(0.3) else "None"
                 rules = f"{{nnx.{kind}: 0, ...: {rest}}}"
                 cls = getattr(lib, kind)
-                return rules, lambda path, x: 0 if isinstance(x, cls) else None
+                return rules, lambda path, x, cls=cls: 0 if isinstance(x, cls) else None
     return "None", lambda path, x: None
 
 
@@ -384,7 +418,9 @@ def slice_copy(s: Scope, value: tp.Any, axis: tp.Callable[[tuple, tp.Any], tp.An
     return lib.map(one_slice, value)
 
 
-def mapped_arguments(s: Scope, carry: bool = False) -> tuple[list[str], list[tp.Any], list[str], list[bool]] | None:
+def mapped_arguments(
+    s: Scope, carry: bool = False
+) -> tuple[list[str], list[tp.Any], list[str], list[bool]] | None:
     """Texts, sliced values, axes, and which of them must only be read."""
     texts, values, axes, frozen = [], [], [], []
     for text, value in arguments(s, 1, 2):
@@ -395,7 +431,9 @@ def mapped_arguments(s: Scope, carry: bool = False) -> tuple[list[str], list[tp.
             continue
         prefix, axis = found
         if prefix.startswith("{"):
-            prefix = s.one([f"nnx.StateAxes({prefix})"] * 3 + [f"nnx.prefix({text}, {prefix})"])
+            prefix = s.one(
+                [f"nnx.StateAxes({prefix})"] * 3 + [f"nnx.prefix({text}, {prefix}, graph=False)"]
+            )
             if "Carry" in prefix and "prefix(" in prefix:
                 prefix = "None"
         try:
@@ -405,9 +443,16 @@ def mapped_arguments(s: Scope, carry: bool = False) -> tuple[list[str], list[tp.
         texts.append(text), values.append(sliced), axes.append(prefix)
         frozen.append(prefix != "0" and s.chance(0.9))
     if not texts or all(a == "None" for a in axes):
-        x = s.named(lambda v: isinstance(v, jax.Array) and v.ndim > 0 and v.shape[0] == 2 and v.size < 40)
+        x = s.named(
+            lambda v: isinstance(v, jax.Array) and v.ndim > 0 and v.shape[0] == 2 and v.size < 40
+        )
         name = s.one(x) if x else "jnp.arange(2.0)"
-        texts.append(name), values.append(s.evaluate(name)[0]), axes.append("0"), frozen.append(False)
+        (
+            texts.append(name),
+            values.append(s.evaluate(name)[0]),
+            axes.append("0"),
+            frozen.append(False),
+        )
     return texts, values, axes, frozen
 
 
@@ -442,7 +487,12 @@ def t_vmap(s: Scope) -> list[str] | None:
 
 def mapped_result(s: Scope) -> str:
     """What a mapped function may return."""
-    options = [s.scalar(), s.array((2,)), s.array((2, 2)), f"{{'k': {s.scalar()}, 'n': [{s.array((2,))}]}}"]
+    options = [
+        s.scalar(),
+        s.array((2,)),
+        s.array((2, 2)),
+        f"{{'k': {s.scalar()}, 'n': [{s.array((2,))}]}}",
+    ]
     options += [f"nnx.Param({s.array((2,))})", f"Box(a=nnx.Param({s.scalar()}), n=3)"]
     if s.chance(0.1):
         options = [any_result(s)]
@@ -455,11 +505,11 @@ def t_scan(s: Scope) -> list[str] | None:
     if found is None:
         return None
     texts, values, axes, frozen = found
-    options, updating = modes(s)
+    options, _ = modes(s)
     if any("StateAxes" in a for a in axes) and s.chance(0.9):
-        options, updating = "", True
+        options = ""
     if any("prefix(" in a for a in axes) and s.chance(0.9):
-        options, updating = s.one([", graph_updates=False", ", graph=False"]), False
+        options = s.one([", graph_updates=False", ", graph=False"])
     shape = s.one([(), (2,)])
     carry_text = f"jnp.zeros({shape})"
     carried = None
@@ -561,8 +611,12 @@ def t_failing(s: Scope) -> list[str] | None:
     transform = s.one(["jit", "remat", "grad", "eval_shape"])
     f = Function(s, params, [v for _, v in args], lambda i: "{}['missing']", size=(2, 4))
     texts = ", ".join(t for t, _ in args)
-    call = f"nnx.eval_shape({f.name}, {texts})" if transform == "eval_shape" else f"nnx.{transform}({f.name})({texts})"
-    return [f.text, f"{s.fresh('r')} = fails(lambda: {call})"]
+    call = (
+        f"nnx.eval_shape({f.name}, {texts})"
+        if transform == "eval_shape"
+        else f"nnx.{transform}({f.name})({texts})"
+    )
+    return [f.text, f"{s.fresh('r')} = fails(lambda: {call})[0]"]
 
 
 @statement(0.5)
