@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import typing as tp
 
+import jax
+
 from tests.parity.fuzz.scope import ATTRIBUTES, KINDS, SHAPES, Scope
 
 Maker = tp.Callable[[Scope], "list[str] | str | None"]
@@ -212,7 +214,9 @@ def write_variable(s: Scope) -> str | None:
     """A new value of the same shape and dtype."""
     leaves = [p for p in s.places() if isinstance(p.value, s.lib.Variable)]
     leaves = [p for p in leaves if id(p.value) not in s.frozen]
+    abstract = jax.ShapeDtypeStruct
     leaves = [p for p in leaves if hasattr(p.value.get_raw_value(), "dtype")]
+    leaves = [p for p in leaves if not isinstance(p.value.get_raw_value(), abstract)]
     leaves = [p for p in leaves if "key" not in str(p.value.get_raw_value().dtype)]
     if not leaves:
         return None

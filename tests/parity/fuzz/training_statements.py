@@ -62,10 +62,10 @@ def fork(s: Scope) -> str | None:
             "{}.broadcast(2)",
             "nnx.fork_rngs({})",
             "nnx.fork_rngs({}, split=2)",
-            "nnx.with_rngs({}, split=2)",
-            "nnx.with_rngs({}, fork='params')",
-            "nnx.with_rngs({}, split={{'params': 2}})",
-            "nnx.with_rngs({}, broadcast=2)",
+            "nnx.with_rngs({}, split=2, graph_updates=False)",
+            "nnx.with_rngs({}, fork='params', graph_updates=False)",
+            "nnx.with_rngs({}, split={{'params': 2}}, graph_updates=False)",
+            "nnx.with_rngs({}, broadcast=2, graph_updates=False)",
         ]
     )
     return f"{s.fresh('k')} = {form.format(t)}"
