@@ -707,7 +707,8 @@ def abstract_forms(s: Scope) -> str | None:
             "nnx.check_pytree({})",
         ]
     )
-    return f"{s.fresh('r')} = {form.format(node)}"
+    name = s.fresh("u" if "eval_shape" in form else "r")
+    return f"{name} = {form.format(node)}"
 
 
 @statement(0.6)

@@ -117,7 +117,12 @@ def _key(key: tp.Any) -> tp.Any:
     return key if isinstance(key, (str, int)) else repr(key)
 
 
-def difference(ours: tp.Any, theirs: tp.Any, where: str = "") -> tuple[str, tp.Any, tp.Any] | None:
+Where: tp.TypeAlias = "tuple[tp.Any, ...]"  # keys and indices that lead into an observation
+
+
+def difference(
+    ours: tp.Any, theirs: tp.Any, where: Where = ()
+) -> tuple[Where, tp.Any, tp.Any] | None:
     """The first place in which two observations differ, with both sides."""
     if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
         return None if _close(ours, theirs) else (where, ours.tolist(), theirs.tolist())
@@ -125,17 +130,27 @@ def difference(ours: tp.Any, theirs: tp.Any, where: str = "") -> tuple[str, tp.A
         return where, ours, theirs
     if isinstance(ours, dict):
         if set(ours) != set(theirs):
-            return f"{where}.keys", sorted(map(str, ours)), sorted(map(str, theirs))
-        parts: tp.Iterable[tp.Any] = ((f"{where}.{k}", ours[k], theirs[k]) for k in ours)
+            return where, sorted(map(str, ours)), sorted(map(str, theirs))
+        parts: tp.Iterable[tp.Any] = ((k, ours[k], theirs[k]) for k in ours)
     elif isinstance(ours, (list, tuple)):
         if len(ours) != len(theirs):
-            return f"{where}.length", ours, theirs
-        parts = ((f"{where}[{i}]", a, b) for i, (a, b) in enumerate(zip(ours, theirs)))
+            return where, ours, theirs
+        parts = ((i, a, b) for i, (a, b) in enumerate(zip(ours, theirs)))
     elif isinstance(ours, float):
         return None if _close(np.asarray(ours), np.asarray(theirs)) else (where, ours, theirs)
     else:
         return None if ours == theirs else (where, ours, theirs)
-    return next((d for place, a, b in parts if (d := difference(a, b, place))), None)
+    return next((d for key, a, b in parts if (d := difference(a, b, (*where, key)))), None)
+
+
+def at(observation: tp.Any, where: Where) -> tp.Any:
+    """What is found at a place; None where there is no such place."""
+    for key in where:
+        try:
+            observation = observation[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return observation
 
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import types
 import typing as tp
 import warnings
 
 from tests.parity.fuzz import prelude
-from tests.parity.fuzz.observe import Observer, difference
+from tests.parity.fuzz.observe import Observer, Where, difference
 
 
 @dataclasses.dataclass
@@ -66,15 +67,18 @@ class Difference:
     kind: str  # "value", "raises" (ours alone), "passes" (theirs alone raises), "class", "traces"
     index: int
     text: str
-    where: str
+    where: Where
     ours: tp.Any
     theirs: tp.Any
     program: list[str]
+    step: Step  # of the reference
+    before: dict[str, tp.Any]  # what the reference had before this step
 
     def __str__(self) -> str:
+        where = ".".join(map(str, self.where))
         return (
             f"{self.kind} at statement {self.index}: {self.text}\n"
-            f"  where:  {self.where}\n  ours:   {_short(self.ours)}\n  theirs: {_short(self.theirs)}"
+            f"  where:  {where}\n  ours:   {_short(self.ours)}\n  theirs: {_short(self.theirs)}"
         )
 
 
@@ -88,22 +92,25 @@ def compare(ours: list[Step], theirs: list[Step]) -> Difference | None:
     program = [step.text for step in theirs]
     texts: set[str] = set()
     for i, (a, b) in enumerate(zip(ours, theirs)):
-        make = lambda kind, where, x, y: Difference(kind, i, b.text, where, x, y, program)  # noqa: B023
+        before = theirs[i - 1].names if i else {}
+        make = functools.partial(
+            Difference, index=i, text=b.text, program=program, step=b, before=before
+        )
         if a.error is not None or b.error is not None:
             if b.error is None:
-                return make("raises", "", a.error, "no exception")
+                return make("raises", where=(), ours=a.error, theirs="no exception")
             if a.error is None:
-                return make("passes", "", "no exception", b.error)
+                return make("passes", where=(), ours="no exception", theirs=b.error)
             if type(a.error).__name__ != type(b.error).__name__:
-                return make("class", "", a.error, b.error)
+                return make("class", where=(), ours=a.error, theirs=b.error)
             return None
         if found := difference(a.names, b.names):
-            return make("value", *found)
+            return make("value", where=found[0], ours=found[1], theirs=found[2])
         call = b.text.split("=", 1)[-1]
         if call in texts:
             more = collections.Counter(a.ticks) - collections.Counter(b.ticks)
             if more:
-                return make("traces", "", a.ticks, b.ticks)
+                return make("traces", where=(), ours=a.ticks, theirs=b.ticks)
         texts.add(call)
     return None
 

@@ -271,7 +271,7 @@ class Scope:
     def notice(self) -> None:
         """Take the names that the last statement made into the scope."""
         for name, value in self.env.items():
-            known = name in self.hidden or name in self.roots
+            known = name in self.hidden or name in self.roots or name[0] == "u"  # abstract values
             if not known and not isinstance(value, types.FunctionType):
                 self.roots.append(name)
         self.roots[:] = [n for n in self.roots if n in self.env]

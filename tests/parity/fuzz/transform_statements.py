@@ -214,7 +214,7 @@ def t_eval_shape(s: Scope) -> list[str] | None:
     f = Function(s, [s.fresh("a") for _ in args], [v for _, v in args], values_only=not updating)
     return [
         f.text,
-        f"{s.fresh('r')} = nnx.eval_shape({', '.join([f.name, *[t for t, _ in args]])}{options})",
+        f"{s.fresh('u')} = nnx.eval_shape({', '.join([f.name, *[t for t, _ in args]])}{options})",
     ]
 
 
