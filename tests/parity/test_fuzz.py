@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("flax")
 
-from tests.parity.fuzz.generate import generate  # noqa: E402
-from tests.parity.fuzz.known import RULES, explain  # noqa: E402
-from tests.parity.fuzz.run import Peers, compare  # noqa: E402
+from tests.parity.fuzz.generate import generate
+from tests.parity.fuzz.known import RULES, explain
+from tests.parity.fuzz.run import Peers, compare
 
 COUNT = int(os.environ.get("NNXLITE_FUZZ_COUNT", "240"))
 SEED = int(os.environ.get("NNXLITE_FUZZ_SEED", "0"))

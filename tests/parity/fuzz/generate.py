@@ -21,7 +21,7 @@ SHARES = {"graph": 40, "transforms": 38, "streams": 8, "training": 9, "meshes": 
 GROUPS = {
     "new_rngs": "streams", "draw": "streams", "fork": "streams", "split_streams": "streams",
     "broadcast_streams": "streams", "train": "training", "metrics": "training",
-    "average_of_weights": "training", "sharded_model": "meshes", "use_sharded": "meshes",
+    "average_of_weights": "training", "train_state": "training", "sharded_model": "meshes", "use_sharded": "meshes",
 }  # fmt: skip
 
 

@@ -415,6 +415,17 @@ def leaves_of(s: Scope, node: str) -> list[tp.Any]:
     return found
 
 
+@statement(0.4)
+def update_with_other_shapes(s: Scope) -> list[str] | None:
+    """Stacked values are written back."""
+    models = [n for n in s.models() if not has_keys(s, n)]
+    if not models:
+        return None
+    m, t = s.one(models), s.fresh("s")
+    lines = [f"{t} = jax.tree.map(lambda x: jnp.stack([x, x]), nnx.state({m}, {kind_filter(s)}))"]
+    return [*lines, f"nnx.update({m}, {t})"]
+
+
 @statement(0.5, body=True)
 def graphdefs(s: Scope) -> list[str] | None:
     a, b = s.node(), s.node()

@@ -204,6 +204,21 @@ def metrics(s: Scope) -> list[str] | None:
 
 
 @statement(0.3)
+def train_state(s: Scope) -> list[str] | None:
+    places = [p for p in with_params(s) if p.root == p.text]
+    if not places:
+        return None
+    m, t = s.one(places).text, s.fresh("q")
+    params = f"nnx.state({m}, nnx.Param)"
+    lines = [
+        f"{t} = nnx.TrainState.create(nnx.graphdef({m}), params={params}, tx={s.one(TRANSFORMATIONS)})"
+    ]
+    if s.chance(0.7):
+        lines.append(f"{t} = {t}.apply_gradients(jax.tree.map(jnp.ones_like, {t}.params))")
+    return [*lines, f"{s.fresh('r')} = {t}.params, {t}.step, jax.tree.leaves({t}.opt_state)"]
+
+
+@statement(0.3)
 def average_of_weights(s: Scope) -> list[str] | None:
     if not s.models():
         return None

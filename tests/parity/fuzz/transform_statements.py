@@ -633,3 +633,100 @@ def t_captured_write(s: Scope) -> list[str] | None:
     text = f"def {name}(x):\n    {t}[...] = {t} * x\n    return x * 2.0"
     options = s.one(["", "", ", graph_updates=False"])
     return [text, f"{s.fresh('r')} = fails(lambda: nnx.{transform}({name}{options})({arg}))"]
+
+
+# Other forms ----------------------------------------------------------------------------------------------
+
+
+@statement(0.7, body=True)
+def t_methods(s: Scope) -> list[str] | None:
+    """Methods, bound and not, partial functions, and transforms of transforms."""
+    names = [p for p in s.places() if type(p.value).__name__ == "Affine"]
+    names = [p for p in names if p.value.w.get_raw_value().shape == (2,)]
+    names = [p for p in names if id(p.value) not in s.frozen and not s.values_only]
+    if not names:
+        return None
+    t, x = s.one(names).text, s.array((2,))
+    form = s.one(
+        [
+            "nnx.jit(Affine.__call__)({t}, {x})",
+            "nnx.remat(Affine.__call__)({t}, {x})",
+            "nnx.jit(functools.partial(Affine.__call__, x={x}))({t})",
+            "nnx.jit(lambda m, x: m(x))(x={x}, m={t})",
+            "nnx.grad(lambda m, x: m(x).sum())({t}, {x})",
+            "nnx.jit(nnx.grad(lambda m, x: nnx.jit(Affine.__call__)(m, x).sum()))({t}, {x})",
+            "nnx.jit(nnx.vmap(lambda m, x: m.w[...].sum() * x, in_axes=(None, 0)))({t}, {x})",
+            "nnx.vmap(nnx.grad(lambda m, x: m.w[...].sum() * x), in_axes=(None, 0))({t}, {x})",
+            "nnx.value_and_grad(nnx.remat(lambda m, x: (m(x) ** 2).sum()))({t}, {x})",
+            "nnx.grad(lambda m, x: nnx.grad(lambda m: (m(x) ** 2).sum())(m)['w'][...].sum())({t}, {x})",
+            "nnx.jit(nnx.scan(lambda c, m, x: (c + m.w[...].sum() * x, c), in_axes=(nnx.Carry, None, 0)))(0.0, {t}, {x})",
+        ]
+    )
+    return [f"{s.fresh('r')} = {form.format(t=t, x=x)}"]
+
+
+@statement(0.6)
+def t_modes_of_a_block(s: Scope) -> list[str] | None:
+    """`set_graph_mode` and `set_graph_updates` as contexts."""
+    args = arguments(s, 1, 2)
+    if not args:
+        return None
+    setting = s.one(
+        ["nnx.set_graph_mode(False)", "nnx.set_graph_updates(False)", "nnx.set_graph_mode(True)"]
+    )
+    f = Function(s, [s.fresh("a") for _ in args], [v for _, v in args], values_only=True)
+    texts = ", ".join(t for t, _ in args)
+    call = s.one(
+        [
+            "nnx.jit({f})({x})",
+            "nnx.remat({f})({x})",
+            "nnx.split({y})",
+            "nnx.clone({y})",
+            "nnx.state({y})",
+        ]
+    )
+    call = call.format(f=f.name, x=texts, y=args[0][0])
+    if not isinstance(args[0][1], s.lib.Pytree) and "{f}" not in call and "jit" not in call:
+        call = f"nnx.jit({f.name})({texts})"
+    return [f.text, f"with {setting}:\n    {s.fresh('r')} = {call}"]
+
+
+@statement(0.5)
+def t_state_axes(s: Scope) -> list[str] | None:
+    """Axes as nested States, for a State and for its object."""
+    models = [n for n in s.models() if type(s.env[n]).__name__ == "Box"]
+    if not models:
+        return None
+    m = s.one(models)
+    axes = []
+    for key, value in s.lib.state(s.env[m]).raw_mapping.items():
+        leaves = leaf_arrays(s, value)
+        sliced = all(x.ndim and x.shape[0] == 2 for x in leaves)
+        axes.append(f"{key!r}: {'0' if sliced and s.chance(0.8) else 'None'}")
+    if not any(": 0" in a for a in axes):
+        return None
+    prefix = f"nnx.State({{{', '.join(axes)}}})"
+    read = "[x.sum() for x in jax.tree.leaves({})]"
+    if s.chance(0.6):
+        f = f"lambda t: {read.format('t')}"
+        return [f"{s.fresh('r')} = nnx.vmap({f}, in_axes=({prefix},))(nnx.state({m}))"]
+    f = f"lambda m: {read.format('nnx.state(m)')}"
+    return [f"{s.fresh('r')} = nnx.vmap({f}, in_axes=(nnx.StateAxes({prefix}),))({m})"]
+
+
+@statement(0.4)
+def t_donated(s: Scope) -> list[str] | None:
+    """Donated arguments."""
+    models = s.models()
+    if not models:
+        return None
+    name, m = s.fresh("f"), s.fresh("m")
+    f = Function(
+        s,
+        ["a"],
+        [s.env[models[0]]],
+        head="@nnx.jit(donate_argnums=0)\n",
+        values_only=True,
+        name=name,
+    )
+    return [f"{m} = nnx.clone({models[0]})", f.text, *called(s, name, [m], 0.5)]
