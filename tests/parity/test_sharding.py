@@ -560,3 +560,20 @@ def test_as_abstract_leaves_weak_types_as_they_are():
 
     assert_same(program)
     assert program(nnx) == [True] * 3
+
+
+def test_as_abstract_keeps_sharing():
+    def program(lib):
+        model = lib.eval_shape(lambda: lib.Dict(a=lib.Param(jnp.ones(2)), b=lib.BatchStat(1.0)))
+        model.again, model.me = model.a, model
+        one, other = lib.as_abstract([model, {"model": model, "leaf": model.a}])
+        state = lib.state(model)
+        return [
+            one is other["model"] and one.me is one and one is not model,
+            one.again is one.a and other["leaf"] is one.a,
+            one.a is model.a,  # nothing about it changed
+            lib.as_abstract(state)["a"] is state["a"],
+        ]
+
+    assert_same(program)
+    assert all(program(nnx))

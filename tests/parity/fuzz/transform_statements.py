@@ -466,7 +466,7 @@ def t_vmap(s: Scope) -> list[str] | None:
     if any("StateAxes" in a for a in axes) and s.chance(0.9):
         options, updating = "", True
     if any("prefix(" in a for a in axes) and s.chance(0.9):
-        options, updating = s.one([", graph_updates=False", ", graph=False"]), False
+        options, updating = ", graph=False", False
     transform = "pmap" if not s.depth and s.chance(0.08) else "vmap"
     in_axes = f", in_axes=({', '.join(axes)},)"
     if len(texts) == 1 and s.chance(0.3):
@@ -509,7 +509,7 @@ def t_scan(s: Scope) -> list[str] | None:
     if any("StateAxes" in a for a in axes) and s.chance(0.9):
         options = ""
     if any("prefix(" in a for a in axes) and s.chance(0.9):
-        options = s.one([", graph_updates=False", ", graph=False"])
+        options = ", graph=False"
     shape = s.one([(), (2,)])
     carry_text = f"jnp.zeros({shape})"
     carried = None
@@ -729,4 +729,4 @@ def t_donated(s: Scope) -> list[str] | None:
         values_only=True,
         name=name,
     )
-    return [f"{m} = nnx.clone({models[0]})", f.text, *called(s, name, [m], 0.5)]
+    return [f"{m} = nnx.clone({models[0]}, arrays=True)", f.text, *called(s, name, [m], 0.5)]
