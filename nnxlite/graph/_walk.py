@@ -31,12 +31,13 @@ _REFERENCES = frozenset({OBJECT, CUSTOM, VARIABLE, REF})
 _BRANCHES = CONTAINERS | {OBJECT, CUSTOM}
 
 
-def children_of(value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
-    """The (name, child) pairs of a node, static attributes included, in traversal order."""
+def children_of(value: tp.Any, static: bool = True) -> list[tuple[tp.Any, tp.Any]]:
+    """The (name, child) pairs of a node in traversal order, with or without static attributes."""
     kind = kind_of(value)
     if kind == OBJECT:
         attributes = value.__dict__
-        return [(name, attributes[name]) for name in definition(value).layout.status]
+        layout = definition(value).layout
+        return [(name, attributes[name]) for name in (layout.status if static else layout.data)]
     if kind == CUSTOM:
         return list(CUSTOM_NODES[type(value)].flatten(value)[0])
     return container_items(value, kind) if kind in CONTAINERS else []
@@ -70,27 +71,34 @@ def jax_to_nnx_path(jax_path: tp.Iterable[tp.Any], /) -> Path:
 
 
 def iter_graph(node: tp.Any, /, *, graph: bool | None = None) -> tp.Iterator[tuple[Path, tp.Any]]:
-    """Every (path, value) of a graph, static attributes included; each node once, children first.
+    """Every (path, value) of a graph; each node once, children before their parent.
+
+    Static attributes are among the values, but not with `graph=False`. None counts as one node of
+    the graph, so it comes once; with `graph=False` it comes wherever it is found.
 
     >>> import nnxlite as nnx
     >>> model = nnx.Dict(w=nnx.Param(1.0), size=3)
     >>> [(path, type(value).__name__) for path, value in nnx.iter_graph([model, model])]
     [((0, 'size'), 'int'), ((0, 'w'), 'Param'), ((0,), 'Dict'), ((), 'list')]
     """
-    if not resolve_mode(graph):
+    graph = resolve_mode(graph)
+    if not graph:
         checked_view(node, graph, "iter_graph")
-    return _iter(node)
+    return _iter(node, graph)
 
 
-def _iter(node: tp.Any) -> tp.Iterator[tuple[Path, tp.Any]]:
+def _iter(node: tp.Any, graph: bool) -> tp.Iterator[tuple[Path, tp.Any]]:
     names: list[tp.Any] = []
-    steps = _steps(node)
+    none_seen = False
+    steps = _steps(node, static=graph)
     next(steps)  # into the root, which has no name
     for step, name, value in steps:
         if step == ENTER:
             names.append(name)
         elif step == LEAVE:
-            yield tuple(names), value
+            if value is not None or not none_seen:
+                yield tuple(names), value
+            none_seen = none_seen or (graph and value is None)
             if names:
                 names.pop()
 
@@ -99,8 +107,11 @@ ENTER, LEAVE, AGAIN = range(3)
 """Steps of a walk: into a value, out of it, and past a reference that was entered before."""
 
 
-def _steps(root: tp.Any) -> tp.Iterator[tuple[int, tp.Any, tp.Any]]:
-    """Walk a graph, static attributes included: (step, name, value), each reference entered once.
+def _steps(root: tp.Any, static: bool = True) -> tp.Iterator[tuple[int, tp.Any, tp.Any]]:
+    """Walk a graph: (step, name, value), each reference entered once.
+
+    Args:
+        static: whether static attributes are visited, too.
 
     Raises ValueError for a plain container that contains itself.
     """
@@ -122,7 +133,7 @@ def _steps(root: tp.Any) -> tp.Iterator[tuple[int, tp.Any, tp.Any]]:
                     raise contains_itself(value, [n for n, _, _ in stack[1:]] + [name])
                 open_containers.add(id(value))
             if kind in _BRANCHES:
-                stack.append((name, value, iter(children_of(value))))
+                stack.append((name, value, iter(children_of(value, static))))
             else:
                 yield LEAVE, name, value
         while stack:
@@ -143,13 +154,20 @@ def iter_children(
 ) -> tp.Iterator[tuple[tp.Any, tp.Any]]:
     """The (name, child) pairs of the direct children that are objects or Variables.
 
+    Raises ValueError where `node` has no children, as a Variable or an array.
+
     >>> import nnxlite as nnx
     >>> [name for name, child in nnx.iter_children(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))]
     ['bias', 'kernel']
     """
-    for name, child in children_of(node):
-        if is_graph_node(child):
-            yield name, child
+    return iter([pair for pair in children_of_node(node) if is_graph_node(pair[1])])
+
+
+def children_of_node(node: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
+    """The (name, child) pairs of a node; a leaf or static value raises."""
+    if not is_node(node):
+        raise ValueError(f"Expected an object or a container of some, got {type(node).__name__}.")
+    return children_of(node)
 
 
 def find_duplicates(node: tp.Any, /, *, only: Filter = ...) -> list[list[Path]]:
@@ -231,6 +249,7 @@ def recursive_map(
     """Replace every node, leaf and static value by `f(path, value)`, children before parents.
 
     Nodes are copied first, so `f` may edit what it is given; each shared node is visited once.
+    With `graph=False` static values are left alone.
 
     >>> import nnxlite as nnx
     >>> model = nnx.Dict(a=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -238,14 +257,15 @@ def recursive_map(
     >>> type(nnx.recursive_map(f, model).a).__name__
     'List'
     """
-    if not resolve_mode(graph):
+    graph = resolve_mode(graph)
+    if not graph:
         checked_view(node, graph, "recursive_map")
     trace = trace_state.value
     copies: dict[int, tp.Any] = {}  # of references: empty while they are entered, then f's result
     given: list[tp.Any] = []  # to f: alive to the end, so that no two have one id
     names: list[tp.Any] = []
     results: list[list[tuple[tp.Any, tp.Any]]] = [[]]  # of the children of each open value
-    for step, name, value in _steps(node):
+    for step, name, value in _steps(node, static=graph):
         if step == AGAIN:
             results[-1].append((name, copies[id(value)]))
         elif step == ENTER:
@@ -276,7 +296,7 @@ def _with_children(value: tp.Any, copy: tp.Any, children: list[tuple[tp.Any, tp.
         attributes = dict(children)
         fill(copy, form, [attributes[name] for name in form.layout.data])
         for name, old in form.template.items():
-            new = attributes[name]
+            new = attributes.get(name, old)
             if new is not old and content_key(new) != content_key(old):
                 copy._nnx_assign(name, new)
         return copy

@@ -22,7 +22,7 @@ from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._edit import update
 from nnxlite.graph._functional import checked_view, split
 from nnxlite.graph._graphdef import Path
-from nnxlite.graph._walk import children_of, iter_children, iter_graph
+from nnxlite.graph._walk import children_of_node, iter_children, iter_graph
 from nnxlite.objects._frozen import freeze
 from nnxlite.objects._pytree import Pytree, Tagged, set_by_class
 from nnxlite.variables import (
@@ -462,7 +462,7 @@ def iter_module_children(
     >>> [name for name, child in nnx.iter_module_children(model)]
     ['head']
     """
-    for name, child in children_of(node):
+    for name, child in children_of_node(node):
         if isinstance(child, Pytree):
             yield name, child
 

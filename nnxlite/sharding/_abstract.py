@@ -13,9 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._jax import current_mesh, is_tracing
 from nnxlite.graph import GraphDef, split
-from nnxlite.graph._functional import refuse_sharing, resolve_mode
-from nnxlite.graph._plan import view
-from nnxlite.sharding._annotations import annotation_of, check_spec, is_variable, spec_of
+from nnxlite.graph import map as map_graph
+from nnxlite.sharding._annotations import annotation_of, check_spec, spec_of
 from nnxlite.variables import Variable
 
 
@@ -73,23 +72,25 @@ def get_abstract_model(
 def _mapped(
     tree: tp.Any, mesh: tp.Any, graph: bool | None, *, arrays: bool, replicate: bool = False
 ) -> tp.Any:
-    if not resolve_mode(graph):
-        refuse_sharing(view(tree).graphdef, "as_abstract")
-
     def convert(value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
         abstract = isinstance(value, jax.ShapeDtypeStruct)
         if not abstract and not (arrays and hasattr(value, "shape") and hasattr(value, "dtype")):
             return value
-        known = getattr(value, "sharding", None) if abstract or not is_tracing() else None
-        if replicate or not abstract or known is None:
-            known = _annotated(value, metadata, mesh, replicate) or known
+        own = getattr(value, "sharding", None) if abstract or not is_tracing() else None
+        known = own
+        if replicate or not abstract or own is None:
+            known = _annotated(value, metadata, mesh, replicate) or own
+        if abstract and known is own:
+            return value  # with its weak type
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=known)
 
-    def one(x: tp.Any) -> tp.Any:
+    def one(path: tp.Any, x: tp.Any) -> tp.Any:
         metadata = x.get_metadata() if isinstance(x, Variable) else {}
-        return jax.tree_util.tree_map(lambda value: convert(value, metadata), x)
+        old, treedef = jax.tree_util.tree_flatten(x)
+        new = [convert(value, metadata) for value in old]
+        return x if all(a is b for a, b in zip(old, new)) else treedef.unflatten(new)
 
-    return jax.tree_util.tree_map(one, tree, is_leaf=is_variable)
+    return map_graph(one, tree, graph=graph)
 
 
 def _annotated(

@@ -117,13 +117,14 @@ def _copied(variable: Variable[tp.Any]) -> Variable[tp.Any]:
     """A Variable of the same kind and metadata with a value of its own."""
     value = read(variable)
     metadata = {**variable.get_metadata(), "ref": False}
-    return type(variable).from_metadata(
-        jnp.copy(value) if isinstance(value, jax.Array) else value, metadata
-    )
+    if isinstance(value, (jax.Array, numbers.Number)):
+        value = jnp.array(value)
+    return type(variable).from_metadata(value, metadata)
 
 
 def _average(decay: tp.Any, average: tp.Any, value: tp.Any) -> tp.Any:
     dtype = jnp.result_type(average) if not hasattr(average, "dtype") else average.dtype
     if not jnp.issubdtype(dtype, jnp.number):
         return value
-    return (decay * average + (1 - decay) * value).astype(dtype)
+    new = decay * average + (1 - decay) * value
+    return new if new.dtype == dtype else new.astype(dtype)  # as it is, it keeps its weak type

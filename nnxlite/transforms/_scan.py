@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._errors import path_text
+from nnxlite._jax import is_ref
 from nnxlite.boundary import CallDef, Carry, Crossing, Fixed, Inputs, Outputs
 from nnxlite.boundary._body import Body, described, same, settle, trace_body
 from nnxlite.boundary._carry import OTHER, SHARED, Handover, hand_over, refuse_replaced, with_arrays
@@ -125,7 +126,10 @@ class Scan(Core):
         place = {leaf: i for i, leaf in enumerate(carried)}
         slices = jax.tree_util.tree_map(
             lambda x: jax.ShapeDtypeStruct(
-                jnp.shape(x)[1:], jax.typeof(x).dtype, weak_type=jax.typeof(x).weak_type
+                jnp.shape(x)[1:],
+                jax.typeof(x).dtype,
+                weak_type=jax.typeof(x).weak_type,
+                is_ref=is_ref(x),
             ),
             scanned,
         )

@@ -596,3 +596,10 @@ def test_merge_with_a_sequence_of_another_length(leaves):
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         nnx.merge(graphdef, leaves)
+
+
+@pytest.mark.parametrize("walk", [nnx.iter_children, nnx.iter_module_children])
+@pytest.mark.parametrize("leaf", [nnx.Param(1.0), 3, "text"], ids=["variable", "number", "text"])
+def test_children_of_what_has_none(walk, leaf):
+    with pytest.raises(ValueError, match=f"Expected an object or .*, got {type(leaf).__name__}"):
+        list(walk(leaf))

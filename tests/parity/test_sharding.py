@@ -550,3 +550,30 @@ def test_a_whole_value_keeps_its_own_weak_type():
         return found
 
     assert_same(program)
+
+
+def test_as_abstract_leaves_weak_types_as_they_are():
+    def program(lib):
+        model = lib.eval_shape(lambda: lib.Dict(a=lib.Param(jnp.full(2, 0.5)), b=lib.data(1.5)))
+        found = [lib.as_abstract(model), lib.as_abstract(lib.state(model))]
+        return [jax.tree.leaves(tree)[0].weak_type for tree in (model, *found)]
+
+    assert_same(program)
+    assert program(nnx) == [True] * 3
+
+
+def test_as_abstract_keeps_sharing():
+    def program(lib):
+        model = lib.eval_shape(lambda: lib.Dict(a=lib.Param(jnp.ones(2)), b=lib.BatchStat(1.0)))
+        model.again, model.me = model.a, model
+        one, other = lib.as_abstract([model, {"model": model, "leaf": model.a}])
+        state = lib.state(model)
+        return [
+            one is other["model"] and one.me is one and one is not model,
+            one.again is one.a and other["leaf"] is one.a,
+            one.a is model.a,  # nothing about it changed
+            lib.as_abstract(state)["a"] is state["a"],
+        ]
+
+    assert_same(program)
+    assert all(program(nnx))

@@ -355,3 +355,16 @@ def test_what_is_missing_is_named():
             lib.Optimizer(net, optax.sgd(1.0), wrt=lib.Param).update(net)
         with pytest.raises(TypeError, match="missing 1 required positional argument: 'tx'"):
             lib.Optimizer(net, wrt=lib.Param)
+
+
+def test_averages_keep_weak_types_and_make_arrays_of_numbers():
+    results = []
+    for lib in LIBRARIES:
+        node = lib.Dict(weak=lib.Param(jnp.full(2, 0.5)), number=lib.Param(1.0))
+        ema = lib.EMA(node, 0.5)
+        node["number"].set_value(3.0)
+        ema.update(node)
+        values = [v.get_value() for _, v in lib.to_flat_state(lib.state(ema.params))]
+        results.append([(type(v), v.dtype, v.weak_type, v.tolist()) for v in values])
+    assert results[0] == results[1]
+    assert [found[2:] for found in results[0]] == [(True, 2.0), (True, [0.5, 0.5])]

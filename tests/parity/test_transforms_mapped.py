@@ -313,6 +313,14 @@ def scan_with_constants_by_prefix(lib, mode):
     return attempt(lambda: f(1.0, m)), m
 
 
+@program("updates", "plain")
+def scan_over_references(lib, mode):
+    m = lib.Dict(v=lib.Param(jnp.arange(6.0).reshape(3, 2), ref=True), w=lib.Param(jnp.ones(3)))
+    f = lambda c, m: (c + m["v"][...].sum() * m["w"][...], m["v"][...] * c)
+    scanned = lib.scan(f, in_axes=(lib.Carry, 0), out_axes=(lib.Carry, 0), **mode)
+    return scanned(1.0, m), lib.jit(scanned, **mode)(1.0, m), m["w"], m["v"][...]
+
+
 @program("updates")
 def scan_makes_modules(lib, mode):
     f = lambda c, key: (c + 1, lib.Linear(2, 2, rngs=lib.Rngs(key)))

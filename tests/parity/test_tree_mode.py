@@ -667,6 +667,35 @@ def functions_of_the_graph(lib, mode):
 
 
 @program()
+def walks_of_static_attributes_and_none(lib):
+    m = lib.Dict(
+        a=lib.Param(jnp.ones(2)), n=3, t=(1, 2), none=None, some=lib.data([None, 5, "x"]), z=None
+    )
+    found = []
+    for graph in (True, False):
+        for root in (m, [m, 3, None, "x"]):
+            seen = []
+            lib.recursive_map(
+                lambda path, x, seen=seen: (seen.append(path), x)[1], root, graph=graph
+            )
+            walk = [(p, type(v).__name__) for p, v in lib.iter_graph(root, graph=graph)]
+            found += [
+                [path for path in seen if "_pytree" not in str(path)],
+                [(p, name) for p, name in walk if "_pytree" not in str(p) and "Array" not in name],
+            ]
+        again = lib.recursive_map(lambda path, x: 7 if path[-1:] == ("n",) else x, m, graph=graph)
+        found += [again["n"], again["t"], again["none"]]
+        for leaf in (m["a"], jnp.ones(1), 3):
+            found += [
+                attempt(lambda leaf=leaf, graph=graph: list(lib.iter_children(leaf, graph=graph))),
+                attempt(
+                    lambda leaf=leaf, graph=graph: list(lib.iter_module_children(leaf, graph=graph))
+                ),
+            ]
+    return found
+
+
+@program()
 def the_mode_of_a_block(lib):
     m, shared = models(lib).Counted(), models(lib).Pair()
     out = []

@@ -1,0 +1,299 @@
+"""The differences that stay on purpose, each as narrow as it can be told from outside.
+
+Every rule has an example, a program that differs by it: `docs/differences.md` says the same in words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing as tp
+
+from tests.parity.fuzz.observe import at, difference
+from tests.parity.fuzz.run import Difference
+
+
+@dataclasses.dataclass
+class Rule:
+    """A deliberate difference: its name, its reason, a program, and how it is recognised."""
+
+    name: str
+    reason: str
+    example: list[str]
+    matches: tp.Callable[[Difference], bool]
+
+
+RULES: list[Rule] = []
+PENDING: list[Rule] = [
+    Rule("pending: prefix", "", [], lambda d: "jax.tree.leaves(nnx.prefix(" in d.text),
+    Rule(
+        "pending: read-only parameters of pmap and shard_map",
+        "",
+        [],
+        lambda d: d.kind == "value" and 4 in d.where and _mentions(d, "pmap|shard_map"),
+    ),
+    Rule(
+        "pending: update with other shapes",
+        "",
+        [],
+        lambda d: d.kind == "raises" and "Bring a value of the same shape" in _message(d.ours),
+    ),
+    Rule(
+        "pending: references made in a body",
+        "",
+        [],
+        lambda d: "mutable array references cannot be returned" in _message(d.ours),
+    ),
+]
+"""Faults that are being mended."""
+
+
+def rule(name: str, reason: str, *example: str) -> tp.Any:
+    """Register a rule."""
+
+    def add(matches: tp.Callable[[Difference], bool]) -> tp.Any:
+        RULES.append(Rule(name, reason, list(example), matches))
+        return matches
+
+    return add
+
+
+def explain(found: Difference) -> str | None:
+    """The name of the rule that a difference falls under."""
+    return next((rule.name for rule in (*RULES, *PENDING) if rule.matches(found)), None)
+
+
+def _message(x: tp.Any) -> str:
+    return f"{type(x).__name__}: {x}" if isinstance(x, BaseException) else ""
+
+
+def _mentions(d: Difference, pattern: str) -> bool:
+    """Whether the program has a text."""
+    return re.search(pattern, "\n".join(d.program)) is not None
+
+
+def _theirs(name: str, reason: str, message: str, *example: str, text: str = "") -> None:
+    """The reference refuses, with a certain message; nnxlite does not, or for another reason."""
+    rule(name, reason, *example)(
+        lambda d: (
+            d.kind in ("passes", "class")
+            and re.search(message, _message(d.theirs), re.DOTALL) is not None
+            and _mentions(d, text)
+        )
+    )
+
+
+def _ours(name: str, reason: str, message: str, *example: str, text: str = "") -> None:
+    """nnxlite refuses, with a certain message, and the reference does not."""
+    rule(name, reason, *example)(
+        lambda d: (
+            d.kind == "raises"
+            and re.search(message, _message(d.ours), re.DOTALL) is not None
+            and _mentions(d, text)
+        )
+    )
+
+
+def _is_reference(x: tp.Any) -> bool:
+    """Whether an observation is that of a Variable with `ref=True`."""
+    return isinstance(x, tuple) and x[:1] == ("Variable",) and x[-1] is True
+
+
+MODEL = "m = Box(a=nnx.Param(jnp.ones(2)), b=Count(jnp.zeros(2)))"
+REFERENCE = "m = Box(a=nnx.Param(jnp.ones(2), ref=True), b=nnx.Param(jnp.ones(2)))"
+
+_theirs(
+    "captured objects are handed on",
+    "Every transform takes what is bound: an object from outside may be an argument inside.",
+    "^TraceContextError: Cannot mutate|^ValueError: Cannot extract graph node from different trace",
+    MODEL,
+    "f1 = nnx.scan(lambda c, v, x: (c + v.sum(), x), in_axes=(nnx.Carry, None, 0), graph_updates=False)",
+    "r = nnx.jit(lambda x: f1(x, m.a, jnp.ones(2)))(0.0)",
+)
+_theirs(
+    "jit_partial takes Variables",
+    "Every transform propagates structure, and takes what is bound.",
+    "jit_partial only supports Var",
+    MODEL,
+    "r = nnx.jit_partial(lambda x, m: m.a * x, 2.0, graph_updates=False)(m)",
+)
+_theirs(
+    "prefixes in every mode",
+    "Settings work in every mode.",
+    "TreeState|Graph nodes are not allowed as prefixes",
+    MODEL,
+    "r = nnx.vmap(lambda m: m.a * 2, in_axes=(nnx.prefix(m, {...: 0}, graph=True),), graph=False)(m)",
+)
+_theirs(
+    "annotations without a mesh",
+    "Sharding annotations need no mesh, and one mesh may follow another.",
+    "does not match the mesh shape of the target sharding|An auto mesh context or metadata is required",
+    "m = Box(a=nnx.Param(jnp.ones((8, 4)), sharding=('d', None)))",
+)
+_theirs(
+    "with_rngs in every mode",
+    "Settings work in every mode.",
+    "graph_updates=True is not supported for `with_rngs`",
+    "r = nnx.with_rngs(nnx.Rngs(0), split=2)",
+)
+_theirs(
+    "partial objects with arrays",
+    "An object with arrays as attributes may be a cached argument.",
+    "'jaxlib._jax.ArrayImpl' object has no attribute 'get_raw_value'",
+    "m = Box(a=nnx.Param(jnp.ones(2)), b=jnp.ones(2))",
+    "r = nnx.cached_partial(nnx.jit(lambda m: m.a * m.b), m)()",
+    text="cached_partial",
+)
+_theirs(
+    "arrays of references",
+    "`clone(arrays=True)` copies what is in a reference; the other library passes the reference on.",
+    "copy got a Ref of type",
+    REFERENCE,
+    "r = nnx.clone(m, arrays=True)",
+)
+_theirs(
+    "the same prefix twice",
+    "What a filter leaves out and what is no argument to differentiate are both constants.",
+    r"Inconsistent aliasing.*: (False.*: None|None.*: False)",
+    MODEL,
+    "r = nnx.grad(lambda m, b: (m.a * b).sum(), argnums=0)(m, m.b)",
+    text="grad",
+)
+_theirs(
+    "recursive_map of a cycle",
+    "A cycle is walked like any other graph.",
+    "Found cycle in the graph",
+    MODEL,
+    "m.c = m",
+    "r = nnx.recursive_map(lambda path, x: x, m)",
+    text="recursive_map",
+)
+_theirs(
+    "averages of keys",
+    "An average of keys is the latest one; the reference multiplies them.",
+    "multiply does not accept dtypes float32, key",
+    "k = nnx.Rngs(0)",
+    "e = nnx.EMA(k, 0.5)",
+    "e.update(k)",
+    text="EMA",
+)
+_theirs(
+    "bookkeeping of references",
+    "A Variable with `ref=True` may be in a loop; the reference trips over marks of its own.",
+    "NoUpdate|mutable array references cannot be returned",
+    REFERENCE,
+    "r = nnx.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, c[1]), (0, m))",
+)
+
+
+@rule(
+    "marks in references",
+    "The reference leaves marks of its own bookkeeping in a Variable with `ref=True`.",
+    REFERENCE,
+    "f1 = nnx.cached_partial(nnx.jit(lambda m, x: m.a * x), m)",
+    "r = f1(jnp.ones(2))",
+)
+def _(d: Difference) -> bool:
+    marked = "NoUpdate" in repr(d.theirs) or d.theirs == ("some",)
+    return d.kind == "value" and marked and _mentions(d, "ref=True")
+
+
+@rule(
+    "writes of references",
+    "A Variable with `ref=True` that a body writes is written, however it was passed; the reference "
+    "drops the write in `grad` and in mapped transforms.",
+    "m = Box(a=nnx.Param(jnp.ones(2)), b=Count(jnp.ones(()), ref=True))",
+    "def f1(m):\n    m.b[...] = m.b * 2\n    return m.a.sum()",
+    "r = nnx.grad(f1)(m)",
+)
+def _(d: Difference) -> bool:
+    variable = next(
+        (v for i in range(1, len(d.where)) if _is_reference(v := at(d.before, d.where[:-i]))), None
+    )
+    return (
+        d.kind == "value"
+        and variable is not None
+        and difference(at(d.before, d.where), at(d.step.names, d.where)) is None
+    )
+
+
+@rule(
+    "captured objects are looked at",
+    "A function that captures an object is traced again, as the object may have changed; the "
+    "reference goes on with what it saw first.",
+    "m = Box(a=nnx.Param(jnp.ones(2)))",
+    "@nnx.remat\ndef f1(x):\n    TICKS.append('f1')\n    n = nnx.clone(m)\n    return n.a * x",
+    "r = f1(2.0)",
+    "q = f1(2.0)",
+)
+def _(d: Difference) -> bool:
+    if d.kind != "traces":
+        return False
+    functions = "\n".join(t for t in d.program if "def f" in t)
+    mine = set(
+        re.findall(r"\b[a-z]\d*\b(?= =)", "\n".join(t for t in d.program if "def f" not in t))
+    )
+    return bool(mine & set(re.findall(r"\b[a-z]\d*\b", functions.replace("TICKS", ""))))
+
+
+_ours(
+    "objects twice with graph=False",
+    "graph=False refuses every object that is found twice; the reference looks at Variables only, "
+    "and not in loops.",
+    "Duplicate .* With graph=False objects must form a tree",
+    "m = Box(a=jnp.ones(2))",
+    "r = nnx.jit(lambda a, b: a.a + b.a, graph=False)(m, m)",
+    text="graph=False",
+)
+_ours(
+    "a shared array with two axes",
+    "A prefix that contradicts itself raises; the reference looks at Variables only.",
+    "Inconsistent aliasing detected: different in_axes for a shared array",
+    "m = Box(a=jnp.ones(2), b=nnx.Param(jnp.ones(2)))",
+    "axes = nnx.StateAxes({nnx.Variable: 0, ...: None})",
+    "r = nnx.vmap(lambda m, n: m.b * 2, in_axes=(0, axes))(m, m)",
+)
+
+
+@rule(
+    "metadata of a body",
+    "Metadata set in a body reaches the caller's Variable; the reference drops it.",
+    MODEL,
+    "nnx.jit(lambda m: m.a.set_metadata(note=3))(m)",
+)
+def _(d: Difference) -> bool:
+    return d.kind == "value" and 3 in d.where[-2:] and _mentions(d, "set_metadata")
+
+
+@rule(
+    "weak types of derivatives",
+    "A differentiated function keeps weak types of what it writes, and not of cotangents.",
+    "m = Box(a=nnx.Param(jnp.ones(())), b=Count(jnp.full((), 0.5)))",
+    "def f1(m):\n    m.a[...] = 0.25 * m.b\n    return m.a * 2.0",
+    "r = nnx.grad(f1)(m)",
+)
+def _(d: Difference) -> bool:
+    weak = d.where[-1:] == (3,) and {str(d.ours), str(d.theirs)} == {"True", "False"}
+    return d.kind == "value" and weak and _mentions(d, "grad|vjp|jvp")
+
+
+@rule(
+    "averages are raw",
+    "EMA reads and writes raw values; callbacks belong to the model's own use of a Variable.",
+    "m = Box(a=nnx.Param(jnp.ones(2), on_set_value=doubled))",
+    "e = nnx.EMA(m, 0.5)",
+    "e.update(m)",
+)
+def _(d: Difference) -> bool:
+    return d.kind == "value" and _mentions(d, "EMA") and _mentions(d, "on_[sg]et_value|ref=True")
+
+
+@rule(
+    "the caller's own object out of a loop",
+    "Settings work in every mode: a loop that returns the object it was given returns the caller's own.",
+    MODEL,
+    "r = nnx.fori_loop(0, 2, lambda i, m: m, m, graph_updates=False)",
+)
+def _(d: Difference) -> bool:
+    call = _mentions(d, r"(fori_loop|while_loop|scan)\(") and _mentions(d, "graph(_updates)?=False")
+    return d.kind == "value" and call and isinstance(d.ours, tuple) and d.ours[:1] == ("same",)

@@ -1,0 +1,162 @@
+"""What a program made, as plain Python data: values, states, sharing, key paths, metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Metadata that either library keeps for itself.
+SETTINGS = {"hijax", "ref", "eager_sharding", "mesh"}
+HIDDEN = re.compile(r"[fz]\d+\w*|ctx|__\w+__")  # functions and contexts
+TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
+
+
+class Observer:
+    """Describes values; objects and Variables are numbered in the order in which they are met."""
+
+    def __init__(self, lib: types.ModuleType):
+        self.lib = lib
+        self.numbers: dict[int, int] = {}
+        self.alive: list[tp.Any] = []
+        self.depth = 0
+
+    def names(self, env: dict[str, tp.Any], hidden: tp.Container[str]) -> dict[str, tp.Any]:
+        """All names of a program but the hidden ones."""
+        return {
+            name: self(value)
+            for name, value in env.items()
+            if name not in hidden and not HIDDEN.fullmatch(name)
+        }
+
+    def __call__(self, x: tp.Any) -> tp.Any:
+        if self.depth > 60:
+            return ("deep",)
+        self.depth += 1
+        try:
+            return self.describe(x)
+        finally:
+            self.depth -= 1
+
+    def describe(self, x: tp.Any) -> tp.Any:
+        lib = self.lib
+        if isinstance(x, (lib.Variable, lib.Pytree)):
+            if id(x) in self.numbers:
+                return ("same", self.numbers[id(x)])
+            self.numbers[id(x)] = len(self.numbers)
+            self.alive.append(x)
+            return self.variable(x) if isinstance(x, lib.Variable) else self.object(x)
+        if isinstance(x, lib.State):
+            return ("State", {_key(k): self(v) for k, v in x.raw_mapping.items()})
+        if isinstance(x, lib.FlatState):
+            return ("FlatState", [(repr(p), self(v)) for p, v in x])
+        if isinstance(x, lib.GraphDef):
+            return ("GraphDef",)
+        if isinstance(x, (bool, int, float, complex, str, type(None), bytes)):
+            return x
+        if isinstance(x, jax.core.Tracer):
+            return ("tracer",)
+        if isinstance(x, (jax.Array, np.ndarray, np.generic)):
+            return array(x)
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return ("abstract", x.shape, str(x.dtype), x.weak_type)
+        if isinstance(x, dict):
+            return (type(x).__name__, {_key(k): self(v) for k, v in x.items()})
+        if isinstance(x, (list, tuple)):
+            return (type(x).__name__, [self(v) for v in x])
+        if isinstance(x, (set, frozenset)):
+            return ("set", sorted(map(repr, x)))
+        if isinstance(x, type):
+            return ("class", x.__name__)
+        if type(x).__name__ == "Statistics":
+            return {f.name: self(getattr(x, f.name)) for f in dataclasses.fields(x)}
+        return ("some",)
+
+    def variable(self, x: tp.Any) -> tp.Any:
+        raw = x.get_raw_value()
+        is_ref = "Ref" in type(raw).__name__ or "AbstractRef" in str(getattr(raw, "aval", ""))
+        value = self(raw[...] if is_ref else raw)
+        metadata = {k: self(v) for k, v in sorted(x.get_metadata().items()) if k not in SETTINGS}
+        return ("Variable", type(x).__name__, value, metadata, is_ref)
+
+    def object(self, x: tp.Any) -> tp.Any:
+        lib = self.lib
+        if isinstance(x, lib.List):
+            parts = {str(i): self(v) for i, v in enumerate(x)}
+        else:
+            parts = {k: self(v) for k, v in sorted(vars(x).items()) if not k.startswith("_")}
+        return ("Object", type(x).__name__, parts)
+
+
+def array(x: tp.Any) -> tp.Any:
+    """Dtype, shape, weak type, placement and values of an array, of NumPy or of JAX."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return ("keys", str(x.dtype), x.shape, np.asarray(jax.random.key_data(x)))
+    if isinstance(x, jax.Array) and x.is_deleted():
+        return ("deleted", str(x.dtype), x.shape)
+    weak = bool(getattr(x, "weak_type", False))
+    return ("array", str(x.dtype), x.shape, weak, placement(x), np.array(x))
+
+
+def placement(x: tp.Any) -> tp.Any:
+    """Which device has which part of an array; a replicated array counts as one on one device."""
+    if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
+        return None
+    if x.sharding.is_fully_replicated:
+        return None
+    parts = x.sharding.devices_indices_map(x.shape)
+    return sorted((d.id, str(index)) for d, index in parts.items())
+
+
+def _key(key: tp.Any) -> tp.Any:
+    return key if isinstance(key, (str, int)) else repr(key)
+
+
+Where: tp.TypeAlias = "tuple[tp.Any, ...]"  # keys and indices that lead into an observation
+
+
+def difference(
+    ours: tp.Any, theirs: tp.Any, where: Where = ()
+) -> tuple[Where, tp.Any, tp.Any] | None:
+    """The first place in which two observations differ, with both sides."""
+    if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
+        return None if _close(ours, theirs) else (where, ours.tolist(), theirs.tolist())
+    if type(ours) is not type(theirs):
+        return where, ours, theirs
+    if isinstance(ours, dict):
+        if set(ours) != set(theirs):
+            return where, sorted(map(str, ours)), sorted(map(str, theirs))
+        parts: tp.Iterable[tp.Any] = ((k, ours[k], theirs[k]) for k in ours)
+    elif isinstance(ours, (list, tuple)):
+        if len(ours) != len(theirs):
+            return where, ours, theirs
+        parts = ((i, a, b) for i, (a, b) in enumerate(zip(ours, theirs)))
+    elif isinstance(ours, float):
+        return None if _close(np.asarray(ours), np.asarray(theirs)) else (where, ours, theirs)
+    else:
+        return None if ours == theirs else (where, ours, theirs)
+    return next((d for key, a, b in parts if (d := difference(a, b, (*where, key)))), None)
+
+
+def at(observation: tp.Any, where: Where) -> tp.Any:
+    """What is found at a place; None where there is no such place."""
+    for key in where:
+        try:
+            observation = observation[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return observation
+
+
+def _close(a: np.ndarray, b: np.ndarray) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.dtype.kind in "biuSUO":
+        return bool(np.array_equal(a, b))
+    a, b = (x.astype(np.complex64 if x.dtype.kind == "c" else np.float64) for x in (a, b))
+    return bool(np.allclose(a, b, equal_nan=True, **TOLERANCE))

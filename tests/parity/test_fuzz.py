@@ -1,0 +1,93 @@
+"""Random programs give the same in both libraries; see `tests/parity/fuzz`.
+
+NNXLITE_FUZZ_COUNT and NNXLITE_FUZZ_SEED set another number of programs and another first seed.
+`python -m tests.parity.fuzz` runs many, and prints what they cover.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import pytest
+
+pytest.importorskip("flax")
+
+from tests.parity.fuzz.generate import generate
+from tests.parity.fuzz.known import RULES, explain
+from tests.parity.fuzz.run import Peers, compare
+
+COUNT = int(os.environ.get("NNXLITE_FUZZ_COUNT", "240"))
+SEED = int(os.environ.get("NNXLITE_FUZZ_SEED", "0"))
+CHUNK = 20
+
+
+@functools.cache
+def peers() -> Peers:
+    return Peers()
+
+
+@pytest.mark.parametrize("first", range(SEED, SEED + COUNT, CHUNK))
+def test_random_programs(first):
+    for seed in range(first, min(first + CHUNK, SEED + COUNT)):
+        theirs = generate(peers(), seed)
+        found = compare(peers().run("ours", [step.text for step in theirs]), theirs)
+        if found and not explain(found):
+            small = peers().shrink(found)
+            program = "\n".join(small.program)
+            pytest.fail(f"seed {seed}: {small}\n\n{program}\n", pytrace=False)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name.replace(" ", "_"))
+def test_every_known_difference_is_one(rule):
+    found = peers().compare(rule.example)
+    assert found is not None, rule.reason
+    assert explain(found) == rule.name, str(found)
+
+
+def test_programs_are_the_same_for_the_same_seed():
+    first, second = ([step.text for step in generate(peers(), 7)] for _ in range(2))
+    assert first == second
+
+
+def test_a_fault_is_found_and_shrunk(monkeypatch):
+    nnx = peers().libs["ours"]
+    clone = nnx.clone
+    monkeypatch.setattr(nnx, "clone", lambda x: clone(nnx.Dict(a=x)).a if False else x)
+    program = [
+        "m = Box(a=nnx.Param(jnp.ones(2)))",
+        "x = jnp.arange(3.0)",
+        "def f1(m):\n    y = m.a * 2\n    return nnx.clone(m)",
+        "r = f1(m)",
+        "z = x + 1",
+    ]
+    found = peers().compare(program)
+    assert found is not None and (found.kind, found.index) == ("value", 3)
+    small = peers().shrink(found)
+    assert small.program == [
+        "m = Box(a=nnx.Param(jnp.ones(2)))",
+        "def f1(m):\n    return nnx.clone(m)",
+        "r = f1(m)",
+    ]
+    assert explain(small) is None
+
+
+def test_what_is_compared():
+    differs = lambda a, b: peers().compare([f"r = {a} if nnx.__name__ == 'nnxlite' else {b}"])
+    assert differs("1", "1") is None
+    assert differs("jnp.ones(2)", "np.ones(2, np.float32)") is None
+    for a, b in (
+        ("1", "True"),
+        ("jnp.ones(2)", "jnp.ones(2, jnp.bfloat16)"),
+        ("jnp.ones(2)", "jnp.zeros(2)"),
+        ("jnp.asarray(1.0)", "jnp.float32(1.0)"),
+        ("nnx.Param(1)", "nnx.BatchStat(1)"),
+        ("nnx.Param(1)", "nnx.Param(1, tag='t')"),
+        ("(lambda v: [v, v])(nnx.Param(1))", "[nnx.Param(1), nnx.Param(1)]"),
+        ("{'a': 1}", "{'b': 1}"),
+        ("Box(a=1)", "Plain(a=1)"),
+        ("1 / 0", "1"),
+        ("1", "1 / 0"),
+        ("1 / 0", "int('x')"),
+    ):
+        assert differs(a, b) is not None, (a, b)
