@@ -87,21 +87,22 @@ class Average(Metric):
 
         Args:
             mask: broadcastable to the values; those where it is zero or False are left out,
-                whatever they are (NaN included).
+                whatever they are (NaN included). Other numbers are weights, which count by the
+                whole number of their sum in each update.
             **kwargs: the values under the metric's `argname`, a number or an array of any shape;
                 other arguments are ignored, so that metrics can be fed together.
 
         Raises TypeError when the argument is missing, is not numeric, or the mask does not
         broadcast.
         """
-        values, chosen = _batch(self, self.argname, kwargs, mask)
-        if chosen is None:
+        values, weights = _batch(self, self.argname, kwargs, mask)
+        if weights is None:
             self.total.value = self.total.value + values.sum(dtype=jnp.float32)
             self.count.value = self.count.value + values.size
         else:
-            kept = jnp.where(chosen, values, 0)
+            kept = jnp.where(weights != 0, values * weights.astype(values.dtype), 0)
             self.total.value = self.total.value + kept.sum(dtype=jnp.float32)
-            self.count.value = self.count.value + chosen.sum(dtype=jnp.int32)
+            self.count.value = self.count.value + weights.sum().astype(jnp.int32)
 
     def compute(self) -> jax.Array:
         """The mean, float32; NaN before any value."""
@@ -158,15 +159,19 @@ class Welford(Metric):
         self.m2.value = jnp.zeros((), jnp.float32)
 
     def update(self, **kwargs: tp.Any) -> None:
-        """Take in values: as `Average.update`, with the mask among the keyword arguments."""
-        values, chosen = _batch(self, self.argname, kwargs, kwargs.get("mask"))
+        """Take in values: as `Average.update`, with the mask among the keyword arguments.
+
+        What the mask does not leave out counts once.
+        """
+        values, weights = _batch(self, self.argname, kwargs, kwargs.get("mask"))
         values = values.astype(jnp.float32)
-        if chosen is None:
+        if weights is None:
             number, batch_mean = values.size, values.mean()
             batch_m2 = ((values - batch_mean) ** 2).sum()
             if not number:
                 return
         else:
+            chosen = weights != 0
             number = chosen.sum(dtype=jnp.int32)
             batch_mean = jnp.where(chosen, values, 0).sum() / jnp.maximum(number, 1)
             batch_m2 = jnp.where(chosen, (values - batch_mean) ** 2, 0).sum()
@@ -330,7 +335,7 @@ class MultiMetric(Metric):
 def _batch(
     metric: Metric, argname: str, arguments: tp.Mapping[str, tp.Any], mask: tp.Any
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The values for a metric as an array, and the mask as bools of their shape."""
+    """The values for a metric as an array, and the mask in their shape."""
     where = f"{type(metric).__name__}.update"
     if argname not in arguments:
         given = ", ".join(sorted(arguments)) or "none"
@@ -346,7 +351,7 @@ def _batch(
         return values, None
     mask = jnp.asarray(mask)
     try:
-        return values, jnp.broadcast_to(mask != 0, values.shape)
+        return values, jnp.broadcast_to(mask, values.shape)
     except ValueError as error:
         raise TypeError(
             f"{where}: a mask {short_type(mask)} does not broadcast to {argname} "

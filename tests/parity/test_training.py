@@ -196,6 +196,8 @@ def metric_runs(lib):
         spread.update(values=jax.random.normal(jax.random.key(i), (7,)) * 3 + 2)
     several = lib.MultiMetric(accuracy=lib.metrics.Accuracy(), loss=lib.metrics.Average("loss"))
     several.update(logits=logits, labels=labels, loss=3.0)
+    several.update(logits=logits, labels=labels, loss=jnp.ones(5), mask={"accuracy": labels > 0})
+    several.update(logits=logits, labels=labels, loss=jnp.ones((5, 3)), mask=labels)
     return [average, accuracy, binary, spread, several]
 
 

@@ -52,7 +52,7 @@ def test_reset_starts_again_in_the_same_variables():
 
 
 @pytest.mark.parametrize(
-    "mask", [jnp.array([True, False, True]), jnp.array([1, 0, 1]), np.array([1.0, 0.0, 0.5])]
+    "mask", [jnp.array([True, False, True]), jnp.array([1, 0, 1]), np.array([1.0, 0.0, 1.0])]
 )
 def test_a_mask_leaves_values_out(mask):
     metric = Average()
@@ -72,6 +72,17 @@ def test_a_mask_is_broadcast_before_it_is_counted():
     metric = Average()
     metric.update(values=jnp.ones((3, 2)), mask=jnp.array([[True], [True], [False]]))
     assert metric.compute() == 1 and metric.count.value == 4
+
+
+@pytest.mark.parametrize(
+    ("mask", "total", "count"),
+    [([0, 2, 1], 7.0, 3), ([0.5, 1.0, 0.0], 2.5, 1), ([0.75, 0.75, 1.0], 5.25, 2)],
+)
+def test_a_mask_of_numbers_holds_weights(mask, total, count):
+    average = Average()
+    for _ in range(2):
+        average.update(values=jnp.array([1.0, 2.0, 3.0]), mask=jnp.array(mask))
+    assert (average.total.value, average.count.value) == (2 * total, 2 * count)
 
 
 def test_a_mask_for_a_single_number():
