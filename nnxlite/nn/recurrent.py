@@ -176,9 +176,10 @@ def _carry_stream(layer: tp.Any, rngs: tp.Any) -> RngStream | None:
     if rngs is None or rngs is False:
         return None
     if not isinstance(rngs, (Rngs, RngStream)):
-        raise ValueError(
-            f"{type(layer).__name__}: Expected rngs to be an Rngs, an RngStream or a bool, got "
-            f"{short_type(rngs)}."
+        error = TypeError if isinstance(layer, Bidirectional) else ValueError
+        raise error(
+            f"{type(layer).__name__}: Expected rngs to be an Rngs, such as rngs=nnx.Rngs(0), an "
+            f"RngStream or a bool; got {short_type(rngs)}."
         )
     return own_stream(layer, rngs, "carry")
 
