@@ -178,4 +178,4 @@ def add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
     """`y + bias` along the last axes of `y`; `y` itself where there is no bias."""
     if bias is None:
         return y
-    return y + jnp.reshape(bias, (1,) * (y.ndim - bias.ndim) + bias.shape)
+    return y + lax.reshape(bias, (1,) * (y.ndim - bias.ndim) + bias.shape)
