@@ -1,25 +1,22 @@
-"""What several families of layers share: argument types, size checks, and the products themselves.
-
-The products come in two forms.  Under a JAX transform a layer issues plain `lax` operations, which
-are the cheapest to trace.  Run eagerly it calls the same operations through `jax.jit`, whose
-compiled dispatch costs a fraction of the Python dispatch of `lax`; the values are the same.
-"""
+"""What several families of layers share: argument types, size checks, parameters, and products."""
 
 from __future__ import annotations
 
-import functools
 import operator
 import types
 import typing as tp
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from nnxlite._jax import is_tracing
+from nnxlite._errors import short_type
 from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype
-from nnxlite.variables import Variable
+from nnxlite.nn.initializers import Initializer
+from nnxlite.objects import Rngs
+from nnxlite.variables import Param, Variable
 
 Metadata = tp.Mapping[str, tp.Any]
 """Keyword arguments for the Variable that holds a parameter."""
@@ -38,6 +35,33 @@ Axes = int | tp.Sequence[int]
 def value_of(parameter: Variable[jax.Array] | None) -> jax.Array | None:
     """The array in an optional parameter."""
     return None if parameter is None else parameter[...]
+
+
+def params_key(layer: tp.Any, rngs: tp.Any) -> jax.Array:
+    """The next key of the stream "params"; raises AttributeError where `rngs` has no streams."""
+    try:
+        stream = rngs.params
+    except AttributeError:
+        if isinstance(rngs, Rngs):  # it has no such stream, and says so
+            raise
+        raise AttributeError(
+            f"{type(layer).__name__}: `rngs` must be an Rngs, such as rngs=nnx.Rngs(0); got "
+            f"{short_type(rngs)}."
+        ) from None
+    return stream()
+
+
+def new_param(
+    layer: tp.Any,
+    rngs: tp.Any,
+    init: Initializer,
+    shape: tp.Sequence[int],
+    dtype: Dtype,
+    metadata: Metadata,
+    kind: type[Variable[tp.Any]] = Param,
+) -> tp.Any:
+    """A parameter of a layer, made by its initializer."""
+    return kind(init(params_key(layer, rngs), shape, dtype), **metadata)
 
 
 class DotGeneralFn(tp.Protocol):
@@ -127,71 +151,31 @@ def feature_mismatch(layer: tp.Any, inputs: tp.Any, kernel: tp.Any, name: str = 
     )
 
 
-def affine(
-    dot_general: DotGeneralFn | None,
-    lhs: jax.Array,
-    rhs: jax.Array,
-    bias: jax.Array | None,
-    dimension_numbers: tp.Any,
-    precision: Precision,
-    preferred_element_type: Dtype | None,
-    out_sharding: OutSharding,
-) -> jax.Array:
-    """The general product of two arrays, by `dot_general` or JAX's own, plus a bias."""
-    if dot_general is None or dot_general is lax.dot_general:
-        if out_sharding is None:
-            compiled = _traced_affine if is_tracing() else _eager_affine
-            return compiled(lhs, rhs, bias, dimension_numbers, precision, preferred_element_type)
-        dot_general = lax.dot_general
-    options: dict[str, tp.Any] = {}
-    if preferred_element_type is not None:
-        options["preferred_element_type"] = preferred_element_type
-    y = dot_general(
-        lhs,
-        rhs,
-        dimension_numbers,
-        precision=precision,
-        out_sharding=out_sharding,
-        **options,
-    )
-    return add_bias(y, bias)
+_DEFAULTS = tuple(
+    (module, name, getattr(module, name))
+    for module, name in ((lax, "dot_general"), (lax, "conv_general_dilated"), (jnp, "einsum"))
+)
 
 
-def _affine(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    bias: jax.Array | None,
-    dimension_numbers: tp.Any,
-    precision: tp.Any,
-    element: tp.Any,
-    rounded: bool = False,
-) -> jax.Array:
-    y = lax.dot_general(
-        lhs, rhs, dimension_numbers, precision=precision, preferred_element_type=element
-    )
-    if bias is None:
-        return y
-    # Without the barrier a compiler may keep digits that the product's dtype does not have.
-    return _add_bias(lax.optimization_barrier(y) if rounded else y, bias)
+def current(fun: tp.Any) -> tp.Any:
+    """`fun`, or, where it is the default of a layer, what JAX has under its name now.
+
+    Libraries replace functions of JAX for a while; a default argument would keep the former one.
+    """
+    for module, name, default in _DEFAULTS:
+        if fun is default:
+            return getattr(module, name)
+    return fun
 
 
-_eager_affine = jax.jit(functools.partial(_affine, rounded=True), static_argnums=(3, 4, 5))
-_traced_affine = jax.jit(_affine, static_argnums=(3, 4, 5), inline=True)  # one step, traced once
+def accumulation(layer: tp.Any) -> dict[str, tp.Any]:
+    """The option `preferred_element_type` of a product, which not every product has."""
+    dtype = layer.preferred_element_type
+    return {} if dtype is None else {"preferred_element_type": dtype}
 
 
 def add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
     """`y + bias` along the last axes of `y`; `y` itself where there is no bias."""
     if bias is None:
         return y
-    if is_tracing():
-        return _add_bias(y, bias)
-    return _eager_add_bias(y, bias)
-
-
-def _add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
-    if bias.ndim < y.ndim:
-        bias = lax.reshape(bias, (1,) * (y.ndim - bias.ndim) + bias.shape)
-    return lax.add(y, bias) if y.dtype == bias.dtype else y + bias
-
-
-_eager_add_bias = jax.jit(_add_bias)
+    return y + lax.reshape(bias, (1,) * (y.ndim - bias.ndim) + bias.shape)

@@ -32,8 +32,8 @@ def own_stream(layer: tp.Any, rngs: Rngs | RngStream | None, name: str) -> RngSt
     if rngs is None:
         return None
     raise TypeError(
-        f"{type(layer).__name__}: `rngs` must be an Rngs, an RngStream or None, got "
-        f"{short_type(rngs)}."
+        f"{type(layer).__name__}: `rngs` must be an Rngs, such as rngs=nnx.Rngs(0), an RngStream or "
+        f"None; got {short_type(rngs)}."
     )
 
 

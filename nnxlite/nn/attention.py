@@ -11,15 +11,15 @@ queries, a divisor of their number (grouped-query attention; with one head, mult
 neighbouring query heads then share one.  Weights, masks and biases have the shape
 (*batch, heads, query length, key length), or one that broadcasts to it.
 
-There are two ways to compute the same.  The *plain* one forms the weights, so that they can be
-dropped out and recorded.  The *fused* one, chosen by the argument `implementation`, leaves the whole
-to `jax.nn.dot_product_attention`, which has a flash kernel where the device has one.  Both take
-logits and softmax in float32 or better.
+There are two ways to compute the same.  The *fused* one is `jax.nn.dot_product_attention`, which
+takes logits and softmax in float32 and has a flash kernel where the device has one (the argument
+`implementation`).  The *plain* one forms the weights, in the dtype of the query, so that they can be
+dropped out and recorded.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import math
 import typing as tp
 
@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from nnxlite._jax import is_tracing
 from nnxlite.nn._common import Precision
 from nnxlite.nn._shapes import broadcast_together, broadcasts_to
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
@@ -76,8 +75,8 @@ def dot_product_attention(
             `attention_weights`, by `module.sow`.
         promote_dtype: brings query, key and value to the dtype of the computation.
         is_causal: take away keys that stand later in their sequence than the query in its own.
-        implementation: "xla" or "cudnn" for the fused way on that implementation; the plain one
-            by default.
+        implementation: "xla" or "cudnn" for the fused way on that implementation.  By default it is
+            fused without dropout, recording, and other depths of values, and JAX chooses.
 
     Raises:
         ValueError: for shapes that do not fit, a dropout rate outside [0, 1), dropout without a
@@ -93,18 +92,16 @@ def dot_product_attention(
     """
     query, key, value = promote_dtype((query, key, value), dtype=dtype)
     check_shapes(query, key, value)
+    bias, mask = _terms(query, key, bias, mask)
     drop = dropout_rate > 0 and not deterministic
     if implementation is not None:
-        bias, mask = _terms(query, key, bias, mask)
         _check_fusible(implementation, drop, module, precision, key, value)
-        return _fused(query, key, value, bias, mask, is_causal, implementation)
-    bias, mask = _terms(query, key, bias, mask, is_causal)
-    if module is None and not drop and is_tracing():
-        return _attended(query, key, value, bias, mask, precision)
-    weights = _recorded(module, _weights(query, key, bias, mask, precision))
-    if drop:
-        weights = _dropout(weights, dropout_rate, dropout_rng, broadcast_dropout)
-    return _mean_value(weights, value, precision)
+    elif not (dropout_rate == 0 and module is None and _is_fusible(precision, key, value)):
+        weights = _recorded(module, _weights(query, key, bias, mask, is_causal, precision))
+        if drop:
+            weights = _dropout(weights, dropout_rate, dropout_rng, broadcast_dropout)
+        return _mean_value(weights, value, precision)
+    return _fused(query, key, value, bias, mask, is_causal, precision, implementation)
 
 
 def dot_product_attention_weights(
@@ -134,27 +131,20 @@ def dot_product_attention_weights(
     """
     query, key = promote_dtype((query, key), dtype=dtype)
     check_shapes(query, key)
-    bias, mask = _terms(query, key, bias, mask, is_causal)
-    weights = _recorded(module, _weights(query, key, bias, mask, precision))
+    bias, mask = _terms(query, key, bias, mask)
+    weights = _recorded(module, _weights(query, key, bias, mask, is_causal, precision))
     if dropout_rate > 0 and not deterministic:
         return _dropout(weights, dropout_rate, dropout_rng, broadcast_dropout)
     return weights
 
 
 def _terms(
-    query: jax.Array,
-    key: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    is_causal: bool = False,
+    query: jax.Array, key: jax.Array, bias: jax.Array | None, mask: jax.Array | None
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Bias and mask as arrays that broadcast to the logits, the causal mask among the latter."""
+    """Bias and mask as arrays that broadcast to the logits."""
     shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
     bias, mask = _logit_like("bias", bias, shape), _logit_like("mask", mask, shape)
-    mask = None if mask is None else mask.astype(bool)
-    if is_causal:
-        mask = _causal(shape) if mask is None else mask & _causal(shape)
-    return bias, mask
+    return bias, None if mask is None else mask.astype(bool)
 
 
 def _recorded(module: Module | None, weights: jax.Array) -> jax.Array:
@@ -163,17 +153,20 @@ def _recorded(module: Module | None, weights: jax.Array) -> jax.Array:
     return weights
 
 
-@functools.partial(jax.jit, static_argnums=5, inline=True)
-def _attended(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    precision: Precision,
-) -> jax.Array:
-    """Attention without dropout as one step, traced once for all layers of the same form."""
-    return _mean_value(_weights(query, key, bias, mask, precision), value, precision)
+def _is_fusible(precision: Precision, key: jax.Array, value: jax.Array) -> bool:
+    """Whether the fused way can do it; XLA has none for float16 on a CPU."""
+    known = precision is None or _precision_name(precision) is not None
+    return known and key.shape == value.shape and key.dtype != jnp.float16
+
+
+def _precision_name(precision: Precision) -> str | None:
+    """A precision as `jax.default_matmul_precision` takes it; None where it takes none such."""
+    if isinstance(precision, lax.DotAlgorithmPreset):
+        return precision.name
+    try:
+        return lax.Precision(precision).name.lower()
+    except ValueError:  # a pair, or an algorithm
+        return None
 
 
 def _check_fusible(
@@ -200,12 +193,6 @@ def _check_fusible(
         )
 
 
-def _causal(shape: tuple[int, ...]) -> jax.Array:
-    """Whether a key stands no later than the query, (query length, key length)."""
-    rows, columns = (lax.broadcasted_iota(jnp.int32, shape[-2:], axis) for axis in (0, 1))
-    return rows >= columns
-
-
 def _fused(
     query: jax.Array,
     key: jax.Array,
@@ -213,27 +200,29 @@ def _fused(
     bias: jax.Array | None,
     mask: jax.Array | None,
     is_causal: bool,
+    precision: Precision,
     implementation: tp.Any,
 ) -> jax.Array:
-    """Attention by JAX's own function, which knows one batch axis."""
-    batch = query.shape[:-3]
+    """Attention by JAX's own function, which knows one batch axis, and no precision."""
+    shape, batch = query.shape, query.shape[:-3]
 
-    def one_batch_axis(x: jax.Array | None) -> jax.Array | None:
-        if x is None or len(batch) == 1 == x.ndim - 3:
+    def one_batch_axis(x: tp.Any) -> tp.Any:
+        if x is None or len(batch) < 2:
             return x
         x = jnp.reshape(x, (*(1,) * (len(batch) + 3 - x.ndim), *x.shape))
         if math.prod(x.shape[:-3]) == 1:
             return jnp.reshape(x, (1, *x.shape[-3:]))
         return jnp.reshape(jnp.broadcast_to(x, (*batch, *x.shape[-3:])), (-1, *x.shape[-3:]))
 
-    result = jax.nn.dot_product_attention(
-        *(jnp.reshape(x, (math.prod(batch), *x.shape[-3:])) for x in (query, key, value)),
-        bias=one_batch_axis(bias),
-        mask=one_batch_axis(mask),
-        is_causal=is_causal,
-        implementation=implementation,
-    )
-    return jnp.reshape(result, query.shape)
+    query, key, value, bias, mask = map(one_batch_axis, (query, key, value, bias, mask))
+    ambient = contextlib.nullcontext()
+    if precision is not None:
+        ambient = jax.default_matmul_precision(_precision_name(precision))
+    with ambient:
+        result = jax.nn.dot_product_attention(
+            query, key, value, bias, mask, is_causal=is_causal, implementation=implementation
+        )
+    return jnp.reshape(result, shape)
 
 
 def _weights(
@@ -241,31 +230,26 @@ def _weights(
     key: jax.Array,
     bias: jax.Array | None,
     mask: jax.Array | None,
+    is_causal: bool,
     precision: Precision,
 ) -> jax.Array:
     """The weights, (*batch, heads, query length, key length), in the dtype of the query."""
-    dtype = jnp.promote_types(query.dtype, jnp.float32)
-    logits = _products(query, key, precision, dtype) * (query.shape[-1] ** -0.5)
-    if bias is not None:
-        logits = logits + bias.astype(dtype)
-    if mask is not None:
-        mask = jnp.broadcast_to(mask, logits.shape)
-        logits = lax.select(mask, logits, lax.full_like(logits, jnp.finfo(dtype).min))
-    return jax.nn.softmax(logits).astype(query.dtype)
-
-
-def _products(query: jax.Array, key: jax.Array, precision: Precision, dtype: tp.Any) -> jax.Array:
-    """query . key for all pairs, (*batch, heads, query length, key length)."""
-    *batch, queries, heads, depth = query.shape
-    groups, n = key.shape[-2], len(batch)
-    shared = (*range(n), n + 1)
-    product = functools.partial(lax.dot_general, precision=precision, preferred_element_type=dtype)
+    dtype, heads, groups = query.dtype, query.shape[-2], key.shape[-2]
+    query = query / jnp.sqrt(query.shape[-1]).astype(dtype)
     if groups == heads:
-        return product(query, key, (((n + 2,), (n + 2,)), (shared, shared)))
-    query = query.reshape(*batch, queries, groups, heads // groups, depth)
-    result = product(query, key, (((n + 3,), (n + 2,)), (shared, shared)))
-    result = jnp.swapaxes(result, -3, -2)  # (..., groups, heads in a group, queries, keys)
-    return result.reshape(*batch, heads, queries, key.shape[-3])
+        logits = jnp.einsum("...qhd,...khd->...hqk", query, key, precision=precision)
+    else:
+        query = query.reshape(*query.shape[:-2], groups, heads // groups, query.shape[-1])
+        logits = jnp.einsum("...qhgd,...khd->...hgqk", query, key, precision=precision)
+        logits = logits.reshape(*logits.shape[:-4], heads, *logits.shape[-2:])
+    if bias is not None:
+        logits = logits + bias
+    if is_causal:
+        causal = jnp.tril(jnp.ones(logits.shape[-2:], bool))
+        mask = causal if mask is None else jnp.logical_and(mask, causal)
+    if mask is not None:
+        logits = jnp.where(mask, logits, jnp.finfo(dtype).min)
+    return jax.nn.softmax(logits).astype(dtype)
 
 
 def _dropout(weights: jax.Array, rate: float, key: jax.Array | None, broadcast: bool) -> jax.Array:
@@ -287,18 +271,12 @@ def _dropout(weights: jax.Array, rate: float, key: jax.Array | None, broadcast: 
 def _mean_value(weights: jax.Array, value: jax.Array, precision: Precision) -> jax.Array:
     """The sums of values by weight, (*batch, query length, heads, value depth)."""
     *batch, heads, queries, keys = weights.shape
-    groups, n = value.shape[-2], len(batch)
-    last = len(weights.shape) - 1
-    if groups != heads:
-        weights = weights.reshape(*batch, groups, heads // groups * queries, keys)
-    result = lax.dot_general(
-        weights,
-        value,
-        (((last,), (n,)), ((*range(n), n), (*range(n), n + 1))),
-        precision=precision,
-    )
-    result = result.reshape(*batch, heads, queries, value.shape[-1])
-    return jnp.swapaxes(result, -3, -2)
+    groups = value.shape[-2]
+    if groups == heads:
+        return jnp.einsum("...hqk,...khd->...qhd", weights, value, precision=precision)
+    weights = weights.reshape(*batch, groups, heads // groups, queries, keys)
+    result = jnp.einsum("...hgqk,...khd->...qhgd", weights, value, precision=precision)
+    return result.reshape(*batch, queries, heads, value.shape[-1])
 
 
 def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array | None = None) -> None:

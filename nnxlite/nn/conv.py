@@ -31,9 +31,12 @@ from nnxlite.nn._common import (
     Metadata,
     OutSharding,
     Precision,
+    accumulation,
     add_bias,
     check_size,
     check_sizes,
+    current,
+    new_param,
     plain,
     value_of,
 )
@@ -104,13 +107,13 @@ class ConvGeneralDilatedFn(tp.Protocol):
 
 
 class _Convolution(Module):
-    """What both convolutions share: parameters, checks, and the treatment of batch axes."""
+    """What both convolutions share: their options and parameters."""
 
     kernel: Param[jax.Array]
     bias: Param[jax.Array] | None
     mask: jax.Array | None
     kernel_size: tuple[int, ...]
-    _nnx_paddings: tp.ClassVar[tuple[str, ...]]
+    _nnx_pads: tp.ClassVar[tp.Callable[[tp.Any], Pads]]
 
     def __init__(
         self,
@@ -149,102 +152,117 @@ class _Convolution(Module):
         self.precision = precision
         self.promote_dtype = promote_dtype
         self.preferred_element_type = preferred_element_type
-        self._nnx_per_axis("strides")
-        self._nnx_per_axis("kernel_dilation")
+        _per_axis(self, "strides")
+        _per_axis(self, "kernel_dilation")
         self._nnx_pads()
-        self._nnx_check_mask(self.kernel_shape)
-        self.kernel = Param(
-            kernel_init(rngs.params(), self.kernel_shape, param_dtype), **kernel_metadata
+        _check_mask(self, self.kernel_shape)
+        self.kernel = new_param(
+            self, rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata
         )
         self.bias = data(
-            Param(bias_init(rngs.params(), (out_features,), param_dtype), **bias_metadata)
+            new_param(self, rngs, bias_init, (out_features,), param_dtype, bias_metadata)
             if use_bias
             else None
         )
 
-    def _nnx_per_axis(self, name: str) -> tuple[int, ...]:
-        """An attribute that is None (for one), a number, or one number for each spatial axis."""
-        given = plain(getattr(self, name))
-        rank = len(self.kernel_size)
-        if given is None:
-            return (1,) * rank
-        sizes = check_sizes(self, name, given)
-        if not isinstance(given, tp.Sequence):
-            sizes *= rank
-        if len(sizes) != rank or 0 in sizes:
-            raise ValueError(
-                f"{layer_name(self)}: `{name}` must be a positive number, or one for each of "
-                f"the {rank} axes of kernel_size={self.kernel_size}; got {given!r}."
-            )
-        return sizes
 
-    def _nnx_pads(self) -> Pads:
-        """The padding as a name, or as a pair for each spatial axis; ValueError for others."""
-        padding, rank = self.padding, len(self.kernel_size)
-        if isinstance(padding, str):
-            name = padding.upper()
-            if name == "CAUSAL" and name in self._nnx_paddings and rank != 1:
-                raise ValueError(
-                    f"{layer_name(self)}: Causal padding is only implemented for 1D convolutions, "
-                    f"and kernel_size is {self.kernel_size}."
-                )
-            if name in self._nnx_paddings:
-                return name
-        else:
-            pairs = _pairs(padding, rank)
-            if pairs is not None:
-                return pairs
+# Functions of a layer's public attributes, so that another object with these can be called like it.
+
+
+def _per_axis(layer: tp.Any, name: str) -> tuple[int, ...]:
+    """An attribute that is None (for one), a number, or one number for each spatial axis."""
+    given = plain(getattr(layer, name))
+    rank = len(layer.kernel_size)
+    if given is None:
+        return (1,) * rank
+    sizes = check_sizes(layer, name, given)
+    if not isinstance(given, tp.Sequence):
+        sizes *= rank
+    if len(sizes) != rank or 0 in sizes:
         raise ValueError(
-            f"{layer_name(self)}: Invalid padding format: {padding!r}, should be one of "
-            f"{', '.join(self._nnx_paddings)}, a number, or a number or pair of numbers for each "
-            f"of the {rank} axes of kernel_size={self.kernel_size}."
+            f"{layer_name(layer)}: `{name}` must be a positive number, or one for each of "
+            f"the {rank} axes of kernel_size={layer.kernel_size}; got {given!r}."
+        )
+    return sizes
+
+
+def _named_or_pairs(layer: tp.Any, names: tuple[str, ...]) -> Pads:
+    """The padding as one of the names, or as a pair for each spatial axis; ValueError for others."""
+    padding, rank = layer.padding, len(layer.kernel_size)
+    if isinstance(padding, str):
+        name = padding.upper()
+        if name == "CAUSAL" and name in names and rank != 1:
+            raise ValueError(
+                f"{layer_name(layer)}: Causal padding is only implemented for 1D convolutions, "
+                f"and kernel_size is {layer.kernel_size}."
+            )
+        if name in names:
+            return name
+    else:
+        pairs = _pairs(padding, rank)
+        if pairs is not None:
+            return pairs
+    raise ValueError(
+        f"{layer_name(layer)}: Invalid padding format: {padding!r}, should be one of "
+        f"{', '.join(names)}, a number, or a number or pair of numbers for each "
+        f"of the {rank} axes of kernel_size={layer.kernel_size}."
+    )
+
+
+def _pads(layer: Conv) -> Pads:
+    """The padding of a convolution."""
+    names = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR", "REFLECT", "CAUSAL")
+    pads = _named_or_pairs(layer, names)
+    if isinstance(pads, str) and any(d != 1 for d in _per_axis(layer, "input_dilation")):
+        raise ValueError(
+            f"{layer_name(layer)}: with input_dilation={layer.input_dilation} the padding "
+            f"must be given in numbers, got {pads!r}. Give a pair for each axis, or use "
+            "ConvTranspose."
+        )
+    return pads
+
+
+def _pads_of_transpose(layer: ConvTranspose) -> Pads:
+    """The padding of a transposed convolution."""
+    return _named_or_pairs(layer, ("SAME", "SAME_LOWER", "VALID", "CIRCULAR"))
+
+
+def _check_mask(layer: tp.Any, kernel_shape: tuple[int, ...]) -> None:
+    if layer.mask is not None and tuple(layer.mask.shape) != tuple(kernel_shape):
+        raise ValueError(
+            f"{layer_name(layer)}: Mask needs to have the same shape as weights. Shapes are: "
+            f"{tuple(layer.mask.shape)}, {tuple(kernel_shape)}."
         )
 
-    def _nnx_check_mask(self, kernel_shape: tuple[int, ...]) -> None:
-        if self.mask is not None and tuple(self.mask.shape) != tuple(kernel_shape):
-            raise ValueError(
-                f"{layer_name(self)}: Mask needs to have the same shape as weights. Shapes are: "
-                f"{tuple(self.mask.shape)}, {tuple(kernel_shape)}."
-            )
 
-    def _nnx_masked_kernel(self) -> jax.Array:
-        kernel = self.kernel[...]
-        if self.mask is None:
-            return kernel
-        self._nnx_check_mask(kernel.shape)
-        return kernel * jnp.asarray(self.mask)
+def _parameters(layer: tp.Any) -> tuple[jax.Array, jax.Array | None]:
+    """The kernel under the mask, and the bias."""
+    kernel, bias = layer.kernel[...], value_of(layer.bias) if layer.use_bias else None
+    if layer.mask is None:
+        return kernel, bias
+    _check_mask(layer, kernel.shape)
+    return kernel * jnp.asarray(layer.mask), bias
 
-    def _nnx_bias(self) -> jax.Array | None:
-        return value_of(self.bias) if self.use_bias else None
 
-    def _nnx_one_batch_axis(
-        self, inputs: jax.Array, features: int
-    ) -> tuple[jax.Array, tuple[int, ...] | None]:
-        """The input with one batch axis, and the batch shape to bring back (None if it had one).
+def _one_batch_axis(
+    layer: tp.Any, inputs: jax.Array, features: int
+) -> tuple[jax.Array, tuple[int, ...] | None]:
+    """The input with one batch axis, and the batch shape to bring back (None if it had one).
 
-        Raises ValueError unless the input has all spatial axes and `features` features.
-        """
-        x = inputs if hasattr(inputs, "ndim") else jnp.asarray(inputs)
-        rank = len(self.kernel_size)
-        if x.ndim < rank + 1 or x.shape[-1] != features:
-            raise ValueError(
-                f"{layer_name(self)} expects an input of shape (*batch, *spatial, {features}) "
-                f"with {rank} spatial axes: kernel_size is {self.kernel_size} and `kernel` has "
-                f"shape {self.kernel.shape}; got {tuple(x.shape)}."
-            )
-        if x.ndim == rank + 2:
-            return x, None
-        batch = tuple(x.shape[: x.ndim - rank - 1])
-        return jnp.reshape(x, (math.prod(batch), *x.shape[len(batch) :])), batch
-
-    def _nnx_window(self) -> tuple[int, ...]:
-        """How far the kernel reaches along each axis, dilation counted."""
-        return tuple(
-            (size - 1) * dilation + 1
-            for size, dilation in zip(
-                self.kernel_size, self._nnx_per_axis("kernel_dilation"), strict=True
-            )
+    Raises ValueError unless the input has all spatial axes and `features` features.
+    """
+    x = inputs if hasattr(inputs, "ndim") else jnp.asarray(inputs)
+    rank = len(layer.kernel_size)
+    if x.ndim < rank + 1 or x.shape[-1] != features:
+        raise ValueError(
+            f"{layer_name(layer)} expects an input of shape (*batch, *spatial, {features}) "
+            f"with {rank} spatial axes: kernel_size is {layer.kernel_size} and `kernel` has "
+            f"shape {layer.kernel.shape}; got {tuple(x.shape)}."
         )
+    if x.ndim == rank + 2:
+        return x, None
+    batch = tuple(x.shape[: x.ndim - rank - 1])
+    return jnp.reshape(x, (math.prod(batch), *x.shape[len(batch) :])), batch
 
 
 class Conv(_Convolution):
@@ -289,7 +307,7 @@ class Conv(_Convolution):
     ((3, 3, 3, 8), (4, 14, 14, 8))
     """
 
-    _nnx_paddings = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR", "REFLECT", "CAUSAL")
+    _nnx_pads = _pads
 
     def __init__(
         self,
@@ -356,51 +374,39 @@ class Conv(_Convolution):
             inputs: array of shape (*batch, *spatial, in_features).
             out_sharding: sharding of the convolution, where the mesh has explicit axes.
         """
-        kernel = self._nnx_masked_kernel()
-        x, batch = self._nnx_one_batch_axis(inputs, kernel.shape[-2] * self.feature_group_count)
-        x, pads = self._nnx_pad(x)
-        x, kernel, bias = self.promote_dtype((x, kernel, self._nnx_bias()), dtype=self.dtype)
-        options: dict[str, tp.Any] = {}
-        if self.preferred_element_type is not None:
-            options["preferred_element_type"] = self.preferred_element_type
-        y = self.conv_general_dilated(
+        kernel, bias = _parameters(self)
+        x, batch = _one_batch_axis(self, inputs, kernel.shape[-2] * self.feature_group_count)
+        x, pads = _padded(self, x)
+        x, kernel, bias = self.promote_dtype((x, kernel, bias), dtype=self.dtype)
+        y = current(self.conv_general_dilated)(
             x,
             kernel,
-            self._nnx_per_axis("strides"),
+            _per_axis(self, "strides"),
             pads,
-            lhs_dilation=self._nnx_per_axis("input_dilation"),
-            rhs_dilation=self._nnx_per_axis("kernel_dilation"),
+            lhs_dilation=_per_axis(self, "input_dilation"),
+            rhs_dilation=_per_axis(self, "kernel_dilation"),
             dimension_numbers=_dimension_numbers(x.ndim),
             feature_group_count=self.feature_group_count,
             precision=self.precision,
             out_sharding=out_sharding,
-            **options,
+            **accumulation(self),
         )
         y = add_bias(y, bias)
         return y if batch is None else jnp.reshape(y, (*batch, *y.shape[1:]))
 
-    def _nnx_pads(self) -> Pads:
-        pads = super()._nnx_pads()
-        dilation = self._nnx_per_axis("input_dilation")
-        if isinstance(pads, str) and any(d != 1 for d in dilation):
-            raise ValueError(
-                f"{layer_name(self)}: with input_dilation={self.input_dilation} the padding "
-                f"must be given in numbers, got {pads!r}. Give a pair for each axis, or use "
-                "ConvTranspose."
-            )
-        return pads
 
-    def _nnx_pad(self, x: jax.Array) -> tuple[jax.Array, Pads]:
-        """Carry out the paddings that the convolution itself does not know."""
-        pads = self._nnx_pads()
-        if pads == "CAUSAL":
-            widths = [(window - 1, 0) for window in self._nnx_window()]
-            return jnp.pad(x, [(0, 0), *widths, (0, 0)]), "VALID"
-        if pads in ("CIRCULAR", "REFLECT"):
-            widths = [((window - 1) // 2, window // 2) for window in self._nnx_window()]
-            mode = "wrap" if pads == "CIRCULAR" else "reflect"
-            return jnp.pad(x, [(0, 0), *widths, (0, 0)], mode=mode), "VALID"
+def _padded(layer: Conv, x: jax.Array) -> tuple[jax.Array, Pads]:
+    """The input with the paddings that JAX's convolution does not know, and those that are left."""
+    pads = _pads(layer)
+    if pads not in ("CAUSAL", "CIRCULAR", "REFLECT"):
         return x, pads
+    dilations = _per_axis(layer, "kernel_dilation")
+    reach = [(size - 1) * d for size, d in zip(layer.kernel_size, dilations, strict=True)]
+    if pads == "CAUSAL":
+        return jnp.pad(x, [(0, 0), *((n, 0) for n in reach), (0, 0)]), "VALID"
+    widths = [(n // 2, (n + 1) // 2) for n in reach]
+    mode = "wrap" if pads == "CIRCULAR" else "reflect"
+    return jnp.pad(x, [(0, 0), *widths, (0, 0)], mode=mode), "VALID"
 
 
 class ConvTranspose(_Convolution):
@@ -448,7 +454,7 @@ class ConvTranspose(_Convolution):
     (4, 28, 28, 8)
     """
 
-    _nnx_paddings = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR")
+    _nnx_pads = _pads_of_transpose
 
     def __init__(
         self,
@@ -505,13 +511,11 @@ class ConvTranspose(_Convolution):
         Args:
             inputs: array of shape (*batch, *spatial, in_features).
         """
-        kernel = self._nnx_masked_kernel()
-        x, batch = self._nnx_one_batch_axis(
-            inputs, kernel.shape[-1 if self.transpose_kernel else -2]
-        )
-        x, kernel, bias = self.promote_dtype((x, kernel, self._nnx_bias()), dtype=self.dtype)
-        pads = self._nnx_pads()
-        if pads == "SAME_LOWER" and any(stride != 1 for stride in self._nnx_per_axis("strides")):
+        kernel, bias = _parameters(self)
+        x, batch = _one_batch_axis(self, inputs, kernel.shape[-1 if self.transpose_kernel else -2])
+        x, kernel, bias = self.promote_dtype((x, kernel, bias), dtype=self.dtype)
+        pads, strides = _pads_of_transpose(self), _per_axis(self, "strides")
+        if pads == "SAME_LOWER" and any(stride != 1 for stride in strides):
             raise ValueError(
                 f"{layer_name(self)}: 'SAME_LOWER' padding needs strides of one, got strides="
                 f"{self.strides}. Use 'SAME', or give the padding as numbers."
@@ -519,37 +523,38 @@ class ConvTranspose(_Convolution):
         y = lax.conv_transpose(
             x,
             kernel,
-            self._nnx_per_axis("strides"),
+            strides,
             "VALID" if pads == "CIRCULAR" else pads,
-            rhs_dilation=self._nnx_per_axis("kernel_dilation"),
+            rhs_dilation=_per_axis(self, "kernel_dilation"),
             transpose_kernel=self.transpose_kernel,
             precision=self.precision,
             preferred_element_type=self.preferred_element_type,
         )
         if pads == "CIRCULAR":
-            y = self._nnx_wrap(y, x.shape[1:-1])
+            y = _wrapped(y, x.shape[1:-1], strides, self.transpose_kernel)
         y = add_bias(y, bias)
         return y if batch is None else jnp.reshape(y, (*batch, *y.shape[1:]))
 
-    def _nnx_wrap(self, y: jax.Array, spatial: tuple[int, ...]) -> jax.Array:
-        """Fold a full output back onto its period, `stride * size` along each spatial axis.
 
-        The surplus hangs over evenly on both sides; an odd element hangs over in front where the
-        kernel is flipped, else behind.
-        """
-        for axis, (size, stride) in enumerate(
-            zip(spatial, self._nnx_per_axis("strides"), strict=True), start=1
-        ):
-            period = size * stride
-            surplus = y.shape[axis] - period
-            overhang = (surplus + self.transpose_kernel) // 2
-            front = -overhang % period
-            turns = -(-(front + y.shape[axis]) // period)
-            widths = [(0, 0)] * y.ndim
-            widths[axis] = (front, turns * period - front - y.shape[axis])
-            shape = (*y.shape[:axis], turns, period, *y.shape[axis + 1 :])
-            y = jnp.sum(jnp.reshape(jnp.pad(y, widths), shape), axis=axis)
-        return y
+def _wrapped(
+    y: jax.Array, spatial: tuple[int, ...], strides: tuple[int, ...], flipped: bool
+) -> jax.Array:
+    """A full output folded back onto its period, `stride * size` along each spatial axis.
+
+    The surplus hangs over evenly on both sides; an odd element hangs over in front where the
+    kernel is flipped, else behind.
+    """
+    for axis, (size, stride) in enumerate(zip(spatial, strides, strict=True), start=1):
+        period = size * stride
+        surplus = y.shape[axis] - period
+        overhang = (surplus + flipped) // 2
+        front = -overhang % period
+        turns = -(-(front + y.shape[axis]) // period)
+        widths = [(0, 0)] * y.ndim
+        widths[axis] = (front, turns * period - front - y.shape[axis])
+        shape = (*y.shape[:axis], turns, period, *y.shape[axis + 1 :])
+        y = jnp.sum(jnp.reshape(jnp.pad(y, widths), shape), axis=axis)
+    return y
 
 
 def _kept(given: tp.Any) -> tp.Any:

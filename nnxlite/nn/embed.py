@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite.nn import initializers
-from nnxlite.nn._common import NO_METADATA, Metadata, OutSharding, check_size
+from nnxlite.nn._common import NO_METADATA, Metadata, OutSharding, check_size, new_param
 from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
@@ -70,8 +70,8 @@ class Embed(Module):
             check_size(self, "num_embeddings", num_embeddings),
             check_size(self, "features", features),
         )
-        self.embedding = Param(
-            embedding_init(rngs.params(), shape, param_dtype), **embedding_metadata
+        self.embedding = new_param(
+            self, rngs, embedding_init, shape, param_dtype, embedding_metadata
         )
         self.num_embeddings = num_embeddings
         self.features = features

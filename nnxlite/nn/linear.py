@@ -31,12 +31,14 @@ from nnxlite.nn._common import (
     Metadata,
     OutSharding,
     Precision,
+    accumulation,
     add_bias,
-    affine,
     as_tuple,
     check_size,
     check_sizes,
+    current,
     feature_mismatch,
+    new_param,
     value_of,
 )
 from nnxlite.nn._names import layer_name
@@ -109,9 +111,9 @@ class Linear(Module):
             check_size(self, "in_features", in_features),
             check_size(self, "out_features", out_features),
         )
-        self.kernel = Param(kernel_init(rngs.params(), shape, param_dtype), **kernel_metadata)
+        self.kernel = new_param(self, rngs, kernel_init, shape, param_dtype, kernel_metadata)
         self.bias = data(
-            Param(bias_init(rngs.params(), shape[1:], param_dtype), **bias_metadata)
+            new_param(self, rngs, bias_init, shape[1:], param_dtype, bias_metadata)
             if use_bias
             else None
         )
@@ -137,16 +139,15 @@ class Linear(Module):
         )
         if x.shape[-1:] != kernel.shape[:1]:
             raise TypeError(feature_mismatch(self, x, kernel))
-        return affine(
-            self.dot_general,
+        y = current(self.dot_general)(
             x,
             kernel,
-            bias,
             (((x.ndim - 1,), (0,)), ((), ())),
-            self.precision,
-            self.preferred_element_type,
-            out_sharding,
+            precision=self.precision,
+            out_sharding=out_sharding,
+            **accumulation(self),
         )
+        return add_bias(y, bias)
 
 
 class LinearGeneral(Module):
@@ -232,24 +233,14 @@ class LinearGeneral(Module):
         self._nnx_check_axes()
 
         batch = tuple(batch_axis.values())
-        self.kernel = Param(
-            _init_flat(
-                kernel_init,
-                rngs,
-                (math.prod(batch) * math.prod(self.in_features), math.prod(self.out_features)),
-                (*batch, *self.in_features, *self.out_features),
-                param_dtype,
-            ),
-            **kernel_metadata,
-        )
-        shape = (*batch, *self.out_features)
+        ins, outs = (*batch, *self.in_features), self.out_features
+        flat = (math.prod(ins), math.prod(outs))
+        init = _flat(kernel_init, flat)
+        self.kernel = new_param(self, rngs, init, (*ins, *outs), param_dtype, kernel_metadata)
+        shape = (*batch, *outs)
+        init = _flat(bias_init, (math.prod(shape),))
         self.bias = data(
-            Param(
-                _init_flat(bias_init, rngs, (math.prod(shape),), shape, param_dtype),
-                **bias_metadata,
-            )
-            if use_bias
-            else None
+            new_param(self, rngs, init, shape, param_dtype, bias_metadata) if use_bias else None
         )
 
     def _nnx_check_axes(self) -> None:
@@ -277,51 +268,55 @@ class LinearGeneral(Module):
         )
         axes = tuple(sorted(a + x.ndim if a < 0 else a for a in self.axis))
         batch = tuple(self.batch_axis)
-        self._nnx_check_input(x, kernel, axes, batch)
+        _check_input(self, x, kernel, axes, batch)
+        dot_general = self.dot_general if self.dot_general_cls is None else self.dot_general_cls()
+        dot_general = lax.dot_general if dot_general is None else current(dot_general)
+        y = dot_general(
+            x,
+            kernel,
+            ((axes, tuple(range(len(batch), len(batch) + len(axes)))), (batch, batch)),
+            precision=self.precision,
+            out_sharding=out_sharding,
+            **accumulation(self),
+        )
         if bias is not None and batch:
             between = x.ndim - len(batch) - len(axes)
             sizes = bias.shape
-            bias = bias.reshape(*sizes[: len(batch)], *(1,) * between, *sizes[len(batch) :])
-        return affine(
-            self.dot_general if self.dot_general_cls is None else self.dot_general_cls(),
-            x,
-            kernel,
-            bias,
-            ((axes, tuple(range(len(batch), len(batch) + len(axes)))), (batch, batch)),
-            self.precision,
-            self.preferred_element_type,
-            out_sharding,
-        )
-
-    def _nnx_check_input(
-        self, x: jax.Array, kernel: jax.Array, axes: tuple[int, ...], batch: tuple[int, ...]
-    ) -> None:
-        """Raise TypeError unless `x` has the kernel's sizes at the batch and contracted axes."""
-        wanted = kernel.shape[: len(batch) + len(axes)]
-        if all(0 <= a < x.ndim for a in (*batch, *axes)):
-            if tuple(x.shape[a] for a in (*batch, *axes)) == wanted:
-                return
-        told = f"{wanted[len(batch) :]} along the axes {self.axis} of its input"
-        if batch:
-            told += f", and {wanted[: len(batch)]} along the batch axes {batch}"
-        raise TypeError(
-            f"{layer_name(self)} expects the sizes {told}: `kernel` has shape {kernel.shape}; "
-            f"got an input of shape {x.shape}."
-        )
+            bias = jnp.reshape(bias, (*sizes[: len(batch)], *(1,) * between, *sizes[len(batch) :]))
+        return add_bias(y, bias)
 
 
-def _init_flat(
-    init: Initializer,
-    rngs: Rngs,
-    flat: tuple[int, ...],
-    shape: tuple[int, ...],
-    dtype: Dtype,
-) -> tp.Any:
-    """The value `init` makes for the shape `flat`, reshaped; annotations of `init` are kept."""
-    made = init(rngs.params(), flat, dtype)
-    if isinstance(made, VariableMetadata):
-        return dataclasses.replace(made, raw_value=jnp.reshape(made.raw_value, shape))
-    return jnp.reshape(made, shape)
+def _check_input(
+    layer: LinearGeneral,
+    x: jax.Array,
+    kernel: jax.Array,
+    axes: tuple[int, ...],
+    batch: tuple[int, ...],
+) -> None:
+    """Raise TypeError unless `x` has the kernel's sizes at the batch and contracted axes."""
+    wanted = kernel.shape[: len(batch) + len(axes)]
+    if all(0 <= a < x.ndim for a in (*batch, *axes)):
+        if tuple(x.shape[a] for a in (*batch, *axes)) == wanted:
+            return
+    told = f"{wanted[len(batch) :]} along the axes {layer.axis} of its input"
+    if batch:
+        told += f", and {wanted[: len(batch)]} along the batch axes {batch}"
+    raise TypeError(
+        f"{layer_name(layer)} expects the sizes {told}: `kernel` has shape {kernel.shape}; "
+        f"got an input of shape {x.shape}."
+    )
+
+
+def _flat(init: Initializer, flat: tuple[int, ...]) -> Initializer:
+    """An initializer that calls `init` for the shape `flat`; annotations of `init` are kept."""
+
+    def flat_init(key: jax.Array, shape: tp.Sequence[int], dtype: tp.Any = jnp.float32) -> tp.Any:
+        made = init(key, flat, dtype)
+        if isinstance(made, VariableMetadata):
+            return dataclasses.replace(made, raw_value=jnp.reshape(made.raw_value, shape))
+        return jnp.reshape(made, shape)
+
+    return flat_init
 
 
 class EinsumFn(tp.Protocol):
@@ -399,18 +394,16 @@ class Einsum(Module):
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ) -> None:
-        einsum_str = self._nnx_check_equation(einsum_str)
-        shape = check_sizes(self, "kernel_shape", kernel_shape)
-        bias_sizes = None if bias_shape is None else check_sizes(self, "bias_shape", bias_shape)
-        self.kernel = Param(kernel_init(rngs.params(), shape, param_dtype), **kernel_metadata)
+        self.einsum_str = _checked_equation(self, einsum_str)
+        self.kernel_shape = shape = check_sizes(self, "kernel_shape", kernel_shape)
+        sizes = None if bias_shape is None else check_sizes(self, "bias_shape", bias_shape)
+        self.bias_shape = sizes
+        self.kernel = new_param(self, rngs, kernel_init, shape, param_dtype, kernel_metadata)
         self.bias = data(
             None
-            if bias_sizes is None
-            else Param(bias_init(rngs.params(), bias_sizes, param_dtype), **bias_metadata)
+            if sizes is None
+            else new_param(self, rngs, bias_init, sizes, param_dtype, bias_metadata)
         )
-        self.einsum_str = einsum_str
-        self.kernel_shape = shape
-        self.bias_shape = bias_sizes
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.precision = precision
@@ -431,16 +424,18 @@ class Einsum(Module):
             einsum_str: an equation for this call, in place of the layer's own.
             out_sharding: sharding of the product, where the mesh has explicit axes.
         """
-        equation = self.einsum_str if einsum_str is None else self._nnx_check_equation(einsum_str)
+        equation = self.einsum_str if einsum_str is None else _checked_equation(self, einsum_str)
         x, kernel, bias = self.promote_dtype(
             (inputs, self.kernel[...], value_of(self.bias)), dtype=self.dtype
         )
-        self._nnx_check_operands(equation, x.shape, kernel.shape)
-        options: dict[str, tp.Any] = {}
-        if self.preferred_element_type is not None:
-            options["preferred_element_type"] = self.preferred_element_type
-        y = self.einsum_op(
-            equation, x, kernel, precision=self.precision, out_sharding=out_sharding, **options
+        _check_operands(self, equation, x.shape, kernel.shape)
+        y = current(self.einsum_op)(
+            equation,
+            x,
+            kernel,
+            precision=self.precision,
+            out_sharding=out_sharding,
+            **accumulation(self),
         )
         if bias is None:
             return y
@@ -451,44 +446,46 @@ class Einsum(Module):
                 f"{equation!r} with `kernel` of shape {kernel.shape}; the kernel's output axes "
                 f"have the sizes {tuple(n for n in shape if n != 1)}."
             )
-        return add_bias(y, bias.reshape(shape))
+        return y + jnp.reshape(bias, shape)
 
-    def _nnx_check_equation(self, equation: str) -> str:
-        """The equation without blanks; raises ValueError unless it is `inputs,kernel->output`."""
-        text = str(equation).replace(" ", "")
-        if text.count("->") != 1:
-            raise ValueError(
-                f'{layer_name(self)}: `einsum_str` equation must be explicit and include "->", as in '
-                f"'ab,bc->ac'; got {equation!r}."
-            )
-        if text.count(",") != 1:
-            raise ValueError(
-                f"{layer_name(self)}: `einsum_str` equation must have exactly two operands, the input "
-                f"and the kernel, got {text.count(',') + 1} in {equation!r}."
-            )
-        return text
 
-    def _nnx_check_operands(
-        self, equation: str, inputs: tuple[int, ...], kernel: tuple[int, ...]
-    ) -> None:
-        """Raise ValueError unless the labels fit the shapes and each label has one size."""
-        terms = equation.split("->")[0].split(",")
-        sizes: dict[str, tuple[int, str]] = {}
-        for name, term, shape in zip(("input", "kernel"), terms, (inputs, kernel), strict=True):
-            named = len(term.replace("...", ""))
-            if len(shape) < named or (len(shape) > named and "..." not in term):
+def _checked_equation(layer: Einsum, equation: str) -> str:
+    """The equation without blanks; raises ValueError unless it is `inputs,kernel->output`."""
+    text = str(equation).replace(" ", "")
+    if text.count("->") != 1:
+        raise ValueError(
+            f'{layer_name(layer)}: `einsum_str` equation must be explicit and include "->", as in '
+            f"'ab,bc->ac'; got {equation!r}."
+        )
+    if text.count(",") != 1:
+        raise ValueError(
+            f"{layer_name(layer)}: `einsum_str` equation must have exactly two operands, the input "
+            f"and the kernel, got {text.count(',') + 1} in {equation!r}."
+        )
+    return text
+
+
+def _check_operands(
+    layer: Einsum, equation: str, inputs: tuple[int, ...], kernel: tuple[int, ...]
+) -> None:
+    """Raise ValueError unless the labels fit the shapes and each label has one size."""
+    terms = equation.split("->")[0].split(",")
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, term, shape in zip(("input", "kernel"), terms, (inputs, kernel), strict=True):
+        named = len(term.replace("...", ""))
+        if len(shape) < named or (len(shape) > named and "..." not in term):
+            raise ValueError(
+                f"{layer_name(layer)}: {term!r} in {equation!r} names {named} axes, and the "
+                f"{name} has shape {shape}."
+            )
+        for label, size in zip(_labels(term, len(shape)), shape, strict=True):
+            before, where = sizes.setdefault(str(label), (size, name))
+            if before != size and 1 not in (before, size):
                 raise ValueError(
-                    f"{layer_name(self)}: {term!r} in {equation!r} names {named} axes, and the "
-                    f"{name} has shape {shape}."
+                    f"{layer_name(layer)}: axis {label!r} of {equation!r} has the size "
+                    f"{before} in the {where} and {size} in the {name} (input {inputs}, "
+                    f"kernel {kernel})."
                 )
-            for label, size in zip(_labels(term, len(shape)), shape, strict=True):
-                before, where = sizes.setdefault(str(label), (size, name))
-                if before != size and 1 not in (before, size):
-                    raise ValueError(
-                        f"{layer_name(self)}: axis {label!r} of {equation!r} has the size "
-                        f"{before} in the {where} and {size} in the {name} (input {inputs}, "
-                        f"kernel {kernel})."
-                    )
 
 
 def _labels(term: str, ndim: int) -> list[str | int]:

@@ -22,6 +22,7 @@ from nnxlite.nn._common import (
     OutSharding,
     check_size,
     feature_mismatch,
+    new_param,
 )
 from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
@@ -110,12 +111,10 @@ class LoRA(Module):
         self.lora_param_type = lora_param_type
         self.base_module = base_module
         self.promote_dtype = promote_dtype
-        self.lora_a = lora_param_type(
-            a_initializer(rngs.params(), (in_features, lora_rank), param_dtype), **a_metadata
-        )
-        self.lora_b = lora_param_type(
-            b_initializer(rngs.params(), (lora_rank, out_features), param_dtype), **b_metadata
-        )
+        a, b = (in_features, lora_rank), (lora_rank, out_features)
+        kind = lora_param_type
+        self.lora_a = new_param(self, rngs, a_initializer, a, param_dtype, a_metadata, kind)
+        self.lora_b = new_param(self, rngs, b_initializer, b, param_dtype, b_metadata, kind)
 
     def __call__(self, x: jax.Array, **kwargs: tp.Any) -> jax.Array:
         """The adapted result, (..., in_features) -> (..., out_features).
@@ -201,4 +200,4 @@ class LoRALinear(Linear):
             x: array whose last axis has the size `in_features`.
             out_sharding: sharding of the Linear's product, where the mesh has explicit axes.
         """
-        return super().__call__(x, out_sharding=out_sharding) + self.lora(x)
+        return Linear.__call__(self, x, out_sharding=out_sharding) + self.lora(x)

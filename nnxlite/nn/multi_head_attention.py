@@ -287,9 +287,9 @@ class MultiHeadAttention(Module):
         drops = self.dropout_rate > 0 and not resolve_mode(
             self, "deterministic", deterministic, self.deterministic
         )
-        self._nnx_check_input("inputs_q", inputs_q, self.in_features)
-        self._nnx_check_input("inputs_k", inputs_k, self.in_kv_features)
-        self._nnx_check_input("inputs_v", inputs_v, self.in_kv_features)
+        _check_input(self, "inputs_q", inputs_q, self.in_features)
+        _check_input(self, "inputs_k", inputs_k, self.in_kv_features)
+        _check_input(self, "inputs_v", inputs_v, self.in_kv_features)
 
         query = self.query(inputs_q, out_sharding=qkv_sharding)
         key = self.key(inputs_k, out_sharding=qkv_sharding)
@@ -298,7 +298,7 @@ class MultiHeadAttention(Module):
             query, key = self.query_ln(query), self.key_ln(key)
         step = None
         if decode:
-            step = self._nnx_step(query, key, value, mask)
+            step = _decode(self, query, key, value, mask)
             key, value, mask = step.keys, step.values, step.mask
             if input_positions is None and _takes_positions(self.attention_fn):
                 input_positions = step.place[None]
@@ -309,7 +309,9 @@ class MultiHeadAttention(Module):
                 key,
                 value,
                 mask=mask,
-                dropout_rng=self._nnx_dropout_key(rngs) if drops else None,
+                dropout_rng=draw_key(self, rngs, self.rngs, "dropout", _PURPOSE, "keep_rngs=True")
+                if drops
+                else None,
                 dropout_rate=self.dropout_rate,
                 broadcast_dropout=self.broadcast_dropout,
                 deterministic=not drops,
@@ -378,77 +380,21 @@ class MultiHeadAttention(Module):
                 dtype = jnp.float32 if self.dtype is None else self.dtype
                 self.init_cache((*sizes, self.in_features), dtype)
 
-    def _nnx_dropout_key(self, rngs: KeySource | None) -> jax.Array:
-        purpose = (
-            "'rngs' must be provided for dropout (deterministic=True and model.eval() do without)"
+
+_PURPOSE = "'rngs' must be provided for dropout (deterministic=True and model.eval() do without)"
+
+# Functions of a layer's public attributes, so that another object with these can be called like it.
+
+
+def _check_input(layer: MultiHeadAttention, name: str, x: jax.Array, features: int) -> None:
+    shape = jnp.shape(x)
+    if len(shape) < 2 or shape[-1] != features:
+        kind = ValueError if name == "inputs_q" or len(shape) < 2 else TypeError
+        got = shape[-1] if shape else "none"
+        raise kind(
+            f"{layer_name(layer)}: Incompatible input dimension, got {got} but module expects "
+            f"{features}: {name} has the shape (*batch, length, {features}); got {shape}."
         )
-        return draw_key(self, rngs, self.rngs, "dropout", purpose, "keep_rngs=True")
-
-    def _nnx_check_input(self, name: str, x: jax.Array, features: int) -> None:
-        shape = jnp.shape(x)
-        if len(shape) < 2 or shape[-1] != features:
-            kind = ValueError if name == "inputs_q" or len(shape) < 2 else TypeError
-            got = shape[-1] if shape else "none"
-            raise kind(
-                f"{layer_name(self)}: Incompatible input dimension, got {got} but module expects "
-                f"{features}: {name} has the shape (*batch, length, {features}); got {shape}."
-            )
-
-    def _nnx_cache(self) -> tuple[Cache[jax.Array], Cache[jax.Array], Cache[jax.Array]]:
-        """The keys, the values and the number of places filled."""
-        if self.cached_key is None or self.cached_value is None or self.cache_index is None:
-            raise ValueError(
-                f"{layer_name(self)}: Autoregressive cache not initialized, call "
-                "init_cache((*batch, length, features)) first, or nnx.view(model, decode=True, "
-                "batch_size=..., max_length=...)."
-            )
-        return self.cached_key, self.cached_value, self.cache_index
-
-    def _nnx_step(
-        self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
-    ) -> _Step:
-        """File a key and a value in the cache, and give back what is in it."""
-        kept_keys, kept_values, count = self._nnx_cache()
-        keys, values, index = kept_keys.get_value(), kept_values.get_value(), count.get_value()
-        *batch, length, _, _ = keys.shape
-        self._nnx_check_step(query, key, keys, index)
-        filled = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
-        mask = filled if mask is None else filled & self._nnx_fitting(mask, filled.shape)
-        axis = len(batch)
-        keys = lax.dynamic_update_slice_in_dim(keys, key.astype(keys.dtype), index, axis)
-        values = lax.dynamic_update_slice_in_dim(values, value.astype(values.dtype), index, axis)
-        kept_keys.set_value(keys)
-        kept_values.set_value(values)
-        count.set_value(index + 1)
-        return _Step(keys, values, mask, index, None if _known(index) else index < length)
-
-    def _nnx_check_step(
-        self, query: jax.Array, key: jax.Array, kept: jax.Array, index: jax.Array
-    ) -> None:
-        expected = (*kept.shape[:-3], 1, *kept.shape[-2:])
-        if key.shape != expected or query.shape[:-2] != expected[:-2]:
-            raise ValueError(
-                f"{layer_name(self)}: Autoregressive cache shape error, expected key shape "
-                f"{expected} instead got {key.shape}. It decodes one position at a time; the cache "
-                f"has shape {kept.shape}, the query {query.shape}."
-            )
-        if _known(index) and int(index) >= kept.shape[-3]:
-            raise ValueError(
-                f"{layer_name(self)} cannot decode position {int(index)}: its cache has "
-                f"{kept.shape[-3]} places, all filled. Make a longer one with init_cache, which "
-                "also empties it."
-            )
-
-    def _nnx_fitting(self, mask: jax.Array, filled: tuple[int, ...]) -> jax.Array:
-        """The mask of a decoding step, which must broadcast to all heads, one query, all places."""
-        mask = jnp.asarray(mask, bool)
-        full = (*filled[:-3], self.num_heads, *filled[-2:])
-        if not broadcasts_to(mask.shape, full):
-            raise ValueError(
-                f"{layer_name(self)} got a mask of shape {mask.shape} for a decoding step; it must "
-                f"broadcast to (*batch, heads, 1, length of the cache) = {full}."
-            )
-        return mask
 
 
 class _Step(tp.NamedTuple):
@@ -459,6 +405,65 @@ class _Step(tp.NamedTuple):
     mask: jax.Array
     place: jax.Array  # that of the step in its sequence
     fits: jax.Array | None  # whether there was a place free; None where that is known
+
+
+def _decode(
+    layer: MultiHeadAttention,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+) -> _Step:
+    """File a key and a value in the cache, and give back what is in it."""
+    kept_keys, kept_values, count = layer.cached_key, layer.cached_value, layer.cache_index
+    if kept_keys is None or kept_values is None or count is None:
+        raise ValueError(
+            f"{layer_name(layer)}: Autoregressive cache not initialized, call "
+            "init_cache((*batch, length, features)) first, or nnx.view(model, decode=True, "
+            "batch_size=..., max_length=...)."
+        )
+    keys, values, index = kept_keys.get_value(), kept_values.get_value(), count.get_value()
+    *batch, length, _, _ = keys.shape
+    _check_step(layer, query, key, keys, index)
+    filled = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
+    mask = filled if mask is None else filled & _fitting(layer, mask, filled.shape)
+    axis = len(batch)
+    keys = lax.dynamic_update_slice_in_dim(keys, key.astype(keys.dtype), index, axis)
+    values = lax.dynamic_update_slice_in_dim(values, value.astype(values.dtype), index, axis)
+    kept_keys.set_value(keys)
+    kept_values.set_value(values)
+    count.set_value(index + 1)
+    return _Step(keys, values, mask, index, None if _known(index) else index < length)
+
+
+def _check_step(
+    layer: MultiHeadAttention, query: jax.Array, key: jax.Array, kept: jax.Array, index: jax.Array
+) -> None:
+    expected = (*kept.shape[:-3], 1, *kept.shape[-2:])
+    if key.shape != expected or query.shape[:-2] != expected[:-2]:
+        raise ValueError(
+            f"{layer_name(layer)}: Autoregressive cache shape error, expected key shape "
+            f"{expected} instead got {key.shape}. It decodes one position at a time; the cache "
+            f"has shape {kept.shape}, the query {query.shape}."
+        )
+    if _known(index) and int(index) >= kept.shape[-3]:
+        raise ValueError(
+            f"{layer_name(layer)} cannot decode position {int(index)}: its cache has "
+            f"{kept.shape[-3]} places, all filled. Make a longer one with init_cache, which "
+            "also empties it."
+        )
+
+
+def _fitting(layer: MultiHeadAttention, mask: jax.Array, filled: tuple[int, ...]) -> jax.Array:
+    """The mask of a decoding step, which must broadcast to all heads, one query, all places."""
+    mask = jnp.asarray(mask, bool)
+    full = (*filled[:-3], layer.num_heads, *filled[-2:])
+    if not broadcasts_to(mask.shape, full):
+        raise ValueError(
+            f"{layer_name(layer)} got a mask of shape {mask.shape} for a decoding step; it must "
+            f"broadcast to (*batch, heads, 1, length of the cache) = {full}."
+        )
+    return mask
 
 
 def _known(index: jax.Array) -> bool:

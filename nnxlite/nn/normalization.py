@@ -22,33 +22,28 @@ devices on the named axis; a `mask` leaves elements out of the moments (not out 
 
 from __future__ import annotations
 
-import functools
 import math
 import typing as tp
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from nnxlite._jax import is_tracing
 from nnxlite.nn import initializers
-from nnxlite.nn._common import NO_METADATA, Axes, Metadata, as_tuple, plain
+from nnxlite.nn._common import NO_METADATA, Axes, Metadata, as_tuple, new_param, plain, value_of
 from nnxlite.nn._modes import resolve_mode
 from nnxlite.nn._names import layer_name
 from nnxlite.nn._shapes import broadcasts_to
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.nn.linear import value_of
 from nnxlite.objects import Module, Rngs, data
 from nnxlite.variables import BatchStat, Param
 
 
 class _Normalization(Module):
-    """What all normalisations share: their parameters, their moments, and how these are applied."""
+    """What all normalisations share: their options and parameters."""
 
-    _nnx_centred: tp.ClassVar[bool] = True  # False: the mean is taken to be zero
     scale: Param[jax.Array] | None
 
     def __init__(
@@ -75,8 +70,11 @@ class _Normalization(Module):
         self.axis_index_groups = axis_index_groups
         self.use_fast_variance = use_fast_variance
         self.promote_dtype = promote_dtype
+        shape = (num_features,)
         self.scale = data(
-            self._nnx_parameter(use_scale, scale_init, num_features, rngs, scale_metadata)
+            new_param(self, rngs, scale_init, shape, param_dtype, scale_metadata)
+            if use_scale
+            else None
         )
 
     def _nnx_add_bias(
@@ -88,199 +86,139 @@ class _Normalization(Module):
         bias_metadata: Metadata,
     ) -> None:
         self.use_bias = use_bias
+        shape = (num_features,)
         self.bias = data(
-            self._nnx_parameter(use_bias, bias_init, num_features, rngs, bias_metadata)
+            new_param(self, rngs, bias_init, shape, self.param_dtype, bias_metadata)
+            if use_bias
+            else None
         )
 
-    def _nnx_parameter(
-        self, wanted: bool, init: Initializer, size: int, rngs: Rngs, metadata: Metadata
-    ) -> Param[jax.Array] | None:
-        if not wanted:
-            return None
-        return Param(init(rngs.params(), (size,), self.param_dtype), **metadata)
 
-    def _nnx_parameters(self) -> tuple[jax.Array | None, ...]:
-        """The values of scale and bias, None where there is none."""
-        return value_of(self.scale), value_of(self.bias)
-
-    def _nnx_normalize(
-        self,
-        x: jax.Array,
-        reduction_axes: tuple[int, ...],
-        feature_axes: tuple[int, ...],
-        mask: jax.Array | None,
-    ) -> jax.Array:
-        """The normalisation by the moments of the input itself."""
-        x, *parameters = self.promote_dtype((x, *self._nnx_parameters()), dtype=self.dtype)
-        mean, var = self._nnx_moments(x, reduction_axes, self._nnx_full_mask(mask, x))
-        return self._nnx_apply(x, mean, var, feature_axes, *parameters)
-
-    def _nnx_moments(
-        self, x: jax.Array, axes: tuple[int, ...], mask: jax.Array | None
-    ) -> tuple[jax.Array | None, jax.Array]:
-        """Mean (None where it is taken to be zero) and variance over `axes`, kept with size one."""
-        how = (axes, self._nnx_centred, self.use_fast_variance)
-        if self.axis_name is None and is_tracing():
-            return _traced_moments(x, mask, *how)
-        return _moments(x, mask, *how, self.axis_name, self.axis_index_groups)
-
-    def _nnx_apply(
-        self,
-        x: jax.Array,
-        mean: jax.Array | None,
-        var: jax.Array,
-        feature_axes: tuple[int, ...],
-        scale: jax.Array | None = None,
-        bias: jax.Array | None = None,
-    ) -> jax.Array:
-        """Normalise by given moments, then scale and shift along the feature axes."""
-        given = [a for a in (x, scale, bias) if a is not None]
-        dtype = jnp.result_type(*given) if self.dtype is None else self.dtype
-        epsilon = np.asarray(self.epsilon, var.dtype)
-        return _normalized(x, mean, var, epsilon, scale, bias, feature_axes, dtype)
-
-    def _nnx_axes(self, x: jax.Array, axes: Axes) -> tuple[int, ...]:
-        """Axes of `x` as ascending non-negative numbers."""
-        chosen = as_tuple(axes)
-        for axis in chosen:
-            if not -x.ndim <= axis < x.ndim:
-                raise IndexError(
-                    f"{layer_name(self)} works along axis {axis}, and its input of shape "
-                    f"{x.shape} has {x.ndim} dimension(s)."
-                )
-        return tuple(sorted({axis % x.ndim for axis in chosen}))
-
-    def _nnx_check_parameters(
-        self, x: jax.Array, feature_axes: tuple[int, ...], expected: int
-    ) -> None:
-        """Refuse an input that scale and bias do not fit; where there is neither, any size does."""
-        if any(parameter is not None for parameter in self._nnx_parameters()):
-            self._nnx_check_features(x, feature_axes, expected)
-
-    def _nnx_check_features(
-        self, x: jax.Array, feature_axes: tuple[int, ...], expected: int
-    ) -> None:
-        found = math.prod(x.shape[axis] for axis in feature_axes)
-        if found != expected:
-            raise TypeError(
-                f"{layer_name(self)} was made for {expected} feature(s), and its input of shape "
-                f"{x.shape} has {found} along axes {feature_axes}."
-            )
-
-    def _nnx_full_mask(self, mask: jax.Array | None, x: jax.Array) -> jax.Array | None:
-        """The mask at the shape of the input."""
-        if mask is None:
-            return None
-        mask = jnp.asarray(mask, dtype=bool)
-        if not broadcasts_to(mask.shape, x.shape):
-            raise ValueError(
-                f"{layer_name(self)} got a mask of shape {mask.shape}, which does not broadcast "
-                f"to its input of shape {x.shape}."
-            )
-        return jnp.broadcast_to(mask, x.shape)
-
-
-# Functions of arrays alone: compiled, they are traced once for all layers of the same form, and are a
-# single step in the eyes of whatever transforms the model.
+# Functions of a layer's public attributes, so that another object with these can be called like it.
 
 
 def _moments(
+    layer: tp.Any,
     x: jax.Array,
-    mask: jax.Array | None,
     axes: tuple[int, ...],
-    centred: bool,
-    fast: bool,
-    axis_name: str | None = None,
-    groups: tp.Any = None,
-) -> tuple[jax.Array | None, jax.Array]:
-    """Mean and variance.
+    mask: jax.Array | None,
+    centred: bool = True,
+) -> tuple[jax.Array, jax.Array]:
+    """Mean (0 where it is taken to be that) and variance over `axes`, which are gone.
 
     The fast way, E|x|^2 - |E x|^2, reads the input once, and all devices talk once; it loses
     digits where the mean is much larger than the deviation.
     """
-
-    def means(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        return _means(arrays, axes, mask, axis_name, groups)
-
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if not centred:
-        (var,) = means(_abs_squared(x))
-        return None, var
-    if fast:
-        mean, square = means(x, _abs_squared(x))
-        var = lax.sub(square, _abs_squared(mean))
-        return mean, lax.max(var, np.asarray(0, var.dtype))
-    (mean,) = means(x)
-    (var,) = means(_abs_squared(lax.sub(x, mean)))
+        (var,) = _means(layer, (_abs_squared(x),), axes, mask)
+        return jnp.zeros_like(var), var
+    if layer.use_fast_variance:
+        mean, square = _means(layer, (x, _abs_squared(x)), axes, mask)
+        return mean, jnp.maximum(0.0, square - _abs_squared(mean))
+    (mean,) = _means(layer, (x,), axes, mask)
+    (var,) = _means(layer, (_abs_squared(x - jnp.expand_dims(mean, axes)),), axes, mask)
     return mean, var
 
 
-_traced_moments = jax.jit(_moments, static_argnums=(2, 3, 4), inline=True)
-
-
 def _means(
-    arrays: tuple[jax.Array, ...],
-    axes: tuple[int, ...],
-    mask: jax.Array | None,
-    axis_name: str | None,
-    groups: tp.Any,
-) -> tuple[jax.Array, ...]:
+    layer: tp.Any, arrays: tuple[jax.Array, ...], axes: tuple[int, ...], mask: jax.Array | None
+) -> tp.Sequence[jax.Array]:
     """The mean of each array over `axes`, and over the devices on the named axis.
 
     Under a mask devices may count different numbers of elements, so sums and counts are added
     up before they are divided: the mean of the means would be another number.
     """
-    if mask is None:
-        means = tuple(_mean(a, axes) for a in arrays)
-        if axis_name is None:
-            return means
-        return lax.pmean(means, axis_name, axis_index_groups=groups)
-    sums = tuple(jnp.sum(a, axes, keepdims=True, where=mask) for a in arrays)
-    count = jnp.sum(mask, axes, keepdims=True, dtype=jnp.float32)
-    if axis_name is not None:
-        sums, count = lax.psum((sums, count), axis_name, axis_index_groups=groups)
-    return tuple(s / count for s in sums)
+    name, groups = layer.axis_name, layer.axis_index_groups
+    if name is None or mask is None:
+        means = tuple(jnp.mean(a, axes, where=mask) for a in arrays)
+        return means if name is None else lax.pmean(means, name, axis_index_groups=groups)
+    sums = tuple(jnp.sum(a, axes, where=mask) for a in arrays)
+    count = jnp.sum(jnp.broadcast_to(mask, arrays[0].shape), axes, dtype=jnp.float32)
+    sums, count = lax.psum((sums, count), name, axis_index_groups=groups)
+    return tuple(a / count for a in sums)
 
 
 def _abs_squared(x: jax.Array) -> jax.Array:
     """|x|^2, real also for complex x."""
     if jnp.iscomplexobj(x):
-        return lax.add(lax.square(x.real), lax.square(x.imag))
+        return lax.square(x.real) + lax.square(x.imag)
     return lax.square(x)
 
 
-def _mean(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """The mean over some axes, which stay with size one."""
-    count = math.prod(x.shape[axis] for axis in axes)
-    return lax.expand_dims(lax.div(lax.reduce_sum(x, axes), np.asarray(count, x.dtype)), axes)
-
-
-@functools.partial(jax.jit, static_argnums=(6, 7), inline=True)
 def _normalized(
+    layer: tp.Any,
     x: jax.Array,
-    mean: jax.Array | None,
+    mean: jax.Array,
     var: jax.Array,
-    epsilon: tp.Any,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
     feature_axes: tuple[int, ...],
-    dtype: tp.Any,
+    scale: jax.Array | None,
+    bias: jax.Array | None = None,
 ) -> jax.Array:
-    """(x - mean) / sqrt(var + epsilon) * scale + bias, in the wider dtype of input and variance."""
-    working = jnp.promote_types(x.dtype, var.dtype)
-    sizes = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
-
-    def cast(a: jax.Array) -> jax.Array:
-        return lax.convert_element_type(a, working)
-
-    y = cast(x) if mean is None else lax.sub(cast(x), cast(mean))
-    factor = cast(lax.rsqrt(lax.add(var, epsilon)))
+    """(x - mean) / sqrt(var + epsilon) * scale + bias; the moments have as many axes as `x`."""
+    along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
+    y = x - mean
+    factor = lax.rsqrt(var + layer.epsilon)
     if scale is not None:
-        factor = lax.mul(factor, cast(lax.reshape(scale, sizes)))
-    y = lax.mul(y, factor)
+        factor = factor * scale.reshape(along)
+    y = y * factor
     if bias is not None:
-        y = lax.add(y, cast(lax.reshape(bias, sizes)))
-    return y.astype(dtype)
+        y = y + bias.reshape(along)
+    return jnp.asarray(y, canonicalize_dtype(x, scale, bias, dtype=layer.dtype))
+
+
+def _normalized_by_itself(
+    layer: tp.Any,
+    x: jax.Array,
+    axes: tuple[int, ...],
+    feature_axes: tuple[int, ...],
+    mask: tp.Any,
+    bias: Param[jax.Array] | None = None,
+    centred: bool = True,
+) -> jax.Array:
+    """The normalisation by the moments of the input over some axes."""
+    parameters = (value_of(layer.scale), value_of(bias))
+    x, scale, bias_value = layer.promote_dtype((x, *parameters), dtype=layer.dtype)
+    moments = _moments(layer, x, axes, _checked_mask(layer, mask, x.shape), centred)
+    sizes = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
+    mean, var = (moment.reshape(sizes) for moment in moments)
+    return _normalized(layer, x, mean, var, feature_axes, scale, bias_value)
+
+
+def _absolute(layer: tp.Any, x: jax.Array, axes: Axes) -> tuple[int, ...]:
+    """Axes of `x` as ascending non-negative numbers."""
+    chosen = as_tuple(axes)
+    for axis in chosen:
+        if not -x.ndim <= axis < x.ndim:
+            raise IndexError(
+                f"{layer_name(layer)} works along axis {axis}, and its input of shape "
+                f"{x.shape} has {x.ndim} dimension(s)."
+            )
+    return tuple(sorted({axis % x.ndim for axis in chosen}))
+
+
+def _check_features(
+    layer: tp.Any, x: jax.Array, feature_axes: tuple[int, ...], expected: int
+) -> None:
+    found = math.prod(x.shape[axis] for axis in feature_axes)
+    if found != expected:
+        raise TypeError(
+            f"{layer_name(layer)} was made for {expected} feature(s), and its input of shape "
+            f"{x.shape} has {found} along axes {feature_axes}."
+        )
+
+
+def _checked_mask(layer: tp.Any, mask: tp.Any, shape: tuple[int, ...]) -> jax.Array | None:
+    """The mask, which must broadcast to the shape of the input."""
+    if mask is None:
+        return None
+    mask = jnp.asarray(mask, dtype=bool)
+    if not broadcasts_to(mask.shape, shape):
+        raise ValueError(
+            f"{layer_name(layer)} got a mask of shape {mask.shape}, which does not broadcast "
+            f"to its input of shape {shape}."
+        )
+    return mask
 
 
 def _all_but(x: jax.Array, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -392,20 +330,19 @@ class BatchNorm(_Normalization):
         use_running_average = resolve_mode(
             self, "use_running_average", use_running_average, self.use_running_average
         )
-        feature_axes = self._nnx_axes(x, self.axis)
-        self._nnx_check_features(x, feature_axes, self.num_features)
+        feature_axes = _absolute(self, x, self.axis)
+        _check_features(self, x, feature_axes, self.num_features)
         average, spread = self.mean.get_value(), self.var.get_value()
-        arrays = (x, average, spread, *self._nnx_parameters())
-        x, mean, var, *parameters = self.promote_dtype(arrays, dtype=self.dtype)
-        if use_running_average:
-            along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
-            mean, var = mean.reshape(along), var.reshape(along)
-        else:
-            axes = _all_but(x, feature_axes)
-            mean, var = self._nnx_moments(x, axes, self._nnx_full_mask(mask, x))
-            self.mean.set_value(self._nnx_moved(average, mean))
-            self.var.set_value(self._nnx_moved(spread, var))
-        return self._nnx_apply(x, mean, var, feature_axes, *parameters)
+        arrays = (x, average, spread, value_of(self.scale), value_of(self.bias))
+        x, mean, var, scale, bias = self.promote_dtype(arrays, dtype=self.dtype)
+        if not use_running_average:
+            mask = _checked_mask(self, mask, x.shape)
+            mean, var = _moments(self, x, _all_but(x, feature_axes), mask)
+            self.mean.set_value(_moved(average, mean, self.momentum))
+            self.var.set_value(_moved(spread, var, self.momentum))
+        along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
+        mean, var = mean.reshape(along), var.reshape(along)
+        return _normalized(self, x, mean, var, feature_axes, scale, bias)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Set the mode; None leaves it as it is.
@@ -416,11 +353,11 @@ class BatchNorm(_Normalization):
         if use_running_average is not None:
             self.use_running_average = use_running_average
 
-    def _nnx_moved(self, average: jax.Array, moment: jax.Array | None) -> jax.Array:
-        """A running average moved towards the moment of a batch, as precise as it was."""
-        moment = jnp.reshape(tp.cast(jax.Array, moment), average.shape)
-        moved = lax.stop_gradient(self.momentum * average + (1 - self.momentum) * moment)
-        return moved if jnp.iscomplexobj(moved) else moved.astype(average.dtype)
+
+def _moved(average: jax.Array, moment: jax.Array, momentum: float) -> jax.Array:
+    """A running average moved towards the moment of a batch, as precise as it was."""
+    moved = lax.stop_gradient(momentum * average + (1 - momentum) * moment)
+    return moved if jnp.iscomplexobj(moved) else moved.astype(average.dtype)
 
 
 class LayerNorm(_Normalization):
@@ -503,9 +440,11 @@ class LayerNorm(_Normalization):
             IndexError: when the input has no such axis.
         """
         x = jnp.asarray(x)
-        feature_axes = self._nnx_axes(x, self.feature_axes)
-        self._nnx_check_parameters(x, feature_axes, self.num_features)
-        return self._nnx_normalize(x, self._nnx_axes(x, self.reduction_axes), feature_axes, mask)
+        feature_axes = _absolute(self, x, self.feature_axes)
+        if self.scale is not None or self.bias is not None:
+            _check_features(self, x, feature_axes, self.num_features)
+        axes = _absolute(self, x, self.reduction_axes)
+        return _normalized_by_itself(self, x, axes, feature_axes, mask, self.bias)
 
 
 class RMSNorm(_Normalization):
@@ -534,8 +473,6 @@ class RMSNorm(_Normalization):
     >>> norm(jnp.array([[3.0, 4.0]])).shape
     (1, 2)
     """
-
-    _nnx_centred = False
 
     def __init__(
         self,
@@ -586,12 +523,11 @@ class RMSNorm(_Normalization):
             IndexError: when the input has no such axis.
         """
         x = jnp.asarray(x)
-        feature_axes = self._nnx_axes(x, self.feature_axes)
-        self._nnx_check_parameters(x, feature_axes, self.num_features)
-        return self._nnx_normalize(x, self._nnx_axes(x, self.reduction_axes), feature_axes, mask)
-
-    def _nnx_parameters(self) -> tuple[jax.Array | None, ...]:
-        return (value_of(self.scale),)
+        feature_axes = _absolute(self, x, self.feature_axes)
+        if self.scale is not None:
+            _check_features(self, x, feature_axes, self.num_features)
+        axes = _absolute(self, x, self.reduction_axes)
+        return _normalized_by_itself(self, x, axes, feature_axes, mask, centred=False)
 
 
 class GroupNorm(_Normalization):
@@ -683,42 +619,39 @@ class GroupNorm(_Normalization):
             IndexError: when the input has no such axis.
         """
         x = jnp.asarray(x)
-        reduction_axes = self._nnx_reduction_axes(x)
-        feature_axes = self._nnx_axes(x, self.feature_axis)
-        self._nnx_check_features(x, feature_axes, self.num_groups * self.group_size)
-        return self._nnx_normalize(x, reduction_axes, feature_axes, mask)
+        axes = _reduction_axes_of_groups(self, x)
+        feature_axes = _absolute(self, x, self.feature_axis)
+        _check_features(self, x, feature_axes, self.num_groups * self.group_size)
+        parameters = (value_of(self.scale), value_of(self.bias))
+        x, scale, bias = self.promote_dtype((x, *parameters), dtype=self.dtype)
+        mask = _checked_mask(self, mask, x.shape)
+        if mask is not None and mask.ndim:
+            groups = (self.num_groups, self.group_size) if mask.shape[-1] > 1 else (1, 1)
+            mask = mask.reshape(*mask.shape[:-1], *groups)
+        grouped = x.reshape(*x.shape[:-1], self.num_groups, self.group_size)
+        moments = _moments(self, grouped, (*axes[:-1], x.ndim), mask)
+        sizes = [1 if axis in axes[:-1] else n for axis, n in enumerate(x.shape)]
+        mean, var = (jnp.repeat(m, self.group_size, axis=-1).reshape(sizes) for m in moments)
+        return _normalized(self, x, mean, var, feature_axes, scale, bias)
 
-    def _nnx_reduction_axes(self, x: jax.Array) -> tuple[int, ...]:
-        if x.ndim < 2:
-            raise ValueError(
-                f"{layer_name(self)} takes examples along the first axis and features along "
-                f"the last, and its input has shape {x.shape}."
-            )
-        if self.reduction_axes is None:
-            return tuple(range(1, x.ndim))
-        axes = self._nnx_axes(x, self.reduction_axes)
-        if x.ndim - 1 not in axes:
-            raise ValueError(
-                f"{layer_name(self)} takes its moments over a group of features, so reduction_axes "
-                f"must name the last axis; they are {self.reduction_axes}, for an input "
-                f"of shape {x.shape}."
-            )
-        return axes
 
-    def _nnx_moments(
-        self, x: jax.Array, axes: tuple[int, ...], mask: jax.Array | None
-    ) -> tuple[jax.Array | None, jax.Array]:
-        """The moments of the groups, for each feature that of its group."""
-        grouped = (*x.shape[:-1], self.num_groups, self.group_size)
-        axes = (*(axis for axis in axes if axis != x.ndim - 1), x.ndim)
-        mask = None if mask is None else mask.reshape(grouped)
-        mean, var = super()._nnx_moments(x.reshape(grouped), axes, mask)
-
-        def per_feature(moment: jax.Array) -> jax.Array:
-            repeated = jnp.broadcast_to(moment, (*moment.shape[:-1], self.group_size))
-            return repeated.reshape(*moment.shape[:-2], x.shape[-1])
-
-        return None if mean is None else per_feature(mean), per_feature(var)
+def _reduction_axes_of_groups(layer: GroupNorm, x: jax.Array) -> tuple[int, ...]:
+    """The reduction axes of an input, the last one (the features of a group) at the end."""
+    if x.ndim < 2:
+        raise ValueError(
+            f"{layer_name(layer)} takes examples along the first axis and features along "
+            f"the last, and its input has shape {x.shape}."
+        )
+    if layer.reduction_axes is None:
+        return tuple(range(1, x.ndim))
+    axes = _absolute(layer, x, layer.reduction_axes)
+    if x.ndim - 1 not in axes:
+        raise ValueError(
+            f"{layer_name(layer)} takes its moments over a group of features, so reduction_axes "
+            f"must name the last axis; they are {layer.reduction_axes}, for an input "
+            f"of shape {x.shape}."
+        )
+    return axes
 
 
 def _groups(num_features: int, num_groups: int | None, group_size: int | None) -> tuple[int, int]:
@@ -821,12 +754,14 @@ class InstanceNorm(_Normalization):
             IndexError: when the input has no such axis.
         """
         x = jnp.asarray(x)
-        feature_axes = self._nnx_axes(x, self.feature_axes)
+        feature_axes = _absolute(self, x, self.feature_axes)
         if 0 in feature_axes:
             raise ValueError(
                 f"{layer_name(self)}: The channel axes cannot include the leading dimension, for "
                 f"examples lie along it: feature_axes={self.feature_axes}, and the input has shape "
                 f"{x.shape}."
             )
-        self._nnx_check_parameters(x, feature_axes, self.num_features)
-        return self._nnx_normalize(x, _all_but(x, (0, *feature_axes)), feature_axes, mask)
+        if self.scale is not None or self.bias is not None:
+            _check_features(self, x, feature_axes, self.num_features)
+        axes = _all_but(x, (0, *feature_axes))
+        return _normalized_by_itself(self, x, axes, feature_axes, mask, self.bias)

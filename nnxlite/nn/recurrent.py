@@ -143,7 +143,7 @@ class RNN(Module):
         if reverse:
             xs = _reversed(xs, lengths)
         try:
-            carry, ys = self._nnx_run(carry, xs, lengths if return_carry else None)
+            carry, ys = _run(self, carry, xs, lengths if return_carry else None)
         except (TypeError, ValueError) as error:
             note_layer(error, self)
             raise
@@ -152,21 +152,22 @@ class RNN(Module):
         ys = jax.tree.map(lambda y: jnp.moveaxis(y, 0, time_axis), ys)
         return (carry, ys) if return_carry else ys
 
-    def _nnx_run(
-        self, carry: tp.Any, xs: jax.Array, lengths: jax.Array | None
-    ) -> tuple[tp.Any, tp.Any]:
-        """Run the cell over (time, *batch, *features); with lengths, the carry is the one there."""
-        run = functools.partial(
-            _scan_cell,
-            self.cell,
-            state_axes=self.state_axes,
-            broadcast_rngs=self.broadcast_rngs,
-            unroll=self.unroll,
-        )
-        if lengths is None:
-            return run(_step, carry, xs)
-        (_, kept), ys = run(_step_and_keep, (carry, carry), (xs, jnp.arange(xs.shape[0])), lengths)
-        return kept, ys
+
+def _run(
+    rnn: RNN, carry: tp.Any, xs: jax.Array, lengths: jax.Array | None
+) -> tuple[tp.Any, tp.Any]:
+    """Run the cell over (time, *batch, *features); with lengths, the carry is the one there."""
+    run = functools.partial(
+        _scan_cell,
+        rnn.cell,
+        state_axes=rnn.state_axes,
+        broadcast_rngs=rnn.broadcast_rngs,
+        unroll=rnn.unroll,
+    )
+    if lengths is None:
+        return run(_step, carry, xs)
+    (_, kept), ys = run(_step_and_keep, (carry, carry), (xs, jnp.arange(xs.shape[0])), lengths)
+    return kept, ys
 
 
 def _carry_stream(layer: tp.Any, rngs: tp.Any) -> RngStream | None:
@@ -175,9 +176,10 @@ def _carry_stream(layer: tp.Any, rngs: tp.Any) -> RngStream | None:
     if rngs is None or rngs is False:
         return None
     if not isinstance(rngs, (Rngs, RngStream)):
-        raise ValueError(
-            f"{type(layer).__name__}: Expected rngs to be an Rngs, an RngStream or a bool, got "
-            f"{short_type(rngs)}."
+        error = TypeError if isinstance(layer, Bidirectional) else ValueError
+        raise error(
+            f"{type(layer).__name__}: Expected rngs to be an Rngs, such as rngs=nnx.Rngs(0), an "
+            f"RngStream or a bool; got {short_type(rngs)}."
         )
     return own_stream(layer, rngs, "carry")
 

@@ -194,19 +194,20 @@ class _Cell(RNNCellBase):
             ),
         )
 
-    def _nnx_check(self, inputs: jax.Array, *hidden: jax.Array) -> None:
-        """Raise TypeError unless the input and every array of the carry have the right shape."""
-        batch = jnp.shape(inputs)[:-1]
-        for name, x, features in (
-            ("an input", inputs, self.in_features),
-            *(("a carry", h, self.hidden_features) for h in hidden),
-        ):
-            shape = jnp.shape(x)
-            if not shape or shape[-1] != features or not broadcast_together(shape[:-1], batch):
-                raise TypeError(
-                    f"{layer_name(self)} takes {name} of shape (*batch, {features}); got "
-                    f"{shape}, where the input has shape {jnp.shape(inputs)}."
-                )
+
+def _check(cell: tp.Any, inputs: jax.Array, *hidden: jax.Array) -> None:
+    """Raise TypeError unless the input and every array of the carry have the right shape."""
+    batch = jnp.shape(inputs)[:-1]
+    for name, x, features in (
+        ("an input", inputs, cell.in_features),
+        *(("a carry", h, cell.hidden_features) for h in hidden),
+    ):
+        shape = jnp.shape(x)
+        if not shape or shape[-1] != features or not broadcast_together(shape[:-1], batch):
+            raise TypeError(
+                f"{layer_name(cell)} takes {name} of shape (*batch, {features}); got "
+                f"{shape}, where the input has shape {jnp.shape(inputs)}."
+            )
 
 
 class SimpleCell(_Cell):
@@ -290,7 +291,7 @@ class SimpleCell(_Cell):
             carry: (*batch, hidden_features).
             inputs: (*batch, in_features).
         """
-        self._nnx_check(inputs, carry)
+        _check(self, inputs, carry)
         total = self.dense_i(inputs) + self.dense_h(carry)
         if self.residual:
             total = total + carry
@@ -353,38 +354,35 @@ class _GatedCell(_Cell):
         self._nnx_lacks("_nnx_build")
 
 
-class _LongShortTermMemory(_GatedCell):
-    """The step that the two long short-term memory cells share."""
+def _memory_step(
+    cell: tp.Any,
+    carry: tuple[jax.Array, jax.Array],
+    inputs: jax.Array,
+    gates: tp.Callable[[jax.Array], tp.Iterable[jax.Array]],
+) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    """One step of long short-term memory.
 
-    _nnx_parts = 2
-
-    def __call__(
-        self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array
-    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        """One step: the new carry, and its second array as the output.
-
-        Args:
-            carry: memory and hidden array, both (*batch, hidden_features).
-            inputs: (*batch, in_features).
-        """
-        if not isinstance(carry, (tuple, list)) or len(carry) != 2:
-            raise TypeError(
-                f"{layer_name(self)} takes a carry of two arrays, (memory, hidden), as "
-                f"initialize_carry makes it; got {short_type(carry)}."
-            )
-        c, h = carry
-        self._nnx_check(inputs, c, h)
-        i, f, g, o = self._nnx_gates(inputs, h)
-        new_c = self.gate_fn(f) * c + self.gate_fn(i) * self.activation_fn(g)
-        new_h = self.gate_fn(o) * self.activation_fn(new_c)
-        return (new_c, new_h), new_h
-
-    def _nnx_gates(self, inputs: jax.Array, h: jax.Array) -> tp.Sequence[jax.Array]:
-        """Input gate, forget gate, candidate and output gate, before their activations."""
-        self._nnx_lacks("_nnx_gates")
+    Args:
+        cell: the cell.
+        carry: memory and hidden array.
+        inputs: (*batch, in_features).
+        gates: input gate, forget gate, candidate and output gate for a hidden array, before
+            their activations.
+    """
+    if not isinstance(carry, (tuple, list)) or len(carry) != 2:
+        raise TypeError(
+            f"{layer_name(cell)} takes a carry of two arrays, (memory, hidden), as "
+            f"initialize_carry makes it; got {short_type(carry)}."
+        )
+    c, h = carry
+    _check(cell, inputs, c, h)
+    i, f, g, o = gates(h)
+    new_c = cell.gate_fn(f) * c + cell.gate_fn(i) * cell.activation_fn(g)
+    new_h = cell.gate_fn(o) * cell.activation_fn(new_c)
+    return (new_c, new_h), new_h
 
 
-class LSTMCell(_LongShortTermMemory):
+class LSTMCell(_GatedCell):
     """Long short-term memory (Hochreiter and Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735).
 
         i = gate(ii(x) + hi(h))        f = gate(if_(x) + hf(h))
@@ -420,6 +418,7 @@ class LSTMCell(_LongShortTermMemory):
     ((2, 4), (2, 4), (2, 4))
     """
 
+    _nnx_parts = 2
     _nnx_recurrent_init = staticmethod(modified_orthogonal)
 
     def _nnx_build(
@@ -435,12 +434,24 @@ class LSTMCell(_LongShortTermMemory):
         self.hg = of_hidden(size)
         self.ho = of_hidden(size)
 
-    def _nnx_gates(self, inputs: jax.Array, h: jax.Array) -> tp.Sequence[jax.Array]:
+    def __call__(
+        self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        """One step: the new carry, and its second array as the output.
+
+        Args:
+            carry: memory and hidden array, both (*batch, hidden_features).
+            inputs: (*batch, in_features).
+        """
         pairs = (self.ii, self.hi), (self.if_, self.hf), (self.ig, self.hg), (self.io, self.ho)
-        return [of_input(inputs) + of_hidden(h) for of_input, of_hidden in pairs]
+
+        def gates(h: jax.Array) -> tp.Iterable[jax.Array]:
+            return [of_input(inputs) + of_hidden(h) for of_input, of_hidden in pairs]
+
+        return _memory_step(self, carry, inputs, gates)
 
 
-class OptimizedLSTMCell(_LongShortTermMemory):
+class OptimizedLSTMCell(_GatedCell):
     """Long short-term memory, with the kernels of all gates side by side in two matrices.
 
     The maths is that of `LSTMCell`; the columns are those of i, f, g and o, in this order.
@@ -459,14 +470,28 @@ class OptimizedLSTMCell(_LongShortTermMemory):
     ((3, 16), (2, 4))
     """
 
+    _nnx_parts = 2
+
     def _nnx_build(
         self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
     ) -> None:
         self.dense_i = of_input(4 * self.hidden_features, use_bias=False)
         self.dense_h = of_hidden(4 * self.hidden_features)
 
-    def _nnx_gates(self, inputs: jax.Array, h: jax.Array) -> tp.Sequence[jax.Array]:
-        return jnp.split(self.dense_i(inputs) + self.dense_h(h), 4, axis=-1)
+    def __call__(
+        self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        """One step: the new carry, and its second array as the output.
+
+        Args:
+            carry: memory and hidden array, both (*batch, hidden_features).
+            inputs: (*batch, in_features).
+        """
+
+        def gates(h: jax.Array) -> tp.Iterable[jax.Array]:
+            return jnp.split(self.dense_i(inputs) + self.dense_h(h), 4, axis=-1)
+
+        return _memory_step(self, carry, inputs, gates)
 
 
 class GRUCell(_GatedCell):
@@ -508,7 +533,7 @@ class GRUCell(_GatedCell):
             inputs: (*batch, in_features).
         """
         h = carry
-        self._nnx_check(inputs, h)
+        _check(self, inputs, h)
         i_r, i_z, i_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
         h_r, h_z, h_n = jnp.split(self.dense_h(h), 3, axis=-1)
         r = self.gate_fn(i_r + h_r)

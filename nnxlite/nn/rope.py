@@ -59,7 +59,7 @@ class RoPE(Module):
         self.cached_sin, self.cached_cos = data(None), data(None)
         if embedding_size is not None and max_seq_len is not None:
             dtype = jnp.result_type(float)
-            sin, cos = self._nnx_angles(jnp.arange(max_seq_len), embedding_size, dtype)
+            sin, cos = _angles(self.theta, jnp.arange(max_seq_len), embedding_size, dtype)
             self.cached_sin, self.cached_cos = Variable(sin), Variable(cos)
 
     def __call__(self, x: jax.Array, input_positions: jax.Array | None = None) -> jax.Array:
@@ -74,43 +74,42 @@ class RoPE(Module):
         x = jnp.asarray(x)
         if x.ndim < 2:
             raise ValueError(f"RoPE takes inputs (..., length, depth), got shape {x.shape}.")
-        sin, cos = (_twice(part, x.ndim) for part in self._nnx_sin_cos(x, input_positions))
+        sin, cos = (_twice(part, x.ndim) for part in _sin_cos(self, x, input_positions))
         first, second = jnp.split(x, 2, axis=-1)
         return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
 
-    def _nnx_sin_cos(
-        self, x: jax.Array, positions: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        """Sines and cosines for an input, (..., length, depth // 2)."""
-        shape, dtype = x.shape, jnp.finfo(jnp.promote_types(x.dtype, jnp.float32)).dtype
-        length, depth = shape[-2:]
-        if positions is not None:
-            return self._nnx_angles(_fitting(positions, shape), depth, dtype)
-        if self.cached_sin is None or self.cached_cos is None:
-            return self._nnx_angles(jnp.arange(length), depth, dtype)
-        sin, cos = self.cached_sin[...], self.cached_cos[...]
-        if length > sin.shape[0] or depth != 2 * sin.shape[1]:
-            raise TypeError(
-                f"RoPE(embedding_size={2 * sin.shape[1]}, max_seq_len={sin.shape[0]}) got an input "
-                f"of shape {shape}: {length} positions of depth {depth}. Make it for these sizes, "
-                "or without sizes."
-            )
-        return sin[:length].astype(dtype), cos[:length].astype(dtype)
 
-    def _nnx_angles(
-        self, positions: jax.Array, depth: int, dtype: tp.Any
-    ) -> tuple[jax.Array, jax.Array]:
-        """Sine and cosine of every angle, positions.shape + (depth // 2,)."""
-        if depth < 2 or depth % 2:
-            raise ValueError(
-                "RoPE pairs features: `embedding_size` must be positive and even, and it is "
-                f"{depth}."
-            )
-        steps = 1.0 / self.theta ** (jnp.arange(0, depth, 2, dtype=dtype) / depth)
-        angles = positions[..., None].astype(dtype) * jnp.expand_dims(
-            steps, tuple(range(positions.ndim))
+def _sin_cos(rope: RoPE, x: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Sines and cosines for an input, (..., length, depth // 2)."""
+    shape, dtype = x.shape, jnp.finfo(jnp.promote_types(x.dtype, jnp.float32)).dtype
+    length, depth = shape[-2:]
+    if positions is not None:
+        return _angles(rope.theta, _fitting(positions, shape), depth, dtype)
+    if rope.cached_sin is None or rope.cached_cos is None:
+        return _angles(rope.theta, jnp.arange(length), depth, dtype)
+    sin, cos = rope.cached_sin[...], rope.cached_cos[...]
+    if length > sin.shape[0] or depth != 2 * sin.shape[1]:
+        raise TypeError(
+            f"RoPE(embedding_size={2 * sin.shape[1]}, max_seq_len={sin.shape[0]}) got an input "
+            f"of shape {shape}: {length} positions of depth {depth}. Make it for these sizes, "
+            "or without sizes."
         )
-        return jnp.sin(angles), jnp.cos(angles)
+    return sin[:length].astype(dtype), cos[:length].astype(dtype)
+
+
+def _angles(
+    theta: float, positions: jax.Array, depth: int, dtype: tp.Any
+) -> tuple[jax.Array, jax.Array]:
+    """Sine and cosine of every angle, positions.shape + (depth // 2,)."""
+    if depth < 2 or depth % 2:
+        raise ValueError(
+            f"RoPE pairs features: `embedding_size` must be positive and even, and it is {depth}."
+        )
+    steps = 1.0 / theta ** (jnp.arange(0, depth, 2, dtype=dtype) / depth)
+    angles = positions[..., None].astype(dtype) * jnp.expand_dims(
+        steps, tuple(range(positions.ndim))
+    )
+    return jnp.sin(angles), jnp.cos(angles)
 
 
 def _twice(part: jax.Array, ndim: int) -> jax.Array:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from nnxlite._jax import is_tracing
 from nnxlite.nn._keys import KeySource, draw_key, own_stream
 from nnxlite.nn._modes import resolve_mode
 from nnxlite.nn._names import layer_name
@@ -65,7 +64,7 @@ class Dropout(Module):
         self.broadcast_dims = tuple(broadcast_dims)
         self.deterministic = deterministic
         self.rng_collection = rng_collection
-        self.rngs = data(own_stream(self, self._nnx_named(rngs), rng_collection))
+        self.rngs = data(own_stream(self, _named(self, rngs), rng_collection))
 
     def __call__(
         self,
@@ -94,11 +93,16 @@ class Dropout(Module):
                 f"{layer_name(self)} scales what it keeps, which needs a floating input; got "
                 f"{x.dtype}{list(x.shape)}. Cast the input, or use deterministic=True."
             )
-        shape = self._nnx_mask_shape(x.shape)
+        key = draw_key(
+            self, _named(self, rngs), self.rngs, self.rng_collection, _PURPOSE, "rngs=rngs"
+        )
         keep = 1.0 - self.rate
-        divisor = x.dtype.type(keep) if isinstance(keep, float) else jnp.asarray(keep, x.dtype)
-        drop = _drop if is_tracing() else _eager_drop
-        return drop(self._nnx_draw(rngs), x, keep, divisor, shape)
+        mask = jax.random.bernoulli(key, keep, _mask_shape(self, x.shape))
+        mask = jnp.broadcast_to(mask, x.shape)
+        sharding = jax.typeof(x).sharding
+        if any(axis is not None for axis in sharding.spec):  # a mesh with explicit axes
+            mask = jax.reshard(mask, sharding)
+        return lax.select(mask, (x / keep).astype(x.dtype), jnp.zeros_like(x))
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Set the mode of this layer; `nnx.view` calls it on its copy.
@@ -109,42 +113,25 @@ class Dropout(Module):
         if deterministic is not None:
             self.deterministic = deterministic
 
-    def _nnx_mask_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        sizes = list(shape)
-        for axis in self.broadcast_dims:
-            if not -len(sizes) <= axis < len(sizes):
-                raise IndexError(
-                    f"{layer_name(self)}: broadcast_dims={self.broadcast_dims} names the axis "
-                    f"{axis}, and the input has shape {shape}."
-                )
-            sizes[axis] = 1
-        return tuple(sizes)
 
-    def _nnx_draw(self, rngs: KeySource | None) -> jax.Array:
-        """The key for one call, from its argument or from the layer's own stream."""
-        purpose = (
-            "`deterministic` is False, but no `rngs` argument was provided to Dropout "
-            "(deterministic=True and model.eval() do without)"
-        )
-        rngs = self._nnx_named(rngs)
-        return draw_key(self, rngs, self.rngs, self.rng_collection, purpose, "rngs=rngs")
-
-    def _nnx_named(self, rngs: tp.Any) -> tp.Any:
-        """The stream of this layer's name, of several; its name may be that of an attribute."""
-        return rngs[self.rng_collection] if isinstance(rngs, Rngs) else rngs
+_PURPOSE = (
+    "`deterministic` is False, but no `rngs` argument was provided to Dropout "
+    "(deterministic=True and model.eval() do without)"
+)
 
 
-def _drop(
-    key: jax.Array, x: jax.Array, keep: tp.Any, divisor: tp.Any, shape: tuple[int, ...]
-) -> jax.Array:
-    """`x / divisor` where a mask of the given shape, drawn with the probability `keep`, says so."""
-    mask = jax.random.bernoulli(key, keep, shape)
-    if shape != x.shape:
-        mask = jnp.broadcast_to(mask, x.shape)
-    sharding = jax.typeof(x).sharding
-    if any(axis is not None for axis in sharding.spec):  # a mesh with explicit axes
-        mask = jax.reshard(mask, sharding)
-    return lax.select(mask, lax.div(x, divisor), lax.full_like(x, 0))
+def _named(layer: Dropout, rngs: tp.Any) -> tp.Any:
+    """The stream of the layer's name, of several; its name may be that of an attribute."""
+    return rngs[layer.rng_collection] if isinstance(rngs, Rngs) else rngs
 
 
-_eager_drop = jax.jit(_drop, static_argnums=4)
+def _mask_shape(layer: Dropout, shape: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = list(shape)
+    for axis in layer.broadcast_dims:
+        if not -len(sizes) <= axis < len(sizes):
+            raise IndexError(
+                f"{layer_name(layer)}: broadcast_dims={layer.broadcast_dims} names the axis "
+                f"{axis}, and the input has shape {shape}."
+            )
+        sizes[axis] = 1
+    return tuple(sizes)

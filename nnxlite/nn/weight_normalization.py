@@ -20,7 +20,7 @@ from nnxlite._state import to_flat_state
 from nnxlite.filters import Filter, PathContains
 from nnxlite.graph import variables
 from nnxlite.nn import initializers
-from nnxlite.nn._common import Axes, as_tuple
+from nnxlite.nn._common import Axes, as_tuple, new_param, params_key
 from nnxlite.nn._keys import KEYLESS
 from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype
@@ -46,9 +46,10 @@ class _WeightNormalization(Module):
             )
         self.layer_instance = layer_instance
 
-    def _nnx_weights(self, which: Filter) -> Weights:
-        """The Variables of the wrapped module that a filter selects, by path and in path order."""
-        return list(to_flat_state(variables(self.layer_instance, which, ...)[0]))
+
+def _weights(module: tp.Any, which: Filter) -> Weights:
+    """The Variables of a module that a filter selects, by path and in path order."""
+    return list(to_flat_state(variables(module, which, ...)[0]))
 
 
 def _unit(x: jax.Array, axes: tuple[int, ...] | None, epsilon: float) -> jax.Array:
@@ -110,9 +111,11 @@ class SpectralNorm(_WeightNormalization):
         self.error_on_non_matrix = error_on_non_matrix
         self.use_running_average = not update_stats
         stats: dict[Path, BatchStat[jax.Array]] = {}
-        for path, weight in self._nnx_matrices() if n_steps else ():
-            vector = initializers.normal()(rngs.params(), (1, weight.shape[-1]), param_dtype)
-            stats[(*path, "u")] = BatchStat(vector)
+        for path, weight in _matrices(self) if n_steps else ():
+            shape = (1, weight.shape[-1])
+            stats[(*path, "u")] = new_param(
+                self, rngs, initializers.normal(), shape, param_dtype, {}, BatchStat
+            )
             stats[(*path, "sigma")] = BatchStat(jnp.ones((), param_dtype))
         self.batch_stats = data(stats)
 
@@ -125,9 +128,9 @@ class SpectralNorm(_WeightNormalization):
         """
         if update_stats is None:
             update_stats = not self.use_running_average
-        for path, weight in self._nnx_matrices():
+        for path, weight in _matrices(self):
             if (*path, "u") in self.batch_stats:
-                self._nnx_normalize(path, weight, update_stats)
+                _divide_by_singular_value(self, path, weight, update_stats)
         return self.layer_instance(x)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
@@ -139,38 +142,45 @@ class SpectralNorm(_WeightNormalization):
         if use_running_average is not None:
             self.use_running_average = use_running_average
 
-    def _nnx_matrices(self) -> Weights:
-        """The parameters to normalise."""
-        found = [(path, weight) for path, weight in self._nnx_weights(Param) if weight.ndim > 1]
-        for path, weight in found:
-            if weight.ndim > 2 and self.error_on_non_matrix:
-                raise ValueError(
-                    f"SpectralNorm: Layer instance parameter is {weight.ndim}D but "
-                    f"error_on_non_matrix is True: {path_text(path)} of "
-                    f"{type(self.layer_instance).__name__} has the shape {weight.shape}."
-                )
-        return found
 
-    def _nnx_normalize(self, path: Path, weight: Variable[jax.Array], update_stats: bool) -> None:
-        kept_u, kept_sigma = self.batch_stats[(*path, "u")], self.batch_stats[(*path, "sigma")]
-        value = weight.get_value()
-        matrix = value.reshape(-1, value.shape[-1])
-        u, v = self._nnx_singular_vectors(matrix, kept_u.get_value())
-        sigma = (v @ matrix @ u.T)[0, 0]
-        if update_stats:
-            kept_u.set_value(u.astype(self.param_dtype))
-            kept_sigma.set_value(sigma.astype(self.param_dtype))
-        normalized = value / jnp.where(sigma != 0, sigma, 1)
-        dtype = canonicalize_dtype(value, u, v, sigma, dtype=self.dtype)
-        weight.set_value(normalized.astype(dtype).astype(value.dtype))
+def _matrices(layer: SpectralNorm) -> Weights:
+    """The parameters to normalise."""
+    found = [pair for pair in _weights(layer.layer_instance, Param) if pair[1].ndim > 1]
+    for path, weight in found:
+        if weight.ndim > 2 and layer.error_on_non_matrix:
+            raise ValueError(
+                f"SpectralNorm: Layer instance parameter is {weight.ndim}D but "
+                f"error_on_non_matrix is True: {path_text(path)} of "
+                f"{type(layer.layer_instance).__name__} has the shape {weight.shape}."
+            )
+    return found
 
-    def _nnx_singular_vectors(self, matrix: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Right and left singular vector, as rows, by power iteration from `u`; no gradient."""
-        v = u
-        for _ in range(self.n_steps):
-            v = _unit(u @ matrix.T, None, self.epsilon)
-            u = _unit(v @ matrix, None, self.epsilon)
-        return lax.stop_gradient(u), lax.stop_gradient(v)
+
+def _divide_by_singular_value(
+    layer: SpectralNorm, path: Path, weight: Variable[jax.Array], update_stats: bool
+) -> None:
+    kept_u, kept_sigma = layer.batch_stats[(*path, "u")], layer.batch_stats[(*path, "sigma")]
+    value = weight.get_value()
+    matrix = value.reshape(-1, value.shape[-1])
+    u, v = _singular_vectors(matrix, kept_u.get_value(), layer.n_steps, layer.epsilon)
+    sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
+    if update_stats:
+        kept_u.set_value(u.astype(kept_u.dtype))
+        kept_sigma.set_value(sigma.astype(kept_sigma.dtype))
+    normalized = value / jnp.where(sigma != 0, sigma, 1)
+    dtype = canonicalize_dtype(value, u, v, sigma, dtype=layer.dtype)
+    weight.set_value(normalized.astype(dtype).astype(value.dtype))
+
+
+def _singular_vectors(
+    matrix: jax.Array, u: jax.Array, steps: int, epsilon: float
+) -> tuple[jax.Array, jax.Array]:
+    """Right and left singular vector, as rows, by power iteration from `u`; no gradient."""
+    v = u
+    for _ in range(steps):
+        v = _unit(jnp.matmul(u, matrix.T), None, epsilon)
+        u = _unit(jnp.matmul(v, matrix), None, epsilon)
+    return lax.stop_gradient(u), lax.stop_gradient(v)
 
 
 class WeightNorm(_WeightNormalization):
@@ -232,21 +242,21 @@ class WeightNorm(_WeightNormalization):
         self.param_dtype = param_dtype
         self.variable_filter = variable_filter
         self.promote_dtype = promote_dtype
-        selected = [
-            (path, weight, self._nnx_axes(path, weight)) for path, weight in self._nnx_selected()
-        ]
-        scales: dict[Path, Param[jax.Array]] | None = None
-        if use_scale:
-            scales = {
-                p: self._nnx_first_scale([w.shape[a] for a in axes], rngs)
-                for p, w, axes in selected
-            }
+        scales: dict[Path, Param[jax.Array]] | None = {} if use_scale else None
+        for path, weight in _weights(layer_instance, variable_filter):
+            axes = _feature_axes(self, path, weight)
+            if scales is not None:
+                shape = tuple(weight.shape[axis] for axis in axes)
+                # A constant draws no key, so that later layers get the keys they get in the reference.
+                key: tp.Any = None if scale_init in KEYLESS else params_key(self, rngs)
+                scales[path] = Param(scale_init(key, shape, param_dtype))
         self.scales = data(scales)
 
     def __call__(self, x: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         """The result of the wrapped module for these arguments, with normalised weights."""
         stored = [
-            (weight, self._nnx_normalize(path, weight)) for path, weight in self._nnx_selected()
+            (weight, _give_norm(self, path, weight))
+            for path, weight in _weights(self.layer_instance, self.variable_filter)
         ]
         result = self.layer_instance(x, *args, **kwargs)
         for weight, value in stored:
@@ -254,40 +264,35 @@ class WeightNorm(_WeightNormalization):
                 weight.set_value(value)
         return result
 
-    def _nnx_selected(self) -> Weights:
-        return self._nnx_weights(self.variable_filter)
 
-    def _nnx_axes(self, path: Path, weight: Variable[jax.Array]) -> tuple[int, ...]:
-        """The feature axes of one weight as ascending non-negative numbers."""
-        axes = () if self.feature_axes is None else as_tuple(self.feature_axes)
-        for axis in axes:
-            if not -weight.ndim <= axis < weight.ndim:
-                raise IndexError(
-                    f"WeightNorm(feature_axes={self.feature_axes}) has no such axis in "
-                    f"{path_text(path)} of {type(self.layer_instance).__name__}, of shape "
-                    f"{weight.shape}. Select weights with variable_filter."
-                )
-        return tuple(sorted({axis % weight.ndim for axis in axes}))
+def _feature_axes(layer: WeightNorm, path: Path, weight: Variable[jax.Array]) -> tuple[int, ...]:
+    """The feature axes of one weight as ascending non-negative numbers."""
+    axes = () if layer.feature_axes is None else as_tuple(layer.feature_axes)
+    for axis in axes:
+        if not -weight.ndim <= axis < weight.ndim:
+            raise IndexError(
+                f"WeightNorm(feature_axes={layer.feature_axes}) has no such axis in "
+                f"{path_text(path)} of {type(layer.layer_instance).__name__}, of shape "
+                f"{weight.shape}. Select weights with variable_filter."
+            )
+    return tuple(sorted({axis % weight.ndim for axis in axes}))
 
-    def _nnx_first_scale(self, shape: tp.Sequence[int], rngs: Rngs) -> Param[jax.Array]:
-        # A constant draws no key, so that layers made later get the keys they get in the reference.
-        key: tp.Any = None if self.scale_init in KEYLESS else rngs.params()
-        return Param(self.scale_init(key, tuple(shape), self.param_dtype))
 
-    def _nnx_normalize(self, path: Path, weight: Variable[jax.Array]) -> jax.Array | None:
-        """Write the normalised weight; the result is what to store after the call, if another."""
-        value, features = weight.get_value(), self._nnx_axes(path, weight)
-        others = tuple(axis for axis in range(value.ndim) if axis not in features)
-        unit = _unit(value, others, self.epsilon)
-        if self.scales is None or path not in self.scales:
-            weight.set_value(self._nnx_rounded(unit, value))
-            return None
-        along = [n if axis in features else 1 for axis, n in enumerate(value.shape)]
-        scale = self.scales[path].get_value().reshape(along)
-        used = self._nnx_rounded(unit * scale, value)
-        weight.set_value(used)
-        return jnp.where(scale > 0, used, jnp.where(scale < 0, -used, value))
+def _give_norm(layer: WeightNorm, path: Path, weight: Variable[jax.Array]) -> jax.Array | None:
+    """Write the normalised weight; the result is what to store after the call, if another."""
+    value, features = weight.get_value(), _feature_axes(layer, path, weight)
 
-    def _nnx_rounded(self, normalized: jax.Array, value: jax.Array) -> jax.Array:
-        (rounded,) = self.promote_dtype((normalized,), dtype=self.dtype)
+    def rounded(normalized: jax.Array) -> jax.Array:
+        (rounded,) = layer.promote_dtype((normalized,), dtype=layer.dtype)
         return rounded.astype(value.dtype)
+
+    others = tuple(axis for axis in range(value.ndim) if axis not in features)
+    unit = _unit(value, others, layer.epsilon)
+    if layer.scales is None or path not in layer.scales:
+        weight.set_value(rounded(unit))
+        return None
+    along = [n if axis in features else 1 for axis, n in enumerate(value.shape)]
+    scale = layer.scales[path].get_value().reshape(along)
+    used = rounded(unit * scale)
+    weight.set_value(used)
+    return jnp.where(scale > 0, used, jnp.where(scale < 0, -used, value))

@@ -14,7 +14,7 @@ from nnxlite._config import GRAPH_UPDATES
 from nnxlite._config import context_key as context_key
 from nnxlite._errors import path_text
 from nnxlite._jax import key_name
-from nnxlite._statics import ById, UnhashableStatic, static_key
+from nnxlite._statics import ById, UnhashableStatic, replaced_functions, static_key
 from nnxlite.boundary import Inputs, is_root
 from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._graphdef import Path
@@ -82,6 +82,11 @@ def wrapped(fun: tp.Any, layers: Layers) -> tp.Any:
     for kind, options in reversed(layers):
         fun = kind(fun, options.value)
     return fun
+
+
+def traced_context() -> tp.Any:
+    """What else a trace depends on: the settings in force, and functions of JAX that are replaced."""
+    return context_key(), replaced_functions()
 
 
 class PerFunction(tp.Generic[T]):

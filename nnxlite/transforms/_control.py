@@ -33,10 +33,10 @@ from nnxlite.graph._graphdef import Path
 from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.graph._traverse import traverse
 from nnxlite.transforms._callables import (
-    context_key,
     name_of,
     refuse_shared_result,
     resolve_updates,
+    traced_context,
     unbind,
 )
 from nnxlite.transforms._core import Core, core_for
@@ -61,7 +61,7 @@ def _start(tree: tp.Any, name: str, graph: bool | None) -> tuple[Inputs, CallDef
     inputs = Inputs(tree)
     if not resolve_mode(graph):
         inputs.as_trees(name)
-    return inputs, inputs.define(context_key())
+    return inputs, inputs.define(traced_context())
 
 
 # Branches ----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from nnxlite._jax import is_tracing
+from nnxlite._statics import replaced_functions
 from nnxlite.boundary import (
     CallDef,
     Inputs,
@@ -367,7 +368,8 @@ class JitWrapped(tp.Generic[P, R]):
     def __init__(self, fun: tp.Callable[P, R], options: JitOptions) -> None:
         functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
         self._fun, self._args, self._kwargs = unbind(fun)
-        self._core = _cores.get(self._fun, options, functools.partial(Core, self._fun, options))
+        key = (options, replaced_functions())
+        self._core = _cores.get(self._fun, key, functools.partial(Core, self._fun, options))
         self._static = options.static
         self._settled: tuple[tp.Any, CallKey | None, bool] = (None, None, False)
         self._site = Site()

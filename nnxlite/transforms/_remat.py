@@ -26,13 +26,13 @@ from nnxlite.transforms._callables import (
     Unbound,
     bind_modes,
     by_position,
-    context_key,
     hide,
     name_of,
     naming_arguments,
     refuse_shared_result,
     resolve_updates,
     reveal,
+    traced_context,
     unbind,
 )
 from nnxlite.transforms._core import Core, core_for
@@ -134,7 +134,7 @@ class RematWrapped:
         inputs = Inputs.of_call((*self._args, *args), {**self._kwargs, **kwargs})
         if not resolve_mode(self._options.graph):
             inputs.as_trees("remat")
-        call = inputs.define(CallKey(context_key(), hidden))
+        call = inputs.define(CallKey(traced_context(), hidden))
         core = core_for(Remat, (self._fun,), self._options)
         with naming_arguments(repr(self), inputs, ", or make it static with static_argnums"):
             crossing = core.run(call, inputs.plain, inputs.values)

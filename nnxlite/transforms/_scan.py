@@ -41,10 +41,10 @@ from nnxlite.transforms._callables import (
     bind_modes,
     by_position,
     check_arguments,
-    context_key,
     name_of,
     refuse_shared_result,
     resolve_updates,
+    traced_context,
     unbind,
 )
 from nnxlite.transforms._core import Core, core_for
@@ -614,7 +614,7 @@ class ScanWrapped:
         inputs = Inputs.of_call(every, keywords)
         if not resolve_mode(self._options.graph):
             inputs.as_trees("scan")
-        call = inputs.define(context_key())
+        call = inputs.define(traced_context())
         return core_for(Scan, (self._fun,), self._options)(inputs, call)
 
     def __repr__(self) -> str:

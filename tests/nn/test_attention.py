@@ -181,7 +181,7 @@ def test_no_dropout_without_a_rate_or_when_deterministic():
     query, key, value = arrays()
     y = attend(query, key, value)
     for options in ({"dropout_rng": KEY}, {"dropout_rate": 0.5, "deterministic": True}):
-        np.testing.assert_array_equal(attend(query, key, value, **options), y)
+        np.testing.assert_allclose(attend(query, key, value, **options), y, rtol=1e-5, atol=1e-5)
 
 
 BAD_SHAPES = {
@@ -577,7 +577,7 @@ def test_dropout_messages_of_the_layer():
         m(X, deterministic=False)
     with pytest.raises(TypeError, match="must be an Rngs, an RngStream or a key, got int"):
         m(X, deterministic=False, rngs=3)
-    with pytest.raises(TypeError, match="must be an Rngs, an RngStream or None, got _KeyOnly"):
+    with pytest.raises(TypeError, match="must be an Rngs, .* an RngStream or None; got _KeyOnly"):
         layer(dropout_rate=0.5, rngs=_KeyOnly())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -97,3 +98,29 @@ def test_errors_of_what_a_layer_calls_name_the_layer_too(layer, options, message
         nnx.jit(run)(nnx.Dict(inner=layer))
     where = f"This was called by {type(layer).__name__} at `inner` of Dict."
     assert where in caught.value.__notes__
+
+
+@pytest.mark.parametrize("given", [0, jax.random.key(0), None])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rngs: nnx.Linear(4, 8, rngs=rngs),
+        lambda rngs: nnx.LinearGeneral(4, 8, rngs=rngs),
+        lambda rngs: nnx.Einsum("ab,bc->ac", (4, 8), rngs=rngs),
+        lambda rngs: nnx.Embed(4, 8, rngs=rngs),
+        lambda rngs: nnx.Conv(4, 8, (3,), rngs=rngs),
+        lambda rngs: nnx.ConvTranspose(4, 8, (3,), rngs=rngs),
+        lambda rngs: nnx.LoRA(4, 2, 8, rngs=rngs),
+        lambda rngs: nnx.BatchNorm(4, rngs=rngs),
+        lambda rngs: nnx.RMSNorm(4, rngs=rngs),
+        lambda rngs: nnx.SpectralNorm(nnx.Linear(4, 8, rngs=RNGS), rngs=rngs),
+        lambda rngs: nnx.GRUCell(4, 8, rngs=rngs),
+        lambda rngs: nnx.MultiHeadAttention(2, 4, rngs=rngs),
+    ],
+)
+def test_a_number_or_key_in_place_of_streams(make, given):
+    """The class of the error is that of Python, where something without streams is asked for one."""
+    with pytest.raises(
+        AttributeError, match=r"^\w+: `rngs` must be an Rngs, such as rngs=nnx\.Rngs\(0\); got "
+    ):
+        make(given)

@@ -471,7 +471,7 @@ def test_an_rnn_keeps_a_stream_for_the_carry():
     assert int(rngs.carry.count.value) == 2 and int(forked.rngs.count.value) == 0
     assert nnx.RNN(cell_of(nnx.GRUCell), rngs=False).rngs is None
     assert nnx.RNN(cell_of(nnx.GRUCell), rngs=rngs.carry).rngs.tag == "carry"
-    with pytest.raises(ValueError, match="RNN: Expected rngs to be an Rngs, .* a bool, got int"):
+    with pytest.raises(ValueError, match="RNN: Expected rngs to be an Rngs, .* a bool; got int"):
         nnx.RNN(cell_of(nnx.GRUCell), rngs=3)
 
 

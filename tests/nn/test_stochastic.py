@@ -116,7 +116,10 @@ def test_a_rate_is_a_probability(rate):
 
 
 def test_sources_of_other_types_are_refused():
-    with pytest.raises(TypeError, match="must be an Rngs, an RngStream or None, got int"):
+    with pytest.raises(
+        TypeError,
+        match=r"Dropout: .* rngs=nnx.Rngs\(0\), .* None; got int",
+    ):
         nnx.Dropout(0.5, rngs=3)
     with pytest.raises(TypeError, match="must be an Rngs, an RngStream or a key, got str"):
         nnx.Dropout(0.5)(jnp.ones(3), rngs="key")

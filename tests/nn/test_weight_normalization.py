@@ -153,6 +153,14 @@ def test_weights_keep_their_dtype(kind):
             )
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_the_estimates_keep_the_dtype_of_their_variables(dtype):
+    layer = nnx.SpectralNorm(linear(), rngs=nnx.Rngs(0))
+    nnx.update(layer, jax.tree.map(lambda leaf: leaf.astype(dtype), nnx.state(layer)))
+    layer(X)
+    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(layer))} == {jnp.dtype(dtype)}
+
+
 @pytest.mark.parametrize("kind", [nnx.SpectralNorm, nnx.WeightNorm])
 def test_the_gradient_goes_through_the_normalisation(kind):
     layer = kind(linear(), rngs=nnx.Rngs(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import typing as tp
 
 import jax
@@ -259,3 +260,31 @@ def test_weight_norm_is_that_of_the_reference(options):
             [v for _, _, v in leaves(ref, ref.state(layers[1]))],
         )
     assert_same_programs(*layers, x, factor=10)
+
+
+MASKED = {
+    "BatchNorm": ((4,), {}),
+    "LayerNorm": ((4,), {}),
+    "RMSNorm": ((4,), {}),
+    "GroupNorm": ((4, 2), {}),
+    "InstanceNorm": ((4,), {"use_fast_variance": False}),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_results_are_those_of_the_reference_bit_for_bit(name):
+    """Masks of all shapes that the reference takes, also traced: the programs are the same."""
+    args, options = MASKED[name]
+    ours = getattr(nnx, name)(*args, **options, rngs=nnx.Rngs(0))
+    theirs = getattr(ref, name)(*args, **options, rngs=ref.Rngs(0))
+    x, full = jnp.asarray(normal(2, 3, 4)), normal(2, 3, 4, seed=1) < 0.5
+    full[..., 0] = True
+    for sizes in itertools.product((True, False), (True, False), (True, False)):
+        mask = full[tuple(slice(None) if whole else slice(1) for whole in sizes)]
+        if name == "GroupNorm" and mask.shape[-1] == 1:
+            continue  # of which the reference cannot make groups
+        for keep in (mask, mask[0], mask[0, 0]):
+            y, z = ours(x, mask=jnp.asarray(keep)), theirs(x, mask=jnp.asarray(keep))
+            np.testing.assert_array_equal(y, z)
+    for a, b in zip(jax.tree.leaves(nnx.state(ours)), jax.tree.leaves(ref.state(theirs))):
+        np.testing.assert_array_equal(a, b)
