@@ -120,7 +120,7 @@ _theirs(
 _theirs(
     "prefixes in every mode",
     "Settings work in every mode.",
-    "TreeState|Graph nodes are not allowed as prefixes",
+    "TreeState|Graph nodes are not allowed as prefixes|cannot contain `State(Axes|Sharding)`",
     MODEL,
     "r = nnx.vmap(lambda m: m.a * 2, in_axes=(nnx.prefix(m, {...: 0}, graph=True),), graph=False)(m)",
 )
@@ -138,8 +138,8 @@ _theirs(
 )
 _theirs(
     "partial objects with arrays",
-    "An object with arrays as attributes may be a cached argument.",
-    "'jaxlib._jax.ArrayImpl' object has no attribute 'get_raw_value'",
+    "An object with arrays as attributes may be a cached argument, and be given twice.",
+    r"'jaxlib._jax.ArrayImpl' object has no attribute 'get_raw_value'|^KeyError: \d+$",
     "m = Box(a=nnx.Param(jnp.ones(2)), b=jnp.ones(2))",
     "r = nnx.cached_partial(nnx.jit(lambda m: m.a * m.b), m)()",
     text="cached_partial",
@@ -198,6 +198,27 @@ def _(d: Difference) -> bool:
     return d.kind == "value" and marked and _mentions(d, "ref=True")
 
 
+_theirs(
+    "callbacks and abstract values",
+    "`as_abstract` reads raw values; callbacks belong to concrete ones.",
+    "unsupported operand type.*ShapeDtypeStruct",
+    "m = Box(a=nnx.Param(jnp.ones(2), on_get_value=doubled))",
+    "u = nnx.as_abstract(nnx.eval_shape(lambda: m))",
+    text="on_get_value",
+)
+
+
+@rule(
+    "references stay references",
+    "`update` writes into a reference; in the other library an array takes its place.",
+    REFERENCE,
+    "s = jax.tree.map(jnp.zeros_like, nnx.state(m))",
+    "nnx.update(m, s)",
+)
+def _(d: Difference) -> bool:
+    return d.kind == "value" and d.where[-1:] == (4,) and (d.ours, d.theirs) == (True, False)
+
+
 @rule(
     "writes of references",
     "A Variable with `ref=True` that a body writes is written, however it was passed; the reference "
@@ -248,7 +269,7 @@ _ours(
 _ours(
     "a shared array with two axes",
     "A prefix that contradicts itself raises; the reference looks at Variables only.",
-    "Inconsistent aliasing detected: different in_axes for a shared array",
+    "Inconsistent aliasing detected: different (in|out)_axes for a shared array",
     "m = Box(a=jnp.ones(2), b=nnx.Param(jnp.ones(2)))",
     "axes = nnx.StateAxes({nnx.Variable: 0, ...: None})",
     "r = nnx.vmap(lambda m, n: m.b * 2, in_axes=(0, axes))(m, m)",

@@ -624,6 +624,7 @@ def t_captured_write(s: Scope) -> list[str] | None:
     """A body that writes a Variable from outside."""
     leaves = [p for p in s.places(s.models()) if isinstance(p.value, s.lib.Variable)]
     leaves = [p for p in leaves if str(getattr(p.value.get_raw_value(), "dtype", "")) == "float32"]
+    leaves = [p for p in leaves if isinstance(p.value.get_raw_value(), jax.Array)]
     if not leaves:
         return None
     t = s.one(leaves).text
