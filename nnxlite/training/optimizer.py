@@ -371,8 +371,7 @@ def _with_leading_axes(annotation: tp.Any, extra: int) -> tp.Any:
     if isinstance(annotation, NamedSharding):
         spec = PartitionSpec(*[None] * extra, *annotation.spec)
         return NamedSharding(annotation.mesh, spec, memory_kind=annotation.memory_kind)
-    names = (*[None] * extra, *annotation)
-    return PartitionSpec(*names) if isinstance(annotation, PartitionSpec) else names
+    return (*[None] * extra, *annotation)
 
 
 def _pure_argument(value: tp.Any) -> tp.Any:

@@ -133,14 +133,12 @@ def _shape_of(x: tp.Any) -> tp.Any:
 
 
 def place_abstract(tree: tp.Any) -> None:
-    """On a mesh, give abstract values of Variables without a sharding the annotated one.
+    """Give abstract values of Variables without a sharding the annotated one.
 
-    What has no annotation is replicated.
+    On a mesh, what has no annotation is replicated.
     """
     mesh = current_mesh()
-    if mesh is None:
-        return
-    replicated = NamedSharding(mesh, PartitionSpec())
+    replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     roots = Inputs(tree).roots
     for node in view(*roots).nodes() if roots else ():
         if isinstance(node, Variable):

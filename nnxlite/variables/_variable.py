@@ -495,7 +495,7 @@ class Variable(ArrayOperators[T]):
         if names is not None:
             new = [*names, *[None] * (axis_index - len(names))]  # it may be shorter than the shape
             new.insert(_axis(axis_index, len(new) + 1), axis_name)
-            self.set_metadata(out_sharding=_like(names, new))
+            self.set_metadata(out_sharding=tuple(new))
 
     def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
         """Tell the `on_remove_axis` callbacks, and the sharding annotation, of a removed axis.
@@ -516,7 +516,7 @@ class Variable(ArrayOperators[T]):
         for hook in self._box.definition.hooks("on_remove_axis"):
             hook(self, axis_index, axis_name)
         if names is not None:
-            self.set_metadata(out_sharding=_like(names, left))
+            self.set_metadata(out_sharding=tuple(left))
 
     # copies ----------------------------------------------------------------------------------
 
@@ -707,12 +707,6 @@ def _normal(metadata: dict[str, tp.Any], ref: bool, eager_sharding: bool) -> dic
 
 def _axis(index: int, rank: int) -> int:
     return index if index >= 0 else index + rank
-
-
-def _like(names: tp.Any, new: list[tp.Any]) -> tp.Any:
-    if isinstance(names, jax.sharding.PartitionSpec):
-        return jax.sharding.PartitionSpec(*new)
-    return tuple(new)
 
 
 def _replace_at(value: tp.Any, index: tp.Any, new: tp.Any) -> tp.Any:

@@ -259,6 +259,26 @@ def test_axes_added_and_removed(index, names, unplaced):
     assert_same(program)
 
 
+def test_names_with_an_axis_more_or_less_are_a_tuple(unplaced):
+    def program(lib):
+        names = {lib.PARTITION_NAME: "layers"}
+        make = lambda i: lib.Param(jnp.ones(2), sharding=P("a"))
+        more = lib.vmap(make, transform_metadata=names)(jnp.arange(3))
+        less = lib.Param(jnp.ones((3, 2)), sharding=P("layers", "a"))
+        lib.spmd.remove_axis(less, 0, names)
+        return [(v.sharding_names, type(v.sharding_names)) for v in (more, less)]
+
+    assert_same(program)
+
+
+def test_an_abstract_variable_on_its_own_mesh():
+    def program(lib):
+        make = lambda: lib.Param(jnp.zeros((8, 4)), sharding=("data", None), mesh=mesh_of())
+        return place(lib.eval_shape(make).get_raw_value())
+
+    assert_same(program)
+
+
 def test_axes_that_are_refused(unplaced):
     for lib in LIBRARIES:
         v = lib.Param(jnp.zeros((2, 3)), sharding=("x", "b"))
@@ -577,3 +597,17 @@ def test_as_abstract_keeps_sharing():
 
     assert_same(program)
     assert all(program(nnx))
+
+
+@pytest.mark.parametrize("names", [("data",), ("data", None, "model")], ids=str)
+def test_grouped_queries_on_explicit_axes(names):
+    mesh = mesh_of(AxisType.Explicit)
+
+    def program(lib):
+        with jax.set_mesh(mesh):
+            layer = lib.MultiHeadAttention(4, 16, num_kv_heads=2, decode=False, rngs=lib.Rngs(0))
+            x = jax.device_put(jnp.ones((4, 4, 16)), NamedSharding(mesh, P(*names)))
+            y = layer(x)
+        return place(y), np.asarray(y).tolist()
+
+    assert_same(program)

@@ -162,3 +162,15 @@ def test_abstract_bad_input():
     shared = nnx.Param(jnp.zeros(2))
     with pytest.raises(ValueError, match="graph=False"):
         nnx.as_abstract(nnx.Dict(a=shared, b=shared), graph=False)
+
+
+def test_eval_shape_places_on_the_mesh_of_a_variable():
+    mesh = mesh_of()
+    make = lambda: nnx.Dict(
+        a=nnx.Param(jnp.zeros((8, 4)), sharding=("data", None), mesh=mesh),
+        b=nnx.Param(jnp.zeros((8, 4)), sharding=NamedSharding(mesh, P("model"))),
+        c=nnx.Param(jnp.zeros(3), sharding=("data",)),
+    )
+    shapes = nnx.eval_shape(make)
+    assert names_of(shapes.a) == ("data", None) and names_of(shapes.b) == ("model",)
+    assert shapes.c.value.sharding is None

@@ -362,10 +362,10 @@ def test_axes_of_trees_and_what_is_told():
     plain = param(2)
     tree = {"one": nnx.Dict(v=shared, again=shared), "state": nnx.state(nnx.Dict(w=plain))}
     assert nnx.spmd.add_axis(tree, 0, LAYERS) is tree
-    assert shared.sharding_names == P("layers", "a") and isinstance(shared.sharding_names, P)
+    assert shared.sharding_names == ("layers", "a") and isinstance(shared.sharding_names, tuple)
     assert plain.sharding_names is None
     nnx.spmd.remove_axis(tree, 0, LAYERS)
-    assert shared.sharding_names == P("a")
+    assert shared.sharding_names == ("a",)
     assert told == [("add", 0, "layers"), ("remove", 0, "layers")]
 
 
