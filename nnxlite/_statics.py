@@ -8,7 +8,8 @@ a hashable key with the right equality:
 * numbers and bools compare with their type, floats by their bits;
 * functions compare by code, defaults and captured values; `functools.partial` and bound methods by
   their parts; what cannot be compared that way falls back to identity, as do captured lists, dicts
-  and other objects that somebody could edit; except in `PURE` libraries, which do not;
+  and other objects that somebody could edit; except in `PURE` libraries, which do not; so does a
+  function that writes a variable of its closure, as another one is to write its own;
 * tuples, lists, dicts and sets compare by content and kind;
 * everything else compares by its own `==` and `hash`, together with its type.
 
@@ -19,6 +20,7 @@ it is welcome all the same: `content_key` describes it by what it holds at the m
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import operator
 import sys
@@ -53,6 +55,8 @@ def _functions() -> tuple[tp.Any, ...]:
 
 
 _FUNCTIONS = _functions()
+KNOWN = frozenset(id(f) for found in _FUNCTIONS for f in found)
+"""The functions of JAX whose replacement is noticed, by id; they live as long as the process."""
 _PLAIN = [f for found in _FUNCTIONS for f in found if isinstance(f, types.FunctionType)]
 _CODES = [*map(_code_of, _PLAIN)]
 
@@ -220,7 +224,10 @@ def _function(fun: types.FunctionType, inside: tuple[tp.Any, ...] | None) -> tp.
         return ("recursion", next(i for i, f in enumerate(inside) if f is fun))
     else:
         inside = (*inside, fun)
-    key = _held if _is_pure(fun.__globals__.get("__name__")) else _captured
+    pure = _is_pure(fun.__globals__.get("__name__"))
+    if closure and not pure and writes_outside(fun.__code__):
+        return ById(fun)
+    key = _held if pure else _captured
     captured: list[tp.Any] = []
     for cell in closure or ():
         try:
@@ -237,6 +244,21 @@ def _function(fun: types.FunctionType, inside: tuple[tp.Any, ...] | None) -> tp.
         tuple((k, key(v, inside)) for k, v in (keywords or {}).items()),
         tuple((k, key(v, inside)) for k, v in own.items()),
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def writes_outside(code: types.CodeType) -> bool:
+    """Whether code, inner functions included, rebinds variables of its closure or globals."""
+    pending = [code]
+    while pending:
+        part = pending.pop()
+        pending += [c for c in part.co_consts if isinstance(c, types.CodeType)]
+        for op in dis.get_instructions(part):
+            if op.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
+                op.opname in ("STORE_DEREF", "DELETE_DEREF") and op.argval in code.co_freevars
+            ):
+                return True
+    return False
 
 
 def _captured(value: tp.Any, inside: tuple[tp.Any, ...] | None) -> tp.Any:

@@ -95,6 +95,7 @@ class JitCore(Core):
     """The compiled side of one function under one set of options."""
 
     options: JitOptions
+    traced_late = True
 
     def __init__(
         self,

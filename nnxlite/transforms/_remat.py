@@ -97,7 +97,7 @@ class Remat(Core):
 
     def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
         """Apply the transform to the leaves of a call."""
-        seen = self.constants(call)
+        seen = self.constants(call, values)
         if seen is not None:
             return self._stable(seen, call, plain, values)
         return self._checkpointed(functools.partial(self._body))(None, call, plain, values)

@@ -1,25 +1,30 @@
-"""What a function can see besides its arguments, and whether that has changed.
+"""What a function sees besides its arguments: a key for it, or None because it may change.
 
-A program compiled from a function holds on to the values that the function read from its closure,
-its globals, its defaults, class attributes and so on.  It may run again only while these are what
-they were.  `look` collects them: constants are compared by value, functions by code and what they
-see in turn.  Whatever may change without notice (a list, an object of an unknown class, a random
-generator) has no key, and a function that reads it is traced on every call.
+A program compiled from a function holds on to what the function read from its closure, globals,
+defaults and classes.  It may run again only while all this is what it was: while `surroundings`
+gives an equal key.  The key is worked out in every call, so nothing has to be told of a change.
 
-What a function only adds to is not read: `seen.append(x)`, `count += 1`, `calls["f"] += 1` and
-`stats.calls += 1` leave a function as constant as it was.  So traces can be counted.
+The promise is small on purpose.  Names that the code mentions are followed through functions,
+partials, methods and modules of the user's down to constants, arrays, functions and classes.
+Everything else *may change*: a list, a NumPy array, an object, a generator, an import, a module
+handed around, an interpreter whose bytecode was not tested.  Such a function is traced in every
+call; that costs time, a stale program would cost the result.
 
-Nothing here keeps a function or a class alive: they are referred to weakly.
+Functions of libraries count as constant, by their code; those of JAX that somebody has replaced are
+part of the key of a call (`replaced_functions`).  A function may count its traces (`n += 1`,
+`seen.append(x)`): what it only adds to is no content, but it is told apart from that of another
+closure, which wants its own count.
 """
 
 from __future__ import annotations
 
-import collections
+import dataclasses
 import dis
-import enum
 import functools
 import inspect
+import itertools
 import operator
+import sys
 import types
 import typing as tp
 import weakref
@@ -28,259 +33,250 @@ import jax
 import jax.core
 import numpy as np
 
-from nnxlite._statics import ById, UnhashableStatic, static_key
+from nnxlite._jax import Ref
+from nnxlite._statics import KNOWN, ById, static_key
 from nnxlite.boundary import CallDef, is_root
-from nnxlite.graph._defs import ObjectDef
+from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
 from nnxlite.transforms._callables import unwrapped
 from nnxlite.variables import VariableDef
 
-_TRUSTED = frozenset(
+TESTED = {(3, 11), (3, 12), (3, 13)}
+"""The versions of CPython whose bytecode is understood."""
+
+_LIBRARIES = frozenset(
     {
         "abc", "builtins", "chex", "collections", "dataclasses", "einops", "enum", "functools",
         "itertools", "jax", "jaxlib", "jaxtyping", "math", "nnxlite", "numpy", "operator", "optax",
         "string", "types", "typing",
     }
 )  # fmt: skip
-"""Packages whose functions see nothing that changes."""
+"""Packages whose functions see nothing that changes; `numpy.random` is no part of them."""
 
-_CHANGING = frozenset({"numpy.random"})
-_IMPURE_BUILTINS = frozenset(
-    {"eval", "exec", "globals", "input", "locals", "open", "vars", "__import__"}
+_IMPURE = frozenset(
+    {"breakpoint", "eval", "exec", "globals", "input", "locals", "open", "vars", "__import__"}
 )
-_CONSTANTS = (int, float, complex, str, bytes, type(None), type(...), np.generic, np.dtype)
-_FIXED = (
-    enum.Enum,
-    jax.sharding.Mesh,
-    jax.sharding.AbstractMesh,
-    jax.sharding.PartitionSpec,
-    jax.sharding.Sharding,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    np.ufunc,
-    tp.TypeVar,
+_BY_NAME = (getattr, hasattr, setattr, delattr, operator.attrgetter, operator.methodcaller)
+_CONSTANTS = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)}
 )
-_COLLECTIONS = frozenset(
-    {list, set, dict, collections.deque, collections.Counter, collections.defaultdict}
-)
-_ADDERS = frozenset({"add", "append", "appendleft", "extend", "insert", "update"})
-_UNCALLED = frozenset(
-    {
-        "__annotate__", "__annotate_func__", "__class_getitem__", "__copy__", "__deepcopy__",
-        "__del__", "__dir__", "__format__", "__getstate__", "__hash__", "__init_subclass__",
-        "__reduce__", "__reduce_ex__", "__replace__", "__repr__", "__set_name__", "__setstate__",
-        "__sizeof__", "__str__", "__subclasshook__",
-    }
+_IMMUTABLE = (
+    np.number, np.bool_, np.dtype, np.ufunc, jax.sharding.Mesh, jax.sharding.AbstractMesh,
+    jax.sharding.PartitionSpec, jax.sharding.Sharding, types.MethodDescriptorType,
+    types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, tp.TypeVar,
 )  # fmt: skip
-_BY_NAME = (getattr, hasattr, inspect.getattr_static, operator.attrgetter, operator.methodcaller)
-_EVERY = "__dict__"
-"""Stands among the mentioned attribute names for all of them: code that computes names may read any."""
-_LIMIT = 500
+_ASIDE = frozenset(
+    f"__{name}__"
+    for name in """annotate annotate_func class_getitem copy deepcopy del dir format getstate hash
+    init_subclass reduce reduce_ex replace repr set_name setstate sizeof str subclasshook""".split()
+)
+"""Methods that no program depends on."""
+_BUILDING = frozenset({"__init__", "__new__", "__post_init__"})
+_LIMIT = 200
 """How many functions are looked at before giving up."""
 
 _MISSING: tp.Any = object()
 
 
-class Changing(Exception):
+class MayChange(Exception):
     """A function sees something that may change without notice."""
+
+
+class Surroundings(tp.NamedTuple):
+    """What some functions see.
+
+    Attributes:
+        key: compares it by content.
+        shared: whether the key, and so the functions, hold nothing but code, classes and constants.
+    """
+
+    key: tuple[tp.Any, ...]
+    shared: bool
 
 
 # What code refers to ------------------------------------------------------------------------------
 
 
-class Reference(tp.NamedTuple):
-    """A name that code loads from outside, and the attributes it goes on to."""
+class Reads(tp.NamedTuple):
+    """What code refers to.
 
-    name: str
-    free: bool
-    attributes: tuple[str, ...]
+    Attributes:
+        outer: names from outside, whether each is a cell, and the attributes read one after the other.
+        counts: names to which the code only adds a constant, and whether each is a cell.
+        names: every attribute name.
+    """
+
+    outer: tuple[tuple[str, bool, tuple[str, ...]], ...]
+    counts: tuple[tuple[str, bool], ...]
+    names: frozenset[str]
 
 
-class References(tp.NamedTuple):
-    """What code refers to: outer names, and every attribute name it mentions."""
-
-    outer: tuple[Reference, ...]
-    attributes: frozenset[str]
-
-
-_LOADS = {
-    "LOAD_GLOBAL": False,
-    "LOAD_NAME": False,
-    "LOAD_DEREF": True,
-    "LOAD_CLASSDEREF": True,
-    "LOAD_FROM_DICT_OR_GLOBALS": False,
-    "LOAD_FROM_DICT_OR_DEREF": True,
-}
-_STORES = {
-    "STORE_GLOBAL": False,
-    "DELETE_GLOBAL": False,
-    "STORE_DEREF": True,
-    "DELETE_DEREF": True,
-}
-_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
-_SKIPPED = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"})
-_NUMBER = {"LOAD_CONST": "C", "LOAD_SMALL_INT": "C", "COPY": "c", "SWAP": "s"}
-_CODES = {
-    **_NUMBER,
-    "BINARY_OP": "+",
-    "BINARY_SUBSCR": "[",
-    "LOAD_ATTR": ".",
-    "STORE_ATTR": "a",
-    "STORE_SUBSCR": "k",
-    **dict.fromkeys(_STORES, "n"),
-}
-# What follows the load of x in `x += 1`, `x.y += 1` and `x[0] += 1`.
-_INCREMENTS = ("C+n", "c.C+sa", "Ccc[C+ssk", "Ccc+C+ssk")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_IGNORED = ("CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL")
 
 
 @functools.lru_cache(maxsize=4096)
-def references(code: types.CodeType) -> References | None:
-    """What code refers to, inner functions included; None where it changes outer names."""
-    outer: dict[Reference, None] = {}
-    attributes: set[str] = set()
+def reads(code: types.CodeType) -> Reads | None:
+    """What code refers to, inner functions included; None where it imports or changes outer names."""
+    outer: dict[tuple[str, bool, tuple[str, ...]], None] = {}
+    counts: dict[tuple[str, bool], None] = {}
+    names: set[str] = set()
+    stores = 0
     pending = [code]
     while pending:
         part = pending.pop()
         pending += [c for c in part.co_consts if isinstance(c, types.CodeType)]
-        ops = [op for op in dis.get_instructions(part) if op.opname not in _SKIPPED]
-        text = "".join(_CODES.get(op.opname, "?") for op in ops)
-        added_to: set[int] = set()
+        ops = [op for op in dis.get_instructions(part) if op.opname not in _IGNORED]
         for i, op in enumerate(ops):
+            kind, _, what = op.opname.partition("_")
+            free = "DEREF" in what
             if op.opname in _ATTRIBUTES:
-                attributes.add(op.argval)
-            elif op.opname == "IMPORT_NAME" and not _is_trusted(op.argval):
+                names.add(op.argval)
+            elif kind == "IMPORT":
                 return None
-            elif op.opname in _STORES:
-                is_outer = not _STORES[op.opname] or op.argval in code.co_freevars
-                if is_outer and i not in added_to:
-                    return None
-            elif op.opname in _LOADS:
-                free = _LOADS[op.opname]
-                if free and op.argval not in code.co_freevars:
-                    continue  # a variable of the function itself
-                end = _increment(ops, text, i)
-                if end:
-                    added_to.add(end)
-                    continue
-                following = []
-                for later in ops[i + 1 :]:
-                    if later.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-                        break
-                    following.append(later.argval)
-                outer[Reference(op.argval, free, tuple(following))] = None
-    return References(tuple(outer), frozenset(attributes))
+            elif not (free or "GLOBAL" in what or op.opname == "LOAD_NAME"):
+                continue
+            elif free and op.argval not in code.co_freevars:
+                continue  # a variable of the function itself
+            elif kind != "LOAD":
+                stores += 1
+            elif _counts(ops[i : i + 4]):
+                counts[op.argval, free] = None
+                stores -= 1
+            else:
+                chain = itertools.takewhile(lambda op: op.opname in _ATTRIBUTES, ops[i + 1 :])
+                outer[op.argval, free, tuple(op.argval for op in chain)] = None
+    if stores or any((name, free) in counts for name, free, _ in outer):
+        return None
+    return Reads(tuple(outer), tuple(counts), frozenset(names))
 
 
-def _increment(ops: list[dis.Instruction], text: str, start: int) -> int:
-    """Where `x += 1` and its kin store, if a load begins one; else 0."""
-    for pattern in _INCREMENTS:
-        if text.startswith(pattern, start + 1):
-            end = start + len(pattern)
-            if pattern != "C+n" or ops[end].argval == ops[start].argval:
-                return end
-    return 0
+def _counts(ops: list[dis.Instruction]) -> bool:
+    """Whether instructions begin with those of `n += 1`."""
+    load, *rest = (op.opname for op in ops)
+    store = load.replace("LOAD", "STORE")
+    return rest == ["LOAD_CONST", "BINARY_OP", store] and ops[0].argval == ops[3].argval
 
 
-def _is_trusted(module: tp.Any) -> bool:
+@functools.cache
+def _of_library(module: tp.Any) -> bool:
+    """Whether a module, by name, is one whose functions see nothing that changes."""
     return (
         isinstance(module, str)
-        and module.partition(".")[0] in _TRUSTED
-        and not any(module == m or module.startswith(m + ".") for m in _CHANGING)
+        and module.partition(".")[0] in _LIBRARIES
+        and not f"{module}.".startswith("numpy.random.")
     )
+
+
+def _is_library_class(cls: type) -> bool:
+    """Whether a class is one of a library; the module of one made by calling a metaclass misleads."""
+    module, name = cls.__module__, cls.__qualname__
+    space = sys.modules.get(module) if _of_library(module) else None
+    return space is not None and ("." in name or getattr(space, name, None) is cls)
 
 
 # What a function sees -----------------------------------------------------------------------------
 
 
-class Surroundings:
-    """The values that some functions read from outside.
-
-    Attributes:
-        key: compares them by content.
-        self_contained: whether the key holds nothing but code, classes and plain values.
-        attributes: every attribute name that the functions mention.
-    """
-
-    __slots__ = ("_checks", "_fast", "_hash", "attributes", "key", "self_contained")
-
-    def __init__(self, look: _Look) -> None:
-        self.key = tuple(look.key)
-        self._hash = hash(self.key)
-        self._fast = look.fast
-        self.self_contained = look.self_contained
-        self.attributes = frozenset(look.attributes)
-        self._checks = tuple((weakref.ref(o), tuple(c)) for o, c in look.checks.values())
-
-    def __eq__(self, other: tp.Any) -> bool:
-        return self is other or (isinstance(other, Surroundings) and self.key == other.key)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def hold(self) -> bool:
-        """Whether every value is the one that was seen: the same object."""
-        if not self._fast:
-            return False
-        for owner, checks in self._checks:
-            found = owner()
-            if found is None:
-                return False
-            for where, expected in checks:
-                now = _read(found, where)
-                if now is not (expected() if type(expected) is weakref.ref else expected):
-                    return False
-        return True
-
-
-def _read(owner: tp.Any, where: tp.Any) -> tp.Any:
-    """A value that an owner leads to: a function's cell or global, a module's or class's entry."""
-    if type(where) is int:
-        try:
-            return owner.__closure__[where].cell_contents
-        except ValueError:
-            return _MISSING
-    if type(owner) is types.FunctionType:
-        return owner.__defaults__ if where is None else owner.__globals__.get(where, _MISSING)
-    return owner.__dict__.get(where, _MISSING)
-
-
-def look(
-    funs: tp.Iterable[tp.Any], classes: tp.Iterable[type] = (), mentioned: tp.Iterable[str] = ()
+def surroundings(
+    funs: tp.Iterable[tp.Any],
+    classes: tp.Iterable[type] = (),
+    statics: tp.Iterable[tp.Any] = (),
 ) -> Surroundings | None:
     """What functions see, and methods of classes that they may call; None if it may change.
 
     Args:
         funs: the functions.
-        classes: classes of objects that the functions are given.
-        mentioned: further attribute names; of the classes only what is mentioned is looked at.
+        classes: classes of objects that the functions are given; only what is mentioned counts.
+        statics: values that these objects hold, whose own content is known by other means.
     """
-    found = _Look(mentioned)
+    if sys.version_info[:2] not in TESTED or sys.implementation.name != "cpython":
+        return None
+    look = _Look()
     try:
         for fun in funs:
-            found.value(fun)
-        found.methods(list(dict.fromkeys(classes)))
-    except Changing:
+            look.value(fun)
+        for value in statics:
+            look.static(value)
+        look.methods([*classes])
+        return Surroundings(tuple(look.key), look.shared)
+    except (MayChange, RecursionError):
         return None
-    return Surroundings(found)
 
 
 class _Look:
-    """Collects what functions see.
+    """Collects what functions see; raises MayChange where that may change."""
 
-    Raises Changing where that may change without notice.
-    """
-
-    def __init__(self, mentioned: tp.Iterable[str] = ()) -> None:
+    def __init__(self) -> None:
         self.key: list[tp.Any] = []
-        self.checks: dict[int, tuple[tp.Any, list[tuple[tp.Any, tp.Any]]]] = {}
-        self.attributes = set(mentioned)
-        self.self_contained = True
-        self.fast = True
+        self.names: set[str] = set()  # every attribute name that is mentioned
+        self.computed = False  # whether names are computed, and may be any
+        self.shared = True
         self._numbers: dict[int, int] = {}
         self._alive: list[tp.Any] = []
-        self._built: list[type] = []
+        self._built: dict[type, None] = {}
+
+    def value(self, value: tp.Any) -> None:
+        """One value that a function uses."""
+        kind: tp.Any = type(value)
+        if kind in _CONSTANTS:
+            self.key.append(static_key(value))
+        elif id(value) in KNOWN:
+            self.key.append(id(value))
+        elif kind is types.FunctionType:
+            self.function(value)
+        elif isinstance(value, type):
+            self._class(value)
+        elif kind is tuple or kind is frozenset:
+            self.key.append((kind, len(value)))
+            for part in value if kind is tuple else sorted(value, key=repr):
+                self.value(part)
+        elif issubclass(kind, functools.partial) and _of_library(kind.__module__):
+            self.key.append(kind)
+            self.value((value.func, value.args, *value.keywords.items(), *vars(value).items()))
+        elif kind is types.MethodType:
+            self.value((value.__self__, value.__func__))
+        elif kind is types.BuiltinFunctionType:
+            self._builtin(value)
+        elif isinstance(value, _IMMUTABLE):
+            self.key.append((kind, value))
+        elif isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+            self._identity(value)
+        else:
+            self._wrapper(value)
+
+    def _identity(self, value: tp.Any) -> None:
+        self.shared = False
+        self.key.append(ById(value))
+
+    def _builtin(self, value: tp.Any) -> None:
+        owner = value.__self__
+        module = value.__module__ if owner is None else getattr(owner, "__name__", None)
+        if isinstance(owner, type):  # such as dict.fromkeys
+            module = owner.__module__
+        if not _of_library(module) or value.__name__ in _IMPURE:
+            raise MayChange
+        self.computed = self.computed or value in _BY_NAME
+        self.key.append(value)
+
+    def _wrapper(self, value: tp.Any) -> None:
+        """A function that a library has wrapped, or made callable by a class of its own."""
+        module, wrapped = type(value).__module__, getattr(value, "__wrapped__", None)
+        if not callable(value) or is_root(value) or not _of_library(module):
+            raise MayChange
+        if wrapped is None and module.partition(".")[0] not in ("jax", "jaxlib"):
+            raise MayChange
+        if self._again(value):
+            return
+        layers = unwrapped(value)[1]
+        if layers:  # one of this library, equal to another of the same function and options
+            self.key.append(layers)
+        else:
+            self._identity(value)
+        self._held(wrapped)
+        held = [*vars(value).values()] if hasattr(value, "__dict__") else []
+        for part in jax.tree_util.tree_leaves(held, is_leaf=is_root):
+            if is_root(part) or isinstance(part, (types.FunctionType, types.MethodType)):
+                self.value(part)  # bound arguments, and rules given later
 
     def _again(self, value: tp.Any) -> bool:
         """Whether a value was looked at already; its number stands for it."""
@@ -289,91 +285,10 @@ class _Look:
             self.key.append(number)
             return True
         if len(self._numbers) >= _LIMIT:
-            raise Changing
+            raise MayChange
         self._numbers[id(value)] = len(self._numbers)
         self._alive.append(value)
         return False
-
-    def _expect(self, owner: tp.Any, where: tp.Any, value: tp.Any) -> None:
-        if isinstance(value, (types.FunctionType, type, types.ModuleType)):
-            value = weakref.ref(value)
-        self.checks.setdefault(id(owner), (owner, []))[1].append((where, value))
-
-    def value(self, value: tp.Any) -> None:
-        """One value that a function uses."""
-        if isinstance(value, _CONSTANTS):
-            self._plain(value)
-        elif isinstance(value, (tuple, frozenset)):
-            self.key.append((type(value), len(value)))
-            for part in value if isinstance(value, tuple) else sorted(value, key=repr):
-                self.value(part)
-        elif isinstance(value, types.FunctionType):
-            self.function(value)
-        elif isinstance(value, functools.partial):
-            self.key.append(functools.partial)
-            self.value(value.func)
-            self.value(value.args)
-            self.value(tuple(value.keywords.items()))
-        elif isinstance(value, types.MethodType):
-            if not isinstance(value.__self__, type):
-                raise Changing
-            self.value(value.__self__)
-            self.value(value.__func__)
-        elif isinstance(value, type):
-            self._class(value)
-        elif isinstance(value, types.ModuleType):
-            if not _is_trusted(value.__name__):
-                raise Changing
-            self.key.append(value.__name__)
-        elif isinstance(value, types.BuiltinFunctionType):
-            self._builtin(value)
-        else:
-            self._object(value)
-
-    def _plain(self, value: tp.Any) -> None:
-        try:
-            self.key.append(static_key(value))
-        except UnhashableStatic:
-            raise Changing from None
-
-    def _identity(self, value: tp.Any) -> None:
-        self.self_contained = False
-        self.key.append(ById(value))
-
-    def _builtin(self, value: tp.Any) -> None:
-        owner = value.__self__
-        module = owner.__name__ if isinstance(owner, types.ModuleType) else value.__module__
-        if isinstance(owner, type):  # such as dict.fromkeys
-            module = owner.__module__
-        elif not (owner is None or isinstance(owner, types.ModuleType)):
-            raise Changing
-        if not _is_trusted(module) or value.__name__ in _IMPURE_BUILTINS:
-            raise Changing
-        if value in _BY_NAME:
-            self.attributes.add(_EVERY)
-        self.key.append(value)
-
-    def _object(self, value: tp.Any) -> None:
-        cls = type(value)
-        if isinstance(value, jax.core.Tracer) or is_root(value):
-            raise Changing
-        if isinstance(value, (jax.Array, *_FIXED)):
-            self._identity(value)
-            return
-        wrapped = getattr(value, "__wrapped__", None)
-        if wrapped is not None and _is_trusted(cls.__module__):
-            self._wrapper(value)
-            self.value(wrapped)
-        elif callable(value) and cls.__module__.partition(".")[0] in ("jax", "jaxlib"):
-            self._identity(value)
-        else:
-            raise Changing
-
-    def _wrapper(self, value: tp.Any) -> None:
-        """What a transform returned: with other options the same function does something else."""
-        layers = unwrapped(value)[1]
-        self.key.append(layers or weakref.ref(value))
-        self.self_contained = self.self_contained and bool(layers)
 
     def function(self, fun: types.FunctionType) -> None:
         """A function: its code, and everything that the code refers to."""
@@ -381,52 +296,43 @@ class _Look:
             return
         code = fun.__code__
         self.key.append(ById(code))
-        if fun in _BY_NAME:
-            self.attributes.add(_EVERY)
-        closure = fun.__closure__ or ()
-        if _is_trusted(fun.__globals__.get("__name__")):
-            for i, cell in enumerate(closure):
-                self._of_library(fun, i, cell)
-            self.value(tuple(v for v in fun.__defaults__ or () if callable(v)))
+        if _of_library(fun.__globals__.get("__name__")):
+            for cell in fun.__closure__ or ():
+                self._held(_content(cell))
             return
-        found = references(code)
+        found = reads(code)
         if found is None:
-            raise Changing
-        self.attributes |= found.attributes
-        self._expect(fun, None, fun.__defaults__)
-        self.value(fun.__defaults__)
-        for pair in (fun.__kwdefaults__ or {}).items():
-            self.value(pair)
-            self.fast = False
-        builtins = fun.__globals__.get("__builtins__", {})
-        builtins = builtins if isinstance(builtins, dict) else vars(builtins)
+            raise MayChange
+        self.names |= found.names
+        self.computed = self.computed or "__dict__" in found.names
+        self.value((fun.__defaults__, *(fun.__kwdefaults__ or {}).items(), *vars(fun).items()))
+        cells = dict(zip(code.co_freevars, fun.__closure__ or ()))
+        for name, free in found.counts:
+            self.key.append(ById(cells[name] if free else fun.__globals__))
         for name, free, attributes in found.outer:
-            if free:
-                where = code.co_freevars.index(name)
-                value = _read(fun, where)
-                if value is _MISSING:
-                    raise Changing
-            else:
-                where, value = name, fun.__globals__.get(name, _MISSING)
-            if type(value) in _COLLECTIONS and attributes and attributes[0] in _ADDERS:
-                continue  # only added to
-            if name == "__class__" and not attributes:
+            if name == "__class__" and free and not attributes:
                 continue  # for super()
-            self._expect(fun, where, value)
-            if value is _MISSING:
-                value = builtins.get(name, _MISSING)
+            if free:
+                value = _content(cells[name])
+            else:
+                value = fun.__globals__.get(name, _MISSING)
                 if value is _MISSING:
-                    self.key.append(name)
-                    continue
-            self._follow(value, attributes)
+                    value = fun.__builtins__.get(name, None)  # None: it will be a NameError
+            if type(value) is list and attributes[:1] == ("append",):  # no content, yet its own
+                self.shared = self.shared and not free
+                self.key.append(ById(value))
+            else:
+                self._follow(value, attributes)
 
-    def _of_library(self, fun: types.FunctionType, where: int, cell: tp.Any) -> None:
-        """What a function of a trusted package has captured: functions of the user, perhaps."""
-        value = _read(fun, where)
-        if isinstance(value, (*_CONSTANTS, types.FunctionType, functools.partial, type)):
+    def _held(self, value: tp.Any) -> None:
+        """What a function of a library has captured: functions of the user, perhaps."""
+        kind = type(value)
+        if kind in (tuple, list, dict):
+            self.key.append((kind, len(value)))
+            for part in value.items() if kind is dict else value:
+                self._held(part)
+        elif callable(value) or kind in _CONSTANTS or is_root(value) or kind is np.ndarray:
             self.value(value)
-        elif isinstance(value, types.MethodType) or is_root(value):
-            raise Changing
         else:
             self._identity(value)
 
@@ -434,74 +340,117 @@ class _Look:
         """A value, or what its attributes lead to through modules and classes."""
         for name in attributes:
             if isinstance(value, types.ModuleType):
-                if _is_trusted(value.__name__):
-                    value = getattr(value, name, _MISSING)
-                else:
-                    found = value.__dict__.get(name, _MISSING)
-                    self._expect(value, name, found)
-                    value = found
-            elif isinstance(value, type) and not _is_trusted(value.__module__) and name != _EVERY:
+                own = not _of_library(value.__name__)  # and may make up attributes as it likes
+                value = vars(value).get(name, _MISSING) if own else getattr(value, name, _MISSING)
+            elif isinstance(value, type) and name != "__dict__":
                 value = self._entry(value, name)
             else:
                 break
             if value is _MISSING:
-                raise Changing
+                raise MayChange
         self.value(value)
 
     def _entry(self, cls: type, name: str) -> tp.Any:
         """What a class has under a name, itself or from its bases."""
-        for base in cls.__mro__:
-            found = base.__dict__.get(name, _MISSING)
-            if not _is_trusted(base.__module__):
-                self._expect(base, name, found)
-            if found is not _MISSING:
-                if isinstance(found, classmethod):
-                    self._class(cls)
-                return _function_of(found)
-        return _MISSING
+        if _is_library_class(cls):
+            return getattr(cls, name, _MISSING)
+        if not _is_library_class(type(cls)):
+            raise MayChange
+        self.key.append(weakref.ref(cls))
+        found = next((vars(b)[name] for b in cls.__mro__ if name in vars(b)), _MISSING)
+        if isinstance(found, classmethod):
+            self._class(cls)
+        return _functions_of(found)
 
     def _class(self, cls: type) -> None:
         """A class that is used as a value: it may be called."""
         self.key.append(weakref.ref(cls))
-        if cls in _BY_NAME:
-            self.attributes.add(_EVERY)
-        if not _is_trusted(cls.__module__) and cls not in self._built:
-            self.self_contained = False  # its methods may hold on to anything
-            self._built.append(cls)
+        self.computed = self.computed or cls in _BY_NAME
+        if not _is_library_class(cls):
+            self.shared = False  # its methods may hold on to anything
+            self._built[cls] = None
 
     def methods(self, classes: list[type]) -> None:
         """The methods (and class attributes) that the functions may use."""
         done: set[tuple[type, str]] = set()
-        while True:
+        size = -1
+        while len(done) != size:  # what a method mentions may be in a class that was done
             size = len(done)
-            for cls in (*classes, *self._built):
-                for base in cls.__mro__:
-                    if _is_trusted(base.__module__):
-                        continue
-                    for name, value in list(base.__dict__.items()):
-                        if (base, name) not in done and self._may_use(cls, name, value):
-                            done.add((base, name))
-                            self._expect(base, name, value)
-                            self.key.append((weakref.ref(base), name))
-                            self.value(_function_of(value))
-            if len(done) == size:
-                return
+            built = dict.fromkeys(b for c in self._built for b in c.__mro__)
+            given = dict.fromkeys(
+                b for c in classes for k in (c, type(c)) for b in inspect.getmro(k)
+            )
+            for base in (*given, *(b for b in built if b not in given)):
+                for name in self._used(base, base in built):
+                    if (base, name) not in done:
+                        done.add((base, name))
+                        self.key.append((weakref.ref(base), name))
+                        self.value(_functions_of(vars(base)[name]))
 
-    def _may_use(self, cls: type, name: str, value: tp.Any) -> bool:
-        if name in ("__init__", "__new__", "__post_init__"):
-            return cls in self._built and isinstance(value, types.FunctionType)
-        if name.startswith("__") and name.endswith("__"):
-            return name not in _UNCALLED and callable(value) and not isinstance(value, type)
-        return name in self.attributes or _EVERY in self.attributes
+    def _used(self, cls: type, built: bool) -> list[str]:
+        """Names of what the functions may use of a class, itself."""
+        space = vars(cls)
+        if _is_library_class(cls):  # somebody may have replaced a method
+            if cls.__module__.partition(".")[0] != "nnxlite":
+                return []
+            names = self.names if issubclass(cls, type) else ("__call__", *self.names)
+            return [name for name in names if type(space.get(name)) is types.FunctionType]
+        aside = _ASIDE if built else _ASIDE | _BUILDING
+        return [
+            name
+            for name, value in space.items()
+            if name in self.names
+            or (name not in aside and _is_special(name, value))
+            or (self.computed and not name.startswith(("__", "_abc_", "_nnx_")))
+        ]
+
+    def static(self, value: tp.Any) -> None:
+        """A static value that comes with the arguments; the key of the call knows its content."""
+        kind = type(value)
+        if kind in (list, set, frozenset, dict) or issubclass(kind, tuple):
+            for part in value.values() if kind is dict else value:
+                self.static(part)
+        elif is_root(value) or hasattr(value, "__wrapped__"):
+            self.value(value)
+        elif _compares_by_content(kind) or kind.__module__.partition(".")[0] in _SETTINGS:
+            self._class(kind)
+            if not self._again(value) and hasattr(value, "__dict__"):
+                for part in vars(value).values():
+                    self.static(part)
+        else:
+            self.value(value)
 
 
-def _function_of(value: tp.Any) -> tp.Any:
-    """The function behind an entry of a class."""
+_SETTINGS = frozenset({"nnxlite", "optax"})
+"""Packages whose objects, as static values, compare by content or do not change."""
+
+
+def _compares_by_content(kind: type) -> bool:
+    return kind is types.SimpleNamespace or (
+        dataclasses.is_dataclass(kind) and kind.__hash__ is not object.__hash__
+    )
+
+
+def _is_special(name: str, value: tp.Any) -> bool:
+    """Whether an entry of a class may be used by code that does not mention it."""
+    special = name.startswith("__") and name.endswith("__")
+    return special and callable(value) and not isinstance(value, type)
+
+
+def _content(cell: types.CellType) -> tp.Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        raise MayChange from None
+
+
+def _functions_of(value: tp.Any) -> tp.Any:
+    """The functions behind an entry of a class."""
     if isinstance(value, (staticmethod, classmethod)):
         return value.__func__
-    if isinstance(value, property):
-        return tuple(f for f in (value.fget, value.fset) if f is not None)
-    if isinstance(value, functools.cached_property):
+    if type(value) is property:
+        return (value.fget, value.fset)
+    if type(value) is functools.cached_property:
         return value.func
     return value
 
@@ -509,59 +458,60 @@ def _function_of(value: tp.Any) -> tp.Any:
 # What the arguments of a call bring along ---------------------------------------------------------
 
 
-class Brought(tp.NamedTuple):
-    """Code that comes with the arguments: classes of objects, and functions that they hold."""
+def of_call(
+    funs: tp.Iterable[tp.Any], seen: Surroundings, call: CallDef, values: tp.Iterable[tp.Any]
+) -> Surroundings | None:
+    """What functions see together with the code that the arguments bring along; None if that may change.
 
-    classes: tuple[tp.Any, ...]
-    functions: tuple[tp.Any, ...]
+    Args:
+        funs: the functions.
+        seen: what they see without arguments.
+        call: the arguments.
+        values: their graph leaves.
+    """
+    if not all(issubclass(kind, _LEAVES) for kind in {*map(type, values)}):
+        return None
+    classes, statics = _brought(call)
+    return surroundings(funs, classes, statics) if classes or statics else seen
 
 
-_NOTHING = Brought((), ())
+_LEAVES = (jax.Array, jax.core.Tracer, Ref, np.ndarray, np.generic, bool, int, float, complex)
 
 
-def brought(call: CallDef) -> Brought:
-    """The code that comes with the arguments of a call, as far as it is the user's."""
-    found = call.cache.get(brought)
-    if found is None:
-        classes: dict[type, None] = {}
-        functions: list[tp.Any] = []
-        for definition in call.graphdef.decoded.node_defs:
-            held: tp.Iterable[tp.Any] = ()
-            if isinstance(definition, ObjectDef):
-                classes[definition.type] = None
-                held = definition.template.values()
-            elif isinstance(definition, VariableDef):
-                classes[definition.type] = None
-                held = definition.metadata.values()
-            functions += [value for value in held if _runs(value)]
-        own = tuple(weakref.ref(c) for c in classes if not _all_trusted(c))
-        found = Brought(own, tuple(functions)) if own or functions else _NOTHING
-        call.cache[brought] = found
+def _brought(call: CallDef) -> tuple[list[type], list[tp.Any]]:
+    """The user's classes among the arguments of a call, and the static values that they hold."""
+    found = call.cache.get(_brought)
+    if found is not None:
+        return found
+    classes: dict[type, None] = {}
+    statics: list[tp.Any] = [box.value for _, box in getattr(call.extra, "hidden", ())]
+    trees = [call.treedef]
+    for token in call.graphdef.tokens:
+        if isinstance(token, (ObjectDef, VariableDef)):
+            classes[token.type] = None
+            statics += (token.template if type(token) is ObjectDef else token.metadata).values()
+        elif isinstance(token, ContainerDef):
+            classes[token.type] = None
+            trees += [token.treedef] if token.treedef is not None else []
+        elif isinstance(token, StaticDef):
+            statics.append(token.value)
+    while trees:
+        tree = trees.pop()
+        trees += tree.children()
+        kind, auxiliary = tree.node_data() or (None, None)
+        if kind not in (None, type(None), tuple, list, dict):
+            classes[kind] = None
+            statics.append(auxiliary)
+    unique = {id(value): value for value in statics if not _is_plain(value)}
+    own = [c for c in classes if not _is_library_class(c) or "nnxlite.nn" in c.__module__]
+    found = call.cache[_brought] = own, [*unique.values()]
     return found
 
 
-def _all_trusted(cls: type) -> bool:
-    return all(_is_trusted(base.__module__) for base in cls.__mro__)
-
-
-def _runs(value: tp.Any) -> bool:
-    """Whether a static value may run code of the user."""
+def _is_plain(value: tp.Any) -> bool:
+    """Whether a value runs no code of the user's."""
     if isinstance(value, tuple):
-        return any(map(_runs, value))
-    if not callable(value) or isinstance(value, (type, types.BuiltinFunctionType, np.ufunc)):
-        return False
-    if isinstance(value, types.FunctionType) and not value.__closure__:
-        return not _is_trusted(value.__globals__.get("__name__"))
-    return True
-
-
-def surroundings_of(call: CallDef, mentioned: tp.Iterable[str]) -> Surroundings | None:
-    """What the code sees that comes with the arguments of a call; None if that may change."""
-    found = brought(call)
-    if found is _NOTHING:
-        return EMPTY
-    return look(found.functions, filter(None, [ref() for ref in found.classes]), mentioned)
-
-
-EMPTY = Surroundings(_Look())
-"""What code sees that looks at nothing but its arguments."""
+        return all(map(_is_plain, value))
+    if isinstance(value, types.FunctionType):
+        return not value.__closure__ and _of_library(value.__globals__.get("__name__"))
+    return type(value) in _CONSTANTS or isinstance(value, _IMMUTABLE)
