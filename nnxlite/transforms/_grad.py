@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import typing as tp
@@ -135,13 +136,42 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
             settings.append(setting is not False)
             continue
         code = codes[call.where.index(leaf)]
-        if options.as_tree or not _is_object(call, code):
-            settings.append(True)
+        if isinstance(setting, DiffState) and not options.as_tree and _is_object(call, code):
+            settings.append(setting)
+        elif options.as_tree or not _is_object(call, code):
+            settings.append(True if isinstance(setting, DiffState) else _ByDefault(True))
         else:
-            settings.append(setting if isinstance(setting, DiffState) else DiffState(leaf, Param))
+            settings.append(_ParamsByDefault(leaf, Param))
     plain, values = split_settings(call, settings, "differentiation")
     found = call.cache[key] = Selected(plain, [bool(v) for v in values])
     return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ByDefault:
+    """Whether a leaf is differentiated where no DiffState says so.
+
+    A Variable that is given bare and in an object may be both: its first place decides.
+    """
+
+    chosen: bool
+
+    def __bool__(self) -> bool:
+        return self.chosen
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByDefault) or self.chosen is other
+
+    def __repr__(self) -> str:
+        return repr(self.chosen)
+
+
+class _ParamsByDefault(DiffState):
+    """The Params of an object, which no DiffState asks for."""
+
+    def map_prefix(self, path: tp.Any, variable: tp.Any) -> tp.Any:
+        """Whether a Variable is a Param."""
+        return _ByDefault(super().map_prefix(path, variable))
 
 
 def _is_object(call: CallDef, code: tp.Any) -> bool:

@@ -257,6 +257,20 @@ def jvp_refusals(lib, mode):
     return out, m
 
 
+@program()
+def grad_of_a_variable_given_bare_and_in_an_object(lib):
+    m = lib.Dict(e=lib.Variable(jnp.array(2.0)), p=lib.Param(jnp.array(3.0)))
+    first = lambda a: a[0] * a[1]["e"] * a[1]["p"]
+    second = lambda a: a[1] * a[0]["e"] * a[0]["p"]
+    return [
+        lib.grad(first)([m["e"], m]),
+        lib.grad(second)([m, m["e"]]),
+        lib.grad(first)([m["p"], m]),
+        lib.grad(lambda v, m: v * m["e"] * m["p"], argnums=(0, 1))(m["e"], m),
+        lib.grad(lambda a: a["v"] * a["m"]["p"])({"v": m["e"], "m": m}),
+    ]
+
+
 # custom_vjp --------------------------------------------------------------------------------------
 
 

@@ -160,6 +160,14 @@ _theirs(
     text="grad",
 )
 _theirs(
+    "eval_shape of objects given twice",
+    "Without graph updates an object may be given twice everywhere; the reference refuses it here.",
+    "^ValueError: Duplicate",
+    MODEL,
+    "u = nnx.eval_shape(lambda m, v: m.a * v, m, m.a, graph_updates=False)",
+    text="eval_shape",
+)
+_theirs(
     "recursive_map of a cycle",
     "A cycle is walked like any other graph.",
     "Found cycle in the graph",
@@ -235,6 +243,22 @@ def _(d: Difference) -> bool:
         d.kind == "value"
         and variable is not None
         and difference(at(d.before, d.where), at(d.step.names, d.where)) is None
+    )
+
+
+@rule(
+    "failed calls leave objects alone",
+    "A call that raises leaves every object as it was; the reference may leave one without attributes.",
+    "m = Box(a=nnx.Param(jnp.ones(2)))",
+    "def f1(v):\n    nnx.jit(lambda a: None)(m)\n    return {}['missing']",
+    "r = fails(lambda: nnx.remat(f1)(m.a))[0]",
+)
+def _(d: Difference) -> bool:
+    return (
+        d.kind == "value"
+        and "fails(" in d.text
+        and bool(d.where)
+        and difference(at(d.before, d.where), at(d.mine.names, d.where)) is None
     )
 
 

@@ -71,6 +71,7 @@ class Difference:
     ours: tp.Any
     theirs: tp.Any
     program: list[str]
+    mine: Step
     step: Step  # of the reference
     before: dict[str, tp.Any]  # what the reference had before this step
 
@@ -94,7 +95,7 @@ def compare(ours: list[Step], theirs: list[Step]) -> Difference | None:
     for i, (a, b) in enumerate(zip(ours, theirs)):
         before = theirs[i - 1].names if i else {}
         make = functools.partial(
-            Difference, index=i, text=b.text, program=program, step=b, before=before
+            Difference, index=i, text=b.text, program=program, mine=a, step=b, before=before
         )
         if a.error is not None or b.error is not None:
             if b.error is None:
