@@ -704,7 +704,7 @@ def jax_trees(s: Scope) -> str | None:
 
 @statement(1.0)
 def abstract_forms(s: Scope) -> str | None:
-    node = s.node()
+    node = s.node(variables=0)
     if node is None:
         return None
     form = s.one(

@@ -87,7 +87,10 @@ class Observer:
     def object(self, x: tp.Any) -> tp.Any:
         lib = self.lib
         if isinstance(x, lib.List):
-            parts = {str(i): self(v) for i, v in enumerate(x)}
+            try:
+                parts = {str(i): self(v) for i, v in enumerate(x)}
+            except AttributeError:  # a List that the reference left without its items
+                return ("Object", "List", "without its items")
         else:
             parts = {k: self(v) for k, v in sorted(vars(x).items()) if not k.startswith("_")}
         return ("Object", type(x).__name__, parts)

@@ -91,7 +91,10 @@ class Scope:
         """Text of access, key and value of what an object or container holds."""
         lib = self.lib
         if isinstance(x, lib.List) or isinstance(x, (list, tuple)):
-            return [(f"[{i}]", i, v) for i, v in enumerate(x)]
+            try:
+                return [(f"[{i}]", i, v) for i, v in enumerate(x)]
+            except AttributeError:  # a List that the reference left without its items
+                return []
         if isinstance(x, (lib.Dict, lib.State, dict)):
             items = x.raw_mapping.items() if isinstance(x, lib.State) else x.items()
             return [(f"[{k!r}]", k, v) for k, v in items]
