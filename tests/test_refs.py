@@ -220,3 +220,45 @@ def test_a_captured_variable_with_a_reference_is_written_from_inside_a_transform
     with pytest.raises(nnx.TraceContextError, match="Cannot mutate Variable"):
         jax.jit(lambda x: v.set_value(jax.new_ref(x)))(1.0)
     assert v.get_raw_value() is ref
+
+
+def test_references_made_inside_leave_as_new_ones():
+    def make(m):
+        m.cache = nnx.Cache(jnp.zeros(2), ref=True)
+        m.again = nnx.Cache(m.cache.get_raw_value(), ref=True)  # the same reference
+        m.raw = m.old
+        m.cache[...] += 1
+
+    m = nnx.Dict(old=jax.new_ref(jnp.ones(2)))
+    made = nnx.jit(make)
+    made(m)
+    assert m.raw is m.old and m.cache.get_raw_value() is m.again.get_raw_value()
+    first = m.cache.get_raw_value()
+    m.again[...] *= 5
+    assert m.cache.value.tolist() == [5.0, 5.0]
+    del m.again  # JAX takes each reference once
+    made(m)
+    assert m.cache.get_raw_value() is not first and m.cache.value.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("mode", [{}, {"graph_updates": False}])
+def test_results_with_new_references(mode):
+    new = nnx.jit(lambda x: [nnx.Cache(x, ref=True), nnx.array_ref(x)], **mode)
+    (variable, ref), (other, _) = new(jnp.ones(2)), new(jnp.ones(2))
+    assert variable.ref and is_array_ref(ref) and is_array_ref(variable.get_raw_value())
+    variable[...] = variable + 1
+    ref[...] = jnp.zeros(2)
+    assert other.value.tolist() == [1.0, 1.0] and variable.value.tolist() == [2.0, 2.0]
+    shapes = nnx.eval_shape(lambda x: nnx.Cache(x, ref=True), jnp.ones(2))
+    assert shapes.shape == (2,)
+
+
+def test_a_loop_keeps_the_references_of_its_carry():
+    def body(m, x):
+        m.cache = nnx.Cache(m.cache + x, ref=True)
+        return m, x
+
+    m = nnx.Dict(cache=nnx.Cache(jnp.zeros(()), ref=True))
+    with pytest.raises(TypeError, match="carry input and carry output must have the same pytree"):
+        nnx.scan(body)(m, jnp.ones(3))
+    assert float(m.cache.value) == 0.0

@@ -71,6 +71,7 @@ def hand_over(
     new_objects: bool = True,
     moves: bool = True,
     only_carry: bool = False,
+    statics: bool = False,
     is_carried: tp.Callable[[int], bool] = lambda leaf: True,
 ) -> tuple[Outputs, Handover | str]:
     """How the carry of a loop changes, and what leaves with the values that it needs.
@@ -82,6 +83,7 @@ def hand_over(
         new_objects: whether objects may be returned in the places of others.
         moves: whether what came in may be returned in other places.
         only_carry: whether structure changes outside the carry are of no interest.
+        statics: whether an object may be replaced by one with other static attributes.
         is_carried: whether a leaf that came in belongs to the carry.
 
     Returns a text in place of the handover where there is none.
@@ -90,7 +92,7 @@ def hand_over(
     roots = inner.call.graphdef.decoded.roots
     if definition.graph is None and all(roots[a] == definition.nodes[b] for a, b in pairs):
         return out, Handover(tuple((leaf, leaf) for leaf in definition.written if is_carried(leaf)))
-    matching = _Matching(inner.call, out, new_objects, moves, is_carried)
+    matching = _Matching(inner.call, out, new_objects, moves, statics, is_carried)
     problem = matching.match_roots(pairs, only_carry)
     if problem is not None:
         return out, problem
@@ -149,6 +151,7 @@ class _Matching:
         out: Outputs,
         new_objects: bool,
         moves: bool,
+        statics: bool,
         is_carried: tp.Callable[[int], bool],
     ) -> None:
         graph = out.definition.graph
@@ -169,6 +172,7 @@ class _Matching:
             self._edits = {edit[0]: edit for edit in graph.edits}
         self.children = dict(self.before.children), dict(self.after.children)
         self.new_objects, self.moves, self.is_carried = new_objects, moves, is_carried
+        self.statics = statics
         self.in_edit = False
         self.forward: dict[int, int] = {}
         self.backward: dict[int, int] = {}
@@ -276,12 +280,12 @@ class _Matching:
             return TAKEN_OVER if inside and not self.moves else None
         if origin is not None and not self.moves:
             return TAKEN_OVER if inside else ELSEWHERE
-        kind = self.after.node_defs[new]
-        if kind is not self.before.node_defs[old] or kind is REF_LEAF:
+        kind, known = self.after.node_defs[new], self.before.node_defs[old]
+        if kind is REF_LEAF or not (kind is known or (self.statics and _alike(known, kind))):
             return OTHER
         if isinstance(kind, ObjectDef):
             return None if self.new_objects or self.in_edit else OTHER
-        return None if isinstance(kind, VariableDef) else OTHER
+        return None if isinstance(kind, VariableDef) and not kind.is_ref else OTHER
 
     def _place(self, leaf: int, source: int, leaves: list[int]) -> str | None:
         """Note what stands in the place of a leaf; returns what is wrong."""
@@ -291,6 +295,12 @@ class _Matching:
             self.places[leaf] = source
             leaves.append(leaf)
         return None if self.places[leaf] == source else OTHER
+
+
+def _alike(a: tp.Any, b: tp.Any) -> bool:
+    """Whether two objects differ in static attributes alone."""
+    both = isinstance(a, ObjectDef) and isinstance(b, ObjectDef)
+    return both and a.type is b.type and a.layout.data == b.layout.data
 
 
 def with_arrays(inner: Inner, out: Outputs) -> Outputs:
@@ -303,11 +313,11 @@ def with_arrays(inner: Inner, out: Outputs) -> Outputs:
     if graph is None:
         return out
     decoded = graph.graphdef.decoded
-    sources, fresh = list(graph.sources), []
+    sources, fresh = list(graph.sources), list(out.fresh)
     for leaf, source in enumerate(sources):
         root = decoded.path(decoded.leaf_frames[leaf])[0]
-        if source < 0 or (decoded.leaf_nodes[leaf] < 0 and root >= graph.first_result):
-            fresh.append(inner.values[source] if source >= 0 else out.fresh[~source])
+        if source >= 0 and decoded.leaf_nodes[leaf] < 0 and root >= graph.first_result:
+            fresh.append(inner.values[source])
             sources[leaf] = ~(len(fresh) - 1)
     new = dataclasses.replace(graph, sources=tuple(sources))
     return out._replace(definition=dataclasses.replace(definition, graph=new), fresh=fresh)

@@ -26,6 +26,7 @@ from nnxlite.graph._kinds import (
     LIST,
     OBJECT,
     PYTREE,
+    REF,
     STATE,
     TUPLE,
     VARIABLE,
@@ -37,7 +38,7 @@ from nnxlite.graph._plan import Stale, View, find_plan, view
 from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.variables import Variable, versioned
 
-_ROOTS = frozenset({OBJECT, VARIABLE, STATE, CUSTOM})
+_ROOTS = frozenset({OBJECT, VARIABLE, STATE, CUSTOM, REF})
 
 
 def is_root(value: tp.Any) -> bool:

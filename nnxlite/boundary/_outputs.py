@@ -16,11 +16,11 @@ import typing as tp
 import jax
 
 from nnxlite._errors import TraceContextError, path_text
-from nnxlite._jax import PyTreeDef, describe_trace, key_name, trace_state
+from nnxlite._jax import PyTreeDef, describe_trace, is_ref, key_name, new_ref, trace_state
 from nnxlite._statics import own_copy
 from nnxlite._versions import epoch, touch
 from nnxlite.boundary._inputs import Inner, Inputs, is_root
-from nnxlite.graph._defs import ObjectDef, StaticDef
+from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
     CUSTOM_NODES,
@@ -299,14 +299,13 @@ def _graph_of(
     sources = [source(leaf, node) for leaf, node in zip(found.leaves, decoded.leaf_nodes)]
     edits, moves = _edits(came_in, decoded, origin, sources)
     changed = {old: found.leaves[now] for old, now in moves.items()}
-    fresh: list[tp.Any] = []
+    fresh = _Fresh(inner)
     settled = {now: old for old, now in moves.items()}
     for number, leaf in enumerate(found.leaves):
         if number in settled:
             sources[number] = settled[number]
         elif sources[number] is None:
-            sources[number] = ~len(fresh)
-            fresh.append(leaf._box.value if isinstance(leaf, Variable) else leaf)
+            sources[number] = fresh.source(leaf)
     kinds = tuple(
         (tp.cast(int, old), definition)
         for definition, old in zip(decoded.node_defs, origin)
@@ -316,7 +315,25 @@ def _graph_of(
     )
     every_source = tp.cast(tuple[int, ...], tuple(sources))
     graph = OutGraph(graphdef, origin, every_source, len(arguments), edits, kinds)
-    return graph, fresh, changed
+    return graph, fresh.values, changed
+
+
+class _Fresh:
+    """Values of leaves that did not come in. A reference leaves as the array it holds."""
+
+    def __init__(self, inner: Inner) -> None:
+        self.values: list[tp.Any] = []
+        self._refs = {id(x): leaf for leaf, x in enumerate(inner.values) if is_ref(x)}
+
+    def source(self, leaf: tp.Any) -> int:
+        """Where the value of a leaf is found outside; see `OutGraph.sources`."""
+        value = leaf._box.value if isinstance(leaf, Variable) else leaf
+        number = ~len(self.values)
+        if is_ref(value):
+            number = self._refs.setdefault(id(value), number)
+        if ~number == len(self.values):
+            self.values.append(value[...] if is_ref(value) else value)
+        return number
 
 
 def _result_graph(
@@ -328,8 +345,9 @@ def _result_graph(
     origin = (None,) * len(found.nodes)
     if not captured:
         _refuse_captured(found.nodes, origin, graphdef)
-    fresh = [x._box.value if isinstance(x, Variable) else x for x in found.leaves]
-    return OutGraph(graphdef, origin, tuple(~i for i in range(len(fresh))), 0, (), ()), fresh
+    fresh = _Fresh(inner)
+    sources = tuple(map(fresh.source, found.leaves))
+    return OutGraph(graphdef, origin, sources, 0, (), ()), fresh.values
 
 
 def _refuse_captured(
@@ -586,6 +604,7 @@ def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
     leaves = [
         inputs.values[source] if source >= 0 else outputs.fresh[~source] for source in graph.sources
     ]
+    _make_refs(graph, leaves)
     nodes: list[tp.Any] = []
     for i, found in enumerate(decoded.node_defs):
         old = graph.origin[i]
@@ -619,6 +638,20 @@ def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
     for position, code in zip(definition.where, decoded.roots[graph.first_result :]):
         result.insert(position, resolve(code, nodes, leaves))
     return jax.tree_util.tree_unflatten(definition.treedef, result)
+
+
+def _make_refs(graph: OutGraph, leaves: list[tp.Any]) -> None:
+    """Put new references in place of the arrays that left for references made inside."""
+    decoded = graph.graphdef.decoded
+    made: dict[int, tp.Any] = {}
+    for node, leaf in enumerate(decoded.node_leaves) if decoded.has_refs else ():
+        kind = decoded.node_defs[node]
+        if kind is REF_LEAF or (isinstance(kind, VariableDef) and kind.is_ref):
+            source, value = graph.sources[leaf], leaves[leaf]
+            if source < 0 and not isinstance(value, jax.ShapeDtypeStruct):
+                if source not in made:
+                    made[source] = new_ref(value)
+                leaves[leaf] = made[source]
 
 
 _FIXED: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(

@@ -20,6 +20,7 @@ from nnxlite.boundary import (
     replay_crossing,
 )
 from nnxlite.boundary._prefixes import argument_path, split_settings
+from nnxlite.graph._defs import ObjectDef
 from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._kinds import STATE
 from nnxlite.graph._rebuild import ContainerCode, build_nodes, resolve
@@ -33,7 +34,7 @@ from nnxlite.transforms._callables import (
     unbind,
 )
 from nnxlite.transforms._tangents import States
-from nnxlite.variables import Param, Variable, VariableDef
+from nnxlite.variables import Param, Variable
 
 Argnums = int | DiffState | tp.Sequence[int | DiffState]
 
@@ -179,7 +180,7 @@ def _is_object(call: CallDef, code: tp.Any) -> bool:
     if isinstance(code, ContainerCode):
         return code.definition.kind != STATE
     definition = call.graphdef.decoded.node_defs[code]
-    return not isinstance(definition, VariableDef)
+    return isinstance(definition, ObjectDef)
 
 
 def check_differentiable(

@@ -314,6 +314,7 @@ class Scan(Core):
             list(zip(before, after)),
             new_objects=not structure,
             only_carry=not structure,
+            statics=structure,
             is_carried=lambda leaf: roles.values[leaf] is Carry,
         )
 

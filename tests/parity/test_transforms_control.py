@@ -339,6 +339,29 @@ def loops_refuse_structure_changes(lib, mode):
     ]
 
 
+@program()
+def scan_that_replaces_a_part_by_one_with_other_settings(lib):
+    class Part(lib.Module):
+        def __init__(self, value, size):
+            self.value = lib.Param(jnp.asarray(value))
+            self.size = size
+
+    class Whole(lib.Module):
+        def __init__(self):
+            self.part = Part(1.0, 1)
+            self.seen = lib.Param(jnp.asarray(0.0))
+
+    def body(m, x):
+        m.seen[...] += m.part.value * m.part.size
+        m.part = Part(m.part.value[...] + x, m.part.size + 1)
+        return m, m.part.value[...]
+
+    m = Whole()
+    before = m.part
+    out, ys = lib.scan(body)(m, jnp.arange(1.0, 4.0))
+    return out is m, m.part is before, m, m.part.size, before, before.size, ys
+
+
 # broadcast streams -------------------------------------------------------------------------------
 
 
