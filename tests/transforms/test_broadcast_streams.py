@@ -32,9 +32,10 @@ def waited(rngs, xs):
     def proceed(carry):
         return (carry[0] < 3) & (carry[1].noise.normal() < 9)
 
-    count, _ = nnx.while_loop(
-        proceed, lambda c: (c[0] + 1, c[1]), (0, rngs)
-    )  # the line of the loop
+    def body(carry):
+        return carry[0] + 1, carry[1]
+
+    count, _ = nnx.while_loop(proceed, body, (0, rngs))  # the line of the loop
     return count
 
 
