@@ -151,10 +151,24 @@ class StateSharding(_FilterMapping):
 
 
 class NodePrefix(_FilterMapping):
-    """Settings for the parts of one object or State, by path; for a part they hold for all below it."""
+    """Settings for the parts of one object or State, by path; for a part they hold for all below it.
 
-    def __init__(self, kind: str, settings: tp.Mapping[Path, tp.Any]) -> None:
+    A pytree of the settings; those of a leaf that is found at several paths count once.
+
+    Args:
+        kind: name of the class of the object.
+        settings: by path.
+        aliases: for further paths of a leaf its first one.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        settings: tp.Mapping[Path, tp.Any],
+        aliases: tp.Iterable[tuple[Path, Path]] = (),
+    ) -> None:
         self._kind = kind
+        self._aliases = tuple(aliases)
         self._by_path = dict(settings)
         self._filters = tuple(self._by_path)
         self._settings = tuple(self._by_path.values())
@@ -194,6 +208,30 @@ class NodePrefix(_FilterMapping):
     def __repr__(self) -> str:
         parts = (f"{path_text(path)!r}: {s!r}" for path, s in self._by_path.items())
         return f"{self._kind}({{{', '.join(parts)}}})"
+
+    def _with_keys(self) -> tp.Any:
+        """The settings as one State (or as they are, where there is one for the whole)."""
+        others = dict(self._aliases)
+        own = {path: s for path, s in self._by_path.items() if path not in others}
+        inside = own[()] if () in own else State.from_flat_path(own)
+        key = jax.tree_util.GetAttrKey("__state__")
+        return ((key, inside),), (self._kind, tuple(own), self._aliases)
+
+    @classmethod
+    def _unflatten(cls, static: tp.Any, children: tp.Iterable[tp.Any]) -> NodePrefix:
+        kind, paths, aliases = static
+        (inside,) = children
+        settings: dict[Path, tp.Any] = {}
+        for path in paths:
+            part = inside
+            for name in path:
+                part = part[name]
+            settings[path] = part
+        settings.update((path, settings[first]) for path, first in aliases)
+        return cls(kind, settings, aliases)
+
+
+jax.tree_util.register_pytree_with_keys(NodePrefix, NodePrefix._with_keys, NodePrefix._unflatten)
 
 
 class DiffState(PrefixMapping):

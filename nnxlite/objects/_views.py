@@ -117,6 +117,8 @@ def _describe(cls: tp.Any) -> tp.Iterator[str]:
     meanings = _meanings(inspect.getdoc(method) or "")
     _, *parameters = inspect.signature(method).parameters.values()
     for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
         note = parameter.annotation
         if isinstance(note, str):  # as written, without the quotes of a string
             bare = str(parameter.replace(annotation=parameter.empty))

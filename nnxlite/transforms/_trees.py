@@ -245,8 +245,8 @@ def prefix(
             arrays; JAX's own transforms take them, too.
 
     Returns:
-        The tree with settings in place of Variables and arrays; in place of each object, a mapping
-        from paths to settings.
+        The tree with settings in place of Variables and arrays; in place of each object, a pytree
+        of settings by path.
 
     Raises ValueError where no filter matches.
 
@@ -286,11 +286,15 @@ def _node_prefix(
     inputs = Inputs(node)
     decoded, nodes = inputs.graphdef.decoded, inputs.nodes()
     settings: dict[Path, tp.Any] = {}
+    aliases: list[tuple[Path, Path]] = []
+    first: dict[int, Path] = {}
     for (_, tail), leaf in places(inputs.define()).items():
         number = decoded.leaf_nodes[leaf]
         leaf_node = nodes[number] if number >= 0 else inputs.values[leaf]
         settings[tail] = choose((*path, *tail), leaf_node)
-    return NodePrefix(type(node).__name__, settings)
+        if first.setdefault(leaf, tail) != tail and settings[tail] == settings[first[leaf]]:
+            aliases.append((tail, first[leaf]))
+    return NodePrefix(type(node).__name__, settings, aliases)
 
 
 def _chooser(filter_map: tp.Mapping[Filter, tp.Any]) -> tp.Callable[[Path, tp.Any], tp.Any]:

@@ -134,7 +134,6 @@ def test_view_info_lists_modes_by_class():
         "Cached:",
         "  size=None",
         "  deterministic: bool = True",
-        "  **kwargs",
         "Drop:",
         "  deterministic: bool | None = None",
         "    if True, nothing is dropped,",

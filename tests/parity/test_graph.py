@@ -169,6 +169,25 @@ def graph_states_are_edited_like_states(lib):
     )
 
 
+@program()
+def prefixes_are_pytrees(lib):
+    """Of their settings; a shared leaf counts once, and what is mapped is a prefix again."""
+    both = lib.Param(jnp.ones((3, 2)))
+    m = lib.Dict(x=both, y=lib.List([both, lib.BatchStat(jnp.ones((3, 2)))]), z=jnp.ones(3))
+    tree = [m, jnp.ones(3)]
+    out = []
+    for chosen in ({lib.Param: 0, ...: 1}, {lib.BatchStat: None, ...: 0}):
+        axes = lib.prefix(tree, chosen, graph=True)
+        pairs = jax.tree_util.tree_leaves_with_path(axes, is_leaf=lambda x: x is None)
+        out += [(jax.tree_util.keystr(path), setting) for path, setting in pairs]
+        mapped = jax.tree.map(lambda axis: 0, axes)
+        out.append(jax.tree.leaves(mapped))
+        out.append(jax.tree.structure(mapped) == jax.tree.structure(axes))
+    axes = jax.tree.map(lambda axis: 0, lib.prefix(m, {...: 1}, graph=True))
+    f = lib.vmap(lambda m: m.x[...].sum() + m.z, in_axes=(axes,), graph_updates=False)
+    return out, f(m)
+
+
 # recreate_variables --------------------------------------------------------------------------------
 
 
