@@ -88,6 +88,11 @@ def data(tree: tp.Any) -> tp.Any:
     return [x for x in jax.tree.leaves(tree) if isinstance(x, (jax.Array, np.ndarray))]
 
 
+def pair(t: tp.Any, u: tp.Any) -> tp.Any:
+    """Something of two trees."""
+    return first(t), u
+
+
 def arrays(tree: tp.Any) -> tp.Any:
     """The tree with arrays of JAX for those of NumPy, which `error_if` may give back as they are."""
     return jax.tree.map(
@@ -141,6 +146,7 @@ HELPERS = {
     "even": even,
     "none": none,
     "ones": ones,
+    "pair": pair,
     "traces": traces,
 }
 
@@ -337,7 +343,7 @@ class Writer:
                 "lib.filter({t}, {spec})",
                 "lib.filter({t}, {spec}, inverse=True)",
                 "lib.filter({t}, {spec}, replace=1.5)",
-                "lib.filter({t}, {spec}, is_leaf=lambda x: isinstance(x, tuple))",
+                "lib.filter([1, ({t}, 'a')], {spec}, is_leaf=lambda x: type(x) is list)",
                 "lib.combine(*lib.partition({t}, {spec}))",
                 "lib.combine(lib.filter({t}, {spec}), {u})",
                 "lib.combine({t}, {t})",
@@ -367,8 +373,8 @@ class Writer:
                 "traces(lib.filter_grad({s}), [{t}] * 3, lib)",
                 "lib.filter_jit(lambda t, u, *, k: ({f})((t, u, k)))({t}, again({u}), k=again({t}))",
                 "lib.filter_grad(lambda t, u: total(t, u))({t}, again({u}))",
-                "lib.filter_vmap(lambda t, u: (first(t), u), in_axes=({axis}, {v}))({t}, again({u}))",
-                "lib.filter_vmap(lambda t, u: (first(t), u), in_axes={'u': {axis}})({t}, again({u}))",
+                "arrays(lib.filter_vmap(pair, in_axes=({axis}, {v}))({t}, again({u})))",
+                "arrays(lib.filter_vmap(pair, in_axes={'u': {axis}})({t}, again({u})))",
                 "lib.filter_jvp(lambda t, u: ({f})((t, u)), ({t}, again({u})), (ones({t}), none({u})))",
                 "lib.filter_jvp({f}, ({t},), ({u},))",
                 "lib.filter_vjp({f}, {t})[1]({u})",
@@ -402,7 +408,7 @@ class Writer:
                 "jax.tree.map(lambda x: (x * first(g)).astype(x.dtype), ones(t))",
             ]
         )
-        tangent = self.pick(["total(d) + 0.0", "None", "2.0", "total(p) * 0 + 1"])
+        tangent = self.pick(["total(d) + 0.0", "2.0", "total(p) * 0 + 1"])
         self.lines += [
             "rule_vjp = lib.filter_custom_vjp(lambda t, *a, **k: total(t, a, k))",
             "_ = rule_vjp.def_fwd(lambda p, t, *a, **k: (total(t, a, k), ('r', p)))",
@@ -508,6 +514,7 @@ DOCUMENTED = [
     ("jac|hessian", "not a valid JAX type|requires real-valued"),
     ("vmap|pmap", "keyword arguments cannot be used"),
     ("jvp|rule_", "same pytree structure|same structure as"),
+    ("combine", "pytree structure error"),
     ("vjp", "unexpected tree structure"),
     ("error_if", "No arrays to thread error"),
     (
