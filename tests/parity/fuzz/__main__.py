@@ -82,8 +82,9 @@ def main() -> None:
             ended["ran to the end"] += 1
         try:
             found = compare(peers.run("ours", program), theirs)
-        except TimeoutError as error:
-            print(f"--- seed {seed}: {error}\n" + "\n".join(program))
+        except Exception as error:
+            print(f"--- seed {seed}: {type(error).__name__}: {error}\n" + "\n".join(program))
+            ended["not compared"] += 1
             continue
         if found:
             rule = explain(found)

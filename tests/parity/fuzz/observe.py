@@ -159,7 +159,9 @@ def at(observation: tp.Any, where: Where) -> tp.Any:
 def _close(a: np.ndarray, b: np.ndarray) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    if a.dtype.kind in "biuSUO":
+    if a.dtype.kind in "biuSU":
         return bool(np.array_equal(a, b))
+    if a.dtype.kind == "O":
+        return repr(a) == repr(b)
     a, b = (x.astype(np.complex64 if x.dtype.kind == "c" else np.float64) for x in (a, b))
     return bool(np.allclose(a, b, equal_nan=True, **TOLERANCE))
