@@ -4,6 +4,9 @@ The model is taken apart and put together again inside `jax.eval_shape`, so that
 shapes only and the model itself is not touched.  For the time of the run the classes of its objects
 have methods that report to the recorder of the running context.  Each object carries its path as a
 static attribute, which goes with it through the transforms that the model itself may apply.
+
+Where the cost of calls is asked for, each runs as a compiled function of its own, so that XLA can
+count its operations, and those of the calls around it, without running the model again.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import jax.numpy as jnp
 
 from nnxlite._jax import is_ref, new_ref
 from nnxlite._text import short
+from nnxlite.filtered import filter_jit
 from nnxlite.graph import GraphNode, iter_graph, merge, split
 from nnxlite.objects import Dict, List, Module, Object
 from nnxlite.variables import Variable
@@ -105,6 +109,7 @@ class PackedCall:
 
     Attributes:
         arrays: shape and dtype of every array, in the object and in the arguments.
+        has_refs: whether one of them is held in an array reference.
     """
 
     def __init__(self, obj: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> None:
@@ -113,6 +118,7 @@ class PackedCall:
         self._graphdef, objects_state = split(objects)
         self._leaves, self._state_tree = jax.tree.flatten(objects_state)
         self.arrays = [_abstract(v) for v in (*self._leaves, *self._values) if _is_array(v)]
+        self.has_refs = any(map(is_ref, (*self._leaves, *self._values)))
 
     def unpack(
         self, arrays: tp.Sequence[tp.Any]
@@ -160,12 +166,21 @@ _classes_are_changed = threading.RLock()
 class _Row:
     """One call while it is recorded."""
 
-    def __init__(self, order: int, where: Path, name: str, inputs: str, packed: PackedCall) -> None:
+    def __init__(
+        self,
+        order: int,
+        where: Path,
+        name: str,
+        inputs: str,
+        packed: PackedCall,
+        run: tp.Callable[[tp.Any, tp.Any, tp.Any], tp.Any],
+    ) -> None:
         self.order = order
         self.where = where
         self.name = name
         self.inputs = inputs
         self.packed = packed
+        self.run = run
         self.outputs: tp.Any = None
 
     @property
@@ -175,9 +190,10 @@ class _Row:
 
 
 class _Recorder:
-    """What was called so far in one run."""
+    """What was called so far in one run; with `costs` by compiled functions."""
 
-    def __init__(self) -> None:
+    def __init__(self, costs: bool) -> None:
+        self.costs = costs
         self.paths: dict[int, Path] = {}
         self.nodes: list[tp.Any] = []  # kept alive, for their ids
         self.rows: dict[tuple[Path, str, str], _Row] = {}
@@ -194,22 +210,28 @@ class _Recorder:
             with contextlib.suppress(AttributeError, TypeError):  # an object that cannot be changed
                 setattr(node, _PATH, path)
 
-    def call(self, bound: tp.Any, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    def call(self, raw: tp.Any, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any) -> tp.Any:
         """Make a call, and a row of it if it is the first of its form."""
+
+        def run(obj: tp.Any, args: tp.Any, kwargs: tp.Any) -> tp.Any:
+            self.running.append((id(obj), name))
+            try:
+                return raw.__get__(obj, type(obj))(*args, **kwargs)
+            finally:
+                self.running.pop()
+
         where = self.paths.get(id(obj), getattr(obj, "__dict__", {}).get(_PATH))
         through_super = bool(self.running) and self.running[-1] == (id(obj), name)
-        if where is None or through_super:
-            return bound(*args, **kwargs)
         inputs = arguments_text(args, kwargs)
-        if (where, name, inputs) in self.rows:
-            return bound(*args, **kwargs)
-        row = _Row(len(self.rows), where, name, inputs, PackedCall(obj, args, kwargs))
+        if where is None or through_super or (where, name, inputs) in self.rows:
+            return raw.__get__(obj, type(obj))(*args, **kwargs)
+        packed = PackedCall(obj, args, kwargs)
+        compiled = self.costs and not packed.has_refs  # which no compiled function takes as arrays
+        row = _Row(
+            len(self.rows), where, name, inputs, packed, filter_jit(run) if compiled else run
+        )
         self.rows[where, name, inputs] = row
-        self.running.append((id(obj), name))
-        try:
-            outputs = bound(*args, **kwargs)
-        finally:
-            self.running.pop()
+        outputs = row.run(obj, args, kwargs)
         row.outputs = jax.tree.map(_result, outputs, is_leaf=_is_object)
         return outputs
 
@@ -220,11 +242,10 @@ def _reporting(cls: type, name: str) -> tp.Callable[..., tp.Any]:
 
     @functools.wraps(getattr(cls, name))
     def method(self: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        bound = raw.__get__(self, type(self))
         recorder = _recorder.get()
         if recorder is None:
-            return bound(*args, **kwargs)
-        return recorder.call(bound, self, name, args, kwargs)
+            return raw.__get__(self, type(self))(*args, **kwargs)
+        return recorder.call(raw, self, name, args, kwargs)
 
     return method
 
@@ -273,7 +294,7 @@ def trace_calls(
         )
     nodes = dict(iter_graph(obj))
     packed = PackedCall(obj, args, kwargs)
-    recorder = _Recorder()
+    recorder = _Recorder(compute_flops or compute_vjp_flops)
 
     def run(arrays: list[tp.Any]) -> None:
         fresh, fresh_args, fresh_kwargs = packed.unpack(arrays)
@@ -297,9 +318,9 @@ def trace_calls(
         node = nodes[row.where]
         info = CallInfo(row.order, id(node), type(node), row.path, row.inputs, row.outputs)
         if compute_flops:
-            info = dataclasses.replace(info, flops=call_flops(row.packed, row.name))
+            info = dataclasses.replace(info, flops=call_flops(row))
         if compute_vjp_flops:
-            info = dataclasses.replace(info, vjp_flops=vjp_flops(row.packed, row.name))
+            info = dataclasses.replace(info, vjp_flops=vjp_flops(row))
         infos.append(info)
     return infos
 
@@ -307,10 +328,9 @@ def trace_calls(
 # Cost ----------------------------------------------------------------------------------------
 
 
-def _run(packed: PackedCall, method: str, arrays: tp.Sequence[tp.Any]) -> list[tp.Any]:
+def _run(row: _Row, arrays: tp.Sequence[tp.Any]) -> list[tp.Any]:
     """The arrays that the call returns."""
-    obj, args, kwargs = packed.unpack(arrays)
-    outputs = getattr(obj, method)(*args, **kwargs)
+    outputs = row.run(*row.packed.unpack(arrays))
     return [x for x in jax.tree.leaves(outputs) if _is_array(x) and not is_ref(x)]
 
 
@@ -318,12 +338,12 @@ def _is_real(array: tp.Any) -> bool:
     return jnp.issubdtype(array.dtype, jnp.inexact)
 
 
-def call_flops(packed: PackedCall, method: str) -> int:
+def call_flops(row: _Row) -> int:
     """Floating-point operations behind what one call returns, as XLA counts them unoptimised."""
-    return _flops_of(lambda arrays: _run(packed, method, arrays), packed.arrays)
+    return _flops_of(lambda arrays: _run(row, arrays), row.packed.arrays)
 
 
-def vjp_flops(packed: PackedCall, method: str) -> int:
+def vjp_flops(row: _Row) -> int:
     """The same for the call together with its gradient, for all floating inputs and parameters."""
 
     def gradient(arrays: list[tp.Any], cotangents: list[tp.Any]) -> tp.Any:
@@ -332,14 +352,14 @@ def vjp_flops(packed: PackedCall, method: str) -> int:
         def outputs(real: list[tp.Any]) -> list[tp.Any]:
             given = iter(real)
             filled = [next(given) if _is_real(x) else x for x in arrays]
-            return [x for x in _run(packed, method, filled) if _is_real(x)]
+            return [x for x in _run(row, filled) if _is_real(x)]
 
         values, pull_back = jax.vjp(outputs, real)
         return values, pull_back(cotangents)
 
-    results = jax.eval_shape(lambda arrays: _run(packed, method, arrays), packed.arrays)
+    results = jax.eval_shape(lambda arrays: _run(row, arrays), row.packed.arrays)
     cotangents = [_abstract(x) for x in results if _is_real(x)]
-    return _flops_of(gradient, packed.arrays, cotangents)
+    return _flops_of(gradient, row.packed.arrays, cotangents)
 
 
 def _flops_of(fun: tp.Callable[..., tp.Any], *args: tp.Any) -> int:

@@ -305,6 +305,34 @@ def test_variables_in_references():
     assert model.w.value.sum() == 6
 
 
+def test_each_layer_runs_once_for_all_the_rows_around_it():
+    runs = []
+
+    class Inner(Module):
+        def __init__(self, rngs):
+            self.linear = Linear(3, 3, rngs=rngs)
+            self.norm = BatchNorm(3, rngs=rngs)
+            self.rngs = rngs
+
+        def __call__(self, x, scale=1.0, *, flag=True):
+            runs.append((type(scale), flag))
+            return self.norm(self.linear(x)) * scale + self.rngs.normal(())
+
+    class Outer(Module):
+        def __init__(self, rngs):
+            self.inner = Inner(rngs)
+
+        def __call__(self, x):
+            return self.inner(x, 2.0, flag=False)
+
+    rows = rows_of(Outer(Rngs(0)), jnp.ones((2, 3)), compute_flops=True, compute_vjp_flops=True)
+    assert runs == [(float, False)]
+    flops = {row.path: row.flops for row in rows}
+    assert flops[()] == flops["inner",] > flops["inner", "linear"] > 0
+    whole, *_ = rows
+    assert whole.vjp_flops > whole.flops
+
+
 def test_flops_of_the_call_and_of_its_gradient():
     row = rows_of(Linear(3, 2, rngs=Rngs(0)), X, compute_flops=True, compute_vjp_flops=True)[0]
     product, bias = 2 * 4 * 3 * 2, 4 * 2
