@@ -464,7 +464,7 @@ def refuse_non_arrays(
                 jax.typeof(part)
             except TypeError:
                 raise TypeError(
-                    f"{name}: cannot interpret '{where}' as an array, it is of type "
+                    f"{name}: cannot interpret argument '{where}' as an array, it is of type "
                     f"'{type(part).__name__}'. {remedy}"
                 ) from None
 

@@ -365,11 +365,11 @@ def test_switch_names_its_branches_by_number():
         (lambda m: nnx.cond(None, up, up, m), "cond: 'pred' must be a boolean scalar", TypeError),
         (lambda m: nnx.cond(m, up, up, m), "'pred' must be .* got an object, None or", TypeError),
         (lambda m: nnx.switch((0, 1), [up], m), "'index' must be an integer scalar", TypeError),
-        (lambda m: nnx.cond("x", up, up, m), "cond: cannot interpret 'pred' as an array", TypeError),
+        (lambda m: nnx.cond("x", up, up, m), "cond: cannot interpret argument 'pred' as", TypeError),
         (lambda m: nnx.cond(jnp.ones(2), up, up, m), "Pred must be a scalar", TypeError),
         (lambda m: nnx.switch(1.5, [up, up], m), "Index type must be an integer", TypeError),
-        (lambda m: nnx.switch("x", [up], m), "switch: cannot interpret 'index'", TypeError),
-        (lambda m: nnx.cond(True, up, up, m, {"k": "x"}), ("cannot interpret '1.k' as an array, it "
+        (lambda m: nnx.switch("x", [up], m), "switch: cannot interpret argument 'index'", TypeError),
+        (lambda m: nnx.cond(True, up, up, m, {"k": "x"}), ("interpret argument '1.k' as an array, it "
          "is of type 'str'. Pass an array"), TypeError),
         (lambda m: nnx.cond(True, up, lambda m: m, m, 1.0), "takes 1 positional argument", TypeError),
         (lambda m: nnx.cond(True, up, 3, m), "Expected a callable to transform, got int", TypeError),

@@ -1047,7 +1047,9 @@ def test_static_arguments_that_cannot_be(value, texts, by_name):
 )
 @pytest.mark.parametrize("options", [{}, {"donate_argnums": 0}, {"donate": "written"}])
 def test_arguments_that_are_no_arrays(x, path, kind, options):
-    with refuses(TypeError, f"jit(two): cannot interpret '{path}'", f"'{kind}'", "static_argnums"):
+    with refuses(
+        TypeError, f"jit(two): cannot interpret argument '{path}'", f"'{kind}'", "static_argnums"
+    ):
         nnx.jit(two, **options)(x, 1)
 
 

@@ -576,15 +576,15 @@ def test_arguments_that_are_no_arrays_and_sharing_in_tree_mode():
     m = Foo()
     body = lambda i, c: c
     for bounds in ((0, 3), (0, jnp.int32(3))):
-        with pytest.raises(TypeError, match="fori_loop: cannot interpret 'k' as an array"):
+        with pytest.raises(TypeError, match="fori_loop: cannot interpret argument 'k' as an array"):
             nnx.fori_loop(*bounds, body, {"m": m, "k": "x"})
     with pytest.raises(
-        TypeError, match="fori_loop: cannot interpret 'lower' as an array, it is of"
+        TypeError, match="fori_loop: cannot interpret argument 'lower' as an array, it is of"
     ):
         nnx.fori_loop("0", 3, body, m)
     with pytest.raises(TypeError, match="lower and upper arguments to fori_loop must have equal"):
         nnx.fori_loop(jnp.float32(0), jnp.int32(3), body, m)
-    with pytest.raises(TypeError, match="while_loop: cannot interpret '1' as an array"):
+    with pytest.raises(TypeError, match="while_loop: cannot interpret argument '1' as an array"):
         nnx.while_loop(lambda c: False, lambda c: c, (m, "x"))
     for loop in LOOPS.values():
         with pytest.raises(ValueError, match="Duplicate Foo"):

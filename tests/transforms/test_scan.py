@@ -661,7 +661,7 @@ BAD = [
             count, out_axes=(CARRY, 0, 0)),
     refused("no match", r"No axis found for Param at 'x': none of the filters .* matches", count,
             in_axes=(nnx.StateAxes({nnx.BatchStat: CARRY}), 0), out_axes=0),
-    refused("no array", r"scan: cannot interpret '1' as an array, it is of type 'str'\. Pass an",
+    refused("no array", r"scan: cannot interpret argument '1' as an array, it is of type 'str'",
             count, error=TypeError, args=("x",)),
     refused("result no array", r"returned a value of type 'str' at '1', which is not a valid JAX",
             lambda c, x: (c, "x"), error=TypeError),

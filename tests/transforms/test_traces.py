@@ -506,7 +506,9 @@ def keep(carry):
     ids=["cond", "switch", "while_loop", "fori_loop", "scan"],
 )
 def test_an_argument_that_is_no_array_is_named_wherever_it_is_called(run, where, outer):
-    message = where.replace(": .*", ": cannot interpret ") + " as an array, it is of type 'str'"
+    message = (
+        where.replace(": .*", ": cannot interpret argument ") + " as an array, it is of type 'str'"
+    )
     with pytest.raises(TypeError, match=f"{message}.*let the function capture the value"):
         outer(lambda y: (run("text"), y)[1])(1.0)
 

@@ -474,7 +474,7 @@ BAD = [
         error=TypeError,
     ),
     refused(
-        r"vmap\(call\): cannot interpret '1' as an array, it is of type 'str'\. Pass an array",
+        r"vmap\(call\): cannot interpret argument '1' as an array, it is of type 'str'\. Pass an array",
         args=("text",),
         error=TypeError,
     ),
