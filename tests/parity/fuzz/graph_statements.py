@@ -6,6 +6,7 @@ import dataclasses
 import typing as tp
 
 import jax
+import numpy as np
 
 from tests.parity.fuzz.scope import ATTRIBUTES, KINDS, SHAPES, Scope
 
@@ -240,7 +241,9 @@ def write_array(s: Scope) -> str | None:
     """An array attribute is rebound."""
     places = [p for p in s.places() if type(p.holder).__name__ in ("Box", "Plain")]
     places = [
-        p for p in places if hasattr(p.value, "dtype") and not isinstance(p.value, s.lib.Variable)
+        p
+        for p in places
+        if isinstance(p.value, (jax.Array, np.ndarray)) and not isinstance(p.value, s.lib.Variable)
     ]
     places = [p for p in places if id(p.holder) not in s.frozen and "key" not in str(p.value.dtype)]
     if not places:

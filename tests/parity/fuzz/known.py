@@ -105,7 +105,8 @@ REFERENCE = "m = Box(a=nnx.Param(jnp.ones(2), ref=True), b=nnx.Param(jnp.ones(2)
 _theirs(
     "captured objects are handed on",
     "Every transform takes what is bound: an object from outside may be an argument inside.",
-    "^TraceContextError: Cannot mutate|^ValueError: Cannot extract graph node from different trace",
+    "^TraceContextError: Cannot mutate|^ValueError: Cannot extract graph node from different trace"
+    "|^TraceContextError: Trying to extract graph node",
     MODEL,
     "f1 = nnx.scan(lambda c, v, x: (c + v.sum(), x), in_axes=(nnx.Carry, None, 0), graph_updates=False)",
     "r = nnx.jit(lambda x: f1(x, m.a, jnp.ones(2)))(0.0)",
@@ -281,6 +282,14 @@ def _(d: Difference) -> bool:
     return bool(mine & set(re.findall(r"\b[a-z]\d*\b", functions.replace("TICKS", ""))))
 
 
+_ours(
+    "writes that would be lost",
+    "A write to what is broadcast to `scan` raises; the reference drops it.",
+    "which is broadcast .axis None.: the writes of the iterations would be lost",
+    MODEL,
+    "def f1(c, m, x):\n    m.b[...] = m.b + x\n    return c, x",
+    "r = nnx.scan(f1, in_axes=(nnx.Carry, None, 0))(0.0, m, jnp.ones(2))",
+)
 _ours(
     "objects twice with graph=False",
     "graph=False refuses every object that is found twice; the reference looks at Variables only, "

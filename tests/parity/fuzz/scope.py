@@ -291,6 +291,13 @@ class Scope:
         copies = self.lib.clone(tuple(values) + tuple(self.env[c] for c in captures))
         names = params + captures
         env.update(zip(names, copies))
+        self.env["_copies"] = copies
+        for place in self.places(["_copies"]):
+            if isinstance(place.value, self.lib.Variable):
+                raw = place.value.get_raw_value()
+                if isinstance(raw, np.ndarray):  # which the reference writes in place
+                    place.value.set_raw_value(raw.copy())
+        del self.env["_copies"]
         env["TICKS"] = []
         scope = Scope(
             self.rng, self.lib, env, names, set(env) - set(names), self.depth + 1, self.counter
