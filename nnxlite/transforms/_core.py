@@ -125,6 +125,9 @@ def core_for(kind: type[C], funs: tuple[tp.Callable[..., tp.Any], ...], options:
         return kind(funs, options, None)
     closed = seen is not None and seen.shared and all(_is_closed(kind, fun) for fun in funs)
     owner, layers = unwrapped(funs[0])
+    anchors = {id(fun): fun for fun in map(_anchor, funs) if not _is_constant(fun)}
+    if len(anchors) == 1:
+        (owner,) = anchors.values()
     key = (kind, options, layers, seen)
     try:
         hash(key)
@@ -141,6 +144,34 @@ def core_for(kind: type[C], funs: tuple[tp.Callable[..., tp.Any], ...], options:
     if len(cores) > (CONTENT_CORES if closed else CORES_PER_FUNCTION):
         cores.popitem(last=False)
     return tp.cast(C, core)
+
+
+def _anchor(fun: tp.Any) -> tp.Any:
+    """The function that holds all that a function captures, but for constants: often itself.
+
+    A body that is defined in every call, around one that stays, is found again as long as that lives.
+    """
+    while type(fun) is types.FunctionType and not (fun.__defaults__ or fun.__kwdefaults__):
+        held = [x for x in map(_content, fun.__closure__ or ()) if not _is_constant(x)]
+        if len(held) != 1 or type(held[0]) is not types.FunctionType:
+            break
+        fun = held[0]
+    return fun
+
+
+def _content(cell: types.CellType) -> tp.Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _is_constant(value: tp.Any) -> bool:
+    kind = type(value)
+    return kind in _CONSTANTS or (kind is types.FunctionType and not value.__closure__)
+
+
+_CONSTANTS = frozenset({bool, int, float, complex, str, type(None)})
 
 
 def _is_closed(kind: type[Core], fun: tp.Any) -> bool:
