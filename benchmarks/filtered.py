@@ -86,7 +86,7 @@ for blocks in (12, 117):
     @case(
         "filtered",
         f"filter_jit, {count} arrays read",
-        Budget(1.3, "limit"),
+        Budget(1.5, "limit"),
         Budget(0.5, "equinox"),
         Budget(0.5, "equinox", "nnxlite, frozen"),
     )
