@@ -219,12 +219,15 @@ def nested(pairs: tp.Iterable[tuple[Path, tp.Any]]) -> dict[tp.Any, tp.Any]:
 
 
 def walk(root: tp.Any) -> list[tuple[Path, tp.Any]]:
-    """(path, value) of everything, static attributes included; references once, children first."""
+    """(path, value) of everything, static attributes included; references once, children first.
+
+    None counts as one node, like a reference.
+    """
     seen: set[int] = set()
     out: list[tuple[Path, tp.Any]] = []
 
     def visit(path: Path, value: tp.Any) -> None:
-        if is_reference(value):
+        if is_reference(value) or value is None:
             if id(value) in seen:
                 return
             seen.add(id(value))

@@ -264,7 +264,8 @@ def test_iter_module_children_gives_the_direct_objects_without_variables():
     ]
     assert [name for name, _ in iter_module_children(model, graph=False)] == ["a", "b"]
     assert [name for name, _ in iter_module_children([Stage(), 3, Bag()])] == [0, 2]
-    assert list(iter_module_children(model.v)) == []
+    with pytest.raises(ValueError, match="Expected an object or a container of some, got Param"):
+        list(iter_module_children(model.v))
 
 
 def test_a_deep_model_is_walked_without_recursion():

@@ -259,4 +259,4 @@ def test_spellings_of_sharding():
     assert nnx.Param(ONES).sharding_names is None
     spec = nnx.Param(ONES, sharding=PartitionSpec("a"))
     spec.add_axis(0, None)
-    assert spec.sharding_names == PartitionSpec(None, "a")
+    assert spec.sharding_names == (None, "a")
