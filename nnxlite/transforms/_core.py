@@ -152,9 +152,11 @@ def _anchor(fun: tp.Any) -> tp.Any:
 
     A body that is defined in every call, around one that stays, is found again as long as that lives.
     """
+    passed: set[int] = set()  # functions may hold themselves, or each other
     while type(fun) is types.FunctionType and not (fun.__defaults__ or fun.__kwdefaults__):
+        passed.add(id(fun))
         held = [x for x in map(_content, fun.__closure__ or ()) if not _is_constant(x)]
-        if len(held) != 1 or type(held[0]) is not types.FunctionType:
+        if len(held) != 1 or type(held[0]) is not types.FunctionType or id(held[0]) in passed:
             break
         fun = held[0]
     return fun
