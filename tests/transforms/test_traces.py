@@ -674,3 +674,34 @@ def test_a_structure_change_inside_is_traced_for_before_and_after():
         for _ in range(3):
             grow(other)
     assert len(m.rows) == len(other.rows) == 3
+
+
+# Bodies that are defined in every call --------------------------------------------------------------
+
+
+def test_a_body_around_a_function_that_stays_is_traced_once():
+    seen = []
+
+    def inner(x):
+        seen.append(None)
+        return x + 1
+
+    def run(f):
+        return nnx.scan(lambda c, x: (f(c), x))(jnp.array(0.0), jnp.arange(3.0))[0]
+
+    assert run(inner) == 3
+    traces = len(seen)
+    assert run(inner) == 3 and len(seen) == traces
+
+
+def test_a_body_around_functions_that_hold_each_other():
+    def even(n):
+        return n == 0 or odd(n - 1)
+
+    def odd(n):
+        return n != 0 and even(n - 1)
+
+    def run(n):
+        return nnx.scan(lambda c, x: (c + even(n), x))(jnp.array(0), jnp.arange(3.0))[0]
+
+    assert [int(run(n)) for n in (4, 3, 4)] == [3, 0, 3]
