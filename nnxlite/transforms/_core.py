@@ -125,10 +125,11 @@ def core_for(kind: type[C], funs: tuple[tp.Callable[..., tp.Any], ...], options:
         return kind(funs, options, None)
     closed = seen is not None and seen.shared and all(_is_closed(kind, fun) for fun in funs)
     owner, layers = unwrapped(funs[0])
-    inner = [_anchor(unwrapped(fun)[0]) for fun in funs]
-    anchors = {id(fun): fun for fun in inner if not _is_constant(fun)}
-    if len(anchors) == 1:
-        (owner,) = anchors.values()
+    if seen is not None and not kind.traced_late:  # else the key does not tell bodies apart
+        inner = [_anchor(unwrapped(fun)[0]) for fun in funs]
+        anchors = {id(fun): fun for fun in inner if not _is_constant(fun)}
+        if len(anchors) == 1:
+            (owner,) = anchors.values()
     key = (kind, options, layers, seen)
     try:
         hash(key)

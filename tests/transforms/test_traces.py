@@ -705,3 +705,15 @@ def test_a_body_around_functions_that_hold_each_other():
         return nnx.scan(lambda c, x: (c + even(n), x))(jnp.array(0), jnp.arange(3.0))[0]
 
     assert [int(run(n)) for n in (4, 3, 4)] == [3, 0, 3]
+
+
+def test_two_compiled_bodies_around_one_function_stay_two():
+    held = [1.0]  # which may change without notice
+
+    def inner(x):
+        return x * held[0]
+
+    more, twice = nnx.filter_jit(lambda x: inner(x) + 1), nnx.filter_jit(lambda x: inner(x) * 2)
+    assert [float(f(jnp.array(3.0))) for f in (more, twice, more)] == [4, 6, 4]
+    del twice
+    assert more(jnp.ones(2)).tolist() == [2, 2]
