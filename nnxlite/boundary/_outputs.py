@@ -18,9 +18,9 @@ import jax
 from nnxlite._errors import TraceContextError, path_text
 from nnxlite._jax import PyTreeDef, describe_trace, is_ref, key_name, new_ref, trace_state
 from nnxlite._statics import own_copy
-from nnxlite._versions import epoch, touch
+from nnxlite._versions import epoch
 from nnxlite.boundary._inputs import Inner, Inputs, is_root
-from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef
+from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef, set_definition
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
     CUSTOM_NODES,
@@ -731,9 +731,7 @@ def _edit(
         else:
             attributes[name] = value
     _set_status(node, found.layout.status)
-    _set_def(node, found)  # never None: the status mapping belongs to the layout
-    touch(node)
+    set_definition(node, found)
 
 
-_set_def = GraphNode.__dict__["_nnx_def"].__set__
 _set_status = GraphNode.__dict__["_nnx_status"].__set__

@@ -37,7 +37,7 @@ from nnxlite._statics import (
     own_copy,
     tells_edits,
 )
-from nnxlite._versions import observe
+from nnxlite._versions import observe, touch
 from nnxlite.graph._kinds import (
     DICT,
     LIST,
@@ -70,7 +70,7 @@ def values_getter(names: tuple[tp.Any, ...]) -> Values:
 class Layout:
     """Sorted names of data and static attributes; `status` maps each name to "is data".
 
-    Objects may hold `status` as their own until it changes, so it is read-only.
+    Rebuilt objects hold `status` as their own until it changes, so it is read-only.
     """
 
     __slots__ = ("__weakref__", "data", "data_values", "key", "static", "static_values", "status")
@@ -98,6 +98,7 @@ _layouts_as_written: weakref.WeakValueDictionary[tp.Any, Layout] = weakref.WeakV
 
 def layout_of(status: Status) -> Layout:
     """The interned layout for a status mapping, whatever its order."""
+    status = status.copy()  # another thread may be editing it
     written = (*status, *status.values())
     layout = _layouts_as_written.get(written)
     if layout is None:
@@ -113,7 +114,7 @@ class ObjectDef:
 
     Attributes:
         template: the static attributes, by name.
-        editable: names of those that can be edited in place; the values here are copies.
+        editable: names of those that can be edited in place; the containers here are copies.
         told: whether the identity of what these hold tells if they were edited.
         key: what makes two definitions equal.
         fickle: whether the static values may come to differ from the key, as closures may.
@@ -149,7 +150,7 @@ class ObjectDef:
         self.editable = tuple(
             name for name, value in zip(layout.static, statics) if is_editable(value)
         )
-        self.statics = tuple(map(own_copy, statics)) if self.editable else statics
+        self.statics = statics
         self.template = dict(zip(layout.static, self.statics))
         self.told = all(tells_edits(self.template[name]) for name in self.editable)
         self.key = key
@@ -197,6 +198,7 @@ def intern_object(
     cls: type, layout: Layout, statics: tuple[tp.Any, ...], metadata: tp.Any = None
 ) -> ObjectDef:
     """The one definition for these facts."""
+    statics = tuple(map(own_copy, statics))  # before the key: another thread may be editing them
     key = (cls, layout, content_key(metadata), *map(content_key, statics))
     found = _defs.find(key)
     return found or _defs.add(key, ObjectDef(cls, layout, statics, metadata, key))
@@ -231,25 +233,32 @@ def definition(node: GraphNode) -> ObjectDef:
     found = node._nnx_def
     if found is not None and (not found.editable or found.holds(node.__dict__)):
         return found
-    observe(node)
     return define(node)
 
 
-def define(node: GraphNode) -> ObjectDef:
-    """Work out the definition of an object anew.
-
-    Where other threads may edit the object meanwhile it must have been observed.
+def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
+    """Work out the definition of an object anew; a `fresh` one no other thread has seen yet.
 
     Raises ValueError where data was put into a static container after its assignment.
     """
-    version = node._nnx_version
+    version = 0 if fresh else observe(node)
     found = _kept_for(node) or _looked_up(node)
     if found is not node._nnx_def or found.editable:
         _set_def(node, found)
-        _set_status(node, found.layout.status)
         if node._nnx_version != version:  # edited meanwhile by another thread
-            _set_def(node, None)
+            set_definition(node, None)
     return found
+
+
+def set_definition(node: GraphNode, found: ObjectDef | None) -> None:
+    """Give an object that has just been changed its new definition; None if it is not known.
+
+    The version changes before and after.  Whoever worked out a definition before the change, and
+    stores it late, sees the first; whoever looked between sees, with the second, that it is no more.
+    """
+    touch(node)
+    _set_def(node, found)
+    touch(node)
 
 
 def _kept_for(node: GraphNode) -> ObjectDef | None:
@@ -322,18 +331,29 @@ _set_status = GraphNode.__dict__["_nnx_status"].__set__
 def adopt_unknown(node: GraphNode) -> None:
     """Give a status to attributes written around `__setattr__`, and drop that of vanished ones."""
     attributes = node.__dict__
-    old = node._nnx_status
-    decide = getattr(node, "_nnx_decide", None)
-    new = {}
-    for name in list(attributes):
-        known = old.get(name)
-        if known is None:
-            if isinstance(getattr(type(node), str(name), None), functools.cached_property):
-                del attributes[name]  # worked out anew when it is next read
-                continue
-            known = decide(name, attributes[name]) if decide else has_data(attributes[name])
-        new[name] = known
-    _set_status(node, new)
+    status = own_status(node)
+    decide = getattr(node, "_nnx_decide", None) or (lambda name, value: has_data(value))
+    for name in [name for name in status if name not in attributes]:
+        status.pop(name, None)
+    for name, value in attributes.copy().items():
+        if name in status:
+            continue
+        if isinstance(getattr(type(node), str(name), None), functools.cached_property):
+            del attributes[name]  # worked out anew when it is next read
+        else:
+            status.setdefault(name, decide(name, value))
+
+
+def own_status(node: GraphNode) -> dict[tp.Any, bool]:
+    """The status mapping of an object, after this its own, to be edited in place.
+
+    Call it before the attributes change: what another thread then adopts goes to the same mapping.
+    """
+    status = node._nnx_status
+    if type(status) is not dict:  # shared with others, see `Layout.status`
+        status = dict(status)
+        _set_status(node, status)
+    return status
 
 
 def refuse_hidden_data(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
@@ -413,7 +433,7 @@ class StaticDef:
     __slots__ = ("__weakref__", "fickle", "key", "value")
 
     def __init__(self, value: tp.Any, key: tp.Any = None) -> None:
-        self.value = own_copy(value)
+        self.value = value
         self.key = key
         self.fickle = is_fickle(value)
 
@@ -462,6 +482,7 @@ def container_def(
 
 def static_def(value: tp.Any) -> StaticDef:
     """The one definition of a static value."""
+    value = own_copy(value)
     key = content_key(value)
     found = _statics.find(key)
     return found or _statics.add(key, StaticDef(value, key))

@@ -13,7 +13,6 @@ import typing as tp
 from nnxlite._errors import TraceContextError
 from nnxlite._jax import describe_trace, trace_state
 from nnxlite._statics import own_copy
-from nnxlite._versions import touch
 from nnxlite.graph._defs import (
     LEAF,
     REF_LEAF,
@@ -22,6 +21,7 @@ from nnxlite.graph._defs import (
     StaticDef,
     Token,
     Values,
+    set_definition,
     values_getter,
 )
 from nnxlite.graph._kinds import ARRAY, CUSTOM_NODES, PYTREE, STATE, TUPLE, GraphNode, kind_of
@@ -325,8 +325,7 @@ def refill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> 
     fill(node, definition, values)
     if not same:
         _set_status(node, definition.layout.status)
-        _set_def(node, definition)  # never None: the status mapping belongs to the layout
-        touch(node)
+        set_definition(node, definition)
 
 
 def fill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> None:

@@ -25,7 +25,14 @@ from nnxlite._errors import TraceContextError
 from nnxlite._jax import describe_trace, own_annotations, trace_state
 from nnxlite._text import Text, object_node, text_of
 from nnxlite._versions import touch
-from nnxlite.graph._defs import ObjectDef, adopt_unknown, define, definition
+from nnxlite.graph._defs import (
+    ObjectDef,
+    adopt_unknown,
+    define,
+    definition,
+    own_status,
+    set_definition,
+)
 from nnxlite.graph._kinds import (
     ARRAY,
     CUSTOM,
@@ -161,7 +168,7 @@ class PytreeMeta(abc.ABCMeta):
 
 def check_object(node: tp.Any) -> None:
     """Settle the definition: a status for every attribute, no data hidden in static ones."""
-    define(node)
+    define(node, fresh=True)
     for name, value in node.__dict__.items():
         if type(value) in _CONTAINERS:
             _refuse_tags(node, name, value)
@@ -309,28 +316,26 @@ class Pytree(GraphNode, metaclass=PytreeMeta):
                 return
             attributes[name] = value
         else:
+            if type(status) is not dict:
+                status = own_status(self)
             attributes[name] = value
-            if type(status) is not dict:  # shared with others, see `Layout.status`
-                status = dict(status)
-                _set_status(self, status)
             status[name] = is_data_now
         if self._nnx_version:
-            touch(self)  # before the definition goes: see `define`
-        _set_def(self, None)
+            set_definition(self, None)
+        else:
+            _set_def(self, None)
+            if self._nnx_version:  # another thread has just looked
+                touch(self)
 
     def _nnx_discard(self, name: tp.Any) -> None:
         """Remove an attribute that exists."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse(name)
         attributes: tp.Any = self.__dict__
+        status = own_status(self)
         del attributes[name]
-        status = self._nnx_status
-        if type(status) is not dict:  # shared with others, see `Layout.status`
-            status = dict(status)
-            _set_status(self, status)
         status.pop(name, None)
-        touch(self)
-        _set_def(self, None)
+        set_definition(self, None)
 
     def _nnx_renew(self, name: str, value: tp.Any) -> None:
         """Replace `__dict__` or the class as a whole, and take stock anew."""
@@ -338,9 +343,8 @@ class Pytree(GraphNode, metaclass=PytreeMeta):
             self._nnx_refuse(name)
         object.__setattr__(self, name, value)
         _set_status(self, {})
-        _set_def(self, None)
         adopt_unknown(self)
-        touch(self)
+        set_definition(self, None)
 
     def _nnx_untag(self, name: tp.Any, tagged: Tagged) -> bool:
         """The status that `data(...)` or `static(...)` gives, if the value may have it."""

@@ -178,3 +178,28 @@ def test_settings_of_one_thread_are_not_seen_by_others():
     outside.set()
     thread.join()
     assert refused == [True]
+
+
+def test_a_list_that_grows_while_it_is_described():
+    """What a definition holds, and what it is known by, are of the same moment."""
+
+    class Growing:
+        """As if another thread came by whenever its hash is asked for."""
+
+        def __init__(self):
+            self.owner: tp.Any = None
+
+        def __hash__(self):
+            if self.owner is not None and len(self.owner.sizes) < 3:
+                self.owner.sizes.append(0)
+            return 1
+
+    growing = Growing()
+    layer = Layer(0)
+    layer.sizes = [growing]
+    growing.owner = layer
+    nnx.graphdef(layer)
+    assert len(layer.sizes) == 3
+    other = Layer(0)
+    other.sizes = [*layer.sizes]
+    assert nnx.graphdef(layer) == nnx.graphdef(other)
