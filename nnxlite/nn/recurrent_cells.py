@@ -97,7 +97,6 @@ class RNNCellBase(Module):
 class _Cell(RNNCellBase):
     """What the cells of this file share: their options, their carry, and checks of shapes."""
 
-    _nnx_parts: tp.ClassVar[int] = 1  # arrays in the carry
     rngs: RngStream | None
 
     def __init__(
@@ -128,7 +127,7 @@ class _Cell(RNNCellBase):
         rngs: KeySource | None = None,
         carry_init: Initializer | None = None,
     ) -> tp.Any:
-        """The carry to start from: one array (*batch, hidden_features), or a pair of them.
+        """The carry to start from: (*batch, hidden_features).
 
         Args:
             input_shape: the shape of one position of the input, (*batch, in_features).
@@ -138,21 +137,7 @@ class _Cell(RNNCellBase):
 
         Raises ValueError when the carry is random and there is no source of keys.
         """
-        init = carry_init if carry_init is not None else self.carry_init
-        init = initializers.zeros if init is None else init
-        keyless = rngs is None and self.rngs is None and init in KEYLESS
-        shape = (*input_shape[:-1], self.hidden_features)
-        if isinstance(rngs, jax.Array):
-            rngs = RngStream(rngs, tag="carry")
-
-        def key() -> tp.Any:
-            if keyless:
-                return None
-            purpose = "RNGs must be provided to initialize the cell carry"
-            return draw_key(self, rngs, self.rngs, "carry", purpose, "keep_rngs=True")
-
-        arrays = tuple(init(key(), shape, self.param_dtype) for _ in range(self._nnx_parts))
-        return arrays[0] if self._nnx_parts == 1 else arrays
+        return _first_carry(self, 1, input_shape, rngs, carry_init)[0]
 
     @property
     def num_feature_axes(self) -> int:
@@ -193,6 +178,30 @@ class _Cell(RNNCellBase):
                 kernel_metadata=recurrent_kernel_metadata,
             ),
         )
+
+
+def _first_carry(
+    cell: tp.Any,
+    parts: int,
+    input_shape: tuple[int, ...],
+    rngs: KeySource | None,
+    carry_init: Initializer | None,
+) -> tuple[tp.Any, ...]:
+    """The arrays of the carry to start from; see `_Cell.initialize_carry`."""
+    init = carry_init if carry_init is not None else cell.carry_init
+    init = initializers.zeros if init is None else init
+    keyless = rngs is None and cell.rngs is None and init in KEYLESS
+    shape = (*input_shape[:-1], cell.hidden_features)
+    if isinstance(rngs, jax.Array):
+        rngs = RngStream(rngs, tag="carry")
+
+    def key() -> tp.Any:
+        if keyless:
+            return None
+        purpose = "RNGs must be provided to initialize the cell carry"
+        return draw_key(cell, rngs, cell.rngs, "carry", purpose, "keep_rngs=True")
+
+    return tuple(init(key(), shape, cell.param_dtype) for _ in range(parts))
 
 
 def _check(cell: tp.Any, inputs: jax.Array, *hidden: jax.Array) -> None:
@@ -354,6 +363,23 @@ class _GatedCell(_Cell):
         self._nnx_lacks("_nnx_build")
 
 
+class _MemoryCell(_GatedCell):
+    """A cell with a carry of two arrays, memory and hidden array."""
+
+    def initialize_carry(
+        self,
+        input_shape: tuple[int, ...],
+        rngs: KeySource | None = None,
+        carry_init: Initializer | None = None,
+    ) -> tuple[tp.Any, tp.Any]:
+        """The carry to start from: two arrays (*batch, hidden_features).
+
+        Args, errors: as for `GRUCell`, with a key for each array.
+        """
+        memory, hidden = _first_carry(self, 2, input_shape, rngs, carry_init)
+        return memory, hidden
+
+
 def _memory_step(
     cell: tp.Any,
     carry: tuple[jax.Array, jax.Array],
@@ -382,7 +408,7 @@ def _memory_step(
     return (new_c, new_h), new_h
 
 
-class LSTMCell(_GatedCell):
+class LSTMCell(_MemoryCell):
     """Long short-term memory (Hochreiter and Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735).
 
         i = gate(ii(x) + hi(h))        f = gate(if_(x) + hf(h))
@@ -418,7 +444,6 @@ class LSTMCell(_GatedCell):
     ((2, 4), (2, 4), (2, 4))
     """
 
-    _nnx_parts = 2
     _nnx_recurrent_init = staticmethod(modified_orthogonal)
 
     def _nnx_build(
@@ -451,7 +476,7 @@ class LSTMCell(_GatedCell):
         return _memory_step(self, carry, inputs, gates)
 
 
-class OptimizedLSTMCell(_GatedCell):
+class OptimizedLSTMCell(_MemoryCell):
     """Long short-term memory, with the kernels of all gates side by side in two matrices.
 
     The maths is that of `LSTMCell`; the columns are those of i, f, g and o, in this order.
@@ -469,8 +494,6 @@ class OptimizedLSTMCell(_GatedCell):
     >>> cell.dense_i.kernel.shape, y.shape
     ((3, 16), (2, 4))
     """
-
-    _nnx_parts = 2
 
     def _nnx_build(
         self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]

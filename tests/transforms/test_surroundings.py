@@ -16,6 +16,7 @@ import functools
 import itertools
 import operator
 import os
+import pathlib
 import random
 import string
 import sys
@@ -35,7 +36,14 @@ from nnxlite.transforms import _surroundings
 from nnxlite.transforms._surroundings import surroundings
 
 WAYS: dict[str, tp.Any] = {}
+FOLDER: list[pathlib.Path] = []
+"""Where the tests may write files."""
 X = jnp.float32(1.0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def folder(tmp_path_factory):
+    FOLDER[:] = [tmp_path_factory.mktemp("surroundings")]
 
 
 def way(fun):
@@ -844,19 +852,15 @@ def own_random_generator(patch):
 
 
 @way
-def file(patch, tmp=[]):  # noqa: B006
-    path = f"/tmp/number_of_a_test_{os.getpid()}"
-
-    def write(text):
-        with open(path, "w") as handle:
-            handle.write(text)
+def file(patch):
+    path = FOLDER[0] / "number"
 
     def f(x):
         with open(path) as handle:
             return x * float(handle.read())
 
-    write("2.0")
-    return f, lambda: write("3.0")
+    path.write_text("2.0")
+    return f, lambda: path.write_text("3.0")
 
 
 @way
