@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from nnxlite._errors import path_text, short_type
-from nnxlite._jax import key_name
+from nnxlite._jax import is_ref, key_name
 from nnxlite.variables import Variable
 
 Path: tp.TypeAlias = tuple[tp.Any, ...]
@@ -43,7 +43,7 @@ def read(leaf: tp.Any) -> tp.Any:
     if not isinstance(leaf, Variable):
         return leaf
     value = leaf.get_raw_value()
-    return value[...] if leaf.ref else value
+    return value[...] if is_ref(value) else value
 
 
 def write(variable: Variable[tp.Any], value: tp.Any) -> None:

@@ -21,6 +21,7 @@ from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._errors import short_type
+from nnxlite._jax import new_ref
 from nnxlite._sharding_hook import place
 from nnxlite._state import State
 from nnxlite.filters import Filter
@@ -86,17 +87,24 @@ def to_opt_state(tree: tp.Any) -> tp.Any:
     """
     opt_state = jax.tree.map(_opt_leaf, tree, is_leaf=is_variable)
     for leaf in flatten(opt_state)[0]:
-        write(leaf, place(read(leaf), leaf.get_metadata()))
+        _begin(leaf, read(leaf))
     return opt_state
 
 
 def _opt_leaf(leaf: tp.Any) -> OptState[tp.Any]:
     if not isinstance(leaf, Variable):
         return OptArray(leaf)
-    metadata = {**leaf.get_metadata(), "ref": False}
+    metadata = leaf.get_metadata()
     if "optimizer_sharding" in metadata:
         metadata["out_sharding"] = metadata.pop("optimizer_sharding")
     return OptVariable.from_metadata(read(leaf), metadata)
+
+
+def _begin(leaf: OptState[tp.Any], value: tp.Any) -> None:
+    """Place the first value of an optimizer's Variable, in a reference where it is to have one."""
+    value = place(value, leaf.get_metadata())
+    in_reference = leaf.ref and isinstance(value, jax.Array)  # not where it is abstract
+    leaf.set_raw_value(new_ref(value) if in_reference else value)
 
 
 def _explained(name: str, given: int, remedy: str) -> tp.Callable[..., tp.Any]:
@@ -329,17 +337,15 @@ def _initial_state(tx: Transformation, params: tp.Any) -> tp.Any:
         value = read(leaf)
         if id(value) in buffers and isinstance(value, jax.Array):
             value = jnp.copy(value)  # so that a transform may donate both
-        value = place(value, leaf.get_metadata())
-        if value is not read(leaf):
-            write(leaf, value)
-        buffers.add(id(value))
+        _begin(leaf, value)
+        buffers.add(id(leaf.get_raw_value()))
     return opt_state
 
 
 def _out_of_reference(leaf: tp.Any) -> tp.Any:
     """Optax maps functions over parameters, which must be arrays."""
     if isinstance(leaf, Variable) and leaf.ref:
-        return type(leaf).from_metadata(read(leaf), {**leaf.get_metadata(), "ref": False})
+        return type(leaf).from_metadata(read(leaf), leaf.get_metadata())
     return leaf
 
 

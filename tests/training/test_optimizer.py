@@ -287,11 +287,27 @@ def test_parameters_in_array_references():
     reference = model.kernel.get_raw_value()
     before = np.asarray(model.kernel.value)
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
-    assert not optimizer.opt_state[0].mu["kernel"].ref
+    moment = optimizer.opt_state[0].mu["kernel"]
+    held = moment.get_raw_value()
+    assert moment.ref and nnx.is_array_ref(held) and held is not reference
+    assert optimizer.opt_state[0].nu["kernel"].get_raw_value() is not held
     grads = nnx.State({"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)})
     optimizer.update(model, grads)
-    assert model.kernel.get_raw_value() is reference
-    np.testing.assert_allclose(model.kernel.value, before - 0.1, rtol=1e-5)
+    nnx.jit(lambda m, o, g: o.update(m, g) and None)(model, optimizer, grads)
+    assert model.kernel.get_raw_value() is reference and moment.get_raw_value() is held
+    np.testing.assert_allclose(model.kernel.value, before - 0.2, atol=1e-5)
+    np.testing.assert_allclose(moment.value, 0.19, rtol=1e-5)
+
+
+def test_abstract_parameters_in_array_references():
+    model = nnx.eval_shape(lambda: nnx.Dict(w=nnx.Param(jnp.ones(2), ref=True)))
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    assert nnx.is_array_ref(optimizer.opt_state[0].mu["w"].get_raw_value())
+    abstract = nnx.eval_shape(lambda m: nnx.Optimizer(m, optax.adam(0.1), wrt=nnx.Param), model)
+    moment = abstract.opt_state[0].mu["w"]
+    assert moment.ref and isinstance(moment.get_raw_value(), jax.ShapeDtypeStruct)
+    given = {"a": nnx.Param(jax.ShapeDtypeStruct((2,), jnp.float32)), "b": model.w}
+    assert nnx.optimizer.to_opt_state(given)["b"].ref
 
 
 def test_bare_arrays_can_be_parameters():
