@@ -86,13 +86,13 @@ def same_form(one: tp.Any, other: tp.Any) -> bool:
     """Whether two values are JAX arrays of one shape and dtype, the other where the one has to be."""
     try:
         a, b = one.aval, other.aval
-    except AttributeError:
+        if a is not b and (a.shape != b.shape or a.dtype != b.dtype):
+            return False
+        if isinstance(one, Tracer) or not one.committed or isinstance(other, Tracer):
+            return True
+        return one.sharding == other.sharding
+    except AttributeError:  # also for NumPy arrays that JAX has wrapped: they have an aval alone
         return False
-    if a is not b and (a.shape != b.shape or a.dtype != b.dtype):
-        return False
-    if isinstance(one, Tracer) or not one.committed or isinstance(other, Tracer):
-        return True
-    return one.sharding == other.sharding
 
 
 def same_shape(one: tp.Any, other: tp.Any) -> bool:

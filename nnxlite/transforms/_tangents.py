@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import path_text
+from nnxlite._jax import is_ref, new_ref
 from nnxlite._state import State
 from nnxlite.boundary import CallDef, Inputs, is_root
 from nnxlite.boundary._prefixes import aliases, leaves_below
@@ -198,6 +199,9 @@ def tangent_leaves(
 def _fitted(
     form: Form, value: tp.Any, tangent: tp.Any, name: tp.Callable[[int], str], number: int
 ) -> tp.Any:
+    if is_ref(value):  # its tangent lives in a reference, too
+        content = tangent[...] if is_ref(tangent) else tangent
+        return new_ref(_fitted(form, abstract(value), content, name, number))
     leaves, treedef = jax.tree_util.tree_flatten(value)
     dtypes = [tangent_dtype(leaf) for leaf in leaves]
     if form.lenient and all(dtype == FLOAT0 for dtype in dtypes):

@@ -14,7 +14,7 @@ import jax
 
 from nnxlite._jax import is_ref
 from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
-from nnxlite.boundary._prefixes import split_settings
+from nnxlite.boundary._prefixes import argument_path, split_settings
 from nnxlite.graph._functional import resolve_mode
 from nnxlite.transforms._callables import (
     MISSING,
@@ -26,7 +26,15 @@ from nnxlite.transforms._callables import (
     unbind,
 )
 from nnxlite.transforms._grad import Selected, _value_and_aux
-from nnxlite.transforms._tangents import Form, abstract, take_apart, tangent_leaves, zero_tangent
+from nnxlite.transforms._tangents import (
+    FLOAT0,
+    Form,
+    abstract,
+    take_apart,
+    tangent_dtype,
+    tangent_leaves,
+    zero_tangent,
+)
 
 
 class JacobianOptions(tp.NamedTuple):
@@ -70,8 +78,9 @@ class Linearized:
         visible = set(jax.tree_util.tree_leaves(self.template))
         settings: list[tp.Any] = [position in visible for position in range(count)]
         plain, values = split_settings(self.call, settings, "differentiation")
-        # An array reference is no value: what the function writes into it is an effect.
-        chosen = [flag and not is_ref(x) for flag, x in zip(values, self.inputs.values)]
+        # JAX has no tangents for references to integers.
+        pairs = zip(values, self.inputs.values)
+        chosen = [flag and not (is_ref(x) and tangent_dtype(x) == FLOAT0) for flag, x in pairs]
         return Selected(plain, chosen)
 
     def run(self, chosen: tp.Any) -> tuple[tp.Any, tp.Any]:
@@ -109,7 +118,7 @@ def vjp(
     """The value of a function, and a function from cotangents of it to cotangents of the arguments.
 
     The cotangent of an object is an object of the same form that holds the cotangents of all its
-    leaves; those of integers and keys have the dtype `float0`, those of array references are zero.
+    leaves; those of integers and keys have the dtype `float0`.
     What the function writes into its arguments is kept, and is not differentiated. Arguments that a
     bound method or a `functools.partial` brings along are constants.
 
@@ -125,7 +134,8 @@ def vjp(
         `(value, vjp_fun)`. The cotangent given to `vjp_fun` has the form of the value.
 
     Raises:
-        ValueError: by `vjp_fun`, for a cotangent that does not fit the value.
+        ValueError: by `vjp_fun`, for a cotangent that does not fit the value, and where an argument
+            has an array reference: JAX returns no cotangents of those.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -164,6 +174,9 @@ def _pull_back(
     shapes = jax.tree_util.tree_map(abstract, leaves)
     shown = Form(form, template, *shapes, skip=0, what="cotangent", error=ValueError)
     everything = [True] * len(shapes[0]), [True] * len(shapes[1])
+    differentiated = zip(flat.inputs.values, selected.values)
+    references = [i for i, (x, chosen) in enumerate(differentiated) if chosen and is_ref(x)]
+    name = f"vjp({name_of(flat.fun)})"
     nothing = (
         [None] * selected.plain.count(False),
         [
@@ -175,6 +188,13 @@ def _pull_back(
 
     def vjp_fun(cotangent: tp.Any) -> tuple[tp.Any, ...]:
         """Cotangents of the arguments, from one of the value."""
+        if references:
+            root, path = call.leaf_roots()[references[0]], call.leaf_paths()[references[0]]
+            raise ValueError(
+                f"{name}: '{argument_path(call, root, path)}' is an array reference, of which JAX "
+                "returns no cotangent. Pass an object without references (nnx.to_arrays), or let "
+                "the function capture it."
+            )
         found = take_apart(shown, cotangent)
         (grads,) = pull_leaves(tangent_leaves(shown, found, *everything))
         (args, _), _ = enter(call, *selected.join(grads, nothing))

@@ -137,6 +137,32 @@ def raw_references_as_arguments(lib):
     return mapped, lib.jit(write)(r, 5.0), r[...]
 
 
+@program()
+def jvp_differentiates_along_a_reference(lib):
+    r, x = lib.Param(jnp.ones(2), ref=True), lib.Param(jnp.ones(2))
+    along = lib.Param(jnp.full(2, 2.0), ref=True), lib.Param(jnp.ones(2))
+
+    def f(r, x):
+        r[...] = r * x
+        return (r * 3.0 + x).sum()
+
+    return lib.jvp(f, (r, x), along, graph_updates=False), r
+
+
+@program()
+def vjp_writes_into_a_reference_and_refuses_its_cotangent(lib):
+    r, x = lib.Param(jnp.ones(2), ref=True), lib.Param(jnp.ones(2))
+
+    def f(r, x):
+        r[...] = x * 2
+        return x.sum()
+
+    y, pull = lib.vjp(f, r, x, graph_updates=False)
+    with pytest.raises((ValueError, AttributeError)):  # the latter by older JAX
+        pull(1.0)
+    return y, r
+
+
 @pytest.mark.parametrize("run", program.found)
 def test_program(run):
     assert_same(contents(nnx, run(nnx)), contents(ref, run(ref)))

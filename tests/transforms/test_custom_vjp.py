@@ -7,6 +7,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import nnxlite as nnx
@@ -568,3 +569,15 @@ def test_what_has_no_cotangent_is_named_with_the_remedy(argnums, name):
     )
     with pytest.raises(ValueError, match=message):
         nnx.grad(f, argnums=argnums)(Foo(), 1.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_numpy_value_is_written_in_an_eager_call(mode):
+    m = Foo()
+    m.n.value = np.zeros(2, np.float32)  # JAX hands it to the function in a class of its own
+
+    def write(m):
+        m.n[...] = jnp.ones(2) + 1
+
+    sine(mode, write)(m, 1.0)
+    assert np.asarray(m.n.value).tolist() == [2.0, 2.0]

@@ -388,14 +388,34 @@ def test_a_function_with_aux_must_return_a_pair():
         nnx.jvp(lambda x: x, (1.0,), (1.0,), has_aux=True)
 
 
-def test_array_references_are_effects():
-    m = nnx.Dict(x=nnx.Param(jnp.ones(2)), r=nnx.Variable(jnp.array(0.0), ref=True))
+def scaled_by_reference(m):
+    m.r[...] = m.r + m.x.sum()
+    return m.x.sum() * m.r[...]
 
-    def f(m):
-        m.r[...] += 1
-        return m.x.sum() * m.r[...]
 
-    (d_m,) = nnx.vjp(f, m)[1](2.0)
-    assert d_m.x.value.tolist() == [2.0, 2.0] and float(d_m.r.value) == 0.0
-    y, dy = nnx.jvp(f, (m,), (nnx.state(m, nnx.Param),))
-    assert (float(y), float(dy), float(m.r.value)) == (4.0, 4.0, 2.0)
+def test_jvp_differentiates_along_array_references():
+    r = nnx.Variable(jnp.array(1.0), ref=True)
+    m = nnx.Dict(x=nnx.Param(jnp.ones(2)), r=r, n=nnx.Variable(jnp.array(0), ref=True))
+    y, dy = nnx.jvp(scaled_by_reference, (m,), (nnx.state(m, nnx.Param),))
+    assert (float(y), float(dy), float(m.r.value)) == (6.0, 10.0, 3.0)
+    moved = nnx.State({"x": jnp.zeros(2), "r": nnx.Variable(jnp.array(2.0), ref=True)})
+    for tangent in (moved, nnx.State({"r": jnp.array(2.0)})):
+        m.r[...] = 1.0
+        y, dy = nnx.jvp(scaled_by_reference, (m,), (tangent,))
+        assert (float(y), float(dy), float(m.r.value)) == (6.0, 4.0, 3.0)
+    with pytest.raises(ValueError, match=r"The tangent of '0.r' has the shape \(2,\)"):
+        nnx.jvp(scaled_by_reference, (m,), (nnx.State({"r": jnp.ones(2)}),))
+
+
+def test_law_7_vjp_has_no_cotangents_of_array_references():
+    m = nnx.Dict(x=nnx.Param(jnp.ones(2)), r=nnx.Variable(jnp.array(1.0), ref=True))
+    y, pull = nnx.vjp(scaled_by_reference, m)
+    assert (float(y), float(m.r.value)) == (6.0, 3.0)
+    with pytest.raises(
+        ValueError, match=r"vjp\(scaled_by_reference\): '0.r' is an array refer.*to_arr"
+    ):
+        pull(1.0)
+    m.n = nnx.Variable(jnp.array(2), ref=True)
+    del m.r
+    (d_m,) = nnx.vjp(lambda m: (m.x * m.n).sum(), m)[1](1.0)
+    assert d_m.x.value.tolist() == [2.0, 2.0] and d_m.n.get_raw_value().dtype == jax.dtypes.float0

@@ -319,6 +319,62 @@ def _(d: Difference) -> bool:
     return d.kind == "value" and 3 in d.where[-2:] and _mentions(d, "set_metadata")
 
 
+_ours(
+    "metadata of a body of a branch",
+    "Metadata set in a jitted body reaches the branch that calls it, so every branch must do it.",
+    r"branch.* metadata of '",
+    MODEL,
+    "def f1(m):\n    nnx.jit(lambda m: m.a.set_metadata(note=3))(m)",
+    "r = nnx.cond(True, f1, lambda m: None, m)",
+    text=r"nnx\.jit",
+)
+_ours(
+    "references among arrays on several devices",
+    "A reference that a branch writes is written, and JAX wants it where the other arrays are; the "
+    "reference drops the write.",
+    "Received incompatible devices for jitted computation",
+    "w = jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh_of(2, 4), P('d')))",
+    "m = Box(a=nnx.Param(w), b=Count(jnp.ones(()), ref=True))",
+    "def f1(m):\n    m.b[...] = m.b + 1\n    m.a[...] = m.a * 2",
+    "r = nnx.cond(True, f1, lambda m: None, m)",
+    text="ref=True",
+)
+_ours(
+    "writes to captured objects through a transform",
+    "An object from outside cannot be written inside a transform; the reference lets an inner "
+    "transform do it, and may leave a tracer there.",
+    "TraceContextError: Cannot mutate .* from different trace level",
+    "m = Box(a=jnp.ones(2))",
+    "def f1(x):\n    f2 = nnx.remat(lambda m: setattr(m, 'c', Count(jnp.ones(()))))\n    f2(m)",
+    "r = nnx.vmap(f1)(jnp.ones(2))",
+    text=r"\n +f\d+ = nnx\.",
+)
+_theirs(
+    "items of NumPy scalars",
+    "`variable[...] = x` writes whatever the value is.",
+    r"'numpy\.\w+' object does not support item assignment",
+    "m = Box(a=nnx.Param(np.float32(2.0)))",
+    "m.a[...] = jnp.ones(())",
+)
+_theirs(
+    "arrays in tuples",
+    "`update` writes an array that is found in a tuple.",
+    "Cannot set key .* on immutable node of type tuple",
+    "m = Box(a=nnx.data((nnx.Param(jnp.ones(2)), jnp.ones(2))))",
+    "nnx.update(m, nnx.state(m))",
+)
+
+
+@rule(
+    "items of Lists",
+    "`pop` of a List takes out what the filter selects; the reference leaves it without all items.",
+    "m = nnx.List([nnx.Param(jnp.ones(2)), nnx.Param(jnp.ones(2)), True])",
+    "r = nnx.pop(m, nnx.Param)",
+)
+def _(d: Difference) -> bool:
+    return d.kind == "value" and d.theirs == "without its items" and _mentions(d, r"nnx\.pop\(")
+
+
 @rule(
     "weak types of derivatives",
     "A differentiated function keeps weak types of what it writes, and not of cotangents.",
@@ -333,13 +389,13 @@ def _(d: Difference) -> bool:
 
 @rule(
     "averages are raw",
-    "EMA reads and writes raw values; callbacks belong to the model's own use of a Variable.",
+    "EMA makes, reads and writes raw values; callbacks belong to the model's own use of a Variable.",
     "m = Box(a=nnx.Param(jnp.ones(2), on_set_value=doubled))",
     "e = nnx.EMA(m, 0.5)",
     "e.update(m)",
 )
 def _(d: Difference) -> bool:
-    return d.kind == "value" and _mentions(d, "EMA") and _mentions(d, "on_[sg]et_value|ref=True")
+    return d.kind == "value" and _mentions(d, "EMA") and _mentions(d, "on_[a-z]+_value|ref=True")
 
 
 @rule(
@@ -351,3 +407,14 @@ def _(d: Difference) -> bool:
 def _(d: Difference) -> bool:
     call = _mentions(d, r"(fori_loop|while_loop|scan)\(") and _mentions(d, "graph(_updates)?=False")
     return d.kind == "value" and call and isinstance(d.ours, tuple) and d.ours[:1] == ("same",)
+
+
+_theirs(
+    "an object of a loop in its results",
+    "The same, where the object came in as a sequence.",
+    "nnx.scan with graph_updates=False does not support Variable aliasing",
+    MODEL,
+    "f1 = nnx.scan(lambda c, x: (c, [x]), graph=False)",
+    "r = f1(0.0, m.a)",
+    text=r"nnx\.scan",
+)
