@@ -57,6 +57,10 @@ class Setting(tp.Generic[T]):
         stack = _scope.get().stacks.get(self.name)
         return stack[-1] if stack else self.default
 
+    def given(self, value: T | None) -> T:
+        """A value that an argument gives, or the one in force where it is None."""
+        return self.get() if value is None else value
+
     def stack(self) -> tuple[T, ...]:
         """The overrides in force, outermost first."""
         return _scope.get().stacks.get(self.name, ())
@@ -165,6 +169,28 @@ EAGER_SHARDING: Setting[bool] = Setting(
     "eager_sharding", flag_from_environment("NNXLITE_EAGER_SHARDING", True)
 )
 REF_VARIABLES: Setting[bool] = Setting("ref_variables", False)
+
+
+class Modes(tp.NamedTuple):
+    """How a transform treats objects: its `graph=` and `graph_updates=`, or the defaults in force.
+
+    Attributes:
+        graph: whether objects may be shared and cyclic; if not they are trees.
+        updates: whether structure changes propagate, and not values of Variables only; never in trees.
+
+    >>> from nnxlite._config import Modes
+    >>> Modes.of(None, False), Modes.of(False, None)
+    (Modes(graph=True, updates=False), Modes(graph=False, updates=False))
+    """
+
+    graph: bool
+    updates: bool
+
+    @classmethod
+    def of(cls, graph: bool | None, graph_updates: bool | None) -> Modes:
+        """The modes in force now, where these arguments are given."""
+        graph = GRAPH_MODE.given(graph)
+        return cls(graph, graph and GRAPH_UPDATES.given(graph_updates))
 
 
 class set_graph_mode(switch):

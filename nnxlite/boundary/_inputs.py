@@ -194,15 +194,17 @@ class Inputs:
             leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in seen.leaves
         ]
 
-    def as_trees(self, caller: str) -> None:
-        """Take the roots as trees: what `graph=False` means for the arguments of a transform.
+    def in_mode(self, graph: bool, caller: str) -> Inputs:
+        """These inputs, their roots taken as trees where `graph` is False.
 
         Raises ValueError naming the paths of a shared node.
         """
-        self.trees = True
-        if self.graphdef.has_static_items:
-            self._enter(True)
-        refuse_sharing(self.graphdef, caller)
+        if not graph:
+            self.trees = True
+            if self.graphdef.has_static_items:
+                self._enter(True)
+            refuse_sharing(self.graphdef, caller)
+        return self
 
     def nodes(self) -> list[tp.Any]:
         """The caller's own objects and Variables, by node number."""

@@ -17,7 +17,7 @@ from nnxlite._statics import ById, UnhashableStatic, static_key
 from nnxlite.boundary import Fixed, Inner, Inputs, OutDef, Outputs, enter, leave, replay
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._predicates import is_array
-from nnxlite.transforms._callables import (
+from nnxlite.transforms._wrapper import (
     StaticArgument,
     Unbound,
     _call_object,

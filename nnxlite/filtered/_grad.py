@@ -24,8 +24,8 @@ from nnxlite.filtered._predicates import (
 )
 from nnxlite.filtered._specs import MASK, settle
 from nnxlite.graph._graphdef import Path
-from nnxlite.transforms._callables import MISSING, Wrapper, name_of
-from nnxlite.variables import Variable
+from nnxlite.transforms._wrapper import Wrapper, name_of
+from nnxlite.variables import MISSING, Variable
 
 T = tp.TypeVar("T")
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from nnxlite._config import context_key
 from nnxlite._errors import path_text
 from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import (
@@ -39,16 +40,11 @@ from nnxlite.filtered._crossing import (
 )
 from nnxlite.filtered._predicates import is_array, is_array_like
 from nnxlite.filtered._specs import MASK, settle
-from nnxlite.transforms._callables import (
-    MISSING,
-    StaticArgument,
-    Wrapper,
-    context_key,
-    name_of,
-)
 from nnxlite.transforms._core import Core, core_for
 from nnxlite.transforms._stages import Stage
 from nnxlite.transforms._surroundings import Surroundings
+from nnxlite.transforms._wrapper import StaticArgument, Wrapper, name_of
+from nnxlite.variables import MISSING
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 

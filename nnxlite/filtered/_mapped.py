@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._config import context_key
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import key_name
 from nnxlite.boundary import Fixed, OutDef, Outputs, leave, replay
@@ -30,15 +31,9 @@ from nnxlite.filtered._jit import ArgumentSpecs, FilterLowered, Staged, argument
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import Reading, settle
 from nnxlite.graph._graphdef import Path
-from nnxlite.transforms._callables import (
-    MISSING,
-    PerFunction,
-    StaticArgument,
-    Wrapper,
-    context_key,
-    hidden_argument,
-)
 from nnxlite.transforms._mapped import _passed_through
+from nnxlite.transforms._wrapper import PerFunction, StaticArgument, Wrapper, hidden_argument
+from nnxlite.variables import MISSING
 
 
 def _is_axis(answer: tp.Any) -> bool:

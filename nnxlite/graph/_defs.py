@@ -98,7 +98,7 @@ _layouts_as_written: weakref.WeakValueDictionary[tp.Any, Layout] = weakref.WeakV
 
 def layout_of(status: Status) -> Layout:
     """The interned layout for a status mapping, whatever its order."""
-    status = status.copy()  # another thread may be editing it
+    status = dict(status)  # another thread may be editing it
     written = (*status, *status.values())
     layout = _layouts_as_written.get(written)
     if layout is None:

@@ -31,17 +31,12 @@ PureState = tuple[GraphDef[N], tp.Any]
 """A definition and the whole state of a graph, as `split` gives it without filters."""
 
 
-def resolve_mode(graph: bool | None) -> bool:
-    """The `graph=` argument, or the default in force."""
-    return GRAPH_MODE.get() if graph is None else graph
-
-
 def checked_view(node: tp.Any, graph: bool | None, caller: str) -> View:
     """A view of one root; with `graph=False` it is one of a tree, and sharing is refused.
 
     Raises ValueError naming the paths of a shared node when `graph` is False.
     """
-    if resolve_mode(graph):
+    if GRAPH_MODE.given(graph):
         return view(node)
     seen = view(node, trees=True)
     refuse_sharing(seen.graphdef, caller)
@@ -525,7 +520,7 @@ def flatten(
     if ref_index:
         found.index.update((id(known), number) for known, number in ref_index.items())
         found.nodes.extend(ref_index)
-    trees = not resolve_mode(graph)
+    trees = not GRAPH_MODE.given(graph)
     traverse((node,), found, trees=trees)
     own = found.nodes[first:]
     if ref_index is not None:

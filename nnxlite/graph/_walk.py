@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import typing as tp
 
+from nnxlite._config import GRAPH_MODE
 from nnxlite._jax import key_name, trace_state
 from nnxlite._statics import content_key
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import ObjectDef, definition
-from nnxlite.graph._functional import build, checked_view, resolve_mode
+from nnxlite.graph._functional import build, checked_view
 from nnxlite.graph._graphdef import Path
 from nnxlite.graph._kinds import (
     ARRAY,
@@ -81,7 +82,7 @@ def iter_graph(node: tp.Any, /, *, graph: bool | None = None) -> tp.Iterator[tup
     >>> [(path, type(value).__name__) for path, value in nnx.iter_graph([model, model])]
     [((0, 'size'), 'int'), ((0, 'w'), 'Param'), ((0,), 'Dict'), ((), 'list')]
     """
-    graph = resolve_mode(graph)
+    graph = GRAPH_MODE.given(graph)
     if not graph:
         checked_view(node, graph, "iter_graph")
     return _iter(node, graph)
@@ -240,7 +241,7 @@ def map(
     """
     seen = checked_view(node, graph, "map")
     leaves = [f(path, leaf) for path, leaf in zip(seen.graphdef.each_path(), seen.leaves)]
-    return build(seen.graphdef, leaves, recreate_variables or not resolve_mode(graph))
+    return build(seen.graphdef, leaves, recreate_variables or not GRAPH_MODE.given(graph))
 
 
 def recursive_map(
@@ -257,7 +258,7 @@ def recursive_map(
     >>> type(nnx.recursive_map(f, model).a).__name__
     'List'
     """
-    graph = resolve_mode(graph)
+    graph = GRAPH_MODE.given(graph)
     if not graph:
         checked_view(node, graph, "recursive_map")
     trace = trace_state.value

@@ -19,13 +19,13 @@ from jax.experimental.layout import Format, with_layout_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from nnxlite import _sharding_hook
-from nnxlite._config import Setting
+from nnxlite._config import GRAPH_MODE, Setting
 from nnxlite._jax import constrained, current_mesh, is_ref, is_tracing
 from nnxlite.boundary import Inputs
 from nnxlite.boundary._prefixes import broadcast, by_path, split_settings
 from nnxlite.graph import iter_graph
-from nnxlite.graph._functional import resolve_mode
-from nnxlite.transforms._callables import name_of, positional
+from nnxlite.transforms._arguments import positional
+from nnxlite.transforms._wrapper import name_of
 from nnxlite.variables import MISSING, PARTITION_NAME, Variable, VariableMetadata, with_metadata
 from nnxlite.variables import add_axis as _add_axis
 from nnxlite.variables import remove_axis as _remove_axis
@@ -413,9 +413,7 @@ def _axes(
     tree: tp.Any, prefix: tp.Any, what: str, graph: bool | None
 ) -> list[tuple[Variable[tp.Any], tp.Any]]:
     """Each Variable of a tree with its setting in a prefix."""
-    inputs = Inputs(tree)
-    if not resolve_mode(graph):
-        inputs.as_trees("transform_metadata")
+    inputs = Inputs(tree).in_mode(GRAPH_MODE.given(graph), "transform_metadata")
     call = inputs.define()
     numbers = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
     _, settings = split_settings(call, broadcast(by_path(prefix), numbers, what), what)

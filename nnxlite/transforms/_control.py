@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._config import Modes
 from nnxlite._errors import path_text
 from nnxlite._jax import Tracer, key_name
 from nnxlite.boundary import CallDef, Crossing, Fixed, Inputs, OutDef, enter, leave
@@ -28,18 +29,12 @@ from nnxlite.boundary._outputs import OutGraph, Outputs
 from nnxlite.boundary._prefixes import argument_path
 from nnxlite.boundary._streams import is_random, warn_of_streams
 from nnxlite.graph import GraphDef
-from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._graphdef import Path
 from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.graph._traverse import traverse
-from nnxlite.transforms._callables import (
-    name_of,
-    refuse_shared_result,
-    resolve_updates,
-    traced_context,
-    unbind,
-)
+from nnxlite.transforms._arguments import refuse_shared_result, traced_context
 from nnxlite.transforms._core import Core, core_for
+from nnxlite.transforms._wrapper import name_of, unbind
 from nnxlite.variables import Variable
 
 
@@ -47,8 +42,7 @@ class FlowOptions(tp.NamedTuple):
     """The options of control flow, as they travel together."""
 
     name: str
-    structure: bool
-    graph: bool
+    modes: Modes
     unroll: tuple[type, tp.Any] = (type(None), None)  # with the type, since True equals 1
     bounds: tuple[int, int] | None = None
 
@@ -57,11 +51,11 @@ def _unwrapped(value: tp.Any) -> tp.Any:
     return value.get_value() if isinstance(value, Variable) else value
 
 
-def _start(tree: tp.Any, name: str, graph: bool | None) -> tuple[Inputs, CallDef]:
-    inputs = Inputs(tree)
-    if not resolve_mode(graph):
-        inputs.as_trees(name)
-    return inputs, inputs.define(traced_context())
+def _run(
+    kind: type[Core], funs: tuple[tp.Callable[..., tp.Any], ...], tree: tp.Any, options: FlowOptions
+) -> tp.Any:
+    inputs = Inputs(tree).in_mode(options.modes.graph, options.name)
+    return core_for(kind, funs, options)(inputs, inputs.define(traced_context()))
 
 
 # Branches ----------------------------------------------------------------------------------------
@@ -90,7 +84,7 @@ class Branches(Core):
             operands, carried = tree[1:]
             args, kwargs = carried.get(_branch(self.name, number), ((), {}))
             result = funs[number](*args, *operands, **kwargs)
-            refuse_shared_result(result, self.options.name, self.options.graph)
+            refuse_shared_result(result, self.options.name, self.options.modes.graph)
             return result
 
         def body(number: int) -> Body:
@@ -99,8 +93,8 @@ class Branches(Core):
                 functools.partial(apply, number),
                 lambda plain, values: ([chooser, *plain], values),
                 (rest, values),
-                structure=self.options.structure,
-                captured=self.options.structure,
+                structure=self.options.modes.updates,
+                captured=self.options.modes.updates,
                 after=lambda inner, out: (with_arrays(inner, out), None),
             )
 
@@ -303,9 +297,8 @@ def _choose(
             for i, u in enumerate(unbound)
             if u.args or u.kwargs
         }
-    inputs, call = _start((_unwrapped(chooser), operands, carried), name, graph)
-    options = FlowOptions(name, resolve_updates(graph_updates, graph), resolve_mode(graph))
-    return core_for(Branches, branches, options)(inputs, call)
+    options = FlowOptions(name, Modes.of(graph, graph_updates))
+    return _run(Branches, branches, (_unwrapped(chooser), operands, carried), options)
 
 
 # Loops -------------------------------------------------------------------------------------------
@@ -446,7 +439,7 @@ class Loop(Core):
         count = len(inner.call.where)
         if count != len(out.definition.where):
             return out, OTHER
-        structure = self.options.structure
+        structure = self.options.modes.updates
         return hand_over(
             inner,
             with_arrays(inner, out),
@@ -464,9 +457,9 @@ class Loop(Core):
         wanted = jax.tree_util.tree_structure(tree)
         graph = body.definition.graph
         name = self.options.name
-        rebinds = name == "fori_loop" or not self.options.structure
+        rebinds = name == "fori_loop" or not self.options.modes.updates
         # The reference's classes: a loop over objects compares references first.
-        references = name == "while_loop" or not self.options.structure
+        references = name == "while_loop" or not self.options.modes.updates
         error = ValueError if references and call.where else TypeError
         what = "reference and pytree structure" if error is ValueError else "pytree structure"
         start = f"{name} body function carry input and carry output must have the same {what}, but "
@@ -500,7 +493,7 @@ class Loop(Core):
                 difference = graph_difference(call.graphdef, result, paths)
                 raise error(f"{start}the objects differ: {difference}.")
             raise error(f"{start}the body {handover}.")
-        if not self.options.structure:
+        if not self.options.modes.updates:
             refuse_replaced(call, handover, name, self.skip)
 
     def _refuse(
@@ -585,9 +578,8 @@ def while_loop(
     >>> out is counter, int(counter.n.value)
     (True, 3)
     """
-    inputs, call = _start(init_val, "while_loop", graph)
-    options = FlowOptions("while_loop", resolve_updates(graph_updates, graph), resolve_mode(graph))
-    return core_for(Loop, (cond_fun, body_fun), options)(inputs, call)
+    options = FlowOptions("while_loop", Modes.of(graph, graph_updates))
+    return _run(Loop, (cond_fun, body_fun), init_val, options)
 
 
 def fori_loop(
@@ -609,19 +601,13 @@ def fori_loop(
     >>> int(nnx.fori_loop(0, 4, lambda i, total: total + i, 0))
     6
     """
-    structure = resolve_updates(graph_updates, graph)
     lower, upper = _unwrapped(lower), _unwrapped(upper)
     if unroll is not None:  # JAX wants bounds that it knows
         lower, upper = (int(b) if _is_known(b) else b for b in (lower, upper))
-    if type(lower) is int and type(upper) is int:
-        inputs, call = _start(init_val, "fori_loop", graph)
-        options = FlowOptions(
-            "fori_loop", structure, resolve_mode(graph), (type(unroll), unroll), (lower, upper)
-        )
-    else:
-        inputs, call = _start((lower, upper, init_val), "fori_loop", graph)
-        options = FlowOptions("fori_loop", structure, resolve_mode(graph), (type(unroll), unroll))
-    return core_for(Loop, (body_fun,), options)(inputs, call)
+    known = (lower, upper) if type(lower) is int and type(upper) is int else None
+    modes = Modes.of(graph, graph_updates)
+    options = FlowOptions("fori_loop", modes, (type(unroll), unroll), known)
+    return _run(Loop, (body_fun,), init_val if known else (lower, upper, init_val), options)
 
 
 def _is_known(bound: tp.Any) -> bool:

@@ -23,8 +23,8 @@ import jax
 from nnxlite._jax import EAGER, is_staging, trace_state
 from nnxlite.boundary import CallDef, Crossing, Inputs, replay_crossing
 from nnxlite.boundary._prefixes import refuse_non_arrays
-from nnxlite.transforms._callables import unwrapped, weakly
 from nnxlite.transforms._surroundings import Surroundings, of_call, surroundings
+from nnxlite.transforms._wrapper import unwrapped, weakly
 
 C = tp.TypeVar("C", bound="Core")
 

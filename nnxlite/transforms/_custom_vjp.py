@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._config import Modes
 from nnxlite._state import State
 from nnxlite.boundary import (
     CallDef,
@@ -39,20 +40,14 @@ from nnxlite.boundary import (
     replay,
 )
 from nnxlite.boundary._prefixes import leaves_of_code, split_settings
-from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._rebuild import build_nodes, resolve
-from nnxlite.transforms._callables import (
-    MISSING,
+from nnxlite.transforms._arguments import (
     Hidden,
-    bind_modes,
     hide,
-    name_of,
     naming_arguments,
     refuse_shared_result,
-    resolve_updates,
     reveal,
-    unbind,
 )
 from nnxlite.transforms._grad import Selected
 from nnxlite.transforms._tangents import (
@@ -64,7 +59,8 @@ from nnxlite.transforms._tangents import (
     tangent_leaves,
     zero_tangent,
 )
-from nnxlite.variables import Variable
+from nnxlite.transforms._wrapper import Transformed, decorated, name_of
+from nnxlite.variables import MISSING, Variable
 
 Fwd = tp.Callable[..., tuple[tp.Any, tp.Any]]
 Bwd = tp.Callable[..., tp.Any]
@@ -101,36 +97,41 @@ class Sorted(tp.NamedTuple):
     selected: Selected
 
 
-class CustomVjp:
-    """A function with a backward rule of its own, as `custom_vjp` returns it."""
+class VjpOptions(tp.NamedTuple):
+    """The options of `custom_vjp`, as they travel together."""
 
-    def __init__(
-        self,
-        fun: tp.Callable[..., tp.Any],
-        nondiff_argnums: tuple[int | DiffState, ...],
-        graph: bool | None,
-        graph_updates: bool | None,
-    ) -> None:
-        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
+    name: str
+    nondiff_argnums: tuple[int | DiffState, ...]
+    modes: Modes
+
+
+class CustomVjp(Transformed):
+    """A function with a backward rule of its own, as `custom_vjp` returns it.
+
+    It is equal to itself only, as its rules are given later.
+    """
+
+    options: VjpOptions
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+    __reduce__ = object.__reduce__
+
+    def __init__(self, fun: tp.Callable[..., tp.Any], options: VjpOptions) -> None:
+        super().__init__(fun, options)
         self.fun = fun
-        self.nondiff_argnums = nondiff_argnums
         self.fwd: Fwd | None = None
         self.bwd: Bwd | None = None
         self.symbolic_zeros = False
         self.takes_updates = False
-        self.graph = graph
-        self.graph_updates = graph_updates
-        if any(isinstance(entry, DiffState) for entry in nondiff_argnums) and not self._updates():
+        if any(isinstance(n, DiffState) for n in options.nondiff_argnums) and not self._updates():
             self._refuse_states()
-        self._inner, self._bound, self._kwargs = unbind(fun)
         try:
-            self._signature: inspect.Signature | None = inspect.signature(self._inner)
+            self._signature: inspect.Signature | None = inspect.signature(self.bound.fun)
         except (ValueError, TypeError):  # a callable without signature
             self._signature = None
         self._function: tp.Any = None
         self._sorted: weakref.WeakKeyDictionary[CallDef, Sorted] = weakref.WeakKeyDictionary()
         self._left: weakref.WeakKeyDictionary[CallDef, OutDef] = weakref.WeakKeyDictionary()
-        self.__wrapped__ = fun
 
     def defvjp(self, fwd: Fwd, bwd: Bwd, symbolic_zeros: bool = False) -> None:
         """Give the rules; see `custom_vjp`.
@@ -154,12 +155,6 @@ class CustomVjp:
             symbolic_zeros=True,
         )
 
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def __repr__(self) -> str:
-        return f"custom_vjp({name_of(self.fun)})"
-
     # the call, outside -------------------------------------------------------------------------
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
@@ -173,9 +168,7 @@ class CustomVjp:
         diff, nondiff, states = self._argnums(len(args), updates)
         static = [number for number in nondiff if not _crosses(args[number])]
         args, hidden = hide(args, static, 0, repr(self))
-        inputs = Inputs(args)
-        if not resolve_mode(self.graph):
-            inputs.as_trees("custom_vjp")
+        inputs = Inputs(args).in_mode(self.options.modes.graph, "custom_vjp")
         call = inputs.define(CallKey(hidden, len(args), updates))
         if call not in self._sorted:
             self._sorted[call] = Sorted(diff, nondiff, _select(call, diff, states))
@@ -193,7 +186,7 @@ class CustomVjp:
 
         Raises TypeError where one can only be given by keyword.
         """
-        args, kwargs = (*self._bound, *args), {**self._kwargs, **kwargs}
+        args, kwargs = (*self.bound.args, *args), {**self.bound.kwargs, **kwargs}
         if self._signature is None:
             return args
         bound = self._signature.bind(*args, **kwargs)
@@ -209,11 +202,11 @@ class CustomVjp:
         self, num_args: int, updates: bool
     ) -> tuple[list[int], list[int], dict[int, DiffState]]:
         """Numbers of differentiated and nondifferentiated arguments, and what restricts the former."""
-        first = len(self._bound)
+        first = len(self.bound.args)
         visible = num_args - first
         nondiff: list[int] = []
         states: dict[int, DiffState] = {}
-        for entry in self.nondiff_argnums:
+        for entry in self.options.nondiff_argnums:
             number = entry.argnum if isinstance(entry, DiffState) else entry
             if not -visible <= number < visible:
                 raise ValueError(
@@ -239,8 +232,8 @@ class CustomVjp:
     def _run(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
         """The function itself."""
         args, inner = self._arguments(call, chosen, rest)
-        result = self._inner(*args)
-        refuse_shared_result(result, "custom_vjp", self.graph)
+        result = self.bound.fun(*args)
+        refuse_shared_result(result, "custom_vjp", self.options.modes.graph)
         out = leave(inner, result, structure=call.extra.updates)
         returned = _returned(call, out.definition)
         if returned - set(out.definition.written):
@@ -255,7 +248,7 @@ class CustomVjp:
         args, inner = self._arguments(
             call, chosen if self.symbolic_zeros else chosen_values, rest_values
         )
-        pair = tp.cast(Fwd, self.fwd)(*args[len(self._bound) :])
+        pair = tp.cast(Fwd, self.fwd)(*args[len(self.bound.args) :])
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise TypeError(
                 f"custom_vjp: the forward rule of {name_of(self.fun)} must return a pair (result, "
@@ -297,7 +290,9 @@ class CustomVjp:
         else:
             shown = given.result_objects()
             self._refuse_dropped(call, definition, written)
-        more = {"updates_g": given.updates(len(self._bound), diff)} if self.takes_updates else {}
+        more = (
+            {"updates_g": given.updates(len(self.bound.args), diff)} if self.takes_updates else {}
+        )
         grads = tp.cast(Bwd, self.bwd)(*nondiff, saved, shown, **more)
         return Fixed(call), self._checked(call, grads, *all_shapes), None
 
@@ -335,7 +330,7 @@ class CustomVjp:
 
     def _updates(self) -> bool:
         """Whether structure changes propagate, and which signature the backward rule has."""
-        return resolve_mode(self.graph) and resolve_updates(self.graph_updates)
+        return self.options.modes.updates
 
     # refusals ----------------------------------------------------------------------------------
 
@@ -662,7 +657,5 @@ def custom_vjp(
     """
     if isinstance(nondiff_argnums, (int, DiffState)):
         nondiff_argnums = (nondiff_argnums,)
-    options = (tuple(nondiff_argnums), *bind_modes(graph, graph_updates))
-    if fun is MISSING:
-        return lambda f: CustomVjp(f, *options)
-    return CustomVjp(fun, *options)
+    modes = Modes.of(graph, graph_updates)
+    return decorated(CustomVjp, fun, VjpOptions("custom_vjp", tuple(nondiff_argnums), modes))

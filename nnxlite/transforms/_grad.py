@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 import typing as tp
 
 import jax
 import jax.numpy as jnp
 
+from nnxlite._config import Modes
 from nnxlite._errors import path_text
 from nnxlite.boundary import (
     CallDef,
@@ -21,20 +21,12 @@ from nnxlite.boundary import (
 )
 from nnxlite.boundary._prefixes import argument_path, split_settings
 from nnxlite.graph._defs import ObjectDef
-from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._kinds import STATE
 from nnxlite.graph._rebuild import ContainerCode, build_nodes, resolve
-from nnxlite.transforms._callables import (
-    MISSING,
-    bind_modes,
-    name_of,
-    positional,
-    refuse_shared_result,
-    resolve_updates,
-    unbind,
-)
+from nnxlite.transforms._arguments import positional, refuse_shared_result
 from nnxlite.transforms._tangents import States
-from nnxlite.variables import Param, Variable
+from nnxlite.transforms._wrapper import Transformed, decorated, name_of
+from nnxlite.variables import MISSING, Param, Variable
 
 Argnums = int | DiffState | tp.Sequence[int | DiffState]
 
@@ -42,11 +34,11 @@ Argnums = int | DiffState | tp.Sequence[int | DiffState]
 class GradOptions(tp.NamedTuple):
     """The options of the differentiating transforms, as they travel together."""
 
+    name: str
     argnums: tuple[DiffState | int, ...]
     single: bool
     has_aux: bool
-    graph: bool | None
-    graph_updates: bool | None
+    modes: Modes
     jax_options: tuple[tuple[str, tp.Any], ...]
 
     @property
@@ -57,7 +49,7 @@ class GradOptions(tp.NamedTuple):
     @property
     def as_tree(self) -> bool:
         """Whether gradients have the arguments' own type instead of being States."""
-        return not resolve_updates(self.graph_updates, self.graph)
+        return not self.modes.updates
 
 
 class Selected(tp.NamedTuple):
@@ -253,33 +245,19 @@ def _unwrapped(value: tp.Any) -> tp.Any:
     return value.get_value() if isinstance(value, Variable) else value
 
 
-class GradWrapped:
+class GradWrapped(Transformed):
     """A differentiated function, as `grad` and `value_and_grad` return it."""
 
-    def __init__(
-        self, fun: tp.Callable[..., tp.Any], options: GradOptions, with_value: bool
-    ) -> None:
-        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
-        self._fun, self._args, self._kwargs = unbind(fun)
-        self._options = options
-        self._with_value = with_value
-        self.__wrapped__ = fun
-
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(self, instance)
+    options: GradOptions
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        options, fun = self._options, self._fun
-        bound = len(self._args)
+        options, fun, name = self.options, self.bound.fun, self.name
+        bound = len(self.bound.args)
         if kwargs:
             args, kwargs = positional(fun, args, kwargs, options.last, bound)
-        args, kwargs = (*self._args, *args), {**self._kwargs, **kwargs}
-        inputs = Inputs.of_call(args, kwargs)
-        name = "value_and_grad" if self._with_value else "grad"
-        if not resolve_mode(options.graph):
-            inputs.as_trees(name)
+        inputs = self.inputs(args, kwargs)
         call = inputs.define()
-        selected = select(call, options, len(args), bound)
+        selected = select(call, options, bound + len(args), bound)
         check_differentiable(call, selected, inputs, options, name)
         chosen, rest = selected.split(inputs.plain, inputs.values)
 
@@ -290,8 +268,8 @@ class GradWrapped:
             aux = None
             if options.has_aux:
                 result, aux = _value_and_aux(result, fun)
-                refuse_shared_result(aux, name, options.graph)
-            updates = resolve_updates(options.graph_updates, options.graph)
+                refuse_shared_result(aux, name, options.modes.graph)
+            updates = options.modes.updates
             out = leave(inner, aux, structure=updates, captured=updates)
             return _unwrapped(result), out.crossing()
 
@@ -299,13 +277,9 @@ class GradWrapped:
         (value, crossing), grads = differentiated(chosen, rest)
         aux = replay_crossing(inputs, crossing)
         found = gradients(call, options, bound, selected, grads)
-        if self._with_value:
+        if name == "value_and_grad":
             return ((value, aux), found) if options.has_aux else (value, found)
         return (found, aux) if options.has_aux else found
-
-    def __repr__(self) -> str:
-        kind = "value_and_grad" if self._with_value else "grad"
-        return f"{kind}({name_of(self.__wrapped__)})"
 
 
 def _value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:
@@ -319,6 +293,7 @@ def _value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:
 
 
 def grad_options(
+    name: str,
     argnums: Argnums,
     has_aux: bool,
     holomorphic: bool,
@@ -351,8 +326,8 @@ def grad_options(
     jax_options: dict[str, tp.Any] = {"holomorphic": holomorphic, "allow_int": allow_int}
     if reduce_axes:
         jax_options["reduce_axes"] = tuple(reduce_axes)
-    modes = bind_modes(graph, graph_updates)
-    return GradOptions(tuple(checked), single, has_aux, *modes, tuple(jax_options.items()))
+    modes = Modes.of(graph, graph_updates)
+    return GradOptions(name, tuple(checked), single, has_aux, modes, tuple(jax_options.items()))
 
 
 def grad(
@@ -391,8 +366,8 @@ def grad(
     >>> bool(jnp.allclose(grads["kernel"].value, 2 * model.kernel))
     True
     """
-    options = (argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
-    return _make(f, False, options)
+    given = (argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
+    return decorated(GradWrapped, f, grad_options("grad", *given))
 
 
 def value_and_grad(
@@ -414,12 +389,5 @@ def value_and_grad(
     >>> float(value), grads["bias"].value.tolist()
     (0.0, [1.0, 1.0, 1.0])
     """
-    options = (argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
-    return _make(f, True, options)
-
-
-def _make(f: tp.Any, with_value: bool, given: tuple[tp.Any, ...]) -> tp.Any:
-    options = grad_options(*given)
-    if f is MISSING:
-        return lambda fun: GradWrapped(fun, options, with_value)
-    return GradWrapped(f, options, with_value)
+    given = (argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
+    return decorated(GradWrapped, f, grad_options("value_and_grad", *given))

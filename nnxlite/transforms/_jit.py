@@ -14,6 +14,7 @@ import typing as tp
 import jax
 import numpy as np
 
+from nnxlite._config import Modes, context_key
 from nnxlite._jax import is_tracing
 from nnxlite._statics import replaced_functions
 from nnxlite.boundary import (
@@ -34,40 +35,38 @@ from nnxlite.boundary._prefixes import (
     refuse_non_arrays,
 )
 from nnxlite.boundary._settings import output_settings
-from nnxlite.graph._functional import resolve_mode
-from nnxlite.transforms._callables import (
-    MISSING,
-    P,
-    PerFunction,
-    R,
+from nnxlite.transforms._arguments import (
     Selection,
-    StaticArgument,
-    bind_modes,
-    context_key,
-    name_of,
     refuse_shared_result,
-    resolve_updates,
     select_arguments,
     static_argument,
-    unbind,
-    weakly,
     with_statics,
 )
 from nnxlite.transforms._donation import Donation, Groups, leaf_texts
 from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._stages import Lowered, Traced
+from nnxlite.transforms._wrapper import (
+    P,
+    PerFunction,
+    R,
+    StaticArgument,
+    Transformed,
+    name_of,
+    weakly,
+)
+from nnxlite.variables import MISSING
 
 
 class JitOptions(tp.NamedTuple):
     """The options of `jit`, as they travel together."""
 
+    name: str
     static: Selection
     donate: Selection
     donate_written: bool
     in_shardings: tp.Any
     out_shardings: tp.Any
-    graph: bool | None
-    graph_updates: bool | None
+    modes: Modes
     jax_options: tuple[tuple[str, tp.Any], ...]
 
 
@@ -109,7 +108,7 @@ class Core:
         """What the function gives for the rebuilt arguments of a call, and its static ones."""
         args, kwargs = with_statics(call.extra.statics, args, kwargs)
         result = self.fun()(*args, **kwargs)
-        refuse_shared_result(result, "jit", self.options.graph)
+        refuse_shared_result(result, "jit", self.options.modes.graph)
         return result
 
     def compiled_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
@@ -235,7 +234,7 @@ class Core:
         def fun(tree: tp.Any) -> tp.Any:
             return self.result(call, *tree)
 
-        updates = resolve_updates(self.options.graph_updates, self.options.graph)
+        updates = self.options.modes.updates
         body = trace_body(call, fun, lambda *leaves: leaves, (plain, values), structure=updates)
         written = set(body.definition.written)
         self.traced = (call, body)
@@ -338,7 +337,7 @@ def _run(core: Core, call: CallDef, *groups: tp.Any) -> tp.Any:
         kept: tp.Collection[int] = ()
         if core.donates:
             kept = {i for i, d in enumerate(core.donated(call)[1]) if d}
-        updates = resolve_updates(core.options.graph_updates, core.options.graph)
+        updates = core.options.modes.updates
         out = leave(inner, result, all_written=kept, structure=updates)
         refuse_foreign_result(out, core.name)
     return out.crossing()
@@ -353,7 +352,7 @@ def _settled(value: tp.Any, sharding: tp.Any) -> tp.Any:
 _cores: PerFunction[Core] = PerFunction()
 
 
-class JitWrapped(tp.Generic[P, R]):
+class JitWrapped(Transformed, tp.Generic[P, R]):
     """A compiled function, as `jit` returns it.
 
     Attributes:
@@ -363,23 +362,20 @@ class JitWrapped(tp.Generic[P, R]):
             programs were compiled. What wraps a compiled function with `functools.wraps` has it, too.
     """
 
+    options: JitOptions
     partial_args: tuple[tp.Any, ...] = ()
 
     def __init__(self, fun: tp.Callable[P, R], options: JitOptions) -> None:
-        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
-        self._fun, self._args, self._kwargs = unbind(fun)
+        super().__init__(fun, options)
+        self.fun = fun
+        self._fun, self._args, self._kwargs = self.bound
         key = (options, replaced_functions())
         self._core = _cores.get(self._fun, key, functools.partial(Core, self._fun, options))
         self._static = options.static
-        self._settled: tuple[tp.Any, CallKey | None, bool] = (None, None, False)
+        self._graph = options.modes.graph
+        self._last_key: CallKey | None = None
         self._site = Site()
-        self.__wrapped__ = self.fun = fun
         self.jitted_fn: tp.Any = self._core if self._core.placed else self._core.jitted
-
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        if instance is None:
-            return self
-        return functools.partial(self, instance)
 
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]:
         bound = len(self._args)
@@ -389,14 +385,14 @@ class JitWrapped(tp.Generic[P, R]):
         if self._static.any:
             args, kwargs, statics = self._take_statics(args, kwargs, bound)
         inputs = self._site.inputs(args, kwargs)
-        context = context_key()
-        known, key, unshared = self._settled
-        if known is not context:
-            key, unshared = CallKey(context, (), bound), not resolve_mode(self._core.options.graph)
-            self._settled = (context, key, unshared)
-        if unshared:
-            inputs.as_trees("jit")
-        return inputs, inputs.define(CallKey(context, statics, bound) if statics else key)
+        if not self._graph:
+            inputs.in_mode(False, "jit")
+        context, key = context_key(), self._last_key
+        if statics or key is None or key.context is not context:
+            key = CallKey(context, statics, bound)
+            if not statics:
+                self._last_key = key
+        return inputs, inputs.define(key)
 
     def _take_statics(self, args: tp.Any, kwargs: tp.Any, bound: int) -> tp.Any:
         statics: list[tuple[int | str, StaticArgument]] = []
@@ -491,12 +487,6 @@ class JitWrapped(tp.Generic[P, R]):
     def _cache_size(self) -> int:
         return self._core._cache_size()
 
-    def __repr__(self) -> str:
-        return f"jit({name_of(self.__wrapped__)})"
-
-    def __reduce__(self) -> tp.Any:
-        return JitWrapped, (self.fun, self._core.options)
-
 
 @tp.overload
 def jit(
@@ -582,7 +572,7 @@ def jit(
     >>> bool((model.kernel.value == 2 * before).all())
     True
     """
-    graph, graph_updates = bind_modes(graph, graph_updates)
+    graph, graph_updates = Modes.of(graph, graph_updates)
     if fun is MISSING:
         return functools.partial(
             jit,
@@ -610,13 +600,13 @@ def jit(
     if backend is not None:
         jax_options["backend"] = backend
     options = JitOptions(
+        name="jit",
         static=select_arguments(fun, static_argnums, static_argnames, "static"),
         donate=select_arguments(fun, donate_argnums, donate_argnames, "donate"),
         donate_written=donate == "written",
         in_shardings=by_path(in_shardings),
         out_shardings=by_path(out_shardings),
-        graph=graph,
-        graph_updates=graph_updates,
+        modes=Modes(graph, graph_updates),
         jax_options=tuple(sorted(jax_options.items())),
     )
     both = (options.static.names & options.donate.names) or (

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from nnxlite._config import Modes
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, is_tracing, key_name
 from nnxlite._statics import UnhashableStatic, static_key
@@ -41,29 +42,34 @@ from nnxlite.boundary._settings import (
     unpack,
 )
 from nnxlite.boundary._streams import warn_of_streams
-from nnxlite.graph._functional import resolve_mode
-from nnxlite.transforms._callables import (
-    MISSING,
-    PerFunction,
-    Unbound,
-    bind_modes,
+from nnxlite.transforms._arguments import (
+    as_tuple,
     by_position,
     check_arguments,
     context_key,
-    name_of,
     refuse_shared_result,
-    resolve_updates,
     static_argument,
-    unbind,
+)
+from nnxlite.transforms._wrapper import (
+    PerFunction,
+    Transformed,
+    Unbound,
+    decorated,
+    name_of,
     weakly,
 )
 from nnxlite.variables import (
+    MISSING,
     PARTITION_NAME,
     Variable,
     VariableDef,
     add_axis,
     remove_axis,
 )
+
+Make: tp.TypeAlias = tp.Callable[..., tp.Callable[..., tp.Any]]
+"""What makes JAX's transform of a function: of it, the settings of its arguments, those of its outputs
+(None for the static data, and one for each group), and further options."""
 
 
 class MapOptions(tp.NamedTuple):
@@ -76,10 +82,10 @@ class MapOptions(tp.NamedTuple):
     out_name: str
     default: tp.Any
     constant: tp.Any
-    graph: bool | None
-    graph_updates: bool | None
-    metadata: tp.Mapping[str, tp.Any]
-    mesh: tp.Any = None
+    modes: Modes
+    metadata: dict[str, tp.Any]
+    make: Make
+    jax_options: dict[str, tp.Any]
 
 
 class MapCall(tp.NamedTuple):
@@ -93,9 +99,6 @@ class MapCall(tp.NamedTuple):
     last: list[Layout]
 
 
-Make: tp.TypeAlias = tp.Callable[..., tp.Callable[..., tp.Any]]
-"""What makes JAX's transform of a function, given the settings of its arguments and outputs."""
-
 RUN = inspect.signature(lambda plain, values: None)
 
 
@@ -107,18 +110,15 @@ class MapCore:
 
     def __init__(
         self,
-        fun: tp.Callable[..., tp.Any],
         name: str,
         bound: Unbound,
         options: MapOptions,
-        make: Make,
     ) -> None:
-        self._fun = weakly(fun)
+        self._fun = weakly(bound.fun)
         self._name = name
         self._num_bound = len(bound.args)
         self._bound_names = frozenset(bound.kwargs)
         self._options = options
-        self._make = make
         self._calls: collections.OrderedDict[CallDef, MapCall] = collections.OrderedDict()
         self._warned: set[str] = set()
 
@@ -146,12 +146,10 @@ class MapCore:
         self, inputs: Inputs, settled: MapCall, written: tp.Sequence[int]
     ) -> None:
         """Leave arrays that a `shard_map` only read where it has put them, for the next call."""
-        options = self._options
-        if not isinstance(options.mesh, Mesh) or is_tracing():
+        mesh = self._options.jax_options.get("mesh")
+        if not isinstance(mesh, Mesh) or is_tracing() or not self._options.modes.updates:
             return
-        if not resolve_updates(options.graph_updates, options.graph):
-            return
-        shardings = [NamedSharding(options.mesh, spec) for spec in settled.values]
+        shardings = [NamedSharding(mesh, spec) for spec in settled.values]
         pairs = zip(inputs.values, shardings)
         moved = [_moved(value, sharding) for value, sharding in pairs]
         rest = set(range(len(moved))) - set(written)
@@ -178,7 +176,7 @@ class MapCore:
         run = functools.partial(self._run, call, values, roots, order, last)
         run.__name__ = self._name  # type: ignore[attr-defined]
         run.__signature__ = RUN  # type: ignore[attr-defined]  # JAX asks, and it is long to work out
-        mapped = self._make(run, (plain, values), order)
+        mapped = options.make(run, (plain, values), order, **options.jax_options)
         return MapCall(plain, values, roots, order, mapped, last)
 
     def _run(
@@ -202,9 +200,8 @@ class MapCore:
                     axis = from_front(axis, inner.values[leaf])
                     remove_axis(variable, axis, options.metadata)
         result = self._fun()(*args, **kwargs)
-        refuse_shared_result(result, options.name, options.graph)
-        updates = resolve_updates(options.graph_updates, options.graph)
-        out = with_arrays(inner, leave(inner, result, structure=updates))
+        refuse_shared_result(result, options.name, options.modes.graph)
+        out = with_arrays(inner, leave(inner, result, structure=options.modes.updates))
         refuse_foreign_result(out, repr(self))
         settings = output_settings(
             call, out, value_settings, roots, options.out_prefix, options.out_name, options.default
@@ -299,37 +296,25 @@ class MapCore:
         return kind(f"{self!r}: {text}{listed}")
 
 
-class MapWrapped:
+class MapWrapped(Transformed):
     """A function mapped over slices of its arguments, as `vmap` and its kin return it."""
 
-    def __init__(
-        self, fun: tp.Any, options: MapOptions, make: Make, key: tuple[tp.Any, ...]
-    ) -> None:
-        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
-        self._bound = Unbound(fun, (), {}) if isinstance(fun, type) else unbind(fun)
-        self._fun = self._bound.fun
-        self._options = options
-        self._core = core_for(self._bound, name_of(fun), options, make, key)
-        self.__wrapped__ = fun
+    options: MapOptions
 
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def __repr__(self) -> str:
-        return f"{self._options.name}({name_of(self.__wrapped__)})"
+    def __init__(self, fun: tp.Any, options: MapOptions) -> None:
+        super().__init__(fun, options)
+        self._core = core_for(self.bound, name_of(fun), options)
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        options, bound = self._options, self._bound
+        options, bound = self.options, self.bound
         prefix = options.in_prefix
         wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
         if len(args) < wanted or (kwargs and self._settings_reach_keywords()):
-            args, kwargs = by_position(self._fun, args, kwargs, bound, wanted)
-        every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
+            args, kwargs = by_position(bound.fun, args, kwargs, bound, wanted)
         if wanted and len(args) != wanted and options.in_name == "in_axes":
-            check_arguments(options.name, self._fun, every, keywords)
-        inputs = Inputs.of_call(every, keywords)
-        if not resolve_mode(options.graph):
-            inputs.as_trees(options.name)
+            every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
+            check_arguments(options.name, bound.fun, every, keywords)
+        inputs = self.inputs(args, kwargs)
         return self._core(inputs, inputs.define(context_key()))
 
     def _settings_reach_keywords(self) -> bool:
@@ -338,10 +323,7 @@ class MapWrapped:
         With graph updates off `vmap` and `pmap` are called as JAX's: their keyword arguments have
         axis 0, unless there are more settings than positional arguments.
         """
-        options = self._options
-        if options.in_name != "in_axes":
-            return True
-        return resolve_updates(options.graph_updates, options.graph)
+        return self.options.in_name != "in_axes" or self.options.modes.updates
 
 
 _cores: PerFunction[MapCore] = PerFunction()
@@ -349,18 +331,14 @@ CALLS_KEPT = 64
 """For how many kinds of arguments a core keeps what it worked out."""
 
 
-def core_for(
-    bound: Unbound, name: str, options: MapOptions, make: Make, key: tuple[tp.Any, ...]
-) -> MapCore:
+def core_for(bound: Unbound, name: str, options: MapOptions) -> MapCore:
     """The core of a function under some options; the same one as before where that is possible."""
-    new = functools.partial(MapCore, bound.fun, name, bound, options, make)
-    shape = (name, len(bound.args), *bound.kwargs)
-    hashable = options._replace(metadata=tuple(options.metadata.items()))
+    new = functools.partial(MapCore, name, bound, options)
     try:
-        whole = static_key((shape, hashable, key))
+        key = static_key((name, len(bound.args), *bound.kwargs, options))
     except UnhashableStatic:
         return new()
-    return _cores.get(bound.fun, whole, new)
+    return _cores.get(bound.fun, key, new)
 
 
 def _moved(value: tp.Any, sharding: NamedSharding) -> tp.Any:
@@ -475,19 +453,21 @@ def _with_axis_names(
     return out._replace(definition=dataclasses.replace(out.definition, graph=new))
 
 
-def _axes(name: str, in_axes: tp.Any, out_axes: tp.Any) -> tuple[tp.Any, tp.Any]:
-    """Axes as the boundary takes them; TypeError where something is none."""
+def axis_options(
+    name: str,
+    in_axes: tp.Any,
+    out_axes: tp.Any,
+    modes: Modes,
+    metadata: dict[str, tp.Any],
+    make: Make,
+    given: dict[str, tp.Any],
+) -> MapOptions:
+    """The options of a transform with axes; TypeError where something is no axis."""
     in_axes, out_axes = by_path(in_axes), by_path(out_axes)
     refuse_foreign_axes(name, "in_axes", in_axes)
     refuse_foreign_axes(name, "out_axes", out_axes)
-    return in_axes, out_axes
-
-
-def _wrap(f: tp.Any, options: MapOptions, make: Make, *key: tp.Any) -> tp.Any:
-    """A mapped function, or a decorator; `key` is what `make` depends on."""
-    if f is MISSING:
-        return lambda fun: MapWrapped(fun, options, make, key)
-    return MapWrapped(f, options, make, key)
+    names = ("in_axes", "out_axes")
+    return MapOptions(name, in_axes, out_axes, *names, 0, None, modes, metadata, make, given)
 
 
 def vmap(
@@ -528,32 +508,14 @@ def vmap(
     >>> nnx.vmap(lambda m, x: m(x))(models, jax.numpy.ones((4, 2))).shape
     (4, 3)
     """
-    in_axes, out_axes = _axes("vmap", in_axes, out_axes)
-    graph, graph_updates = bind_modes(graph, graph_updates)
-    options = MapOptions(
-        "vmap",
-        in_axes,
-        out_axes,
-        "in_axes",
-        "out_axes",
-        0,
-        None,
-        graph,
-        graph_updates,
-        transform_metadata,
-    )
+    given = {"axis_name": axis_name, "axis_size": axis_size, "spmd_axis_name": spmd_axis_name}
+    modes, metadata = Modes.of(graph, graph_updates), dict(transform_metadata)
+    options = axis_options("vmap", in_axes, out_axes, modes, metadata, _vmapped, given)
+    return decorated(MapWrapped, f, options)
 
-    def make(run: tp.Any, in_settings: tp.Any, order: tuple[tp.Any, ...]) -> tp.Any:
-        return jax.vmap(
-            run,
-            in_axes=in_settings,
-            out_axes=(None, order),
-            axis_name=axis_name,
-            axis_size=axis_size,
-            spmd_axis_name=spmd_axis_name,
-        )
 
-    return _wrap(f, options, make, axis_name, axis_size, spmd_axis_name)
+def _vmapped(run: tp.Any, in_axes: tp.Any, order: tuple[tp.Any, ...], **given: tp.Any) -> tp.Any:
+    return jax.vmap(run, in_axes=in_axes, out_axes=(None, order), **given)
 
 
 def pmap(
@@ -577,48 +539,25 @@ def pmap(
     live on. What leaves with axis None is what the first device has, as in `jax.pmap`: make it equal
     on all of them (`jax.lax.pmean`) before it is written.
     """
-    in_axes, out_axes = _axes("pmap", in_axes, out_axes)
-    graph, graph_updates = bind_modes(graph, graph_updates)
-    statics = (
-        (static_broadcasted_argnums,)
-        if isinstance(static_broadcasted_argnums, int)
-        else tuple(static_broadcasted_argnums)
-    )
-    options = MapOptions(
-        "pmap",
-        in_axes,
-        out_axes,
-        "in_axes",
-        "out_axes",
-        0,
-        None,
-        graph,
-        graph_updates,
-        transform_metadata,
-    )
-
-    def make(run: tp.Any, in_settings: tp.Any, order: tuple[tp.Any, ...]) -> tp.Any:
-        return jax.pmap(
-            run,
-            axis_name=axis_name,
-            in_axes=in_settings,
-            out_axes=(None, order),
-            devices=devices,
-            backend=backend,
-            axis_size=axis_size,
-        )
-
     del donate_argnums  # results are the same without; buffers of objects must stay
+    devices = None if devices is None else tuple(devices)
+    given = {"axis_name": axis_name, "devices": devices, "backend": backend, "axis_size": axis_size}
+    modes, metadata = Modes.of(graph, graph_updates), dict(transform_metadata)
+    options = axis_options("pmap", in_axes, out_axes, modes, metadata, _pmapped, given)
+    statics = as_tuple(static_broadcasted_argnums)
     if not statics:
-        chosen = None if devices is None else tuple(devices)
-        return _wrap(f, options, make, axis_name, axis_size, chosen, backend)
+        return decorated(MapWrapped, f, options)
     if f is MISSING:
-        return lambda fun: _with_statics(fun, options, make, statics)
-    return _with_statics(f, options, make, statics)
+        return lambda fun: _with_statics(fun, options, statics)
+    return _with_statics(f, options, statics)
+
+
+def _pmapped(run: tp.Any, in_axes: tp.Any, order: tuple[tp.Any, ...], **given: tp.Any) -> tp.Any:
+    return jax.pmap(run, in_axes=in_axes, out_axes=(None, order), **given)
 
 
 def _with_statics(
-    f: tp.Callable[..., tp.Any], options: MapOptions, make: tp.Any, statics: tuple[int, ...]
+    f: tp.Callable[..., tp.Any], options: MapOptions, statics: tuple[int, ...]
 ) -> tp.Callable[..., tp.Any]:
     """A mapped function some of whose positional arguments are constants of the program."""
     by_statics: dict[tp.Any, MapWrapped] = {}
@@ -646,7 +585,7 @@ def _with_statics(
                 return f(*every, **named)
 
             fun.__qualname__ = name_of(f)
-            by_statics[key] = MapWrapped(fun, options._replace(in_prefix=prefix), make, ())
+            by_statics[key] = MapWrapped(fun, options._replace(in_prefix=prefix))
         return by_statics[key](*[a for i, a in enumerate(args) if i not in fixed], **kwargs)
 
     return wrapper
@@ -681,31 +620,27 @@ def shard_map(
     >>> f(model, jax.numpy.ones((4, 2))).shape
     (4, 3)
     """
-    graph, graph_updates = bind_modes(graph, graph_updates)
+    given: dict[str, tp.Any] = {"mesh": mesh, "check_vma": check_vma}
+    if axis_names:
+        given["axis_names"] = frozenset(axis_names)
+    spec = jax.sharding.PartitionSpec()
     options = MapOptions(
         "shard_map",
         by_path(in_specs),
         by_path(out_specs),
         "in_specs",
         "out_specs",
-        jax.sharding.PartitionSpec(),
-        jax.sharding.PartitionSpec(),
-        graph,
-        graph_updates,
+        spec,
+        spec,
+        Modes.of(graph, graph_updates),
         {},
-        mesh,
+        _sharded,
+        given,
     )
-    extra: dict[str, tp.Any] = {"axis_names": set(axis_names)} if axis_names else {}
+    return decorated(MapWrapped, f, options)
 
-    def make(run: tp.Any, in_settings: tp.Any, order: tuple[tp.Any, ...]) -> tp.Any:
-        specs = tuple(jax.sharding.PartitionSpec() if s is None else s for s in order)
-        return jax.shard_map(
-            run,
-            mesh=mesh,
-            in_specs=in_settings,
-            out_specs=(jax.sharding.PartitionSpec(), specs),
-            check_vma=check_vma,
-            **extra,
-        )
 
-    return _wrap(f, options, make, mesh, frozenset(axis_names), check_vma)
+def _sharded(run: tp.Any, in_specs: tp.Any, order: tuple[tp.Any, ...], **given: tp.Any) -> tp.Any:
+    whole = jax.sharding.PartitionSpec()
+    specs = tuple(whole if s is None else s for s in order)
+    return jax.shard_map(run, in_specs=in_specs, out_specs=(whole, specs), **given)

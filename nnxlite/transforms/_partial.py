@@ -9,29 +9,35 @@ from __future__ import annotations
 import functools
 import typing as tp
 
+from nnxlite._config import Modes
 from nnxlite.boundary import CallDef, Inputs, fixed_structure
 from nnxlite.boundary._outputs import structure_changed
-from nnxlite.graph._functional import build, resolve_mode
+from nnxlite.graph._functional import build
 from nnxlite.graph._plan import find_plan, view
-from nnxlite.transforms._callables import name_of, resolve_updates
 from nnxlite.transforms._jit import JitOptions, JitWrapped, jit
+from nnxlite.transforms._wrapper import name_of
 
 
 class JitPartial(JitWrapped[..., tp.Any]):
     """A compiled function with its first arguments given, as `jit_partial` returns it."""
 
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def __init__(self, fun: tp.Any, options: JitOptions, partial_args: tuple[tp.Any, ...]) -> None:
         super().__init__(fun, options)
         self.partial_args = partial_args
 
+    @property
+    def name(self) -> str:
+        """Of the transform."""
+        return "jit_partial"
+
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]:
         return super()._enter((*self.partial_args, *args), kwargs)
 
-    def __repr__(self) -> str:
-        return f"jit_partial({name_of(self.fun)})"
-
     def __reduce__(self) -> tp.Any:
-        return JitPartial, (self.fun, self._core.options, self.partial_args)
+        return JitPartial, (self.fun, self.options, self.partial_args)
 
 
 def jit_partial(
@@ -84,7 +90,7 @@ def jit_partial(
         graph=graph,
         graph_updates=graph_updates,
     )
-    return JitPartial(fun, jitted._core.options, partial_args)
+    return JitPartial(fun, jitted.options, partial_args)
 
 
 def _of_all(numbers: int | tp.Sequence[int] | None, count: int) -> list[int] | None:
@@ -175,7 +181,7 @@ def cached_partial(
     >>> step(1), step(2), int(counter.n.value)
     (None, None, 3)
     """
-    if not (resolve_mode(graph) and resolve_updates(graph_updates, graph)):
+    if not Modes.of(graph, graph_updates).updates:
         raise ValueError(
             "cached_partial is a graph-mode-only API and requires graph=True and "
             "graph_updates=True; use jit_partial, or call the function itself."

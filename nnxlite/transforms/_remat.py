@@ -11,32 +11,21 @@ import typing as tp
 
 import jax
 
-from nnxlite.boundary import (
-    CallDef,
-    Crossing,
-    Inputs,
-    enter,
-    leave,
-    replay_crossing,
-)
-from nnxlite.graph._functional import resolve_mode
-from nnxlite.transforms._callables import (
-    MISSING,
+from nnxlite._config import Modes
+from nnxlite.boundary import CallDef, Crossing, enter, leave, replay_crossing
+from nnxlite.transforms._arguments import (
     Hidden,
-    Unbound,
-    bind_modes,
     by_position,
     hide,
-    name_of,
     naming_arguments,
     refuse_shared_result,
-    resolve_updates,
     reveal,
     traced_context,
-    unbind,
 )
 from nnxlite.transforms._core import Core, core_for
 from nnxlite.transforms._surroundings import Surroundings
+from nnxlite.transforms._wrapper import Transformed, decorated
+from nnxlite.variables import MISSING
 
 Policy = tp.Callable[..., bool]
 
@@ -44,10 +33,11 @@ Policy = tp.Callable[..., bool]
 class RematOptions(tp.NamedTuple):
     """The options of `remat`, as they travel together."""
 
+    name: str
+    static_argnums: tuple[int, ...]
     prevent_cse: bool
     policy: Policy | None
-    graph: bool | None
-    graph_updates: bool | None
+    modes: Modes
 
 
 class CallKey(tp.NamedTuple):
@@ -90,9 +80,9 @@ class Remat(Core):
         (args, kwargs), inner = enter(call, plain, list(values))
         args = reveal(args, call.extra.hidden)
         result = self.fun(*args, **kwargs)
-        refuse_shared_result(result, "remat", self.options.graph)
-        updates = resolve_updates(self.options.graph_updates, self.options.graph)
-        out = leave(inner, result, structure=updates, captured=updates)
+        modes = self.options.modes
+        refuse_shared_result(result, "remat", modes.graph)
+        out = leave(inner, result, structure=modes.updates, captured=modes.updates)
         return out.crossing()
 
     def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
@@ -103,39 +93,20 @@ class Remat(Core):
         return self._checkpointed(functools.partial(self._body))(None, call, plain, values)
 
 
-class RematWrapped:
+class RematWrapped(Transformed):
     """A function under `remat`."""
 
-    def __init__(
-        self,
-        fun: tp.Callable[..., tp.Any],
-        static_argnums: tuple[int, ...],
-        options: RematOptions,
-    ) -> None:
-        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
-        self._fun, self._args, self._kwargs = unbind(fun)
-        self._static = static_argnums
-        self._options = options
-        self.__wrapped__ = fun
-
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def __repr__(self) -> str:
-        return f"remat({name_of(self._fun)})"
+    options: RematOptions
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         hidden: Hidden = ()
-        if self._static:
-            wanted = max(self._static) + 1
-            bound = Unbound(self._fun, self._args, self._kwargs)
-            args, kwargs = by_position(self._fun, args, kwargs, bound, wanted)
-            args, hidden = hide(args, self._static, len(self._args), repr(self))
-        inputs = Inputs.of_call((*self._args, *args), {**self._kwargs, **kwargs})
-        if not resolve_mode(self._options.graph):
-            inputs.as_trees("remat")
+        bound, static = self.bound, self.options.static_argnums
+        if static:
+            args, kwargs = by_position(bound.fun, args, kwargs, bound, max(static) + 1)
+            args, hidden = hide(args, static, len(bound.args), repr(self))
+        inputs = self.inputs(args, kwargs)
         call = inputs.define(CallKey(traced_context(), hidden))
-        core = core_for(Remat, (self._fun,), self._options)
+        core = core_for(Remat, (bound.fun,), self.options)
         with naming_arguments(repr(self), inputs, ", or make it static with static_argnums"):
             crossing = core.run(call, inputs.plain, inputs.values)
         return replay_crossing(inputs, crossing)
@@ -175,7 +146,6 @@ def remat(
     """
     if isinstance(static_argnums, int):
         static_argnums = (static_argnums,)
-    options = RematOptions(prevent_cse, policy, *bind_modes(graph, graph_updates))
-    if f is MISSING:
-        return lambda fun: RematWrapped(fun, tuple(static_argnums), options)
-    return RematWrapped(f, tuple(static_argnums), options)
+    modes = Modes.of(graph, graph_updates)
+    options = RematOptions("remat", tuple(static_argnums), prevent_cse, policy, modes)
+    return decorated(RematWrapped, f, options)

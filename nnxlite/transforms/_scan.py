@@ -8,15 +8,15 @@ loop, and are neither copied nor returned.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import typing as tp
 
 import jax
 import jax.numpy as jnp
 
+from nnxlite._config import Modes
 from nnxlite._errors import path_text
 from nnxlite._jax import is_ref
-from nnxlite.boundary import CallDef, Carry, Crossing, Fixed, Inputs, Outputs
+from nnxlite.boundary import CallDef, Carry, Crossing, Fixed, Outputs
 from nnxlite.boundary._body import Body, described, same, settle, trace_body
 from nnxlite.boundary._carry import OTHER, SHARED, Handover, hand_over, refuse_replaced, with_arrays
 from nnxlite.boundary._differences import edits_text, structure_error, tree_difference
@@ -34,22 +34,16 @@ from nnxlite.boundary._prefixes import (
 from nnxlite.boundary._settings import no_room, output_names, output_settings
 from nnxlite.boundary._streams import is_random, warn_of_streams
 from nnxlite.graph._defs import StaticDef
-from nnxlite.graph._functional import resolve_mode
-from nnxlite.transforms._callables import (
-    MISSING,
-    Unbound,
-    bind_modes,
+from nnxlite.transforms._arguments import (
     by_position,
     check_arguments,
-    name_of,
     refuse_shared_result,
-    resolve_updates,
     traced_context,
-    unbind,
 )
 from nnxlite.transforms._core import Core, core_for
 from nnxlite.transforms._mapped import _with_axis_names, from_front
-from nnxlite.variables import PARTITION_NAME, Variable, remove_axis
+from nnxlite.transforms._wrapper import Transformed, decorated, name_of
+from nnxlite.variables import MISSING, PARTITION_NAME, Variable, remove_axis
 
 CARRY, CONSTANT = "carry", "constant"
 
@@ -60,6 +54,7 @@ _NO_LEAVES = StaticDef(None)
 class ScanOptions(tp.NamedTuple):
     """The options of `scan`, as they travel together."""
 
+    name: str
     length: int | None
     reverse: bool
     unroll: tuple[type, int | bool]  # with the type, since True equals 1
@@ -67,9 +62,8 @@ class ScanOptions(tp.NamedTuple):
     in_axes: tp.Any
     out_axes: tp.Any
     axis_names: tuple[tuple[str, tp.Any], ...]
-    graph: bool | None
-    graph_updates: bool | None
-    num_bound: int
+    modes: Modes
+    num_bound: int = 0
 
 
 class Sorted(tp.NamedTuple):
@@ -200,7 +194,7 @@ class Scan(Core):
         settings += broadcast(options.in_axes, args[options.num_bound :], "in_axes")
         settings += [None] * len(jax.tree_util.tree_leaves(kwargs))
         plain, values = split_settings(call, settings, "in_axes")
-        if not resolve_updates(options.graph_updates, options.graph):  # writes carry over
+        if not options.modes.updates:  # writes carry over
             nodes = call.graphdef.decoded.leaf_nodes
             values = [Carry if s is None and n >= 0 else s for s, n in zip(values, nodes)]
         return Sorted(plain, values, [settings[i] for i in call.where])
@@ -286,10 +280,10 @@ class Scan(Core):
 
         def run(tree: tp.Any) -> tp.Any:
             result = self.fun(*tree[0], **tree[1])
-            refuse_shared_result(result, "scan", options.graph)
+            refuse_shared_result(result, "scan", options.modes.graph)
             return result
 
-        structure = resolve_updates(options.graph_updates, options.graph)
+        structure = options.modes.updates
         return trace_body(
             call,
             run,
@@ -344,7 +338,7 @@ class Scan(Core):
                 f"scan({name_of(self.fun)}) must return the objects of its carry themselves, in "
                 "their places. Update them in place (nnx.update) instead of returning new ones."
             )
-        updates = resolve_updates(self.options.graph_updates, self.options.graph)
+        updates = self.options.modes.updates
         error = TypeError if updates else ValueError
         if graph is not None:
             carried = {~source for source in handover.by_source(handover.leaves) if source < 0}
@@ -441,7 +435,7 @@ class Scan(Core):
         structures = [jax.tree_util.tree_structure(part) for part in (before, after)]
         if structures[0] != structures[1]:
             # The reference's classes: with updates it compares references first.
-            updates = resolve_updates(options.graph_updates, options.graph)
+            updates = options.modes.updates
             positions = jax.tree_util.tree_leaves(before)
             roots = {i for i, position in enumerate(positions) if position in call.where}
             error = ValueError if updates else structure_error(structures[0], structures[1], roots)
@@ -585,41 +579,29 @@ def _check_results(out_axes: tp.Any) -> None:
                 )
 
 
-class ScanWrapped:
+class ScanWrapped(Transformed):
     """A scanned function, as `scan` returns it."""
 
-    def __init__(self, fun: tp.Callable[..., tp.Any], options: ScanOptions) -> None:
-        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
-        self._bound = Unbound(fun, (), {}) if isinstance(fun, type) else unbind(fun)
-        self._fun = self._bound.fun
-        self._options = options._replace(num_bound=len(self._bound.args))
-        self.__wrapped__ = fun
-
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(self, instance)
+    options: ScanOptions
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        bound, axes = self._bound, self._options.in_axes
+        bound, axes = self.bound, self.options.in_axes
         wanted = len(axes) if isinstance(axes, tuple) else int(axes is Carry)
         if kwargs or len(args) < wanted:
-            args, kwargs = by_position(self._fun, args, kwargs, bound, wanted)
-        every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
+            args, kwargs = by_position(bound.fun, args, kwargs, bound, wanted)
         if wanted and len(args) != wanted:
-            check_arguments("scan", self._fun, every, keywords)
+            every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
+            check_arguments("scan", bound.fun, every, keywords)
             if axes is Carry:
                 raise ValueError(
-                    f"scan({name_of(self._fun)}): with in_axes=Carry the one argument is the carry, "
+                    f"scan({name_of(bound.fun)}): with in_axes=Carry the one argument is the carry, "
                     f"got {len(args)} arguments. Carry them as one pytree, or give each its axis, "
                     "such as in_axes=(nnx.Carry, None)."
                 )
-        inputs = Inputs.of_call(every, keywords)
-        if not resolve_mode(self._options.graph):
-            inputs.as_trees("scan")
+        inputs = self.inputs(args, kwargs)
         call = inputs.define(traced_context())
-        return core_for(Scan, (self._fun,), self._options)(inputs, call)
-
-    def __repr__(self) -> str:
-        return f"scan({name_of(self.__wrapped__)})"
+        options = self.options._replace(num_bound=len(bound.args))
+        return core_for(Scan, (bound.fun,), options)(inputs, call)
 
 
 def scan(
@@ -666,8 +648,8 @@ def scan(
     refuse_foreign_axes("scan", "in_axes", in_axes)
     refuse_foreign_axes("scan", "out_axes", out_axes)
     _check_prefixes(in_axes, out_axes)
-    graph, graph_updates = bind_modes(graph, graph_updates)
     options = ScanOptions(
+        "scan",
         length,
         reverse,
         (type(unroll), unroll),
@@ -675,10 +657,6 @@ def scan(
         in_axes,
         out_axes,
         tuple(transform_metadata.items()) if PARTITION_NAME in transform_metadata else (),
-        graph,
-        graph_updates,
-        0,
+        Modes.of(graph, graph_updates),
     )
-    if f is MISSING:
-        return lambda fun: ScanWrapped(fun, options)
-    return ScanWrapped(f, options)
+    return decorated(ScanWrapped, f, options)

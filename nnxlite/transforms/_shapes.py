@@ -10,6 +10,7 @@ from jax.experimental import checkify as jax_checkify
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite import _sharding_hook
+from nnxlite._config import Modes
 from nnxlite._jax import current_mesh
 from nnxlite.boundary import (
     CallDef,
@@ -20,65 +21,53 @@ from nnxlite.boundary import (
     leave,
     replay_crossing,
 )
-from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._plan import view
-from nnxlite.transforms._callables import (
-    MISSING,
+from nnxlite.transforms._arguments import (
     Hidden,
-    bind_modes,
     hide,
-    name_of,
     naming_arguments,
     refuse_shared_result,
-    resolve_updates,
     reveal,
-    unbind,
 )
-from nnxlite.variables import Variable
+from nnxlite.transforms._wrapper import Transformed, Unbound, decorated, name_of, unbind
+from nnxlite.variables import MISSING, Variable
 
 
 class LookOptions(tp.NamedTuple):
     """The options of these transforms, as they travel together."""
 
     name: str
-    graph: bool | None
-    graph_updates: bool | None
+    modes: Modes
     static_argnums: tuple[int, ...] = ()
+    errors: frozenset[tp.Any] = frozenset()
 
 
 class Look:
     """One call, ready to be traced: its arguments taken apart, and the function between leaves."""
 
-    def __init__(
-        self, fun: tp.Callable[..., tp.Any], args: tp.Any, kwargs: tp.Any, options: LookOptions
-    ) -> None:
-        self._fun, bound, given = unbind(fun)
+    def __init__(self, found: Unbound, args: tp.Any, kwargs: tp.Any, options: LookOptions) -> None:
+        self._fun, bound, given = found
         self._options = options
         self._hidden: Hidden = ()
         if options.static_argnums:
-            name = f"{options.name}({name_of(fun)})"
+            name = f"{options.name}({name_of(self._fun)})"
             args, self._hidden = hide(args, options.static_argnums, len(bound), name)
-        self.inputs = Inputs(((*bound, *args), {**given, **kwargs}))
-        if not resolve_mode(options.graph):
-            self.inputs.as_trees(options.name)
+        inputs = Inputs(((*bound, *args), {**given, **kwargs}))
+        self.inputs = inputs.in_mode(options.modes.graph, options.name)
         self.call = self.inputs.define()
 
     def naming_arguments(self, remedy: str = "") -> naming_arguments:
         """A context in which complaints about arguments name them."""
         return naming_arguments(f"{self._options.name}({name_of(self._fun)})", self.inputs, remedy)
 
-    @property
-    def updates(self) -> bool:
-        """Whether structure changes propagate."""
-        return resolve_updates(self._options.graph_updates, self._options.graph)
-
     def outputs(self, plain: list[tp.Any], values: list[tp.Any]) -> tuple[tp.Any, Outputs]:
         """Run the function on leaves: its result as it is, and everything that leaves."""
         (args, kwargs), inner = enter(self.call, plain, list(values))
         result = self._fun(*reveal(args, self._hidden), **kwargs)
-        refuse_shared_result(result, self._options.name, self._options.graph)
-        captured = self.updates or self._options.name != "checkify"  # else nothing is computed
-        return result, leave(inner, result, structure=self.updates, captured=captured)
+        graph, updates = self._options.modes
+        refuse_shared_result(result, self._options.name, graph)
+        captured = updates or self._options.name != "checkify"  # else nothing is computed
+        return result, leave(inner, result, structure=updates, captured=captured)
 
     def run(self, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
         """The function between leaves."""
@@ -109,7 +98,7 @@ def eval_shape(
     >>> model.kernel.value
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
-    look = Look(f, args, kwargs, LookOptions("eval_shape", graph, graph_updates))
+    look = Look(unbind(f), args, kwargs, LookOptions("eval_shape", Modes.of(graph, graph_updates)))
     inputs = look.inputs
     with look.naming_arguments():
         crossing = jax.eval_shape(look.run, inputs.plain, inputs.values)
@@ -178,29 +167,17 @@ def make_jaxpr(
     ['add']
     """
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
-    options = LookOptions("make_jaxpr", *bind_modes(graph, graph_updates), numbers)
-    if f is MISSING:
-        return lambda fun: JaxprMaker(fun, options)
-    return JaxprMaker(f, options)
+    options = LookOptions("make_jaxpr", Modes.of(graph, graph_updates), numbers)
+    return decorated(JaxprMaker, f, options)
 
 
-class JaxprMaker:
+class JaxprMaker(Transformed):
     """A function that gives the jaxpr of another, as `make_jaxpr` returns it."""
 
-    def __init__(self, fun: tp.Callable[..., tp.Any], options: LookOptions) -> None:
-        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
-        self._fun = fun
-        self._options = options
-        self.__wrapped__ = fun
-
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def __repr__(self) -> str:
-        return f"make_jaxpr({name_of(self._fun)})"
+    options: LookOptions
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        look = Look(self._fun, args, kwargs, self._options)
+        look = Look(self.bound, args, kwargs, self.options)
         inputs, call = look.inputs, look.call
         order = _order(call)
         every = [*inputs.plain, *inputs.values]
@@ -214,7 +191,7 @@ class JaxprMaker:
             shown = Inputs(result, call.trees)
             ordered = [*shown.plain, *shown.values]
             leaves_out = [ordered[place] for place in _order(shown.define())]
-            return [*leaves_out, *_updates(out)] if look.updates else leaves_out
+            return [*leaves_out, *_updates(out)] if self.options.modes.updates else leaves_out
 
         with look.naming_arguments(", or make it static with static_argnums"):
             return jax.make_jaxpr(run)(*[every[place] for place in order])
@@ -277,30 +254,18 @@ def checkify(
     >>> float(y), "x must be positive" in error.get()
     (0.0, True)
     """
-    return Checked(f, errors, LookOptions("checkify", *bind_modes(graph, graph_updates)))
+    modes = Modes.of(graph, graph_updates)
+    return Checked(f, LookOptions("checkify", modes, errors=frozenset(errors)))
 
 
-class Checked:
+class Checked(Transformed):
     """A function with its errors as values, as `checkify` returns it."""
 
-    def __init__(
-        self, fun: tp.Callable[..., tp.Any], errors: frozenset[tp.Any], options: LookOptions
-    ) -> None:
-        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
-        self._fun = fun
-        self._errors = errors
-        self._options = options
-        self.__wrapped__ = fun
-
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def __repr__(self) -> str:
-        return f"checkify({name_of(self._fun)})"
+    options: LookOptions
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tuple[tp.Any, tp.Any]:
-        look = Look(self._fun, args, kwargs, self._options)
+        look = Look(self.bound, args, kwargs, self.options)
         inputs = look.inputs
-        checked = jax_checkify.checkify(look.run, self._errors)
+        checked = jax_checkify.checkify(look.run, self.options.errors)
         error, crossing = checked(inputs.plain, inputs.values)
         return error, replay_crossing(inputs, crossing)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite.boundary import CallDef, Inputs, replay_crossing
-from nnxlite.transforms._callables import R, with_statics
+from nnxlite.transforms._arguments import with_statics
+from nnxlite.transforms._wrapper import R
 
 
 class Jitted(tp.Protocol):

@@ -37,7 +37,7 @@ from nnxlite._jax import Ref
 from nnxlite._statics import KNOWN, ById, static_key
 from nnxlite.boundary import CallDef, is_root
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
-from nnxlite.transforms._callables import unwrapped
+from nnxlite.transforms._wrapper import unwrapped
 from nnxlite.variables import VariableDef
 
 TESTED = {(3, 11), (3, 12), (3, 13)}

@@ -12,6 +12,7 @@ import typing as tp
 
 import jax
 
+from nnxlite._config import GRAPH_MODE
 from nnxlite._errors import path_text
 from nnxlite._jax import key_name
 from nnxlite._state import State
@@ -26,11 +27,9 @@ from nnxlite.boundary import (
 from nnxlite.boundary._prefixes import NodePrefix, broadcast, graph_settings
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import is_graph_node
-from nnxlite.graph._functional import resolve_mode
 from nnxlite.graph._graphdef import GraphDef, Path
-from nnxlite.transforms._callables import MISSING
 from nnxlite.transforms._tangents import places
-from nnxlite.variables import Variable
+from nnxlite.variables import MISSING, Variable
 
 KeyPath = tuple[tp.Any, ...]
 SplitFn = tp.Callable[[SplitContext, KeyPath, tp.Any, tp.Any], tp.Any]
@@ -262,7 +261,7 @@ def prefix(
     [2.0, 2.0, 2.0]
     """
     choose = filter_map if callable(filter_map) else _chooser(filter_map)
-    closed = _is_closed if resolve_mode(graph) else _is_variable
+    closed = _is_closed if GRAPH_MODE.given(graph) else _is_variable
     pairs, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=closed)
     out = []
     for keys, x in pairs:

@@ -12,19 +12,11 @@ import typing as tp
 
 import jax
 
+from nnxlite._config import Modes
 from nnxlite._jax import is_ref
 from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
 from nnxlite.boundary._prefixes import argument_path, split_settings
-from nnxlite.graph._functional import resolve_mode
-from nnxlite.transforms._callables import (
-    MISSING,
-    bind_modes,
-    name_of,
-    naming_arguments,
-    refuse_shared_result,
-    resolve_updates,
-    unbind,
-)
+from nnxlite.transforms._arguments import naming_arguments, refuse_shared_result
 from nnxlite.transforms._grad import Selected, _value_and_aux
 from nnxlite.transforms._tangents import (
     FLOAT0,
@@ -35,6 +27,8 @@ from nnxlite.transforms._tangents import (
     tangent_leaves,
     zero_tangent,
 )
+from nnxlite.transforms._wrapper import Wrapper, decorated, name_of, unbind
+from nnxlite.variables import MISSING
 
 
 class JacobianOptions(tp.NamedTuple):
@@ -42,8 +36,7 @@ class JacobianOptions(tp.NamedTuple):
 
     name: str
     has_aux: bool
-    graph: bool | None
-    graph_updates: bool | None
+    modes: Modes
 
 
 class Linearized:
@@ -64,9 +57,8 @@ class Linearized:
         self.fun, bound, kwargs = unbind(fun)
         self.options = options
         self.num_bound = len(bound)
-        self.inputs = Inputs(((*bound, *primals), kwargs))
-        if not resolve_mode(options.graph):
-            self.inputs.as_trees(options.name)
+        inputs = Inputs(((*bound, *primals), kwargs))
+        self.inputs = inputs.in_mode(options.modes.graph, options.name)
         self.call = self.inputs.define()
         self.selected = self._select()
         self.chosen, self._rest = self.selected.split(self.inputs.plain, self.inputs.values)
@@ -90,10 +82,9 @@ class Linearized:
         result, aux = self.fun(*args, **kwargs), None
         if self.options.has_aux:
             result, aux = _value_and_aux(result, self.fun)
-        refuse_shared_result((result, aux), self.options.name, self.options.graph)
+        refuse_shared_result((result, aux), self.options.name, self.options.modes.graph)
         shown = Inputs(result, self.call.trees)
-        structure = resolve_updates(self.options.graph_updates, self.options.graph)
-        out = leave(inner, (result, aux), structure=structure)
+        out = leave(inner, (result, aux), structure=self.options.modes.updates)
         fixed = Fixed((out.definition, shown.define()))
         return (shown.plain, shown.values), (fixed, out.result, out.written, out.fresh)
 
@@ -144,16 +135,11 @@ def vjp(
     >>> d_model.bias.value.tolist(), d_x.shape
     ([1.0, 1.0, 1.0], (1, 2))
     """
-    graph, graph_updates = bind_modes(graph, graph_updates)
-    options = {
-        "has_aux": has_aux,
-        "reduce_axes": reduce_axes,
-        "graph": graph,
-        "graph_updates": graph_updates,
-    }
+    modes = Modes.of(graph, graph_updates)
     if f is MISSING or not primals:
-        return Later(vjp, f, options) if f is not MISSING else lambda fun: Later(vjp, fun, options)
-    flat = Linearized(f, primals, JacobianOptions("vjp", has_aux, graph, graph_updates))
+        given = {"has_aux": has_aux, "reduce_axes": tuple(reduce_axes)}
+        return decorated(Later, f, LaterOptions(vjp, modes, given))
+    flat = Linearized(f, primals, JacobianOptions("vjp", has_aux, modes))
     extra = {"reduce_axes": tuple(reduce_axes)} if reduce_axes else {}
     with flat.naming_arguments():
         leaves, pull_leaves, crossing = jax.vjp(flat.run, flat.chosen, has_aux=True, **extra)
@@ -240,18 +226,15 @@ def jvp(
     >>> float(value), float(tangent)
     (9.0, 6.0)
     """
-    graph, graph_updates = bind_modes(graph, graph_updates)
-    options = {"has_aux": has_aux, "graph": graph, "graph_updates": graph_updates}
-    if f is MISSING:
-        return lambda fun: Later(jvp, fun, options)
-    if primals is MISSING or tangents is MISSING:
-        return Later(jvp, f, options)
+    modes = Modes.of(graph, graph_updates)
+    if f is MISSING or primals is MISSING or tangents is MISSING:
+        return decorated(Later, f, LaterOptions(jvp, modes, {"has_aux": has_aux}))
     if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
         raise TypeError(
             "primal and tangent arguments to jvp must be tuples or lists, one entry for each "
             f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
         )
-    flat = Linearized(f, tuple(primals), JacobianOptions("jvp", has_aux, graph, graph_updates))
+    flat = Linearized(f, tuple(primals), JacobianOptions("jvp", has_aux, modes))
     form = Form(
         flat.call, flat.template, flat.inputs.plain, flat.inputs.values, 1, "tangent", TypeError
     )
@@ -264,25 +247,31 @@ def jvp(
     return (value, tangent, aux) if has_aux else (value, tangent)
 
 
-class Later:
+class LaterOptions(tp.NamedTuple):
+    """The options of a call of `vjp` or `jvp` without primals."""
+
+    transform: tp.Callable[..., tp.Any]
+    modes: Modes
+    given: dict[str, tp.Any]
+
+
+class Later(Wrapper):
     """A function to be differentiated, whose primals are still to come."""
 
-    def __init__(self, transform: tp.Any, fun: tp.Any, options: dict[str, tp.Any]) -> None:
-        functools.update_wrapper(self, fun)  # first: attributes of `fun` give way to its own
-        self._transform = transform
-        self._fun = fun
-        self._options = options
-        self.__wrapped__ = fun
+    options: LaterOptions
 
-    def __call__(self, *args: tp.Any, **options: tp.Any) -> tp.Any:
-        return self._transform(self._fun, *args, **{**self._options, **options})
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of the transform."""
+        return self.options.transform.__name__
+
+    def __call__(self, *args: tp.Any, **given: tp.Any) -> tp.Any:
+        transform, (graph, updates), first = self.options
+        options = {"graph": graph, "graph_updates": updates, **first, **given}
+        return transform(self.__wrapped__, *args, **options)
 
     def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        if instance is None:
-            return self
-        if self._transform is vjp:  # the instance is the first primal
-            return functools.partial(self, instance)
-        return Later(self._transform, functools.partial(self._fun, instance), self._options)
-
-    def __repr__(self) -> str:
-        return f"{self._transform.__name__}({name_of(self._fun)})"
+        bound = super().__get__(instance, owner)
+        if instance is None or self.options.transform is vjp:  # the instance is the first primal
+            return bound
+        return Later(functools.partial(self.__wrapped__, instance), self.options)

@@ -19,7 +19,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._config import GRAPH_MODE, GRAPH_UPDATES
+from nnxlite._config import Modes
 from nnxlite._errors import path_text
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import iter_graph, recursive_map
@@ -396,10 +396,9 @@ class _Change:
 
     def apply(self, node: tp.Any) -> tp.Any:
         """The backups of a change in place, or the changed copy."""
-        graph = GRAPH_MODE.get() if self.graph is None else self.graph
-        updates = GRAPH_UPDATES.get() if self.graph_updates is None else self.graph_updates
+        graph, updates = Modes.of(self.graph, self.graph_updates)
         chosen = self._chosen(node, graph)
-        if self.mutates and graph and updates:
+        if self.mutates and updates:
             return self._in_place(chosen)
         return self._copy(node, graph)
 

@@ -1,0 +1,307 @@
+"""What a transform returns: a function under a transform, and how it is taken apart.
+
+Every transform returns a `Wrapper`: a function, and the options of the transform.  `unbind` takes what
+a user passes (a bound method, a partial, an object that can be called, another wrapper) apart into a
+plain function and the arguments that it carries, which so enter the transform as arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing as tp
+import weakref
+
+import jax
+
+from nnxlite._config import Modes
+from nnxlite._statics import ById, UnhashableStatic, static_key
+from nnxlite.boundary import Inputs, is_root
+from nnxlite.objects._frozen import BoundMethod
+from nnxlite.variables import MISSING
+
+P = tp.ParamSpec("P")
+R = tp.TypeVar("R")
+T = tp.TypeVar("T")
+
+
+class Wrapper:
+    """Base of what a transform returns: equal to another one of the same function and options.
+
+    So a transform that is applied in every step of a loop finds what was compiled in the first.
+
+    Attributes:
+        __wrapped__: the function.
+        options: all else that `type(self)(function, options)` needs; it does not hold the function.
+        name: of the transform.
+    """
+
+    name: tp.Any = ""
+
+    def __init__(self, fun: tp.Any, options: tp.Any) -> None:
+        functools.update_wrapper(tp.cast(tp.Any, self), fun)  # first: its attributes give way
+        self.__wrapped__ = fun
+        self.options = options
+
+    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
+        return self if instance is None else functools.partial(tp.cast(tp.Any, self), instance)
+
+    def __repr__(self) -> str:
+        return f"{self.name}({name_of(self.__wrapped__)})"
+
+    def __reduce__(self) -> tp.Any:
+        return type(self), (self.__wrapped__, self.options)
+
+    def __eq__(self, other: object, /) -> bool:
+        if self is other or not isinstance(other, Wrapper):
+            return self is other
+        (fun, layers), (other_fun, others) = unwrapped(self), unwrapped(other)
+        return fun is other_fun and layers == others
+
+    def __hash__(self) -> int:
+        fun, layers = unwrapped(self)
+        return hash((id(fun), layers))
+
+
+Layers = tuple[tuple[type[Wrapper], "StaticArgument"], ...]
+"""What makes a wrapper of a function: classes and options, the outermost first."""
+
+
+def unwrapped(fun: tp.Any) -> tuple[tp.Any, Layers]:
+    """The function inside of wrappers, and these."""
+    layers: list[tuple[type[Wrapper], StaticArgument]] = []
+    while isinstance(fun, Wrapper) and type(fun).__eq__ is Wrapper.__eq__:
+        layers.append((type(fun), hidden_argument(fun.options)))
+        fun = fun.__wrapped__
+    return fun, tuple(layers)
+
+
+def wrapped(fun: tp.Any, layers: Layers) -> tp.Any:
+    """The inverse of `unwrapped`."""
+    for kind, options in reversed(layers):
+        fun = kind(fun, options.value)
+    return fun
+
+
+class PerFunction(tp.Generic[T]):
+    """What is made once for each function and each key, and kept as long as the function lives.
+
+    It must not refer to the function, but weakly.
+    """
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[tp.Any, dict[tp.Any, T]]
+        self._known = weakref.WeakKeyDictionary()
+
+    def get(self, fun: tp.Callable[..., tp.Any], key: tp.Any, make: tp.Callable[[], T]) -> T:
+        """What was made before, if it can be remembered; else a new one."""
+        fun, layers = unwrapped(fun)
+        key = (key, layers) if layers else key
+        if type(fun).__eq__ is not object.__eq__:  # an equal one may live longer than the first
+            return make()
+        try:
+            mine = self._known.setdefault(fun, {})
+            found = mine.get(key)
+        except TypeError:  # not weakly referable, or an unhashable key
+            return make()
+        if found is None:
+            if len(mine) >= KEPT_PER_FUNCTION:
+                del mine[next(iter(mine))]
+            found = mine[key] = make()
+        return found
+
+
+KEPT_PER_FUNCTION = 64
+"""For how many keys something is kept for one function."""
+
+
+def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
+    """A function that returns another (or one equal), and does not keep it alive where possible."""
+    inner, layers = unwrapped(fun)
+    if layers:
+        find = weakly(inner)
+        return lambda: wrapped(find(), layers)
+    try:
+        return weakref.ref(fun)
+    except TypeError:
+        return lambda: fun
+
+
+class Unbound(tp.NamedTuple):
+    """A callable taken apart: the plain function, and the arguments it already carries."""
+
+    fun: tp.Callable[..., tp.Any]
+    args: tuple[tp.Any, ...]
+    kwargs: dict[str, tp.Any]
+
+
+def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
+    """Take bound methods, partials and callable objects apart.
+
+    What they carry enters the transform as arguments, so that a model behind a bound method is
+    treated like a model that is passed. Arguments of a partial that hold no objects stay where they
+    are: they are constants, and may be anything.
+    """
+    if not callable(fun):
+        raise TypeError(f"Expected a callable to transform, got {type(fun).__name__}.")
+    if isinstance(fun, (types.MethodType, BoundMethod)) and is_root(fun.__self__):
+        inner = unbind(fun.__func__)
+        return Unbound(inner.fun, (*inner.args, fun.__self__), inner.kwargs)
+    if isinstance(fun, functools.partial):
+        return _unbind_partial(fun)
+    if is_root(fun) and not isinstance(fun, type):
+        return Unbound(_call_object, (fun,), {})
+    inner, layers = unwrapped(fun)
+    found = unbind(inner) if layers else None
+    return Unbound(fun, (), {}) if found is None or found.fun is inner else rewrap(found, layers)
+
+
+def rewrap(found: Unbound, layers: Layers) -> Unbound:
+    """The callable that wrappers make of one that was taken apart; it carries the same."""
+    if not (found.args or found.kwargs):
+        return found._replace(fun=wrapped(found.fun, layers))
+    return found._replace(fun=_Carrying(found.fun, (layers, len(found.args), tuple(found.kwargs))))
+
+
+class _Carrying(Wrapper):
+    """A wrapper of a function whose first arguments the function itself carried."""
+
+    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        layers, count, names = self.options
+        named = {name: kwargs.pop(name) for name in names}
+        inner = functools.partial(self.__wrapped__, *args[:count], **named)
+        return wrapped(inner, layers)(*args[count:], **kwargs)
+
+
+def _unbind_partial(fun: functools.partial[tp.Any]) -> Unbound:
+    inner = unbind(fun.func)
+    args, kwargs = (*inner.args, *fun.args), {**inner.kwargs, **fun.keywords}
+    carried = tuple(filter(holds_object, args))
+    keywords = {k: v for k, v in kwargs.items() if holds_object(v)}
+    if not carried and not keywords:
+        return Unbound(fun, (), {})
+    if len(carried) == len(args) and len(keywords) == len(kwargs):
+        return Unbound(inner.fun, args, kwargs)
+    layout = tuple(_HOLE if holds_object(x) else x for x in args)
+    constants = {k: v for k, v in kwargs.items() if k not in keywords}
+    inside: tp.Any = functools.partial(_call_partly, inner.fun, layout, constants)
+    inside.__qualname__ = name_of(inner.fun)
+    inside.__signature__ = _signature_of_rest(inner.fun, layout, constants)
+    return Unbound(inside, carried, keywords)
+
+
+_HOLE = object()
+
+
+def holds_object(value: tp.Any) -> bool:
+    """Whether a value is, or holds, an object, Variable or State."""
+    return any(map(is_root, jax.tree_util.tree_leaves(value, is_leaf=is_root)))
+
+
+def _call_partly(
+    fun: tp.Callable[..., tp.Any],
+    layout: tuple[tp.Any, ...],
+    constants: dict[str, tp.Any],
+    /,
+    *args: tp.Any,
+    **kwargs: tp.Any,
+) -> tp.Any:
+    """Call a function some of whose arguments are constants; the given ones fill the holes first."""
+    given = iter(args)
+    first = [next(given) if x is _HOLE else x for x in layout]
+    return fun(*first, *given, **constants, **kwargs)
+
+
+def _signature_of_rest(
+    fun: tp.Callable[..., tp.Any], layout: tuple[tp.Any, ...], constants: dict[str, tp.Any]
+) -> inspect.Signature | None:
+    """The signature of a function without the arguments that are constants."""
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    fixed = {p.name for p, x in zip(parameters, layout) if x is not _HOLE} | set(constants)
+    return inspect.Signature([p for p in parameters if p.name not in fixed])
+
+
+def _call_object(fun: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    return fun(*args, **kwargs)
+
+
+class Options(tp.Protocol):
+    """What the options of every transform of objects have."""
+
+    @property
+    def name(self) -> str:
+        """Of the transform."""
+        ...
+
+    @property
+    def modes(self) -> Modes:
+        """How it treats objects."""
+        ...
+
+
+class Transformed(Wrapper):
+    """Base of what the transforms of objects return.
+
+    Attributes:
+        bound: the function taken apart.
+    """
+
+    def __init__(self, fun: tp.Any, options: Options) -> None:
+        super().__init__(fun, options)
+        self.bound = unbind(fun)
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of the transform."""
+        return self.options.name
+
+    def inputs(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Inputs:
+        """The arguments of a call, after those that the function carries."""
+        bound = self.bound
+        inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
+        return inputs.in_mode(self.options.modes.graph, self.name)
+
+
+def decorated(kind: type[Wrapper], fun: tp.Any, options: tp.Any) -> tp.Any:
+    """A function under a transform; without a function, a decorator."""
+    return (lambda fun: kind(fun, options)) if fun is MISSING else kind(fun, options)
+
+
+class StaticArgument:
+    """A static argument as part of a cache key; equal as `static_key` says."""
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, value: tp.Any, key: tp.Any) -> None:
+        self.value = value
+        self.key = key
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return isinstance(other, StaticArgument) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return f"StaticArgument({self.value!r})"
+
+
+def hidden_argument(value: tp.Any) -> StaticArgument:
+    """Box a static argument of any kind; an unhashable one counts by identity."""
+    try:
+        key = static_key(value)
+        hash(key)
+    except (UnhashableStatic, TypeError):
+        key = ById(value)
+    return StaticArgument(value, key)
+
+
+def name_of(fun: tp.Any) -> str:
+    """A function's name for messages."""
+    if isinstance(fun, functools.partial) and "__qualname__" not in fun.__dict__:
+        fun = fun.func
+    return getattr(fun, "__qualname__", None) or type(fun).__name__
