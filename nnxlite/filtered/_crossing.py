@@ -13,7 +13,6 @@ import jax
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import is_pytree_leaf
-from nnxlite._statics import ById, UnhashableStatic, static_key
 from nnxlite.boundary import Fixed, Inner, Inputs, OutDef, Outputs, enter, leave, replay
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._predicates import is_array
@@ -21,6 +20,7 @@ from nnxlite.transforms._wrapper import (
     StaticArgument,
     Unbound,
     _call_object,
+    hidden_argument,
     rewrap,
     unbind,
     unwrapped,
@@ -35,16 +35,6 @@ def taken_apart(fun: tp.Any) -> Unbound:
     if isinstance(inner, type) or is_pytree_leaf(inner):
         return found
     return rewrap(Unbound(_call_object, (inner, *found.args), found.kwargs), layers)
-
-
-def static_box(value: tp.Any) -> StaticArgument:
-    """A static leaf as part of an output's structure; what has no key counts by identity."""
-    try:
-        key = static_key(value)
-        hash(key)
-    except (UnhashableStatic, TypeError):
-        key = ById(value)
-    return StaticArgument(value, key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +58,9 @@ Crossed = tuple[Fixed, list[tp.Any]]
 def take_out(out: Outputs) -> Crossed:
     """What leaves a transform as static data and a list of arrays."""
     leaves, treedef = jax.tree_util.tree_flatten((out.result, out.written, out.fresh))
-    statics = tuple((i, static_box(leaf)) for i, leaf in enumerate(leaves) if not is_array(leaf))
+    statics = tuple(
+        (i, hidden_argument(leaf)) for i, leaf in enumerate(leaves) if not is_array(leaf)
+    )
     if statics:
         leaves = [leaf for leaf in leaves if is_array(leaf)]
     return Fixed(Shape(out.definition, treedef, statics)), leaves
@@ -117,7 +109,9 @@ class TreeShape:
 def tree_out(tree: tp.Any, is_dynamic: tp.Callable[[tp.Any], bool] = is_array) -> Crossed:
     """A tree as static data and a list of arrays."""
     apart = Apart(tree)
-    statics = tuple((i, static_box(x)) for i, x in enumerate(apart.leaves) if not is_dynamic(x))
+    statics = tuple(
+        (i, hidden_argument(x)) for i, x in enumerate(apart.leaves) if not is_dynamic(x)
+    )
     arrays = [x for x in apart.leaves if is_dynamic(x)]
     definition = apart.inputs.define()
     return Fixed(TreeShape(definition, apart.num_plain, tuple(apart.defs), statics)), arrays

@@ -25,7 +25,7 @@ from nnxlite.filtered._grad import aligned, inexact_leaves
 from nnxlite.filtered._predicates import has_shape, is_array, is_inexact_array
 from nnxlite.graph._graphdef import Path
 from nnxlite.transforms._tangents import zero_tangent
-from nnxlite.transforms._wrapper import Wrapper, name_of
+from nnxlite.transforms._wrapper import Unequal, Wrapper, name_of
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
@@ -40,8 +40,8 @@ def _is_zero(x: tp.Any) -> bool:
     return isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == jax.dtypes.float0
 
 
-class _Rule(Wrapper):
-    """Base of functions with a derivative rule; each is equal to itself only, as its rule may change.
+class _Rule(Unequal, Wrapper):
+    """Base of functions with a derivative rule, which may change.
 
     Attributes:
         differentiated: what the rule differentiates, in messages.
@@ -53,11 +53,6 @@ class _Rule(Wrapper):
 
     def __init__(self, fn: tp.Any) -> None:
         super().__init__(fn, None)
-
-    def __eq__(self, other: tp.Any) -> bool:
-        return self is other
-
-    __hash__ = object.__hash__
 
     def _run(self, call: Call, leaves: list[tp.Any]) -> tp.Any:
         inner, result = call.run(leaves)

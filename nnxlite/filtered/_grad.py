@@ -24,7 +24,7 @@ from nnxlite.filtered._predicates import (
 )
 from nnxlite.filtered._specs import MASK, settle
 from nnxlite.graph._graphdef import Path
-from nnxlite.transforms._wrapper import Wrapper, name_of
+from nnxlite.transforms._wrapper import Wrapper, decorated, name_of
 from nnxlite.variables import MISSING, Variable
 
 T = tp.TypeVar("T")
@@ -127,7 +127,7 @@ def _grad(fun: tp.Any, name: str, has_aux: bool, options: dict[str, tp.Any]) -> 
             "several things, pass them together in a tuple as the first argument."
         )
     chosen = GradOptions(name, has_aux, arg, tuple(options.items()))
-    return (lambda f: FilterGrad(f, chosen)) if fun is MISSING else FilterGrad(fun, chosen)
+    return decorated(FilterGrad, fun, chosen)
 
 
 def filter_grad(fun: tp.Any = MISSING, *, has_aux: bool = False, **gradkwargs: tp.Any) -> tp.Any:

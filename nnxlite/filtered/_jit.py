@@ -43,7 +43,7 @@ from nnxlite.filtered._specs import MASK, settle
 from nnxlite.transforms._core import Core, core_for
 from nnxlite.transforms._stages import Stage
 from nnxlite.transforms._surroundings import Surroundings
-from nnxlite.transforms._wrapper import StaticArgument, Wrapper, name_of
+from nnxlite.transforms._wrapper import StaticArgument, Wrapper, decorated, name_of
 from nnxlite.variables import MISSING
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
@@ -205,6 +205,7 @@ class FilterJit(Wrapper):
     options: JitOptions
 
     def __init__(self, fun: tp.Any, options: JitOptions) -> None:
+        super().__init__(fun, options)
         self._fun, self._args, self._kwargs = taken_apart(fun)
         self._plain = options.plain
         self._silent = options.donate in ("all", "all-except-first")
@@ -212,7 +213,6 @@ class FilterJit(Wrapper):
         self._core: JitCore = core_for(JitCore, (self._fun,), options)
         self._keys: dict[tp.Any, Key] = {}
         self._site = Site()
-        super().__init__(fun, options)
 
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef, tp.Any, tp.Any]:
         if self._args or self._kwargs:
@@ -505,4 +505,4 @@ def filter_jit(
         tuple((kwargs or {}).items()),
         out,
     )
-    return (lambda f: FilterJit(f, options)) if fun is MISSING else FilterJit(fun, options)
+    return decorated(FilterJit, fun, options)

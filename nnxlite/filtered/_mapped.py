@@ -25,14 +25,19 @@ from nnxlite.filtered._crossing import (
     Choice,
     must_be_traced,
     refuse_shared_buffers,
-    static_box,
 )
 from nnxlite.filtered._jit import ArgumentSpecs, FilterLowered, Staged, argument_specs
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import Reading, settle
 from nnxlite.graph._graphdef import Path
 from nnxlite.transforms._mapped import _passed_through
-from nnxlite.transforms._wrapper import PerFunction, StaticArgument, Wrapper, hidden_argument
+from nnxlite.transforms._wrapper import (
+    PerFunction,
+    StaticArgument,
+    Wrapper,
+    decorated,
+    hidden_argument,
+)
 from nnxlite.variables import MISSING
 
 
@@ -220,7 +225,7 @@ class FilterPmap(FilterVmap):
             return program, self._transform(jax.pmap, program, donate_argnums=(2,))
 
         leaves, masks = call.apart.leaves, (tuple(kept.mask), tuple(donated.mask))
-        statics = [static_box(x) for x, *m in zip(leaves, *masks) if not any(m)]
+        statics = [hidden_argument(x) for x, *m in zip(leaves, *masks) if not any(m)]
         extra = (context_key(), tuple(statics), tuple(axes), masks, tuple(call.apart.defs))
         key = call.apart.inputs.define(extra)
         return key, *_programs.get(call.fun, (key, hidden_argument(self.options)), make)
@@ -318,7 +323,7 @@ def _sorted(
                     whole_paths.append(path)
                     kinds.append(None)
                 else:
-                    kinds.append(static_box(leaf))
+                    kinds.append(hidden_argument(leaf))
                 continue
             if not is_array_like(leaf):
                 raise must_be_traced("out_axes", path, leaf)
@@ -389,7 +394,7 @@ def _make(
         out_axes = legacy.get("out", out_axes)
     jax_options = (("axis_name", axis_name), *more.items())
     options = MapOptions(in_axes, specs, out_axes, axis_size, donate, jax_options)
-    return (lambda f: kind(f, options)) if fun is MISSING else kind(fun, options)
+    return decorated(kind, fun, options)
 
 
 def filter_vmap(

@@ -13,7 +13,7 @@ from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._crossing import Call, Choice, put_back, tree_out
 from nnxlite.filtered._predicates import has_shape, is_array
 from nnxlite.filtered._specs import Reading, settle
-from nnxlite.transforms._wrapper import Wrapper
+from nnxlite.transforms._wrapper import Wrapper, decorated
 from nnxlite.variables import MISSING
 
 T = tp.TypeVar("T")
@@ -89,12 +89,7 @@ def filter_checkpoint(
     >>> jax.grad(nnx.filter_checkpoint(lambda x: jnp.sin(jnp.sin(x))))(0.0)
     Array(1., dtype=float32, weak_type=True)
     """
-    options = (prevent_cse, policy)
-    return (
-        (lambda f: FilterCheckpoint(f, options))
-        if fun is MISSING
-        else FilterCheckpoint(fun, options)
-    )
+    return decorated(FilterCheckpoint, fun, (prevent_cse, policy))
 
 
 class FilterCheckpoint(Wrapper):

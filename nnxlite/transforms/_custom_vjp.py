@@ -59,7 +59,7 @@ from nnxlite.transforms._tangents import (
     tangent_leaves,
     zero_tangent,
 )
-from nnxlite.transforms._wrapper import Transformed, decorated, name_of
+from nnxlite.transforms._wrapper import Transformed, Unequal, decorated, name_of
 from nnxlite.variables import MISSING, Variable
 
 Fwd = tp.Callable[..., tuple[tp.Any, tp.Any]]
@@ -105,16 +105,10 @@ class VjpOptions(tp.NamedTuple):
     modes: Modes
 
 
-class CustomVjp(Transformed):
-    """A function with a backward rule of its own, as `custom_vjp` returns it.
-
-    It is equal to itself only, as its rules are given later.
-    """
+class CustomVjp(Unequal, Transformed):
+    """A function with a backward rule of its own, as `custom_vjp` returns it."""
 
     options: VjpOptions
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-    __reduce__ = object.__reduce__
 
     def __init__(self, fun: tp.Callable[..., tp.Any], options: VjpOptions) -> None:
         super().__init__(fun, options)

@@ -12,15 +12,12 @@ import re
 import typing as tp
 
 import jax
-import numpy as np
 
 from nnxlite._config import Modes, context_key
-from nnxlite._jax import is_tracing
 from nnxlite._statics import replaced_functions
 from nnxlite.boundary import (
     CallDef,
     Inputs,
-    Outputs,
     Site,
     enter,
     leave,
@@ -31,10 +28,8 @@ from nnxlite.boundary._outputs import refuse_foreign_result, write_leaves
 from nnxlite.boundary._prefixes import (
     argument_path,
     by_path,
-    leaf_shardings,
     refuse_non_arrays,
 )
-from nnxlite.boundary._settings import output_settings
 from nnxlite.transforms._arguments import (
     Selection,
     refuse_shared_result,
@@ -42,7 +37,8 @@ from nnxlite.transforms._arguments import (
     static_argument,
     with_statics,
 )
-from nnxlite.transforms._donation import Donation, Groups, leaf_texts
+from nnxlite.transforms._donation import Donation, Donor, leaf_texts
+from nnxlite.transforms._placement import Placement
 from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._stages import Lowered, Traced
 from nnxlite.transforms._wrapper import (
@@ -79,19 +75,25 @@ class CallKey(tp.NamedTuple):
 
 
 class Core:
-    """The compiled side of one function under one set of options; shared by equal wrappers."""
+    """The compiled side of one function under one set of options; shared by equal wrappers.
+
+    Attributes:
+        jitted: the `jax.jit` object, of a function of the interned `CallDef` and groups of leaves.
+        donor: what decides about donation, if anything is donated.
+        placement: what decides about shardings, if any are given.
+    """
 
     def __init__(self, fun: tp.Callable[..., tp.Any], options: JitOptions) -> None:
         self.options = options
         self.name = name_of(fun)
         self.fun = weakly(fun)
-        self.by_call: dict[CallDef, tp.Any] = {}
-        self.leaving: dict[CallDef, tp.Any] = {}  # the structure that was placed
-        self.shardings: dict[CallDef, tuple[list[tp.Any], list[tp.Any], list[tp.Any]]] = {}
-        self.donates = options.donate.any or options.donate_written
-        self.traced: tuple[CallDef, Body] | None = None
-        self.sharded = options.in_shardings is not None
-        self.placed = self.sharded or options.out_shardings is not None
+        donates = options.donate.any or options.donate_written
+        self.donor = Donor(self.name, options.donate, self.trace_written) if donates else None
+        self.placement: Placement | None = None
+        shardings = options.in_shardings, options.out_shardings
+        if any(s is not None for s in shardings):
+            self.placement = Placement(self.make, self.groups, *shardings)
+        self.plain = self.donor is None and self.placement is None
         self.run = functools.partial(_run, self)  # one for all, so that JAX traces it once
         self.run.__name__ = self.name.rpartition(".")[2].strip("<>") or "fun"  # type: ignore[attr-defined]
         self.jitted = self.make()
@@ -99,7 +101,7 @@ class Core:
     def make(self, **shardings: tp.Any) -> tp.Any:
         """A `jax.jit` object for this function."""
         options = {**dict(self.options.jax_options), **shardings}
-        if self.donates:
+        if self.donor is not None:
             options["donate_argnums"] = (3, 4)
             options["keep_unused"] = True  # so that XLA sees what shares a donated buffer
         return jax.jit(self.run, static_argnums=0, **options)
@@ -111,177 +113,52 @@ class Core:
         refuse_shared_result(result, "jit", self.options.modes.graph)
         return result
 
-    def compiled_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
-        """The `jax.jit` object to use for a call: one for all, except where shardings are given.
-
-        What leaves is found by tracing for the given leaves; JAX does not trace again.
-        """
-        if not self.placed:
-            return self.jitted
-        return self.by_call.get(call) or self.place(call, groups)
-
-    def place(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
-        """A `jax.jit` object that puts what a call leaves where it is to be."""
-        shardings: dict[str, tp.Any] = {}
-        if self.sharded:
-            plain, values, _ = self.shardings_in(call)
-            shardings["in_shardings"] = self.groups(call, plain, values)
-        out = self.make(**shardings).trace(call, *groups).out_info
-        shardings["out_shardings"] = self.shardings_out(call, out)
-        self.leaving[call] = jax.tree_util.tree_structure(out)
-        found = self.by_call[call] = self.make(**shardings)
-        return found
-
-    def placed_call(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
-        """Call the function, whose result may have another structure for other shapes of leaves."""
-        jitted = self.compiled_for(call, groups)
-        before = self.leaving.get(call)
-        try:
-            return jitted(call, *groups)
-        except ValueError as error:
-            try:
-                again = self.place(call, groups)
-            except Exception:
-                raise error from None
-            if self.leaving[call] == before:
-                raise
-            return again(call, *groups)
-
-    def shardings_out(self, call: CallDef, out: tp.Any) -> tp.Any:
-        """Where JAX is to put what leaves; what belongs to an argument stays where that one is."""
-        fixed, result, written, fresh = out
-        _, values, roots = self.shardings_in(call)
-        settings = output_settings(
-            call,
-            Outputs(fixed.value, result, written, fresh),
-            values,
-            roots,
-            self.options.out_shardings,
-            "out_shardings",
-            None,
-        )
-        treedef = jax.tree_util.tree_structure(result)
-        placed = jax.tree_util.tree_unflatten(treedef, settings.result)
-        return None, placed, settings.written, settings.fresh
-
-    def shardings_in(self, call: CallDef) -> tuple[list[tp.Any], list[tp.Any], list[tp.Any]]:
-        """`in_shardings` of the plain leaves, of the graph leaves, and of the roots."""
-        found = self.shardings.get(call)
-        if found is None:
-            found = self.shardings[call] = leaf_shardings(call, self.options.in_shardings)
-        return found
-
-    def settle(self, call: CallDef, inputs: Inputs) -> dict[int, tp.Any]:
-        """Put arrays that no device was chosen for where `in_shardings` says.
-
-        JAX would do it in every call, and for what is only read throw the result away.
-        Returns the values that moved, by leaf number.
-        """
-        if is_tracing():
-            return {}
-        plain, values, _ = self.shardings_in(call)
-        inputs.plain = [_settled(x, s) for x, s in zip(inputs.plain, plain)]
-        before, inputs.values = inputs.values, [_settled(*x) for x in zip(inputs.values, values)]
-        pairs = zip(before, inputs.values)
-        return {leaf: new for leaf, (old, new) in enumerate(pairs) if new is not old}
-
-    def where_in(self, call: CallDef) -> list[tuple[str, tp.Any]]:
-        """For each dynamic argument leaf its ("arg", number) or ("kwarg", name)."""
-        tree = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
-        args, kwargs = tree
-        static = {n for n, _ in call.extra.statics if isinstance(n, int)}
-        numbers = [n for n in range(len(args) + len(static)) if n not in static]
-        where: list[tuple[str, tp.Any]] = []
-        for number, arg in zip(numbers, args):
-            where += [("arg", number - call.extra.num_bound)] * len(jax.tree_util.tree_leaves(arg))
-        for name in sorted(kwargs):
-            where += [("kwarg", name)] * len(jax.tree_util.tree_leaves(kwargs[name]))
-        return where
-
-    def donated(self, call: CallDef) -> tuple[list[bool], list[bool]]:
-        """For each plain leaf and each graph leaf whether it is donated."""
-        return call.cache[self].flags
-
-    def settle_groups(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Groups:
-        """Find out what to donate in the calls of this kind.
-
-        Raises ValueError where a buffer would be donated and used elsewhere.
-        """
-        if self.options.donate_written:
-            flags = self.find_written(call, plain, values)
-        else:
-            flags = self.find_given(call)
-        found = call.cache[self] = Groups(*flags)
-        self.refuse_shared_buffers(call, found(plain, values))
-        return found
-
-    def find_given(self, call: CallDef) -> tuple[list[bool], list[bool]]:
-        """For each plain leaf and each graph leaf whether its argument is to be donated."""
-        donate = self.options.donate
-        flags = [
-            (key in donate.numbers) if kind == "arg" else (key in donate.names)
-            for kind, key in self.where_in(call)
-        ]
-        roots = set(call.where)
-        plain = [f for i, f in enumerate(flags) if i not in roots]
-        return plain, [flags[call.where[root]] for root in call.leaf_roots()]
-
-    def find_written(
+    def trace_written(
         self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]
-    ) -> tuple[list[bool], list[bool]]:
-        """Trace the function once to learn which Variables it writes; they will be donated."""
-
-        def fun(tree: tp.Any) -> tp.Any:
-            return self.result(call, *tree)
-
-        updates = self.options.modes.updates
-        body = trace_body(call, fun, lambda *leaves: leaves, (plain, values), structure=updates)
-        written = set(body.definition.written)
-        self.traced = (call, body)
-        return [False] * len(plain), [i in written for i in range(len(values))]
-
-    def take_traced(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Body | None:
-        """The body traced by `find_written`, if it is for these arguments; it is used once."""
-        traced, self.traced = self.traced, None
-        if traced is None or traced[0] is not call or not traced[1].fits(plain, values):
+    ) -> Body | None:
+        """The body, traced to learn what it writes; None unless that is what is donated."""
+        if not self.options.donate_written:
             return None
-        return traced[1]
+        leaves, updates = (plain, values), self.options.modes.updates
+        run = lambda tree: self.result(call, *tree)
+        return trace_body(call, run, lambda *leaves: leaves, leaves, structure=updates)
+
+    def jitted_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
+        """The `jax.jit` object to use for a call: one for all, except where shardings are given."""
+        return self.jitted if self.placement is None else self.placement.jitted_for(call, groups)
+
+    def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
+        """Run the compiled function where something is donated, or shardings are given."""
+        donor, placement = self.donor, self.placement
+        moved = {} if placement is None else placement.move(call, inputs)
+        groups = self.groups(call, inputs.plain, inputs.values)
+        if donor is None:
+            out = tp.cast(Placement, placement)(call, groups)
+        else:
+            jitted = self.jitted_for(call, groups)
+            try:
+                out = jitted(call, *groups)
+            except (ValueError, RuntimeError):  # which one depends on JAX's own path
+                donor.refuse_shared_buffers(call, groups)
+                raise
+        write_leaves(inputs, moved)
+        return out
 
     def clear_cache(self) -> None:
         """Forget every compiled program."""
-        for jitted in (self.jitted, *self.by_call.values()):
-            jitted.clear_cache()
-        for known in (self.by_call, self.leaving, self.shardings):
-            known.clear()
+        self.jitted.clear_cache()
+        if self.placement is not None:
+            self.placement.clear_cache()
 
     def _cache_size(self) -> int:
-        return sum(jitted._cache_size() for jitted in (self.jitted, *self.by_call.values()))
+        placed = () if self.placement is None else self.placement.by_call.values()
+        return sum(jitted._cache_size() for jitted in (self.jitted, *placed))
 
     def groups(
         self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]
     ) -> tuple[tp.Sequence[tp.Any], ...]:
-        """Leaves in the groups in which they are handed to JAX.
-
-        Raises ValueError where a buffer would be donated and used elsewhere in the first call of its
-        kind; XLA refuses it in the others.
-        """
-        if not self.donates:
-            return plain, values
-        deal = call.cache.get(self) or self.settle_groups(call, plain, values)
-        return deal(plain, values)
-
-    def ungroup(
-        self, call: CallDef, groups: tuple[tp.Sequence[tp.Any], ...]
-    ) -> tuple[list[tp.Any], list[tp.Any]]:
-        """The inverse of `groups`."""
-        if not self.donates:
-            return tp.cast(tp.Any, groups)
-        plain_flags, value_flags = self.donated(call)
-        kept_plain, kept_values, given_plain, given_values = map(iter, groups)
-        return (
-            [next(given_plain if d else kept_plain) for d in plain_flags],
-            [next(given_values if d else kept_values) for d in value_flags],
-        )
+        """Leaves in the groups in which they are handed to JAX."""
+        return (plain, values) if self.donor is None else self.donor.groups(call, plain, values)
 
     def in_words(self, call: CallDef, message: str) -> str:
         """A message of JAX, with the user's arguments in place of the groups they travel in."""
@@ -297,56 +174,22 @@ class Core:
         if type(error) is ValueError and "rgument groups[" in str(error):
             raise ValueError(f"jit({self.name}): {self.in_words(call, str(error))}") from error
 
-    def refuse_shared_buffers(self, call: CallDef, groups: tuple[tp.Sequence[tp.Any], ...]) -> None:
-        """Raise ValueError where one buffer would be donated twice, or donated and read."""
-        kept_plain, kept_values, given_plain, given_values = groups
-        given = [*given_plain, *given_values]
-        seen = set(map(id, given))
-        if (
-            len(seen) == len(given)
-            and seen.isdisjoint(map(id, kept_values))
-            and seen.isdisjoint(map(id, kept_plain))
-        ):
-            return
-        seen = {id(x) for x in given if isinstance(x, jax.Array)}
-        plain, values = self.ungroup(call, groups)
-        names: dict[int, list[str]] = {}
-        for leaves, flags, texts in zip((plain, values), self.donated(call), leaf_texts(call)):
-            for x, donated, text in zip(leaves, flags, texts):
-                found = names.setdefault(id(x), [])
-                found.insert(0 if donated else len(found), text)
-        twice = next((f for key, f in names.items() if key in seen and len(f) > 1), None)
-        if twice is None:  # Python scalars may well be the same object
-            return
-        raise ValueError(
-            f"jit({self.name}): the same array buffer is donated at {twice[0]} and used at "
-            f"{twice[1]}. A donated buffer can be used once: copy the array in one of the two "
-            "places, share one Variable between them, or do not donate."
-        )
-
 
 def _run(core: Core, call: CallDef, *groups: tp.Any) -> tp.Any:
     """What JAX traces: rebuild, run, take apart."""
-    plain, values = core.ungroup(call, groups)
-    body = core.take_traced(call, plain, values)
+    donor = core.donor
+    plain, values = groups if donor is None else donor.ungroup(call, groups)
+    body = None if donor is None else donor.take_traced(call, plain, values)
     if body is not None:
         out = body(plain, values)
     else:
         (args, kwargs), inner = enter(call, plain, list(values))
         result = core.result(call, args, kwargs)
-        kept: tp.Collection[int] = ()
-        if core.donates:
-            kept = {i for i, d in enumerate(core.donated(call)[1]) if d}
+        kept = () if donor is None else donor.donated(call)
         updates = core.options.modes.updates
         out = leave(inner, result, all_written=kept, structure=updates)
         refuse_foreign_result(out, core.name)
     return out.crossing()
-
-
-def _settled(value: tp.Any, sharding: tp.Any) -> tp.Any:
-    if sharding is None or getattr(value, "committed", not isinstance(value, np.ndarray)):
-        return value
-    return jax.device_put(value, sharding)
 
 
 _cores: PerFunction[Core] = PerFunction()
@@ -370,12 +213,13 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         self.fun = fun
         self._fun, self._args, self._kwargs = self.bound
         key = (options, replaced_functions())
-        self._core = _cores.get(self._fun, key, functools.partial(Core, self._fun, options))
+        core = _cores.get(self._fun, key, functools.partial(Core, self._fun, options))
+        self._core = core
         self._static = options.static
         self._graph = options.modes.graph
         self._last_key: CallKey | None = None
         self._site = Site()
-        self.jitted_fn: tp.Any = self._core if self._core.placed else self._core.jitted
+        self.jitted_fn: tp.Any = core if core.placement else core.jitted
 
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]:
         bound = len(self._args)
@@ -414,20 +258,11 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         inputs, call = self._enter(args, kwargs)
         core = self._core
-        moved = core.settle(call, inputs) if core.sharded else {}
         try:
-            if core.donates:
-                groups = core.groups(call, inputs.plain, inputs.values)
-                jitted = core.compiled_for(call, groups) if core.placed else core.jitted
-                try:
-                    out = jitted(call, *groups)
-                except (ValueError, RuntimeError):  # which one depends on JAX's own path
-                    core.refuse_shared_buffers(call, groups)
-                    raise
-            elif core.placed:
-                out = core.placed_call(call, (inputs.plain, inputs.values))
-            else:
+            if core.plain:
                 out = core.jitted(call, inputs.plain, inputs.values)
+            else:
+                out = core(inputs, call)
         except ValueError as error:
             core.refuse_in_words(call, error)
             raise
@@ -435,7 +270,6 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
             remedy = "Make it static (static_argnums, static_argnames) if it is no number."
             refuse_non_arrays(repr(self), call, inputs.plain, inputs.values, remedy)
             raise
-        write_leaves(inputs, moved)
         return replay_crossing(inputs, out)
 
     # ahead of time -----------------------------------------------------------------------------
@@ -443,7 +277,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
     def _staged(self, method: str, args: tp.Any, kwargs: tp.Any) -> tuple[CallDef, tp.Any]:
         inputs, call = self._enter(args, kwargs)
         groups = self._core.groups(call, inputs.plain, inputs.values)
-        return call, getattr(self._core.compiled_for(call, groups), method)(call, *groups)
+        return call, getattr(self._core.jitted_for(call, groups), method)(call, *groups)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
@@ -459,7 +293,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         """The result with `jax.ShapeDtypeStruct`s for arrays; nothing is computed or written."""
         inputs, call = self._enter(args, kwargs)
         groups = self._core.groups(call, inputs.plain, inputs.values)
-        crossing = self._core.compiled_for(call, groups).eval_shape(call, *groups)
+        crossing = self._core.jitted_for(call, groups).eval_shape(call, *groups)
         tree, _ = enter(call, inputs.plain, list(inputs.values))
         out = replay_crossing(Inputs(tree), crossing)
         place_abstract(out)
@@ -470,11 +304,12 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
 
         Raises ValueError for a function without `donate="written"`.
         """
-        if not self._core.options.donate_written:
+        donor = self._core.donor
+        if donor is None or not self.options.donate_written:
             raise ValueError(f"{self!r} does not donate what it writes: pass donate='written'.")
         inputs, call = self._enter(args, kwargs)
-        self._core.groups(call, inputs.plain, inputs.values)
-        chosen = [i for i, d in enumerate(self._core.donated(call)[1]) if d]
+        donor.groups(call, inputs.plain, inputs.values)
+        chosen = sorted(donor.donated(call))
         roots, paths = call.leaf_roots(), call.leaf_paths()
         names = tuple(argument_path(call, roots[i], paths[i]) for i in chosen)
         leaves = jax.tree_util.tree_leaves([inputs.values[i] for i in chosen])

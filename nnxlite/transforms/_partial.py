@@ -15,14 +15,11 @@ from nnxlite.boundary._outputs import structure_changed
 from nnxlite.graph._functional import build
 from nnxlite.graph._plan import find_plan, view
 from nnxlite.transforms._jit import JitOptions, JitWrapped, jit
-from nnxlite.transforms._wrapper import name_of
+from nnxlite.transforms._wrapper import Unequal, name_of
 
 
-class JitPartial(JitWrapped[..., tp.Any]):
+class JitPartial(Unequal, JitWrapped[..., tp.Any]):
     """A compiled function with its first arguments given, as `jit_partial` returns it."""
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
 
     def __init__(self, fun: tp.Any, options: JitOptions, partial_args: tuple[tp.Any, ...]) -> None:
         super().__init__(fun, options)

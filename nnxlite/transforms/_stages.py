@@ -77,8 +77,8 @@ class Compiled(Stage[R]):
         except TypeError as error:
             raise TypeError(f"{self._wrapped!r}: {core.in_words(call, str(error))}") from None
         except (ValueError, RuntimeError) as error:
-            if core.donates:
-                core.refuse_shared_buffers(call, groups)
+            if core.donor is not None:
+                core.donor.refuse_shared_buffers(call, groups)
             core.refuse_in_words(call, error)
             raise
         return replay_crossing(inputs, crossing)

@@ -64,6 +64,14 @@ class Wrapper:
         return hash((id(fun), layers))
 
 
+class Unequal:
+    """Mixin for wrappers that hold more than function and options: each is equal to itself only."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+    __reduce__ = object.__reduce__
+
+
 Layers = tuple[tuple[type[Wrapper], "StaticArgument"], ...]
 """What makes a wrapper of a function: classes and options, the outermost first."""
 

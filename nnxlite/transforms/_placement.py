@@ -1,0 +1,122 @@
+"""Placement: where the arguments and results of a jitted function are put, if shardings are given.
+
+JAX takes the shardings of outputs with the function, and what leaves is known only when it is traced:
+so each kind of call has a `jax.jit` object of its own.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import numpy as np
+
+from nnxlite._jax import is_tracing
+from nnxlite.boundary import CallDef, Inputs, Outputs
+from nnxlite.boundary._prefixes import leaf_shardings
+from nnxlite.boundary._settings import output_settings
+
+
+class Placement:
+    """The shardings of one jitted function.
+
+    Args:
+        make: makes a `jax.jit` object of the function, with shardings as keywords.
+        deal: puts leaves into the groups that this one takes.
+        in_shardings, out_shardings: as given to `jit`.
+
+    Attributes:
+        by_call: the `jax.jit` object for each kind of call.
+    """
+
+    def __init__(
+        self,
+        make: tp.Callable[..., tp.Any],
+        deal: tp.Callable[..., tuple[tp.Sequence[tp.Any], ...]],
+        in_shardings: tp.Any,
+        out_shardings: tp.Any,
+    ) -> None:
+        self.by_call: dict[CallDef, tp.Any] = {}
+        self._make = make
+        self._deal = deal
+        self._in_shardings = in_shardings
+        self._out_shardings = out_shardings
+        self._leaving: dict[CallDef, tp.Any] = {}  # the structure that was placed
+        self._settled: dict[CallDef, tuple[list[tp.Any], list[tp.Any], list[tp.Any]]] = {}
+
+    def jitted_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
+        """The `jax.jit` object that puts what leaves a call where it is to be."""
+        return self.by_call.get(call) or self._place(call, groups)
+
+    def _place(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
+        """A new one, for what leaves with the given leaves; JAX does not trace again to run it."""
+        shardings: dict[str, tp.Any] = {}
+        if self._in_shardings is not None:
+            plain, values, _ = self._shardings_in(call)
+            shardings["in_shardings"] = self._deal(call, plain, values)
+        out = self._make(**shardings).trace(call, *groups).out_info
+        shardings["out_shardings"] = self._shardings_out(call, out)
+        self._leaving[call] = jax.tree_util.tree_structure(out)
+        found = self.by_call[call] = self._make(**shardings)
+        return found
+
+    def __call__(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
+        """Call the function, whose result may have another structure for other shapes of leaves."""
+        jitted = self.jitted_for(call, groups)
+        before = self._leaving.get(call)
+        try:
+            return jitted(call, *groups)
+        except ValueError as error:
+            try:
+                again = self._place(call, groups)
+            except Exception:
+                raise error from None
+            if self._leaving[call] == before:
+                raise
+            return again(call, *groups)
+
+    def _shardings_out(self, call: CallDef, out: tp.Any) -> tp.Any:
+        """Where JAX is to put what leaves; what belongs to an argument stays where that one is."""
+        fixed, result, written, fresh = out
+        _, values, roots = self._shardings_in(call)
+        outputs = Outputs(fixed.value, result, written, fresh)
+        settings = output_settings(
+            call, outputs, values, roots, self._out_shardings, "out_shardings", None
+        )
+        treedef = jax.tree_util.tree_structure(result)
+        placed = jax.tree_util.tree_unflatten(treedef, settings.result)
+        return None, placed, settings.written, settings.fresh
+
+    def _shardings_in(self, call: CallDef) -> tuple[list[tp.Any], list[tp.Any], list[tp.Any]]:
+        """`in_shardings` of the plain leaves, of the graph leaves, and of the roots."""
+        found = self._settled.get(call)
+        if found is None:
+            found = self._settled[call] = leaf_shardings(call, self._in_shardings)
+        return found
+
+    def move(self, call: CallDef, inputs: Inputs) -> dict[int, tp.Any]:
+        """Put arrays that no device was chosen for where `in_shardings` says.
+
+        JAX would do it in every call, and for what is only read throw the result away.
+        Returns the values that moved, by leaf number.
+        """
+        if self._in_shardings is None or is_tracing():
+            return {}
+        plain, values, _ = self._shardings_in(call)
+        inputs.plain = [_moved(x, s) for x, s in zip(inputs.plain, plain)]
+        before, inputs.values = inputs.values, [_moved(*x) for x in zip(inputs.values, values)]
+        pairs = zip(before, inputs.values)
+        return {leaf: new for leaf, (old, new) in enumerate(pairs) if new is not old}
+
+    def clear_cache(self) -> None:
+        """Forget every compiled program."""
+        for jitted in self.by_call.values():
+            jitted.clear_cache()
+        for known in (self.by_call, self._leaving, self._settled):
+            known.clear()
+
+
+def _moved(value: tp.Any, sharding: tp.Any) -> tp.Any:
+    if sharding is None or getattr(value, "committed", not isinstance(value, np.ndarray)):
+        return value
+    return jax.device_put(value, sharding)
