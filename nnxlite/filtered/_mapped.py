@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._config import context_key
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import key_name
 from nnxlite.boundary import Fixed, OutDef, Outputs, leave, replay
@@ -30,6 +29,7 @@ from nnxlite.filtered._jit import ArgumentSpecs, FilterLowered, Staged, argument
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import Reading, settle
 from nnxlite.graph._graphdef import Path
+from nnxlite.transforms._arguments import traced_context
 from nnxlite.transforms._mapped import _passed_through
 from nnxlite.transforms._wrapper import (
     PerFunction,
@@ -226,7 +226,7 @@ class FilterPmap(FilterVmap):
 
         leaves, masks = call.apart.leaves, (tuple(kept.mask), tuple(donated.mask))
         statics = [hidden_argument(x) for x, *m in zip(leaves, *masks) if not any(m)]
-        extra = (context_key(), tuple(statics), tuple(axes), masks, tuple(call.apart.defs))
+        extra = (traced_context(), tuple(statics), tuple(axes), masks, tuple(call.apart.defs))
         key = call.apart.inputs.define(extra)
         return key, *_programs.get(call.fun, (key, hidden_argument(self.options)), make)
 

@@ -21,6 +21,7 @@ import weakref
 import jax
 
 from nnxlite._jax import EAGER, is_staging, trace_state
+from nnxlite._statics import replaced_functions
 from nnxlite.boundary import CallDef, Crossing, Inputs, replay_crossing
 from nnxlite.boundary._prefixes import refuse_non_arrays
 from nnxlite.transforms._surroundings import Surroundings, of_call, surroundings
@@ -130,7 +131,8 @@ def core_for(kind: type[C], funs: tuple[tp.Callable[..., tp.Any], ...], options:
         anchors = {id(fun): fun for fun in inner if not _is_constant(fun)}
         if len(anchors) == 1:
             (owner,) = anchors.values()
-    key = (kind, options, layers, seen)
+    replaced = replaced_functions() if kind.traced_late else ()  # others have them in their calls
+    key = (kind, options, layers, seen, replaced)
     try:
         hash(key)
         cores = _by_content if closed else _by_function.setdefault(owner, Cores())

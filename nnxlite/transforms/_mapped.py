@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from nnxlite._config import Modes
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, is_tracing, key_name
-from nnxlite._statics import UnhashableStatic, static_key
+from nnxlite._statics import UnhashableStatic, replaced_functions, static_key
 from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
 from nnxlite.boundary._carry import with_arrays
 from nnxlite.boundary._outputs import refuse_foreign_result, write_leaves
@@ -334,8 +334,9 @@ CALLS_KEPT = 64
 def core_for(bound: Unbound, name: str, options: MapOptions) -> MapCore:
     """The core of a function under some options; the same one as before where that is possible."""
     new = functools.partial(MapCore, name, bound, options)
+    replaced = replaced_functions() if options.name == "pmap" else ()  # its programs are kept
     try:
-        key = static_key((name, len(bound.args), *bound.kwargs, options))
+        key = static_key((name, len(bound.args), *bound.kwargs, options)), replaced
     except UnhashableStatic:
         return new()
     return _cores.get(bound.fun, key, new)
