@@ -1,8 +1,8 @@
 """The calls inside one call of a model: who was called, with which shapes, at which cost.
 
 The model is taken apart and put together again inside `jax.eval_shape`, so that the run is of
-shapes only and the model itself is not touched.  For the time of the run the classes of its objects
-have methods that report to the recorder of the running context.  Each object carries its path as a
+shapes only and the model itself is not touched.  For the time of the run the methods of its objects
+are observed by a recorder, in the running context only.  Each object carries its path as a
 static attribute, which goes with it through the transforms that the model itself may apply.
 
 Where the cost of calls is asked for, each runs as a compiled function of its own, so that XLA can
@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import functools
 import inspect
-import threading
 import typing as tp
 import weakref
 
@@ -28,6 +26,7 @@ from nnxlite._text import short
 from nnxlite.filtered import filter_jit
 from nnxlite.graph import GraphNode, iter_graph, merge, split
 from nnxlite.objects import Dict, List, Module, Object
+from nnxlite.objects._observed import observed
 from nnxlite.variables import Variable
 
 Path = tuple[tp.Any, ...]
@@ -160,7 +159,6 @@ _PATH = "_tabulated_path"
 _recorder: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar(
     "recorder", default=None
 )
-_classes_are_changed = threading.RLock()
 
 
 class _Row:
@@ -197,7 +195,6 @@ class _Recorder:
         self.paths: dict[int, Path] = {}
         self.nodes: list[tp.Any] = []  # kept alive, for their ids
         self.rows: dict[tuple[Path, str, str], _Row] = {}
-        self.running: list[tuple[int, str]] = []
 
     def label(self, root: tp.Any) -> None:
         """Learn the objects of the run, and let each carry its path."""
@@ -210,21 +207,20 @@ class _Recorder:
             with contextlib.suppress(AttributeError, TypeError):  # an object that cannot be changed
                 setattr(node, _PATH, path)
 
-    def call(self, raw: tp.Any, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    def call(
+        self, call: tp.Any, outermost: bool, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
+    ) -> tp.Any:
         """Make a call, and a row of it if it is the first of its form."""
+        if _recorder.get() is not self:
+            return call(obj, *args, **kwargs)
+        where = self.paths.get(id(obj), getattr(obj, "__dict__", {}).get(_PATH))
+        inputs = arguments_text(args, kwargs)
+        if where is None or not outermost or (where, name, inputs) in self.rows:
+            return call(obj, *args, **kwargs)
 
         def run(obj: tp.Any, args: tp.Any, kwargs: tp.Any) -> tp.Any:
-            self.running.append((id(obj), name))
-            try:
-                return raw.__get__(obj, type(obj))(*args, **kwargs)
-            finally:
-                self.running.pop()
+            return call(obj, *args, **kwargs)
 
-        where = self.paths.get(id(obj), getattr(obj, "__dict__", {}).get(_PATH))
-        through_super = bool(self.running) and self.running[-1] == (id(obj), name)
-        inputs = arguments_text(args, kwargs)
-        if where is None or through_super or (where, name, inputs) in self.rows:
-            return raw.__get__(obj, type(obj))(*args, **kwargs)
         packed = PackedCall(obj, args, kwargs)
         compiled = self.costs and not packed.has_refs  # which no compiled function takes as arrays
         row = _Row(
@@ -234,33 +230,6 @@ class _Recorder:
         outputs = row.run(obj, args, kwargs)
         row.outputs = jax.tree.map(_result, outputs, is_leaf=_is_object)
         return outputs
-
-
-def _reporting(cls: type, name: str) -> tp.Callable[..., tp.Any]:
-    """A method that tells the running context's recorder, if there is one."""
-    raw = inspect.getattr_static(cls, name)
-
-    @functools.wraps(getattr(cls, name))
-    def method(self: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        recorder = _recorder.get()
-        if recorder is None:
-            return raw.__get__(self, type(self))(*args, **kwargs)
-        return recorder.call(raw, self, name, args, kwargs)
-
-    return method
-
-
-@contextlib.contextmanager
-def _reporting_classes(methods: tp.Iterable[tuple[type, str]]) -> tp.Iterator[None]:
-    with _classes_are_changed, contextlib.ExitStack() as undo:
-        changes = {(cls, name): _reporting(cls, name) for cls, name in methods}
-        for (cls, name), method in changes.items():
-            if name in cls.__dict__:
-                undo.callback(setattr, cls, name, cls.__dict__[name])
-            else:
-                undo.callback(delattr, cls, name)
-            setattr(cls, name, method)
-        yield
 
 
 def trace_calls(
@@ -307,7 +276,7 @@ def trace_calls(
 
     called = {type(node) for node in nodes.values() if is_called(node)}
     methods = {(cls, name) for cls in called for name in methods_of(cls)} | {(type(obj), method)}
-    with _reporting_classes(methods):
+    with observed(methods, recorder.call):
         jax.eval_shape(run, packed.arrays)
 
     infos = []

@@ -6,16 +6,14 @@ holding a dict from name to value.  `sow` and `perturb` write there instead of m
 Being ordinary state, records pass through the transforms inside the function, and being part of the
 structure, they keep a compiled version of the function with captures apart from the one without.
 
-With `method_outputs`, the classes of these modules have their methods replaced for the duration by
-ones that record what they return.  The replacements look for a record on their own instance, so
-objects outside the capture, and other threads, see no difference.
+With `method_outputs`, the methods of these modules are observed, and what they return is put into the
+record of their own object; so objects outside the capture see no difference.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import typing as tp
 
 import jax
@@ -29,6 +27,7 @@ from nnxlite.graph._kinds import GraphNode, sort_key
 from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._containers import Dict, List
 from nnxlite.objects._module import CAPTURES, Kind, Module, iter_modules
+from nnxlite.objects._observed import observed
 from nnxlite.objects._pytree import Tagged
 from nnxlite.variables import Variable
 
@@ -160,7 +159,8 @@ def _recording(
     try:
         for path, module in modules:
             module._nnx_assign(CAPTURES, Tagged(_new_records(path, kinds, first, outputs), True))
-        with _methods_recorded({type(m) for _, m in modules} if outputs else set()):
+        classes = {type(m) for _, m in modules} if outputs else ()
+        with observed(_methods(classes), _record_output):
             yield modules
     finally:
         seen = {id(m): m for _, m in modules}
@@ -232,32 +232,13 @@ def _refuse_nested(group: dict[Path, Variable[tp.Any]]) -> None:
 
 # Outputs of methods ------------------------------------------------------------------------------
 
-_lock = threading.Lock()
-_replaced: dict[tuple[type, str], tuple[tp.Any, int]] = {}  # original and how many captures need it
 _OWN = frozenset({*Module.__mro__, *List.__mro__, *Dict.__mro__})
 
 
-@contextlib.contextmanager
-def _methods_recorded(classes: set[type]) -> tp.Iterator[None]:
-    """Replace the methods of some classes by recording ones while the block runs."""
+def _methods(classes: tp.Iterable[type]) -> list[tuple[type, str]]:
+    """The methods of some classes, and of their bases, whose outputs are recorded."""
     bases = {base for cls in classes for base in cls.__mro__ if base not in _OWN}
-    found = [(base, name) for base in bases for name, m in vars(base).items() if _recorded(name, m)]
-    with _lock:
-        for base, name in found:
-            original, count = _replaced.get((base, name), (vars(base)[name], 0))
-            _replaced[base, name] = (original, count + 1)
-            if not count:
-                setattr(base, name, _recording_method(original, name))
-    try:
-        yield
-    finally:
-        with _lock:
-            for base, name in found:
-                original, count = _replaced.pop((base, name))
-                if count > 1:
-                    _replaced[base, name] = (original, count - 1)
-                else:
-                    setattr(base, name, original)
+    return [(base, name) for base in bases for name, m in vars(base).items() if _recorded(name, m)]
 
 
 def _recorded(name: str, member: tp.Any) -> bool:
@@ -268,22 +249,17 @@ def _recorded(name: str, member: tp.Any) -> bool:
     return callable(member) and hasattr(member, "__get__") and not isinstance(member, plain)
 
 
-def _recording_method(original: tp.Any, name: str) -> tp.Any:
-    def method(self: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        result = original.__get__(self, type(self))(*args, **kwargs)
-        if getattr(type(self), name, None) is method:  # not reached through super()
-            _record_output(self, name, result)
-        return result
-
-    return functools.update_wrapper(method, original, updated=())
-
-
-def _record_output(owner: tp.Any, name: str, result: tp.Any) -> None:
-    records: Records = getattr(owner, "__dict__", {}).get(CAPTURES, ())
+def _record_output(
+    call: tp.Any, outermost: bool, owner: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
+) -> tp.Any:
+    """Make a call, and record its result where its object has a record for it."""
+    result = call(owner, *args, **kwargs)
+    records: Records = getattr(owner, "__dict__", {}).get(CAPTURES, ()) if outermost else ()
     for record in records:
         if record.has_metadata(_OUTPUTS) and _is_arrays(result):
             values = record.get_raw_value()
             record.set_raw_value({**values, name: (*values.get(name, ()), result)})
+    return result
 
 
 def _is_arrays(result: tp.Any) -> bool:

@@ -347,6 +347,18 @@ def test_classes_are_put_back_and_other_objects_record_nothing():
     assert sorted(vars(outside)) == ["inner", "out", "w"]
 
 
+def test_a_call_inside_two_captures_is_recorded_once():
+    other = Stage()
+
+    def run(m, x):
+        _, inner = capture(other, Mid, method_outputs=Mid)(x)
+        assert inner["__call__"].value == (2.0,)
+        return m(x)
+
+    _, seen = capture(run, Mid, method_outputs=Mid)(Stage(), X)
+    assert seen["__call__"].value == (2.0,)
+
+
 def test_threads_capture_independently():
     results = {}
 
