@@ -475,6 +475,24 @@ def _lay_out(root: _Node, few: int) -> str:
     return "\n".join(lines)
 
 
+class Shown:
+    """Base of what has a text form: it is its `repr`, and what treescope draws in a notebook."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return text_of(self)
+
+    def __nnx_text__(self) -> Text:
+        """One level of the text form."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
+        from nnxlite.inspect._treescope import render
+
+        return render(self, path, subtree_renderer)
+
+
 def text_of(obj: tp.Any) -> str:
     """The text form of an object, as its `__repr__` gives it.
 

@@ -30,7 +30,6 @@ LAYERS = [
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
-# The one pair that knows of each other: filters look at Variables, and Variables at nothing above.
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
 
 
@@ -38,22 +37,48 @@ def room_of(path: pathlib.Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imports_of(path: pathlib.Path, *, lazily: bool):
-    tree = ast.parse(path.read_text())
-    nodes = ast.walk(tree) if lazily else tree.body
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module:
+LAZILY_UPWARD = {
+    (
+        "_text",
+        "nnxlite.inspect._treescope",
+    ): "treescope takes long to import, and draws few objects",
+}
+"""Imports inside functions that point to a layer above."""
+
+LAZILY_BACK = {
+    ("graph", "_graphdef", "_functional"): "methods of a definition that rebuild its objects",
+}
+"""Imports inside functions that close a circle within a package."""
+
+ORDER = {
+    "graph": """_kinds _defs _rebuild _traverse _describe _graphdef _graphstate _plan _functional _walk
+        _edit _refs""",
+    "boundary": """_inputs _outputs _context _prefixes _streams _body _carry _differences _settings""",
+}
+"""The files of a package, each of which imports only those before it."""
+
+
+def imports_of(path: pathlib.Path):
+    """Modules and names that a file imports, inside functions too, but not for types alone."""
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            pending += node.orelse
+        elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module, [alias.name for alias in node.names]
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, []
+        else:
+            pending += ast.iter_child_nodes(node)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_point_down(path):
     here = LEVEL[room_of(path)]
-    for module, names in imports_of(path, lazily=False):
-        if not module.startswith("nnxlite"):
+    for module, names in imports_of(path):
+        if not module.startswith("nnxlite") or (room_of(path), module) in LAZILY_UPWARD:
             continue
         parts = module.split(".")
         rooms = [parts[1]] if len(parts) > 1 else names
@@ -61,9 +86,46 @@ def test_imports_point_down(path):
             assert LEVEL[room] <= here, f"{path.name} imports {module} from a layer above"
 
 
+def imports_within(package: str) -> dict[str, set[str]]:
+    """For each file of a package those that it imports."""
+    start = f"nnxlite.{package}."
+    return {
+        path.stem: {
+            module.removeprefix(start).partition(".")[0]
+            for module, _ in imports_of(path)
+            if module.startswith(start)
+        }
+        for path in sorted((ROOT / package).glob("*.py"))
+        if path.stem != "__init__"
+    }
+
+
+@pytest.mark.parametrize("package", sorted(p.parent.name for p in ROOT.glob("*/__init__.py")))
+def test_files_of_a_package_do_not_import_each_other_in_a_circle(package):
+    found = imports_within(package)
+    for name, theirs in found.items():
+        theirs -= {other for other in theirs if (package, name, other) in LAZILY_BACK}
+    while found:
+        free = [name for name, theirs in found.items() if not theirs & found.keys()]
+        assert free, f"a circle in {package}: {found}"
+        for name in free:
+            del found[name]
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_files_of_a_package_are_in_order(package):
+    order = ORDER[package].split()
+    found = imports_within(package)
+    assert set(order) == set(found)
+    for name, theirs in found.items():
+        later = set(order[order.index(name) :])
+        late = {other for other in theirs & later if (package, name, other) not in LAZILY_BACK}
+        assert not late, f"{package}/{name}.py imports {sorted(late)}, which come after it"
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_nothing_imports_the_package_root(path):
-    for module, names in imports_of(path, lazily=True):
+    for module, names in imports_of(path):
         if module == "nnxlite":
             rooms = set(names)
             assert rooms and rooms <= LEVEL.keys(), f"{path.name} imports the package root"
@@ -77,7 +139,7 @@ def test_semi_private_jax_is_used_in_one_module_only():
     users = {
         room_of(path)
         for path in FILES
-        for module, _ in imports_of(path, lazily=True)
+        for module, _ in imports_of(path)
         if module.startswith(("jax._src", "jaxlib._"))
     }
     assert users <= {"_jax"}

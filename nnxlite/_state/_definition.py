@@ -24,7 +24,7 @@ from nnxlite._state._walk import (
     reaches,
     transformed,
 )
-from nnxlite._text import Text, mapping_node, sequence_node, text_of
+from nnxlite._text import Shown, Text, mapping_node, sequence_node
 from nnxlite._versions import touch
 from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
 
@@ -59,7 +59,7 @@ else:
         update = abc.MutableMapping.update
 
 
-class State(_Methods[K, V]):
+class State(Shown, _Methods[K, V]):
     """A nested mapping of leaves, with attribute access; a pytree.
 
     Args:
@@ -253,16 +253,8 @@ class State(_Methods[K, V]):
     def __reduce__(self) -> tp.Any:
         return _restored, (type(self), self.raw_mapping)
 
-    def __repr__(self) -> str:
-        return text_of(self)
-
     def __nnx_text__(self) -> Text:
         return mapping_node(self, self._mapping)
-
-    def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
-        from nnxlite.inspect._treescope import render
-
-        return render(self, path, subtree_renderer)
 
     # algebra ---------------------------------------------------------------------------------
 
@@ -397,7 +389,7 @@ def _register(cls: type[State[tp.Any, tp.Any]]) -> None:
 _register(State)
 
 
-class FlatState(abc.Sequence[tuple[Path, V]]):
+class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
     """The leaves of a State as a sequence of (path, leaf) pairs; a pytree of the leaves.
 
     Args:
@@ -481,16 +473,8 @@ class FlatState(abc.Sequence[tuple[Path, V]]):
     def __reduce__(self) -> tp.Any:
         return FlatState.from_sorted_keys_values, (self._paths, self._leaves)
 
-    def __repr__(self) -> str:
-        return text_of(self)
-
     def __nnx_text__(self) -> Text:
         return sequence_node(self, self)
-
-    def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
-        from nnxlite.inspect._treescope import render
-
-        return render(self, path, subtree_renderer)
 
     def to_nested_state(self) -> State[tp.Any, V]:
         """The State of the same leaves; the inverse of `to_flat_state`."""

@@ -16,7 +16,7 @@ import weakref
 
 import jax
 
-from nnxlite._jax import PyTreeDef
+from nnxlite._jax import PyTreeDef, key_name
 from nnxlite._versions import epoch, observe
 from nnxlite.graph._functional import refuse_sharing
 from nnxlite.graph._graphdef import GraphDef, Path
@@ -86,8 +86,6 @@ class CallDef:
 
     def argument_of(self, position: int) -> Path:
         """The key path of one leaf of the arguments, as plain names."""
-        from nnxlite._jax import key_name
-
         tree = jax.tree_util.tree_unflatten(self.treedef, range(self.treedef.num_leaves))
         for path, number in jax.tree_util.tree_flatten_with_path(tree)[0]:
             if number == position:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite._text import Atom, Entry, Text
+from nnxlite._text import Atom, Entry, Shown, Text
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
 from nnxlite.graph._kinds import DICT, LIST, TUPLE
 from nnxlite.graph._rebuild import Code, ContainerCode, Decoded
@@ -77,7 +77,7 @@ class _Places:
             self.known[code] = Atom("<shared: self>")
 
 
-class _Place:
+class _Place(Shown):
     """One object, container or Variable of a definition."""
 
     __slots__ = ("codes", "definition", "places")
@@ -102,11 +102,6 @@ class _Place:
             shown = {n: v for n, v in {**data, **definition.template}.items() if _public(n)}
             return Text(definition.type.__name__, entries=_labelled(shown))
         return _container(definition, children)
-
-    def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
-        from nnxlite.inspect._treescope import render
-
-        return render(self, path, subtree_renderer)
 
 
 def _public(name: tp.Any) -> bool:

@@ -14,7 +14,7 @@ import jax
 from nnxlite import filters
 from nnxlite._interning import Table
 from nnxlite._state import FlatState, State
-from nnxlite._text import Text, text_of
+from nnxlite._text import Shown, Text
 from nnxlite.filters import Filter, Predicate, filters_to_predicates
 from nnxlite.graph._defs import (
     LEAF,
@@ -145,7 +145,7 @@ class StateProgram:
 _MISSING: tp.Any = object()
 
 
-class GraphDef(tp.Generic[N]):
+class GraphDef(Shown, tp.Generic[N]):
     """Everything static about an object graph.
 
     It is what `split` returns beside the state: hashable, comparable, a pytree without leaves, and
@@ -192,16 +192,8 @@ class GraphDef(tp.Generic[N]):
     def __deepcopy__(self, memo: tp.Any) -> GraphDef[N]:
         return self
 
-    def __repr__(self) -> str:
-        return text_of(self)
-
     def __nnx_text__(self) -> Text:
         return graphdef_node(self)
-
-    def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
-        from nnxlite.inspect._treescope import render
-
-        return render(self, path, subtree_renderer)
 
     # derived facts, each worked out once -------------------------------------------------------
 

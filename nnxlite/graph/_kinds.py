@@ -13,7 +13,7 @@ import weakref
 import jax
 import numpy as np
 
-from nnxlite._jax import Ref, Tracer, is_pytree_leaf
+from nnxlite._jax import Ref, Tracer, flatten_one_level, is_pytree_leaf, is_ref, key_name
 from nnxlite._state import State
 from nnxlite.variables import Variable
 
@@ -95,8 +95,6 @@ def classify(value: tp.Any) -> int:
     elif issubclass(cls, Ref):
         return REF
     elif issubclass(cls, Tracer):
-        from nnxlite._jax import is_ref
-
         return REF if is_ref(value) else ARRAY
     elif isinstance(value, (jax.Array, np.ndarray)):
         kind = ARRAY
@@ -211,8 +209,6 @@ def container_items(value: tp.Any, kind: int) -> list[tuple[tp.Any, tp.Any]]:
     if hasattr(type(value), "_fields"):
         items = list(zip(value._fields, value))
     else:
-        from nnxlite._jax import flatten_one_level, key_name
-
         items = [(key_name(key), child) for key, child in flatten_one_level(value)[0]]
     return sorted(items, key=lambda pair: sort_key(pair[0]))
 

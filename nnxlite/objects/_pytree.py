@@ -23,7 +23,7 @@ import jax
 
 from nnxlite._errors import TraceContextError
 from nnxlite._jax import describe_trace, own_annotations, trace_state
-from nnxlite._text import Text, object_node, text_of
+from nnxlite._text import Shown, Text, object_node
 from nnxlite._versions import touch
 from nnxlite.graph._defs import (
     ObjectDef,
@@ -206,7 +206,7 @@ def _refuse_tag(node: tp.Any, name: tp.Any, value: tp.Any, part: Tagged) -> tp.N
 ModuleMeta = ObjectMeta = PytreeMeta  # other names of the reference
 
 
-class Pytree(GraphNode, metaclass=PytreeMeta):
+class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
     """Base of objects whose attributes are data or static.
 
     Subclasses are JAX pytrees unless they are defined with `class Foo(Pytree, pytree=False)`.
@@ -443,17 +443,9 @@ class Pytree(GraphNode, metaclass=PytreeMeta):
 
     # text ------------------------------------------------------------------------------------
 
-    def __repr__(self) -> str:
-        return text_of(self)
-
     def __nnx_text__(self) -> Text:
         parts = getattr(self, "__nnx_repr__", None)  # of `nnx.reprlib`
         return object_node(self, self.__dict__) if parts is None else text_from(parts())
-
-    def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
-        from nnxlite.inspect._treescope import render
-
-        return render(self, path, subtree_renderer)
 
 
 class Object(Pytree, pytree=False):

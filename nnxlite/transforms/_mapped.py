@@ -8,6 +8,7 @@ of equal setting.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import inspect
 import re
@@ -42,6 +43,7 @@ from nnxlite.boundary._settings import (
     unpack,
 )
 from nnxlite.boundary._streams import warn_of_streams
+from nnxlite.graph import GraphDef
 from nnxlite.transforms._arguments import (
     as_tuple,
     by_position,
@@ -418,10 +420,6 @@ def _with_axis_names(
     names: tp.Mapping[str, tp.Any],
 ) -> Outputs:
     """Outputs whose Variables' annotations have the mapped axis again."""
-    import dataclasses
-
-    from nnxlite.graph import GraphDef
-
     graph = out.definition.graph
     if graph is None:
         return out

@@ -28,7 +28,7 @@ from nnxlite import _sharding_hook
 from nnxlite._config import EAGER_SHARDING, REF_VARIABLES
 from nnxlite._errors import TraceContextError, short_type
 from nnxlite._jax import TraceRef, describe_trace, is_ref, new_ref, same_form, trace_state
-from nnxlite._text import Text, text_of, variable_node
+from nnxlite._text import Shown, Text, variable_node
 from nnxlite._versions import touch
 from nnxlite.variables._definition import REQUIRED, VariableDef, define
 from nnxlite.variables._metadata import VariableMetadata
@@ -101,7 +101,7 @@ def _boxed(definition: VariableDef, value: tp.Any) -> Box:
 _new = object.__new__
 
 
-class Variable(ArrayOperators[T]):
+class Variable(Shown, ArrayOperators[T]):
     """A mutable box for a value, with metadata.
 
     Args:
@@ -623,18 +623,10 @@ class Variable(ArrayOperators[T]):
         """Call the value."""
         return tp.cast(tp.Any, self.get_value())(*args, **kwargs)
 
-    def __repr__(self) -> str:
-        return text_of(self)
-
     def __nnx_text__(self) -> Text:
         value: tp.Any = self._box.value
         shown = {k: v for k, v in self._box.definition.metadata.items() if _shown(k, v)}
         return variable_node(type(self), value[...] if is_ref(value) else value, shown)
-
-    def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
-        from nnxlite.inspect._treescope import render
-
-        return render(self, path, subtree_renderer)
 
 
 _create_value = Variable.create_value
