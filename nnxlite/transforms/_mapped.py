@@ -17,7 +17,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxlite._config import Modes
 from nnxlite._errors import path_text
@@ -141,19 +141,19 @@ class MapCore:
                 raise  # the function's own, or said by this library
             raise self._explained(error, call, settled, inputs) from None
         outputs = unpack(layout.value, groups)
-        self._move_what_was_read(inputs, settled, outputs.definition.written)
+        self._move_what_was_read(inputs, settled, groups, outputs.definition.written)
         return replay(inputs, outputs)
 
     def _move_what_was_read(
-        self, inputs: Inputs, settled: MapCall, written: tp.Sequence[int]
+        self, inputs: Inputs, settled: MapCall, groups: tp.Any, written: tp.Sequence[int]
     ) -> None:
-        """Leave arrays that a `shard_map` only read where it has put them, for the next call."""
-        mesh = self._options.jax_options.get("mesh")
-        if not isinstance(mesh, Mesh) or is_tracing() or not self._options.modes.updates:
+        """Leave arrays that were only read where they were put, for the next call."""
+        options = self._options
+        mesh = _mesh_of(groups) if options.name == "pmap" else options.jax_options.get("mesh")
+        if not isinstance(mesh, Mesh) or is_tracing() or not options.modes.updates:
             return
-        shardings = [NamedSharding(mesh, spec) for spec in settled.values]
-        pairs = zip(inputs.values, shardings)
-        moved = [_moved(value, sharding) for value, sharding in pairs]
+        pairs = zip(inputs.values, settled.values)
+        moved = [_moved(value, mesh, setting) for value, setting in pairs]
         rest = set(range(len(moved))) - set(written)
         write_leaves(inputs, {i: moved[i] for i in rest if moved[i] is not inputs.values[i]})
 
@@ -344,14 +344,21 @@ def core_for(bound: Unbound, name: str, options: MapOptions) -> MapCore:
     return _cores.get(bound.fun, key, new)
 
 
-def _moved(value: tp.Any, sharding: NamedSharding) -> tp.Any:
-    """The value with a sharding, where it is an array."""
-    if (
-        not isinstance(value, jax.Array | np.ndarray)
-        or getattr(value, "sharding", None) == sharding
-    ):
+def _mesh_of(outputs: tp.Any) -> tp.Any:
+    """The mesh that JAX has made for a `pmap`; None where nothing on it came out."""
+    shardings = (getattr(x, "sharding", None) for x in jax.tree_util.tree_leaves(outputs))
+    return next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
+
+
+def _moved(value: tp.Any, mesh: Mesh, setting: tp.Any) -> tp.Any:
+    """The value as its spec, or its axis, puts it on a mesh, where it is an array."""
+    if not isinstance(value, jax.Array | np.ndarray):
         return value
-    return jax.device_put(value, sharding)
+    if isinstance(setting, int):
+        setting = PartitionSpec(*[None] * setting, *mesh.axis_names)
+    sharding = NamedSharding(mesh, setting or PartitionSpec())
+    same = getattr(value, "sharding", None) == sharding
+    return value if same else jax.device_put(value, sharding)
 
 
 SHOWN = 12
@@ -622,7 +629,7 @@ def shard_map(
     given: dict[str, tp.Any] = {"mesh": mesh, "check_vma": check_vma}
     if axis_names:
         given["axis_names"] = frozenset(axis_names)
-    spec = jax.sharding.PartitionSpec()
+    spec = PartitionSpec()
     options = MapOptions(
         "shard_map",
         by_path(in_specs),
@@ -640,6 +647,6 @@ def shard_map(
 
 
 def _sharded(run: tp.Any, in_specs: tp.Any, order: tuple[tp.Any, ...], **given: tp.Any) -> tp.Any:
-    whole = jax.sharding.PartitionSpec()
+    whole = PartitionSpec()
     specs = tuple(whole if s is None else s for s in order)
     return jax.shard_map(run, in_specs=in_specs, out_specs=(whole, specs), **given)

@@ -460,6 +460,25 @@ def test_shardings_of_new_variables(form, out):
     assert_same(program)
 
 
+@pytest.mark.parametrize("kernel_axis", [None, 0, 1])
+@pytest.mark.parametrize("writes", [False, True])
+def test_places_after_pmap(kernel_axis, writes):
+    def program(lib):
+        model = lib.Linear(8, 8, kernel_init=steps, rngs=lib.Rngs(0))
+        model.bare = jnp.ones(3)
+        axes = lib.StateAxes({"kernel": kernel_axis, "bias": 0, ...: None})
+
+        def forward(model, x):
+            if writes:
+                model.bias[...] += 1
+            return model.kernel.sum() * x + model.bias
+
+        y = lib.pmap(forward, in_axes=(axes, 0))(model, jnp.ones(8))
+        return described(lib, model), place(y)
+
+    assert_same(program)
+
+
 @pytest.mark.parametrize("before", ["one device", "rows"])
 @pytest.mark.parametrize("writes", [False, True])
 def test_places_after_shard_map(before, writes):

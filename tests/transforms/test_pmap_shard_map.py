@@ -101,8 +101,9 @@ def test_static_arguments_devices_and_keywords():
     mapped = nnx.pmap(f, in_axes=(None, None, 0), static_broadcasted_argnums=1)
     assert mapped(m, "ab", xs).tolist() == (4 * xs).tolist()
     assert mapped(m, "abc", xs, k=jnp.ones(8)).tolist() == (6 * xs).tolist()
-    mapped(m, "ab", xs)
-    assert seen == ["ab", "abc"]
+    for _ in range(3):
+        mapped(m, "ab", xs)
+    assert seen == ["ab", "abc", "ab"]  # JAX traces again for arrays that are on all devices
     negative = nnx.pmap(in_axes=(None, None, 0), static_broadcasted_argnums=(-2,))(f)
     assert negative(m, "a", xs).tolist() == (2 * xs).tolist()
     two = nnx.pmap(lambda x: x + 1, devices=jax.devices()[2:4])(jnp.arange(2.0))
@@ -261,6 +262,27 @@ def test_what_is_only_read_stays_where_shard_map_put_it():
     )
     other = Row(DEVICES)
     off(other)
+    assert other.w.value.sharding.num_devices == 1
+
+
+def test_what_is_only_read_stays_where_pmap_put_it():
+    model = Row(2)
+    model.bare, model.columns = jnp.ones(3), nnx.Cache(np.ones((3, 2)))
+    axes = nnx.StateAxes({nnx.Cache: 1, nnx.Variable: 0, ...: None})
+    run = nnx.pmap(lambda m, x: m.w * x + m.columns.sum(), in_axes=(axes, 0), axis_name="a")
+    with pytest.raises(ValueError):
+        run(model, jnp.ones(3))
+    assert model.w.value.sharding.num_devices == 1
+    result = run(model, jnp.ones((2, 2)))
+    place = {name: getattr(model, name).sharding.spec for name in ("w", "n", "bare", "columns")}
+    assert place == {"w": P("a"), "n": P("a"), "bare": P(), "columns": P(None, "a")}
+    assert model.w.sharding == result.sharding
+    placed = model.w.value
+    run(model, jnp.ones((2, 2)))
+    assert model.w.value is placed
+    other = Row(2)
+    nnx.pmap(lambda m: m.w * 2, graph_updates=False)(other)
+    nnx.jit(nnx.pmap(lambda m: m.w * 2))(other)
     assert other.w.value.sharding.num_devices == 1
 
 

@@ -24,28 +24,6 @@ class Rule:
 
 
 RULES: list[Rule] = []
-PENDING: list[Rule] = [
-    Rule("pending: prefix", "", [], lambda d: "jax.tree.leaves(nnx.prefix(" in d.text),
-    Rule(
-        "pending: read-only parameters of pmap and shard_map",
-        "",
-        [],
-        lambda d: d.kind == "value" and 4 in d.where and _mentions(d, "pmap|shard_map"),
-    ),
-    Rule(
-        "pending: update with other shapes",
-        "",
-        [],
-        lambda d: d.kind == "raises" and "Bring a value of the same shape" in _message(d.ours),
-    ),
-    Rule(
-        "pending: references made in a body",
-        "",
-        [],
-        lambda d: "mutable array references cannot be returned" in _message(d.ours),
-    ),
-]
-"""Faults that are being mended."""
 
 
 def rule(name: str, reason: str, *example: str) -> tp.Any:
@@ -60,7 +38,7 @@ def rule(name: str, reason: str, *example: str) -> tp.Any:
 
 def explain(found: Difference) -> str | None:
     """The name of the rule that a difference falls under."""
-    return next((rule.name for rule in (*RULES, *PENDING) if rule.matches(found)), None)
+    return next((rule.name for rule in RULES if rule.matches(found)), None)
 
 
 def _message(x: tp.Any) -> str:
