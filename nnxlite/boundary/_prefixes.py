@@ -153,19 +153,19 @@ class StateSharding(_FilterMapping):
 class NodePrefix(_FilterMapping):
     """Settings for the parts of one object or State, by path; for a part they hold for all below it.
 
-    A pytree of the settings; those of a leaf that is found at several paths count once.
+    A pytree of the settings; those of a leaf that is found in several places count once.
 
     Args:
         kind: name of the class of the object.
         settings: by path.
-        aliases: for further paths of a leaf its first one.
+        aliases: for further paths of a leaf its first one; None where that is in another prefix.
     """
 
     def __init__(
         self,
         kind: str,
         settings: tp.Mapping[Path, tp.Any],
-        aliases: tp.Iterable[tuple[Path, Path]] = (),
+        aliases: tp.Iterable[tuple[Path, Path | None]] = (),
     ) -> None:
         self._kind = kind
         self._aliases = tuple(aliases)
@@ -215,19 +215,20 @@ class NodePrefix(_FilterMapping):
         own = {path: s for path, s in self._by_path.items() if path not in others}
         inside = own[()] if () in own else State.from_flat_path(own)
         key = jax.tree_util.GetAttrKey("__state__")
-        return ((key, inside),), (self._kind, tuple(own), self._aliases)
+        fixed = tuple((p, self._by_path[p]) for p, first in self._aliases if first is None)
+        return ((key, inside),), (self._kind, tuple(own), self._aliases, fixed)
 
     @classmethod
     def _unflatten(cls, static: tp.Any, children: tp.Iterable[tp.Any]) -> NodePrefix:
-        kind, paths, aliases = static
+        kind, paths, aliases, fixed = static
         (inside,) = children
-        settings: dict[Path, tp.Any] = {}
+        settings: dict[Path, tp.Any] = dict(fixed)
         for path in paths:
             part = inside
             for name in path:
                 part = part[name]
             settings[path] = part
-        settings.update((path, settings[first]) for path, first in aliases)
+        settings.update((path, settings[first]) for path, first in aliases if first is not None)
         return cls(kind, settings, aliases)
 
 

@@ -245,7 +245,7 @@ def prefix(
 
     Returns:
         The tree with settings in place of Variables and arrays; in place of each object, a pytree
-        of settings by path.
+        of settings by path. The first place of what is shared decides; the others have no leaf.
 
     Raises ValueError where no filter matches.
 
@@ -261,13 +261,15 @@ def prefix(
     [2.0, 2.0, 2.0]
     """
     choose = filter_map if callable(filter_map) else _chooser(filter_map)
-    closed = _is_closed if GRAPH_MODE.given(graph) else _is_variable
+    graph = GRAPH_MODE.given(graph)
+    closed = _is_closed if graph else _is_variable
     pairs, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=closed)
-    out = []
-    for keys, x in pairs:
-        path = tuple(map(key_name, keys))
-        opened = isinstance(x, Variable) or not is_root(x)
-        out.append(choose(path, x) if opened else _node_prefix(path, x, choose))
+    leaves = [(tuple(map(key_name, keys)), x) for keys, x in pairs]
+    out = [None if is_root(x) else choose(path, x) for path, x in leaves]
+    where = [i for i, (_, x) in enumerate(leaves) if is_root(x)]
+    for group in [where] if graph else [[i] for i in where]:
+        for i, setting in zip(group, _node_prefixes([leaves[i] for i in group], choose)):
+            out[i] = setting
     return jax.tree_util.tree_unflatten(treedef, out)
 
 
@@ -279,21 +281,31 @@ def _is_closed(x: tp.Any) -> bool:
     return is_root(x) and not isinstance(x, State)
 
 
-def _node_prefix(
-    path: Path, node: tp.Any, choose: tp.Callable[[Path, tp.Any], tp.Any]
-) -> NodePrefix:
-    inputs = Inputs(node)
+def _node_prefixes(
+    roots: list[tuple[Path, tp.Any]], choose: tp.Callable[[Path, tp.Any], tp.Any]
+) -> list[tp.Any]:
+    """What stands in place of objects and Variables that have one numbering, given with paths."""
+    inputs = Inputs([x for _, x in roots])
     decoded, nodes = inputs.graphdef.decoded, inputs.nodes()
-    settings: dict[Path, tp.Any] = {}
-    aliases: list[tuple[Path, Path]] = []
-    first: dict[int, Path] = {}
-    for (_, tail), leaf in places(inputs.define()).items():
+    settings: list[dict[Path, tp.Any]] = [{} for _ in roots]
+    aliases: list[list[tuple[Path, Path | None]]] = [[] for _ in roots]
+    first: dict[int, tuple[int, Path]] = {}
+    for (root, path), leaf in places(inputs.define()).items():
+        if leaf in first:
+            at, other = first[leaf]
+            settings[root][path] = settings[at][other]
+            aliases[root].append((path, other if at == root else None))
+            continue
+        first[leaf] = root, path
         number = decoded.leaf_nodes[leaf]
-        leaf_node = nodes[number] if number >= 0 else inputs.values[leaf]
-        settings[tail] = choose((*path, *tail), leaf_node)
-        if first.setdefault(leaf, tail) != tail and settings[tail] == settings[first[leaf]]:
-            aliases.append((tail, first[leaf]))
-    return NodePrefix(type(node).__name__, settings, aliases)
+        x = nodes[number] if number >= 0 else inputs.values[leaf]
+        settings[root][path] = choose((*roots[root][0], *path), x)
+    return [
+        by_path[()]
+        if isinstance(x, Variable) and not others
+        else NodePrefix(type(x).__name__, by_path, others)
+        for (_, x), by_path, others in zip(roots, settings, aliases)
+    ]
 
 
 def _chooser(filter_map: tp.Mapping[Filter, tp.Any]) -> tp.Callable[[Path, tp.Any], tp.Any]:

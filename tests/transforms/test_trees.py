@@ -151,9 +151,27 @@ def test_a_prefix_chooses_by_filter_wherever_prefixes_go():
 def test_a_prefix_by_function_of_path_and_leaf():
     m = Tied()
     seen = {}
-    nnx.prefix({"q": [m, m.a]}, lambda path, x: seen.setdefault(path, type(x).__name__))
-    assert {("q", 0, "a"), ("q", 0, "b"), ("q", 0, "child", "leaf"), ("q", 1)} <= set(seen)
-    assert set(seen.values()) == {"Param"}
+    choose = lambda path, x: seen.setdefault(path, type(x).__name__)
+    found = nnx.prefix({"q": [m, m.a]}, choose)
+    assert seen == {("q", 0, "a"): "Param"}
+    assert jax.tree.leaves(found) == ["Param"] and jax.tree.leaves(found["q"][1]) == []
+    seen.clear()
+    nnx.prefix([nnx.Dict(a=m.a, b=m.a), m.a], choose, graph=False)
+    assert set(seen) == {(0, "a"), (0, "b"), (1,)}
+
+
+def test_the_first_place_of_what_is_shared_decides_its_prefix():
+    m = nnx.Dict(a=nnx.Param(jnp.ones((2, 3))), m=nnx.Dict(w=nnx.Param(jnp.ones(2))))
+    m.b = m.a
+    trees = [m, m.m, m.b, m]
+    axes = nnx.prefix(trees, lambda path, x: 0 if path[0] == 0 and path[-1] != "b" else None)
+    assert jax.tree.leaves(axes) == [0, 0]
+    for prefix in (axes, jax.tree.map(lambda axis: axis, axes)):
+        run = nnx.vmap(lambda t: t[1].w * t[2].sum() * t[3].b.sum(), in_axes=(prefix,))
+        assert run(trees).tolist() == [9.0, 9.0]
+    later = [m.b, m]
+    axes = nnx.prefix(later, {...: 0})
+    assert axes[0] == 0 and jax.tree.leaves(axes[1]) == [0]
 
 
 def test_prefixes_for_states_variables_and_shardings():

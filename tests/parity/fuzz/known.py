@@ -396,3 +396,49 @@ _theirs(
     "r = f1(0.0, m.a)",
     text=r"nnx\.scan",
 )
+
+
+_ours(
+    "annotated axes of another number",
+    "`update` refuses a value whose axes the annotation does not fit.",
+    r"update: the value at .* its axes are annotated as",
+    "with jax.set_mesh(mesh_of(2, 4)):\n    w = Box(a=nnx.Param(jnp.ones((8, 4)), sharding=('d', 'e')))",
+    "nnx.update(w, jax.tree.map(lambda x: jnp.stack([x, x]), nnx.state(w)))",
+)
+_theirs(
+    "items of numbers",
+    "`variable[...]` reads whatever the value is.",
+    "'(int|float|bool|complex)' object is not subscriptable",
+    "m = Box(a=nnx.Param(2.0))",
+    "r = m.a[...]",
+)
+_theirs(
+    "objects in auxiliary outputs",
+    "A differentiated function may return a new object beside its value in every mode.",
+    "GraphDef index 0 already used",
+    MODEL,
+    "f1 = nnx.value_and_grad(lambda v: (v.sum(), Box(a=1)), has_aux=True, graph_updates=False)",
+    "r = f1(m.a)",
+)
+
+
+@rule(
+    "numbers that are only read",
+    "A number that a body only reads stays what it is; `remat` of the reference leaves another.",
+    "m = Box(a=nnx.Param(jnp.ones(2)), d=nnx.data(11))",
+    "r = nnx.remat(lambda x, m: None)(1.0, m)",
+)
+def _(d: Difference) -> bool:
+    return d.kind == "value" and type(d.theirs).__name__.startswith("Typed")
+
+
+@rule(
+    "pop of what is shared",
+    "`pop` takes a shared Variable away from every place; the reference leaves the others.",
+    "v = nnx.Param(jnp.ones(2))",
+    "m = Box(a=v, b=v)",
+    "r = nnx.pop(m, nnx.Param)",
+)
+def _(d: Difference) -> bool:
+    more = isinstance(d.theirs, list) and isinstance(d.ours, list) and set(d.ours) < set(d.theirs)
+    return d.kind == "value" and more and _mentions(d, r"nnx\.pop\(")
