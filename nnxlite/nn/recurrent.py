@@ -50,7 +50,7 @@ class RNN(Module):
         broadcast_rngs: a filter of random streams from which every step draws the same keys: from a
             split of the stream, which moves on by one.
         rngs: the source of keys for the carry: True for a stream of its own that starts from seed
-            0, a source to fork the stream "carry" from, or False for none.
+            0, an Rngs to fork the stream "carry" from, a stream to draw from, or False for none.
 
     Attributes:
         cell: the cell.
@@ -175,7 +175,9 @@ def _carry_stream(layer: tp.Any, rngs: tp.Any) -> RngStream | None:
         return RngStream(0, tag="carry")
     if rngs is None or rngs is False:
         return None
-    if not isinstance(rngs, (Rngs, RngStream)):
+    if isinstance(rngs, RngStream):
+        return rngs
+    if not isinstance(rngs, Rngs):
         error = TypeError if isinstance(layer, Bidirectional) else ValueError
         raise error(
             f"{type(layer).__name__}: Expected rngs to be an Rngs, such as rngs=nnx.Rngs(0), an "
@@ -344,7 +346,8 @@ class Bidirectional(Module):
         time_major: the time axis comes first; otherwise it stands before the features.
         return_carry: give back the last carries of both, too.
         rngs: the source of keys for the carries: True for a stream of its own that starts from
-            seed 0, a source to fork the stream "carry" from, or False to leave it to the two.
+            seed 0, an Rngs to fork the stream "carry" from, a stream to draw from, or False to leave
+            it to the two.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx

@@ -166,10 +166,10 @@ class Welford(Metric):
         values, weights = _batch(self, self.argname, kwargs, kwargs.get("mask"))
         values = values.astype(jnp.float32)
         if weights is None:
-            number, batch_mean = values.size, values.mean()
-            batch_m2 = ((values - batch_mean) ** 2).sum()
+            number = values.size
             if not number:
                 return
+            batch_mean, batch_m2 = values.mean(), values.var() * number
         else:
             chosen = weights != 0
             number = chosen.sum(dtype=jnp.int32)
@@ -177,11 +177,11 @@ class Welford(Metric):
             batch_m2 = jnp.where(chosen, (values - batch_mean) ** 2, 0).sum()
         before = self.count.value
         count = before + number
-        weight = number / jnp.maximum(count, 1)
+        total = jnp.maximum(count, 1)
         delta = batch_mean - self.mean.value
         self.count.value = count
-        self.mean.value = self.mean.value + delta * weight
-        self.m2.value = self.m2.value + batch_m2 + delta**2 * weight * before
+        self.mean.value = self.mean.value + delta * number / total
+        self.m2.value = self.m2.value + (batch_m2 + delta * delta * number * before / total)
 
     def compute(self) -> Statistics:
         """Mean, standard error and standard deviation; NaN for the latter two before any value."""

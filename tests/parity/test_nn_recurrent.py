@@ -159,6 +159,7 @@ def test_state_in_a_cell_ends_as_in_the_reference(options):
         lambda lib: {"return_carry": True, "merge_fn": jnp.add},
         lambda lib: {"rngs": False},
         lambda lib: {"rngs": lib.Rngs(5), "time_major": True},
+        lambda lib: {"rngs": lib.Rngs(5).carry},
     ],
 )
 @pytest.mark.parametrize("lengths", [None, [2, 4]])

@@ -201,6 +201,17 @@ def metric_runs(lib):
     return [average, accuracy, binary, spread, several]
 
 
+def test_statistics_of_batches_are_those_of_the_reference_bit_for_bit():
+    random = np.random.default_rng(0)
+    batches = [jnp.asarray(random.normal(size=n), jnp.float32) for n in (1, 7, 3, 8, 2, 5, 4, 6)]
+    ours, theirs = nnx.metrics.Welford(), flax_nnx.metrics.Welford()
+    for batch in batches:
+        for metric in (ours, theirs):
+            metric.update(values=batch)
+        for name in ("mean", "standard_deviation", "standard_error_of_mean"):
+            assert getattr(ours.compute(), name) == getattr(theirs.compute(), name)
+
+
 def test_metrics():
     ours, theirs = (metric_runs(lib) for lib in LIBRARIES)
     agree(described(nnx, ours), described(flax_nnx, theirs))
