@@ -344,6 +344,8 @@ def _outputs(sorting: Sorting, front: tp.Sequence[tp.Any], whole: tp.Sequence[tp
             leaves.append(next(wholes))
         else:
             leaf = next(fronts)
+            if isinstance(leaf, np.ndarray):  # `jax.vmap` gives back what passes through as it was
+                leaf = jnp.asarray(leaf)
             leaves.append(leaf if kind == 0 else jnp.moveaxis(leaf, 0, kind))
     result, written, fresh = jax.tree_util.tree_unflatten(sorting.treedef, leaves)
     return Outputs(sorting.definition, result, written, fresh)

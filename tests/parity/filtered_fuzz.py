@@ -475,7 +475,8 @@ def plain(value: tp.Any, held: bool = False) -> tp.Any:
     if isinstance(value, (list, tuple)):
         return [type(value).__name__, *[plain(v, held) for v in value]]
     if type(value).__name__ in ("Layer", "Tagged", "Scaled"):
-        fields = [(k, getattr(value, k, "missing")) for k in value.__dataclass_fields__]
+        # Modules that come back unchanged are the caller's own here, NumPy arrays and all.
+        fields = [(k, arrays(getattr(value, k, "missing"))) for k in value.__dataclass_fields__]
         inside = (dict, list, tuple)
         return [type(value).__name__, *[(k, plain(v, isinstance(v, inside))) for k, v in fields]]
     if held:

@@ -105,6 +105,9 @@ MAPPED = {
         lambda a: jax.lax.psum(a, "i"), axis_name="i", out_axes=None
     )(X),
     "spmd": lambda lib: lib.filter_vmap(lambda a: a, spmd_axis_name="i")(X),
+    "NumPy passes through": lambda lib: lib.filter_vmap(lambda a, b: (a, b), out_axes=(0, None))(
+        np.ones((2, 3)), 2.0
+    ),
     "neg": lambda lib: lib.filter_vmap(lambda a: a, in_axes=-1, out_axes=-1)(jnp.ones((2, 3))),
     "oob": lambda lib: lib.filter_vmap(lambda a: a, in_axes=2)(jnp.ones((2, 3))),
     "returns fn": lambda lib: lib.filter_vmap(lambda a: (len, None, a))(X),
