@@ -271,7 +271,7 @@ class FilterJit(Wrapper):
         given = ArgumentSpecs(
             "filter_jit", options.default, options.fn, options.args, options.kwargs
         )
-        specs, named = argument_specs(self._fun, num_bound, num_args, kwargs, given)
+        specs, named = argument_specs(self.__wrapped__, num_bound, num_args, kwargs, given)
         return settle(apart, (specs, named), MASK._replace(name="filter_jit's spec"))
 
     def _donated(self, apart: Apart, mask: list[tp.Any]) -> list[bool]:
@@ -389,6 +389,8 @@ def argument_specs(
 ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
     """The spec of each argument of a call, from a default and what differs.
 
+    `fun` is what was transformed, with all that it is bound to: a method, an object, a partial.
+
     Raises ValueError for specs of arguments that are not there.
     """
     visible = num_args - num_bound
@@ -402,10 +404,11 @@ def argument_specs(
     named = dict(specs.kwargs)
     if named:
         parameters = _parameters(fun)
-        for position, parameter in enumerate(parameters[:num_args]):
-            if parameter.kind in _BY_POSITION and parameter.name in named and position >= num_bound:
-                out[position] = named[parameter.name]
-        known = [p.name for p in parameters[num_bound:]]
+        positional = [p.name for p in parameters[:visible] if p.kind in _BY_POSITION]
+        for position, name in enumerate(positional):
+            if name in named:
+                out[num_bound + position] = named[name]
+        known = [p.name for p in parameters]
         anything = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
         for name in named:
             if name not in known and not anything:
@@ -413,10 +416,7 @@ def argument_specs(
                     f"{specs.what}: {specs.exactly or 'kwargs'}= has a spec for {name!r}, and "
                     f"{name_of(fun)} has no argument of that name; it has {known}."
                 )
-        given = {
-            *kwargs,
-            *[p.name for p in parameters[num_bound:num_args] if p.kind in _BY_POSITION],
-        }
+        given = {*kwargs, *positional}
         left = [name for name in named if name not in given] if specs.exactly else ()
         if left:
             raise ValueError(

@@ -141,12 +141,16 @@ class FilterVmap(Wrapper):
         num_args = visible + call.num_bound
         named = dict.fromkeys(kwargs, if_array(0))
         if options.specs is not None:
-            specs, named = argument_specs(call.fun, call.num_bound, num_args, kwargs, options.specs)
+            specs, named = argument_specs(
+                self.__wrapped__, call.num_bound, num_args, kwargs, options.specs
+            )
         elif isinstance(given, dict):
             by_name = ArgumentSpecs(
                 repr(self), if_array(0), None, (), tuple(given.items()), "in_axes"
             )
-            specs, named = argument_specs(call.fun, call.num_bound, num_args, kwargs, by_name)
+            specs, named = argument_specs(
+                self.__wrapped__, call.num_bound, num_args, kwargs, by_name
+            )
         elif isinstance(given, (tuple, list)):
             if len(given) != visible:
                 raise ValueError(

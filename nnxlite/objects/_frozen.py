@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
+import inspect
 import types
 import typing as tp
 
@@ -77,6 +78,8 @@ class BoundMethod:
     def __getattr__(self, name: str) -> tp.Any:
         if name in BoundMethod.__slots__:  # not filled yet
             raise AttributeError(name)
+        if name == "__signature__":  # without the module, as of every method
+            return inspect.signature(types.MethodType(self.__func__, self.__self__))
         return getattr(self.__func__, name)
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 
 import jax
@@ -31,6 +32,23 @@ class Built(Affine):
     def __init__(self, value):
         super().__init__(value)
         self.extra = jnp.zeros(2)
+
+
+def test_a_bound_method_is_called_without_its_module():
+    class Power(nnx.Module, frozen=True):
+        base: jax.Array
+
+        def __call__(self, x, exponent=2):
+            return self.base * x**exponent
+
+        def again(self, x, exponent=2):
+            return self(x, exponent)
+
+    power, x = Power(jnp.ones(3)), jnp.arange(3.0)
+    assert list(inspect.signature(power.again).parameters) == ["x", "exponent"]
+    for fun in (power, power.again):
+        mapped = nnx.filter_vmap(fun, in_axes={"x": 0})
+        assert mapped(x).tolist() == [[0] * 3, [1] * 3, [4] * 3]
 
 
 def test_every_field_is_a_leaf_unless_it_is_static():

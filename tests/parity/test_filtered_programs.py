@@ -344,6 +344,9 @@ CONVERTED = {
 BY_NAME = {
     "by name": lambda lib: lib.filter_vmap(TIMES, in_axes={"x": 0, "y": None})(X, X),
     "one name": lambda lib: lib.filter_vmap(TIMES, in_axes={"y": None})(X, X),
+    "names of a method": lambda lib: lib.filter_vmap(SCALED.scaled, in_axes={"x": 0})(X),
+    "names of a module": lambda lib: lib.filter_vmap(SCALED, in_axes={"x": None}, axis_size=2)(X),
+    "no name of a method": lambda lib: lib.filter_vmap(SCALED.scaled, in_axes={"self": 0})(X),
     "another name": lambda lib: lib.filter_vmap(TIMES, in_axes={"z": None})(X, X),
     "a name not given": lambda lib: lib.filter_vmap(lambda x, y=1: x, in_axes={"y": 0})(X),
     "pmap by name": lambda lib: lib.filter_pmap(TIMES, in_axes={"y": None})(X, X),
