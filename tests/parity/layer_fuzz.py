@@ -563,9 +563,10 @@ class Writer:
         init = self.pick(KERNEL_INITS)
         size = self.pick(["(3, 4)", "(2, 3, 4)", "(4,)", "(3, 3, 2, 2)", "()", "(0, 2)"])
         dtype = self.pick(["", *[f", {d}" for d in PARAM], ", jnp.int32"])
+        counted = self.some({"count_include_pad": FLAG}, 0.5)
         text = self.pick(
             [
-                f"lib.avg_pool({a}, {shape}{strides}, {pad}, count_include_pad={self.pick(FLAG)})",
+                f"lib.avg_pool({a}, {shape}{strides}, padding={pad}{counted})",
                 f"lib.max_pool({a}, {shape}{strides}, padding={pad})",
                 f"lib.min_pool({a}, {shape}{strides}, padding={pad})",
                 f"jax.grad(lambda a: total(lib.max_pool(a, {shape}{strides}, padding={pad})))({a})",
@@ -760,6 +761,7 @@ LENIENT = [
     ("RNN|layer", "scan body function carry input and carry output must have equal types"),
     ("layer", "object has no attribute 'dtype'|should be a jax array"),
     ("layer", "Cannot broadcast to shape with fewer dimensions|dynamic_update_slice requires"),
+    ("layer", "integer modulo by zero"),
     ("mask", "cannot reshape array of shape .* into shape"),
 ]
 """What the reference refuses and this library takes: patterns of a line, and of the message."""
