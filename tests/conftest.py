@@ -36,6 +36,35 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 MAPS_KEPT = 20_000
 
 
+QUICK = frozenset(
+    """
+    boundary/test_aliases.py
+    filtered/test_partition.py filtered/test_trees.py
+    graph/test_graphdef.py graph/test_plans.py graph/test_writes.py
+    inspect/test_tabulate.py
+    laws/test_nothing_lost.py laws/test_order.py
+    nn/test_linear.py nn/test_modes.py nn/test_names.py
+    objects/test_capture.py objects/test_containers.py objects/test_module.py objects/test_rngs.py
+    sharding/test_abstract.py
+    test_architecture.py test_config.py test_filters.py test_names.py test_state.py test_text.py
+    test_traversals.py
+    training/test_metrics.py training/test_optimizer.py
+    transforms/test_build.py transforms/test_calls.py transforms/test_partial.py
+    transforms/test_trees.py transforms/test_vmap.py
+    variables/test_metadata.py variables/test_variable.py
+    """.split()
+)
+"""The quick tier, `pytest -m quick`: some of every package, in less than two minutes on two cores."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the quick tier."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix() in QUICK:
+            item.add_marker(pytest.mark.quick)
+
+
 @pytest.fixture(autouse=True)
 def doctest_names(doctest_namespace: dict[str, object]) -> None:
     """The names every docstring example may use (with `pytest --doctest-modules nnxlite`)."""

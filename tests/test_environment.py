@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import jax
 import pytest
+
+from tests.conftest import QUICK
 
 
 def test_eight_virtual_cpu_devices():
@@ -19,3 +22,11 @@ def test_warnings_are_errors():
 
 def test_double_precision_is_off():
     assert not jax.config.jax_enable_x64
+
+
+def test_the_quick_tier_has_a_file_of_every_package():
+    here = Path(__file__).parent
+    assert [name for name in QUICK if not (here / name).is_file()] == []
+    packages = {path.parent.name for path in here.glob("*/test_*.py")}
+    covered = {name.partition("/")[0] for name in QUICK}
+    assert packages - covered <= {"benchmarks", "examples", "parity"}
