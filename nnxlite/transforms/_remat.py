@@ -7,6 +7,7 @@ only constants has one core, whose trace is reused; one that captures objects is
 from __future__ import annotations
 
 import functools
+import inspect
 import typing as tp
 
 import jax
@@ -28,6 +29,8 @@ from nnxlite.transforms._wrapper import Transformed, decorated
 from nnxlite.variables import MISSING
 
 Policy = tp.Callable[..., bool]
+
+BODY = inspect.signature(lambda seen, call, plain, values: None)
 
 
 class RematOptions(tp.NamedTuple):
@@ -62,10 +65,13 @@ class Remat(Core):
         seen: Surroundings | None = None,
     ) -> None:
         super().__init__(funs, options, seen)
-        self._stable = self._checkpointed(self._body)
+        self._stable = self._checkpointed()
 
-    def _checkpointed(self, body: tp.Callable[..., tp.Any]) -> tp.Callable[..., tp.Any]:
+    def _checkpointed(self) -> tp.Callable[..., tp.Any]:
+        """JAX's transform of a new function, which it has not traced yet."""
         options: RematOptions = self.options
+        body = functools.partial(self._body)
+        body.__signature__ = BODY  # type: ignore[attr-defined]  # JAX asks in every call
         return jax.checkpoint(
             body, prevent_cse=options.prevent_cse, policy=options.policy, static_argnums=(0, 1)
         )
@@ -90,7 +96,7 @@ class Remat(Core):
         seen = self.constants(call, values)
         if seen is not None:
             return self._stable(seen, call, plain, values)
-        return self._checkpointed(functools.partial(self._body))(None, call, plain, values)
+        return self._checkpointed()(None, call, plain, values)
 
 
 class RematWrapped(Transformed):
