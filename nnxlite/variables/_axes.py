@@ -21,8 +21,9 @@ Names: tp.TypeAlias = tp.Mapping[str, tp.Any]
 def add_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
     """Put the names of a new axis into the metadata."""
     new: dict[str, tp.Any] = {}
-    for key, name, found in _other_names(variable, names):
-        longer = [*found, *[None] * (index - len(found))]  # it may be shorter than the shape
+    for key, name, found in _axis_names(variable, names):
+        longer = [*found]
+        longer += [None] * (index - len(longer))  # it may be shorter than the shape
         longer.insert(index if index >= 0 else index + len(longer) + 1, name)
         new[key] = tuple(longer)
     variable.add_axis(index, names[PARTITION_NAME])
@@ -36,12 +37,14 @@ def remove_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
     Raises ValueError, with nothing changed, where another name is found at that axis.
     """
     new: dict[str, tp.Any] = {}
-    for key, name, found in _other_names(variable, names):
+    for key, name, found in _axis_names(variable, names):
         left = list(found)
         removed = left.pop(index) if -len(left) <= index < len(left) else None
         if removed != name:
+            where = "the sharding names" if key == "out_sharding" else "the names"
+            under = "" if key == "out_sharding" else f" under {key!r}"
             raise ValueError(
-                f"{type(variable).__name__} has the names {found} under {key!r}: axis {index} is "
+                f"{type(variable).__name__} has {where} {tuple(found)}{under}: axis {index} is "
                 f"{removed!r}, not {name!r} as the transform says. Give both the same name."
             )
         new[key] = tuple(left)
@@ -50,13 +53,14 @@ def remove_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
         variable.set_metadata(**new)
 
 
-def _other_names(
+def _axis_names(
     variable: Variable[tp.Any], names: Names
-) -> tp.Iterator[tuple[str, tp.Any, tuple[tp.Any, ...]]]:
-    if len(names) == 1:
-        return
-    metadata = variable.get_metadata()
+) -> tp.Iterator[tuple[str, tp.Any, tp.Iterable[tp.Any]]]:
+    """Entries of the metadata that name axes: the key, the name of the axis there, all names."""
+    metadata = variable.get_metadata() if len(names) > 1 else {}
     for key, name in names.items():
         found = metadata.get(key)
         if key not in HOOKS and key != "out_sharding" and isinstance(found, tuple):
             yield key, name, found
+    if variable.sharding_names is not None:
+        yield "out_sharding", names[PARTITION_NAME], variable.sharding_names

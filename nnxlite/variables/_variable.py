@@ -488,35 +488,14 @@ class Variable(Shown, ArrayOperators[T]):
         )
 
     def add_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tell the `on_add_axis` callbacks, and the sharding annotation, of a new axis."""
+        """Tell the `on_add_axis` callbacks of a new axis; `spmd.add_axis` names it in metadata, too."""
         for hook in self._box.definition.hooks("on_add_axis"):
             hook(self, axis_index, axis_name)
-        names = self.sharding_names
-        if names is not None:
-            new = [*names, *[None] * (axis_index - len(names))]  # it may be shorter than the shape
-            new.insert(_axis(axis_index, len(new) + 1), axis_name)
-            self.set_metadata(out_sharding=tuple(new))
 
     def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tell the `on_remove_axis` callbacks, and the sharding annotation, of a removed axis.
-
-        Raises ValueError where the annotation has another name at that axis.
-        """
-        names = self.sharding_names
-        left: list[tp.Any] = list(names or ())
-        if names is not None:
-            where = _axis(axis_index, len(left))
-            found = left.pop(where) if 0 <= where < len(left) else None
-            if found != axis_name:
-                raise ValueError(
-                    f"{type(self).__name__} has the sharding names {tuple(names)}: axis "
-                    f"{axis_index} is {found!r}, not {axis_name!r} as the transform says. "
-                    "Give both the same name."
-                )
+        """Tell the `on_remove_axis` callbacks of a removed axis; see `add_axis`."""
         for hook in self._box.definition.hooks("on_remove_axis"):
             hook(self, axis_index, axis_name)
-        if names is not None:
-            self.set_metadata(out_sharding=tuple(left))
 
     # copies ----------------------------------------------------------------------------------
 
@@ -695,10 +674,6 @@ def _normal_entries(entries: dict[str, tp.Any]) -> dict[str, tp.Any]:
 def _normal(metadata: dict[str, tp.Any], ref: bool, eager_sharding: bool) -> dict[str, tp.Any]:
     required = {"hijax": False, "ref": ref, "eager_sharding": eager_sharding}
     return {**_normal_entries(metadata), **required} if metadata else required
-
-
-def _axis(index: int, rank: int) -> int:
-    return index if index >= 0 else index + rank
 
 
 def _replace_at(value: tp.Any, index: tp.Any, new: tp.Any) -> tp.Any:

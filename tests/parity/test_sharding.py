@@ -460,6 +460,25 @@ def test_shardings_of_new_variables(form, out):
     assert_same(program)
 
 
+def test_the_methods_for_axes_run_callbacks_alone():
+    def program(lib):
+        class Told(lib.Param):
+            def on_add_axis(self, index, name):
+                self.set_metadata(told=("add", index, name))
+
+            def on_remove_axis(self, index, name):
+                self.set_metadata(told=("remove", index, name))
+
+        v, out = Told(jnp.ones((2, 2)), sharding=("a", "b"), eager_sharding=False), []
+        for name in (None, "layers"):
+            for change in (v.add_axis, v.remove_axis):
+                change(0, name)
+                out.append((v.told, v.get_metadata("out_sharding")))
+        return out
+
+    assert_same(program)
+
+
 @pytest.mark.parametrize("kernel_axis", [None, 0, 1])
 @pytest.mark.parametrize("writes", [False, True])
 def test_places_after_pmap(kernel_axis, writes):

@@ -236,11 +236,14 @@ def test_adding_and_removing_axes():
         on_remove_axis=lambda v, i, n: log.append(("remove", i, n)),
     )
     for index, names in ((0, ("s", "x", None)), (1, ("x", "s", None)), (-1, ("x", None, "s"))):
-        v.add_axis(index, "s")
+        nnx.spmd.add_axis(v, index, {nnx.PARTITION_NAME: "s"})
         assert v.sharding_names == names
-        v.remove_axis(index, "s")
+        nnx.spmd.remove_axis(v, index, {nnx.PARTITION_NAME: "s"})
         assert v.sharding_names == ("x", None)
     assert log[:2] == [("add", 0, "s"), ("remove", 0, "s")] and len(log) == 6
+    v.add_axis(0, None), v.remove_axis(0, "s")  # these run the callbacks alone
+    assert v.sharding_names == ("x", None)
+    assert log[6:] == [("add", 0, None), ("remove", 0, "s")]
 
 
 def test_a_wrong_axis_is_refused_before_anything_happens():
@@ -248,7 +251,7 @@ def test_a_wrong_axis_is_refused_before_anything_happens():
     v = nnx.Param(ONES, sharding=("x",), on_remove_axis=lambda v, i, n: log.append(n))
     for index, found in ((0, "'x'"), (5, "None")):
         with pytest.raises(ValueError, match=rf"names \('x',\): axis {index} is {found}, not 'z'"):
-            v.remove_axis(index, "z")
+            nnx.spmd.remove_axis(v, index, {nnx.PARTITION_NAME: "z"})
     assert v.sharding_names == ("x",) and log == []
 
 
@@ -258,5 +261,5 @@ def test_spellings_of_sharding():
         assert v.sharding_names == ("a",) == v.get_metadata("out_sharding")
     assert nnx.Param(ONES).sharding_names is None
     spec = nnx.Param(ONES, sharding=PartitionSpec("a"))
-    spec.add_axis(0, None)
+    nnx.spmd.add_axis(spec, 0, {nnx.PARTITION_NAME: None})
     assert spec.sharding_names == (None, "a")

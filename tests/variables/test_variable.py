@@ -496,7 +496,7 @@ REFUSED = {
         ),
     ),
     "remove_axis": (
-        lambda v: v.remove_axis(0, "z"),
+        lambda v: nnx.spmd.remove_axis(v, 0, {nnx.PARTITION_NAME: "z"}),
         ValueError,
         (
             "Param has the sharding names ('a', 'b'): axis 0 is 'a', not 'z' as the transform says. "
@@ -504,7 +504,7 @@ REFUSED = {
         ),
     ),
     "remove_axis too far": (
-        lambda v: v.remove_axis(5, "z"),
+        lambda v: nnx.spmd.remove_axis(v, 5, {nnx.PARTITION_NAME: "z"}),
         ValueError,
         (
             "Param has the sharding names ('a', 'b'): axis 5 is None, not 'z' as the transform says. "
