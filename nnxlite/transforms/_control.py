@@ -431,6 +431,7 @@ class Loop(Core):
                 values,
             ),
             structure=True,
+            captured=self.options.modes.updates,
             after=self._hand_over,
         )
 

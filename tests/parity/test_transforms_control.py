@@ -55,6 +55,21 @@ def cond_under_jit_and_grad(lib, mode):
     return f(m, 1.0), f(m, -1.0), g(m, 2.0), m
 
 
+@program("updates")
+def fori_loop_that_returns_a_captured_object(lib, mode):
+    m, start = models(lib).Counted(), models(lib).Counted()
+    m.w[...] = 7.0
+    out = lib.fori_loop(0, 2, lambda i, c: (m, c[1] + i), (start, 0), **mode)
+    none = lib.fori_loop(0, 0, lambda i, c: m, start, **mode)
+    return out, none, out[0] is m, out[0] is start, start, m
+
+
+@program("plain", "tree")
+def fori_loop_without_updates_keeps_its_variables(lib, mode):
+    m = models(lib).Counted()
+    return attempt(lambda: lib.fori_loop(0, 2, lambda i, c: m, models(lib).Counted(), **mode))
+
+
 @program(*all_modes)
 def cond_of_captured_objects(lib, mode):
     m = models(lib).Counted()
