@@ -80,7 +80,8 @@ def update(node: tp.Any, state: tp.Any, /, *states: tp.Any) -> None:
     """Write the leaves of one or more states into an object graph, in place.
 
     Every object and Variable of the graph stays the same object. A state may hold a part of the
-    leaves; a whole Variable at a new path is added to the object there.
+    leaves; a whole Variable at a new path is added to the object there, and one at the path of an
+    array or a number takes its place.
 
     Args:
         node: an object, or a pytree of objects.
@@ -263,8 +264,15 @@ class _Update:
         self.variables.append((box, value, special, model))
 
     def _leaf(self, place: Place, name: tp.Any, old: tp.Any, value: tp.Any) -> None:
-        """Note a new value of a leaf that is no Variable: an array, a reference, a number, text."""
+        """Note a new value of a leaf that is no Variable: an array, a reference, a number, text.
+
+        A Variable takes its place, unless it is a reference, which others may hold.
+        """
         if isinstance(value, Variable):
+            if not is_ref(old):
+                check_trace(place)
+                self._bound(place)[name] = value
+                return
             value = value.get_raw_value()
         if value is old:
             return

@@ -368,8 +368,11 @@ def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool 
 
 def _with_own_arrays(leaf: tp.Any) -> tp.Any:
     import jax
+    import jax.numpy as jnp
 
     def own(x: tp.Any) -> tp.Any:
+        if isinstance(x, jax.Array):
+            return jnp.copy(x)  # the method of keys fails while JAX records
         return x.copy() if is_data(x) else x
 
     if isinstance(leaf, Variable):

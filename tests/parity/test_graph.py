@@ -170,6 +170,26 @@ def graph_states_are_edited_like_states(lib):
 
 
 @program()
+def update_puts_a_variable_in_the_place_of_a_value(lib):
+    v, shared = lib.BatchStat(jnp.ones(2), tag="t"), lib.Param(jnp.zeros(2))
+    m = lib.Dict(a=jnp.zeros(3), b=2.0, c=shared, d=np.zeros(2), n=lib.List([jnp.ones(2)]))
+    lib.update(m, {"a": v, "b": shared, "c": v, "d": shared, "n": {0: v}})
+    pair = {"a": 3, "b": shared}
+    lib.update(pair, {"a": v})
+    inside = lib.Dict(a=jnp.zeros(3))
+    lib.jit(lambda m: lib.update(m, {"a": lib.Param(jnp.ones(2))}))(inside)
+    same = m.a is v, m.b is shared, m.c is shared, m.d is shared, m.n[0] is v, pair["a"] is v
+    return same, m.a, m.b, m.c, inside.a
+
+
+@program()
+def keys_are_cloned_under_checkify(lib):
+    rngs = lib.Rngs(0)
+    _, clone = lib.checkify(lambda rngs: lib.clone(rngs, arrays=True))(rngs)
+    return jax.random.key_data(clone.default.key[...]), clone is rngs
+
+
+@program()
 def prefixes_are_pytrees(lib):
     """Of their settings; a shared leaf counts once, and what is mapped is a prefix again."""
     both = lib.Param(jnp.ones((3, 2)))

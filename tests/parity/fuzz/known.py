@@ -442,3 +442,50 @@ def _(d: Difference) -> bool:
 def _(d: Difference) -> bool:
     more = isinstance(d.theirs, list) and isinstance(d.ours, list) and set(d.ours) < set(d.theirs)
     return d.kind == "value" and more and _mentions(d, r"nnx\.pop\(")
+
+
+_theirs(
+    "metadata of a bare Variable",
+    "`set_metadata` takes a Variable as a root, like every function on graphs.",
+    "IndexError: tuple index out of range",
+    "v = nnx.Param(jnp.ones(2))",
+    "nnx.set_metadata(v, note=9)",
+    text=r"nnx\.set_metadata\(",
+)
+_theirs(
+    "values written into a State of a branch",
+    "`replace_by_pure_dict` writes into the Variables of a State; the reference may put new ones.",
+    "branch outputs must have the same pytree structure",
+    MODEL,
+    "s = jax.tree.map(lambda x: x + 1, nnx.state(m))",
+    "def f1(s):\n    s.replace_by_pure_dict(s.to_pure_dict())",
+    "r = nnx.cond(True, f1, lambda s: None, s)",
+    text="replace_by_pure_dict",
+)
+
+
+@rule(
+    "writes of what a body removes",
+    "A Variable that a body writes and removes is written, as without the transform; the reference "
+    "drops the write.",
+    "m = Box(a=nnx.Param(jnp.ones(2)))",
+    "v = m.a",
+    "def f1(m):\n    s = nnx.pop(m, nnx.Param)\n    s['a'][...] = s['a'] * 2",
+    "nnx.jit(f1)(m)",
+)
+def _(d: Difference) -> bool:
+    return (
+        d.kind == "value" and d.where[-1:] == (5,) and _mentions(d, r"\n +(\w+ = nnx\.pop\(|del )")
+    )
+
+
+@rule(
+    "two faults in one body",
+    "A body that changes structure and returns another carry is refused for one of the two.",
+    "m = Box(b='text')",
+    "def f1(c, m, x):\n    m.n = nnx.Param(x)",
+    "r = nnx.scan(f1, in_axes=(nnx.Carry, None, 0), out_axes=nnx.Carry)(0.0, m, jnp.ones(2))",
+)
+def _(d: Difference) -> bool:
+    ours, theirs = "the body adds", "Carry references must be the same between iterations"
+    return d.kind == "class" and ours in _message(d.ours) and theirs in _message(d.theirs)
