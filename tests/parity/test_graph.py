@@ -172,7 +172,9 @@ def graph_states_are_edited_like_states(lib):
 @program()
 def update_puts_a_variable_in_the_place_of_a_value(lib):
     v, shared = lib.BatchStat(jnp.ones(2), tag="t"), lib.Param(jnp.zeros(2))
-    m = lib.Dict(a=jnp.zeros(3), b=2.0, c=shared, d=np.zeros(2), n=lib.List([jnp.ones(2)]))
+    m = lib.Dict(
+        a=jnp.zeros(3), b=lib.data(2.0), c=shared, d=np.zeros(2), n=lib.List([jnp.ones(2)])
+    )
     lib.update(m, {"a": v, "b": shared, "c": v, "d": shared, "n": {0: v}})
     pair = {"a": 3, "b": shared}
     lib.update(pair, {"a": v})
