@@ -50,7 +50,7 @@ QUICK = frozenset(
     test_traversals.py
     training/test_metrics.py
     transforms/test_build.py transforms/test_calls.py transforms/test_partial.py
-    transforms/test_trees.py transforms/test_vmap.py
+    transforms/test_trees.py
     variables/test_metadata.py variables/test_variable.py
     """.split()
 )
