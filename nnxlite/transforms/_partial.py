@@ -24,6 +24,7 @@ class JitPartial(Unequal, JitWrapped[..., tp.Any]):
     def __init__(self, fun: tp.Any, options: JitOptions, partial_args: tuple[tp.Any, ...]) -> None:
         super().__init__(fun, options)
         self.partial_args = partial_args
+        Inputs(partial_args).in_mode(options.modes.graph, self.name)
 
     @property
     def name(self) -> str:
@@ -63,6 +64,9 @@ def jit_partial(
         in_shardings, out_shardings, static_argnums, static_argnames, donate_argnums,
             donate_argnames, keep_unused, device, backend, inline, graph, graph_updates: see `jit`.
             Argument number 0 stands for all of `partial_args`, 1 for the first further argument.
+
+    Raises:
+        ValueError: with `graph=False`, where an object or Variable is in several places of them.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> counter = nnx.Dict(n=nnx.Variable(jnp.int32(0)))

@@ -49,7 +49,7 @@ class VariableDef:
         self.is_ref = bool(metadata.get("ref", False))
         self.get_hooks = self.hooks("on_get_value")
         self.set_hooks = self.hooks("on_set_value")
-        self.plain_read = not self.get_hooks and not self.is_ref and type_._reads_plainly
+        self.plain_read = not self.get_hooks and not self.is_ref and type_._nnx_reads_plainly
         self.plain_write = not self.set_hooks and not self.is_ref
 
     def content(self) -> tuple[tp.Any, ...]:

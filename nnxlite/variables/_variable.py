@@ -129,8 +129,8 @@ class Variable(Shown, ArrayOperators[T]):
     """The metadata that every Variable has."""
 
     _box: Box
-    _plain_def: tp.ClassVar[VariableDef]
-    _reads_plainly: tp.ClassVar[bool]  # whether `get_value` is the one of this class
+    _nnx_plain_def: tp.ClassVar[VariableDef]
+    _nnx_reads_plainly: tp.ClassVar[bool]  # whether `get_value` is the one of this class
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Variable(Shown, ArrayOperators[T]):
             definition = define(type(self), _normal(metadata, ref, eager_sharding))
             create = definition.hooks("on_create_value")
         else:
-            definition = type(self)._plain_def
+            definition = type(self)._nnx_plain_def
             create = _create_hooks[type(self)]
         box = _boxed(definition, raw)
         _set_box(self, box)
@@ -708,8 +708,8 @@ def _flatten_with_keys(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], Varia
 
 
 def _register(cls: type[Variable[tp.Any]]) -> None:
-    cls._reads_plainly = cls.get_value is Variable.get_value
-    cls._plain_def = define(cls, dict(_REQUIRED_DEFAULTS))
+    cls._nnx_reads_plainly = cls.get_value is Variable.get_value
+    cls._nnx_plain_def = define(cls, dict(_REQUIRED_DEFAULTS))
     own = getattr(cls, "on_create_value", None)
     _create_hooks[cls] = () if own is None else (own,)
 

@@ -294,3 +294,11 @@ def test_attributes_of_the_function_give_way_to_those_of_the_wrapper():
     for wrapped in (nnx.jit(f), nnx.jit(nnx.jit(f)), nnx.jit_partial(f, X)):
         assert wrapped.note == "text" and wrapped.fun != "text" != wrapped.jitted_fn
     assert nnx.jit(f)(1) == 2 and nnx.vmap(nnx.remat(nnx.jit(f)))(X).tolist() == (X + 1).tolist()
+
+
+def test_shared_arguments_are_refused_when_the_partial_is_made():
+    model = nnx.Dict(w=nnx.Param(1.0))
+    expected = r"Duplicate Param found at paths: '0\.w', '1'.*graph=False"
+    with pytest.raises(ValueError, match=expected):
+        nnx.jit_partial(lambda pair: pair[0].w, [model, model.w], graph=False)
+    assert nnx.jit_partial(lambda pair: pair[0].w * 2, [model, model.w])() == 2.0

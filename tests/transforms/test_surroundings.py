@@ -1548,3 +1548,28 @@ def test_a_chain_of_functions_without_end_may_change():
     for _ in range(1000):
         f = (lambda g: lambda x: g(x))(f)
     assert surroundings([f]) is None
+
+
+class Built(nnx.Pytree):
+    def __init__(self, **parts):
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+class Kind(nnx.Param):
+    pass
+
+
+def test_what_the_library_notes_on_a_class_of_variables_is_no_content_of_it():
+    """A body that computes names of attributes may use any attribute of the classes it is given."""
+    ticks = []
+
+    @nnx.remat
+    def body(m):
+        ticks.append("run")
+        return Built(x=m.x * 2)
+
+    model = Built(x=Kind(jnp.ones(2)))
+    for _ in range(3):
+        assert body(model).x.tolist() == [2.0, 2.0]
+    assert ticks == ["run"]
