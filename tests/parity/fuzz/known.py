@@ -453,8 +453,8 @@ _theirs(
     text=r"nnx\.set_metadata\(",
 )
 _theirs(
-    "values written into a State of a branch",
-    "`replace_by_pure_dict` writes into the Variables of a State; the reference may put new ones.",
+    "entries of a State in a branch",
+    "What a branch puts into a State stays inside it, as under `jit` in both; the reference raises.",
     "branch outputs must have the same pytree structure",
     MODEL,
     "s = jax.tree.map(lambda x: x + 1, nnx.state(m))",
