@@ -564,6 +564,8 @@ def JITTED(m, x):
 def test_nothing_is_traced_or_compiled_by_jax_a_second_time(name):
     m = Counted()
     OP_BY_OP[name](m)
+    if name == "pmap":
+        OP_BY_OP[name](m)  # what the first call has put on all devices is of another kind to JAX
     second = [m, Counted(), nnx.clone(m)]
     with jax_events() as seen:
         for m in second:
