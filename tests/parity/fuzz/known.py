@@ -355,14 +355,15 @@ def _(d: Difference) -> bool:
 
 @rule(
     "weak types of derivatives",
-    "A differentiated function keeps weak types of what it writes, and not of cotangents.",
+    "A differentiated function keeps weak types of what it writes, and not of cotangents; `checkify` "
+    "writes values as they are.",
     "m = Box(a=nnx.Param(jnp.ones(())), b=Count(jnp.full((), 0.5)))",
     "def f1(m):\n    m.a[...] = 0.25 * m.b\n    return m.a * 2.0",
     "r = nnx.grad(f1)(m)",
 )
 def _(d: Difference) -> bool:
     weak = d.where[-1:] == (3,) and {str(d.ours), str(d.theirs)} == {"True", "False"}
-    return d.kind == "value" and weak and _mentions(d, "grad|vjp|jvp")
+    return d.kind == "value" and weak and _mentions(d, "grad|vjp|jvp|checkify")
 
 
 @rule(
@@ -430,6 +431,15 @@ _theirs(
 )
 def _(d: Difference) -> bool:
     return d.kind == "value" and type(d.theirs).__name__.startswith("Typed")
+
+
+_theirs(
+    "pop from plain lists",
+    "`pop` takes Variables out of plain lists, too.",
+    "Cannot pop key .* from node of type list",
+    "m = Box(a=nnx.data([jnp.ones(2), nnx.Param(jnp.ones(2))]))",
+    "s = nnx.pop(m, nnx.Param)",
+)
 
 
 @rule(
