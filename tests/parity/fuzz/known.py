@@ -84,7 +84,7 @@ _theirs(
     "captured objects are handed on",
     "Every transform takes what is bound: an object from outside may be an argument inside.",
     "^TraceContextError: Cannot mutate|^ValueError: Cannot extract graph node from different trace"
-    "|^TraceContextError: Trying to extract graph node",
+    "|^TraceContextError: Trying to extract graph node|^UnexpectedTracerError",
     MODEL,
     "f1 = nnx.scan(lambda c, v, x: (c + v.sum(), x), in_axes=(nnx.Carry, None, 0), graph_updates=False)",
     "r = nnx.jit(lambda x: f1(x, m.a, jnp.ones(2)))(0.0)",
