@@ -215,7 +215,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         key = (options, replaced_functions())
         core = _cores.get(self._fun, key, functools.partial(Core, self._fun, options))
         self._core = core
-        self._static = options.static
+        self._has_static = options.static.any
         self._graph = options.modes.graph
         self._last_key: CallKey | None = None
         self._site = Site()
@@ -226,7 +226,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         if bound or self._kwargs:
             args, kwargs = (*self._args, *args), {**self._kwargs, **kwargs}
         statics: tuple[tuple[int | str, StaticArgument], ...] = ()
-        if self._static.any:
+        if self._has_static:
             args, kwargs, statics = self._take_statics(args, kwargs, bound)
         inputs = self._site.inputs(args, kwargs)
         if not self._graph:
@@ -241,7 +241,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
     def _take_statics(self, args: tp.Any, kwargs: tp.Any, bound: int) -> tp.Any:
         statics: list[tuple[int | str, StaticArgument]] = []
         kept = []
-        numbers = {n + bound if n >= 0 else n + len(args) for n in self._static.numbers}
+        numbers = {n + bound if n >= 0 else n + len(args) for n in self.options.static.numbers}
         for number, arg in enumerate(args):
             if number in numbers:
                 statics.append((number, static_argument(arg, number - bound, self._fun)))
@@ -249,7 +249,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
                 kept.append(arg)
         dynamic = {}
         for name, arg in kwargs.items():
-            if name in self._static.names:
+            if name in self.options.static.names:
                 statics.append((name, static_argument(arg, name, self._fun)))
             else:
                 dynamic[name] = arg
