@@ -99,7 +99,7 @@ _theirs(
 _theirs(
     "prefixes in every mode",
     "Settings work in every mode.",
-    "TreeState|Graph nodes are not allowed as prefixes|cannot contain `State(Axes|Sharding)`",
+    "TreeState|NodeStates|Graph nodes are not allowed as prefixes|cannot contain `State(Axes|Sharding)`",
     MODEL,
     "r = nnx.vmap(lambda m: m.a * 2, in_axes=(nnx.prefix(m, {...: 0}, graph=True),), graph=False)(m)",
 )
@@ -450,7 +450,8 @@ _theirs(
     "r = nnx.pop(m, nnx.Param)",
 )
 def _(d: Difference) -> bool:
-    more = isinstance(d.theirs, list) and isinstance(d.ours, list) and set(d.ours) < set(d.theirs)
+    lists = isinstance(d.theirs, list) and isinstance(d.ours, list)
+    more = lists and len(d.ours) < len(d.theirs) and all(x in d.theirs for x in d.ours)
     return d.kind == "value" and more and _mentions(d, r"nnx\.pop\(")
 
 
