@@ -443,6 +443,16 @@ _theirs(
 
 
 @rule(
+    "private parts of Lists",
+    "`iter_graph` shows the items of a List, and not what the other library keeps beside them.",
+    "m = Box(a=nnx.List([2.5]))",
+    "r = [p for p, v in nnx.iter_graph(m) if '_pytree' not in str(p)]",
+)
+def _(d: Difference) -> bool:
+    return d.kind == "value" and "'_length'" in repr(d.theirs) and "iter_graph" in d.text
+
+
+@rule(
     "pop of what is shared",
     "`pop` takes a shared Variable away from every place; the reference leaves the others.",
     "v = nnx.Param(jnp.ones(2))",
