@@ -307,6 +307,16 @@ _ours(
     text=r"nnx\.jit",
 )
 _ours(
+    "differentiated values in references",
+    "A reference that a differentiated function writes is written, and JAX refuses a differentiated "
+    "value in one that is not differentiated; the reference drops the write.",
+    "performing a set/swap operation with a differentiated value on a non-differentiated array ref",
+    "v = nnx.BatchStat(jnp.zeros(2), ref=True)",
+    "def f1(x, v):\n    v[...] = x * 2\n    return (v[...] * x).sum()",
+    "r = nnx.grad(f1)(jnp.ones(2), v)",
+    text="ref=True",
+)
+_ours(
     "references among arrays on several devices",
     "A reference that a branch writes is written, and JAX wants it where the other arrays are; the "
     "reference drops the write.",
