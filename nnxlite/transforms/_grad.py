@@ -85,9 +85,8 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
 
     Raises:
         TypeError: where an argument number is too large.
-        ValueError: where one is too small or given twice, a shared Variable is differentiated by
-            one path and not by another, or a DiffState is given where gradients have the
-            arguments' own type.
+        ValueError: where one is too small or given twice, or a shared Variable is differentiated by
+            one path and not by another.
     """
     key = (select, options.argnums, options.as_tree, num_bound)
     found = call.cache.get(key)
@@ -99,12 +98,6 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
     chosen: set[int] = set()
     for argnum in options.argnums:
         state = argnum if isinstance(argnum, DiffState) else None
-        if state is not None and options.as_tree:
-            raise ValueError(
-                f"argnums cannot contain {state!r} with graph=False or graph_updates=False, where "
-                "gradients have the arguments' own type and hold every leaf. Use graph=True and "
-                "graph_updates=True, or split the argument and differentiate one of the states."
-            )
         number = state.argnum if state is not None else tp.cast(int, argnum)
         if not -visible <= number < visible:
             needed = number + 1 if number >= 0 else -number
@@ -305,7 +298,7 @@ def grad_options(
     """Check and collect the options of `grad`.
 
     Raises TypeError where `argnums` is no int, DiffState, or sequence of these; ValueError where it
-    is empty.
+    is empty, or has a DiffState although gradients have the arguments' own type.
     """
     single = isinstance(argnums, DiffState) or not isinstance(argnums, (tuple, list))
     given = (argnums,) if single else tuple(tp.cast(tp.Sequence[tp.Any], argnums))
@@ -327,6 +320,13 @@ def grad_options(
     if reduce_axes:
         jax_options["reduce_axes"] = tuple(reduce_axes)
     modes = Modes.of(graph, graph_updates)
+    state = next((a for a in checked if isinstance(a, DiffState)), None)
+    if state is not None and not modes.updates:
+        raise ValueError(
+            f"argnums cannot contain {state!r} with graph=False or graph_updates=False, where "
+            "gradients have the arguments' own type and hold every leaf. Use graph=True and "
+            "graph_updates=True, or split the argument and differentiate one of the states."
+        )
     return GradOptions(name, tuple(checked), single, has_aux, modes, tuple(jax_options.items()))
 
 
