@@ -99,6 +99,7 @@ class MapCall(tp.NamedTuple):
     order: tuple[tp.Any, ...]
     mapped: tp.Callable[..., tp.Any]
     last: list[Layout]
+    shardings: list[tp.Any]  # a mesh, and where it puts each graph leaf
 
 
 RUN = inspect.signature(lambda plain, values: None)
@@ -152,8 +153,9 @@ class MapCore:
         mesh = _mesh_of(groups) if options.name == "pmap" else options.jax_options.get("mesh")
         if not isinstance(mesh, Mesh) or is_tracing() or not options.modes.updates:
             return
-        pairs = zip(inputs.values, settled.values)
-        moved = [_moved(value, mesh, setting) for value, setting in pairs]
+        if settled.shardings[:1] != [mesh]:
+            settled.shardings[:] = [mesh, [_sharding(mesh, s) for s in settled.values]]
+        moved = [_moved(*pair) for pair in zip(inputs.values, settled.shardings[1])]
         rest = set(range(len(moved))) - set(written)
         write_leaves(inputs, {i: moved[i] for i in rest if moved[i] is not inputs.values[i]})
 
@@ -179,7 +181,7 @@ class MapCore:
         run.__name__ = self._name  # type: ignore[attr-defined]
         run.__signature__ = RUN  # type: ignore[attr-defined]  # JAX asks, and it is long to work out
         mapped = options.make(run, (plain, values), order, **options.jax_options)
-        return MapCall(plain, values, roots, order, mapped, last)
+        return MapCall(plain, values, roots, order, mapped, last, [])
 
     def _run(
         self,
@@ -350,13 +352,17 @@ def _mesh_of(outputs: tp.Any) -> tp.Any:
     return next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
 
 
-def _moved(value: tp.Any, mesh: Mesh, setting: tp.Any) -> tp.Any:
-    """The value as its spec, or its axis, puts it on a mesh, where it is an array."""
-    if not isinstance(value, jax.Array | np.ndarray):
-        return value
+def _sharding(mesh: Mesh, setting: tp.Any) -> NamedSharding:
+    """Where a spec, or an axis, puts an array on a mesh."""
     if isinstance(setting, int):
         setting = PartitionSpec(*[None] * setting, *mesh.axis_names)
-    sharding = NamedSharding(mesh, setting or PartitionSpec())
+    return NamedSharding(mesh, setting or PartitionSpec())
+
+
+def _moved(value: tp.Any, sharding: NamedSharding) -> tp.Any:
+    """The value with a sharding, where it is an array."""
+    if not isinstance(value, jax.Array | np.ndarray):
+        return value
     same = getattr(value, "sharding", None) == sharding
     return value if same else jax.device_put(value, sharding)
 

@@ -493,6 +493,19 @@ def _(d: Difference) -> bool:
 
 
 @rule(
+    "the order of attributes",
+    "A call leaves the attributes of its arguments in their order; after `jit` the reference has them "
+    "sorted.",
+    "k = nnx.Rngs(2, noise=1)",
+    "nnx.jit(lambda k: None)(k)",
+    "r = list(k)",
+)
+def _(d: Difference) -> bool:
+    texts = isinstance(d.ours, str) and isinstance(d.theirs, str)
+    return d.kind == "value" and texts and "list(" in d.text and _mentions(d, r"Rngs\(")
+
+
+@rule(
     "pop of what is shared",
     "`pop` takes a shared Variable away from every place; the reference leaves the others.",
     "v = nnx.Param(jnp.ones(2))",
