@@ -12,6 +12,9 @@ from __future__ import annotations
 import typing as tp
 from collections.abc import Mapping
 
+import jax
+import jax.numpy as jnp
+
 from nnxlite._config import GRAPH_MODE
 from nnxlite._errors import path_text
 from nnxlite._state import FlatState, State
@@ -367,9 +370,6 @@ def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool 
 
 
 def _with_own_arrays(leaf: tp.Any) -> tp.Any:
-    import jax
-    import jax.numpy as jnp
-
     def own(x: tp.Any) -> tp.Any:
         if isinstance(x, jax.Array):
             return jnp.copy(x)  # the method of keys fails while JAX records

@@ -122,10 +122,10 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
             settings.append(setting is not False)
             continue
         code = codes[call.where.index(leaf)]
-        if isinstance(setting, DiffState) and not options.as_tree and _is_object(call, code):
-            settings.append(setting)
+        if isinstance(setting, DiffState):
+            settings.append(setting if _is_object(call, code) else True)
         elif options.as_tree or not _is_object(call, code):
-            settings.append(True if isinstance(setting, DiffState) else _ByDefault(True))
+            settings.append(_ByDefault(True))
         else:
             settings.append(_ParamsByDefault(leaf, Param))
     plain, values = split_settings(call, settings, "differentiation")

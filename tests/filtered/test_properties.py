@@ -13,13 +13,7 @@ import nnxlite as nnx
 from tests.laws import model
 from tests.laws.programs import content, pairs, references, variables
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Most of the time goes to XLA."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 KINDS = [nnx.Param, nnx.BatchStat, nnx.Variable, ..., False, nnx.is_array, nnx.is_inexact_array]

@@ -29,12 +29,7 @@ from tests.laws.programs import (
 few = settings(max_examples=40)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Most of the time goes to XLA."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def is_float(value) -> bool:

@@ -40,12 +40,7 @@ LOOPS = ("RNN", "Bidirectional")
 every_layer = pytest.mark.parametrize("name", [name for name in LAYERS if CALLED[name]])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Most of the time goes to XLA."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(autouse=True)

@@ -6,27 +6,19 @@ the seed, the program with the line that differs, and both outcomes.
 
 from __future__ import annotations
 
-import os
-
-import jax
 import pytest
 
 import nnxlite as nnx
+from tests.parity.batches import batches, differences
 from tests.parity.filtered_fuzz import difference, program_of
 
 eqx = pytest.importorskip("equinox")
 
-PROGRAMS = int(os.environ.get("NNXLITE_FUZZ", "100"))
-FIRST = int(os.environ.get("NNXLITE_FUZZ_FIRST", "0"))
-BATCH = 10
-
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("start", range(FIRST, FIRST + PROGRAMS, BATCH))
+@pytest.mark.parametrize("start", batches(100))
 def test_both_do_the_same(start):
-    found = {s: difference(program_of(s), nnx, eqx) for s in range(start, start + BATCH)}
-    jax.clear_caches()
-    text = "\n\n".join(f"seed {seed}:\n{text}" for seed, text in found.items() if text)
+    text = differences(start, lambda seed: difference(program_of(seed), nnx, eqx))
     assert not text, text
 
 

@@ -6,36 +6,23 @@ the seed, the program with the line that differs, and what differs in both outco
 
 from __future__ import annotations
 
-import os
-
-import jax
 import pytest
 
 import nnxlite as nnx
+from tests.parity.batches import batches, differences
 from tests.parity.layer_fuzz import difference, program_of
 from tests.parity.layers import OLDER, ref
 
-PROGRAMS = int(os.environ.get("NNXLITE_FUZZ", "30"))
-FIRST = int(os.environ.get("NNXLITE_FUZZ_FIRST", "0"))
-BATCH = 10
-
-pytestmark = pytest.mark.skipif(OLDER, reason="the reference is older than the one we follow")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Most of the time goes to XLA."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = [
+    pytest.mark.skipif(OLDER, reason="the reference is older than the one we follow"),
+    pytest.mark.usefixtures("quick_compilation"),
+]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("start", range(FIRST, FIRST + PROGRAMS, BATCH))
+@pytest.mark.parametrize("start", batches(30))
 def test_both_do_the_same(start):
-    found = {s: difference(program_of(s), nnx, ref) for s in range(start, start + BATCH)}
-    jax.clear_caches()
-    text = "\n\n".join(f"seed {seed}:\n{text}" for seed, text in found.items() if text)
+    text = differences(start, lambda seed: difference(program_of(seed), nnx, ref))
     assert not text, text
 
 

@@ -19,6 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 import nnxlite
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 flax = pytest.importorskip("flax")
 from flax import nnx as flax_nnx  # noqa: E402
 
@@ -881,15 +883,6 @@ def checkpointed(nnx, folder):
 
 
 # ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Both libraries are compiled alike, so that what XLA would optimise does not matter."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def compare(function: tp.Callable[[Lib], tp.Any], name: str) -> None:

@@ -26,13 +26,7 @@ from tests.transforms.models import (
     snapshot,
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Most of the time goes to XLA."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 X = jnp.array([[1.0, 2.0], [0.5, -1.0], [-1.0, 0.25]])
