@@ -86,6 +86,17 @@ def test_imports_point_down(path):
             assert LEVEL[room] <= here, f"{path.name} imports {module} from a layer above"
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_packages_are_entered_by_the_door(path):
+    """What a package offers the others is in its `__init__`."""
+    for module, _ in imports_of(path):
+        parts = module.split(".")
+        if parts[0] != "nnxlite" or len(parts) < 3 or parts[1] == room_of(path):
+            continue
+        if (room_of(path), module) not in LAZILY_UPWARD:
+            assert not parts[2].startswith("_"), f"{path.name} imports {module}"
+
+
 def imports_within(package: str) -> dict[str, set[str]]:
     """For each file of a package those that it imports."""
     start = f"nnxlite.{package}."

@@ -16,8 +16,7 @@ import typing as tp
 from nnxlite.boundary._inputs import CallDef, Inner
 from nnxlite.boundary._outputs import Edit, Outputs, only_structure_of
 from nnxlite.boundary._prefixes import argument_path
-from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef
-from nnxlite.graph._rebuild import Code, ContainerCode
+from nnxlite.graph import REF_LEAF, Code, ContainerCode, ObjectDef, StaticDef
 from nnxlite.variables import VariableDef
 
 

@@ -21,7 +21,8 @@ import typing as tp
 
 from nnxlite._state import FlatState
 from nnxlite.filters import Filter
-from nnxlite.graph._functional import (
+from nnxlite.graph import (
+    GraphDef,
     IndexMap,
     RefMap,
     View,
@@ -31,7 +32,6 @@ from nnxlite.graph._functional import (
     unflatten,
     whole_state,
 )
-from nnxlite.graph._graphdef import GraphDef
 from nnxlite.variables import Variable, make
 
 N = tp.TypeVar("N")

@@ -11,9 +11,7 @@ from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary._inputs import CallDef
 from nnxlite.boundary._outputs import OutGraph
 from nnxlite.boundary._prefixes import argument_path
-from nnxlite.graph._defs import ObjectDef, StaticDef
-from nnxlite.graph._graphdef import GraphDef, Path
-from nnxlite.graph._rebuild import Code, ContainerCode
+from nnxlite.graph import Code, ContainerCode, GraphDef, ObjectDef, Path, StaticDef
 from nnxlite.variables import VariableDef
 
 SHOWN = 5

@@ -18,9 +18,7 @@ import jax
 
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite._versions import epoch, observe
-from nnxlite.graph._functional import refuse_sharing
-from nnxlite.graph._graphdef import GraphDef, Path
-from nnxlite.graph._kinds import (
+from nnxlite.graph import (
     CUSTOM,
     DICT,
     LIST,
@@ -30,12 +28,19 @@ from nnxlite.graph._kinds import (
     STATE,
     TUPLE,
     VARIABLE,
-    _by_type,
+    GraphDef,
+    Path,
+    Stale,
+    View,
+    build_nodes,
     classify,
+    find_plan,
+    kind_by_type,
     kind_of,
+    refuse_sharing,
+    resolve,
+    view,
 )
-from nnxlite.graph._plan import Stale, View, find_plan, view
-from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.variables import Variable, versioned
 
 _ROOTS = frozenset({OBJECT, VARIABLE, STATE, CUSTOM, REF})
@@ -287,7 +292,7 @@ def _sorted(leaves: tp.Sequence[tp.Any]) -> tuple[tuple[int, ...], tuple[int, ..
     """Positions of the roots and of the ordinary leaves."""
     roots: list[int] = []
     plain: list[int] = []
-    kinds = _by_type
+    kinds = kind_by_type
     for position, leaf in enumerate(leaves):
         kind = kinds.get(type(leaf))
         (roots if (classify(leaf) if kind is None else kind) in _ROOTS else plain).append(position)
@@ -306,7 +311,7 @@ def _form_of(
     treedef = jax.tree_util.tree_structure(((0,) * len(args), dict.fromkeys(kwargs, 0)))
     where, plain = _sorted(leaves)
     form = (treedef, where, plain, len(where) if where == (*range(len(where)),) else None)
-    if all(type(leaf) in _by_type for leaf in leaves):
+    if all(type(leaf) in kind_by_type for leaf in leaves):
         if len(_forms) >= _FORMS_KEPT:
             _forms.clear()
         _forms[key] = form

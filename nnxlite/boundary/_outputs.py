@@ -20,19 +20,27 @@ from nnxlite._jax import PyTreeDef, describe_trace, is_ref, key_name, new_ref, t
 from nnxlite._statics import own_copy
 from nnxlite._versions import epoch
 from nnxlite.boundary._inputs import Inner, Inputs, is_root
-from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef, set_definition
-from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import (
+from nnxlite.graph import (
     CUSTOM_NODES,
     DICT,
     LIST,
+    REF_LEAF,
     STATE,
+    Code,
+    ContainerCode,
+    Decoded,
+    GraphDef,
     GraphNode,
+    ObjectDef,
+    StaticDef,
     container_items,
+    fill,
     kind_of,
+    new_shell,
+    resolve,
+    set_definition,
+    traverse,
 )
-from nnxlite.graph._rebuild import Code, ContainerCode, Decoded, fill, new_shell, resolve
-from nnxlite.graph._traverse import traverse
 from nnxlite.variables import Variable, VariableDef, make, write_raw
 
 Edit = tuple[int, tuple[tp.Any, ...], tuple[tp.Any, ...]]

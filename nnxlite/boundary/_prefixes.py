@@ -16,9 +16,7 @@ from nnxlite._jax import PyTreeDef, key_name
 from nnxlite._state import State
 from nnxlite.boundary._inputs import CallDef, is_root
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
-from nnxlite.graph._defs import StaticDef
-from nnxlite.graph._graphdef import Path
-from nnxlite.graph._rebuild import Code, ContainerCode, Decoded
+from nnxlite.graph import Code, ContainerCode, Decoded, Path, StaticDef
 from nnxlite.variables import Variable, VariableDef
 
 
@@ -30,7 +28,7 @@ class PrefixMapping:
         raise NotImplementedError  # pragma: no cover - abstract
 
 
-class _FilterMapping(PrefixMapping):
+class FilterMapping(PrefixMapping):
     """Settings by filter; the first filter that matches decides."""
 
     what: tp.ClassVar[str] = "setting"
@@ -96,7 +94,7 @@ def described(variable: tp.Any) -> str:
     return type(variable).__name__ if isinstance(variable, Variable) else "array"
 
 
-class StateAxes(_FilterMapping, tp.Mapping[Filter, tp.Any]):
+class StateAxes(FilterMapping, tp.Mapping[Filter, tp.Any]):
     """Axes by Variable filter, for `vmap`, `pmap` and `scan`; from a mapping or a State of axes.
 
     >>> import nnxlite as nnx
@@ -128,7 +126,7 @@ class StateAxes(_FilterMapping, tp.Mapping[Filter, tp.Any]):
         return len(self._filters)
 
 
-class StateSharding(_FilterMapping):
+class StateSharding(FilterMapping):
     """Shardings by Variable filter, for `jit` and `shard_map`; from a mapping or a State of shardings.
 
     >>> import nnxlite as nnx, jax
@@ -150,7 +148,7 @@ class StateSharding(_FilterMapping):
         return self._settings
 
 
-class NodePrefix(_FilterMapping):
+class NodePrefix(FilterMapping):
     """Settings for the parts of one object or State, by path; for a part they hold for all below it.
 
     A pytree of the settings; those of a leaf that is found in several places count once.
@@ -318,7 +316,7 @@ def by_path(prefix: tp.Any) -> tp.Any:
 def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
     """Raise TypeError where a prefix of axes holds something that is none."""
     for setting in jax.tree_util.tree_leaves(prefix, is_leaf=is_setting):
-        inside = setting._settings if isinstance(setting, _FilterMapping) else (setting,)
+        inside = setting._settings if isinstance(setting, FilterMapping) else (setting,)
         for axis in inside:
             if not (isinstance(axis, int) or is_setting(axis)):
                 raise TypeError(

@@ -18,8 +18,8 @@ from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary._inputs import CallDef
 from nnxlite.boundary._outputs import OutDef, Outputs
 from nnxlite.boundary._prefixes import (
+    FilterMapping,
     PrefixMapping,
-    _FilterMapping,
     argument_path,
     broadcast,
     described,
@@ -46,7 +46,7 @@ def mentioned(*prefixes: tp.Any) -> tuple[tp.Any, ...]:
     out: list[tp.Any] = []
     for prefix in prefixes:
         for setting in jax.tree_util.tree_leaves(prefix, is_leaf=is_setting):
-            inside = setting._settings if isinstance(setting, _FilterMapping) else (setting,)
+            inside = setting._settings if isinstance(setting, FilterMapping) else (setting,)
             out += [s for s in inside if s not in out]
     return tuple(out)
 

@@ -14,9 +14,8 @@ import typing as tp
 import jax
 
 from nnxlite._jax import key_name
-from nnxlite.boundary import CallDef, Inner, Inputs, enter, is_root
-from nnxlite.boundary._prefixes import aliases, leaves_below
-from nnxlite.graph._graphdef import Path
+from nnxlite.boundary import CallDef, Inner, Inputs, aliases, enter, is_root, leaves_below
+from nnxlite.graph import Path
 
 IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
 

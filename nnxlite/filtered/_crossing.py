@@ -16,10 +16,10 @@ from nnxlite._jax import is_pytree_leaf
 from nnxlite.boundary import Fixed, Inner, Inputs, OutDef, Outputs, enter, leave, replay
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._predicates import is_array
-from nnxlite.transforms._wrapper import (
+from nnxlite.transforms import (
     StaticArgument,
     Unbound,
-    _call_object,
+    call_object,
     hidden_argument,
     rewrap,
     unbind,
@@ -34,7 +34,7 @@ def taken_apart(fun: tp.Any) -> Unbound:
     inner, layers = unwrapped(found.fun)
     if isinstance(inner, type) or is_pytree_leaf(inner):
         return found
-    return rewrap(Unbound(_call_object, (inner, *found.args), found.kwargs), layers)
+    return rewrap(Unbound(call_object, (inner, *found.args), found.kwargs), layers)
 
 
 @dataclasses.dataclass(frozen=True)

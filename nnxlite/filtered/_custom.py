@@ -23,9 +23,8 @@ from nnxlite.filtered._crossing import (
 )
 from nnxlite.filtered._grad import aligned, inexact_leaves
 from nnxlite.filtered._predicates import has_shape, is_array, is_inexact_array
-from nnxlite.graph._graphdef import Path
-from nnxlite.transforms._tangents import zero_tangent
-from nnxlite.transforms._wrapper import Unequal, Wrapper, name_of
+from nnxlite.graph import Path
+from nnxlite.transforms import Unequal, Wrapper, name_of, zero_tangent
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 

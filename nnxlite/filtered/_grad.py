@@ -23,8 +23,8 @@ from nnxlite.filtered._predicates import (
     is_inexact_array_like,
 )
 from nnxlite.filtered._specs import MASK, settle
-from nnxlite.graph._graphdef import Path
-from nnxlite.transforms._wrapper import Wrapper, decorated, name_of
+from nnxlite.graph import Path
+from nnxlite.transforms import Wrapper, decorated, name_of
 from nnxlite.variables import MISSING, Variable
 
 T = tp.TypeVar("T")

@@ -40,10 +40,16 @@ from nnxlite.filtered._crossing import (
 )
 from nnxlite.filtered._predicates import is_array, is_array_like
 from nnxlite.filtered._specs import MASK, settle
-from nnxlite.transforms._core import Core, core_for
-from nnxlite.transforms._stages import Stage
-from nnxlite.transforms._surroundings import Surroundings
-from nnxlite.transforms._wrapper import StaticArgument, Wrapper, decorated, name_of
+from nnxlite.transforms import (
+    Core,
+    Stage,
+    StaticArgument,
+    Surroundings,
+    Wrapper,
+    core_for,
+    decorated,
+    name_of,
+)
 from nnxlite.variables import MISSING
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]

@@ -16,8 +16,7 @@ import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import key_name
-from nnxlite.boundary import Fixed, OutDef, Outputs, leave, replay
-from nnxlite.boundary._settings import output_settings
+from nnxlite.boundary import Fixed, OutDef, Outputs, leave, output_settings, replay
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._crossing import (
     Call,
@@ -28,15 +27,15 @@ from nnxlite.filtered._crossing import (
 from nnxlite.filtered._jit import ArgumentSpecs, FilterLowered, Staged, argument_specs
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import Reading, settle
-from nnxlite.graph._graphdef import Path
-from nnxlite.transforms._arguments import traced_context
-from nnxlite.transforms._mapped import _passed_through
-from nnxlite.transforms._wrapper import (
+from nnxlite.graph import Path
+from nnxlite.transforms import (
     PerFunction,
     StaticArgument,
     Wrapper,
     decorated,
     hidden_argument,
+    passed_through,
+    traced_context,
 )
 from nnxlite.variables import MISSING
 
@@ -100,7 +99,7 @@ class FilterVmap(Wrapper):
                     )
                 out = staged.jitted(*staged.groups)
         except ValueError as error:
-            if _passed_through(error, _Program.__call__):
+            if passed_through(error, _Program.__call__):
                 raise  # the function's own, or said by this library
             batched = re.search(r"out_axes\[2\]\[(\d+)\]", str(error))
             if batched is not None:

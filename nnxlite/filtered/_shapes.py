@@ -13,7 +13,7 @@ from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._crossing import Call, Choice, put_back, tree_out
 from nnxlite.filtered._predicates import has_shape, is_array
 from nnxlite.filtered._specs import Reading, settle
-from nnxlite.transforms._wrapper import Wrapper, decorated
+from nnxlite.transforms import Wrapper, decorated
 from nnxlite.variables import MISSING
 
 T = tp.TypeVar("T")

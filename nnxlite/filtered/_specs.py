@@ -15,11 +15,9 @@ import jax
 
 from nnxlite import filters
 from nnxlite._errors import path_text, short_type
-from nnxlite.boundary import is_root
-from nnxlite.boundary._prefixes import aliases, leaves_below
+from nnxlite.boundary import aliases, is_root, leaves_below
 from nnxlite.filtered._apart import Apart
-from nnxlite.graph._graphdef import Path
-from nnxlite.graph._kinds import CONTAINERS, OBJECT, container_items, kind_of
+from nnxlite.graph import CONTAINERS, OBJECT, Path, container_items, kind_of
 from nnxlite.variables import Variable
 
 _FILTERS = (

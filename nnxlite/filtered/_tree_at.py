@@ -17,9 +17,8 @@ import jax
 from nnxlite._errors import path_text, short_type
 from nnxlite.filtered._predicates import is_array
 from nnxlite.filtered._walk import Steps, level, run_deep
-from nnxlite.graph._graphdef import Path
-from nnxlite.graph._kinds import OBJECT, VARIABLE, kind_of
-from nnxlite.objects._pytree import Pytree
+from nnxlite.graph import OBJECT, VARIABLE, Path, kind_of
+from nnxlite.objects import Pytree
 from nnxlite.variables import MISSING, Variable, make
 
 T = tp.TypeVar("T")

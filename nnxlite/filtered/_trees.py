@@ -13,10 +13,8 @@ from nnxlite.boundary import is_root
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._predicates import is_array
 from nnxlite.filtered._walk import combined, level
-from nnxlite.graph._graphdef import Path
-from nnxlite.graph._kinds import OBJECT, VARIABLE, kind_of
-from nnxlite.graph._walk import iter_graph
-from nnxlite.objects._pytree import Pytree
+from nnxlite.graph import OBJECT, VARIABLE, Path, iter_graph, kind_of
+from nnxlite.objects import Pytree
 
 T = tp.TypeVar("T")
 

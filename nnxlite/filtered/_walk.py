@@ -11,8 +11,7 @@ import jax
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import is_pytree_leaf, key_name
-from nnxlite.graph._graphdef import Path
-from nnxlite.graph._kinds import OBJECT, VARIABLE, is_data, kind_of, sorted_items
+from nnxlite.graph import OBJECT, VARIABLE, Path, is_data, kind_of, sorted_items
 from nnxlite.variables import make
 
 Steps = tp.Generator["Steps", tp.Any, tp.Any]

@@ -63,7 +63,7 @@ class CustomNode(tp.NamedTuple):
 CUSTOM_NODES: dict[type, CustomNode] = {}
 DATA_TYPES: set[type] = set()
 
-_by_type: dict[type, int] = {
+kind_by_type: dict[type, int] = {
     **dict.fromkeys((str, int, float, bool, complex, bytes, type(None), type, type(...)), OTHER),
     **dict.fromkeys(
         (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType), OTHER
@@ -77,7 +77,7 @@ _by_type: dict[type, int] = {
 
 def kind_of(value: tp.Any) -> int:
     """The kind of a value, one of the constants of this module."""
-    kind = _by_type.get(type(value))
+    kind = kind_by_type.get(type(value))
     return classify(value) if kind is None else kind
 
 
@@ -104,13 +104,13 @@ def classify(value: tp.Any) -> int:
         kind = PYTREE
     else:
         return OTHER  # may still be registered later
-    _by_type[cls] = kind
+    kind_by_type[cls] = kind
     return kind
 
 
 def forget(cls: type) -> None:
     """Drop what was remembered of a type, after a registration."""
-    _by_type.pop(cls, None)
+    kind_by_type.pop(cls, None)
 
 
 def register_graph_node_type(

@@ -16,8 +16,7 @@ from nnxlite.graph._functional import build, checked_view
 from nnxlite.graph._graphdef import Path
 from nnxlite.graph._kinds import ARRAY, REF, VARIABLE, kind_of
 from nnxlite.graph._walk import children_of, is_graph_node
-from nnxlite.variables import Variable
-from nnxlite.variables._refs import array_ref
+from nnxlite.variables import Variable, array_ref
 
 A = tp.TypeVar("A")
 _LEAVES = frozenset({ARRAY, REF, VARIABLE})

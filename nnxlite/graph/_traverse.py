@@ -34,9 +34,9 @@ from nnxlite.graph._kinds import (
     TUPLE,
     VARIABLE,
     GraphNode,
-    _by_type,
     classify,
     is_data,
+    kind_by_type,
     sorted_items,
 )
 
@@ -92,7 +92,7 @@ class _Static:
         self.value = value
 
 
-_by_type[_Static] = _STATIC = -1
+kind_by_type[_Static] = _STATIC = -1
 
 
 def traverse(
@@ -116,7 +116,7 @@ def traverse(
     found = Traversal() if into is None else into
     tokens, nodes, versions = found.tokens, found.nodes, found.versions
     leaves, index = found.leaves, found.index
-    kinds, wrap = _by_type, State._nnx_wrap
+    kinds, wrap = kind_by_type, State._nnx_wrap
     # A level is: children still to come, their State so far, its name above, id of the container,
     # and whether all but None in plain containers is a leaf.
     children: tp.Iterator[tuple[tp.Any, tp.Any]] = enumerate(tuple(roots))
@@ -258,7 +258,7 @@ def define_container(
 
 
 def _marked(value: tp.Any) -> tp.Any:
-    kind = _by_type.get(type(value))
+    kind = kind_by_type.get(type(value))
     if kind is None:
         kind = classify(value)
     return _Static(value) if kind == OTHER and type(value) not in DATA_TYPES else value
@@ -276,5 +276,5 @@ def define_custom(value: tp.Any) -> tuple[tp.Any, list[tp.Any]]:
 
 
 def _plain(value: tp.Any) -> bool:
-    kind = _by_type.get(type(value))
+    kind = kind_by_type.get(type(value))
     return (classify(value) if kind is None else kind) == OTHER

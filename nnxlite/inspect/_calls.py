@@ -25,8 +25,7 @@ from nnxlite._jax import is_ref, new_ref
 from nnxlite._text import short
 from nnxlite.filtered import filter_jit
 from nnxlite.graph import GraphNode, iter_graph, merge, split
-from nnxlite.objects import Dict, List, Module, Object
-from nnxlite.objects._observed import observed
+from nnxlite.objects import Dict, List, Module, Object, observed
 from nnxlite.variables import Variable
 
 Path = tuple[tp.Any, ...]

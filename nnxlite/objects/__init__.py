@@ -3,10 +3,13 @@
 from nnxlite.objects._capture import capture as capture
 from nnxlite.objects._containers import Dict as Dict
 from nnxlite.objects._containers import List as List
+from nnxlite.objects._frozen import BoundMethod as BoundMethod
+from nnxlite.objects._frozen import field as field
 from nnxlite.objects._module import Module as Module
 from nnxlite.objects._module import first_from as first_from
 from nnxlite.objects._module import iter_module_children as iter_module_children
 from nnxlite.objects._module import iter_modules as iter_modules
+from nnxlite.objects._observed import observed as observed
 from nnxlite.objects._pytree import Data as Data
 from nnxlite.objects._pytree import Object as Object
 from nnxlite.objects._pytree import Pytree as Pytree

@@ -21,10 +21,7 @@ import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._state import State
-from nnxlite.graph._functional import flat_pairs
-from nnxlite.graph._graphdef import Path
-from nnxlite.graph._kinds import GraphNode, sort_key
-from nnxlite.graph._walk import iter_graph
+from nnxlite.graph import GraphNode, Path, flat_pairs, iter_graph, sort_key
 from nnxlite.objects._containers import Dict, List
 from nnxlite.objects._module import CAPTURES, Kind, Module, iter_modules
 from nnxlite.objects._observed import observed

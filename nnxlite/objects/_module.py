@@ -19,10 +19,15 @@ import jax.numpy as jnp
 
 from nnxlite._errors import short_type
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph._edit import update
-from nnxlite.graph._functional import checked_view, split
-from nnxlite.graph._graphdef import Path
-from nnxlite.graph._walk import children_of_node, iter_children, iter_graph
+from nnxlite.graph import (
+    Path,
+    checked_view,
+    children_of_node,
+    iter_children,
+    iter_graph,
+    split,
+    update,
+)
 from nnxlite.objects._frozen import freeze
 from nnxlite.objects._pytree import Pytree, Tagged, set_by_class
 from nnxlite.variables import (

@@ -25,15 +25,7 @@ from nnxlite._errors import TraceContextError
 from nnxlite._jax import describe_trace, own_annotations, trace_state
 from nnxlite._text import Shown, Text, object_node
 from nnxlite._versions import touch
-from nnxlite.graph._defs import (
-    ObjectDef,
-    adopt_unknown,
-    define,
-    definition,
-    own_status,
-    set_definition,
-)
-from nnxlite.graph._kinds import (
+from nnxlite.graph import (
     ARRAY,
     CUSTOM,
     DATA_TYPES,
@@ -42,9 +34,15 @@ from nnxlite.graph._kinds import (
     REF,
     VARIABLE,
     GraphNode,
+    ObjectDef,
+    adopt_unknown,
+    define,
+    definition,
     has_data,
     is_data,
     kind_of,
+    own_status,
+    set_definition,
     walk,
 )
 from nnxlite.reprlib import text_from

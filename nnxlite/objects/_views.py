@@ -11,8 +11,7 @@ import inspect
 import typing as tp
 
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph._functional import clone
-from nnxlite.graph._walk import iter_graph
+from nnxlite.graph import clone, iter_graph
 from nnxlite.objects._module import set_existing
 from nnxlite.objects._pytree import Pytree
 

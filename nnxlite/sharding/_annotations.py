@@ -21,11 +21,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from nnxlite import _sharding_hook
 from nnxlite._config import GRAPH_MODE, Setting
 from nnxlite._jax import constrained, current_mesh, is_ref, is_tracing
-from nnxlite.boundary import Inputs
-from nnxlite.boundary._prefixes import broadcast, by_path, split_settings
+from nnxlite.boundary import Inputs, broadcast, by_path, split_settings
 from nnxlite.graph import iter_graph
-from nnxlite.transforms._arguments import positional
-from nnxlite.transforms._wrapper import name_of
+from nnxlite.transforms import name_of, positional
 from nnxlite.variables import MISSING, PARTITION_NAME, Variable, VariableMetadata, with_metadata
 from nnxlite.variables import add_axis as _add_axis
 from nnxlite.variables import remove_axis as _remove_axis

@@ -1,13 +1,18 @@
 """Transforms: JAX's own, over the one boundary."""
 
+from nnxlite.transforms._arguments import positional as positional
+from nnxlite.transforms._arguments import traced_context as traced_context
 from nnxlite.transforms._control import cond as cond
 from nnxlite.transforms._control import fori_loop as fori_loop
 from nnxlite.transforms._control import switch as switch
 from nnxlite.transforms._control import while_loop as while_loop
+from nnxlite.transforms._core import Core as Core
+from nnxlite.transforms._core import core_for as core_for
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
 from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
 from nnxlite.transforms._jit import jit as jit
+from nnxlite.transforms._mapped import passed_through as passed_through
 from nnxlite.transforms._mapped import pmap as pmap
 from nnxlite.transforms._mapped import shard_map as shard_map
 from nnxlite.transforms._mapped import vmap as vmap
@@ -18,10 +23,26 @@ from nnxlite.transforms._scan import scan as scan
 from nnxlite.transforms._shapes import checkify as checkify
 from nnxlite.transforms._shapes import eval_shape as eval_shape
 from nnxlite.transforms._shapes import make_jaxpr as make_jaxpr
+from nnxlite.transforms._stages import Stage as Stage
+from nnxlite.transforms._surroundings import Surroundings as Surroundings
+from nnxlite.transforms._tangents import zero_tangent as zero_tangent
 from nnxlite.transforms._trees import NodeStates as NodeStates
 from nnxlite.transforms._trees import from_tree as from_tree
 from nnxlite.transforms._trees import prefix as prefix
 from nnxlite.transforms._trees import to_tree as to_tree
 from nnxlite.transforms._vjp import jvp as jvp
 from nnxlite.transforms._vjp import vjp as vjp
+from nnxlite.transforms._wrapper import PerFunction as PerFunction
+from nnxlite.transforms._wrapper import StaticArgument as StaticArgument
+from nnxlite.transforms._wrapper import Unbound as Unbound
+from nnxlite.transforms._wrapper import Unequal as Unequal
+from nnxlite.transforms._wrapper import Wrapper as Wrapper
+from nnxlite.transforms._wrapper import call_object as call_object
+from nnxlite.transforms._wrapper import decorated as decorated
+from nnxlite.transforms._wrapper import hidden_argument as hidden_argument
+from nnxlite.transforms._wrapper import name_of as name_of
+from nnxlite.transforms._wrapper import rewrap as rewrap
+from nnxlite.transforms._wrapper import unbind as unbind
+from nnxlite.transforms._wrapper import unwrapped as unwrapped
+from nnxlite.transforms._wrapper import weakly as weakly
 from nnxlite.variables import PARTITION_NAME as PARTITION_NAME

@@ -12,7 +12,7 @@ from nnxlite._errors import path_text
 from nnxlite._jax import key_name
 from nnxlite._statics import UnhashableStatic, replaced_functions, static_key
 from nnxlite.boundary import Inputs
-from nnxlite.graph._graphdef import Path
+from nnxlite.graph import Path
 from nnxlite.transforms._wrapper import (
     StaticArgument,
     Unbound,

@@ -14,24 +14,37 @@ import numpy as np
 from nnxlite._config import Modes
 from nnxlite._errors import path_text
 from nnxlite._jax import Tracer, key_name
-from nnxlite.boundary import CallDef, Crossing, Fixed, Inputs, OutDef, enter, leave
-from nnxlite.boundary._body import Body, described, same, settle, trace_body
-from nnxlite.boundary._carry import OTHER, Handover, hand_over, refuse_replaced, with_arrays
-from nnxlite.boundary._differences import (
+from nnxlite.boundary import (
+    OTHER,
+    Body,
+    CallDef,
+    Crossing,
+    Fixed,
+    Handover,
+    Inner,
+    Inputs,
+    OutDef,
+    OutGraph,
+    Outputs,
+    argument_path,
+    described,
     edits_text,
+    enter,
     graph_difference,
+    hand_over,
+    is_random,
+    leave,
     node_text,
+    refuse_replaced,
+    same,
+    settle,
     structure_error,
+    trace_body,
     tree_difference,
+    warn_of_streams,
+    with_arrays,
 )
-from nnxlite.boundary._inputs import Inner
-from nnxlite.boundary._outputs import OutGraph, Outputs
-from nnxlite.boundary._prefixes import argument_path
-from nnxlite.boundary._streams import is_random, warn_of_streams
-from nnxlite.graph import GraphDef
-from nnxlite.graph._graphdef import Path
-from nnxlite.graph._rebuild import build_nodes, resolve
-from nnxlite.graph._traverse import traverse
+from nnxlite.graph import GraphDef, Path, build_nodes, resolve, traverse
 from nnxlite.transforms._arguments import refuse_shared_result, traced_context
 from nnxlite.transforms._core import Core, core_for
 from nnxlite.transforms._wrapper import name_of, unbind

@@ -22,8 +22,7 @@ import jax
 
 from nnxlite._jax import EAGER, is_staging, trace_state
 from nnxlite._statics import replaced_functions
-from nnxlite.boundary import CallDef, Crossing, Inputs, replay_crossing
-from nnxlite.boundary._prefixes import refuse_non_arrays
+from nnxlite.boundary import CallDef, Crossing, Inputs, refuse_non_arrays, replay_crossing
 from nnxlite.transforms._surroundings import Surroundings, of_call, surroundings
 from nnxlite.transforms._wrapper import unwrapped, weakly
 

@@ -37,11 +37,11 @@ from nnxlite.boundary import (
     enter,
     is_root,
     leave,
+    leaves_of_code,
     replay,
+    split_settings,
 )
-from nnxlite.boundary._prefixes import leaves_of_code, split_settings
-from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._rebuild import build_nodes, resolve
+from nnxlite.graph import GraphDef, build_nodes, resolve
 from nnxlite.transforms._arguments import (
     Hidden,
     hide,

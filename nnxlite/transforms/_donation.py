@@ -9,8 +9,7 @@ import typing as tp
 import jax
 
 from nnxlite._errors import path_text
-from nnxlite.boundary import CallDef
-from nnxlite.boundary._body import Body
+from nnxlite.boundary import Body, CallDef
 from nnxlite.transforms._arguments import Selection
 
 

@@ -15,14 +15,13 @@ from nnxlite.boundary import (
     CallDef,
     DiffState,
     Inputs,
+    argument_path,
     enter,
     leave,
     replay_crossing,
+    split_settings,
 )
-from nnxlite.boundary._prefixes import argument_path, split_settings
-from nnxlite.graph._defs import ObjectDef
-from nnxlite.graph._kinds import STATE
-from nnxlite.graph._rebuild import ContainerCode, build_nodes, resolve
+from nnxlite.graph import STATE, ContainerCode, ObjectDef, build_nodes, resolve
 from nnxlite.transforms._arguments import positional, refuse_shared_result
 from nnxlite.transforms._tangents import States
 from nnxlite.transforms._wrapper import Transformed, decorated, name_of

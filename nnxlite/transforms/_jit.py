@@ -16,19 +16,19 @@ import jax
 from nnxlite._config import Modes, context_key
 from nnxlite._statics import replaced_functions
 from nnxlite.boundary import (
+    Body,
     CallDef,
     Inputs,
     Site,
-    enter,
-    leave,
-    replay_crossing,
-)
-from nnxlite.boundary._body import Body, trace_body
-from nnxlite.boundary._outputs import refuse_foreign_result, write_leaves
-from nnxlite.boundary._prefixes import (
     argument_path,
     by_path,
+    enter,
+    leave,
+    refuse_foreign_result,
     refuse_non_arrays,
+    replay_crossing,
+    trace_body,
+    write_leaves,
 )
 from nnxlite.transforms._arguments import (
     Selection,

@@ -23,26 +23,31 @@ from nnxlite._config import Modes
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, is_tracing, key_name
 from nnxlite._statics import UnhashableStatic, replaced_functions, static_key
-from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
-from nnxlite.boundary._carry import with_arrays
-from nnxlite.boundary._outputs import refuse_foreign_result, write_leaves
-from nnxlite.boundary._prefixes import (
+from nnxlite.boundary import (
+    CallDef,
+    Fixed,
+    Inputs,
+    Layout,
+    Outputs,
     broadcast,
     by_path,
-    refuse_foreign_axes,
-    refuse_non_arrays,
-    split_settings,
-)
-from nnxlite.boundary._settings import (
-    Layout,
+    enter,
+    leave,
     mentioned,
     no_room,
     output_names,
     output_settings,
     pack,
+    refuse_foreign_axes,
+    refuse_foreign_result,
+    refuse_non_arrays,
+    replay,
+    split_settings,
     unpack,
+    warn_of_streams,
+    with_arrays,
+    write_leaves,
 )
-from nnxlite.boundary._streams import warn_of_streams
 from nnxlite.graph import GraphDef
 from nnxlite.transforms._arguments import (
     as_tuple,
@@ -138,7 +143,7 @@ class MapCore:
         try:
             layout, groups = settled.mapped(inputs.plain, inputs.values)
         except (TypeError, ValueError, IndexError) as error:
-            if _passed_through(error, MapCore._run):
+            if passed_through(error, MapCore._run):
                 raise  # the function's own, or said by this library
             raise self._explained(error, call, settled, inputs) from None
         outputs = unpack(layout.value, groups)
@@ -402,7 +407,7 @@ def _listed(places: list[str]) -> str:
     return ", ".join(map(repr, places[:3])) + more
 
 
-def _passed_through(error: BaseException, fun: tp.Any) -> bool:
+def passed_through(error: BaseException, fun: tp.Any) -> bool:
     """Whether an exception was raised during a call of a function."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code is not fun.__code__:

@@ -10,10 +10,8 @@ import functools
 import typing as tp
 
 from nnxlite._config import Modes
-from nnxlite.boundary import CallDef, Inputs, fixed_structure
-from nnxlite.boundary._outputs import structure_changed
-from nnxlite.graph._functional import build
-from nnxlite.graph._plan import find_plan, view
+from nnxlite.boundary import CallDef, Inputs, fixed_structure, structure_changed
+from nnxlite.graph import build, find_plan, view
 from nnxlite.transforms._jit import JitOptions, JitWrapped, jit
 from nnxlite.transforms._wrapper import Unequal, name_of
 

@@ -12,9 +12,7 @@ import jax
 import numpy as np
 
 from nnxlite._jax import is_tracing
-from nnxlite.boundary import CallDef, Inputs, Outputs
-from nnxlite.boundary._prefixes import leaf_shardings
-from nnxlite.boundary._settings import output_settings
+from nnxlite.boundary import CallDef, Inputs, Outputs, leaf_shardings, output_settings
 
 
 class Placement:

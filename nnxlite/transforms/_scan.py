@@ -16,24 +16,44 @@ import jax.numpy as jnp
 from nnxlite._config import Modes
 from nnxlite._errors import path_text
 from nnxlite._jax import is_ref
-from nnxlite.boundary import CallDef, Carry, Crossing, Fixed, Outputs
-from nnxlite.boundary._body import Body, described, same, settle, trace_body
-from nnxlite.boundary._carry import OTHER, SHARED, Handover, hand_over, refuse_replaced, with_arrays
-from nnxlite.boundary._differences import edits_text, structure_error, tree_difference
-from nnxlite.boundary._inputs import Inner
-from nnxlite.boundary._outputs import Edit, OutDef, OutGraph
-from nnxlite.boundary._prefixes import (
-    _FilterMapping,
+from nnxlite.boundary import (
+    OTHER,
+    SHARED,
+    Body,
+    CallDef,
+    Carry,
+    Crossing,
+    Edit,
+    FilterMapping,
+    Fixed,
+    Handover,
+    Inner,
+    OutDef,
+    OutGraph,
+    Outputs,
     argument_path,
     broadcast,
     by_path,
+    described,
+    edits_text,
+    hand_over,
+    is_random,
     leaves_of_code,
+    no_room,
+    output_names,
+    output_settings,
     refuse_foreign_axes,
+    refuse_replaced,
+    same,
+    settle,
     split_settings,
+    structure_error,
+    trace_body,
+    tree_difference,
+    warn_of_streams,
+    with_arrays,
 )
-from nnxlite.boundary._settings import no_room, output_names, output_settings
-from nnxlite.boundary._streams import is_random, warn_of_streams
-from nnxlite.graph._defs import StaticDef
+from nnxlite.graph import StaticDef
 from nnxlite.transforms._arguments import (
     by_position,
     check_arguments,
@@ -537,7 +557,7 @@ def _check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:
         parts = axes if isinstance(axes, tuple) else (axes,)
         for part in parts:
             inside = jax.tree_util.tree_leaves(
-                part, is_leaf=lambda x: x is None or isinstance(x, _FilterMapping)
+                part, is_leaf=lambda x: x is None or isinstance(x, FilterMapping)
             )
             if part is not Carry and any(setting is Carry for setting in inside):
                 raise ValueError(
@@ -565,10 +585,10 @@ def _check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:
 def _check_results(out_axes: tp.Any) -> None:
     """Raise ValueError where a result would be broadcast, or a part of an object carried."""
     settings, _ = jax.tree_util.tree_flatten_with_path(
-        out_axes, is_leaf=lambda x: x is None or isinstance(x, _FilterMapping)
+        out_axes, is_leaf=lambda x: x is None or isinstance(x, FilterMapping)
     )
     for path, setting in settings:
-        inside = setting._settings if isinstance(setting, _FilterMapping) else [setting]
+        inside = setting._settings if isinstance(setting, FilterMapping) else [setting]
         for word, refused in (("carry", Carry), ("broadcast", None)):
             if setting is not Carry and any(axis is refused for axis in inside):
                 where = "".join(map(str, path))

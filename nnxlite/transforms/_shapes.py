@@ -21,7 +21,7 @@ from nnxlite.boundary import (
     leave,
     replay_crossing,
 )
-from nnxlite.graph._plan import view
+from nnxlite.graph import view
 from nnxlite.transforms._arguments import (
     Hidden,
     hide,

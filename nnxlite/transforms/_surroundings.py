@@ -36,7 +36,7 @@ import numpy as np
 from nnxlite._jax import Ref
 from nnxlite._statics import KNOWN, ById, static_key
 from nnxlite.boundary import CallDef, is_root
-from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
+from nnxlite.graph import ContainerDef, ObjectDef, StaticDef
 from nnxlite.transforms._wrapper import unwrapped
 from nnxlite.variables import VariableDef
 

@@ -17,11 +17,8 @@ import numpy as np
 from nnxlite._errors import path_text
 from nnxlite._jax import is_ref, new_ref
 from nnxlite._state import State
-from nnxlite.boundary import CallDef, Inputs, is_root
-from nnxlite.boundary._prefixes import aliases, leaves_below
-from nnxlite.graph._defs import StaticDef
-from nnxlite.graph._graphdef import GraphDef, Path
-from nnxlite.graph._rebuild import Code, ContainerCode
+from nnxlite.boundary import CallDef, Inputs, aliases, is_root, leaves_below
+from nnxlite.graph import Code, ContainerCode, GraphDef, Path, StaticDef
 from nnxlite.variables import Variable, VariableDef, make
 
 Place = tuple[int, Path]

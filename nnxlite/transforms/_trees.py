@@ -19,15 +19,16 @@ from nnxlite._state import State
 from nnxlite.boundary import (
     Inputs,
     MergeContext,
+    NodePrefix,
     SplitContext,
+    broadcast,
+    graph_settings,
     is_root,
     merge_context,
     split_context,
 )
-from nnxlite.boundary._prefixes import NodePrefix, broadcast, graph_settings
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph import is_graph_node
-from nnxlite.graph._graphdef import GraphDef, Path
+from nnxlite.graph import GraphDef, Path, is_graph_node
 from nnxlite.transforms._tangents import places
 from nnxlite.variables import MISSING, Variable
 

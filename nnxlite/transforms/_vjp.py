@@ -14,8 +14,17 @@ import jax
 
 from nnxlite._config import Modes
 from nnxlite._jax import is_ref
-from nnxlite.boundary import CallDef, Fixed, Inputs, Outputs, enter, leave, replay
-from nnxlite.boundary._prefixes import argument_path, split_settings
+from nnxlite.boundary import (
+    CallDef,
+    Fixed,
+    Inputs,
+    Outputs,
+    argument_path,
+    enter,
+    leave,
+    replay,
+    split_settings,
+)
 from nnxlite.transforms._arguments import naming_arguments, refuse_shared_result
 from nnxlite.transforms._grad import Selected, _value_and_aux
 from nnxlite.transforms._tangents import (

@@ -18,7 +18,7 @@ import jax
 from nnxlite._config import Modes
 from nnxlite._statics import ById, UnhashableStatic, static_key
 from nnxlite.boundary import Inputs, is_root
-from nnxlite.objects._frozen import BoundMethod
+from nnxlite.objects import BoundMethod
 from nnxlite.variables import MISSING
 
 P = tp.ParamSpec("P")
@@ -159,7 +159,7 @@ def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
     if isinstance(fun, functools.partial):
         return _unbind_partial(fun)
     if is_root(fun) and not isinstance(fun, type):
-        return Unbound(_call_object, (fun,), {})
+        return Unbound(call_object, (fun,), {})
     inner, layers = unwrapped(fun)
     found = unbind(inner) if layers else None
     return Unbound(fun, (), {}) if found is None or found.fun is inner else rewrap(found, layers)
@@ -233,7 +233,7 @@ def _signature_of_rest(
     return inspect.Signature([p for p in parameters if p.name not in fixed])
 
 
-def _call_object(fun: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+def call_object(fun: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
     return fun(*args, **kwargs)
 
 
