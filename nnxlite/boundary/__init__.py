@@ -24,6 +24,7 @@ from nnxlite.boundary._differences import graph_difference as graph_difference
 from nnxlite.boundary._differences import node_text as node_text
 from nnxlite.boundary._differences import structure_error as structure_error
 from nnxlite.boundary._differences import tree_difference as tree_difference
+from nnxlite.boundary._inputs import ArgumentLeaf as ArgumentLeaf
 from nnxlite.boundary._inputs import CallDef as CallDef
 from nnxlite.boundary._inputs import Inner as Inner
 from nnxlite.boundary._inputs import Inputs as Inputs
@@ -43,6 +44,9 @@ from nnxlite.boundary._outputs import replay as replay
 from nnxlite.boundary._outputs import replay_crossing as replay_crossing
 from nnxlite.boundary._outputs import structure_changed as structure_changed
 from nnxlite.boundary._outputs import write_leaves as write_leaves
+from nnxlite.boundary._partition import Partition as Partition
+from nnxlite.boundary._partition import put as put
+from nnxlite.boundary._partition import replaced as replaced
 from nnxlite.boundary._prefixes import Carry as Carry
 from nnxlite.boundary._prefixes import DiffState as DiffState
 from nnxlite.boundary._prefixes import FilterMapping as FilterMapping
@@ -51,7 +55,6 @@ from nnxlite.boundary._prefixes import PrefixMapping as PrefixMapping
 from nnxlite.boundary._prefixes import StateAxes as StateAxes
 from nnxlite.boundary._prefixes import StateSharding as StateSharding
 from nnxlite.boundary._prefixes import aliases as aliases
-from nnxlite.boundary._prefixes import argument_path as argument_path
 from nnxlite.boundary._prefixes import broadcast as broadcast
 from nnxlite.boundary._prefixes import by_path as by_path
 from nnxlite.boundary._prefixes import graph_settings as graph_settings
@@ -60,7 +63,7 @@ from nnxlite.boundary._prefixes import leaves_below as leaves_below
 from nnxlite.boundary._prefixes import leaves_of_code as leaves_of_code
 from nnxlite.boundary._prefixes import refuse_foreign_axes as refuse_foreign_axes
 from nnxlite.boundary._prefixes import refuse_non_arrays as refuse_non_arrays
-from nnxlite.boundary._prefixes import split_settings as split_settings
+from nnxlite.boundary._prefixes import settings_by_leaf as settings_by_leaf
 from nnxlite.boundary._settings import Layout as Layout
 from nnxlite.boundary._settings import mentioned as mentioned
 from nnxlite.boundary._settings import no_room as no_room

@@ -34,15 +34,15 @@ class Body:
         self._treedef = jax.tree_util.tree_structure(out)
         self._avals = closed.in_avals
 
-    def __call__(self, *leaves: tp.Any) -> Outputs:
-        """Run the body on leaves of the structure it was traced with."""
-        flat = jax.tree_util.tree_leaves(leaves)
+    def __call__(self, leaves: tp.Sequence[tp.Any], *more: tp.Any) -> Outputs:
+        """Run the body on leaves (and more) of the structure it was traced with."""
+        flat = jax.tree_util.tree_leaves(([*leaves], more))
         _, result, written, fresh = jax.tree_util.tree_unflatten(self._treedef, self._fun(*flat))
         return Outputs(self.definition, result, written, fresh)
 
-    def fits(self, *leaves: tp.Any) -> bool:
+    def accepts(self, leaves: tp.Sequence[tp.Any]) -> bool:
         """Whether the body was traced for leaves of these types."""
-        flat = jax.tree_util.tree_leaves(leaves)
+        flat = jax.tree_util.tree_leaves([*leaves])
         return len(flat) == len(self._avals) and all(
             jax.typeof(x).str_short() == aval.str_short() for x, aval in zip(flat, self._avals)
         )
@@ -50,10 +50,9 @@ class Body:
 
 def trace_body(
     call: CallDef,
-    fun: tp.Callable[[tp.Any], tp.Any],
-    join: tp.Callable[..., tuple[list[tp.Any], list[tp.Any]]],
-    leaves: tuple[tp.Any, ...],
-    *,
+    fun: tp.Callable[..., tp.Any],
+    leaves: tp.Sequence[tp.Any],
+    *more: tp.Any,
     structure: bool,
     captured: bool = False,
     before: tp.Callable[[Inner], None] | None = None,
@@ -63,27 +62,26 @@ def trace_body(
 
     Args:
         call: how the arguments are rebuilt.
-        fun: from the argument tree to the result.
-        join: from `leaves` to (plain, values) of the call.
-        leaves: what the body will be called with, possibly abstract.
+        fun: from the argument tree (and what `more` gives) to the result.
+        leaves: those of the arguments, possibly abstract.
+        more: what else the function is called with.
         structure, captured: see `leave`.
         before: called with the rebuilt arguments before the function runs.
         after: called with what leaves; returns it, with whatever is to be remembered.
     """
 
-    def run(*leaves: tp.Any) -> tp.Any:
-        plain, values = join(*leaves)
-        tree, inner = enter(call, plain, list(values))
+    def run(leaves: list[tp.Any], more: tuple[tp.Any, ...]) -> tp.Any:
+        tree, inner = enter(call, *call.by_side(leaves))
         if before is not None:
             before(inner)
-        out = leave(inner, fun(tree), structure=structure, captured=captured)
+        out = leave(inner, fun(tree, *more), structure=structure, captured=captured)
         refuse_foreign_result(out)
         extra = None
         if after is not None:
             out, extra = after(inner, out)
         return Fixed((out.definition, extra)), out.result, out.written, out.fresh
 
-    closed, shapes = jax.make_jaxpr(run, return_shape=True)(*leaves)
+    closed, shapes = jax.make_jaxpr(run, return_shape=True)([*leaves], more)
     return Body(closed, shapes)
 
 

@@ -15,7 +15,6 @@ import typing as tp
 
 from nnxlite.boundary._inputs import CallDef, Inner
 from nnxlite.boundary._outputs import Edit, Outputs, only_structure_of
-from nnxlite.boundary._prefixes import argument_path
 from nnxlite.graph import REF_LEAF, Code, ContainerCode, ObjectDef, StaticDef
 from nnxlite.variables import VariableDef
 
@@ -128,7 +127,7 @@ def refuse_replaced(call: CallDef, handover: Handover, name: str, skip: int = 1)
     """
     for place, source in handover.slots:
         if place != source and call.graphdef.decoded.leaf_nodes[place] >= 0:
-            where = argument_path(call, call.leaf_roots()[place], call.leaf_paths()[place], skip)
+            where = call.graph_leaves()[place].text(skip)
             raise ValueError(
                 f"{name} Variable identity must be preserved across iterations, but the body puts "
                 f"another Variable in the place of '{where}'. With graph_updates=False (or "

@@ -10,7 +10,6 @@ from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary._inputs import CallDef
 from nnxlite.boundary._outputs import OutGraph
-from nnxlite.boundary._prefixes import argument_path
 from nnxlite.graph import Code, ContainerCode, GraphDef, ObjectDef, Path, StaticDef
 from nnxlite.variables import VariableDef
 
@@ -98,8 +97,8 @@ def edits_text(call: CallDef, graph: OutGraph | None, skip: int = 1) -> str:
 def node_text(call: CallDef, node: int, skip: int = 1) -> str:
     """Where an object is found among the arguments; `skip` names are left out in front."""
     decoded = call.graphdef.decoded
-    root, *path = decoded.path(decoded.node_frames[node])
-    return f"'{argument_path(call, root, tuple(path), skip)}'"
+    root, *below = decoded.path(decoded.node_frames[node])
+    return f"'{call.text_of(root, below, skip)}'"
 
 
 def _inside(path: tuple[tp.Any, ...], parts: list[tuple[tuple[tp.Any, ...], str]]) -> bool:

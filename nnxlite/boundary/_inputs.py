@@ -16,6 +16,7 @@ import weakref
 
 import jax
 
+from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite._versions import epoch, observe
 from nnxlite.graph import (
@@ -43,6 +44,8 @@ from nnxlite.graph import (
 )
 from nnxlite.variables import Variable, versioned
 
+T = tp.TypeVar("T")
+
 _ROOTS = frozenset({OBJECT, VARIABLE, STATE, CUSTOM, REF})
 
 
@@ -51,8 +54,30 @@ def is_root(value: tp.Any) -> bool:
     return kind_of(value) in _ROOTS
 
 
+class ArgumentLeaf(tp.NamedTuple):
+    """One leaf of some arguments, without its value.
+
+    Attributes:
+        position: of the leaf, or of the root above it, among the leaves of the arguments' treedef.
+        root: number of that root; None for an array leaf, which is below none.
+        below: its path from the root.
+        path: its path from the whole arguments.
+    """
+
+    position: int
+    root: int | None
+    below: Path
+    path: Path
+
+    def text(self, skip: int = 1) -> str:
+        """Its path for messages; the first `skip` names mean nothing to the user."""
+        return path_text(self.path[skip:])
+
+
 class CallDef:
     """The static side of some arguments; one object for equal content.
+
+    Their leaves have one numbering: the array leaves first, then those of the graph.
 
     Attributes:
         treedef: of the arguments, with roots as leaves.
@@ -79,23 +104,58 @@ class CallDef:
         self.extra = extra
         self.cache: dict[tp.Any, tp.Any] = {}
 
+    @property
+    def num_arrays(self) -> int:
+        """How many leaves are not part of the graph: ordinary leaves of the argument pytrees."""
+        return self.treedef.num_leaves - len(self.where)
+
+    def by_side(self, leaves: tp.Sequence[T]) -> tuple[list[T], list[T]]:
+        """Something for each leaf, as two lists: for the array leaves, and for the graph leaves."""
+        return [*leaves[: self.num_arrays]], [*leaves[self.num_arrays :]]
+
+    def array_positions(self) -> list[int]:
+        """The positions of the array leaves in the treedef."""
+        roots = set(self.where)
+        return [i for i in range(self.treedef.num_leaves) if i not in roots]
+
+    def template(self) -> tp.Any:
+        """The argument tree with the positions of its leaves and roots in their places."""
+        return jax.tree_util.tree_unflatten(self.treedef, range(self.treedef.num_leaves))
+
+    def paths(self) -> list[Path]:
+        """The path of each position of the treedef."""
+        pairs = jax.tree_util.tree_leaves_with_path(self.template())
+        return [tuple(map(key_name, path)) for path, _ in pairs]
+
+    def leaves(self) -> list[ArgumentLeaf]:
+        """All leaves, in their order; a leaf with several paths has its first."""
+        paths, decoded = self.paths(), self.graphdef.decoded
+        out = [ArgumentLeaf(i, None, (), paths[i]) for i in self.array_positions()]
+        for root, *below in map(decoded.path, decoded.leaf_frames):
+            position = self.where[root]
+            path = (*paths[position], *below)
+            out.append(ArgumentLeaf(position, root, tuple(below), path))
+        return out
+
+    def graph_leaves(self) -> list[ArgumentLeaf]:
+        """The leaves of the graph, by leaf number."""
+        return self.leaves()[self.num_arrays :]
+
     def leaf_roots(self) -> list[int]:
-        """For each graph leaf the number of the root under which it is first found."""
-        decoded = self.graphdef.decoded
-        return [decoded.path(frame)[0] for frame in decoded.leaf_frames]
+        """For each graph leaf the number of its root."""
+        return [tp.cast(int, leaf.root) for leaf in self.graph_leaves()]
 
     def leaf_paths(self) -> list[Path]:
         """For each graph leaf its path from its root."""
-        decoded = self.graphdef.decoded
-        return [decoded.path(frame)[1:] for frame in decoded.leaf_frames]
+        return [leaf.below for leaf in self.graph_leaves()]
 
     def argument_of(self, position: int) -> Path:
-        """The key path of one leaf of the arguments, as plain names."""
-        tree = jax.tree_util.tree_unflatten(self.treedef, range(self.treedef.num_leaves))
-        for path, number in jax.tree_util.tree_flatten_with_path(tree)[0]:
-            if number == position:
-                return tuple(key_name(key) for key in path)
-        raise IndexError(position)
+        """The path of one position of the treedef."""
+        return self.paths()[position]
+
+    def text_of(self, root: int, below: tp.Iterable[tp.Any], skip: int = 1) -> str:
+        """Where something below a root is among the arguments; see `ArgumentLeaf.text`."""
+        return path_text((*self.paths()[self.where[root]], *below)[skip:])
 
     def __reduce__(self) -> tp.Any:
         return call_def, (self.treedef, self.where, self.graphdef, self.extra, self.trees)
@@ -208,6 +268,11 @@ class Inputs:
                 self._enter(True)
             refuse_sharing(self.graphdef, caller)
         return self
+
+    @property
+    def leaves(self) -> list[tp.Any]:
+        """The values of all leaves, in the order of `CallDef.leaves`."""
+        return [*self.plain, *self.values]
 
     def nodes(self) -> list[tp.Any]:
         """The caller's own objects and Variables, by node number."""

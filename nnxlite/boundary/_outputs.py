@@ -391,11 +391,10 @@ def _refuse_aliases(inner: Inner, result: tp.Any, roots: list[tp.Any]) -> None:
         number, *below = decoded.path(frame)
         places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
         above = [path for path, value in places if is_root(value)][number]
-        argument = call.argument_of(call.where[call.leaf_roots()[leaf]])
         raise ValueError(
             f"Duplicate {type(variable).__name__}: the result holds it at "
             f"'{path_text((*map(key_name, above), *below))}', and it came in at "
-            f"'{path_text((*argument[1:], *call.leaf_paths()[leaf]))}'. With "
+            f"'{call.graph_leaves()[leaf].text()}'. With "
             "graph_updates=False (or graph=False) only values leave: return the value "
             "(variable[...]); what is written into the Variable is kept in any case."
         )

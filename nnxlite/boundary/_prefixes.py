@@ -349,19 +349,16 @@ def broadcast(prefix: tp.Any, tree: tp.Any, what: str) -> list[tp.Any]:
     return out
 
 
-def split_settings(
-    call: CallDef, settings: list[tp.Any], what: str
-) -> tuple[list[tp.Any], list[tp.Any]]:
-    """Settings of argument leaves as settings of plain leaves and of graph leaves.
+def settings_by_leaf(call: CallDef, settings: list[tp.Any], what: str) -> list[tp.Any]:
+    """The setting of each leaf of the arguments, from that of each position of their treedef.
 
     Raises ValueError where a shared Variable would get two different settings.
     """
-    plain = plain_settings(settings, call.treedef, call.where, what, skip=1)
-    by_root = [settings[i] for i in call.where]
-    return plain, graph_settings(call, by_root, what)
+    arrays = array_settings(settings, call.treedef, call.where, what, skip=1)
+    return arrays + graph_settings(call, [settings[i] for i in call.where], what)
 
 
-def plain_settings(
+def array_settings(
     settings: list[tp.Any],
     treedef: PyTreeDef,
     where: tp.Sequence[int],
@@ -373,8 +370,8 @@ def plain_settings(
     Raises ValueError where one of them depends on the Variable.
     """
     roots = set(where)
-    plain = [i for i in range(treedef.num_leaves) if i not in roots]
-    bad = next((i for i in plain if isinstance(settings[i], PrefixMapping)), None)
+    arrays = [i for i in range(treedef.num_leaves) if i not in roots]
+    bad = next((i for i in arrays if isinstance(settings[i], PrefixMapping)), None)
     if bad is not None:
         tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
         path = next(p for p, i in jax.tree_util.tree_leaves_with_path(tree) if i == bad)
@@ -383,7 +380,7 @@ def plain_settings(
             f"'{path_text(map(key_name, path[skip:]))}', which has no Variables. Give the array "
             "a setting of its own."
         )
-    return [settings[i] for i in plain]
+    return [settings[i] for i in arrays]
 
 
 def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.Any]:
@@ -406,20 +403,17 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
             return found.map_prefix(path, seen[leaf])
         return found
 
-    out = [
-        setting(root, path, leaf)
-        for leaf, (root, path) in enumerate(zip(call.leaf_roots(), call.leaf_paths()))
-    ]
+    leaves = call.graph_leaves()
+    out = [setting(tp.cast(int, x.root), x.below, i) for i, x in enumerate(leaves)]
     for number, root, path in aliases(call):
         for leaf, tail in leaves_below(call, number):
             other = setting(root, (*path, *tail), leaf)
             if other is not out[leaf] and other != out[leaf]:
-                first = call.leaf_roots()[leaf]
                 raise ValueError(
                     f"Inconsistent aliasing detected: different {what} for a shared "
                     f"{described(seen[leaf])}: at "
-                    f"'{argument_path(call, first, call.leaf_paths()[leaf])}' it is "
-                    f"{out[leaf]!r}, at '{argument_path(call, root, (*path, *tail))}' it is "
+                    f"'{leaves[leaf].text()}' it is "
+                    f"{out[leaf]!r}, at '{call.text_of(root, (*path, *tail))}' it is "
                     f"{other!r}. Give both the same {what}, or do not share the Variable."
                 )
     for root, paths in asked.items():
@@ -427,20 +421,10 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
     return out
 
 
-def argument_path(call: CallDef, root: int, path: Path, skip: int = 1) -> str:
-    """Where a leaf is found among the arguments, as text; `skip` names are left out in front."""
-    position = call.where[root]
-    try:
-        return path_text((*call.argument_of(position)[skip:], *path))
-    except IndexError:
-        return path_text(path)
-
-
 def refuse_non_arrays(
     name: str,
     call: CallDef,
-    plain: tp.Sequence[tp.Any],
-    values: tp.Sequence[tp.Any],
+    leaves: tp.Sequence[tp.Any],
     remedy: str,
     skip: int = 1,
     first: tp.Sequence[str] = (),
@@ -451,10 +435,10 @@ def refuse_non_arrays(
 
     Args:
         name: of the transform.
-        call, plain, values: the arguments.
+        call, leaves: the arguments.
         remedy: what to do instead.
         skip: how many names at the front of a path mean nothing to the user.
-        first: names of the first plain leaves, in place of their paths.
+        first: names of the first leaves, in place of their paths.
     """
 
     def check(leaf: tp.Any, where: str) -> None:
@@ -467,12 +451,8 @@ def refuse_non_arrays(
                     f"'{type(part).__name__}'. {remedy}"
                 ) from None
 
-    positions = [i for i in range(call.treedef.num_leaves) if i not in set(call.where)]
-    for number, (position, leaf) in enumerate(zip(positions, plain)):
-        where = path_text(call.argument_of(position)[skip:])
-        check(leaf, first[number] if number < len(first) else where)
-    for root, path, leaf in zip(call.leaf_roots(), call.leaf_paths(), values):
-        check(leaf, argument_path(call, root, path, skip))
+    for number, (leaf, value) in enumerate(zip(call.leaves(), leaves)):
+        check(value, first[number] if number < len(first) else leaf.text(skip))
 
 
 class _Unseen:
@@ -568,13 +548,12 @@ def leaves_of_code(decoded: Decoded, number: Code) -> list[tuple[int, Path]]:
 # Shardings ---------------------------------------------------------------------------------------
 
 
-def leaf_shardings(
-    call: CallDef, in_shardings: tp.Any
-) -> tuple[list[tp.Any], list[tp.Any], list[tp.Any]]:
-    """`in_shardings` of `jit` as shardings of plain leaves, of graph leaves, and of roots."""
-    args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+def leaf_shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], list[tp.Any]]:
+    """`in_shardings` of `jit` as shardings of the leaves, and of the roots."""
+    args, kwargs = call.template()
     if isinstance(in_shardings, list):
         in_shardings = tuple(in_shardings)
     settings = broadcast(in_shardings, args, "in_shardings")
     settings += [None] * len(jax.tree_util.tree_leaves(kwargs))
-    return *split_settings(call, settings, "sharding"), [settings[i] for i in call.where]
+    by_leaf = settings_by_leaf(call, settings, "sharding")
+    return by_leaf, [settings[i] for i in call.where]

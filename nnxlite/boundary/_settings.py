@@ -8,6 +8,7 @@ setting that the prefixes mention; which leaf went where travels as static data.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import typing as tp
 
 import jax
@@ -17,28 +18,32 @@ from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary._inputs import CallDef
 from nnxlite.boundary._outputs import OutDef, Outputs
+from nnxlite.boundary._partition import Partition
 from nnxlite.boundary._prefixes import (
     FilterMapping,
     PrefixMapping,
-    argument_path,
+    array_settings,
     broadcast,
     described,
     is_setting,
     leaves_of_code,
-    plain_settings,
     shown,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where each output leaf went: (group, position), for result, written and fresh leaves."""
+    """What leaves in groups, without its values.
+
+    Attributes:
+        definition: what leaves.
+        treedef: of a result that crosses as it is, else None.
+        partition: the groups of all output leaves: those of the result, written and fresh ones.
+    """
 
     definition: OutDef
     treedef: PyTreeDef | None
-    result: tuple[tuple[int, int], ...]
-    written: tuple[tuple[int, int], ...]
-    fresh: tuple[tuple[int, int], ...]
+    partition: Partition
 
 
 def mentioned(*prefixes: tp.Any) -> tuple[tp.Any, ...]:
@@ -52,11 +57,15 @@ def mentioned(*prefixes: tp.Any) -> tuple[tp.Any, ...]:
 
 
 class OutSettings(tp.NamedTuple):
-    """The setting of each output leaf."""
+    """Something for each output leaf."""
 
     result: list[tp.Any]
     written: list[tp.Any]
     fresh: list[tp.Any]
+
+    def all(self) -> list[tp.Any]:
+        """The same in one list."""
+        return [*self.result, *self.written, *self.fresh]
 
 
 def output_settings(
@@ -68,7 +77,7 @@ def output_settings(
     what: str,
     default: tp.Any,
 ) -> OutSettings:
-    """Settings of everything that leaves.
+    """Settings of everything that leaves, from those of the graph leaves and roots that came in.
 
     Written Variables keep their input setting; new Variables of an argument follow its prefix; the
     result follows `out_prefix`. `default` is the setting where none is given; None leaves it open.
@@ -79,12 +88,12 @@ def output_settings(
     if definition.treedef is None:
         settings = broadcast(out_prefix, out.result, what)
         treedef = jax.tree_util.tree_structure(out.result)
-        result = plain_settings(settings, treedef, (), what)
+        result = array_settings(settings, treedef, (), what)
     else:
         count = definition.treedef.num_leaves
         tree = jax.tree_util.tree_unflatten(definition.treedef, range(count))
         settings = broadcast(out_prefix, tree, what)
-        result = plain_settings(settings, definition.treedef, definition.where, what)
+        result = array_settings(settings, definition.treedef, definition.where, what)
     written = [value_settings[leaf] for leaf in definition.written]
     fresh: list[tp.Any] = [default] * len(out.fresh)
     graph = definition.graph
@@ -127,8 +136,7 @@ def _check_shared(
             if setting is before or setting == before or (setting is None and default is None):
                 continue
             if source >= 0:
-                where = argument_path(call, call.leaf_roots()[source], call.leaf_paths()[source])
-                where = f"as the argument '{where}'"
+                where = f"as the argument '{call.graph_leaves()[source].text()}'"
             else:
                 where = "at its first place"
             raise ValueError(
@@ -181,34 +189,23 @@ def pack(
     out: Outputs, settings: OutSettings, order: tuple[tp.Any, ...]
 ) -> tuple[Layout, tuple[list[tp.Any], ...]]:
     """Output leaves in groups, one for each setting in `order`."""
-    groups: tuple[list[tp.Any], ...] = tuple([] for _ in order)
     treedef = None
     leaves = out.result
     if out.definition.treedef is None:
         leaves, treedef = jax.tree_util.tree_flatten(out.result)
-
-    def place(values: tp.Sequence[tp.Any], where: list[tp.Any]) -> tuple[tuple[int, int], ...]:
-        slots = []
-        for value, setting in zip(values, where):
-            group = order.index(setting)
-            slots.append((group, len(groups[group])))
-            groups[group].append(value)
-        return tuple(slots)
-
-    result = place(leaves, settings.result)
-    written = place(out.written, settings.written)
-    fresh = place(out.fresh, settings.fresh)
-    return Layout(out.definition, treedef, result, written, fresh), groups
+    partition = Partition(tuple(settings.all()), order)
+    groups = partition.split([*leaves, *out.written, *out.fresh])
+    return Layout(out.definition, treedef, partition), groups
 
 
 def unpack(layout: Layout, groups: tp.Sequence[tp.Sequence[tp.Any]]) -> Outputs:
     """The inverse of `pack`, outside."""
-    result: tp.Any = [groups[g][i] for g, i in layout.result]
-    if layout.treedef is not None:
-        result = jax.tree_util.tree_unflatten(layout.treedef, result)
-    return Outputs(
-        layout.definition,
-        result,
-        [groups[g][i] for g, i in layout.written],
-        [groups[g][i] for g, i in layout.fresh],
-    )
+    definition, treedef = layout.definition, layout.treedef
+    leaves = iter(layout.partition.join(*groups))
+    whole = definition.treedef if treedef is None else treedef
+    count = tp.cast(PyTreeDef, whole).num_leaves - len(definition.where)
+    result: tp.Any = list(itertools.islice(leaves, count))
+    if treedef is not None:
+        result = jax.tree_util.tree_unflatten(treedef, result)
+    written = list(itertools.islice(leaves, len(definition.written)))
+    return Outputs(definition, result, written, list(leaves))

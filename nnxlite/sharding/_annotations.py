@@ -21,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from nnxlite import _sharding_hook
 from nnxlite._config import GRAPH_MODE, Setting
 from nnxlite._jax import constrained, current_mesh, is_ref, is_tracing
-from nnxlite.boundary import Inputs, broadcast, by_path, split_settings
+from nnxlite.boundary import Inputs, broadcast, by_path, settings_by_leaf
 from nnxlite.graph import iter_graph
 from nnxlite.transforms import name_of, positional
 from nnxlite.variables import MISSING, PARTITION_NAME, Variable, VariableMetadata, with_metadata
@@ -414,7 +414,8 @@ def _axes(
     inputs = Inputs(tree).in_mode(GRAPH_MODE.given(graph), "transform_metadata")
     call = inputs.define()
     numbers = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
-    _, settings = split_settings(call, broadcast(by_path(prefix), numbers, what), what)
+    settings = settings_by_leaf(call, broadcast(by_path(prefix), numbers, what), what)
+    settings = call.by_side(settings)[1]
     nodes = inputs.nodes()
     found = [(nodes[n], s) for n, s in zip(call.graphdef.decoded.leaf_nodes, settings) if n >= 0]
     return [(node, setting) for node, setting in found if isinstance(node, Variable)]

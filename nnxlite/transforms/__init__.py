@@ -2,16 +2,16 @@
 
 from nnxlite.transforms._arguments import positional as positional
 from nnxlite.transforms._arguments import traced_context as traced_context
-from nnxlite.transforms._control import cond as cond
-from nnxlite.transforms._control import fori_loop as fori_loop
-from nnxlite.transforms._control import switch as switch
-from nnxlite.transforms._control import while_loop as while_loop
+from nnxlite.transforms._branches import cond as cond
+from nnxlite.transforms._branches import switch as switch
 from nnxlite.transforms._core import Core as Core
 from nnxlite.transforms._core import core_for as core_for
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
 from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
 from nnxlite.transforms._jit import jit as jit
+from nnxlite.transforms._loops import fori_loop as fori_loop
+from nnxlite.transforms._loops import while_loop as while_loop
 from nnxlite.transforms._mapped import passed_through as passed_through
 from nnxlite.transforms._mapped import pmap as pmap
 from nnxlite.transforms._mapped import shard_map as shard_map

@@ -12,7 +12,6 @@ from nnxlite._errors import path_text
 from nnxlite._jax import key_name
 from nnxlite._statics import UnhashableStatic, replaced_functions, static_key
 from nnxlite.boundary import Inputs
-from nnxlite.graph import Path
 from nnxlite.transforms._wrapper import (
     StaticArgument,
     Unbound,
@@ -299,17 +298,10 @@ def _no_array(inputs: Inputs) -> tuple[str, tp.Any] | None:
     """The first leaf of some arguments that JAX does not know, with its path."""
     call = inputs.define()
     skip = 1 if _is_call(call.treedef) else 0
-    roots = set(call.where)
-    plain = iter(inputs.plain)
-    below: dict[int, list[tuple[Path, tp.Any]]] = {}
-    for root, path, value in zip(call.leaf_roots(), call.leaf_paths(), inputs.values):
-        below.setdefault(call.where[root], []).append((path, value))
-    for position in range(call.treedef.num_leaves):
-        leaves = below.get(position, []) if position in roots else [((), next(plain))]
-        for path, value in leaves:
-            for part in jax.tree_util.tree_leaves(value):
-                if not _is_array(part):
-                    return path_text((*call.argument_of(position)[skip:], *path)), part
+    for leaf, value in sorted(zip(call.leaves(), inputs.leaves), key=lambda pair: pair[0].position):
+        for part in jax.tree_util.tree_leaves(value):
+            if not _is_array(part):
+                return leaf.text(skip), part
     return None
 
 

@@ -39,7 +39,7 @@ class Core:
         warned: random streams of which the user was told; see `warn_of_streams`.
         name: of the transform, for messages.
         skip: how many names at the front of an argument's path mean nothing to the user.
-        first: names of the first plain leaves, where they are no arguments of the functions.
+        first: names of the first leaves, where they are no arguments of the functions.
     """
 
     skip = 1
@@ -76,14 +76,12 @@ class Core:
         """The user functions."""
         return [fun() for fun in self._funs]
 
-    def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
+    def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         """Apply the transform to the leaves of a call."""
         raise NotImplementedError  # pragma: no cover - abstract
 
-    def _run(
-        self, seen: Surroundings, call: CallDef, plain: list[tp.Any], values: list[tp.Any]
-    ) -> Crossing:
-        return self.run(call, plain, values)
+    def _run(self, seen: Surroundings, call: CallDef, leaves: list[tp.Any]) -> Crossing:
+        return self.run(call, leaves)
 
     def constants(self, call: CallDef, values: list[tp.Any]) -> Surroundings | None:
         """What a trace for a call may keep; None where anything may change that it would keep."""
@@ -92,7 +90,7 @@ class Core:
     def explain(self, call: CallDef, inputs: Inputs) -> None:
         """Raise TypeError naming an argument that is no array, after JAX refused the arguments."""
         name, remedy = self.name, "Pass an array, or let the function capture the value."
-        refuse_non_arrays(name, call, inputs.plain, inputs.values, remedy, self.skip, self.first)
+        refuse_non_arrays(name, call, inputs.leaves, remedy, self.skip, self.first)
 
     def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
         """Run the transform on the caller's objects and write back what it changed."""
@@ -100,9 +98,9 @@ class Core:
         seen = None if staging else self.constants(call, inputs.values)
         try:
             if seen is None:
-                out = self.run(call, inputs.plain, inputs.values)
+                out = self.run(call, inputs.leaves)
             else:
-                out = self.jitted(seen, call, inputs.plain, inputs.values)
+                out = self.jitted(seen, call, inputs.leaves)
         except TypeError:
             self.explain(call, inputs)
             raise

@@ -34,12 +34,13 @@ from nnxlite.boundary import (
     Inputs,
     OutDef,
     Outputs,
+    Partition,
     enter,
     is_root,
     leave,
     leaves_of_code,
     replay,
-    split_settings,
+    settings_by_leaf,
 )
 from nnxlite.graph import GraphDef, build_nodes, resolve
 from nnxlite.transforms._arguments import (
@@ -49,13 +50,12 @@ from nnxlite.transforms._arguments import (
     refuse_shared_result,
     reveal,
 )
-from nnxlite.transforms._grad import Selected
 from nnxlite.transforms._tangents import (
     FLOAT0,
     Form,
     States,
     abstract,
-    take_apart,
+    by_leaf,
     tangent_leaves,
     zero_tangent,
 )
@@ -89,12 +89,12 @@ class Sorted(tp.NamedTuple):
     Attributes:
         diff: numbers of the arguments that are differentiated, at least in part.
         nondiff: numbers of the arguments that the backward rule gets as they are.
-        selected: the leaves that are differentiated.
+        selected: which leaves are differentiated.
     """
 
     diff: list[int]
     nondiff: list[int]
-    selected: Selected
+    selected: Partition
 
 
 class VjpOptions(tp.NamedTuple):
@@ -166,7 +166,7 @@ class CustomVjp(Unequal, Transformed):
         call = inputs.define(CallKey(hidden, len(args), updates))
         if call not in self._sorted:
             self._sorted[call] = Sorted(diff, nondiff, _select(call, diff, states))
-        chosen, rest = self._sorted[call].selected.split(inputs.plain, inputs.values)
+        chosen, rest = self._sorted[call].selected.split(inputs.leaves)
         with naming_arguments(repr(self), inputs, ", or name it in nondiff_argnums"):
             fixed, result, written, fresh = self._function(Fixed(call), chosen, rest)
         if written and not updates and not self.takes_updates:
@@ -220,7 +220,8 @@ class CustomVjp(Unequal, Transformed):
     # what JAX sees -----------------------------------------------------------------------------
 
     def _arguments(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], Inner]:
-        tree, inner = enter(call, *self._sorted[call].selected.join(chosen, rest))
+        leaves = self._sorted[call].selected.join(chosen, rest)
+        tree, inner = enter(call, *call.by_side(leaves))
         return reveal(tree, call.extra.hidden), inner
 
     def _run(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
@@ -278,7 +279,7 @@ class CustomVjp(Unequal, Transformed):
         if not self.symbolic_zeros:
             cotangents = jax.tree_util.tree_map(_instantiated, cotangents, is_leaf=_is_zero)
         all_shapes = selected.join(chosen_shapes, rest_shapes)
-        given = _Cotangents(call, definition, cotangents, all_shapes[1])
+        given = _Cotangents(call, definition, cotangents, call.by_side(all_shapes)[1])
         if call.extra.updates:
             shown: tp.Any = (given.inputs(diff), given.result_states())
         else:
@@ -288,11 +289,9 @@ class CustomVjp(Unequal, Transformed):
             {"updates_g": given.updates(len(self.bound.args), diff)} if self.takes_updates else {}
         )
         grads = tp.cast(Bwd, self.bwd)(*nondiff, saved, shown, **more)
-        return Fixed(call), self._checked(call, grads, *all_shapes), None
+        return Fixed(call), self._checked(call, grads, all_shapes), None
 
-    def _checked(
-        self, call: CallDef, grads: tp.Any, plain: list[tp.Any], values: list[tp.Any]
-    ) -> tuple[list[tp.Any], list[tp.Any]]:
+    def _checked(self, call: CallDef, grads: tp.Any, shapes: list[tp.Any]) -> list[tp.Any]:
         """What the backward rule returned, as leaves.
 
         Raises TypeError where it does not fit the arguments, ValueError for another shape.
@@ -305,22 +304,21 @@ class CustomVjp(Unequal, Transformed):
                 f"{rule} must return a tuple with one cotangent for each differentiated argument, "
                 f"{len(diff)} of them, got {len(grads) if several else type(grads).__name__}."
             )
-        tree = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+        tree = call.template()
         pairs = [(tree[n], g) for n, g in zip(diff, grads) if g is not None]
         form = Form(
             call,
             tuple(template for template, _ in pairs),
-            plain,
-            values,
+            shapes,
             skip=0,
             what="cotangent",
             error=lambda text: TypeError(f"{rule} does not fit the arguments. {text}"),
             partial=False,
-            wanted=selected.values,
+            wanted=selected.labels,
             lenient=True,
         )
-        found = take_apart(form, tuple(g for _, g in pairs))
-        return tangent_leaves(form, found, *selected)
+        given = by_leaf(form, tuple(g for _, g in pairs))
+        return tangent_leaves(form, given, selected.positions[0])
 
     def _updates(self) -> bool:
         """Whether structure changes propagate, and which signature the backward rule has."""
@@ -338,8 +336,8 @@ class CustomVjp(Unequal, Transformed):
 
     def _refuse_other(self, call: CallDef, fun: OutDef, fwd: OutDef) -> tp.NoReturn:
         """Raise TypeError: the forward rule does not leave what the function leaves."""
-        more = [leaf in fwd.written and leaf not in fun.written for leaf in range(_count(call))]
-        names = ", ".join(f"'{name}'" for name in _names(call, [], more))
+        leaves, more = call.graph_leaves(), set(fwd.written) - set(fun.written)
+        names = ", ".join(f"'{leaves[leaf].text(0)}'" for leaf in sorted(more))
         what = f"it writes {names}" if names else "result or structure of the arguments differ"
         raise TypeError(
             f"custom_vjp: the forward rule of {name_of(self.fun)} must return the same result, and "
@@ -348,13 +346,12 @@ class CustomVjp(Unequal, Transformed):
 
     def _refuse_lost(self, call: CallDef, rest: tp.Any) -> None:
         """Raise ValueError where a leaf that has no cotangent is differentiated outside."""
-        selected = self._sorted[call].selected
-        blank = ([False] * selected.plain.count(True), [False] * selected.values.count(True))
-        for name in _names(call, *selected.join(blank, _perturbed(rest))):
+        positions = self._sorted[call].selected.positions[1]
+        for position in [i for i, x in zip(positions, rest) if _perturbed(x)]:
             raise ValueError(
-                f"custom_vjp: '{name}' of {name_of(self.fun)} is being differentiated, but "
-                "nondiff_argnums excludes it: its gradient would be lost. Leave it out of "
-                "nondiff_argnums, or differentiate with respect to something else."
+                f"custom_vjp: '{call.leaves()[position].text(0)}' of {name_of(self.fun)} is being "
+                "differentiated, but nondiff_argnums excludes it: its gradient would be lost. Leave "
+                "it out of nondiff_argnums, or differentiate with respect to something else."
             )
 
     def _refuse_dropped(self, call: CallDef, definition: OutDef, written: list[tp.Any]) -> None:
@@ -364,12 +361,13 @@ class CustomVjp(Unequal, Transformed):
         """
         if self.takes_updates:
             return
-        used = {
+        used = [
             leaf
             for leaf, tree in zip(definition.written, written)
             if not all(map(_is_zero, jax.tree_util.tree_leaves(tree, is_leaf=_is_zero)))
-        }
-        for name in _names(call, [], [leaf in used for leaf in range(_count(call))]):
+        ]
+        if used:
+            name = call.graph_leaves()[used[0]].text(0)
             raise ValueError(
                 f"custom_vjp: {name_of(self.fun)} writes the Variable '{name}', which is being "
                 "differentiated, and the new value is used: its cotangent would be lost. With "
@@ -396,19 +394,14 @@ class _Shapes(tp.NamedTuple):
         return jax.tree_util.tree_unflatten(self.treedef, self.leaves)
 
 
-def _select(call: CallDef, diff: list[int], states: dict[int, DiffState]) -> Selected:
+def _select(call: CallDef, diff: list[int], states: dict[int, DiffState]) -> Partition:
     """Which leaves are differentiated."""
-    tree = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+    tree = call.template()
     settings: list[tp.Any] = [False] * call.treedef.num_leaves
     for number in diff:
         for position in jax.tree_util.tree_leaves(tree[number]):
             settings[position] = states.get(number, True)
-    plain, values = split_settings(call, settings, "differentiation")
-    return Selected([bool(p) for p in plain], [bool(v) for v in values])
-
-
-def _count(call: CallDef) -> int:
-    return call.graphdef.num_leaves
+    return Partition(tuple(map(bool, settings_by_leaf(call, settings, "differentiation"))))
 
 
 def _returned(call: CallDef, definition: OutDef) -> set[int]:
@@ -459,7 +452,7 @@ class _Cotangents:
     def inputs(self, numbers: list[int]) -> tuple[tp.Any, ...]:
         """The arguments as the function left them: States for objects, None for arrays."""
         call = self._call
-        tree = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+        tree = call.template()
         roots = {position: root for root, position in enumerate(call.where)}
 
         def shown(position: int) -> tp.Any:
@@ -470,8 +463,8 @@ class _Cotangents:
     def updates(self, first: int, numbers: list[int]) -> tuple[tp.Any, ...]:
         """The arguments from a first one on, with None for everything that was not written."""
         call, new = self._call, dict(zip(self._definition.written, self._written))
-        plain = [None] * (call.treedef.num_leaves - len(call.where))
-        args, inner = enter(call, plain, [new.get(leaf) for leaf in range(_count(call))])
+        values = [new.get(leaf) for leaf in range(call.graphdef.num_leaves)]
+        args, inner = enter(call, [None] * call.num_arrays, values)
         nodes = [inner.nodes[call.graphdef.decoded.leaf_nodes[leaf]] for leaf in new]
         written = set(map(id, nodes))
 
@@ -577,29 +570,9 @@ def _values_of(leaves: tp.Any) -> tp.Any:
     return jax.tree_util.tree_map(value, leaves, is_leaf=_is_primal)
 
 
-def _perturbed(leaves: tp.Any) -> tuple[list[bool], list[bool]]:
-    """For each leaf whether it is differentiated outside."""
-
-    def any_of(tree: tp.Any) -> bool:
-        return any(x.perturbed for x in jax.tree_util.tree_leaves(tree, is_leaf=_is_primal))
-
-    plain, values = leaves
-    return [any_of(x) for x in plain], [any_of(x) for x in values]
-
-
-def _names(call: CallDef, plain: list[bool], values: list[bool]) -> tp.Iterator[str]:
-    """Names of the flagged leaves."""
-    if not (any(plain) or any(values)):
-        return
-    form = Form(call, None, (), (), 0, "", ValueError)
-    roots = set(call.where)
-    positions = [i for i in range(call.treedef.num_leaves) if i not in roots]
-    for position, flag in zip(positions, plain):
-        if flag:
-            yield form.position_name(position)
-    for place, flag in zip(zip(call.leaf_roots(), call.leaf_paths()), values):
-        if flag:
-            yield form.name(place)
+def _perturbed(leaf: tp.Any) -> bool:
+    """Whether a leaf is differentiated outside."""
+    return any(x.perturbed for x in jax.tree_util.tree_leaves(leaf, is_leaf=_is_primal))
 
 
 def custom_vjp(

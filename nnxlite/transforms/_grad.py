@@ -10,16 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._config import Modes
-from nnxlite._errors import path_text
 from nnxlite.boundary import (
     CallDef,
     DiffState,
     Inputs,
-    argument_path,
+    Partition,
     enter,
     leave,
     replay_crossing,
-    split_settings,
+    settings_by_leaf,
 )
 from nnxlite.graph import STATE, ContainerCode, ObjectDef, build_nodes, resolve
 from nnxlite.transforms._arguments import positional, refuse_shared_result
@@ -51,36 +50,8 @@ class GradOptions(tp.NamedTuple):
         return not self.modes.updates
 
 
-class Selected(tp.NamedTuple):
-    """Which leaves of a call are differentiated, and how the gradients are put together."""
-
-    plain: list[bool]
-    values: list[bool]
-
-    def split(self, plain: list[tp.Any], values: list[tp.Any]) -> tuple[tp.Any, tp.Any]:
-        """The differentiated leaves and the rest, each as (plain, values)."""
-        chosen = (
-            [x for x, d in zip(plain, self.plain) if d],
-            [x for x, d in zip(values, self.values) if d],
-        )
-        rest = (
-            [x for x, d in zip(plain, self.plain) if not d],
-            [x for x, d in zip(values, self.values) if not d],
-        )
-        return chosen, rest
-
-    def join(self, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], list[tp.Any]]:
-        """The inverse of `split`."""
-        plain, values = iter(chosen[0]), iter(chosen[1])
-        other_plain, other_values = iter(rest[0]), iter(rest[1])
-        return (
-            [next(plain if d else other_plain) for d in self.plain],
-            [next(values if d else other_values) for d in self.values],
-        )
-
-
-def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -> Selected:
-    """Work out which leaves are differentiated; cached on the call.
+def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -> Partition:
+    """Which leaves are differentiated, and which are not; cached on the call.
 
     Raises:
         TypeError: where an argument number is too large.
@@ -91,7 +62,7 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
     found = call.cache.get(key)
     if found is not None:
         return found
-    args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+    args, _ = call.template()
     by_leaf: list[tp.Any] = [False] * call.treedef.num_leaves
     visible = num_args - num_bound
     chosen: set[int] = set()
@@ -127,8 +98,8 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
             settings.append(_ByDefault(True))
         else:
             settings.append(_ParamsByDefault(leaf, Param))
-    plain, values = split_settings(call, settings, "differentiation")
-    found = call.cache[key] = Selected(plain, [bool(v) for v in values])
+    flags = settings_by_leaf(call, settings, "differentiation")
+    found = call.cache[key] = Partition(tuple(map(bool, flags)))
     return found
 
 
@@ -168,22 +139,17 @@ def _is_object(call: CallDef, code: tp.Any) -> bool:
 
 
 def check_differentiable(
-    call: CallDef, selected: Selected, inputs: Inputs, options: GradOptions, name: str
+    call: CallDef, selected: Partition, inputs: Inputs, options: GradOptions, name: str
 ) -> None:
     """Raise TypeError naming the first leaf that has no derivative."""
     jax_options = dict(options.jax_options)
     if jax_options.get("allow_int") or jax_options.get("holomorphic"):
         return
-    for leaf, (value, chosen) in enumerate(zip(inputs.values, selected.values)):
-        if chosen:
-            for part in jax.tree_util.tree_leaves(value):
-                if not _inexact(part):
-                    where = argument_path(call, call.leaf_roots()[leaf], call.leaf_paths()[leaf])
-                    _refuse(name, where, part)
-    positions = [i for i in range(call.treedef.num_leaves) if i not in set(call.where)]
-    for position, value, chosen in zip(positions, inputs.plain, selected.plain):
-        if chosen and not _inexact(value):
-            _refuse(name, path_text(call.argument_of(position)[1:]), value)
+    leaves = inputs.leaves
+    for leaf in selected.positions[0]:
+        for part in jax.tree_util.tree_leaves(leaves[leaf]):
+            if not _inexact(part):
+                _refuse(name, call.leaves()[leaf].text(), part)
 
 
 def _inexact(value: tp.Any) -> bool:
@@ -204,14 +170,13 @@ def _refuse(name: str, where: str, value: tp.Any) -> tp.NoReturn:
 
 
 def gradients(
-    call: CallDef, options: GradOptions, num_bound: int, selected: Selected, grads: tp.Any
+    call: CallDef, options: GradOptions, num_bound: int, selected: Partition, grads: list[tp.Any]
 ) -> tp.Any:
     """Gradients of leaves put together in the form of the arguments."""
-    leaf_grads = dict(zip([i for i, d in enumerate(selected.values) if d], grads[1]))
-    plain_positions = [i for i in range(call.treedef.num_leaves) if i not in set(call.where)]
-    chosen_plain = [p for p, d in zip(plain_positions, selected.plain) if d]
-    plain_grads = dict(zip(chosen_plain, grads[0]))
-    args, _ = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+    by_leaf = dict(zip(selected.positions[0], grads))
+    arrays = {p: by_leaf.get(i) for i, p in enumerate(call.array_positions())}
+    leaf_grads = {i - call.num_arrays: x for i, x in by_leaf.items() if i >= call.num_arrays}
+    args, _ = call.template()
     visible = len(args) - num_bound
     decoded = call.graphdef.decoded
     roots = {leaf: root for root, leaf in enumerate(call.where)}
@@ -223,7 +188,7 @@ def gradients(
         of_root = States(call.graphdef, leaf_grads).of_root
 
     def of_leaf(leaf: int) -> tp.Any:
-        return of_root(roots[leaf]) if leaf in roots else plain_grads[leaf]
+        return of_root(roots[leaf]) if leaf in roots else arrays[leaf]
 
     out = []
     for argnum in options.argnums:
@@ -251,22 +216,21 @@ class GradWrapped(Transformed):
         call = inputs.define()
         selected = select(call, options, bound + len(args), bound)
         check_differentiable(call, selected, inputs, options, name)
-        chosen, rest = selected.split(inputs.plain, inputs.values)
 
-        def run(chosen: tp.Any, rest: tp.Any) -> tp.Any:
-            plain, values = selected.join(chosen, rest)
-            (inner_args, inner_kwargs), inner = enter(call, plain, values)
+        def run(chosen: list[tp.Any], rest: list[tp.Any]) -> tp.Any:
+            leaves = selected.join(chosen, rest)
+            (inner_args, inner_kwargs), inner = enter(call, *call.by_side(leaves))
             result = fun(*inner_args, **inner_kwargs)
             aux = None
             if options.has_aux:
-                result, aux = _value_and_aux(result, fun)
+                result, aux = value_and_aux(result, fun)
                 refuse_shared_result(aux, name, options.modes.graph)
             updates = options.modes.updates
             out = leave(inner, aux, structure=updates, captured=updates)
             return _unwrapped(result), out.crossing()
 
         differentiated = jax.value_and_grad(run, has_aux=True, **dict(options.jax_options))
-        (value, crossing), grads = differentiated(chosen, rest)
+        (value, crossing), grads = differentiated(*selected.split(inputs.leaves))
         aux = replay_crossing(inputs, crossing)
         found = gradients(call, options, bound, selected, grads)
         if name == "value_and_grad":
@@ -274,7 +238,8 @@ class GradWrapped(Transformed):
         return (found, aux) if options.has_aux else found
 
 
-def _value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:
+def value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:
+    """What a function with `has_aux=True` returned; TypeError or ValueError unless it is a pair."""
     several = isinstance(result, (tuple, list))
     if not several or len(result) != 2:
         raise (ValueError if several else TypeError)(  # as unpacking does

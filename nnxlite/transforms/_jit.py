@@ -20,7 +20,6 @@ from nnxlite.boundary import (
     CallDef,
     Inputs,
     Site,
-    argument_path,
     by_path,
     enter,
     leave,
@@ -102,7 +101,7 @@ class Core:
         """A `jax.jit` object for this function."""
         options = {**dict(self.options.jax_options), **shardings}
         if self.donor is not None:
-            options["donate_argnums"] = (3, 4)
+            options["donate_argnums"] = 2
             options["keep_unused"] = True  # so that XLA sees what shares a donated buffer
         return jax.jit(self.run, static_argnums=0, **options)
 
@@ -113,15 +112,13 @@ class Core:
         refuse_shared_result(result, "jit", self.options.modes.graph)
         return result
 
-    def trace_written(
-        self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]
-    ) -> Body | None:
+    def trace_written(self, call: CallDef, leaves: list[tp.Any]) -> Body | None:
         """The body, traced to learn what it writes; None unless that is what is donated."""
         if not self.options.donate_written:
             return None
-        leaves, updates = (plain, values), self.options.modes.updates
+        updates = self.options.modes.updates
         run = lambda tree: self.result(call, *tree)
-        return trace_body(call, run, lambda *leaves: leaves, leaves, structure=updates)
+        return trace_body(call, run, leaves, structure=updates)
 
     def jitted_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
         """The `jax.jit` object to use for a call: one for all, except where shardings are given."""
@@ -131,7 +128,7 @@ class Core:
         """Run the compiled function where something is donated, or shardings are given."""
         donor, placement = self.donor, self.placement
         moved = {} if placement is None else placement.move(call, inputs)
-        groups = self.groups(call, inputs.plain, inputs.values)
+        groups = self.groups(call, inputs.leaves)
         if donor is None:
             out = tp.cast(Placement, placement)(call, groups)
         else:
@@ -154,15 +151,13 @@ class Core:
         placed = () if self.placement is None else self.placement.by_call.values()
         return sum(jitted._cache_size() for jitted in (self.jitted, *placed))
 
-    def groups(
-        self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]
-    ) -> tuple[tp.Sequence[tp.Any], ...]:
+    def groups(self, call: CallDef, leaves: list[tp.Any]) -> tuple[list[tp.Any], ...]:
         """Leaves in the groups in which they are handed to JAX."""
-        return (plain, values) if self.donor is None else self.donor.groups(call, plain, values)
+        return (leaves,) if self.donor is None else self.donor.split(call, leaves)
 
     def in_words(self, call: CallDef, message: str) -> str:
         """A message of JAX, with the user's arguments in place of the groups they travel in."""
-        texts = self.groups(call, *leaf_texts(call))
+        texts = self.groups(call, leaf_texts(call))
         return re.sub(
             r"[Aa]rgument '?groups\[(\d+)\]\[(\d+)\]((?:\[[^\]]*\]|\.\w+)*)'?",
             lambda m: texts[int(m[1])][int(m[2])] + m[3],
@@ -178,12 +173,12 @@ class Core:
 def _run(core: Core, call: CallDef, *groups: tp.Any) -> tp.Any:
     """What JAX traces: rebuild, run, take apart."""
     donor = core.donor
-    plain, values = groups if donor is None else donor.ungroup(call, groups)
-    body = None if donor is None else donor.take_traced(call, plain, values)
+    leaves = groups[0] if donor is None else donor.join(call, groups)
+    body = None if donor is None else donor.take_traced(call, leaves)
     if body is not None:
-        out = body(plain, values)
+        out = body(leaves)
     else:
-        (args, kwargs), inner = enter(call, plain, list(values))
+        (args, kwargs), inner = enter(call, *call.by_side(leaves))
         result = core.result(call, args, kwargs)
         kept = () if donor is None else donor.donated(call)
         updates = core.options.modes.updates
@@ -260,7 +255,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         core = self._core
         try:
             if core.plain:
-                out = core.jitted(call, inputs.plain, inputs.values)
+                out = core.jitted(call, inputs.leaves)
             else:
                 out = core(inputs, call)
         except ValueError as error:
@@ -268,7 +263,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
             raise
         except TypeError:
             remedy = "Make it static (static_argnums, static_argnames) if it is no number."
-            refuse_non_arrays(repr(self), call, inputs.plain, inputs.values, remedy)
+            refuse_non_arrays(repr(self), call, inputs.leaves, remedy)
             raise
         return replay_crossing(inputs, out)
 
@@ -276,7 +271,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
 
     def _staged(self, method: str, args: tp.Any, kwargs: tp.Any) -> tuple[CallDef, tp.Any]:
         inputs, call = self._enter(args, kwargs)
-        groups = self._core.groups(call, inputs.plain, inputs.values)
+        groups = self._core.groups(call, inputs.leaves)
         return call, getattr(self._core.jitted_for(call, groups), method)(call, *groups)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
@@ -292,7 +287,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> tp.Any:
         """The result with `jax.ShapeDtypeStruct`s for arrays; nothing is computed or written."""
         inputs, call = self._enter(args, kwargs)
-        groups = self._core.groups(call, inputs.plain, inputs.values)
+        groups = self._core.groups(call, inputs.leaves)
         crossing = self._core.jitted_for(call, groups).eval_shape(call, *groups)
         tree, _ = enter(call, inputs.plain, list(inputs.values))
         out = replay_crossing(Inputs(tree), crossing)
@@ -308,10 +303,9 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         if donor is None or not self.options.donate_written:
             raise ValueError(f"{self!r} does not donate what it writes: pass donate='written'.")
         inputs, call = self._enter(args, kwargs)
-        donor.groups(call, inputs.plain, inputs.values)
-        chosen = sorted(donor.donated(call))
-        roots, paths = call.leaf_roots(), call.leaf_paths()
-        names = tuple(argument_path(call, roots[i], paths[i]) for i in chosen)
+        donor.split(call, inputs.leaves)
+        chosen, places = sorted(donor.donated(call)), call.graph_leaves()
+        names = tuple(places[i].text() for i in chosen)
         leaves = jax.tree_util.tree_leaves([inputs.values[i] for i in chosen])
         return Donation(names, sum(getattr(x, "nbytes", 0) for x in leaves))
 

@@ -1,7 +1,7 @@
 """`vmap`, `pmap` and `shard_map`: one function over many slices.
 
 The three differ in what JAX function runs and in what a setting is (an axis, or a partition spec);
-everything else is shared: settings of arguments are settled leaf by leaf, outputs leave in groups
+everything else is shared: each leaf of the arguments gets its setting, and outputs leave in groups
 of equal setting.
 """
 
@@ -11,17 +11,14 @@ import collections
 import dataclasses
 import functools
 import inspect
-import re
 import typing as tp
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxlite._config import Modes
-from nnxlite._errors import path_text
-from nnxlite._jax import PyTreeDef, is_tracing, key_name
+from nnxlite._jax import is_tracing
 from nnxlite._statics import UnhashableStatic, replaced_functions, static_key
 from nnxlite.boundary import (
     CallDef,
@@ -35,14 +32,12 @@ from nnxlite.boundary import (
     leave,
     mentioned,
     no_room,
-    output_names,
     output_settings,
     pack,
     refuse_foreign_axes,
     refuse_foreign_result,
-    refuse_non_arrays,
     replay,
-    split_settings,
+    settings_by_leaf,
     unpack,
     warn_of_streams,
     with_arrays,
@@ -57,6 +52,7 @@ from nnxlite.transforms._arguments import (
     refuse_shared_result,
     static_argument,
 )
+from nnxlite.transforms._map_errors import MapNames, explained, passed_through
 from nnxlite.transforms._wrapper import (
     PerFunction,
     Transformed,
@@ -95,19 +91,28 @@ class MapOptions(tp.NamedTuple):
     jax_options: dict[str, tp.Any]
 
 
-class MapCall(tp.NamedTuple):
-    """What a mapping transform works out once for each structure of arguments."""
+@dataclasses.dataclass
+class MapCall:
+    """What a mapping transform works out once for each structure of arguments.
 
-    plain: list[tp.Any]
-    values: list[tp.Any]
+    Attributes:
+        settings: that of each leaf of the arguments.
+        roots: that of each root.
+        order: all settings that an output may have.
+        mapped: JAX's transform of the function, between leaves.
+        last: what left it in the last trace.
+        shardings: a mesh, and where it puts each graph leaf.
+    """
+
+    settings: list[tp.Any]
     roots: list[tp.Any]
     order: tuple[tp.Any, ...]
-    mapped: tp.Callable[..., tp.Any]
-    last: list[Layout]
-    shardings: list[tp.Any]  # a mesh, and where it puts each graph leaf
+    mapped: tp.Any = None
+    last: Layout | None = None
+    shardings: tuple[Mesh, list[NamedSharding]] | None = None
 
 
-RUN = inspect.signature(lambda plain, values: None)
+RUN = inspect.signature(lambda leaves: None)
 
 
 class MapCore:
@@ -135,38 +140,47 @@ class MapCore:
 
     def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
         """Run on the caller's objects and write back what changed."""
-        settled = self._calls.get(call)
-        if settled is None:
-            settled = self._calls[call] = self._settle(call)
-            if len(self._calls) > CALLS_KEPT:
+        known = self._calls.get(call)
+        if known is None:
+            known = self._calls[call] = self._prepare(call)
+            if len(self._calls) > CALLS_PER_CORE:
                 self._calls.popitem(last=False)
         try:
-            layout, groups = settled.mapped(inputs.plain, inputs.values)
+            layout, groups = known.mapped(inputs.leaves)
         except (TypeError, ValueError, IndexError) as error:
             if passed_through(error, MapCore._run):
                 raise  # the function's own, or said by this library
-            raise self._explained(error, call, settled, inputs) from None
+            names = MapNames(call, self._num_bound, known.last)
+            raise explained(
+                repr(self), self._options, error, known.settings, names, inputs
+            ) from None
         outputs = unpack(layout.value, groups)
-        self._move_what_was_read(inputs, settled, groups, outputs.definition.written)
+        self._move_what_was_read(inputs, call, known, groups, outputs.definition.written)
         return replay(inputs, outputs)
 
     def _move_what_was_read(
-        self, inputs: Inputs, settled: MapCall, groups: tp.Any, written: tp.Sequence[int]
+        self,
+        inputs: Inputs,
+        call: CallDef,
+        known: MapCall,
+        groups: tp.Any,
+        written: tp.Sequence[int],
     ) -> None:
         """Leave arrays that were only read where they were put, for the next call."""
         options = self._options
         mesh = _mesh_of(groups) if options.name == "pmap" else options.jax_options.get("mesh")
         if not isinstance(mesh, Mesh) or is_tracing() or not options.modes.updates:
             return
-        if settled.shardings[:1] != [mesh]:
-            settled.shardings[:] = [mesh, [_sharding(mesh, s) for s in settled.values]]
-        moved = [_moved(*pair) for pair in zip(inputs.values, settled.shardings[1])]
+        if known.shardings is None or known.shardings[0] != mesh:
+            values = call.by_side(known.settings)[1]
+            known.shardings = (mesh, [_sharding(mesh, setting) for setting in values])
+        moved = [_moved(*pair) for pair in zip(inputs.values, known.shardings[1])]
         rest = set(range(len(moved))) - set(written)
         write_leaves(inputs, {i: moved[i] for i in rest if moved[i] is not inputs.values[i]})
 
-    def _settle(self, call: CallDef) -> MapCall:
+    def _prepare(self, call: CallDef) -> MapCall:
         options, num_bound = self._options, self._num_bound
-        args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+        args, kwargs = call.template()
         prefix = options.in_prefix
         if isinstance(prefix, list):
             prefix = tuple(prefix)
@@ -178,28 +192,21 @@ class MapCore:
             settings += [setting] * len(jax.tree_util.tree_leaves(kwargs[name]))
         if options.constant is not None:  # None is another way to say it
             settings = [options.constant if s is None else s for s in settings]
-        plain, values = split_settings(call, settings, options.in_name)
-        roots = [settings[i] for i in call.where]
+        by_leaf = settings_by_leaf(call, settings, options.in_name)
         order = mentioned(prefix, options.out_prefix, options.default, options.constant)
-        last: list[Layout] = []
-        run = functools.partial(self._run, call, values, roots, order, last)
+        known = MapCall(by_leaf, [settings[i] for i in call.where], order)
+        run = functools.partial(self._run, call, known)
         run.__name__ = self._name  # type: ignore[attr-defined]
         run.__signature__ = RUN  # type: ignore[attr-defined]  # JAX asks, and it is long to work out
-        mapped = options.make(run, (plain, values), order, **options.jax_options)
-        return MapCall(plain, values, roots, order, mapped, last, [])
+        known.mapped = options.make(run, (by_leaf,), order, **options.jax_options)
+        return known
 
     def _run(
-        self,
-        call: CallDef,
-        value_settings: list[tp.Any],
-        roots: list[tp.Any],
-        order: tuple[tp.Any, ...],
-        last: list[Layout],
-        plain: list[tp.Any],
-        values: list[tp.Any],
+        self, call: CallDef, known: MapCall, leaves: list[tp.Any]
     ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
         options = self._options
-        (args, kwargs), inner = enter(call, plain, list(values))
+        value_settings = call.by_side(known.settings)[1]
+        (args, kwargs), inner = enter(call, *call.by_side(leaves))
         named = PARTITION_NAME in options.metadata
         if named:
             for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes):
@@ -213,10 +220,16 @@ class MapCore:
         out = with_arrays(inner, leave(inner, result, structure=options.modes.updates))
         refuse_foreign_result(out, repr(self))
         settings = output_settings(
-            call, out, value_settings, roots, options.out_prefix, options.out_name, options.default
+            call,
+            out,
+            value_settings,
+            known.roots,
+            options.out_prefix,
+            options.out_name,
+            options.default,
         )
         if named:
-            out = _with_axis_names(inner, out, value_settings, settings.fresh, options.metadata)
+            out = with_axis_names(inner, out, value_settings, settings.fresh, options.metadata)
         warn_of_streams(
             call,
             [leaf for leaf in out.definition.written if value_settings[leaf] is None],
@@ -225,84 +238,14 @@ class MapCore:
             "Give each slice its own with nnx.split_rngs(splits=...) and an axis for "
             f"nnx.RngState in {options.in_name}.",
         )
-        layout, groups = pack(out, settings, order)
-        last[:] = [layout]
-        self._check_axes(call, layout, order, groups)
-        return Fixed(layout), groups
-
-    def _check_axes(
-        self, call: CallDef, layout: Layout, order: tuple[tp.Any, ...], groups: tp.Any
-    ) -> None:
-        """Raise ValueError where an output has no room for the axis it is to get."""
-        for number, (axis, group) in enumerate(zip(order, groups)):
+        layout, groups = pack(out, settings, known.order)
+        known.last = layout
+        for number, (axis, group) in enumerate(zip(known.order, groups)):
             for i, value in enumerate(group):
                 if no_room(axis, value, ""):
-                    names = _output_names(call, layout, self._argument_names(call)[1])
-                    raise ValueError(f"{self!r}: {no_room(axis, value, names[number, i])}")
-
-    def _argument_names(self, call: CallDef) -> tuple[list[str], list[str]]:
-        """Where the plain leaves and the graph leaves are found among the arguments."""
-        num_bound = self._num_bound
-        args, kwargs = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
-        names = []
-        for path, _ in jax.tree_util.tree_leaves_with_path((args, kwargs)):
-            first, *inside = [key_name(key) for key in path[1:]]
-            if isinstance(first, int):
-                first = first - num_bound if first >= num_bound else f"bound argument {first}"
-            names.append((first, *inside))
-        roots = set(call.where)
-        plain = [path_text(name) for i, name in enumerate(names) if i not in roots]
-        values = [
-            path_text((*names[call.where[root]], *path))
-            for root, path in zip(call.leaf_roots(), call.leaf_paths())
-        ]
-        return plain, values
-
-    def _explained(
-        self, error: Exception, call: CallDef, settled: MapCall, inputs: Inputs
-    ) -> Exception:
-        """JAX's complaint, with the places of the leaves it may mean."""
-        options = self._options
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        remedy = "Pass an array, or let the function capture the value."
-        if kind is TypeError:
-            refuse_non_arrays(repr(self), call, inputs.plain, inputs.values, remedy)
-        plain, values = self._argument_names(call)
-        names, settings = [*plain, *values], [*settled.plain, *settled.values]
-        sizes = _axis_complaint(names, [*inputs.plain, *inputs.values], settings)
-        if sizes:
-            return ValueError(f"{self!r}: {sizes}")
-        outputs = _output_names(call, settled.last[0], values) if settled.last else {}
-        found = re.search(r"out_axes\[1\]\[(\d+)\]\[(\d+)\]", str(error))
-        if found is not None and outputs:
-            return ValueError(
-                f"{self!r}: got axis spec None but output was batched: "
-                f"{outputs[int(found[1]), int(found[2])]} has axis None, and its value differs "
-                "between the slices. Give it an axis, in out_axes, or with nnx.StateAxes in "
-                "in_axes if it belongs to an argument."
-            )
-        text = str(error)
-        for pattern, name in (
-            (r", where args\[\d\] is bound to \S+ parameter '[^']*''?,", ""),
-            (r"\b(?:plain|args\[0\])\[(\d+)\](?:\[[^]]*\])*", lambda i: repr(plain[int(i)])),
-            (r"\b(?:values|args\[1\])\[(\d+)\](?:\[[^]]*\])*", lambda i: repr(values[int(i)])),
-            (r"\bin_specs\[0\]\[(\d+)\]", lambda i: f"the spec of {plain[int(i)]!r}"),
-            (r"\bin_specs\[1\]\[(\d+)\]", lambda i: f"the spec of {values[int(i)]!r}"),
-            (r"\S+\(\*args\)\[1\]\[(\d+)\]\[(\d+)\]", lambda g, i: outputs[int(g), int(i)]),
-            (r"\bout_specs\[1\](?:\[\d+\])*", "out_specs"),
-        ):
-            put = name if isinstance(name, str) else functools.partial(_put, name)
-            text = re.sub(pattern, put, text)
-        if options.out_name in text and outputs:
-            order = settled.order
-            shown = [f"{name}: {order[group]!r}" for (group, _), name in outputs.items()]
-            what = f"{options.out_name} by output"
-        else:
-            shown = [f"{name!r}: {setting!r}" for name, setting in zip(names, settings)]
-            what = f"{options.in_name} by argument"
-        more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
-        listed = f"\n{what}: {', '.join(shown[:SHOWN])}{more}." if shown else ""
-        return kind(f"{self!r}: {text}{listed}")
+                    name = MapNames(call, self._num_bound, layout).output(number, i)
+                    raise ValueError(f"{self!r}: {no_room(axis, value, name)}")
+        return Fixed(layout), groups
 
 
 class MapWrapped(Transformed):
@@ -336,7 +279,7 @@ class MapWrapped(Transformed):
 
 
 _cores: PerFunction[MapCore] = PerFunction()
-CALLS_KEPT = 64
+CALLS_PER_CORE = 64
 """For how many kinds of arguments a core keeps what it worked out."""
 
 
@@ -372,65 +315,13 @@ def _moved(value: tp.Any, sharding: NamedSharding) -> tp.Any:
     return value if same else jax.device_put(value, sharding)
 
 
-SHOWN = 12
-"""How many settings a message lists."""
-
-
-def _put(name: tp.Callable[..., str], match: re.Match[str]) -> str:
-    return name(*match.groups())
-
-
-def _axis_complaint(names: list[str], leaves: list[tp.Any], axes: list[tp.Any]) -> str | None:
-    """What is wrong with the sizes of mapped axes; None where nothing is."""
-    sizes: dict[int, list[str]] = {}
-    for name, leaf, axis in zip(names, leaves, axes):
-        for part in jax.tree_util.tree_leaves(leaf) if isinstance(axis, int) else ():
-            shape = jnp.shape(part)
-            if not -len(shape) <= axis < len(shape):
-                return (
-                    f"was asked to map over axis {axis} of '{name}', which implies that its rank "
-                    f"should be at least {axis + 1 if axis >= 0 else -axis}, but its shape is "
-                    f"{shape}. Give it another axis, or None to pass it whole."
-                )
-            sizes.setdefault(shape[axis], []).append(name)
-    if len(sizes) < 2:
-        return None
-    parts = [f"{size} at {_listed(places)}" for size, places in sizes.items()]
-    return (
-        f"got inconsistent sizes for array axes to be mapped: {', '.join(parts)}. Give all the "
-        "same size, or None to what is passed whole."
-    )
-
-
-def _listed(places: list[str]) -> str:
-    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-    return ", ".join(map(repr, places[:3])) + more
-
-
-def passed_through(error: BaseException, fun: tp.Any) -> bool:
-    """Whether an exception was raised during a call of a function."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code is not fun.__code__:
-        trace = trace.tb_next
-    return trace is not None
-
-
-def _output_names(call: CallDef, layout: Layout, values: list[str]) -> dict[tuple[int, int], str]:
-    """What each output is, by its place in the groups that `pack` made."""
-    definition = layout.definition
-    treedef = tp.cast(PyTreeDef, layout.treedef or definition.treedef)
-    names = output_names(call, definition, treedef, values)
-    places = (layout.result, layout.written, layout.fresh)
-    return {place: name for part, ns in zip(places, names) for place, name in zip(part, ns)}
-
-
 def from_front(axis: int, slice_: tp.Any) -> int:
     """The number from the front of an axis of the whole, given one slice of it."""
     rank = getattr(slice_, "ndim", None)
     return axis if axis >= 0 or rank is None else axis + rank + 1
 
 
-def _with_axis_names(
+def with_axis_names(
     inner: tp.Any,
     out: Outputs,
     value_settings: list[tp.Any],

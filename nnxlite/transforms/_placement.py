@@ -20,7 +20,7 @@ class Placement:
 
     Args:
         make: makes a `jax.jit` object of the function, with shardings as keywords.
-        deal: puts leaves into the groups that this one takes.
+        groups: puts leaves into the groups that the function takes.
         in_shardings, out_shardings: as given to `jit`.
 
     Attributes:
@@ -30,17 +30,17 @@ class Placement:
     def __init__(
         self,
         make: tp.Callable[..., tp.Any],
-        deal: tp.Callable[..., tuple[tp.Sequence[tp.Any], ...]],
+        groups: tp.Callable[..., tuple[list[tp.Any], ...]],
         in_shardings: tp.Any,
         out_shardings: tp.Any,
     ) -> None:
         self.by_call: dict[CallDef, tp.Any] = {}
         self._make = make
-        self._deal = deal
+        self._groups = groups
         self._in_shardings = in_shardings
         self._out_shardings = out_shardings
         self._leaving: dict[CallDef, tp.Any] = {}  # the structure that was placed
-        self._settled: dict[CallDef, tuple[list[tp.Any], list[tp.Any], list[tp.Any]]] = {}
+        self._resolved: dict[CallDef, tuple[list[tp.Any], list[tp.Any]]] = {}
 
     def jitted_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
         """The `jax.jit` object that puts what leaves a call where it is to be."""
@@ -50,8 +50,7 @@ class Placement:
         """A new one, for what leaves with the given leaves; JAX does not trace again to run it."""
         shardings: dict[str, tp.Any] = {}
         if self._in_shardings is not None:
-            plain, values, _ = self._shardings_in(call)
-            shardings["in_shardings"] = self._deal(call, plain, values)
+            shardings["in_shardings"] = self._groups(call, self._shardings_in(call)[0])
         out = self._make(**shardings).trace(call, *groups).out_info
         shardings["out_shardings"] = self._shardings_out(call, out)
         self._leaving[call] = jax.tree_util.tree_structure(out)
@@ -76,7 +75,8 @@ class Placement:
     def _shardings_out(self, call: CallDef, out: tp.Any) -> tp.Any:
         """Where JAX is to put what leaves; what belongs to an argument stays where that one is."""
         fixed, result, written, fresh = out
-        _, values, roots = self._shardings_in(call)
+        leaves, roots = self._shardings_in(call)
+        values = call.by_side(leaves)[1]
         outputs = Outputs(fixed.value, result, written, fresh)
         settings = output_settings(
             call, outputs, values, roots, self._out_shardings, "out_shardings", None
@@ -85,12 +85,12 @@ class Placement:
         placed = jax.tree_util.tree_unflatten(treedef, settings.result)
         return None, placed, settings.written, settings.fresh
 
-    def _shardings_in(self, call: CallDef) -> tuple[list[tp.Any], list[tp.Any], list[tp.Any]]:
-        """`in_shardings` of the plain leaves, of the graph leaves, and of the roots."""
-        found = self._settled.get(call)
-        if found is None:
-            found = self._settled[call] = leaf_shardings(call, self._in_shardings)
-        return found
+    def _shardings_in(self, call: CallDef) -> tuple[list[tp.Any], list[tp.Any]]:
+        """`in_shardings` of the leaves, and of the roots."""
+        known = self._resolved.get(call)
+        if known is None:
+            known = self._resolved[call] = leaf_shardings(call, self._in_shardings)
+        return known
 
     def move(self, call: CallDef, inputs: Inputs) -> dict[int, tp.Any]:
         """Put arrays that no device was chosen for where `in_shardings` says.
@@ -100,9 +100,9 @@ class Placement:
         """
         if self._in_shardings is None or is_tracing():
             return {}
-        plain, values, _ = self._shardings_in(call)
-        inputs.plain = [_moved(x, s) for x, s in zip(inputs.plain, plain)]
-        before, inputs.values = inputs.values, [_moved(*x) for x in zip(inputs.values, values)]
+        before, shardings = inputs.values, self._shardings_in(call)[0]
+        moved = [_moved(*pair) for pair in zip(inputs.leaves, shardings)]
+        inputs.plain, inputs.values = call.by_side(moved)
         pairs = zip(before, inputs.values)
         return {leaf: new for leaf, (old, new) in enumerate(pairs) if new is not old}
 
@@ -110,7 +110,7 @@ class Placement:
         """Forget every compiled program."""
         for jitted in self.by_call.values():
             jitted.clear_cache()
-        for known in (self.by_call, self._leaving, self._settled):
+        for known in (self.by_call, self._leaving, self._resolved):
             known.clear()
 
 

@@ -30,7 +30,7 @@ from nnxlite.variables import MISSING
 
 Policy = tp.Callable[..., bool]
 
-BODY = inspect.signature(lambda seen, call, plain, values: None)
+BODY = inspect.signature(lambda seen, call, leaves: None)
 
 
 class RematOptions(tp.NamedTuple):
@@ -76,14 +76,8 @@ class Remat(Core):
             body, prevent_cse=options.prevent_cse, policy=options.policy, static_argnums=(0, 1)
         )
 
-    def _body(
-        self,
-        seen: Surroundings | None,
-        call: CallDef,
-        plain: list[tp.Any],
-        values: list[tp.Any],
-    ) -> Crossing:
-        (args, kwargs), inner = enter(call, plain, list(values))
+    def _body(self, seen: Surroundings | None, call: CallDef, leaves: list[tp.Any]) -> Crossing:
+        (args, kwargs), inner = enter(call, *call.by_side(leaves))
         args = reveal(args, call.extra.hidden)
         result = self.fun(*args, **kwargs)
         modes = self.options.modes
@@ -91,12 +85,12 @@ class Remat(Core):
         out = leave(inner, result, structure=modes.updates, captured=modes.updates)
         return out.crossing()
 
-    def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
+    def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         """Apply the transform to the leaves of a call."""
-        seen = self.constants(call, values)
+        seen = self.constants(call, call.by_side(leaves)[1])
         if seen is not None:
-            return self._stable(seen, call, plain, values)
-        return self._checkpointed()(None, call, plain, values)
+            return self._stable(seen, call, leaves)
+        return self._checkpointed()(None, call, leaves)
 
 
 class RematWrapped(Transformed):
@@ -114,7 +108,7 @@ class RematWrapped(Transformed):
         call = inputs.define(CallKey(traced_context(), hidden))
         core = core_for(Remat, (bound.fun,), self.options)
         with naming_arguments(repr(self), inputs, ", or make it static with static_argnums"):
-            crossing = core.run(call, inputs.plain, inputs.values)
+            crossing = core.run(call, inputs.leaves)
         return replay_crossing(inputs, crossing)
 
 

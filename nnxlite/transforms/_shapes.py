@@ -19,6 +19,7 @@ from nnxlite.boundary import (
     Outputs,
     enter,
     leave,
+    replaced,
     replay_crossing,
 )
 from nnxlite.graph import view
@@ -180,39 +181,22 @@ class JaxprMaker(Transformed):
         look = Look(self.bound, args, kwargs, self.options)
         inputs, call = look.inputs, look.call
         order = _order(call)
-        every = [*inputs.plain, *inputs.values]
 
-        def run(*leaves: tp.Any) -> list[tp.Any]:
-            found = [None] * len(leaves)
-            for place, leaf in zip(order, leaves):
-                found[place] = leaf
-            count = len(inputs.plain)
-            result, out = look.outputs(found[:count], found[count:])
+        def run(*ordered: tp.Any) -> list[tp.Any]:
+            leaves = replaced(ordered, order, ordered)
+            result, out = look.outputs(*call.by_side(leaves))
             shown = Inputs(result, call.trees)
-            ordered = [*shown.plain, *shown.values]
-            leaves_out = [ordered[place] for place in _order(shown.define())]
+            leaves_out = [shown.leaves[i] for i in _order(shown.define())]
             return [*leaves_out, *_updates(out)] if self.options.modes.updates else leaves_out
 
         with look.naming_arguments(", or make it static with static_argnums"):
-            return jax.make_jaxpr(run)(*[every[place] for place in order])
+            return jax.make_jaxpr(run)(*[inputs.leaves[i] for i in order])
 
 
 def _order(call: CallDef) -> list[int]:
-    """Positions among (plain leaves, then graph leaves) in the order of the tree."""
-    below: dict[int, list[int]] = {}
-    for leaf, root in enumerate(call.leaf_roots()):
-        below.setdefault(root, []).append(leaf)
-    roots = {position: root for root, position in enumerate(call.where)}
-    count = call.treedef.num_leaves - len(call.where)
-    order: list[int] = []
-    plain = 0
-    for position in range(call.treedef.num_leaves):
-        if position in roots:
-            order += [count + leaf for leaf in below.get(roots[position], ())]
-        else:
-            order.append(plain)
-            plain += 1
-    return order
+    """The numbers of the leaves in the order of the tree."""
+    leaves = call.leaves()
+    return sorted(range(len(leaves)), key=lambda i: leaves[i].position)
 
 
 def _updates(out: Outputs) -> list[tp.Any]:

@@ -71,7 +71,7 @@ class Compiled(Stage[R]):
                 "arguments."
             )
         core = self._wrapped._core
-        groups = core.groups(call, inputs.plain, inputs.values)
+        groups = core.groups(call, inputs.leaves)
         try:
             crossing = self._stage(*groups)
         except TypeError as error:

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import path_text
 from nnxlite._jax import is_ref, new_ref
 from nnxlite._state import State
 from nnxlite.boundary import CallDef, Inputs, aliases, is_root, leaves_below
@@ -31,21 +30,20 @@ class Form(tp.NamedTuple):
     """What tangents are compared with.
 
     Attributes:
-        call: the values, taken apart.
+        call: the values, without their leaves.
         template: the part of the values' tree that tangents are given for, positions for leaves.
-        plain, values: the leaves of the values.
+        leaves: the leaves of the values.
         skip: how many steps of a leaf's path to leave out in messages.
         what: "tangent" or "cotangent".
         error: makes the errors about structure.
         partial: whether a State may lack leaves, which are then zero.
-        wanted: for each graph leaf whether it can have a tangent; None for all.
+        wanted: for each leaf whether it can have a tangent; None for all.
         lenient: whether tangents of what has no derivative are ignored, whatever they are.
     """
 
     call: CallDef
     template: tp.Any
-    plain: tp.Sequence[tp.Any]
-    values: tp.Sequence[tp.Any]
+    leaves: tp.Sequence[tp.Any]
     skip: int
     what: str
     error: tp.Callable[[str], Exception]
@@ -53,29 +51,13 @@ class Form(tp.NamedTuple):
     wanted: tp.Sequence[bool] | None = None
     lenient: bool = False
 
-    def name(self, place: Place) -> str:
-        """A graph leaf's place as text."""
-        root, path = place
-        return self.position_name(self.call.where[root], path)
-
-    def leaf_name(self, leaf: int) -> str:
-        """The first place of a graph leaf as text, from its number."""
-        return self.name((self.call.leaf_roots()[leaf], self.call.leaf_paths()[leaf]))
-
-    def position_name(self, position: int, path: Path = ()) -> str:
-        """A leaf's place as text, from its position in the tree."""
-        return path_text((*self.call.argument_of(position)[self.skip :], *path))
+    def text_of(self, place: Place) -> str:
+        """Where a graph leaf is, for messages."""
+        return self.call.text_of(*place, self.skip)
 
 
-class Found(tp.NamedTuple):
-    """Tangent leaves: plain ones by position, those of graphs by leaf number."""
-
-    plain: dict[int, tp.Any]
-    values: dict[int, tp.Any]
-
-
-def take_apart(form: Form, given: tp.Any) -> Found:
-    """The leaves of a tangent, in terms of the values it belongs to.
+def by_leaf(form: Form, given: tp.Any) -> dict[int, tp.Any]:
+    """The leaves of a tangent, by number of the leaf of the values that they belong to.
 
     Raises `form.error` where the tangent has another structure.
     """
@@ -87,21 +69,25 @@ def take_apart(form: Form, given: tp.Any) -> Found:
             f"The {form.what} must have the tree structure of what it belongs to, {treedef}. "
             f"({error})"
         ) from None
-    found = Found({}, {})
+    number = {position: leaf for leaf, position in enumerate(form.call.array_positions())}
+    root_of = {position: root for root, position in enumerate(form.call.where)}
+    arrays: dict[int, tp.Any] = {}
     roots: dict[int, tp.Any] = {}
-    number = {position: root for root, position in enumerate(form.call.where)}
     for position, part in zip(positions, parts):
-        if position in number:
-            roots[number[position]] = part
+        if position in root_of:
+            roots[root_of[position]] = part
         else:
-            found.plain[position] = part._box.value if isinstance(part, Variable) else part
-    _take_roots(form, roots, found)
-    return found
+            value = part._box.value if isinstance(part, Variable) else part
+            arrays[number[position]] = value
+    graph = _graph_leaves(form, roots)
+    return {**arrays, **{form.call.num_arrays + leaf: x for leaf, x in graph.items()}}
 
 
-def _take_roots(form: Form, roots: dict[int, tp.Any], found: Found) -> None:
+def _graph_leaves(form: Form, roots: dict[int, tp.Any]) -> dict[int, tp.Any]:
+    """The tangents of graph leaves, by leaf number, from those of the roots."""
     decoded = form.call.graphdef.decoded
     objects: dict[int, tp.Any] = {}
+    out: dict[int, tp.Any] = {}
     for root, part in roots.items():
         code = decoded.roots[root]
         leaf = decoded.node_leaves[code] if isinstance(code, int) and code >= 0 else -1
@@ -110,35 +96,35 @@ def _take_roots(form: Form, roots: dict[int, tp.Any], found: Found) -> None:
         elif part is None:
             continue
         elif leaf >= 0 and jax.tree_util.tree_structure(part) == jax.tree_util.tree_structure(
-            form.values[leaf]
+            form.leaves[form.call.num_arrays + leaf]
         ):
-            found.values[leaf] = part
+            out[leaf] = part
         else:
             raise form.error(
-                f"The {form.what} of '{form.name((root, ()))}' must be an object of the same form, "
-                f"a State, or None, got {type(part).__name__}."
+                f"The {form.what} of '{form.text_of((root, ()))}' must be an object of the same "
+                f"form, a State, or None, got {type(part).__name__}."
             )
     if not objects:
-        return
+        return out
     given = Inputs(list(objects.values()), form.call.trees)
     whole = len(objects) == len(decoded.roots) and (form.wanted is None or all(form.wanted))
     if whole and given.graphdef is form.call.graphdef:
-        found.values.update(enumerate(given.values))
-        return
-    _match(form, objects, given, found)
+        return {**out, **dict(enumerate(given.values))}
+    return {**out, **_matched(form, objects, given)}
 
 
-def _match(form: Form, objects: dict[int, tp.Any], given: Inputs, found: Found) -> None:
-    """Match leaves by their places."""
+def _matched(form: Form, objects: dict[int, tp.Any], given: Inputs) -> dict[int, tp.Any]:
+    """Tangents of graph leaves, matched by their places."""
     back = dict(enumerate(objects))
     wanted = places(form.call)
     if form.wanted is not None:
-        wanted = {place: leaf for place, leaf in wanted.items() if form.wanted[leaf]}
+        flags = form.call.by_side(form.wanted)[1]
+        wanted = {place: leaf for place, leaf in wanted.items() if flags[leaf]}
     offered = {(back[root], path): leaf for (root, path), leaf in places(given.define()).items()}
     unknown = [place for place in offered if place not in wanted]
     if unknown:
         raise form.error(
-            f"The {form.what} has a leaf at '{form.name(unknown[0])}', where there is none to "
+            f"The {form.what} has a leaf at '{form.text_of(unknown[0])}', where there is none to "
             "differentiate."
         )
     source: dict[int, tuple[int, Place]] = {}
@@ -149,20 +135,20 @@ def _match(form: Form, objects: dict[int, tp.Any], given: Inputs, found: Found) 
         known, first = source.setdefault(leaf, (other, place))
         if known != other:
             raise form.error(
-                f"The leaf shared by '{form.name(first)}' and '{form.name(place)}' has two "
+                f"The leaf shared by '{form.text_of(first)}' and '{form.text_of(place)}' has two "
                 f"different {form.what}s. Share the {form.what} in the same way."
             )
     for (root, path), leaf in wanted.items():
         if root in objects and leaf not in source:
             if not (form.partial and isinstance(objects[root], State)):
-                raise form.error(f"The {form.what} has no leaf at '{form.name((root, path))}'.")
-    found.values.update((leaf, given.values[other]) for leaf, (other, _) in source.items())
+                raise form.error(f"The {form.what} has no leaf at '{form.text_of((root, path))}'.")
+    return {leaf: given.values[other] for leaf, (other, _) in source.items()}
 
 
 def places(call: CallDef) -> dict[Place, int]:
     """Every place at which each graph leaf is found."""
-    first = zip(zip(call.leaf_roots(), call.leaf_paths()), range(call.graphdef.num_leaves))
-    out: dict[Place, int] = dict(first)
+    leaves = enumerate(call.graph_leaves())
+    out: dict[Place, int] = {(tp.cast(int, x.root), x.below): leaf for leaf, x in leaves}
     for number, root, path in aliases(call):
         for leaf, tail in leaves_below(call, number):
             out[root, (*path, *tail)] = leaf
@@ -170,35 +156,26 @@ def places(call: CallDef) -> dict[Place, int]:
 
 
 def tangent_leaves(
-    form: Form, found: Found, plain: tp.Sequence[bool], values: tp.Sequence[bool]
-) -> tuple[list[tp.Any], list[tp.Any]]:
-    """The tangents of the differentiated leaves, in order; zero where none was given.
+    form: Form, tangents: tp.Mapping[int, tp.Any], wanted: tp.Iterable[int]
+) -> list[tp.Any]:
+    """The tangents of some leaves; zero where none was given.
 
     Raises:
         ValueError: for a tangent of another shape.
         TypeError: for a tangent of another dtype.
     """
-    roots = set(form.call.where)
-    positions = [i for i in range(form.call.treedef.num_leaves) if i not in roots]
-    out_plain = [
-        _fitted(form, form.plain[i], found.plain.get(p, MISSING_LEAF), form.position_name, p)
-        for i, (p, chosen) in enumerate(zip(positions, plain))
-        if chosen
-    ]
-    out_values = [
-        _fitted(form, form.values[i], found.values.get(i, MISSING_LEAF), form.leaf_name, i)
-        for i, chosen in enumerate(values)
-        if chosen
-    ]
-    return out_plain, out_values
+    return [_checked(form, i, form.leaves[i], tangents.get(i, MISSING_LEAF)) for i in wanted]
 
 
-def _fitted(
-    form: Form, value: tp.Any, tangent: tp.Any, name: tp.Callable[[int], str], number: int
-) -> tp.Any:
+def _checked(form: Form, leaf: int, value: tp.Any, tangent: tp.Any) -> tp.Any:
+    """The tangent of a leaf that has this value."""
+
+    def name() -> str:
+        return form.call.leaves()[leaf].text(form.skip)
+
     if is_ref(value):  # its tangent lives in a reference, too
         content = tangent[...] if is_ref(tangent) else tangent
-        return new_ref(_fitted(form, abstract(value), content, name, number))
+        return new_ref(_checked(form, leaf, abstract(value), content))
     leaves, treedef = jax.tree_util.tree_flatten(value)
     dtypes = [tangent_dtype(leaf) for leaf in leaves]
     if form.lenient and all(dtype == FLOAT0 for dtype in dtypes):
@@ -208,20 +185,19 @@ def _fitted(
     given, other = jax.tree_util.tree_flatten(tangent)
     if other != treedef:
         raise form.error(
-            f"The {form.what} of '{name(number)}' has the tree structure {other}, the value has "
+            f"The {form.what} of '{name()}' has the tree structure {other}, the value has "
             f"{treedef}."
         )
     for x, t, dtype in zip(leaves, given, dtypes):
         if _shape(x) != _shape(t):
             raise ValueError(
-                f"The {form.what} of '{name(number)}' has the shape {_shape(t)}, the value has "
+                f"The {form.what} of '{name()}' has the shape {_shape(t)}, the value has "
                 f"{_shape(x)}."
             )
         if _dtype(t) != dtype:
             why = " (an integer has no derivative)" if dtype == FLOAT0 else ""
             raise TypeError(
-                f"The {form.what} of '{name(number)}' has the dtype {_dtype(t)}, expected "
-                f"{dtype}{why}."
+                f"The {form.what} of '{name()}' has the dtype {_dtype(t)}, expected {dtype}{why}."
             )
     return tangent
 

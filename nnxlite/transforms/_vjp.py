@@ -19,19 +19,19 @@ from nnxlite.boundary import (
     Fixed,
     Inputs,
     Outputs,
-    argument_path,
+    Partition,
     enter,
     leave,
     replay,
-    split_settings,
+    settings_by_leaf,
 )
 from nnxlite.transforms._arguments import naming_arguments, refuse_shared_result
-from nnxlite.transforms._grad import Selected, _value_and_aux
+from nnxlite.transforms._grad import value_and_aux
 from nnxlite.transforms._tangents import (
     FLOAT0,
     Form,
     abstract,
-    take_apart,
+    by_leaf,
     tangent_dtype,
     tangent_leaves,
     zero_tangent,
@@ -49,11 +49,13 @@ class JacobianOptions(tp.NamedTuple):
 
 
 class Linearized:
-    """One call taken apart: leaves to differentiate, the rest, and the function between leaves.
+    """One call as a function of the leaves that are differentiated.
 
     Attributes:
         call: how the arguments are rebuilt.
-        chosen: the differentiated leaves, (plain, values).
+        leaves: those of the arguments.
+        selected: which of them are differentiated.
+        chosen: the differentiated ones.
         num_bound: how many arguments the function brought itself; they are not differentiated.
     """
 
@@ -69,33 +71,33 @@ class Linearized:
         inputs = Inputs(((*bound, *primals), kwargs))
         self.inputs = inputs.in_mode(options.modes.graph, options.name)
         self.call = self.inputs.define()
+        self.leaves = self.inputs.leaves
         self.selected = self._select()
-        self.chosen, self._rest = self.selected.split(self.inputs.plain, self.inputs.values)
+        self.chosen, self._rest = self.selected.split(self.leaves)
 
-    def _select(self) -> Selected:
-        count = self.call.treedef.num_leaves
-        args, _ = jax.tree_util.tree_unflatten(self.call.treedef, range(count))
-        self.template = args[self.num_bound :]
+    def _select(self) -> Partition:
+        self.template = self.call.template()[0][self.num_bound :]
         visible = set(jax.tree_util.tree_leaves(self.template))
-        settings: list[tp.Any] = [position in visible for position in range(count)]
-        plain, values = split_settings(self.call, settings, "differentiation")
+        settings: list[tp.Any] = [i in visible for i in range(self.call.treedef.num_leaves)]
+        flags = settings_by_leaf(self.call, settings, "differentiation")
         # JAX has no tangents for references to integers.
-        pairs = zip(values, self.inputs.values)
-        chosen = [flag and not (is_ref(x) and tangent_dtype(x) == FLOAT0) for flag, x in pairs]
-        return Selected(plain, chosen)
+        pairs = zip(flags, self.leaves)
+        return Partition(
+            tuple(flag and not (is_ref(x) and tangent_dtype(x) == FLOAT0) for flag, x in pairs)
+        )
 
     def run(self, chosen: tp.Any) -> tuple[tp.Any, tp.Any]:
         """The leaves of the result, and everything that leaves undifferentiated."""
-        plain, values = self.selected.join(chosen, self._rest)
-        (args, kwargs), inner = enter(self.call, plain, values)
+        leaves = self.selected.join(chosen, self._rest)
+        (args, kwargs), inner = enter(self.call, *self.call.by_side(leaves))
         result, aux = self.fun(*args, **kwargs), None
         if self.options.has_aux:
-            result, aux = _value_and_aux(result, self.fun)
+            result, aux = value_and_aux(result, self.fun)
         refuse_shared_result((result, aux), self.options.name, self.options.modes.graph)
         shown = Inputs(result, self.call.trees)
         out = leave(inner, (result, aux), structure=self.options.modes.updates)
         fixed = Fixed((out.definition, shown.define()))
-        return (shown.plain, shown.values), (fixed, out.result, out.written, out.fresh)
+        return shown.leaves, (fixed, out.result, out.written, out.fresh)
 
     def naming_arguments(self) -> naming_arguments:
         """A context in which complaints about arguments name them."""
@@ -160,39 +162,29 @@ def vjp(
 def _pull_back(
     flat: Linearized,
     form: CallDef,
-    leaves: tuple[list[tp.Any], list[tp.Any]],
+    leaves: list[tp.Any],
     pull_leaves: tp.Callable[..., tp.Any],
 ) -> tp.Callable[[tp.Any], tuple[tp.Any, ...]]:
     """The function that `vjp` returns; it keeps no primal alive but what the derivative needs."""
     call, selected, num_bound = flat.call, flat.selected, flat.num_bound
-    template = jax.tree_util.tree_unflatten(form.treedef, range(form.treedef.num_leaves))
     shapes = jax.tree_util.tree_map(abstract, leaves)
-    shown = Form(form, template, *shapes, skip=0, what="cotangent", error=ValueError)
-    everything = [True] * len(shapes[0]), [True] * len(shapes[1])
-    differentiated = zip(flat.inputs.values, selected.values)
-    references = [i for i, (x, chosen) in enumerate(differentiated) if chosen and is_ref(x)]
+    shown = Form(form, form.template(), shapes, skip=0, what="cotangent", error=ValueError)
+    references = [i for i in selected.positions[0] if is_ref(flat.leaves[i])]
     name = f"vjp({name_of(flat.fun)})"
-    nothing = (
-        [None] * selected.plain.count(False),
-        [
-            zero_tangent(abstract(x)) if is_ref(x) else None
-            for x, chosen in zip(flat.inputs.values, selected.values)
-            if not chosen
-        ],
-    )
+    others = (flat.leaves[i] for i in selected.positions[1])
+    nothing = [zero_tangent(abstract(x)) if is_ref(x) else None for x in others]
 
     def vjp_fun(cotangent: tp.Any) -> tuple[tp.Any, ...]:
         """Cotangents of the arguments, from one of the value."""
         if references:
-            root, path = call.leaf_roots()[references[0]], call.leaf_paths()[references[0]]
             raise ValueError(
-                f"{name}: '{argument_path(call, root, path)}' is an array reference, of which JAX "
-                "returns no cotangent. Pass an object without references (nnx.to_arrays), or let "
+                f"{name}: '{call.leaves()[references[0]].text()}' is an array reference, of which "
+                "JAX returns no cotangent. Pass an object without references (nnx.to_arrays), or let "
                 "the function capture it."
             )
-        found = take_apart(shown, cotangent)
-        (grads,) = pull_leaves(tangent_leaves(shown, found, *everything))
-        (args, _), _ = enter(call, *selected.join(grads, nothing))
+        given = by_leaf(shown, cotangent)
+        (grads,) = pull_leaves(tangent_leaves(shown, given, range(len(shapes))))
+        (args, _), _ = enter(call, *call.by_side(selected.join(grads, nothing)))
         return args[num_bound:]
 
     return vjp_fun
@@ -244,14 +236,13 @@ def jvp(
             f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
         )
     flat = Linearized(f, tuple(primals), JacobianOptions("jvp", has_aux, modes))
-    form = Form(
-        flat.call, flat.template, flat.inputs.plain, flat.inputs.values, 1, "tangent", TypeError
-    )
-    found = take_apart(form, tuple(tangents))
+    form = Form(flat.call, flat.template, flat.leaves, 1, "tangent", TypeError)
+    given = by_leaf(form, tuple(tangents))
     with flat.naming_arguments():
-        along = tangent_leaves(form, found, *flat.selected)
+        along = tangent_leaves(form, given, flat.selected.positions[0])
         _, moved, crossing = jax.jvp(flat.run, (flat.chosen,), (along,), has_aux=True)
-    tangent, _ = enter(crossing[0].value[1], *moved)
+    result: CallDef = crossing[0].value[1]
+    tangent, _ = enter(result, *result.by_side(moved))
     value, aux = flat.replay(crossing)
     return (value, tangent, aux) if has_aux else (value, tangent)
 

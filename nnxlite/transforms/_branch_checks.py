@@ -1,0 +1,126 @@
+"""What branches must have in common, and how two that differ are described."""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+
+from nnxlite._errors import path_text
+from nnxlite._jax import key_name
+from nnxlite.boundary import (
+    Body,
+    CallDef,
+    OutDef,
+    OutGraph,
+    described,
+    edits_text,
+    graph_difference,
+    node_text,
+    tree_difference,
+)
+from nnxlite.graph import Path
+from nnxlite.transforms._wrapper import name_of
+
+
+def branch_name(name: str, number: int) -> str:
+    """What a branch is called in messages and among the operands."""
+    return ("true_fun", "false_fun")[number] if name == "cond" else f"branch {number}"
+
+
+def check_branches(
+    name: str,
+    funs: tp.Sequence[tp.Callable[..., tp.Any]],
+    call: CallDef,
+    bodies: list[Body],
+    definitions: list[OutDef],
+    values: list[tp.Any],
+) -> None:
+    """Raise TypeError where the branches do not leave the same structure."""
+    first = definitions[0]
+    for number, (body, definition) in enumerate(zip(bodies[1:], definitions[1:]), 1):
+        names = f"{branch_name(name, 0)} ({name_of(funs[0])}) and {branch_name(name, number)} "
+        names += f"({name_of(funs[number])})"
+        mine = jax.tree_util.tree_structure(bodies[0].shapes.result)
+        theirs = jax.tree_util.tree_structure(body.shapes.result)
+        if definition != first or mine != theirs:
+            raise TypeError(
+                f"{name} branch outputs must have the same structure, but {names} differ: "
+                f"{_structure_difference(call, first, definition, mine, theirs)}. Make every "
+                "branch create, remove and return the same objects and attributes."
+            )
+        for what, where, x, y in _pairs(call, bodies[0], body, definition, values):
+            if described(x) != described(y):
+                raise TypeError(
+                    f"{name} branches must {what}, but {names} differ at {where}: {described(x)} and "
+                    f"{described(y)}. Convert one of the two, for example with .astype."
+                )
+
+
+def _pairs(
+    call: CallDef, one: Body, other: Body, definition: OutDef, values: list[tp.Any]
+) -> tp.Iterator[tuple[str, str, tp.Any, tp.Any]]:
+    """What two branches of equal structure leave: what must be equal, where, and both sides."""
+    results = jax.tree_util.tree_leaves_with_path(one.shapes.result)
+    for (path, x), y in zip(results, jax.tree_util.tree_leaves(other.shapes.result)):
+        where = f"'{path_text(map(key_name, path))}' of their results"
+        yield "have equal output types", where, x, y
+    for number, (x, y) in enumerate(zip(one.shapes.fresh, other.shapes.fresh)):
+        yield "leave equal types", f"'{_fresh_text(call, definition, number)}'", x, y
+    a, b = (dict(zip(body.definition.written, body.shapes.written)) for body in (one, other))
+    for leaf in definition.written:  # a branch that does not write leaves what came in
+        where = f"'{call.graph_leaves()[leaf].text()}'"
+        yield "leave equal types", where, a.get(leaf, values[leaf]), b.get(leaf, values[leaf])
+
+
+def _structure_difference(
+    call: CallDef, a: OutDef, b: OutDef, a_tree: tp.Any, b_tree: tp.Any
+) -> str:
+    a_tree, b_tree = a.treedef or a_tree, b.treedef or b_tree
+    if a_tree != b_tree:
+        return f"the result of the second is {tree_difference(a_tree, b_tree)}"
+    returned = [_returned_text(call, d) for d in (a, b)]
+    if returned[0] != returned[1]:
+        return f"the first returns {returned[0]}, the second {returned[1]}"
+    parts = [edits_text(call, d.graph) for d in (a, b)]
+    if parts[0] != parts[1]:
+        return f"the first changes {parts[0]}, the second {parts[1]}"
+    results = [call.graphdef if d.graph is None else d.graph.graphdef for d in (a, b)]
+    difference = graph_difference(results[0], results[1], _root_paths(call, a))
+    return f"from the first to the second, {difference}"
+
+
+def _returned_text(call: CallDef, definition: OutDef) -> str:
+    """The objects and arrays that a branch returns, in words."""
+    graph = definition.graph
+    nodes: list[tp.Any] = list(definition.nodes)
+    kinds: list[str] = [""] * len(nodes)
+    if graph is not None:
+        decoded = graph.graphdef.decoded
+        codes = decoded.roots[graph.first_result : graph.first_result + len(definition.where)]
+        numbers = [code if isinstance(code, int) else None for code in codes]
+        nodes = [None if n is None else graph.origin[n] for n in numbers]
+        kinds = ["State" if n is None else decoded.node_defs[n].type.__name__ for n in numbers]
+    texts = [f"a new {k}" if n is None else node_text(call, n) for n, k in zip(nodes, kinds)]
+    return ", ".join(texts) or "no object"
+
+
+def _root_paths(call: CallDef, definition: OutDef) -> list[Path]:
+    """Where the roots of what a branch leaves are: those of the arguments, then of the result."""
+    paths = call.paths()
+    roots: list[Path] = [paths[position][1:] for position in call.where]
+    if definition.treedef is not None:
+        tree = jax.tree_util.tree_unflatten(
+            definition.treedef, range(definition.treedef.num_leaves)
+        )
+        found = jax.tree_util.tree_leaves_with_path(tree)
+        roots += [("result", *map(key_name, found[p][0])) for p in definition.where]
+    return roots
+
+
+def _fresh_text(call: CallDef, definition: OutDef, number: int) -> str:
+    """Where a value is found that a branch leaves and that did not come in."""
+    graph = tp.cast(OutGraph, definition.graph)
+    decoded = graph.graphdef.decoded
+    root, *path = decoded.path(decoded.leaf_frames[graph.sources.index(~number)])
+    return path_text((*_root_paths(call, definition)[root], *path))

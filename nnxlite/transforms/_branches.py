@@ -1,0 +1,150 @@
+"""`cond` and `switch`: one of several functions of mutable objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing as tp
+
+import jax
+
+from nnxlite._config import Modes
+from nnxlite.boundary import Body, CallDef, Crossing, Fixed, trace_body, with_arrays
+from nnxlite.transforms._arguments import refuse_shared_result
+from nnxlite.transforms._branch_checks import branch_name, check_branches
+from nnxlite.transforms._core import Core
+from nnxlite.transforms._flow import FlowOptions, run_flow, unwrapped_value
+from nnxlite.transforms._wrapper import unbind
+
+
+class Branches(Core):
+    """`cond` and `switch`: the first leaf of the arguments says which function runs."""
+
+    @property
+    def first(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The first leaf is no argument of the branches."""
+        return ("pred" if self.name == "cond" else "index",)
+
+    def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
+        if not isinstance(call.template()[0], int) or 0 in call.where:
+            kind = "a boolean" if self.name == "cond" else "an integer"
+            raise TypeError(
+                f"{self.name}: '{self.first[0]}' must be {kind} scalar (or a Variable that holds "
+                "one), got an object, None or a container."
+            )
+        chooser, *rest = leaves
+        funs = self.funs
+
+        def apply(number: int, tree: tp.Any) -> tp.Any:
+            operands, carried = tree[1:]
+            args, kwargs = carried.get(branch_name(self.name, number), ((), {}))
+            result = funs[number](*args, *operands, **kwargs)
+            refuse_shared_result(result, self.options.name, self.options.modes.graph)
+            return result
+
+        def body(number: int) -> Body:
+            return trace_body(
+                call,
+                functools.partial(apply, number),
+                leaves,
+                structure=self.options.modes.updates,
+                captured=self.options.modes.updates,
+                after=lambda inner, out: (with_arrays(inner, out), None),
+            )
+
+        bodies = [body(number) for number in range(len(funs))]
+        written = tuple(sorted({leaf for b in bodies for leaf in b.definition.written}))
+        definitions = [dataclasses.replace(b.definition, written=written) for b in bodies]
+        before = call.by_side(leaves)[1]
+        check_branches(self.name, funs, call, bodies, definitions, before)
+
+        def branch(body: Body) -> tp.Callable[..., tp.Any]:
+            def run(*rest: tp.Any) -> tp.Any:
+                out, values = body([chooser, *rest]), call.by_side((chooser, *rest))[1]
+                new = dict(zip(body.definition.written, out.written))
+                return out.result, [new.get(leaf, values[leaf]) for leaf in written], out.fresh
+
+            return run
+
+        branches = [branch(b) for b in bodies]
+        if self.name == "cond":
+            result, new, fresh = jax.lax.cond(chooser, *branches, *rest)
+        else:
+            result, new, fresh = jax.lax.switch(chooser, branches, *rest)
+        return Fixed(definitions[0]), result, new, fresh
+
+
+def cond(
+    pred: tp.Any,
+    true_fun: tp.Callable[..., tp.Any],
+    false_fun: tp.Callable[..., tp.Any],
+    *operands: tp.Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Run one of two functions on the operands, as a scalar predicate says.
+
+    What the chosen function writes into the operands is kept; both must leave the same structure.
+
+    Args:
+        pred: a boolean scalar, or a Variable that holds one.
+        true_fun, false_fun: functions of the operands. Objects behind bound methods, callable
+            objects and partials are operands, too.
+        graph, graph_updates: see `jit`.
+
+    Raises:
+        TypeError: where the branches return or leave different structures or types.
+
+    >>> import nnxlite as nnx
+    >>> counter = nnx.Dict(n=nnx.Variable(0))
+    >>> def up(c): c.n.value += 1
+    >>> def keep(c): pass
+    >>> nnx.cond(True, up, keep, counter)
+    >>> int(counter.n.value)
+    1
+    """
+    return _choose("cond", pred, (true_fun, false_fun), operands, graph, graph_updates)
+
+
+def switch(
+    index: tp.Any,
+    branches: tp.Sequence[tp.Callable[..., tp.Any]],
+    *operands: tp.Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Run the function of number `index` (clamped to the range) on the operands.
+
+    Arguments and errors as for `cond`; ValueError without branches.
+
+    >>> import nnxlite as nnx
+    >>> int(nnx.switch(1, [lambda x: x, lambda x: 2 * x], 5))
+    10
+    """
+    branches = tuple(branches)
+    if not branches:
+        raise ValueError("switch needs at least one branch.")
+    return _choose("switch", index, branches, operands, graph, graph_updates)
+
+
+def _choose(
+    name: str,
+    chooser: tp.Any,
+    branches: tuple[tp.Callable[..., tp.Any], ...],
+    operands: tuple[tp.Any, ...],
+    graph: bool | None,
+    graph_updates: bool | None,
+) -> tp.Any:
+    """`cond` and `switch`; objects that bound methods and partials carry are operands, too."""
+    carried = {}
+    if not all(type(fun) is types.FunctionType for fun in branches):
+        unbound = [unbind(fun) for fun in branches]
+        branches = tuple(u.fun for u in unbound)
+        carried = {
+            branch_name(name, i): (u.args, u.kwargs)
+            for i, u in enumerate(unbound)
+            if u.args or u.kwargs
+        }
+    options = FlowOptions(name, Modes.of(graph, graph_updates))
+    return run_flow(Branches, branches, (unwrapped_value(chooser), operands, carried), options)

@@ -1,0 +1,33 @@
+"""What `cond`, `switch`, `while_loop` and `fori_loop` have in common: they are called at once."""
+
+from __future__ import annotations
+
+import typing as tp
+
+from nnxlite._config import Modes
+from nnxlite.boundary import Inputs
+from nnxlite.transforms._arguments import traced_context
+from nnxlite.transforms._core import Core, core_for
+from nnxlite.variables import Variable
+
+
+class FlowOptions(tp.NamedTuple):
+    """The options of control flow, as they travel together."""
+
+    name: str
+    modes: Modes
+    unroll: tuple[type, tp.Any] = (type(None), None)  # with the type, since True equals 1
+    bounds: tuple[int, int] | None = None
+
+
+def run_flow(
+    kind: type[Core], funs: tuple[tp.Callable[..., tp.Any], ...], tree: tp.Any, options: FlowOptions
+) -> tp.Any:
+    """Run functions on a tree of arguments, as a kind of control flow does."""
+    inputs = Inputs(tree).in_mode(options.modes.graph, options.name)
+    return core_for(kind, funs, options)(inputs, inputs.define(traced_context()))
+
+
+def unwrapped_value(value: tp.Any) -> tp.Any:
+    """The value of a Variable; anything else as it is."""
+    return value.get_value() if isinstance(value, Variable) else value

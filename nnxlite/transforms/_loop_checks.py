@@ -1,0 +1,86 @@
+"""What the body of a loop must leave of its carry."""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import numpy as np
+
+from nnxlite._errors import path_text
+from nnxlite.boundary import (
+    Body,
+    CallDef,
+    Handover,
+    OutGraph,
+    edits_text,
+    graph_difference,
+    refuse_replaced,
+    structure_error,
+    tree_difference,
+)
+from nnxlite.graph import GraphDef, build_nodes, resolve, traverse
+
+
+def check_loop(name: str, updates: bool, skip: int, call: CallDef, body: Body) -> None:
+    """Raise ValueError or TypeError where the body's result has not the structure of the carry.
+
+    Args:
+        name: of the loop.
+        updates: whether structure changes propagate.
+        skip: 1 where the arguments are the bounds and the carry, 0 where they are the carry.
+        call: the arguments.
+        body: the body.
+    """
+    treedef = body.definition.treedef or jax.tree_util.tree_structure(body.shapes.result)
+    tree = call.template()[2] if skip else call.template()
+    wanted = jax.tree_util.tree_structure(tree)
+    graph = body.definition.graph
+    rebinds = name == "fori_loop" or not updates
+    # The reference's classes: a loop over objects compares references first.
+    references = name == "while_loop" or not updates
+    error = ValueError if references and call.where else TypeError
+    what = "reference and pytree structure" if error is ValueError else "pytree structure"
+    start = f"{name} body function carry input and carry output must have the same {what}, but "
+    before = {position - 2 * skip for position in call.where}
+    if treedef != wanted:
+        error = structure_error(wanted, treedef, before)
+        raise error(f"{start}they differ: the output is {tree_difference(wanted, treedef)}.")
+    misplaced = sorted(before ^ set(body.definition.where))
+    if misplaced:
+        path = call.paths()[misplaced[0] + 2 * skip][skip:]
+        sides = ["an object", "an array"][:: 1 if misplaced[0] in before else -1]
+        raise error(
+            f"{start}they differ at '{path_text(path)}': the input is {sides[0]}, the output "
+            f"{sides[1]}. Return objects and Variables where they came in."
+        )
+    handover: Handover | str = body.extra[-1]
+    if graph is not None:
+        edits = graph.edits
+        if isinstance(handover, Handover) and rebinds:
+            edits = handover.edits
+        if edits or graph.kinds:
+            changes = edits_text(call, graph, skip)
+            raise error(
+                f"{start}the body changes {changes}. A loop cannot change the structure of its "
+                "carry: make attributes and objects before the loop."
+            )
+    if isinstance(handover, str):
+        result = _result_graphdef(graph, len(body.definition.where)) if graph else call.graphdef
+        if result is not call.graphdef:
+            paths = [call.paths()[position][skip:] for position in call.where]
+            difference = graph_difference(call.graphdef, result, paths)
+            raise error(f"{start}the objects differ: {difference}.")
+        raise error(f"{start}the body {handover}.")
+    if not updates:
+        refuse_replaced(call, handover, name, skip)
+
+
+def _result_graphdef(graph: OutGraph, count: int) -> GraphDef[tp.Any]:
+    """The definition of the graph below the result alone."""
+    decoded = graph.graphdef.decoded
+    leaves: list[tp.Any] = [np.zeros(())] * decoded.num_leaves
+    nodes = build_nodes(decoded, leaves)
+    codes = decoded.roots[graph.first_result : graph.first_result + count]
+    roots = [resolve(code, nodes, leaves) for code in codes]
+    return GraphDef(traverse(roots).tokens, len(roots))

@@ -1,0 +1,308 @@
+"""`while_loop` and `fori_loop`: the body gets what it left before; also the base of `scan`.
+
+A loop is traced once, as a function from the leaves of its arguments to what leaves the body.  Then it
+is known which leaves change from one iteration to the next: these are the state of JAX's loop, all
+others are constants of it, neither copied nor returned.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite._config import Modes
+from nnxlite._jax import Tracer
+from nnxlite.boundary import (
+    OTHER,
+    Body,
+    CallDef,
+    Carry,
+    Crossing,
+    Fixed,
+    Handover,
+    Inner,
+    OutDef,
+    Outputs,
+    described,
+    enter,
+    hand_over,
+    is_random,
+    leave,
+    replaced,
+    same,
+    settle,
+    trace_body,
+    warn_of_streams,
+    with_arrays,
+)
+from nnxlite.transforms._core import Core
+from nnxlite.transforms._flow import FlowOptions, run_flow, unwrapped_value
+from nnxlite.transforms._loop_checks import check_loop
+from nnxlite.transforms._wrapper import name_of
+
+
+class LoopBody(tp.NamedTuple):
+    """A traced loop body, and what its loop starts with.
+
+    Attributes:
+        body: the body, a function of the leaves of the arguments.
+        leaves: those of the first iteration.
+        slots: which of them change from one iteration to the next.
+    """
+
+    body: Body
+    leaves: list[tp.Any]
+    slots: list[int]
+
+    @property
+    def start(self) -> list[tp.Any]:
+        """The state before the first iteration."""
+        return [self.leaves[i] for i in self.slots]
+
+    def with_state(self, state: list[tp.Any]) -> list[tp.Any]:
+        """The leaves of an iteration, from the state before it."""
+        return replaced(self.leaves, self.slots, state)
+
+
+class CarryLoop(Core):
+    """Base of loops with a carry."""
+
+    def trace(self, call: CallDef, leaves: list[tp.Any]) -> Body:
+        """The body, traced for some leaves; its `extra` is what `hand_over` gives, last."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def check(self, call: CallDef, body: Body) -> None:
+        """Raise where the body does something that a loop cannot repeat."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def carried_arrays(self, call: CallDef) -> list[int]:
+        """Which array leaves belong to the carry."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def next_state(self, body: Body, out: Outputs) -> list[tp.Any]:
+        """The state after an iteration: array leaves of the carry, and graph leaves that change."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def prepare(self, call: CallDef, leaves: list[tp.Any]) -> LoopBody:
+        """Trace the body until the types of the carry stay: Python scalars may need a second round.
+
+        Raises TypeError where they never will.
+        """
+        while True:
+            body = self.trace(call, leaves)
+            self.check(call, body)
+            slots = self.carried_arrays(call)
+            slots += [call.num_arrays + leaf for leaf in handover_of(body).leaves]
+            loop = LoopBody(body, leaves, slots)
+            ends = self.next_state(body, body.shapes)
+            starts, bad = settle(loop.start, ends)
+            if bad:
+                where = call.leaves()[slots[bad[0]]].text(self.skip)
+                raise TypeError(
+                    f"{self.name} body function carry input and carry output must have equal types, "
+                    f"but they differ at '{where}': the input is {described(starts[bad[0]])}, the "
+                    f"output {described(ends[bad[0]])}."
+                )
+            if same(starts, loop.start):
+                return loop
+            leaves = loop.with_state(starts)
+
+
+def handover_of(body: Body) -> Handover:
+    """How the graph leaves of the carry change in a body that was checked."""
+    return body.extra[-1]
+
+
+class Loop(CarryLoop):
+    """`while_loop` and `fori_loop`: the arguments are the carry (after the bounds, if traced)."""
+
+    @property
+    def skip(self) -> int:  # type: ignore[override]
+        """The arguments are the carry itself, or the bounds and the carry."""
+        return int(self.name == "fori_loop" and self.options.bounds is None)
+
+    @property
+    def first(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The bounds, if traced, are no part of the carry."""
+        return ("lower", "upper") if self.skip else ()
+
+    def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
+        loop = self.prepare(call, leaves)
+        body = loop.body
+
+        def advance(state: list[tp.Any], *index: tp.Any) -> list[tp.Any]:
+            return self.next_state(body, body(loop.with_state(state), *index))
+
+        if self.name == "fori_loop":
+            lower, upper = self.options.bounds or leaves[:2]
+            step = lambda index, state: advance(state, index)
+            unroll = self.options.unroll[1]
+            final = jax.lax.fori_loop(lower, upper, step, loop.start, unroll=unroll)
+        else:
+            test = self.funs[0]
+
+            def proceed(state: list[tp.Any]) -> tp.Any:
+                tree, inner = enter(call, *call.by_side(loop.with_state(state)))
+                verdict = unwrapped_value(test(tree))
+                self._check_test(call, leave(inner, None).definition)
+                return verdict
+
+            final = jax.lax.while_loop(proceed, advance, loop.start)
+        return crossing(body, [Carry] * len(self.carried_arrays(call)), final)
+
+    def _check_test(self, call: CallDef, left: OutDef) -> None:
+        """Raise ValueError where the condition of a loop changes more than random streams."""
+        name = f"cond_fun ({name_of(self.funs[0])})"
+        if left.graph is not None or not all(is_random(call, leaf) for leaf in left.written):
+            raise ValueError(f"while_loop: {name} changed its argument. Only body_fun may write.")
+        warn_of_streams(
+            call,
+            left.written,
+            self.warned,
+            f"does not move on in {name} of while_loop: body_fun draws the same keys again",
+            "Draw in body_fun, and carry what was drawn.",
+        )
+
+    def carried_arrays(self, call: CallDef) -> list[int]:
+        """All but the bounds."""
+        return list(range(2 * self.skip, call.num_arrays))
+
+    def next_state(self, body: Body, out: Outputs) -> list[tp.Any]:
+        """All of the result."""
+        return [*result_leaves(out), *handover_of(body).values(out)]
+
+    def trace(self, call: CallDef, leaves: list[tp.Any]) -> Body:
+        """The body, traced for some leaves."""
+        step, bounds = self.funs[-1], self.options.bounds
+        fun, index = step, ()
+        if self.name == "fori_loop":
+            number = jax.typeof(0 if bounds else leaves[0])
+            index = (jax.ShapeDtypeStruct((), number.dtype, weak_type=number.weak_type),)
+            fun = lambda tree, i: step(i, tree if bounds else tree[2])
+        return trace_body(
+            call,
+            fun,
+            leaves,
+            *index,
+            structure=True,
+            captured=self.name == "fori_loop" and self.options.modes.updates,
+            after=self._hand_over,
+        )
+
+    def _hand_over(self, inner: Inner, out: Outputs) -> tuple[Outputs, tuple[Handover | str]]:
+        """What leaves a body, with how its carry changes."""
+        count = len(inner.call.where)
+        if count != len(out.definition.where):
+            return out, (OTHER,)
+        structure = self.options.modes.updates
+        out, handover = hand_over(
+            inner,
+            with_arrays(inner, out),
+            [(i, i) for i in range(count)],
+            moves=self.name == "fori_loop" or not structure,
+            only_carry=not structure,
+        )
+        return out, (handover,)
+
+    def check(self, call: CallDef, body: Body) -> None:
+        """Raise where the result of the body has not the structure of the carry."""
+        check_loop(self.name, self.options.modes.updates, self.skip, call, body)
+
+
+def result_leaves(out: Outputs) -> list[tp.Any]:
+    """The array leaves of a result."""
+    return jax.tree_util.tree_leaves(out.result) if out.definition.treedef is None else out.result
+
+
+def crossing(
+    body: Body,
+    result_settings: tp.Sequence[tp.Any],
+    final: list[tp.Any],
+    stacked: tp.Sequence[tp.Iterable[tp.Any]] = ((), (), ()),
+) -> Crossing:
+    """What leaves a loop: the last state, and what was stacked, where the body left its own.
+
+    Args:
+        body: the body.
+        result_settings: `Carry` for each array leaf of the result that is part of the state.
+        final: the last state.
+        stacked: all else that the iterations left: of the result, written, and fresh.
+    """
+    definition = body.definition
+    count = sum(setting is Carry for setting in result_settings)
+    last = handover_of(body).by_source(final[count:])
+    carry, (of_result, of_written, of_fresh) = iter(final[:count]), map(iter, stacked)
+    result: tp.Any = [next(carry if s is Carry else of_result) for s in result_settings]
+    written = [last[x] if x in last else next(of_written) for x in definition.written]
+    numbers = range(len(body.shapes.fresh))
+    fresh = [last[~x] if ~x in last else next(of_fresh) for x in numbers]
+    if definition.treedef is None:
+        treedef = jax.tree_util.tree_structure(body.shapes.result)
+        result = jax.tree_util.tree_unflatten(treedef, result)
+    return Fixed(definition), result, written, fresh
+
+
+def while_loop(
+    cond_fun: tp.Callable[[tp.Any], tp.Any],
+    body_fun: tp.Callable[[tp.Any], tp.Any],
+    init_val: tp.Any,
+    *,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Run `body_fun` on the carry as long as `cond_fun` says so.
+
+    The carry may be any pytree of objects and arrays. Objects that the body returns in their places
+    are the caller's own, and keep what was written. Variables that are only read are constants.
+
+    Raises:
+        TypeError: where structure or types of the carry change.
+        ValueError: where `cond_fun` writes into its argument. (Random streams can be drawn from: they
+            are left as they were, and a warning says so.)
+
+    >>> import nnxlite as nnx
+    >>> counter = nnx.Dict(n=nnx.Variable(0))
+    >>> def body(c):
+    ...     c.n.value += 1
+    ...     return c
+    >>> out = nnx.while_loop(lambda c: c.n.value < 3, body, counter)
+    >>> out is counter, int(counter.n.value)
+    (True, 3)
+    """
+    options = FlowOptions("while_loop", Modes.of(graph, graph_updates))
+    return run_flow(Loop, (cond_fun, body_fun), init_val, options)
+
+
+def fori_loop(
+    lower: tp.Any,
+    upper: tp.Any,
+    body_fun: tp.Callable[[tp.Any, tp.Any], tp.Any],
+    init_val: tp.Any,
+    *,
+    unroll: int | bool | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Run `body_fun(i, carry)` for i from `lower` up to `upper`, exclusive.
+
+    Carry and errors as for `while_loop`; bounds that are Python ints make the loop differentiable
+    in reverse.
+
+    >>> import nnxlite as nnx
+    >>> int(nnx.fori_loop(0, 4, lambda i, total: total + i, 0))
+    6
+    """
+    lower, upper = unwrapped_value(lower), unwrapped_value(upper)
+    if unroll is not None:  # JAX wants bounds that it knows
+        lower, upper = (int(b) if _is_known(b) else b for b in (lower, upper))
+    known = (lower, upper) if type(lower) is int and type(upper) is int else None
+    modes = Modes.of(graph, graph_updates)
+    options = FlowOptions("fori_loop", modes, (type(unroll), unroll), known)
+    return run_flow(Loop, (body_fun,), init_val if known else (lower, upper, init_val), options)
+
+
+def _is_known(bound: tp.Any) -> bool:
+    """Whether a bound is an integer whose value is known now."""
+    return not isinstance(bound, Tracer) and jnp.issubdtype(jnp.result_type(bound), jnp.integer)

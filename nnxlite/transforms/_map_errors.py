@@ -1,0 +1,169 @@
+"""What goes wrong in `vmap`, `pmap` and `shard_map`, said with the user's names.
+
+JAX speaks of the lists of leaves that it was given; here their places become paths of arguments and
+results.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite._errors import path_text
+from nnxlite._jax import PyTreeDef
+from nnxlite.boundary import CallDef, Inputs, Layout, output_names, refuse_non_arrays
+
+SHOWN = 12
+"""How many settings a message lists."""
+
+
+class Options(tp.Protocol):
+    """What the options of a mapping transform say about its settings."""
+
+    @property
+    def in_name(self) -> str:
+        """Of the parameter for the arguments."""
+        ...
+
+    @property
+    def out_name(self) -> str:
+        """Of the parameter for the results."""
+        ...
+
+
+class MapNames:
+    """Names of the leaves that come in and leave.
+
+    Args:
+        call: the arguments.
+        num_bound: how many of them the function carries itself.
+        layout: what leaves, if that is known.
+    """
+
+    def __init__(self, call: CallDef, num_bound: int, layout: Layout | None) -> None:
+        self._call = call
+        self.layout = layout
+        self.arguments: list[str] = []
+        for leaf in call.leaves():
+            first, *inside = leaf.path[1:]
+            if isinstance(first, int):
+                first = first - num_bound if first >= num_bound else f"bound argument {first}"
+            self.arguments.append(path_text((first, *inside)))
+
+    @functools.cached_property
+    def outputs(self) -> list[str]:
+        """What each output is, in the order of the layout; nothing where that is not known."""
+        if self.layout is None:
+            return []
+        treedef = tp.cast(PyTreeDef, self.layout.treedef or self.layout.definition.treedef)
+        values = self._call.by_side(self.arguments)[1]
+        return output_names(self._call, self.layout.definition, treedef, values).all()
+
+    def output(self, group: int, number: int) -> str:
+        """What an output is, by group and number in it."""
+        partition = tp.cast(Layout, self.layout).partition
+        return self.outputs[partition.positions[group][number]]
+
+
+def explained(
+    name: str,
+    options: Options,
+    error: Exception,
+    axes: list[tp.Any],
+    names: MapNames,
+    inputs: Inputs,
+) -> Exception:
+    """JAX's complaint about a mapped function, with the user's names for leaves.
+
+    Args:
+        name: of the mapped function.
+        options: those of its transform.
+        error: the complaint.
+        axes: the setting of each leaf of the arguments.
+        names, inputs: the leaves.
+    """
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    if kind is TypeError:
+        remedy = "Pass an array, or let the function capture the value."
+        refuse_non_arrays(name, inputs.define(), inputs.leaves, remedy)
+    sizes = _axis_complaint(names.arguments, inputs.leaves, axes)
+    if sizes:
+        return ValueError(f"{name}: {sizes}")
+    varying = re.search(r"out_axes\[1\]\[(\d+)\]\[(\d+)\]", str(error))
+    if varying is not None and names.outputs:
+        output = names.output(int(varying[1]), int(varying[2]))
+        return ValueError(
+            f"{name}: got axis spec None but output was batched: {output} has axis None, and its "
+            "value differs between the slices. Give it an axis, in out_axes, or with nnx.StateAxes "
+            "in in_axes if it belongs to an argument."
+        )
+    text = _in_words(str(error), names)
+    if options.out_name in text and names.outputs:
+        settings = tp.cast(Layout, names.layout).partition.labels
+        listed = [f"{output}: {setting!r}" for output, setting in zip(names.outputs, settings)]
+        what = f"{options.out_name} by output"
+    else:
+        listed = [f"{n!r}: {setting!r}" for n, setting in zip(names.arguments, axes)]
+        what = f"{options.in_name} by argument"
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    tail = f"\n{what}: {', '.join(listed[:SHOWN])}{more}." if listed else ""
+    return kind(f"{name}: {text}{tail}")
+
+
+def _in_words(text: str, names: MapNames) -> str:
+    """A message of JAX with names in place of its own."""
+    argument = lambda i: repr(names.arguments[int(i)])
+    output = lambda group, i: names.output(int(group), int(i))
+    for pattern, name in (
+        (r", where args\[\d\] is bound to \S+ parameter '[^']*''?,", ""),
+        (r"\b(?:leaves|args\[0\])\[(\d+)\](?:\[[^]]*\])*", argument),
+        (r"\bin_specs\[0\]\[(\d+)\]", lambda i: f"the spec of {argument(i)}"),
+        (r"\S+\(\*args\)\[1\]\[(\d+)\]\[(\d+)\]", output),
+        (r"\bout_specs\[1\](?:\[\d+\])*", "out_specs"),
+    ):
+        put = name if isinstance(name, str) else functools.partial(_named, name)
+        text = re.sub(pattern, put, text)
+    return text
+
+
+def _named(name: tp.Callable[..., str], match: re.Match[str]) -> str:
+    return name(*match.groups())
+
+
+def _axis_complaint(names: list[str], leaves: list[tp.Any], axes: list[tp.Any]) -> str | None:
+    """What is wrong with the sizes of mapped axes; None where nothing is."""
+    sizes: dict[int, list[str]] = {}
+    for name, leaf, axis in zip(names, leaves, axes):
+        for part in jax.tree_util.tree_leaves(leaf) if isinstance(axis, int) else ():
+            shape = jnp.shape(part)
+            if not -len(shape) <= axis < len(shape):
+                return (
+                    f"was asked to map over axis {axis} of '{name}', which implies that its rank "
+                    f"should be at least {axis + 1 if axis >= 0 else -axis}, but its shape is "
+                    f"{shape}. Give it another axis, or None to pass it whole."
+                )
+            sizes.setdefault(shape[axis], []).append(name)
+    if len(sizes) < 2:
+        return None
+    parts = [f"{size} at {_listed(places)}" for size, places in sizes.items()]
+    return (
+        f"got inconsistent sizes for array axes to be mapped: {', '.join(parts)}. Give all the "
+        "same size, or None to what is passed whole."
+    )
+
+
+def _listed(places: list[str]) -> str:
+    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+    return ", ".join(map(repr, places[:3])) + more
+
+
+def passed_through(error: BaseException, fun: tp.Any) -> bool:
+    """Whether an exception was raised during a call of a function."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not fun.__code__:
+        trace = trace.tb_next
+    return trace is not None
