@@ -14,7 +14,14 @@ import dataclasses
 import typing as tp
 
 from nnxlite.boundary._inputs import CallDef, Inner
-from nnxlite.boundary._outputs import Edit, Outputs, only_structure_of
+from nnxlite.boundary._outputs import (
+    CameIn,
+    Edit,
+    Fresh,
+    Outputs,
+    Source,
+    only_structure_of,
+)
 from nnxlite.graph import REF_LEAF, Code, ContainerCode, ObjectDef, StaticDef
 from nnxlite.variables import VariableDef
 
@@ -23,26 +30,25 @@ class Handover(tp.NamedTuple):
     """How the graph leaves of a carry change from one iteration to the next.
 
     Attributes:
-        slots: the places (leaf numbers of the call) whose values change, each with what stands there
-            next: a leaf of the call, or the complement of the number of a fresh value.
+        slots: the graph leaves whose values change, each with the source of its next value.
         edits: the structure changes after which the next iteration would find another structure.
     """
 
-    slots: tuple[tuple[int, int], ...]
+    slots: tuple[tuple[int, Source], ...]
     edits: tuple[Edit, ...] = ()
 
     @property
     def leaves(self) -> tuple[int, ...]:
-        """The places that change."""
-        return tuple(place for place, _ in self.slots)
+        """The graph leaves that change."""
+        return tuple(leaf for leaf, _ in self.slots)
 
     def values(self, out: Outputs) -> list[tp.Any]:
-        """The next values in these places, from what an iteration leaves."""
+        """The next values of these leaves, from what an iteration leaves."""
         written = dict(zip(out.definition.written, out.written))
-        return [written[s] if s >= 0 else out.fresh[~s] for _, s in self.slots]
+        return [source.pick(written, out.fresh) for _, source in self.slots]
 
-    def by_source(self, values: tp.Iterable[tp.Any]) -> dict[int, tp.Any]:
-        """Values of these places, by what stands there in the end."""
+    def by_source(self, values: tp.Iterable[tp.Any]) -> dict[Source, tp.Any]:
+        """The last values of these leaves, by their sources in the last iteration."""
         return {source: value for (_, source), value in zip(self.slots, values)}
 
 
@@ -89,7 +95,8 @@ def hand_over(
     definition = out.definition
     roots = inner.call.graphdef.decoded.roots
     if definition.graph is None and all(roots[a] == definition.nodes[b] for a, b in pairs):
-        return out, Handover(tuple((leaf, leaf) for leaf in definition.written if is_carried(leaf)))
+        written = filter(is_carried, definition.written)
+        return out, Handover(tuple((leaf, CameIn(leaf)) for leaf in written))
     matching = _Matching(inner.call, out, new_objects, moves, statics, is_carried)
     problem = matching.match_roots(pairs, only_carry)
     if problem is not None:
@@ -97,14 +104,18 @@ def hand_over(
     places = matching.places
     if only_carry:  # writes to what is not in the carry go on, too
         known = set(places.values())
-        places |= {leaf: leaf for leaf in definition.written if leaf not in {*places, *known}}
+        places |= {
+            leaf: CameIn(leaf)
+            for leaf in definition.written
+            if leaf not in places and CameIn(leaf) not in known
+        }
     written = dict(zip(definition.written, out.written))
     slots = [
-        (place, source)
-        for place, source in sorted(places.items())
-        if is_carried(place) and (place != source or source in written)
+        (leaf, places[leaf])
+        for leaf in sorted(places)
+        if is_carried(leaf) and (places[leaf] != CameIn(leaf) or leaf in written)
     ]
-    needed = {source for _, source in slots if source >= 0}
+    needed = {source.leaf for _, source in slots if isinstance(source, CameIn)}
     written = {leaf: x for leaf, x in written.items() if leaf in needed or not is_carried(leaf)}
     for leaf in needed - written.keys():
         written[leaf] = inner.values[leaf]
@@ -125,9 +136,9 @@ def refuse_replaced(call: CallDef, handover: Handover, name: str, skip: int = 1)
         name: of the loop.
         skip: how many keys of a path are no part of the user's own.
     """
-    for place, source in handover.slots:
-        if place != source and call.graphdef.decoded.leaf_nodes[place] >= 0:
-            where = call.graph_leaves()[place].text(skip)
+    for leaf, source in handover.slots:
+        if source != CameIn(leaf) and call.graphdef.decoded.leaf_nodes[leaf] >= 0:
+            where = call.graph_leaves()[leaf].text(skip)
             raise ValueError(
                 f"{name} Variable identity must be preserved across iterations, but the body puts "
                 f"another Variable in the place of '{where}'. With graph_updates=False (or "
@@ -140,7 +151,7 @@ class _Matching:
     """What stands after a body in the place of everything that came in.
 
     Attributes:
-        places: for each leaf the one that stands in its place, as in `Handover.slots`.
+        places: for each leaf the source of its next value, as in `Handover.slots`.
     """
 
     def __init__(
@@ -155,7 +166,7 @@ class _Matching:
         graph = out.definition.graph
         self.before = self.after = call.graphdef.decoded
         self.origin: tp.Sequence[int | None] = range(len(self.before.node_defs))
-        self.sources: tp.Sequence[int] = range(self.before.num_leaves)
+        self.sources: tp.Sequence[Source] = [*map(CameIn, range(self.before.num_leaves))]
         self.arguments: tp.Sequence[Code] = self.before.roots
         self.results: tp.Sequence[Code] = out.definition.nodes
         self._edits: dict[int, Edit] = {}
@@ -167,14 +178,14 @@ class _Matching:
             )
             self.arguments = self.after.roots[: graph.first_result]
             self.results = self.after.roots[graph.first_result :]
-            self._edits = {edit[0]: edit for edit in graph.edits}
+            self._edits = {edit.node: edit for edit in graph.edits}
         self.children = dict(self.before.children), dict(self.after.children)
         self.new_objects, self.moves, self.is_carried = new_objects, moves, is_carried
         self.statics = statics
         self.in_edit = False
         self.forward: dict[int, int] = {}
         self.backward: dict[int, int] = {}
-        self.places: dict[int, int] = {}
+        self.places: dict[int, Source] = {}
         self._edited: collections.deque[int] = collections.deque()
         self._left: dict[int, tuple[tp.Any, ...]] = {}
 
@@ -196,11 +207,11 @@ class _Matching:
         for number, (_, names, removed) in self._edits.items():
             if number not in self.backward:
                 if not only_carry:
-                    yield number, names, removed
+                    yield Edit(number, names, removed)
             elif self.origin[number] == self.backward[number]:
                 left = self._left.get(number, ())
                 if left or removed:
-                    yield number, left, removed
+                    yield Edit(number, left, removed)
 
     def _match_edited(self) -> str | None:
         """Match, attribute by attribute, objects that stay and were edited."""
@@ -285,10 +296,11 @@ class _Matching:
             return None if self.new_objects or self.in_edit else OTHER
         return None if isinstance(kind, VariableDef) and not kind.is_ref else OTHER
 
-    def _place(self, leaf: int, source: int, leaves: list[int]) -> str | None:
+    def _place(self, leaf: int, source: Source, leaves: list[int]) -> str | None:
         """Note what stands in the place of a leaf; returns what is wrong."""
         if leaf not in self.places:
-            if source != leaf and not all(self.is_carried(x) for x in (leaf, source) if x >= 0):
+            both = {leaf, source.leaf} if isinstance(source, CameIn) else {leaf}
+            if source != CameIn(leaf) and not all(map(self.is_carried, both)):
                 return OTHER
             self.places[leaf] = source
             leaves.append(leaf)
@@ -314,8 +326,9 @@ def with_arrays(inner: Inner, out: Outputs) -> Outputs:
     sources, fresh = list(graph.sources), list(out.fresh)
     for leaf, source in enumerate(sources):
         root = decoded.path(decoded.leaf_frames[leaf])[0]
-        if source >= 0 and decoded.leaf_nodes[leaf] < 0 and root >= graph.first_result:
-            fresh.append(inner.values[source])
-            sources[leaf] = ~(len(fresh) - 1)
+        is_array = decoded.leaf_nodes[leaf] < 0
+        if isinstance(source, CameIn) and is_array and root >= graph.first_result:
+            sources[leaf] = Fresh(len(fresh))
+            fresh.append(inner.values[source.leaf])
     new = dataclasses.replace(graph, sources=tuple(sources))
     return out._replace(definition=dataclasses.replace(definition, graph=new), fresh=fresh)

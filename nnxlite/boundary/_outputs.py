@@ -2,30 +2,22 @@
 
 Only what changed crosses: a Variable that still holds the value it came in with is not an output.
 Structure changes (attributes, new objects, sharing, cycles) are found once, at trace time, and
-travel as static data: the `OutDef`.  Outside, `replay` writes the values into the caller's own
-Variables and repeats the structure changes on the caller's own objects.
+travel as static data: the `OutDef`.  `_replay.py` repeats them outside.
 """
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
 import typing as tp
 
 import jax
 
-from nnxlite._errors import TraceContextError, path_text
-from nnxlite._jax import PyTreeDef, describe_trace, is_ref, key_name, new_ref, trace_state
-from nnxlite._statics import own_copy
+from nnxlite._jax import PyTreeDef, is_ref
 from nnxlite._versions import epoch
-from nnxlite.boundary._inputs import Inner, Inputs, is_root
+from nnxlite.boundary._inputs import Inner, is_root
+from nnxlite.boundary._refusals import refuse_aliases, refuse_captured
 from nnxlite.graph import (
     CUSTOM_NODES,
-    DICT,
-    LIST,
-    REF_LEAF,
-    STATE,
     Code,
     ContainerCode,
     Decoded,
@@ -33,17 +25,49 @@ from nnxlite.graph import (
     GraphNode,
     ObjectDef,
     StaticDef,
-    container_items,
-    fill,
-    kind_of,
-    new_shell,
-    resolve,
-    set_definition,
     traverse,
 )
-from nnxlite.variables import Variable, VariableDef, make, write_raw
+from nnxlite.variables import Variable, VariableDef
 
-Edit = tuple[int, tuple[tp.Any, ...], tuple[tp.Any, ...]]
+
+class Edit(tp.NamedTuple):
+    """The structure changes of an object that came in.
+
+    Attributes:
+        node: its number in the graph that leaves.
+        names: attributes to write.
+        removed: attributes to remove.
+    """
+
+    node: int
+    names: tuple[tp.Any, ...]
+    removed: tuple[tp.Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CameIn:
+    """The value of a leaf that leaves is, or replaces, that of a graph leaf of the arguments."""
+
+    leaf: int
+
+    def pick(self, of_arguments: tp.Any, of_fresh: tp.Any) -> tp.Any:
+        """What is known of this value: of the graph leaves of the arguments, and of fresh values."""
+        return of_arguments[self.leaf]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fresh:
+    """The value of a leaf that leaves did not come in: it is one of the outputs `fresh`."""
+
+    number: int
+
+    def pick(self, of_arguments: tp.Any, of_fresh: tp.Any) -> tp.Any:
+        """What is known of this value: of the graph leaves of the arguments, and of fresh values."""
+        return of_fresh[self.number]
+
+
+Source: tp.TypeAlias = CameIn | Fresh
+"""Where the value of a leaf that leaves is found outside."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +77,15 @@ class OutGraph:
     Attributes:
         graphdef: its definition; the first roots are those of the arguments.
         origin: for each node the number it came in with, or None for a new one.
-        sources: for each leaf the number of the input leaf it still is (>= 0), or the complement of
-            its position among the outputs `fresh`.
-        edits: objects that came in and changed structure: (node, names to write, names to remove).
+        sources: for each leaf where its value is found outside.
+        edits: objects that came in and changed structure.
         first_result: number of the first root that belongs to the result.
         kinds: input Variables whose metadata changed: (input node, new definition).
     """
 
     graphdef: GraphDef[tp.Any]
     origin: tuple[int | None, ...]
-    sources: tuple[int, ...]
+    sources: tuple[Source, ...]
     first_result: int
     edits: tuple[Edit, ...]
     kinds: tuple[tuple[int, VariableDef], ...]
@@ -158,7 +181,7 @@ def leave(
     plain = [leaf for leaf in leaves if not is_root(leaf)]
     apart = bool(where) and not structure
     if apart:
-        _refuse_aliases(inner, result, roots)
+        refuse_aliases(inner, result, roots)
     new = _written(inner, all_written)
 
     def outputs(nodes: tuple[int, ...], graph: OutGraph | None, fresh: list[tp.Any]) -> Outputs:
@@ -209,27 +232,6 @@ def only_structure_of(out: Outputs, nodes: tp.Container[int]) -> Outputs:
         return out._replace(definition=dataclasses.replace(definition, graph=graph))
     definition = dataclasses.replace(definition, nodes=known, graph=None)
     return out._replace(definition=definition, fresh=[])
-
-
-def refuse_foreign_result(out: Outputs, name: str = "the function") -> None:
-    """Raise TypeError where a result holds something that JAX cannot return."""
-    definition = out.definition
-    leaves, treedef = jax.tree_util.tree_flatten(out.result)
-    for number, leaf in enumerate(leaves):
-        try:
-            jax.typeof(leaf)
-        except TypeError:
-            if definition.treedef is not None:
-                treedef = definition.treedef
-                roots = set(definition.where)
-                number = [i for i in range(treedef.num_leaves) if i not in roots][number]
-            tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-            path = jax.tree_util.tree_leaves_with_path(tree)[number][0]
-            raise TypeError(
-                f"{name} returned a value of type '{type(leaf).__name__}' at "
-                f"'{path_text(map(key_name, path))}', which is not a valid JAX type. Return arrays, "
-                "objects, or pytrees of these; static values can be attributes of objects."
-            ) from None
 
 
 def _known_roots(graph: OutGraph, count: int) -> tuple[int, ...] | None:
@@ -290,28 +292,28 @@ def _graph_of(
     numbers = {id(node): i for i, node in enumerate(inner.nodes)}
     origin = tuple(numbers.get(id(node)) for node in found.nodes)
     if not captured:
-        _refuse_captured(found.nodes, origin, graphdef)
+        refuse_captured(found.nodes, origin, graphdef)
     came_in = inner.call.graphdef.decoded
     arrays: dict[int, list[int]] = {}  # one value may have come in at several places
     for leaf, node in enumerate(came_in.leaf_nodes):
         if node < 0 and leaf not in all_written:
             arrays.setdefault(id(inner.values[leaf]), []).append(leaf)
 
-    def source(leaf: tp.Any, node: int) -> int | None:
+    def source(leaf: tp.Any, node: int) -> Source | None:
         if node < 0:
             same = arrays.get(id(leaf))
-            return None if same is None else same.pop(0) if len(same) > 1 else same[0]
+            return None if same is None else CameIn(same.pop(0) if len(same) > 1 else same[0])
         old = origin[node]
-        return None if old is None else came_in.node_leaves[old]
+        return None if old is None else CameIn(came_in.node_leaves[old])
 
     sources = [source(leaf, node) for leaf, node in zip(found.leaves, decoded.leaf_nodes)]
     edits, moves = _edits(came_in, decoded, origin, sources)
     changed = {old: found.leaves[now] for old, now in moves.items()}
-    fresh = _Fresh(inner)
-    settled = {now: old for old, now in moves.items()}
+    fresh = _FreshValues(inner)
+    replaced = {now: old for old, now in moves.items()}
     for number, leaf in enumerate(found.leaves):
-        if number in settled:
-            sources[number] = settled[number]
+        if number in replaced:
+            sources[number] = CameIn(replaced[number])
         elif sources[number] is None:
             sources[number] = fresh.source(leaf)
     kinds = tuple(
@@ -321,27 +323,28 @@ def _graph_of(
         and isinstance(definition, VariableDef)
         and definition is not came_in.node_defs[old]
     )
-    every_source = tp.cast(tuple[int, ...], tuple(sources))
+    every_source = tp.cast(tuple[Source, ...], tuple(sources))
     graph = OutGraph(graphdef, origin, every_source, len(arguments), edits, kinds)
     return graph, fresh.values, changed
 
 
-class _Fresh:
+class _FreshValues:
     """Values of leaves that did not come in. A reference leaves as the array it holds."""
 
     def __init__(self, inner: Inner) -> None:
         self.values: list[tp.Any] = []
-        self._refs = {id(x): leaf for leaf, x in enumerate(inner.values) if is_ref(x)}
+        self._refs: dict[int, Source] = {
+            id(x): CameIn(leaf) for leaf, x in enumerate(inner.values) if is_ref(x)
+        }
 
-    def source(self, leaf: tp.Any) -> int:
-        """Where the value of a leaf is found outside; see `OutGraph.sources`."""
+    def source(self, leaf: tp.Any) -> Source:
+        """Where the value of a leaf is found outside."""
         value = leaf._box.value if isinstance(leaf, Variable) else leaf
-        number = ~len(self.values)
-        if is_ref(value):
-            number = self._refs.setdefault(id(value), number)
-        if ~number == len(self.values):
+        new: Source = Fresh(len(self.values))
+        source = self._refs.setdefault(id(value), new) if is_ref(value) else new
+        if source is new:
             self.values.append(value[...] if is_ref(value) else value)
-        return number
+        return source
 
 
 def _result_graph(
@@ -352,52 +355,10 @@ def _result_graph(
     graphdef: GraphDef[tp.Any] = GraphDef(found.tokens, len(roots))
     origin = (None,) * len(found.nodes)
     if not captured:
-        _refuse_captured(found.nodes, origin, graphdef)
-    fresh = _Fresh(inner)
+        refuse_captured(found.nodes, origin, graphdef)
+    fresh = _FreshValues(inner)
     sources = tuple(map(fresh.source, found.leaves))
     return OutGraph(graphdef, origin, sources, 0, (), ()), fresh.values
-
-
-def _refuse_captured(
-    nodes: list[tp.Any], origin: tuple[int | None, ...], graphdef: GraphDef[tp.Any]
-) -> None:
-    """Raise ValueError where an object from outside the transform would leave it."""
-    here = trace_state.value
-    for number, (node, old) in enumerate(zip(nodes, origin)):
-        trace = node._box.trace if isinstance(node, Variable) else getattr(node, "_nnx_trace", here)
-        if old is None and trace is not here:
-            root, *path = graphdef.decoded.path(graphdef.decoded.node_frames[number])
-            raise ValueError(
-                f"Cannot return or store the {type(node).__name__} found at "
-                f"'{path_text(path)}' (of value {root}) from a different trace level: it belongs "
-                f"to {describe_trace(trace)}. Pass it to the transformed function as an argument "
-                "instead of capturing it."
-            )
-
-
-def _refuse_aliases(inner: Inner, result: tp.Any, roots: list[tp.Any]) -> None:
-    """Raise ValueError where a result holds a Variable of the arguments."""
-    call = inner.call
-    came_in = {
-        id(inner.nodes[n]): i for i, n in enumerate(call.graphdef.decoded.leaf_nodes) if n >= 0
-    }
-    found = traverse(roots)
-    decoded = GraphDef(found.tokens, len(roots)).decoded
-    for node, frame in zip(decoded.leaf_nodes, decoded.leaf_frames):
-        variable = found.nodes[node] if node >= 0 else None
-        leaf = came_in.get(id(variable))
-        if leaf is None:
-            continue
-        number, *below = decoded.path(frame)
-        places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
-        above = [path for path, value in places if is_root(value)][number]
-        raise ValueError(
-            f"Duplicate {type(variable).__name__}: the result holds it at "
-            f"'{path_text((*map(key_name, above), *below))}', and it came in at "
-            f"'{call.graph_leaves()[leaf].text()}'. With "
-            "graph_updates=False (or graph=False) only values leave: return the value "
-            "(variable[...]); what is written into the Variable is kept in any case."
-        )
 
 
 def _detached(inner: Inner) -> list[tp.Any]:
@@ -424,7 +385,7 @@ def _edits(
     came_in: Decoded,
     decoded: Decoded,
     origin: tuple[int | None, ...],
-    sources: list[int | None],
+    sources: list[Source | None],
 ) -> tuple[tuple[Edit, ...], dict[int, int]]:
     """Objects that came in, compared attribute by attribute.
 
@@ -446,7 +407,7 @@ def _edits(
             return [] if isinstance(now, StaticDef) and old == now else None
         if now >= 0:
             return [] if origin[now] == old else None
-        return [] if sources[~now] == ~old else [(~old, ~now)]
+        return [] if sources[~now] == CameIn(~old) else [(~old, ~now)]
 
     for number, codes in decoded.children:
         old = origin[number]
@@ -466,279 +427,5 @@ def _edits(
                 if name not in old_def.template or old_def.template[name] is not value
             ]
             removed = tuple(n for n in old_def.layout.status if n not in new_def.layout.status)
-            edits.append((number, tuple(names), removed))
+            edits.append(Edit(number, tuple(names), removed))
     return tuple(edits), moves
-
-
-# Replaying them outside --------------------------------------------------------------------------
-
-
-def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
-    """Write what left the transform into the caller's objects; returns the caller's result.
-
-    Raises TraceContextError, before anything is written, where an object that must change belongs to
-    another trace level.
-    """
-    return _replay(inputs, *outputs)
-
-
-def replay_crossing(inputs: Inputs, crossing: Crossing) -> tp.Any:
-    """`replay` of outputs as they crossed."""
-    fixed, result, written, fresh = crossing
-    return _replay(inputs, fixed.value, result, written, fresh)
-
-
-def _replay(
-    inputs: Inputs, definition: OutDef, result: tp.Any, written: list[tp.Any], fresh: list[tp.Any]
-) -> tp.Any:
-    if definition.graph is not None:
-        outputs = Outputs(definition, result, written, fresh)
-        return _replay_graph(inputs, outputs, definition.graph)
-    if definition.written:
-        _write(inputs, definition.written, written)
-    if definition.treedef is None:
-        return result
-    leaves = list(result)
-    nodes = inputs.nodes()
-    for position, number in zip(definition.where, definition.nodes):
-        leaves.insert(position, nodes[number])
-    return jax.tree_util.tree_unflatten(definition.treedef, leaves)
-
-
-def write_leaves(inputs: Inputs, new: tp.Mapping[int, tp.Any]) -> None:
-    """Store values in the caller's Variables and objects, by leaf number.
-
-    Raises TraceContextError, with nothing written, where one belongs to another trace level.
-    """
-    if new:
-        _write(inputs, tuple(new), list(new.values()))
-
-
-def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
-    """Store values in the caller's Variables, and arrays in the caller's objects."""
-    plan, trace = inputs.plan, trace_state.value
-    if plan is not None and plan.trace is trace and plan.write(at, values):
-        return
-    nodes = inputs.nodes()
-    leaf_nodes = inputs.graphdef.decoded.leaf_nodes
-    variables: list[tuple[tp.Any, tp.Any]] = []
-    arrays: dict[int, tp.Any] = {}
-    for leaf, value in zip(at, values):
-        if leaf_nodes[leaf] < 0:
-            arrays[leaf] = value
-        else:
-            variables.append((nodes[leaf_nodes[leaf]], value))
-    for variable, _ in variables:
-        if variable._box.trace is not trace:
-            variable._refuse_write()
-    places = _places(inputs.graphdef.decoded, nodes, arrays) if arrays else []
-    for variable, value in variables:
-        write_raw(variable, value)
-    for node, name, code in places:
-        custom = CUSTOM_NODES.get(type(node))
-        if custom is None:
-            attributes = node.__dict__
-            attributes[name] = _with_arrays(attributes[name], code, arrays)
-        else:
-            held = dict(custom.flatten(node)[0])[name]
-            custom.set_key(node, name, _with_arrays(held, code, arrays))
-
-
-def _places(
-    decoded: Decoded, nodes: list[tp.Any], arrays: dict[int, tp.Any]
-) -> list[tuple[tp.Any, tp.Any, Code]]:
-    """The attributes in which arrays are to be replaced: object, name, and what is there.
-
-    Raises TraceContextError where an object belongs to another trace level.
-    """
-    places = []
-    for owner, name, code in decoded.raw_slots:
-        if owner >= 0 and not arrays.keys().isdisjoint(_array_leaves(code)):
-            _check_trace(nodes[owner])
-            places.append((nodes[owner], name, code))
-    return places
-
-
-def _array_leaves(code: Code) -> tp.Iterator[int]:
-    if isinstance(code, ContainerCode):
-        for child in code.codes:
-            yield from _array_leaves(child)
-    elif isinstance(code, int) and code < 0:
-        yield ~code
-
-
-def _with_arrays(held: tp.Any, code: Code, arrays: dict[int, tp.Any]) -> tp.Any:
-    """What an attribute holds, with new arrays; lists, dicts and States are changed in place."""
-    if not isinstance(code, ContainerCode):
-        is_array = isinstance(code, int) and code < 0
-        return arrays.get(~tp.cast(int, code), held) if is_array else held
-    keys = code.definition.keys
-    children = [child for _, child in container_items(held, kind_of(held))]
-    new = [_with_arrays(child, c, arrays) for child, c in zip(children, code.codes)]
-    if all(a is b for a, b in zip(children, new)):
-        return held
-    if code.definition.kind in (LIST, DICT, STATE):
-        for key, before, after in zip(keys, children, new):
-            if after is not before:
-                held[key] = after
-        return held
-    return code.definition.build(new)
-
-
-def _check_trace(node: tp.Any) -> None:
-    """Raise TraceContextError where an object belongs to another trace level."""
-    trace = trace_state.value
-    belongs = getattr(node, "_nnx_trace", trace)
-    if belongs is not trace:
-        raise TraceContextError(
-            type(node).__name__, None, describe_trace(belongs), describe_trace(trace)
-        )
-
-
-def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
-    outer = inputs.nodes()
-    decoded = graph.graphdef.decoded
-    trace = trace_state.value
-    if _FIXED.get():
-        _refuse_fixed(outer, graph)
-    for old, _ in graph.kinds:
-        if outer[old]._box.trace is not trace:
-            outer[old]._refuse_write()
-    for number, *_ in graph.edits:
-        _check_trace(outer[tp.cast(int, graph.origin[number])])
-    if outputs.definition.written:
-        _write(inputs, outputs.definition.written, outputs.written)
-    leaves = [
-        inputs.values[source] if source >= 0 else outputs.fresh[~source] for source in graph.sources
-    ]
-    _make_refs(graph, leaves)
-    nodes: list[tp.Any] = []
-    for i, found in enumerate(decoded.node_defs):
-        old = graph.origin[i]
-        if old is not None:
-            nodes.append(outer[old])
-        elif isinstance(found, ObjectDef):
-            custom = CUSTOM_NODES.get(found.type)
-            if custom is None:
-                nodes.append(new_shell(found.type, found, trace))
-            else:
-                nodes.append(custom.create_empty(found.metadata))
-        elif isinstance(found, VariableDef):
-            nodes.append(make(found, leaves[decoded.node_leaves[i]]))
-        else:
-            nodes.append(leaves[decoded.node_leaves[i]])
-    for old, kind in graph.kinds:
-        outer[old]._redefine(kind.metadata)
-    codes_of = dict(decoded.children)
-    for number, codes in decoded.children:
-        if graph.origin[number] is None:
-            values = [resolve(code, nodes, leaves) for code in codes]
-            fill(nodes[number], decoded.node_defs[number], values)
-    for number, names, removed in graph.edits:
-        found = decoded.node_defs[number]
-        codes = dict(zip(found.layout.data, codes_of[number]))
-        _edit(nodes[number], found, names, removed, codes, nodes, leaves)
-    definition = outputs.definition
-    if definition.treedef is None:
-        return outputs.result
-    result = list(outputs.result)
-    for position, code in zip(definition.where, decoded.roots[graph.first_result :]):
-        result.insert(position, resolve(code, nodes, leaves))
-    return jax.tree_util.tree_unflatten(definition.treedef, result)
-
-
-def _make_refs(graph: OutGraph, leaves: list[tp.Any]) -> None:
-    """Put new references in place of the arrays that left for references made inside."""
-    decoded = graph.graphdef.decoded
-    made: dict[int, tp.Any] = {}
-    for node, leaf in enumerate(decoded.node_leaves) if decoded.has_refs else ():
-        kind = decoded.node_defs[node]
-        if kind is REF_LEAF or (isinstance(kind, VariableDef) and kind.is_ref):
-            source, value = graph.sources[leaf], leaves[leaf]
-            if source < 0 and not isinstance(value, jax.ShapeDtypeStruct):
-                if source not in made:
-                    made[source] = new_ref(value)
-                leaves[leaf] = made[source]
-
-
-_FIXED: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
-    "nnxlite_fixed_structure", default=frozenset()
-)
-
-
-@contextlib.contextmanager
-def fixed_structure(ids: frozenset[int]) -> tp.Iterator[None]:
-    """Within the block, transforms refuse to change the structure of objects and Variables, by id.
-
-    The refusal is a ValueError, raised before anything is written.
-    """
-    outer = _FIXED.get()
-    token = _FIXED.set(outer | ids if outer else ids)
-    try:
-        yield
-    finally:
-        _FIXED.reset(token)
-
-
-def _refuse_fixed(outer: list[tp.Any], graph: OutGraph) -> None:
-    """Raise ValueError where the structure of a fixed object or Variable would change."""
-    fixed = _FIXED.get()
-    for number, names, removed in graph.edits:
-        node = outer[tp.cast(int, graph.origin[number])]
-        if id(node) in fixed:
-            raise ValueError(structure_changed(node, (*names, *removed)))
-    for old, _ in graph.kinds:
-        if id(outer[old]) in fixed:
-            raise ValueError(structure_changed(outer[old], ("metadata",)))
-
-
-def structure_changed(node: tp.Any, names: tuple[tp.Any, ...]) -> str:
-    """What is wrong when a function changes a structure that must stay as it is."""
-    what = ", ".join(repr(name) for name in names)
-    return (
-        f"The graph structure of a {type(node).__name__} was changed where it must stay the same "
-        f"({what}): it is among the arguments of cached_partial. Undo temporary changes before the "
-        "function returns (nnx.pop removes what Module.sow stores), make attributes before "
-        "cached_partial is called, or call the function itself."
-    )
-
-
-def _edit(
-    node: tp.Any,
-    found: ObjectDef,
-    names: tuple[tp.Any, ...],
-    removed: tuple[tp.Any, ...],
-    codes: dict[tp.Any, Code],
-    nodes: list[tp.Any],
-    leaves: list[tp.Any],
-) -> None:
-    """Repeat the changes of one object on the caller's own."""
-    custom = CUSTOM_NODES.get(found.type)
-    if custom is not None:
-        for name in removed:
-            custom.pop_key(node, name)
-        for name in names:
-            value = resolve(codes[name], nodes, leaves) if name in codes else found.template[name]
-            custom.set_key(node, name, value)
-        return
-    attributes = node.__dict__
-    for name in removed:
-        attributes.pop(name, None)
-    for name in names:
-        if name not in codes:
-            attributes[name] = own_copy(found.template[name])
-            continue
-        value = resolve(codes[name], nodes, leaves)
-        held = attributes.get(name)
-        if type(held) is list and type(value) is list:
-            held[:] = value
-        elif type(held) is dict and type(value) is dict:
-            held.clear()
-            held.update(value)
-        else:
-            attributes[name] = value
-    _set_status(node, found.layout.status)
-    set_definition(node, found)
-
-
-_set_status = GraphNode.__dict__["_nnx_status"].__set__

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary._inputs import CallDef
-from nnxlite.boundary._outputs import OutDef, Outputs
+from nnxlite.boundary._outputs import CameIn, Fresh, OutDef, Outputs
 from nnxlite.boundary._partition import Partition
 from nnxlite.boundary._prefixes import (
     FilterMapping,
@@ -102,13 +102,13 @@ def output_settings(
         by_root = list(root_settings[: graph.first_result])
         by_root += [settings[p] for p in definition.where]
         for leaf, source in enumerate(graph.sources):
-            if source >= 0:
+            if isinstance(source, CameIn):
                 continue
             root, *path = decoded.path(decoded.leaf_frames[leaf])
             setting = by_root[root] if root < len(by_root) else default
             if isinstance(setting, PrefixMapping):
                 setting = setting.map_prefix(tuple(path), shown(decoded, leaf))
-            fresh[~source] = setting
+            fresh[source.number] = setting
     _check_shared(call, out, value_settings, settings, fresh, what, default)
     return OutSettings(result, written, fresh)
 
@@ -128,15 +128,15 @@ def _check_shared(
     codes = definition.nodes if graph is None else decoded.roots[graph.first_result :]
     for position, code in zip(definition.where, codes):
         for leaf, path in leaves_of_code(decoded, code):
-            source = leaf if graph is None else graph.sources[leaf]
-            before = value_settings[source] if source >= 0 else fresh[~source]
+            source = CameIn(leaf) if graph is None else graph.sources[leaf]
+            before = source.pick(value_settings, fresh)
             setting = settings[position]
             if isinstance(setting, PrefixMapping):
                 setting = setting.map_prefix(path, shown(decoded, leaf))
             if setting is before or setting == before or (setting is None and default is None):
                 continue
-            if source >= 0:
-                where = f"as the argument '{call.graph_leaves()[source].text()}'"
+            if isinstance(source, CameIn):
+                where = f"as the argument '{call.graph_leaves()[source.leaf].text()}'"
             else:
                 where = "at its first place"
             raise ValueError(
@@ -166,9 +166,9 @@ def output_names(
     if definition.graph is not None:
         decoded = definition.graph.graphdef.decoded
         for leaf, source in enumerate(definition.graph.sources):
-            if source < 0:
+            if isinstance(source, Fresh):
                 path = decoded.path(decoded.leaf_frames[leaf])[1:]
-                fresh[~source] = f"the new Variable '{path_text(path)}'"
+                fresh[source.number] = f"the new Variable '{path_text(path)}'"
     return OutSettings(result, written, [fresh[i] for i in sorted(fresh)])
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import key_name
-from nnxlite.boundary import Fixed, OutDef, Outputs, leave, output_settings, replay
+from nnxlite.boundary import Fixed, Fresh, OutDef, Outputs, leave, output_settings, replay
 from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._crossing import (
     Call,
@@ -298,8 +298,8 @@ def _out_paths(apart: Apart, out: Outputs, treedef: tp.Any) -> list[Path]:
     if definition.graph is not None:
         decoded = definition.graph.graphdef.decoded
         for leaf, source in enumerate(definition.graph.sources):
-            if source < 0:
-                fresh[~source] = ("result", *decoded.path(decoded.leaf_frames[leaf])[1:])
+            if isinstance(source, Fresh):
+                fresh[source.number] = ("result", *decoded.path(decoded.leaf_frames[leaf])[1:])
     return paths + [fresh[i] for i in sorted(fresh)]
 
 

@@ -11,6 +11,7 @@ from nnxlite._jax import key_name
 from nnxlite.boundary import (
     Body,
     CallDef,
+    Fresh,
     OutDef,
     OutGraph,
     described,
@@ -122,5 +123,5 @@ def _fresh_text(call: CallDef, definition: OutDef, number: int) -> str:
     """Where a value is found that a branch leaves and that did not come in."""
     graph = tp.cast(OutGraph, definition.graph)
     decoded = graph.graphdef.decoded
-    root, *path = decoded.path(decoded.leaf_frames[graph.sources.index(~number)])
+    root, *path = decoded.path(decoded.leaf_frames[graph.sources.index(Fresh(number))])
     return path_text((*_root_paths(call, definition)[root], *path))

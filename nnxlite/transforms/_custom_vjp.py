@@ -28,6 +28,7 @@ from nnxlite._config import Modes
 from nnxlite._state import State
 from nnxlite.boundary import (
     CallDef,
+    CameIn,
     DiffState,
     Fixed,
     Inner,
@@ -412,8 +413,9 @@ def _returned(call: CallDef, definition: OutDef) -> set[int]:
     else:
         codes = graph.graphdef.decoded.roots[graph.first_result :][: len(definition.where)]
         below = [leaves_of_code(graph.graphdef.decoded, code) for code in codes]
-        found = {graph.sources[leaf] for leaves in below for leaf, _ in leaves}
-    return {leaf for leaf in found if leaf >= 0 and decoded.leaf_nodes[leaf] >= 0}
+        sources = {graph.sources[leaf] for leaves in below for leaf, _ in leaves}
+        found = {source.leaf for source in sources if isinstance(source, CameIn)}
+    return {leaf for leaf in found if decoded.leaf_nodes[leaf] >= 0}
 
 
 class _Cotangents:
@@ -447,7 +449,10 @@ class _Cotangents:
         graph = self._definition.graph
         if graph is None:
             return [came_in(leaf) for leaf in range(self._call.graphdef.num_leaves)]
-        return [came_in(s) if s >= 0 else self._fresh[~s] for s in graph.sources]
+        return [
+            came_in(source.leaf) if isinstance(source, CameIn) else self._fresh[source.number]
+            for source in graph.sources
+        ]
 
     def inputs(self, numbers: list[int]) -> tuple[tp.Any, ...]:
         """The arguments as the function left them: States for objects, None for arrays."""

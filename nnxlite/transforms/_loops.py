@@ -18,9 +18,11 @@ from nnxlite.boundary import (
     OTHER,
     Body,
     CallDef,
+    CameIn,
     Carry,
     Crossing,
     Fixed,
+    Fresh,
     Handover,
     Inner,
     OutDef,
@@ -235,9 +237,10 @@ def crossing(
     last = handover_of(body).by_source(final[count:])
     carry, (of_result, of_written, of_fresh) = iter(final[:count]), map(iter, stacked)
     result: tp.Any = [next(carry if s is Carry else of_result) for s in result_settings]
-    written = [last[x] if x in last else next(of_written) for x in definition.written]
-    numbers = range(len(body.shapes.fresh))
-    fresh = [last[~x] if ~x in last else next(of_fresh) for x in numbers]
+    sources = [CameIn(leaf) for leaf in definition.written]
+    written = [last[s] if s in last else next(of_written) for s in sources]
+    sources = [Fresh(number) for number in range(len(body.shapes.fresh))]
+    fresh = [last[s] if s in last else next(of_fresh) for s in sources]
     if definition.treedef is None:
         treedef = jax.tree_util.tree_structure(body.shapes.result)
         result = jax.tree_util.tree_unflatten(treedef, result)

@@ -340,11 +340,11 @@ def with_axis_names(
     for token, node in zip(variable_tokens, node_of_token):
         leaf = decoded.node_leaves[node]
         source = graph.sources[leaf]
-        axis = value_settings[source] if source >= 0 else fresh_settings[~source]
+        axis = source.pick(value_settings, fresh_settings)
         if isinstance(axis, int):
             found = tp.cast(VariableDef, tokens[token])
             carrier = found.type.from_metadata(None, found.metadata)
-            slice_ = inner.values[source] if source >= 0 else out.fresh[~source]
+            slice_ = source.pick(inner.values, out.fresh)
             add_axis(carrier, from_front(axis, slice_), names)
             changed[node] = tokens[token] = carrier._box.definition
     came_in = inner.call.graphdef.decoded

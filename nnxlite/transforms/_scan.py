@@ -19,8 +19,10 @@ from nnxlite.boundary import (
     OTHER,
     Body,
     CallDef,
+    CameIn,
     Carry,
     Crossing,
+    Fresh,
     Handover,
     Inner,
     OutDef,
@@ -264,8 +266,9 @@ def _stacked(body: Body, out: Outputs) -> tuple[list[tp.Any], ...]:
     settings, handover = body.extra
     carried = {source for _, source in handover.slots}
     result = [x for x, s in zip(result_leaves(out), settings[0]) if s is not Carry]
-    written = [x for leaf, x in zip(out.definition.written, out.written) if leaf not in carried]
-    return result, written, [x for n, x in enumerate(out.fresh) if ~n not in carried]
+    pairs = zip(out.definition.written, out.written)
+    written = [x for leaf, x in pairs if CameIn(leaf) not in carried]
+    return result, written, [x for n, x in enumerate(out.fresh) if Fresh(n) not in carried]
 
 
 class ScanWrapped(Transformed):

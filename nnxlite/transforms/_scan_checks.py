@@ -15,6 +15,7 @@ from nnxlite.boundary import (
     Carry,
     Edit,
     FilterMapping,
+    Fresh,
     OutGraph,
     edits_text,
     leaves_of_code,
@@ -169,9 +170,9 @@ def check_body(
         )
     error = TypeError if updates else ValueError
     if graph is not None:
-        carried = {~source for source in handover.by_source(handover.leaves) if source < 0}
+        carried = {source for _, source in handover.slots}
         for leaf, setting in enumerate(fresh_settings):
-            if leaf not in carried and not isinstance(setting, int):
+            if Fresh(leaf) not in carried and not isinstance(setting, int):
                 raise error(
                     "scan body function carry input and carry output must have the same pytree "
                     f"structure, but they differ: the body adds {_added(graph, leaf)} to "
@@ -195,7 +196,7 @@ def _added(graph: OutGraph, number: int) -> str:
     """What the body adds, and where, by the number of its fresh value."""
     decoded = graph.graphdef.decoded
     for leaf, source in enumerate(graph.sources):
-        if source == ~number:
+        if source == Fresh(number):
             root, *path = decoded.path(decoded.leaf_frames[leaf])
             node = decoded.leaf_nodes[leaf]
             kind = decoded.node_defs[node].type.__name__ if node >= 0 else "array"
@@ -224,8 +225,7 @@ def _restructures(
                 roles[leaf] for leaf, _ in leaves_of_code(came_in, before.get(name, _NO_LEAVES))
             ]
             for leaf, _ in leaves_of_code(decoded, after.get(name, _NO_LEAVES)):
-                source = graph.sources[leaf]
-                settings.append(roles[source] if source >= 0 else fresh[~source])
+                settings.append(graph.sources[leaf].pick(roles, fresh))
             if not all(isinstance(s, int) for s in settings):
                 return True
     return False

@@ -15,6 +15,7 @@ from nnxlite._jax import current_mesh
 from nnxlite.boundary import (
     CallDef,
     Crossing,
+    Fresh,
     Inputs,
     Outputs,
     enter,
@@ -206,9 +207,9 @@ def _updates(out: Outputs) -> list[tp.Any]:
         return out.written
     decoded = graph.graphdef.decoded
     added = [
-        out.fresh[~source]
+        out.fresh[source.number]
         for source, frame in zip(graph.sources, decoded.leaf_frames)
-        if source < 0 and decoded.path(frame)[0] < graph.first_result
+        if isinstance(source, Fresh) and decoded.path(frame)[0] < graph.first_result
     ]
     return [*out.written, *added]
 

@@ -1,0 +1,125 @@
+"""What a function may not return, store or change, and what the user is told about it."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import typing as tp
+
+import jax
+
+from nnxlite._errors import path_text
+from nnxlite._jax import describe_trace, key_name, trace_state
+from nnxlite.boundary._inputs import Inner, is_root
+from nnxlite.graph import GraphDef, traverse
+from nnxlite.variables import Variable
+
+if tp.TYPE_CHECKING:
+    from nnxlite.boundary._outputs import OutGraph, Outputs
+
+
+def refuse_foreign_result(out: Outputs, name: str = "the function") -> None:
+    """Raise TypeError where a result holds something that JAX cannot return."""
+    definition = out.definition
+    leaves, treedef = jax.tree_util.tree_flatten(out.result)
+    for number, leaf in enumerate(leaves):
+        try:
+            jax.typeof(leaf)
+        except TypeError:
+            if definition.treedef is not None:
+                treedef = definition.treedef
+                roots = set(definition.where)
+                number = [i for i in range(treedef.num_leaves) if i not in roots][number]
+            tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
+            path = jax.tree_util.tree_leaves_with_path(tree)[number][0]
+            raise TypeError(
+                f"{name} returned a value of type '{type(leaf).__name__}' at "
+                f"'{path_text(map(key_name, path))}', which is not a valid JAX type. Return arrays, "
+                "objects, or pytrees of these; static values can be attributes of objects."
+            ) from None
+
+
+def refuse_captured(
+    nodes: list[tp.Any], origin: tuple[int | None, ...], graphdef: GraphDef[tp.Any]
+) -> None:
+    """Raise ValueError where an object from outside the transform would leave it."""
+    here = trace_state.value
+    for number, (node, old) in enumerate(zip(nodes, origin)):
+        trace = node._box.trace if isinstance(node, Variable) else getattr(node, "_nnx_trace", here)
+        if old is None and trace is not here:
+            root, *path = graphdef.decoded.path(graphdef.decoded.node_frames[number])
+            raise ValueError(
+                f"Cannot return or store the {type(node).__name__} found at "
+                f"'{path_text(path)}' (of value {root}) from a different trace level: it belongs "
+                f"to {describe_trace(trace)}. Pass it to the transformed function as an argument "
+                "instead of capturing it."
+            )
+
+
+def refuse_aliases(inner: Inner, result: tp.Any, roots: list[tp.Any]) -> None:
+    """Raise ValueError where a result holds a Variable of the arguments."""
+    call = inner.call
+    came_in = {
+        id(inner.nodes[n]): i for i, n in enumerate(call.graphdef.decoded.leaf_nodes) if n >= 0
+    }
+    found = traverse(roots)
+    decoded = GraphDef(found.tokens, len(roots)).decoded
+    for node, frame in zip(decoded.leaf_nodes, decoded.leaf_frames):
+        variable = found.nodes[node] if node >= 0 else None
+        leaf = came_in.get(id(variable))
+        if leaf is None:
+            continue
+        number, *below = decoded.path(frame)
+        places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
+        above = [path for path, value in places if is_root(value)][number]
+        raise ValueError(
+            f"Duplicate {type(variable).__name__}: the result holds it at "
+            f"'{path_text((*map(key_name, above), *below))}', and it came in at "
+            f"'{call.graph_leaves()[leaf].text()}'. With "
+            "graph_updates=False (or graph=False) only values leave: return the value "
+            "(variable[...]); what is written into the Variable is kept in any case."
+        )
+
+
+_FIXED: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
+    "nnxlite_fixed_structure", default=frozenset()
+)
+
+
+@contextlib.contextmanager
+def fixed_structure(ids: frozenset[int]) -> tp.Iterator[None]:
+    """Within the block, transforms refuse to change the structure of objects and Variables, by id.
+
+    The refusal is a ValueError, raised before anything is written.
+    """
+    outer = _FIXED.get()
+    token = _FIXED.set(outer | ids if outer else ids)
+    try:
+        yield
+    finally:
+        _FIXED.reset(token)
+
+
+def refuse_fixed(outer: list[tp.Any], graph: OutGraph) -> None:
+    """Raise ValueError where the structure of a fixed object or Variable would change."""
+    fixed = _FIXED.get()
+    if not fixed:
+        return
+    for number, names, removed in graph.edits:
+        node = outer[tp.cast(int, graph.origin[number])]
+        if id(node) in fixed:
+            raise ValueError(structure_changed(node, (*names, *removed)))
+    for old, _ in graph.kinds:
+        if id(outer[old]) in fixed:
+            raise ValueError(structure_changed(outer[old], ("metadata",)))
+
+
+def structure_changed(node: tp.Any, names: tuple[tp.Any, ...]) -> str:
+    """What is wrong when a function changes a structure that must stay as it is."""
+    what = ", ".join(repr(name) for name in names)
+    return (
+        f"The graph structure of a {type(node).__name__} was changed where it must stay the same "
+        f"({what}): it is among the arguments of cached_partial. Undo temporary changes before the "
+        "function returns (nnx.pop removes what Module.sow stores), make attributes before "
+        "cached_partial is called, or call the function itself."
+    )

@@ -1,0 +1,263 @@
+"""After a transform: what left it is repeated on the caller's own objects.
+
+New values are written into the same Variables, structure changes are made on the same objects, new
+objects are made once.  Everything that may be refused is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+
+from nnxlite._errors import TraceContextError
+from nnxlite._jax import describe_trace, new_ref, trace_state
+from nnxlite._statics import own_copy
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._outputs import Crossing, Fresh, OutDef, OutGraph, Outputs, Source
+from nnxlite.boundary._refusals import refuse_fixed
+from nnxlite.graph import (
+    CUSTOM_NODES,
+    DICT,
+    LIST,
+    REF_LEAF,
+    STATE,
+    Code,
+    ContainerCode,
+    Decoded,
+    GraphNode,
+    ObjectDef,
+    container_items,
+    fill,
+    kind_of,
+    new_shell,
+    resolve,
+    set_definition,
+)
+from nnxlite.variables import VariableDef, make, write_raw
+
+
+def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
+    """Write what left the transform into the caller's objects; returns the caller's result.
+
+    Raises TraceContextError, before anything is written, where an object that must change belongs to
+    another trace level.
+    """
+    return _replay(inputs, *outputs)
+
+
+def replay_crossing(inputs: Inputs, crossing: Crossing) -> tp.Any:
+    """`replay` of outputs as they crossed."""
+    fixed, result, written, fresh = crossing
+    return _replay(inputs, fixed.value, result, written, fresh)
+
+
+def _replay(
+    inputs: Inputs, definition: OutDef, result: tp.Any, written: list[tp.Any], fresh: list[tp.Any]
+) -> tp.Any:
+    if definition.graph is not None:
+        outputs = Outputs(definition, result, written, fresh)
+        return _replay_graph(inputs, outputs, definition.graph)
+    if definition.written:
+        _write(inputs, definition.written, written)
+    if definition.treedef is None:
+        return result
+    leaves = list(result)
+    nodes = inputs.nodes()
+    for position, number in zip(definition.where, definition.nodes):
+        leaves.insert(position, nodes[number])
+    return jax.tree_util.tree_unflatten(definition.treedef, leaves)
+
+
+def write_leaves(inputs: Inputs, new: tp.Mapping[int, tp.Any]) -> None:
+    """Store values in the caller's Variables and objects, by leaf number.
+
+    Raises TraceContextError, with nothing written, where one belongs to another trace level.
+    """
+    if new:
+        _write(inputs, tuple(new), list(new.values()))
+
+
+def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
+    """Store values in the caller's Variables, and arrays in the caller's objects."""
+    plan, trace = inputs.plan, trace_state.value
+    if plan is not None and plan.trace is trace and plan.write(at, values):
+        return
+    nodes = inputs.nodes()
+    leaf_nodes = inputs.graphdef.decoded.leaf_nodes
+    variables: list[tuple[tp.Any, tp.Any]] = []
+    arrays: dict[int, tp.Any] = {}
+    for leaf, value in zip(at, values):
+        if leaf_nodes[leaf] < 0:
+            arrays[leaf] = value
+        else:
+            variables.append((nodes[leaf_nodes[leaf]], value))
+    for variable, _ in variables:
+        if variable._box.trace is not trace:
+            variable._refuse_write()
+    places = _places(inputs.graphdef.decoded, nodes, arrays) if arrays else []
+    for variable, value in variables:
+        write_raw(variable, value)
+    for node, name, code in places:
+        custom = CUSTOM_NODES.get(type(node))
+        if custom is None:
+            attributes = node.__dict__
+            attributes[name] = _with_arrays(attributes[name], code, arrays)
+        else:
+            held = dict(custom.flatten(node)[0])[name]
+            custom.set_key(node, name, _with_arrays(held, code, arrays))
+
+
+def _places(
+    decoded: Decoded, nodes: list[tp.Any], arrays: dict[int, tp.Any]
+) -> list[tuple[tp.Any, tp.Any, Code]]:
+    """The attributes in which arrays are to be replaced: object, name, and what is there.
+
+    Raises TraceContextError where an object belongs to another trace level.
+    """
+    places = []
+    for owner, name, code in decoded.raw_slots:
+        if owner >= 0 and not arrays.keys().isdisjoint(_array_leaves(code)):
+            _check_trace(nodes[owner])
+            places.append((nodes[owner], name, code))
+    return places
+
+
+def _array_leaves(code: Code) -> tp.Iterator[int]:
+    if isinstance(code, ContainerCode):
+        for child in code.codes:
+            yield from _array_leaves(child)
+    elif isinstance(code, int) and code < 0:
+        yield ~code
+
+
+def _with_arrays(held: tp.Any, code: Code, arrays: dict[int, tp.Any]) -> tp.Any:
+    """What an attribute holds, with new arrays; lists, dicts and States are changed in place."""
+    if not isinstance(code, ContainerCode):
+        is_array = isinstance(code, int) and code < 0
+        return arrays.get(~tp.cast(int, code), held) if is_array else held
+    keys = code.definition.keys
+    children = [child for _, child in container_items(held, kind_of(held))]
+    new = [_with_arrays(child, c, arrays) for child, c in zip(children, code.codes)]
+    if all(a is b for a, b in zip(children, new)):
+        return held
+    if code.definition.kind in (LIST, DICT, STATE):
+        for key, before, after in zip(keys, children, new):
+            if after is not before:
+                held[key] = after
+        return held
+    return code.definition.build(new)
+
+
+def _check_trace(node: tp.Any) -> None:
+    """Raise TraceContextError where an object belongs to another trace level."""
+    trace = trace_state.value
+    belongs = getattr(node, "_nnx_trace", trace)
+    if belongs is not trace:
+        raise TraceContextError(
+            type(node).__name__, None, describe_trace(belongs), describe_trace(trace)
+        )
+
+
+def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
+    outer = inputs.nodes()
+    decoded = graph.graphdef.decoded
+    trace = trace_state.value
+    refuse_fixed(outer, graph)
+    for old, _ in graph.kinds:
+        if outer[old]._box.trace is not trace:
+            outer[old]._refuse_write()
+    for number, *_ in graph.edits:
+        _check_trace(outer[tp.cast(int, graph.origin[number])])
+    if outputs.definition.written:
+        _write(inputs, outputs.definition.written, outputs.written)
+    leaves = [source.pick(inputs.values, outputs.fresh) for source in graph.sources]
+    _make_refs(graph, leaves)
+    nodes: list[tp.Any] = []
+    for i, found in enumerate(decoded.node_defs):
+        old = graph.origin[i]
+        if old is not None:
+            nodes.append(outer[old])
+        elif isinstance(found, ObjectDef):
+            custom = CUSTOM_NODES.get(found.type)
+            if custom is None:
+                nodes.append(new_shell(found.type, found, trace))
+            else:
+                nodes.append(custom.create_empty(found.metadata))
+        elif isinstance(found, VariableDef):
+            nodes.append(make(found, leaves[decoded.node_leaves[i]]))
+        else:
+            nodes.append(leaves[decoded.node_leaves[i]])
+    for old, kind in graph.kinds:
+        outer[old]._redefine(kind.metadata)
+    codes_of = dict(decoded.children)
+    for number, codes in decoded.children:
+        if graph.origin[number] is None:
+            values = [resolve(code, nodes, leaves) for code in codes]
+            fill(nodes[number], decoded.node_defs[number], values)
+    for number, names, removed in graph.edits:
+        found = decoded.node_defs[number]
+        codes = dict(zip(found.layout.data, codes_of[number]))
+        _edit(nodes[number], found, names, removed, codes, nodes, leaves)
+    definition = outputs.definition
+    if definition.treedef is None:
+        return outputs.result
+    result = list(outputs.result)
+    for position, code in zip(definition.where, decoded.roots[graph.first_result :]):
+        result.insert(position, resolve(code, nodes, leaves))
+    return jax.tree_util.tree_unflatten(definition.treedef, result)
+
+
+def _make_refs(graph: OutGraph, leaves: list[tp.Any]) -> None:
+    """Put new references in place of the arrays that left for references made inside."""
+    decoded = graph.graphdef.decoded
+    made: dict[Source, tp.Any] = {}
+    for node, leaf in enumerate(decoded.node_leaves) if decoded.has_refs else ():
+        kind = decoded.node_defs[node]
+        if kind is REF_LEAF or (isinstance(kind, VariableDef) and kind.is_ref):
+            source, value = graph.sources[leaf], leaves[leaf]
+            if isinstance(source, Fresh) and not isinstance(value, jax.ShapeDtypeStruct):
+                if source not in made:
+                    made[source] = new_ref(value)
+                leaves[leaf] = made[source]
+
+
+def _edit(
+    node: tp.Any,
+    found: ObjectDef,
+    names: tuple[tp.Any, ...],
+    removed: tuple[tp.Any, ...],
+    codes: dict[tp.Any, Code],
+    nodes: list[tp.Any],
+    leaves: list[tp.Any],
+) -> None:
+    """Repeat the changes of one object on the caller's own."""
+    custom = CUSTOM_NODES.get(found.type)
+    if custom is not None:
+        for name in removed:
+            custom.pop_key(node, name)
+        for name in names:
+            value = resolve(codes[name], nodes, leaves) if name in codes else found.template[name]
+            custom.set_key(node, name, value)
+        return
+    attributes = node.__dict__
+    for name in removed:
+        attributes.pop(name, None)
+    for name in names:
+        if name not in codes:
+            attributes[name] = own_copy(found.template[name])
+            continue
+        value = resolve(codes[name], nodes, leaves)
+        held = attributes.get(name)
+        if type(held) is list and type(value) is list:
+            held[:] = value
+        elif type(held) is dict and type(value) is dict:
+            held.clear()
+            held.update(value)
+        else:
+            attributes[name] = value
+    _set_status(node, found.layout.status)
+    set_definition(node, found)
+
+
+_set_status = GraphNode.__dict__["_nnx_status"].__set__
