@@ -3,8 +3,8 @@
 from nnxlite.boundary._body import Body as Body
 from nnxlite.boundary._body import described as described
 from nnxlite.boundary._body import same as same
-from nnxlite.boundary._body import settle as settle
 from nnxlite.boundary._body import trace_body as trace_body
+from nnxlite.boundary._body import with_matching_types as with_matching_types
 from nnxlite.boundary._carry import OTHER as OTHER
 from nnxlite.boundary._carry import SHARED as SHARED
 from nnxlite.boundary._carry import Handover as Handover

@@ -68,7 +68,7 @@ def trace_body(
         more: what else the function is called with.
         structure, captured: see `leave`.
         before: called with the rebuilt arguments before the function runs.
-        after: called with what leaves; returns it, with whatever is to be remembered.
+        after: called with what leaves; returns it, with whatever is to be kept.
     """
 
     def run(leaves: list[tp.Any], more: tuple[tp.Any, ...]) -> tp.Any:
@@ -101,7 +101,7 @@ def promoted(start: tp.Any, end: tp.Any) -> tp.Any | None:
     return None
 
 
-def settle(starts: list[tp.Any], ends: list[tp.Any]) -> tuple[list[tp.Any], list[int]]:
+def with_matching_types(starts: list[tp.Any], ends: list[tp.Any]) -> tuple[list[tp.Any], list[int]]:
     """Initial carry leaves of the types the body gives them, and the numbers of those that cannot be.
 
     Variables may hold pytrees; those are compared leaf by leaf.

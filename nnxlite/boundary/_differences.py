@@ -95,7 +95,7 @@ def edits_text(call: CallDef, graph: OutGraph | None, skip: int = 1) -> str:
 
 
 def node_text(call: CallDef, node: int, skip: int = 1) -> str:
-    """Where an object is found among the arguments; `skip` names are left out in front."""
+    """The path of an object among the arguments, without its first `skip` names."""
     decoded = call.graphdef.decoded
     root, *below = decoded.path(decoded.node_frames[node])
     return f"'{call.text_of(root, below, skip)}'"
@@ -109,7 +109,7 @@ def _inside(path: tuple[tp.Any, ...], parts: list[tuple[tuple[tp.Any, ...], str]
 def _by_path(
     graphdef: GraphDef[tp.Any], roots: tp.Sequence[Path] = ()
 ) -> dict[tuple[tp.Any, ...], str]:
-    """What is found at each path, in words."""
+    """What is at each path, in words."""
     decoded = graphdef.decoded
     names: list[Path] = [(i,) for i in range(graphdef.num_roots)]
     if graphdef.num_roots == 1:

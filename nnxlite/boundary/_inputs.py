@@ -1,7 +1,7 @@
 """Entering a transform: arguments to bare leaves, and back to fresh objects inside.
 
 The arguments are flattened as JAX would, except that graph objects, Variables and States are not
-opened: they are the *roots* of one graph with one numbering, so that an object found in two
+opened: they are the *roots* of one graph with one numbering, so that an object in two
 arguments is one object inside.  What crosses is
 
 * `plain`: the ordinary pytree leaves, in order,
@@ -176,10 +176,10 @@ def call_def(
     Raises TypeError where `extra` is unhashable.
     """
     key = (treedef, where, graphdef, extra, trees)
-    found = _interned.get(key)
-    if found is None:
-        found = _interned.setdefault(key, CallDef(*key))
-    return found
+    known = _interned.get(key)
+    if known is None:
+        known = _interned.setdefault(key, CallDef(*key))
+    return known
 
 
 class Inputs:
@@ -283,23 +283,23 @@ class Inputs:
         plan = self.plan
         if plan is None:
             return call_def(self.treedef, self.where, self.graphdef, extra, self.trees)
-        treedef, where, last, found = plan.last_call
+        treedef, where, last, known = plan.last_call
         if (
             extra is last
             and self.treedef is treedef
             and self.where is where
-            and found.trees is self.trees
+            and known.trees is self.trees
         ):
-            return found
+            return known
         key = (self.treedef, self.where, extra, self.trees)
-        found = plan.calls.get(key)
-        if found is None:
-            found = call_def(self.treedef, self.where, self.graphdef, extra, self.trees)
+        known = plan.calls.get(key)
+        if known is None:
+            known = call_def(self.treedef, self.where, self.graphdef, extra, self.trees)
             if len(plan.calls) >= _CALLS_PER_PLAN:
                 plan.calls.clear()
-            plan.calls[key] = found
-        plan.last_call = (*key[:3], found)
-        return found
+            plan.calls[key] = known
+        plan.last_call = (*key[:3], known)
+        return known
 
 
 class Site:

@@ -1,7 +1,7 @@
 """Leaving a transform: what the function returned and what it wrote, as bare leaves.
 
 Only what changed crosses: a Variable that still holds the value it came in with is not an output.
-Structure changes (attributes, new objects, sharing, cycles) are found once, at trace time, and
+Structure changes (attributes, new objects, sharing, cycles) are detected once, at trace time, and
 travel as static data: the `OutDef`.  `_replay.py` repeats them outside.
 """
 
@@ -67,7 +67,7 @@ class Fresh:
 
 
 Source: tp.TypeAlias = CameIn | Fresh
-"""Where the value of a leaf that leaves is found outside."""
+"""Which value outside a leaf that leaves has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class OutGraph:
     Attributes:
         graphdef: its definition; the first roots are those of the arguments.
         origin: for each node the number it came in with, or None for a new one.
-        sources: for each leaf where its value is found outside.
+        sources: for each leaf which value it has outside.
         edits: objects that came in and changed structure.
         first_result: number of the first root that belongs to the result.
         kinds: input Variables whose metadata changed: (input node, new definition).
@@ -162,7 +162,7 @@ def leave(
     structure: bool = True,
     captured: bool = False,
 ) -> Outputs:
-    """Take apart what a function left: its result and the state of its arguments.
+    """What leaves a function, as static data and leaves: its result and the state of its arguments.
 
     Args:
         inner: the arguments as they were rebuilt.
@@ -178,9 +178,9 @@ def leave(
     leaves, treedef = jax.tree_util.tree_flatten(result, is_leaf=is_root)
     where = tuple(i for i, leaf in enumerate(leaves) if is_root(leaf))
     roots = [leaves[i] for i in where]
-    plain = [leaf for leaf in leaves if not is_root(leaf)]
-    apart = bool(where) and not structure
-    if apart:
+    arrays = [leaf for leaf in leaves if not is_root(leaf)]
+    values_only = bool(where) and not structure
+    if values_only:
         refuse_aliases(inner, result, roots)
     new = _written(inner, all_written)
 
@@ -189,7 +189,7 @@ def leave(
         written = [new[leaf] for leaf in at]
         if not where:
             return Outputs(OutDef(at, None, (), (), graph), result, written, fresh)
-        return Outputs(OutDef(at, treedef, where, nodes, graph), plain, written, fresh)
+        return Outputs(OutDef(at, treedef, where, nodes, graph), arrays, written, fresh)
 
     def keep_given() -> None:
         leaf_nodes = inner.call.graphdef.decoded.leaf_nodes
@@ -197,7 +197,7 @@ def leave(
             if leaf_nodes[leaf] < 0:
                 new.setdefault(leaf, inner.values[leaf])
 
-    if apart:
+    if values_only:
         graph, fresh = _result_graph(inner, roots, captured)
         keep_given()
         return outputs((), graph, fresh)
@@ -238,8 +238,8 @@ def _known_roots(graph: OutGraph, count: int) -> tuple[int, ...] | None:
     """Input node numbers of the roots of the result, or None where one did not come in."""
     first = graph.first_result
     codes = graph.graphdef.decoded.roots[first : first + count]
-    found = [graph.origin[c] if isinstance(c, int) and c >= 0 else None for c in codes]
-    return None if None in found else tp.cast(tuple[int, ...], tuple(found))
+    numbers = [graph.origin[c] if isinstance(c, int) and c >= 0 else None for c in codes]
+    return None if None in numbers else tp.cast(tuple[int, ...], tuple(numbers))
 
 
 def _written(inner: Inner, all_written: tp.Collection[int]) -> dict[int, tp.Any]:
@@ -273,7 +273,7 @@ def _restructured(inner: Inner) -> bool:
     return False
 
 
-# Finding structure changes -----------------------------------------------------------------------
+# Structure changes -------------------------------------------------------------------------------
 
 
 def _graph_of(
@@ -286,13 +286,13 @@ def _graph_of(
     """
     arguments = inner.roots()
     every = [*arguments, *roots, *_detached(inner)]
-    found = traverse(every, trees=inner.call.trees, open_roots=True)
-    graphdef: GraphDef[tp.Any] = GraphDef(found.tokens, len(every))
+    walk = traverse(every, trees=inner.call.trees, open_roots=True)
+    graphdef: GraphDef[tp.Any] = GraphDef(walk.tokens, len(every))
     decoded = graphdef.decoded
     numbers = {id(node): i for i, node in enumerate(inner.nodes)}
-    origin = tuple(numbers.get(id(node)) for node in found.nodes)
+    origin = tuple(numbers.get(id(node)) for node in walk.nodes)
     if not captured:
-        refuse_captured(found.nodes, origin, graphdef)
+        refuse_captured(walk.nodes, origin, graphdef)
     came_in = inner.call.graphdef.decoded
     arrays: dict[int, list[int]] = {}  # one value may have come in at several places
     for leaf, node in enumerate(came_in.leaf_nodes):
@@ -306,12 +306,12 @@ def _graph_of(
         old = origin[node]
         return None if old is None else CameIn(came_in.node_leaves[old])
 
-    sources = [source(leaf, node) for leaf, node in zip(found.leaves, decoded.leaf_nodes)]
+    sources = [source(leaf, node) for leaf, node in zip(walk.leaves, decoded.leaf_nodes)]
     edits, moves = _edits(came_in, decoded, origin, sources)
-    changed = {old: found.leaves[now] for old, now in moves.items()}
+    changed = {old: walk.leaves[now] for old, now in moves.items()}
     fresh = _FreshValues(inner)
     replaced = {now: old for old, now in moves.items()}
-    for number, leaf in enumerate(found.leaves):
+    for number, leaf in enumerate(walk.leaves):
         if number in replaced:
             sources[number] = CameIn(replaced[number])
         elif sources[number] is None:
@@ -338,7 +338,7 @@ class _FreshValues:
         }
 
     def source(self, leaf: tp.Any) -> Source:
-        """Where the value of a leaf is found outside."""
+        """Which value a leaf has outside."""
         value = leaf._box.value if isinstance(leaf, Variable) else leaf
         new: Source = Fresh(len(self.values))
         source = self._refs.setdefault(id(value), new) if is_ref(value) else new
@@ -351,20 +351,20 @@ def _result_graph(
     inner: Inner, roots: list[tp.Any], captured: bool
 ) -> tuple[OutGraph, list[tp.Any]]:
     """The graph of a result whose objects are all new outside, and the values of its leaves."""
-    found = traverse(roots, trees=inner.call.trees, open_roots=True)
-    graphdef: GraphDef[tp.Any] = GraphDef(found.tokens, len(roots))
-    origin = (None,) * len(found.nodes)
+    walk = traverse(roots, trees=inner.call.trees, open_roots=True)
+    graphdef: GraphDef[tp.Any] = GraphDef(walk.tokens, len(roots))
+    origin = (None,) * len(walk.nodes)
     if not captured:
-        refuse_captured(found.nodes, origin, graphdef)
+        refuse_captured(walk.nodes, origin, graphdef)
     fresh = _FreshValues(inner)
-    sources = tuple(map(fresh.source, found.leaves))
+    sources = tuple(map(fresh.source, walk.leaves))
     return OutGraph(graphdef, origin, sources, 0, (), ()), fresh.values
 
 
 def _detached(inner: Inner) -> list[tp.Any]:
     """What came in and may have changed: walked even where nothing refers to it any more.
 
-    Edits of plain containers and of static values are not told by a version.
+    A version does not notify of edits to plain containers and static values.
     """
     decoded = inner.call.graphdef.decoded
     loose = {owner for owner, _, code in decoded.raw_slots if not isinstance(code, int)}

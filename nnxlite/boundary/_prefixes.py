@@ -1,4 +1,4 @@
-"""Prefixes: what a transform is told about the parts of its arguments.
+"""Prefixes: settings for the parts of the arguments of a transform.
 
 A prefix such as `in_axes=(0, None)` gives one setting to each argument.  For graph objects a setting
 can depend on the Variable: `StateAxes`, `StateSharding` and `DiffState` map filters to settings.  A
@@ -24,7 +24,7 @@ class PrefixMapping:
     """Base of settings that depend on the Variable."""
 
     def map_prefix(self, path: Path, variable: tp.Any) -> tp.Any:
-        """The setting for the Variable (or array) found at a path."""
+        """The setting for the Variable (or array) at a path."""
         raise NotImplementedError  # pragma: no cover - abstract
 
 
@@ -151,7 +151,7 @@ class StateSharding(FilterMapping):
 class NodePrefix(FilterMapping):
     """Settings for the parts of one object or State, by path; for a part they hold for all below it.
 
-    A pytree of the settings; those of a leaf that is found in several places count once.
+    A pytree of the settings; those of a leaf with several paths count once.
 
     Args:
         kind: name of the class of the object.
@@ -336,11 +336,11 @@ def broadcast(prefix: tp.Any, tree: tp.Any, what: str) -> list[tp.Any]:
         below = treedef.flatten_up_to(tree)
     except (ValueError, TypeError):
         of = "result" if what.startswith("out") else "arguments"
-        found = jax.tree_util.tree_structure(tree)
+        structure = jax.tree_util.tree_structure(tree)
         mapping = "StateAxes" if what.endswith("axes") else "StateSharding"
         raise ValueError(
             f"{what} is no prefix of the {of}: {what}={prefix!r} has the structure {treedef}, the "
-            f"structure of the {of} is {found}. Give one setting to each part, or to all; an "
+            f"structure of the {of} is {structure}. Give one setting to each part, or to all; an "
             f"object is one part, and nnx.{mapping} chooses by Variable."
         ) from None
     out: list[tp.Any] = []
@@ -396,12 +396,12 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
     asked: dict[int, list[Path]] = {i: [] for i, s in enumerate(by_root) if type(s) is NodePrefix}
 
     def setting(root: int, path: Path, leaf: int) -> tp.Any:
-        found = by_root[root]
-        if isinstance(found, PrefixMapping):
+        given = by_root[root]
+        if isinstance(given, PrefixMapping):
             if root in asked:
                 asked[root].append(path)
-            return found.map_prefix(path, seen[leaf])
-        return found
+            return given.map_prefix(path, seen[leaf])
+        return given
 
     leaves = call.graph_leaves()
     out = [setting(tp.cast(int, x.root), x.below, i) for i, x in enumerate(leaves)]

@@ -1,4 +1,4 @@
-"""What a function may not return, store or change, and what the user is told about it."""
+"""What a function may not return, store or change, with the messages."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def refuse_aliases(inner: Inner, result: tp.Any, roots: list[tp.Any]) -> None:
     came_in = {
         id(inner.nodes[n]): i for i, n in enumerate(call.graphdef.decoded.leaf_nodes) if n >= 0
     }
-    found = traverse(roots)
-    decoded = GraphDef(found.tokens, len(roots)).decoded
+    walk = traverse(roots)
+    decoded = GraphDef(walk.tokens, len(roots)).decoded
     for node, frame in zip(decoded.leaf_nodes, decoded.leaf_frames):
-        variable = found.nodes[node] if node >= 0 else None
+        variable = walk.nodes[node] if node >= 0 else None
         leaf = came_in.get(id(variable))
         if leaf is None:
             continue

@@ -174,18 +174,18 @@ def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
     leaves = [source.pick(inputs.values, outputs.fresh) for source in graph.sources]
     _make_refs(graph, leaves)
     nodes: list[tp.Any] = []
-    for i, found in enumerate(decoded.node_defs):
+    for i, node_def in enumerate(decoded.node_defs):
         old = graph.origin[i]
         if old is not None:
             nodes.append(outer[old])
-        elif isinstance(found, ObjectDef):
-            custom = CUSTOM_NODES.get(found.type)
+        elif isinstance(node_def, ObjectDef):
+            custom = CUSTOM_NODES.get(node_def.type)
             if custom is None:
-                nodes.append(new_shell(found.type, found, trace))
+                nodes.append(new_shell(node_def.type, node_def, trace))
             else:
-                nodes.append(custom.create_empty(found.metadata))
-        elif isinstance(found, VariableDef):
-            nodes.append(make(found, leaves[decoded.node_leaves[i]]))
+                nodes.append(custom.create_empty(node_def.metadata))
+        elif isinstance(node_def, VariableDef):
+            nodes.append(make(node_def, leaves[decoded.node_leaves[i]]))
         else:
             nodes.append(leaves[decoded.node_leaves[i]])
     for old, kind in graph.kinds:
@@ -196,9 +196,9 @@ def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
             values = [resolve(code, nodes, leaves) for code in codes]
             fill(nodes[number], decoded.node_defs[number], values)
     for number, names, removed in graph.edits:
-        found = decoded.node_defs[number]
-        codes = dict(zip(found.layout.data, codes_of[number]))
-        _edit(nodes[number], found, names, removed, codes, nodes, leaves)
+        node_def = decoded.node_defs[number]
+        codes = dict(zip(node_def.layout.data, codes_of[number]))
+        _edit(nodes[number], node_def, names, removed, codes, nodes, leaves)
     definition = outputs.definition
     if definition.treedef is None:
         return outputs.result
@@ -224,7 +224,7 @@ def _make_refs(graph: OutGraph, leaves: list[tp.Any]) -> None:
 
 def _edit(
     node: tp.Any,
-    found: ObjectDef,
+    node_def: ObjectDef,
     names: tuple[tp.Any, ...],
     removed: tuple[tp.Any, ...],
     codes: dict[tp.Any, Code],
@@ -232,12 +232,14 @@ def _edit(
     leaves: list[tp.Any],
 ) -> None:
     """Repeat the changes of one object on the caller's own."""
-    custom = CUSTOM_NODES.get(found.type)
+    custom = CUSTOM_NODES.get(node_def.type)
     if custom is not None:
         for name in removed:
             custom.pop_key(node, name)
         for name in names:
-            value = resolve(codes[name], nodes, leaves) if name in codes else found.template[name]
+            value = (
+                resolve(codes[name], nodes, leaves) if name in codes else node_def.template[name]
+            )
             custom.set_key(node, name, value)
         return
     attributes = node.__dict__
@@ -245,7 +247,7 @@ def _edit(
         attributes.pop(name, None)
     for name in names:
         if name not in codes:
-            attributes[name] = own_copy(found.template[name])
+            attributes[name] = own_copy(node_def.template[name])
             continue
         value = resolve(codes[name], nodes, leaves)
         held = attributes.get(name)
@@ -256,8 +258,8 @@ def _edit(
             held.update(value)
         else:
             attributes[name] = value
-    _set_status(node, found.layout.status)
-    set_definition(node, found)
+    _set_status(node, node_def.layout.status)
+    set_definition(node, node_def)
 
 
 _set_status = GraphNode.__dict__["_nnx_status"].__set__

@@ -1,4 +1,4 @@
-"""Output leaves in groups: how results whose layout is found at trace time get their settings.
+"""Output leaves in groups: how results whose structure is known only after tracing get their settings.
 
 `vmap`, `pmap` and `shard_map` want to know the axis (or spec) of each output before they call the
 function, but what a function writes is known only after.  So outputs leave in groups, one for each

@@ -26,7 +26,7 @@ def warn_of_streams(
     Args:
         call: the arguments.
         leaves: the broadcast leaves that were written.
-        warned: tags of the streams that were told of.
+        warned: tags of the streams that were mentioned already.
         what: what happens to the stream.
         remedy: what to do instead.
     """

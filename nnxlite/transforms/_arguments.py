@@ -285,9 +285,9 @@ class naming_arguments:
     def __exit__(self, kind: tp.Any, error: tp.Any, traceback: tp.Any) -> None:
         if not isinstance(error, TypeError):
             return
-        found = _no_array(self._inputs)
-        if found is not None:
-            path, value = found
+        bad = _no_array(self._inputs)
+        if bad is not None:
+            path, value = bad
             raise TypeError(
                 f"{self._name}: the argument at '{path}' is of type {type(value).__name__}, which "
                 f"is no array. Give it to the function with functools.partial{self._remedy}."

@@ -114,13 +114,13 @@ def _root_paths(call: CallDef, definition: OutDef) -> list[Path]:
         tree = jax.tree_util.tree_unflatten(
             definition.treedef, range(definition.treedef.num_leaves)
         )
-        found = jax.tree_util.tree_leaves_with_path(tree)
-        roots += [("result", *map(key_name, found[p][0])) for p in definition.where]
+        of_result = jax.tree_util.tree_leaves_with_path(tree)
+        roots += [("result", *map(key_name, of_result[p][0])) for p in definition.where]
     return roots
 
 
 def _fresh_text(call: CallDef, definition: OutDef, number: int) -> str:
-    """Where a value is found that a branch leaves and that did not come in."""
+    """The path of a value that a branch leaves and that did not come in."""
     graph = tp.cast(OutGraph, definition.graph)
     decoded = graph.graphdef.decoded
     root, *path = decoded.path(decoded.leaf_frames[graph.sources.index(Fresh(number))])

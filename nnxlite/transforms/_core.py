@@ -36,7 +36,7 @@ class Core:
         funs: the user functions, behind weak references where possible.
         options: everything else the transform was given; hashable where it can be.
         seen: what the functions see besides their arguments, or None if that may change.
-        warned: random streams of which the user was told; see `warn_of_streams`.
+        warned: random streams that the user was warned of; see `warn_of_streams`.
         name: of the transform, for messages.
         skip: how many names at the front of an argument's path mean nothing to the user.
         first: names of the first leaves, where they are no arguments of the functions.

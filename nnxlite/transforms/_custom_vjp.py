@@ -409,13 +409,13 @@ def _returned(call: CallDef, definition: OutDef) -> set[int]:
     """The Variables of the arguments that the result holds: outputs, even if only read."""
     graph, decoded = definition.graph, call.graphdef.decoded
     if graph is None:
-        found = {leaf for node in definition.nodes for leaf, _ in leaves_of_code(decoded, node)}
+        leaves = {leaf for node in definition.nodes for leaf, _ in leaves_of_code(decoded, node)}
     else:
         codes = graph.graphdef.decoded.roots[graph.first_result :][: len(definition.where)]
         below = [leaves_of_code(graph.graphdef.decoded, code) for code in codes]
         sources = {graph.sources[leaf] for leaves in below for leaf, _ in leaves}
-        found = {source.leaf for source in sources if isinstance(source, CameIn)}
-    return {leaf for leaf in found if decoded.leaf_nodes[leaf] >= 0}
+        leaves = {source.leaf for source in sources if isinstance(source, CameIn)}
+    return {leaf for leaf in leaves if decoded.leaf_nodes[leaf] >= 0}
 
 
 class _Cotangents:
@@ -526,8 +526,11 @@ def _takes(fun: tp.Callable[..., tp.Any], name: str) -> bool:
     except (TypeError, ValueError):
         return False
     kinds = inspect.Parameter
-    found = parameters.get(name)
-    if found is not None and found.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
+    parameter = parameters.get(name)
+    if parameter is not None and parameter.kind in (
+        kinds.POSITIONAL_OR_KEYWORD,
+        kinds.KEYWORD_ONLY,
+    ):
         return True
     return any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
 
@@ -567,7 +570,7 @@ def _is_primal(x: tp.Any) -> bool:
 
 
 def _values_of(leaves: tp.Any) -> tp.Any:
-    """Leaves without what JAX tells of them."""
+    """The values of leaves that JAX has wrapped."""
 
     def value(x: tp.Any) -> tp.Any:
         return x.value if isinstance(x, _Primal) else x

@@ -102,8 +102,8 @@ class Donor:
         leaves, flags = self.join(call, groups), call.cache[self].labels
         names: dict[int, list[str]] = {}
         for x, donated, text in zip(leaves, flags, leaf_texts(call)):
-            found = names.setdefault(id(x), [])
-            found.insert(0 if donated else len(found), text)
+            places = names.setdefault(id(x), [])
+            places.insert(0 if donated else len(places), text)
         twice = next((f for key, f in names.items() if key in seen and len(f) > 1), None)
         if twice is None:  # Python scalars may well be the same object
             return

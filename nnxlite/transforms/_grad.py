@@ -59,9 +59,9 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
             one path and not by another.
     """
     key = (select, options.argnums, options.as_tree, num_bound)
-    found = call.cache.get(key)
-    if found is not None:
-        return found
+    known = call.cache.get(key)
+    if known is not None:
+        return known
     args, _ = call.template()
     by_leaf: list[tp.Any] = [False] * call.treedef.num_leaves
     visible = num_args - num_bound
@@ -99,8 +99,8 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
         else:
             settings.append(_ParamsByDefault(leaf, Param))
     flags = settings_by_leaf(call, settings, "differentiation")
-    found = call.cache[key] = Partition(tuple(map(bool, flags)))
-    return found
+    known = call.cache[key] = Partition(tuple(map(bool, flags)))
+    return known
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -232,10 +232,10 @@ class GradWrapped(Transformed):
         differentiated = jax.value_and_grad(run, has_aux=True, **dict(options.jax_options))
         (value, crossing), grads = differentiated(*selected.split(inputs.leaves))
         aux = replay_crossing(inputs, crossing)
-        found = gradients(call, options, bound, selected, grads)
+        grads = gradients(call, options, bound, selected, grads)
         if name == "value_and_grad":
-            return ((value, aux), found) if options.has_aux else (value, found)
-        return (found, aux) if options.has_aux else found
+            return ((value, aux), grads) if options.has_aux else (value, grads)
+        return (grads, aux) if options.has_aux else grads
 
 
 def value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:

@@ -73,7 +73,7 @@ class CallKey(tp.NamedTuple):
     num_bound: int
 
 
-class Core:
+class JitCore:
     """The compiled side of one function under one set of options; shared by equal wrappers.
 
     Attributes:
@@ -170,8 +170,8 @@ class Core:
             raise ValueError(f"jit({self.name}): {self.in_words(call, str(error))}") from error
 
 
-def _run(core: Core, call: CallDef, *groups: tp.Any) -> tp.Any:
-    """What JAX traces: rebuild, run, take apart."""
+def _run(core: JitCore, call: CallDef, *groups: tp.Any) -> tp.Any:
+    """What JAX traces: enter, run, leave."""
     donor = core.donor
     leaves = groups[0] if donor is None else donor.join(call, groups)
     body = None if donor is None else donor.take_traced(call, leaves)
@@ -187,7 +187,7 @@ def _run(core: Core, call: CallDef, *groups: tp.Any) -> tp.Any:
     return out.crossing()
 
 
-_cores: PerFunction[Core] = PerFunction()
+_cores: PerFunction[JitCore] = PerFunction()
 
 
 class JitWrapped(Transformed, tp.Generic[P, R]):
@@ -208,7 +208,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         self.fun = fun
         self._fun, self._args, self._kwargs = self.bound
         key = (options, replaced_functions())
-        core = _cores.get(self._fun, key, functools.partial(Core, self._fun, options))
+        core = _cores.get(self._fun, key, functools.partial(JitCore, self._fun, options))
         self._core = core
         self._has_static = options.static.any
         self._graph = options.modes.graph

@@ -34,10 +34,10 @@ from nnxlite.boundary import (
     leave,
     replaced,
     same,
-    settle,
     trace_body,
     warn_of_streams,
     with_arrays,
+    with_matching_types,
 )
 from nnxlite.transforms._core import Core
 from nnxlite.transforms._flow import FlowOptions, run_flow, unwrapped_value
@@ -99,7 +99,7 @@ class CarryLoop(Core):
             slots += [call.num_arrays + leaf for leaf in handover_of(body).leaves]
             loop = LoopBody(body, leaves, slots)
             ends = self.next_state(body, body.shapes)
-            starts, bad = settle(loop.start, ends)
+            starts, bad = with_matching_types(loop.start, ends)
             if bad:
                 where = call.leaves()[slots[bad[0]]].text(self.skip)
                 raise TypeError(

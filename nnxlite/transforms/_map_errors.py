@@ -1,4 +1,4 @@
-"""What goes wrong in `vmap`, `pmap` and `shard_map`, said with the user's names.
+"""Errors of `vmap`, `pmap` and `shard_map`, with the user's names.
 
 JAX speaks of the lists of leaves that it was given; here their places become paths of arguments and
 results.

@@ -342,8 +342,8 @@ def with_axis_names(
         source = graph.sources[leaf]
         axis = source.pick(value_settings, fresh_settings)
         if isinstance(axis, int):
-            found = tp.cast(VariableDef, tokens[token])
-            carrier = found.type.from_metadata(None, found.metadata)
+            definition = tp.cast(VariableDef, tokens[token])
+            carrier = definition.type.from_metadata(None, definition.metadata)
             slice_ = source.pick(inner.values, out.fresh)
             add_axis(carrier, from_front(axis, slice_), names)
             changed[node] = tokens[token] = carrier._box.definition

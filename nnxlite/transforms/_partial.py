@@ -54,7 +54,7 @@ def jit_partial(
 ) -> JitPartial:
     """Compile a function and give it its first arguments.
 
-    The arguments are looked at anew in each call: changes made to the objects in between count.
+    The arguments are read again in each call: changes made to the objects in between count.
 
     Args:
         fun: the function.

@@ -54,8 +54,8 @@ class Placement:
         out = self._make(**shardings).trace(call, *groups).out_info
         shardings["out_shardings"] = self._shardings_out(call, out)
         self._leaving[call] = jax.tree_util.tree_structure(out)
-        found = self.by_call[call] = self._make(**shardings)
-        return found
+        jitted = self.by_call[call] = self._make(**shardings)
+        return jitted
 
     def __call__(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
         """Call the function, whose result may have another structure for other shapes of leaves."""

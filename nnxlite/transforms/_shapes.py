@@ -45,10 +45,12 @@ class LookOptions(tp.NamedTuple):
 
 
 class Look:
-    """One call, ready to be traced: its arguments taken apart, and the function between leaves."""
+    """One call, ready to be traced: its arguments, and the function between leaves."""
 
-    def __init__(self, found: Unbound, args: tp.Any, kwargs: tp.Any, options: LookOptions) -> None:
-        self._fun, bound, given = found
+    def __init__(
+        self, unbound: Unbound, args: tp.Any, kwargs: tp.Any, options: LookOptions
+    ) -> None:
+        self._fun, bound, given = unbound
         self._options = options
         self._hidden: Hidden = ()
         if options.static_argnums:

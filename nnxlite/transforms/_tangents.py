@@ -1,4 +1,4 @@
-"""Tangents and cotangents: trees in the form of some values, taken apart as JAX wants their leaves.
+"""Tangents and cotangents: from trees in the form of some values to the leaves that JAX wants.
 
 A tangent has the form of its primal: an array for an array, an object of the same kind for an
 object (or `None`, or a State where only some of the Variables matter).  Leaves are matched by path,
@@ -21,7 +21,7 @@ from nnxlite.graph import Code, ContainerCode, GraphDef, Path, StaticDef
 from nnxlite.variables import Variable, VariableDef, make
 
 Place = tuple[int, Path]
-"""Where a leaf is found: number of its root, path from there."""
+"""Where a leaf is: number of its root, path from there."""
 
 MISSING_LEAF: tp.Any = object()
 
@@ -146,7 +146,7 @@ def _matched(form: Form, objects: dict[int, tp.Any], given: Inputs) -> dict[int,
 
 
 def places(call: CallDef) -> dict[Place, int]:
-    """Every place at which each graph leaf is found."""
+    """Each graph leaf by every path that it has."""
     leaves = enumerate(call.graph_leaves())
     out: dict[Place, int] = {(tp.cast(int, x.root), x.below): leaf for leaf, x in leaves}
     for number, root, path in aliases(call):
@@ -205,8 +205,8 @@ def _checked(form: Form, leaf: int, value: tp.Any, tangent: tp.Any) -> tp.Any:
 class States:
     """The leaves of a graph in the form that gradients have with graph updates on.
 
-    A State stands in place of each object. What is found in several places has its leaves at the
-    first one; an empty State stands in the others.
+    A State stands in place of each object. What has several paths has its leaves at the
+    first one; an empty State stands at the others.
     """
 
     def __init__(self, graphdef: GraphDef[tp.Any], leaves: tp.Mapping[int, tp.Any]) -> None:
@@ -239,10 +239,10 @@ class States:
         return make(definition, value) if isinstance(definition, VariableDef) else value
 
     def _of_object(self, path: Path) -> tp.Any:
-        found = self._nested
+        part = self._nested
         for name in path[1:] if self._graphdef.num_roots == 1 else path:
-            found = found._mapping.get(name) or State({})
-        return found
+            part = part._mapping.get(name) or State({})
+        return part
 
     @functools.cached_property
     def _nested(self) -> State[tp.Any, tp.Any]:

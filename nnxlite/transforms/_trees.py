@@ -2,7 +2,7 @@
 
 `to_tree` replaces the graph nodes of a pytree by `NodeStates` (definition and states), which are plain
 pytrees; `from_tree` goes back.  All nodes of one tree share one numbering, so that sharing survives
-the way there and back.  `prefix` turns filters into a prefix that fits a tree.
+the way there and back.  `prefix` turns filters into a prefix that matches a tree.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MergeFn = tp.Callable[[MergeContext, KeyPath, tp.Any, tp.Any], tp.Any]
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class NodeStates:
-    """A graph node taken apart: a pytree of its states, with the definition as static data.
+    """A split graph node: a pytree of its states, with the definition as static data.
 
     Args:
         _graphdef: the definition, or None.
@@ -151,7 +151,7 @@ def to_tree(
     Args:
         tree: any pytree.
         prefix: a prefix of it, handed to `split_fn` node by node.
-        split_fn: what takes a node apart, by default into `NodeStates` with one state.
+        split_fn: what splits a node, by default into `NodeStates` with one state.
         map_non_graph_nodes: whether `split_fn` sees other leaves, too.
         ctxtag: the tag of an active `update_context`, or None.
         check_aliasing: whether to raise where a shared node has two different prefixes.
@@ -233,7 +233,7 @@ def prefix(
     *,
     graph: bool | None = None,
 ) -> tp.Any:
-    """A prefix that fits a tree, with settings chosen by filter.
+    """A prefix that matches a tree, with settings chosen by filter.
 
     It can be given wherever a transform takes a prefix: `in_axes` of `vmap`, `in_shardings` of `jit`.
 

@@ -1,4 +1,4 @@
-"""What a transform returns: a function under a transform, and how it is taken apart.
+"""What a transform returns: a function under a transform, and what it carries.
 
 Every transform returns a `Wrapper`: a function, and the options of the transform.  `unbind` takes what
 a user passes (a bound method, a partial, an object that can be called, another wrapper) apart into a
@@ -110,14 +110,14 @@ class PerFunction(tp.Generic[T]):
             return make()
         try:
             mine = self._known.setdefault(fun, {})
-            found = mine.get(key)
+            known = mine.get(key)
         except TypeError:  # not weakly referable, or an unhashable key
             return make()
-        if found is None:
+        if known is None:
             if len(mine) >= KEPT_PER_FUNCTION:
                 del mine[next(iter(mine))]
-            found = mine[key] = make()
-        return found
+            known = mine[key] = make()
+        return known
 
 
 KEPT_PER_FUNCTION = 64
@@ -137,7 +137,7 @@ def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
 
 
 class Unbound(tp.NamedTuple):
-    """A callable taken apart: the plain function, and the arguments it already carries."""
+    """A callable as a plain function and the arguments that it carries."""
 
     fun: tp.Callable[..., tp.Any]
     args: tuple[tp.Any, ...]
@@ -145,7 +145,7 @@ class Unbound(tp.NamedTuple):
 
 
 def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
-    """Take bound methods, partials and callable objects apart.
+    """Split bound methods, partials and callable objects into function and arguments.
 
     What they carry enters the transform as arguments, so that a model behind a bound method is
     treated like a model that is passed. Arguments of a partial that hold no objects stay where they
@@ -161,15 +161,19 @@ def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
     if is_root(fun) and not isinstance(fun, type):
         return Unbound(call_object, (fun,), {})
     inner, layers = unwrapped(fun)
-    found = unbind(inner) if layers else None
-    return Unbound(fun, (), {}) if found is None or found.fun is inner else rewrap(found, layers)
+    unbound = unbind(inner) if layers else None
+    return (
+        Unbound(fun, (), {}) if unbound is None or unbound.fun is inner else rewrap(unbound, layers)
+    )
 
 
-def rewrap(found: Unbound, layers: Layers) -> Unbound:
-    """The callable that wrappers make of one that was taken apart; it carries the same."""
-    if not (found.args or found.kwargs):
-        return found._replace(fun=wrapped(found.fun, layers))
-    return found._replace(fun=_Carrying(found.fun, (layers, len(found.args), tuple(found.kwargs))))
+def rewrap(unbound: Unbound, layers: Layers) -> Unbound:
+    """The callable that wrappers make of an unbound one; it carries the same."""
+    if not (unbound.args or unbound.kwargs):
+        return unbound._replace(fun=wrapped(unbound.fun, layers))
+    return unbound._replace(
+        fun=_Carrying(unbound.fun, (layers, len(unbound.args), tuple(unbound.kwargs)))
+    )
 
 
 class _Carrying(Wrapper):
@@ -255,7 +259,7 @@ class Transformed(Wrapper):
     """Base of what the transforms of objects return.
 
     Attributes:
-        bound: the function taken apart.
+        bound: the function, and the arguments that it carries.
     """
 
     def __init__(self, fun: tp.Any, options: Options) -> None:
