@@ -54,17 +54,17 @@ def of_jit():
 
 @case("stages", "filter_jit: 72 arrays read")
 def of_filter_jit():
-    """Entering finds the plan and the values; types are looked at where something was written."""
-    from nnxlite.filtered._jit import _come_out
+    """Entering finds the plan and the values, and looks at the classes of the values."""
+    from nnxlite.filtered._crossing import put_back
 
     step, model = variables_step(12)
     for _ in range(3):
         step(model)
-    inputs, call, plain, values = step._enter((model,), {})
-    crossed = step._core.jitted(call, plain, values)
+    inputs, call, groups = step._enter((model,), {})
+    crossed = step._core.jitted(call, *groups)
     return {
         "nnxlite": lambda: of_variables(12),
         "entering": lambda: Calls(lambda: step._enter((model,), {})),
         "its values": lambda: Calls(inputs.plan.values),
-        "leaving": lambda: Calls(lambda: _come_out(inputs, crossed)),
+        "leaving": lambda: Calls(lambda: put_back(inputs, crossed)),
     }

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from nnxlite._errors import NnxError
-from nnxlite.filtered._apart import Apart
+from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import is_array, is_inexact_array
 
 T = tp.TypeVar("T")
@@ -68,11 +68,11 @@ def branched_error_if(
         raise ValueError(f"on_error={on_error!r}; it must be one of {tp.get_args(OnError)}.")
     if on_error == "off":
         return x
-    apart = Apart(x)
+    tree = leaves_of(x)
     if on_error == "nan":
         bad = jnp.any(jnp.asarray(pred))
-        return apart.build(
-            [jnp.where(bad, jnp.nan, y) if is_inexact_array(y) else y for y in apart.leaves]
+        return tree.form.build(
+            [jnp.where(bad, jnp.nan, y) if is_inexact_array(y) else y for y in tree.leaves]
         )
 
     def check(pred: tp.Any, index: tp.Any) -> tp.Any:
@@ -86,7 +86,7 @@ def branched_error_if(
     if not isinstance(pred, Tracer) and not isinstance(index, Tracer):
         check(np.asarray(pred), np.asarray(index))
         return x
-    if not any(map(is_array, apart.leaves)):
+    if not any(map(is_array, tree.leaves)):
         raise ValueError(
             "error_if: the condition is traced, and the tree has no array to carry the check. Pass "
             "an array that is used afterwards, and use the result."
@@ -97,4 +97,4 @@ def branched_error_if(
         check, jax.ShapeDtypeStruct((), bool), pred, index, vmap_method="broadcast_all"
     )
     carry = lambda y: jnp.where(fine, y, jnp.zeros_like(y))
-    return apart.build([carry(y) if is_array(y) else y for y in apart.leaves])
+    return tree.form.build([carry(y) if is_array(y) else y for y in tree.leaves])

@@ -1,55 +1,115 @@
 """Crossing a JAX transform with leaves of any type: arrays are traced, the rest is static.
 
-On the way in the leaves that are not traced become part of the key (`jit`) or are captured (the
-others).  On the way out whatever is no array travels as static data beside the `OutDef`.
+On the way in, the leaves that are not traced become part of the key (`jit`) or are captured (the
+others).  On the way out, leaves that are not arrays travel as static data beside the `OutDef`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text, short_type
-from nnxlite._jax import is_pytree_leaf
-from nnxlite.boundary import Fixed, Inner, Inputs, OutDef, Outputs, enter, leave, replay
-from nnxlite.filtered._apart import Apart
+from nnxlite._jax import PyTreeDef, is_pytree_leaf
+from nnxlite.boundary import Fixed, Inner, Inputs, OutDef, Outputs, leave, replay
+from nnxlite.filtered._leaves import Form, Leaves, leaves_of
 from nnxlite.filtered._predicates import is_array
 from nnxlite.transforms import (
     StaticArgument,
     Unbound,
+    Wrapper,
     call_object,
     hidden_argument,
     rewrap,
     unbind,
     unwrapped,
-    weakly,
 )
 
 
-def taken_apart(fun: tp.Any) -> Unbound:
-    """Like `unbind`; a callable that is a pytree of another kind enters as an argument, too."""
-    found = unbind(fun)
-    inner, layers = unwrapped(found.fun)
-    if isinstance(inner, type) or is_pytree_leaf(inner):
-        return found
-    return rewrap(Unbound(call_object, (inner, *found.args), found.kwargs), layers)
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """Leaves divided into groups.
+
+    Attributes:
+        groups: for each leaf the number of its group.
+        num_groups: how many there are.
+    """
+
+    groups: tuple[int, ...]
+    num_groups: int = 2
+
+    def split(self, leaves: tp.Sequence[tp.Any]) -> tuple[list[tp.Any], ...]:
+        """The leaves of each group."""
+        out: tuple[list[tp.Any], ...] = tuple([] for _ in range(self.num_groups))
+        for leaf, group in zip(leaves, self.groups):
+            out[group].append(leaf)
+        return out
+
+    def join(self, groups: tp.Sequence[tp.Iterable[tp.Any]]) -> list[tp.Any]:
+        """The inverse of `split`."""
+        sources = tuple(map(iter, groups))
+        return [next(sources[group]) for group in self.groups]
+
+
+def chosen_first(chosen: tp.Iterable[tp.Any]) -> Partition:
+    """Leaves divided into the chosen ones and the rest."""
+    return Partition(tuple(0 if c else 1 for c in chosen))
+
+
+def chosen_only(partition: Partition, new: tp.Iterable[tp.Any]) -> list[tp.Any]:
+    """New leaves for the chosen ones, and None for the rest."""
+    return partition.join((new, itertools.repeat(None)))
+
+
+# Out ----------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class Division:
+    """Leaves of which some are static.
+
+    Attributes:
+        partition: the groups; the last one are the static leaves.
+        statics: the static leaves themselves.
+    """
+
+    partition: Partition
+    statics: tuple[StaticArgument, ...]
+
+    def join(self, *groups: tp.Iterable[tp.Any]) -> list[tp.Any]:
+        """All leaves, from those that are not static."""
+        if len(groups) == 1 and not self.statics:
+            return list(groups[0])
+        return self.partition.join((*groups, [box.value for box in self.statics]))
+
+
+def divide(
+    leaves: tp.Sequence[tp.Any], partition: Partition
+) -> tuple[Division, list[list[tp.Any]]]:
+    """What is static of some leaves, and the groups of the others; the last group is static."""
+    *groups, statics = partition.split(leaves)
+    return Division(partition, tuple(map(hidden_argument, statics))), groups
+
+
+@dataclasses.dataclass(frozen=True)
+class OutForm:
     """The static side of what leaves a transform, static leaves included.
 
     Attributes:
         definition: see `Outputs`.
         treedef: of (result, written, fresh).
-        statics: positions and values of the leaves that are no arrays.
+        division: of the leaves of that tree.
     """
 
     definition: OutDef
-    treedef: tp.Any
-    statics: tuple[tuple[int, StaticArgument], ...]
+    treedef: PyTreeDef
+    division: Division
+
+    def outputs(self, leaves: list[tp.Any]) -> Outputs:
+        """What left, from all its leaves."""
+        return Outputs(self.definition, *jax.tree_util.tree_unflatten(self.treedef, leaves))
 
 
 Crossed = tuple[Fixed, list[tp.Any]]
@@ -58,165 +118,112 @@ Crossed = tuple[Fixed, list[tp.Any]]
 def take_out(out: Outputs) -> Crossed:
     """What leaves a transform as static data and a list of arrays."""
     leaves, treedef = jax.tree_util.tree_flatten((out.result, out.written, out.fresh))
-    statics = tuple(
-        (i, hidden_argument(leaf)) for i, leaf in enumerate(leaves) if not is_array(leaf)
-    )
-    if statics:
-        leaves = [leaf for leaf in leaves if is_array(leaf)]
-    return Fixed(Shape(out.definition, treedef, statics)), leaves
+    division, (arrays,) = divide(leaves, chosen_first(map(is_array, leaves)))
+    return Fixed(OutForm(out.definition, treedef, division)), arrays
 
 
-def outputs_of(shape: Shape, arrays: tp.Sequence[tp.Any]) -> Outputs:
-    """The inverse of `take_out`."""
-    leaves = list(arrays)
-    for position, box in shape.statics:
-        leaves.insert(position, box.value)
-    result, written, fresh = jax.tree_util.tree_unflatten(shape.treedef, leaves)
-    return Outputs(shape.definition, result, written, fresh)
-
-
-def put_back(inputs: Inputs, fixed: Fixed, arrays: tp.Sequence[tp.Any]) -> tp.Any:
+def put_back(inputs: Inputs, crossed: Crossed) -> tp.Any:
     """Write back what left a transform; returns the caller's result."""
-    return replay(inputs, outputs_of(fixed.value, arrays))
+    form: OutForm = crossed[0].value
+    return replay(inputs, form.outputs(form.division.join(crossed[1])))
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeShape:
+class TreeForm:
     """The static side of a tree that crosses by itself: its objects are new on the other side."""
 
-    definition: tp.Any
-    num_plain: int
-    defs: tuple[tp.Any, ...]
-    statics: tuple[tuple[int, StaticArgument], ...]
+    form: Form
+    division: Division
 
-    def build(self, arrays: tp.Sequence[tp.Any], *, statics: bool = True) -> tp.Any:
-        """The tree of its arrays; without `statics` None stands for the other leaves."""
-        leaves = list(arrays)
-        for position, box in self.statics:
-            leaves.insert(position, box.value if statics else None)
-        rest = iter(leaves[self.num_plain :])
-        values = [
-            jax.tree_util.tree_unflatten(d, [next(rest) for _ in range(d.num_leaves)])
-            for d in self.defs
-        ]
-        return enter(self.definition, leaves[: self.num_plain], values)[0]
+    def build(self, arrays: tp.Iterable[tp.Any]) -> tp.Any:
+        """The tree of its arrays and static leaves."""
+        return self.form.build(self.division.join(arrays))
 
-    def only(self, arrays: tp.Sequence[tp.Any]) -> tp.Any:
-        """The tree of its arrays, with None at the leaves that are no arrays."""
-        return self.build(arrays, statics=False)
+    def only(self, arrays: tp.Iterable[tp.Any]) -> tp.Any:
+        """The tree of its arrays, with None at the other leaves."""
+        return self.form.build(chosen_only(self.division.partition, arrays))
 
 
 def tree_out(tree: tp.Any, is_dynamic: tp.Callable[[tp.Any], bool] = is_array) -> Crossed:
-    """A tree as static data and a list of arrays."""
-    apart = Apart(tree)
-    statics = tuple(
-        (i, hidden_argument(x)) for i, x in enumerate(apart.leaves) if not is_dynamic(x)
-    )
-    arrays = [x for x in apart.leaves if is_dynamic(x)]
-    definition = apart.inputs.define()
-    return Fixed(TreeShape(definition, apart.num_plain, tuple(apart.defs), statics)), arrays
+    """A tree as static data (a `TreeForm`) and a list of arrays."""
+    found = leaves_of(tree)
+    division, (arrays,) = divide(found.leaves, chosen_first(map(is_dynamic, found.leaves)))
+    return Fixed(TreeForm(found.form, division)), arrays
 
 
-class Call:
-    """One call of a function, with the leaves of its arguments.
+# Calls --------------------------------------------------------------------------------------------
+
+
+class Call(Leaves):
+    """One call of a function: the leaves of its arguments.
 
     Attributes:
-        fun: the plain function.
-        apart: its arguments `(args, kwargs)`, those it is bound to first.
-        num_bound: how many of `args` the function is bound to.
+        fun: the function without arguments that it carries.
+        num_bound: how many arguments the function carries; they come first.
     """
 
-    def __init__(self, fun: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> None:
-        self.fun, bound, named = taken_apart(fun)
-        self.num_bound = len(bound)
-        self.apart = Apart(((*bound, *args), {**named, **kwargs}))
+    def __init__(self, bound: Unbound, inputs: Inputs) -> None:
+        super().__init__(inputs)
+        self.fun, self.num_bound = bound.fun, len(bound.args)
 
-    def without_values(self, leaves: list[tp.Any]) -> Call:
-        """The same call with other leaves, which keeps neither objects nor the function alive."""
-        new = Call.__new__(Call)
-        find = weakly(self.fun)
-        new.fun = lambda *args, **kwargs: find()(*args, **kwargs)
-        new.num_bound, new.apart = self.num_bound, self.apart.without_values(leaves)
-        return new
+    @classmethod
+    def of(cls, fun: tp.Any, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:
+        """A call of a function with these arguments, after those that it carries."""
+        bound = unbound(fun)
+        return cls(bound, inputs_of_call(bound, args, kwargs))
 
-    def visible(self) -> list[bool]:
-        """For each leaf whether it is the caller's argument, not something the function holds."""
-        paths = self.apart.position_paths
-        held = [path[0] == 0 and path[1] < self.num_bound for path in paths]
-        return [not held[place.position] for place in self.apart.places]
+    def owners(self) -> list[int | str | None]:
+        """For each leaf the number or name of its argument; None where the function carries it."""
+        owners: list[int | str | None] = []
+        for by_name, key, *_ in self.form.position_paths:
+            number = key if by_name else key - self.num_bound
+            owners.append(number if by_name or number >= 0 else None)
+        return [owners[place.position] for place in self.form.places]
 
     def run(self, leaves: tp.Sequence[tp.Any]) -> tuple[Inner, tp.Any]:
         """Call the function with other leaves in place of its own."""
-        (args, kwargs), inner = self.apart.enter(leaves)
+        (args, kwargs), inner = self.form.enter(leaves)
         return inner, self.fun(*args, **kwargs)
 
     def run_out(self, leaves: tp.Sequence[tp.Any]) -> Crossed:
-        """Call the function, and take apart what it leaves."""
+        """The same, with what leaves the function as static data and arrays."""
         inner, result = self.run(leaves)
         return take_out(leave(inner, result))
 
     def put_back(self, crossed: Crossed) -> tp.Any:
         """Write back what left the call; returns the caller's result."""
-        return put_back(self.apart.inputs, *crossed)
+        return put_back(self.inputs, crossed)
 
-    def arguments(self, answers: tp.Sequence[tp.Any]) -> tuple[tp.Any, ...]:
-        """The visible positional arguments of other leaves; their graph objects are new ones."""
-        return self.apart.build(answers)[0][self.num_bound :]
-
-
-class Choice:
-    """Some leaves among others, by position."""
-
-    def __init__(self, mask: tp.Sequence[bool]) -> None:
-        self.mask = mask
-
-    def chosen(self, leaves: tp.Sequence[tp.Any]) -> list[tp.Any]:
-        """The chosen ones."""
-        return [x for x, m in zip(leaves, self.mask) if m]
-
-    def into(self, leaves: tp.Sequence[tp.Any], new: tp.Iterable[tp.Any]) -> list[tp.Any]:
-        """The leaves with new ones in place of the chosen."""
-        fresh = iter(new)
-        return [next(fresh) if m else x for x, m in zip(leaves, self.mask)]
-
-    def alone(self, new: tp.Iterable[tp.Any]) -> list[tp.Any]:
-        """New leaves where chosen, None elsewhere."""
-        return self.into([None] * len(self.mask), new)
+    def arguments(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, ...]:
+        """The positional arguments of the caller, with other leaves; their objects are new."""
+        return self.form.build(leaves)[0][self.num_bound :]
 
 
-def refuse_writes(inner: Inner, what: str) -> None:
-    """Raise ValueError where a function changed its arguments and the change would be lost."""
-    definition = leave(inner, None).definition
-    if definition.written or definition.graph is not None:
-        paths = inner.call.leaf_paths()
-        names = ", ".join(f"'{path_text(paths[i])}'" for i in definition.written[:5])
-        raise ValueError(
-            f"{what} changes its arguments ({names or 'their structure'}), and the change cannot "
-            "leave it. Return the new value instead, and write it outside."
-        )
+class Filtered(Wrapper):
+    """Base of what the filtered transforms return.
+
+    Attributes:
+        bound: the function, and the arguments that it carries.
+    """
+
+    def __init__(self, fun: tp.Any, options: tp.Any) -> None:
+        super().__init__(fun, options)
+        self.bound = unbound(fun)
+
+    def call(self, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:
+        """A call with these arguments, after those that the function carries."""
+        return Call(self.bound, inputs_of_call(self.bound, args, kwargs))
 
 
-def must_be_traced(what: str, path: tp.Any, value: tp.Any) -> TypeError:
-    """The error for a leaf that was to be traced and is no array."""
-    return TypeError(
-        f"{what}: the leaf at '{path_text(path)}' must be traced, but {short_type(value)} "
-        f"{value!r} is no array and no number."
-    )
+def inputs_of_call(bound: Unbound, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Inputs:
+    """The arguments of a call on their way in, after those that the function carries."""
+    return Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
 
 
-def refuse_shared_buffers(what: str, apart: Apart, donated: tp.Sequence[bool]) -> None:
-    """Raise ValueError where one buffer would be donated twice, or donated and read."""
-    given = {id(x) for x, d in zip(apart.leaves, donated) if d}
-    places = [i for i, x in enumerate(apart.leaves) if id(x) in given]
-    if len(places) == len(given):
-        return
-    first: dict[int, int] = {}
-    for place in places:
-        other = first.setdefault(id(apart.leaves[place]), place)
-        if other != place:
-            one, two = (path_text(apart.paths[i][1:]) for i in (other, place))
-            raise ValueError(
-                f"{what}: the same array buffer is donated at '{one}' and used at '{two}'. A donated "
-                "buffer can be used once: copy the array in one of the two places, share one "
-                "Variable between them, or do not donate."
-            )
+def unbound(fun: tp.Any) -> Unbound:
+    """`unbind`, for which a callable that is a pytree of another library is an argument, too."""
+    parts = unbind(fun)
+    inner, layers = unwrapped(parts.fun)
+    if isinstance(inner, type) or is_pytree_leaf(inner):
+        return parts
+    return rewrap(Unbound(call_object, (inner, *parts.args), parts.kwargs), layers)

@@ -12,19 +12,21 @@ from jax.custom_derivatives import SymbolicZero
 from nnxlite._jax import jaxpr_as_fun
 from nnxlite._statics import ById
 from nnxlite.boundary import Fixed, Inputs, leave
-from nnxlite.filtered._apart import Apart
 from nnxlite.filtered._crossing import (
     Call,
-    Choice,
+    Filtered,
+    TreeForm,
+    chosen_first,
+    chosen_only,
     put_back,
-    refuse_writes,
     take_out,
     tree_out,
 )
-from nnxlite.filtered._grad import aligned, inexact_leaves
+from nnxlite.filtered._errors import refuse_writes
+from nnxlite.filtered._grad import aligned
+from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import has_shape, is_array, is_inexact_array
-from nnxlite.graph import Path
-from nnxlite.transforms import Unequal, Wrapper, name_of, zero_tangent
+from nnxlite.transforms import Unequal, name_of, zero_tangent
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
@@ -39,7 +41,7 @@ def _is_zero(x: tp.Any) -> bool:
     return isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == jax.dtypes.float0
 
 
-class _Rule(Unequal, Wrapper):
+class _Rule(Unequal, Filtered):
     """Base of functions with a derivative rule, which may change.
 
     Attributes:
@@ -58,16 +60,15 @@ class _Rule(Unequal, Wrapper):
         refuse_writes(inner, repr(self))
         return tree_out(result)
 
-    def _refuse_perturbed(
-        self, call: Call, mine: tp.Callable[[Path], bool], perturbed: list[bool]
-    ) -> None:
+    def _knows(self, owner: int | str | None) -> bool:
+        """Whether the rule differentiates an argument; see `Call.owners`."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def _refuse_perturbed(self, call: Call, perturbed: tp.Iterable[bool]) -> None:
         """Raise an error for a derivative that the rule would drop."""
-        for leaf, yes in zip(call.apart.places, perturbed):
-            path = call.apart.position_paths[leaf.position]
-            if yes and not mine(path):
-                bound = path[0] == 0 and path[1] < call.num_bound
-                number = path[1] - call.num_bound if path[0] == 0 else path[1]
-                where = "what the function holds" if bound else f"the argument {number!r}"
+        for owner, differentiated in zip(call.owners(), perturbed):
+            if differentiated and not self._knows(owner):
+                where = "what the function holds" if owner is None else f"the argument {owner!r}"
                 raise self.refusal(
                     f"{self!r}: its result is to be differentiated with respect to {where}, and its "
                     f"rule knows only of {self.differentiated}. Pass it there, perhaps in a tuple, or "
@@ -96,40 +97,44 @@ class FilterCustomJvp(_Rule):
         """The same as `defjvp`."""
         return self.defjvp(rule)
 
+    def _knows(self, owner: int | str | None) -> bool:
+        return isinstance(owner, int)
+
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         rule = self._rule
         if rule is None:
             raise AttributeError(f"{self!r} has no rule yet: define it with .defjvp.")
-        call = Call(self.__wrapped__, args, kwargs)
-        apart, leaves, bound = call.apart, call.apart.leaves, call.num_bound
-        arrays = Choice([is_array(x) for x in leaves])
+        call = self.call(args, kwargs)
+        partition = chosen_first(map(is_array, call.leaves))
+        arrays, rest = partition.split(call.leaves)
 
         @jax.custom_jvp
         def run(given: list[tp.Any]) -> tp.Any:
-            return self._run(call, arrays.into(leaves, given))
+            return self._run(call, partition.join((given, rest)))
 
         def run_jvp(primals: tp.Any, tangents: tp.Any) -> tp.Any:
-            directions = arrays.alone(None if _is_zero(t) else jnp.asarray(t) for t in tangents[0])
-            positional = lambda path: path[0] == 0 and path[1] >= bound
-            self._refuse_perturbed(call, positional, [t is not None for t in directions])
-            (inner, named), entered = apart.enter(arrays.into(leaves, _arrays(primals[0])))
-            value, tangent = rule(inner[bound:], call.arguments(directions), **named)
+            given = [None if _is_zero(t) else jnp.asarray(t) for t in tangents[0]]
+            directions = chosen_only(partition, given)
+            self._refuse_perturbed(call, [t is not None for t in directions])
+            values = partition.join((_arrays(primals[0]), rest))
+            (inner, named), entered = call.form.enter(values)
+            value, tangent = rule(inner[call.num_bound :], call.arguments(directions), **named)
             refuse_writes(entered, f"the rule of {self!r}")
             fixed, out = tree_out(value)
             return (fixed, out), (fixed, self._tangents(value, tangent))
 
         run.defjvp(run_jvp, symbolic_zeros=True)
-        fixed, out = run(arrays.chosen(leaves))
+        fixed, out = run(arrays)
         return fixed.value.build(out)
 
     def _tangents(self, value: tp.Any, tangent: tp.Any) -> list[tp.Any]:
         """A tangent for each array of the value."""
-        apart = Apart(value)
-        inexact = Choice([is_inexact_array(x) for x in apart.leaves])
-        found = inexact.alone(aligned(apart, tangent, inexact, f"the tangent of {self!r}"))
+        tree = leaves_of(value)
+        inexact = chosen_first(map(is_inexact_array, tree.leaves))
+        given = aligned(tree.form, tree.leaves, tangent, inexact, f"the tangent of {self!r}")
         return [
             zero_tangent(leaf) if direction is None else direction
-            for leaf, direction in zip(apart.leaves, found)
+            for leaf, direction in zip(tree.leaves, chosen_only(inexact, given))
             if is_array(leaf)
         ]
 
@@ -192,51 +197,55 @@ class FilterCustomVjp(_Rule):
         self._bwd, self._perturbed = fn_bwd, True
         return fn_bwd
 
+    def _knows(self, owner: int | str | None) -> bool:
+        return owner == 0
+
     def __call__(self, vjp_arg: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         if self._fwd is None or self._bwd is None:
             raise AttributeError(
                 f"{self!r} has no rules yet: define them with .defvjp, or .def_fwd and .def_bwd."
             )
-        call = Call(self.__wrapped__, (vjp_arg, *args), kwargs)
-        apart, leaves, bound = call.apart, call.apart.leaves, call.num_bound
-        arrays = Choice([is_array(x) for x in leaves])
-        is_first = lambda path: path[:2] == (0, bound)
+        call = self.call((vjp_arg, *args), kwargs)
+        form, bound = call.form, call.num_bound
+        partition = chosen_first(map(is_array, call.leaves))
+        arrays, rest = partition.split(call.leaves)
 
-        def told(perturbed: tp.Sequence[bool]) -> tuple[tp.Any, ...]:
+        def flags(perturbed: tp.Sequence[tp.Any]) -> tuple[tp.Any, ...]:
             return (call.arguments(perturbed)[0],) if self._perturbed else ()
 
         @jax.custom_vjp
         def run(given: list[tp.Any]) -> tp.Any:
-            return self._run(call, arrays.into(leaves, given))
+            return self._run(call, partition.join((given, rest)))
 
         def forward(given: list[tp.Any]) -> tp.Any:
-            flags = iter([x.perturbed for x in given])
-            perturbed = [m and next(flags) for m in arrays.mask]
-            self._refuse_perturbed(call, is_first, perturbed)
+            perturbed = tuple(map(bool, chosen_only(partition, [x.perturbed for x in given])))
+            self._refuse_perturbed(call, perturbed)
             values = _arrays(x.value for x in given)
-            (inner, named), entered = apart.enter(arrays.into(leaves, values))
-            value, residuals = self._fwd(*told(perturbed), *inner[bound:], **named)
+            (inner, named), entered = form.enter(partition.join((values, rest)))
+            value, residuals = self._fwd(*flags(perturbed), *inner[bound:], **named)
             refuse_writes(entered, f"the forward rule of {self!r}")
-            return tree_out(value), (tree_out(residuals), Fixed(tuple(perturbed)), values)
+            return tree_out(value), (tree_out(residuals), Fixed(perturbed), values)
 
-        def backward(kept: tp.Any, cotangent: tp.Any) -> tp.Any:
-            (fixed_residuals, residuals), fixed_perturbed, values = kept
+        def backward(saved: tp.Any, cotangent: tp.Any) -> tp.Any:
+            (fixed_residuals, residuals), fixed_perturbed, values = saved
             fixed, cotangents = cotangent
-            (inner, named), _ = apart.enter(arrays.into(leaves, values))
-            found = self._bwd(
+            inner, named = form.build(partition.join((values, rest)))
+            gradient = self._bwd(
                 fixed_residuals.value.build(residuals),
                 fixed.value.only([None if _is_zero(x) else x for x in cotangents]),
-                *told(fixed_perturbed.value),
+                *flags(fixed_perturbed.value),
                 *inner[bound:],
                 **named,
             )
-            inexact = inexact_leaves(call, is_first)
-            shown = ((*[None] * bound, found), {})
+            owners = zip(call.leaves, call.owners())
+            inexact = chosen_first(self._knows(i) and is_inexact_array(x) for x, i in owners)
+            shown = ((*[None] * bound, gradient), {})
             what = f"the gradient that the backward rule of {self!r} returns"
-            return (arrays.chosen(inexact.alone(aligned(apart, shown, inexact, what))),)
+            found = aligned(form, call.leaves, shown, inexact, what)
+            return (partition.split(chosen_only(inexact, found))[0],)
 
         run.defvjp(forward, backward, symbolic_zeros=True)
-        fixed, out = run(arrays.chosen(leaves))
+        fixed, out = run(arrays)
         return fixed.value.build(out)
 
 
@@ -309,11 +318,11 @@ class ClosureConverted:
         """The result, with a `jax.ShapeDtypeStruct` for each array."""
         traced = self._traced
         like = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in traced.in_shapes]
-        return put_back(Inputs(traced.given.value.build(like)), traced.out, traced.out_shapes)
+        return put_back(Inputs(traced.given.value.build(like)), (traced.out, traced.out_shapes))
 
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         traced = self._traced
-        apart = Apart((args, kwargs))
+        inputs = Inputs((args, kwargs))
         given, arrays = tree_out((args, kwargs))
         if given != traced.given or _forms(arrays) != _forms(traced.in_shapes):
             raise ValueError(
@@ -321,7 +330,7 @@ class ClosureConverted:
                 "structure, shapes and static leaves of the example."
             )
         out = jaxpr_as_fun(traced.jaxpr, self.consts)(*arrays)
-        return put_back(apart.inputs, traced.out, list(map(jnp.asarray, out)))
+        return put_back(inputs, (traced.out, list(map(jnp.asarray, out))))
 
     def __repr__(self) -> str:
         return f"ClosureConverted({self._traced.name}, {len(self.consts)} consts)"
@@ -352,11 +361,10 @@ def filter_closure_convert(
     ShapeDtypeStruct(shape=(), dtype=float32)
     """
     given, arrays = tree_out((args, kwargs), has_shape)
-    apart = Apart((args, kwargs))
-    choice = Choice([has_shape(x) for x in apart.leaves])
 
     def run(*traced: tp.Any) -> tp.Any:
-        (inner_args, named), inner = apart.enter(choice.into(apart.leaves, traced))
+        form: TreeForm = given.value
+        (inner_args, named), inner = form.form.enter(form.division.join(traced))
         return take_out(leave(inner, fn(*inner_args, **named)))
 
     closed, (out, shapes) = jax.make_jaxpr(run, return_shape=True)(*arrays)

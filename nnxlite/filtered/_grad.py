@@ -13,35 +13,28 @@ import jax.numpy as jnp
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import in_this_trace
-from nnxlite.boundary import leave
-from nnxlite.filtered._apart import Apart
-from nnxlite.filtered._crossing import Call, Choice, Crossed, take_out
+from nnxlite.boundary import Fixed, leave
+from nnxlite.filtered._crossing import (
+    Call,
+    Crossed,
+    Filtered,
+    Partition,
+    chosen_first,
+    chosen_only,
+    take_out,
+)
+from nnxlite.filtered._leaves import Form, leaves_of
 from nnxlite.filtered._predicates import (
     is_array,
     is_array_like,
     is_inexact_array,
     is_inexact_array_like,
 )
-from nnxlite.filtered._specs import MASK, settle
-from nnxlite.graph import Path
-from nnxlite.transforms import Wrapper, decorated, name_of
+from nnxlite.filtered._specs import answers
+from nnxlite.transforms import decorated, name_of
 from nnxlite.variables import MISSING, Variable
 
 T = tp.TypeVar("T")
-
-
-def choose(call: Call, spec: tp.Any, position: int) -> Choice:
-    """The leaves of one argument that a spec selects, of those that have a derivative."""
-    args, kwargs = _argument_counts(call)
-    specs = tuple(spec if i == position else False for i in range(args))
-    mask = settle(call.apart, (specs, dict.fromkeys(kwargs, False)), MASK)
-    return Choice([bool(m) for m in mask])
-
-
-def _argument_counts(call: Call) -> tuple[int, list[str]]:
-    treedef = call.apart.call.treedef
-    args, kwargs = jax.tree_util.tree_unflatten(treedef, [0] * treedef.num_leaves)
-    return len(args), list(kwargs)
 
 
 class GradOptions(tp.NamedTuple):
@@ -53,7 +46,7 @@ class GradOptions(tp.NamedTuple):
     jax_options: tuple[tuple[str, tp.Any], ...] = ()
 
 
-class _Derivative(Wrapper):
+class _Derivative(Filtered):
     """Base of functions that differentiate another with respect to its first argument."""
 
     options: GradOptions
@@ -63,32 +56,31 @@ class _Derivative(Wrapper):
         """Of the transform."""
         return self.options.name
 
-    def _enter(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Call:
+    def divided(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
+        """A call, and its leaves divided into those to differentiate and the rest."""
         if not args:
             raise TypeError(
                 f"{self!r} differentiates its first argument, which must be given, and by position."
             )
-        return Call(self.__wrapped__, args, kwargs)
+        call = self.call(args, kwargs)
+        before, after = [False] * call.num_bound, [False] * (len(args) - 1)
+        names = dict.fromkeys({**self.bound.kwargs, **kwargs}, False)
+        spec = ((*before, self.options.arg, *after), names)
+        return call, chosen_first(answers(call, spec))
 
 
 class FilterGrad(_Derivative):
     """A differentiated function, as `filter_grad` and `filter_value_and_grad` return it."""
 
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        call, options = self._enter(args, kwargs), self.options
-        leaves = call.apart.leaves
+        call, partition = self.divided(args, kwargs)
+        options, (given, rest) = self.options, partition.split(call.leaves)
         jax_options = dict(options.jax_options)
-        choice = choose(call, options.arg, call.num_bound)
-        for path, leaf, chosen in zip(_paths(call, choice), leaves, choice.mask):
-            if chosen and not (is_inexact_array_like(leaf) or jax_options.get("allow_int")):
-                raise TypeError(
-                    f"{self!r}: the leaf at '{path_text(path)}' is to be differentiated, and "
-                    f"{short_type(leaf)} {leaf if not is_array(leaf) else ''} has no derivative. "
-                    "Select floating-point leaves only."
-                )
+        if not jax_options.get("allow_int"):
+            self._refuse_others(call, partition)
 
         def run(chosen: list[tp.Any]) -> tuple[tp.Any, Crossed]:
-            inner, result = call.run(choice.into(leaves, chosen))
+            inner, result = call.run(partition.join((chosen, rest)))
             aux = None
             if options.has_aux:
                 if not (isinstance(result, tuple) and len(result) == 2):
@@ -102,20 +94,22 @@ class FilterGrad(_Derivative):
             return result, take_out(leave(inner, aux))
 
         transform = jax.value_and_grad(run, has_aux=True, **jax_options)
-        (value, crossed), grads = transform(choice.chosen(leaves))
+        (value, crossed), grads = transform(given)
         aux = call.put_back(crossed)
-        found = call.arguments(choice.alone(grads))[0]
+        grad = call.arguments(chosen_only(partition, grads))[0]
         if options.name == "filter_grad":
-            return (found, aux) if options.has_aux else found
-        return ((value, aux), found) if options.has_aux else (value, found)
+            return (grad, aux) if options.has_aux else grad
+        return ((value, aux), grad) if options.has_aux else (value, grad)
 
-
-def _paths(call: Call, choice: Choice) -> tp.Iterable[tp.Any]:
-    """Paths for messages, only worked out where a message may be needed."""
-    needed = any(m and not is_inexact_array(x) for x, m in zip(call.apart.leaves, choice.mask))
-    if not needed:
-        return [()] * len(call.apart.leaves)
-    return [path[1:] for path in call.apart.paths]
+    def _refuse_others(self, call: Call, partition: Partition) -> None:
+        """Raise TypeError for a leaf that is to be differentiated and has no derivative."""
+        for number, (leaf, rest) in enumerate(zip(call.leaves, partition.groups)):
+            if not (rest or is_inexact_array_like(leaf)):
+                raise TypeError(
+                    f"{self!r}: the leaf at '{path_text(call.form.paths()[number][1:])}' is to be "
+                    f"differentiated, and {short_type(leaf)} {leaf if not is_array(leaf) else ''} "
+                    "has no derivative. Select floating-point leaves only."
+                )
 
 
 def _grad(fun: tp.Any, name: str, has_aux: bool, options: dict[str, tp.Any]) -> tp.Any:
@@ -170,28 +164,29 @@ def filter_value_and_grad(
 
 
 def aligned(
-    apart: Apart,
+    form: Form,
+    leaves: tp.Sequence[tp.Any],
     given: tp.Any,
-    choice: Choice,
+    partition: Partition,
     what: str,
     *,
     required: bool = False,
     error: type[Exception] = TypeError,
 ) -> list[tp.Any]:
-    """For each chosen leaf the tangent of another tree of the same form, None where it has none.
+    """For each chosen leaf its tangent in another tree of the same form, None where there is none.
 
     Raises:
         ValueError: where the other tree has a leaf that is not chosen, lacks one that is required, or
             where two leaves differ in shape.
         error: for a tangent of another dtype.
     """
-    other = Apart(given)
-    by_path = dict(zip(other.paths, other.leaves))
-    found: list[tp.Any] = []
-    for path, leaf, chosen in zip(apart.paths, apart.leaves, choice.mask):
+    other = leaves_of(given)
+    by_path = dict(zip(other.form.paths(), other.leaves))
+    tangents: list[tp.Any] = []
+    for path, leaf, rest in zip(form.paths(), leaves, partition.groups):
         value = by_path.pop(path, None)
         at = f"{what}: at '{path_text(path)}' is"
-        if not chosen:
+        if rest:
             if value is not None and getattr(value, "dtype", None) != jax.dtypes.float0:
                 raise ValueError(
                     f"{at} a {short_type(value)}, but the {short_type(leaf)} there is not "
@@ -202,15 +197,16 @@ def aligned(
             raise ValueError(
                 f"{at} nothing, where the {short_type(leaf)} needs an array of its shape."
             )
-        found.append(None if value is None else _as_tangent(value, leaf, at, error))
-    known = apart.other_paths() if by_path else ()  # another tree may have lost its sharing
-    for path, value in by_path.items():
-        if path in known:
-            continue
-        raise ValueError(
-            f"{what}: at '{path_text(path)}' is a {short_type(value)}, where there is no leaf."
-        )
-    return found
+        tangents.append(None if value is None else _as_tangent(value, leaf, at, error))
+    if by_path:  # the other tree may have lost its sharing
+        known = {form.path(place) for _, place in form.further_places()}
+        unknown = next((path for path in by_path if path not in known), None)
+        if unknown is not None:
+            raise ValueError(
+                f"{what}: at '{path_text(unknown)}' is a {short_type(by_path[unknown])}, where "
+                "there is no leaf."
+            )
+    return tangents
 
 
 def _as_tangent(value: tp.Any, leaf: tp.Any, at: str, error: type[Exception]) -> tp.Any:
@@ -230,73 +226,75 @@ def _as_tangent(value: tp.Any, leaf: tp.Any, at: str, error: type[Exception]) ->
     )
 
 
-class Derived:
-    """The result of a function as leaves, while it is being differentiated.
+class Result(tp.NamedTuple):
+    """The form of a result that is differentiated; static data.
 
-    Args:
-        call, choice: the call, and the leaves of its arguments that are differentiated.
-        wanted: which leaves of the result are.
-        has_aux: whether it is the first part of the result that is meant.
+    Attributes:
+        form: of the result.
+        partition: its leaves, divided into those that are differentiated and the rest.
+        leaves: shapes of the former, None for the rest.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        choice: Choice,
-        wanted: tp.Callable[[tp.Any], bool],
-        has_aux: bool = False,
-    ) -> None:
-        self.call, self.choice, self.wanted, self.has_aux = call, choice, wanted, has_aux
-        self.result: Apart | None = None
-        self.out = Choice(())
+    form: Form
+    partition: Partition
+    leaves: tuple[tp.Any, ...]
 
-    def run(self, chosen: list[tp.Any]) -> tuple[list[tp.Any], Crossed]:
-        """From differentiated leaves of the arguments to those of the result."""
-        inner, result = self.call.run(self.choice.into(self.call.apart.leaves, chosen))
-        differentiated = result[0] if self.has_aux else result
-        apart = Apart(differentiated)
-        self.out = Choice([self.wanted(x) for x in apart.leaves])
-        leaves = [jnp.asarray(x) for x in self.out.chosen(apart.leaves)]
-        abstract = [
-            jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) if m else None
-            for x, m in zip(apart.leaves, self.out.mask)
-        ]
-        self.result = apart.without_values(abstract)  # nothing of the trace may stay
-        return leaves, take_out(leave(inner, result))
+    def build(self, leaves: tp.Iterable[tp.Any]) -> tp.Any:
+        """A tree of this form, with None where it is not differentiated."""
+        return self.form.build(chosen_only(self.partition, leaves))
 
-    def output(self, leaves: tp.Iterable[tp.Any]) -> tp.Any:
-        """A tree of the result's form, with None where it is not differentiated."""
-        assert self.result is not None
-        return self.result.build(self.out.alone(leaves))
 
-    def kept(self) -> Pullback:
-        """What is needed of it outside."""
-        assert self.result is not None
-        return Pullback(self.call, self.choice, self.result, self.out)
+class Derived(tp.NamedTuple):
+    """A call as a function from the differentiated leaves of its arguments to those of its result.
+
+    Attributes:
+        call, partition: the call, and its leaves, divided into those to differentiate and the rest.
+        wanted: which leaves of the result are differentiated.
+        has_aux: whether only the first part of the result is.
+    """
+
+    call: Call
+    partition: Partition
+    wanted: tp.Callable[[tp.Any], bool]
+    has_aux: bool = False
+
+    def given(self) -> list[tp.Any]:
+        """The leaves to differentiate."""
+        return self.partition.split(self.call.leaves)[0]
+
+    def run(self, chosen: list[tp.Any]) -> tuple[list[tp.Any], tuple[Fixed, Crossed]]:
+        """The differentiated leaves of the result; its form, and all that leaves the call."""
+        rest = self.partition.split(self.call.leaves)[1]
+        inner, result = self.call.run(self.partition.join((chosen, rest)))
+        tree = leaves_of(result[0] if self.has_aux else result)
+        partition = chosen_first(map(self.wanted, tree.leaves))
+        leaves = [jnp.asarray(x) for x in partition.split(tree.leaves)[0]]
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+        form = Result(tree.form, partition, tuple(chosen_only(partition, shapes)))
+        return leaves, (Fixed(form), take_out(leave(inner, result)))
 
 
 class Pullback:
     """From a cotangent of the result to cotangents of the arguments, in their own forms."""
 
-    def __init__(self, call: Call, choice: Choice, result: Apart, out: Choice) -> None:
-        self.call, self.choice, self.result, self.out = call, choice, result, out
+    def __init__(self, call: Call, partition: Partition, result: Result) -> None:
+        self._form, self._num_bound, self._partition = call.form, call.num_bound, partition
+        self._result = result
 
     def __call__(self, vjp: tp.Callable[..., tp.Any], cotangent: tp.Any) -> tuple[tp.Any, ...]:
-        what = "filter_vjp: the cotangent"
-        given = aligned(self.result, cotangent, self.out, what, required=True, error=ValueError)
-        (found,) = vjp(given)
-        return self.call.arguments(self.choice.alone(found))
-
-
-def inexact_leaves(call: Call, wanted: tp.Callable[[Path], bool]) -> Choice:
-    """The floating-point and complex arrays of some arguments, chosen by their paths."""
-    visible = [wanted(path) for path in call.apart.position_paths]
-    return Choice(
-        [
-            visible[place.position] and is_inexact_array(leaf)
-            for place, leaf in zip(call.apart.places, call.apart.leaves)
-        ]
-    )
+        result, what = self._result, "filter_vjp: the cotangent"
+        given = aligned(
+            result.form,
+            result.leaves,
+            cotangent,
+            result.partition,
+            what,
+            required=True,
+            error=ValueError,
+        )
+        (cotangents,) = vjp(given)
+        args, _ = self._form.build(chosen_only(self._partition, cotangents))
+        return args[self._num_bound :]
 
 
 def filter_jvp(
@@ -331,17 +329,16 @@ def filter_jvp(
             f"filter_jvp: {len(primals)} primals and {len(tangents)} tangents; give one tangent, "
             "possibly None, for each primal."
         )
-    call = Call(fn, tuple(primals), kwargs)
-    apart, bound = call.apart, call.num_bound
-    possible = Choice([is_inexact_array_like(x) for x in apart.leaves])
-    shown = ((*[None] * bound, *tangents), {})
-    given = possible.alone(aligned(apart, shown, possible, "filter_jvp: tangents"))
-    choice = Choice([t is not None for t in given])
-    leaves = [jnp.asarray(x) for x in choice.chosen(apart.leaves)]
-    derived = Derived(call, choice, lambda x: is_inexact_array(x) and in_this_trace(x))
-    run = lambda x: derived.run(x)
-    _, out, crossed = jax.jvp(run, (leaves,), (choice.chosen(given),), has_aux=True)
-    return call.put_back(crossed), derived.output(out)
+    call = Call.of(fn, primals, kwargs)
+    possible = chosen_first(map(is_inexact_array_like, call.leaves))
+    shown = ((*[None] * call.num_bound, *tangents), {})
+    given = aligned(call.form, call.leaves, shown, possible, "filter_jvp: tangents")
+    partition = chosen_first(t is not None for t in chosen_only(possible, given))
+    derived = Derived(call, partition, lambda x: is_inexact_array(x) and in_this_trace(x))
+    primals_in = list(map(jnp.asarray, derived.given()))
+    tangents_in = [t for t in given if t is not None]
+    _, out, (form, crossed) = jax.jvp(derived.run, (primals_in,), (tangents_in,), has_aux=True)
+    return call.put_back(crossed), form.value.build(out)
 
 
 def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = False) -> tp.Any:
@@ -365,13 +362,13 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
     >>> vjp_fun((jnp.array(1.0), None))
     (Array(6., dtype=float32, weak_type=True), None)
     """
-    call = Call(fun, primals, {})
-    choice = inexact_leaves(call, lambda path: path[0] == 0 and path[1] >= call.num_bound)
-    derived = Derived(call, choice, is_inexact_array, has_aux)
-    leaves = choice.chosen(call.apart.leaves)
-    _, vjp, crossed = jax.vjp(lambda x: derived.run(x), leaves, has_aux=True)
+    call = Call.of(fun, primals, {})
+    owners = zip(call.leaves, call.owners())
+    partition = chosen_first(isinstance(i, int) and is_inexact_array(x) for x, i in owners)
+    derived = Derived(call, partition, is_inexact_array, has_aux)
+    _, vjp, (form, crossed) = jax.vjp(derived.run, derived.given(), has_aux=True)
     result = call.put_back(crossed)
-    vjp_fun = jax.tree_util.Partial(derived.kept(), vjp)
+    vjp_fun = jax.tree_util.Partial(Pullback(call, partition, form.value), vjp)
     if has_aux:
         return result[0], vjp_fun, result[1]
     return result, vjp_fun
@@ -384,16 +381,14 @@ class FilterJacobian(_Derivative):
     """A function that computes a Jacobian, as `filter_jacfwd` and `filter_jacrev` return it."""
 
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        call, options = self._enter(args, kwargs), self.options
-        choice = choose(call, options.arg, call.num_bound)
-        derived = Derived(call, choice, is_inexact_array_like, options.has_aux)
+        call, partition = self.divided(args, kwargs)
+        options = self.options
+        derived = Derived(call, partition, is_inexact_array_like, options.has_aux)
         transform = getattr(jax, options.name.removeprefix("filter_"))
-        jacobian, crossed = transform(lambda x: derived.run(x), has_aux=True)(
-            choice.chosen(call.apart.leaves)
-        )
-        rows = [call.arguments(choice.alone(row))[0] for row in jacobian]
-        found = derived.output(rows)
+        jacobian, (form, crossed) = transform(derived.run, has_aux=True)(derived.given())
+        rows = [call.arguments(chosen_only(partition, row))[0] for row in jacobian]
         result = call.put_back(crossed)
+        found = form.value.build(rows)
         return (found, result[1]) if options.has_aux else found
 
 

@@ -1,6 +1,6 @@
 """`filter_vmap` and `filter_pmap`: an axis for each leaf.
 
-Inside the mapping every mapped result has its new axis in front, because JAX wants to know the axes
+Inside the mapping every mapped result has its new axis in front, because JAX asks for the axes
 before the function runs; outside it is moved to where `out_axes` says.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import typing as tp
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +15,22 @@ import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import key_name
-from nnxlite.boundary import Fixed, Fresh, OutDef, Outputs, leave, output_settings, replay
-from nnxlite.filtered._apart import Apart
-from nnxlite.filtered._crossing import (
-    Call,
-    Choice,
-    must_be_traced,
-    refuse_shared_buffers,
-)
-from nnxlite.filtered._jit import ArgumentSpecs, FilterLowered, Staged, argument_specs
+from nnxlite.boundary import Fixed, Outputs, leave, output_settings, replay
+from nnxlite.filtered._arguments import ArgumentSpecs
+from nnxlite.filtered._crossing import Call, Division, Filtered, OutForm, Partition, divide
+from nnxlite.filtered._errors import must_be_traced, refuse_shared_buffers
+from nnxlite.filtered._jit import DONATED, KEPT, STATIC, FilterLowered, Staged, run_donating
+from nnxlite.filtered._leaves import Form
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
-from nnxlite.filtered._specs import Reading, settle
+from nnxlite.filtered._specs import SpecKind, answers
 from nnxlite.graph import Path
 from nnxlite.transforms import (
     PerFunction,
-    StaticArgument,
-    Wrapper,
     decorated,
     hidden_argument,
     passed_through,
     traced_context,
+    weakly,
 )
 from nnxlite.variables import MISSING
 
@@ -44,45 +39,39 @@ def _is_axis(answer: tp.Any) -> bool:
     return answer is None or isinstance(answer, int)
 
 
-IN_AXES = Reading(
+def _is_mapped(axis: tp.Any) -> bool:
+    """Whether a leaf is mapped; None and True send it whole to every slice, False makes it static."""
+    return axis is not None and not isinstance(axis, bool)
+
+
+IN_AXES = SpecKind(
     "in_axes", _is_axis, "axes (ints or None), callables and Variable filters", 0, None
 )
 OUT_AXES = IN_AXES._replace(name="out_axes")
+
+FRONT, WHOLE = range(2)
+"""The groups of what leaves a mapping: with the mapped axis in front, or whole; the rest is static."""
 
 
 class MapOptions(tp.NamedTuple):
     """The options of a mapping transform, as they travel together.
 
     Attributes:
-        in_axes: axes of positional arguments, by position or by name.
-        specs: axes in the form of `default=`, `fn=`, `args=`, `kwargs=`, or None.
+        in_axes: of the arguments.
+        out_axes: of the result.
+        axis_size: of the mapped axis, or None.
         donate: whether the buffers of mapped arrays may be reused; see `filter_pmap`.
         jax_options: for `jax.vmap` or `jax.pmap`.
     """
 
-    in_axes: tp.Any
-    specs: ArgumentSpecs | None
+    in_axes: ArgumentSpecs
     out_axes: tp.Any
     axis_size: int | None
     donate: str
     jax_options: tuple[tuple[str, tp.Any], ...]
 
 
-class Sorting(tp.NamedTuple):
-    """The static side of what leaves a mapping.
-
-    Attributes:
-        definition: see `Outputs`.
-        treedef: of (result, written, fresh).
-        leaves: for each leaf its final axis, None for one that is not mapped, or its static value.
-    """
-
-    definition: OutDef
-    treedef: tp.Any
-    leaves: tuple[int | None | StaticArgument, ...]
-
-
-class FilterVmap(Wrapper):
+class FilterVmap(Filtered):
     """A function over slices of its arguments, as `filter_vmap` returns it."""
 
     name = "filter_vmap"
@@ -90,101 +79,60 @@ class FilterVmap(Wrapper):
 
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         staged = self.staged(args, kwargs)
-        program: _Program = staged.program
         try:
-            with warnings.catch_warnings():
-                if self.options.donate == "all":
-                    warnings.filterwarnings(
-                        "ignore", message="Some donated buffers were not usable"
-                    )
-                out = staged.jitted(*staged.groups)
+            out = run_donating(self.options.donate, staged.jitted, *staged.groups)
         except ValueError as error:
             if passed_through(error, _Program.__call__):
                 raise  # the function's own, or said by this library
-            batched = re.search(r"out_axes\[2\]\[(\d+)\]", str(error))
-            if batched is not None:
-                raise ValueError(
-                    f"{self!r}: out_axes: the leaf at "
-                    f"'{path_text(program.whole_paths[int(batched[1])])}' has the axis None, and its "
-                    "value differs between the slices. Give it an axis."
-                ) from None
-            raise ValueError(f"{self!r}: {error}") from None
+            raise ValueError(f"{self!r}: {staged.program.explained(error)}") from None
         return staged.finish(out)
 
     def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
         """A call that is not made yet."""
-        call = Call(self.__wrapped__, args, kwargs)
-        apart, options = call.apart, self.options
-        axes = self._axes(call, len(args), kwargs)
-        self._check(apart, axes)
-        donated = Choice(
-            [
-                options.donate != "none" and not _unmapped(a) and isinstance(x, jax.Array)
-                for a, x in zip(axes, apart.leaves)
-            ]
-        )
-        if options.donate != "none":
-            refuse_shared_buffers(repr(self), apart, donated.mask)
-        kept = Choice(
-            [_is_traced(a, x) and not d for a, x, d in zip(axes, apart.leaves, donated.mask)]
-        )
-        key, program, mapped = self._mapped(call, axes, kept, donated)
+        call, options = self.call(args, kwargs), self.options
+        axes = self._axes(call, args, kwargs)
+        self._check(call, axes)
+        may_donate = options.donate != "none"
+        groups = [_group(axis, leaf, may_donate) for axis, leaf in zip(axes, call.leaves)]
+        if may_donate:
+            refuse_shared_buffers(repr(self), call, [group == DONATED for group in groups])
+        division, (kept, donated) = divide(call.leaves, Partition(tuple(groups), 3))
+        key, program, mapped = self._program(call, division, tuple(axes))
+        # where no argument is mapped, JAX knows the size of the axis from this one
         size = [] if options.axis_size is None else [np.zeros(options.axis_size, bool)]
-        groups = (size, kept.chosen(apart.leaves), donated.chosen(apart.leaves))
-        finish = lambda out: replay(apart.inputs, _outputs(out[0].value, *out[1:]))
-        return Staged(key, mapped, (), groups, finish, program)
+        finish = lambda out: replay(call.inputs, _outputs(*out))
+        return Staged(key, mapped, (), (size, kept, donated), finish, program)
 
-    def _axes(self, call: Call, visible: int, kwargs: dict[str, tp.Any]) -> list[tp.Any]:
+    def _axes(self, call: Call, args: tp.Any, kwargs: tp.Any) -> list[tp.Any]:
         """The axis of each leaf."""
-        options, given = self.options, self.options.in_axes
-        num_args = visible + call.num_bound
-        named = dict.fromkeys(kwargs, if_array(0))
-        if options.specs is not None:
-            specs, named = argument_specs(
-                self.__wrapped__, call.num_bound, num_args, kwargs, options.specs
-            )
-        elif isinstance(given, dict):
-            by_name = ArgumentSpecs(
-                repr(self), if_array(0), None, (), tuple(given.items()), "in_axes"
-            )
-            specs, named = argument_specs(
-                self.__wrapped__, call.num_bound, num_args, kwargs, by_name
-            )
-        elif isinstance(given, (tuple, list)):
-            if len(given) != visible:
-                raise ValueError(
-                    f"{self!r}: in_axes has {len(given)} entries for {visible} positional arguments."
-                )
-            specs = (*[None] * call.num_bound, *given)
-        else:
-            specs = (*[None] * call.num_bound, *[given] * visible)
-        return settle(call.apart, (specs, named), IN_AXES)
+        specs = self.options.in_axes
+        spec = specs.of_call(self.__wrapped__, self.bound, args, kwargs, repr(self))
+        return answers(call, spec, IN_AXES)
 
-    def _check(self, apart: Apart, axes: list[tp.Any]) -> None:
-        """Raise an error for a leaf that has not the axis it is mapped over, or another size."""
-        sizes = set()
-        for number, (leaf, axis) in enumerate(zip(apart.leaves, axes)):
+    def _check(self, call: Call, axes: list[tp.Any]) -> None:
+        """Raise an error for a leaf without the axis it is mapped over, or of another size."""
+        wanted = self.options.axis_size
+        sizes = set() if wanted is None else {wanted}
+        for number, (leaf, axis) in enumerate(zip(call.leaves, axes)):
             if axis is None or axis is False:
                 continue
             if not is_array_like(leaf):
-                raise must_be_traced(f"{self!r}: in_axes", apart.paths[number][1:], leaf)
+                path = call.form.paths()[number][1:]
+                raise must_be_traced(f"{self!r}: in_axes", path, leaf)
             if axis is True:
                 continue
             shape = jnp.shape(leaf)
             if not -len(shape) <= axis < len(shape):
                 raise ValueError(
-                    f"{self!r}: in_axes: the leaf at '{path_text(apart.paths[number][1:])}' is "
+                    f"{self!r}: in_axes: the leaf at '{path_text(call.form.paths()[number][1:])}' is "
                     f"{short_type(leaf)} and has no axis {axis}."
                 )
             sizes.add(shape[axis])
-        wanted = self.options.axis_size
-        if wanted is not None:
-            sizes.add(wanted)
         if len(sizes) > 1:
             size = "" if wanted is None else f", axis_size={wanted}"
             raise ValueError(
-                f"{self!r}: inconsistent sizes for array axes to be mapped. {_shapes(apart, axes)}"
-                f"{size}."
+                f"{self!r}: inconsistent sizes for array axes to be mapped. "
+                f"{_mapped_leaves(call, axes)}{size}."
             )
         if not sizes:
             raise ValueError(
@@ -192,16 +140,17 @@ class FilterVmap(Wrapper):
                 "Give an array an axis, or pass axis_size=."
             )
 
-    def _mapped(self, call: Call, axes: list[tp.Any], kept: Choice, donated: Choice) -> tp.Any:
-        """What equal calls have in common, the program, and JAX's function of the traced leaves."""
-        program = _Program(call, self.options.out_axes, axes, kept, donated)
+    def _program(self, call: Call, division: Division, axes: tuple[tp.Any, ...]) -> tp.Any:
+        """A key that equal calls have in common, the program, and JAX's function of its leaves."""
+        program = _Program(call, division, axes, self.options.out_axes)
         return None, program, self._transform(jax.vmap, program)
 
     def _transform(self, transform: tp.Any, program: _Program, **more: tp.Any) -> tp.Any:
-        bare = [None if _unmapped(a) else a for a in program.axes]
+        axes = [axis if _is_mapped(axis) else None for axis in program.axes]
+        kept, donated, _ = program.division.partition.split(axes)
         return transform(
             program,
-            in_axes=(0, program.kept.chosen(bare), program.donated.chosen(bare)),
+            in_axes=(0, kept, donated),
             out_axes=(None, 0, None),
             axis_size=self.options.axis_size,
             **dict(self.options.jax_options),
@@ -214,23 +163,17 @@ class FilterPmap(FilterVmap):
 
     name = "filter_pmap"
 
-    def _axes(self, call: Call, visible: int, kwargs: dict[str, tp.Any]) -> list[tp.Any]:
-        """The axis of each leaf; what is no array has none, and is static."""
-        axes = super()._axes(call, visible, kwargs)
-        return [a if _unmapped(a) or is_array(x) else None for a, x in zip(axes, call.apart.leaves)]
+    def _axes(self, call: Call, args: tp.Any, kwargs: tp.Any) -> list[tp.Any]:
+        """The axis of each leaf; leaves that are not arrays have none, and are static."""
+        axes = super()._axes(call, args, kwargs)
+        return [a if not _is_mapped(a) or is_array(x) else None for a, x in zip(axes, call.leaves)]
 
-    def _mapped(self, call: Call, axes: list[tp.Any], kept: Choice, donated: Choice) -> tp.Any:
+    def _program(self, call: Call, division: Division, axes: tuple[tp.Any, ...]) -> tp.Any:
         def make() -> tuple[_Program, tp.Any]:
-            rest = [None if a or b else x for a, b, x in zip(*masks, leaves)]
-            program = _Program(
-                call.without_values(rest), self.options.out_axes, axes, kept, donated
-            )
+            program = _Program(call, division, axes, self.options.out_axes)
             return program, self._transform(jax.pmap, program, donate_argnums=(2,))
 
-        leaves, masks = call.apart.leaves, (tuple(kept.mask), tuple(donated.mask))
-        statics = [hidden_argument(x) for x, *m in zip(leaves, *masks) if not any(m)]
-        extra = (traced_context(), tuple(statics), tuple(axes), masks, tuple(call.apart.defs))
-        key = call.apart.inputs.define(extra)
+        key = call.inputs.define((traced_context(), division, axes, call.form.values))
         return key, *_programs.get(call.fun, (key, hidden_argument(self.options)), make)
 
     def lower(self, *args: tp.Any, **kwargs: tp.Any) -> FilterLowered:
@@ -241,59 +184,104 @@ class FilterPmap(FilterVmap):
 _programs: PerFunction[tuple[_Program, tp.Any]] = PerFunction()
 
 
+def _group(axis: tp.Any, leaf: tp.Any, may_donate: bool) -> int:
+    """The group of an argument leaf."""
+    if axis is False or (axis is None and not is_array(leaf)):
+        return STATIC
+    return DONATED if may_donate and _is_mapped(axis) and isinstance(leaf, jax.Array) else KEPT
+
+
 class _Program:
-    """A function of slices of leaves.
+    """A function of slices of leaves; keeps neither the user's function nor objects alive.
 
     Attributes:
-        axes: of every leaf.
-        kept, donated: which leaves are traced and stay, or are donated.
-        whole_paths: where the results are that are not mapped, after a trace.
+        form, division, axes: of the arguments.
+        whole_paths: the paths of results that are not mapped, after a trace.
     """
 
     __name__ = "run"
 
     def __init__(
-        self, call: Call, out_axes: tp.Any, axes: list[tp.Any], kept: Choice, donated: Choice
+        self, call: Call, division: Division, axes: tuple[tp.Any, ...], out_axes: tp.Any
     ) -> None:
-        self.call, self.out_axes, self.axes = call, out_axes, axes
-        self.kept, self.donated = kept, donated
+        self._find_function = weakly(call.fun)
+        self.form, self.division, self.axes, self._out_axes = call.form, division, axes, out_axes
         self.whole_paths: list[Path] = []
 
     def __call__(
-        self, size: tp.Any, kept_leaves: list[tp.Any], donated_leaves: list[tp.Any]
+        self, size: tp.Any, kept: list[tp.Any], donated: list[tp.Any]
     ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
-        apart, donated = self.call.apart, self.donated
-        leaves = donated.into(self.kept.into(apart.leaves, kept_leaves), donated_leaves)
-        inner, result = self.call.run(leaves)
-        given = {p.number for p, g in zip(apart.places, donated.mask) if g and p.number is not None}
-        out = leave(inner, result, all_written=given)
-        by_graph_leaf: list[tp.Any] = [None] * len(apart.defs)
-        by_position: dict[int, tp.Any] = {}
-        for place, axis in zip(apart.places, self.axes):
-            if place.number is not None:
-                by_graph_leaf[place.number] = axis
-                by_position[place.position] = axis
-        roots = [by_position.get(p) for p in apart.call.where]
+        (args, kwargs), inner = self.form.enter(self.division.join(kept, donated))
+        result = self._find_function()(*args, **kwargs)
+        gone = self.form.numbers(group == DONATED for group in self.division.partition.groups)
+        return self._take_out(leave(inner, result, all_written=gone))
+
+    def _take_out(self, out: Outputs) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
+        """What leaves: static data, mapped arrays, and those that are the same in all slices."""
+        leaves, treedef = jax.tree_util.tree_flatten((out.result, out.written, out.fresh))
+        paths, axes = self._out_axes_of(out)
+        for path, leaf, axis in zip(paths, leaves, axes):
+            if _is_mapped(axis) and not is_array_like(leaf):
+                raise must_be_traced("out_axes", path, leaf)
+        groups = [
+            FRONT if _is_mapped(axis) else WHOLE if is_array(leaf) else STATIC
+            for axis, leaf in zip(axes, leaves)
+        ]
+        partition = Partition(tuple(groups), 3)
+        division, (front, whole) = divide(leaves, partition)
+        self.whole_paths[:] = partition.split(paths)[WHOLE]
+        form = OutForm(out.definition, treedef, division)
+        final_axes = tuple(partition.split(axes)[FRONT])
+        return Fixed((form, final_axes)), list(map(jnp.asarray, front)), whole
+
+    def _out_axes_of(self, out: Outputs) -> tuple[list[Path], list[tp.Any]]:
+        """The path and the final axis of each leaf of what leaves."""
+        form = self.form
+        in_graph = [pair for pair in zip(form.places, self.axes) if pair[0].number is not None]
+        by_number = {place.number: axis for place, axis in in_graph}
+        by_position = {place.position: axis for place, axis in in_graph}
         settings = output_settings(
-            apart.call, out, by_graph_leaf, roots, self.out_axes, "out_axes", if_array(0)
+            form.call,
+            out,
+            [by_number.get(number) for number in range(form.graphdef.num_leaves)],
+            [by_position.get(position) for position in form.where],
+            self._out_axes,
+            "out_axes",
+            if_array(0),
         )
-        self.whole_paths.clear()
-        return _sorted(apart, out, settings, self.whole_paths)
+        values = [*jax.tree_util.tree_leaves(out.result), *out.written, *out.fresh]
+        given = [*settings.result, *settings.written, *settings.fresh]
+        paths: list[Path] = []
+        axes: list[tp.Any] = []
+        for path, value, setting in zip(_out_paths(form, out), values, given):
+            for leaf in jax.tree_util.tree_leaves(value):
+                paths.append(path)
+                axes.append(OUT_AXES.answer(setting, path, leaf, leaf))
+        return paths, axes
+
+    def explained(self, error: ValueError) -> str:
+        """JAX's complaint, in terms of the user's results where it is about one of them."""
+        batched = re.search(r"out_axes\[2\]\[(\d+)\]", str(error))
+        if batched is None:
+            return str(error)
+        return (
+            f"out_axes: the leaf at '{path_text(self.whole_paths[int(batched[1])])}' has the axis "
+            "None, and its value differs between the slices. Give it an axis."
+        )
 
 
-def _out_paths(apart: Apart, out: Outputs, treedef: tp.Any) -> list[Path]:
-    """Where each output is: in the result, at a written leaf, in what is new."""
-    definition = out.definition
+def _out_paths(form: Form, out: Outputs) -> list[Path]:
+    """The path of each output: in the result, of a written leaf, of what is new."""
+    definition, treedef = out.definition, out.definition.treedef
+    if treedef is None:
+        treedef = jax.tree_util.tree_structure(out.result)
     tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
+    pairs = enumerate(jax.tree_util.tree_leaves_with_path(tree))
     paths: list[Path] = [
-        ("result", *map(key_name, keys))
-        for i, (keys, _) in enumerate(jax.tree_util.tree_leaves_with_path(tree))
-        if i not in definition.where
+        ("result", *map(key_name, keys)) for i, (keys, _) in pairs if i not in definition.where
     ]
-    inside, roots = apart.call.leaf_paths(), apart.call.leaf_roots()
-    for number in definition.written:
-        position = apart.call.where[roots[number]]
-        paths.append((*apart.call.argument_of(position)[1:], *inside[number]))
+    places = {place.number: place._replace(inside=()) for place in form.places}
+    paths += [form.path(places[number])[1:] for number in definition.written]
     fresh: dict[int, Path] = {}
     if definition.graph is not None:
         decoded = definition.graph.graphdef.decoded
@@ -303,78 +291,26 @@ def _out_paths(apart: Apart, out: Outputs, treedef: tp.Any) -> list[Path]:
     return paths + [fresh[i] for i in sorted(fresh)]
 
 
-def _sorted(
-    apart: Apart, out: Outputs, settings: tp.Any, whole_paths: list[Path]
-) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
-    """What leaves, as static data, mapped arrays and unmapped ones."""
-    if out.definition.treedef is None:
-        values, result_def = jax.tree_util.tree_flatten(out.result)
-    else:
-        values, result_def = list(out.result), None
-    paths = _out_paths(apart, out, out.definition.treedef if result_def is None else result_def)
-    every = [*values, *out.written, *out.fresh]
-    wanted = [*settings.result, *settings.written, *settings.fresh]
-    kinds: list[int | None | StaticArgument] = []
-    front: list[tp.Any] = []
-    whole: list[tp.Any] = []
-    for path, value, setting in zip(paths, every, wanted):
-        for leaf in jax.tree_util.tree_leaves(value):
-            axis = OUT_AXES.answer(setting, path, leaf, leaf)
-            if _unmapped(axis):
-                if is_array(leaf):
-                    whole.append(leaf)
-                    whole_paths.append(path)
-                    kinds.append(None)
-                else:
-                    kinds.append(hidden_argument(leaf))
-                continue
-            if not is_array_like(leaf):
-                raise must_be_traced("out_axes", path, leaf)
-            front.append(jnp.asarray(leaf))
-            kinds.append(axis)
-    result = out.result if result_def is None else jax.tree_util.tree_unflatten(result_def, values)
-    treedef = jax.tree_util.tree_structure((result, out.written, out.fresh))
-    return Fixed(Sorting(out.definition, treedef, tuple(kinds))), front, whole
+def _outputs(fixed: Fixed, front: tp.Sequence[tp.Any], whole: tp.Sequence[tp.Any]) -> Outputs:
+    """What left a mapping, each array with its axis where it belongs."""
+    form, axes = fixed.value
+    arrays = map(jnp.asarray, front)  # `jax.vmap` gives back NumPy arrays that pass through as such
+    moved = [x if axis == 0 else jnp.moveaxis(x, 0, axis) for x, axis in zip(arrays, axes)]
+    return form.outputs(form.division.join(moved, whole))
 
 
-def _outputs(sorting: Sorting, front: tp.Sequence[tp.Any], whole: tp.Sequence[tp.Any]) -> Outputs:
-    fronts, wholes = iter(front), iter(whole)
-    leaves = []
-    for kind in sorting.leaves:
-        if isinstance(kind, StaticArgument):
-            leaves.append(kind.value)
-        elif kind is None:
-            leaves.append(next(wholes))
-        else:
-            leaf = next(fronts)
-            if isinstance(leaf, np.ndarray):  # `jax.vmap` gives back what passes through as it was
-                leaf = jnp.asarray(leaf)
-            leaves.append(leaf if kind == 0 else jnp.moveaxis(leaf, 0, kind))
-    result, written, fresh = jax.tree_util.tree_unflatten(sorting.treedef, leaves)
-    return Outputs(sorting.definition, result, written, fresh)
-
-
-def _unmapped(axis: tp.Any) -> bool:
-    return axis is None or isinstance(axis, bool)
-
-
-def _is_traced(axis: tp.Any, leaf: tp.Any) -> bool:
-    if axis is None or axis is False:
-        return axis is None and is_array(leaf)
-    return True
-
-
-def _shapes(apart: Apart, axes: list[tp.Any]) -> str:
+def _mapped_leaves(call: Call, axes: list[tp.Any]) -> str:
+    """The mapped leaves in words, with shapes and axes."""
     parts = [
         f"'{path_text(path[1:])}' {short_type(leaf)}: axis {axis!r}"
-        for path, leaf, axis in zip(apart.paths, apart.leaves, axes)
-        if not _unmapped(axis)
+        for path, leaf, axis in zip(call.form.paths(), call.leaves, axes)
+        if _is_mapped(axis)
     ]
     more = f" and {len(parts) - 12} more" if len(parts) > 12 else ""
     return "Mapped leaves: " + "; ".join(parts[:12]) + more
 
 
-def _make(
+def _mapped(
     kind: type[FilterVmap],
     fun: tp.Any,
     in_axes: tp.Any,
@@ -384,21 +320,27 @@ def _make(
     more: dict[str, tp.Any],
     donate: str = "none",
 ) -> tp.Any:
-    legacy = {
-        key: more.pop(key) for key in ("default", "fn", "args", "kwargs", "out") if key in more
-    }
-    specs = None
-    if legacy:
-        specs = ArgumentSpecs(
-            kind.name,
-            legacy.get("default", if_array(0)),
-            legacy.get("fn", if_array(0)),
-            tuple(legacy.get("args", ())),
-            tuple((legacy.get("kwargs") or {}).items()),
+    """A function under a mapping transform, with axes in either form."""
+    arrays = if_array(0)
+    names = ("default", "fn", "args", "kwargs", "out")
+    given = {name: more.pop(name) for name in names if name in more}
+    if given:
+        out_axes = given.get("out", out_axes)
+        specs = ArgumentSpecs.given(
+            given.get("default", arrays),
+            given.get("fn", arrays),
+            given.get("args", ()),
+            given.get("kwargs"),
         )
-        out_axes = legacy.get("out", out_axes)
+    elif isinstance(in_axes, dict):
+        by_name = tuple(in_axes.items())
+        specs = ArgumentSpecs(arrays, arrays, None, (), by_name, "in_axes" if by_name else "")
+    elif isinstance(in_axes, (tuple, list)):
+        specs = ArgumentSpecs(None, arrays, None, tuple(in_axes), (), "in_axes")
+    else:
+        specs = ArgumentSpecs(in_axes, arrays, None)
     jax_options = (("axis_name", axis_name), *more.items())
-    options = MapOptions(in_axes, specs, out_axes, axis_size, donate, jax_options)
+    options = MapOptions(specs, out_axes, axis_size, donate, jax_options)
     return decorated(kind, fun, options)
 
 
@@ -438,7 +380,7 @@ def filter_vmap(
     (Array([1., 4.], dtype=float32), 'power')
     """
 
-    return _make(FilterVmap, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs)
+    return _mapped(FilterVmap, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs)
 
 
 def filter_pmap(
@@ -471,4 +413,4 @@ def filter_pmap(
                 f"filter_pmap takes no {name}=: whether a leaf is static or donated is decided leaf by "
                 "leaf. Use in_axes= and donate=."
             )
-    return _make(FilterPmap, fun, in_axes, out_axes, axis_name, axis_size, pmapkwargs, donate)
+    return _mapped(FilterPmap, fun, in_axes, out_axes, axis_name, axis_size, pmapkwargs, donate)

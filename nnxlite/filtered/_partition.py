@@ -7,8 +7,8 @@ import typing as tp
 import jax
 
 from nnxlite.boundary import is_root
-from nnxlite.filtered._apart import Apart, IsLeaf, close
-from nnxlite.filtered._specs import MASK, is_literal, settle
+from nnxlite.filtered._leaves import IsLeaf, Leaves, close, leaves_of
+from nnxlite.filtered._specs import MASK, answers
 from nnxlite.filtered._walk import combined
 
 T = tp.TypeVar("T")
@@ -45,22 +45,20 @@ def filter(
     >>> nnx.filter(model, nnx.PathContains("bias")).kernel.value is None
     True
     """
-    apart = _taken_apart(pytree, filter_spec, is_leaf)
-    mask = settle(apart, filter_spec)
-    return apart.build([x if m is not inverse else replace for x, m in zip(apart.leaves, mask)])
+    chosen, rest = partition(pytree, filter_spec, replace, is_leaf)
+    return rest if inverse else chosen
 
 
-def _taken_apart(tree: tp.Any, spec: tp.Any, is_leaf: IsLeaf | None) -> Apart:
-    """A tree taken apart; parts are leaves only from where the spec ends."""
+def _leaves(tree: tp.Any, spec: tp.Any, is_leaf: IsLeaf | None) -> Leaves:
+    """The leaves of a tree; `is_leaf` is asked only about parts below the literals of the spec."""
     if is_leaf is None:
-        return Apart(tree)
-    ends = lambda part: is_root(part) or is_literal(part, MASK)
+        return leaves_of(tree)
+    ends = lambda part: is_root(part) or MASK.is_literal(part)
     try:
-        return Apart(
-            jax.tree_util.tree_map(lambda _, x: close(x, is_leaf), spec, tree, is_leaf=ends)
-        )
-    except ValueError:  # the spec is no prefix, which `settle` says in our words
-        return Apart(tree)
+        closed = jax.tree_util.tree_map(lambda _, x: close(x, is_leaf), spec, tree, is_leaf=ends)
+    except ValueError:  # the spec is not a prefix, and `answers` has a better message for it
+        closed = tree
+    return leaves_of(closed)
 
 
 def partition(
@@ -79,10 +77,10 @@ def partition(
     >>> nnx.combine(*nnx.partition([1, "a", 2.5], lambda x: isinstance(x, str)))
     [1, 'a', 2.5]
     """
-    apart = _taken_apart(pytree, filter_spec, is_leaf)
-    mask = settle(apart, filter_spec)
-    chosen = apart.build([x if m else replace for x, m in zip(apart.leaves, mask)])
-    rest = apart.build([replace if m else x for x, m in zip(apart.leaves, mask)])
+    tree = _leaves(pytree, filter_spec, is_leaf)
+    mask = answers(tree, filter_spec)
+    chosen = tree.form.build([x if m else replace for x, m in zip(tree.leaves, mask)])
+    rest = tree.form.build([replace if m else x for x, m in zip(tree.leaves, mask)])
     return chosen, rest
 
 

@@ -9,11 +9,11 @@ import jax
 from jax.core import Tracer
 
 from nnxlite.boundary import Inputs
-from nnxlite.filtered._apart import Apart
-from nnxlite.filtered._crossing import Call, Choice, put_back, tree_out
+from nnxlite.filtered._crossing import Call, Filtered, chosen_first, put_back, tree_out
+from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import has_shape, is_array
-from nnxlite.filtered._specs import Reading, settle
-from nnxlite.transforms import Wrapper, decorated
+from nnxlite.filtered._specs import SpecKind, answers
+from nnxlite.transforms import decorated
 from nnxlite.variables import MISSING
 
 T = tp.TypeVar("T")
@@ -40,18 +40,18 @@ def filter_make_jaxpr(
 
     @functools.wraps(fun)
     def make(*args: tp.Any, **kwargs: tp.Any) -> tuple[tp.Any, tp.Any, tp.Any]:
-        call = Call(fun, args, kwargs)
-        leaves, visible = call.apart.leaves, call.visible()
-        choice = Choice([v and has_shape(x) for x, v in zip(leaves, visible)])
+        call = Call.of(fun, args, kwargs)
+        owners = zip(call.leaves, call.owners())
+        partition = chosen_first(owner is not None and has_shape(x) for x, owner in owners)
+        given, rest = partition.split(call.leaves)
 
         def run(*traced: tp.Any) -> tp.Any:
-            _, result = call.run(choice.into(leaves, traced))
+            _, result = call.run(partition.join((traced, rest)))
             return tree_out(result)
 
-        traced = choice.chosen(leaves)
-        jaxpr, (fixed, shapes) = jax.make_jaxpr(run, return_shape=True)(*traced)
-        shape = fixed.value
-        return jaxpr, shape.only(shapes), shape.build([None] * len(shapes))
+        jaxpr, (fixed, shapes) = jax.make_jaxpr(run, return_shape=True)(*given)
+        form = fixed.value
+        return jaxpr, form.only(shapes), form.build([None] * len(shapes))
 
     return make
 
@@ -65,12 +65,12 @@ def filter_eval_shape(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs:
     >>> nnx.filter_eval_shape(lambda x, name: (x @ x.T, name), jnp.ones((2, 3)), "gram")
     (ShapeDtypeStruct(shape=(2, 2), dtype=float32), 'gram')
     """
-    call = Call(fun, args, kwargs)
-    leaves = call.apart.leaves
-    choice = Choice([has_shape(x) for x in leaves])
-    run = lambda traced: call.run_out(choice.into(leaves, traced))
-    fixed, shapes = jax.eval_shape(run, choice.chosen(leaves))
-    return put_back(Inputs(call.apart.build(leaves)), fixed, shapes)
+    call = Call.of(fun, args, kwargs)
+    partition = chosen_first(map(has_shape, call.leaves))
+    given, rest = partition.split(call.leaves)
+    run = lambda traced: call.run_out(partition.join((traced, rest)))
+    crossed = jax.eval_shape(run, given)
+    return put_back(Inputs(call.form.build(call.leaves)), crossed)
 
 
 def filter_checkpoint(
@@ -92,23 +92,23 @@ def filter_checkpoint(
     return decorated(FilterCheckpoint, fun, (prevent_cse, policy))
 
 
-class FilterCheckpoint(Wrapper):
+class FilterCheckpoint(Filtered):
     """A function that is computed again on the backward pass, as `filter_checkpoint` returns it."""
 
     name = "filter_checkpoint"
 
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        call = Call(self.__wrapped__, args, kwargs)
-        leaves = call.apart.leaves
-        choice = Choice([is_array(x) for x in leaves])
+        call = self.call(args, kwargs)
+        partition = chosen_first(map(is_array, call.leaves))
+        arrays, rest = partition.split(call.leaves)
+        run = lambda traced: call.run_out(partition.join((traced, rest)))
         prevent_cse, policy = self.options
-        run = lambda traced: call.run_out(choice.into(leaves, traced))
         checkpointed = jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)
-        return call.put_back(checkpointed(choice.chosen(leaves)))
+        return call.put_back(checkpointed(arrays))
 
 
 _SHARDINGS = (jax.Device, jax.sharding.Sharding, jax.sharding.PartitionSpec)
-SHARDING = Reading(
+SHARDING = SpecKind(
     "device_or_shardings",
     lambda x: x is None or isinstance(x, _SHARDINGS),
     "shardings and devices, callables",
@@ -129,9 +129,9 @@ def filter_shard(x: T, device_or_shardings: tp.Any) -> T:
     >>> nnx.filter_shard((jnp.ones(2), "name"), jax.devices()[0])[1]
     'name'
     """
-    apart = Apart(x)
-    shardings = settle(apart, device_or_shardings, SHARDING)
-    return apart.build([_placed(leaf, s) for leaf, s in zip(apart.leaves, shardings)])
+    tree = leaves_of(x)
+    shardings = answers(tree, device_or_shardings, SHARDING)
+    return tree.form.build(list(map(_placed, tree.leaves, shardings)))
 
 
 def _placed(leaf: tp.Any, sharding: tp.Any) -> tp.Any:
@@ -172,23 +172,22 @@ def filter_pure_callback(
     """
     if vectorized is not None:
         vmap_method = "expand_dims" if vectorized else "sequential"
-    apart = Apart((args, kwargs))
-    choice = Choice([is_array(x) for x in apart.leaves])
-    result = Apart(result_shape_dtypes)
-    wanted = Choice([has_shape(x) for x in result.leaves])
+    given, result = leaves_of((args, kwargs)), leaves_of(result_shape_dtypes)
+    partition = chosen_first(map(is_array, given.leaves))
+    arrays, rest = partition.split(given.leaves)
+    wanted = chosen_first(map(has_shape, result.leaves))
+    shapes, others = wanted.split(result.leaves)
 
     def run(*arrays: tp.Any) -> list[tp.Any]:
-        inner_args, named = apart.build(choice.into(apart.leaves, arrays))
-        found = Apart(callback(*inner_args, **named))
-        if found.paths != result.paths:
+        inner_args, named = given.form.build(partition.join((arrays, rest)))
+        found = leaves_of(callback(*inner_args, **named))
+        if found.form.paths() != result.form.paths():
             raise ValueError(
                 f"filter_pure_callback: the callback returned a result of structure "
-                f"{found.call.treedef}, result_shape_dtypes has {result.call.treedef}."
+                f"{found.form.treedef}, result_shape_dtypes has {result.form.treedef}."
             )
-        return wanted.chosen(found.leaves)
+        return wanted.split(found.leaves)[0]
 
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in wanted.chosen(result.leaves)]
-    arrays = jax.pure_callback(
-        run, shapes, *choice.chosen(apart.leaves), sharding=sharding, vmap_method=vmap_method
-    )
-    return result.build(wanted.into(result.leaves, arrays))
+    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes]
+    out = jax.pure_callback(run, structs, *arrays, sharding=sharding, vmap_method=vmap_method)
+    return result.form.build(wanted.join((out, others)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite.boundary import is_root
-from nnxlite.filtered._apart import Apart
+from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import is_array
 from nnxlite.filtered._walk import combined, level
 from nnxlite.graph import OBJECT, VARIABLE, Path, iter_graph, kind_of
@@ -70,13 +70,10 @@ def tree_equal(
     """
     if len(pytrees) < 2:
         return True
-    first, *others = map(Apart, pytrees)
+    first, *others = map(leaves_of, pytrees)
     answer: tp.Any = True
     for other in others:
-        one, two = first.inputs, other.inputs
-        if one.treedef != two.treedef or one.where != two.where or one.graphdef != two.graphdef:
-            return False
-        if first.defs != other.defs:
+        if first.form != other.form:
             return False
         for x, y in zip(first.leaves, other.leaves):
             same = _same_leaf(x, y, typematch, rtol, atol)
@@ -174,8 +171,8 @@ def tree_inference(pytree: T, value: bool = True) -> T:
     >>> nnx.tree_inference(dropout).deterministic, dropout.deterministic
     (True, False)
     """
-    copied = Apart(pytree)
-    new = copied.build(copied.leaves)
+    tree = leaves_of(pytree)
+    new = tree.form.build(tree.leaves)
     for _, node in iter_graph(new):
         if kind_of(node) == OBJECT:
             for name in _MODES:
