@@ -7,13 +7,12 @@ others).  On the way out, leaves that are not arrays travel as static data besid
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import typing as tp
 
 import jax
 
 from nnxlite._jax import PyTreeDef, is_pytree_leaf
-from nnxlite.boundary import Fixed, Inner, Inputs, OutDef, Outputs, leave, replay
+from nnxlite.boundary import Fixed, Inner, Inputs, OutDef, Outputs, Partition, leave, replay
 from nnxlite.filtered._leaves import Form, Leaves, leaves_of
 from nnxlite.filtered._predicates import is_array
 from nnxlite.transforms import (
@@ -28,39 +27,9 @@ from nnxlite.transforms import (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Partition:
-    """Leaves divided into groups.
-
-    Attributes:
-        groups: for each leaf the number of its group.
-        num_groups: how many there are.
-    """
-
-    groups: tuple[int, ...]
-    num_groups: int = 2
-
-    def split(self, leaves: tp.Sequence[tp.Any]) -> tuple[list[tp.Any], ...]:
-        """The leaves of each group."""
-        out: tuple[list[tp.Any], ...] = tuple([] for _ in range(self.num_groups))
-        for leaf, group in zip(leaves, self.groups):
-            out[group].append(leaf)
-        return out
-
-    def join(self, groups: tp.Sequence[tp.Iterable[tp.Any]]) -> list[tp.Any]:
-        """The inverse of `split`."""
-        sources = tuple(map(iter, groups))
-        return [next(sources[group]) for group in self.groups]
-
-
 def chosen_first(chosen: tp.Iterable[tp.Any]) -> Partition:
     """Leaves divided into the chosen ones and the rest."""
-    return Partition(tuple(0 if c else 1 for c in chosen))
-
-
-def chosen_only(partition: Partition, new: tp.Iterable[tp.Any]) -> list[tp.Any]:
-    """New leaves for the chosen ones, and None for the rest."""
-    return partition.join((new, itertools.repeat(None)))
+    return Partition(tuple(map(bool, chosen)))
 
 
 # Out ----------------------------------------------------------------------------------------------
@@ -78,11 +47,9 @@ class Division:
     partition: Partition
     statics: tuple[StaticArgument, ...]
 
-    def join(self, *groups: tp.Iterable[tp.Any]) -> list[tp.Any]:
+    def join(self, *groups: tp.Sequence[tp.Any]) -> list[tp.Any]:
         """All leaves, from those that are not static."""
-        if len(groups) == 1 and not self.statics:
-            return list(groups[0])
-        return self.partition.join((*groups, [box.value for box in self.statics]))
+        return self.partition.join(*groups, [box.value for box in self.statics])
 
 
 def divide(
@@ -135,13 +102,13 @@ class TreeForm:
     form: Form
     division: Division
 
-    def build(self, arrays: tp.Iterable[tp.Any]) -> tp.Any:
+    def build(self, arrays: tp.Sequence[tp.Any]) -> tp.Any:
         """The tree of its arrays and static leaves."""
         return self.form.build(self.division.join(arrays))
 
-    def only(self, arrays: tp.Iterable[tp.Any]) -> tp.Any:
+    def only(self, arrays: tp.Sequence[tp.Any]) -> tp.Any:
         """The tree of its arrays, with None at the other leaves."""
-        return self.form.build(chosen_only(self.division.partition, arrays))
+        return self.form.build(self.division.partition.join(arrays))
 
 
 def tree_out(tree: tp.Any, is_dynamic: tp.Callable[[tp.Any], bool] = is_array) -> Crossed:
@@ -174,11 +141,12 @@ class Call(Leaves):
 
     def owners(self) -> list[int | str | None]:
         """For each leaf the number or name of its argument; None where the function carries it."""
-        owners: list[int | str | None] = []
-        for by_name, key, *_ in self.form.position_paths:
+
+        def owner(by_name: int, key: tp.Any, *_: tp.Any) -> tp.Any:
             number = key if by_name else key - self.num_bound
-            owners.append(number if by_name or number >= 0 else None)
-        return [owners[place.position] for place in self.form.places]
+            return number if by_name or number >= 0 else None
+
+        return [owner(*place.path) for place in self.form.places]
 
     def run(self, leaves: tp.Sequence[tp.Any]) -> tuple[Inner, tp.Any]:
         """Call the function with other leaves in place of its own."""

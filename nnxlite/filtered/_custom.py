@@ -17,7 +17,6 @@ from nnxlite.filtered._crossing import (
     Filtered,
     TreeForm,
     chosen_first,
-    chosen_only,
     put_back,
     take_out,
     tree_out,
@@ -110,13 +109,13 @@ class FilterCustomJvp(_Rule):
 
         @jax.custom_jvp
         def run(given: list[tp.Any]) -> tp.Any:
-            return self._run(call, partition.join((given, rest)))
+            return self._run(call, partition.join(given, rest))
 
         def run_jvp(primals: tp.Any, tangents: tp.Any) -> tp.Any:
             given = [None if _is_zero(t) else jnp.asarray(t) for t in tangents[0]]
-            directions = chosen_only(partition, given)
+            directions = partition.join(given)
             self._refuse_perturbed(call, [t is not None for t in directions])
-            values = partition.join((_arrays(primals[0]), rest))
+            values = partition.join(_arrays(primals[0]), rest)
             (inner, named), entered = call.form.enter(values)
             value, tangent = rule(inner[call.num_bound :], call.arguments(directions), **named)
             refuse_writes(entered, f"the rule of {self!r}")
@@ -134,7 +133,7 @@ class FilterCustomJvp(_Rule):
         given = aligned(tree.form, tree.leaves, tangent, inexact, f"the tangent of {self!r}")
         return [
             zero_tangent(leaf) if direction is None else direction
-            for leaf, direction in zip(tree.leaves, chosen_only(inexact, given))
+            for leaf, direction in zip(tree.leaves, inexact.join(given))
             if is_array(leaf)
         ]
 
@@ -215,13 +214,13 @@ class FilterCustomVjp(_Rule):
 
         @jax.custom_vjp
         def run(given: list[tp.Any]) -> tp.Any:
-            return self._run(call, partition.join((given, rest)))
+            return self._run(call, partition.join(given, rest))
 
         def forward(given: list[tp.Any]) -> tp.Any:
-            perturbed = tuple(map(bool, chosen_only(partition, [x.perturbed for x in given])))
+            perturbed = tuple(map(bool, partition.join([x.perturbed for x in given])))
             self._refuse_perturbed(call, perturbed)
             values = _arrays(x.value for x in given)
-            (inner, named), entered = form.enter(partition.join((values, rest)))
+            (inner, named), entered = form.enter(partition.join(values, rest))
             value, residuals = self._fwd(*flags(perturbed), *inner[bound:], **named)
             refuse_writes(entered, f"the forward rule of {self!r}")
             return tree_out(value), (tree_out(residuals), Fixed(perturbed), values)
@@ -229,7 +228,7 @@ class FilterCustomVjp(_Rule):
         def backward(saved: tp.Any, cotangent: tp.Any) -> tp.Any:
             (fixed_residuals, residuals), fixed_perturbed, values = saved
             fixed, cotangents = cotangent
-            inner, named = form.build(partition.join((values, rest)))
+            inner, named = form.build(partition.join(values, rest))
             gradient = self._bwd(
                 fixed_residuals.value.build(residuals),
                 fixed.value.only([None if _is_zero(x) else x for x in cotangents]),
@@ -242,7 +241,7 @@ class FilterCustomVjp(_Rule):
             shown = ((*[None] * bound, gradient), {})
             what = f"the gradient that the backward rule of {self!r} returns"
             found = aligned(form, call.leaves, shown, inexact, what)
-            return (partition.split(chosen_only(inexact, found))[0],)
+            return (partition.split(inexact.join(found))[0],)
 
         run.defvjp(forward, backward, symbolic_zeros=True)
         fixed, out = run(arrays)

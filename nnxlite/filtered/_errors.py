@@ -5,33 +5,35 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite._errors import path_text, short_type
-from nnxlite.boundary import Inner, leave
-from nnxlite.filtered._leaves import Form, Leaves, Place
+from nnxlite.boundary import ArgumentLeaf, Inner, leave
+from nnxlite.filtered._leaves import Form, Leaves
 from nnxlite.variables import Variable
 
 
-def not_a_prefix(what: str, form: Form, place: Place, part: tp.Any, *leaf: tp.Any) -> ValueError:
+def not_a_prefix(
+    what: str, form: Form, place: ArgumentLeaf, part: tp.Any, *leaf: tp.Any
+) -> ValueError:
     """The error for an object in a spec that does not match the tree at the place of a leaf.
 
     The leaf is given where the tree has no object there at all.
     """
-    root, kind = path_text(form.position_paths[place.position]), type(part).__name__
+    root, kind = path_text(form.call.paths()[place.position]), type(part).__name__
     if leaf:
         found = f"it has a {kind} for '{root}', where the tree has a leaf {short_type(*leaf)}"
     else:
-        found = f"the {kind} given for '{root}' says nothing about '{path_text(place.path)}'"
+        found = f"the {kind} given for '{root}' says nothing about '{path_text(place.below)}'"
     return ValueError(f"{what} is no prefix of the tree: {found}.")
 
 
 def two_answers(
-    what: str, tree: Leaves, leaf: int, place: Place, one: tp.Any, other: tp.Any
+    what: str, tree: Leaves, leaf: int, place: ArgumentLeaf, one: tp.Any, other: tp.Any
 ) -> ValueError:
     """The error for a leaf that gets one answer at its first place, and another at a further one."""
     variable, form = tree.variable(leaf), tree.form
     kind = type(variable).__name__ if isinstance(variable, Variable) else "leaf"
     return ValueError(
         f"Inconsistent {what} for a shared {kind}: at '{path_text(form.paths()[leaf])}' it is "
-        f"{one!r}, at '{path_text(form.path(place))}' it is {other!r}. A shared {kind} is one leaf: "
+        f"{one!r}, at '{path_text(place.path)}' it is {other!r}. A shared {kind} is one leaf: "
         "give both places the same answer, or do not share it."
     )
 
@@ -48,8 +50,8 @@ def refuse_writes(inner: Inner, what: str) -> None:
     """Raise ValueError where a function changed its arguments and the change would be lost."""
     definition = leave(inner, None).definition
     if definition.written or definition.graph is not None:
-        paths = inner.call.leaf_paths()
-        names = ", ".join(f"'{path_text(paths[i])}'" for i in definition.written[:5])
+        leaves = inner.call.graph_leaves()
+        names = ", ".join(f"'{path_text(leaves[i].below)}'" for i in definition.written[:5])
         raise ValueError(
             f"{what} changes its arguments ({names or 'their structure'}), and the change cannot "
             "leave it. Return the new value instead, and write it outside."

@@ -13,14 +13,12 @@ import jax.numpy as jnp
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import in_this_trace
-from nnxlite.boundary import Fixed, leave
+from nnxlite.boundary import Fixed, Partition, leave
 from nnxlite.filtered._crossing import (
     Call,
     Crossed,
     Filtered,
-    Partition,
     chosen_first,
-    chosen_only,
     take_out,
 )
 from nnxlite.filtered._leaves import Form, leaves_of
@@ -80,7 +78,7 @@ class FilterGrad(_Derivative):
             self._refuse_others(call, partition)
 
         def run(chosen: list[tp.Any]) -> tuple[tp.Any, Crossed]:
-            inner, result = call.run(partition.join((chosen, rest)))
+            inner, result = call.run(partition.join(chosen, rest))
             aux = None
             if options.has_aux:
                 if not (isinstance(result, tuple) and len(result) == 2):
@@ -96,15 +94,15 @@ class FilterGrad(_Derivative):
         transform = jax.value_and_grad(run, has_aux=True, **jax_options)
         (value, crossed), grads = transform(given)
         aux = call.put_back(crossed)
-        grad = call.arguments(chosen_only(partition, grads))[0]
+        grad = call.arguments(partition.join(grads))[0]
         if options.name == "filter_grad":
             return (grad, aux) if options.has_aux else grad
         return ((value, aux), grad) if options.has_aux else (value, grad)
 
     def _refuse_others(self, call: Call, partition: Partition) -> None:
         """Raise TypeError for a leaf that is to be differentiated and has no derivative."""
-        for number, (leaf, rest) in enumerate(zip(call.leaves, partition.groups)):
-            if not (rest or is_inexact_array_like(leaf)):
+        for number, (leaf, chosen) in enumerate(zip(call.leaves, partition.labels)):
+            if chosen and not is_inexact_array_like(leaf):
                 raise TypeError(
                     f"{self!r}: the leaf at '{path_text(call.form.paths()[number][1:])}' is to be "
                     f"differentiated, and {short_type(leaf)} {leaf if not is_array(leaf) else ''} "
@@ -183,10 +181,10 @@ def aligned(
     other = leaves_of(given)
     by_path = dict(zip(other.form.paths(), other.leaves))
     tangents: list[tp.Any] = []
-    for path, leaf, rest in zip(form.paths(), leaves, partition.groups):
+    for path, leaf, chosen in zip(form.paths(), leaves, partition.labels):
         value = by_path.pop(path, None)
         at = f"{what}: at '{path_text(path)}' is"
-        if rest:
+        if not chosen:
             if value is not None and getattr(value, "dtype", None) != jax.dtypes.float0:
                 raise ValueError(
                     f"{at} a {short_type(value)}, but the {short_type(leaf)} there is not "
@@ -199,7 +197,7 @@ def aligned(
             )
         tangents.append(None if value is None else _as_tangent(value, leaf, at, error))
     if by_path:  # the other tree may have lost its sharing
-        known = {form.path(place) for _, place in form.further_places()}
+        known = {place.path for _, place in form.further_places()}
         unknown = next((path for path in by_path if path not in known), None)
         if unknown is not None:
             raise ValueError(
@@ -241,7 +239,7 @@ class Result(tp.NamedTuple):
 
     def build(self, leaves: tp.Iterable[tp.Any]) -> tp.Any:
         """A tree of this form, with None where it is not differentiated."""
-        return self.form.build(chosen_only(self.partition, leaves))
+        return self.form.build(self.partition.join(leaves))
 
 
 class Derived(tp.NamedTuple):
@@ -265,12 +263,12 @@ class Derived(tp.NamedTuple):
     def run(self, chosen: list[tp.Any]) -> tuple[list[tp.Any], tuple[Fixed, Crossed]]:
         """The differentiated leaves of the result; its form, and all that leaves the call."""
         rest = self.partition.split(self.call.leaves)[1]
-        inner, result = self.call.run(self.partition.join((chosen, rest)))
+        inner, result = self.call.run(self.partition.join(chosen, rest))
         tree = leaves_of(result[0] if self.has_aux else result)
         partition = chosen_first(map(self.wanted, tree.leaves))
         leaves = [jnp.asarray(x) for x in partition.split(tree.leaves)[0]]
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
-        form = Result(tree.form, partition, tuple(chosen_only(partition, shapes)))
+        form = Result(tree.form, partition, tuple(partition.join(shapes)))
         return leaves, (Fixed(form), take_out(leave(inner, result)))
 
 
@@ -293,7 +291,7 @@ class Pullback:
             error=ValueError,
         )
         (cotangents,) = vjp(given)
-        args, _ = self._form.build(chosen_only(self._partition, cotangents))
+        args, _ = self._form.build(self._partition.join(cotangents))
         return args[self._num_bound :]
 
 
@@ -333,7 +331,7 @@ def filter_jvp(
     possible = chosen_first(map(is_inexact_array_like, call.leaves))
     shown = ((*[None] * call.num_bound, *tangents), {})
     given = aligned(call.form, call.leaves, shown, possible, "filter_jvp: tangents")
-    partition = chosen_first(t is not None for t in chosen_only(possible, given))
+    partition = chosen_first(t is not None for t in possible.join(given))
     derived = Derived(call, partition, lambda x: is_inexact_array(x) and in_this_trace(x))
     primals_in = list(map(jnp.asarray, derived.given()))
     tangents_in = [t for t in given if t is not None]
@@ -386,7 +384,7 @@ class FilterJacobian(_Derivative):
         derived = Derived(call, partition, is_inexact_array_like, options.has_aux)
         transform = getattr(jax, options.name.removeprefix("filter_"))
         jacobian, (form, crossed) = transform(derived.run, has_aux=True)(derived.given())
-        rows = [call.arguments(chosen_only(partition, row))[0] for row in jacobian]
+        rows = [call.arguments(partition.join(row))[0] for row in jacobian]
         result = call.put_back(crossed)
         found = form.value.build(rows)
         return (found, result[1]) if options.has_aux else found

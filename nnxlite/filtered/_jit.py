@@ -14,13 +14,12 @@ from nnxlite._config import context_key
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
 from nnxlite._statics import UnhashableStatic, static_key
-from nnxlite.boundary import CallDef, Inputs, enter, leave
+from nnxlite.boundary import CallDef, Inputs, Partition, enter, leave
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import (
     Call,
     Division,
     Filtered,
-    Partition,
     inputs_of_call,
     put_back,
     take_out,
@@ -42,7 +41,7 @@ from nnxlite.variables import MISSING
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
-KEPT, DONATED, STATIC = range(3)
+GROUPS = KEPT, DONATED, STATIC = "kept", "donated", "static"
 """The groups of leaves: traced ones whose buffers stay or are given away, and those in the key."""
 
 
@@ -101,8 +100,7 @@ class JitCore(Core):
         if isinstance(key, Key):
             form = Form(call.treedef, call.where, call.graphdef, key.values)
             plain, values = form.divided(key.division.join(plain, values))
-            groups = key.division.partition.groups
-            donated = form.numbers(group == DONATED for group in groups)
+            donated = form.numbers([x == DONATED for x in key.division.partition.labels])
         (args, kwargs), inner = enter(call, plain, list(values))
         result = self.fun(*args, **kwargs)
         if self.options.out is not is_array:
@@ -159,7 +157,7 @@ class FilterJit(Filtered):
         groups = [KEPT if t else STATIC for t in traced]
         if self.options.donate != "none":
             self._donate(call, groups)
-        partition = Partition(tuple(groups), 3)
+        partition = Partition(tuple(groups), GROUPS)
         kept, donated, _ = partition.split(call.leaves)
         division = Division(partition, self._boxes(call, traced))
         return Key(context_key(), division, call.form.values), (kept, donated)
@@ -178,7 +176,7 @@ class FilterJit(Filtered):
                 raise must_be_traced(repr(self), call.form.paths()[number][1:], leaf)
         return traced
 
-    def _donate(self, call: Call, groups: list[int]) -> None:
+    def _donate(self, call: Call, groups: list[str]) -> None:
         """Move the leaves whose buffers are given away to their group."""
         spare_first = self.options.donate.endswith("except-first")
         for number, (leaf, owner) in enumerate(zip(call.leaves, call.owners())):

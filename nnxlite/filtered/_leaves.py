@@ -17,7 +17,16 @@ import typing as tp
 import jax
 
 from nnxlite._jax import PyTreeDef, key_name
-from nnxlite.boundary import CallDef, Inner, Inputs, aliases, enter, is_root, leaves_below
+from nnxlite.boundary import (
+    ArgumentLeaf,
+    CallDef,
+    Inner,
+    Inputs,
+    aliases,
+    enter,
+    is_root,
+    leaves_below,
+)
 from nnxlite.graph import GraphDef, Path
 
 IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
@@ -41,22 +50,6 @@ def close(tree: tp.Any, is_leaf: IsLeaf) -> tp.Any:
     )
 
 
-class Place(tp.NamedTuple):
-    """Where a leaf is.
-
-    Attributes:
-        position: of the argument leaf or root (see `CallDef`) it belongs to.
-        number: of the graph leaf it belongs to, None for a leaf outside of graph objects.
-        path: of that graph leaf, from the root.
-        inside: path from there, where the value of a Variable is itself a tree.
-    """
-
-    position: int
-    number: int | None = None
-    path: Path = ()
-    inside: Path = ()
-
-
 @dataclasses.dataclass(frozen=True)
 class Form:
     """What a tree is besides its leaves, which are in order: those of graph objects come last.
@@ -78,7 +71,7 @@ class Form:
 
     def divided(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, list[tp.Any]]:
         """Leaves as the boundary takes them: those outside of objects, and values of graph leaves."""
-        count = len(leaves) - self.values.num_leaves
+        count = self.call.num_arrays
         return leaves[:count], jax.tree_util.tree_unflatten(self.values, leaves[count:])
 
     def enter(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
@@ -90,48 +83,42 @@ class Form:
         return self.enter(leaves)[0]
 
     @functools.cached_property
-    def places(self) -> list[Place]:
-        """The place of each leaf; the first one where it has several."""
-        call, roots = self.call, set(self.where)
-        out = [Place(i) for i in range(self.treedef.num_leaves) if i not in roots]
+    def inside(self) -> list[tuple[int, Path]]:
+        """For each leaf in graph objects the number of its graph leaf, and its path in that value."""
         values = jax.tree_util.tree_unflatten(self.values, [0] * self.values.num_leaves)
-        owners, paths = call.leaf_roots(), call.leaf_paths()
-        for (first, *keys), _ in jax.tree_util.tree_leaves_with_path(values):
-            inside = tuple(map(key_name, keys))
-            out.append(Place(self.where[owners[first.idx]], first.idx, paths[first.idx], inside))
-        return out
-
-    def further_places(self) -> tp.Iterator[tuple[int, Place]]:
-        """The other places of leaves that have several, each with the number of the leaf."""
-        leaves: dict[int | None, list[int]] = {}
-        for leaf, place in enumerate(self.places):
-            leaves.setdefault(place.number, []).append(leaf)
-        for node, root, path in aliases(self.call):
-            for number, end in leaves_below(self.call, node):
-                for leaf in leaves.get(number, ()):
-                    other = Place(self.where[root], number, (*path, *end))
-                    yield leaf, other._replace(inside=self.places[leaf].inside)
+        pairs = jax.tree_util.tree_leaves_with_path(values)
+        return [(number.idx, tuple(map(key_name, keys))) for (number, *keys), _ in pairs]
 
     @functools.cached_property
-    def position_paths(self) -> list[Path]:
-        """The path of each argument leaf or root."""
-        treedef = self.treedef
-        tree = jax.tree_util.tree_unflatten(treedef, [0] * treedef.num_leaves)
-        pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
-        return [tuple(map(key_name, path)) for path, _ in pairs]
+    def places(self) -> list[ArgumentLeaf]:
+        """Where each leaf is; the first place where it has several."""
+        places, count = self.call.leaves(), self.call.num_arrays
+        return places[:count] + [
+            places[count + number]._replace(path=(*places[count + number].path, *end))
+            for number, end in self.inside
+        ]
 
-    def path(self, place: Place) -> Path:
-        """A place as a path from the root of the tree."""
-        return (*self.position_paths[place.position], *place.path, *place.inside)
+    def further_places(self) -> tp.Iterator[tuple[int, ArgumentLeaf]]:
+        """The other places of leaves that have several, each with the position of the leaf."""
+        leaves: dict[int, list[tuple[int, Path]]] = {}
+        for leaf, (number, end) in enumerate(self.inside, self.call.num_arrays):
+            leaves.setdefault(number, []).append((leaf, end))
+        paths = self.call.paths()
+        for node, root, path in aliases(self.call):
+            for number, below in leaves_below(self.call, node):
+                position, below = self.where[root], (*path, *below)
+                for leaf, end in leaves.get(number, ()):
+                    whole = (*paths[position], *below, *end)
+                    yield leaf, ArgumentLeaf(position, root, below, whole)
 
     def paths(self) -> list[Path]:
         """The path of each leaf."""
-        return list(map(self.path, self.places))
+        return [place.path for place in self.places]
 
-    def numbers(self, chosen: tp.Iterable[bool]) -> set[int]:
+    def numbers(self, chosen: tp.Sequence[bool]) -> set[int]:
         """The graph leaves that have a chosen leaf in their values."""
-        places = zip(self.places, chosen)
-        return {p.number for p, wanted in places if wanted and p.number is not None}
+        in_graph = zip(self.inside, chosen[self.call.num_arrays :])
+        return {number for (number, _), wanted in in_graph if wanted}
 
 
 class Leaves:
@@ -152,10 +139,11 @@ class Leaves:
 
     def variable(self, leaf: int) -> tp.Any:
         """What a Variable filter looks at: the Variable that contains a leaf, or the leaf itself."""
-        number = self.form.places[leaf].number
-        if number is None:
+        form = self.form
+        if leaf < form.call.num_arrays:
             return self.leaves[leaf]
-        node = self.form.graphdef.decoded.leaf_nodes[number]
+        number, _ = form.inside[leaf - form.call.num_arrays]
+        node = form.graphdef.decoded.leaf_nodes[number]
         return self.inputs.nodes()[node] if node >= 0 else self.inputs.values[number]
 
 

@@ -15,12 +15,11 @@ import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import key_name
-from nnxlite.boundary import Fixed, Outputs, leave, output_settings, replay
+from nnxlite.boundary import CallDef, Fixed, Outputs, Partition, leave, output_settings, replay
 from nnxlite.filtered._arguments import ArgumentSpecs
-from nnxlite.filtered._crossing import Call, Division, Filtered, OutForm, Partition, divide
+from nnxlite.filtered._crossing import Call, Division, Filtered, OutForm, divide
 from nnxlite.filtered._errors import must_be_traced, refuse_shared_buffers
-from nnxlite.filtered._jit import DONATED, KEPT, STATIC, FilterLowered, Staged, run_donating
-from nnxlite.filtered._leaves import Form
+from nnxlite.filtered._jit import DONATED, GROUPS, KEPT, FilterLowered, Staged, run_donating
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import SpecKind, answers
 from nnxlite.graph import Path
@@ -49,8 +48,8 @@ IN_AXES = SpecKind(
 )
 OUT_AXES = IN_AXES._replace(name="out_axes")
 
-FRONT, WHOLE = range(2)
-"""The groups of what leaves a mapping: with the mapped axis in front, or whole; the rest is static."""
+OUT_GROUPS = FRONT, WHOLE, STATIC = "front", "whole", "static"
+"""What leaves a mapping: with the mapped axis in front, the same in all slices, or not an array."""
 
 
 class MapOptions(tp.NamedTuple):
@@ -96,7 +95,7 @@ class FilterVmap(Filtered):
         groups = [_group(axis, leaf, may_donate) for axis, leaf in zip(axes, call.leaves)]
         if may_donate:
             refuse_shared_buffers(repr(self), call, [group == DONATED for group in groups])
-        division, (kept, donated) = divide(call.leaves, Partition(tuple(groups), 3))
+        division, (kept, donated) = divide(call.leaves, Partition(tuple(groups), GROUPS))
         key, program, mapped = self._program(call, division, tuple(axes))
         # where no argument is mapped, JAX knows the size of the axis from this one
         size = [] if options.axis_size is None else [np.zeros(options.axis_size, bool)]
@@ -184,7 +183,7 @@ class FilterPmap(FilterVmap):
 _programs: PerFunction[tuple[_Program, tp.Any]] = PerFunction()
 
 
-def _group(axis: tp.Any, leaf: tp.Any, may_donate: bool) -> int:
+def _group(axis: tp.Any, leaf: tp.Any, may_donate: bool) -> str:
     """The group of an argument leaf."""
     if axis is False or (axis is None and not is_array(leaf)):
         return STATIC
@@ -213,7 +212,7 @@ class _Program:
     ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
         (args, kwargs), inner = self.form.enter(self.division.join(kept, donated))
         result = self._find_function()(*args, **kwargs)
-        gone = self.form.numbers(group == DONATED for group in self.division.partition.groups)
+        gone = self.form.numbers([x == DONATED for x in self.division.partition.labels])
         return self._take_out(leave(inner, result, all_written=gone))
 
     def _take_out(self, out: Outputs) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
@@ -227,33 +226,31 @@ class _Program:
             FRONT if _is_mapped(axis) else WHOLE if is_array(leaf) else STATIC
             for axis, leaf in zip(axes, leaves)
         ]
-        partition = Partition(tuple(groups), 3)
+        partition = Partition(tuple(groups), OUT_GROUPS)
         division, (front, whole) = divide(leaves, partition)
-        self.whole_paths[:] = partition.split(paths)[WHOLE]
+        self.whole_paths[:] = partition.split(paths)[1]
         form = OutForm(out.definition, treedef, division)
-        final_axes = tuple(partition.split(axes)[FRONT])
+        final_axes = tuple(partition.split(axes)[0])
         return Fixed((form, final_axes)), list(map(jnp.asarray, front)), whole
 
     def _out_axes_of(self, out: Outputs) -> tuple[list[Path], list[tp.Any]]:
         """The path and the final axis of each leaf of what leaves."""
-        form = self.form
-        in_graph = [pair for pair in zip(form.places, self.axes) if pair[0].number is not None]
-        by_number = {place.number: axis for place, axis in in_graph}
-        by_position = {place.position: axis for place, axis in in_graph}
+        call, in_graph = self.form.call, self.axes[self.form.call.num_arrays :]
+        by_number = {number: axis for (number, _), axis in zip(self.form.inside, in_graph)}
+        by_root = {place.root: axis for place, axis in zip(self.form.places, self.axes)}
         settings = output_settings(
-            form.call,
+            call,
             out,
-            [by_number.get(number) for number in range(form.graphdef.num_leaves)],
-            [by_position.get(position) for position in form.where],
+            [by_number.get(number) for number in range(call.graphdef.num_leaves)],
+            [by_root.get(root) for root in range(len(call.where))],
             self._out_axes,
             "out_axes",
             if_array(0),
         )
         values = [*jax.tree_util.tree_leaves(out.result), *out.written, *out.fresh]
-        given = [*settings.result, *settings.written, *settings.fresh]
         paths: list[Path] = []
         axes: list[tp.Any] = []
-        for path, value, setting in zip(_out_paths(form, out), values, given):
+        for path, value, setting in zip(_out_paths(call, out), values, settings.all()):
             for leaf in jax.tree_util.tree_leaves(value):
                 paths.append(path)
                 axes.append(OUT_AXES.answer(setting, path, leaf, leaf))
@@ -270,7 +267,7 @@ class _Program:
         )
 
 
-def _out_paths(form: Form, out: Outputs) -> list[Path]:
+def _out_paths(call: CallDef, out: Outputs) -> list[Path]:
     """The path of each output: in the result, of a written leaf, of what is new."""
     definition, treedef = out.definition, out.definition.treedef
     if treedef is None:
@@ -280,8 +277,8 @@ def _out_paths(form: Form, out: Outputs) -> list[Path]:
     paths: list[Path] = [
         ("result", *map(key_name, keys)) for i, (keys, _) in pairs if i not in definition.where
     ]
-    places = {place.number: place._replace(inside=()) for place in form.places}
-    paths += [form.path(places[number])[1:] for number in definition.written]
+    came_in = call.graph_leaves()
+    paths += [came_in[number].path[1:] for number in definition.written]
     fresh: dict[int, Path] = {}
     if definition.graph is not None:
         decoded = definition.graph.graphdef.decoded

@@ -46,7 +46,7 @@ def filter_make_jaxpr(
         given, rest = partition.split(call.leaves)
 
         def run(*traced: tp.Any) -> tp.Any:
-            _, result = call.run(partition.join((traced, rest)))
+            _, result = call.run(partition.join(traced, rest))
             return tree_out(result)
 
         jaxpr, (fixed, shapes) = jax.make_jaxpr(run, return_shape=True)(*given)
@@ -68,7 +68,7 @@ def filter_eval_shape(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs:
     call = Call.of(fun, args, kwargs)
     partition = chosen_first(map(has_shape, call.leaves))
     given, rest = partition.split(call.leaves)
-    run = lambda traced: call.run_out(partition.join((traced, rest)))
+    run = lambda traced: call.run_out(partition.join(traced, rest))
     crossed = jax.eval_shape(run, given)
     return put_back(Inputs(call.form.build(call.leaves)), crossed)
 
@@ -101,7 +101,7 @@ class FilterCheckpoint(Filtered):
         call = self.call(args, kwargs)
         partition = chosen_first(map(is_array, call.leaves))
         arrays, rest = partition.split(call.leaves)
-        run = lambda traced: call.run_out(partition.join((traced, rest)))
+        run = lambda traced: call.run_out(partition.join(traced, rest))
         prevent_cse, policy = self.options
         checkpointed = jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)
         return call.put_back(checkpointed(arrays))
@@ -179,7 +179,7 @@ def filter_pure_callback(
     shapes, others = wanted.split(result.leaves)
 
     def run(*arrays: tp.Any) -> list[tp.Any]:
-        inner_args, named = given.form.build(partition.join((arrays, rest)))
+        inner_args, named = given.form.build(partition.join(arrays, rest))
         found = leaves_of(callback(*inner_args, **named))
         if found.form.paths() != result.form.paths():
             raise ValueError(
@@ -190,4 +190,4 @@ def filter_pure_callback(
 
     structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes]
     out = jax.pure_callback(run, structs, *arrays, sharding=sharding, vmap_method=vmap_method)
-    return result.form.build(wanted.join((out, others)))
+    return result.form.build(wanted.join(out, others))

@@ -15,9 +15,9 @@ import jax
 
 from nnxlite import filters
 from nnxlite._errors import path_text, short_type
-from nnxlite.boundary import is_root
+from nnxlite.boundary import ArgumentLeaf, is_root
 from nnxlite.filtered._errors import not_a_prefix, two_answers
-from nnxlite.filtered._leaves import Form, Leaves, Place
+from nnxlite.filtered._leaves import Form, Leaves
 from nnxlite.graph import CONTAINERS, OBJECT, Path, container_items, kind_of
 from nnxlite.variables import Variable
 
@@ -102,10 +102,10 @@ def answers(tree: Leaves, spec: tp.Any, kind: SpecKind = MASK) -> list[tp.Any]:
     parts = _by_position(form, spec, kind)
     literals = {p: _by_path(parts[p]) for p in form.where if is_root(parts[p])}
 
-    def answer(leaf: int, place: Place) -> tp.Any:
+    def answer(leaf: int, place: ArgumentLeaf) -> tp.Any:
         part = parts[place.position]
-        path = place.path if place.number is not None else form.position_paths[place.position]
-        if place.number is None and is_root(part):
+        path = place.path if place.root is None else place.below
+        if place.root is None and is_root(part):
             raise not_a_prefix(kind.name, form, place, part, tree.leaves[leaf])
         if place.position in literals:
             inside = literals[place.position]
