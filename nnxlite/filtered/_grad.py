@@ -237,7 +237,7 @@ class Result(tp.NamedTuple):
     partition: Partition
     leaves: tuple[tp.Any, ...]
 
-    def build(self, leaves: tp.Iterable[tp.Any]) -> tp.Any:
+    def build(self, leaves: tp.Sequence[tp.Any]) -> tp.Any:
         """A tree of this form, with None where it is not differentiated."""
         return self.form.build(self.partition.join(leaves))
 

@@ -83,14 +83,14 @@ class JitCore(Core):
         seen: Surroundings | None = None,
     ) -> None:
         super().__init__(funs, options, seen)
-        run = functools.partial(self.run)
+        run = functools.partial(self.traced)
         run.__name__ = name_of(funs[0]).rpartition(".")[2].strip("<>") or "fun"  # type: ignore[attr-defined]
         more = dict(options.jax_options)
         if options.donate != "none":
             more["donate_argnums"] = (2,)
         self.jitted = jax.jit(run, static_argnums=0, **more)
 
-    def run(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> tp.Any:
+    def traced(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> tp.Any:
         """What JAX traces: build the arguments, run the function, take out what leaves it.
 
         The leaves come as the boundary takes them or, where they were divided, in two groups.

@@ -8,6 +8,7 @@ has a graph object the spec may have one of the same form, whose leaves are lite
 
 from __future__ import annotations
 
+import collections
 import types
 import typing as tp
 
@@ -18,8 +19,8 @@ from nnxlite._errors import path_text, short_type
 from nnxlite.boundary import ArgumentLeaf, is_root
 from nnxlite.filtered._errors import not_a_prefix, two_answers
 from nnxlite.filtered._leaves import Form, Leaves
-from nnxlite.graph import CONTAINERS, OBJECT, Path, container_items, kind_of
-from nnxlite.variables import Variable
+from nnxlite.filtered._walk import children
+from nnxlite.graph import OBJECT, Path, kind_of
 
 _PATH_FILTERS = (filters.PathContains, filters.PathIn, filters._Joined, filters.Not)
 _FILTERS = (
@@ -151,20 +152,15 @@ def _by_path(spec: tp.Any) -> dict[Path, tp.Any]:
     """The literals inside a graph object, by path from it."""
     out: dict[Path, tp.Any] = {}
     pending: list[tuple[Path, tp.Any]] = [((), spec)]
-    visits: dict[int, int] = {}
+    visits: collections.Counter[int] = collections.Counter()
     while pending:
         path, value = pending.pop()
-        kind = kind_of(value)
-        if kind == OBJECT:
-            visits[id(value)] = visits.get(id(value), 0) + 1
-            if visits[id(value)] > 9:  # a cycle
-                continue
-            status = value._nnx_status
-            pending += [((*path, n), v) for n, v in value.__dict__.items() if status.get(n)]
-        elif isinstance(value, Variable):
-            pending.append((path, value.get_raw_value()))
-        elif kind in CONTAINERS:
-            pending += [((*path, k), v) for k, v in container_items(value, kind)]
-        elif value is not None:
+        is_object = kind_of(value) == OBJECT
+        visits[id(value)] += is_object
+        if visits[id(value)] > 9:  # a cycle
+            continue
+        parts = children(value)
+        pending += [((*path, *step), child) for step, child in parts]
+        if not (parts or is_object or value is None):
             out[path] = value
     return out

@@ -12,12 +12,10 @@ from __future__ import annotations
 import collections.abc as cabc
 import typing as tp
 
-import jax
-
 from nnxlite._errors import path_text, short_type
 from nnxlite.filtered._predicates import is_array
-from nnxlite.filtered._walk import Steps, level, run_deep
-from nnxlite.graph import OBJECT, VARIABLE, Path, kind_of
+from nnxlite.filtered._walk import Copier, Steps, Values, children
+from nnxlite.graph import OBJECT, Path, kind_of
 from nnxlite.objects import Pytree
 from nnxlite.variables import MISSING, Variable, make
 
@@ -51,102 +49,66 @@ class _Empty(tuple):
     __slots__ = ()
 
 
-def _marked(tree: tp.Any, is_leaf: IsLeaf) -> tp.Any:
-    """A copy of a tree with marks for leaves."""
-    memo: dict[int, tp.Any] = {}
-    none_is_leaf = is_leaf(None)
+class _Marker(Copier):
+    """Copies a tree with marks in place of its leaves."""
 
-    def mark(value: tp.Any) -> Steps:
-        if is_leaf(value):
+    def __init__(self, is_leaf: IsLeaf) -> None:
+        super().__init__("tree_at")
+        self._is_leaf = is_leaf
+
+    def part(self, path: Path, values: Values, in_container: bool) -> Steps:
+        (value,) = values
+        if self._is_leaf(value):
             return _Mark(value)
         if value is None:
             return None
-        kind = kind_of(value)
-        if kind == OBJECT:
-            if id(value) in memo:
-                return memo[id(value)]
-            new = memo[id(value)] = value.__copy__()
-            attributes = new.__dict__
-            for name, child in list(attributes.items()):
-                if value._nnx_status.get(name):
-                    attributes[name] = yield mark(child)
-                elif child is None and none_is_leaf:
-                    attributes[name] = _Mark(None)
-            return new
-        if kind == VARIABLE:
-            if id(value) not in memo:
-                memo[id(value)] = make(value._box.definition, (yield mark(value.get_raw_value())))
-            return memo[id(value)]
-        found = level(value)
-        if found is None:
-            return _Mark(value)
-        if type(value) is tuple and not found[0]:
+        if type(value) is tuple and not value:
             return _Empty()
-        children = []
-        for _, child in found[0]:
-            children.append((yield mark(child)))
-        return jax.tree_util.tree_unflatten(found[1], children)
+        return (yield self.opened(path, values, in_container))
 
-    return run_deep(mark(tree))
+    def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
+        return _Mark(*values)
+
+    def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
+        if value is None and self._is_leaf(None):
+            copy.__dict__[name] = _Mark(None)
 
 
-class _Filling:
-    """The marked copy being filled again."""
+class _Filler(Copier):
+    """Copies a marked tree with leaves again in place of its marks, and with some parts replaced.
+
+    Args:
+        new: for each part to be replaced, by id, the function from the old part to the new.
+    """
 
     def __init__(self, new: dict[int, tp.Callable[[tp.Any], tp.Any]]) -> None:
-        self.new = new
-        self.hit: set[int] = set()
-        self.memo: dict[int, tp.Any] = {}
+        super().__init__("tree_at")
+        self._new = new
+        self._replaced: dict[int, tp.Any] = {}
 
-    def fill(self, value: tp.Any) -> Steps:
-        """The value without marks, replaced where it was chosen."""
-        replace = self.new.get(id(value))
-        if replace is None:
-            return (yield self.plain(value))
-        if id(value) not in self.memo:
-            self.hit.add(id(value))
-            inside = _Filling({})
-            self.memo[id(value)] = replace((yield inside.plain(value)))
-        return self.memo[id(value)]
+    def part(self, path: Path, values: Values, in_container: bool) -> Steps:
+        (value,) = values
+        if id(value) not in self._new:
+            return value if value is None else (yield self.opened(path, values, in_container))
+        if id(value) not in self._replaced:
+            self._replaced[id(value)] = self._new[id(value)](_Filler({})(value))
+        return self._replaced[id(value)]
 
-    def plain(self, value: tp.Any) -> Steps:
-        """The value with its parts filled."""
+    def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
+        (value,) = values
         if type(value) is _Mark:
             return value.value
-        if type(value) is _Empty:
-            return ()
-        kind = kind_of(value)
-        if kind == OBJECT:
-            if id(value) not in self.memo:
-                new = self.memo[id(value)] = value.__copy__()
-                yield self.fill_object(value, new)
-            return self.memo[id(value)]
-        if kind == VARIABLE:
-            if id(value) not in self.memo:
-                raw = yield self.fill(value.get_raw_value())
-                self.memo[id(value)] = make(value._box.definition, raw)
-            return self.memo[id(value)]
-        found = level(value)
-        if found is None:
-            return value
-        children = []
-        for _, child in found[0]:
-            children.append((yield self.fill(child)))
-        return jax.tree_util.tree_unflatten(found[1], children)
+        return () if type(value) is _Empty else value
 
-    def fill_object(self, old: tp.Any, new: tp.Any) -> Steps:
-        """Give a copied object its attributes."""
-        attributes = new.__dict__
-        for name, child in list(attributes.items()):
-            if old._nnx_status.get(name):
-                attributes[name] = yield self.fill(child)
-            elif type(child) is _Mark:
-                attributes[name] = child.value
-                found = yield self.fill(child)
-                if found is not child.value:  # its status is decided anew
-                    Pytree._nnx_discard(new, name)  # frozen or not: the copy is ours
-                    Pytree._nnx_assign(new, name, found)
-        return None
+    def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
+        if type(value) is not _Mark:
+            return
+        copy.__dict__[name] = value.value
+        if id(value) in self._new:
+            new = self._new[id(value)](value.value)
+            if new is not value.value:  # whether it is data or static is decided again
+                Pytree._nnx_discard(copy, name)  # frozen or not: the copy is ours
+                Pytree._nnx_assign(copy, name, new)
 
 
 def _at_path(tree: tp.Any, path: Path) -> tp.Any:
@@ -188,19 +150,7 @@ def _ids(tree: tp.Any) -> dict[int, Path]:
         if id(value) in out:
             continue
         out[id(value)] = path
-        kind = kind_of(value)
-        if kind == OBJECT:
-            status = value._nnx_status
-            pending += [
-                ((*path, n), v)
-                for n, v in value.__dict__.items()
-                if status.get(n) or type(v) is _Mark
-            ]
-        elif kind == VARIABLE:
-            pending.append((path, value.get_raw_value()))
-        else:
-            found = level(value)
-            pending += [((*path, n), v) for n, v in (found[0] if found else ())]
+        pending += [((*path, *step), child) for step, child in children(value, also=(_Mark,))]
     return out
 
 
@@ -220,11 +170,11 @@ def _find(where: tp.Any, marked: tp.Any) -> tuple[list[tp.Any], bool]:
 
 def _places(where: tp.Any, tree: tp.Any, is_leaf: IsLeaf) -> tuple[tp.Any, list[tp.Any], bool]:
     """The tree with marks, the places in it that `where` means, and whether it means one."""
-    marked = _marked(tree, is_leaf)
+    marked = _Marker(is_leaf)(tree)
     places, single = _find(where, marked)
     if not any(place is None for place in places):
         return marked, places, single
-    marked = _marked(tree, lambda x: x is None or is_leaf(x))
+    marked = _Marker(lambda x: x is None or is_leaf(x))(tree)
     again = _find(where, marked)
     if again[1] != single or [_is_none(p) for p in again[0]] != [p is None for p in places]:
         raise ValueError(
@@ -324,7 +274,7 @@ def tree_at(
         values = [replace] if single else _several(replace, len(places))
     function = None if replace_fn is MISSING else replace_fn
     new = {id(p): _replacement(p, v, function) for p, v in zip(places, values)}
-    return run_deep(_Filling(new).fill(marked))
+    return _Filler(new)(marked)
 
 
 def _several(replace: tp.Any, count: int) -> tp.Sequence[tp.Any]:

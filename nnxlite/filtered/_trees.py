@@ -12,7 +12,7 @@ from nnxlite._errors import path_text, short_type
 from nnxlite.boundary import is_root
 from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import is_array
-from nnxlite.filtered._walk import combined, level
+from nnxlite.filtered._walk import children, combined, level
 from nnxlite.graph import OBJECT, VARIABLE, Path, iter_graph, kind_of
 from nnxlite.objects import Pytree
 
@@ -113,21 +113,12 @@ def tree_check(pytree: tp.Any) -> None:
     """
     first: dict[int, Path] = {}
     pending: list[tuple[Path, tp.Any]] = [((), pytree)]
-    objects: set[tp.Any] = set()
     while pending:
         path, value = pending.pop()
         kind = kind_of(value)
-        if kind == VARIABLE:
-            continue
-        if kind == OBJECT:
-            if id(value) not in objects:
-                objects.add(id(value))
-                status = value._nnx_status
-                pending += [((*path, n), v) for n, v in value.__dict__.items() if status.get(n)]
-            continue
-        found = level(value)
-        if found is None or not found[0]:
-            continue  # a leaf, or empty and so without effect
+        parts = [] if kind == VARIABLE else children(value)
+        if not parts or (kind == OBJECT and id(value) in first):
+            continue  # a leaf, or empty and so without effect, or an object, which may be shared
         if id(value) in first:
             raise ValueError(
                 f"The {type(value).__name__} at '{path_text(first[id(value)])}' is found again at "
@@ -136,7 +127,7 @@ def tree_check(pytree: tp.Any) -> None:
                 "shared."
             )
         first[id(value)] = path
-        pending += [((*path, name), child) for name, child in reversed(found[0])]
+        pending += [((*path, *step), child) for step, child in reversed(parts)]
 
 
 def tree_flatten_one_level(pytree: tp.Any) -> tuple[list[tp.Any], tp.Any]:

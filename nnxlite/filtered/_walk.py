@@ -1,4 +1,4 @@
-"""Walking several trees in step, level by level, with the sharing of the first kept.
+"""Walking trees level by level, and copying them with their sharing.
 
 Recursion is written as generators and run by a loop, so that no depth meets the recursion limit.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import typing as tp
 
-import jax
-
 from nnxlite._errors import path_text, short_type
-from nnxlite._jax import is_pytree_leaf, key_name
+from nnxlite._jax import flatten_one_level, is_pytree_leaf, key_name
 from nnxlite.graph import OBJECT, VARIABLE, Path, is_data, kind_of, sorted_items
 from nnxlite.variables import make
 
@@ -35,18 +33,28 @@ def level(value: tp.Any) -> tuple[list[tuple[tp.Any, tp.Any]], tp.Any] | None:
     """The (name, child) pairs of an ordinary container and its treedef; None for a leaf."""
     if value is None or is_pytree_leaf(value):
         return None
-    asked: list[tp.Any] = []
+    pairs, treedef = flatten_one_level(value)
+    return [(key_name(key), child) for key, child in pairs], treedef
 
-    def below_the_top(part: tp.Any) -> bool:  # by number, for a container may hold itself
-        asked.append(None)
-        return len(asked) > 1
 
-    pairs, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=below_the_top)
-    return [(key_name(path[0]), child) for path, child in pairs], treedef
+def children(value: tp.Any, also: tuple[type, ...] = ()) -> list[tuple[Path, tp.Any]]:
+    """The parts one level down, with their paths from there.
+
+    Those of an object are its data attributes, and static ones of the types in `also`; the value of a
+    Variable has the Variable's own path.
+    """
+    kind = kind_of(value)
+    if kind == VARIABLE:
+        return [((), value.get_raw_value())]
+    if kind == OBJECT:
+        status, attributes = value._nnx_status, value.__dict__.items()
+        return [((n,), v) for n, v in attributes if status.get(n) or isinstance(v, also)]
+    found = level(value)
+    return [((name,), child) for name, child in found[0]] if found else []
 
 
 class _Keys(tp.NamedTuple):
-    """The form of a dict, whose keys need not be of one type as JAX would have it."""
+    """The form of a dict, whose keys need not be of one type, as they must be for JAX."""
 
     keys: tuple[tp.Any, ...]
 
@@ -62,6 +70,132 @@ def _level(value: tp.Any) -> tuple[list[tuple[tp.Any, tp.Any]], tp.Any] | None:
     return items, _Keys(tuple(key for key, _ in items))
 
 
+Values = tuple[tp.Any, ...]
+
+
+def lead_of(values: Values) -> tp.Any:
+    """The first value that is not None."""
+    return next((v for v in values if v is not None), None)
+
+
+class Copier:
+    """Copies a tree, with its sharing; subclasses say what becomes of its parts.
+
+    Several trees may be walked in step: `values` are what they have at one path, None where one has
+    nothing.  The first that is not None, the lead, gives the form, and what is static in objects.
+
+    Args:
+        what: the function that copies, for messages.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._copies: dict[int, tuple[tp.Any, tp.Any]] = {}
+        """Of objects and Variables: by id, the lead (which so stays alive) and its copy."""
+
+    def __call__(self, *trees: tp.Any) -> tp.Any:
+        """The copy.
+
+        Raises ValueError naming the path where two trees differ in structure.
+        """
+        return run_deep(self.part((), trees, False))
+
+    def part(self, path: Path, values: Values, in_container: bool) -> Steps:
+        """What stands for a part in the copy; a subclass may decide before it is opened."""
+        return (yield self.opened(path, values, in_container))
+
+    def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
+        """What stands for a leaf in the copy; `in_container` is one in an attribute of an object."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
+        """Called for each static attribute of the copy of an object."""
+
+    def opened(self, path: Path, values: Values, in_container: bool) -> Steps:
+        """A copy of a part with what stands for its own parts."""
+        lead = lead_of(values)
+        kind = kind_of(lead)
+        if kind in (OBJECT, VARIABLE):
+            if id(lead) not in self._copies:
+                for value in values:
+                    if value is not None and type(value) is not type(lead):
+                        self.differ(path, lead, value)
+                yield (self._object if kind == OBJECT else self._variable)(path, lead, values)
+            return self._copies[id(lead)][1]
+        found = _level(lead)
+        if found is None:
+            return self.leaf(path, values, in_container)
+        pairs, treedef = found
+        columns: list[list[tp.Any]] = [[] for _ in pairs]
+        for value in values:
+            other = None if value is None else _level(value)
+            if value is not None and (other is None or other[1] != treedef):
+                self.differ(path, lead, value)
+            for number, column in enumerate(columns):
+                column.append(None if other is None else other[0][number][1])
+        new = []
+        for (name, _), column in zip(pairs, columns):
+            new.append((yield self.part((*path, name), tuple(column), in_container)))
+        return treedef.unflatten(new)
+
+    def _variable(self, path: Path, lead: tp.Any, values: Values) -> Steps:
+        raw = tuple(None if v is None else v.get_raw_value() for v in values)
+        copy = make(lead._box.definition, (yield self.part(path, raw, False)))
+        self._copies[id(lead)] = lead, copy
+
+    def _object(self, path: Path, lead: tp.Any, values: Values) -> Steps:
+        copy = lead.__copy__()
+        self._copies[id(lead)] = lead, copy
+        for name, child in list(copy.__dict__.items()):
+            if lead._nnx_status.get(name):
+                parts = tuple(None if v is None else v.__dict__.get(name) for v in values)
+                new = yield self.part((*path, name), parts, _level(child) is not None)
+                copy.__dict__[name] = new
+            else:
+                self.static(copy, name, child)
+
+    def differ(self, path: Path, one: tp.Any, other: tp.Any) -> tp.NoReturn:
+        """Raise ValueError for two parts of different structure."""
+
+        def shown(value: tp.Any) -> str:
+            found = None if kind_of(value) in (OBJECT, VARIABLE) else _level(value)
+            names = [] if found is None else [name for name, _ in found[0]]
+            return short_type(value) + (f" with {len(names)} children {names}" if found else "")
+
+        raise ValueError(
+            f"{self._what}: the trees differ in structure at '{path_text(path)}': one has "
+            f"{shown(one)}, another {shown(other)}."
+        )
+
+
+class _Combiner(Copier):
+    """Joins trees leaf by leaf."""
+
+    def __init__(
+        self,
+        fun: tp.Callable[..., tp.Any],
+        what: str,
+        is_leaf: tp.Callable[[tp.Any], bool] | None = None,
+    ) -> None:
+        super().__init__(what)
+        self._fun, self._is_leaf = fun, is_leaf
+
+    def part(self, path: Path, values: Values, in_container: bool) -> Steps:
+        lead = lead_of(values)
+        if lead is None or (self._is_leaf is not None and self._is_leaf(lead)):
+            return self._fun(*values)
+        return (yield self.opened(path, values, in_container))
+
+    def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
+        lead = lead_of(values)
+        if in_container and not is_data(lead):
+            return lead
+        for value in values:
+            if value is not None and _level(value) is not None:
+                self.differ(path, lead, value)
+        return self._fun(*values)
+
+
 def combined(
     fun: tp.Callable[..., tp.Any],
     trees: tp.Sequence[tp.Any],
@@ -70,85 +204,10 @@ def combined(
 ) -> tp.Any:
     """Trees joined leaf by leaf: `fun(*leaves)`, None where a tree has nothing.
 
-    The first tree that is not None gives the form of each place, and what is static in objects: their
-    static attributes, and in their containers all that is no data. Where all the trees are None, or
+    The first tree that is not None gives the form at each path, and what is static in objects: their
+    static attributes, and in their containers all that is not data. Where all the trees are None, or
     all but one below a container, `fun` still decides about every leaf.
 
-    Raises ValueError naming the place where two trees differ in structure.
+    Raises ValueError naming the path where two trees differ in structure.
     """
-    memo: dict[int, tp.Any] = {}
-    keep: list[tp.Any] = []  # what the memo knows by id
-
-    def join(path: Path, values: tuple[tp.Any, ...], held: bool = False) -> Steps:
-        lead = next((v for v in values if v is not None), None)
-        if lead is None:
-            return fun(*values)
-        if is_leaf is not None and is_leaf(lead):
-            return fun(*values)
-        kind = kind_of(lead)
-        if kind == OBJECT:
-            return (yield join_objects(path, lead, values))
-        if kind == VARIABLE:
-            if id(lead) not in memo:
-                _same_type(path, lead, values, what)
-                raw = tuple(None if v is None else v.get_raw_value() for v in values)
-                memo[id(lead)] = make(lead._box.definition, (yield join(path, raw)))
-                keep.append(lead)
-            return memo[id(lead)]
-        found = _level(lead)
-        if found is None:
-            if held and not is_data(lead):
-                return lead
-            for value in values:
-                if value is not None and _level(value) is not None:
-                    _differ(path, lead, value, what)
-            return fun(*values)
-        pairs, treedef = found
-        columns: list[list[tp.Any]] = [[] for _ in pairs]
-        for value in values:
-            other = None if value is None else _level(value)
-            if value is not None and (other is None or other[1] != treedef):
-                _differ(path, lead, value, what)
-            for number, column in enumerate(columns):
-                column.append(None if other is None else other[0][number][1])
-        children = []
-        for (name, _), column in zip(pairs, columns):
-            children.append((yield join((*path, name), tuple(column), held)))
-        return treedef.unflatten(children)
-
-    def join_objects(path: Path, lead: tp.Any, values: tuple[tp.Any, ...]) -> Steps:
-        if id(lead) in memo:
-            return memo[id(lead)]
-        _same_type(path, lead, values, what)
-        new = memo[id(lead)] = lead.__copy__()
-        keep.append(lead)
-        status = lead._nnx_status
-        attributes = new.__dict__
-        for name in list(attributes):
-            parts = tuple(None if v is None else v.__dict__.get(name) for v in values)
-            if status.get(name):
-                inside = _level(attributes[name]) is not None
-                attributes[name] = yield join((*path, name), parts, inside)
-        return new
-
-    return run_deep(join((), tuple(trees)))
-
-
-def _same_type(path: Path, lead: tp.Any, values: tuple[tp.Any, ...], what: str) -> None:
-    for value in values:
-        if value is not None and type(value) is not type(lead):
-            _differ(path, lead, value, what)
-
-
-def _differ(path: Path, one: tp.Any, other: tp.Any, what: str) -> tp.NoReturn:
-    def shown(value: tp.Any) -> str:
-        found = None if kind_of(value) in (OBJECT, VARIABLE) else _level(value)
-        count = (
-            "" if found is None else f" with {len(found[0])} children {[n for n, _ in found[0]]}"
-        )
-        return f"{short_type(value)}{count}"
-
-    raise ValueError(
-        f"{what}: the trees differ in structure at '{path_text(path)}': one has {shown(one)}, "
-        f"another {shown(other)}."
-    )
+    return _Combiner(fun, what, is_leaf)(*trees)
