@@ -15,7 +15,16 @@ import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import key_name
-from nnxlite.boundary import CallDef, Fixed, Outputs, Partition, leave, output_settings, replay
+from nnxlite.boundary import (
+    CallDef,
+    Fixed,
+    Fresh,
+    Outputs,
+    Partition,
+    leave,
+    output_settings,
+    replay,
+)
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import Call, Division, Filtered, OutForm, divide
 from nnxlite.filtered._errors import must_be_traced, refuse_shared_buffers
