@@ -15,17 +15,14 @@ cotangents of what was written are a further argument, for a rule that names it 
 
 from __future__ import annotations
 
-import functools
 import inspect
 import typing as tp
 import weakref
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._config import Modes
-from nnxlite._state import State
 from nnxlite.boundary import (
     CallDef,
     CameIn,
@@ -43,7 +40,6 @@ from nnxlite.boundary import (
     replay,
     settings_by_leaf,
 )
-from nnxlite.graph import GraphDef, build_nodes, resolve
 from nnxlite.transforms._arguments import (
     Hidden,
     hide,
@@ -51,23 +47,25 @@ from nnxlite.transforms._arguments import (
     refuse_shared_result,
     reveal,
 )
+from nnxlite.transforms._cotangents import (
+    Cotangents,
+    Shapes,
+    constant_if,
+    instantiated,
+    is_perturbed,
+    is_zero,
+    values_of,
+)
 from nnxlite.transforms._tangents import (
-    FLOAT0,
     Form,
-    States,
-    abstract,
     by_leaf,
     tangent_leaves,
-    zero_tangent,
 )
 from nnxlite.transforms._wrapper import Transformed, Unequal, decorated, name_of
-from nnxlite.variables import MISSING, Variable
+from nnxlite.variables import MISSING
 
 Fwd = tp.Callable[..., tuple[tp.Any, tp.Any]]
 Bwd = tp.Callable[..., tp.Any]
-
-_Primal: tp.Any = jax.custom_derivatives.CustomVJPPrimal
-_Zero: tp.Any = jax.custom_derivatives.SymbolicZero
 
 
 class CallKey(tp.NamedTuple):
@@ -171,7 +169,7 @@ class CustomVjp(Unequal, Transformed):
         with naming_arguments(repr(self), inputs, ", or name it in nondiff_argnums"):
             fixed, result, written, fresh = self._function(Fixed(call), chosen, rest)
         if written and not updates and not self.takes_updates:
-            written = _constant_if([inputs.values[i] for i in fixed.value.written], written)
+            written = constant_if([inputs.values[i] for i in fixed.value.written], written)
         return replay(inputs, Outputs(fixed.value, result, written, fresh))
 
     def _positional(
@@ -240,7 +238,7 @@ class CustomVjp(Unequal, Transformed):
     def _forward(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
         """The user's forward rule, between leaves."""
         self._refuse_lost(call, rest)
-        chosen_values, rest_values = _values_of(chosen), _values_of(rest)
+        chosen_values, rest_values = values_of(chosen), values_of(rest)
         args, inner = self._arguments(
             call, chosen if self.symbolic_zeros else chosen_values, rest_values
         )
@@ -258,10 +256,10 @@ class CustomVjp(Unequal, Transformed):
         out = leave(inner, result, all_written=written, structure=updates)
         if known is not None and known != out.definition:
             self._refuse_other(call, known, out.definition)
-        shapes = _Shapes.of((chosen_values, rest_values))
+        shapes = Shapes.of((chosen_values, rest_values))
         fixed = Fixed((call, out.definition, kept.define(), shapes))
         saved_rest = rest_values if self._sorted[call].nondiff else None
-        crossing = Fixed(out.definition), *_values_of((out.result, out.written, out.fresh))
+        crossing = Fixed(out.definition), *values_of((out.result, out.written, out.fresh))
         return crossing, (fixed, kept.plain, kept.values, saved_rest)
 
     def _backward(self, residual: tp.Any, cotangents: tp.Any) -> tp.Any:
@@ -278,9 +276,9 @@ class CustomVjp(Unequal, Transformed):
             nondiff = [args[number] for number in numbers]
         written = cotangents[2]
         if not self.symbolic_zeros:
-            cotangents = jax.tree_util.tree_map(_instantiated, cotangents, is_leaf=_is_zero)
+            cotangents = jax.tree_util.tree_map(instantiated, cotangents, is_leaf=is_zero)
         all_shapes = selected.join(chosen_shapes, rest_shapes)
-        given = _Cotangents(call, definition, cotangents, call.by_side(all_shapes)[1])
+        given = Cotangents(call, definition, cotangents, call.by_side(all_shapes)[1])
         if call.extra.updates:
             shown: tp.Any = (given.inputs(diff), given.result_states())
         else:
@@ -348,7 +346,7 @@ class CustomVjp(Unequal, Transformed):
     def _refuse_lost(self, call: CallDef, rest: tp.Any) -> None:
         """Raise ValueError where a leaf that has no cotangent is differentiated outside."""
         positions = self._sorted[call].selected.positions[1]
-        for position in [i for i, x in zip(positions, rest) if _perturbed(x)]:
+        for position in [i for i, x in zip(positions, rest) if is_perturbed(x)]:
             raise ValueError(
                 f"custom_vjp: '{call.leaves()[position].text(0)}' of {name_of(self.fun)} is being "
                 "differentiated, but nondiff_argnums excludes it: its gradient would be lost. Leave "
@@ -358,14 +356,14 @@ class CustomVjp(Unequal, Transformed):
     def _refuse_dropped(self, call: CallDef, definition: OutDef, written: list[tp.Any]) -> None:
         """Raise ValueError where a rule without `updates_g` drops the cotangent of what was written.
 
-        Only a Variable that is differentiated outside can have one: see `_constant_if`.
+        Only a Variable that is differentiated outside can have one: see `constant_if`.
         """
         if self.takes_updates:
             return
         used = [
             leaf
             for leaf, tree in zip(definition.written, written)
-            if not all(map(_is_zero, jax.tree_util.tree_leaves(tree, is_leaf=_is_zero)))
+            if not all(map(is_zero, jax.tree_util.tree_leaves(tree, is_leaf=is_zero)))
         ]
         if used:
             name = call.graph_leaves()[used[0]].text(0)
@@ -376,23 +374,6 @@ class CustomVjp(Unequal, Transformed):
                 "its argument 'updates_g', if it has one. Add it, return the new value instead, or "
                 "pass graph=True and graph_updates=True."
             )
-
-
-class _Shapes(tp.NamedTuple):
-    """Shapes and dtypes of a tree of leaves."""
-
-    leaves: tuple[tp.Any, ...]
-    treedef: tp.Any
-
-    @classmethod
-    def of(cls, tree: tp.Any) -> _Shapes:
-        """Those of some values."""
-        leaves, treedef = jax.tree_util.tree_flatten(tree)
-        return cls(tuple(map(abstract, leaves)), treedef)
-
-    def tree(self) -> tp.Any:
-        """The tree, with `jax.ShapeDtypeStruct`s."""
-        return jax.tree_util.tree_unflatten(self.treedef, self.leaves)
 
 
 def _select(call: CallDef, diff: list[int], states: dict[int, DiffState]) -> Partition:
@@ -418,101 +399,6 @@ def _returned(call: CallDef, definition: OutDef) -> set[int]:
     return {leaf for leaf in leaves if decoded.leaf_nodes[leaf] >= 0}
 
 
-class _Cotangents:
-    """Cotangents of everything that left the function, in the forms that a backward rule sees."""
-
-    def __init__(
-        self, call: CallDef, definition: OutDef, cotangents: tp.Any, values: list[tp.Any]
-    ) -> None:
-        _, self._plain, self._written, self._fresh = cotangents
-        self._call = call
-        self._definition = definition
-        self._values = values
-        graph = definition.graph
-        if graph is None:
-            self._graphdef: GraphDef[tp.Any] = call.graphdef
-            self._result_codes: list[tp.Any] = list(definition.nodes)
-        else:
-            self._graphdef = graph.graphdef
-            self._result_codes = graph.graphdef.decoded.roots[graph.first_result :]
-
-    @functools.cached_property
-    def _leaves(self) -> list[tp.Any]:
-        """The cotangents of all leaves of the graph that left; zeros where nothing was written."""
-        of_input = dict(zip(self._definition.written, self._written))
-
-        def came_in(leaf: int) -> tp.Any:
-            if leaf in of_input:
-                return of_input[leaf]
-            return jax.tree_util.tree_map(zero_tangent, self._values[leaf])
-
-        graph = self._definition.graph
-        if graph is None:
-            return [came_in(leaf) for leaf in range(self._call.graphdef.num_leaves)]
-        return [
-            came_in(source.leaf) if isinstance(source, CameIn) else self._fresh[source.number]
-            for source in graph.sources
-        ]
-
-    def inputs(self, numbers: list[int]) -> tuple[tp.Any, ...]:
-        """The arguments as the function left them: States for objects, None for arrays."""
-        call = self._call
-        tree = call.template()
-        roots = {position: root for root, position in enumerate(call.where)}
-
-        def shown(position: int) -> tp.Any:
-            return self._states.of_root(roots[position]) if position in roots else None
-
-        return tuple(jax.tree_util.tree_map(shown, tree[n]) for n in numbers)
-
-    def updates(self, first: int, numbers: list[int]) -> tuple[tp.Any, ...]:
-        """The arguments from a first one on, with None for everything that was not written."""
-        call, new = self._call, dict(zip(self._definition.written, self._written))
-        values = [new.get(leaf) for leaf in range(call.graphdef.num_leaves)]
-        args, inner = enter(call, [None] * call.num_arrays, values)
-        nodes = [inner.nodes[call.graphdef.decoded.leaf_nodes[leaf]] for leaf in new]
-        written = set(map(id, nodes))
-
-        def shown(x: tp.Any) -> tp.Any:
-            return None if isinstance(x, Variable) and id(x) not in written else x
-
-        def of_argument(number: int) -> tp.Any:
-            if number not in numbers:
-                return None
-            is_leaf = lambda x: isinstance(x, Variable)
-            return jax.tree_util.tree_map(shown, args[number], is_leaf=is_leaf)
-
-        return tuple(map(of_argument, range(first, len(args))))
-
-    def result_states(self) -> tp.Any:
-        """The result, with States for objects."""
-        graph, where = self._definition.graph, self._definition.where
-        if graph is None:  # arguments that are returned: their cotangents are among the inputs
-            return self._result([State({}) for _ in where])
-        first = graph.first_result
-        return self._result([self._states.of_root(first + i) for i in range(len(where))])
-
-    @functools.cached_property
-    def _states(self) -> States:
-        return States(self._graphdef, dict(enumerate(self._leaves)))
-
-    def result_objects(self) -> tp.Any:
-        """The result, with objects for objects."""
-        if self._definition.treedef is None:
-            return self._plain
-        nodes = build_nodes(self._graphdef.decoded, self._leaves)
-        return self._result([resolve(c, nodes, self._leaves) for c in self._result_codes])
-
-    def _result(self, roots: list[tp.Any]) -> tp.Any:
-        definition = self._definition
-        if definition.treedef is None:
-            return self._plain
-        leaves = list(self._plain)
-        for position, root in zip(definition.where, roots):
-            leaves.insert(position, root)
-        return jax.tree_util.tree_unflatten(definition.treedef, leaves)
-
-
 def _crosses(value: tp.Any) -> bool:
     """Whether an argument holds something for JAX to see: an object or an array."""
     leaves = jax.tree_util.tree_leaves(value, is_leaf=is_root)
@@ -533,54 +419,6 @@ def _takes(fun: tp.Callable[..., tp.Any], name: str) -> bool:
     ):
         return True
     return any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
-
-
-@jax.custom_jvp
-def _constant_if(before: list[tp.Any], after: list[tp.Any]) -> list[tp.Any]:
-    """New values of Variables; constants where the old ones are not differentiated.
-
-    So the statistics that a model keeps carry no gradient from one call to the next.
-    """
-    return after
-
-
-@functools.partial(_constant_if.defjvp, symbolic_zeros=True)
-def _constant_if_jvp(primals: tp.Any, tangents: tp.Any) -> tp.Any:
-    moves = [
-        not all(map(_is_zero, jax.tree_util.tree_leaves(tree, is_leaf=_is_zero)))
-        for tree in tangents[0]
-    ]
-    still = lambda x: x if _is_zero(x) else _Zero.from_primal_value(x)
-    out = [t if m else jax.tree_util.tree_map(still, t) for m, t in zip(moves, tangents[1])]
-    return primals[1], out
-
-
-def _is_zero(x: tp.Any) -> bool:
-    return isinstance(x, _Zero)
-
-
-def _instantiated(x: tp.Any) -> tp.Any:
-    if not isinstance(x, _Zero):
-        return x
-    return np.zeros(x.shape, FLOAT0) if x.dtype == FLOAT0 else jnp.zeros(x.shape, x.dtype)
-
-
-def _is_primal(x: tp.Any) -> bool:
-    return isinstance(x, _Primal)
-
-
-def _values_of(leaves: tp.Any) -> tp.Any:
-    """The values of leaves that JAX has wrapped."""
-
-    def value(x: tp.Any) -> tp.Any:
-        return x.value if isinstance(x, _Primal) else x
-
-    return jax.tree_util.tree_map(value, leaves, is_leaf=_is_primal)
-
-
-def _perturbed(leaf: tp.Any) -> bool:
-    """Whether a leaf is differentiated outside."""
-    return any(x.perturbed for x in jax.tree_util.tree_leaves(leaf, is_leaf=_is_primal))
 
 
 def custom_vjp(
