@@ -375,39 +375,21 @@ def is_fickle(value: tp.Any) -> bool:
     return is_editable(value)
 
 
-def is_permanent(value: tp.Any) -> bool:
-    """Whether a value lives as long as the process in any case: a constant, or a global by name."""
+def is_constant(value: tp.Any, inside: bool = False) -> bool:
+    """Whether a value lives as long as the process, and `==` tells it from all others of its type.
+
+    So it is with text and most numbers, tuples of these, and what a module contains by its name.
+    """
     kind = type(value)
     if kind in _CONSTANTS:
-        return True
-    if kind is tuple:
-        return all(map(is_permanent, value))
+        return kind is not float or value != 0.0  # 0.0 == -0.0
+    if kind is tuple:  # one level: types are compared no deeper
+        return not inside and all(is_constant(part, True) for part in value)
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     return module is not None and module.__dict__.get(getattr(value, "__name__", "")) is value
 
 
-_CONSTANTS = frozenset({str, bytes, bool, int, float, complex, type(None), type(...)})
-
-
-def tells_edits(value: tp.Any) -> bool:
-    """Whether a shallow copy (see `as_in`) tells if a value was edited.
-
-    So it is with lists and dicts of what cannot change by itself. To look at what they hold would
-    take many times as long.
-    """
-    kind = type(value)
-    held = value if kind is list else value.values() if kind is dict else None
-    return held is not None and not any(map(is_fickle, held))
-
-
-def as_in(value: tp.Any, before: tp.Any) -> bool:
-    """Whether a list or dict holds the very same objects as a shallow copy made before."""
-    if type(value) is not type(before) or len(value) != len(before):
-        return False
-    if type(value) is dict:
-        same = all(map(operator.is_, value.values(), before.values()))
-        return same and all(map(operator.is_, value, before))
-    return all(map(operator.is_, value, before))
+_CONSTANTS = frozenset({str, bytes, bool, int, float, type(None), type(...)})
 
 
 def own_copy(value: tp.Any) -> tp.Any:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import typing as tp
-import weakref
 
 _numbers = itertools.count(1)
 next_number = _numbers.__next__  # atomic
@@ -53,35 +52,3 @@ def touch(node: Versioned) -> None:
     if node._nnx_version:
         object.__setattr__(node, "_nnx_version", 0)
         epoch.now = next_number()
-        if _holders:
-            _release()
-
-
-# What holds on while nothing changes ---------------------------------------------------------
-
-
-class Holder(tp.Protocol):
-    """What may keep parts of objects alive, but only while no structure changes anywhere."""
-
-    def release(self) -> None:
-        """Let go of everything; the structure of some object has changed, or a root is gone."""
-
-
-_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
-_HOLDERS = 256
-
-
-def hold(holder: Holder) -> None:
-    """Have `holder.release()` called at the next structure change anywhere, if not before."""
-    if len(_holders) >= _HOLDERS:
-        _release()
-    _holders.add(holder)
-
-
-def _release() -> None:
-    while True:
-        try:
-            holder = _holders.pop()
-        except KeyError:
-            return
-        holder.release()

@@ -175,7 +175,7 @@ def test_private_names_are_left_to_those_who_subclass():
 def test_layers_take_no_name_that_objects_use_inside():
     core = ("nnxlite.objects", "nnxlite.graph")
     inside = {n for base in nnxlite.Module.__mro__ for n in vars(base) if n.startswith("_nnx_")}
-    settings = {"_nnx_is_pytree", "_nnx_declared", "_nnx_kept"}  # each has its own
+    settings = {"_nnx_is_pytree", "_nnx_declared", "_nnx_definitions"}  # each has its own
     classes = [c for c in vars(nnxlite).values() if isinstance(c, type)]
     layers = {
         base

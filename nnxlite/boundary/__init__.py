@@ -28,7 +28,6 @@ from nnxlite.boundary._inputs import ArgumentLeaf as ArgumentLeaf
 from nnxlite.boundary._inputs import CallDef as CallDef
 from nnxlite.boundary._inputs import Inner as Inner
 from nnxlite.boundary._inputs import Inputs as Inputs
-from nnxlite.boundary._inputs import Site as Site
 from nnxlite.boundary._inputs import enter as enter
 from nnxlite.boundary._inputs import is_root as is_root
 from nnxlite.boundary._outputs import CameIn as CameIn

@@ -283,14 +283,6 @@ class Inputs:
         plan = self.plan
         if plan is None:
             return call_def(self.treedef, self.where, self.graphdef, extra, self.trees)
-        treedef, where, last, known = plan.last_call
-        if (
-            extra is last
-            and self.treedef is treedef
-            and self.where is where
-            and known.trees is self.trees
-        ):
-            return known
         key = (self.treedef, self.where, extra, self.trees)
         known = plan.calls.get(key)
         if known is None:
@@ -298,50 +290,9 @@ class Inputs:
             if len(plan.calls) >= _CALLS_PER_PLAN:
                 plan.calls.clear()
             plan.calls[key] = known
-        plan.last_call = (*key[:3], known)
         return known
 
 
-class Site:
-    """A place of calls, such as a jitted function: takes in arguments like its last ones at once.
-
-    Like means: positional, the same objects first, and then leaves of the same types.
-    """
-
-    __slots__ = ("_last",)
-
-    def __init__(self) -> None:
-        self._last: tp.Any = None
-
-    def inputs(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Inputs:
-        """The same as `Inputs.of_call`."""
-        last = self._last
-        if last is None or kwargs or len(args) != last[0]:
-            return self._taken_apart(args, kwargs)
-        _, num_roots, types, treedef, where, find = last
-        plan, plain = find(), [*args[num_roots:]]
-        if plan is None or [*map(type, plain)] != types or not plan.valid(args):
-            return self._taken_apart(args, kwargs)
-        new = _new(Inputs)
-        try:
-            new.values = plan.values()
-        except Stale:
-            return self._taken_apart(args, kwargs)
-        new.treedef, new.where, new.plan = treedef, where, plan
-        new.graphdef, new._nodes = plan.graphdef, plan.nodes
-        new.roots, new.plain, new.trees = args[:num_roots], plain, False
-        return new
-
-    def _taken_apart(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Inputs:
-        new = Inputs.of_call(args, kwargs)
-        form = None if kwargs else _forms.get(tuple(map(type, args)))
-        if form is not None and form[3] is not None and new.plan is not None:
-            types, plan = [*map(type, args[form[3] :])], weakref.ref(new.plan)
-            self._last = (len(args), form[3], types, new.treedef, new.where, plan)
-        return new
-
-
-_new = object.__new__
 _CALLS_PER_PLAN = 64
 _OPENED = frozenset({LIST, TUPLE, DICT, PYTREE})
 

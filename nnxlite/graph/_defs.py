@@ -22,20 +22,16 @@ import functools
 import operator
 import types
 import typing as tp
-import weakref
 
 import jax
-import numpy as np
 
 from nnxlite._interning import Table
 from nnxlite._statics import (
-    as_in,
     content_key,
+    is_constant,
     is_editable,
     is_fickle,
-    is_permanent,
     own_copy,
-    tells_edits,
 )
 from nnxlite._versions import observe, touch
 from nnxlite.graph._kinds import (
@@ -93,20 +89,14 @@ def sorted_names(names: tp.Iterable[tp.Any]) -> list[tp.Any]:
 
 
 _layouts: Table[Layout] = Table("key")
-_layouts_as_written: weakref.WeakValueDictionary[tp.Any, Layout] = weakref.WeakValueDictionary()
 
 
 def layout_of(status: Status) -> Layout:
     """The interned layout for a status mapping, whatever its order."""
     status = dict(status)  # another thread may be editing it
-    written = (*status, *status.values())
-    layout = _layouts_as_written.get(written)
-    if layout is None:
-        names = sorted_names(status)
-        key = (*names, *[status[n] for n in names])
-        layout = _layouts.find(key) or _layouts.add(key, Layout(names, status, key))
-        _layouts_as_written[written] = layout
-    return layout
+    names = sorted_names(status)
+    key = (*names, *[status[n] for n in names])
+    return _layouts.find(key) or _layouts.add(key, Layout(names, status, key))
 
 
 class ObjectDef:
@@ -115,11 +105,8 @@ class ObjectDef:
     Attributes:
         template: the static attributes, by name.
         editable: names of those that can be edited in place; the containers here are copies.
-        told: whether the identity of what these hold tells if they were edited.
         key: what makes two definitions equal.
         fickle: whether the static values may come to differ from the key, as closures may.
-        written: (class, layout, types, values) where values equal in this form are surely the same,
-            else None: a short cut around working out keys.
     """
 
     __slots__ = (
@@ -131,9 +118,7 @@ class ObjectDef:
         "metadata",
         "statics",
         "template",
-        "told",
         "type",
-        "written",
     )
 
     def __init__(
@@ -152,16 +137,8 @@ class ObjectDef:
         )
         self.statics = statics
         self.template = dict(zip(layout.static, self.statics))
-        self.told = all(tells_edits(self.template[name]) for name in self.editable)
         self.key = key
         self.fickle = any(map(is_fickle, self.statics))
-        self.written: tp.Any = None
-
-    def holds(self, attributes: dict[tp.Any, tp.Any]) -> bool:
-        """Whether the editable values of an object that had this definition surely are as before."""
-        return self.told and all(
-            as_in(attributes.get(name), self.template[name]) for name in self.editable
-        )
 
     def content(self) -> tuple[tp.Any, ...]:
         """The key of the definition as its static values are now."""
@@ -182,7 +159,6 @@ class ObjectDef:
         return _object_def, (self.type, dict(self.layout.status), self.statics, self.metadata)
 
 
-_written: Table[ObjectDef] = Table("written")
 _defs: Table[ObjectDef] = Table(
     "key", lambda found: not found.fickle or found.content() == found.key
 )
@@ -204,34 +180,13 @@ def intern_object(
     return found or _defs.add(key, ObjectDef(cls, layout, statics, metadata, key))
 
 
-def _as_written(cls: type, layout: Layout, statics: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
-    """A form of the facts that is quick to make and to compare."""
-    kinds = tuple(map(type, statics))
-    if tuple in kinds:
-        kinds = (*kinds, *[tuple(map(type, value)) for value in statics if type(value) is tuple])
-    return cls, layout, kinds, statics
-
-
-def _says_all(value: tp.Any, inside: bool = False) -> bool:
-    """Whether a value of the same type that is `==` to this one is surely the same static value."""
-    kind = type(value)
-    if kind is tuple and not inside:
-        return all(_says_all(part, True) for part in value)
-    if kind.__hash__ in _COARSE_HASHES or isinstance(value, np.generic):
-        return False
-    return kind is not complex and (kind is not float or value != 0.0)
-
-
-_COARSE_HASHES = (tuple.__hash__, frozenset.__hash__, slice.__hash__)  # subclasses included
-
-
 def definition(node: GraphNode) -> ObjectDef:
     """The interned definition of an object's present structure.
 
     Raises ValueError where data was put into a static container after its assignment.
     """
     found = node._nnx_def
-    if found is not None and (not found.editable or found.holds(node.__dict__)):
+    if found is not None and not found.editable:
         return found
     return define(node)
 
@@ -242,7 +197,7 @@ def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
     Raises ValueError where data was put into a static container after its assignment.
     """
     version = 0 if fresh else observe(node)
-    found = _kept_for(node) or _looked_up(node)
+    found = _look_up(node)
     if found is not node._nnx_def or found.editable:
         _set_def(node, found)
         if node._nnx_version != version:  # edited meanwhile by another thread
@@ -261,67 +216,38 @@ def set_definition(node: GraphNode, found: ObjectDef | None) -> None:
     touch(node)
 
 
-def _kept_for(node: GraphNode) -> ObjectDef | None:
-    """The definition of an object, if it is one of the newest that its class keeps."""
-    layout, statics = None, None
-    for found in node.__class__.__dict__.get("_nnx_kept", ())[:GLANCED_AT]:
-        if found.layout is not layout:
-            layout = found.layout
-            statics = _statics_by(layout, node)
-        if statics is not None and all(map(operator.is_, statics, found.statics)):
-            return found
-    return None
-
-
-def _statics_by(layout: Layout, node: GraphNode) -> tuple[tp.Any, ...] | None:
-    """The static values of an object that has this layout; None if it has another."""
-    attributes = node.__dict__
-    if len(attributes) != len(layout.status) or node._nnx_status != layout.status:
-        return None
-    try:
-        layout.data_values(attributes)
-        return layout.static_values(attributes)
-    except KeyError:  # names were written around `__setattr__`
-        return None
-
-
-def _looked_up(node: GraphNode) -> ObjectDef:
-    """The definition of an object, from all that there are, or a new one."""
+def _look_up(node: GraphNode) -> ObjectDef:
+    """The definition of an object: one that its class has cached, an interned one, or a new one."""
     if node._nnx_status.keys() != node.__dict__.keys():
         adopt_unknown(node)
-    layout = layout_of(node._nnx_status)
-    statics = layout.static_values(node.__dict__)
-    written = _as_written(type(node), layout, statics)
+    attributes, status = node.__dict__, node._nnx_status.copy()  # other threads may edit the status
+    statics = [attributes[name] for name, is_data in status.items() if not is_data]
+    types_of = [type(value) for value in statics]
+    types_of += [tuple(map(type, value)) for value in statics if type(value) is tuple]
+    form = (*status, *status.values(), *types_of, *statics)
+    cache = type(node).__dict__.get("_nnx_definitions", {})
     try:
-        found = _written.find(written)
+        found = cache.get(form)
     except (TypeError, ValueError):  # a static value that cannot be hashed, or compared
         found = None
     if found is None:
-        for name, value in zip(layout.static, statics):
-            refuse_hidden_data(node, name, value)
-        found = intern_object(type(node), layout, statics)
-        _remember(found, written)
+        layout = layout_of(status)
+        for name in layout.static:
+            refuse_hidden_data(node, name, attributes[name])
+        found = intern_object(type(node), layout, layout.static_values(attributes))
+        if len(status) <= DEFINITIONS_PER_CLASS and all(map(is_constant, statics)):
+            if not cache or len(cache) >= DEFINITIONS_PER_CLASS:
+                type(node)._nnx_definitions = cache = {}
+            cache[form] = found
     return found
 
 
-GLANCED_AT = 4
-"""How many of the definitions that a class keeps are compared with an object before looking it up."""
-KEPT = 64
-"""How many definitions a class keeps, and how many attributes such a definition may have."""
-
-
-def _remember(found: ObjectDef, written: tuple[tp.Any, ...]) -> None:
-    """Let a definition be found by its written form.
-
-    Its class keeps it for the objects still to come, where that keeps nothing else alive.
-    """
-    if found.editable or found.written is not None or not all(map(_says_all, found.statics)):
-        return
-    found.written = written
-    _written.add(written, found)
-    if len(found.layout.status) <= KEPT and all(map(is_permanent, found.statics)):
-        kept = found.type.__dict__.get("_nnx_kept", ())
-        found.type._nnx_kept = (found, *kept[: KEPT - 1])
+DEFINITIONS_PER_CLASS = 64
+"""How many definitions a class caches, and how many attributes such a definition may have."""
+# Key: names, statuses, types and values as an object has them. Nothing to invalidate: only constants
+# are cached, which keep nothing else alive. Threads: one may replace the dict that another one fills.
+# Earned by the budget of 10 us for a module with two static attributes (`construct`), which has to be
+# defined again for each new object otherwise, and by training that switches modes (`loops`).
 
 
 _set_def = GraphNode.__dict__["_nnx_def"].__set__

@@ -20,8 +20,8 @@ import typing as tp
 import weakref
 
 from nnxlite._jax import flatten_one_level
-from nnxlite._statics import COPIED, as_in, content_key, tells_edits
-from nnxlite._versions import epoch, hold, observe
+from nnxlite._statics import COPIED, content_key
+from nnxlite._versions import epoch, observe
 from nnxlite.graph._defs import ContainerDef, StaticDef, definition
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
@@ -64,9 +64,9 @@ class Plan:
 
     __slots__ = (
         "__weakref__",
-        "_held",
+        "_boxes",
         "_trace",
-        "_watched",
+        "_carriers",
         "bare",
         "calls",
         "containers",
@@ -74,7 +74,6 @@ class Plan:
         "epoch",
         "graphdef",
         "has_arrays",
-        "last_call",
         "leaf_refs",
         "refs",
         "roots",
@@ -93,17 +92,16 @@ class Plan:
         trees: bool,
     ) -> None:
         self.trees = trees
-        self._held: list[tp.Any] | None = None
+        self._boxes: list[tp.Any] | None = None
         ref = weakref.ref
         self.graphdef = graphdef
         self.epoch = start
         self.calls: dict[tp.Any, tp.Any] = {}  # what the boundary defined on this plan
-        self.last_call: tuple[tp.Any, ...] = (None,) * 4
         self.refs: list[tp.Any] = list(map(ref, found.nodes))
         self.versions = found.versions
-        self.roots = [ref(roots[0]), *map(self._companion, roots[1:])]
+        self.roots: list[tp.Any] = list(map(ref, roots))
         self.states = [(ref(state), version) for state, version in found.states]
-        self.editable: list[tuple[tp.Any, tp.Any, tp.Any, tp.Any]] = []
+        self.editable: list[tuple[tp.Any, tp.Any, tp.Any]] = []
         self.templates: list[tuple[dict[tp.Any, tp.Any], tp.Any, tp.Any]] = []
         if found.editable:
             self._watch_editables(found)
@@ -115,40 +113,35 @@ class Plan:
         else:
             self._watch_containers(graphdef)
         self._trace: tp.Any = _UNKNOWN
-        self._watched: list[tp.Any] | None = None
+        self._carriers: list[tp.Any] | None = None
 
-    def _companion(self, root: tp.Any) -> tp.Any:
-        """A reference to a root that does not own the plan."""
-        plan = weakref.ref(self)
+    def carriers(self) -> list[tp.Any]:
+        """Weak references to what carries the version of each node: Variables have a box for it.
 
-        def gone(_: tp.Any) -> None:
-            left = plan()
-            if left is not None:
-                left.release()
-
-        return weakref.ref(root, gone)
-
-    def release(self) -> None:
-        """Hold on to nothing any more."""
-        self._held = None
+        Raises Stale where a node is gone.
+        """
+        if self._carriers is None:
+            try:
+                self._carriers = [weakref.ref(versioned(node)) for node in self.nodes()]
+            except TypeError:  # None
+                raise Stale from None
+        return self._carriers
 
     def boxes(self) -> list[tp.Any] | None:
-        """What the leaves keep their values in, where all of them are plain Variables.
+        """What the leaves keep their values in, where all of them are Variables without references.
 
         Raises Stale where a leaf is gone.
         """
-        found = self._held
-        if found is None and not (self.has_arrays or self.has_refs):
-            try:
-                found = [leaf()._box for leaf in self.leaf_refs]
-            except AttributeError:  # replaced in the `__dict__` of its owner, and gone
-                raise Stale from None
-            if not self.containers:
-                self._held = found
-                hold(self)
-                if self.epoch != epoch.now:  # changed meanwhile by another thread
-                    self._held = None
-        return found
+        refs = self._boxes
+        if refs is None:
+            if self.has_arrays or self.has_refs:
+                return None
+            carriers = self.carriers()
+            refs = self._boxes = [carriers[node] for node in self.graphdef.decoded.leaf_nodes]
+        boxes = [ref() for ref in refs]
+        if not all(boxes):
+            raise Stale
+        return boxes
 
     def _watch_editables(self, found: Traversal) -> None:
         """Note what each editable static value holds; one that many objects share is noted once.
@@ -164,10 +157,7 @@ class Plan:
                 key = content_key(known)
                 if id(value) not in seen:
                     seen.add(id(value))
-                    before = value.copy() if tells_edits(value) else None
-                    if before is not None and content_key(before) != key:
-                        before = None  # edited meanwhile by another thread
-                    self.editable.append((self.refs[number], name, key, before))
+                    self.editable.append((self.refs[number], name, key))
                 if id(known) not in seen and type(known) not in COPIED:
                     seen.add(id(known))
                     self.templates.append((form.template, name, key))
@@ -210,19 +200,17 @@ class Plan:
         """Whether the plan still describes exactly these roots (plain containers aside)."""
         if not self.is_of(roots):
             return False
-        if self._held is None and self.epoch != epoch.now and not self._versions_hold():
+        if self.epoch != epoch.now and not self._versions_hold():
             return False
         return not self.editable or self._editables_hold()
 
     def _versions_hold(self) -> bool:
         now = epoch.now
-        watched = self._watched
-        if watched is None:
-            nodes = self.nodes()
-            if any(node is None for node in nodes):
-                return False
-            watched = self._watched = [weakref.ref(versioned(n)) for n in nodes]
-        for ref, version in zip(watched, self.versions):
+        try:
+            carriers = self.carriers()
+        except Stale:
+            return False
+        for ref, version in zip(carriers, self.versions):
             node = ref()
             if node is None or (version and node._nnx_version != version):
                 return False
@@ -234,12 +222,9 @@ class Plan:
         return True
 
     def _editables_hold(self) -> bool:
-        for ref, name, key, before in self.editable:
+        for ref, name, key in self.editable:
             node = ref()
-            if node is None:
-                return False
-            value = node.__dict__.get(name)
-            if (before is None or not as_in(value, before)) and content_key(value) != key:
+            if node is None or content_key(node.__dict__.get(name)) != key:
                 return False
         return all(content_key(template[name]) == key for template, name, key in self.templates)
 
@@ -297,38 +282,31 @@ class Plan:
 
         Raises Stale when a plain container no longer holds what it held, or a leaf is gone.
         """
-        raw = self.raw_leaves()
-        if self.has_arrays:
-            return [raw[i] if ref is None else ref() for i, ref in enumerate(self.leaf_refs)]
-        found = [ref() for ref in self.leaf_refs]
-        if not all(map(operator.is_not, found, itertools.repeat(None))):
+        inside = self._contained()
+        leaves = [None if ref is None else ref() for ref in self.leaf_refs]
+        for number, owner, name in self.bare:
+            leaves[number] = owner().__dict__[name]
+        for number, array in inside.items():
+            leaves[number] = array
+        if not all(map(operator.is_not, leaves, itertools.repeat(None))):
             raise Stale
-        return found
+        return leaves
 
     def values(self) -> list[tp.Any]:
         """The raw values in leaf order, Variables opened.
 
         Raises Stale as `leaves` does.
         """
-        boxes = self._held
-        if boxes is not None:
-            return [box.value for box in boxes]
-        if self.has_refs:
+        boxes = self.boxes()
+        if boxes is None:
+            if len(self.bare) == len(self.leaf_refs):  # a frozen model: see the bench `filtered`
+                return [owner().__dict__[name] for _, owner, name in self.bare]
             return [
                 leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in self.leaves()
             ]
-        inside = self.contained()
-        boxes = self.boxes()
-        if boxes is not None:
-            return [box.value for box in boxes]
-        arrays = [owner().__dict__[name] for _, owner, name in self.bare]
-        if len(arrays) == len(self.leaf_refs):
-            return arrays
-        left = iter(arrays)
-        return [
-            leaf()._box.value if leaf is not None else (inside[i] if i in inside else next(left))
-            for i, leaf in enumerate(self.leaf_refs)
-        ]
+        if self.containers:
+            self._contained()
+        return [box.value for box in boxes]
 
     def write(self, at: tp.Sequence[int], new: tp.Sequence[tp.Any]) -> bool:
         """Write the values of some leaves; False, with nothing done, where not all are Variables.
@@ -342,13 +320,7 @@ class Plan:
             boxes[leaf].value = value
         return True
 
-    def raw_leaves(self) -> dict[int, tp.Any]:
-        """The arrays held without a Variable, by leaf number; plain containers are checked."""
-        out = {leaf: owner().__dict__[name] for leaf, owner, name in self.bare}
-        out.update(self.contained())
-        return out
-
-    def contained(self) -> dict[int, tp.Any]:
+    def _contained(self) -> dict[int, tp.Any]:
         """The arrays in plain containers, by leaf number; the containers are checked."""
         pending: list[tuple[tp.Any, Code, bool]] = []
         for owner, name, code in self.containers:

@@ -163,7 +163,7 @@ def traverse(
                     if (
                         definition is None
                         or len(definition.layout.status) != len(value.__dict__)
-                        or (definition.editable and not definition.holds(value.__dict__))
+                        or definition.editable
                     ):
                         definition = define(value)
                     if definition.editable:

@@ -19,7 +19,6 @@ from nnxlite.boundary import (
     Body,
     CallDef,
     Inputs,
-    Site,
     by_path,
     enter,
     leave,
@@ -213,7 +212,6 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         self._has_static = options.static.any
         self._graph = options.modes.graph
         self._last_key: CallKey | None = None
-        self._site = Site()
         self.jitted_fn: tp.Any = core if core.placement else core.jitted
 
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]:
@@ -223,7 +221,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         statics: tuple[tuple[int | str, StaticArgument], ...] = ()
         if self._has_static:
             args, kwargs, statics = self._take_statics(args, kwargs, bound)
-        inputs = self._site.inputs(args, kwargs)
+        inputs = Inputs.of_call(args, kwargs)
         if not self._graph:
             inputs.in_mode(False, "jit")
         context, key = context_key(), self._last_key

@@ -158,15 +158,13 @@ def table_sizes() -> dict[str, int]:
     gc.collect()
     tables = {
         "objects": _defs._defs,
-        "written": _defs._written,
         "layouts": _defs._layouts,
         "containers": _defs._containers,
         "statics": _defs._statics,
         "graphs": _graphdef._interned,
         "variables": _definition._interned,
     }
-    sizes = {name: len(table) for name, table in tables.items()}
-    return {**sizes, "layouts as written": len(_defs._layouts_as_written)}
+    return {name: len(table) for name, table in tables.items()}
 
 
 def rounds(count: int, start: int) -> None:
@@ -185,7 +183,7 @@ def test_no_growth_over_ten_thousand_splits_and_drops():
     rounds(10_000, 1000)
     after = table_sizes()
     for name in before:
-        assert after[name] <= before[name] + _defs.KEPT, name
+        assert after[name] <= before[name] + _defs.DEFINITIONS_PER_CLASS, name
     assert len(gc.get_objects()) <= objects + 1000
 
 
@@ -194,9 +192,9 @@ def test_a_class_keeps_a_bounded_number_of_definitions():
         def __init__(self, size):
             self.size = size
 
-    for i in range(3 * _defs.KEPT):
+    for i in range(3 * _defs.DEFINITIONS_PER_CLASS):
         nnx.split(Kept(i))
-    assert len(Kept._nnx_kept) == _defs.KEPT
+    assert len(Kept._nnx_definitions) <= _defs.DEFINITIONS_PER_CLASS
 
     class NotKept(nnx.Module):
         def __init__(self, thing):
@@ -206,7 +204,7 @@ def test_a_class_keeps_a_bounded_number_of_definitions():
         pass
 
     nnx.split(NotKept(Thing()))
-    assert "_nnx_kept" not in vars(NotKept)
+    assert "_nnx_definitions" not in vars(NotKept)
 
 
 def test_a_definition_keeps_a_bounded_number_of_groups():
