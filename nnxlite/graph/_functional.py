@@ -252,8 +252,7 @@ def leaves_of(found: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.A
                 "definition, in their order."
             )
         return list(states[0])
-    program = found.program()
-    leaves = program.read(states[0]) if len(states) == 1 else program.read_parts(states)
+    leaves = found.program().read(*states)
     return _leaves_by_path(found, states) if leaves is None else leaves
 
 

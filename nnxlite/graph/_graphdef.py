@@ -28,9 +28,7 @@ from nnxlite.graph._defs import (
     Static,
     StaticDef,
     Token,
-    Values,
     VariableRecord,
-    values_getter,
 )
 from nnxlite.graph._describe import graphdef_node
 from nnxlite.graph._rebuild import Code, ContainerCode, Decoded
@@ -41,93 +39,39 @@ Path = tuple[tp.Any, ...]
 N = tp.TypeVar("N")
 
 
-class Level(tp.NamedTuple):
-    """One mapping of a nested `State`.
-
-    Attributes:
-        keys: its keys, in order.
-        slots: what is under each: a number >= 0 is a position among the chosen leaves, a number < 0
-            the complement of an earlier level.
-        run: the positions as one slice, where they follow each other and there are no other slots.
-        values: all values of a mapping that has these keys.
-    """
-
-    keys: Path
-    slots: tuple[int, ...]
-    run: slice | None
-    values: Values
-
-
 class StateProgram:
     """How to build a nested `State` from chosen leaves, and how to take it apart again.
 
     Attributes:
         leaves: numbers of the chosen leaves.
-        levels: the mappings, from the innermost to the root.
+        levels: the mappings, from the innermost to the root: under each key a number >= 0 is a
+            position among the chosen leaves, a number < 0 the complement of an earlier level.
     """
 
     __slots__ = ("leaves", "levels")
 
-    def __init__(
-        self, leaves: tuple[int, ...], levels: tp.Iterable[tuple[Path, tuple[int, ...]]]
-    ) -> None:
+    def __init__(self, leaves: tuple[int, ...], levels: list[dict[tp.Any, int]]) -> None:
         self.leaves = leaves
-        self.levels: list[Level] = []
-        for keys, slots in levels:
-            follow = slots == tuple(range(slots[0], slots[0] + len(slots))) and slots[0] >= 0
-            run = slice(slots[0], slots[0] + len(slots)) if follow else None
-            self.levels.append(Level(keys, slots, run, values_getter(keys)))
+        self.levels = levels
 
     def build(self, values: list[tp.Any]) -> State[tp.Any, tp.Any]:
         """The nested State that holds `values`, one for each chosen leaf."""
         built: list[tp.Any] = []
         wrap = State._nnx_wrap
-        for keys, slots, run, _ in self.levels:
-            if run is not None:
-                built.append(wrap(dict(zip(keys, values[run]))))
-            else:
-                inner = {k: values[s] if s >= 0 else built[~s] for k, s in zip(keys, slots)}
-                built.append(wrap(inner))
+        for slots in self.levels:
+            built.append(wrap({k: values[s] if s >= 0 else built[~s] for k, s in slots.items()}))
         return built[-1] if built else wrap({})
 
-    def read(self, state: tp.Any) -> list[tp.Any] | None:
-        """The values in a State (or nested dict) of exactly this shape, or None for another."""
-        values: list[tp.Any] = [None] * len(self.leaves)
-        found: list[tp.Any] = [None] * len(self.levels)
-        if not found:
-            return None
-        found[-1] = state
-        for number in range(len(found) - 1, -1, -1):
-            level = found[number]
-            mapping = level._mapping if type(level) is State else level
-            keys, slots, run, values_of = self.levels[number]
-            if type(mapping) is not dict or len(mapping) != len(keys):
-                return None
-            try:
-                inner = values_of(mapping)
-            except KeyError:
-                return None
-            if run is not None:
-                values[run] = inner
-                continue
-            for slot, value in zip(slots, inner):
-                if slot >= 0:
-                    values[slot] = value
-                else:
-                    found[~slot] = value
-        return values
-
-    def read_parts(self, states: tp.Sequence[tp.Any]) -> list[tp.Any] | None:
+    def read(self, *states: tp.Any) -> list[tp.Any] | None:
         """The values in States (or nested dicts) that together have exactly this shape, or None."""
         values: list[tp.Any] = [_MISSING] * len(self.leaves)
-        found: list[list[tp.Any]] = [[] for _ in self.levels]
-        if not found:
+        parts: list[list[tp.Any]] = [[] for _ in self.levels]
+        if not parts:
             return None
-        found[-1].extend(states)
-        for number in range(len(found) - 1, -1, -1):
-            level = self.levels[number]
-            slots = dict(zip(level.keys, level.slots))
-            for part in found[number]:
+        parts[-1].extend(states)
+        for number in range(len(parts) - 1, -1, -1):
+            slots = self.levels[number]
+            for part in parts[number]:
                 mapping = part._mapping if type(part) is State else part
                 if type(mapping) is not dict:
                     return None
@@ -138,7 +82,7 @@ class StateProgram:
                     if slot >= 0:
                         values[slot] = value
                     else:
-                        found[~slot].append(value)
+                        parts[~slot].append(value)
         return None if any(value is _MISSING for value in values) else values
 
 
@@ -300,10 +244,10 @@ class GraphDef(Shown, tp.Generic[N]):
                 members.setdefault(frame, {})[name] = ~below
         order = sorted(members, reverse=True)  # children are numbered after their parents
         place = {frame: i for i, frame in enumerate(order)}
-        levels = []
-        for frame in order:
-            slots = [s if s >= 0 else ~place[~s] for s in members[frame].values()]
-            levels.append((tuple(members[frame]), tuple(slots)))
+        levels = [
+            {name: s if s >= 0 else ~place[~s] for name, s in members[frame].items()}
+            for frame in order
+        ]
         return StateProgram(chosen, levels)
 
     def groups(
