@@ -127,20 +127,14 @@ class Plan:
         return self._carriers
 
     def boxes(self) -> list[tp.Any] | None:
-        """What the leaves keep their values in, where all of them are Variables without references.
+        """Weak references to the boxes of the leaves, where all of these are Variables with arrays.
 
-        Raises Stale where a leaf is gone.
+        Raises Stale where a node is gone.
         """
-        refs = self._boxes
-        if refs is None:
-            if self.has_arrays or self.has_refs:
-                return None
+        if self._boxes is None and not (self.has_arrays or self.has_refs):
             carriers = self.carriers()
-            refs = self._boxes = [carriers[node] for node in self.graphdef.decoded.leaf_nodes]
-        boxes = [ref() for ref in refs]
-        if not all(boxes):
-            raise Stale
-        return boxes
+            self._boxes = [carriers[node] for node in self.graphdef.decoded.leaf_nodes]
+        return self._boxes
 
     def _watch_editables(self, found: Traversal) -> None:
         """Note what each editable static value holds; one that many objects share is noted once.
@@ -305,18 +299,20 @@ class Plan:
             ]
         if self.containers:
             self._contained()
-        return [box.value for box in boxes]
+        try:
+            return [box().value for box in boxes]
+        except AttributeError:  # replaced in the `__dict__` of its owner, and gone
+            raise Stale from None
 
     def write(self, at: tp.Sequence[int], new: tp.Sequence[tp.Any]) -> bool:
-        """Write the values of some leaves; False, with nothing done, where not all are Variables.
-
-        Raises Stale where a leaf is gone.
-        """
+        """Write the values of some leaves; False, with nothing done, where not all are Variables."""
         boxes = self.boxes()
         if boxes is None:
             return False
         for leaf, value in zip(at, new):
-            boxes[leaf].value = value
+            box = boxes[leaf]()
+            if box is not None:  # else nobody has the Variable any more
+                box.value = value
         return True
 
     def _contained(self) -> dict[int, tp.Any]:
