@@ -42,6 +42,7 @@ class GraphNode:
     )
 
     _nnx_def: tp.Any
+    _nnx_definitions: tp.ClassVar[dict[tp.Any, tp.Any]]
     _nnx_plans: dict[tp.Any, tp.Any] | None
     _nnx_status: tp.Mapping[tp.Any, bool]
     _nnx_trace: weakref.ReferenceType
