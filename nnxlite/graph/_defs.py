@@ -220,7 +220,7 @@ def _look_up(node: GraphNode) -> ObjectDef:
     """The definition of an object: one that its class has cached, an interned one, or a new one."""
     if node._nnx_status.keys() != node.__dict__.keys():
         adopt_unknown(node)
-    attributes, status = node.__dict__, node._nnx_status.copy()  # other threads may edit the status
+    attributes, status = node.__dict__, dict(node._nnx_status)  # other threads may edit it
     statics = [attributes[name] for name, is_data in status.items() if not is_data]
     types_of = [type(value) for value in statics]
     types_of += [tuple(map(type, value)) for value in statics if type(value) is tuple]
