@@ -43,39 +43,6 @@ PURE = frozenset({"optax"})
 """Packages whose functions and objects neither edit what they hold nor hand it out to be edited."""
 
 
-_READERS = [
-    (vars(module), operator.itemgetter(*[n for n, f in vars(module).items() if callable(f)]))
-    for module in (jax.lax, jax.numpy, jax.nn, jax.random)
-]
-_code_of = operator.attrgetter("__code__")
-
-
-def _functions() -> tuple[tp.Any, ...]:
-    return tuple([read(namespace) for namespace, read in _READERS])
-
-
-_FUNCTIONS = _functions()
-KNOWN = frozenset(id(f) for found in _FUNCTIONS for f in found)
-"""The functions of JAX whose replacement is noticed, by id; they live as long as the process."""
-_PLAIN = [f for found in _FUNCTIONS for f in found if isinstance(f, types.FunctionType)]
-_CODES = [*map(_code_of, _PLAIN)]
-
-
-def replaced_functions() -> tuple[tp.Any, ...]:
-    """A key of the functions of JAX that are not what they were at import; empty, as a rule.
-
-    Libraries replace some for a while, also by swapping their `__code__`.  What was traced before is
-    another program.  To find out takes some 20 us: too long for each call of a compiled function.
-    """
-    now, codes = _functions(), [*map(_code_of, _PLAIN)]
-    if now == _FUNCTIONS and codes == _CODES:
-        return ()
-    pairs = [*zip(_CODES, codes)]
-    for before, after in zip(_FUNCTIONS, now):
-        pairs += zip(before, after)
-    return tuple((i, ById(new)) for i, (old, new) in enumerate(pairs) if new is not old)
-
-
 class UnhashableStatic(TypeError):
     """A static value has no key, because it (or a part of it) is unhashable."""
 

@@ -22,6 +22,7 @@ LAYERS = [
     {"graph"},
     {"objects"},
     {"boundary"},
+    {"closures"},
     {"transforms"},
     {"sharding", "filtered"},
     {"nn"},

@@ -15,6 +15,7 @@ from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
 from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import CallDef, Inputs, Partition, enter, leave
+from nnxlite.closures import Surroundings
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import (
     Call,
@@ -32,7 +33,6 @@ from nnxlite.transforms import (
     Core,
     Stage,
     StaticArgument,
-    Surroundings,
     core_for,
     decorated,
     name_of,

@@ -24,7 +24,6 @@ from nnxlite.transforms._shapes import checkify as checkify
 from nnxlite.transforms._shapes import eval_shape as eval_shape
 from nnxlite.transforms._shapes import make_jaxpr as make_jaxpr
 from nnxlite.transforms._stages import Stage as Stage
-from nnxlite.transforms._surroundings import Surroundings as Surroundings
 from nnxlite.transforms._tangents import zero_tangent as zero_tangent
 from nnxlite.transforms._trees import NodeStates as NodeStates
 from nnxlite.transforms._trees import from_tree as from_tree

@@ -10,8 +10,9 @@ import jax
 from nnxlite._config import context_key
 from nnxlite._errors import path_text
 from nnxlite._jax import key_name
-from nnxlite._statics import UnhashableStatic, replaced_functions, static_key
+from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import Inputs
+from nnxlite.closures import replaced_functions
 from nnxlite.transforms._wrapper import (
     StaticArgument,
     Unbound,

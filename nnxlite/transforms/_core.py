@@ -16,15 +16,19 @@ import collections
 import functools
 import types
 import typing as tp
-import weakref
 
 import jax
 
 from nnxlite._jax import EAGER, is_staging, trace_state
-from nnxlite._statics import replaced_functions
 from nnxlite.boundary import CallDef, Crossing, Inputs, refuse_non_arrays, replay_crossing
-from nnxlite.transforms._surroundings import Surroundings, of_call, surroundings
-from nnxlite.transforms._wrapper import unwrapped, weakly
+from nnxlite.closures import (
+    Surroundings,
+    common_owner,
+    replaced_functions,
+    surroundings,
+    surroundings_of_call,
+)
+from nnxlite.transforms._wrapper import PerFunction, unwrapped, weakly
 
 C = tp.TypeVar("C", bound="Core")
 
@@ -85,7 +89,9 @@ class Core:
 
     def constants(self, call: CallDef, values: list[tp.Any]) -> Surroundings | None:
         """What a trace for a call may keep; None where anything may change that it would keep."""
-        return None if self.seen is None else of_call(self.funs, self.seen, call, values)
+        return (
+            None if self.seen is None else surroundings_of_call(self.funs, self.seen, call, values)
+        )
 
     def explain(self, call: CallDef, inputs: Inputs) -> None:
         """Raise TypeError naming an argument that is no array, after JAX refused the arguments."""
@@ -107,75 +113,43 @@ class Core:
         return replay_crossing(inputs, out)
 
 
-Cores = collections.OrderedDict[tp.Any, tuple[Core, tp.Any]]
-_by_function: weakref.WeakKeyDictionary[tp.Any, Cores] = weakref.WeakKeyDictionary()
-_by_content: Cores = collections.OrderedDict()
-CONTENT_CORES = 256
-"""How many cores of functions are kept that hold nothing but constants."""
-CORES_PER_FUNCTION = 16
-"""How many cores of one function are kept, for different companions, options and surroundings."""
+# Two caches of cores. Without them, an eager loop or branch traces and compiles in each call: about
+# 50 times as long (`benchmarks --only eager`).
+# Key: class, options, what the functions see, replaced functions of JAX. Nothing invalidates an entry:
+# what changes gives another key. Threads may make two equal cores; either serves.
+# Cores live as long as the function that owns what they captured, at most KEPT_PER_FUNCTION of it ...
+_cores: PerFunction[Core] = PerFunction()
+# ... but where functions refer to constants only, the last CONSTANT_CORES stay, with their functions, so
+# that a body that is defined in each call is compiled once.
+_constant_cores: collections.OrderedDict[tp.Any, tuple[Core, tp.Any]] = collections.OrderedDict()
+CONSTANT_CORES = 256
 
 
 def core_for(kind: type[C], funs: tuple[tp.Callable[..., tp.Any], ...], options: tp.Any) -> C:
     """The core for some functions and options; the same one as before where that is possible."""
     seen = surroundings(funs)
+    make = functools.partial(kind, funs, options, seen)
     if seen is None and funs[1:]:
-        return kind(funs, options, None)
-    closed = seen is not None and seen.shared and all(_is_closed(kind, fun) for fun in funs)
-    owner, layers = unwrapped(funs[0])
-    if seen is not None and not kind.traced_late:  # else the key does not tell bodies apart
-        inner = [_anchor(unwrapped(fun)[0]) for fun in funs]
-        anchors = {id(fun): fun for fun in inner if not _is_constant(fun)}
-        if len(anchors) == 1:
-            (owner,) = anchors.values()
+        return make()
     replaced = replaced_functions() if kind.traced_late else ()  # others have them in their calls
-    key = (kind, options, layers, seen, replaced)
-    try:
-        hash(key)
-        cores = _by_content if closed else _by_function.setdefault(owner, Cores())
-    except TypeError:  # unhashable options, or a function without weak references
-        return kind(funs, options, seen)
-    core, _ = cores.get(key, (None, None))
-    if core is None:
-        core = kind(funs, options, seen)
+    key = (kind, options, seen, replaced)
+    if seen is None or not seen.constant or not all(_is_closed(kind, fun) for fun in funs):
+        owner = funs[0]
+        if seen is not None and not kind.traced_late:  # else the key does not tell bodies apart
+            owner = common_owner([unwrapped(fun)[0] for fun in funs]) or owner
+        core = _cores.get(owner, key, make)
     else:
-        core.hold(funs)
-    # Functions that hold nothing but constants are kept alive beside the core.
-    cores[key] = core, funs if closed else None
-    if len(cores) > (CONTENT_CORES if closed else CORES_PER_FUNCTION):
-        cores.popitem(last=False)
+        try:
+            core, _ = _constant_cores.get(key) or (make(), None)
+        except TypeError:  # unhashable options
+            return make()
+        _constant_cores[key] = core, funs
+        if len(_constant_cores) > CONSTANT_CORES:
+            _constant_cores.popitem(last=False)
+    core.hold(funs)
     return tp.cast(C, core)
 
 
-def _anchor(fun: tp.Any) -> tp.Any:
-    """The function that holds all that a function captures, but for constants: often itself.
-
-    A body that is defined in every call, around one that stays, is found again as long as that lives.
-    """
-    passed: set[int] = set()  # functions may hold themselves, or each other
-    while type(fun) is types.FunctionType and not (fun.__defaults__ or fun.__kwdefaults__):
-        passed.add(id(fun))
-        held = [x for x in map(_content, fun.__closure__ or ()) if not _is_constant(x)]
-        if len(held) != 1 or type(held[0]) is not types.FunctionType or id(held[0]) in passed:
-            break
-        fun = held[0]
-    return fun
-
-
-def _content(cell: types.CellType) -> tp.Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-def _is_constant(value: tp.Any) -> bool:
-    kind = type(value)
-    return kind in _CONSTANTS or (kind is types.FunctionType and not value.__closure__)
-
-
-_CONSTANTS = frozenset({bool, int, float, complex, str, type(None)})
-
-
 def _is_closed(kind: type[Core], fun: tp.Any) -> bool:
+    """Whether a function can be kept beside its core: nobody can rebind what a late trace reads."""
     return type(fun) is types.FunctionType and not (kind.traced_late and fun.__closure__)

@@ -14,7 +14,6 @@ import typing as tp
 import jax
 
 from nnxlite._config import Modes, context_key
-from nnxlite._statics import replaced_functions
 from nnxlite.boundary import (
     Body,
     CallDef,
@@ -28,6 +27,7 @@ from nnxlite.boundary import (
     trace_body,
     write_leaves,
 )
+from nnxlite.closures import replaced_functions
 from nnxlite.transforms._arguments import (
     Selection,
     refuse_shared_result,

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxlite._config import Modes
 from nnxlite._jax import is_tracing
-from nnxlite._statics import UnhashableStatic, replaced_functions, static_key
+from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import (
     CallDef,
     Fixed,
@@ -43,6 +43,7 @@ from nnxlite.boundary import (
     with_arrays,
     write_leaves,
 )
+from nnxlite.closures import replaced_functions
 from nnxlite.graph import GraphDef
 from nnxlite.transforms._arguments import (
     as_tuple,

@@ -14,6 +14,7 @@ import jax
 
 from nnxlite._config import Modes
 from nnxlite.boundary import CallDef, Crossing, enter, leave, replay_crossing
+from nnxlite.closures import Surroundings
 from nnxlite.transforms._arguments import (
     Hidden,
     by_position,
@@ -24,7 +25,6 @@ from nnxlite.transforms._arguments import (
     traced_context,
 )
 from nnxlite.transforms._core import Core, core_for
-from nnxlite.transforms._surroundings import Surroundings
 from nnxlite.transforms._wrapper import Transformed, decorated
 from nnxlite.variables import MISSING
 

@@ -53,8 +53,8 @@ def in_jit(rngs, xs):
     ],
 )
 def test_the_warning_points_at_the_users_line(run, line):
-    _core._by_function.clear()  # what was told of is told of again
-    _core._by_content.clear()
+    _core._cores._known.clear()  # what was told of is told of again
+    _core._constant_cores.clear()
     with pytest.warns(UserWarning, match="The random stream 'noise'") as caught:
         run(nnx.Rngs(noise=0), XS)
     (warning,) = caught

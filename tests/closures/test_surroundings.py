@@ -32,8 +32,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.transforms import _surroundings
-from nnxlite.transforms._surroundings import surroundings
+from nnxlite.closures import TRUSTED, _bytecode, surroundings, trust
 
 WAYS: dict[str, tp.Any] = {}
 FOLDER: list[pathlib.Path] = []
@@ -119,7 +118,7 @@ def evaluated_text(patch):
 def executed_text(patch):
     def f(x):
         space: dict[str, tp.Any] = {}
-        exec("from tests.transforms.test_surroundings import NUMBER as n", space)
+        exec("from tests.closures.test_surroundings import NUMBER as n", space)
         return x * space["n"]
 
     return f, lambda: patch.setattr(sys.modules[__name__], "NUMBER", 3.0)
@@ -963,6 +962,36 @@ def array_without_dimensions_in_a_library_function(patch):
 
 
 @way
+def array_without_dimensions_in_jit_partial(patch):
+    a = np.array(2.0, np.float32)
+    jitted = nnx.jit_partial(lambda n, x: x * n, a)
+    return (lambda x: jitted(x)), lambda: a.fill(3)
+
+
+@way
+def list_in_jit_partial(patch):
+    held = [2.0]
+    jitted = nnx.jit_partial(lambda held, x: x * held[0], held)
+    return (lambda x: jitted(x)), lambda: operator.setitem(held, 0, 3.0)
+
+
+@way
+def array_without_dimensions_in_a_rule(patch):
+    a = np.array(2.0, np.float32)
+    rule = functools.partial(lambda a, primals, tangents: (primals[0], tangents[0] * a), a)
+    helper = jax.custom_jvp(lambda x: x)
+    helper.defjvp(rule)
+    return (lambda x: jax.jvp(helper, (X,), (x,))[1]), lambda: a.fill(3)
+
+
+@way
+def array_without_dimensions_on_a_jitted_function(patch):
+    helper = jax.jit(lambda x: x)
+    helper.n = np.array(2.0, np.float32)
+    return (lambda x: x * helper.n), lambda: helper.n.fill(3)
+
+
+@way
 def numpy_array_in_a_tuple(patch):
     held = (np.float32([2.0]),)
     return (lambda x: x * held[0][0]), lambda: operator.setitem(held[0], 0, 3)
@@ -1537,10 +1566,23 @@ def test_equal_functions_share_a_program_that_is_traced_from_the_one_that_is_cal
 
 def test_an_interpreter_that_was_not_tested_is_not_understood(monkeypatch):
     assert surroundings([times_two]) is not None
-    monkeypatch.setattr(_surroundings, "TESTED", frozenset())
+    monkeypatch.setattr(_bytecode, "TESTED", frozenset())
     assert surroundings([times_two]) is None
     f, runs = counted(times_two)
     assert [float(nnx.switch(0, [f], X)) for _ in range(2)] == [2.0] * 2 and runs() == 2
+
+
+def test_a_package_can_be_trusted(monkeypatch):
+    module = types.ModuleType("package_of_a_test")
+    exec("import jax\ndef helper(x):\n    import math\n    return x * math.ceil(1.5)", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    f, runs = counted(lambda x: module.helper(x))
+    assert [float(nnx.switch(0, [f], X)) for _ in range(2)] == [2.0] * 2 and runs() == 2
+    try:
+        trust("package_of_a_test")
+        assert [float(nnx.switch(0, [f], X)) for _ in range(2)] == [2.0] * 2 and runs() == 3
+    finally:
+        TRUSTED.remove("package_of_a_test")
 
 
 def test_a_chain_of_functions_without_end_may_change():
