@@ -26,6 +26,7 @@ from benchmarks import (  # noqa: F401
     plot,
     pytree,
     report,
+    sharded,
     stages,
     tracing,
     transforms,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from benchmarks import growth, initialise, layers, memory, tracing, transforms
+from benchmarks import growth, initialise, layers, memory, sharded, tracing, transforms
 from benchmarks.harness import CASES, Pace
 from benchmarks.models import dense_chain, dense_leaves, transformer
 
@@ -100,6 +100,15 @@ def test_the_model_drawn_by_hand_has_the_parameters_of_the_model():
     by_hand = initialise.drawing(layers=1)(jax.random.key(0))
     params = jax.tree.leaves(nnx.state(transformer(nnx, 1), nnx.Param))
     assert sorted(a.shape for a in by_hand) == sorted(a.shape for a in params)
+
+
+def test_the_sharded_step_gives_what_jax_gives(monkeypatch):
+    monkeypatch.setattr(sharded, "BLOCKS", 1)
+    limit, ours = sharded.limit(), sharded.ours("nnxlite")
+    for _ in range(3):
+        loss = ours.run()
+        assert loss.sharding.num_devices == sharded.DEVICES
+        np.testing.assert_allclose(loss, limit.run(), rtol=1e-6)
 
 
 def test_every_case_names_its_contenders_and_its_budgets_are_of_them():
