@@ -113,8 +113,8 @@ class Core:
         return replay_crossing(inputs, out)
 
 
-# Two caches of cores. Without them, an eager loop or branch traces and compiles in each call: about
-# 50 times as long (`benchmarks --only eager`).
+# Two caches of cores. Without them, an eager loop or branch traces and compiles in each call: hundreds
+# of times as long (`benchmarks --only eager`).
 # Key: class, options, what the functions see, replaced functions of JAX. Nothing invalidates an entry:
 # what changes gives another key. Threads may make two equal cores; either serves.
 # Cores live as long as the function that owns what they captured, at most KEPT_PER_FUNCTION of it ...
