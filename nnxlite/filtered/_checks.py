@@ -18,17 +18,17 @@ OnError = tp.Literal["default", "raise", "breakpoint", "nan", "off"]
 
 
 class RuntimeCheckError(NnxError, RuntimeError):
-    """A condition given to `error_if` held."""
+    """A condition given to `error_if` was true."""
 
 
 def error_if(x: T, pred: tp.Any, msg: str, *, on_error: OnError = "default") -> T:
-    """A tree as it is, unless a condition holds: then an error when it is computed.
+    """The tree itself, with a check: an error when it is computed and a condition is true.
 
     Under a transform the error comes at run time, as the one that JAX raises for a failed callback
     (its class depends on JAX), with this message in it. Outside it is a RuntimeError at once.
 
     Args:
-        x: any pytree, or a graph object; its arrays carry the check, so use what is returned.
+        x: any pytree, or a graph object. Its arrays carry the check, so use the returned tree.
         pred: the condition, one bool or an array of them, of which any is enough.
         msg: the message.
         on_error: `"raise"` (as `"default"`); `"breakpoint"` opens a debugger; `"nan"` gives NaN for
@@ -36,7 +36,7 @@ def error_if(x: T, pred: tp.Any, msg: str, *, on_error: OnError = "default") -> 
 
     Raises:
         ValueError: for a tree without arrays when the condition is traced.
-        RuntimeError: where the condition holds.
+        RuntimeError: where the condition is true.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.error_if(jnp.array(1.0), False, "never")

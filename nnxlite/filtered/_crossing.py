@@ -40,7 +40,7 @@ class Division:
     """Leaves of which some are static.
 
     Attributes:
-        partition: the groups; the last one are the static leaves.
+        partition: the groups; the last one is that of the static leaves.
         statics: the static leaves themselves.
     """
 
@@ -55,7 +55,7 @@ class Division:
 def divide(
     leaves: tp.Sequence[tp.Any], partition: Partition
 ) -> tuple[Division, list[list[tp.Any]]]:
-    """What is static of some leaves, and the groups of the others; the last group is static."""
+    """The static leaves, which are the last group, and the other groups."""
     *groups, statics = partition.split(leaves)
     return Division(partition, tuple(map(hidden_argument, statics))), groups
 
@@ -75,7 +75,7 @@ class OutForm:
     division: Division
 
     def outputs(self, leaves: list[tp.Any]) -> Outputs:
-        """What left, from all its leaves."""
+        """The outputs with these leaves."""
         return Outputs(self.definition, *jax.tree_util.tree_unflatten(self.treedef, leaves))
 
 
@@ -97,7 +97,7 @@ def put_back(inputs: Inputs, crossed: Crossed) -> tp.Any:
 
 @dataclasses.dataclass(frozen=True)
 class TreeForm:
-    """The static side of a tree that crosses by itself: its objects are new on the other side."""
+    """The static side of a tree that crosses on its own: its objects are new on the other side."""
 
     form: Form
     division: Division
@@ -113,9 +113,9 @@ class TreeForm:
 
 def tree_out(tree: tp.Any, is_dynamic: tp.Callable[[tp.Any], bool] = is_array) -> Crossed:
     """A tree as static data (a `TreeForm`) and a list of arrays."""
-    found = leaves_of(tree)
-    division, (arrays,) = divide(found.leaves, chosen_first(map(is_dynamic, found.leaves)))
-    return Fixed(TreeForm(found.form, division)), arrays
+    parts = leaves_of(tree)
+    division, (arrays,) = divide(parts.leaves, chosen_first(map(is_dynamic, parts.leaves)))
+    return Fixed(TreeForm(parts.form, division)), arrays
 
 
 # Calls --------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Call(Leaves):
 
 
 class Filtered(Wrapper):
-    """Base of what the filtered transforms return.
+    """Base of the functions that the filtered transforms return.
 
     Attributes:
         bound: the function, and the arguments that it carries.
@@ -189,7 +189,7 @@ def inputs_of_call(bound: Unbound, args: tp.Iterable[tp.Any], kwargs: dict[str, 
 
 
 def unbound(fun: tp.Any) -> Unbound:
-    """`unbind`, for which a callable that is a pytree of another library is an argument, too."""
+    """Like `unbind`, but a callable pytree of another library becomes an argument, too."""
     parts = unbind(fun)
     inner, layers = unwrapped(parts.fun)
     if isinstance(inner, type) or is_pytree_leaf(inner):

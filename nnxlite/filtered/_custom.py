@@ -31,17 +31,19 @@ F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 
 def _arrays(values: tp.Iterable[tp.Any]) -> list[tp.Any]:
-    """Arrays, also where JAX hands a rule the Python number that a tracer was made of."""
+    """Values as arrays: JAX may pass a rule the Python number that a tracer was made of."""
     return [x if is_array(x) else jnp.asarray(x) for x in values]
 
 
 def _is_zero(x: tp.Any) -> bool:
-    """Whether a tangent is known to be zero: nothing came, or there is no derivative."""
+    """Whether a tangent is known to be zero: JAX passed none, or there is no derivative."""
     return isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == jax.dtypes.float0
 
 
 class _Rule(Unequal, Filtered):
-    """Base of functions with a derivative rule, which may change.
+    """Base of functions with a derivative rule.
+
+    They are equal to themselves only, as the rule is set after they are made.
 
     Attributes:
         differentiated: what the rule differentiates, in messages.
@@ -59,18 +61,18 @@ class _Rule(Unequal, Filtered):
         refuse_writes(inner, repr(self))
         return tree_out(result)
 
-    def _knows(self, owner: int | str | None) -> bool:
+    def _covers(self, owner: int | str | None) -> bool:
         """Whether the rule differentiates an argument; see `Call.owners`."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def _refuse_perturbed(self, call: Call, perturbed: tp.Iterable[bool]) -> None:
         """Raise an error for a derivative that the rule would drop."""
         for owner, differentiated in zip(call.owners(), perturbed):
-            if differentiated and not self._knows(owner):
-                where = "what the function holds" if owner is None else f"the argument {owner!r}"
+            if differentiated and not self._covers(owner):
+                where = "something it carries" if owner is None else f"the argument {owner!r}"
                 raise self.refusal(
                     f"{self!r}: its result is to be differentiated with respect to {where}, and its "
-                    f"rule knows only of {self.differentiated}. Pass it there, perhaps in a tuple, or "
+                    f"rule only covers {self.differentiated}. Pass it there, perhaps in a tuple, or "
                     "use jax.lax.stop_gradient."
                 )
 
@@ -96,7 +98,7 @@ class FilterCustomJvp(_Rule):
         """The same as `defjvp`."""
         return self.defjvp(rule)
 
-    def _knows(self, owner: int | str | None) -> bool:
+    def _covers(self, owner: int | str | None) -> bool:
         return isinstance(owner, int)
 
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
@@ -145,7 +147,7 @@ def filter_custom_jvp(fn: tp.Callable[..., tp.Any]) -> FilterCustomJvp:
     must not change its arguments.
 
     Raises:
-        ValueError: where an argument by keyword, or what the function holds, is differentiated.
+        ValueError: where a keyword argument, or something the function carries, is differentiated.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> @nnx.filter_custom_jvp
@@ -185,7 +187,7 @@ class FilterCustomVjp(_Rule):
     def def_fwd(self, fn_fwd: F) -> F:
         """Set the forward rule, `(perturbed, vjp_arg, *args, **kwargs) -> (value, residuals)`.
 
-        `perturbed` has the form of `vjp_arg` and tells of each leaf whether it is being
+        `perturbed` has the form of `vjp_arg` and says of each leaf whether it is being
         differentiated.
         """
         self._fwd, self._perturbed = fn_fwd, True
@@ -196,7 +198,7 @@ class FilterCustomVjp(_Rule):
         self._bwd, self._perturbed = fn_bwd, True
         return fn_bwd
 
-    def _knows(self, owner: int | str | None) -> bool:
+    def _covers(self, owner: int | str | None) -> bool:
         return owner == 0
 
     def __call__(self, vjp_arg: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
@@ -237,11 +239,11 @@ class FilterCustomVjp(_Rule):
                 **named,
             )
             owners = zip(call.leaves, call.owners())
-            inexact = chosen_first(self._knows(i) and is_inexact_array(x) for x, i in owners)
+            inexact = chosen_first(self._covers(i) and is_inexact_array(x) for x, i in owners)
             shown = ((*[None] * bound, gradient), {})
             what = f"the gradient that the backward rule of {self!r} returns"
-            found = aligned(form, call.leaves, shown, inexact, what)
-            return (partition.split(inexact.join(found))[0],)
+            cotangents = aligned(form, call.leaves, shown, inexact, what)
+            return (partition.split(inexact.join(cotangents))[0],)
 
         run.defvjp(forward, backward, symbolic_zeros=True)
         fixed, out = run(arrays)
@@ -255,7 +257,7 @@ def filter_custom_vjp(fn: tp.Callable[..., tp.Any]) -> FilterCustomVjp:
     and residuals may be of any type. The function must not change its arguments.
 
     Raises:
-        RuntimeError: where another argument, or what the function holds, is differentiated.
+        RuntimeError: where another argument, or something the function carries, is differentiated.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> @nnx.filter_custom_vjp

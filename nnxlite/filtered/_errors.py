@@ -1,4 +1,4 @@
-"""Errors of the filtered transforms: what to raise, with the paths of the leaves in question."""
+"""Errors of the filtered transforms, which name leaves by their paths."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from nnxlite.variables import Variable
 def not_a_prefix(
     what: str, form: Form, place: ArgumentLeaf, part: tp.Any, *leaf: tp.Any
 ) -> ValueError:
-    """The error for an object in a spec that does not match the tree at the place of a leaf.
+    """The error for an object in a spec that does not match the tree.
 
-    The leaf is given where the tree has no object there at all.
+    Args:
+        what: the spec.
+        form, place: the tree, and the place of a leaf that the spec has nothing for.
+        part: the object in the spec.
+        leaf: the leaf, where the tree has a leaf in place of an object.
     """
     root, kind = path_text(form.call.paths()[place.position]), type(part).__name__
     if leaf:
-        found = f"it has a {kind} for '{root}', where the tree has a leaf {short_type(*leaf)}"
+        problem = f"it has a {kind} for '{root}', where the tree has a leaf {short_type(*leaf)}"
     else:
-        found = f"the {kind} given for '{root}' says nothing about '{path_text(place.below)}'"
-    return ValueError(f"{what} is no prefix of the tree: {found}.")
+        problem = f"the {kind} given for '{root}' says nothing about '{path_text(place.below)}'"
+    return ValueError(f"{what} is not a prefix of the tree: {problem}.")
 
 
 def two_answers(
@@ -42,7 +46,7 @@ def must_be_traced(what: str, path: tp.Any, value: tp.Any) -> TypeError:
     """The error for a leaf that was to be traced and is not an array."""
     return TypeError(
         f"{what}: the leaf at '{path_text(path)}' must be traced, but {short_type(value)} "
-        f"{value!r} is no array and no number."
+        f"{value!r} is neither an array nor a number."
     )
 
 

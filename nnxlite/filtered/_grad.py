@@ -36,7 +36,7 @@ T = tp.TypeVar("T")
 
 
 class GradOptions(tp.NamedTuple):
-    """The options of `filter_grad` and its kin, as they travel together."""
+    """The options of `filter_grad` and its kin."""
 
     name: str
     has_aux: bool
@@ -100,7 +100,7 @@ class FilterGrad(_Derivative):
         return ((value, aux), grad) if options.has_aux else (value, grad)
 
     def _refuse_others(self, call: Call, partition: Partition) -> None:
-        """Raise TypeError for a leaf that is to be differentiated and has no derivative."""
+        """Raise TypeError for a chosen leaf that has no derivative."""
         for number, (leaf, chosen) in enumerate(zip(call.leaves, partition.labels)):
             if chosen and not is_inexact_array_like(leaf):
                 raise TypeError(
@@ -127,7 +127,7 @@ def filter_grad(fun: tp.Any = MISSING, *, has_aux: bool = False, **gradkwargs: t
 
     The gradient has the argument's own type and sharing, with None where nothing is differentiated:
     by default at every leaf but floating-point and complex arrays. What the function writes into
-    objects is kept.
+    objects stays there.
 
     Args:
         fun: the function; without it a decorator is returned.
@@ -306,15 +306,15 @@ def filter_jvp(
     Args:
         fn: a function of `primals` and `kwargs`; its result may be anything.
         primals: the arguments.
-        tangents: the direction, in the form of `primals`; None for a leaf that is a constant, as every
-            one is that has no derivative.
+        tangents: the direction, in the form of `primals`; None for a constant leaf, and for every leaf
+            without a derivative.
 
     Returns:
         `(fn(*primals), tangents_out)`; the latter in the form of the result, with None at leaves
         that do not depend on what has a tangent.
 
     Raises:
-        ValueError: for tangents of another form, naming the place.
+        ValueError: for tangents of another form, naming the path.
         TypeError: for a tangent of another dtype.
 
     >>> import nnxlite as nnx
@@ -349,11 +349,11 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
 
     Returns:
         `(value, vjp_fun)`, or `(value, vjp_fun, aux)`. `vjp_fun` takes a cotangent in the form of the
-        value, with None at leaves that are no floating-point or complex arrays, and gives a tuple of
+        value, with None at leaves that are not floating-point or complex arrays, and gives a tuple of
         one for each primal. `vjp_fun` is a pytree.
 
     Raises:
-        ValueError: (by `vjp_fun`) for a cotangent of another form or dtype, naming the place.
+        ValueError: (by `vjp_fun`) for a cotangent of another form or dtype, naming the path.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> value, vjp_fun = nnx.filter_vjp(lambda x, n: (x**n, "power"), jnp.array(3.0), 2)
@@ -386,8 +386,8 @@ class FilterJacobian(_Derivative):
         jacobian, (form, crossed) = transform(derived.run, has_aux=True)(derived.given())
         rows = [call.arguments(partition.join(row))[0] for row in jacobian]
         result = call.put_back(crossed)
-        found = form.value.build(rows)
-        return (found, result[1]) if options.has_aux else found
+        tree = form.value.build(rows)
+        return (tree, result[1]) if options.has_aux else tree
 
 
 def filter_jacfwd(fun: tp.Any, has_aux: bool = False) -> tp.Any:

@@ -46,7 +46,7 @@ GROUPS = KEPT, DONATED, STATIC = "kept", "donated", "static"
 
 
 class JitOptions(tp.NamedTuple):
-    """The options of `filter_jit`, as they travel together."""
+    """The options of `filter_jit`."""
 
     donate: str
     specs: ArgumentSpecs
@@ -91,9 +91,9 @@ class JitCore(Core):
         self.jitted = jax.jit(run, static_argnums=0, **more)
 
     def traced(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> tp.Any:
-        """What JAX traces: build the arguments, run the function, take out what leaves it.
+        """The function that JAX traces, from leaves to what leaves the call.
 
-        The leaves come as the boundary takes them or, where they were divided, in two groups.
+        The leaves are the plain ones and graph values or, where they were divided, two groups.
         """
         key: tp.Any = call.extra
         donated: tp.Collection[int] = ()
@@ -152,7 +152,7 @@ class FilterJit(Filtered):
         return inputs, inputs.define(key), groups
 
     def _divided(self, call: Call, args: tp.Any, kwargs: tp.Any) -> tuple[Key, tp.Any]:
-        """Every leaf by its own spec."""
+        """The key and the groups, where each leaf is looked at."""
         traced = self._traced(call, args, kwargs)
         groups = [KEPT if t else STATIC for t in traced]
         if self.options.donate != "none":
@@ -212,7 +212,7 @@ class FilterJit(Filtered):
         return put_back(inputs, crossed)
 
     def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
-        """A call that is not made yet."""
+        """A call up to the point where JAX takes over."""
         inputs, definition, groups = self._enter(args, kwargs)
         finish = functools.partial(put_back, inputs)
         return Staged(definition, self._core.jitted, (definition,), groups, finish)
@@ -223,11 +223,11 @@ class FilterJit(Filtered):
 
 
 ARRAYS = ArgumentSpecs.given(is_array, is_array, (), None)
-"""The specs by which arrays are traced, and all else is static."""
+"""The specs by default: arrays are traced, and all else is static."""
 
 
 def run_donating(donate: str, jitted: tp.Any, *arguments: tp.Any) -> tp.Any:
-    """Call a function that may donate; JAX's warnings come only where `donate=` asks for them."""
+    """Call a function that may donate, without JAX's warnings unless `donate=` asks for them."""
     if not donate.startswith("all"):
         return jitted(*arguments)
     with warnings.catch_warnings():
@@ -243,7 +243,7 @@ class Staged(tp.NamedTuple):
         jitted: JAX's function.
         statics, groups: its static arguments, and the others.
         finish: from JAX's result to the caller's.
-        program: what JAX traces, where the caller wants to know more of it.
+        program: the function that JAX traces, where the caller needs it.
     """
 
     key: tp.Any
@@ -305,24 +305,24 @@ def filter_jit(
     """Compile a function of anything: arrays are traced, everything else is static.
 
     Arguments and results may be any pytrees and graph objects, with leaves of any type. What the
-    function writes into objects is kept, as in `nnx.jit`. Equal static leaves compile once.
+    function writes into objects stays there, as with `nnx.jit`. Equal static leaves compile once.
 
     Args:
         fun: the function; a bound method or callable object enters with its arrays traced. Without
             it a decorator is returned.
         donate: whose arrays the call may reuse: `"all"`, `"all-except-first"` (argument), `"none"`;
-            the forms with `"warn"` let JAX tell of those it could not use.
-        default: spec of what is traced in every argument; a bool, a function of a leaf, a Variable
+            with `"warn"` and `"warn-except-first"` JAX warns of those it could not use.
+        default: a spec of the traced leaves in every argument: a bool, a function of a leaf, a Variable
             filter, or a prefix of these.
         fn: the same for the function itself.
         args: the same for the first positional arguments, in order.
         kwargs: the same for arguments by name, positional or not.
-        out: the same for the result: what must be an array, and what must not depend on one.
+        out: the same for the result: leaves that must be arrays, and those that must not depend on one.
         jitkwargs: as for `jax.jit`.
 
     Raises:
-        ValueError: for a static leaf that is unhashable, or a spec that is no prefix.
-        TypeError: for a leaf that is to be traced and is no array or number.
+        ValueError: for a static leaf that is unhashable, or a spec that is not a prefix.
+        TypeError: for a leaf that is to be traced and is not an array or number.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> @nnx.filter_jit

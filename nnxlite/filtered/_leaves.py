@@ -52,7 +52,7 @@ def close(tree: tp.Any, is_leaf: IsLeaf) -> tp.Any:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What a tree is besides its leaves, which are in order: those of graph objects come last.
+    """Everything about a tree but its leaves, of which those in graph objects come last.
 
     Attributes:
         treedef, where, graphdef: see `CallDef`.
@@ -66,7 +66,7 @@ class Form:
 
     @functools.cached_property
     def call(self) -> CallDef:
-        """The same for the boundary; not interned, as static data of a tree may be unhashable."""
+        """The tree for the boundary; not interned, as static data of a tree may be unhashable."""
         return CallDef(self.treedef, self.where, self.graphdef, None)
 
     def divided(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, list[tp.Any]]:

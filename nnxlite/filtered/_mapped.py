@@ -62,7 +62,7 @@ OUT_GROUPS = FRONT, WHOLE, STATIC = "front", "whole", "static"
 
 
 class MapOptions(tp.NamedTuple):
-    """The options of a mapping transform, as they travel together.
+    """The options of a mapping transform.
 
     Attributes:
         in_axes: of the arguments.
@@ -91,12 +91,12 @@ class FilterVmap(Filtered):
             out = run_donating(self.options.donate, staged.jitted, *staged.groups)
         except ValueError as error:
             if passed_through(error, _Program.__call__):
-                raise  # the function's own, or said by this library
+                raise  # by the function itself, or by this library
             raise ValueError(f"{self!r}: {staged.program.explained(error)}") from None
         return staged.finish(out)
 
     def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
-        """A call that is not made yet."""
+        """A call up to the point where JAX takes over."""
         call, options = self.call(args, kwargs), self.options
         axes = self._axes(call, args, kwargs)
         self._check(call, axes)
@@ -106,7 +106,7 @@ class FilterVmap(Filtered):
             refuse_shared_buffers(repr(self), call, [group == DONATED for group in groups])
         division, (kept, donated) = divide(call.leaves, Partition(tuple(groups), GROUPS))
         key, program, mapped = self._program(call, division, tuple(axes))
-        # where no argument is mapped, JAX knows the size of the axis from this one
+        # JAX needs one mapped argument to know the size of the axis
         size = [] if options.axis_size is None else [np.zeros(options.axis_size, bool)]
         finish = lambda out: replay(call.inputs, _outputs(*out))
         return Staged(key, mapped, (), (size, kept, donated), finish, program)
@@ -172,7 +172,7 @@ class FilterPmap(FilterVmap):
     name = "filter_pmap"
 
     def _axes(self, call: Call, args: tp.Any, kwargs: tp.Any) -> list[tp.Any]:
-        """The axis of each leaf; leaves that are not arrays have none, and are static."""
+        """The axis of each leaf; a leaf that is not an array has none, and is static."""
         axes = super()._axes(call, args, kwargs)
         return [a if not _is_mapped(a) or is_array(x) else None for a, x in zip(axes, call.leaves)]
 
@@ -200,7 +200,7 @@ def _group(axis: tp.Any, leaf: tp.Any, may_donate: bool) -> str:
 
 
 class _Program:
-    """A function of slices of leaves; keeps neither the user's function nor objects alive.
+    """A function of slices of leaves; it refers to no object, and weakly to the user's function.
 
     Attributes:
         form, division, axes: of the arguments.
@@ -277,7 +277,7 @@ class _Program:
 
 
 def _out_paths(call: CallDef, out: Outputs) -> list[Path]:
-    """The path of each output: in the result, of a written leaf, of what is new."""
+    """The path of each output: of the result, of written leaves, of new ones."""
     definition, treedef = out.definition, out.definition.treedef
     if treedef is None:
         treedef = jax.tree_util.tree_structure(out.result)
@@ -361,8 +361,8 @@ def filter_vmap(
 ) -> tp.Any:
     """Vectorise a function over an axis of each array among its arguments.
 
-    Arguments and results may be any pytrees and graph objects with leaves of any type. What is
-    written into objects is kept, with the axis it came in with.
+    Arguments and results may be any pytrees and graph objects with leaves of any type. What the
+    function writes into objects stays there, with the axis that it came in with.
 
     Args:
         fun: the function; without it a decorator is returned. A module or a bound method is not
@@ -373,13 +373,13 @@ def filter_vmap(
         out_axes: the same for the result.
         axis_name, axis_size: as for `jax.vmap`.
         vmapkwargs: `default=`, `fn=` (the function itself), `args=` (a tuple for the first
-            arguments), `kwargs=` (by name) and `out=`, which take the place of the axes above, and
+            arguments), `kwargs=` (by name) and `out=`, which replace the axes above, and
             are axis 0 of arrays where one is left out; the rest as for `jax.vmap`.
 
     Raises:
-        ValueError: for a prefix that does not fit, an axis of an argument that was not given, sizes
+        ValueError: for a prefix that does not match, an axis of an argument that was not given, sizes
             that differ, or where nothing is mapped.
-        TypeError: for a leaf with an axis that is no array.
+        TypeError: for a leaf with an axis that is not an array.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter_vmap(lambda x, n: (x**n, "power"))(jnp.array([1.0, 2.0]), 2)
@@ -402,9 +402,9 @@ def filter_pmap(
     """Run a function on several devices, one slice of each array on each of them.
 
     As `filter_vmap`, with `jax.pmap`. Leaves with axis None or True go to every device; those with
-    False are static, and so are leaves with an axis that are no arrays. With `donate="all"` the call may
-    reuse the buffers of mapped arrays (objects get back what they hold), and `"warn"` lets JAX tell of
-    those it could not use. The result has `lower`, as that of `filter_jit` has.
+    False are static, and so are leaves with an axis that are not arrays. With `donate="all"` the call
+    may reuse the buffers of mapped arrays (objects get their values back), and with `"warn"` JAX warns
+    of those it could not use. The result has a method `lower`, like that of `filter_jit`.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter_pmap(lambda x, name: (x + 1, name))(jnp.ones((1, 2)), "one")[1]

@@ -21,21 +21,21 @@ def filter(
     replace: tp.Any = None,
     is_leaf: IsLeaf | None = None,
 ) -> T:
-    """A tree with only the leaves that a spec selects, and None in place of the others.
+    """A tree with only the leaves that a spec selects, and None for the others.
 
     Graph objects in the tree keep their types and sharing; the result has new ones. A shared
-    Variable is one leaf. Static attributes are no leaves and stay.
+    Variable is one leaf. Static attributes are not leaves and stay.
 
     Args:
         pytree: any pytree, or a graph object.
         filter_spec: a bool, a function of a leaf, a Variable filter (`nnx.Param`, ...), or a pytree
             of these that is a prefix of the tree.
-        inverse: keep what the spec does not select instead.
-        replace: what stands for the leaves left out.
+        inverse: return the leaves that the spec does not select instead.
+        replace: what to put in place of the other leaves.
         is_leaf: parts for which it is true are leaves.
 
     Raises:
-        ValueError: for a spec that is no prefix of the tree, or one that selects a shared Variable
+        ValueError: for a spec that is not a prefix of the tree, or one that selects a shared Variable
             in one place and not in another.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
@@ -85,14 +85,14 @@ def partition(
 
 
 def combine(*pytrees: T, is_leaf: IsLeaf | None = None) -> T:
-    """One tree of several: at each place the first that is not None.
+    """One tree of several: at each leaf the first value that is not None.
 
     Args:
         pytrees: trees of one structure, up to None.
         is_leaf: parts for which it is true are leaves.
 
     Raises:
-        ValueError: for trees of different structure, naming the place; or for no trees.
+        ValueError: for trees of different structure, naming the path; or for no trees.
 
     >>> import nnxlite as nnx
     >>> nnx.combine([None, 2, 3], [1, None, 4])

@@ -29,7 +29,7 @@ def only_arrays(leaves: tp.Sequence[tp.Any]) -> bool:
 
 
 def has_shape(element: tp.Any) -> bool:
-    """Whether a leaf is an array, or stands for one."""
+    """Whether a leaf is an array or a `jax.ShapeDtypeStruct`."""
     return isinstance(element, (*_ARRAYS, jax.ShapeDtypeStruct))
 
 
@@ -44,7 +44,7 @@ def is_inexact_array(element: tp.Any) -> bool:
 
 
 def is_array_like(element: tp.Any) -> bool:
-    """Whether JAX can make an array of a leaf: an array, a Python number, or what knows how.
+    """Whether JAX can make an array of a leaf: an array, a number, or an object with `__jax_array__`.
 
     >>> import nnxlite as nnx
     >>> nnx.is_array_like(1.0), nnx.is_array_like("one")

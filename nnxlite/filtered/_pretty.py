@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing as tp
 
 import jax
@@ -18,11 +19,17 @@ def _never(leaf: tp.Any) -> bool:
 
 
 class _Style(tp.NamedTuple):
-    width: int
+    """The options of `tree_pformat`."""
+
+    width: float
     indent: int
     short_arrays: bool
     struct_as_array: bool
     truncate_leaf: tp.Callable[[tp.Any], bool]
+
+    def on_one_line(self) -> _Style:
+        """The same without a limit of the width."""
+        return self._replace(width=math.inf)
 
 
 def array_text(array: tp.Any) -> str:
@@ -56,37 +63,30 @@ def _level(value: tp.Any, style: _Style) -> Text | None:
 
 
 def _lines(value: tp.Any, style: _Style, used: int, outer: tuple[int, ...]) -> str:
-    """The text of a value that starts `used` characters into its line."""
+    """The text of a value that starts `used` characters into its line.
+
+    It is one line if that fits, and always where the width is infinite; `outer` are the ids of the
+    values around it.
+    """
     text = _level(value, style)
     if text is None:
         return _leaf_text(value, style)
     if id(value) in outer:
-        return f"<{type(value).__name__} that holds it>"
-    inside = (*outer, id(value))
-    line = _one_line(value, text, style, inside)
-    if used + len(line) <= style.width and "\n" not in line:
+        return f"<{type(value).__name__} that contains it>"
+
+    def entries(style: _Style) -> list[str]:
+        inside = (*outer, id(value))
+        return [
+            entry.label + _lines(entry.child, style, style.indent + len(entry.label), inside)
+            for entry in text.entries
+        ]
+
+    line = f"{text.name}{text.opening}{', '.join(entries(style.on_one_line()))}{text.closing}"
+    if style.width == math.inf or (used + len(line) <= style.width and "\n" not in line):
         return line
     margin = " " * style.indent
-    parts = []
-    for entry in text.entries:
-        body = _lines(entry.child, style, style.indent + len(entry.label), inside)
-        parts.append(entry.label + body)
-    body = ",\n".join(parts).replace("\n", "\n" + margin)
+    body = ",\n".join(entries(style)).replace("\n", "\n" + margin)
     return f"{text.name}{text.opening}\n{margin}{body}\n{text.closing.lstrip(',')}"
-
-
-def _one_line(value: tp.Any, text: Text, style: _Style, outer: tuple[int, ...]) -> str:
-    parts = []
-    for entry in text.entries:
-        below = _level(entry.child, style)
-        if below is None:
-            parts.append(entry.label + _leaf_text(entry.child, style))
-        elif id(entry.child) in outer:
-            parts.append(f"{entry.label}<{type(entry.child).__name__} that holds it>")
-        else:
-            inside = (*outer, id(entry.child))
-            parts.append(entry.label + _one_line(entry.child, below, style, inside))
-    return f"{text.name}{text.opening}{', '.join(parts)}{text.closing}"
 
 
 def tree_pformat(
@@ -102,8 +102,8 @@ def tree_pformat(
 
     Args:
         pytree: any pytree, or a graph object.
-        width: the number of characters that a line should keep within.
-        indent: how many characters each level is set in.
+        width: the number of characters that a line may have, if possible.
+        indent: of each level, in characters.
         short_arrays: False writes arrays out.
         struct_as_array: writes `jax.ShapeDtypeStruct`s like arrays.
         truncate_leaf: parts for which it is true are written as `Type(...)`.

@@ -24,8 +24,8 @@ def filter_make_jaxpr(
 ) -> tp.Callable[..., tuple[tp.Any, tp.Any, tp.Any]]:
     """The program of a function of anything.
 
-    Arrays and `jax.ShapeDtypeStruct`s among the arguments are traced, all else is static. What the
-    function holds (a module that is called, say) are constants of the program.
+    Arrays and `jax.ShapeDtypeStruct`s among the arguments are traced, all else is static. Leaves that
+    the function carries (a module that is called, say) are constants of the program.
 
     Returns:
         A function of example arguments that gives `(closed_jaxpr, shapes, statics)`: the program; the
@@ -157,9 +157,9 @@ def filter_pure_callback(
 
     Args:
         callback: a function without side effects; it gets concrete arrays.
-        args, kwargs: its arguments; leaves that are no arrays reach it as they are.
+        args, kwargs: its arguments; leaves that are not arrays reach it as they are.
         result_shape_dtypes: the form of its result: a `jax.ShapeDtypeStruct` for each array; other
-            leaves are given back as they are.
+            leaves are returned as they are.
         sharding, vmap_method: as for `jax.pure_callback`.
         vectorized: the older name of `vmap_method="legacy_vectorized"` and `"sequential"`.
 
@@ -180,13 +180,13 @@ def filter_pure_callback(
 
     def run(*arrays: tp.Any) -> list[tp.Any]:
         inner_args, named = given.form.build(partition.join(arrays, rest))
-        found = leaves_of(callback(*inner_args, **named))
-        if found.form.paths() != result.form.paths():
+        returned = leaves_of(callback(*inner_args, **named))
+        if returned.form.paths() != result.form.paths():
             raise ValueError(
                 f"filter_pure_callback: the callback returned a result of structure "
-                f"{found.form.treedef}, result_shape_dtypes has {result.form.treedef}."
+                f"{returned.form.treedef}, result_shape_dtypes has {result.form.treedef}."
             )
-        return wanted.split(found.leaves)[0]
+        return wanted.split(returned.leaves)[0]
 
     structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes]
     out = jax.pure_callback(run, structs, *arrays, sharding=sharding, vmap_method=vmap_method)

@@ -139,7 +139,7 @@ def _by_position(form: Form, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
         below = spec_def.flatten_up_to(tree)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{kind.name} is no prefix of the tree: it has the structure {spec_def}, the tree "
+            f"{kind.name} is not a prefix of the tree: it has the structure {spec_def}, the tree "
             f"has {treedef}. ({error})"
         ) from None
     out: list[tp.Any] = []

@@ -1,10 +1,12 @@
-"""`tree_at`: a tree with some places changed.
+"""`tree_at`: a tree with some parts replaced.
 
-The tree is copied with a mark in place of every leaf; `where` is asked for places in the copy, and
-what it returns is recognised by identity.  Then the copy is filled again, with the replacements.
+The tree is copied with a mark in place of every leaf.  `where` is called with this copy, and the
+parts that it returns are recognised by identity.  A second copy has leaves again in place of the
+marks, and the replacements.
 
-None is one object in all its places, and so it has no mark while `where` may ask whether something is
-None.  Where `where` returns None, it is asked once more, with a mark in place of every None.
+None is the same object wherever it is, so it cannot be recognised; and it cannot have a mark, as
+`where` may ask whether something is None.  If `where` returns a None, it is called a second time,
+with a mark in place of every None.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
 
 
 class _Mark:
-    """Stands for one leaf while places are looked for."""
+    """Stands for one leaf while `where` selects parts."""
 
     __slots__ = ("value",)
 
@@ -35,7 +37,7 @@ class _Mark:
         if key is ...:  # `variable[...]`
             return self
         raise TypeError(
-            "tree_at: `where` must return places of the tree; it looked inside a leaf "
+            "tree_at: `where` must return parts of the tree; it looked inside a leaf "
             f"{short_type(self.value)} with [{key!r}]."
         )
 
@@ -44,7 +46,7 @@ class _Mark:
 
 
 class _Empty(tuple):
-    """An empty tuple that is not all the others."""
+    """An empty tuple that is not identical with all others."""
 
     __slots__ = ()
 
@@ -155,70 +157,69 @@ def _ids(tree: tp.Any) -> dict[int, Path]:
 
 
 def _find(where: tp.Any, marked: tp.Any) -> tuple[list[tp.Any], bool]:
-    """The places `where` means, and whether it means one rather than a sequence."""
+    """The parts that `where` selects, and whether it selects one rather than a sequence."""
     if isinstance(where, (str, tuple)):
         return [_at_path(marked, _as_path(where))], True
     if isinstance(where, list):
         return [_at_path(marked, _as_path(w)) for w in where], False
-    found = where(marked)
-    if found is not None and id(found) in _ids(marked):
-        return [found], True
-    if isinstance(found, (list, tuple)):
-        return list(found), False
-    return [found], True
+    selected = where(marked)
+    is_part = selected is not None and id(selected) in _ids(marked)
+    if isinstance(selected, (list, tuple)) and not is_part:
+        return list(selected), False
+    return [selected], True
 
 
-def _places(where: tp.Any, tree: tp.Any, is_leaf: IsLeaf) -> tuple[tp.Any, list[tp.Any], bool]:
-    """The tree with marks, the places in it that `where` means, and whether it means one."""
+def _parts(where: tp.Any, tree: tp.Any, is_leaf: IsLeaf) -> tuple[tp.Any, list[tp.Any], bool]:
+    """The tree with marks, the parts of it that `where` selects, and whether that is one part."""
     marked = _Marker(is_leaf)(tree)
-    places, single = _find(where, marked)
-    if not any(place is None for place in places):
-        return marked, places, single
+    parts, single = _find(where, marked)
+    if not any(part is None for part in parts):
+        return marked, parts, single
     marked = _Marker(lambda x: x is None or is_leaf(x))(tree)
     again = _find(where, marked)
-    if again[1] != single or [_is_none(p) for p in again[0]] != [p is None for p in places]:
+    if again[1] != single or [_is_none(p) for p in again[0]] != [p is None for p in parts]:
         raise ValueError(
-            "tree_at: `where` returns a None, and which one cannot be told, as it asks whether parts "
-            "are None. Pass is_leaf=lambda x: x is None, and give paths or places without asking."
+            "tree_at: `where` returns a None, and it is unclear which one, as it asks whether parts are "
+            "None. Pass is_leaf=lambda x: x is None, and give paths or parts without asking."
         )
     return marked, *again
 
 
-def _is_none(place: tp.Any) -> bool:
-    return type(place) is _Mark and place.value is None
+def _is_none(part: tp.Any) -> bool:
+    return type(part) is _Mark and part.value is None
 
 
-def _check_places(places: list[tp.Any], marked: tp.Any) -> None:
+def _check_parts(parts: list[tp.Any], marked: tp.Any) -> None:
     ids = _ids(marked)
     seen: set[int] = set()
-    for place in places:
-        if id(place) not in ids:
+    for part in parts:
+        if id(part) not in ids:
             raise ValueError(
-                f"tree_at: `where` does not return a place of the tree, but {place!r} of type "
-                f"{type(place).__name__}. It must return nodes or leaves of its argument, not "
+                f"tree_at: `where` does not return a part of the tree, but {part!r} of type "
+                f"{type(part).__name__}. It must return nodes or leaves of its argument, not "
                 "values computed from them. For a static attribute give its path instead, such as "
                 "where='layers.0.rate'."
             )
-        if id(place) in seen:
+        if id(part) in seen:
             raise ValueError(
-                f"tree_at: `where` returns the place at '{path_text(ids[id(place)])}' twice; each "
-                "place can be replaced once (a shared Variable or object is one place)."
+                f"tree_at: `where` returns the part at '{path_text(ids[id(part)])}' twice; each "
+                "part can be replaced once (a shared Variable or object is one part)."
             )
-        seen.add(id(place))
-    for place in places:
-        for inner, path in _ids(place).items():
-            if inner != id(place) and inner in seen:
-                outer = ids[id(place)]
+        seen.add(id(part))
+    for part in parts:
+        for inner, path in _ids(part).items():
+            if inner != id(part) and inner in seen:
+                outer = ids[id(part)]
                 raise ValueError(
-                    f"tree_at: the places overlap: '{path_text((*outer, *path))}' lies inside "
+                    f"tree_at: the parts overlap: '{path_text((*outer, *path))}' lies inside "
                     f"'{path_text(outer)}'."
                 )
 
 
 def _replacement(
-    place: tp.Any, value: tp.Any, replace_fn: tp.Callable[[tp.Any], tp.Any] | None
+    part: tp.Any, value: tp.Any, replace_fn: tp.Callable[[tp.Any], tp.Any] | None
 ) -> tp.Callable[[tp.Any], tp.Any]:
-    """From the old part to the new one; a Variable keeps its kind where it is given a bare value."""
+    """From the old part to the new one; for a Variable, a bare value becomes one of the same kind."""
 
     def replace(old: tp.Any) -> tp.Any:
         if isinstance(old, Variable):
@@ -238,25 +239,25 @@ def tree_at(
     replace_fn: tp.Any = MISSING,
     is_leaf: IsLeaf | None = None,
 ) -> T:
-    """A tree with some of its places replaced; the tree itself stays as it is.
+    """A tree with some of its parts replaced; the tree itself stays as it is.
 
     Graph objects in the result are new, with the types and the sharing of the old; a shared Variable
-    is one place. Where a Variable is replaced by something else than a Variable, it keeps its kind
-    and metadata and holds the new value.
+    is one part. Where a Variable is replaced by anything but a Variable or None, its kind and metadata
+    stay, and its value is new.
 
     Args:
-        where: a function from the tree to a place (a leaf or node of its argument) or a sequence of
-            places. Or a path: `"layers.0.kernel"` or `("layers", 0, "kernel")`, or a list of paths;
-            paths can also name static attributes.
+        where: a function from the tree to one of its parts (a leaf or node of its argument) or a
+            sequence of parts. Or a path: `"layers.0.kernel"` or `("layers", 0, "kernel")`, or a list
+            of paths; paths can also name static attributes.
         pytree: any pytree, or a graph object.
-        replace: what to put there; a sequence of one item for each place where `where` gives several.
+        replace: the new part; a sequence with one for each part, where `where` returns several.
         replace_fn: instead of `replace`, a function from the old part to the new.
         is_leaf: parts for which it is true are leaves.
 
     Raises:
         ValueError: unless exactly one of `replace` and `replace_fn` is given; where `where` returns
-            what is no place of the tree, a place twice, or a place inside another; where the number
-            of replacements differs from that of places; for a path that does not exist.
+            anything but parts of the tree, a part twice, or a part inside another; where the number
+            of replacements differs from that of parts; for a path that does not exist.
 
     >>> import nnxlite as nnx
     >>> nnx.tree_at(lambda t: t["a"][1], {"a": [1, 2], "b": 3}, replace=0)
@@ -267,13 +268,13 @@ def tree_at(
     """
     if (replace is MISSING) == (replace_fn is MISSING):
         raise ValueError("tree_at needs exactly one of `replace` and `replace_fn`.")
-    marked, places, single = _places(where, pytree, is_leaf or (lambda x: False))
-    _check_places(places, marked)
-    values: tp.Sequence[tp.Any] = [None] * len(places)
+    marked, parts, single = _parts(where, pytree, is_leaf or (lambda x: False))
+    _check_parts(parts, marked)
+    values: tp.Sequence[tp.Any] = [None] * len(parts)
     if replace_fn is MISSING:
-        values = [replace] if single else _several(replace, len(places))
+        values = [replace] if single else _several(replace, len(parts))
     function = None if replace_fn is MISSING else replace_fn
-    new = {id(p): _replacement(p, v, function) for p, v in zip(places, values)}
+    new = {id(p): _replacement(p, v, function) for p, v in zip(parts, values)}
     return _Filler(new)(marked)
 
 
@@ -282,7 +283,7 @@ def _several(replace: tp.Any, count: int) -> tp.Sequence[tp.Any]:
     if not sequence or len(replace) != count:
         given = f"{len(replace)}" if sequence else short_type(replace)
         raise ValueError(
-            f"tree_at: `where` returns a sequence of {count} places, so `replace` must be a "
+            f"tree_at: `where` returns a sequence of {count} parts, so `replace` must be a "
             f"sequence of the same length, got {given}."
         )
     return list(replace)

@@ -27,7 +27,7 @@ def apply_updates(model: T, updates: tp.Any) -> T:
         updates: a tree of the same structure, up to None, as `filter_grad` and optax give them.
 
     Raises:
-        ValueError: for updates of another structure, naming the place, or of what is None.
+        ValueError: for updates of another structure, naming the path, or of what is None.
 
     >>> import nnxlite as nnx
     >>> nnx.apply_updates([1.0, "name"], [0.5, None])
@@ -100,13 +100,13 @@ def _same_leaf(x: tp.Any, y: tp.Any, typematch: bool, rtol: tp.Any, atol: tp.Any
 
 
 def tree_check(pytree: tp.Any) -> None:
-    """Check that no container or pytree node is found twice in a tree.
+    """Check that no container or pytree node appears twice in a tree.
 
     JAX would make two of it. Graph objects may be shared: the transforms of this library keep their
     sharing.
 
     Raises:
-        ValueError: naming both places of a node found twice, or the place of one inside itself.
+        ValueError: naming both paths of a node that appears twice, or that of one inside itself.
 
     >>> import nnxlite as nnx
     >>> nnx.tree_check({"a": [1], "b": [1]})
@@ -121,7 +121,7 @@ def tree_check(pytree: tp.Any) -> None:
             continue  # a leaf, or empty and so without effect, or an object, which may be shared
         if id(value) in first:
             raise ValueError(
-                f"The {type(value).__name__} at '{path_text(first[id(value)])}' is found again at "
+                f"The {type(value).__name__} at '{path_text(first[id(value)])}' appears again at "
                 f"'{path_text(path)}'. Crossing a JAX transform makes two of it. Put a copy in one "
                 "of the places, or use a graph object (nnx.List, nnx.Dict, a Module), which may be "
                 "shared."
@@ -142,13 +142,13 @@ def tree_flatten_one_level(pytree: tp.Any) -> tuple[list[tp.Any], tp.Any]:
     >>> nnx.tree_flatten_one_level([1, [2, 3]])[0]
     [1, [2, 3]]
     """
-    found = level(pytree)
-    if found is None:
+    parts = level(pytree)
+    if parts is None:
         return jax.tree_util.tree_flatten(pytree)
-    children = [child for _, child in found[0]]
-    if any(child is pytree for child in children):
-        raise ValueError(f"The {type(pytree).__name__} contains itself: it is no tree.")
-    return children, found[1]
+    pairs, treedef = parts
+    if any(child is pytree for _, child in pairs):
+        raise ValueError(f"The {type(pytree).__name__} contains itself: it is not a tree.")
+    return [child for _, child in pairs], treedef
 
 
 def tree_inference(pytree: T, value: bool = True) -> T:

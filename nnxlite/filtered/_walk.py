@@ -109,7 +109,7 @@ class Copier:
         raise NotImplementedError  # pragma: no cover - abstract
 
     def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
-        """Called for each static attribute of the copy of an object."""
+        """Called for each static attribute of a copied object."""
 
     def opened(self, path: Path, values: Values, in_container: bool) -> Steps:
         """A copy of a part with what stands for its own parts."""

@@ -180,7 +180,7 @@ def test_specs_of_the_result():
     )
     out = f(jnp.ones(2))
     assert isinstance(out["a"], jax.Array) and type(out["b"][0]) is int
-    with pytest.raises(ValueError, match="out is no prefix of the tree"):
+    with pytest.raises(ValueError, match="out is not a prefix of the tree"):
         nnx.filter_jit(lambda x: {"a": x}, out={"b": True})(1)
 
 
@@ -244,13 +244,17 @@ def test_a_failed_call_changes_nothing():
             ValueError,
             "leaf at '0.a.0' of the",
         ),
-        (lambda: nnx.filter_jit(lambda x: x, args=(True,))("hi"), TypeError, "'hi' is no array"),
+        (
+            lambda: nnx.filter_jit(lambda x: x, args=(True,))("hi"),
+            TypeError,
+            "'hi' is neither an array",
+        ),
         (lambda: nnx.filter_jit(lambda x: x, out=False)(jnp.ones(1)), ValueError, "is static, but"),
         (lambda: nnx.filter_jit(lambda x: "a", out=True)(1), TypeError, "filter_jit(out=): the l"),
         (lambda: nnx.filter_jit(lambda x: x, args=(True, True))(1), ValueError, "for 2 arguments"),
         (lambda: nnx.filter_jit(lambda x: x, donate="some"), ValueError, "donate='some'"),
         (lambda: nnx.filter_jit(lambda x: x, static_argnums=0), ValueError, "no static_argnums="),
-        (lambda: nnx.filter_jit(lambda x: x, default=[True])(1), ValueError, "no prefix"),
+        (lambda: nnx.filter_jit(lambda x: x, default=[True])(1), ValueError, "not a prefix"),
         (lambda: nnx.filter_jit(3), TypeError, "Expected a callable to transform, got int"),
         (
             lambda: nnx.filter_jit(lambda x, *, y=1: x, kwargs={"z": True})(1),

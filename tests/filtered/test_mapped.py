@@ -237,7 +237,7 @@ def test_pmap_donates_what_is_mapped(donate):
         (
             lambda: nnx.filter_vmap(ADD, in_axes=(0, 0))(jnp.ones(2), "a"),
             TypeError,
-            "in_axes: the leaf at '1' must be traced, but str 'a' is no array",
+            "in_axes: the leaf at '1' must be traced, but str 'a' is neither an array",
         ),
         (lambda: nnx.filter_vmap(ADD, in_axes=(0,))(1, 2), ValueError, "1 entries for 2 posit"),
         (lambda: nnx.filter_vmap(ADD, args=(0, 0, 0))(1, 2), ValueError, "for 3 arguments"),
@@ -249,7 +249,7 @@ def test_pmap_donates_what_is_mapped(donate):
         (
             lambda: nnx.filter_vmap(lambda x: {"a": [x, "s"]}, out_axes={"a": [0, 0]})(jnp.ones(2)),
             TypeError,
-            "out_axes: the leaf at 'result.a.1' must be traced, but str 's' is no array",
+            "out_axes: the leaf at 'result.a.1' must be traced, but str 's' is neither an array",
         ),
         (
             lambda: nnx.filter_vmap(lambda x: {"a": [1.0, x]}, out_axes=None)(jnp.ones(2)),

@@ -201,7 +201,10 @@ def test_a_spec_of_the_objects_own_form():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: nnx.filter([1, (2, 3)], [True, (True,)]), "filter_spec is no prefix of the tree"),
+        (
+            lambda: nnx.filter([1, (2, 3)], [True, (True,)]),
+            "filter_spec is not a prefix of the tree",
+        ),
         (
             lambda: nnx.filter([1, 2], [True, 3]),
             (
@@ -256,5 +259,5 @@ def test_parts_are_leaves_from_where_the_spec_ends():
     tree, stop = {"a": (1, "x"), "b": [(2, "y"), 3]}, lambda x: isinstance(x, tuple)
     spec = {"a": (True, False), "b": lambda x: isinstance(x, tuple)}
     assert nnx.filter(tree, spec, is_leaf=stop) == {"a": (1, None), "b": [(2, "y"), None]}
-    with pytest.raises(ValueError, match="filter_spec is no prefix of the tree"):
+    with pytest.raises(ValueError, match="filter_spec is not a prefix of the tree"):
         nnx.filter(tree, {"a": [True, False], "b": True}, is_leaf=stop)

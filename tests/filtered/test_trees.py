@@ -123,18 +123,18 @@ def test_cycles_are_copied():
     [
         (lambda: nnx.tree_at(lambda t: t[0], [1]), "exactly one of `replace` and `replace_fn`"),
         (lambda: nnx.tree_at(lambda t: t[0], [1], 2, id), "exactly one of `replace` and `repl"),
-        (lambda: nnx.tree_at(lambda t: 7, [1], 2), "does not return a place of the tree, but 7"),
+        (lambda: nnx.tree_at(lambda t: 7, [1], 2), "does not return a part of the tree, but 7"),
         (lambda: nnx.tree_at(lambda m: m.rate, Tied(), 2), "For a static attribute give its path"),
-        (lambda: nnx.tree_at(lambda t: (t[0], t[0]), [1], (2, 3)), "the place at '0' twice"),
+        (lambda: nnx.tree_at(lambda t: (t[0], t[0]), [1], (2, 3)), "the part at '0' twice"),
         (
             lambda: nnx.tree_at(lambda m: (m.first, m.second), Tied(), (2, 3)),
-            "twice; each place can be replaced once",
+            "twice; each part can be replaced once",
         ),
         (
             lambda: nnx.tree_at(lambda t: (t[0], t[0][1]), [[1, 2]], (2, 3)),
-            "the places overlap: '0.1' lies inside '0'",
+            "the parts overlap: '0.1' lies inside '0'",
         ),
-        (lambda: nnx.tree_at(lambda t: (t[0], t[1]), [1, 2], (3,)), "sequence of 2 places"),
+        (lambda: nnx.tree_at(lambda t: (t[0], t[1]), [1, 2], (3,)), "sequence of 2 parts"),
         (lambda: nnx.tree_at(lambda t: (t[0], t[1]), [1, 2], 3), "same length, got int"),
         (
             lambda: nnx.tree_at("a.c", {"a": {"b": 1}}, 3),
@@ -235,11 +235,11 @@ def test_tree_check():
     nnx.tree_check([shared, [1]])
     nnx.tree_check([Tied(), jnp.ones(1), ()])
     nnx.tree_check([(), ()])
-    with pytest.raises(ValueError, match="The list at 'a' is found again at 'b.0'"):
+    with pytest.raises(ValueError, match="The list at 'a' appears again at 'b.0'"):
         nnx.tree_check({"a": shared, "b": (shared,)})
     loop = [1]
     loop.append(loop)
-    with pytest.raises(ValueError, match="The list at '<root>' is found again at '1'"):
+    with pytest.raises(ValueError, match="The list at '<root>' appears again at '1'"):
         nnx.tree_check(loop)
 
 
@@ -280,7 +280,7 @@ def test_tree_pformat(capsys):
     assert "kernel=Param(value=f32[3,3])" in nnx.tree_pformat(Tied())
     loop = nnx.Dict()
     loop.me = loop
-    assert "that holds it" in nnx.tree_pformat(loop)
+    assert "that contains it" in nnx.tree_pformat(loop)
     nnx.tree_pprint([1])
     assert capsys.readouterr().out == "[1]\n"
 
@@ -288,7 +288,7 @@ def test_tree_pformat(capsys):
 def test_a_tree_that_contains_itself_has_no_level():
     loop = []
     loop.append(loop)
-    with pytest.raises(ValueError, match="^The list contains itself: it is no tree"):
+    with pytest.raises(ValueError, match="^The list contains itself: it is not a tree"):
         nnx.tree_flatten_one_level(loop)
 
 
@@ -302,7 +302,7 @@ def test_tree_pformat_of_nested_objects():
     assert text.splitlines() == PRETTY
     up = nnx.Dict(child=nnx.Dict())
     up.child.up, up.child.again = up, up.child
-    assert nnx.tree_pformat(up).count("<Dict that holds it>") == 2
+    assert nnx.tree_pformat(up).count("<Dict that contains it>") == 2
     shared = nnx.Dict()
     assert "holds it" not in nnx.tree_pformat([shared, shared])
 
