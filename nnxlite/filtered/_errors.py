@@ -33,19 +33,19 @@ def two_answers(
     what: str, tree: Leaves, leaf: int, place: ArgumentLeaf, one: tp.Any, other: tp.Any
 ) -> ValueError:
     """The error for a leaf that gets one answer at its first place, and another at a further one."""
-    variable, form = tree.variable(leaf), tree.form
+    variable, first = tree.variable(leaf), tree.form.places[leaf]
     kind = type(variable).__name__ if isinstance(variable, Variable) else "leaf"
     return ValueError(
-        f"Inconsistent {what} for a shared {kind}: at '{path_text(form.paths()[leaf])}' it is "
-        f"{one!r}, at '{path_text(place.path)}' it is {other!r}. A shared {kind} is one leaf: "
+        f"Inconsistent {what} for a shared {kind}: at '{first.text(0)}' it is "
+        f"{one!r}, at '{place.text(0)}' it is {other!r}. A shared {kind} is one leaf: "
         "give both places the same answer, or do not share it."
     )
 
 
-def must_be_traced(what: str, path: tp.Any, value: tp.Any) -> TypeError:
+def must_be_traced(what: str, where: str, value: tp.Any) -> TypeError:
     """The error for a leaf that was to be traced and is not an array."""
     return TypeError(
-        f"{what}: the leaf at '{path_text(path)}' must be traced, but {short_type(value)} "
+        f"{what}: the leaf at '{where}' must be traced, but {short_type(value)} "
         f"{value!r} is neither an array nor a number."
     )
 
@@ -68,7 +68,7 @@ def refuse_shared_buffers(what: str, tree: Leaves, donated: tp.Sequence[bool]) -
     first: dict[int, int] = {}
     for leaf, x in enumerate(tree.leaves):
         if id(x) in buffers and first.setdefault(id(x), leaf) != leaf:
-            one, two = (path_text(tree.form.paths()[i][1:]) for i in (first[id(x)], leaf))
+            one, two = (tree.form.places[i].text() for i in (first[id(x)], leaf))
             raise ValueError(
                 f"{what}: the same array buffer is donated at '{one}' and used at '{two}'. A donated "
                 "buffer can be used once: copy the array in one of the two places, share one "

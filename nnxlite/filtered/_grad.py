@@ -104,7 +104,7 @@ class FilterGrad(_Derivative):
         for number, (leaf, chosen) in enumerate(zip(call.leaves, partition.labels)):
             if chosen and not is_inexact_array_like(leaf):
                 raise TypeError(
-                    f"{self!r}: the leaf at '{path_text(call.form.paths()[number][1:])}' is to be "
+                    f"{self!r}: the leaf at '{call.form.places[number].text()}' is to be "
                     f"differentiated, and {short_type(leaf)} {leaf if not is_array(leaf) else ''} "
                     "has no derivative. Select floating-point leaves only."
                 )

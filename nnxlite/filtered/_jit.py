@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from nnxlite._config import context_key
-from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
 from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import CallDef, Inputs, Partition, enter, leave
@@ -116,14 +115,14 @@ def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
     tree = leaves_of(result)
     leaves = []
     mask = answers(tree, spec, MASK._replace(name="out"))
-    for path, leaf, traced in zip(tree.form.paths(), tree.leaves, mask):
+    for place, leaf, traced in zip(tree.form.places, tree.leaves, mask):
         if traced and not is_array(leaf):
             if not is_array_like(leaf):
-                raise must_be_traced("filter_jit(out=)", path, leaf)
+                raise must_be_traced("filter_jit(out=)", place.text(0), leaf)
             leaf = jnp.asarray(leaf)
         if not traced and isinstance(leaf, Tracer):
             raise ValueError(
-                f"filter_jit: out says that the result at '{path_text(path)}' is static, but it is "
+                f"filter_jit: out says that the result at '{place.text(0)}' is static, but it is "
                 "computed from traced values."
             )
         leaves.append(leaf)
@@ -173,7 +172,7 @@ class FilterJit(Filtered):
         traced = answers(call, spec, MASK._replace(name="filter_jit's spec"))
         for number, (leaf, wanted) in enumerate(zip(call.leaves, traced)):
             if wanted and not is_array_like(leaf):
-                raise must_be_traced(repr(self), call.form.paths()[number][1:], leaf)
+                raise must_be_traced(repr(self), call.form.places[number].text(), leaf)
         return traced
 
     def _donate(self, call: Call, groups: list[str]) -> None:
@@ -197,7 +196,7 @@ class FilterJit(Filtered):
                 key = static_key(leaf)
                 hash(key)
             except (UnhashableStatic, TypeError):
-                path = path_text(call.form.paths()[number][1:])
+                path = call.form.places[number].text()
                 raise ValueError(
                     f"{self!r}: the static leaf at '{path}' of the arguments is unhashable: it is of "
                     f"type '{type(leaf).__name__}'. Static leaves are part of the key of a compiled "

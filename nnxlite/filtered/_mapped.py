@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import path_text, short_type
+from nnxlite._errors import path_text
 from nnxlite._jax import key_name
 from nnxlite.boundary import (
     CallDef,
@@ -26,11 +26,12 @@ from nnxlite.boundary import (
     replay,
 )
 from nnxlite.filtered._arguments import ArgumentSpecs
+from nnxlite.filtered._axes import IN_AXES, OUT_AXES, check_axes, is_mapped
 from nnxlite.filtered._crossing import Call, Division, Filtered, OutForm, divide
 from nnxlite.filtered._errors import must_be_traced, refuse_shared_buffers
 from nnxlite.filtered._jit import DONATED, GROUPS, KEPT, FilterLowered, Staged, run_donating
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
-from nnxlite.filtered._specs import SpecKind, answers
+from nnxlite.filtered._specs import answers
 from nnxlite.graph import Path
 from nnxlite.transforms import (
     PerFunction,
@@ -41,21 +42,6 @@ from nnxlite.transforms import (
     weakly,
 )
 from nnxlite.variables import MISSING
-
-
-def _is_axis(answer: tp.Any) -> bool:
-    return answer is None or isinstance(answer, int)
-
-
-def _is_mapped(axis: tp.Any) -> bool:
-    """Whether a leaf is mapped; None and True send it whole to every slice, False makes it static."""
-    return axis is not None and not isinstance(axis, bool)
-
-
-IN_AXES = SpecKind(
-    "in_axes", _is_axis, "axes (ints or None), callables and Variable filters", 0, None
-)
-OUT_AXES = IN_AXES._replace(name="out_axes")
 
 OUT_GROUPS = FRONT, WHOLE, STATIC = "front", "whole", "static"
 """What leaves a mapping: with the mapped axis in front, the same in all slices, or not an array."""
@@ -99,7 +85,7 @@ class FilterVmap(Filtered):
         """A call up to the point where JAX takes over."""
         call, options = self.call(args, kwargs), self.options
         axes = self._axes(call, args, kwargs)
-        self._check(call, axes)
+        check_axes(repr(self), call, axes, options.axis_size)
         may_donate = options.donate != "none"
         groups = [_group(axis, leaf, may_donate) for axis, leaf in zip(axes, call.leaves)]
         if may_donate:
@@ -117,44 +103,13 @@ class FilterVmap(Filtered):
         spec = specs.of_call(self.__wrapped__, self.bound, args, kwargs, repr(self))
         return answers(call, spec, IN_AXES)
 
-    def _check(self, call: Call, axes: list[tp.Any]) -> None:
-        """Raise an error for a leaf without the axis it is mapped over, or of another size."""
-        wanted = self.options.axis_size
-        sizes = set() if wanted is None else {wanted}
-        for number, (leaf, axis) in enumerate(zip(call.leaves, axes)):
-            if axis is None or axis is False:
-                continue
-            if not is_array_like(leaf):
-                path = call.form.paths()[number][1:]
-                raise must_be_traced(f"{self!r}: in_axes", path, leaf)
-            if axis is True:
-                continue
-            shape = jnp.shape(leaf)
-            if not -len(shape) <= axis < len(shape):
-                raise ValueError(
-                    f"{self!r}: in_axes: the leaf at '{path_text(call.form.paths()[number][1:])}' is "
-                    f"{short_type(leaf)} and has no axis {axis}."
-                )
-            sizes.add(shape[axis])
-        if len(sizes) > 1:
-            size = "" if wanted is None else f", axis_size={wanted}"
-            raise ValueError(
-                f"{self!r}: inconsistent sizes for array axes to be mapped. "
-                f"{_mapped_leaves(call, axes)}{size}."
-            )
-        if not sizes:
-            raise ValueError(
-                f"{self!r}: no leaf of the arguments is mapped, so the size of the axis is unknown. "
-                "Give an array an axis, or pass axis_size=."
-            )
-
     def _program(self, call: Call, division: Division, axes: tuple[tp.Any, ...]) -> tp.Any:
         """A key that equal calls have in common, the program, and JAX's function of its leaves."""
         program = _Program(call, division, axes, self.options.out_axes)
         return None, program, self._transform(jax.vmap, program)
 
     def _transform(self, transform: tp.Any, program: _Program, **more: tp.Any) -> tp.Any:
-        axes = [axis if _is_mapped(axis) else None for axis in program.axes]
+        axes = [axis if is_mapped(axis) else None for axis in program.axes]
         kept, donated, _ = program.division.partition.split(axes)
         return transform(
             program,
@@ -174,7 +129,7 @@ class FilterPmap(FilterVmap):
     def _axes(self, call: Call, args: tp.Any, kwargs: tp.Any) -> list[tp.Any]:
         """The axis of each leaf; a leaf that is not an array has none, and is static."""
         axes = super()._axes(call, args, kwargs)
-        return [a if not _is_mapped(a) or is_array(x) else None for a, x in zip(axes, call.leaves)]
+        return [a if not is_mapped(a) or is_array(x) else None for a, x in zip(axes, call.leaves)]
 
     def _program(self, call: Call, division: Division, axes: tuple[tp.Any, ...]) -> tp.Any:
         def make() -> tuple[_Program, tp.Any]:
@@ -189,6 +144,10 @@ class FilterPmap(FilterVmap):
         return FilterLowered.of(self, args, kwargs)
 
 
+# `jax.pmap` compiles again for each new function that it is given, so the one for equal calls is kept.
+# Key: the user's function; structure, static leaves, axes, settings in force, options. It is dropped
+# with the function, or when there are more than 64 for it. Threads: two may make the same, one stays.
+# Without it every call compiles (test_pmap in tests/filtered/test_mapped.py counts the traces).
 _programs: PerFunction[tuple[_Program, tp.Any]] = PerFunction()
 
 
@@ -196,7 +155,7 @@ def _group(axis: tp.Any, leaf: tp.Any, may_donate: bool) -> str:
     """The group of an argument leaf."""
     if axis is False or (axis is None and not is_array(leaf)):
         return STATIC
-    return DONATED if may_donate and _is_mapped(axis) and isinstance(leaf, jax.Array) else KEPT
+    return DONATED if may_donate and is_mapped(axis) and isinstance(leaf, jax.Array) else KEPT
 
 
 class _Program:
@@ -229,10 +188,10 @@ class _Program:
         leaves, treedef = jax.tree_util.tree_flatten((out.result, out.written, out.fresh))
         paths, axes = self._out_axes_of(out)
         for path, leaf, axis in zip(paths, leaves, axes):
-            if _is_mapped(axis) and not is_array_like(leaf):
-                raise must_be_traced("out_axes", path, leaf)
+            if is_mapped(axis) and not is_array_like(leaf):
+                raise must_be_traced("out_axes", path_text(path), leaf)
         groups = [
-            FRONT if _is_mapped(axis) else WHOLE if is_array(leaf) else STATIC
+            FRONT if is_mapped(axis) else WHOLE if is_array(leaf) else STATIC
             for axis, leaf in zip(axes, leaves)
         ]
         partition = Partition(tuple(groups), OUT_GROUPS)
@@ -303,17 +262,6 @@ def _outputs(fixed: Fixed, front: tp.Sequence[tp.Any], whole: tp.Sequence[tp.Any
     arrays = map(jnp.asarray, front)  # `jax.vmap` gives back NumPy arrays that pass through as such
     moved = [x if axis == 0 else jnp.moveaxis(x, 0, axis) for x, axis in zip(arrays, axes)]
     return form.outputs(form.division.join(moved, whole))
-
-
-def _mapped_leaves(call: Call, axes: list[tp.Any]) -> str:
-    """The mapped leaves in words, with shapes and axes."""
-    parts = [
-        f"'{path_text(path[1:])}' {short_type(leaf)}: axis {axis!r}"
-        for path, leaf, axis in zip(call.form.paths(), call.leaves, axes)
-        if _is_mapped(axis)
-    ]
-    more = f" and {len(parts) - 12} more" if len(parts) > 12 else ""
-    return "Mapped leaves: " + "; ".join(parts[:12]) + more
 
 
 def _mapped(
