@@ -158,7 +158,7 @@ class FilterJit(Filtered):
             self._donate(call, groups)
         partition = Partition(tuple(groups), GROUPS)
         kept, donated, _ = partition.split(call.leaves)
-        division = Division(partition, self._boxes(call, traced))
+        division = Division(partition, self._boxes(call, partition.positions[2]))
         return Key(context_key(), division, call.form.values), (kept, donated)
 
     def _traced(self, call: Call, args: tp.Any, kwargs: tp.Any) -> list[bool]:
@@ -183,15 +183,14 @@ class FilterJit(Filtered):
                 groups[number] = DONATED
         refuse_shared_buffers(repr(self), call, [group == DONATED for group in groups])
 
-    def _boxes(self, call: Call, traced: list[bool]) -> tuple[StaticArgument, ...]:
-        """The static leaves as part of a key.
+    def _boxes(self, call: Call, numbers: list[int]) -> tuple[StaticArgument, ...]:
+        """Static leaves, given by number, as part of a key.
 
         Raises ValueError for one that is unhashable.
         """
         out = []
-        for number, (leaf, skip) in enumerate(zip(call.leaves, traced)):
-            if skip:
-                continue
+        for number in numbers:
+            leaf = call.leaves[number]
             try:
                 key = static_key(leaf)
                 hash(key)
