@@ -26,7 +26,7 @@ from nnxlite.filtered._crossing import (
 )
 from nnxlite.filtered._errors import must_be_traced, refuse_shared_buffers
 from nnxlite.filtered._leaves import Form, leaves_of
-from nnxlite.filtered._predicates import is_array, is_array_like, only_arrays
+from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
 from nnxlite.transforms import (
     Core,
@@ -167,7 +167,7 @@ class FilterJit(Filtered):
         Raises TypeError for one that must be and cannot be.
         """
         if self.options.specs == ARRAYS:
-            return list(map(is_array, call.leaves))
+            return are_arrays(call.leaves)
         spec = self.options.specs.of_call(self.__wrapped__, self.bound, args, kwargs, self.name)
         traced = answers(call, spec, MASK._replace(name="filter_jit's spec"))
         for number, (leaf, wanted) in enumerate(zip(call.leaves, traced)):

@@ -28,6 +28,12 @@ def only_arrays(leaves: tp.Sequence[tp.Any]) -> bool:
     return all(issubclass(kind, _ARRAYS) for kind in set(map(type, leaves)))
 
 
+def are_arrays(leaves: tp.Sequence[tp.Any]) -> list[bool]:
+    """`is_array` of each leaf; a class of arrays is asked about once."""
+    by_class = {kind: issubclass(kind, _ARRAYS) for kind in set(map(type, leaves))}
+    return [by_class[type(leaf)] or is_array(leaf) for leaf in leaves]
+
+
 def has_shape(element: tp.Any) -> bool:
     """Whether a leaf is an array or a `jax.ShapeDtypeStruct`."""
     return isinstance(element, (*_ARRAYS, jax.ShapeDtypeStruct))

@@ -16,7 +16,7 @@ import typing as tp
 
 from nnxlite._errors import path_text, short_type
 from nnxlite.filtered._predicates import is_array
-from nnxlite.filtered._walk import Copier, Steps, Values, children
+from nnxlite.filtered._walk import Copier, Values, children
 from nnxlite.graph import OBJECT, Path, kind_of
 from nnxlite.objects import Pytree
 from nnxlite.variables import MISSING, Variable, make
@@ -58,18 +58,16 @@ class _Marker(Copier):
         super().__init__("tree_at")
         self._is_leaf = is_leaf
 
-    def part(self, path: Path, values: Values, in_container: bool) -> Steps:
+    def stops(self, lead: tp.Any) -> bool:
+        return self._is_leaf(lead) or (type(lead) is tuple and not lead)
+
+    def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
         (value,) = values
         if self._is_leaf(value):
             return _Mark(value)
-        if value is None:
-            return None
-        if type(value) is tuple and not value:
+        if type(value) is tuple:
             return _Empty()
-        return (yield self.opened(path, values, in_container))
-
-    def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
-        return _Mark(*values)
+        return None if value is None else _Mark(value)
 
     def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
         if value is None and self._is_leaf(None):
@@ -88,16 +86,15 @@ class _Filler(Copier):
         self._new = new
         self._replaced: dict[int, tp.Any] = {}
 
-    def part(self, path: Path, values: Values, in_container: bool) -> Steps:
-        (value,) = values
-        if id(value) not in self._new:
-            return value if value is None else (yield self.opened(path, values, in_container))
-        if id(value) not in self._replaced:
-            self._replaced[id(value)] = self._new[id(value)](_Filler({})(value))
-        return self._replaced[id(value)]
+    def stops(self, lead: tp.Any) -> bool:
+        return id(lead) in self._new
 
     def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
         (value,) = values
+        if id(value) in self._new:
+            if id(value) not in self._replaced:
+                self._replaced[id(value)] = self._new[id(value)](_Filler({})(value))
+            return self._replaced[id(value)]
         if type(value) is _Mark:
             return value.value
         return () if type(value) is _Empty else value

@@ -100,20 +100,27 @@ class Copier:
         """
         return run_deep(self.part((), trees, False))
 
-    def part(self, path: Path, values: Values, in_container: bool) -> Steps:
-        """What stands for a part in the copy; a subclass may decide before it is opened."""
-        return (yield self.opened(path, values, in_container))
+    def stops(self, lead: tp.Any) -> bool:
+        """Whether a part is not opened, but a leaf of its own."""
+        return False
 
     def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
-        """What stands for a leaf in the copy; `in_container` is one in an attribute of an object."""
+        """What stands for a leaf in the copy.
+
+        Args:
+            path, values: of the leaf.
+            in_container: whether it is in a container that an attribute of an object has.
+        """
         raise NotImplementedError  # pragma: no cover - abstract
 
     def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
         """Called for each static attribute of a copied object."""
 
-    def opened(self, path: Path, values: Values, in_container: bool) -> Steps:
-        """A copy of a part with what stands for its own parts."""
+    def part(self, path: Path, values: Values, in_container: bool) -> Steps:
+        """What stands for a part in the copy."""
         lead = lead_of(values)
+        if lead is None or self.stops(lead):
+            return self.leaf(path, values, in_container)
         kind = kind_of(lead)
         if kind in (OBJECT, VARIABLE):
             if id(lead) not in self._copies:
@@ -126,16 +133,14 @@ class Copier:
         if found is None:
             return self.leaf(path, values, in_container)
         pairs, treedef = found
-        columns: list[list[tp.Any]] = [[] for _ in pairs]
-        for value in values:
-            other = None if value is None else _level(value)
+        others = [None if value is None else _level(value) for value in values]
+        for value, other in zip(values, others):
             if value is not None and (other is None or other[1] != treedef):
                 self.differ(path, lead, value)
-            for number, column in enumerate(columns):
-                column.append(None if other is None else other[0][number][1])
         new = []
-        for (name, _), column in zip(pairs, columns):
-            new.append((yield self.part((*path, name), tuple(column), in_container)))
+        for number, (name, _) in enumerate(pairs):
+            below = tuple(None if other is None else other[0][number][1] for other in others)
+            new.append((yield self.part((*path, name), below, in_container)))
         return treedef.unflatten(new)
 
     def _variable(self, path: Path, lead: tp.Any, values: Values) -> Steps:
@@ -180,14 +185,13 @@ class _Combiner(Copier):
         super().__init__(what)
         self._fun, self._is_leaf = fun, is_leaf
 
-    def part(self, path: Path, values: Values, in_container: bool) -> Steps:
-        lead = lead_of(values)
-        if lead is None or (self._is_leaf is not None and self._is_leaf(lead)):
-            return self._fun(*values)
-        return (yield self.opened(path, values, in_container))
+    def stops(self, lead: tp.Any) -> bool:
+        return self._is_leaf is not None and self._is_leaf(lead)
 
     def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
         lead = lead_of(values)
+        if lead is None or self.stops(lead):
+            return self._fun(*values)
         if in_container and not is_data(lead):
             return lead
         for value in values:
