@@ -13,9 +13,9 @@ from jax import lax
 
 from nnxlite._errors import short_type
 from nnxlite.nn._names import layer_name
-from nnxlite.nn.dtypes import Dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.initializers import Initializer
-from nnxlite.objects import Rngs
+from nnxlite.objects import Module, Rngs, data
 from nnxlite.variables import Param, Variable
 
 Metadata = tp.Mapping[str, tp.Any]
@@ -62,6 +62,72 @@ def new_param(
 ) -> tp.Any:
     """A parameter of a layer, made by its initializer."""
     return kind(init(params_key(layer, rngs), shape, dtype), **metadata)
+
+
+class Arguments:
+    """The arguments of a layer's constructor: `Arguments(self, locals())`, as its first statement.
+
+    Constructors of one family take the same long list of options.  This hands them on as a whole,
+    and turns them into parameters and attributes by the naming rules that all layers follow:
+
+        {name}_init, {name}_metadata   how the parameter `name` is made, in `param_dtype`
+        use_{name}                     False leaves this parameter out
+        rngs, keep_rngs                random keys and streams; not attributes
+        anything else                  becomes the attribute of the same name
+    """
+
+    __slots__ = ("layer", "values")
+
+    def __init__(self, layer: tp.Any, values: tp.Mapping[str, tp.Any]) -> None:
+        self.layer = layer
+        self.values = {k: v for k, v in values.items() if k not in ("self", "__class__")}
+
+    def parameter(
+        self, name: str, shape: tp.Sequence[int] | None, init: Initializer | None = None
+    ) -> tp.Any:
+        """A new parameter, or None (as data) where the layer has none or there is no shape.
+
+        Args:
+            name: the name of the parameter.
+            shape: its shape.
+            init: the initializer, if not `{name}_init`.
+        """
+        values = self.values
+        if shape is None or not values.get(f"use_{name}", True):
+            return data(None)
+        made_by, metadata = init or values[f"{name}_init"], values[f"{name}_metadata"]
+        dtype, rngs = values["param_dtype"], values["rngs"]
+        return new_param(self.layer, rngs, made_by, shape, dtype, metadata)
+
+    def set_attributes(self, *without: str, **replaced: tp.Any) -> None:
+        """Set the attributes, in the order of the signature.
+
+        Args:
+            *without: arguments that become no attribute.
+            **replaced: values to set in place of those that were given.
+        """
+        for name, value in {**self.values, **replaced}.items():
+            if name.endswith(("_init", "_metadata", "rngs")) or name in without:
+                continue
+            setattr(self.layer, name, value)
+
+
+class AffineLayer(Module):
+    """A layer that multiplies its input by a kernel and adds a bias."""
+
+    kernel: Param[jax.Array]
+    bias: Param[jax.Array] | None
+    dtype: Dtype | None
+    param_dtype: Dtype
+    precision: Precision
+    promote_dtype: PromoteDtypeFn
+    preferred_element_type: Dtype | None
+
+
+def promoted(layer: tp.Any, inputs: tp.Any) -> tuple[tp.Any, ...]:
+    """Input, kernel and bias (None where there is none) in the dtype of the computation."""
+    arrays = (inputs, layer.kernel[...], value_of(layer.bias))
+    return layer.promote_dtype(arrays, dtype=layer.dtype)
 
 
 class DotGeneralFn(tp.Protocol):

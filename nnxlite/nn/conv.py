@@ -24,9 +24,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from nnxlite.nn import initializers
 from nnxlite.nn._common import (
     NO_METADATA,
+    AffineLayer,
+    Arguments,
     Axes,
     Metadata,
     OutSharding,
@@ -36,7 +37,6 @@ from nnxlite.nn._common import (
     check_size,
     check_sizes,
     current,
-    new_param,
     plain,
     value_of,
 )
@@ -44,14 +44,11 @@ from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.objects import Module, Rngs, data
-from nnxlite.variables import Param
+from nnxlite.nn.linear import default_bias_init, default_kernel_init
+from nnxlite.objects import Rngs
 
 Padding = str | int | tp.Sequence[int | tuple[int, int]]
 Pads = str | tuple[tuple[int, int], ...]
-
-default_kernel_init: tp.Final[Initializer] = initializers.lecun_normal()
-default_bias_init: tp.Final[Initializer] = initializers.zeros_init()
 
 
 def canonicalize_padding(padding: Padding, rank: int) -> str | list[tuple[int, int]]:
@@ -106,64 +103,47 @@ class ConvGeneralDilatedFn(tp.Protocol):
         ...
 
 
-class _Convolution(Module):
-    """What both convolutions share: their options and parameters."""
+def _as_tuples(given: tp.Any) -> tp.Any:
+    """A list or NumPy array as a tuple, at every level, so that it is hashable; else as it is."""
+    given = plain(given)
+    if isinstance(given, tp.Sequence) and not isinstance(given, str):
+        return tuple(_as_tuples(g) for g in given)
+    return given
 
-    kernel: Param[jax.Array]
-    bias: Param[jax.Array] | None
-    mask: jax.Array | None
+
+class _Convolution(AffineLayer):
+    """What both convolutions share: their attributes, and how their parameters are made."""
+
+    in_features: int
+    out_features: int
     kernel_size: tuple[int, ...]
+    kernel_shape: tuple[int, ...]
+    strides: tp.Any
+    padding: tp.Any
+    kernel_dilation: tp.Any
+    use_bias: bool
+    mask: jax.Array | None
     _nnx_pads: tp.ClassVar[tp.Callable[[tp.Any], Pads]]
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        kernel_size: Axes,
-        kernel_features: tuple[int, int],
-        *,
-        strides: Axes | None,
-        padding: Padding,
-        kernel_dilation: Axes | None,
-        use_bias: bool,
-        mask: jax.Array | None,
-        dtype: Dtype | None,
-        param_dtype: Dtype,
-        precision: Precision,
-        kernel_init: Initializer,
-        bias_init: Initializer,
-        promote_dtype: PromoteDtypeFn,
-        preferred_element_type: Dtype | None,
-        rngs: Rngs,
-        kernel_metadata: Metadata,
-        bias_metadata: Metadata,
-    ) -> None:
-        self.kernel_size = check_sizes(self, "kernel_size", kernel_size)
-        self.kernel_shape = (*self.kernel_size, *kernel_features)
-        self.in_features = in_features
-        self.out_features = out_features
-        self.strides = _kept(strides)
-        self.padding = _kept(padding)
-        self.kernel_dilation = _kept(kernel_dilation)
-        self.use_bias = use_bias
-        self.mask = mask
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.promote_dtype = promote_dtype
-        self.preferred_element_type = preferred_element_type
+    def _nnx_set_up(self, arguments: Arguments, *kernel_features: int) -> None:
+        """Set the attributes, check them, and make the parameters.
+
+        Args:
+            arguments: those of the constructor.
+            *kernel_features: sizes of the last two axes of the kernel.
+        """
+        values = arguments.values
+        size = check_sizes(self, "kernel_size", values["kernel_size"])
+        lists = ("strides", "padding", "input_dilation", "kernel_dilation")
+        hashable = {name: _as_tuples(values[name]) for name in lists if name in values}
+        arguments.set_attributes(kernel_size=size, **hashable)
+        self.kernel_shape = (*size, *kernel_features)
         _per_axis(self, "strides")
         _per_axis(self, "kernel_dilation")
         self._nnx_pads()
         _check_mask(self, self.kernel_shape)
-        self.kernel = new_param(
-            self, rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata
-        )
-        self.bias = data(
-            new_param(self, rngs, bias_init, (out_features,), param_dtype, bias_metadata)
-            if use_bias
-            else None
-        )
+        self.kernel = arguments.parameter("kernel", self.kernel_shape)
+        self.bias = arguments.parameter("bias", (self.out_features,))
 
 
 # Functions of a layer's public attributes, so that another object with these can be called like it.
@@ -307,6 +287,9 @@ class Conv(_Convolution):
     ((3, 3, 3, 8), (4, 14, 14, 8))
     """
 
+    input_dilation: tp.Any
+    feature_group_count: int
+    conv_general_dilated: ConvGeneralDilatedFn
     _nnx_pads = _pads
 
     def __init__(
@@ -334,6 +317,7 @@ class Conv(_Convolution):
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ) -> None:
+        arguments = Arguments(self, locals())
         check_size(self, "in_features", in_features)
         check_size(self, "out_features", out_features)
         groups = check_size(self, "feature_group_count", feature_group_count)
@@ -342,30 +326,7 @@ class Conv(_Convolution):
                 f"{layer_name(self)}: feature_group_count={feature_group_count} must divide "
                 f"in_features={in_features} and out_features={out_features}."
             )
-        self.input_dilation = _kept(input_dilation)
-        self.feature_group_count = feature_group_count
-        self.conv_general_dilated = conv_general_dilated
-        super().__init__(
-            in_features,
-            out_features,
-            kernel_size,
-            (in_features // groups, out_features),
-            strides=strides,
-            padding=padding,
-            kernel_dilation=kernel_dilation,
-            use_bias=use_bias,
-            mask=mask,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            precision=precision,
-            kernel_init=kernel_init,
-            bias_init=bias_init,
-            promote_dtype=promote_dtype,
-            preferred_element_type=preferred_element_type,
-            rngs=rngs,
-            kernel_metadata=kernel_metadata,
-            bias_metadata=bias_metadata,
-        )
+        self._nnx_set_up(arguments, in_features // groups, out_features)
 
     def __call__(self, inputs: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
         """The convolution of `inputs` with the kernel.
@@ -454,6 +415,7 @@ class ConvTranspose(_Convolution):
     (4, 28, 28, 8)
     """
 
+    transpose_kernel: bool
     _nnx_pads = _pads_of_transpose
 
     def __init__(
@@ -479,31 +441,11 @@ class ConvTranspose(_Convolution):
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ) -> None:
+        arguments = Arguments(self, locals())
         check_size(self, "in_features", in_features)
         check_size(self, "out_features", out_features)
-        self.transpose_kernel = transpose_kernel
         features = (in_features, out_features)
-        super().__init__(
-            in_features,
-            out_features,
-            kernel_size,
-            (out_features, in_features) if transpose_kernel else features,
-            strides=strides,
-            padding=padding,
-            kernel_dilation=kernel_dilation,
-            use_bias=use_bias,
-            mask=mask,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            precision=precision,
-            kernel_init=kernel_init,
-            bias_init=bias_init,
-            promote_dtype=promote_dtype,
-            preferred_element_type=preferred_element_type,
-            rngs=rngs,
-            kernel_metadata=kernel_metadata,
-            bias_metadata=bias_metadata,
-        )
+        self._nnx_set_up(arguments, *(reversed(features) if transpose_kernel else features))
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """The transposed convolution of `inputs` with the kernel.
@@ -555,14 +497,6 @@ def _wrapped(
         shape = (*y.shape[:axis], turns, period, *y.shape[axis + 1 :])
         y = jnp.sum(jnp.reshape(jnp.pad(y, widths), shape), axis=axis)
     return y
-
-
-def _kept(given: tp.Any) -> tp.Any:
-    """An argument as an attribute: a list or NumPy array as a tuple, so that it is hashable."""
-    given = plain(given)
-    if isinstance(given, tp.Sequence) and not isinstance(given, str):
-        return tuple(_kept(g) for g in given)
-    return given
 
 
 def _dimension_numbers(ndim: int) -> lax.ConvDimensionNumbers:

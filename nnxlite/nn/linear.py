@@ -25,6 +25,8 @@ from jax import lax
 from nnxlite.nn import initializers
 from nnxlite.nn._common import (
     NO_METADATA,
+    AffineLayer,
+    Arguments,
     Axes,
     DotGeneralFn,
     FrozenMapping,
@@ -38,15 +40,14 @@ from nnxlite.nn._common import (
     check_sizes,
     current,
     feature_mismatch,
-    new_param,
-    value_of,
+    promoted,
 )
 from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.objects import Module, Rngs, data
-from nnxlite.variables import Param, VariableMetadata
+from nnxlite.objects import Rngs
+from nnxlite.variables import VariableMetadata
 
 default_kernel_init: tp.Final[Initializer] = initializers.lecun_normal()
 default_bias_init: tp.Final[Initializer] = initializers.zeros_init()
@@ -54,7 +55,7 @@ default_bias_init: tp.Final[Initializer] = initializers.zeros_init()
 NO_AXES: tp.Final[tp.Mapping[int, int]] = types.MappingProxyType({})
 
 
-class Linear(Module):
+class Linear(AffineLayer):
     """A linear map of the last axis: `y = x @ kernel + bias`.
 
     Maps an array of shape `(..., in_features)` to `(..., out_features)`.
@@ -86,8 +87,10 @@ class Linear(Module):
     ((3, 4), (4,), (2, 4))
     """
 
-    kernel: Param[jax.Array]
-    bias: Param[jax.Array] | None
+    in_features: int
+    out_features: int
+    use_bias: bool
+    dot_general: DotGeneralFn
 
     def __init__(
         self,
@@ -107,25 +110,12 @@ class Linear(Module):
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ) -> None:
-        shape = (
-            check_size(self, "in_features", in_features),
-            check_size(self, "out_features", out_features),
-        )
-        self.kernel = new_param(self, rngs, kernel_init, shape, param_dtype, kernel_metadata)
-        self.bias = data(
-            new_param(self, rngs, bias_init, shape[1:], param_dtype, bias_metadata)
-            if use_bias
-            else None
-        )
-        self.in_features = in_features
-        self.out_features = out_features
-        self.use_bias = use_bias
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.dot_general = dot_general
-        self.promote_dtype = promote_dtype
-        self.preferred_element_type = preferred_element_type
+        arguments = Arguments(self, locals())
+        rows = check_size(self, "in_features", in_features)
+        columns = check_size(self, "out_features", out_features)
+        self.kernel = arguments.parameter("kernel", (rows, columns))
+        self.bias = arguments.parameter("bias", (columns,))
+        arguments.set_attributes()
 
     def __call__(self, inputs: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
         """The image of `inputs`, (..., in_features) -> (..., out_features).
@@ -134,9 +124,7 @@ class Linear(Module):
             inputs: array whose last axis has the size `in_features`.
             out_sharding: sharding of the product, where the mesh has explicit axes.
         """
-        x, kernel, bias = self.promote_dtype(
-            (inputs, self.kernel[...], value_of(self.bias)), dtype=self.dtype
-        )
+        x, kernel, bias = promoted(self, inputs)
         if x.shape[-1:] != kernel.shape[:1]:
             raise TypeError(feature_mismatch(self, x, kernel))
         y = current(self.dot_general)(
@@ -150,7 +138,7 @@ class Linear(Module):
         return add_bias(y, bias)
 
 
-class LinearGeneral(Module):
+class LinearGeneral(AffineLayer):
     """A linear map of several axes at once, with separate weights along batch axes if wanted.
 
     The axes `axis` of the input, of sizes `in_features`, are contracted; the new axes, of sizes
@@ -194,8 +182,13 @@ class LinearGeneral(Module):
     (5, 8)
     """
 
-    kernel: Param[jax.Array]
-    bias: Param[jax.Array] | None
+    in_features: tuple[int, ...]
+    out_features: tuple[int, ...]
+    axis: tuple[int, ...]
+    batch_axis: FrozenMapping
+    use_bias: bool
+    dot_general: DotGeneralFn | None
+    dot_general_cls: tp.Callable[[], DotGeneralFn] | None
 
     def __init__(
         self,
@@ -218,30 +211,24 @@ class LinearGeneral(Module):
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ) -> None:
-        self.in_features = check_sizes(self, "in_features", in_features)
-        self.out_features = check_sizes(self, "out_features", out_features)
-        self.axis = as_tuple(axis)
-        self.batch_axis = FrozenMapping(batch_axis)
-        self.use_bias = use_bias
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.dot_general = dot_general
-        self.dot_general_cls = dot_general_cls
-        self.promote_dtype = promote_dtype
+        arguments = Arguments(self, locals())
+        arguments.set_attributes(
+            "promote_dtype",
+            "preferred_element_type",
+            in_features=check_sizes(self, "in_features", in_features),
+            out_features=check_sizes(self, "out_features", out_features),
+            axis=as_tuple(axis),
+            batch_axis=FrozenMapping(batch_axis),
+        )
+        self.promote_dtype = promote_dtype  # here they follow the products, in a repr as well
         self.preferred_element_type = preferred_element_type
         self._nnx_check_axes()
-
         batch = tuple(batch_axis.values())
         ins, outs = (*batch, *self.in_features), self.out_features
-        flat = (math.prod(ins), math.prod(outs))
-        init = _flat(kernel_init, flat)
-        self.kernel = new_param(self, rngs, init, (*ins, *outs), param_dtype, kernel_metadata)
+        init = _flat(kernel_init, (math.prod(ins), math.prod(outs)))
+        self.kernel = arguments.parameter("kernel", (*ins, *outs), init)
         shape = (*batch, *outs)
-        init = _flat(bias_init, (math.prod(shape),))
-        self.bias = data(
-            new_param(self, rngs, init, shape, param_dtype, bias_metadata) if use_bias else None
-        )
+        self.bias = arguments.parameter("bias", shape, _flat(bias_init, (math.prod(shape),)))
 
     def _nnx_check_axes(self) -> None:
         if len(self.in_features) != len(self.axis):
@@ -263,9 +250,7 @@ class LinearGeneral(Module):
             inputs: array with the sizes `in_features` at the axes `axis`.
             out_sharding: sharding of the product, where the mesh has explicit axes.
         """
-        x, kernel, bias = self.promote_dtype(
-            (inputs, self.kernel[...], value_of(self.bias)), dtype=self.dtype
-        )
+        x, kernel, bias = promoted(self, inputs)
         axes = tuple(sorted(a + x.ndim if a < 0 else a for a in self.axis))
         batch = tuple(self.batch_axis)
         _check_input(self, x, kernel, axes, batch)
@@ -336,7 +321,7 @@ class EinsumFn(tp.Protocol):
         ...
 
 
-class Einsum(Module):
+class Einsum(AffineLayer):
     """An einsum of the input with a learned kernel, plus a bias.
 
     The first operand of the equation is the input, the second the kernel.  The bias runs along the
@@ -373,8 +358,10 @@ class Einsum(Module):
     (16, 11, 8, 4)
     """
 
-    kernel: Param[jax.Array]
-    bias: Param[jax.Array] | None
+    einsum_str: str
+    kernel_shape: tuple[int, ...]
+    bias_shape: tuple[int, ...] | None
+    einsum_op: EinsumFn
 
     def __init__(
         self,
@@ -394,22 +381,13 @@ class Einsum(Module):
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ) -> None:
-        self.einsum_str = _checked_equation(self, einsum_str)
-        self.kernel_shape = shape = check_sizes(self, "kernel_shape", kernel_shape)
+        arguments = Arguments(self, locals())
+        equation = _checked_equation(self, einsum_str)
+        shape = check_sizes(self, "kernel_shape", kernel_shape)
         sizes = None if bias_shape is None else check_sizes(self, "bias_shape", bias_shape)
-        self.bias_shape = sizes
-        self.kernel = new_param(self, rngs, kernel_init, shape, param_dtype, kernel_metadata)
-        self.bias = data(
-            None
-            if sizes is None
-            else new_param(self, rngs, bias_init, sizes, param_dtype, bias_metadata)
-        )
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.promote_dtype = promote_dtype
-        self.einsum_op = einsum_op
-        self.preferred_element_type = preferred_element_type
+        self.kernel = arguments.parameter("kernel", shape)
+        self.bias = arguments.parameter("bias", sizes)
+        arguments.set_attributes(einsum_str=equation, kernel_shape=shape, bias_shape=sizes)
 
     def __call__(
         self,
@@ -425,9 +403,7 @@ class Einsum(Module):
             out_sharding: sharding of the product, where the mesh has explicit axes.
         """
         equation = self.einsum_str if einsum_str is None else _checked_equation(self, einsum_str)
-        x, kernel, bias = self.promote_dtype(
-            (inputs, self.kernel[...], value_of(self.bias)), dtype=self.dtype
-        )
+        x, kernel, bias = promoted(self, inputs)
         _check_operands(self, equation, x.shape, kernel.shape)
         y = current(self.einsum_op)(
             equation,

@@ -30,68 +30,40 @@ import jax.numpy as jnp
 from jax import lax
 
 from nnxlite.nn import initializers
-from nnxlite.nn._common import NO_METADATA, Axes, Metadata, as_tuple, new_param, plain, value_of
+from nnxlite.nn._common import NO_METADATA, Arguments, Axes, Metadata, as_tuple, plain, value_of
 from nnxlite.nn._modes import resolve_mode
 from nnxlite.nn._names import layer_name
 from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.objects import Module, Rngs, data
+from nnxlite.objects import Module, Rngs
 from nnxlite.variables import BatchStat, Param
 
 
 class _Normalization(Module):
-    """What all normalisations share: their options and parameters."""
+    """What all normalisations share: their attributes, and how their parameters are made."""
 
     scale: Param[jax.Array] | None
+    num_features: int
+    epsilon: float
+    dtype: Dtype | None
+    param_dtype: Dtype
+    use_scale: bool
+    axis_name: str | None
+    axis_index_groups: tp.Any
+    use_fast_variance: bool
+    promote_dtype: PromoteDtypeFn
 
-    def __init__(
-        self,
-        num_features: int,
-        *,
-        epsilon: float,
-        dtype: Dtype | None,
-        param_dtype: Dtype,
-        use_scale: bool,
-        scale_init: Initializer,
-        axis_name: str | None,
-        axis_index_groups: tp.Any,
-        use_fast_variance: bool,
-        promote_dtype: PromoteDtypeFn,
-        rngs: Rngs,
-        scale_metadata: Metadata,
-    ) -> None:
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_scale = use_scale
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
-        shape = (num_features,)
-        self.scale = data(
-            new_param(self, rngs, scale_init, shape, param_dtype, scale_metadata)
-            if use_scale
-            else None
-        )
-
-    def _nnx_add_bias(
-        self,
-        num_features: int,
-        use_bias: bool,
-        bias_init: Initializer,
-        rngs: Rngs,
-        bias_metadata: Metadata,
-    ) -> None:
-        self.use_bias = use_bias
-        shape = (num_features,)
-        self.bias = data(
-            new_param(self, rngs, bias_init, shape, self.param_dtype, bias_metadata)
-            if use_bias
-            else None
-        )
+    def _nnx_set_up(self, arguments: Arguments, *without: str) -> None:
+        """Make scale and bias, and set all attributes but those of the names `without`."""
+        values = arguments.values
+        shape = (values["num_features"],)
+        self.scale = arguments.parameter("scale", shape)
+        if "use_bias" in values:
+            self.bias = arguments.parameter("bias", shape)
+        axes = ("axis", "feature_axes", "reduction_axes")
+        arguments.set_attributes(*without, **{n: plain(values[n]) for n in axes if n in values})
 
 
 # Functions of a layer's public attributes, so that another object with these can be called like it.
@@ -170,13 +142,17 @@ def _normalized(
 def _normalized_by_itself(
     layer: tp.Any,
     x: jax.Array,
-    axes: tuple[int, ...],
-    feature_axes: tuple[int, ...],
+    reduction_axes: Axes,
     mask: tp.Any,
     bias: Param[jax.Array] | None = None,
     centred: bool = True,
 ) -> jax.Array:
     """The normalisation by the moments of the input over some axes."""
+    x = jnp.asarray(x)
+    feature_axes = _absolute(layer, x, layer.feature_axes)
+    if layer.scale is not None or bias is not None:
+        _check_features(layer, x, feature_axes, layer.num_features)
+    axes = _absolute(layer, x, reduction_axes)
     parameters = (value_of(layer.scale), value_of(bias))
     x, scale, bias_value = layer.promote_dtype((x, *parameters), dtype=layer.dtype)
     moments = _moments(layer, x, axes, _checked_mask(layer, mask, x.shape), centred)
@@ -263,6 +239,12 @@ class BatchNorm(_Normalization):
     (2, 2) [0.2 2. ]
     """
 
+    bias: Param[jax.Array] | None
+    use_bias: bool
+    use_running_average: bool
+    axis: tp.Any
+    momentum: float
+
     def __init__(
         self,
         num_features: int,
@@ -285,27 +267,10 @@ class BatchNorm(_Normalization):
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ) -> None:
-        super().__init__(
-            num_features,
-            epsilon=epsilon,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            use_scale=use_scale,
-            scale_init=scale_init,
-            axis_name=axis_name,
-            axis_index_groups=axis_index_groups,
-            use_fast_variance=use_fast_variance,
-            promote_dtype=promote_dtype,
-            rngs=rngs,
-            scale_metadata=scale_metadata,
-        )
-        self._nnx_add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
-        self.num_features = num_features
-        self.use_running_average = use_running_average
-        self.axis = plain(axis)
-        self.momentum = momentum
+        arguments = Arguments(self, locals())
         self.mean = BatchStat(jnp.zeros((num_features,), jnp.float32))
         self.var = BatchStat(jnp.ones((num_features,), jnp.float32))
+        self._nnx_set_up(arguments)
 
     def __call__(
         self,
@@ -387,6 +352,11 @@ class LayerNorm(_Normalization):
      [-1.225  0.     1.225]]
     """
 
+    bias: Param[jax.Array] | None
+    use_bias: bool
+    reduction_axes: tp.Any
+    feature_axes: tp.Any
+
     def __init__(
         self,
         num_features: int,
@@ -408,24 +378,7 @@ class LayerNorm(_Normalization):
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ) -> None:
-        super().__init__(
-            num_features,
-            epsilon=epsilon,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            use_scale=use_scale,
-            scale_init=scale_init,
-            axis_name=axis_name,
-            axis_index_groups=axis_index_groups,
-            use_fast_variance=use_fast_variance,
-            promote_dtype=promote_dtype,
-            rngs=rngs,
-            scale_metadata=scale_metadata,
-        )
-        self._nnx_add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
-        self.num_features = num_features
-        self.reduction_axes = plain(reduction_axes)
-        self.feature_axes = plain(feature_axes)
+        self._nnx_set_up(Arguments(self, locals()))
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """The normalised input, of the same shape.
@@ -439,12 +392,7 @@ class LayerNorm(_Normalization):
             TypeError: for another number of features than that of scale and bias.
             IndexError: when the input has no such axis.
         """
-        x = jnp.asarray(x)
-        feature_axes = _absolute(self, x, self.feature_axes)
-        if self.scale is not None or self.bias is not None:
-            _check_features(self, x, feature_axes, self.num_features)
-        axes = _absolute(self, x, self.reduction_axes)
-        return _normalized_by_itself(self, x, axes, feature_axes, mask, self.bias)
+        return _normalized_by_itself(self, x, self.reduction_axes, mask, self.bias)
 
 
 class RMSNorm(_Normalization):
@@ -474,6 +422,9 @@ class RMSNorm(_Normalization):
     (1, 2)
     """
 
+    reduction_axes: tp.Any
+    feature_axes: tp.Any
+
     def __init__(
         self,
         num_features: int,
@@ -492,23 +443,7 @@ class RMSNorm(_Normalization):
         rngs: Rngs,
         scale_metadata: Metadata = NO_METADATA,
     ) -> None:
-        super().__init__(
-            num_features,
-            epsilon=epsilon,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            use_scale=use_scale,
-            scale_init=scale_init,
-            axis_name=axis_name,
-            axis_index_groups=axis_index_groups,
-            use_fast_variance=use_fast_variance,
-            promote_dtype=promote_dtype,
-            rngs=rngs,
-            scale_metadata=scale_metadata,
-        )
-        self.num_features = num_features
-        self.reduction_axes = plain(reduction_axes)
-        self.feature_axes = plain(feature_axes)
+        self._nnx_set_up(Arguments(self, locals()))
 
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """The normalised input, of the same shape.
@@ -522,12 +457,7 @@ class RMSNorm(_Normalization):
             TypeError: for another number of features than that of scale and bias.
             IndexError: when the input has no such axis.
         """
-        x = jnp.asarray(x)
-        feature_axes = _absolute(self, x, self.feature_axes)
-        if self.scale is not None:
-            _check_features(self, x, feature_axes, self.num_features)
-        axes = _absolute(self, x, self.reduction_axes)
-        return _normalized_by_itself(self, x, axes, feature_axes, mask, centred=False)
+        return _normalized_by_itself(self, x, self.reduction_axes, mask, centred=False)
 
 
 class GroupNorm(_Normalization):
@@ -564,6 +494,10 @@ class GroupNorm(_Normalization):
     [[-1.  1. -1.  1.]]
     """
 
+    bias: Param[jax.Array] | None
+    use_bias: bool
+    reduction_axes: tp.Any
+
     def __init__(
         self,
         num_features: int,
@@ -586,24 +520,10 @@ class GroupNorm(_Normalization):
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ) -> None:
-        self.num_groups, self.group_size = _groups(num_features, num_groups, group_size)
-        super().__init__(
-            num_features,
-            epsilon=epsilon,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            use_scale=use_scale,
-            scale_init=scale_init,
-            axis_name=axis_name,
-            axis_index_groups=axis_index_groups,
-            use_fast_variance=use_fast_variance,
-            promote_dtype=promote_dtype,
-            rngs=rngs,
-            scale_metadata=scale_metadata,
-        )
-        self._nnx_add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
+        arguments = Arguments(self, locals())
         self.feature_axis = -1
-        self.reduction_axes = plain(reduction_axes)
+        self.num_groups, self.group_size = _groups(num_features, num_groups, group_size)
+        self._nnx_set_up(arguments, "num_features", "num_groups", "group_size")
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """The normalised input, of the same shape.
@@ -703,6 +623,10 @@ class InstanceNorm(_Normalization):
      [-1.  1.]]
     """
 
+    bias: Param[jax.Array] | None
+    use_bias: bool
+    feature_axes: tp.Any
+
     def __init__(
         self,
         num_features: int,
@@ -723,23 +647,7 @@ class InstanceNorm(_Normalization):
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ) -> None:
-        super().__init__(
-            num_features,
-            epsilon=epsilon,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            use_scale=use_scale,
-            scale_init=scale_init,
-            axis_name=axis_name,
-            axis_index_groups=axis_index_groups,
-            use_fast_variance=use_fast_variance,
-            promote_dtype=promote_dtype,
-            rngs=rngs,
-            scale_metadata=scale_metadata,
-        )
-        self._nnx_add_bias(num_features, use_bias, bias_init, rngs, bias_metadata)
-        self.num_features = num_features
-        self.feature_axes = plain(feature_axes)
+        self._nnx_set_up(Arguments(self, locals()))
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """The normalised input, of the same shape.
@@ -761,7 +669,4 @@ class InstanceNorm(_Normalization):
                 f"examples lie along it: feature_axes={self.feature_axes}, and the input has shape "
                 f"{x.shape}."
             )
-        if self.scale is not None or self.bias is not None:
-            _check_features(self, x, feature_axes, self.num_features)
-        axes = _all_but(x, (0, *feature_axes))
-        return _normalized_by_itself(self, x, axes, feature_axes, mask, self.bias)
+        return _normalized_by_itself(self, x, _all_but(x, (0, *feature_axes)), mask, self.bias)

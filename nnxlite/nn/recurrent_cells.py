@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from nnxlite._errors import short_type
 from nnxlite.nn import initializers
-from nnxlite.nn._common import NO_METADATA, Metadata
+from nnxlite.nn._common import NO_METADATA, Arguments, Metadata
 from nnxlite.nn._keys import KEYLESS, KeySource, draw_key, own_stream
 from nnxlite.nn._names import layer_name
 from nnxlite.nn._shapes import broadcast_together
@@ -97,29 +97,50 @@ class RNNCellBase(Module):
 class _Cell(RNNCellBase):
     """What the cells of this file share: their options, their carry, and checks of shapes."""
 
+    in_features: int
+    hidden_features: int
+    activation_fn: Activation
+    dtype: Dtype | None
+    param_dtype: Dtype
+    carry_init: Initializer | None
+    promote_dtype: PromoteDtypeFn
     rngs: RngStream | None
+    _nnx_recurrent_init: tp.ClassVar[Initializer] = staticmethod(orthogonal_init)
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        *,
-        activation_fn: Activation,
-        dtype: Dtype | None,
-        param_dtype: Dtype,
-        carry_init: Initializer | None,
-        promote_dtype: PromoteDtypeFn,
-        keep_rngs: bool,
-        rngs: Rngs,
-    ) -> None:
-        self.in_features = in_features
-        self.hidden_features = hidden_features
-        self.activation_fn = activation_fn
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.carry_init = carry_init
-        self.promote_dtype = promote_dtype
-        self.rngs = data(own_stream(self, rngs, "carry") if keep_rngs else None)
+    def _nnx_set_up(
+        self, arguments: Arguments
+    ) -> tuple[tp.Callable[..., Linear], tp.Callable[..., Linear]]:
+        """Set the attributes; the results make projections of the input and of the hidden array.
+
+        The results take the number of output features and `use_bias`.
+        """
+        arguments.set_attributes()
+        values = arguments.values
+        rngs = values["rngs"]
+        self.rngs = data(own_stream(self, rngs, "carry") if values["keep_rngs"] else None)
+        self.carry_init = values["carry_init"]
+        linear = functools.partial(
+            Linear,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            bias_init=values["bias_init"],
+            promote_dtype=self.promote_dtype,
+            bias_metadata=values["bias_metadata"],
+            rngs=rngs,
+        )
+        of_input = functools.partial(
+            linear,
+            self.in_features,
+            kernel_init=values["kernel_init"],
+            kernel_metadata=values["kernel_metadata"],
+        )
+        of_hidden = functools.partial(
+            linear,
+            self.hidden_features,
+            kernel_init=values["recurrent_kernel_init"] or self._nnx_recurrent_init,
+            kernel_metadata=values["recurrent_kernel_metadata"],
+        )
+        return of_input, of_hidden
 
     def initialize_carry(
         self,
@@ -143,41 +164,6 @@ class _Cell(RNNCellBase):
     def num_feature_axes(self) -> int:
         """1: the last axis of one position of the input holds its features."""
         return 1
-
-    def _nnx_linears(
-        self,
-        kernel_init: Initializer,
-        recurrent_kernel_init: Initializer,
-        bias_init: Initializer,
-        kernel_metadata: Metadata,
-        recurrent_kernel_metadata: Metadata,
-        bias_metadata: Metadata,
-        rngs: Rngs,
-    ) -> tuple[tp.Callable[..., Linear], tp.Callable[..., Linear]]:
-        """Makers of projections of the input and of the hidden array, by output features."""
-        linear = functools.partial(
-            Linear,
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            bias_init=bias_init,
-            promote_dtype=self.promote_dtype,
-            bias_metadata=bias_metadata,
-            rngs=rngs,
-        )
-        return (
-            functools.partial(
-                linear,
-                self.in_features,
-                kernel_init=kernel_init,
-                kernel_metadata=kernel_metadata,
-            ),
-            functools.partial(
-                linear,
-                self.hidden_features,
-                kernel_init=recurrent_kernel_init,
-                kernel_metadata=recurrent_kernel_metadata,
-            ),
-        )
 
 
 def _first_carry(
@@ -249,6 +235,8 @@ class SimpleCell(_Cell):
     ((2, 4), (2, 4))
     """
 
+    residual: bool
+
     def __init__(
         self,
         in_features: int,
@@ -269,27 +257,7 @@ class SimpleCell(_Cell):
         recurrent_kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ) -> None:
-        super().__init__(
-            in_features,
-            hidden_features,
-            activation_fn=activation_fn,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            carry_init=carry_init,
-            promote_dtype=promote_dtype,
-            keep_rngs=keep_rngs,
-            rngs=rngs,
-        )
-        self.residual = residual
-        of_input, of_hidden = self._nnx_linears(
-            kernel_init,
-            recurrent_kernel_init,
-            bias_init,
-            kernel_metadata,
-            recurrent_kernel_metadata,
-            bias_metadata,
-            rngs,
-        )
+        of_input, of_hidden = self._nnx_set_up(Arguments(self, locals()))
         self.dense_h = of_hidden(hidden_features, use_bias=False)
         self.dense_i = of_input(hidden_features)
 
@@ -311,7 +279,7 @@ class SimpleCell(_Cell):
 class _GatedCell(_Cell):
     """A cell with gates; a subclass makes its projections in `_nnx_build`."""
 
-    _nnx_recurrent_init: tp.ClassVar[Initializer] = staticmethod(orthogonal_init)
+    gate_fn: Activation
 
     def __init__(
         self,
@@ -333,28 +301,7 @@ class _GatedCell(_Cell):
         recurrent_kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ) -> None:
-        super().__init__(
-            in_features,
-            hidden_features,
-            activation_fn=activation_fn,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            carry_init=carry_init,
-            promote_dtype=promote_dtype,
-            keep_rngs=keep_rngs,
-            rngs=rngs,
-        )
-        self.gate_fn = gate_fn
-        of_input, of_hidden = self._nnx_linears(
-            kernel_init,
-            recurrent_kernel_init or self._nnx_recurrent_init,
-            bias_init,
-            kernel_metadata,
-            recurrent_kernel_metadata,
-            bias_metadata,
-            rngs,
-        )
-        self._nnx_build(of_input, of_hidden)
+        self._nnx_build(*self._nnx_set_up(Arguments(self, locals())))
 
     def _nnx_build(
         self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
