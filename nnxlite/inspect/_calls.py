@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import inspect
 import typing as tp
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +23,7 @@ from nnxlite._jax import is_ref, new_ref
 from nnxlite._text import short
 from nnxlite.filtered import filter_jit
 from nnxlite.graph import GraphNode, iter_graph, merge, split
-from nnxlite.objects import Dict, List, Module, Object, observed
+from nnxlite.objects import observed, public_methods
 from nnxlite.variables import Variable
 
 Path = tuple[tp.Any, ...]
@@ -56,34 +54,9 @@ class CallInfo:
     vjp_flops: int | None = None
 
 
-_BASES = frozenset(c for base in (Module, Object, List, Dict) for c in base.__mro__)
-
-
-_methods: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
-
-
-def methods_of(cls: type) -> tuple[str, ...]:
-    """The methods whose calls make a row: `__call__` and public ones, not those of the bases."""
-    known = _methods.get(cls)
-    if known is None:
-        known = _methods[cls] = tuple(_find_methods(cls))
-    return known
-
-
-def _find_methods(cls: type) -> tp.Iterator[str]:
-    seen: set[str] = set()
-    for base in cls.__mro__:
-        for name, value in vars(base).items() if base not in _BASES else ():
-            is_function = inspect.isfunction(value) or hasattr(value, "__wrapped__")
-            is_method = is_function and not isinstance(value, (classmethod, staticmethod))
-            if name not in seen and is_method and (name == "__call__" or name[0] != "_"):
-                yield name
-            seen.add(name)
-
-
 def is_called(node: tp.Any) -> bool:
     """Whether calls of this object can make a row."""
-    return isinstance(node, GraphNode) and bool(methods_of(type(node)))
+    return isinstance(node, GraphNode) and any(public_methods(type(node)))
 
 
 # One call as data ----------------------------------------------------------------------------
@@ -160,25 +133,17 @@ _recorder: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar(
 )
 
 
+@dataclasses.dataclass(eq=False)
 class _Row:
     """One call while it is recorded."""
 
-    def __init__(
-        self,
-        order: int,
-        where: Path,
-        name: str,
-        inputs: str,
-        packed: PackedCall,
-        run: tp.Callable[[tp.Any, tp.Any, tp.Any], tp.Any],
-    ) -> None:
-        self.order = order
-        self.where = where
-        self.name = name
-        self.inputs = inputs
-        self.packed = packed
-        self.run = run
-        self.outputs: tp.Any = None
+    order: int
+    where: Path
+    name: str
+    inputs: str
+    packed: PackedCall
+    run: tp.Callable[[tp.Any, tp.Any, tp.Any], tp.Any]
+    outputs: tp.Any = None
 
     @property
     def path(self) -> Path:
@@ -273,9 +238,8 @@ def trace_calls(
         finally:
             _recorder.reset(token)
 
-    called = {type(node) for node in nodes.values() if is_called(node)}
-    methods = {(cls, name) for cls in called for name in methods_of(cls)} | {(type(obj), method)}
-    with observed(methods, recorder.call):
+    classes = {type(node) for node in nodes.values() if isinstance(node, GraphNode)}
+    with observed([*public_methods(*classes), (type(obj), method)], recorder.call):
         jax.eval_shape(run, packed.arrays)
 
     infos = []

@@ -1,6 +1,7 @@
 """Objects: Pytree, Module, containers, random streams, and what modules can do."""
 
 from nnxlite.objects._capture import capture as capture
+from nnxlite.objects._capture import public_methods as public_methods
 from nnxlite.objects._containers import Dict as Dict
 from nnxlite.objects._containers import List as List
 from nnxlite.objects._frozen import BoundMethod as BoundMethod

@@ -25,7 +25,7 @@ from nnxlite.graph import GraphNode, Path, flat_pairs, iter_graph, sort_key
 from nnxlite.objects._containers import Dict, List
 from nnxlite.objects._module import CAPTURES, Kind, Module, iter_modules
 from nnxlite.objects._observed import observed
-from nnxlite.objects._pytree import Tagged
+from nnxlite.objects._pytree import Object, Tagged
 from nnxlite.variables import Variable
 
 Records: tp.TypeAlias = tuple[Variable[tp.Any], ...]
@@ -157,7 +157,8 @@ def _recording(
         for path, module in modules:
             module._nnx_assign(CAPTURES, Tagged(_new_records(path, kinds, first, outputs), True))
         classes = {type(m) for _, m in modules} if outputs else ()
-        with observed(_methods(classes), _record_output):
+        methods = [(base, name) for base, name in public_methods(*classes) if name not in _OWN]
+        with observed(methods, _record_output):
             yield modules
     finally:
         seen = {id(m): m for _, m in modules}
@@ -229,21 +230,22 @@ def _refuse_nested(group: dict[Path, Variable[tp.Any]]) -> None:
 
 # Outputs of methods ------------------------------------------------------------------------------
 
-_OWN = frozenset({*Module.__mro__, *List.__mro__, *Dict.__mro__})
+_BASES = frozenset({*Module.__mro__, *List.__mro__, *Dict.__mro__, Object})
+_OWN = frozenset(dir(Module))  # methods of the library: not recorded where a subclass defines them
+_NOT_METHODS = (type, staticmethod, classmethod, property, functools.cached_property, Variable)
 
 
-def _methods(classes: tp.Iterable[type]) -> list[tuple[type, str]]:
-    """The methods of some classes, and of their bases, whose outputs are recorded."""
-    bases = {base for cls in classes for base in cls.__mro__ if base not in _OWN}
-    return [(base, name) for base in bases for name, m in vars(base).items() if _recorded(name, m)]
+def public_methods(*classes: type) -> tp.Iterator[tuple[type, str]]:
+    """`__call__` and the public methods that users define in some classes and their bases.
 
-
-def _recorded(name: str, member: tp.Any) -> bool:
-    """Whether a member of a class body is a method whose outputs are recorded."""
-    if name != "__call__" and (name.startswith("_") or hasattr(Module, name)):
-        return False
-    plain = (type, staticmethod, classmethod, property, functools.cached_property, Variable)
-    return callable(member) and hasattr(member, "__get__") and not isinstance(member, plain)
+    Each comes once, with the class that defines it.
+    """
+    for base in dict.fromkeys(base for cls in classes for base in cls.__mro__):
+        for name, member in vars(base).items() if base not in _BASES else ():
+            is_method = callable(member) and hasattr(member, "__get__")
+            if is_method and not isinstance(member, _NOT_METHODS):
+                if name == "__call__" or not name.startswith("_"):
+                    yield base, name
 
 
 def _record_output(

@@ -46,6 +46,7 @@ from nnxlite.graph import (
     walk,
 )
 from nnxlite.reprlib import text_from
+from nnxlite.variables import MISSING
 
 T = tp.TypeVar("T")
 C = tp.TypeVar("C", bound=type)
@@ -88,14 +89,7 @@ class Tagged:
         return f"{'data' if self.is_data else 'static'}({self.value!r})"
 
 
-class _Missing:
-    pass
-
-
-_MISSING: tp.Any = _Missing()
-
-
-def data(value: tp.Any = _MISSING, /, **kwargs: tp.Any) -> tp.Any:
+def data(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
     """Make an attribute data: `self.x = nnx.data(3.0)`; as a field, `x: int = nnx.data()`.
 
     Args:
@@ -112,7 +106,7 @@ def data(value: tp.Any = _MISSING, /, **kwargs: tp.Any) -> tp.Any:
     return _tag(value, True, kwargs)
 
 
-def static(value: tp.Any = _MISSING, /, **kwargs: tp.Any) -> tp.Any:
+def static(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
     """Make an attribute static, asserting that it holds no data; or a static dataclass field.
 
     Assigning raises ValueError where the value holds arrays, Variables or graph objects.
@@ -132,7 +126,7 @@ def static(value: tp.Any = _MISSING, /, **kwargs: tp.Any) -> tp.Any:
 
 
 def _tag(value: tp.Any, status: bool, kwargs: dict[str, tp.Any]) -> tp.Any:
-    if value is not _MISSING:
+    if value is not MISSING:
         if kwargs:
             name = "data" if status else "static"
             raise TypeError(
@@ -180,7 +174,7 @@ _WHOLE = frozenset({"__dict__", "__class__"})  # names that stand for all of an 
 
 def set_by_class(cls: type, name: str) -> bool:
     """Whether assigning to the name is up to a descriptor of the class, such as a property."""
-    if getattr(cls, name, _MISSING) is _MISSING:  # as nearly always, and found out quickly
+    if getattr(cls, name, MISSING) is MISSING:  # as nearly always, and found out quickly
         return False
     held = (base.__dict__[name] for base in cls.__mro__ if name in base.__dict__)
     return hasattr(next(held, None), "__set__")

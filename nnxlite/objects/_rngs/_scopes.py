@@ -22,7 +22,7 @@ import jax
 from nnxlite._config import Modes
 from nnxlite._errors import path_text
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph import iter_graph, recursive_map
+from nnxlite.graph import Path, iter_graph, recursive_map
 from nnxlite.objects._rngs._streams import (
     RngStream,
     RngValue,
@@ -42,11 +42,14 @@ StreamBackup: tp.TypeAlias = tuple[RngStream, jax.Array, jax.Array]
 """A stream, and the key and count it held."""
 
 Renew: tp.TypeAlias = tp.Callable[[RngStream], RngStream]
-"""Draws from a stream and returns the stream that takes its place."""
+"""Draws from a stream and returns the stream that replaces it."""
+
+Plan: tp.TypeAlias = tp.Callable[[Path, RngStream], Renew | None]
+"""How the stream at a path is renewed; None to leave it as it is."""
 
 Policy: tp.TypeAlias = (
     tp.Literal["scalars_only", "match_shape"]
-    | tp.Callable[[tuple[tp.Any, ...], jax.Array, tuple[int, ...]], jax.Array]
+    | tp.Callable[[Path, jax.Array, tuple[int, ...]], jax.Array]
 )
 """How `reseed` treats a stream: by name, or `(path, key, shape of the old key) -> key`."""
 
@@ -124,10 +127,10 @@ def split_rngs(
         keys = jax.random.split(stream(), number)
         return RngStream(keys.reshape(shape) if squeeze else keys, tag=stream.tag)
 
-    def plan(path: tuple[tp.Any, ...], stream: RngStream) -> Renew | None:
+    def plan(path: Path, stream: RngStream) -> Renew | None:
         return renew if rule.selects_variables(path, stream) else None
 
-    return _Change(plan, graph, graph_updates, in_place=True)(node)
+    return _change(plan, node, graph, graph_updates, in_place=True)
 
 
 def fork_rngs(
@@ -163,11 +166,11 @@ def fork_rngs(
     """
     rules = as_rules({...: None} if split is None else split)
 
-    def plan(path: tuple[tp.Any, ...], stream: RngStream) -> Renew | None:
+    def plan(path: Path, stream: RngStream) -> Renew | None:
         rule = next((rule for rule in rules if rule.selects_variables(path, stream)), None)
         return None if rule is None else functools.partial(RngStream.fork, split=rule.splits)
 
-    return _Change(plan, graph, graph_updates, in_place=True)(node)
+    return _change(plan, node, graph, graph_updates, in_place=True)
 
 
 def with_rngs(
@@ -218,7 +221,7 @@ def with_rngs(
         "fork": [Rule(f, to_predicate(f), ()) for f in tp.cast(tp.Sequence[Filter], forks)],
     }
 
-    def plan(path: tuple[tp.Any, ...], stream: RngStream) -> Renew | None:
+    def plan(path: Path, stream: RngStream) -> Renew | None:
         if not consider(path, stream):
             return None
         chosen: dict[str, Rule] = {}
@@ -233,10 +236,10 @@ def with_rngs(
             return functools.partial(getattr(RngStream, name), k=rule.splits)
         return None
 
-    return _Change(plan, graph, graph_updates, in_place=False)(node)
+    return _change(plan, node, graph, graph_updates, in_place=False)
 
 
-def _refuse_conflict(path: tuple[tp.Any, ...], chosen: dict[str, Rule]) -> None:
+def _refuse_conflict(path: Path, chosen: dict[str, Rule]) -> None:
     """Raise ValueError where several rules select a stream, those for everything aside."""
     if sum(rule.filter is not ... and rule.filter is not True for rule in chosen.values()) > 1:
         listed = "".join(f"\n  - {name} matches filter {r.filter!r}" for name, r in chosen.items())
@@ -327,9 +330,7 @@ def reseed(
         _write(stream, key, count)
 
 
-def _reseeded(
-    path: tuple[tp.Any, ...], key: jax.Array, shape: tuple[int, ...], policy: Policy
-) -> jax.Array:
+def _reseeded(path: Path, key: jax.Array, shape: tuple[int, ...], policy: Policy) -> jax.Array:
     if callable(policy):
         return as_key(policy(path, key, shape))
     if not shape:
@@ -343,7 +344,7 @@ def _reseeded(
     )
 
 
-def _streams(node: tp.Any, graph: bool | None) -> list[tuple[tuple[tp.Any, ...], RngStream]]:
+def _streams(node: tp.Any, graph: bool | None) -> list[tuple[Path, RngStream]]:
     """Every stream in `node` once, with its path."""
     found = iter_graph(node, graph=graph)
     return [(tuple(path), value) for path, value in found if isinstance(value, RngStream)]
@@ -354,38 +355,21 @@ def _write(stream: RngStream, key: jax.Array, count: jax.Array) -> None:
     stream.count.value = count
 
 
-class _Change:
-    """One way of renewing streams, applied to objects or to the arguments of a function.
+def _change(
+    plan: Plan,
+    node: tp.Any,
+    graph: bool | None,
+    graph_updates: bool | None,
+    *,
+    in_place: bool,
+) -> tp.Any:
+    """Renew the streams of `node`; without it, or for a function, those of a call's arguments."""
+    apply = functools.partial(_apply, plan, graph, graph_updates, in_place)
 
-    `plan(path, stream)` says how a stream is renewed, or None to leave it.
-    """
-
-    def __init__(
-        self,
-        plan: tp.Callable[[tuple[tp.Any, ...], RngStream], Renew | None],
-        graph: bool | None,
-        graph_updates: bool | None,
-        *,
-        in_place: bool,
-    ) -> None:
-        self.plan = plan
-        self.graph = graph
-        self.graph_updates = graph_updates
-        self.mutates = in_place
-
-    def __call__(self, node: tp.Any) -> tp.Any:
-        if node is MISSING:
-            return self.decorate
-        if isinstance(node, types.FunctionType):
-            return self.decorate(node)
-        return self.apply(node)
-
-    def decorate(self, fun: F) -> F:
-        """`fun`, called with renewed streams; the arguments are as before when it is done."""
-
+    def decorate(fun: F) -> F:
         @functools.wraps(fun)
         def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-            applied = self.apply((args, kwargs))
+            applied = apply((args, kwargs))
             if isinstance(applied, SplitBackups):
                 with applied:
                     return fun(*args, **kwargs)
@@ -394,36 +378,30 @@ class _Change:
 
         return tp.cast(F, wrapper)
 
-    def apply(self, node: tp.Any) -> tp.Any:
-        """The backups of a change in place, or the changed copy."""
-        graph, updates = Modes.of(self.graph, self.graph_updates)
-        chosen = self._chosen(node, graph)
-        if self.mutates and updates:
-            return self._in_place(chosen)
-        return self._copy(node, graph)
+    if node is MISSING:
+        return decorate
+    return decorate(node) if isinstance(node, types.FunctionType) else apply(node)
 
-    def _chosen(self, node: tp.Any, graph: bool) -> list[tuple[RngStream, Renew]]:
-        """The streams to renew, each found to hold a single key."""
-        chosen: list[tuple[RngStream, Renew]] = []
-        for path, stream in _streams(node, graph):
-            renew = self.plan(path, stream)
-            if renew is not None:
-                stream.check_scalar(f" at path {path_text(path)}")
-                chosen.append((stream, renew))
-        return chosen
 
-    def _in_place(self, chosen: list[tuple[RngStream, Renew]]) -> SplitBackups:
-        renewed = [(stream, renew(stream)) for stream, renew in chosen]
-        backups = SplitBackups((s, s.key.value, s.count.value) for s, _ in renewed)
-        for stream, new in renewed:
-            _write(stream, new.key.value, new.count.value)
-        return backups
+def _apply(
+    plan: Plan, graph: bool | None, graph_updates: bool | None, in_place: bool, node: tp.Any
+) -> tp.Any:
+    """The backups of a change in place, or the changed copy."""
+    graph, updates = Modes.of(graph, graph_updates)
+    chosen: dict[Path, tuple[RngStream, Renew]] = {}
+    for path, stream in _streams(node, graph):
+        renew = plan(path, stream)
+        if renew is not None:
+            stream.check_scalar(f" at path {path_text(path)}")
+            chosen[path] = stream, renew
+    if not (in_place and updates):
 
-    def _copy(self, node: tp.Any, graph: bool) -> tp.Any:
-        def renew_stream(path: tp.Any, value: tp.Any) -> tp.Any:
-            if not isinstance(value, RngStream):
-                return value
-            renew = self.plan(tuple(path), value)
-            return value if renew is None else renew(value)
+        def renewed_in_copy(path: Path, value: tp.Any) -> tp.Any:
+            return chosen[path][1](value) if path in chosen else value
 
-        return recursive_map(renew_stream, node, graph=graph)
+        return recursive_map(renewed_in_copy, node, graph=graph)
+    renewed = [(stream, renew(stream)) for stream, renew in chosen.values()]
+    backups = SplitBackups((s, s.key.value, s.count.value) for s, _ in renewed)
+    for stream, new in renewed:
+        _write(stream, new.key.value, new.count.value)
+    return backups
