@@ -1,4 +1,4 @@
-"""Layers: one family a file."""
+"""Layers, one family per file."""
 
 from nnxlite.nn import dtypes as dtypes
 from nnxlite.nn import initializers as initializers

@@ -1,4 +1,4 @@
-"""What several families of layers share: argument types, size checks, parameters, and products."""
+"""Shared by several families of layers: argument types, size checks, parameters, products."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nnxlite.objects import Module, Rngs, data
 from nnxlite.variables import Param, Variable
 
 Metadata = tp.Mapping[str, tp.Any]
-"""Keyword arguments for the Variable that holds a parameter."""
+"""Keyword arguments for the Variable of a parameter."""
 
 NO_METADATA: tp.Final[Metadata] = types.MappingProxyType({})
 
@@ -33,7 +33,7 @@ Axes = int | tp.Sequence[int]
 
 
 def value_of(parameter: Variable[jax.Array] | None) -> jax.Array | None:
-    """The array in an optional parameter."""
+    """The array of an optional parameter."""
     return None if parameter is None else parameter[...]
 
 
@@ -42,7 +42,7 @@ def params_key(layer: tp.Any, rngs: tp.Any) -> jax.Array:
     try:
         stream = rngs.params
     except AttributeError:
-        if isinstance(rngs, Rngs):  # it has no such stream, and says so
+        if isinstance(rngs, Rngs):  # its own error names the missing stream
             raise
         raise AttributeError(
             f"{type(layer).__name__}: `rngs` must be an Rngs, such as rngs=nnx.Rngs(0); got "
@@ -67,11 +67,11 @@ def new_param(
 class Arguments:
     """The arguments of a layer's constructor: `Arguments(self, locals())`, as its first statement.
 
-    Constructors of one family take the same long list of options.  This hands them on as a whole,
-    and turns them into parameters and attributes by the naming rules that all layers follow:
+    The constructors of one family take the same long list of options.  This passes them on as a
+    whole, and makes parameters and attributes by the naming rules that all layers follow:
 
         {name}_init, {name}_metadata   how the parameter `name` is made, in `param_dtype`
-        use_{name}                     False leaves this parameter out
+        use_{name}                     False: the layer does not have this parameter
         rngs, keep_rngs                random keys and streams; not attributes
         anything else                  becomes the attribute of the same name
     """
@@ -85,12 +85,12 @@ class Arguments:
     def parameter(
         self, name: str, shape: tp.Sequence[int] | None, init: Initializer | None = None
     ) -> tp.Any:
-        """A new parameter, or None (as data) where the layer has none or there is no shape.
+        """A new parameter, or None (as data) if the layer does not have it or there is no shape.
 
         Args:
             name: the name of the parameter.
             shape: its shape.
-            init: the initializer, if not `{name}_init`.
+            init: an initializer to use in place of `{name}_init`.
         """
         values = self.values
         if shape is None or not values.get(f"use_{name}", True):
@@ -103,8 +103,8 @@ class Arguments:
         """Set the attributes, in the order of the signature.
 
         Args:
-            *without: arguments that become no attribute.
-            **replaced: values to set in place of those that were given.
+            *without: names of arguments that do not become attributes.
+            **replaced: values to use in place of the arguments.
         """
         for name, value in {**self.values, **replaced}.items():
             if name.endswith(("_init", "_metadata", "rngs")) or name in without:
@@ -125,7 +125,7 @@ class AffineLayer(Module):
 
 
 def promoted(layer: tp.Any, inputs: tp.Any) -> tuple[tp.Any, ...]:
-    """Input, kernel and bias (None where there is none) in the dtype of the computation."""
+    """Input, kernel and bias (or None) in the dtype of the computation."""
     arrays = (inputs, layer.kernel[...], value_of(layer.bias))
     return layer.promote_dtype(arrays, dtype=layer.dtype)
 
@@ -142,12 +142,12 @@ class DotGeneralFn(tp.Protocol):
         precision: Precision = None,
         out_sharding: OutSharding = None,
     ) -> jax.Array:
-        """The product; gets `preferred_element_type` too where the layer was given one."""
+        """The product; `preferred_element_type` is passed as well if the layer has one."""
         ...
 
 
 class FrozenMapping(tp.Mapping[tp.Any, tp.Any]):
-    """A hashable mapping, fit for a static attribute.
+    """A hashable mapping, which can be a static attribute.
 
     >>> from nnxlite.nn._common import FrozenMapping
     >>> FrozenMapping({0: 5})
@@ -176,7 +176,7 @@ class FrozenMapping(tp.Mapping[tp.Any, tp.Any]):
 
 
 def check_size(layer: tp.Any, name: str, value: tp.Any) -> int:
-    """`value` as a size: a whole number, zero or more; raises TypeError otherwise."""
+    """`value` as a size; raises TypeError unless it is a whole number, zero or more."""
     try:
         size = operator.index(value)
     except TypeError:
@@ -189,31 +189,31 @@ def check_size(layer: tp.Any, name: str, value: tp.Any) -> int:
 
 
 def check_sizes(layer: tp.Any, name: str, values: Axes) -> tuple[int, ...]:
-    """One size or several, as a tuple."""
-    values = plain(values)
+    """One or several sizes as a tuple."""
+    values = without_numpy(values)
     if isinstance(values, tp.Sequence) and not isinstance(values, str):
         return tuple(check_size(layer, name, v) for v in values)
     return (check_size(layer, name, values),)
 
 
 def as_tuple(values: Axes) -> tuple[int, ...]:
-    """One axis or several, as a tuple."""
-    values = plain(values)
+    """One or several axes as a tuple."""
+    values = without_numpy(values)
     return tuple(values) if isinstance(values, tp.Sequence) else (values,)
 
 
-def plain(values: tp.Any) -> tp.Any:
-    """A NumPy array as a list of numbers; anything else as it is."""
+def without_numpy(values: tp.Any) -> tp.Any:
+    """A NumPy array as a list of numbers; any other value unchanged."""
     return values.tolist() if isinstance(values, np.ndarray) else values
 
 
 def feature_mismatch(layer: tp.Any, inputs: tp.Any, kernel: tp.Any, name: str = "kernel") -> str:
-    """The message for inputs whose last axis does not fit a parameter (its second-last axis)."""
+    """The message for inputs whose last axis does not match the second-last axis of a parameter."""
     shape, expected = tuple(inputs.shape), kernel.shape[-2]
-    found = f"{shape[-1]} on its last axis" if shape else "no axis at all"
+    got = f"{shape[-1]} on its last axis" if shape else "no axis at all"
     return (
         f"{layer_name(layer)} expects {expected} feature(s) on the last axis of its input: "
-        f"`{name}` has shape {tuple(kernel.shape)}; got an input of shape {shape}, with {found}."
+        f"`{name}` has shape {tuple(kernel.shape)}; got an input of shape {shape}, with {got}."
     )
 
 
@@ -224,9 +224,10 @@ _DEFAULTS = tuple(
 
 
 def current(fun: tp.Any) -> tp.Any:
-    """`fun`, or, where it is the default of a layer, what JAX has under its name now.
+    """`fun`, or, if it is the default of a layer, what JAX currently has under its name.
 
-    Libraries replace functions of JAX for a while; a default argument would keep the former one.
+    Some libraries replace functions of JAX temporarily; a default argument would still refer to
+    the original.
     """
     for module, name, default in _DEFAULTS:
         if fun is default:
@@ -235,13 +236,13 @@ def current(fun: tp.Any) -> tp.Any:
 
 
 def accumulation(layer: tp.Any) -> dict[str, tp.Any]:
-    """The option `preferred_element_type` of a product, which not every product has."""
+    """The option `preferred_element_type` if it is set: replacements of JAX's products may lack it."""
     dtype = layer.preferred_element_type
     return {} if dtype is None else {"preferred_element_type": dtype}
 
 
 def add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """`y + bias` along the last axes of `y`; `y` itself where there is no bias."""
+    """`y + bias` along the last axes of `y`; `y` itself if there is no bias."""
     if bias is None:
         return y
     return y + lax.reshape(bias, (1,) * (y.ndim - bias.ndim) + bias.shape)

@@ -1,4 +1,4 @@
-"""Where a layer that draws at random gets its key from: the call, or a stream of its own."""
+"""The random key of a layer: from an argument of the call, or from a stream of the layer."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from nnxlite.nn._names import layer_name
 from nnxlite.objects import Rngs, RngStream
 
 KeySource = Rngs | RngStream | jax.Array
-"""Streams (a named one is drawn from), one stream, or the key itself."""
+"""Several streams, of which one is chosen by name; one stream; or the key itself."""
 
 KEYLESS: tp.Final = (initializers.zeros, initializers.ones)
-"""Initializers that make no use of their key, and so can do without."""
+"""Initializers that ignore their key, so that none has to be drawn."""
 
 
 def own_stream(layer: tp.Any, rngs: Rngs | RngStream | None, name: str) -> RngStream | None:
-    """The stream a layer keeps: forked from the stream `name`, or from the one that is given.
+    """The stream of a layer: forked from the stream `name` of `rngs`, or from `rngs` itself.
 
     Raises:
-        AttributeError: when `rngs` has no such stream.
-        TypeError: for `rngs` of another type.
+        AttributeError: if `rngs` does not have this stream.
+        TypeError: if `rngs` is of another type.
     """
     if isinstance(rngs, Rngs):
         return getattr(rngs, name).fork()
@@ -45,20 +45,20 @@ def draw_key(
     purpose: str,
     keep: str,
 ) -> jax.Array:
-    """A key for one call, from its argument or else from the layer's own stream.
+    """A key for one call: from its argument, or else from the layer's own stream.
 
     Args:
         layer: the layer, for messages.
-        given: the source that the call got.
-        own: the stream that the layer keeps.
-        name: the stream to draw from, of several.
-        purpose: what a key is needed for, as a sentence.
-        keep: the argument of the constructor that makes the layer keep a stream.
+        given: the argument of the call.
+        own: the stream of the layer.
+        name: the stream to draw from if there are several.
+        purpose: why a key is needed, as a sentence.
+        keep: the argument of the constructor that gives the layer a stream of its own.
 
     Raises:
-        ValueError: when there is no source.
-        AttributeError: when the source has no such stream.
-        TypeError: for a source of another type.
+        ValueError: if there is neither.
+        AttributeError: if the source does not have this stream.
+        TypeError: if the source is of another type.
     """
     source = own if given is None else given
     if isinstance(source, Rngs):

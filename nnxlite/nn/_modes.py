@@ -1,7 +1,7 @@
-"""Modes of a layer: a flag is given in the call, or else kept by the layer, and must be somewhere.
+"""Modes of a layer: flags that are set on the layer or passed with a call.
 
 A mode (`deterministic`, `use_running_average`, `decode`) is a static attribute, so that `train`,
-`eval` and `view` can set it; an argument of the call goes before it, and None means "not given".
+`eval` and `view` can set it.  An argument of the call takes precedence; None means "not set".
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from nnxlite.nn._names import layer_name
 M = tp.TypeVar("M")
 
 
-def resolve_mode(layer: tp.Any, name: str, given: M | None, kept: M | None) -> M:
+def resolve_mode(layer: tp.Any, name: str, given: M | None, own: M | None) -> M:
     """The mode `name` of a layer: the argument of the call if there is one, else the attribute.
 
-    Raises ValueError, with both ways out, when neither is set.
+    Raises ValueError, which explains both, if neither is set.
     """
     if given is not None:
         return given
-    if kept is not None:
-        return kept
+    if own is not None:
+        return own
     kind = type(layer).__name__
     raise ValueError(
         f"{layer_name(layer)}: No `{name}` argument was provided to {kind}, and none is set. Pass "

@@ -12,17 +12,17 @@ from nnxlite.objects import Pytree
 
 
 def layer_name(layer: tp.Any) -> str:
-    """For example "Linear at `blocks.1` of Net", or "Linear" where no object on the way holds it.
+    """For example "Linear at `blocks.1` of Net", or "Linear" if it is not part of another object.
 
-    A layer does not know who holds it.  Its message does: the objects that are being called are
-    arguments of the functions under way, and the outermost one that holds the layer is the model.
-    This is for errors only, since it goes through all of them.
+    A layer has no reference to the model that contains it.  But the objects that are being called
+    are arguments of the functions on the call stack, and the outermost one that contains the layer
+    is the model.  As this searches all of them, it is for errors only.
     """
     name = type(layer).__name__
     for owner in _owners(sys._getframe(1), layer):
         try:
             path = next((path for path, value in iter_graph(owner) if value is layer), None)
-        except Exception:  # an object in a state that cannot be read has an error of its own
+        except Exception:  # such an object is half built; the error at hand matters more
             continue
         if path:
             return f"{name} at `{path_text(path)}` of {type(owner).__name__}"
@@ -30,19 +30,19 @@ def layer_name(layer: tp.Any) -> str:
 
 
 def note_layer(error: Exception, layer: tp.Any) -> None:
-    """Add a line to an error that came out of what a layer called: which layer called it."""
+    """Add a note to an error raised by a function that a layer called: the name of that layer."""
     error.add_note(f"This was called by {layer_name(layer)}.")
 
 
 def _owners(frame: types.FrameType | None, layer: tp.Any) -> list[Pytree]:
-    """The objects among the arguments of all functions under way, the outermost first."""
-    found: dict[int, Pytree] = {}
+    """The objects among the arguments of all functions on the call stack, the outermost first."""
+    owners: dict[int, Pytree] = {}
     while frame is not None:
         code, values = frame.f_code, frame.f_locals
         for name in code.co_varnames[: code.co_argcount]:
             value = values.get(name)
             if isinstance(value, Pytree) and value is not layer:
-                found.pop(id(value), None)
-                found[id(value)] = value
+                owners.pop(id(value), None)
+                owners[id(value)] = value
         frame = frame.f_back
-    return list(reversed(found.values()))
+    return list(reversed(owners.values()))

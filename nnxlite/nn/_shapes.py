@@ -1,4 +1,4 @@
-"""Whether shapes broadcast, for checks before the work begins."""
+"""Whether shapes broadcast: checks that come before a computation."""
 
 from __future__ import annotations
 

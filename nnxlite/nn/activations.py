@@ -1,7 +1,7 @@
 """Activation functions, and `PReLU`, the one that learns.
 
-All but `PReLU` are JAX's own functions (`jax.nn`), under the names that models use.  Modules keep
-them as attributes, so this module also teaches `pickle` to store JAX's compiled functions by name.
+All but `PReLU` are JAX's own functions (`jax.nn`), under the names that models use.  Modules have
+them as attributes, so this module also makes `pickle` store JAX's compiled functions by name.
 
 >>> import jax.numpy as jnp
 >>> import nnxlite as nnx
@@ -134,9 +134,9 @@ class PReLU(Module):
 
 
 def _by_name(fun: tp.Any) -> tp.Any:
-    """How to pickle a compiled function: by name if it is JAX's own, else in its own way.
+    """How to pickle a compiled function: by name if it is JAX's own, else as it says itself.
 
-    Functions of a user's program keep their own way, as cloudpickle wants to send their code.
+    A user's functions are not pickled by name, because cloudpickle sends their code.
     """
     module, name = getattr(fun, "__module__", None) or "", getattr(fun, "__qualname__", "")
     if module.partition(".")[0] == "jax":

@@ -1,20 +1,20 @@
 """Attention: the functions.  (The layer is in `multi_head_attention.py`.)
 
-Attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762) gives every query a mean of the
-values, weighted by how well their keys match it:
+For every query, attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762) computes a mean
+of the values, weighted by how well their keys match the query:
 
     weights = softmax(query . key / sqrt(depth) + bias)      where the mask is True
     result  = sum over keys of weights * value
 
 Arrays have the shape (*batch, length, heads, depth).  Keys and values may have fewer heads than
 queries, a divisor of their number (grouped-query attention; with one head, multi-query attention):
-neighbouring query heads then share one.  Weights, masks and biases have the shape
+neighbouring query heads then share a key head.  Weights, masks and biases have the shape
 (*batch, heads, query length, key length), or one that broadcasts to it.
 
-There are two ways to compute the same.  The *fused* one is `jax.nn.dot_product_attention`, which
-takes logits and softmax in float32 and has a flash kernel where the device has one (the argument
-`implementation`).  The *plain* one forms the weights, in the dtype of the query, so that they can be
-dropped out and recorded.
+There are two implementations.  The *fused* one is `jax.nn.dot_product_attention`, which computes
+logits and softmax in float32 and uses a flash kernel if the device has one (the argument
+`implementation`).  The *explicit* one computes the weights, in the dtype of the query, so that they
+can be recorded and be subject to dropout.
 """
 
 from __future__ import annotations
@@ -62,25 +62,26 @@ def dot_product_attention(
         key: (*batch, key length, key heads, depth), where key heads divides heads.
         value: (*batch, key length, key heads, value depth).
         bias: added to the logits; broadcasts to (*batch, heads, query length, key length).
-        mask: of the same shape; False (or zero) takes a key away from a query.  A query that is
-            left without keys gets the mean of all values.
-        broadcast_dropout: drop the same keys in all examples and heads.
+        mask: of the same shape; False (or zero) excludes a key for a query.  A query without any
+            key gets the mean of all values.
+        broadcast_dropout: drop the same keys for all examples and heads.
         dropout_rng: the key for dropout.
         dropout_rate: the probability that a weight is set to zero, from 0 up to, but not
             including, 1.
-        deterministic: no dropout.
-        dtype: dtype of the computation; None lets the inputs decide.
+        deterministic: whether to skip dropout.
+        dtype: dtype of the computation; None: what the inputs promote to.
         precision: precision of the products, as in `jax.lax.dot_general`.
         module: where to record the weights, before dropout: as the `Intermediate`
             `attention_weights`, by `module.sow`.
-        promote_dtype: brings query, key and value to the dtype of the computation.
-        is_causal: take away keys that stand later in their sequence than the query in its own.
-        implementation: "xla" or "cudnn" for the fused way on that implementation.  By default it is
-            fused without dropout, recording, and other depths of values, and JAX chooses.
+        promote_dtype: casts query, key and value to the dtype of the computation.
+        is_causal: exclude keys at later positions than the query.
+        implementation: "xla" or "cudnn" for the fused attention on that backend.  By default the
+            attention is fused, on a backend that JAX chooses, unless there is dropout, the weights
+            are recorded, or values have another depth than keys.
 
     Raises:
-        ValueError: for shapes that do not fit, a dropout rate outside [0, 1), dropout without a
-            key, or a fused implementation that is asked for what only the plain one does.
+        ValueError: for shapes that do not match, a dropout rate outside [0, 1), dropout without a
+            key, or an `implementation` together with what only the explicit attention can do.
         TypeError: for a mask or bias that does not broadcast.
 
     >>> import jax.numpy as jnp
@@ -121,7 +122,7 @@ def dot_product_attention_weights(
 ) -> jax.Array:
     """The weights of `dot_product_attention`, (*batch, heads, query length, key length).
 
-    The arguments, and what is raised, are those of `dot_product_attention`.
+    Arguments and errors are those of `dot_product_attention`.
 
     >>> import jax.numpy as jnp
     >>> from nnxlite.nn.attention import dot_product_attention_weights
@@ -154,13 +155,13 @@ def _recorded(module: Module | None, weights: jax.Array) -> jax.Array:
 
 
 def _is_fusible(precision: Precision, key: jax.Array, value: jax.Array) -> bool:
-    """Whether the fused way can do it; XLA has none for float16 on a CPU."""
+    """Whether the fused attention supports these; XLA does not support float16 on a CPU."""
     known = precision is None or _precision_name(precision) is not None
     return known and key.shape == value.shape and key.dtype != jnp.float16
 
 
 def _precision_name(precision: Precision) -> str | None:
-    """A precision as `jax.default_matmul_precision` takes it; None where it takes none such."""
+    """The name of a precision for `jax.default_matmul_precision`; None if it has no such name."""
     if isinstance(precision, lax.DotAlgorithmPreset):
         return precision.name
     try:
@@ -203,7 +204,7 @@ def _fused(
     precision: Precision,
     implementation: tp.Any,
 ) -> jax.Array:
-    """Attention by JAX's own function, which knows one batch axis, and no precision."""
+    """Attention by JAX's own function, which supports one batch axis and has no precision argument."""
     shape, batch = query.shape, query.shape[:-3]
 
     def one_batch_axis(x: tp.Any) -> tp.Any:
@@ -253,7 +254,7 @@ def _weights(
 
 
 def _dropout(weights: jax.Array, rate: float, key: jax.Array | None, broadcast: bool) -> jax.Array:
-    """The weights with random ones set to zero, and the others scaled up."""
+    """The weights with random ones set to zero and the others scaled up."""
     if not rate < 1:
         raise ValueError(f"dropout_rate must be in the range [0, 1), got {rate}.")
     if key is None:
@@ -269,7 +270,7 @@ def _dropout(weights: jax.Array, rate: float, key: jax.Array | None, broadcast: 
 
 
 def _mean_value(weights: jax.Array, value: jax.Array, precision: Precision) -> jax.Array:
-    """The sums of values by weight, (*batch, query length, heads, value depth)."""
+    """The weighted sums of the values, (*batch, query length, heads, value depth)."""
     *batch, heads, queries, keys = weights.shape
     groups = value.shape[-2]
     if groups == heads:
@@ -280,7 +281,7 @@ def _mean_value(weights: jax.Array, value: jax.Array, precision: Precision) -> j
 
 
 def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array | None = None) -> None:
-    """Raise ValueError unless query, key and value (where there is one) fit together."""
+    """Raise ValueError unless the shapes of query, key and value (if any) match."""
     shapes = f"query has shape {query.shape}, key {key.shape}"
     shapes += "" if value is None else f", value {value.shape}"
     value = key if value is None else value
@@ -327,11 +328,11 @@ def make_attention_mask(
     """A mask made by comparing every query with every key.
 
     Args:
-        query_input: (*batch, query length), whatever `pairwise_fn` compares: validity, positions,
+        query_input: (*batch, query length), what `pairwise_fn` compares: validity, positions or
             segment numbers.
         key_input: (*batch, key length).
         pairwise_fn: an elementwise function of two arguments that broadcast.
-        extra_batch_dims: how many batch axes of size one to put in front.
+        extra_batch_dims: how many batch axes of size one to add in front.
         dtype: dtype of the mask.
 
     Returns an array of shape (*batch, 1, query length, key length).
@@ -359,11 +360,11 @@ def make_attention_mask(
 def make_causal_mask(
     x: jax.Array, extra_batch_dims: int = 0, dtype: Dtype = jnp.float32
 ) -> jax.Array:
-    """A mask that lets each position attend to itself and what comes before it.
+    """A mask that lets each position attend to itself and to earlier ones.
 
     Args:
-        x: (*batch, length); only its shape counts.
-        extra_batch_dims: how many batch axes of size one to put in front.
+        x: (*batch, length); only its shape matters.
+        extra_batch_dims: how many batch axes of size one to add in front.
         dtype: dtype of the mask.
 
     Returns an array of shape (*batch, 1, length, length).
@@ -384,7 +385,7 @@ def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.A
     """The mask that is True where all of the masks are; None if all of them are None.
 
     Args:
-        *masks: masks with the same number of dimensions; None stands for no mask.
+        *masks: masks with the same number of dimensions; None means no mask.
         dtype: dtype of the result.
 
     Raises:

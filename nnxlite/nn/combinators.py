@@ -1,4 +1,4 @@
-"""Modules made of modules: `Sequential` and `MLP`; and `Identity`, the module that does nothing."""
+"""Modules made of modules, `Sequential` and `MLP`; and `Identity`, which returns its input."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from nnxlite.objects import List, Module, Rngs, RngStream
 
 
 class Sequential(Module):
-    """Calls functions or modules one after the other, each with the result of the one before.
+    """Calls functions or modules one after the other, each with the result of the previous one.
 
-    A result that is a tuple becomes the positional arguments of the next, a dict its keyword
-    arguments, anything else its one argument.  Keyword arguments of the call go to every function
-    that has a parameter of their name.  Without functions it returns its arguments.
+    A tuple becomes the positional arguments of the next function, a dict its keyword arguments, any
+    other result its only argument.  Keyword arguments of the call are passed to every function that
+    has a parameter of that name.  Without functions, `Sequential` returns its arguments.
 
     Args:
         *fns: the functions or modules.
@@ -33,8 +33,8 @@ class Sequential(Module):
         layers: List of the functions.
 
     Raises:
-        TypeError: when called with a layer that is not callable, or where a keyword argument
-            comes both from the call and from the layer before.
+        TypeError: when called, if a layer is not callable, or if a keyword argument comes both from
+            the call and from the previous layer.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -81,7 +81,7 @@ class Sequential(Module):
 
 
 def _accepted(fun: tp.Callable[..., tp.Any], options: dict[str, tp.Any]) -> dict[str, tp.Any]:
-    """The options that `fun` has parameters for."""
+    """The options for which `fun` has a parameter."""
     try:
         parameters = inspect.signature(fun).parameters
     except (TypeError, ValueError):  # builtins may have no signature
@@ -116,15 +116,15 @@ class MLP(Module):
     """A multilayer perceptron: `depth` hidden layers of `width` features, and an output layer.
 
     Maps `(..., in_features)` to `(..., out_features)`.  A hidden layer is a `Linear`, then the
-    norm, the activation and the dropout, as far as wanted; the output layer is a `Linear`, then
-    `final_activation`.  With depth zero it is the output layer alone.
+    norm (if any), the activation and the dropout (if any); the output layer is a `Linear`, then
+    `final_activation`.  With depth zero there is only the output layer.
 
     Args:
         in_features, out_features: sizes of the last axis before and after.
         width: number of features of a hidden layer.
         depth: number of hidden layers.
-        activation, final_activation: functions or modules; one module serves all hidden layers.
-        use_bias, use_final_bias: whether hidden layers and output layer add a bias.
+        activation, final_activation: functions or modules; all hidden layers share one module.
+        use_bias, use_final_bias: whether the hidden layers and the output layer have a bias.
         norm: called as `norm(width, rngs=rngs)` for each hidden layer, such as `nnx.LayerNorm`.
         dropout_rate: the rate of a `Dropout` after each hidden layer.
         dtype: dtype of the computation; None lets input and parameters decide.
@@ -140,7 +140,7 @@ class MLP(Module):
         dropout: the Dropout, or None.
 
     Raises:
-        TypeError: for a size that is not a whole number, or an input whose last axis does not fit.
+        TypeError: for a size that is not a whole number, or an input of another size.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -211,8 +211,8 @@ class MLP(Module):
 
         Args:
             x: array whose last axis has the size `in_features`.
-            deterministic: whether to leave out the dropout; goes before the layer's own mode.
-            rngs: the source of the dropout's keys; goes before the layer's own.
+            deterministic: whether to skip the dropout; takes precedence over the layer's own mode.
+            rngs: the source of the dropout's keys; takes precedence over the layer's own.
         """
         for index in range(self.depth):
             x = self.layers[index](x)

@@ -6,13 +6,13 @@ any number of batch axes, none included; the kernel has the layout `(*kernel_siz
 Padding is one of
 
     "SAME"       zeros, so that with stride one the output is as large as the input
-    "SAME_LOWER" the same, an odd element going to the front
+    "SAME_LOWER" the same, with an odd element in front
     "VALID"      none
     "CIRCULAR"   the input repeats periodically
     "REFLECT"    the input is mirrored at its borders (Conv only)
     "CAUSAL"     zeros in front, so that no output sees later input (Conv with one axis only)
     p            p zeros on both sides of each axis
-    [p, (l, r)]  for each axis, zeros on both sides or in front and behind
+    [p, (l, r)]  for each axis, a number for both sides or a pair for front and back
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from nnxlite.nn._common import (
     check_size,
     check_sizes,
     current,
-    plain,
     value_of,
+    without_numpy,
 )
 from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
@@ -52,7 +52,7 @@ Pads = str | tuple[tuple[int, int], ...]
 
 
 def canonicalize_padding(padding: Padding, rank: int) -> str | list[tuple[int, int]]:
-    """Padding as JAX takes it: a name as it is, numbers as a pair for each of `rank` axes.
+    """Padding in JAX's form: a name, unchanged, or a pair of numbers for each of `rank` axes.
 
     Raises ValueError for anything else.
 
@@ -72,7 +72,7 @@ def canonicalize_padding(padding: Padding, rank: int) -> str | list[tuple[int, i
 
 
 def _pairs(padding: tp.Any, rank: int) -> tuple[tuple[int, int], ...] | None:
-    """Padding given in numbers as a pair for each axis; None where it is something else."""
+    """Padding given in numbers as a pair for each axis; None if it is something else."""
     if isinstance(padding, int):
         return ((padding, padding),) * rank
     if isinstance(padding, tp.Sequence) and len(padding) == rank:
@@ -99,13 +99,13 @@ class ConvGeneralDilatedFn(tp.Protocol):
         precision: Precision,
         out_sharding: OutSharding,
     ) -> jax.Array:
-        """The convolution; gets `preferred_element_type` too where the layer was given one."""
+        """The convolution; `preferred_element_type` is passed as well if the layer has one."""
         ...
 
 
 def _as_tuples(given: tp.Any) -> tp.Any:
-    """A list or NumPy array as a tuple, at every level, so that it is hashable; else as it is."""
-    given = plain(given)
+    """Lists and NumPy arrays as tuples, at every level, so that the value is hashable."""
+    given = without_numpy(given)
     if isinstance(given, tp.Sequence) and not isinstance(given, str):
         return tuple(_as_tuples(g) for g in given)
     return given
@@ -146,12 +146,13 @@ class _Convolution(AffineLayer):
         self.bias = arguments.parameter("bias", (self.out_features,))
 
 
-# Functions of a layer's public attributes, so that another object with these can be called like it.
+# These functions read public attributes of a layer only: `nnx.Conv.__call__(other, x)` works for any
+# object that has the same attributes.
 
 
 def _per_axis(layer: tp.Any, name: str) -> tuple[int, ...]:
-    """An attribute that is None (for one), a number, or one number for each spatial axis."""
-    given = plain(getattr(layer, name))
+    """One number for each spatial axis, from an attribute that may also be None (for 1) or a number."""
+    given = without_numpy(getattr(layer, name))
     rank = len(layer.kernel_size)
     if given is None:
         return (1,) * rank
@@ -167,7 +168,7 @@ def _per_axis(layer: tp.Any, name: str) -> tuple[int, ...]:
 
 
 def _named_or_pairs(layer: tp.Any, names: tuple[str, ...]) -> Pads:
-    """The padding as one of the names, or as a pair for each spatial axis; ValueError for others."""
+    """The padding as one of the names or a pair for each spatial axis; raises ValueError otherwise."""
     padding, rank = layer.padding, len(layer.kernel_size)
     if isinstance(padding, str):
         name = padding.upper()
@@ -216,7 +217,7 @@ def _check_mask(layer: tp.Any, kernel_shape: tuple[int, ...]) -> None:
 
 
 def _parameters(layer: tp.Any) -> tuple[jax.Array, jax.Array | None]:
-    """The kernel under the mask, and the bias."""
+    """The kernel, multiplied by the mask if there is one, and the bias."""
     kernel, bias = layer.kernel[...], value_of(layer.bias) if layer.use_bias else None
     if layer.mask is None:
         return kernel, bias
@@ -227,7 +228,7 @@ def _parameters(layer: tp.Any) -> tuple[jax.Array, jax.Array | None]:
 def _one_batch_axis(
     layer: tp.Any, inputs: jax.Array, features: int
 ) -> tuple[jax.Array, tuple[int, ...] | None]:
-    """The input with one batch axis, and the batch shape to bring back (None if it had one).
+    """The input with one batch axis, and the batch shape to restore (None if it had one axis).
 
     Raises ValueError unless the input has all spatial axes and `features` features.
     """
@@ -255,19 +256,19 @@ class Conv(_Convolution):
         kernel_size: size of the kernel along each spatial axis; a number means one axis.
         strides: steps between outputs, one number or one for each axis.
         padding: see the module's text: a name, a number, or a number or pair for each axis.
-        input_dilation: spread the input by this factor (needs padding given as numbers).
-        kernel_dilation: spread the kernel by this factor.
+        input_dilation: dilation of the input (needs padding given as numbers).
+        kernel_dilation: dilation of the kernel.
         feature_group_count: number of groups that features are divided into; each group of
-            outputs sees its own group of inputs only.
-        use_bias: whether to add a bias.
-        mask: array of the kernel's shape that the kernel is multiplied with at each use.
-        dtype: dtype of the computation; None lets input and parameters decide.
+            outputs depends on its own group of inputs only.
+        use_bias: whether there is a bias.
+        mask: array of the kernel's shape; the kernel is multiplied by it at each use.
+        dtype: dtype of the computation; None: what input and parameters promote to.
         param_dtype: dtype of the parameters.
         precision: precision of the products, as in `jax.lax.conv_general_dilated`.
         kernel_init, bias_init: initializers of kernel and bias.
-        conv_general_dilated: the function to use in place of `jax.lax.conv_general_dilated`.
-        promote_dtype: brings input, kernel and bias to the dtype of the computation.
-        preferred_element_type: dtype the convolution accumulates in and returns.
+        conv_general_dilated: a replacement for `jax.lax.conv_general_dilated`.
+        promote_dtype: casts input, kernel and bias to the dtype of the computation.
+        preferred_element_type: dtype the convolution accumulates in and reperiods.
         rngs: the stream "params" is drawn once for the kernel, then once for the bias.
         kernel_metadata, bias_metadata: metadata of the parameters, such as a sharding.
 
@@ -277,8 +278,8 @@ class Conv(_Convolution):
 
     Raises:
         TypeError: for a size that is not a whole number.
-        ValueError: for a padding, stride, dilation, group count or mask that does not fit the
-            kernel, or an input that does not.
+        ValueError: for a padding, stride, dilation, group count, mask or input that does not match
+            the kernel.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -357,7 +358,7 @@ class Conv(_Convolution):
 
 
 def _padded(layer: Conv, x: jax.Array) -> tuple[jax.Array, Pads]:
-    """The input with the paddings that JAX's convolution does not know, and those that are left."""
+    """The input, padded if JAX's convolution does not know the padding, and what JAX is to pad."""
     pads = _pads(layer)
     if pads not in ("CAUSAL", "CIRCULAR", "REFLECT"):
         return x, pads
@@ -371,30 +372,29 @@ def _padded(layer: Conv, x: jax.Array) -> tuple[jax.Array, Pads]:
 
 
 class ConvTranspose(_Convolution):
-    """The transpose of a convolution: it spreads each input over a window of the output.
+    """The transpose of a convolution: each input contributes to a window of the output.
 
     Maps `(*batch, *spatial, in_features)` to `(*batch, *larger or equal spatial, out_features)`;
-    "SAME" padding multiplies each spatial size by its stride.  With "CIRCULAR" padding what is
-    spread beyond the border comes in again at the other side.
+    "SAME" padding multiplies each spatial size by its stride.  With "CIRCULAR" padding,
+    contributions beyond the border wrap around to the other side.
 
     Args:
         in_features, out_features: sizes of the last axis before and after.
         kernel_size: size of the kernel along each spatial axis; a number means one axis.
-        strides: how far inputs lie apart in the output, one number or one for each axis.
+        strides: distance between inputs in the output, one number or one for each axis.
         padding: see the module's text: "SAME", "SAME_LOWER" (with strides of one), "VALID",
-            "CIRCULAR", a number, or a number or pair
-            for each axis.
-        kernel_dilation: spread the kernel by this factor.
-        use_bias: whether to add a bias.
-        mask: array of the kernel's shape that the kernel is multiplied with at each use.
-        dtype: dtype of the computation; None lets input and parameters decide.
+            "CIRCULAR", a number, or a number or pair for each axis.
+        kernel_dilation: dilation of the kernel.
+        use_bias: whether there is a bias.
+        mask: array of the kernel's shape; the kernel is multiplied by it at each use.
+        dtype: dtype of the computation; None: what input and parameters promote to.
         param_dtype: dtype of the parameters.
         precision: precision of the products, as in `jax.lax.conv_transpose`.
         kernel_init, bias_init: initializers of kernel and bias.
         transpose_kernel: flip the kernel and swap its features, which makes the layer the exact
             transpose of a `Conv` with this kernel.
-        promote_dtype: brings input, kernel and bias to the dtype of the computation.
-        preferred_element_type: dtype the convolution accumulates in and returns.
+        promote_dtype: casts input, kernel and bias to the dtype of the computation.
+        preferred_element_type: dtype the convolution accumulates in and reperiods.
         rngs: the stream "params" is drawn once for the kernel, then once for the bias.
         kernel_metadata, bias_metadata: metadata of the parameters, such as a sharding.
 
@@ -405,8 +405,7 @@ class ConvTranspose(_Convolution):
 
     Raises:
         TypeError: for a size that is not a whole number.
-        ValueError: for a padding, stride, dilation or mask that does not fit the kernel, or an
-            input that does not.
+        ValueError: for a padding, stride, dilation, mask or input that does not match the kernel.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -481,20 +480,19 @@ class ConvTranspose(_Convolution):
 def _wrapped(
     y: jax.Array, spatial: tuple[int, ...], strides: tuple[int, ...], flipped: bool
 ) -> jax.Array:
-    """A full output folded back onto its period, `stride * size` along each spatial axis.
+    """A full output wrapped around to its period, `stride * size` along each spatial axis.
 
-    The surplus hangs over evenly on both sides; an odd element hangs over in front where the
-    kernel is flipped, else behind.
+    The surplus is split evenly between both sides; an odd element goes to the front if the kernel
+    is flipped, else to the back.
     """
     for axis, (size, stride) in enumerate(zip(spatial, strides, strict=True), start=1):
         period = size * stride
         surplus = y.shape[axis] - period
-        overhang = (surplus + flipped) // 2
-        front = -overhang % period
-        turns = -(-(front + y.shape[axis]) // period)
+        front = -((surplus + flipped) // 2) % period
+        periods = -(-(front + y.shape[axis]) // period)
         widths = [(0, 0)] * y.ndim
-        widths[axis] = (front, turns * period - front - y.shape[axis])
-        shape = (*y.shape[:axis], turns, period, *y.shape[axis + 1 :])
+        widths[axis] = (front, periods * period - front - y.shape[axis])
+        shape = (*y.shape[:axis], periods, period, *y.shape[axis + 1 :])
         y = jnp.sum(jnp.reshape(jnp.pad(y, widths), shape), axis=axis)
     return y
 

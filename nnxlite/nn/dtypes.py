@@ -1,9 +1,9 @@
 """The dtype a layer computes in.
 
-A layer has two dtypes: `param_dtype`, in which its parameters are kept, and `dtype`, in which it
-computes.  Where `dtype` is None the computation runs in the dtype that inputs and parameters
-promote to, and always in a floating or complex one.  `promote_dtype` brings a layer's arrays there;
-every layer takes another function in its place (its argument `promote_dtype`).
+A layer has two dtypes: `param_dtype`, in which its parameters are stored, and `dtype`, in which it
+computes.  If `dtype` is None, the layer computes in the dtype that inputs and parameters promote
+to, and always in a floating or complex one.  `promote_dtype` casts the arrays of a layer; every
+layer accepts another function for this (its argument `promote_dtype`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Dtype = jax.typing.DTypeLike
 
 
 class PromoteDtypeFn(tp.Protocol):
-    """A function that brings arrays (None stays None) to the dtype of the computation."""
+    """A function that casts arrays (None stays None) to the dtype of the computation."""
 
     def __call__(
         self, args: tuple[tp.Any, ...], /, *, dtype: tp.Any = None, inexact: bool = True
     ) -> tuple[tp.Any, ...]:
-        """The arrays, in their order, in one dtype."""
+        """The arrays, in the same order, in one dtype."""
         ...
 
 
@@ -41,10 +41,10 @@ def canonicalize_dtype(*args: tp.Any, dtype: Dtype | None = None, inexact: bool 
     dtype('float32')
     """
     if dtype is None:
-        found = jnp.result_type(*[jnp.asarray(x) for x in args if x is not None])
-        if inexact and not jnp.issubdtype(found, jnp.inexact):
-            return jnp.promote_types(jnp.float32, found)
-        return found
+        common = jnp.result_type(*[jnp.asarray(x) for x in args if x is not None])
+        if inexact and not jnp.issubdtype(common, jnp.inexact):
+            return jnp.promote_types(jnp.float32, common)
+        return common
     if inexact and not jnp.issubdtype(dtype, jnp.inexact):
         raise ValueError(
             f"Dtype must be inexact: a layer computes in a floating or complex dtype, got "
@@ -58,7 +58,7 @@ def promote_dtype(
 ) -> tuple[tp.Any, ...]:
     """The arrays `args`, in the dtype of `canonicalize_dtype`; None stays None.
 
-    Arrays that agree already pass through as they are.
+    Arrays that already have this dtype are returned unchanged.
 
     >>> import jax.numpy as jnp
     >>> from nnxlite.nn.dtypes import promote_dtype
@@ -74,23 +74,21 @@ def promote_dtype(
 
 
 def _agree(arrays: tuple[tp.Any, ...], dtype: tp.Any, inexact: bool) -> bool:
-    """Whether nothing is to be done: JAX arrays of the wanted dtype, none weakly typed."""
+    """Whether all are JAX arrays of the dtype asked for, none weakly typed: nothing is to be cast."""
     common = dtype
     for x in arrays:
         if x is None:
             continue
         if not isinstance(x, _Array) or x.weak_type:
             return False
-        found = x.dtype
-        if found is not common:
-            if common is None:
-                common = found
-            elif found != common:
-                return False
+        if common is None:
+            common = x.dtype
+        elif x.dtype is not common and x.dtype != common:
+            return False
     return common is not None and (not inexact or _is_inexact(common))
 
 
-_Array: tp.Any = jax.Array  # a local name: this runs at every call of every layer
+_Array: tp.Any = jax.Array  # a module global is read faster, and every call of a layer does so
 
 
 @functools.cache

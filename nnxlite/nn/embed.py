@@ -1,4 +1,4 @@
-"""`Embed`: a learned table of vectors, looked up by number."""
+"""`Embed`: a learned table of vectors, looked up by index."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ default_embed_init: tp.Final[Initializer] = initializers.variance_scaling(
 class Embed(Module):
     """A table of `num_embeddings` vectors with `features` entries each.
 
-    Maps whole numbers of shape `(...)` to vectors of shape `(..., features)`.  A negative number
-    counts from the end; a number outside the table gives NaN (the smallest number for integer
-    tables), so that a mistake shows.  A table with one row gives that row for every number.
+    Maps indices of shape `(...)` to vectors of shape `(..., features)`.  A negative index counts from
+    the end; an index outside the table gives NaN (the smallest number for integer tables), so that
+    mistakes show up.  A table with one row gives that row for every index.
 
     Args:
         num_embeddings: number of rows.
@@ -34,7 +34,7 @@ class Embed(Module):
         dtype: dtype of the result; None for that of the table.
         param_dtype: dtype of the table.
         embedding_init: initializer of the table.
-        promote_dtype: brings the table (and a query) to the dtype of the computation.
+        promote_dtype: casts the table (and a query) to the dtype of the computation.
         rngs: the stream "params" is drawn once.
         embedding_metadata: metadata of the table, such as a sharding.
 
@@ -42,8 +42,8 @@ class Embed(Module):
         embedding: Param of shape (num_embeddings, features).
 
     Raises:
-        ValueError: when called with anything but whole numbers.
-        TypeError: for a size that is not a whole number, or a query that does not fit.
+        ValueError: when called with anything but integers.
+        TypeError: for a size that is not a whole number, or a query of another length.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -83,7 +83,7 @@ class Embed(Module):
         """The rows at `inputs`, (...) -> (..., features).
 
         Args:
-            inputs: whole numbers.
+            inputs: integers.
             out_sharding: sharding of the result, where the mesh has explicit axes.
         """
         indices = inputs if hasattr(inputs, "dtype") else jnp.asarray(inputs)

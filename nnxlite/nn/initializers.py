@@ -1,9 +1,9 @@
 """Initializers: functions that make the first value of a parameter.
 
 An initializer is called with a random key, a shape and a dtype, and returns an array of that shape
-and dtype.  The names here are JAX's own (`jax.nn.initializers`), so that an initializer from any
-JAX library fits any layer, and the other way round; `zeros_init` and `ones_init` complete the
-families whose members are all made by a call.
+and dtype.  These are JAX's own (`jax.nn.initializers`), so that an initializer of any JAX library
+works in any layer, and the other way round.  `zeros_init` and `ones_init` are made by a call, like
+most others.
 
 >>> import jax
 >>> import nnxlite as nnx
@@ -68,7 +68,7 @@ __all__ = [
 class Initializer(tp.Protocol):
     """A function `(key, shape, dtype)` that makes the first value of a parameter.
 
-    It returns an array of the given shape and dtype, or a `VariableMetadata` that holds one (see
+    It returns an array of the given shape and dtype, or a `VariableMetadata` that contains one (see
     `with_metadata`).
     """
 

@@ -7,7 +7,7 @@ new axes:
     LinearGeneral  any axes, into any number of new ones, with separate weights along batch axes
     Einsum         whatever an einsum equation says
 
-The kernel is kept in `param_dtype`; the product is taken in `dtype`, or, where that is None, in
+The kernel is stored in `param_dtype`; the product is computed in `dtype`, or, if that is None, in
 what input and parameters promote to.
 """
 
@@ -62,13 +62,13 @@ class Linear(AffineLayer):
 
     Args:
         in_features, out_features: sizes of the last axis before and after.
-        use_bias: whether to add a bias.
-        dtype: dtype of the computation; None lets input and parameters decide.
+        use_bias: whether there is a bias.
+        dtype: dtype of the computation; None: what input and parameters promote to.
         param_dtype: dtype of the parameters.
         precision: precision of the product, as in `jax.lax.dot_general`.
         kernel_init, bias_init: initializers of kernel and bias.
         dot_general: the product to use in place of `jax.lax.dot_general`.
-        promote_dtype: brings input, kernel and bias to the dtype of the computation.
+        promote_dtype: casts input, kernel and bias to the dtype of the computation.
         preferred_element_type: dtype the product accumulates in and returns.
         rngs: the stream "params" is drawn once for the kernel, then once for the bias.
         kernel_metadata, bias_metadata: metadata of the parameters, such as a sharding.
@@ -78,7 +78,7 @@ class Linear(AffineLayer):
         bias: Param of shape (out_features,), or None.
 
     Raises:
-        TypeError: for a size that is not a whole number, or an input whose last axis does not fit.
+        TypeError: for a size that is not a whole number, or an input of another size.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -139,27 +139,26 @@ class Linear(AffineLayer):
 
 
 class LinearGeneral(AffineLayer):
-    """A linear map of several axes at once, with separate weights along batch axes if wanted.
+    """A linear map of several axes at once, optionally with separate weights along batch axes.
 
-    The axes `axis` of the input, of sizes `in_features`, are contracted; the new axes, of sizes
-    `out_features`, come last in the output, batch axes first, and the other axes of the input in
-    between.
+    The axes `axis` of the input, of sizes `in_features`, are contracted.  In the output the batch
+    axes come first, then the other axes of the input, then the new axes, of sizes `out_features`.
 
     Args:
         in_features: size or sizes of the contracted axes.
         out_features: size or sizes of the new axes.
-        axis: axis or axes of the input to contract; `in_features` follows their order in the input,
-            whatever the order here.
-        batch_axis: sizes of the leading axes 0, 1, ... that have weights of their own.
-        use_bias: whether to add a bias.
-        dtype: dtype of the computation; None lets input and parameters decide.
+        axis: axis or axes of the input to contract; `in_features` lists their sizes in the order
+            they have in the input, whatever the order here.
+        batch_axis: sizes of the leading axes 0, 1, ... along which weights differ.
+        use_bias: whether there is a bias.
+        dtype: dtype of the computation; None: what input and parameters promote to.
         param_dtype: dtype of the parameters.
-        kernel_init, bias_init: initializers; they are called with all contracted (and batch) axes
-            as one and all new axes as one, so that fans are counted over all of them.
+        kernel_init, bias_init: initializers; they are called for a matrix, with all contracted (and
+            batch) axes as rows and all new axes as columns, so that fan-in and fan-out are right.
         precision: precision of the product, as in `jax.lax.dot_general`.
-        promote_dtype: brings input, kernel and bias to the dtype of the computation.
+        promote_dtype: casts input, kernel and bias to the dtype of the computation.
         dot_general: the product to use in place of `jax.lax.dot_general`.
-        dot_general_cls: called at each use to make the product; goes before `dot_general`.
+        dot_general_cls: called at each use to make the product; takes precedence over `dot_general`.
         preferred_element_type: dtype the product accumulates in and returns.
         rngs: the stream "params" is drawn once for the kernel, then once for the bias.
         kernel_metadata, bias_metadata: metadata of the parameters, such as a sharding.
@@ -170,7 +169,7 @@ class LinearGeneral(AffineLayer):
 
     Raises:
         ValueError: if the numbers of sizes and axes differ, or batch axes are not 0, 1, ...
-        TypeError: for a size that is not a whole number, or an input that does not fit.
+        TypeError: for a size that is not a whole number, or an input of other sizes.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -220,7 +219,7 @@ class LinearGeneral(AffineLayer):
             axis=as_tuple(axis),
             batch_axis=FrozenMapping(batch_axis),
         )
-        self.promote_dtype = promote_dtype  # here they follow the products, in a repr as well
+        self.promote_dtype = promote_dtype  # after the products, as in a repr of the reference
         self.preferred_element_type = preferred_element_type
         self._nnx_check_axes()
         batch = tuple(batch_axis.values())
@@ -283,23 +282,23 @@ def _check_input(
     if all(0 <= a < x.ndim for a in (*batch, *axes)):
         if tuple(x.shape[a] for a in (*batch, *axes)) == wanted:
             return
-    told = f"{wanted[len(batch) :]} along the axes {layer.axis} of its input"
+    sizes = f"{wanted[len(batch) :]} along the axes {layer.axis} of its input"
     if batch:
-        told += f", and {wanted[: len(batch)]} along the batch axes {batch}"
+        sizes += f", and {wanted[: len(batch)]} along the batch axes {batch}"
     raise TypeError(
-        f"{layer_name(layer)} expects the sizes {told}: `kernel` has shape {kernel.shape}; "
+        f"{layer_name(layer)} expects the sizes {sizes}: `kernel` has shape {kernel.shape}; "
         f"got an input of shape {x.shape}."
     )
 
 
 def _flat(init: Initializer, flat: tuple[int, ...]) -> Initializer:
-    """An initializer that calls `init` for the shape `flat`; annotations of `init` are kept."""
+    """An initializer that calls `init` for the shape `flat`, and keeps its metadata."""
 
     def flat_init(key: jax.Array, shape: tp.Sequence[int], dtype: tp.Any = jnp.float32) -> tp.Any:
-        made = init(key, flat, dtype)
-        if isinstance(made, VariableMetadata):
-            return dataclasses.replace(made, raw_value=jnp.reshape(made.raw_value, shape))
-        return jnp.reshape(made, shape)
+        value = init(key, flat, dtype)
+        if isinstance(value, VariableMetadata):
+            return dataclasses.replace(value, raw_value=jnp.reshape(value.raw_value, shape))
+        return jnp.reshape(value, shape)
 
     return flat_init
 
@@ -317,26 +316,26 @@ class EinsumFn(tp.Protocol):
         precision: Precision,
         out_sharding: OutSharding,
     ) -> jax.Array:
-        """The product; gets `preferred_element_type` too where the layer was given one."""
+        """The product; `preferred_element_type` is passed as well if the layer has one."""
         ...
 
 
 class Einsum(AffineLayer):
     """An einsum of the input with a learned kernel, plus a bias.
 
-    The first operand of the equation is the input, the second the kernel.  The bias runs along the
-    output axes that the kernel brings in.
+    The first operand of the equation is the input, the second the kernel.  The bias runs along those
+    axes of the output that come from the kernel.
 
     Args:
         einsum_str: equation with two operands and an explicit output, such as "nta,hab->nthb".
         kernel_shape: shape of the kernel.
         bias_shape: shape of the bias: the kernel's axes that occur in the output, in output order
-            (axes of size one may stand in between); None for no bias.
-        dtype: dtype of the computation; None lets input and parameters decide.
+            (axes of size one may come in between); None for no bias.
+        dtype: dtype of the computation; None: what input and parameters promote to.
         param_dtype: dtype of the parameters.
         precision: precision of the product, as in `jax.numpy.einsum`.
         kernel_init, bias_init: initializers of kernel and bias.
-        promote_dtype: brings input, kernel and bias to the dtype of the computation.
+        promote_dtype: casts input, kernel and bias to the dtype of the computation.
         einsum_op: the function to use in place of `jax.numpy.einsum`.
         preferred_element_type: dtype the product accumulates in and returns.
         rngs: the stream "params" is drawn once for the kernel, then once for the bias.
@@ -348,8 +347,8 @@ class Einsum(AffineLayer):
 
     Raises:
         ValueError: for an equation without "->" or with another number of operands than two, and
-            for shapes that do not fit it.
-        TypeError: for a bias that does not fit the output.
+            for shapes that do not match it.
+        TypeError: for a bias that does not match the output.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -426,7 +425,7 @@ class Einsum(AffineLayer):
 
 
 def _checked_equation(layer: Einsum, equation: str) -> str:
-    """The equation without blanks; raises ValueError unless it is `inputs,kernel->output`."""
+    """The equation without spaces; raises ValueError unless it is `inputs,kernel->output`."""
     text = str(equation).replace(" ", "")
     if text.count("->") != 1:
         raise ValueError(
@@ -444,7 +443,7 @@ def _checked_equation(layer: Einsum, equation: str) -> str:
 def _check_operands(
     layer: Einsum, equation: str, inputs: tuple[int, ...], kernel: tuple[int, ...]
 ) -> None:
-    """Raise ValueError unless the labels fit the shapes and each label has one size."""
+    """Raise ValueError unless the labels match the shapes and each label has one size."""
     terms = equation.split("->")[0].split(",")
     sizes: dict[str, tuple[int, str]] = {}
     for name, term, shape in zip(("input", "kernel"), terms, (inputs, kernel), strict=True):
@@ -465,14 +464,14 @@ def _check_operands(
 
 
 def _labels(term: str, ndim: int) -> list[str | int]:
-    """One label for each axis: letters, and -1, -2, ... from the right for the axes of `...`."""
+    """A label for each axis: its letter, or for the axes of `...` -1, -2, ... from the right."""
     before, dots, after = term.partition("...")
     hidden = ndim - len(before) - len(after) if dots else 0
     return [*before, *range(-hidden, 0), *after]
 
 
 def _bias_in_output(equation: str, inputs_ndim: int, kernel: tuple[int, ...]) -> tuple[int, ...]:
-    """The bias's shape with one axis for each axis of the output: a kernel size, or one."""
+    """A shape for the bias with every axis of the output: those not from the kernel have size one."""
     operands, output = equation.split("->")
     inputs_term, kernel_term = operands.split(",")
     sizes = dict(zip(_labels(kernel_term, len(kernel)), kernel, strict=True))

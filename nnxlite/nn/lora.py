@@ -3,9 +3,9 @@
     y = x @ lora_a @ lora_b + base_module(x)
 
 The matrices are `LoRAParam`s, a kind of their own, so that a filter separates them from the
-`Param`s of the base: train `nnx.LoRAParam`, freeze the rest.  The second matrix begins at zero, so
-that an adapted model begins as the base does.  Source: Hu et al., "LoRA: Low-Rank Adaptation of
-Large Language Models" (2021).
+`Param`s of the base: train `nnx.LoRAParam`, freeze the rest.  The second matrix is zero at first,
+so that an adapted model starts with the results of its base.  Source: Hu et al., "LoRA: Low-Rank
+Adaptation of Large Language Models" (2021).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LoRAParam(Param[A]):
 
 
 class LoRA(Module):
-    """A low-rank linear map, added to a base module where there is one.
+    """A low-rank linear map, added to a base module if there is one.
 
     Maps `(..., in_features)` to `(..., out_features)`.
 
@@ -51,11 +51,11 @@ class LoRA(Module):
         in_features, out_features: sizes of the last axis before and after.
         lora_rank: the size between the two matrices.
         base_module: the module (or function) to adapt.
-        dtype: dtype of the computation; None lets input and matrices decide.
+        dtype: dtype of the computation; None: what input and matrices promote to.
         param_dtype: dtype of the matrices.
         a_initializer, b_initializer: initializers of the two matrices.
         lora_param_type: kind of the two matrices.
-        promote_dtype: brings input and matrices to the dtype of the computation.
+        promote_dtype: casts input and matrices to the dtype of the computation.
         rngs: the stream "params" is drawn once for each matrix.
         a_metadata, b_metadata: metadata of the two matrices, such as a sharding.
 
@@ -64,7 +64,7 @@ class LoRA(Module):
         lora_b: LoRAParam of shape (lora_rank, out_features).
 
     Raises:
-        TypeError: for a size that is not a whole number, or an input whose last axis does not fit.
+        TypeError: for a size that is not a whole number, or an input of another size.
         ValueError: for a base module that is not callable.
 
     >>> import jax.numpy as jnp
@@ -144,14 +144,14 @@ class LoRALinear(Linear):
         lora_param_dtype: dtype of the matrices.
         a_initializer, b_initializer: initializers of the two matrices.
         lora_param_type: kind of the two matrices.
-        lora_promote_dtype: brings input and matrices to the dtype of the computation.
+        lora_promote_dtype: casts input and matrices to the dtype of the computation.
         rngs: the stream "params" is drawn for the Linear first, then once for each matrix.
         a_metadata, b_metadata: metadata of the two matrices.
         **kwargs: arguments of `Linear`.
 
     Attributes:
         kernel, bias: as in `Linear`.
-        lora: the `LoRA` that is added.
+        lora: the `LoRA` whose result is added.
 
     >>> import nnxlite as nnx
     >>> layer = nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0))

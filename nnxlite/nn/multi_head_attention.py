@@ -3,11 +3,11 @@
 The layer projects its inputs to queries, keys and values of several heads, lets an attention
 function (`dot_product_attention`, by default) combine them, and projects the result back.
 
-Decoding generates a sequence one position at a time.  `init_cache` makes room for the keys and
-values of a whole sequence; each call with `decode=True` takes one position, files its key and value
-at the next free place, and attends to all places filled so far.  That is causal by construction, so
-a decoding step gives what the same position gives in one call over the whole sequence with
-`is_causal=True`.
+Decoding generates a sequence one position at a time.  `init_cache` allocates a cache for the keys
+and values of a whole sequence; each call with `decode=True` takes one position, writes its key and
+value to the next free entry, and attends to all entries written so far.  This is causal by
+construction: a decoding step gives the same result as its position in one call over the whole
+sequence with `is_causal=True`.
 """
 
 from __future__ import annotations
@@ -45,35 +45,36 @@ class MultiHeadAttention(Module):
         in_features: features of the query input.
         qkv_features: features of all query heads together; `in_features` by default.
         out_features: features of the result; `in_features` by default.
-        num_kv_heads: number of key and value heads, a divisor of `num_heads` (the default): fewer
-            make grouped-query attention, one makes multi-query attention.
+        num_kv_heads: number of key and value heads, a divisor of `num_heads` (the default): with
+            fewer it is grouped-query attention, with one multi-query attention.
         in_kv_features: features of the key and value inputs; `in_features` by default.
-        dtype: dtype of the computation; None lets input and parameters decide.
+        dtype: dtype of the computation; None: what input and parameters promote to.
         param_dtype: dtype of the parameters.
-        broadcast_dropout: drop the same weights in all examples and heads.
+        broadcast_dropout: drop the same weights for all examples and heads.
         dropout_rate: the probability that a weight is set to zero.
-        deterministic: the mode; True for no dropout, None leaves it to the call.
+        deterministic: the mode; True means no dropout, None leaves it to the call.
         precision: precision of the products, as in `jax.lax.dot_general`.
         kernel_init, bias_init: initializers of the projections.
-        out_kernel_init, out_bias_init: others for the output projection.
+        out_kernel_init, out_bias_init: those of the output projection, if others.
         use_bias: whether the projections have biases.
         attention_fn: a function like `dot_product_attention`, called with query, key and value and
             the keyword arguments `mask`, `dropout_rng`, `dropout_rate`, `broadcast_dropout`,
-            `deterministic`, `dtype`, `precision`, `module` and `is_causal`; also `input_positions`,
-            if the call has them, or in a decoding step, if it has a parameter of this name.
-        decode: the mode; True for decoding steps, None leaves it to the call.
-        normalize_qk: put a `LayerNorm` behind the projections of queries and keys.
-        qkv_promote_dtype, out_promote_dtype, ln_promote_dtype: bring input and parameters of the
+            `deterministic`, `dtype`, `precision`, `module` and `is_causal`; also `input_positions`
+            if the call has them, or in a decoding step if the function has this parameter.
+        decode: the mode; True means decoding steps, None leaves it to the call.
+        normalize_qk: apply a `LayerNorm` to the projected queries and keys.
+        qkv_promote_dtype, out_promote_dtype, ln_promote_dtype: cast input and parameters of the
             projections and norms to the dtype of the computation.
-        qkv_dot_general, out_dot_general: products to use in place of `jax.lax.dot_general`.
+        qkv_dot_general, out_dot_general: replacements for `jax.lax.dot_general`.
         qkv_dot_general_cls, out_dot_general_cls: called at each use to make such a product.
         rngs: the stream "params" is drawn for query, key, value, their norms, and the output, in
-            this order; the stream "dropout" is forked where the layer keeps one.
-        keep_rngs: whether to keep a random stream for dropout; otherwise calls must pass one.
+            this order; the stream "dropout" is forked if the layer has a stream of its own.
+        keep_rngs: whether the layer has its own random stream for dropout; otherwise calls must
+            pass one.
         kernel_metadata, bias_metadata, query_ln_scale_metadata, key_ln_scale_metadata: metadata of
             the parameters.
-        out_kernel_metadata, out_bias_metadata: those of the output projection; like those of the
-            other projections where empty.
+        out_kernel_metadata, out_bias_metadata: those of the output projection; if empty, those of
+            the other projections.
 
     Attributes:
         query, key, value: `LinearGeneral`s to (heads, head_dim).
@@ -82,7 +83,7 @@ class MultiHeadAttention(Module):
         cached_key, cached_value, cache_index: `Cache`s made by `init_cache`, or None.
 
     Raises:
-        ValueError: for numbers of heads that do not divide.
+        ValueError: for numbers of heads that do not divide as said above.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -256,23 +257,25 @@ class MultiHeadAttention(Module):
             inputs_k: (*batch, key length, in_kv_features); `inputs_q` by default.
             inputs_v: of the same shape; `inputs_k` by default.
             mask: broadcasts to (*batch, heads, query length, key length), where the key length is
-                that of the cache when decoding; False takes a key away from a query.
+                that of the cache when decoding; False excludes a key for a query.
             deterministic: the mode of this call; by default that of the layer.
-            rngs: the source of the key for dropout, or the key itself; goes before the layer's own.
+            rngs: the source of the key for dropout, or the key itself; takes precedence over the
+                layer's own.
             sow_weights: record the weights as the `Intermediate` `attention_weights`.
             decode: the mode of this call; by default that of the layer.
-            is_causal: let each query attend only to keys up to its own place.  A decoding step does
-                so anyway.
+            is_causal: let each query attend only to keys up to its own position.  A decoding step
+                does so anyway.
             out_sharding: sharding of the result, where the mesh has explicit axes.
             qkv_sharding: sharding of queries, keys and values.
-            input_positions: positions of the queries, for an attention function that uses them; by
-                default, in a decoding step, the place in the cache.
+            input_positions: positions of the queries, for an attention function that uses them; in a
+                decoding step the default is the index in the cache.
 
-        A decoding step under a transform cannot tell that the cache is full; it gives NaN then.
+        Under a transform a decoding step cannot raise an error when the cache is full; it returns
+        NaN instead.
 
         Raises:
-            ValueError: when a mode is set nowhere, inputs, mask or cache do not fit, a decoding
-                step has no cache or no place left in it, or dropout has no key.
+            ValueError: if a mode is set nowhere, the shapes of inputs, mask or cache do not match, a
+                decoding step has no cache or a full one, or dropout has no key.
             TypeError: for keys or values of another number of features.
         """
         if inputs_k is None:
@@ -301,7 +304,7 @@ class MultiHeadAttention(Module):
             step = _decode(self, query, key, value, mask)
             key, value, mask = step.keys, step.values, step.mask
             if input_positions is None and _takes_positions(self.attention_fn):
-                input_positions = step.place[None]
+                input_positions = step.position[None]
         positions = {} if input_positions is None else {"input_positions": input_positions}
         try:
             x = self.attention_fn(
@@ -329,11 +332,11 @@ class MultiHeadAttention(Module):
         return self.out(x, out_sharding=out_sharding)
 
     def init_cache(self, input_shape: tp.Sequence[int], dtype: Dtype = jnp.float32) -> None:
-        """Make an empty cache for decoding; one that is there is replaced.
+        """Allocate an empty cache for decoding, in place of the present one if there is one.
 
         Args:
             input_shape: the shape of a whole input, (*batch, length, features).
-            dtype: dtype of the keys and values that are kept.
+            dtype: dtype of the cached keys and values.
 
         Raises ValueError for a shape of fewer than two dimensions.
         """
@@ -354,15 +357,15 @@ class MultiHeadAttention(Module):
         batch_size: int | tp.Sequence[int] | None = None,
         max_length: int | None = None,
     ) -> None:
-        """Set the modes, and see to a cache; None leaves a mode as it is.
+        """Set the modes, and make sure that there is a cache; None leaves a mode unchanged.
 
         Args:
-            deterministic: no dropout.
-            decode: decode, one position a call.
+            deterministic: whether to skip dropout.
+            decode: whether to decode, one position in each call.
             batch_size: the batch dimensions of the cache.
-            max_length: the length of the cache; one that has these sizes stays, with what is in it.
+            max_length: the length of the cache; one that has these sizes is kept with its content.
 
-        Raises ValueError when only one of `batch_size` and `max_length` is given.
+        Raises ValueError if only one of `batch_size` and `max_length` is given.
         """
         if (batch_size is None) != (max_length is None):
             raise ValueError(
@@ -383,7 +386,8 @@ class MultiHeadAttention(Module):
 
 _PURPOSE = "'rngs' must be provided for dropout (deterministic=True and model.eval() do without)"
 
-# Functions of a layer's public attributes, so that another object with these can be called like it.
+# These functions read public attributes of a layer only, so that `nnx.MultiHeadAttention.__call__(other,
+# x)` works for any object that has the same attributes.
 
 
 def _check_input(layer: MultiHeadAttention, name: str, x: jax.Array, features: int) -> None:
@@ -403,8 +407,8 @@ class _Step(tp.NamedTuple):
     keys: jax.Array
     values: jax.Array
     mask: jax.Array
-    place: jax.Array  # that of the step in its sequence
-    fits: jax.Array | None  # whether there was a place free; None where that is known
+    position: jax.Array  # of the step in its sequence
+    fits: jax.Array | None  # whether the cache had a free entry; None if that is known
 
 
 def _decode(
@@ -414,48 +418,47 @@ def _decode(
     value: jax.Array,
     mask: jax.Array | None,
 ) -> _Step:
-    """File a key and a value in the cache, and give back what is in it."""
-    kept_keys, kept_values, count = layer.cached_key, layer.cached_value, layer.cache_index
-    if kept_keys is None or kept_values is None or count is None:
+    """Write a key and a value to the cache, and return its content."""
+    cached_keys, cached_values, count = layer.cached_key, layer.cached_value, layer.cache_index
+    if cached_keys is None or cached_values is None or count is None:
         raise ValueError(
             f"{layer_name(layer)}: Autoregressive cache not initialized, call "
             "init_cache((*batch, length, features)) first, or nnx.view(model, decode=True, "
             "batch_size=..., max_length=...)."
         )
-    keys, values, index = kept_keys.get_value(), kept_values.get_value(), count.get_value()
+    keys, values, index = cached_keys.get_value(), cached_values.get_value(), count.get_value()
     *batch, length, _, _ = keys.shape
     _check_step(layer, query, key, keys, index)
     filled = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
-    mask = filled if mask is None else filled & _fitting(layer, mask, filled.shape)
+    mask = filled if mask is None else filled & _checked_mask(layer, mask, filled.shape)
     axis = len(batch)
     keys = lax.dynamic_update_slice_in_dim(keys, key.astype(keys.dtype), index, axis)
     values = lax.dynamic_update_slice_in_dim(values, value.astype(values.dtype), index, axis)
-    kept_keys.set_value(keys)
-    kept_values.set_value(values)
+    cached_keys.set_value(keys)
+    cached_values.set_value(values)
     count.set_value(index + 1)
     return _Step(keys, values, mask, index, None if _known(index) else index < length)
 
 
 def _check_step(
-    layer: MultiHeadAttention, query: jax.Array, key: jax.Array, kept: jax.Array, index: jax.Array
+    layer: MultiHeadAttention, query: jax.Array, key: jax.Array, cached: jax.Array, index: jax.Array
 ) -> None:
-    expected = (*kept.shape[:-3], 1, *kept.shape[-2:])
+    expected = (*cached.shape[:-3], 1, *cached.shape[-2:])
     if key.shape != expected or query.shape[:-2] != expected[:-2]:
         raise ValueError(
             f"{layer_name(layer)}: Autoregressive cache shape error, expected key shape "
             f"{expected} instead got {key.shape}. It decodes one position at a time; the cache "
-            f"has shape {kept.shape}, the query {query.shape}."
+            f"has shape {cached.shape}, the query {query.shape}."
         )
-    if _known(index) and int(index) >= kept.shape[-3]:
+    if _known(index) and int(index) >= cached.shape[-3]:
         raise ValueError(
-            f"{layer_name(layer)} cannot decode position {int(index)}: its cache has "
-            f"{kept.shape[-3]} places, all filled. Make a longer one with init_cache, which "
-            "also empties it."
+            f"{layer_name(layer)} cannot decode position {int(index)}: all {cached.shape[-3]} entries "
+            "of its cache are filled. Make a longer one with init_cache, which also empties it."
         )
 
 
-def _fitting(layer: MultiHeadAttention, mask: jax.Array, filled: tuple[int, ...]) -> jax.Array:
-    """The mask of a decoding step, which must broadcast to all heads, one query, all places."""
+def _checked_mask(layer: MultiHeadAttention, mask: jax.Array, filled: tuple[int, ...]) -> jax.Array:
+    """The mask of a decoding step, which must broadcast to all heads, one query, all cached keys."""
     mask = jnp.asarray(mask, bool)
     full = (*filled[:-3], layer.num_heads, *filled[-2:])
     if not broadcasts_to(mask.shape, full):
@@ -471,7 +474,7 @@ def _known(index: jax.Array) -> bool:
 
 
 def _takes_positions(attention_fn: tp.Callable[..., tp.Any]) -> bool:
-    """Whether an attention function has a parameter `input_positions` that is still free."""
+    """Whether an attention function has a parameter `input_positions` that is None by default."""
     try:
         parameter = inspect.signature(attention_fn).parameters.get("input_positions")
     except (TypeError, ValueError):  # a callable without a signature

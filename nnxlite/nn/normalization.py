@@ -1,23 +1,22 @@
 """Normalisation of activations: `BatchNorm`, `LayerNorm`, `RMSNorm`, `GroupNorm`, `InstanceNorm`.
 
-All five do the same thing.  They take the moments (mean and variance) of the input over some axes,
-bring the input to mean zero and variance one with them, and then give every feature a learned scale
-and bias:
+All five compute the moments (mean and variance) of the input over some axes, use them to bring the
+input to mean zero and variance one, and apply a learned scale and bias to every feature:
 
     y = (x - mean) / sqrt(var + epsilon) * scale + bias
 
-They differ in the *reduction axes* the moments are taken over, and in where the moments come from:
+They differ in the *reduction axes*, over which the moments are computed, and in their source:
 
     LayerNorm      the features of one example
-    RMSNorm        the same, with the mean taken to be zero
+    RMSNorm        the same, assuming a mean of zero
     GroupNorm      the positions of one example, and the features of one group
-    InstanceNorm   the positions of one example, for each feature alone
-    BatchNorm      all examples and positions, for each feature alone; it also keeps running
-                   averages, which stand for the moments when it is not training
+    InstanceNorm   the positions of one example, for each feature separately
+    BatchNorm      all examples and positions, for each feature alone; it also maintains running
+                   averages, which replace the moments outside training
 
-Moments are taken in float32 or better whatever the dtype of the input.  The *feature axes* are
-those that scale and bias run along.  With `axis_name` the moments are those of the data of all
-devices on the named axis; a `mask` leaves elements out of the moments (not out of the result).
+Moments are computed in float32 or better, whatever the dtype of the input.  Scale and bias run
+along the *feature axes*.  With `axis_name` the moments are those of the data of all devices on the
+named axis; a `mask` excludes elements from the moments (not from the result).
 """
 
 from __future__ import annotations
@@ -30,7 +29,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from nnxlite.nn import initializers
-from nnxlite.nn._common import NO_METADATA, Arguments, Axes, Metadata, as_tuple, plain, value_of
+from nnxlite.nn._common import (
+    NO_METADATA,
+    Arguments,
+    Axes,
+    Metadata,
+    as_tuple,
+    value_of,
+    without_numpy,
+)
 from nnxlite.nn._modes import resolve_mode
 from nnxlite.nn._names import layer_name
 from nnxlite.nn._shapes import broadcasts_to
@@ -56,17 +63,19 @@ class _Normalization(Module):
     promote_dtype: PromoteDtypeFn
 
     def _nnx_set_up(self, arguments: Arguments, *without: str) -> None:
-        """Make scale and bias, and set all attributes but those of the names `without`."""
+        """Make scale and bias, and set all other attributes but those named in `without`."""
         values = arguments.values
         shape = (values["num_features"],)
         self.scale = arguments.parameter("scale", shape)
         if "use_bias" in values:
             self.bias = arguments.parameter("bias", shape)
-        axes = ("axis", "feature_axes", "reduction_axes")
-        arguments.set_attributes(*without, **{n: plain(values[n]) for n in axes if n in values})
+        names = [n for n in ("axis", "feature_axes", "reduction_axes") if n in values]
+        axes = {name: without_numpy(values[name]) for name in names}
+        arguments.set_attributes(*without, **axes)
 
 
-# Functions of a layer's public attributes, so that another object with these can be called like it.
+# These functions read public attributes of a layer only: `nnx.LayerNorm.__call__(other, x)` works for
+# any object that has the same attributes.
 
 
 def _moments(
@@ -76,10 +85,10 @@ def _moments(
     mask: jax.Array | None,
     centred: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean (0 where it is taken to be that) and variance over `axes`, which are gone.
+    """Mean and variance over `axes`, which are removed; the mean is 0 unless `centred`.
 
-    The fast way, E|x|^2 - |E x|^2, reads the input once, and all devices talk once; it loses
-    digits where the mean is much larger than the deviation.
+    The fast variance, E|x|^2 - |E x|^2, reads the input once and needs one communication between
+    devices; it loses digits if the mean is much larger than the deviation.
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if not centred:
@@ -98,8 +107,8 @@ def _means(
 ) -> tp.Sequence[jax.Array]:
     """The mean of each array over `axes`, and over the devices on the named axis.
 
-    Under a mask devices may count different numbers of elements, so sums and counts are added
-    up before they are divided: the mean of the means would be another number.
+    With a mask, devices may count different numbers of elements, so that the mean of their means
+    would be wrong: sums and counts are added up, then divided.
     """
     name, groups = layer.axis_name, layer.axis_index_groups
     if name is None or mask is None:
@@ -147,7 +156,7 @@ def _normalized_by_itself(
     bias: Param[jax.Array] | None = None,
     centred: bool = True,
 ) -> jax.Array:
-    """The normalisation by the moments of the input over some axes."""
+    """The input normalised by its own moments over some axes."""
     x = jnp.asarray(x)
     feature_axes = _absolute(layer, x, layer.feature_axes)
     if layer.scale is not None or bias is not None:
@@ -176,11 +185,11 @@ def _absolute(layer: tp.Any, x: jax.Array, axes: Axes) -> tuple[int, ...]:
 def _check_features(
     layer: tp.Any, x: jax.Array, feature_axes: tuple[int, ...], expected: int
 ) -> None:
-    found = math.prod(x.shape[axis] for axis in feature_axes)
-    if found != expected:
+    features = math.prod(x.shape[axis] for axis in feature_axes)
+    if features != expected:
         raise TypeError(
             f"{layer_name(layer)} was made for {expected} feature(s), and its input of shape "
-            f"{x.shape} has {found} along axes {feature_axes}."
+            f"{x.shape} has {features} along axes {feature_axes}."
         )
 
 
@@ -205,25 +214,25 @@ class BatchNorm(_Normalization):
     """Batch normalisation (Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167).
 
     In training (`use_running_average=False`) the moments are those of the batch, and the running
-    averages `mean` and `var` (`BatchStat`, float32) are moved towards them:
+    averages `mean` and `var` (`BatchStat`, float32) are updated with them:
     `average = momentum * average + (1 - momentum) * moment`.  Otherwise the running averages are
-    the moments, and nothing is written.
+    used as the moments, and nothing is written.
 
     Args:
         num_features: size of the input along `axis`.
         use_running_average: the mode; None leaves it to the call.
-        axis: the feature axis; the moments are taken over all others.
+        axis: the feature axis; the moments are computed over all others.
         momentum: weight of the old value in a running average.
         epsilon: added to the variance.
-        dtype: dtype of the result; by default that of input and parameters together.
+        dtype: dtype of the result; None: what input and parameters promote to.
         param_dtype: dtype of scale and bias.
-        use_bias, use_scale: whether there is a bias, a scale.
+        use_bias, use_scale: whether there are a bias and a scale.
         bias_init, scale_init: their initializers.
-        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to take the moments over, too.
+        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to compute the moments over as well.
         axis_index_groups: groups of indices along the named axis that each have their own moments.
         use_fast_variance: compute the variance as E|x|^2 - |E x|^2, in one pass.
-        promote_dtype: brings input, averages, scale and bias to the dtype of the computation.
-        rngs: keys for the initializers, from the stream `params`.
+        promote_dtype: casts input, averages, scale and bias to the dtype of the computation.
+        rngs: the stream "params" is drawn once for the scale, then once for the bias.
         bias_metadata, scale_metadata: metadata of the two parameters.
 
     >>> import jax.numpy as jnp, nnxlite as nnx
@@ -284,12 +293,12 @@ class BatchNorm(_Normalization):
         Args:
             x: the input, `num_features` long along `axis`.
             use_running_average: the mode of this call; by default that of the layer.
-            mask: broadcasts to the shape of `x`; False leaves an element out of the moments.
+            mask: broadcasts to the shape of `x`; False excludes an element from the moments.
 
         Raises:
-            ValueError: when the mode is set nowhere, or the mask does not broadcast.
+            ValueError: if the mode is set nowhere, or the mask does not broadcast.
             TypeError: for another number of features.
-            IndexError: when the input has no such axis.
+            IndexError: if the input does not have the axis.
         """
         x = jnp.asarray(x)
         use_running_average = resolve_mode(
@@ -303,26 +312,26 @@ class BatchNorm(_Normalization):
         if not use_running_average:
             mask = _checked_mask(self, mask, x.shape)
             mean, var = _moments(self, x, _all_but(x, feature_axes), mask)
-            self.mean.set_value(_moved(average, mean, self.momentum))
-            self.var.set_value(_moved(spread, var, self.momentum))
+            self.mean.set_value(_updated(average, mean, self.momentum))
+            self.var.set_value(_updated(spread, var, self.momentum))
         along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
         mean, var = mean.reshape(along), var.reshape(along)
         return _normalized(self, x, mean, var, feature_axes, scale, bias)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
-        """Set the mode; None leaves it as it is.
+        """Set the mode; None leaves it unchanged.
 
         Args:
-            use_running_average: normalise by the running averages, and do not move them.
+            use_running_average: normalise by the running averages, and do not update them.
         """
         if use_running_average is not None:
             self.use_running_average = use_running_average
 
 
-def _moved(average: jax.Array, moment: jax.Array, momentum: float) -> jax.Array:
-    """A running average moved towards the moment of a batch, as precise as it was."""
-    moved = lax.stop_gradient(momentum * average + (1 - momentum) * moment)
-    return moved if jnp.iscomplexobj(moved) else moved.astype(average.dtype)
+def _updated(average: jax.Array, moment: jax.Array, momentum: float) -> jax.Array:
+    """A running average updated with the moment of a batch, in the dtype it had."""
+    new = lax.stop_gradient(momentum * average + (1 - momentum) * moment)
+    return new if jnp.iscomplexobj(new) else new.astype(average.dtype)
 
 
 class LayerNorm(_Normalization):
@@ -331,18 +340,18 @@ class LayerNorm(_Normalization):
     Args:
         num_features: size of the input along the feature axes (the product of several).
         epsilon: added to the variance.
-        dtype: dtype of the result; by default that of input and parameters together.
+        dtype: dtype of the result; None: what input and parameters promote to.
         param_dtype: dtype of scale and bias.
-        use_bias, use_scale: whether there is a bias, a scale.
+        use_bias, use_scale: whether there are a bias and a scale.
         bias_init, scale_init: their initializers.
-        reduction_axes: the axes the moments are taken over.
-        feature_axes: the axes scale and bias run along.
-        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to take the moments over, too; for
-            features that are spread over devices.
+        reduction_axes: the axes over which the moments are computed.
+        feature_axes: the axes along which scale and bias run.
+        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to compute the moments over as
+            well, for features that are distributed over devices.
         axis_index_groups: groups of indices along the named axis that each have their own moments.
         use_fast_variance: compute the variance as E|x|^2 - |E x|^2, in one pass.
-        promote_dtype: brings input, scale and bias to the dtype of the computation.
-        rngs: keys for the initializers, from the stream `params`.
+        promote_dtype: casts input, scale and bias to the dtype of the computation.
+        rngs: the stream "params" is drawn once for the scale, then once for the bias.
         bias_metadata, scale_metadata: metadata of the two parameters.
 
     >>> import jax.numpy as jnp, nnxlite as nnx
@@ -385,12 +394,12 @@ class LayerNorm(_Normalization):
 
         Args:
             x: the input, `num_features` long along the feature axes.
-            mask: broadcasts to the shape of `x`; False leaves an element out of the moments.
+            mask: broadcasts to the shape of `x`; False excludes an element from the moments.
 
         Raises:
-            ValueError: when the mask does not broadcast.
+            ValueError: if the mask does not broadcast.
             TypeError: for another number of features than that of scale and bias.
-            IndexError: when the input has no such axis.
+            IndexError: if the input does not have such an axis.
         """
         return _normalized_by_itself(self, x, self.reduction_axes, mask, self.bias)
 
@@ -398,22 +407,24 @@ class LayerNorm(_Normalization):
 class RMSNorm(_Normalization):
     """Root mean square normalisation (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467).
 
-    A `LayerNorm` that takes the mean to be zero and has no bias: `y = x / sqrt(E|x|^2) * scale`.
+    A `LayerNorm` that assumes a mean of zero and has no bias: `y = x / sqrt(E|x|^2) * scale`.
 
     Args:
         num_features: size of the input along the feature axes (the product of several).
         epsilon: added to the mean square.
-        dtype: dtype of the result; by default that of input and scale together.
+        dtype: dtype of the result; None: what input and scale promote to.
         param_dtype: dtype of the scale.
         use_scale: whether there is a scale.
         scale_init: its initializer.
-        reduction_axes: the axes the mean square is taken over.
-        feature_axes: the axes the scale runs along.
-        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to take the mean square over, too.
-        axis_index_groups: groups of indices along the named axis that each have their own one.
-        use_fast_variance: without effect here; there is no mean to subtract.
-        promote_dtype: brings input and scale to the dtype of the computation.
-        rngs: keys for the initializer, from the stream `params`.
+        reduction_axes: the axes over which the mean square is computed.
+        feature_axes: the axes along which the scale runs.
+        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to compute the mean square over as
+            well.
+        axis_index_groups: groups of indices along the named axis that each have their own
+            mean square.
+        use_fast_variance: has no effect, as there is no mean to subtract.
+        promote_dtype: casts input and scale to the dtype of the computation.
+        rngs: the stream "params" is drawn once.
         scale_metadata: metadata of the scale.
 
     >>> import jax.numpy as jnp, nnxlite as nnx
@@ -450,12 +461,12 @@ class RMSNorm(_Normalization):
 
         Args:
             x: the input, `num_features` long along the feature axes.
-            mask: broadcasts to the shape of `x`; False leaves an element out of the mean square.
+            mask: broadcasts to the shape of `x`; False excludes an element from the mean square.
 
         Raises:
-            ValueError: when the mask does not broadcast.
+            ValueError: if the mask does not broadcast.
             TypeError: for another number of features than that of scale and bias.
-            IndexError: when the input has no such axis.
+            IndexError: if the input does not have such an axis.
         """
         return _normalized_by_itself(self, x, self.reduction_axes, mask, centred=False)
 
@@ -463,29 +474,29 @@ class RMSNorm(_Normalization):
 class GroupNorm(_Normalization):
     """Group normalisation (Wu and He 2018, https://arxiv.org/abs/1803.08494).
 
-    The features, along the last axis, fall into groups of neighbours; each example and group has
-    its own moments.
+    The features, along the last axis, are divided into groups of neighbours; each group of each
+    example has its own moments.
 
     Args:
         num_features: size of the input along its last axis.
-        num_groups: number of groups; None where `group_size` is given.
-        group_size: features in one group, instead of `num_groups`.
+        num_groups: number of groups; None if `group_size` is given.
+        group_size: number of features in one group, instead of `num_groups`.
         epsilon: added to the variance.
-        dtype: dtype of the result; by default that of input and parameters together.
+        dtype: dtype of the result; None: what input and parameters promote to.
         param_dtype: dtype of scale and bias.
-        use_bias, use_scale: whether there is a bias, a scale.
+        use_bias, use_scale: whether there are a bias and a scale.
         bias_init, scale_init: their initializers.
-        reduction_axes: the axes the moments are taken over, the last one (within a group) among
-            them; by default all but the first.
-        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to take the moments over, too.
+        reduction_axes: the axes over which the moments are computed, which include the last one
+            (within a group); by default all but the first.
+        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to compute the moments over as well.
         axis_index_groups: groups of indices along the named axis that each have their own moments.
         use_fast_variance: compute the variance as E|x|^2 - |E x|^2, in one pass.
-        promote_dtype: brings input, scale and bias to the dtype of the computation.
-        rngs: keys for the initializers, from the stream `params`.
+        promote_dtype: casts input, scale and bias to the dtype of the computation.
+        rngs: the stream "params" is drawn once for the scale, then once for the bias.
         bias_metadata, scale_metadata: metadata of the two parameters.
 
     Raises:
-        ValueError: when both or none of `num_groups` and `group_size` are given, or the one given
+        ValueError: if both or neither of `num_groups` and `group_size` are given, or the one given
             does not divide `num_features`.
 
     >>> import jax.numpy as jnp, nnxlite as nnx
@@ -530,13 +541,13 @@ class GroupNorm(_Normalization):
 
         Args:
             x: the input, examples along its first axis and features along its last.
-            mask: broadcasts to the shape of `x`; False leaves an element out of the moments.
+            mask: broadcasts to the shape of `x`; False excludes an element from the moments.
 
         Raises:
-            ValueError: when the input has one dimension only, the reduction axes leave out the
+            ValueError: if the input has one dimension only, the reduction axes do not include the
                 last, or the mask does not broadcast.
             TypeError: for another number of features.
-            IndexError: when the input has no such axis.
+            IndexError: if the input does not have such an axis.
         """
         x = jnp.asarray(x)
         axes = _reduction_axes_of_groups(self, x)
@@ -597,22 +608,22 @@ def _groups(num_features: int, num_groups: int | None, group_size: int | None) -
 class InstanceNorm(_Normalization):
     """Instance normalisation (Ulyanov et al. 2016, https://arxiv.org/abs/1607.08022).
 
-    Each example (along the first axis) and each feature has its own moments, taken over all other
-    axes: the positions of an image, say.
+    Each example (along the first axis) and each feature has its own moments, computed over all
+    other axes: over the positions of an image, say.
 
     Args:
         num_features: size of the input along the feature axes (the product of several).
         epsilon: added to the variance.
-        dtype: dtype of the result; by default that of input and parameters together.
+        dtype: dtype of the result; None: what input and parameters promote to.
         param_dtype: dtype of scale and bias.
-        use_bias, use_scale: whether there is a bias, a scale.
+        use_bias, use_scale: whether there are a bias and a scale.
         bias_init, scale_init: their initializers.
-        feature_axes: the axes scale and bias run along; not the first.
-        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to take the moments over, too.
+        feature_axes: the axes along which scale and bias run; not the first.
+        axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to compute the moments over as well.
         axis_index_groups: groups of indices along the named axis that each have their own moments.
         use_fast_variance: compute the variance as E|x|^2 - |E x|^2, in one pass.
-        promote_dtype: brings input, scale and bias to the dtype of the computation.
-        rngs: keys for the initializers, from the stream `params`.
+        promote_dtype: casts input, scale and bias to the dtype of the computation.
+        rngs: the stream "params" is drawn once for the scale, then once for the bias.
         bias_metadata, scale_metadata: metadata of the two parameters.
 
     >>> import jax.numpy as jnp, nnxlite as nnx
@@ -654,12 +665,12 @@ class InstanceNorm(_Normalization):
 
         Args:
             x: the input, examples along its first axis, `num_features` long along the feature axes.
-            mask: broadcasts to the shape of `x`; False leaves an element out of the moments.
+            mask: broadcasts to the shape of `x`; False excludes an element from the moments.
 
         Raises:
-            ValueError: when the first axis is a feature axis, or the mask does not broadcast.
+            ValueError: if the first axis is a feature axis, or the mask does not broadcast.
             TypeError: for another number of features than that of scale and bias.
-            IndexError: when the input has no such axis.
+            IndexError: if the input does not have such an axis.
         """
         x = jnp.asarray(x)
         feature_axes = _absolute(self, x, self.feature_axes)

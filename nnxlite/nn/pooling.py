@@ -1,8 +1,8 @@
-"""Pooling: one number for each window of the spatial axes.
+"""Pooling: each window over the spatial axes becomes one number.
 
 Inputs have the layout `(*batch, *spatial, features)` with as many spatial axes as `window_shape`
 and any number of batch axes, none included.  Padding is "SAME", "VALID", or a pair of counts for
-each spatial axis; what is padded never wins a maximum or minimum.
+each spatial axis; padded elements never win a maximum or minimum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from nnxlite.nn._common import plain
+from nnxlite.nn._common import without_numpy
 
 Shape = tp.Sequence[int]
 Padding = str | tp.Sequence[tuple[int, int]]
@@ -32,7 +32,7 @@ def pool(
 
     Args:
         inputs: array of shape (*batch, *spatial, features).
-        init: the value to start from, neutral for `reduce_fn`.
+        init: the initial value, neutral for `reduce_fn`.
         reduce_fn: such as `jax.lax.add`; JAX can differentiate `add`, `max` and `min`.
         window_shape: size of the window along each spatial axis.
         strides: steps between windows along each spatial axis; None for one.
@@ -169,7 +169,7 @@ def _per_axis(name: str, values: tp.Any) -> tuple[int, ...]:
 
 
 def _pairs(padding: tp.Any, window: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    pairs = _per_axis("padding", plain(padding))
+    pairs = _per_axis("padding", without_numpy(padding))
     for pair in pairs:
         if not isinstance(pair, tp.Sequence) or len(pair) != 2:
             raise TypeError(
@@ -185,7 +185,7 @@ def _pairs(padding: tp.Any, window: tuple[int, ...]) -> tuple[tuple[int, int], .
 
 
 def _number(inputs: jax.Array, value: tp.Any) -> tp.Any:
-    """A constant in the dtype of the input, concrete even under a trace."""
+    """A constant in the dtype of the input; not traced, since `reduce_window` needs its value."""
     return inputs.dtype.type(value)
 
 

@@ -1,9 +1,8 @@
 """Recurrent networks: `RNN` and `Bidirectional`, which run cells over sequences.
 
-`RNN` takes a cell along the time axis of its input, from the carry that the cell's
-`initialize_carry` makes.  Any module can be a cell; it may hold Variables that it writes, and
-random streams that it draws from, and they end as they would in a Python loop over the positions.
-The carry keeps its dtype.
+`RNN` runs a cell along the time axis of its input, starting from the carry that the cell's
+`initialize_carry` makes.  Any module can be a cell; it may write Variables and draw from random
+streams, with the same effect as in a Python loop over the positions.  The carry keeps its dtype.
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ class RNN(Module):
 
     Args:
         cell: the cell.
-        time_major: the time axis comes first; otherwise it stands before the features.
-        return_carry: give back the last carry, too.
+        time_major: the time axis comes first; otherwise it comes before the features.
+        return_carry: return the last carry, too.
         reverse: run from the end to the start.
-        keep_order: with `reverse`, put the outputs in the order of the inputs; otherwise they stay
-            in the order they were made in.
+        keep_order: with `reverse`, return the outputs in the order of the inputs; otherwise they
+            are in the order in which they were computed.
         unroll: how many steps make one iteration of the compiled loop.
-        state_axes: how the cell's Variables go through the loop, by filter: `Carry` (the default
-            for all) for those that each step takes from the one before, None for those that all
-            steps see alike and none writes, or the axis along which each step has its own.
-        broadcast_rngs: a filter of random streams from which every step draws the same keys: from a
-            split of the stream, which moves on by one.
+        state_axes: how the cell's Variables pass through the loop, by filter: `Carry` (the default
+            for all) if each step gets what the previous one left, None if all steps read the same
+            value and none writes it, or the axis along which each step has its own value.
+        broadcast_rngs: a filter of random streams from which every step draws the same keys; the
+            streams themselves advance by one draw.
         rngs: the source of keys for the carry: True for a stream of its own that starts from seed
             0, an Rngs to fork the stream "carry" from, a stream to draw from, or False for none.
 
     Attributes:
         cell: the cell.
-        rngs: a `RngStream`, or None.
+        rngs: an `RngStream`, or None.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -107,18 +106,19 @@ class RNN(Module):
 
         Args:
             inputs: (*batch, time, *features), or (time, *batch, *features) if `time_major`.
-            initial_carry: the carry to start from; by default the cell makes one.
-            seq_lengths: integers, (*batch,): how many positions of each sequence are real.  The
-                carry is that after the last real one (the initial one, for length zero), and
-                `reverse` turns round the real ones only.  Outputs of others have no meaning.
+            initial_carry: the initial carry; by default the cell makes one.
+            seq_lengths: integers, (*batch,): the length of each sequence; later positions are
+                padding.  The carry is the one at this length (the initial one, for length zero),
+                and `reverse` reverses the sequence without its padding.  Outputs of padding have
+                no meaning.
             return_carry, time_major, reverse, keep_order: options for this call; by default those
                 of the layer.
-            rngs: the source of keys for the carry; goes before the layer's own.  Of several
-                streams, "carry" is forked.
+            rngs: the source of keys for the carry; takes precedence over the layer's own.  Of
+                several streams, "carry" is forked.
 
         Raises:
-            ValueError: for an input without a time axis, or lengths that do not fit it.
-            TypeError: for lengths that are not integers, or what the cell raises.
+            ValueError: for an input without a time axis, or lengths that do not match it.
+            TypeError: for lengths that are not integers.
         """
         return_carry = self.return_carry if return_carry is None else return_carry
         time_major = self.time_major if time_major is None else time_major
@@ -153,10 +153,8 @@ class RNN(Module):
         return (carry, ys) if return_carry else ys
 
 
-def _run(
-    rnn: RNN, carry: tp.Any, xs: jax.Array, lengths: jax.Array | None
-) -> tuple[tp.Any, tp.Any]:
-    """Run the cell over (time, *batch, *features); with lengths, the carry is the one there."""
+def _run(rnn: RNN, carry: tp.Any, xs: tp.Any, lengths: jax.Array | None) -> tuple[tp.Any, tp.Any]:
+    """Run the cell over (time, *batch, *features); with lengths, the carry is the one at these."""
     run = functools.partial(
         _scan_cell,
         rnn.cell,
@@ -166,8 +164,9 @@ def _run(
     )
     if lengths is None:
         return run(_step, carry, xs)
-    (_, kept), ys = run(_step_and_keep, (carry, carry), (xs, jnp.arange(xs.shape[0])), lengths)
-    return kept, ys
+    xs = (xs, jnp.arange(xs.shape[0]))
+    (_, at_length), ys = run(_step_up_to_length, (carry, carry), xs, lengths)
+    return at_length, ys
 
 
 def _carry_stream(layer: tp.Any, rngs: tp.Any) -> RngStream | None:
@@ -201,7 +200,7 @@ def _checked_axes(axes: tp.Mapping[tp.Any, tp.Any] | StateAxes) -> StateAxes:
 def _checked_lengths(
     lengths: jax.Array | None, time: int, batch: tuple[int, ...]
 ) -> jax.Array | None:
-    """The lengths, which must be integers of the batch's shape (or broadcast to it) that fit."""
+    """The lengths as an array of the batch's shape; raises an error unless they are possible."""
     if lengths is None:
         return None
     lengths = jnp.asarray(lengths)
@@ -227,23 +226,23 @@ def _align(mask: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _reversed(xs: jax.Array, lengths: jax.Array | None) -> jax.Array:
-    """(time, *batch, ...) turned round in time; with lengths, real positions stay in front."""
+    """(time, *batch, ...) reversed in time; with lengths, padding stays at the end."""
     if lengths is None:
         return jnp.flip(xs, axis=0)
     time = xs.shape[0]
-    places = jnp.arange(time).reshape(-1, *(1,) * lengths.ndim)
-    sources = (lengths - 1 - places) % max(time, 1)
+    positions = jnp.arange(time).reshape(-1, *(1,) * lengths.ndim)
+    sources = (lengths - 1 - positions) % max(time, 1)
     return jnp.take_along_axis(xs, _align(sources, xs), axis=0)
 
 
 def flip_sequences(
     inputs: jax.Array, seq_lengths: jax.Array | None, num_batch_dims: int, time_major: bool
 ) -> jax.Array:
-    """Sequences turned round in time, the positions beyond their lengths left at the end.
+    """Sequences reversed in time; padding stays at the end.
 
     Args:
         inputs: (*batch, time, *features), or (time, *batch, *features) if `time_major`.
-        seq_lengths: integers, (*batch,): how many positions of each are real; None for all.
+        seq_lengths: integers, (*batch,): the length of each without padding; None for no padding.
         num_batch_dims: the number of batch axes.
         time_major: the time axis comes first.
 
@@ -287,23 +286,23 @@ def _step(cell: tp.Any, carry: tp.Any, x: tp.Any) -> tuple[tp.Any, tp.Any]:
     return _with_dtypes_of(carry, new), y
 
 
-def _step_and_keep(
+def _step_up_to_length(
     cell: tp.Any, carry: tp.Any, x: tp.Any, lengths: jax.Array
 ) -> tuple[tp.Any, tp.Any]:
-    """One step that keeps, beside the carry, the one of the last position that is real."""
-    running, kept = carry
+    """One step with two carries: the running one, and one that stays once the length is reached."""
+    running, at_length = carry
     x, time = x
     running, y = _step(cell, running, x)
-    kept = jax.tree.map(
-        lambda new, old: jnp.where(_align(time < lengths, new), new, old), running, kept
+    at_length = jax.tree.map(
+        lambda new, old: jnp.where(_align(time < lengths, new), new, old), running, at_length
     )
-    return (running, kept), y
+    return (running, at_length), y
 
 
 def _restart(
     step: tp.Callable[..., tuple[tp.Any, tp.Any]], streams: Filter, cell: tp.Any, *args: tp.Any
 ) -> tuple[tp.Any, tp.Any]:
-    """One step, after which some random streams stand where they stood before."""
+    """One step, after which some random streams have the key and count they had before it."""
     state = variables(cell, All(RngState, streams))
     before = [(variable, variable.get_raw_value()) for _, variable in state.flat_state()]
     result = step(cell, *args)
@@ -315,7 +314,7 @@ def _restart(
 def _with_dtypes_of(old: tp.Any, new: tp.Any) -> tp.Any:
     """A new carry, with floating arrays in the dtypes of the old one.
 
-    Raises TypeError when it is another pytree.
+    Raises TypeError if it has another structure.
     """
     if jax.tree.structure(old) != jax.tree.structure(new):
         raise TypeError(
@@ -336,18 +335,18 @@ def _concatenate(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 class Bidirectional(Module):
-    """Runs one RNN forwards and another backwards, and merges what they give.
+    """Runs one RNN forwards and another backwards, and merges their outputs.
 
     Args:
         forward_rnn: the RNN that runs from the start.
-        backward_rnn: the RNN that runs from the end; its outputs are put in the order of the
-            inputs.  Both are run as this layer says, whatever their own options.
-        merge_fn: merges the outputs of the two; by default it joins them along the last axis.
+        backward_rnn: the RNN that runs from the end; its outputs are returned in the order of the
+            inputs.  The options of this layer override those of the two RNNs.
+        merge_fn: merges the outputs of the two; by default it concatenates them along the last axis.
         time_major: the time axis comes first; otherwise it stands before the features.
-        return_carry: give back the last carries of both, too.
+        return_carry: return the last carries of both, too.
         rngs: the source of keys for the carries: True for a stream of its own that starts from
             seed 0, an Rngs to fork the stream "carry" from, a stream to draw from, or False to leave
-            it to the two.
+            it to the two RNNs.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -398,12 +397,11 @@ class Bidirectional(Module):
 
         Args:
             inputs: (*batch, time, *features), or (time, *batch, *features) if `time_major`.
-            initial_carry: the carries to start from, forward and backward.
-            rngs: the source of keys for the carries; goes before the layer's own.
+            initial_carry: the initial carries, forward and backward.
+            rngs: the source of keys for the carries; takes precedence over the layer's own.
             seq_lengths: as in `RNN`.
             return_carry, time_major: options for this call; by default those of the layer.
-            reverse, keep_order: accepted so that the layer can stand where an RNN does; without
-                effect.
+            reverse, keep_order: have no effect; accepted so that the layer can replace an RNN.
         """
         return_carry = self.return_carry if return_carry is None else return_carry
         forward_carry, backward_carry = initial_carry or (None, None)

@@ -1,8 +1,8 @@
-"""Recurrent cells: what `RNN` runs over sequences.
+"""Recurrent cells, which `RNN` runs over sequences.
 
-A cell maps a carry and one position of the input to a new carry and an output.  Its carry is one
+A cell maps a carry and one position of the input to a new carry and an output.  The carry is an
 array of `hidden_features`, or two for the long short-term memory, in `param_dtype` unless the
-caller starts from another.
+caller passes another initial carry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Activation = tp.Callable[..., jax.Array]
 def orthogonal_init(
     key: jax.Array, shape: tp.Sequence[int], dtype: tp.Any = jnp.float32
 ) -> jax.Array:
-    """An orthogonal matrix, also in the half-precision dtypes that JAX has no decomposition for."""
+    """An orthogonal matrix, also in half-precision dtypes, for which JAX has no decomposition."""
     exact = jnp.promote_types(dtype, jnp.float32)
     return initializers.orthogonal()(key, tuple(shape), exact).astype(dtype)
 
@@ -40,12 +40,12 @@ def orthogonal_init(
 def modified_orthogonal(
     key: jax.Array, shape: tp.Sequence[int], dtype: tp.Any = jnp.float32
 ) -> jax.Array:
-    """An orthogonal matrix, made in JAX's default floating dtype whatever its own."""
+    """An orthogonal matrix, computed in JAX's default floating dtype and cast to `dtype`."""
     return initializers.orthogonal()(key, tuple(shape)).astype(dtype)
 
 
 class RNNCellBase(Module):
-    """A cell: what `RNN` runs over a sequence.
+    """Base of cells, which `RNN` runs over a sequence.
 
     A subclass defines `__call__`, `initialize_carry` and `num_feature_axes`.
 
@@ -65,7 +65,7 @@ class RNNCellBase(Module):
         """One step: the new carry, and the output.
 
         Args:
-            carry: the carry, of the structure and shapes that `initialize_carry` makes.
+            carry: the carry, with the structure and shapes of the one from `initialize_carry`.
             inputs: one position of the input, (*batch, *features).
         """
         self._nnx_lacks("__call__")
@@ -76,18 +76,18 @@ class RNNCellBase(Module):
         rngs: KeySource | None = None,
         carry_init: Initializer | None = None,
     ) -> tp.Any:
-        """The carry to start from.
+        """The initial carry.
 
         Args:
             input_shape: the shape of one position of the input, (*batch, *features).
             rngs: the source of random keys.
-            carry_init: an initializer to use in place of the cell's own.
+            carry_init: an initializer; takes precedence over the cell's own.
         """
         self._nnx_lacks("initialize_carry")
 
     @property
     def num_feature_axes(self) -> int:
-        """How many axes of one position of the input, the last ones, are not batch axes."""
+        """The number of axes of one position of the input that are not batch axes; they are last."""
         self._nnx_lacks("num_feature_axes")
 
     def _nnx_lacks(self, member: str) -> tp.NoReturn:
@@ -95,7 +95,7 @@ class RNNCellBase(Module):
 
 
 class _Cell(RNNCellBase):
-    """What the cells of this file share: their options, their carry, and checks of shapes."""
+    """What the cells of this file share: their attributes, and how their carry is made."""
 
     in_features: int
     hidden_features: int
@@ -110,9 +110,9 @@ class _Cell(RNNCellBase):
     def _nnx_set_up(
         self, arguments: Arguments
     ) -> tuple[tp.Callable[..., Linear], tp.Callable[..., Linear]]:
-        """Set the attributes; the results make projections of the input and of the hidden array.
+        """Set the attributes; returns makers of projections of the input and of the hidden array.
 
-        The results take the number of output features and `use_bias`.
+        They are called with the number of output features and `use_bias`.
         """
         arguments.set_attributes()
         values = arguments.values
@@ -148,21 +148,21 @@ class _Cell(RNNCellBase):
         rngs: KeySource | None = None,
         carry_init: Initializer | None = None,
     ) -> tp.Any:
-        """The carry to start from: (*batch, hidden_features).
+        """The initial carry: (*batch, hidden_features).
 
         Args:
             input_shape: the shape of one position of the input, (*batch, in_features).
-            rngs: the source of a key for each array, from the stream "carry"; goes before the
-                stream the cell keeps.  A constant carry needs none.
-            carry_init: an initializer; goes before the cell's own.  Zeros by default.
+            rngs: the source of a key for each array, from the stream "carry"; takes precedence over
+                the cell's own stream.  A constant carry needs none.
+            carry_init: an initializer; takes precedence over the cell's own.  Zeros by default.
 
-        Raises ValueError when the carry is random and there is no source of keys.
+        Raises ValueError if the carry is random and there is no source of keys.
         """
         return _first_carry(self, 1, input_shape, rngs, carry_init)[0]
 
     @property
     def num_feature_axes(self) -> int:
-        """1: the last axis of one position of the input holds its features."""
+        """1: only the last axis of one position of the input is a feature axis."""
         return 1
 
 
@@ -173,7 +173,7 @@ def _first_carry(
     rngs: KeySource | None,
     carry_init: Initializer | None,
 ) -> tuple[tp.Any, ...]:
-    """The arrays of the carry to start from; see `_Cell.initialize_carry`."""
+    """The arrays of the initial carry; see `_Cell.initialize_carry`."""
     init = carry_init if carry_init is not None else cell.carry_init
     init = initializers.zeros if init is None else init
     keyless = rngs is None and cell.rngs is None and init in KEYLESS
@@ -206,19 +206,19 @@ def _check(cell: tp.Any, inputs: jax.Array, *hidden: jax.Array) -> None:
 
 
 class SimpleCell(_Cell):
-    """The plain recurrent cell: `h' = activation(dense_i(x) + dense_h(h))`, its output too.
+    """The basic recurrent cell: `h' = activation(dense_i(x) + dense_h(h))`, which is its output too.
 
     Args:
         in_features: features of the input.
         hidden_features: features of the carry and the output.
         dtype: dtype of the projections.
-        param_dtype: dtype of the parameters, and of the carry it starts from.
+        param_dtype: dtype of the parameters and of the initial carry.
         carry_init: initializer of the carry; zeros by default.
         residual: add the carry before the activation.
         activation_fn: the activation.
         kernel_init, recurrent_kernel_init, bias_init: initializers of the projections.
-        promote_dtype: brings input and parameters to the dtype of the computation.
-        keep_rngs: keep a random stream for the carry, forked from the stream "carry".
+        promote_dtype: casts input and parameters to the dtype of the computation.
+        keep_rngs: whether the cell has a random stream for the carry, forked from "carry".
         rngs: the stream "params" is drawn for `dense_h`, then for `dense_i`.
         kernel_metadata, recurrent_kernel_metadata, bias_metadata: metadata of the parameters.
 
@@ -277,7 +277,7 @@ class SimpleCell(_Cell):
 
 
 class _GatedCell(_Cell):
-    """A cell with gates; a subclass makes its projections in `_nnx_build`."""
+    """A cell with gates; subclasses make their projections in `_nnx_build`."""
 
     gate_fn: Activation
 
@@ -306,12 +306,12 @@ class _GatedCell(_Cell):
     def _nnx_build(
         self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
     ) -> None:
-        """Make the projections; the two functions take output features and `use_bias`."""
+        """Make the projections, with the functions that `_nnx_set_up` returns."""
         self._nnx_lacks("_nnx_build")
 
 
 class _MemoryCell(_GatedCell):
-    """A cell with a carry of two arrays, memory and hidden array."""
+    """A cell whose carry is two arrays, memory and hidden array."""
 
     def initialize_carry(
         self,
@@ -319,9 +319,9 @@ class _MemoryCell(_GatedCell):
         rngs: KeySource | None = None,
         carry_init: Initializer | None = None,
     ) -> tuple[tp.Any, tp.Any]:
-        """The carry to start from: two arrays (*batch, hidden_features).
+        """The initial carry: two arrays (*batch, hidden_features).
 
-        Args, errors: as for `GRUCell`, with a key for each array.
+        Arguments and errors are those of `GRUCell`, with a key for each array.
         """
         memory, hidden = _first_carry(self, 2, input_shape, rngs, carry_init)
         return memory, hidden
@@ -339,7 +339,7 @@ def _memory_step(
         cell: the cell.
         carry: memory and hidden array.
         inputs: (*batch, in_features).
-        gates: input gate, forget gate, candidate and output gate for a hidden array, before
+        gates: maps a hidden array to input gate, forget gate, candidate and output gate, before
             their activations.
     """
     if not isinstance(carry, (tuple, list)) or len(carry) != 2:
@@ -362,20 +362,20 @@ class LSTMCell(_MemoryCell):
         g = activation(ig(x) + hg(h))  o = gate(io(x) + ho(h))
         c' = f * c + i * g             h' = o * activation(c')
 
-    The carry is (c, h), the output h'.  `OptimizedLSTMCell` computes the same with two products in
-    place of eight.
+    The carry is (c, h), the output h'.  `OptimizedLSTMCell` computes the same with two products
+    instead of eight.
 
     Args:
         in_features: features of the input.
         hidden_features: features of the carry and the output.
         gate_fn: activation of the gates.
-        activation_fn: activation of what passes them.
+        activation_fn: activation of candidate and output.
         kernel_init, recurrent_kernel_init, bias_init: initializers of the projections.
-        dtype: dtype of the projections; None lets input and parameters decide.
-        param_dtype: dtype of the parameters, and of the carry it starts from.
+        dtype: dtype of the projections; None: what input and parameters promote to.
+        param_dtype: dtype of the parameters and of the initial carry.
         carry_init: initializer of the carry; zeros by default.
-        promote_dtype: brings input and parameters to the dtype of the computation.
-        keep_rngs: keep a random stream for the carry, forked from the stream "carry".
+        promote_dtype: casts input and parameters to the dtype of the computation.
+        keep_rngs: whether the cell has a random stream for the carry, forked from "carry".
         rngs: the stream "params" is drawn for ii, if_, ig, io, hi, hf, hg, ho, in this order.
         kernel_metadata, recurrent_kernel_metadata, bias_metadata: metadata of the parameters.
 
@@ -426,7 +426,7 @@ class LSTMCell(_MemoryCell):
 class OptimizedLSTMCell(_MemoryCell):
     """Long short-term memory, with the kernels of all gates side by side in two matrices.
 
-    The maths is that of `LSTMCell`; the columns are those of i, f, g and o, in this order.
+    It computes the same as `LSTMCell`; the columns are those of i, f, g and o, in this order.
 
     Args: as in `LSTMCell`, but the stream "params" is drawn for `dense_i`, then for `dense_h`.
 

@@ -1,9 +1,9 @@
 """Rotary position embedding: `RoPE`, and attention that uses it.
 
-RoPE (Su et al. 2021, https://arxiv.org/abs/2104.09864) turns pairs of features of a query or key by
-an angle that grows with its position: the product of the two then depends on how far they stand
-apart, and not on where.  Feature i is paired with feature i + depth/2; pair i turns by
-`theta ** (-2 i / depth)` from one position to the next.
+RoPE (Su et al. 2021, https://arxiv.org/abs/2104.09864) rotates pairs of features of a query or key
+by an angle proportional to its position, so that the product of the two depends only on the
+distance between them.  Feature i is paired with feature i + depth/2; from one position to the next,
+pair i is rotated by `theta ** (-2 i / depth)`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from nnxlite.variables import Variable
 
 
 class RoPE(Module):
-    """Turns the features of each position by angles that grow with the position.
+    """Rotates the features of each position by angles proportional to the position.
 
     Args:
-        theta: base of the angles; the larger, the slower the last pairs turn.
-        embedding_size, max_seq_len: give both, or none.  Then sines and cosines for this depth and
-            the positions below `max_seq_len` are computed once and kept.
+        theta: base of the angles; the larger, the slower the last pairs rotate.
+        embedding_size, max_seq_len: pass both or neither.  With both, sines and cosines for this
+            depth and the positions below `max_seq_len` are computed once and stored.
 
     Attributes:
         cached_sin, cached_cos: Variables of shape (max_seq_len, embedding_size // 2), or None.
 
     Raises:
-        ValueError: when only one of the two sizes is given, or the depth is odd.
-        TypeError: for an input that has another depth or is longer than what is kept.
+        ValueError: if only one of the two sizes is given, or the depth is odd.
+        TypeError: for an input with another depth than the stored sines, or longer than these.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -63,13 +63,13 @@ class RoPE(Module):
             self.cached_sin, self.cached_cos = Variable(sin), Variable(cos)
 
     def __call__(self, x: jax.Array, input_positions: jax.Array | None = None) -> jax.Array:
-        """The input with its features turned, (..., length, depth).
+        """The input with its features rotated, (..., length, depth).
 
         Args:
             x: (..., length, depth), of an even depth.
             input_positions: (length,), or (..., length) that broadcasts; by default 0, 1, 2, ...
 
-        The result is float32 where the input is less precise.
+        The result is float32 if the input is less precise.
         """
         x = jnp.asarray(x)
         if x.ndim < 2:
@@ -84,7 +84,7 @@ def _sin_cos(rope: RoPE, x: jax.Array, positions: jax.Array | None) -> tuple[jax
     shape, dtype = x.shape, jnp.finfo(jnp.promote_types(x.dtype, jnp.float32)).dtype
     length, depth = shape[-2:]
     if positions is not None:
-        return _angles(rope.theta, _fitting(positions, shape), depth, dtype)
+        return _angles(rope.theta, _checked_positions(positions, shape), depth, dtype)
     if rope.cached_sin is None or rope.cached_cos is None:
         return _angles(rope.theta, jnp.arange(length), depth, dtype)
     sin, cos = rope.cached_sin[...], rope.cached_cos[...]
@@ -118,7 +118,7 @@ def _twice(part: jax.Array, ndim: int) -> jax.Array:
     return jnp.expand_dims(both, tuple(range(ndim - both.ndim)))
 
 
-def _fitting(positions: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _checked_positions(positions: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The positions, which must broadcast to the input's shape without its depth."""
     positions = jnp.asarray(positions)
     same_length = positions.ndim > 0 and positions.shape[-1] == shape[-2]
@@ -139,18 +139,18 @@ def dot_product_attention_with_rope(
     input_positions: jax.Array | None = None,
     **kwargs: tp.Any,
 ) -> jax.Array:
-    """`dot_product_attention` with queries and keys turned by their positions.
+    """`dot_product_attention` with queries and keys rotated by their positions.
 
     Use it as the `attention_fn` of `MultiHeadAttention`; in a decoding step the layer passes the
     position of its token.
 
     Args:
         query, key, value: as in `dot_product_attention`, (*batch, length, heads, depth).
-        rope: a `RoPE`, or a function like it: of an array (*batch, heads, length, depth) and, where
+        rope: a `RoPE`, or a function like it: of an array (*batch, heads, length, depth) and, if
             there are any, positions.
         input_positions: positions of the queries, (length,) or (*batch, length); by default 0, 1,
-            2, ...  Keys stand at the same positions if there are as many of them as of queries,
-            and at 0, 1, 2, ... otherwise.
+            2, ...  Keys have the same positions if there are as many of them as queries, and 0, 1,
+            2, ... otherwise.
         **kwargs: as in `dot_product_attention`.
 
     Returns an array (*batch, query length, heads, value depth).
@@ -164,7 +164,7 @@ def dot_product_attention_with_rope(
     (1, 5, 8)
     """
 
-    def turned(x: jax.Array, positions: jax.Array | None) -> jax.Array:
+    def rotated(x: jax.Array, positions: jax.Array | None) -> jax.Array:
         x = jnp.swapaxes(x, -3, -2)
         if positions is None:
             x = rope(x)
@@ -174,6 +174,6 @@ def dot_product_attention_with_rope(
         return jnp.swapaxes(x, -3, -2)
 
     check_shapes(query, key, value)
-    together = key.shape[-3] == query.shape[-3]
-    key = turned(key, input_positions if together else None)
-    return dot_product_attention(turned(query, input_positions), key, value, **kwargs)
+    same_length = key.shape[-3] == query.shape[-3]
+    key = rotated(key, input_positions if same_length else None)
+    return dot_product_attention(rotated(query, input_positions), key, value, **kwargs)

@@ -1,4 +1,4 @@
-"""`Dropout`: regularisation by leaving out random elements."""
+"""`Dropout`: regularisation by setting random elements to zero."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class Dropout(Module):
     """Sets random elements of its input to zero, and scales the others by `1 / (1 - rate)`.
 
     The result has the shape and dtype of the input, and the same mean over many draws.  It is the
-    input itself where `deterministic` is set or the rate is zero.  Source: Srivastava et al.,
+    input itself if `deterministic` is set or the rate is zero.  Source: Srivastava et al.,
     "Dropout: A Simple Way to Prevent Neural Networks from Overfitting" (2014).
 
     Args:
         rate: the probability that an element is set to zero, from 0 to 1.
-        broadcast_dims: axes along which all elements share one draw.
-        deterministic: whether to leave the input as it is; None if each call says.
+        broadcast_dims: axes along which all elements are dropped together.
+        deterministic: whether to return the input unchanged; None leaves it to each call.
         rng_collection: name of the stream to draw from.
-        rngs: the source of random keys.  The layer keeps a stream of its own, forked from the
-            stream `rng_collection` (or, where there is none of this name, from the default one).
+        rngs: the source of random keys.  The layer has a stream of its own, forked from the stream
+            `rng_collection` (or from the default one if there is none of this name).
 
     Raises:
         TypeError: for `rngs` of another type, or an input that is not floating.
         ValueError: for a rate outside [0, 1]; when called without a key, or without
-            `deterministic` where the layer has none.
-        KeyError: if `rngs` has no such stream.
+            `deterministic` if the layer has none.
+        KeyError: if `rngs` does not have this stream.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -77,8 +77,9 @@ class Dropout(Module):
 
         Args:
             inputs: a floating array.
-            deterministic: whether to leave the input as it is; goes before the layer's own.
-            rngs: the source of the key, or the key itself; goes before the layer's own.
+            deterministic: whether to return the input unchanged; takes precedence over the layer's
+                own mode.
+            rngs: the source of the key, or the key itself; takes precedence over the layer's own.
         """
         if resolve_mode(self, "deterministic", deterministic, self.deterministic):
             return inputs
@@ -121,7 +122,7 @@ _PURPOSE = (
 
 
 def _named(layer: Dropout, rngs: tp.Any) -> tp.Any:
-    """The stream of the layer's name, of several; its name may be that of an attribute."""
+    """Of several streams, the layer's; by item, as an `Rngs` may have an attribute of this name."""
     return rngs[layer.rng_collection] if isinstance(rngs, Rngs) else rngs
 
 

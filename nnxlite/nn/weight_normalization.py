@@ -1,10 +1,10 @@
 """Normalisation of weights: `SpectralNorm` and `WeightNorm`, wrappers around any module.
 
-Such a wrapper holds a module and, for each weight it is to normalise, some values of its own: the
-estimate of a singular vector, or a learned scale.  They are kept in a dict by the path of the
+Such a wrapper contains a module and, for each weight that it normalises, values of its own: the
+estimate of a singular vector, or a learned scale.  These are stored in a dict by the path of the
 weight inside the wrapped module.  A call replaces each weight by its normalised form, *in place*,
-and then calls the module.  The weight stays replaced, so that what the module holds afterwards is
-what it computed with; normalising it again the next time changes no more than a rounding.
+and then calls the module.  The weight is not restored, so that afterwards the module contains what
+it computed with; normalising it again in the next call changes it by rounding only.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class _WeightNormalization(Module):
     def __init__(self, layer_instance: tp.Any) -> None:
         if not isinstance(layer_instance, Pytree):
             raise TypeError(
-                f"{layer_name(self)} wraps a module and normalises the Variables it holds; got "
+                f"{layer_name(self)} wraps a module and normalises the Variables in it; got "
                 f"a value of type {type(layer_instance).__name__}."
             )
         self.layer_instance = layer_instance
 
 
 def _weights(module: tp.Any, which: Filter) -> Weights:
-    """The Variables of a module that a filter selects, by path and in path order."""
+    """The Variables of a module that a filter selects, with their paths, in path order."""
     return list(to_flat_state(variables(module, which, ...)[0]))
 
 
@@ -61,24 +61,24 @@ class SpectralNorm(_WeightNormalization):
     """Spectral normalisation (Miyato et al. 2018, https://arxiv.org/abs/1802.05957).
 
     Divides each `Param` of two or more dimensions by an estimate of its largest singular value, as
-    a matrix whose columns are the last axis.  The estimate comes from power iteration, which takes
-    up where it stopped the time before; vector and value are kept in `batch_stats`, as `BatchStat`s
+    a matrix whose columns are the last axis.  The estimate comes from power iteration, which
+    continues from the previous call; vector and value are stored in `batch_stats`, as `BatchStat`s
     under the path of the parameter and `"u"` or `"sigma"`.
 
     Args:
         layer_instance: the module to wrap.
-        n_steps: steps of power iteration in one call; 0 leaves the parameters as they are.
+        n_steps: steps of power iteration in one call; 0 leaves the parameters unchanged.
         epsilon: added to the squared norm of a vector.
         dtype: dtype that normalised parameters are rounded to; they are stored in their own.
         param_dtype: dtype of the estimates.
-        error_on_non_matrix: refuse parameters of three or more dimensions.
-        update_stats: whether calls keep their estimates.  A module in `eval` mode
-            (`use_running_average=True`) does not.
-        rngs: keys for the first vectors, from the stream `params`.
+        error_on_non_matrix: raise an error for parameters of three or more dimensions.
+        update_stats: whether calls store their estimates.  In `eval` mode
+            (`use_running_average=True`) they do not.
+        rngs: keys for the first vectors, from the stream "params".
 
     Raises:
-        TypeError: when `layer_instance` is no module.
-        ValueError: for `n_steps` below zero, or by `error_on_non_matrix`.
+        TypeError: if `layer_instance` is not a module.
+        ValueError: for `n_steps` below zero, or because of `error_on_non_matrix`.
 
     >>> import jax.numpy as jnp, nnxlite as nnx
     >>> rngs = nnx.Rngs(0)
@@ -124,7 +124,7 @@ class SpectralNorm(_WeightNormalization):
 
         Args:
             x: the argument for the wrapped module.
-            update_stats: whether this call keeps its estimates; by default as the layer says.
+            update_stats: whether this call stores its estimates; by default as the layer says.
         """
         if update_stats is None:
             update_stats = not self.use_running_average
@@ -134,10 +134,10 @@ class SpectralNorm(_WeightNormalization):
         return self.layer_instance(x)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
-        """Set the mode; None leaves it as it is.
+        """Set the mode; None leaves it unchanged.
 
         Args:
-            use_running_average: do not keep new estimates.
+            use_running_average: do not store new estimates.
         """
         if use_running_average is not None:
             self.use_running_average = use_running_average
@@ -145,28 +145,28 @@ class SpectralNorm(_WeightNormalization):
 
 def _matrices(layer: SpectralNorm) -> Weights:
     """The parameters to normalise."""
-    found = [pair for pair in _weights(layer.layer_instance, Param) if pair[1].ndim > 1]
-    for path, weight in found:
+    matrices = [pair for pair in _weights(layer.layer_instance, Param) if pair[1].ndim > 1]
+    for path, weight in matrices:
         if weight.ndim > 2 and layer.error_on_non_matrix:
             raise ValueError(
                 f"SpectralNorm: Layer instance parameter is {weight.ndim}D but "
                 f"error_on_non_matrix is True: {path_text(path)} of "
                 f"{type(layer.layer_instance).__name__} has the shape {weight.shape}."
             )
-    return found
+    return matrices
 
 
 def _divide_by_singular_value(
     layer: SpectralNorm, path: Path, weight: Variable[jax.Array], update_stats: bool
 ) -> None:
-    kept_u, kept_sigma = layer.batch_stats[(*path, "u")], layer.batch_stats[(*path, "sigma")]
+    stored_u, stored_sigma = layer.batch_stats[(*path, "u")], layer.batch_stats[(*path, "sigma")]
     value = weight.get_value()
     matrix = value.reshape(-1, value.shape[-1])
-    u, v = _singular_vectors(matrix, kept_u.get_value(), layer.n_steps, layer.epsilon)
+    u, v = _singular_vectors(matrix, stored_u.get_value(), layer.n_steps, layer.epsilon)
     sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
     if update_stats:
-        kept_u.set_value(u.astype(kept_u.dtype))
-        kept_sigma.set_value(sigma.astype(kept_sigma.dtype))
+        stored_u.set_value(u.astype(stored_u.dtype))
+        stored_sigma.set_value(sigma.astype(stored_sigma.dtype))
     normalized = value / jnp.where(sigma != 0, sigma, 1)
     dtype = canonicalize_dtype(value, u, v, sigma, dtype=layer.dtype)
     weight.set_value(normalized.astype(dtype).astype(value.dtype))
@@ -187,15 +187,15 @@ class WeightNorm(_WeightNormalization):
     """Weight normalisation (Salimans and Kingma 2016, https://arxiv.org/abs/1602.07868).
 
     Gives every slice of a weight along its feature axes the Euclidean norm one, times a learned
-    scale: direction and length are learned apart.  The scales are `Param`s, kept in `scales` under
-    the path of the weight.
+    scale: direction and length are learned separately.  The scales are `Param`s, stored in `scales`
+    under the path of the weight.
 
-    Where a scale is not positive the weight is stored without its sign, so that it keeps its
-    direction from call to call (storing the product would flip it each time).
+    If a scale is negative, the weight is stored without its sign, so that it keeps its direction
+    from call to call: storing the product would flip it each time.
 
     Args:
         layer_instance: the module to wrap.
-        feature_axes: the axes along which each slice has its own norm; None for one norm for the
+        feature_axes: the axes along which each slice has its own norm; None for one norm of the
             whole weight.
         use_scale: whether there are scales.
         scale_init: their initializer.
@@ -204,11 +204,11 @@ class WeightNorm(_WeightNormalization):
         param_dtype: dtype of the scales.
         variable_filter: which Variables of the module to normalise.
         promote_dtype: does the rounding.
-        rngs: keys for `scale_init`, from the stream `params`.
+        rngs: keys for `scale_init`, from the stream "params".
 
     Raises:
-        TypeError: when `layer_instance` is no module.
-        IndexError: when a selected Variable has no such axis.
+        TypeError: if `layer_instance` is not a module.
+        IndexError: if a selected Variable does not have such an axis.
 
     >>> import jax.numpy as jnp, nnxlite as nnx
     >>> rngs = nnx.Rngs(0)
@@ -247,7 +247,7 @@ class WeightNorm(_WeightNormalization):
             axes = _feature_axes(self, path, weight)
             if scales is not None:
                 shape = tuple(weight.shape[axis] for axis in axes)
-                # A constant draws no key, so that later layers get the keys they get in the reference.
+                # As in the reference, a constant draws no key; later layers depend on that.
                 key: tp.Any = None if scale_init in KEYLESS else params_key(self, rngs)
                 scales[path] = Param(scale_init(key, shape, param_dtype))
         self.scales = data(scales)
@@ -279,7 +279,7 @@ def _feature_axes(layer: WeightNorm, path: Path, weight: Variable[jax.Array]) ->
 
 
 def _give_norm(layer: WeightNorm, path: Path, weight: Variable[jax.Array]) -> jax.Array | None:
-    """Write the normalised weight; the result is what to store after the call, if another."""
+    """Write the normalised weight; returns the value to store after the call, None for the same."""
     value, features = weight.get_value(), _feature_axes(layer, path, weight)
 
     def rounded(normalized: jax.Array) -> jax.Array:
