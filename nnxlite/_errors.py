@@ -1,4 +1,4 @@
-"""Exceptions of the library, and the one way that paths are written in messages."""
+"""Exceptions of the library, and how messages show paths and values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import jax
 
 
 class NnxError(Exception):
-    """Base of the exceptions that have no fitting builtin class."""
+    """Base of exceptions for which no builtin class is suitable."""
 
 
 class TraceContextError(NnxError):
     """An object was changed from a trace level other than the one it belongs to.
 
     Attributes:
-        owner: class name of the object that was to be changed.
-        attribute: the attribute, or None where the object itself was meant.
+        owner: class name of the object.
+        attribute: the attribute, or None for the object itself.
 
-    The argument `variable` says that the owner is a Variable. Where the reference has been imported, its
+    The argument `variable` says that the owner is a Variable. If the reference has been imported, its
     class of the same name catches the exception, too.
     """
 
@@ -55,7 +55,7 @@ class TraceContextError(NnxError):
 
 @functools.cache
 def _of_both(cls: type, reference: type) -> tp.Any:
-    """A class of exceptions that are caught by either name."""
+    """A subclass of both, the same one each time."""
     return type(cls.__name__, (cls, reference), {"__module__": cls.__module__})
 
 
@@ -94,4 +94,4 @@ _OURS = (
     tp.cast(str, contextlib.__file__),
     tp.cast(str, functools.__file__),
 )
-"""Files that no line of a user's program is in."""
+"""Paths whose files are not part of a user's program."""

@@ -1,6 +1,6 @@
-"""The reference's submodule paths, for names that live elsewhere here.
+"""The reference's submodule paths, for names that are defined elsewhere here.
 
-`from flax.nnx.nn.linear import Conv` is habit: with `nnxlite` in place of `flax.nnx` it works, too.
+`from flax.nnx.nn.linear import Conv` is common; with `nnxlite` in place of `flax.nnx` it works, too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PATHS: dict[str, str] = {
     "variablelib": "A B C F V use_eager_sharding using_eager_sharding",
     "visualization": "display",
 }
-"""By submodule, the names that are found there as well; what does not exist is made of them."""
+"""For each submodule, further names in it; a submodule that does not exist is made of these."""
 
 
 def install(package: types.ModuleType) -> None:
@@ -74,5 +74,5 @@ def install(package: types.ModuleType) -> None:
             setattr(sys.modules[parent], name, module)
         for name in names.split():
             if not hasattr(module, name):
-                found = next(source for source in sources if hasattr(source, name))
-                setattr(module, name, getattr(found, name))
+                source = next(source for source in sources if hasattr(source, name))
+                setattr(module, name, getattr(source, name))

@@ -1,8 +1,8 @@
 """The text form of objects: what `repr` shows of modules, Variables, states and graph definitions.
 
-An object that wants to be laid out tells, through `__nnx_text__`, what one level of it looks like:
-a `Text`, with a name, brackets and labelled children.  The children are the objects themselves:
-`text_of` takes them apart in turn, so that it alone decides about sharing, depth and width.
+An object describes one level of its text form in `__nnx_text__`: a `Text`, with a name, brackets and
+labelled children.  The children are the objects themselves: `text_of` expands them in turn, so that
+sharing, depth and width are handled in one place.
 
     Linear( # Param: 9 (36 B)
       kernel=Param( # 6 (24 B)
@@ -12,10 +12,10 @@ a `Text`, with a name, brackets and labelled children.  The children are the obj
       dot_general=<function dot_general>
     )
 
-An object met a second time is a reference to the path of the first (`<shared: layers.0>`; the root
-is `self`), which also ends cycles.  Arrays are shown by shape and dtype, the smallest by value;
-functions and types by name; addresses never.  Both passes, taking apart and laying out, are loops:
-no depth of nesting meets the recursion limit, and what is too deep or too long to be read is closed
+A second occurrence of an object is shown as the path of the first (`<shared: layers.0>`; the root is
+`self`), which also ends cycles.  Arrays are shown by shape and dtype, the smallest by value;
+functions and types by name; addresses never.  Both passes, expanding and laying out, are loops, so
+that nesting is not limited by recursion; levels that are too deep or too long to read are collapsed
 (`Block(...)`) but still counted.  The text has no colour; see `nnxlite.inspect` for that.
 """
 
@@ -34,10 +34,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-WIDTH = 80  # a plain container that fits within this many characters stays on one line
-MAX_DEPTH = 32  # deeper levels are closed
+WIDTH = 80  # a builtin container of at most this many characters is on one line
+MAX_DEPTH = 32  # deeper levels are collapsed
 MAX_ENTRIES = 200  # further entries of one level are counted, not shown
-MAX_LINES = 5000  # after so many lines every level is closed
+MAX_LINES = 5000  # after this many lines every level is collapsed
 FEW = 6  # arrays of at most this many elements are shown by value
 
 
@@ -54,15 +54,15 @@ class Text:
     """One level of an object's text form.
 
     Attributes:
-        name: what stands before the opening bracket.
+        name: the text before the opening bracket.
         opening, closing: the brackets.
         entries: the children in order.
-        comment: printed after the opening bracket, behind a `#`.
-        tally: a leaf of the count: name of its kind, number of elements, bytes.
+        comment: printed after the opening bracket, after a `#`.
+        tally: for a leaf that is counted: name of its kind, number of elements, bytes.
         totals: whether the comment is the sum of the tallies below.
-        few: as the root: arrays of at most this many elements are shown by value.
-        identity: whether a second occurrence is a reference to the first.
-        breaks: whether it takes several lines even if it fits on one.
+        few: if it is the root, arrays of at most this many elements are shown by value.
+        identity: whether a second occurrence is shown as a reference to the first.
+        breaks: whether it takes several lines even if one is enough.
     """
 
     name: str
@@ -78,16 +78,16 @@ class Text:
 
 
 class Atom(str):
-    """A child that is already text."""
+    """A child that is text already."""
 
     __slots__ = ()
 
 
 class HasText(tp.Protocol):
-    """An object that knows one level of its own text form."""
+    """An object that describes one level of its text form."""
 
     def __nnx_text__(self) -> Text:
-        """The present level; children are given as objects."""
+        """One level; children are objects."""
         ...
 
 
@@ -116,7 +116,7 @@ def variable_node(type_: type, value: tp.Any, metadata: tp.Mapping[str, tp.Any])
 
 
 def mapping_node(owner: tp.Any, mapping: tp.Mapping[tp.Any, tp.Any]) -> Text:
-    """A mapping type by its items; one inside another of the same type shows plain braces."""
+    """A mapping type by its items; one inside another of the same type has bare braces."""
     entries = tuple(Entry(key, f"{key!r}: ", value) for key, value in mapping.items())
     return Text(_name(owner), "({", "})", entries, totals=True)
 
@@ -150,7 +150,7 @@ def count_and_bytes(value: tp.Any) -> tuple[int, int]:
 
 
 def human_bytes(size: int) -> str:
-    """A number of bytes for people.
+    """A number of bytes in readable units.
 
     >>> from nnxlite._text import human_bytes
     >>> human_bytes(36), human_bytes(4_000_000)
@@ -166,7 +166,7 @@ def human_bytes(size: int) -> str:
 
 
 def totals_text(totals: tp.Mapping[str, tuple[int, int]]) -> str:
-    """Counts and bytes for each kind, and their sum where there are several kinds.
+    """Counts and bytes for each kind, and their sum if there are several kinds.
 
     >>> from nnxlite._text import totals_text
     >>> totals_text({"Param": (9, 36), "BatchStat": (6, 24)})
@@ -182,7 +182,7 @@ def totals_text(totals: tp.Mapping[str, tuple[int, int]]) -> str:
 
 
 def short(value: tp.Any, few: int = FEW) -> str:
-    """A value that is not taken apart, on one line.
+    """A value that is not expanded, on one line.
 
     Arrays of more than `few` elements by shape and dtype, functions and types by name.
 
@@ -242,7 +242,7 @@ def _array_text(array: tp.Any, few: int) -> str:
 
 
 def _can_be_read(array: tp.Any) -> bool:
-    """Whether the elements are at hand, without tracing, waiting for other hosts, or raising."""
+    """Whether the elements can be read: not traced, deleted, or on other hosts."""
     if isinstance(array, np.ndarray):
         return array.dtype != object
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
@@ -256,15 +256,14 @@ def _can_be_read(array: tp.Any) -> bool:
     )
 
 
-# Taking apart --------------------------------------------------------------------------------
+# Expanding -----------------------------------------------------------------------------------
 
-_MAPPINGS = (dict, types.MappingProxyType)
-_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+_SIMPLE = (int, float, complex, bool, str, bytes, type(None))
 
 
 def open_up(value: tp.Any) -> Text | None:
-    """One level of any value, or None for one that `short` shows."""
-    if isinstance(value, (*_PLAIN, type)):
+    """One level of any value, or None for one that is shown by `short`."""
+    if isinstance(value, (*_SIMPLE, type)):
         return None
     if hasattr(type(value), "__nnx_text__"):
         return value.__nnx_text__()
@@ -274,9 +273,9 @@ def open_up(value: tp.Any) -> Text | None:
     if isinstance(value, tuple) and isinstance(names, tuple):
         fields = tuple(Entry(n, f"{n}=", v) for n, v in zip(names, value, strict=True))
         return Text(type(value).__name__, entries=fields, identity=False, breaks=False)
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        return _plain_sequence(value)
-    if isinstance(value, (dict, types.MappingProxyType)) and type(value) in _MAPPINGS:
+    if type(value) in (list, tuple):
+        return _builtin_sequence(value)
+    if type(value) is dict or type(value) is types.MappingProxyType:
         entries = tuple(Entry(k, f"{k!r}: ", v) for k, v in value.items())
         return Text("", "{", "}", entries, identity=False, breaks=False)
     if dataclasses.is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):
@@ -292,27 +291,27 @@ def _partial_node(value: functools.partial[tp.Any]) -> Text:
     return Text("partial", entries=tuple(entries), identity=False, breaks=False)
 
 
-def _plain_sequence(items: tp.Sequence[tp.Any]) -> Text:
+def _builtin_sequence(items: tp.Sequence[tp.Any]) -> Text:
     opening, closing = ("[", "]") if isinstance(items, list) else ("(", ")")
     if len(items) == 1 and isinstance(items, tuple):
         closing = ",)"
     shown: tp.Sequence[tp.Any] = items
-    if len(items) > FEW * 4 and all(type(item) in _PLAIN for item in items):
+    if len(items) > FEW * 4 and all(type(item) in _SIMPLE for item in items):
         shown = [*items[:FEW], Atom(f"... {len(items) - FEW:,} more")]
     entries = tuple(Entry(index, "", item) for index, item in enumerate(shown))
     return Text("", opening, closing, entries, identity=False, breaks=False)
 
 
 class _Node:
-    """One place in the tree that is printed: the object there, opened or in one word."""
+    """A node of the tree that is printed: one occurrence of an object, expanded or on one line."""
 
     __slots__ = ("bare", "children", "key", "label", "line", "parent", "text", "totals", "value")
 
     def __init__(self, entry: Entry, parent: _Node | None) -> None:
         self.key, self.label, self.value = entry
         self.parent = parent
-        self.text: Text | None = None  # None for a value that is not opened
-        self.line: str | None = None  # the whole of it, once known to take one line
+        self.text: Text | None = None  # None for a value that is not expanded
+        self.line: str | None = None  # all of its text, if it is known to take one line
         self.children: list[_Node] = []
         self.totals: dict[str, tuple[int, int]] = {}
         self.bare = False
@@ -326,7 +325,7 @@ class _Node:
         return ".".join(reversed(keys)) or "self"
 
     def one_line(self, few: int) -> str | None:
-        """The whole of it where it takes one line; worked out only when it comes to be shown."""
+        """All of its text if that takes one line; computed only when it is shown."""
         if self.line is None and self.text is None:
             self.line = short(self.value, few)
         return self.line
@@ -341,11 +340,11 @@ class _Node:
 _being_printed: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
     "being_printed", default=frozenset()
 )
-"""The roots whose text is being made: a `__repr__` called on the way may come back to them."""
+"""The roots whose text is being made, since a `__repr__` on the way may refer to them again."""
 
 
-def _take_apart(root: tp.Any, outer: frozenset[int]) -> list[_Node]:
-    """The nodes below (and with) the root, in the order in which they are printed."""
+def _expand_all(root: tp.Any, outer: frozenset[int]) -> list[_Node]:
+    """The root and all nodes below it, in the order in which they are printed."""
     first: dict[int, _Node] = {}
     order: list[_Node] = []
     todo = [_Node(Entry("", "", root), None)]
@@ -359,17 +358,17 @@ def _take_apart(root: tp.Any, outer: frozenset[int]) -> list[_Node]:
         text = open_up(value)
         if text is None:
             continue
-        met = first.setdefault(id(value), node)
-        if met is not node and (text.identity or node.has_ancestor(met)):
-            node.line = f"<shared: {met.path()}>"
+        earlier = first.setdefault(id(value), node)
+        if earlier is not node and (text.identity or node.has_ancestor(earlier)):
+            node.line = f"<shared: {earlier.path()}>"
             continue
-        _open_node(node, text)
+        _set_text(node, text)
         node.children = [_Node(entry, node) for entry in text.entries]
         todo.extend(reversed(node.children))
     return order
 
 
-def _open_node(node: _Node, text: Text) -> None:
+def _set_text(node: _Node, text: Text) -> None:
     node.text = text
     above = node.parent.text if node.parent is not None else None
     same = above is not None and (above.name, above.opening) == (text.name, text.opening)
@@ -380,7 +379,7 @@ def _open_node(node: _Node, text: Text) -> None:
 
 
 def _sum_up(order: list[_Node]) -> None:
-    """Add up the tallies; from the end, so that the kind met first comes to stand last."""
+    """Add up the tallies, from the end, which reverses the order of the kinds."""
     for node in reversed(order):
         if node.parent is not None:
             into = node.parent.totals
@@ -393,7 +392,7 @@ def _sum_up(order: list[_Node]) -> None:
 
 
 def _fold(order: list[_Node], few: int) -> None:
-    """Put plain containers that fit on one line there."""
+    """Lay out builtin containers on one line if they are short enough."""
     for node in reversed(order):
         text = node.text
         if text is None or node.line is not None:
@@ -408,7 +407,7 @@ def _fold(order: list[_Node], few: int) -> None:
 
 
 def _joined(children: list[_Node], few: int) -> str | None:
-    """The children on one line, or None where they do not fit."""
+    """The children on one line, or None if that is too long."""
     parts: list[str] = []
     width = 0
     for child in children:
@@ -441,7 +440,7 @@ def _comment(node: _Node) -> str:
 
 def comment_of(obj: tp.Any) -> str:
     """The comment in the first line of an object's text form: ` # Param: 9 (36 B)`, or nothing."""
-    order = _take_apart(obj, frozenset())
+    order = _expand_all(obj, frozenset())
     _sum_up(order)
     return _comment(order[0])
 
@@ -476,7 +475,7 @@ def _lay_out(root: _Node, few: int) -> str:
 
 
 class Shown:
-    """Base of what has a text form: it is its `repr`, and what treescope draws in a notebook."""
+    """Base of objects with a text form, which is their `repr` and what treescope draws."""
 
     __slots__ = ()
 
@@ -505,7 +504,7 @@ def text_of(obj: tp.Any) -> str:
         return f"{type(obj).__name__}(...)"
     token = _being_printed.set(outer | {id(obj)})
     try:
-        order = _take_apart(obj, outer)
+        order = _expand_all(obj, outer)
         _sum_up(order)
         top = order[0].text
         few = FEW if top is None else top.few

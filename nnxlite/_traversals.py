@@ -1,9 +1,9 @@
 """Nested mappings as flat ones keyed by path, and back (`nnx.traversals`).
 
 A path is the tuple of keys that leads to a leaf, or, where a separator is given, the keys joined
-by it.  `flatten_mapping` and `unflatten_mapping` are inverses, except that empty mappings vanish
-unless `keep_empty_nodes` keeps their place with `empty_node`.  All of it is iterative: depth is
-bounded by memory, not by Python's recursion limit.
+by it.  `flatten_mapping` and `unflatten_mapping` are inverses, except that empty mappings are dropped
+unless `keep_empty_nodes` represents them by `empty_node`.  All functions are iterative: depth is
+limited by memory, not by Python's recursion limit.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ Path: tp.TypeAlias = tuple[tp.Any, ...]
 
 
 class IsLeaf(tp.Protocol):
-    """Whether the mapping at this path is to be kept whole, as a leaf."""
+    """A function that decides which mappings are leaves, by path."""
 
     def __call__(self, path: Path, mapping: abc.Mapping[tp.Any, tp.Any], /) -> bool:
-        """Whether to keep it whole."""
+        """Whether the mapping at this path is a leaf."""
         ...
 
 
 class _EmptyNode:
-    """What stands for an empty mapping in a flat one; there is one such object."""
+    """Represents an empty mapping in a flat one; there is one such object."""
 
     __slots__ = ()
 
@@ -35,7 +35,7 @@ class _EmptyNode:
 
 
 empty_node = _EmptyNode()
-"""Stands for an empty mapping among the values of a flattened one."""
+"""Represents an empty mapping among the values of a flattened one."""
 
 
 def flatten_mapping(
@@ -49,11 +49,11 @@ def flatten_mapping(
     """A nested mapping as one dict from paths to leaves, in the order of the mapping.
 
     Args:
-        keep_empty_nodes: keep the place of an empty inner mapping with `empty_node`.
-        is_leaf: `is_leaf(path, mapping)` says which mappings count as leaves.
+        keep_empty_nodes: represent empty inner mappings by `empty_node`.
+        is_leaf: `is_leaf(path, mapping)` decides which mappings are leaves.
         sep: join the keys of a path, which must be strings, by this text.
 
-    Raises TypeError for what is no mapping, and for keys that `sep` cannot join.
+    Raises TypeError if `xs` is not a mapping, and for keys that `sep` cannot join.
 
     >>> import nnxlite as nnx
     >>> nnx.traversals.flatten_mapping({"a": {"b": 1, "c": {}}, "d": 2})
@@ -73,7 +73,7 @@ def flatten_to_sequence(
 ) -> list[tuple[Path, tp.Any]]:
     """A nested mapping as a list of (path, leaf) pairs, in the order of the mapping.
 
-    Raises TypeError for what is no mapping.
+    Raises TypeError if `xs` is not a mapping.
 
     >>> import nnxlite as nnx
     >>> nnx.traversals.flatten_to_sequence({"b": 1, "a": {"c": 2}})
@@ -89,15 +89,15 @@ def unflatten_mapping(
     *,
     sep: str | None = None,
 ) -> dict[tp.Any, tp.Any]:
-    """The nested dict of a mapping, or an iterable of pairs, from paths to leaves.
+    """The nested dict for a mapping, or an iterable of pairs, from paths to leaves.
 
-    Where two entries have the same path the later one counts.
+    Of two entries with the same path the later one is used.
 
     Args:
         sep: the text that joins the keys of a path; without it paths are tuples.
 
     Raises:
-        TypeError: for another argument or a path of another kind, and where a path leads through a
+        TypeError: for another argument or a path of another type, or if a path leads through a
             leaf.
         ValueError: for an empty path.
 
@@ -111,7 +111,7 @@ def unflatten_mapping(
             f"{type(xs).__name__}."
         )
     root: dict[tp.Any, tp.Any] = {}
-    # The dicts made here, by identity: one that came in as a leaf is copied before it is added to.
+    # The dicts made here, by identity: a dict that is a leaf is copied before it gets entries.
     made = {id(root): root}
     for path, leaf in xs.items() if isinstance(xs, abc.Mapping) else xs:
         keys = _split(path, sep)
@@ -138,7 +138,7 @@ def _walk(
     if is_leaf is not None and is_leaf((), xs):
         yield (), xs
         return
-    prefix: list[tp.Any] = []  # one list for all levels: a path is only spelled out for a leaf
+    prefix: list[tp.Any] = []  # one list for all levels: only a leaf needs its path as a tuple
     stack = [iter(xs.items())]
     while stack:
         for key, value in stack[-1]:
@@ -182,12 +182,12 @@ def _split(path: tp.Any, sep: str | None) -> Path:
     else:
         raise TypeError(f"With sep={sep!r} a path must be a string, got {path!r}.")
     if not keys:
-        raise ValueError("An empty path has no place in a nested mapping.")
+        raise ValueError("An empty path is not possible in a nested mapping.")
     return keys
 
 
 def _new_node(value: tp.Any, keys: Path, depth: int) -> dict[tp.Any, tp.Any]:
-    """An inner dict at `keys[:depth]`, where `value` was so far (`empty_node`: nothing)."""
+    """A dict for `keys[:depth]`, to replace `value` (`empty_node` if there is none)."""
     if value is empty_node:
         return {}
     if isinstance(value, abc.Mapping):

@@ -1,6 +1,6 @@
-"""Filters: a small algebra that says which leaves of a graph are meant.
+"""Filters: a small algebra that selects leaves of a graph.
 
-A *predicate* is called as `predicate(path, leaf)` and answers yes or no.  A *filter* is anything
+A *predicate* is called as `predicate(path, leaf)` and returns True or False.  A *filter* is anything
 that `to_predicate` can turn into one:
 
 * a class: leaves of that class (`OfType`);
@@ -9,10 +9,10 @@ that `to_predicate` can turn into one:
 * a list or tuple of filters: leaves that any of them matches (`Any`);
 * a predicate, such as the members of the algebra below or a function.
 
-The members of the algebra are values: equal when they say the same, hashable, and printed as they
-are written.  Those that join others, `Everything` and `Nothing` take further attributes, such as a
-docstring of their own, which do not count for equality; the others are frozen.  `split`-like functions
-take several filters and give a leaf to the first that matches, so `...` makes sense only at the end;
+The members of the algebra are values: equal if they mean the same, hashable, and with a `repr` that
+is their source.  Those that combine others, `Everything` and `Nothing` may be given further
+attributes, such as a docstring, which equality ignores; the others are frozen.  Functions like `split`
+take several filters and assign a leaf to the first that matches, so `...` makes sense only at the end;
 `filters_to_predicates` checks that.
 """
 
@@ -20,17 +20,16 @@ from __future__ import annotations
 
 import collections.abc as abc
 import dataclasses
-import functools
 import types
 import typing as tp
 
 PathParts: tp.TypeAlias = tuple[tp.Any, ...]
 Predicate: tp.TypeAlias = abc.Callable[[PathParts, tp.Any], bool]
-"""`predicate(path, leaf)`: whether the leaf at this path is meant."""
+"""`predicate(path, leaf)`: whether the leaf at this path is selected."""
 
 FilterLiteral: tp.TypeAlias = type | str | Predicate | bool | types.EllipsisType | None
 Filter: tp.TypeAlias = FilterLiteral | tuple["Filter", ...] | list["Filter"]
-"""What may stand for a predicate; see the module's text."""
+"""A predicate, or what `to_predicate` turns into one."""
 
 _MISSING = object()
 
@@ -58,7 +57,7 @@ class WithTag:
 class PathContains:
     """Leaves with this key somewhere in their path.
 
-    With `exact=False` it is enough that some key of the path contains the text of `key`.
+    With `exact=False`, some key of the path must contain the text of `key`.
 
     >>> import nnxlite as nnx
     >>> nnx.PathContains("kernel")(("head", "kernel"), None)
@@ -107,9 +106,9 @@ class PathIn:
 
 @dataclasses.dataclass(frozen=True)
 class OfType:
-    """Leaves of this class, and leaves that stand for one (their `type` is a subclass of it).
+    """Leaves of this class, and leaves that represent one (their `type` is a subclass of it).
 
-    Raises TypeError when `type` is not something `isinstance` takes.
+    Raises TypeError if `isinstance` does not accept `type`.
 
     >>> import nnxlite as nnx
     >>> nnx.OfType(nnx.Variable)((), nnx.Param(1.0)), nnx.OfType(int)((), 1)
@@ -127,7 +126,7 @@ class OfType:
             ) from None
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
-        """Whether the leaf is, or stands for, one of this class."""
+        """Whether the leaf is an instance of this class, or represents one."""
         if isinstance(x, self.type):
             return True
         kind = getattr(x, "type", None)
@@ -139,7 +138,7 @@ class OfType:
 
 @dataclasses.dataclass(unsafe_hash=True, init=False, repr=False)
 class _Joined:
-    """Base of the filters that join others."""
+    """Base of the filters that combine others."""
 
     predicates: tuple[Predicate, ...]
 
@@ -216,7 +215,7 @@ class Everything:
     """
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
-        """Yes."""
+        """Always True."""
         return True
 
 
@@ -230,7 +229,7 @@ class Nothing:
     """
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
-        """No."""
+        """Always False."""
         return False
 
 
@@ -238,23 +237,17 @@ _EVERYTHING = Everything()
 _NOTHING = Nothing()
 
 
-# Bounded, so that a class made on the fly is not kept for good.
-@functools.lru_cache(maxsize=256)
-def _of_type(kind: type) -> OfType:
-    return OfType(kind)
-
-
 def to_predicate(filter: Filter) -> Predicate:
-    """The predicate that a filter stands for.
+    """The predicate for a filter.
 
-    Raises TypeError for what is no filter.
+    Raises TypeError if it is not a filter.
 
     >>> from nnxlite.filters import to_predicate
     >>> to_predicate(["dropout", int])
     Any(WithTag('dropout'), OfType(<class 'int'>))
     """
     if isinstance(filter, type):
-        return _of_type(filter)
+        return OfType(filter)
     if filter is ... or filter is True:
         return _EVERYTHING
     if filter is None or filter is False:
@@ -273,11 +266,11 @@ def to_predicate(filter: Filter) -> Predicate:
 
 
 def filters_to_predicates(filters: abc.Sequence[Filter]) -> tuple[Predicate, ...]:
-    """The predicates of several filters among which leaves are dealt out, first match first.
+    """The predicates for several filters, of which the first that matches a leaf gets it.
 
     Raises:
-        ValueError: when `...` or `True` stands before another kind of filter.
-        TypeError: for what is no filter.
+        ValueError: if `...` or `True` comes before another filter.
+        TypeError: if one is not a filter.
 
     >>> from nnxlite.filters import filters_to_predicates
     >>> filters_to_predicates([str, ...])

@@ -1,4 +1,4 @@
-"""`nnx.helpers`: the reference's place for containers, `Sequential` and `TrainState`."""
+"""`nnx.helpers`: where the reference has containers, `Sequential` and `TrainState`."""
 
 import inspect
 import typing as tp

@@ -1,4 +1,4 @@
-"""`nnx.reprlib`: text forms for classes of one's own, in the form of modules and states.
+"""`nnx.reprlib`: a `repr` for your own classes, in the style of modules and states.
 
 >>> import nnxlite as nnx
 >>> class Point(nnx.reprlib.Representable):
@@ -46,7 +46,7 @@ class Attr:
 
 
 class Representable:
-    """Base of classes that say in `__nnx_repr__` what their text form is made of."""
+    """Base of classes that describe their text form in `__nnx_repr__`."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ def get_repr(obj: Representable) -> str:
 
 
 def text_from(parts: tp.Iterable[Object | Attr]) -> Text:
-    """One level of a text form, from what a `__nnx_repr__` yields."""
+    """One level of a text form, from the parts that `__nnx_repr__` yields."""
     first, *rest = parts
     whole, entries = tp.cast(Object, first), tp.cast(list[Attr], rest)
     name = whole.type if isinstance(whole.type, str) else whole.type.__name__

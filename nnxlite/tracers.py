@@ -1,4 +1,4 @@
-"""`nnx.tracers`: which JAX trace is running."""
+"""`nnx.tracers`: the current JAX trace."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from nnxlite._jax import describe_trace, trace_state
 
 
 def current_jax_trace() -> object:
-    """What identifies the running trace; the same object for as long as it runs."""
+    """An object that identifies the current trace; the same one as long as the trace runs."""
     return trace_state.value
 
 
 class TraceState:
-    """The trace that was running when this was made.
+    """The trace that was current when this was made.
 
     >>> import nnxlite as nnx, jax
     >>> outside = nnx.tracers.TraceState()
@@ -26,11 +26,11 @@ class TraceState:
 
     @property
     def jax_trace(self) -> object:
-        """What identifies the trace."""
+        """An object that identifies the trace."""
         return self._jax_trace
 
     def is_valid(self) -> bool:
-        """Whether the trace is the one that is running now."""
+        """Whether the trace is the current one."""
         return self._jax_trace is trace_state.value
 
     def __eq__(self, other: object) -> bool:

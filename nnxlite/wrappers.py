@@ -1,6 +1,6 @@
 """`nnx.wrappers`: a module as a pair of functions, `init` and `apply`.
 
-Of what the reference has under this name it is the part that needs no Linen.
+This is the part of the reference's module of this name that does not need Linen.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from nnxlite.objects import Rngs
 
 
 class Functional(tp.Generic[M]):
-    """A module class with its arguments, not yet made; see `functional`.
+    """A module class with the arguments for an instance; see `functional`.
 
     Attributes:
-        graphdef: the definition, once `init` has run, else None.
+        graphdef: the definition after `init`, else None.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Functional(tp.Generic[M]):
         self.kwargs = kwargs
 
     def init(self, *, rngs: Rngs | None = None) -> tp.Any:
-        """Make the module; its state."""
+        """Make the module, and return its state."""
         kwargs = self.kwargs if rngs is None else {**self.kwargs, "rngs": rngs}
         graphdef, state = split(self.module_type(*self.args, **kwargs))
         self.graphdef = graphdef
@@ -49,7 +49,7 @@ class Functional(tp.Generic[M]):
 
 
 def functional(cls: type[M]) -> tp.Callable[..., Functional[M]]:
-    """A function that takes the arguments of a module class and gives its `Functional`.
+    """A function from the arguments of a module class to its `Functional`.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> layer = nnx.wrappers.functional(nnx.Linear)(2, 3)

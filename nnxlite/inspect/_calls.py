@@ -1,12 +1,12 @@
-"""The calls inside one call of a model: who was called, with which shapes, at which cost.
+"""The calls inside one call of a model: the objects, their shapes, and the cost of each call.
 
-The model is taken apart and put together again inside `jax.eval_shape`, so that the run is of
-shapes only and the model itself is not touched.  For the time of the run the methods of its objects
-are observed by a recorder, in the running context only.  Each object carries its path as a
-static attribute, which goes with it through the transforms that the model itself may apply.
+The model is split, and merged again inside `jax.eval_shape`, so that only shapes are computed and
+the model itself is not changed.  During this run a recorder observes the methods of its objects, in
+the current context only.  Each object has its path as a static attribute, which stays with it in the
+transforms that the model itself may apply.
 
-Where the cost of calls is asked for, each runs as a compiled function of its own, so that XLA can
-count its operations, and those of the calls around it, without running the model again.
+To get the cost of calls, each runs as a compiled function of its own, so that XLA can count its
+operations, and those of the calls around it, without running the model again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CallInfo:
     """One row of a table: a call of an object, the first with inputs of this form.
 
     Attributes:
-        call_order: how many rows began before it.
+        call_order: number of rows that began before it.
         object_id: `id` of the object.
         type: its class.
         path: where the object is, and the name of the method if that is not `__call__`.
@@ -80,7 +80,7 @@ class PackedCall:
 
     Attributes:
         arrays: shape and dtype of every array, in the object and in the arguments.
-        has_refs: whether one of them is held in an array reference.
+        has_refs: whether one of them is in an array reference.
     """
 
     def __init__(self, obj: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> None:
@@ -94,15 +94,15 @@ class PackedCall:
     def unpack(
         self, arrays: tp.Sequence[tp.Any]
     ) -> tuple[tp.Any, tuple[tp.Any, ...], dict[str, tp.Any]]:
-        """A fresh object and arguments that hold these arrays."""
-        given = iter(arrays)
-        leaves = [_filled(leaf, given) for leaf in self._leaves]
-        values = [_filled(value, given) for value in self._values]
-        fresh = merge(self._graphdef, jax.tree.unflatten(self._state_tree, leaves))
-        objects = iter(fresh[1:])
+        """A new object and new arguments, with these arrays."""
+        remaining = iter(arrays)
+        leaves = [_with_array(leaf, remaining) for leaf in self._leaves]
+        values = [_with_array(value, remaining) for value in self._values]
+        obj, *others = merge(self._graphdef, jax.tree.unflatten(self._state_tree, leaves))
+        objects = iter(others)
         values = [next(objects) if _is_object(value) else value for value in values]
         args, kwargs = jax.tree.unflatten(self._tree, values)
-        return fresh[0], args, kwargs
+        return obj, args, kwargs
 
 
 def _is_array(value: tp.Any) -> bool:
@@ -110,7 +110,7 @@ def _is_array(value: tp.Any) -> bool:
 
 
 def _result(value: tp.Any) -> tp.Any:
-    """What is kept of a returned value: nothing that holds a tracer."""
+    """A returned value without its tracers."""
     if isinstance(value, Variable):
         value = value.get_raw_value()
     if isinstance(value, GraphNode):
@@ -118,11 +118,12 @@ def _result(value: tp.Any) -> tp.Any:
     return _abstract(value) if _is_array(value) else value
 
 
-def _filled(held: tp.Any, given: tp.Iterator[tp.Any]) -> tp.Any:
-    if not _is_array(held):
-        return held
-    value = next(given)
-    return new_ref(value) if is_ref(held) else value
+def _with_array(value: tp.Any, arrays: tp.Iterator[tp.Any]) -> tp.Any:
+    """The value, or, if it is an array, the next of `arrays`, in a reference if it was in one."""
+    if not _is_array(value):
+        return value
+    array = next(arrays)
+    return new_ref(array) if is_ref(value) else array
 
 
 # Recording -----------------------------------------------------------------------------------
@@ -152,29 +153,29 @@ class _Row:
 
 
 class _Recorder:
-    """What was called so far in one run; with `costs` by compiled functions."""
+    """The calls so far in one run; with `costs`, made by compiled functions."""
 
     def __init__(self, costs: bool) -> None:
         self.costs = costs
         self.paths: dict[int, Path] = {}
-        self.nodes: list[tp.Any] = []  # kept alive, for their ids
+        self.nodes: list[tp.Any] = []  # alive as long as their ids are in use
         self.rows: dict[tuple[Path, str, str], _Row] = {}
 
     def label(self, root: tp.Any) -> None:
-        """Learn the objects of the run, and let each carry its path."""
+        """Register the objects of the run, and give each its path as an attribute."""
         self.paths[id(root)] = ()
         for path, node in [*iter_graph(root)]:
             if not is_called(node):
                 continue
             self.paths[id(node)] = path
             self.nodes.append(node)
-            with contextlib.suppress(AttributeError, TypeError):  # an object that cannot be changed
+            with contextlib.suppress(AttributeError, TypeError):  # an immutable object
                 setattr(node, _PATH, path)
 
     def call(
         self, call: tp.Any, outermost: bool, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
     ) -> tp.Any:
-        """Make a call, and a row of it if it is the first of its form."""
+        """Make a call, and record it as a row if it is the first with inputs of this form."""
         if _recorder.get() is not self:
             return call(obj, *args, **kwargs)
         where = self.paths.get(id(obj), getattr(obj, "__dict__", {}).get(_PATH))
@@ -186,7 +187,9 @@ class _Recorder:
             return call(obj, *args, **kwargs)
 
         packed = PackedCall(obj, args, kwargs)
-        compiled = self.costs and not packed.has_refs  # which no compiled function takes as arrays
+        compiled = (
+            self.costs and not packed.has_refs
+        )  # a compiled function cannot take them as arrays
         row = _Row(
             len(self.rows), where, name, inputs, packed, filter_jit(run) if compiled else run
         )
@@ -209,11 +212,11 @@ def trace_calls(
     """The calls of the objects in a model while `obj.method(*args, **kwargs)` runs on shapes.
 
     Calls are in the order in which they began, one for each object, method and form of the inputs;
-    those with paths longer than `depth` are left out.
+    those with paths longer than `depth` are omitted.
 
     Raises:
         ValueError: if `obj` is not a module or another graph object.
-        AttributeError: if it has no such method.
+        AttributeError: if it does not have this method.
     """
     if not isinstance(obj, GraphNode):
         raise ValueError(
@@ -230,11 +233,11 @@ def trace_calls(
     recorder = _Recorder(compute_flops or compute_vjp_flops)
 
     def run(arrays: list[tp.Any]) -> None:
-        fresh, fresh_args, fresh_kwargs = packed.unpack(arrays)
-        recorder.label(fresh)
+        copy, copied_args, copied_kwargs = packed.unpack(arrays)
+        recorder.label(copy)
         token = _recorder.set(recorder)
         try:
-            getattr(fresh, method)(*fresh_args, **fresh_kwargs)
+            getattr(copy, method)(*copied_args, **copied_kwargs)
         finally:
             _recorder.reset(token)
 
@@ -271,7 +274,7 @@ def _is_real(array: tp.Any) -> bool:
 
 
 def call_flops(row: _Row) -> int:
-    """Floating-point operations behind what one call returns, as XLA counts them unoptimised."""
+    """Floating-point operations needed for the results of one call, as XLA counts them unoptimised."""
     return _flops_of(lambda arrays: _run(row, arrays), row.packed.arrays)
 
 
@@ -282,9 +285,9 @@ def vjp_flops(row: _Row) -> int:
         real = [x for x in arrays if _is_real(x)]
 
         def outputs(real: list[tp.Any]) -> list[tp.Any]:
-            given = iter(real)
-            filled = [next(given) if _is_real(x) else x for x in arrays]
-            return [x for x in _run(row, filled) if _is_real(x)]
+            remaining = iter(real)
+            replaced = [next(remaining) if _is_real(x) else x for x in arrays]
+            return [x for x in _run(row, replaced) if _is_real(x)]
 
         values, pull_back = jax.vjp(outputs, real)
         return values, pull_back(cotangents)
@@ -303,7 +306,7 @@ def _flops_of(fun: tp.Callable[..., tp.Any], *args: tp.Any) -> int:
 
 
 def arguments_text(args: tuple[tp.Any, ...], kwargs: tp.Mapping[str, tp.Any]) -> str:
-    """Arguments, one to a line; a single positional one stands alone."""
+    """Arguments, one per line; a single positional one without a bullet."""
     if len(args) == 1 and not kwargs:
         return layout(args[0])
     return "\n".join([_item("- ", v) for v in args] + [field_text(k, v) for k, v in kwargs.items()])

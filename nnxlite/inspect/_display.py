@@ -1,4 +1,4 @@
-"""`display`: look at any values, in a notebook as foldable trees, elsewhere as text."""
+"""`display`: show any values, in a notebook as foldable trees, elsewhere as text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nnxlite._text import text_of
 def display(*args: tp.Any) -> None:
     """Show values: in a notebook through treescope, elsewhere by printing their text form.
 
-    Strings are printed as they are.  A value that treescope cannot draw, such as a model nested too
-    deeply for it, is printed too.
+    Strings are printed unchanged.  A value that treescope cannot draw, such as a model nested too
+    deeply, is printed too.
 
     >>> import nnxlite as nnx
     >>> nnx.display("sizes:", {"in": 2, "out": 3})
@@ -26,8 +26,8 @@ def display(*args: tp.Any) -> None:
 
 
 def _drawing_function() -> tp.Callable[..., tp.Any] | None:
-    """Treescope's `display` where something can show it: a notebook."""
-    ipython = sys.modules.get("IPython")  # where there is a notebook it is imported
+    """Treescope's `display` in a notebook, else None."""
+    ipython = sys.modules.get("IPython")  # a notebook has imported it
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or not hasattr(shell, "kernel"):
         return None

@@ -1,4 +1,4 @@
-"""`tabulate`: a model as a table, one row for each object that is called."""
+"""`tabulate`: a model as a table, with a row for each object that is called."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ def tabulate(
 ) -> str:
     """A table of the calls inside one call of a model, with the Variables of each callee.
 
-    The call is traced for its shapes only, on a copy: it computes nothing and leaves the model as
-    it is.  Each row is a call of `__call__` or of a public method, the first with inputs of its
+    The call is traced for its shapes only, on a copy: it computes nothing and does not change the
+    model.  Each row is a call of `__call__` or of a public method, the first one with inputs of this
     form: path, class, inputs, outputs, and for each kind of Variable the object's own ones, then
-    the number of elements and bytes of all below it.
+    the number of elements and bytes of these and all below.
 
     Args:
         obj: a module.
         input_args, input_kwargs: arguments of the call; arrays may be `jax.ShapeDtypeStruct`.
-        depth: leave out the objects whose path is longer.
+        depth: omit the objects whose path is longer.
         method: the method to call.
-        row_filter: keeps the rows for which it is True, given a `CallInfo`.
+        row_filter: called with a `CallInfo`; rows for which it returns False are omitted.
         table_kwargs: options for `rich.table.Table`.
         column_kwargs: options for its `add_column`.
         console_kwargs: options for `rich.console.Console`; by default the text is coloured
             (`force_terminal=True`).
-        compute_flops: add a column with the floating-point operations behind what each call
-            returns, as counted by XLA before it optimises (the body of a loop counts once).
+        compute_flops: add a column with the floating-point operations needed for the results of each
+            call, as XLA counts them before optimisation (the body of a loop once).
         compute_vjp_flops: add a column with those of the call and its gradient together.
 
     Raises:
         ValueError: if `obj` is not a graph object, or `depth` is negative.
-        AttributeError: if `obj` has no such method.
+        AttributeError: if `obj` does not have this method.
 
     >>> import nnxlite as nnx, jax
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -107,7 +107,7 @@ def tabulate(
 
 
 class _Contents(tp.NamedTuple):
-    """The Variables of an object: totals for each kind, and the lines of its own ones."""
+    """The Variables of an object: totals for each kind, and text lines for its own ones."""
 
     totals: Totals
     own: dict[str, list[str]]
@@ -116,9 +116,9 @@ class _Contents(tp.NamedTuple):
 def _contents(node: tp.Any) -> _Contents:
     totals: Totals = {}
     own: dict[str, list[str]] = {}
-    found = list(iter_graph(node))
-    inner = {path for path, value in found if path and is_called(value)}
-    for path, variable in found:
+    nodes = list(iter_graph(node))
+    inner = {path for path, value in nodes if path and is_called(value)}
+    for path, variable in nodes:
         tally = variable.__nnx_text__().tally if isinstance(variable, Variable) else None
         if tally is None:
             continue
@@ -195,7 +195,7 @@ def _kind_cell(contents: _Contents, kind: str) -> Text:
 
 
 def _shapes(text: str) -> Text:
-    """Text with the dtypes in front of shapes dimmed."""
+    """Text in which the dtypes before shapes are dimmed."""
     from rich.text import Text
 
     shown = Text(text)
@@ -210,7 +210,7 @@ def _size(count: int, size: int) -> Text:
 
 
 def _printed(table: Table, console_kwargs: Options) -> str:
-    """The table as text; as wide as it needs, unless a terminal or the caller sets a limit."""
+    """The table as text, as wide as necessary unless a terminal or the caller sets a limit."""
     from rich.console import Console
 
     options = {"force_terminal": True, "force_jupyter": False, **console_kwargs}

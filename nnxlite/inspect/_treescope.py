@@ -1,8 +1,8 @@
-"""How treescope draws the library's objects: foldable, coloured, arrays as pictures.
+"""How treescope draws the library's objects: foldable, coloured, with pictures of arrays.
 
 Every object that has a text form (`__nnx_text__`) is drawn from it, so that both show the same
-attributes, brackets and counts; treescope itself adds folding, the colours, the array pictures and
-the marks on repeated objects.
+attributes, brackets and counts; treescope adds folding, colours, pictures of arrays and marks on
+repeated objects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Renderer = tp.Callable[..., parts.RenderableAndLineAnnotations]
 def render(
     obj: HasText, path: str | None, subtree_renderer: Renderer
 ) -> parts.RenderableAndLineAnnotations:
-    """The drawing of one object; what its `__treescope_repr__` returns.
+    """The drawing of one object, for its `__treescope_repr__`.
 
     Args:
         obj: an object with a text form.

@@ -1,13 +1,13 @@
-"""`capture`: the values that modules record during one call, without a trace of them afterwards.
+"""`capture`: the values that modules record during one call, which leaves the modules unchanged.
 
 While a captured function runs, every module of its subject (the module that is called, or the first
-argument) carries a record: the attribute `__captures__`, one Variable for each captured kind, each
-holding a dict from name to value.  `sow` and `perturb` write there instead of making attributes.
-Being ordinary state, records pass through the transforms inside the function, and being part of the
-structure, they keep a compiled version of the function with captures apart from the one without.
+argument) has a record: the attribute `__captures__`, one Variable for each captured kind, whose value
+is a dict from name to value.  `sow` and `perturb` write there instead of making attributes.  Records
+are ordinary state, so they pass through the transforms inside the function; and they are part of the
+structure, so a program compiled with captures is never used without them.
 
-With `method_outputs`, the methods of these modules are observed, and what they return is put into the
-record of their own object; so objects outside the capture see no difference.
+With `method_outputs`, the methods of these modules are observed, and their results are added to the
+record of their own object; objects outside the capture are not affected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._state import State
-from nnxlite.graph import GraphNode, Path, flat_pairs, iter_graph, sort_key
+from nnxlite.graph import GraphNode, Path, flat_pairs, sort_key
 from nnxlite.objects._containers import Dict, List
 from nnxlite.objects._module import CAPTURES, Kind, Module, iter_modules
 from nnxlite.objects._observed import observed
@@ -37,20 +37,20 @@ def capture(
     init: State[tp.Any, tp.Any] | None = None,
     method_outputs: Kind | None = None,
 ) -> tp.Any:
-    """A function that gives, beside the result of `fn`, what the modules in it recorded.
+    """A function that returns the result of `fn` and what its modules recorded.
 
-    Inside, `Module.sow` and `Module.perturb` keep only the kinds asked for, and nothing of it stays
-    in the modules.  The modules meant are those of the module `fn` itself (or of which it is a
-    bound method), else those of the first positional argument.
+    Inside, `Module.sow` and `Module.perturb` record only the kinds asked for, and leave nothing in
+    the modules.  The modules are those in `fn` itself, if it is a module or a bound method of one,
+    else those in the first positional argument.
 
     Args:
         fn: a module, or a function. Without it (`capture(nnx.Intermediate)`), a decorator.
         var_types: kinds of Variables to capture.
-        init: Variables that `perturb` and `sow` start from, by path, such as perturbations that an
+        init: initial Variables for `perturb` and `sow`, by path, such as perturbations that an
             earlier capture returned.
         method_outputs: record also what every public method (and `__call__`) of the modules
             returns, under the method's name, as Variables of this kind; results that are not
-            arrays are left out.
+            arrays are skipped.
 
     Returns:
         A function with the arguments of `fn` that returns `(result, state_1, ..., state_n)`, one
@@ -58,10 +58,10 @@ def capture(
         to the first of `var_types` that it is an instance of.
 
     Raises:
-        TypeError: for what is no function, no kind of Variable, or no State of Variables.
-        ValueError: when `init` names a module that does not exist, or a recorded name is also the
+        TypeError: if an argument is not a function, a kind of Variable, or a State of Variables.
+        ValueError: if `init` names a module that does not exist, or a recorded name is also the
             name of a module with records of its own.
-        TraceContextError: for a module from outside the transform that the call runs in.
+        TraceContextError: for a module from outside the transform in which the call runs.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> class Block(nnx.Module):
@@ -94,8 +94,8 @@ def capture(
         outputs = method_outputs if method_outputs in var_types else None
         with _recording(subject, kinds, first, outputs) as modules:
             result = fn(*args, **kwargs)
-            found = _collect(modules, var_types, first)
-        return (result, *found) if var_types else result
+            states = _collect(modules, var_types, first)
+        return (result, *states) if var_types else result
 
     return functools.update_wrapper(wrapper, fn, updated=())
 
@@ -110,14 +110,14 @@ def _init_leaves(init: tp.Any) -> dict[Path, Variable[tp.Any]]:
     for path, leaf in leaves.items():
         if not isinstance(leaf, Variable):
             raise TypeError(
-                f"capture: `init` holds {short_type(leaf)} at '{path_text(path)}', and must "
-                "hold Variables, such as the perturbations that an earlier capture returned."
+                f"capture: `init` contains {short_type(leaf)} at '{path_text(path)}', but "
+                "must contain Variables, such as the perturbations that an earlier capture returned."
             )
     return leaves
 
 
 def _subject(fn: tp.Any, args: tuple[tp.Any, ...]) -> tp.Any:
-    """What the modules are looked for in: a module that is called, or the first argument."""
+    """The object whose modules record: the module that is called, or the first argument."""
     while isinstance(fn, functools.partial):
         args = (*fn.args, *args)
         fn = fn.func
@@ -141,13 +141,13 @@ def _recording(
     first: dict[Path, Variable[tp.Any]],
     outputs: Kind | None,
 ) -> tp.Iterator[list[tuple[Path, Module]]]:
-    """Give every module of `subject` a record; take it away at the end, come what may."""
+    """Give every module of `subject` a record while the block runs."""
     modules = list(iter_modules(subject))
     known = {path for path, _ in modules}
     for path in first:
         if path[:-1] not in known:
             raise ValueError(
-                f"capture: `init` holds '{path_text(path)}', and there is no module at "
+                f"capture: `init` has a value for '{path_text(path)}', but there is no module at "
                 f"'{path_text(path[:-1])}'. The paths are those of the captured states."
             )
     outer: dict[int, Records] = {
@@ -161,8 +161,8 @@ def _recording(
         with observed(methods, _record_output):
             yield modules
     finally:
-        seen = {id(m): m for _, m in modules}
-        seen |= {id(m): m for _, m in iter_graph(subject) if isinstance(m, Module)}
+        # Modules that the call removed have a record, and so have those it made copies of.
+        seen = {id(m): m for _, m in (*modules, *iter_modules(subject))}
         for number, module in seen.items():
             former = outer.get(number)
             if module.__dict__.get(CAPTURES) is former:
@@ -188,7 +188,7 @@ def _new_records(
     )
 
 
-_OUTPUTS = "method_outputs"  # metadata of the record that outputs of methods go to
+_OUTPUTS = "method_outputs"  # metadata that marks the record for outputs of methods
 
 
 def _collect(
@@ -196,7 +196,7 @@ def _collect(
     var_types: tuple[Kind, ...],
     first: dict[Path, Variable[tp.Any]],
 ) -> list[State[tp.Any, tp.Any]]:
-    """What was recorded, one State for each kind asked for."""
+    """The recorded values, one State for each kind asked for."""
     groups: list[dict[Path, Variable[tp.Any]]] = [{} for _ in var_types]
     for path, module in modules:
         for record in module.__dict__.get(CAPTURES, ()):
@@ -223,7 +223,7 @@ def _refuse_nested(group: dict[Path, Variable[tp.Any]]) -> None:
             if path[:length] in group:
                 raise ValueError(
                     f"capture: '{path_text(path[:length])}' is the name of a recorded value and of "
-                    f"a module that recorded '{path_text(path)}', so one State cannot hold both. "
+                    f"a module that recorded '{path_text(path)}', so one State cannot contain both. "
                     "Record under another name."
                 )
 
@@ -251,7 +251,7 @@ def public_methods(*classes: type) -> tp.Iterator[tuple[type, str]]:
 def _record_output(
     call: tp.Any, outermost: bool, owner: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
 ) -> tp.Any:
-    """Make a call, and record its result where its object has a record for it."""
+    """Make a call, and record its result if its object has a record for outputs."""
     result = call(owner, *args, **kwargs)
     records: Records = getattr(owner, "__dict__", {}).get(CAPTURES, ()) if outermost else ()
     for record in records:

@@ -1,8 +1,9 @@
 """`List` and `Dict`: containers that are graph objects themselves, shared by reference.
 
 Their items are attributes (under int keys in a List), with the same statuses as attributes: an item
-that is data is data, the rest is static.  They are equal where their items are (a Dict also to any
-other mapping); like all graph objects they are hashed by identity, and told apart by it in a graph.
+that is data is data, the rest is static.  They are equal if their items are (a Dict also to any
+other mapping); but like all graph objects they are hashed by identity, and in a graph two equal
+ones are different nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _dict_key(name: tp.Any) -> tp.Any:
 
 
 def _position(name: str, size: int) -> int | None:
-    """The position that an attribute name such as "0" means, if there is one."""
+    """The position for an attribute name such as "0", or None."""
     number = int(name) if name.isdecimal() and len(name) < 10 else size
     return number if number < size and str(number) == name else None
 
@@ -40,8 +41,8 @@ def _position(name: str, size: int) -> int | None:
 class List(Module, tp.MutableSequence[T]):
     """A list of layers, Variables, arrays or static values.
 
-    It has the methods of a list; a slice of it is a plain list.  An item is also the attribute of
-    its position, so that `getattr(model.layers, "0")` follows a path like "layers.0.kernel".
+    It has the methods of a list; a slice of it is a Python list.  An item is also an attribute, named
+    by its position, so that `getattr(model.layers, "0")` follows a path like "layers.0.kernel".
 
     >>> import nnxlite as nnx
     >>> layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(i)) for i in range(3)])
@@ -59,17 +60,17 @@ class List(Module, tp.MutableSequence[T]):
 
     def __len__(self) -> int:
         items: tp.Any = self.__dict__
-        size = len(items)  # less the attributes that are no items, of which there are few
+        size = len(items)  # minus the few attributes that are not items
         while size and size - 1 not in items:
             size -= 1
         return size
 
     def _nnx_index(self, index: tp.SupportsIndex) -> int:
-        """The position that an index means.
+        """The position for an index, which may be negative.
 
         Raises:
-            TypeError: for what is no integer.
-            IndexError: for one out of range.
+            TypeError: if it is not an integer.
+            IndexError: if it is out of range.
         """
         try:
             number = operator.index(index)
@@ -107,20 +108,20 @@ class List(Module, tp.MutableSequence[T]):
         return [Tagged(value, self._nnx_status[i]) for i, value in enumerate(self)]
 
     def _nnx_replace(self, items: list[Tagged]) -> None:
-        """Make the items exactly these."""
-        held: tp.Any = self.__dict__
+        """Replace all items by these."""
+        old: tp.Any = self.__dict__
         size = len(self)
         for number in range(size - 1, len(items) - 1, -1):
             self._nnx_discard(number)
         for number, item in enumerate(items):
             if number < size:
-                if held[number] is item.value and self._nnx_status[number] is item.is_data:
+                if old[number] is item.value and self._nnx_status[number] is item.is_data:
                     continue
                 self._nnx_discard(number)
             self._nnx_assign(number, item)
 
     def _nnx_tagged(self, value: tp.Any) -> Tagged:
-        """A new item with its status, checked before anything changes."""
+        """A new item with its status; raises an error, before anything changes, if it cannot be one."""
         if isinstance(value, Tagged):
             return Tagged(value.value, self._nnx_untag(len(self), value))
         return Tagged(value, self._nnx_decide(len(self), value))
@@ -155,7 +156,7 @@ class List(Module, tp.MutableSequence[T]):
         self._nnx_replace(items)
 
     def reverse(self) -> None:
-        """Turn the order of the items around."""
+        """Reverse the order of the items."""
         self._nnx_replace(self._nnx_items()[::-1])
 
     def __add__(self, other: tp.Iterable[T]) -> List[T]:
@@ -191,7 +192,7 @@ class Dict(Module, tp.MutableMapping[str, T]):
 
     _nnx_key = staticmethod(_dict_key)
 
-    update = tp.MutableMapping.update  # and not that of Module
+    update = tp.MutableMapping.update  # instead of that of Module
 
     def __init__(self, *args: tp.Any, **kwargs: tp.Any) -> None:
         for key, value in dict(*args, **kwargs).items():

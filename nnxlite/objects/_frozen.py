@@ -1,11 +1,11 @@
-"""Frozen modules: immutable, with dataclass fields, their bound methods pytrees.
+"""Frozen modules: immutable, with dataclass fields, and with bound methods that are pytrees.
 
 `class Layer(nnx.Module, frozen=True)` declares its attributes as annotations, as a dataclass does.
-Every field is data, whatever it holds, unless it is marked `field(static=True)`; so a flag or an
-activation function is a leaf that a filter can choose.  `__init__` is generated where the class does
-not write its own.  Once `__init__` is done nothing can be assigned: `tree_at` gives a changed copy.
+Every field is data, whatever its value, unless it is marked `field(static=True)`; so a flag or an
+activation function is a leaf that a filter can select.  `__init__` is generated if the class does
+not define its own.  After `__init__` nothing can be assigned: `tree_at` makes a changed copy.
 
-What is frozen are the attributes.  A Variable held by a frozen module can still be written.
+Only the attributes are frozen.  A Variable in a frozen module can still be written.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def field(
     """A field of a frozen module.
 
     Args:
-        converter: called with what `__init__` assigned; the field holds what it returns.
-        static: the field is no leaf, but part of the structure; it must be hashable.
+        converter: called with the value assigned in `__init__`; its result becomes the field.
+        static: the field is part of the structure, not a leaf; it must be hashable.
         kwargs: as for `dataclasses.field`.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
@@ -54,7 +54,7 @@ def field(
 
 @jax.tree_util.register_pytree_with_keys_class
 class BoundMethod:
-    """A method with the module it belongs to: a callable, and a pytree of the module's leaves."""
+    """A method bound to a module: callable, and a pytree with the module's leaves."""
 
     __slots__ = ("__func__", "__self__", "__weakref__")
 
@@ -76,9 +76,9 @@ class BoundMethod:
         return hash((self.__func__, id(self.__self__)))
 
     def __getattr__(self, name: str) -> tp.Any:
-        if name in BoundMethod.__slots__:  # not filled yet
+        if name in BoundMethod.__slots__:  # not assigned yet
             raise AttributeError(name)
-        if name == "__signature__":  # without the module, as of every method
+        if name == "__signature__":  # without `self`, as for every method
             return inspect.signature(types.MethodType(self.__func__, self.__self__))
         return getattr(self.__func__, name)
 
@@ -89,17 +89,17 @@ class BoundMethod:
         return getattr, (self.__self__, self.__func__.__name__)
 
     def tree_flatten_with_keys(self) -> tp.Any:
-        """For JAX."""
+        """Children with keys, and the function as static data, for JAX."""
         return ((jax.tree_util.GetAttrKey("__self__"), self.__self__),), self.__func__
 
     @classmethod
     def tree_unflatten(cls, func: tp.Any, children: tp.Any) -> BoundMethod:
-        """For JAX."""
+        """The inverse of `tree_flatten_with_keys`."""
         return cls(func, children[0])
 
 
 class _Method:
-    """A function in a frozen class: gives a `BoundMethod` when it is read from an instance."""
+    """A function in a frozen class: reading it from an instance returns a `BoundMethod`."""
 
     def __init__(self, func: types.FunctionType) -> None:
         functools.update_wrapper(tp.cast(tp.Any, self), func)
@@ -110,7 +110,7 @@ class _Method:
 
 
 def freeze(cls: type[Pytree]) -> None:
-    """Make a class that is being defined a frozen one."""
+    """Make a class frozen, when it is being defined."""
     written = cls.__dict__.get("__init__")
     if written is None:
         inherited: tp.Any = cls.__init__
@@ -135,7 +135,7 @@ def _is_special(name: str) -> bool:
 
 
 def _closing(init: tp.Any, written: bool) -> tp.Any:
-    """An `__init__` after which the object is closed."""
+    """An `__init__` after which the object is immutable."""
 
     @functools.wraps(init)
     def __init__(self: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> None:
@@ -155,22 +155,22 @@ def _closing(init: tp.Any, written: bool) -> tp.Any:
 
 
 def _complete(node: tp.Any) -> None:
-    """Fill in defaults and convert, at the end of `__init__`.
+    """Assign defaults and apply converters, at the end of `__init__`.
 
     Raises TypeError for a field without a value.
     """
     missing = []
-    for found in dataclasses.fields(node):
-        name = found.name
+    for declared in dataclasses.fields(node):
+        name = declared.name
         if name not in node.__dict__:
-            if found.default is not dataclasses.MISSING:
-                node._nnx_assign(name, found.default)
-            elif found.default_factory is not dataclasses.MISSING:
-                node._nnx_assign(name, found.default_factory())
+            if declared.default is not dataclasses.MISSING:
+                node._nnx_assign(name, declared.default)
+            elif declared.default_factory is not dataclasses.MISSING:
+                node._nnx_assign(name, declared.default_factory())
             else:
                 missing.append(name)
                 continue
-        converter = found.metadata.get("converter")
+        converter = declared.metadata.get("converter")
         if converter is not None:
             node._nnx_assign(name, converter(node.__dict__[name]))
     if missing:

@@ -1,12 +1,12 @@
 """`Module`: the base of layers and models.
 
 A Module is a `Pytree` that can also record values of a forward pass (`sow`, `perturb`), set modes
-on everything below it (`train`, `eval`, `set_attributes`), and walk over its parts.
+on itself and all modules below it (`train`, `eval`, `set_attributes`), and iterate over its parts.
 
 A recorded value becomes an attribute of the module that recorded it, or, inside `nnx.capture`, an
-entry of the capture's own record.  The record is an attribute as well (`__captures__`, one Variable
-for each captured kind, holding a dict from name to value), so that it travels through transforms
-like any other state.
+entry of the capture's record.  The record is an attribute as well (`__captures__`, one Variable for
+each captured kind, with a dict from name to value), so that it passes through transforms like any
+other state.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = tp.TypeVar("T")
 Kind: tp.TypeAlias = type[Variable[tp.Any]]
 
 CAPTURES = "__captures__"
-"""Name of the attribute that holds a capture's record."""
+"""Name of the attribute for the record of a capture."""
 
 
 def _append(values: tp.Any, value: tp.Any) -> tp.Any:
@@ -54,7 +54,7 @@ def _no_values() -> tp.Any:
 
 
 class _OfInstances:
-    """A method that a class does not show, so that its name is free for fields of dataclasses."""
+    """A method that instances have and the class does not, as a dataclass may have such a field."""
 
     def __init__(self, function: tp.Callable[..., tp.Any]) -> None:
         self.function = function
@@ -105,18 +105,18 @@ class Module(Pytree):
         """Record a value under a name, to be read, popped or captured after the call.
 
         Args:
-            variable_type: the kind of Variable that holds what is recorded, or its registered name.
+            variable_type: the kind of Variable to record in, or its registered name.
             name: name of the attribute.
             value: what to record, any pytree.
-            reduce_fn: `(recorded so far, value)` to what is recorded now; appends to a tuple.
-            init_fn: gives what is recorded before the first value; an empty tuple.
-            capture_noop: True records nothing outside `nnx.capture`.
+            reduce_fn: combines what is recorded so far with the value; by default appends to a tuple.
+            init_fn: returns what is recorded before the first value; by default an empty tuple.
+            capture_noop: True means to record nothing outside `nnx.capture`.
 
         Returns:
             Whether anything was recorded: inside `nnx.capture`, only the kinds it asks for are.
 
         Raises:
-            ValueError: when the name is taken by something else, or by a Variable of another kind.
+            ValueError: if the name is that of another attribute, or of a Variable of another kind.
 
         >>> import nnxlite as nnx
         >>> class Halve(nnx.Module):
@@ -141,12 +141,12 @@ class Module(Pytree):
             return True
         if capture_noop:
             return False
-        held = _held(self, name)
-        if held is MISSING:
+        recorded = _attribute(self, name)
+        if recorded is MISSING:
             setattr(self, name, kind(reduce_fn(init_fn(), value)))
         else:
-            self._nnx_expect(held, kind, name, "sow")
-            held.set_value(reduce_fn(held.get_value(), value))
+            self._nnx_expect(recorded, kind, name, "sow")
+            recorded.set_value(reduce_fn(recorded.get_value(), value))
         return True
 
     def perturb(
@@ -165,14 +165,14 @@ class Module(Pytree):
             name: name of the attribute.
             value: an intermediate value, any pytree of arrays.
             variable_type: the kind of Variable, or its registered name.
-            capture_noop: True gives the value back unchanged outside `nnx.capture`.
+            capture_noop: True means to return the value unchanged outside `nnx.capture`.
 
         Returns:
             The sum; or the value itself inside a `nnx.capture` that does not ask for this kind.
 
         Raises:
-            ValueError: when the name is taken by something else, or for a value whose structure or
-                shape the Variable does not fit.
+            ValueError: if the name is that of another attribute, or the structure or shape of the
+                value is not that of the Variable.
 
         >>> import nnxlite as nnx, jax.numpy as jnp
         >>> class Square(nnx.Module):
@@ -197,60 +197,60 @@ class Module(Pytree):
             return self._nnx_add(name, values[name], value)
         if capture_noop:
             return value
-        held = _held(self, name)
-        if held is MISSING:
-            held = kind(jax.tree.map(jnp.zeros_like, value))
-            setattr(self, name, held)
+        recorded = _attribute(self, name)
+        if recorded is MISSING:
+            recorded = kind(jax.tree.map(jnp.zeros_like, value))
+            setattr(self, name, recorded)
         else:
-            self._nnx_expect(held, kind, name, "perturb")
-        return self._nnx_add(name, held.get_value(), value)
+            self._nnx_expect(recorded, kind, name, "perturb")
+        return self._nnx_add(name, recorded.get_value(), value)
 
     def _nnx_record(
         self, records: tuple[Variable[tp.Any], ...], kind: Kind, name: str
     ) -> Variable[tp.Any] | None:
-        """The capture's record for a kind, or None where that kind is not captured."""
-        found = None
+        """The capture's record for a kind, or None if that kind is not captured."""
+        own = None
         for record in records:
             if type(record) is kind:
-                found = record
+                own = record
             elif name in record.get_raw_value():
                 raise ValueError(
                     f"{type(self).__name__} records {name!r} both as {type(record).__name__} and "
                     f"as {kind.__name__}. Give them different names."
                 )
-        return found
+        return own
 
-    def _nnx_expect(self, held: tp.Any, kind: Kind, name: str, method: str) -> None:
-        if not isinstance(held, Variable):
+    def _nnx_expect(self, recorded: tp.Any, kind: Kind, name: str, method: str) -> None:
+        if not isinstance(recorded, Variable):
             raise ValueError(
                 f"{type(self).__name__}.{method}: Expected {name!r} to be a Variable, got "
-                f"{type(held).__name__}. Record under another name."
+                f"{type(recorded).__name__}. Record under another name."
             )
-        if type(held) is not kind:
+        if type(recorded) is not kind:
             raise ValueError(
                 f"{type(self).__name__}.{method}: Expected {name!r} to be of type "
-                f"'{kind.__name__}', got '{type(held).__name__}'. Record under another "
-                f"name, or remove it first: nnx.pop(model, nnx.{type(held).__name__})."
+                f"'{kind.__name__}', got '{type(recorded).__name__}'. Record under another "
+                f"name, or remove it first: nnx.pop(model, nnx.{type(recorded).__name__})."
             )
 
-    def _nnx_add(self, name: str, held: tp.Any, value: tp.Any) -> tp.Any:
-        fits = jax.tree.structure(held) == jax.tree.structure(value) and all(
-            jax.tree.leaves(jax.tree.map(_broadcasts, held, value))
-        )
-        if not fits:
+    def _nnx_add(self, name: str, perturbation: tp.Any, value: tp.Any) -> tp.Any:
+        same_structure = jax.tree.structure(perturbation) == jax.tree.structure(value)
+        if not same_structure or not all(
+            jax.tree.leaves(jax.tree.map(_broadcasts, perturbation, value))
+        ):
             raise ValueError(
                 f"{type(self).__name__}.perturb: the perturbation {name!r} was made for "
-                f"{_forms(held)}, and the value is {_forms(value)}. Remove it with "
-                "nnx.pop(model, nnx.Perturbation) and call the model once to make it anew."
+                f"{_forms(perturbation)}, and the value is {_forms(value)}. Remove it with "
+                "nnx.pop(model, nnx.Perturbation), and call the model once to make a new one."
             )
-        return jax.tree.map(jnp.add, held, value)
+        return jax.tree.map(jnp.add, perturbation, value)
 
     # modes -----------------------------------------------------------------------------------
 
     def train(self, **attributes: tp.Any) -> None:
         """Set training mode on this module and all below it.
 
-        Where they exist, `deterministic` and `use_running_average` become False.
+        Existing attributes `deterministic` and `use_running_average` become False.
 
         Args:
             attributes: further attributes to set, as in `set_attributes`.
@@ -268,7 +268,7 @@ class Module(Pytree):
     def eval(self, **attributes: tp.Any) -> None:
         """Set evaluation mode on this module and all below it.
 
-        Where they exist, `deterministic` and `use_running_average` become True.
+        Existing attributes `deterministic` and `use_running_average` become True.
 
         Args:
             attributes: further attributes to set, as in `set_attributes`.
@@ -290,17 +290,17 @@ class Module(Pytree):
         graph: bool | None = None,
         **attributes: tp.Any,
     ) -> None:
-        """Set attributes on this module and all below it, on those that have them already.
+        """Set attributes on those of this module and all below it that have them already.
 
         Args:
-            filters: which modules are meant: those that any of the filters matches; all, if none.
-            raise_if_not_found: whether each attribute must exist somewhere.
+            filters: select the modules that any of them matches; without filters, all.
+            raise_if_not_found: whether each attribute must exist in some module.
             graph: False refuses shared references.
             attributes: names and new values.
 
         Raises:
-            ValueError: for an attribute that no module has, or a value an attribute refuses; no
-                attribute is changed then.
+            ValueError: for an attribute that no module has, or a value that an attribute rejects.
+                No attribute has changed then.
 
         >>> import nnxlite as nnx
         >>> model = nnx.Dict(a=nnx.Dropout(0.5), b=nnx.Dropout(0.5))
@@ -322,7 +322,7 @@ class Module(Pytree):
 
     # the functional API as methods -----------------------------------------------------------
 
-    if tp.TYPE_CHECKING:  # of any type: a subclass may define its own methods of these names
+    if tp.TYPE_CHECKING:  # untyped: a subclass may define methods of these names
         split: tp.Any
         update: tp.Any
     else:
@@ -347,15 +347,15 @@ class Module(Pytree):
 _FUNCTIONAL = {name: m for name, m in vars(Module).items() if isinstance(m, _OfInstances)}
 
 
-def _held(module: Module, name: str) -> tp.Any:
-    """The attribute of a module, MISSING if there is none; its methods `split`, `update` are none."""
-    held = getattr(module, name, MISSING)
-    own = _FUNCTIONAL.get(name)
-    return MISSING if own and getattr(held, "__func__", None) is own.function else held
+def _attribute(module: Module, name: str) -> tp.Any:
+    """An attribute of a module, MISSING if it has none, or only our method `split` or `update`."""
+    value = getattr(module, name, MISSING)
+    ours = _FUNCTIONAL.get(name)
+    return MISSING if ours and getattr(value, "__func__", None) is ours.function else value
 
 
 def _has(module: Module, name: str) -> bool:
-    return _held(module, name) is not MISSING
+    return _attribute(module, name) is not MISSING
 
 
 def _kind(given: Kind | str) -> Kind:
@@ -369,10 +369,10 @@ def _kind(given: Kind | str) -> Kind:
     )
 
 
-def _broadcasts(held: tp.Any, value: tp.Any) -> bool:
-    """Whether the sum with `held` has the value's own shape."""
+def _broadcasts(perturbation: tp.Any, value: tp.Any) -> bool:
+    """Whether the sum with `perturbation` has the shape of the value."""
     try:
-        return jnp.broadcast_shapes(jnp.shape(held), jnp.shape(value)) == jnp.shape(value)
+        return jnp.broadcast_shapes(jnp.shape(perturbation), jnp.shape(value)) == jnp.shape(value)
     except ValueError:
         return False
 
@@ -410,7 +410,7 @@ def set_existing(
 
 
 def _set_or_restore(writes: tp.Sequence[tuple[Module, str, tp.Any]]) -> None:
-    """Set attributes of objects; when one refuses its value, put all back as they were."""
+    """Set attributes of objects; if one rejects its value, restore all of them."""
     done: list[tuple[Pytree, str, tp.Any]] = []
     try:
         for owner, name, value in writes:
@@ -427,7 +427,7 @@ def _set_or_restore(writes: tp.Sequence[tuple[Module, str, tp.Any]]) -> None:
 
 
 def _before(owner: Pytree, name: str) -> tp.Any:
-    """What to assign to an attribute to bring its present value back; MISSING for nothing."""
+    """The value to assign to an attribute to restore it; MISSING if it does not exist."""
     status = owner._nnx_status.get(name)
     if status is not None:
         return Tagged(owner.__dict__[name], status)
@@ -440,7 +440,7 @@ def iter_modules(
     """Every (path, module) of a graph, the root included; each module once, children first.
 
     Args:
-        module: a Module, or any pytree that holds some.
+        module: a Module, or any pytree with modules.
         graph: False refuses shared references.
 
     >>> import nnxlite as nnx
@@ -456,7 +456,7 @@ def iter_modules(
 def iter_module_children(
     node: tp.Any, /, *, graph: bool | None = None
 ) -> tp.Iterator[tuple[tp.Any, Pytree]]:
-    """The (name, object) pairs of the direct children that are graph objects (no Variables).
+    """The (name, object) pairs of the direct children that are graph objects, without Variables.
 
     Args:
         node: a graph object or a plain container.
@@ -475,7 +475,7 @@ def iter_module_children(
 def first_from(*args: T | None, error_msg: str) -> T:
     """The first argument that is not None, such as a flag of the call before one of the layer.
 
-    Raises ValueError, with `error_msg`, where all are None.
+    Raises ValueError, with `error_msg`, if all are None.
 
     >>> from nnxlite.objects import first_from
     >>> first_from(None, False, True, error_msg="give `deterministic`")

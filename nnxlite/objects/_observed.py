@@ -1,7 +1,7 @@
-"""Methods of classes that are observed for a while: the one place that edits users' classes.
+"""Temporary observation of method calls; nothing else in the library edits users' classes.
 
-While anybody observes a method of a class, another stands in its place, which hands each call from
-observer to observer and at last to the method itself.
+While a method of a class is observed, another function replaces it, which passes each call through
+all observers and finally to the method itself.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Call: tp.TypeAlias = tp.Callable[..., tp.Any]
 Observer: tp.TypeAlias = tp.Callable[
     [Call, bool, tp.Any, str, tuple[tp.Any, ...], dict[str, tp.Any]], tp.Any
 ]
-"""What makes a call, and gives its result.
+"""A function that makes a call in place of the caller, and returns its result.
 
-Its arguments are the method, whether it is the one that the object's class has under this name (and is
-not called through `super()`), the object, the name, and the arguments of the call.
+Its arguments are the method; whether it is the one that the object's class has under this name (rather
+than one called through `super()`); the object; the name; and the arguments of the call.
 """
 
 
 class _Observed:
-    """A method that stands in the place of another, in one class."""
+    """A method of one class that has been replaced in order to observe it."""
 
     def __init__(self, cls: type, name: str) -> None:
         self._own = name in vars(cls)
-        self._former = inspect.getattr_static(cls, name)
+        self._original = inspect.getattr_static(cls, name)
         self._cls, self._name = cls, name
         self.observers: tuple[Observer, ...] = ()
 
@@ -38,24 +38,24 @@ class _Observed:
         def method(obj: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
             call: Call = self._call
             outermost = getattr(type(obj), name, None) is method
-            for observer in dict.fromkeys(self.observers):  # one may be there several times
-                call = _told(observer, call, outermost, name)
+            for observer in dict.fromkeys(self.observers):  # each once, also in nested blocks
+                call = _through(observer, call, outermost, name)
             return call(obj, *args, **kwargs)
 
         setattr(cls, name, method)
 
     def _call(self, obj: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        return self._former.__get__(obj, type(obj))(*args, **kwargs)
+        return self._original.__get__(obj, type(obj))(*args, **kwargs)
 
     def restore(self) -> None:
-        """Put the method back."""
+        """Restore the original method."""
         if self._own:
-            setattr(self._cls, self._name, self._former)
+            setattr(self._cls, self._name, self._original)
         else:
             delattr(self._cls, self._name)
 
 
-def _told(observer: Observer, call: Call, outermost: bool, name: str) -> Call:
+def _through(observer: Observer, call: Call, outermost: bool, name: str) -> Call:
     return lambda obj, /, *args, **kwargs: observer(call, outermost, obj, name, args, kwargs)
 
 
@@ -65,19 +65,19 @@ _observed: dict[tuple[type, str], _Observed] = {}
 
 @contextlib.contextmanager
 def observed(methods: tp.Iterable[tuple[type, str]], observer: Observer) -> tp.Iterator[None]:
-    """Have an observer told of the calls of some methods while the block runs.
+    """Pass the calls of some methods through an observer while the block runs.
 
-    Calls in other threads reach it, too.
+    This includes calls in other threads.
 
     >>> import nnxlite as nnx
     >>> from nnxlite.objects._observed import observed
     >>> class Double(nnx.Module):
     ...     def __call__(self, x):
     ...         return 2 * x
-    >>> def tell(call, outermost, obj, name, args, kwargs):
+    >>> def show(call, outermost, obj, name, args, kwargs):
     ...     print(name, args)
     ...     return call(obj, *args, **kwargs)
-    >>> with observed([(Double, "__call__")], tell):
+    >>> with observed([(Double, "__call__")], show):
     ...     Double()(3)
     __call__ (3,)
     6
@@ -93,9 +93,8 @@ def observed(methods: tp.Iterable[tuple[type, str]], observer: Observer) -> tp.I
     finally:
         with _lock:
             for key in keys:
-                found = _observed[key]
-                others = list(found.observers)
-                others.remove(observer)
-                found.observers = tuple(others)
-                if not others:
+                remaining = list(_observed[key].observers)
+                remaining.remove(observer)
+                _observed[key].observers = tuple(remaining)
+                if not remaining:
                     _observed.pop(key).restore()

@@ -2,12 +2,12 @@
 
 An attribute's status is decided when it is first assigned and kept from then on: arrays, Variables,
 other graph objects, and containers that hold any of these are data, everything else is static.
-`data(...)` and `static(...)` decide it by hand, as do class annotations `Data[...]`/`Static[...]`
+`data(...)` and `static(...)` set it explicitly, as do class annotations `Data[...]`/`Static[...]`
 and dataclass fields.
 
-Every object remembers the trace it was made in and refuses to be changed from another.  Every
-structural change is noted (`touch`), so that the engine's plans stay true.  Rebinding an array
-attribute to another array is not one.
+Every object knows the trace in which it was made, and cannot be changed from another one.  Every
+structural change moves the version of the object (`touch`), so that the engine's plans are never out
+of date.  Rebinding an array attribute to another array is not a structural change.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if tp.TYPE_CHECKING:
 else:
 
     class _Mark:
-        """Class annotation for the status of an attribute: `Data[list]`, `Static[tuple]`."""
+        """A class annotation for the status of an attribute: `Data[list]`, `Static[tuple]`."""
 
         def __init__(self, status: bool) -> None:
             self.status = status
@@ -77,7 +77,7 @@ else:
 
 
 class Tagged:
-    """A value with its status, on its way to an attribute."""
+    """A value with the status that its attribute is to have."""
 
     __slots__ = ("is_data", "value")
 
@@ -107,9 +107,9 @@ def data(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
 
 
 def static(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
-    """Make an attribute static, asserting that it holds no data; or a static dataclass field.
+    """Make an attribute static, asserting that it has no data in it; or a static dataclass field.
 
-    Assigning raises ValueError where the value holds arrays, Variables or graph objects.
+    Assigning raises ValueError if the value contains arrays, Variables or graph objects.
 
     Args:
         value: the value to assign; without it the result is a dataclass field specifier.
@@ -147,7 +147,7 @@ def _tag(value: tp.Any, status: bool, kwargs: dict[str, tp.Any]) -> tp.Any:
 
 
 class PytreeMeta(abc.ABCMeta):
-    """Checks every new object once its `__init__` is done."""
+    """Checks every new object after its `__init__`."""
 
     if not tp.TYPE_CHECKING:
 
@@ -159,7 +159,7 @@ class PytreeMeta(abc.ABCMeta):
 
 
 def check_object(node: tp.Any) -> None:
-    """Settle the definition: a status for every attribute, no data hidden in static ones."""
+    """Compute the definition: decides the status of every attribute, and checks the static ones."""
     define(node, fresh=True)
     for name, value in node.__dict__.items():
         if type(value) in _CONTAINERS:
@@ -167,21 +167,23 @@ def check_object(node: tp.Any) -> None:
 
 
 _SCALARS = frozenset({int, str, bool, float, type(None), type})
-_EXACT = frozenset({int, str, bool, type})  # where equal means the same (0.0 == -0.0 does not)
+_EXACT = frozenset(
+    {int, str, bool, type}
+)  # types whose equal values are interchangeable (0.0 == -0.0 are not)
 _CONTAINERS = frozenset({list, tuple, dict})
-_WHOLE = frozenset({"__dict__", "__class__"})  # names that stand for all of an object
+_WHOLE = frozenset({"__dict__", "__class__"})  # assigning to these replaces the whole object
 
 
 def set_by_class(cls: type, name: str) -> bool:
-    """Whether assigning to the name is up to a descriptor of the class, such as a property."""
-    if getattr(cls, name, MISSING) is MISSING:  # as nearly always, and found out quickly
+    """Whether a descriptor of the class, such as a property, handles assignments to the name."""
+    if getattr(cls, name, MISSING) is MISSING:  # nearly always; faster than the search below
         return False
-    held = (base.__dict__[name] for base in cls.__mro__ if name in base.__dict__)
-    return hasattr(next(held, None), "__set__")
+    members = (base.__dict__[name] for base in cls.__mro__ if name in base.__dict__)
+    return hasattr(next(members, None), "__set__")
 
 
 def _refuse_tags(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
-    """Raise ValueError where `data(...)` or `static(...)` is inside a container."""
+    """Raise ValueError if `data(...)` or `static(...)` is inside a container."""
     for part in walk(value):
         if type(part) is Tagged:
             _refuse_tag(node, name, value, part)
@@ -270,7 +272,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
                 object.__delattr__(self, name)
 
     def _nnx_assign(self, name: tp.Any, value: tp.Any) -> None:
-        """Bind an attribute, keeping or deciding its status."""
+        """Assign an attribute; its status is decided now or known from before."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse(name)
         attributes: tp.Any = self.__dict__
@@ -316,11 +318,11 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             set_definition(self, None)
         else:
             _set_def(self, None)
-            if self._nnx_version:  # another thread has just looked
+            if self._nnx_version:  # another thread has just put it into a plan
                 touch(self)
 
     def _nnx_discard(self, name: tp.Any) -> None:
-        """Remove an attribute that exists."""
+        """Remove an existing attribute."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse(name)
         attributes: tp.Any = self.__dict__
@@ -330,7 +332,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         set_definition(self, None)
 
     def _nnx_renew(self, name: str, value: tp.Any) -> None:
-        """Replace `__dict__` or the class as a whole, and take stock anew."""
+        """Replace `__dict__` or the class, and decide all statuses again."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse(name)
         object.__setattr__(self, name, value)
@@ -339,7 +341,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         set_definition(self, None)
 
     def _nnx_untag(self, name: tp.Any, tagged: Tagged) -> bool:
-        """The status that `data(...)` or `static(...)` gives, if the value may have it."""
+        """The status of a tagged value; raises ValueError if the value cannot have it."""
         if not tagged.is_data and has_data(tagged.value):
             raise ValueError(
                 f"Found data in value of type '{type(tagged.value).__name__}' annotated with "
@@ -352,8 +354,8 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         return tagged.is_data
 
     def _nnx_decide(self, name: tp.Any, value: tp.Any) -> bool:
-        """The status of an attribute that has none yet."""
-        if type(value) is Tagged:  # written around __setattr__, as frozen dataclasses do
+        """The status of a new attribute."""
+        if type(value) is Tagged:  # bypassed __setattr__, as frozen dataclasses do
             status = self._nnx_untag(name, value)
             attributes: tp.Any = self.__dict__
             attributes[name] = value.value
@@ -370,18 +372,18 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             return type(value) in DATA_TYPES
         if kind in _NODE_KINDS:
             return True
-        found = False
+        contains_data = False
         for part in walk(value):
             if type(part) is Tagged:
                 _refuse_tag(self, name, value, part)
-            found = found or is_data(part)
-        return found or not self._nnx_is_pytree
+            contains_data = contains_data or is_data(part)
+        return contains_data or not self._nnx_is_pytree
 
     @classmethod
     def _nnx_declares(cls) -> dict[str, bool]:
-        """The statuses that annotations and dataclass fields declare."""
+        """The statuses declared by annotations and dataclass fields."""
         declared = cls.__dict__.get("_nnx_declared")
-        if declared is None:  # worked out with the first instance, when decorators have run
+        if declared is None:  # computed with the first instance, after class decorators have run
             declared = cls._nnx_declared = _declared(cls)
         return declared
 
@@ -429,14 +431,14 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
 
     def __setstate__(self, state: tp.Any) -> None:
         attributes = dict(state)
-        _set_status(self, attributes.pop(_STATUS, {}))  # a subclass may give attributes alone
+        _set_status(self, attributes.pop(_STATUS, {}))  # a subclass may leave the statuses out
         _set_dict(self, attributes)
         _set_def(self, None)
 
     # text ------------------------------------------------------------------------------------
 
     def __nnx_text__(self) -> Text:
-        parts = getattr(self, "__nnx_repr__", None)  # of `nnx.reprlib`
+        parts = getattr(self, "__nnx_repr__", None)  # see `nnx.reprlib`
         return object_node(self, self.__dict__) if parts is None else text_from(parts())
 
 
@@ -455,7 +457,7 @@ _set_trace = GraphNode.__dict__["_nnx_trace"].__set__
 _set_version = GraphNode.__dict__["_nnx_version"].__set__
 _set_plans = GraphNode.__dict__["_nnx_plans"].__set__
 
-_STATUS = "_nnx_status"  # its entry in the state that pickle keeps
+_STATUS = "_nnx_status"  # the key of the statuses in the pickled state
 
 _NODE_KINDS = frozenset({ARRAY, CUSTOM, OBJECT, REF, VARIABLE})
 
@@ -468,14 +470,13 @@ _DECLARATION = re.compile(r"\s*(?:\w+\.)*(Data|Static)\s*\[")
 
 
 def _declared(cls: type) -> dict[str, bool]:
-    """Attribute statuses declared by annotations and fields in class bodies, subclasses last."""
+    """Statuses declared by annotations and fields in class bodies; those of subclasses override."""
     out: dict[str, bool] = {}
     for base in reversed(cls.__mro__):
         for name, annotation in own_annotations(base).items():
             if isinstance(annotation, str):
-                found = _DECLARATION.match(annotation)
-                if found:
-                    out[name] = found.group(1) == "Data"
+                if match := _DECLARATION.match(annotation):
+                    out[name] = match.group(1) == "Data"
             else:
                 for mark in getattr(annotation, "__metadata__", ()):
                     if mark is Data or mark is Static:
@@ -521,7 +522,7 @@ def _register(cls: type[Pytree]) -> None:
 def check_pytree(pytree: tp.Any) -> None:
     """Run the checks made after `__init__` again.
 
-    Raises ValueError where a static attribute holds data, or `data`/`static` marks are nested.
+    Raises ValueError if a static attribute contains data or `data`/`static` marks are nested, and
     TypeError for anything but a `Pytree`.
 
     >>> import nnxlite as nnx
@@ -566,7 +567,7 @@ def dataclass(
 ) -> tp.Any:
     """`dataclasses.dataclass` for Pytree classes, with `data()` and `static()` as field specifiers.
 
-    The class keeps its own text form. Arguments are those of `dataclasses.dataclass`; `slots=True`
+    The class keeps its own `repr`. Arguments are those of `dataclasses.dataclass`; `slots=True`
     raises TypeError.
 
     >>> import nnxlite as nnx, jax

@@ -1,8 +1,8 @@
 """Views: copies of a model that share its Variables and differ in their modes.
 
 `view` sets modes through the `set_view` methods of layers, `with_attributes` sets attributes
-directly.  Both leave the model alone; whatever is written to a Variable of the copy is written to
-the model's, since it is the same Variable.
+directly.  Both leave the model unchanged; but writing to a Variable of the copy writes to the
+model's, since it is the same Variable.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def view(
 ) -> A:
     """A copy of a model in other modes, with the same Variables.
 
-    Every object with a method `set_view` is given those of the keyword arguments that the method
-    takes; `view_info` lists them.
+    The method `set_view` of every object that has one is called with those of the keyword arguments
+    that it accepts; `view_info` lists them.
 
     Args:
         node: a model, or any pytree of graph objects.
-        only: which objects are meant, all by default.
-        raise_if_not_found: whether each keyword must be taken by some object.
+        only: a filter that selects objects; by default all.
+        raise_if_not_found: whether each keyword must be accepted by some object.
         graph: False refuses shared references.
         kwargs: the modes, such as `deterministic=True`.
 
     Raises:
-        ValueError: for a keyword that no object takes.
+        ValueError: for a keyword that no object accepts.
 
     >>> import nnxlite as nnx
     >>> model = nnx.Dict(drop=nnx.Dropout(0.5), linear=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -53,14 +53,14 @@ def view(
     copy = clone(node, variables=False, graph=graph)
     unused = set(kwargs)
     for viewed in _viewed(copy, only):
-        taken = _keywords(viewed, kwargs)
-        unused -= taken.keys()
-        viewed.set_view(**taken)
+        accepted = _keywords(viewed, kwargs)
+        unused -= accepted.keys()
+        viewed.set_view(**accepted)
     if unused and raise_if_not_found:
         raise ValueError(
             f"Unused keys found in nnx.view: {sorted(unused)}. No set_view method in this "
-            f"{type(node).__name__} takes them; nnx.view_info(model) lists what there is, or pass "
-            "raise_if_not_found=False."
+            f"{type(node).__name__} takes them; nnx.view_info(model) lists what can be set. "
+            "Correct the names, or pass raise_if_not_found=False."
         )
     return copy
 
@@ -78,7 +78,7 @@ def _viewed(node: tp.Any, only: Filter) -> list[tp.Any]:
 
 
 def _keywords(viewed: tp.Any, kwargs: dict[str, tp.Any]) -> dict[str, tp.Any]:
-    """Those of the keyword arguments that an object's `set_view` takes."""
+    """Those of the keyword arguments that an object's `set_view` accepts."""
     parameters = inspect.signature(viewed.set_view).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return kwargs
@@ -91,7 +91,7 @@ def view_info(node: tp.Any, /, *, only: Filter = ..., graph: bool | None = None)
 
     Args:
         node: a model, or any pytree of graph objects.
-        only: which objects are meant, all by default.
+        only: a filter that selects objects; by default all.
         graph: False refuses shared references.
 
     >>> import nnxlite as nnx
@@ -101,7 +101,7 @@ def view_info(node: tp.Any, /, *, only: Filter = ..., graph: bool | None = None)
         if True, the layer gives its input back unchanged.
     """
     for _ in iter_graph(node, graph=graph):
-        break  # refuses sharing where it must
+        break  # the first step checks for shared references
     classes = {type(viewed) for viewed in _viewed(node, only)}
     return "\n".join(
         line
@@ -119,7 +119,7 @@ def _describe(cls: tp.Any) -> tp.Iterator[str]:
         if parameter.kind is parameter.VAR_KEYWORD:
             continue
         note = parameter.annotation
-        if isinstance(note, str):  # as written, without the quotes of a string
+        if isinstance(note, str):  # as written in the source, without quotes
             bare = str(parameter.replace(annotation=parameter.empty))
             name, equals, default = bare.partition("=")
             yield f"  {name}: {note}" + (f" = {default}" if equals else "")
@@ -129,7 +129,7 @@ def _describe(cls: tp.Any) -> tp.Iterator[str]:
 
 
 def _meanings(doc: str) -> dict[str, list[str]]:
-    """What the section "Args:" of a docstring says of each argument, by name."""
+    """The lines of the section "Args:" of a docstring, by name of the argument."""
     lines = iter(doc.splitlines())
     out: dict[str, list[str]] = {}
     current: list[str] = []
@@ -169,8 +169,8 @@ def with_attributes(
 
     Args:
         node: a model, or any pytree of graph objects.
-        only: which modules are meant, all by default.
-        raise_if_not_found: whether each attribute must exist somewhere.
+        only: a filter that selects modules; by default all.
+        raise_if_not_found: whether each attribute must exist in some module.
         graph: False refuses shared references.
         attributes: names and new values.
 

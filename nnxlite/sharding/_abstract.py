@@ -1,7 +1,7 @@
 """Abstract models: shapes, dtypes and shardings without arrays.
 
-They say what is to be made before anything is: where a checkpoint's arrays are to be put, or what a
-jitted initialisation is to return.
+They describe arrays that do not exist yet: the shardings for a checkpoint that is to be loaded, or
+for the results of a jitted initialisation.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from nnxlite.variables import Variable
 def as_abstract(tree: tp.Any, graph: bool | None = None) -> tp.Any:
     """The same tree with a `jax.ShapeDtypeStruct` for each array.
 
-    A Variable with a sharding annotation has that sharding, on its own `mesh` or the one in force;
-    anything else has the sharding that it has.
+    A Variable with a sharding annotation has that sharding, on its own `mesh` or the current one;
+    all others keep their sharding.
 
     Args:
         tree: a module, a State, or any pytree.
         graph: False refuses shared references.
 
-    Raises ValueError for an annotation that does not fit the mesh.
+    Raises ValueError for an annotation that does not match the mesh.
 
     >>> import nnxlite as nnx
     >>> nnx.as_abstract(nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0))))["bias"].shape
@@ -38,7 +38,7 @@ def as_abstract(tree: tp.Any, graph: bool | None = None) -> tp.Any:
 
 
 def abstract_with_sharding(tree: tp.Any, graph: bool | None = None) -> tp.Any:
-    """The same tree where each `jax.ShapeDtypeStruct` has the annotated sharding; arrays stay.
+    """The same tree with the annotated sharding in each `jax.ShapeDtypeStruct`; arrays are kept.
 
     See `as_abstract`.
     """
@@ -50,7 +50,7 @@ def get_abstract_model(
 ) -> tuple[GraphDef[tp.Any], tp.Any]:
     """Definition and abstract state of the model that `init_fn()` builds, with shardings on `mesh`.
 
-    Nothing is computed. What has no annotation is replicated.
+    Nothing is computed. Arrays without annotation are replicated.
 
     >>> import nnxlite as nnx, jax
     >>> mesh = jax.make_mesh((1,), ("model",))
@@ -58,15 +58,15 @@ def get_abstract_model(
     >>> state["kernel"].value.sharding.spec == jax.sharding.PartitionSpec()
     True
     """
-    found: list[GraphDef[tp.Any]] = []
+    definitions: list[GraphDef[tp.Any]] = []
 
     def init() -> tp.Any:
         definition, state = split(init_fn(), graph=graph)
-        found.append(definition)
+        definitions.append(definition)
         return state
 
     shapes = jax.eval_shape(init)
-    return found[0], _mapped(shapes, mesh, graph, arrays=False, replicate=True)
+    return definitions[0], _mapped(shapes, mesh, graph, arrays=False, replicate=True)
 
 
 def _mapped(
@@ -96,7 +96,7 @@ def _mapped(
 def _annotated(
     value: tp.Any, metadata: tp.Mapping[str, tp.Any], mesh: tp.Any, replicate: bool
 ) -> NamedSharding | None:
-    """The sharding that an annotation means, if there is one and a mesh."""
+    """The sharding for an annotation, if there is one and a mesh."""
     mesh = annotation_of(metadata).mesh or mesh
     if metadata.get("out_sharding") is None:
         return NamedSharding(mesh, PartitionSpec()) if replicate and mesh is not None else None

@@ -1,9 +1,9 @@
-"""Sharding annotations: names of mesh (or logical) axes on Variables, and what they mean on a mesh.
+"""Sharding annotations of Variables: names of mesh (or logical) axes, and the shardings they mean.
 
 An annotation is the metadata entry `out_sharding` of a Variable: one axis name, tuple of names or
-None for each array axis.  Without a mesh it is metadata and nothing else.  With one, a Variable is
-placed when it is created (`use_eager_sharding`), under `jit` as well, so parameters are born sharded.
-A `NamedSharding`, or a `Format` with one, is an annotation that brings its mesh along.
+None for each array axis.  Without a mesh it is only metadata.  With one, a Variable is sharded when it
+is created (`use_eager_sharding`), under `jit` as well, so parameters are never on one device only.
+A `NamedSharding`, or a `Format` with one, is an annotation that includes its mesh.
 
 Names may be logical: `logical_axis_rules`, or the entry `sharding_rules`, map them to mesh axes.
 """
@@ -41,12 +41,12 @@ _RULES: Setting[tuple[tuple[str, tp.Any], ...]] = Setting("logical_axis_rules", 
 def logical_axis_rules(rules: Rules) -> tp.Iterator[None]:
     """Within the block (or the decorated function), map logical axis names to mesh axes.
 
-    Rules of an outer block do not hold in an inner one; the last rule for a name counts.
+    Rules of an outer block do not apply in an inner one; the last rule for a name applies.
 
     Args:
         rules: pairs (logical name, mesh axis, tuple of mesh axes, or None).
 
-    Raises ValueError for anything that is no pair.
+    Raises ValueError for a rule that is not a pair.
 
     >>> import nnxlite as nnx
     >>> with nnx.logical_axis_rules([("embed", None), ("mlp", "model")]):
@@ -70,23 +70,23 @@ def _pairs(rules: Rules) -> tp.Iterator[tuple[str, tp.Any]]:
 
 
 def _rules_for(metadata: tp.Mapping[str, tp.Any]) -> dict[str, tp.Any]:
-    """The rules of the block in force and of the Variable itself.
+    """The rules of the current block and of the Variable itself.
 
-    Raises ValueError where the two disagree.
+    Raises ValueError if the two disagree.
     """
-    around = dict(_RULES.get())
+    current = dict(_RULES.get())
     own = dict(_pairs(metadata.get("sharding_rules") or ()))
-    for name in own.keys() & around.keys():
-        if own[name] != around[name]:
+    for name in own.keys() & current.keys():
+        if own[name] != current[name]:
             raise ValueError(
-                f"Inconsistent rules for the logical axis {name!r}: {around[name]!r} by "
+                f"Inconsistent rules for the logical axis {name!r}: {current[name]!r} by "
                 f"logical_axis_rules, {own[name]!r} by the Variable's sharding_rules. Keep one."
             )
-    return {**around, **own}
+    return {**current, **own}
 
 
 class Annotation(tp.NamedTuple):
-    """What the metadata of a Variable says of its place."""
+    """What the metadata of a Variable says about its sharding."""
 
     names: tp.Any
     mesh: tp.Any
@@ -95,7 +95,7 @@ class Annotation(tp.NamedTuple):
 
 
 def annotation_of(metadata: tp.Mapping[str, tp.Any]) -> Annotation:
-    """The names of axes and the Variable's own mesh, which a `NamedSharding` has in one."""
+    """The annotation in metadata: names and mesh are two entries, or together in a `NamedSharding`."""
     given, layout = metadata.get("out_sharding"), None
     if isinstance(given, Format):
         given, layout = given.sharding, given.layout
@@ -105,9 +105,9 @@ def annotation_of(metadata: tp.Mapping[str, tp.Any]) -> Annotation:
 
 
 def spec_of(metadata: tp.Mapping[str, tp.Any]) -> PartitionSpec:
-    """The PartitionSpec that a Variable's metadata asks for; empty without an annotation.
+    """The PartitionSpec for a Variable's metadata; empty without an annotation.
 
-    Raises ValueError for an annotation that is no sequence of names, or rules that disagree.
+    Raises ValueError for an annotation that is not a sequence of names, or rules that disagree.
     """
     names = annotation_of(metadata).names
     if names is None:
@@ -133,9 +133,9 @@ def _resolve(name: tp.Any, rules: tp.Mapping[str, tp.Any]) -> tp.Any:
 
 
 def place(value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
-    """A fresh value placed as its annotation says; unchanged without a mesh, or names.
+    """A new value, sharded as its annotation says; unchanged without a mesh or names.
 
-    Raises ValueError where the annotation names an axis that the mesh has not, or has too many axes.
+    Raises ValueError if the annotation has too many axes, or an axis that the mesh does not have.
     """
     if not metadata.get("out_sharding") or not metadata.get("eager_sharding", True):
         return value
@@ -167,7 +167,7 @@ def _placed(value: tp.Any, sharding: NamedSharding, layout: tp.Any) -> tp.Any:
 
 
 def _without_manual(mesh: tp.Any, spec: PartitionSpec) -> tuple[tp.Any, PartitionSpec | None]:
-    """Inside `shard_map` a value is one shard: the axes it runs over do not divide it again."""
+    """The mesh and spec inside `shard_map`, where a value is one shard and only other axes divide it."""
     here = jax.sharding.get_abstract_mesh()
     manual = {n for n, kind in zip(here.axis_names, here.axis_types) if kind is AxisType.Manual}
     if not manual:
@@ -180,7 +180,7 @@ def _without_manual(mesh: tp.Any, spec: PartitionSpec) -> tuple[tp.Any, Partitio
 
 
 def check_spec(value: tp.Any, spec: PartitionSpec, mesh: tp.Any) -> None:
-    """Raise ValueError where a spec has an axis that the mesh, or a value of the tree, has not."""
+    """Raise ValueError if a spec has an axis that the mesh or a value of the tree does not have."""
     for leaf in jax.tree_util.tree_leaves(value):
         if hasattr(leaf, "shape") and len(spec) > len(leaf.shape):
             raise ValueError(
@@ -192,7 +192,7 @@ def check_spec(value: tp.Any, spec: PartitionSpec, mesh: tp.Any) -> None:
     if unknown:
         raise ValueError(
             f"Sharding annotation {tuple(spec)} names {unknown}, which the mesh with axes "
-            f"{tuple(mesh.axis_names)} has not. Use its axes, or map logical names with "
+            f"{tuple(mesh.axis_names)} does not have. Use its axes, or map logical names with "
             "nnx.logical_axis_rules."
         )
 
@@ -207,7 +207,7 @@ def with_partitioning(
 
     Args:
         sharding: one axis name, tuple of names, or None for each array axis.
-        mesh: the mesh to place the value on; without it, the mesh in force at creation.
+        mesh: the mesh to shard the value on; by default the current one at creation.
         metadata: further entries.
 
     >>> import nnxlite as nnx
@@ -220,7 +220,7 @@ def with_partitioning(
 
 
 def is_variable(x: tp.Any) -> bool:
-    """Whether a part of a pytree is a Variable."""
+    """Whether a value is a Variable."""
     return isinstance(x, Variable)
 
 
@@ -228,7 +228,7 @@ def is_variable(x: tp.Any) -> bool:
 
 
 def get_var_pspec(variable: Variable[tp.Any]) -> PartitionSpec | None:
-    """The PartitionSpec of one Variable; None where it has no annotation and holds no array."""
+    """The PartitionSpec of one Variable; None if it has neither annotation nor array."""
     if variable.sharding_names is None and not hasattr(variable.get_raw_value(), "shape"):
         return None
     return spec_of(variable.get_metadata())
@@ -271,13 +271,13 @@ def get_named_sharding(tree: tp.Any, mesh: tp.Any) -> tp.Any:
 
 
 def add_axis(tree: tp.Any, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
-    """Tell the Variables of a tree that an axis was added at `index`; returns the tree.
+    """Add an axis at `index` to the annotations of the Variables in a tree; returns the tree.
 
     Args:
-        transform_metadata: `{nnx.PARTITION_NAME: name of the axis}`; other entries name it in the
-            tuple that a Variable has in its metadata under the same key.
+        transform_metadata: `{nnx.PARTITION_NAME: name of the axis}`; other entries are names for the
+            tuples that Variables have in their metadata under the same keys.
 
-    Raises ValueError where the name is missing.
+    Raises ValueError if the name is missing.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> v = nnx.Param(jnp.zeros((3, 2, 4)), sharding=(None, "model"))
@@ -285,17 +285,17 @@ def add_axis(tree: tp.Any, index: int, transform_metadata: tp.Mapping[str, tp.An
     ('layers', None, 'model')
     """
     _check_partition(transform_metadata)
-    _tell(_variables(tree, index), transform_metadata, _add_axis, _remove_axis)
+    _change_all(_variables(tree, index), transform_metadata, _add_axis, _remove_axis)
     return tree
 
 
 def remove_axis(tree: tp.Any, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
-    """Tell the Variables of a tree that the axis at `index` was removed; returns the tree.
+    """Remove the axis at `index` from the annotations of the Variables in a tree; returns the tree.
 
-    Raises ValueError, with nothing changed, where a Variable has another name at that axis.
+    Raises ValueError, before any change, if a Variable has another name at that axis.
     """
     _check_partition(transform_metadata)
-    _tell(_variables(tree, index), transform_metadata, _remove_axis, _add_axis)
+    _change_all(_variables(tree, index), transform_metadata, _remove_axis, _add_axis)
     return tree
 
 
@@ -311,21 +311,21 @@ def _variables(tree: tp.Any, index: int) -> list[tuple[Variable[tp.Any], int]]:
     return [(node, index) for _, node in iter_graph(tree) if isinstance(node, Variable)]
 
 
-def _tell(
+def _change_all(
     axes: tp.Iterable[tuple[Variable[tp.Any], int]],
     names: tp.Mapping[str, tp.Any],
-    tell: tp.Callable[..., None],
-    untell: tp.Callable[..., None],
+    change: tp.Callable[..., None],
+    undo: tp.Callable[..., None],
 ) -> None:
-    """Tell each Variable of its axis, or none of them where one refuses."""
-    told: list[tuple[Variable[tp.Any], int]] = []
+    """Change the annotation of each Variable, or of none if one raises an error."""
+    changed: list[tuple[Variable[tp.Any], int]] = []
     try:
         for variable, axis in axes:
-            tell(variable, axis, names)
-            told.append((variable, axis))
+            change(variable, axis, names)
+            changed.append((variable, axis))
     except Exception:
-        for variable, axis in told:
-            untell(variable, axis, names)
+        for variable, axis in changed:
+            undo(variable, axis, names)
         raise
 
 
@@ -339,19 +339,19 @@ def transform_metadata(
 ) -> tp.Any:
     """Make a function change annotations as a transform over these axes would.
 
-    Inside, the Variables of the arguments lack the axis named `partition`; afterwards they, and
-    those of the result, have it. For use with JAX's own transforms, or without one.
+    Inside, the annotations of the arguments' Variables lack the axis named `partition`; afterwards
+    they, and those of the result, have it. For use with JAX's own transforms, or without any.
 
     Args:
         f: the function; without it a decorator is returned.
         in_axes: for each argument an axis, None, or `StateAxes` to choose by Variable (a prefix).
-        out_axes: the same for the result. What came in keeps its input axis.
+        out_axes: the same for the result. A Variable of the arguments keeps its input axis.
         partition: name of the axis.
         graph: False refuses shared references.
 
     Raises:
-        ValueError: for prefixes that do not fit, or an argument with another name at its axis;
-            annotations are then as before.
+        ValueError: for prefixes that do not match, or an argument with another name at its axis;
+            annotations have not changed then.
         TypeError: for Variables in an argument that can be given by keyword only.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
@@ -374,12 +374,12 @@ def transform_metadata(
         args, kwargs = _by_position(f, args, kwargs)
         came_in = _axes(args, in_axes, "in_axes", graph)
         mapped = [(v, axis) for v, axis in came_in if isinstance(axis, int)]
-        _tell(mapped, names, _remove_axis, _add_axis)
+        _change_all(mapped, names, _remove_axis, _add_axis)
         try:
             out = f(*args, **kwargs)
             new = _axes(args, in_axes, "in_axes", graph) + _axes(out, out_axes, "out_axes", graph)
         finally:
-            _tell(mapped, names, _add_axis, _remove_axis)
+            _change_all(mapped, names, _add_axis, _remove_axis)
         known = {id(v) for v, _ in came_in}
         for variable, axis in new:
             if id(variable) not in known and isinstance(axis, int):
@@ -395,13 +395,13 @@ def _by_position(
 ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
     """Keyword arguments as positional ones, so that `in_axes` has an axis for each.
 
-    Raises TypeError where one with Variables cannot be.
+    Raises TypeError for one with Variables that cannot be positional.
     """
     args, kwargs = positional(f, args, kwargs, len(args) + len(kwargs) - 1, 0)
     for name, value in kwargs.items():
         if any(isinstance(node, Variable) for _, node in iter_graph(value)):
             raise TypeError(
-                f"The keyword argument {name!r} of {name_of(f)} holds Variables, and in_axes goes "
+                f"The keyword argument {name!r} of {name_of(f)} contains Variables, and in_axes goes "
                 "by position. Pass it as a positional argument."
             )
     return args, kwargs
@@ -417,5 +417,5 @@ def _axes(
     settings = settings_by_leaf(call, broadcast(by_path(prefix), numbers, what), what)
     settings = call.by_side(settings)[1]
     nodes = inputs.nodes()
-    found = [(nodes[n], s) for n, s in zip(call.graphdef.decoded.leaf_nodes, settings) if n >= 0]
-    return [(node, setting) for node, setting in found if isinstance(node, Variable)]
+    leaves = [(nodes[n], s) for n, s in zip(call.graphdef.decoded.leaf_nodes, settings) if n >= 0]
+    return [(node, setting) for node, setting in leaves if isinstance(node, Variable)]

@@ -1,9 +1,8 @@
-"""Trees whose leaves are Variables: taken apart, read, written and compared in one place.
+"""Trees whose leaves are Variables: how training flattens, reads, writes and compares them.
 
-Everything in training works on two trees of the same shape, one of Variables and one of plain
-values.  `flatten` goes from the first to a flat list; the values go through optax or an average as
-the second; `write` puts results back.  Reading and writing here are raw: callbacks of a Variable
-belong to the model's own use of it, not to its training.
+Training works on two trees of the same structure, one of Variables and one of their values.
+`flatten` makes a flat list from the first; optax and averages work on the second; `write` stores the
+results.  Reading and writing here bypass the hooks of Variables, which are for the model's own use.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ MOST_PATHS = 8  # how many paths a message names
 
 
 def is_variable(value: tp.Any) -> bool:
-    """Whether a value is a Variable (the leaves of the trees here)."""
+    """Whether a value is a Variable, the leaves of the trees here."""
     return isinstance(value, Variable)
 
 
 def flatten(tree: tp.Any) -> tuple[list[tp.Any], TreeDef]:
-    """The leaves of a tree, Variables whole, and its structure."""
+    """The leaves of a tree, with Variables as leaves, and its structure."""
     return jax.tree.flatten(tree, is_leaf=is_variable)
 
 
 def paths(tree: tp.Any) -> list[Path]:
-    """The path of each leaf of `flatten`, as plain names."""
-    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_variable)
-    return [tuple(key_name(entry) for entry in path) for path, _ in found]
+    """The path of each leaf of `flatten`, as names and indices."""
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_variable)
+    return [tuple(key_name(entry) for entry in path) for path, _ in pairs]
 
 
 def read(leaf: tp.Any) -> tp.Any:
-    """The stored value of a Variable, out of its reference if it has one; other leaves as is."""
+    """The stored value of a Variable, read from its reference if it has one; other leaves unchanged."""
     if not isinstance(leaf, Variable):
         return leaf
     value = leaf.get_raw_value()
@@ -47,7 +46,7 @@ def read(leaf: tp.Any) -> tp.Any:
 
 
 def write(variable: Variable[tp.Any], value: tp.Any) -> None:
-    """Store a value in a Variable, or in the reference that it holds."""
+    """Store a value in a Variable, or in its reference if it has one."""
     if variable.ref:
         variable.get_raw_value()[...] = value
     else:
@@ -60,14 +59,14 @@ def pure(tree: tp.Any) -> tp.Any:
 
 
 def compare(expected: tp.Any, got: tp.Any, *, what: str, of: str | None = None) -> str:
-    """What is wrong with the paths of `got`, in words; empty when they are those of `expected`.
+    """What is wrong with the paths of `got`, in words; empty if they are those of `expected`.
 
-    Where `of` does not name the expected ones, `got` may have more.
+    Without `of`, a name for the expected ones, `got` may have further paths.
     """
-    wanted, found = paths(expected), paths(got)
-    lines = [_difference(f"missing from the {what}", wanted, found)]
+    expected_paths, got_paths = paths(expected), paths(got)
+    lines = [_difference(f"missing from the {what}", expected_paths, got_paths)]
     if of is not None:
-        lines.append(_difference(f"not among the {of}", found, wanted))
+        lines.append(_difference(f"not among the {of}", got_paths, expected_paths))
     return "; ".join(line for line in lines if line)
 
 
@@ -81,7 +80,7 @@ def _difference(title: str, some: tp.Iterable[Path], others: tp.Iterable[Path]) 
 
 
 def _shape(value: tp.Any) -> tp.Any:
-    """The shape of an array, abstract or not; of a Python number, too; those in another pytree."""
+    """The shape of an array (also abstract) or number; for another pytree, all shapes in it."""
     if hasattr(value, "shape"):
         return value.shape
     leaves, treedef = jax.tree.flatten(value)
@@ -91,7 +90,7 @@ def _shape(value: tp.Any) -> tp.Any:
 
 
 def _text(value: tp.Any) -> str:
-    """A value in a few words, the leaves of a pytree one by one."""
+    """A value in a few words; for a pytree, each leaf in a few words."""
     if jax.tree_util.all_leaves([value]):
         return short_type(value)
     return str(jax.tree.map(short_type, value))

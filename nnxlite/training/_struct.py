@@ -8,7 +8,7 @@ import typing as tp
 import jax
 
 STATIC: tp.Mapping[str, tp.Any] = {"static": True}
-"""Metadata of a field that is no child: `dataclasses.field(metadata=STATIC)`."""
+"""Metadata of a field that is not a child: `dataclasses.field(metadata=STATIC)`."""
 
 
 @tp.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))

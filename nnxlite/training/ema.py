@@ -24,20 +24,20 @@ class EMA(Pytree):
     """Averages of Variables: `average = decay * average + (1 - decay) * value` at each update.
 
     Args:
-        params: the model (or a State) whose Variables are averaged; the averages begin as copies.
+        params: the model (or a State) whose Variables are averaged; the averages start as copies.
         decay: the weight of the past, between 0 and 1.
         only: a filter for the Variables to average.
         graph: False refuses models with shared references.
 
     Attributes:
-        params: the State of averages, in Variables of the kinds and metadata of the originals.
+        params: the State of averages, in Variables with the kinds and metadata of the originals.
 
-    Floating and integer values are averaged in their own dtype; keys and bools take the latest
-    value.
+    Floating and integer values are averaged in their own dtype; for keys and bools the latest
+    value is stored.
 
     Raises:
-        TypeError: when `decay` is no number, or a selected leaf is a bare array.
-        ValueError: when `decay` is not between 0 and 1.
+        TypeError: if `decay` is not a number, or a selected leaf is an array without Variable.
+        ValueError: if `decay` is not between 0 and 1.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> model = nnx.Linear(1, 1, use_bias=False, rngs=nnx.Rngs(0))
@@ -71,9 +71,9 @@ class EMA(Pytree):
         self.params = data(treedef.unflatten([_copied(leaf) for leaf in leaves]))
 
     def update(self, updates: tp.Any) -> None:
-        """Take in the present values of a model, or of a State.
+        """Update the averages with the present values of a model, or of a State.
 
-        Raises ValueError, before any change, when its paths or shapes are not those averaged.
+        Raises ValueError, before any change, if its paths or shapes are not those of the averages.
         """
         given = state_of(updates, self.filter, graph=self.graph)
         leaves, _ = flatten(given)
@@ -90,12 +90,12 @@ class EMA(Pytree):
             write(variable, _average(decay, a, b))
 
     def apply_to(self, model: A) -> A:
-        """A model like the given one with the averages in place of the averaged Variables.
+        """A copy of a model that has the averages in place of the averaged Variables.
 
-        The objects are new; the Variables are those of this EMA and, where none is averaged, those
-        of the model itself.
+        The objects are new; the Variables are those of this EMA or, if not averaged, those of the
+        model itself.
 
-        Raises ValueError when the model has no Variable at a path that is averaged.
+        Raises ValueError if the model does not have a Variable at an averaged path.
         """
         graphdef, state = split(model, graph=self.graph)
         wrong = compare(self.params, state, what="model")
@@ -127,4 +127,4 @@ def _average(decay: tp.Any, average: tp.Any, value: tp.Any) -> tp.Any:
     if not jnp.issubdtype(dtype, jnp.number):
         return value
     new = decay * average + (1 - decay) * value
-    return new if new.dtype == dtype else new.astype(dtype)  # as it is, it keeps its weak type
+    return new if new.dtype == dtype else new.astype(dtype)  # a cast would drop its weak type

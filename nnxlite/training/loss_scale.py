@@ -1,9 +1,9 @@
-"""Loss scaling: float16 training whose small gradients do not vanish, nor large ones overflow.
+"""Loss scaling: training in float16 without gradients that vanish or overflow.
 
-float16 has few exponents: gradients below about 6e-8 become zero.  Multiplying the loss by a scale
-moves all gradients up; dividing them by it afterwards, in float32, restores them.  The scale that
-is right changes during training, so `DynamicLossScale` finds it: it halves when a gradient is not
-finite (that step is skipped) and doubles after a long run of finite ones (P. Micikevicius et al.,
+float16 has a small range: gradients below about 6e-8 become zero.  Multiplying the loss by a scale
+makes all gradients larger; dividing them by it afterwards, in float32, restores them.  As the right
+scale changes during training, `DynamicLossScale` adapts it: it halves when a gradient is not finite
+(that step is skipped) and doubles after many finite steps (P. Micikevicius et al.,
 "Mixed precision training", 2018).
 """
 
@@ -41,7 +41,7 @@ def all_finite(tree: tp.Any) -> jax.Array:
 
 
 class StaticLossScale(Pytree):
-    """A loss scale that stays as it is; 1 turns scaling off.
+    """A constant loss scale; 1 turns scaling off.
 
     Args:
         scale: a positive number.
@@ -49,7 +49,7 @@ class StaticLossScale(Pytree):
     Attributes:
         scale_value: `LossScaleState`, float32, the present scale.
 
-    Raises ValueError when `scale` is not positive.
+    Raises ValueError if `scale` is not positive.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -62,23 +62,23 @@ class StaticLossScale(Pytree):
         return jax.tree.map(lambda x: x * factor.astype(x.dtype) if _is_float(x) else x, loss)
 
     def unscale(self, grads: tp.Any) -> tp.Any:
-        """The gradients over the scale, in float32 where they are of lower precision."""
+        """The gradients divided by the scale, in float32 if they are of lower precision."""
         inverse = 1.0 / self.scale_value.value
         return jax.tree.map(lambda g: _wide(g) * inverse if _is_float(g) else g, grads)
 
     def adjust(self, finite: jax.Array) -> None:
-        """Take in whether the latest gradients were finite (here: change nothing)."""
+        """Adjust the scale to whether the latest gradients were finite; here it is constant."""
 
     def step(self, optimizer: Optimizer[tp.Any], *args: tp.Any, **kwargs: tp.Any) -> jax.Array:
-        """Update with scaled gradients, unless one is not finite; then adjust the scale.
+        """Update with scaled gradients, unless one is not finite, and adjust the scale.
 
         Args:
             optimizer: an `Optimizer` or `ModelAndOptimizer`.
-            *args: the arguments of its `update`, gradients last, as they come from the scaled loss.
+            *args: the arguments of its `update`, the last of which are the gradients of the scaled loss.
             **kwargs: further arguments of its `update`.
 
         Returns whether the gradients were finite, a bool of shape `()`. If not, parameters and
-        optimizer are as they were.
+        optimizer are unchanged.
         """
         *model, grads = args
         grads = self.unscale(grads)
@@ -95,19 +95,19 @@ class StaticLossScale(Pytree):
 
 
 class DynamicLossScale(StaticLossScale):
-    """A loss scale that follows the gradients: down when they overflow, up when all is well.
+    """A loss scale that falls when gradients overflow and otherwise rises from time to time.
 
     Args:
         scale: the first scale.
-        period: after how many finite steps in a row the scale is multiplied by `factor`.
-        factor: by how much the scale changes; more than 1.
-        smallest: the scale never falls below this.
+        period: number of consecutive finite steps after which the scale is multiplied by `factor`.
+        factor: the factor by which the scale changes; more than 1.
+        smallest: lower bound of the scale.
 
     Attributes:
         scale_value: `LossScaleState`, float32, the present scale.
         good_steps: `LossScaleState`, int32, the finite steps since the scale last changed.
 
-    Raises ValueError when an argument is not positive, or `factor` is not more than 1.
+    Raises ValueError if an argument is not positive, or `factor` is not more than 1.
 
     >>> import nnxlite as nnx, jax.numpy as jnp, optax
     >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
@@ -144,7 +144,7 @@ class DynamicLossScale(StaticLossScale):
         self.good_steps = LossScaleState(jnp.zeros((), jnp.int32))
 
     def adjust(self, finite: jax.Array) -> None:
-        """Take in whether the latest gradients were finite: lower, raise or keep the scale."""
+        """Lower, raise or keep the scale, given whether the latest gradients were finite."""
         scale = self.scale_value.value
         good = self.good_steps.value + 1
         full = good >= self.period

@@ -1,7 +1,7 @@
-"""Metrics: figures gathered over many batches, in Variables that cross a transform.
+"""Metrics: figures accumulated over many batches, in Variables.
 
-A metric has three verbs: `update` takes in a batch, `compute` gives the figure so far, `reset`
-starts again.  All its state is `MetricState`, so a metric is an ordinary argument of `nnx.jit`, and
+A metric has three methods: `update` adds a batch, `compute` returns the figure so far, `reset`
+restarts it.  All its state is `MetricState`, so a metric is an ordinary argument of `nnx.jit`, and
 can be stacked, sharded and saved like a model.
 """
 
@@ -34,11 +34,11 @@ class Metric(Pytree):
         raise NotImplementedError(_must_define(self, "__init__"))
 
     def reset(self) -> None:
-        """Start again."""
+        """Discard all batches."""
         raise NotImplementedError(_must_define(self, "reset"))
 
     def update(self, **kwargs: tp.Any) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         raise NotImplementedError(_must_define(self, "update"))
 
     def compute(self) -> tp.Any:
@@ -55,10 +55,10 @@ def _must_define(metric: Metric, method: str) -> str:
 
 
 class Average(Metric):
-    """The mean of all values seen.
+    """The mean of all values.
 
     Args:
-        argname: the keyword argument of `update` that holds the values.
+        argname: the keyword argument of `update` with the values.
 
     Attributes:
         total: float32, the sum of the values.
@@ -78,21 +78,21 @@ class Average(Metric):
         self.count = MetricState(jnp.zeros((), jnp.int32))
 
     def reset(self) -> None:
-        """Forget all values."""
+        """Discard all values."""
         self.total.value = jnp.zeros((), jnp.float32)
         self.count.value = jnp.zeros((), jnp.int32)
 
     def update(self, mask: tp.Any = None, **kwargs: tp.Any) -> None:
-        """Take in values.
+        """Add values.
 
         Args:
-            mask: broadcastable to the values; those where it is zero or False are left out,
-                whatever they are (NaN included). Other numbers are weights, which count by the
-                whole number of their sum in each update.
+            mask: broadcastable to the values; those where it is zero or False are skipped, NaN
+                included. Other numbers are weights; their sum in each update, rounded down, is
+                added to the count.
             **kwargs: the values under the metric's `argname`, a number or an array of any shape;
-                other arguments are ignored, so that metrics can be fed together.
+                other arguments are ignored, so that several metrics can be updated together.
 
-        Raises TypeError when the argument is missing, is not numeric, or the mask does not
+        Raises TypeError if the argument is missing, is not numeric, or the mask does not
         broadcast.
         """
         values, weights = _batch(self, self.argname, kwargs, mask)
@@ -100,22 +100,22 @@ class Average(Metric):
             self.total.value = self.total.value + values.sum(dtype=jnp.float32)
             self.count.value = self.count.value + values.size
         else:
-            kept = jnp.where(weights != 0, values * weights.astype(values.dtype), 0)
-            self.total.value = self.total.value + kept.sum(dtype=jnp.float32)
+            weighted = jnp.where(weights != 0, values * weights.astype(values.dtype), 0)
+            self.total.value = self.total.value + weighted.sum(dtype=jnp.float32)
             self.count.value = self.count.value + weights.sum().astype(jnp.int32)
 
     def compute(self) -> jax.Array:
-        """The mean, float32; NaN before any value."""
+        """The mean, float32; NaN without values."""
         return self.total.value / self.count.value
 
 
 class Statistics(Struct):
-    """What `Welford` computes.
+    """The result of `Welford`.
 
     Attributes:
         mean: the mean of the values.
-        standard_error_of_mean: the standard deviation over the root of their number.
-        standard_deviation: of the values as a whole population.
+        standard_error_of_mean: the standard deviation divided by the root of their number.
+        standard_deviation: that of the values as a population (divided by n, not n - 1).
     """
 
     mean: jax.Array
@@ -124,25 +124,25 @@ class Statistics(Struct):
 
 
 class Welford(Metric):
-    """Mean and standard deviation of all values seen, in one pass and without cancellation.
+    """Mean and standard deviation of all values, in one pass and without cancellation.
 
     The update of B. P. Welford (Technometrics 4, 1962), in the form for batches of T. F. Chan,
     G. H. Golub and R. J. LeVeque (1979).
 
     Args:
-        argname: the keyword argument of `update` that holds the values.
+        argname: the keyword argument of `update` with the values.
 
     Attributes:
         count: int32, the number of values.
         mean: float32, their mean.
-        m2: float32, the sum of their squared distances from it.
+        m2: float32, the sum of their squared deviations from it.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> spread = nnx.metrics.Welford()
     >>> spread.update(values=jnp.array([1.0, 3.0]))
     >>> spread.update(values=jnp.array([5.0, 7.0]))
-    >>> found = spread.compute()
-    >>> float(found.mean), round(float(found.standard_deviation), 4)
+    >>> statistics = spread.compute()
+    >>> float(statistics.mean), round(float(statistics.standard_deviation), 4)
     (4.0, 2.2361)
     """
 
@@ -153,15 +153,15 @@ class Welford(Metric):
         self.m2 = MetricState(jnp.zeros((), jnp.float32))
 
     def reset(self) -> None:
-        """Forget all values."""
+        """Discard all values."""
         self.count.value = jnp.zeros((), jnp.int32)
         self.mean.value = jnp.zeros((), jnp.float32)
         self.m2.value = jnp.zeros((), jnp.float32)
 
     def update(self, **kwargs: tp.Any) -> None:
-        """Take in values: as `Average.update`, with the mask among the keyword arguments.
+        """Add values: as `Average.update`, with the mask among the keyword arguments.
 
-        What the mask does not leave out counts once.
+        The mask only selects values; its numbers are not weights.
         """
         values, weights = _batch(self, self.argname, kwargs, kwargs.get("mask"))
         values = values.astype(jnp.float32)
@@ -184,7 +184,7 @@ class Welford(Metric):
         self.m2.value = self.m2.value + (batch_m2 + delta * delta * number * before / total)
 
     def compute(self) -> Statistics:
-        """Mean, standard error and standard deviation; NaN for the latter two before any value."""
+        """Mean, standard error and standard deviation; without values the latter two are NaN."""
         count = self.count.value
         deviation = jnp.sqrt(self.m2.value / count)
         return Statistics(
@@ -195,14 +195,14 @@ class Welford(Metric):
 
 
 class Accuracy(Average):
-    """The share of correct predictions.
+    """The fraction of correct predictions.
 
     Args:
-        threshold: None for several classes, where the largest logit is the prediction; for two
-            classes the float above which a value predicts class 1.
+        threshold: None for several classes, of which the one with the largest logit is predicted;
+            for two classes, the float above which a value predicts class 1.
         *args, **kwargs: as for `Average`.
 
-    Raises TypeError when `threshold` is neither None nor a float.
+    Raises TypeError if `threshold` is neither None nor a float.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> accuracy = nnx.metrics.Accuracy()
@@ -224,16 +224,16 @@ class Accuracy(Average):
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]  # its arguments are named
         self, *, logits: tp.Any, labels: tp.Any, mask: tp.Any = None, **_: tp.Any
     ) -> None:
-        """Take in predictions.
+        """Add predictions.
 
         Args:
             logits: shape `(*batch, classes)`, or `(*batch,)` with a threshold.
             labels: integers of shape `(*batch,)`.
-            mask: broadcastable to the labels; those where it is zero or False are left out.
+            mask: broadcastable to the labels; those where it is zero or False are skipped.
 
         Raises:
-            ValueError: when the ranks do not fit or the labels are not integers.
-            TypeError: when the shapes do not fit.
+            ValueError: if the numbers of axes do not match or the labels are not integers.
+            TypeError: if the shapes do not match.
         """
         logits, labels = jnp.asarray(logits), jnp.asarray(labels)
         several = self.threshold is None
@@ -262,14 +262,14 @@ _METHODS = ("reset", "update", "compute")
 
 
 class MultiMetric(Metric):
-    """Several metrics under one roof: each `update` feeds them all.
+    """Several metrics with one `update` for all.
 
     Args:
         **metrics: the metrics by name; each becomes an attribute.
 
     Raises:
-        TypeError: when a value has not the methods of a metric.
-        ValueError: when a name is `reset`, `update` or `compute`.
+        TypeError: if a value does not have the methods of a metric.
+        ValueError: if a name is `reset`, `update` or `compute`.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> metrics = nnx.MultiMetric(
@@ -305,10 +305,10 @@ class MultiMetric(Metric):
             metric.reset()
 
     def update(self, **updates: tp.Any) -> None:
-        """Feed every metric with all arguments; if one raises, all are as they were.
+        """Update every metric with all arguments; if one raises an error, none has changed.
 
-        The argument `mask` is one for all metrics, or a dict of masks by the names of metrics; a
-        metric without a mask is not given one.
+        The argument `mask` is one for all metrics, or a dict of masks by the names of metrics; it
+        is passed only to metrics that have one.
         """
         mask = updates.pop("mask", None)
         variables = [v for v in flatten(split(self)[1])[0] if isinstance(v, MetricState)]

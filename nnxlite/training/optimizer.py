@@ -1,13 +1,13 @@
-"""`Optimizer`: any optax transformation, with its state held in Variables.
+"""`Optimizer`: any optax transformation, with its state in Variables.
 
-The optimizer sees the parameters that its filter `wrt` selects, as a nested `State`.  Optax is
-given that State with the Variables themselves when it sets up its own state, and with bare arrays
-at every update.  What it returns is kept in the tree it came in: an array that stands for a
-parameter (a moment, an average) becomes an `OptVariable` with that parameter's metadata, sharding
-included; any other array (a count, a learning rate) an `OptArray`.
+The parameters are those that the filter `wrt` selects, as a nested `State`.  Optax initialises its
+state from this State of Variables, and updates it with arrays in place of the Variables.  The tree of
+its state is preserved: an array that corresponds to a parameter (a moment, an average) becomes an
+`OptVariable` with that parameter's metadata, sharding included; any other array (a count, a learning
+rate) becomes an `OptArray`.
 
-An update works on flat lists of leaves and is all or nothing: gradients are compared with the
-parameters first, the results of optax are checked next, and only then is anything written.
+An update works on flat lists of leaves and is atomic: first the gradients are compared with the
+parameters, then the results of optax are checked, and only then is anything written.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ R = tp.TypeVar("R")
 
 
 class Transformation(tp.Protocol):
-    """What an `Optimizer` needs of an optax transformation (also `optax.MultiSteps`)."""
+    """The methods of an optax transformation that an `Optimizer` needs; `optax.MultiSteps` has them."""
 
     @property
     def init(self) -> tp.Callable[[tp.Any], tp.Any]:
-        """From parameters to the state of the transformation."""
+        """Maps parameters to the initial state of the transformation."""
         ...
 
     @property
     def update(self) -> tp.Callable[..., tuple[tp.Any, tp.Any]]:
-        """From gradients, state and parameters to updates and the next state."""
+        """Maps gradients, state and parameters to updates and the next state."""
         ...
 
 
@@ -66,28 +66,28 @@ class OptState(Variable[T]):
 
 
 class OptArray(OptState[T]):
-    """A value in an optimizer's state that stands for no parameter, such as a count."""
+    """A value in an optimizer's state that corresponds to no parameter, such as a count."""
 
 
 class OptVariable(OptState[T]):
-    """A value in an optimizer's state that stands for a parameter, with that one's metadata."""
+    """A value in an optimizer's state that corresponds to a parameter, with the metadata of it."""
 
 
 def to_opt_state(tree: tp.Any) -> tp.Any:
-    """The tree with each Variable as an `OptVariable`, and any other leaf as an `OptArray`.
+    """The tree with an `OptVariable` for each Variable, and an `OptArray` for any other leaf.
 
-    An `OptVariable` has the metadata of the Variable it replaces; `optimizer_sharding` there becomes
-    its sharding annotation.
+    An `OptVariable` has the metadata of the Variable it replaces, in which `optimizer_sharding` becomes
+    the sharding annotation.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> tree = {"mu": nnx.Param(jnp.ones(2), tag="a"), "n": jnp.array(1)}
-    >>> found = nnx.optimizer.to_opt_state(tree)
-    >>> type(found["mu"]).__name__, found["mu"].tag, type(found["n"]).__name__
+    >>> state = nnx.optimizer.to_opt_state(tree)
+    >>> type(state["mu"]).__name__, state["mu"].tag, type(state["n"]).__name__
     ('OptVariable', 'a', 'OptArray')
     """
     opt_state = jax.tree.map(_opt_leaf, tree, is_leaf=is_variable)
     for leaf in flatten(opt_state)[0]:
-        _begin(leaf, read(leaf))
+        _set_first_value(leaf, read(leaf))
     return opt_state
 
 
@@ -100,15 +100,18 @@ def _opt_leaf(leaf: tp.Any) -> OptState[tp.Any]:
     return OptVariable.from_metadata(read(leaf), metadata)
 
 
-def _begin(leaf: OptState[tp.Any], value: tp.Any) -> None:
-    """Place the first value of an optimizer's Variable, in a reference where it is to have one."""
+def _set_first_value(leaf: OptState[tp.Any], value: tp.Any) -> None:
+    """Set the first value of an optimizer's Variable, sharded and in a reference if it is to be."""
     value = place(value, leaf.get_metadata())
-    in_reference = leaf.ref and isinstance(value, jax.Array)  # not where it is abstract
+    in_reference = leaf.ref and isinstance(value, jax.Array)  # unless it is abstract
     leaf.set_raw_value(new_ref(value) if in_reference else value)
 
 
 def _explained(name: str, given: int, remedy: str) -> tp.Callable[..., tp.Any]:
-    """A decorator for a method that is called without an argument where it once held the model."""
+    """A decorator for methods that had fewer arguments when an optimizer contained its model.
+
+    Calls in the old form, with `given` positional arguments and without `name`, raise TypeError.
+    """
 
     def decorate(method: tp.Callable[P, R]) -> tp.Callable[P, R]:
         @functools.wraps(method)
@@ -116,7 +119,7 @@ def _explained(name: str, given: int, remedy: str) -> tp.Callable[..., tp.Any]:
             if len(args) == given and name not in kwargs:
                 raise TypeError(
                     f"Missing required argument `{name}` of {method.__qualname__}. {remedy}, or use "
-                    "nnx.ModelAndOptimizer, which holds the model."
+                    "nnx.ModelAndOptimizer, which contains the model."
                 )
             return method(*args, **kwargs)
 
@@ -131,17 +134,17 @@ class Optimizer(Pytree, tp.Generic[M]):
     Args:
         model: the model (or State) whose parameters will be given to `update`.
         tx: an optax transformation.
-        wrt: a filter that says what the parameters are, such as `nnx.Param`.
+        wrt: a filter that selects the parameters, such as `nnx.Param`.
         graph: False refuses models with shared references.
 
     Attributes:
         step: `OptState`, uint32, the number of updates.
         opt_state: the state of `tx` with `OptVariable`s and `OptArray`s as leaves; writing to them
-            (a learning rate of `optax.inject_hyperparams`, say) counts from the next update on.
+            (a learning rate of `optax.inject_hyperparams`, say) affects the next update.
         tx, wrt, graph: as given.
 
     Raises:
-        TypeError: when `tx` is no optax transformation or `wrt` is no filter.
+        TypeError: if `tx` is not an optax transformation or `wrt` is not a filter.
 
     >>> import nnxlite as nnx, optax, jax.numpy as jnp
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -185,17 +188,17 @@ class Optimizer(Pytree, tp.Generic[M]):
         Args:
             model: of the same structure as the one the optimizer was made for.
             grads: as `nnx.grad` returns them: a State (or an object) with the parameters' paths.
-                What the filter `wrt` does not select is left out.
+                What the filter `wrt` does not select is ignored.
             **kwargs: further arguments of `tx.update`, such as `value`, `grad` and `value_fn`.
                 Variables in a State become arrays.
 
         Returns the updates that were added to the parameters, as a State of arrays.
 
         Raises:
-            ValueError: when the paths of the gradients are not those of the parameters, when the
-                updates that `tx` makes of them have other shapes (what shapes it takes is its own
-                affair), when `tx` returns something of another structure, or the model is not like
-                the one the optimizer was made for. Nothing has changed then.
+            ValueError: if the paths of the gradients are not those of the parameters, the updates
+                that `tx` computes have other shapes than the parameters (gradients may have), `tx`
+                returns a tree of another structure, or the model is not like the one the optimizer
+                was made for. Nothing has changed then.
         """
         params = state_of(model, self.wrt, graph=self.graph)
         leaves, treedef = flatten(params)
@@ -236,20 +239,20 @@ class Optimizer(Pytree, tp.Generic[M]):
 
     def _nnx_match(self, grads: tp.Any, params: tp.Any, treedef: TreeDef) -> list[tp.Any]:
         """The gradients in the order of the parameters."""
-        given = grads
+        original = grads
         if isinstance(grads, tp.Mapping) and not isinstance(grads, State):
             grads = State(tp.cast(tp.Any, grads))
         if isinstance(grads, State):
-            leaves, found = flatten(grads)
-            if found != treedef:
+            leaves, structure = flatten(grads)
+            if structure != treedef:
                 grads = state_of(grads, self.wrt)
-                leaves, found = flatten(grads)
+                leaves, structure = flatten(grads)
         else:
             grads = state_of(grads, self.wrt, graph=self.graph)
-            leaves, found = flatten(grads)
-        if found == treedef:
+            leaves, structure = flatten(grads)
+        if structure == treedef:
             return [read(leaf) for leaf in leaves]
-        wrong = compare(params, given, what="gradients", of="parameters")
+        wrong = compare(params, original, what="gradients", of="parameters")
         raise ValueError(
             "The structure of the gradients is not that of the parameters that "
             f"wrt={_filter_text(self.wrt)} selects: {wrong or 'the containers differ'}. "
@@ -264,7 +267,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         grads: list[tp.Any],
         error: Exception | None,
     ) -> None:
-        """Raise a better error where the gradients' shapes are to blame."""
+        """Raise a better error if shapes of gradients, or another model, are the cause."""
         wrong = misshapen(params, values, grads, what="gradient", of="parameter")
         if wrong:
             raise ValueError(
@@ -281,7 +284,7 @@ class Optimizer(Pytree, tp.Generic[M]):
     def _nnx_write_state(
         self, leaves: list[tp.Any], treedef: TreeDef, values: list[tp.Any]
     ) -> None:
-        """Write into the Variables in place; a leaf that is none is replaced in a new tree."""
+        """Write the Variables in place; other leaves are replaced, which makes a new tree."""
         if all(map(is_variable, leaves)):
             for leaf, value in zip(leaves, values, strict=True):
                 write(leaf, value)
@@ -294,12 +297,12 @@ class Optimizer(Pytree, tp.Generic[M]):
 
 
 class ModelAndOptimizer(Optimizer[M]):
-    """An `Optimizer` that holds its model, so that `update` takes the gradients alone.
+    """An `Optimizer` that contains its model, so that `update` takes only the gradients.
 
     Args:
         model: the model; it becomes the attribute `model`.
         tx: an optax transformation.
-        wrt: a filter that says what the parameters are.
+        wrt: a filter that selects the parameters.
 
     >>> import nnxlite as nnx, optax
     >>> trained = nnx.ModelAndOptimizer(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), optax.sgd(0.1))
@@ -315,15 +318,15 @@ class ModelAndOptimizer(Optimizer[M]):
         super().__init__(model, tx, wrt=wrt)
         self.model = model
 
-    def update(  # pyright: ignore[reportIncompatibleMethodOverride]  # the model is held, not given
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]  # the model is an attribute
         self, grads: tp.Any, /, **kwargs: tp.Any
     ) -> tp.Any:
-        """Update the held model; see `Optimizer.update`."""
+        """Update the model; see `Optimizer.update`."""
         return super().update(self.model, grads, **kwargs)
 
 
 def _initial_state(tx: Transformation, params: tp.Any) -> tp.Any:
-    """The state that `tx` begins with, in Variables that share no buffer with the parameters."""
+    """The initial state of `tx`, in Variables that share no buffer with the parameters."""
     leaves, treedef = flatten(params)
     opt_state = tx.init(treedef.unflatten([_out_of_reference(v) for v in leaves]))
     opt_state = jax.tree.map(_opt_leaf, opt_state, is_leaf=is_variable)
@@ -337,13 +340,13 @@ def _initial_state(tx: Transformation, params: tp.Any) -> tp.Any:
         value = read(leaf)
         if id(value) in buffers and isinstance(value, jax.Array):
             value = jnp.copy(value)  # so that a transform may donate both
-        _begin(leaf, value)
+        _set_first_value(leaf, value)
         buffers.add(id(leaf.get_raw_value()))
     return opt_state
 
 
 def _out_of_reference(leaf: tp.Any) -> tp.Any:
-    """Optax maps functions over parameters, which must be arrays."""
+    """The Variable with an array in place of a reference, as optax maps functions over parameters."""
     if isinstance(leaf, Variable) and leaf.ref:
         return type(leaf).from_metadata(read(leaf), leaf.get_metadata())
     return leaf
@@ -352,10 +355,10 @@ def _out_of_reference(leaf: tp.Any) -> tp.Any:
 def _fit_sharding(
     path: tuple[tp.Any, ...], leaf: OptState[tp.Any], shapes: tp.Mapping[tp.Any, tp.Any]
 ) -> None:
-    """Mend the sharding annotation of a value whose shape is not its parameter's.
+    """Correct the sharding annotation of a value whose shape is not that of its parameter.
 
-    Leading axes that were added (a memory of past gradients) are not sharded; a shape that has
-    nothing to do with the parameter's (a factored moment) has no annotation.
+    Additional leading axes (a history of gradients) are not sharded; for an unrelated shape (a
+    factored moment) the annotation is removed.
     """
     names = leaf.get_metadata("out_sharding", None)
     shape = getattr(read(leaf), "shape", None)
@@ -371,7 +374,7 @@ def _fit_sharding(
 
 
 def _with_leading_axes(annotation: tp.Any, extra: int) -> tp.Any:
-    """A sharding annotation for a value with more axes in front, which are not sharded."""
+    """A sharding annotation with `extra` leading axes that are not sharded."""
     if isinstance(annotation, Format):  # its layout is for fewer axes
         annotation = annotation.sharding
     if isinstance(annotation, NamedSharding):

@@ -20,13 +20,13 @@ M = tp.TypeVar("M")
 
 
 class TrainState(Struct, tp.Generic[M]):
-    """What `nnx.split` gives, with an optax transformation and its state beside it.
+    """The result of `nnx.split` with an optax transformation and its state.
 
     A subclass adds states of its own as annotated fields (batch statistics, say).
 
     Attributes:
         graphdef: the model's definition (static).
-        params: the State that is trained.
+        params: the State to train.
         opt_state: the state of `tx`.
         step: int32, shape `()`: how often `apply_gradients` was called.
         tx: the optax transformation (static).
@@ -58,7 +58,7 @@ class TrainState(Struct, tp.Generic[M]):
         step: int = 0,
         **kwargs: tp.Any,
     ) -> tp.Self:
-        """A train state with a fresh optimizer state.
+        """A train state with a new optimizer state.
 
         Args:
             **kwargs: the fields that a subclass adds.
@@ -73,30 +73,30 @@ class TrainState(Struct, tp.Generic[M]):
         )
 
     def apply(self, state: State | str, *states: State | str) -> tp.Any:
-        """A caller of the model made of these states: `state.apply("params")(x)`.
+        """Call the model with these states: `state.apply("params")(x)`.
 
         The model gets Variables of its own: what it writes is in the result, not in the states.
 
         Args:
-            state, states: States, or names of fields that hold some.
+            state, states: States, or names of fields with States.
 
-        Returns what `graphdef.apply` does: a proxy of the model, whose calls give
+        Returns a proxy of the model, as `graphdef.apply` does, whose calls return
         `(result, (graphdef, state))`.
 
-        Raises AttributeError for a name that is no field.
+        Raises AttributeError for a name that is not a field.
         """
         given = [self._field(s) if isinstance(s, str) else s for s in (state, *states)]
         first, *rest = jax.tree.map(lambda x: x, given)  # Variables are rebuilt
         return self.graphdef.apply(first, *rest)
 
     def apply_gradients(self, grads: State, **kwargs: tp.Any) -> tp.Self:
-        """A train state after one update of the parameters, its step one further.
+        """The train state after one update of the parameters, with its step incremented.
 
         Args:
             grads: of the structure of `params`.
             **kwargs: new values for other fields.
 
-        Raises ValueError when the structure of `grads` is not that of `params`.
+        Raises ValueError if the structure of `grads` is not that of `params`.
         """
         if jax.tree.structure(grads) != jax.tree.structure(self.params):
             wrong = compare(self.params, grads, what="gradients", of="parameters")

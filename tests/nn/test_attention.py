@@ -677,7 +677,7 @@ def test_a_step_past_the_cache_is_an_error_and_nan_where_it_cannot_be():
     for i in range(2):
         m(X[:, i : i + 1], decode=True)
     kept = m.cached_key.value
-    with pytest.raises(ValueError, match="cannot decode position 2: its cache has 2 places"):
+    with pytest.raises(ValueError, match="cannot decode position 2: all 2 entries"):
         m(X[:, 2:3], decode=True)
     assert m.cached_key.value is kept and int(m.cache_index.value) == 2
     y = nnx.jit(lambda m, x: m(x, decode=True))(m, X[:, 2:3])

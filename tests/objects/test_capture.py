@@ -240,9 +240,11 @@ def test_init_keeps_metadata_and_gives_sow_its_start():
 
 def test_bad_initial_states_are_refused():
     stage = Stage()
-    with pytest.raises(TypeError, match=r"`init` holds float32\[\] at 'inner', and must hold Var"):
+    with pytest.raises(
+        TypeError, match=r"`init` contains float32\[\] at 'inner', but must contain Var"
+    ):
         capture(stage, Mid, init={"inner": X})
-    with pytest.raises(ValueError, match="`init` holds 'y.inner', and there is no module at 'y'"):
+    with pytest.raises(ValueError, match="value for 'y.inner', but there is no module at 'y'"):
         capture(stage, Mid, init=nnx.State({"y": {"inner": P(1.0)}}))(X)
     with pytest.raises(ValueError, match="Stage.perturb: .*'inner' was made for float32"):
         capture(stage, P, init=nnx.State({"inner": P(jnp.ones(2))}))(X)

@@ -1,8 +1,8 @@
-"""Distributions and initializers as methods of whatever yields keys when called.
+"""Distributions and initializers as methods of objects that return a key when called.
 
-`Samplers` is a table: one row for each function of `jax.random` that draws, one for each factory of
-`jax.nn.initializers`.  A row becomes a method with the same parameters, less the key, which is
-drawn from the object itself.
+`Samplers` is a table: one row for each sampling function of `jax.random` and for each factory of
+`jax.nn.initializers`.  A row is a method with the same parameters except for the key, which is
+drawn from the object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ R = tp.TypeVar("R")
 
 
 class KeylessInitializer(tp.Protocol):
-    """What an initializer method returns: an initializer that draws its own key at each call."""
+    """The result of an initializer method: an initializer that draws its own key at each call."""
 
     def __call__(
         self, shape: tp.Sequence[int], dtype: tp.Any = ..., out_sharding: tp.Any = None
@@ -30,7 +30,7 @@ class KeylessInitializer(tp.Protocol):
 def _sampler(
     draw: tp.Callable[tp.Concatenate[tp.Any, P], R],
 ) -> tp.Callable[tp.Concatenate[tp.Any, P], R]:
-    """The method that calls `draw` with a key of its own."""
+    """A method that calls `draw` with the next key."""
 
     @functools.wraps(draw)
     def method(self: tp.Any, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -40,7 +40,7 @@ def _sampler(
     return _describe(
         method,
         draw,
-        f"{summary}\n\nThe same as `jax.random.{draw.__name__}`, with the key taken from here.",
+        f"{summary}\n\nThe same as `jax.random.{draw.__name__}`, with the next key.",
         keyless=True,
     )
 
@@ -48,7 +48,7 @@ def _sampler(
 def _initializer(
     factory: tp.Callable[P, jax.nn.initializers.Initializer],
 ) -> tp.Callable[tp.Concatenate[tp.Any, P], KeylessInitializer]:
-    """The method that builds an initializer and supplies its key."""
+    """A method that makes an initializer and supplies its key."""
 
     @functools.wraps(factory)
     def method(self: tp.Any, *args: P.args, **kwargs: P.kwargs) -> KeylessInitializer:
@@ -64,7 +64,7 @@ def _initializer(
         method,
         factory,
         f"The initializer `jax.nn.initializers.{name}`, without the key argument.\n\n"
-        "Returns a function of `(shape, dtype)`; each call of it takes a fresh key from here.",
+        "Returns a function of `(shape, dtype)`; each call draws the next key.",
         keyless=False,
     )
 

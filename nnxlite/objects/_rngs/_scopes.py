@@ -1,14 +1,14 @@
-"""Every random stream of a model at once: split, fork, reseed, and put back.
+"""Functions on all random streams of a model: split, fork, reseed and restore.
 
-Under `vmap` and `scan` a stream must hold one key for each slice.  `split_rngs` and `fork_rngs`
-prepare the streams of any number of objects in place and remember what they held; the backups they
-return restore it, as a `with` block or a decorator does on its own.  The originals' counters stay
-moved on by the one draw that made the new keys, so that nothing is ever drawn twice.
+Under `vmap` and `scan` a stream must have one key for each slice.  `split_rngs` and `fork_rngs`
+renew the streams of any number of objects in place.  They return backups, from which keys and counts
+are restored; as a `with` block or a decorator they do so automatically.  The restored counts include
+the one draw that made the new keys, so that no key is ever drawn twice.
 
-`with_rngs` is the same without mutation: it returns a copy whose streams are new.  So do the other
-two in the modes `graph=False` and `graph_updates=False`.
+`with_rngs` does not mutate: it returns a copy with new streams.  So do the other two with
+`graph=False` or `graph_updates=False`.
 
-Everything is checked before anything is drawn: a call that fails leaves every stream as it was.
+Everything is checked before anything is drawn: a call that fails leaves every stream unchanged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ A = tp.TypeVar("A")
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 StreamBackup: tp.TypeAlias = tuple[RngStream, jax.Array, jax.Array]
-"""A stream, and the key and count it held."""
+"""A stream, and its previous key and count."""
 
 Renew: tp.TypeAlias = tp.Callable[[RngStream], RngStream]
 """Draws from a stream and returns the stream that replaces it."""
@@ -51,11 +51,11 @@ Policy: tp.TypeAlias = (
     tp.Literal["scalars_only", "match_shape"]
     | tp.Callable[[Path, jax.Array, tuple[int, ...]], jax.Array]
 )
-"""How `reseed` treats a stream: by name, or `(path, key, shape of the old key) -> key`."""
+"""How `reseed` makes the key of a stream: by name, or `(path, new key, old shape) -> key`."""
 
 
 class SplitBackups:
-    """What streams held before `split_rngs` or `fork_rngs`: iterate, restore, or use in `with`.
+    """Keys and counts of streams before `split_rngs` or `fork_rngs`, to restore or use in `with`.
 
     >>> import nnxlite as nnx
     >>> rngs = nnx.Rngs(0)
@@ -92,22 +92,22 @@ def split_rngs(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> tp.Any:
-    """Give the streams in `node` an array of `splits` different keys each.
+    """Give each stream in `node` an array of `splits` different keys.
 
     Args:
-        node: objects in any pytree. Without it, a decorator is returned that splits the streams
+        node: objects in any pytree. Without it, the result is a decorator that splits the streams
             in a function's arguments during each call.
         splits: how many keys, a number or a shape.
-        only: a filter of key and count; other streams are left alone.
+        only: a filter that must match key and count of a stream; other streams are not changed.
         squeeze: with `splits=1`, make one key of shape `()` instead of `(1,)`.
-        graph, graph_updates: False for either returns a copy and leaves `node` itself in place.
+        graph, graph_updates: if either is False, return a copy and leave `node` unchanged.
 
     Returns the backups: a context manager, and the argument of `restore_rngs`.
 
     Raises:
-        ValueError: when `squeeze` comes with another number than 1, or a stream holds an array of
-            keys already.
-        TypeError: when `splits` or `only` is not what it should be.
+        ValueError: for `squeeze` with another number than 1, or a stream that already has an array
+            of keys.
+        TypeError: if `splits` or `only` is of another type.
 
     >>> import nnxlite as nnx, jax
     >>> rngs = nnx.Rngs(params=0, dropout=1)
@@ -141,21 +141,21 @@ def fork_rngs(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> tp.Any:
-    """Let the streams in `node` go on from a key of their own, so that draws do not touch the old.
+    """Let each stream in `node` continue from a new key, so that the old one is not drawn from.
 
     Args:
-        node: objects in any pytree. Without it (or with a plain function) a decorator is returned,
-            or applied, that forks the streams in the function's arguments during each call.
-        split: how many keys each stream gets; or a mapping from filters to that, in which the
-            first match decides and None means one single key. Streams that no filter selects are
-            left alone.
-        graph, graph_updates: False for either returns a copy and leaves `node` itself in place.
+        node: objects in any pytree. Without it the result is a decorator, which forks the streams
+            in a function's arguments during each call; it is applied if `node` is a function.
+        split: how many keys each stream gets; or a mapping from filters to this, in which the
+            first match decides and None means a single key. Streams that no filter selects are
+            not changed.
+        graph, graph_updates: if either is False, return a copy and leave `node` unchanged.
 
     Returns the backups: a context manager, and the argument of `restore_rngs`.
 
     Raises:
-        ValueError: when a stream that is to be forked holds an array of keys.
-        TypeError: when `split` is not what it should be.
+        ValueError: if a stream that is to be forked has an array of keys.
+        TypeError: if `split` is of another type.
 
     >>> import nnxlite as nnx
     >>> rngs = nnx.Rngs(0)
@@ -184,27 +184,27 @@ def with_rngs(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> tp.Any:
-    """A copy of `node` whose streams are new; everything but the objects themselves is shared.
+    """A copy of `node` with new streams, which shares everything but the objects themselves.
 
-    The copy has its own objects, and the very Variables of the original save those of the streams
-    that were renewed. The original's streams move on by one draw.
+    The copy has its own objects, with the Variables of the original, except those of the streams
+    that were renewed. The original's streams advance by one draw.
 
     Args:
-        node: objects in any pytree. Without it (or with a plain function) a decorator is returned,
-            or applied, that hands the function such copies of its arguments.
-        split: how many different keys each stream gets, or a mapping from filters to that.
-        broadcast: how many equal keys each stream gets, or a mapping from filters to that.
+        node: objects in any pytree. Without it the result is a decorator, which passes a function
+            such copies of its arguments; it is applied if `node` is a function.
+        split: how many different keys each stream gets, or a mapping from filters to this.
+        broadcast: how many equal keys each stream gets, or a mapping from filters to this.
         fork: a filter, or several, for the streams that get one new key. A stream that no rule
-            selects is kept; where the others are `...`, the first of `split`, `broadcast` and
-            `fork` that selects it decides.
-        only: a filter for the streams to consider at all. All filters see the stream and its path.
+            selects is not renewed; if all but one of the filters that select it are `...`, the
+            first of `split`, `broadcast` and `fork` decides.
+        only: a filter for the streams to consider. All filters get the stream and its path.
         graph: False refuses shared objects.
-        graph_updates: accepted for compatibility; both values mean the same here.
+        graph_updates: accepted for compatibility; has no effect.
 
     Raises:
-        ValueError: when a stream that is to be renewed holds an array of keys, or several rules
-            select it (`...` and True aside).
-        TypeError: when a number of keys or a filter is not what it should be.
+        ValueError: if a stream that is to be renewed has an array of keys, or is selected by
+            several rules other than `...` and True.
+        TypeError: if a number of keys or a filter is of another type.
 
     >>> import nnxlite as nnx
     >>> rngs = nnx.Rngs(params=0, dropout=1)
@@ -240,7 +240,7 @@ def with_rngs(
 
 
 def _refuse_conflict(path: Path, chosen: dict[str, Rule]) -> None:
-    """Raise ValueError where several rules select a stream, those for everything aside."""
+    """Raise ValueError if several rules select a stream, apart from those for everything."""
     if sum(rule.filter is not ... and rule.filter is not True for rule in chosen.values()) > 1:
         listed = "".join(f"\n  - {name} matches filter {r.filter!r}" for name, r in chosen.items())
         raise ValueError(
@@ -250,7 +250,7 @@ def _refuse_conflict(path: Path, chosen: dict[str, Rule]) -> None:
 
 
 def backup_keys(node: tp.Any, /, *, graph: bool | None = None) -> list[tuple[RngStream, jax.Array]]:
-    """The streams of `node`, each with its key: what `restore_rngs` takes to bring the keys back.
+    """The streams of `node`, each with its key; `restore_rngs` restores the keys from this.
 
     >>> import nnxlite as nnx
     >>> rngs = nnx.Rngs(0)
@@ -265,16 +265,16 @@ def backup_keys(node: tp.Any, /, *, graph: bool | None = None) -> list[tuple[Rng
 
 
 def restore_rngs(backups: tp.Iterable[StreamBackup | tuple[RngStream, jax.Array]], /) -> None:
-    """Give streams back the key and count recorded in `backups` (see `split_rngs`).
+    """Restore the keys and counts of streams from `backups` (see `split_rngs`).
 
-    A pair (stream, key) brings the key back and leaves the count.
+    For a pair (stream, key) only the key is restored.
 
-    Raises TypeError, before any change, when an item is not a (stream, key, count) triple or a pair.
+    Raises TypeError, before any change, if an item is not a (stream, key, count) triple or a pair.
     """
     backups = list(backups)
     for item in backups:
-        fits = isinstance(item, tuple) and len(item) in (2, 3) and isinstance(item[0], RngStream)
-        if not (fits and isinstance(item[1], jax.Array)):
+        is_backup = isinstance(item, tuple) and len(item) in (2, 3)
+        if not (is_backup and isinstance(item[0], RngStream) and isinstance(item[1], jax.Array)):
             raise TypeError(
                 "restore_rngs takes what split_rngs or fork_rngs returned, an iterable of "
                 f"(stream, key, count) triples; got an item of type {type(item).__name__}."
@@ -291,10 +291,10 @@ def reseed(
     policy: Policy = "scalars_only",
     **stream_keys: RngValue,
 ) -> None:
-    """Start streams of `node` again, from keys derived from the given ones by stream tag.
+    """Restart streams of `node`, with keys derived from the given ones by stream tag.
 
-    Streams with the same tag get different keys: the first, the second, ... draw from a stream
-    that begins with the given key, in the order of `nnx.iter_graph`. Counts go back to 0.
+    Streams with the same tag get different keys: the first, second, ... key of a stream that starts
+    from the given key, in the order of `nnx.iter_graph`. Counts are reset to 0.
 
     Args:
         node: objects in any pytree.
@@ -304,8 +304,8 @@ def reseed(
         **stream_keys: for each tag a seed, a key or a stream.
 
     Raises:
-        ValueError: for another policy, a value that is no key, or, under "scalars_only", a stream
-            that holds an array of keys. Nothing has changed then.
+        ValueError: for another policy, a value that is not a key, or, under "scalars_only", a
+            stream with an array of keys. Nothing has changed then.
 
     >>> import nnxlite as nnx
     >>> rngs = nnx.Rngs(0, dropout=1)
@@ -346,8 +346,8 @@ def _reseeded(path: Path, key: jax.Array, shape: tuple[int, ...], policy: Policy
 
 def _streams(node: tp.Any, graph: bool | None) -> list[tuple[Path, RngStream]]:
     """Every stream in `node` once, with its path."""
-    found = iter_graph(node, graph=graph)
-    return [(tuple(path), value) for path, value in found if isinstance(value, RngStream)]
+    nodes = iter_graph(node, graph=graph)
+    return [(tuple(path), value) for path, value in nodes if isinstance(value, RngStream)]
 
 
 def _write(stream: RngStream, key: jax.Array, count: jax.Array) -> None:

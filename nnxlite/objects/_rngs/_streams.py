@@ -1,4 +1,4 @@
-"""`RngStream`, one endless sequence of keys, and `Rngs`, a set of named streams."""
+"""`RngStream`, an endless sequence of keys, and `Rngs`, a set of named streams."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ RngValue: tp.TypeAlias = "int | jax.Array | RngStream"
 """What a stream can start from: a seed, a key (typed or legacy), or another stream's key."""
 
 Splits: tp.TypeAlias = "int | tuple[int, ...]"
-"""How many keys to make of one: a number, or a shape."""
+"""How many keys to make from one: a number, or a shape."""
 
 SplitSpec: tp.TypeAlias = "tp.Mapping[Filter, Splits | None] | Splits"
-"""The same for several streams: one answer for all, or the first filter that matches decides."""
+"""The same for several streams: for all of them, or by filter, of which the first match decides."""
 
 
 class Rule(tp.NamedTuple):
-    """What to do with the streams that a filter selects: how many keys to make, or None."""
+    """How many keys to make from the streams that a filter selects, or None."""
 
     filter: Filter
     predicate: Predicate
@@ -41,12 +41,12 @@ class Rule(tp.NamedTuple):
 
 @jax.jit
 def _draw(key: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The key number `count`, and the next count: one dispatch instead of a dozen."""
+    """Key number `count`, and the next count; compiled, so that it is one dispatch and not a dozen."""
     return jax.random.fold_in(key, count), count + 1
 
 
 def zero_counts(shape: tuple[int, ...]) -> jax.Array:
-    """Counters at the start: uint32 zeros."""
+    """Initial counts: uint32 zeros."""
     return _zero_counts(shape)
 
 
@@ -54,19 +54,19 @@ _zero_counts = jax.jit(lambda shape: jnp.zeros(shape, jnp.uint32), static_argnum
 
 
 class RngStream(Samplers, Pytree):
-    """A key and a counter: each call returns a new key and moves the counter on.
+    """A key and a counter: each call returns a new key and increments the counter.
 
     Args:
         key: a seed, a typed key (`jax.random.key`), a legacy uint32 key, or another stream, whose
-            key is taken (from its start). May be an array of keys, for use under `vmap`.
+            key is used (from count 0). May be an array of keys, for use under `vmap`.
         tag: the name of the stream; metadata `tag` of its two Variables.
 
     Attributes:
-        key: `RngKey`, the key the stream began with.
-        count: `RngCount`, uint32, how many keys were drawn; of the key's shape.
+        key: `RngKey`, the key from which all keys of the stream are made.
+        count: `RngCount`, uint32, how many keys were drawn; has the shape of the key.
 
     Raises:
-        ValueError: when `key` is none of these.
+        ValueError: if `key` is none of these.
 
     >>> import nnxlite as nnx, jax
     >>> stream = nnx.RngStream(0, tag="noise")
@@ -87,7 +87,7 @@ class RngStream(Samplers, Pytree):
     def __call__(self) -> jax.Array:
         """The next key of the stream (typed, shape `()`).
 
-        Raises ValueError when the stream holds an array of keys.
+        Raises ValueError if the stream has an array of keys.
         """
         count = self.count
         try:
@@ -99,7 +99,7 @@ class RngStream(Samplers, Pytree):
         return key
 
     def split(self, k: Splits) -> RngStream:
-        """A stream of `k` different keys (`k` a number or a shape), all made from the next key.
+        """A stream of `k` different keys (`k` a number or a shape), made from the next key.
 
         >>> import nnxlite as nnx
         >>> nnx.RngStream(0, tag="params").split((2, 3)).key.shape
@@ -118,7 +118,7 @@ class RngStream(Samplers, Pytree):
         return RngStream(self(), tag=self.tag) if split is None else self.split(split)
 
     def check_scalar(self, where: str = "") -> None:
-        """Raise ValueError, naming the remedy, when the stream holds an array of keys."""
+        """Raise ValueError, which names the remedy, if the stream has an array of keys."""
         shape = self.key.value.shape
         if shape:
             raise ValueError(
@@ -130,20 +130,20 @@ class RngStream(Samplers, Pytree):
 
 
 class Rngs(Samplers, Pytree):
-    """Named random streams; a name that is missing falls back to the stream `default`.
+    """Named random streams; for a missing name the stream `default` is used.
 
     Args:
-        default: where the stream `default` starts (see `RngStream`), or a mapping from names to
-            such values.
+        default: the seed or key of the stream `default` (see `RngStream`), or a mapping from names
+            to such values.
         **rngs: further streams by name.
 
     `rngs()` draws from `default`; `rngs.dropout()` from the stream `dropout`; samplers and
     initializers are methods (see `Samplers`). Names can also be looked up with `rngs["dropout"]`.
-    `in`, `iter`, `len` and `items` tell of the streams that are really there.
+    `in`, `iter`, `len` and `items` are about the streams that exist, without this fallback.
 
     Raises:
-        ValueError: when a value is neither a seed, a key nor a stream.
-        AttributeError, KeyError: when asked for a stream that is missing, without a `default`.
+        ValueError: if a value is neither a seed, a key nor a stream.
+        AttributeError, KeyError: when asked for a missing stream, if there is no `default`.
 
     >>> import nnxlite as nnx
     >>> rngs = nnx.Rngs(0, dropout=1)
@@ -167,14 +167,14 @@ class Rngs(Samplers, Pytree):
         return self.default()
 
     def __getattr__(self, name: str) -> RngStream:
-        # Reached only where there is no such attribute; private names are never streams.
+        # Called only if there is no such attribute; private names are never streams.
         default = None if name.startswith("_") else vars(self).get("default")
         if isinstance(default, RngStream):
             return default
         raise AttributeError(self._nnx_no_stream(name), name=name, obj=self)
 
     def __getitem__(self, name: str) -> RngStream:
-        """The stream of this name, else `default`; KeyError without either."""
+        """The stream of this name, else `default`; KeyError if there is neither."""
         for candidate in (name, "default"):
             stream = vars(self).get(candidate)
             if isinstance(stream, RngStream):
@@ -201,8 +201,8 @@ class Rngs(Samplers, Pytree):
         """New streams with `k` different keys each (see `RngStream.split`).
 
         With a mapping from filters to numbers, the first filter that matches the stream decides
-        (by tag or class: paths begin at the stream); a stream
-        without a match (or with None) keeps its key, and starts again at count 0.
+        (by tag or class: paths begin at the stream); a stream without a match (or with None) keeps
+        its key, and restarts at count 0.
 
         >>> import nnxlite as nnx
         >>> rngs = nnx.Rngs(0, dropout=1).split({"dropout": 5})
@@ -214,12 +214,12 @@ class Rngs(Samplers, Pytree):
     def broadcast(self, k: SplitSpec | None) -> Rngs:
         """New streams with `k` equal keys each (see `RngStream.broadcast`).
 
-        With a mapping as in `split`; None keeps every key, and starts again at count 0.
+        `k` may be a mapping, as in `split`; None keeps every key, and restarts at count 0.
         """
         return self._nnx_rebuild(k, RngStream.broadcast, lambda stream: stream)
 
     def fork(self, /, *, split: SplitSpec | None = None) -> Rngs:
-        """Independent streams that start from the next keys; those that `split` selects, split.
+        """Independent streams that start from the next keys; those that `split` selects are split.
 
         >>> import nnxlite as nnx
         >>> rngs = nnx.Rngs(0, dropout=1).fork(split={"dropout": 5})
@@ -244,9 +244,9 @@ class Rngs(Samplers, Pytree):
         return Rngs({n: other(s) if k is None else selected(s, k) for n, s, k in plan})
 
     def _nnx_no_stream(self, name: str) -> str:
-        there = ", ".join(repr(n) for n in self) or "none"
+        existing = ", ".join(repr(n) for n in self) or "none"
         return (
-            f"No RngStream named {name!r} found in Rngs; its streams: {there}. Create it with "
+            f"No RngStream named {name!r} found in Rngs; its streams: {existing}. Create it with "
             f"nnx.Rngs({name}=seed), or give a default stream: nnx.Rngs(seed)."
         )
 
@@ -275,7 +275,7 @@ def _wrap_legacy(data: jax.Array) -> jax.Array:
         return jax.random.wrap_key_data(data)
     except TypeError as error:
         raise TypeError(
-            f"A uint32 array of shape {data.shape} is no key of the default generator "
+            f"A uint32 array of shape {data.shape} is not a key of the default generator "
             f"{jax.random.key_impl(jax.random.key(0))!r}. Make a typed key instead: "
             "jax.random.key(seed, impl=...) or jax.random.wrap_key_data(data, impl=...)."
         ) from error
@@ -296,7 +296,7 @@ def as_splits(k: tp.Any) -> tuple[int, ...]:
 
 
 def as_rules(spec: SplitSpec | None) -> list[Rule]:
-    """What to do with which stream, in order."""
+    """The rules for streams, in order."""
     if spec is None:
         return []
     pairs = spec.items() if isinstance(spec, tp.Mapping) else [(..., spec)]
