@@ -2,32 +2,7 @@
 
 from nnxlite.nn import dtypes as dtypes
 from nnxlite.nn import initializers as initializers
-from nnxlite.nn.activations import PReLU as PReLU
-from nnxlite.nn.activations import celu as celu
-from nnxlite.nn.activations import elu as elu
-from nnxlite.nn.activations import gelu as gelu
-from nnxlite.nn.activations import glu as glu
-from nnxlite.nn.activations import hard_sigmoid as hard_sigmoid
-from nnxlite.nn.activations import hard_silu as hard_silu
-from nnxlite.nn.activations import hard_swish as hard_swish
-from nnxlite.nn.activations import hard_tanh as hard_tanh
-from nnxlite.nn.activations import identity as identity
-from nnxlite.nn.activations import leaky_relu as leaky_relu
-from nnxlite.nn.activations import log_sigmoid as log_sigmoid
-from nnxlite.nn.activations import log_softmax as log_softmax
-from nnxlite.nn.activations import logsumexp as logsumexp
-from nnxlite.nn.activations import one_hot as one_hot
-from nnxlite.nn.activations import relu as relu
-from nnxlite.nn.activations import relu6 as relu6
-from nnxlite.nn.activations import selu as selu
-from nnxlite.nn.activations import sigmoid as sigmoid
-from nnxlite.nn.activations import silu as silu
-from nnxlite.nn.activations import soft_sign as soft_sign
-from nnxlite.nn.activations import softmax as softmax
-from nnxlite.nn.activations import softplus as softplus
-from nnxlite.nn.activations import standardize as standardize
-from nnxlite.nn.activations import swish as swish
-from nnxlite.nn.activations import tanh as tanh
+from nnxlite.nn.activations import *  # noqa: F403 - the names of its `__all__`
 from nnxlite.nn.attention import combine_masks as combine_masks
 from nnxlite.nn.attention import dot_product_attention as dot_product_attention
 from nnxlite.nn.attention import make_attention_mask as make_attention_mask

@@ -56,6 +56,8 @@ class Sequential(Module):
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         """The result of the last function."""
         output: tp.Any = args[0] if len(args) == 1 else args or kwargs or None
+        positional: tuple[tp.Any, ...] = args
+        named: dict[str, tp.Any] = {}
         for index, layer in enumerate(self.layers):
             if not callable(layer):
                 raise TypeError(
@@ -63,20 +65,18 @@ class Sequential(Module):
                     f"{type(layer).__name__}."
                 )
             options = _accepted(layer, kwargs) if kwargs else {}
-            if index == 0:
-                output = layer(*args, **options)
-            elif isinstance(output, tuple):
-                output = layer(*output, **options)
+            twice = sorted(named.keys() & options.keys())
+            if twice:
+                raise TypeError(
+                    f"{layer_name(self)}: layers[{index}] gets the keyword argument(s) {twice} both "
+                    "from the call and from the layer before."
+                )
+            output = layer(*positional, **named, **options)
+            positional, named = (output,), {}
+            if isinstance(output, tuple):
+                positional = output
             elif isinstance(output, dict):
-                twice = sorted(output.keys() & options.keys())
-                if twice:
-                    raise TypeError(
-                        f"{layer_name(self)}: layers[{index}] gets the keyword argument(s) "
-                        f"{twice} both from the call and from the layer before."
-                    )
-                output = layer(**output, **options)
-            else:
-                output = layer(output, **options)
+                positional, named = (), output
         return output
 
 

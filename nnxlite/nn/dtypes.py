@@ -8,7 +8,6 @@ layer accepts another function for this (its argument `promote_dtype`).
 
 from __future__ import annotations
 
-import functools
 import typing as tp
 
 import jax
@@ -85,12 +84,7 @@ def _agree(arrays: tuple[tp.Any, ...], dtype: tp.Any, inexact: bool) -> bool:
             common = x.dtype
         elif x.dtype is not common and x.dtype != common:
             return False
-    return common is not None and (not inexact or _is_inexact(common))
+    return common is not None and (not inexact or jnp.issubdtype(common, jnp.inexact))
 
 
 _Array: tp.Any = jax.Array  # a module global is read faster, and every call of a layer does so
-
-
-@functools.cache
-def _is_inexact(dtype: tp.Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.inexact)

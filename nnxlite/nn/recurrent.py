@@ -7,6 +7,7 @@ streams, with the same effect as in a Python loop over the positions.  The carry
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import typing as tp
@@ -155,18 +156,26 @@ class RNN(Module):
 
 def _run(rnn: RNN, carry: tp.Any, xs: tp.Any, lengths: jax.Array | None) -> tuple[tp.Any, tp.Any]:
     """Run the cell over (time, *batch, *features); with lengths, the carry is the one at these."""
-    run = functools.partial(
-        _scan_cell,
-        rnn.cell,
-        state_axes=rnn.state_axes,
-        broadcast_rngs=rnn.broadcast_rngs,
+    step: tp.Callable[..., tp.Any] = _step
+    constants: tuple[tp.Any, ...] = ()
+    if lengths is not None:
+        step, constants = _step_up_to_length, (lengths,)
+        carry, xs = (carry, carry), (xs, jnp.arange(xs.shape[0]))
+    broadcast = rnn.broadcast_rngs
+    if broadcast is not None:
+        step = functools.partial(_restart, step, broadcast)
+    loop = scan(
+        step,
+        in_axes=(rnn.state_axes, Carry, 0, *(None for _ in constants)),
+        out_axes=(Carry, 0),
         unroll=rnn.unroll,
     )
-    if lengths is None:
-        return run(_step, carry, xs)
-    xs = (xs, jnp.arange(xs.shape[0]))
-    (_, at_length), ys = run(_step_up_to_length, (carry, carry), xs, lengths)
-    return at_length, ys
+    streams: tp.Any = contextlib.nullcontext()
+    if broadcast is not None:
+        streams = split_rngs(rnn.cell, splits=1, only=broadcast, squeeze=True)
+    with streams:
+        carry, ys = loop(rnn.cell, carry, xs, *constants)
+    return carry if lengths is None else carry[1], ys
 
 
 def _carry_stream(layer: tp.Any, rngs: tp.Any) -> RngStream | None:
@@ -253,31 +262,6 @@ def flip_sequences(
     """
     time_axis = 0 if time_major else num_batch_dims
     return jnp.moveaxis(_reversed(jnp.moveaxis(inputs, time_axis, 0), seq_lengths), 0, time_axis)
-
-
-def _scan_cell(
-    cell: tp.Any,
-    step: tp.Callable[..., tuple[tp.Any, tp.Any]],
-    carry: tp.Any,
-    xs: tp.Any,
-    *constants: tp.Any,
-    state_axes: StateAxes,
-    broadcast_rngs: Filter,
-    unroll: int,
-) -> tuple[tp.Any, tp.Any]:
-    """The loop: `carry, y = step(cell, carry, x, *constants)` for every slice of `xs`."""
-    if broadcast_rngs is not None:
-        step = functools.partial(_restart, step, broadcast_rngs)
-    loop = scan(
-        step,
-        in_axes=(state_axes, Carry, 0, *(None for _ in constants)),
-        out_axes=(Carry, 0),
-        unroll=unroll,
-    )
-    if broadcast_rngs is None:
-        return loop(cell, carry, xs, *constants)
-    with split_rngs(cell, splits=1, only=broadcast_rngs, squeeze=True):
-        return loop(cell, carry, xs, *constants)
 
 
 def _step(cell: tp.Any, carry: tp.Any, x: tp.Any) -> tuple[tp.Any, tp.Any]:
@@ -407,23 +391,22 @@ class Bidirectional(Module):
         forward_carry, backward_carry = initial_carry or (None, None)
         if isinstance(rngs, Rngs):
             rngs = rngs.carry
-        run = functools.partial(
-            _call,
-            inputs=inputs,
-            rngs=self.rngs if rngs is None else rngs,
-            seq_lengths=seq_lengths,
-            return_carry=True,
-            time_major=self.time_major if time_major is None else time_major,
-        )
-        forward_carry, forward = run(
-            self.forward_rnn, initial_carry=forward_carry, reverse=False, keep_order=True
-        )
-        backward_carry, backward = run(
-            self.backward_rnn, initial_carry=backward_carry, reverse=True, keep_order=True
-        )
+        rngs = self.rngs if rngs is None else rngs
+        time_major = self.time_major if time_major is None else time_major
+
+        def run(rnn: tp.Any, carry: tp.Any, reverse: bool) -> tuple[tp.Any, tp.Any]:
+            return rnn(
+                inputs,
+                initial_carry=carry,
+                rngs=rngs,
+                seq_lengths=seq_lengths,
+                return_carry=True,
+                time_major=time_major,
+                reverse=reverse,
+                keep_order=True,
+            )
+
+        forward_carry, forward = run(self.forward_rnn, forward_carry, reverse=False)
+        backward_carry, backward = run(self.backward_rnn, backward_carry, reverse=True)
         outputs = jax.tree.map(self.merge_fn, forward, backward)
         return ((forward_carry, backward_carry), outputs) if return_carry else outputs
-
-
-def _call(rnn: tp.Any, inputs: jax.Array, **options: tp.Any) -> tp.Any:
-    return rnn(inputs, **options)

@@ -73,8 +73,6 @@ def _describe(method: tp.Any, source: tp.Any, doc: str, *, keyless: bool) -> tp.
     """Give a generated method a name, a signature and a docstring of its own."""
     parameters = list(inspect.signature(source).parameters.values())[1 if keyless else 0 :]
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
-        own = own.replace(kind=inspect.Parameter.POSITIONAL_ONLY)
     del method.__wrapped__
     method.__signature__ = inspect.Signature([own, *parameters])
     method.__qualname__ = f"Samplers.{method.__name__}"
