@@ -120,7 +120,7 @@ def test_flatten_refuses_keys_it_cannot_join():
         (3, None, TypeError, "unflatten_mapping needs a mapping or an iterable .* got int"),
         ({"ab": 1}, None, TypeError, "The path 'ab' is a string: give its separator as sep="),
         ({("a",): 1}, "/", TypeError, "With sep='/' a path must be a string, got"),
-        ({(): 1}, None, ValueError, "An empty path has no place"),
+        ({(): 1}, None, ValueError, "An empty path is not possible"),
         ({("a",): 1, ("a", "b"): 2}, None, TypeError, r"leads through \('a',\), .* type int"),
     ],
 )

@@ -597,7 +597,7 @@ def test_transform_metadata_leaves_annotations_as_they_were_when_it_fails():
         nnx.transform_metadata(lambda v: (v, v), out_axes=(0,), **over)(variable)
     with pytest.raises(ValueError, match="different in_axes for a shared Param"):
         nnx.transform_metadata(f, in_axes=(0, None), **over)(variable, variable)
-    with pytest.raises(TypeError, match="keyword argument 'k' of .*<lambda> holds Variables"):
+    with pytest.raises(TypeError, match="keyword argument 'k' of .*<lambda> contains Variables"):
         nnx.transform_metadata(lambda v, *, k: v, **over)(variable, k=nnx.Dict(w=other))
     with pytest.raises(ValueError, match="graph=False"):
         nnx.transform_metadata(f, graph=False, **over)([variable, variable])
