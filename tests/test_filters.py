@@ -236,7 +236,3 @@ def test_match_index_is_the_first_that_matches():
     assert filters.match_index(predicates, (), nnx.Param(1)) == 0
     assert filters.match_index(predicates, (), nnx.BatchStat(1)) == 1
     assert filters.match_index(predicates, (), 1) is None
-
-
-def test_predicates_of_classes_are_made_once():
-    assert filters.to_predicate(nnx.Param) is filters.to_predicate(nnx.Param)
