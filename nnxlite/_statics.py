@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import dis
 import functools
-import operator
 import sys
 import types
 import typing as tp
