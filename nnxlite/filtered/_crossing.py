@@ -49,6 +49,8 @@ class Division:
 
     def join(self, *groups: tp.Sequence[tp.Any]) -> list[tp.Any]:
         """All leaves, from those that are not static."""
+        if len(groups) == 1 and not self.statics:  # 1.5 us of 50 in a call of filter_jit
+            return [*groups[0]]
         return self.partition.join(*groups, [box.value for box in self.statics])
 
 
@@ -185,7 +187,9 @@ class Filtered(Wrapper):
 
 def inputs_of_call(bound: Unbound, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Inputs:
     """The arguments of a call on their way in, after those that the function carries."""
-    return Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
+    if bound.args or bound.kwargs:
+        args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
+    return Inputs.of_call(tuple(args), kwargs)
 
 
 def unbound(fun: tp.Any) -> Unbound:
