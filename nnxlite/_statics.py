@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import dis
+import enum
 import functools
 import sys
 import types
@@ -35,7 +36,7 @@ PLAIN: frozenset[type] = frozenset(
 """Types whose values are their own keys."""
 
 COPIED: frozenset[type] = frozenset({list, dict, set})
-"""Editable static values that every object has for itself; others are shared by all equal objects."""
+"""Mutable static values of which every object has a copy; others are shared by all equal objects."""
 
 
 PURE = frozenset({"optax"})
@@ -324,21 +325,57 @@ _VALUES = (
 )
 
 
-def is_fickle(value: tp.Any) -> bool:
-    """Whether the key of a value may change while the value stays the same object.
+class Stability(enum.IntEnum):
+    """When the key of a static value has to be worked out again."""
 
-    So it is with closures, whose captured variables can be rebound, and with what can be edited.
+    FIXED = 0
+    """Never: the value is immutable, or counts by its identity or its own hash."""
+    CAPTURING = 1
+    """Before another object shares the definition: what a closure captured can be rebound."""
+    MUTABLE = 2
+    """In each call: the value can be edited in place. Python says so by having no hash for it."""
+
+
+FIXED, CAPTURING, MUTABLE = Stability
+
+
+def stability(value: tp.Any) -> Stability:
+    """How long the key of a static value stays the same, while the value is the same object.
+
+    >>> from nnxlite._statics import stability
+    >>> [stability(value).name for value in (3, lambda: 3, (lambda n: lambda: n)(3), (3, [3]))]
+    ['FIXED', 'FIXED', 'CAPTURING', 'MUTABLE']
     """
     kind = type(value)
     if kind is types.FunctionType:
-        return value.__closure__ is not None
+        return FIXED if value.__closure__ is None else CAPTURING
     if kind is types.MethodType:
-        return is_fickle(value.__func__)
-    if kind is functools.partial:
-        return is_fickle(value.func) or any(map(is_fickle, value.args))
+        return stability(value.__func__)
+    if kind is functools.partial:  # what it contains counts by identity where it is mutable
+        return min(CAPTURING, max(map(stability, (value.func, *value.args))))
     if kind.__hash__ is tuple.__hash__:
-        return any(map(is_fickle, value))
-    return is_editable(value)
+        return max(map(stability, value), default=FIXED)
+    try:
+        hash(value)
+    except TypeError:
+        return FIXED if kind is slice else MUTABLE  # slices have a hash from Python 3.12 on
+    return FIXED
+
+
+class Keyed(tp.Protocol):
+    """A definition made of static values."""
+
+    key: tp.Any
+    stability: Stability
+
+    def content(self) -> tp.Any:
+        """The key as the static values are now."""
+        ...
+
+
+def is_current(definition: Keyed) -> bool:
+    """Whether a definition still is what its key says, so that another object may share it."""
+    return definition.stability is FIXED or definition.content() == definition.key
 
 
 def is_constant(value: tp.Any, inside: bool = False) -> bool:
@@ -359,7 +396,7 @@ _CONSTANTS = frozenset({str, bytes, bool, int, float, type(None), type(...)})
 
 
 def own_copy(value: tp.Any) -> tp.Any:
-    """A copy of an editable static container (nested ones included); other values as they are."""
+    """A copy of a mutable builtin container, and of those inside it; other values as they are."""
     kind = type(value)
     if kind is list:
         return [own_copy(v) for v in value]
@@ -367,18 +404,6 @@ def own_copy(value: tp.Any) -> tp.Any:
         return {k: own_copy(v) for k, v in value.items()}
     if kind is set:
         return set(value)
-    if kind.__hash__ is tuple.__hash__ and is_editable(value):
+    if kind.__hash__ is tuple.__hash__ and stability(value) is MUTABLE:
         return tuple.__new__(kind, map(own_copy, value))  # named tuples included
     return value
-
-
-def is_editable(value: tp.Any) -> bool:
-    """Whether a static value can change in place, without its owner hearing of it.
-
-    Python says so by having no hash: lists, dicts, dataclasses, tuples that hold such.
-    """
-    try:
-        hash(value)
-    except TypeError:
-        return type(value) is not slice  # hashable from Python 3.12 on
-    return False

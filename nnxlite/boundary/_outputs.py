@@ -268,7 +268,7 @@ def _restructured(inner: Inner) -> bool:
                 return True
     for number, _ in decoded.children:
         definition: ObjectDef = decoded.node_defs[number]
-        if definition.editable or definition.type in CUSTOM_NODES:
+        if definition.mutable or definition.type in CUSTOM_NODES:
             return True
     return False
 
@@ -376,7 +376,7 @@ def _detached(inner: Inner) -> list[tp.Any]:
             return node._box.definition is not definition
         if not version or not isinstance(node, GraphNode):
             return False
-        return node._nnx_version != version or number in loose or bool(definition.editable)
+        return node._nnx_version != version or number in loose or bool(definition.mutable)
 
     return [node for number, node in enumerate(inner.nodes) if changed(number)]
 

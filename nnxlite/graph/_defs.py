@@ -27,11 +27,13 @@ import jax
 
 from nnxlite._interning import Table
 from nnxlite._statics import (
+    FIXED,
+    MUTABLE,
     content_key,
     is_constant,
-    is_editable,
-    is_fickle,
+    is_current,
     own_copy,
+    stability,
 )
 from nnxlite._versions import observe, touch
 from nnxlite.graph._kinds import (
@@ -104,18 +106,19 @@ class ObjectDef:
 
     Attributes:
         template: the static attributes, by name.
-        editable: names of those that can be edited in place; the containers here are copies.
+        mutable: the keys of those that can be edited in place, by name; `template` contains copies of
+            the builtin containers among them.
         key: what makes two definitions equal.
-        fickle: whether the static values may come to differ from the key, as closures may.
+        stability: that of the least stable static value.
     """
 
     __slots__ = (
         "__weakref__",
-        "editable",
-        "fickle",
         "key",
         "layout",
         "metadata",
+        "mutable",
+        "stability",
         "statics",
         "template",
         "type",
@@ -126,19 +129,19 @@ class ObjectDef:
         type_: type,
         layout: Layout,
         statics: tuple[tp.Any, ...],
-        metadata: tp.Any = None,
-        key: tp.Any = None,
+        metadata: tp.Any,
+        key: tuple[tp.Any, ...],
     ) -> None:
         self.type: tp.Any = type_
         self.layout = layout
         self.metadata = metadata
-        self.editable = tuple(
-            name for name, value in zip(layout.static, statics) if is_editable(value)
-        )
         self.statics = statics
-        self.template = dict(zip(layout.static, self.statics))
+        self.template = dict(zip(layout.static, statics))
         self.key = key
-        self.fickle = any(map(is_fickle, self.statics))
+        stabilities = [stability(value) for value in statics]
+        self.stability = max(stabilities, default=FIXED)
+        keys = zip(layout.static, key[-len(statics) :], stabilities)
+        self.mutable = {name: part for name, part, how in keys if how is MUTABLE}
 
     def content(self) -> tuple[tp.Any, ...]:
         """The key of the definition as its static values are now."""
@@ -147,7 +150,7 @@ class ObjectDef:
     def fresh_template(self) -> dict[tp.Any, tp.Any]:
         """The static attributes for a new object."""
         new = self.template.copy()
-        for name in self.editable:
+        for name in self.mutable:
             new[name] = own_copy(new[name])
         return new
 
@@ -159,9 +162,7 @@ class ObjectDef:
         return _object_def, (self.type, dict(self.layout.status), self.statics, self.metadata)
 
 
-_defs: Table[ObjectDef] = Table(
-    "key", lambda found: not found.fickle or found.content() == found.key
-)
+_defs: Table[ObjectDef] = Table("key", is_current)
 
 
 def _object_def(
@@ -186,7 +187,7 @@ def definition(node: GraphNode) -> ObjectDef:
     Raises ValueError where data was put into a static container after its assignment.
     """
     found = node._nnx_def
-    if found is not None and not found.editable:
+    if found is not None and not found.mutable:
         return found
     return define(node)
 
@@ -198,7 +199,7 @@ def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
     """
     version = 0 if fresh else observe(node)
     found = _look_up(node)
-    if found is not node._nnx_def or found.editable:
+    if found is not node._nnx_def or found.mutable:
         _set_def(node, found)
         if node._nnx_version != version:  # edited meanwhile by another thread
             set_definition(node, None)
@@ -356,12 +357,16 @@ class ContainerDef:
 class StaticDef:
     """A static value inside a container that holds data."""
 
-    __slots__ = ("__weakref__", "fickle", "key", "value")
+    __slots__ = ("__weakref__", "key", "stability", "value")
 
     def __init__(self, value: tp.Any, key: tp.Any = None) -> None:
         self.value = value
         self.key = key
-        self.fickle = is_fickle(value)
+        self.stability = stability(value)
+
+    def content(self) -> tp.Any:
+        """The key as the value is now."""
+        return content_key(self.value)
 
     def __repr__(self) -> str:
         return f"Static({self.value!r})"
@@ -389,9 +394,7 @@ LEAF = _Mark("LEAF")
 REF_LEAF = _Mark("REF_LEAF")
 
 _containers: Table[ContainerDef] = Table("key")
-_statics: Table[StaticDef] = Table(
-    "key", lambda found: not found.fickle or content_key(found.value) == found.key
-)
+_statics: Table[StaticDef] = Table("key", is_current)
 
 
 def container_def(

@@ -3,7 +3,7 @@
 A `Plan` is a traversal remembered: the interned `GraphDef`, weak references to the nodes, and the
 versions seen.  It is valid while nothing in it changed structure: if the process-wide epoch stands
 where it stood, that is certain; if the epoch moved, the nodes' own versions decide.  Plain containers
-and editable static values have no version; their content is compared each time.  Where static
+and mutable static values have no version; their content is compared each time.  Where static
 attributes alone have changed, a new plan is derived from the old one.
 
 A plan is owned by its first root (slot `_nnx_plans`), and refers to everything weakly: it dies with
@@ -19,7 +19,7 @@ import typing as tp
 import weakref
 
 from nnxlite._jax import flatten_one_level
-from nnxlite._statics import COPIED, content_key
+from nnxlite._statics import COPIED, FIXED, content_key
 from nnxlite._versions import epoch, observe
 from nnxlite.graph._defs import ContainerDef, StaticDef, definition
 from nnxlite.graph._graphdef import GraphDef
@@ -69,11 +69,11 @@ class Plan:
         "bare",
         "calls",
         "containers",
-        "editable",
         "epoch",
         "graphdef",
         "has_arrays",
         "leaf_refs",
+        "mutable",
         "refs",
         "roots",
         "states",
@@ -100,10 +100,10 @@ class Plan:
         self.versions = found.versions
         self.roots: list[tp.Any] = list(map(ref, roots))
         self.states = [(ref(state), version) for state, version in found.states]
-        self.editable: list[tuple[tp.Any, tp.Any, tp.Any]] = []
+        self.mutable: list[tuple[tp.Any, tp.Any, tp.Any]] = []
         self.templates: list[tuple[dict[tp.Any, tp.Any], tp.Any, tp.Any]] = []
-        if found.editable:
-            self._watch_editables(found)
+        if found.mutable:
+            self._watch_mutable(found)
         self.has_arrays = False
         self.bare: list[tuple[int, tp.Any, tp.Any]] = []
         self.containers: list[tuple[tp.Any, tp.Any, Code]] = []
@@ -136,21 +136,20 @@ class Plan:
             self._boxes = [carriers[node] for node in self.graphdef.decoded.leaf_nodes]
         return self._boxes
 
-    def _watch_editables(self, found: Traversal) -> None:
-        """Note what each editable static value holds; one that many objects share is noted once.
+    def _watch_mutable(self, found: Traversal) -> None:
+        """Note the key of each mutable static value; of one that many objects share, once.
 
-        Definitions hold values of the user's own classes as they are: one that another object gave
-        could be edited there, and must be watched, too.
+        Definitions contain values of the user's own classes as they are. One that came from another
+        object can be edited there, so those in `template` are watched as well.
         """
         seen: set[int] = set()
-        for number, form in found.editable:
-            for name in form.editable:
+        for number, form in found.mutable:
+            for name, key in form.mutable.items():
                 value = found.nodes[number].__dict__[name]
                 known = form.template[name]
-                key = content_key(known)
                 if id(value) not in seen:
                     seen.add(id(value))
-                    self.editable.append((self.refs[number], name, key))
+                    self.mutable.append((self.refs[number], name, key))
                 if id(known) not in seen and type(known) not in COPIED:
                     seen.add(id(known))
                     self.templates.append((form.template, name, key))
@@ -195,7 +194,7 @@ class Plan:
             return False
         if self.epoch != epoch.now and not self._versions_hold():
             return False
-        return not self.editable or self._editables_hold()
+        return not self.mutable or self._mutable_unchanged()
 
     def _versions_hold(self) -> bool:
         now = epoch.now
@@ -214,8 +213,8 @@ class Plan:
         self.epoch = now
         return True
 
-    def _editables_hold(self) -> bool:
-        for ref, name, key in self.editable:
+    def _mutable_unchanged(self) -> bool:
+        for ref, name, key in self.mutable:
             node = ref()
             if node is None or content_key(node.__dict__.get(name)) != key:
                 return False
@@ -230,7 +229,7 @@ class Plan:
         start = epoch.now
         nodes = self.nodes()
         states = [(ref(), version) for ref, version in self.states]
-        if self.editable or any(node is None for node in nodes):
+        if self.mutable or any(node is None for node in nodes):
             return None
         if any(state is None or state._nnx_version != version for state, version in states):
             return None
@@ -244,7 +243,7 @@ class Plan:
                 new: tp.Any = node._box.definition
             else:
                 new = definition(node)
-                if new.editable or new.layout is not decoded.node_defs[number].layout:
+                if new.mutable or new.layout is not decoded.node_defs[number].layout:
                     return None
                 children = children or dict(decoded.children)
                 try:
@@ -340,7 +339,7 @@ class Plan:
                 elif self.refs[code]() is not value:
                     raise Stale
             elif isinstance(code, StaticDef):
-                same = value is code.value and not code.fickle
+                same = value is code.value and code.stability is FIXED
                 if not same and content_key(value) != code.key:
                     raise Stale
             else:

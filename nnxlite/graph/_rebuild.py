@@ -317,7 +317,7 @@ def refill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> 
         fill(node, definition, values)
         return
     before = node.__dict__
-    same = node._nnx_def is definition and not definition.editable
+    same = node._nnx_def is definition and not definition.mutable
     same = same and all(
         before.get(name) is value or (kind_of(value) == ARRAY == kind_of(before.get(name)))
         for name, value in zip(definition.layout.data, values)
@@ -330,7 +330,7 @@ def refill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> 
 
 def fill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> None:
     """Give an empty object its attributes."""
-    attributes = definition.fresh_template() if definition.editable else definition.template.copy()
+    attributes = definition.fresh_template()
     attributes.update(zip(definition.layout.data, values))
     if CUSTOM_NODES and definition.type in CUSTOM_NODES:
         pairs = tuple((k, attributes[k]) for k in definition.layout.status)

@@ -52,16 +52,16 @@ class Traversal:
         nested: the leaves once more, as their State, by number of the root.
         index: node number by identity.
         states: the `State` mappings met, with their versions.
-        editable: the objects with static attributes that can be edited in place.
+        mutable: the objects with mutable static attributes: number and definition.
         plain: whether every leaf is a Variable or reference held by an object, none by a container.
         exact: False where something without any trace of its edits was met (foreign graph nodes).
     """
 
     __slots__ = (
-        "editable",
         "exact",
         "index",
         "leaves",
+        "mutable",
         "nested",
         "nodes",
         "plain",
@@ -78,7 +78,7 @@ class Traversal:
         self.nested: dict[tp.Any, tp.Any] = {}
         self.index: dict[int, int] = {}
         self.states: list[tuple[tp.Any, int]] = []
-        self.editable: list[tuple[int, ObjectDef]] = []
+        self.mutable: list[tuple[int, ObjectDef]] = []
         self.plain = True
         self.exact = True
 
@@ -163,11 +163,11 @@ def traverse(
                     if (
                         definition is None
                         or len(definition.layout.status) != len(value.__dict__)
-                        or definition.editable
+                        or definition.mutable
                     ):
                         definition = define(value)
-                    if definition.editable:
-                        found.editable.append((number, definition))
+                    if definition.mutable:
+                        found.mutable.append((number, definition))
                     names = definition.layout.data
                     parts: tp.Iterable[tp.Any] = definition.layout.data_values(value.__dict__)
                 else:

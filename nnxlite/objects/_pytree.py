@@ -495,7 +495,7 @@ def _register(cls: type[Pytree]) -> None:
 
     def flatten(node: tp.Any) -> tuple[tuple[tp.Any, ...], ObjectDef]:
         found = node._nnx_def
-        if found is None or found.editable:
+        if found is None or found.mutable:
             found = definition(node)
         return found.layout.data_values(node.__dict__), found
 
@@ -511,7 +511,7 @@ def _register(cls: type[Pytree]) -> None:
         _set_plans(new, None)
         _set_version(new, 0)
         _set_trace(new, trace_state.value)
-        attributes = found.fresh_template() if found.editable else found.template.copy()
+        attributes = found.fresh_template()
         attributes.update(zip(found.layout.data, children))
         _set_dict(new, attributes)
         return new

@@ -10,7 +10,7 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite._interning import Table
-from nnxlite._statics import content_key, is_fickle
+from nnxlite._statics import FIXED, content_key, is_current, stability
 
 if tp.TYPE_CHECKING:
     from nnxlite.variables._variable import Variable
@@ -28,7 +28,6 @@ class VariableDef:
 
     __slots__ = (
         "__weakref__",
-        "fickle",
         "get_hooks",
         "is_ref",
         "key",
@@ -36,6 +35,7 @@ class VariableDef:
         "plain_read",
         "plain_write",
         "set_hooks",
+        "stability",
         "type",
     )
 
@@ -45,7 +45,7 @@ class VariableDef:
         self.type = type_
         self.metadata = metadata
         self.key = key
-        self.fickle = any(map(is_fickle, metadata.values()))
+        self.stability = max(map(stability, metadata.values()), default=FIXED)
         self.is_ref = bool(metadata.get("ref", False))
         self.get_hooks = self.hooks("on_get_value")
         self.set_hooks = self.hooks("on_set_value")
@@ -71,9 +71,7 @@ class VariableDef:
         return define, (self.type, self.metadata)
 
 
-_interned: Table[VariableDef] = Table(
-    "key", lambda found: not found.fickle or found.content() == found.key
-)
+_interned: Table[VariableDef] = Table("key", is_current)
 
 
 def define(type_: type[Variable], metadata: dict[str, tp.Any]) -> VariableDef:
