@@ -1,10 +1,10 @@
 """Interning: one object for each content, so that comparing contents is comparing identities.
 
-A `Table` finds the object that was made first for a key.  It holds nothing alive, neither the object
-nor the key: the key belongs to the object (an attribute of it), and the table refers to the object
-weakly, by the hash of its key.  So a key may lead back to the object, as the key of a static bound
-method does through the method's owner: that is a cycle like any other, which the garbage collector
-sees and frees.  (A `WeakValueDictionary` holds its keys, and would hold such a cycle for ever.)
+A `Table` returns the object that was made first for a key.  It keeps nothing alive, neither the object
+nor the key: the key is an attribute of the object, and the table refers to the object weakly, by the
+hash of its key.  So a key may lead back to the object, as the key of a static bound method does through
+the owner of the method: the garbage collector sees that cycle and frees it.  A `WeakValueDictionary`
+refers to its keys strongly, and would never free it.
 
 Threads that look up equal content at the same time get the same object.
 """
@@ -21,7 +21,7 @@ T = tp.TypeVar("T")
 
 
 class _Entry(weakref.ref):
-    """A weak reference that knows the hash under which it is filed."""
+    """A weak reference with the hash under which it is filed."""
 
     __slots__ = ("hash",)
 
@@ -29,11 +29,11 @@ class _Entry(weakref.ref):
 
 
 class Table(tp.Generic[T]):
-    """The objects of one kind, found by their key.
+    """The objects of one kind, by their key.
 
     Args:
-        key: name of the attribute in which an object keeps its key.
-        holds: whether an object that was found still is what its key says; others are passed over.
+        key: name of the attribute that is the key of an object.
+        is_current: whether an object still is what its key says; others are passed over.
 
     >>> from nnxlite._interning import Table
     >>> class Colour:
@@ -48,10 +48,10 @@ class Table(tp.Generic[T]):
     True
     """
 
-    __slots__ = ("_dead", "_entries", "_holds", "_key_of", "_lock")
+    __slots__ = ("_dead", "_entries", "_is_current", "_key_of", "_lock")
 
-    def __init__(self, key: str, holds: tp.Callable[[T], bool] | None = None) -> None:
-        self._holds = holds
+    def __init__(self, key: str, is_current: tp.Callable[[T], bool] | None = None) -> None:
+        self._is_current = is_current
         self._key_of: tp.Callable[[T], tp.Any] = operator.attrgetter(key)
         self._entries: dict[int, tuple[_Entry, ...]] = {}
         self._dead: collections.deque[_Entry] = collections.deque()
@@ -60,19 +60,19 @@ class Table(tp.Generic[T]):
     def find(self, key: tp.Any) -> T | None:
         """The object with this key, or None; raises TypeError for an unhashable key."""
         for entry in self._entries.get(hash(key), ()):
-            found = entry()
-            if found is not None and self._key_of(found) == key:
-                if self._holds is None or self._holds(found):
-                    return found
+            known = entry()
+            if known is not None and self._key_of(known) == key:
+                if self._is_current is None or self._is_current(known):
+                    return known
         return None
 
     def add(self, key: tp.Any, new: T) -> T:
         """The object with this key: `new`, unless another was there first."""
         with self._lock:
-            found = self.find(key)
-            if found is not None:
-                return found
-            while self._dead:  # filled by the garbage collector, which must not wait for a lock
+            known = self.find(key)
+            if known is not None:
+                return known
+            while self._dead:  # the garbage collector fills it: it must not wait for a lock
                 self._forget(self._dead.popleft())
             entry = _Entry(new, self._dead.append)
             entry.hash = hash(key)

@@ -8,13 +8,14 @@ a hashable key with the right equality:
 * numbers and bools compare with their type, floats by their bits;
 * functions compare by code, defaults and captured values; `functools.partial` and bound methods by
   their parts; what cannot be compared that way falls back to identity, as do captured lists, dicts
-  and other objects that somebody could edit; except in `PURE` libraries, which do not; so does a
-  function that writes a variable of its closure, as another one is to write its own;
+  and other mutable objects (except those of `PURE` libraries, which are never edited), and functions
+  that write a variable of their closure, since each has to write its own;
 * tuples, lists, dicts and sets compare by content and kind;
 * everything else compares by its own `==` and `hash`, together with its type.
 
-What cannot be hashed (a dataclass of settings, say) has no such key.  As an attribute of an object
-it is welcome all the same: `content_key` describes it by what it holds at the moment.
+What cannot be hashed (a dataclass of settings, say) has no such key.  It may be an attribute of an
+object all the same: `content_key` describes it by its present content, and `stability` says that this
+has to be repeated in each call.
 """
 
 from __future__ import annotations

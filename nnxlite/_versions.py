@@ -1,15 +1,15 @@
-"""Structural versions: how a cached view of an object graph knows that it is still true.
+"""Structural versions: how a cached view of an object graph knows that it is still valid.
 
-Every object that takes part in a graph has a slot `_nnx_version`.  Zero means that nobody has recorded
-its structure since it last changed; a positive number, unique in the process, stands for exactly
-one structure.  A traversal calls `observe` on what it visits and keeps the number; an edit calls
-`touch`, which forgets the number.  Equal numbers therefore mean an unchanged structure, and an
-object that nobody observed pays nothing for its edits.
+Every object of a graph has a slot `_nnx_version`.  Zero means that no traversal has recorded its
+structure since it last changed; a positive number, unique in the process, stands for exactly one
+structure.  A traversal calls `observe` on each object and records the number; an edit calls `touch`,
+which resets it to zero.  Equal numbers therefore mean an unchanged structure, and edits of an object
+that was never observed cost nothing.
 
-The epoch is one process-wide number that moves whenever any observed structure changes, so that
-"nothing anywhere changed" is a single comparison.  An edit changes the object first, then its
-version, then the epoch; an observer reads them in the opposite order.  That makes a stale view
-impossible to mistake for a fresh one, with no lock.
+The epoch is one number for the process that changes whenever any observed structure does, so that
+"nothing changed anywhere" is a single comparison.  An edit changes the object first, then its
+version, then the epoch; an observer reads them in the opposite order.  So no observer can take a stale
+view for a valid one, and no lock is needed.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class _Epoch:
 
 
 epoch = _Epoch()
-"""`epoch.now` differs from an earlier reading when any observed structure changed since."""
+"""`epoch.now` differs from its earlier value when any observed structure has changed since."""
 
 
 class Versioned(tp.Protocol):
-    """What takes part in a graph: anything with a structural version."""
+    """Anything with a structural version: objects, States, the boxes of Variables."""
 
     _nnx_version: int
 
 
 def observe(node: Versioned) -> int:
-    """The version of the node's present structure, assigned now if it has none."""
+    """The version of the present structure of a node, assigned now if it has none."""
     version = node._nnx_version
     if not version:
         version = next_number()

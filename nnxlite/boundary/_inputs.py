@@ -12,11 +12,11 @@ arguments is one object inside.  What crosses is
 from __future__ import annotations
 
 import typing as tp
-import weakref
 
 import jax
 
 from nnxlite._errors import path_text
+from nnxlite._interning import Table
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite._versions import epoch, observe
 from nnxlite.graph import (
@@ -87,7 +87,7 @@ class CallDef:
         trees: whether numbers and the like in plain containers are leaves, as with `graph=False`.
     """
 
-    __slots__ = ("__weakref__", "cache", "extra", "graphdef", "treedef", "trees", "where")
+    __slots__ = ("__weakref__", "cache", "extra", "graphdef", "key", "treedef", "trees", "where")
 
     def __init__(
         self,
@@ -102,6 +102,7 @@ class CallDef:
         self.where = where
         self.graphdef = graphdef
         self.extra = extra
+        self.key = (treedef, where, graphdef, extra, trees)
         self.cache: dict[tp.Any, tp.Any] = {}
 
     @property
@@ -161,7 +162,7 @@ class CallDef:
         return call_def, (self.treedef, self.where, self.graphdef, self.extra, self.trees)
 
 
-_interned: weakref.WeakValueDictionary[tp.Any, CallDef] = weakref.WeakValueDictionary()
+_interned: Table[CallDef] = Table("key")
 
 
 def call_def(
@@ -176,10 +177,7 @@ def call_def(
     Raises TypeError where `extra` is unhashable.
     """
     key = (treedef, where, graphdef, extra, trees)
-    known = _interned.get(key)
-    if known is None:
-        known = _interned.setdefault(key, CallDef(*key))
-    return known
+    return _interned.find(key) or _interned.add(key, CallDef(*key))
 
 
 class Inputs:

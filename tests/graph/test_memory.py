@@ -234,3 +234,24 @@ def test_a_split_of_the_same_object_allocates_nothing_that_stays():
         every_call(model)
     gc.collect()
     assert len(gc.get_objects()) <= before + 50
+
+
+def test_an_object_that_has_a_method_of_its_own_as_an_attribute_is_freed_after_a_transform():
+    class Own(nnx.Module):
+        def __init__(self):
+            self.weight = nnx.Param(ONE)
+            self.method = self.total
+
+        def total(self):
+            return self.weight.sum()
+
+    def once():
+        model = Own()
+        nnx.jit(lambda model: model.weight.sum())(model)
+        nnx.grad(lambda model: model.weight.sum())(model)
+        return weakref.ref(model)
+
+    gone = once()
+    jax.clear_caches()
+    gc.collect()
+    assert gone() is None
