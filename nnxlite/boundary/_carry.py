@@ -22,7 +22,15 @@ from nnxlite.boundary._outputs import (
     Source,
     only_structure_of,
 )
-from nnxlite.graph import REF_LEAF, Code, ContainerCode, ObjectDef, StaticDef
+from nnxlite.graph import (
+    REF_LEAF,
+    ArrayCode,
+    Code,
+    ContainerCode,
+    NodeCode,
+    ObjectDef,
+    StaticDef,
+)
 from nnxlite.variables import VariableDef
 
 
@@ -147,6 +155,23 @@ def refuse_replaced(call: CallDef, handover: Handover, name: str, skip: int = 1)
             )
 
 
+@dataclasses.dataclass
+class _Attempt:
+    """A match in progress: what is still to be matched, and what it has noted so far.
+
+    Attributes:
+        pending: pairs of codes, and whether they are below a new object.
+        nodes: pairs of nodes that were matched.
+        leaves: the leaves whose sources were noted.
+        edited: objects that stay and have other attributes.
+    """
+
+    pending: list[tuple[Code, Code, bool]]
+    nodes: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    leaves: list[int] = dataclasses.field(default_factory=list)
+    edited: list[int] = dataclasses.field(default_factory=list)
+
+
 class _Matching:
     """What stands after a body in the place of everything that came in.
 
@@ -235,55 +260,54 @@ class _Matching:
         return None
 
     def _match(self, pending: list[tuple[Code, Code, bool]]) -> str | None:
-        """Match pairs of codes and what is below; where that fails, nothing is kept of it."""
-        nodes: list[tuple[int, int]] = []
-        leaves: list[int] = []
-        edited: list[int] = []
+        """Match pairs of codes and what is below; where that fails, nothing of it stays."""
+        attempt = _Attempt(pending)
         problem = None
-        while pending and problem is None:
-            old, new, inside = pending.pop()
+        while attempt.pending and problem is None:
+            old, new, inside = attempt.pending.pop()
             if isinstance(old, ContainerCode):
                 if not isinstance(new, ContainerCode) or old.definition != new.definition:
                     problem = OTHER
                 else:
-                    pending.extend((a, b, inside) for a, b in zip(old.codes, new.codes))
-            elif isinstance(old, StaticDef) or not isinstance(new, int):
-                problem = None if old == new else OTHER
-            elif old < 0:
-                problem = OTHER if new >= 0 else self._place(~old, self.sources[~new], leaves)
-            elif old in self.forward or new in self.backward:
-                if self.forward.get(old) != new or self.backward.get(new) != old:
-                    problem = ELSEWHERE if self.origin[new] is not None else SHARED
-            elif new < 0:
-                problem = OTHER
+                    attempt.pending.extend((a, b, inside) for a, b in zip(old.codes, new.codes))
+            elif isinstance(old, ArrayCode) and isinstance(new, ArrayCode):
+                problem = self._place(old.leaf, self.sources[new.leaf], attempt)
+            elif isinstance(old, NodeCode) and isinstance(new, NodeCode):
+                problem = self._match_nodes(old.number, new.number, inside, attempt)
             else:
-                self.forward[old], self.backward[new] = new, old
-                nodes.append((old, new))
-                problem = self._fits(old, new, inside)
-                if problem is None:
-                    kind, stays = self.before.node_defs[old], self.origin[new] == old
-                    if isinstance(kind, ObjectDef):
-                        if stays and new in self._edits:
-                            edited.append(new)
-                        else:
-                            below = zip(self.children[0][old], self.children[1][new])
-                            inside = inside or not stays
-                            pending.extend((a, b, inside) for a, b in below)
-                    else:
-                        leaf = self.before.node_leaves[old]
-                        source = self.sources[self.after.node_leaves[new]]
-                        problem = self._place(leaf, source, leaves)
+                problem = None if isinstance(old, StaticDef) and old == new else OTHER
         if problem is None:
-            self._edited.extend(edited)
+            self._edited.extend(attempt.edited)
             return None
-        for old, new in nodes:
+        for old, new in attempt.nodes:
             del self.forward[old], self.backward[new]
-        for leaf in leaves:
+        for leaf in attempt.leaves:
             del self.places[leaf]
         return problem
 
-    def _fits(self, old: int, new: int, inside: bool) -> str | None:
-        """Whether a node may stand in the place of another; returns what is wrong."""
+    def _match_nodes(self, old: int, new: int, inside: bool, attempt: _Attempt) -> str | None:
+        """Match two nodes; what is below them becomes pending. Returns what is wrong."""
+        if old in self.forward or new in self.backward:
+            if self.forward.get(old) == new and self.backward.get(new) == old:
+                return None
+            return ELSEWHERE if self.origin[new] is not None else SHARED
+        self.forward[old], self.backward[new] = new, old
+        attempt.nodes.append((old, new))
+        problem, stays = self._refusal(old, new, inside), self.origin[new] == old
+        if problem is not None:
+            return problem
+        if not isinstance(self.before.node_defs[old], ObjectDef):
+            leaf = self.before.node_leaves[old]
+            return self._place(leaf, self.sources[self.after.node_leaves[new]], attempt)
+        if stays and new in self._edits:
+            attempt.edited.append(new)
+        else:
+            below = zip(self.children[0][old], self.children[1][new])
+            attempt.pending.extend((a, b, inside or not stays) for a, b in below)
+        return None
+
+    def _refusal(self, old: int, new: int, inside: bool) -> str | None:
+        """Why a node may not replace another one; None if it may."""
         origin = self.origin[new]
         if origin == old:
             return TAKEN_OVER if inside and not self.moves else None
@@ -296,14 +320,14 @@ class _Matching:
             return None if self.new_objects or self.in_edit else OTHER
         return None if isinstance(kind, VariableDef) and not kind.is_ref else OTHER
 
-    def _place(self, leaf: int, source: Source, leaves: list[int]) -> str | None:
+    def _place(self, leaf: int, source: Source, attempt: _Attempt) -> str | None:
         """Note what stands in the place of a leaf; returns what is wrong."""
         if leaf not in self.places:
             both = {leaf, source.leaf} if isinstance(source, CameIn) else {leaf}
             if source != CameIn(leaf) and not all(map(self.is_carried, both)):
                 return OTHER
             self.places[leaf] = source
-            leaves.append(leaf)
+            attempt.leaves.append(leaf)
         return None if self.places[leaf] == source else OTHER
 
 

@@ -10,7 +10,7 @@ from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary._inputs import CallDef
 from nnxlite.boundary._outputs import OutGraph
-from nnxlite.graph import Code, ContainerCode, GraphDef, ObjectDef, Path, StaticDef
+from nnxlite.graph import ArrayCode, Code, ContainerCode, GraphDef, ObjectDef, Path, StaticDef
 from nnxlite.variables import VariableDef
 
 SHOWN = 5
@@ -126,12 +126,12 @@ def _by_path(
             out[path] = f"a {code.definition.type.__name__}"
             for name, child in zip(code.definition.keys, code.codes):
                 visit((*path, name), child)
-        elif code < 0:
+        elif isinstance(code, ArrayCode):
             out[path] = "an array"
-        elif own[code] != path:
-            out[path] = f"what is at '{path_text(own[code])}'"
+        elif own[code.number] != path:
+            out[path] = f"what is at '{path_text(own[code.number])}'"
         else:
-            out[path] = _described(decoded.node_defs[code])
+            out[path] = _described(decoded.node_defs[code.number])
 
     for number, code in enumerate(decoded.roots):
         visit(names[number], code)

@@ -18,11 +18,13 @@ from nnxlite.boundary._inputs import Inner, is_root
 from nnxlite.boundary._refusals import refuse_aliases, refuse_captured
 from nnxlite.graph import (
     CUSTOM_NODES,
+    ArrayCode,
     Code,
     ContainerCode,
     Decoded,
     GraphDef,
     GraphNode,
+    NodeCode,
     ObjectDef,
     StaticDef,
     traverse,
@@ -100,7 +102,7 @@ class OutDef:
             are outputs, in order.
         treedef: of the result where it holds graph nodes, else None: it crosses as it is.
         where: positions of the roots among the leaves of the result.
-        nodes: for each root of the result, without structure changes, its input node number.
+        nodes: without structure changes, each root of the result, among the nodes that came in.
         graph: the structure changes, or None.
         num_results: how many roots the result has.
     """
@@ -108,7 +110,7 @@ class OutDef:
     written: tuple[int, ...]
     treedef: PyTreeDef | None
     where: tuple[int, ...]
-    nodes: tuple[int, ...]
+    nodes: tuple[NodeCode, ...]
     graph: OutGraph | None
 
     def __eq__(self, other: tp.Any) -> bool:
@@ -184,7 +186,9 @@ def leave(
         refuse_aliases(inner, result, roots)
     new = _written(inner, all_written)
 
-    def outputs(nodes: tuple[int, ...], graph: OutGraph | None, fresh: list[tp.Any]) -> Outputs:
+    def outputs(
+        nodes: tuple[NodeCode, ...], graph: OutGraph | None, fresh: list[tp.Any]
+    ) -> Outputs:
         at = tuple(sorted(new))
         written = [new[leaf] for leaf in at]
         if not where:
@@ -203,9 +207,9 @@ def leave(
         return outputs((), graph, fresh)
     if not _restructured(inner):
         numbers = {id(node): i for i, node in enumerate(inner.nodes)}
-        known = [numbers.get(id(root)) for root in roots]
-        if None not in known:
-            return outputs(tp.cast(tuple[int, ...], tuple(known)), None, [])
+        known = [numbers[id(root)] for root in roots if id(root) in numbers]
+        if len(known) == len(roots):
+            return outputs(tuple(map(NodeCode, known)), None, [])
     graph, fresh, changed = _graph_of(inner, roots, all_written, captured)
     if structure:
         new.update(changed)
@@ -234,12 +238,13 @@ def only_structure_of(out: Outputs, nodes: tp.Container[int]) -> Outputs:
     return out._replace(definition=definition, fresh=[])
 
 
-def _known_roots(graph: OutGraph, count: int) -> tuple[int, ...] | None:
-    """Input node numbers of the roots of the result, or None where one did not come in."""
+def _known_roots(graph: OutGraph, count: int) -> tuple[NodeCode, ...] | None:
+    """The roots of the result among the nodes that came in, or None where one did not."""
     first = graph.first_result
     codes = graph.graphdef.decoded.roots[first : first + count]
-    numbers = [graph.origin[c] if isinstance(c, int) and c >= 0 else None for c in codes]
-    return None if None in numbers else tp.cast(tuple[int, ...], tuple(numbers))
+    numbers = [graph.origin[code.number] for code in codes if isinstance(code, NodeCode)]
+    known = tuple(NodeCode(number) for number in numbers if number is not None)
+    return known if len(known) == len(codes) else None
 
 
 def _written(inner: Inner, all_written: tp.Collection[int]) -> dict[int, tp.Any]:
@@ -367,7 +372,7 @@ def _detached(inner: Inner) -> list[tp.Any]:
     A version does not notify of edits to plain containers and static values.
     """
     decoded = inner.call.graphdef.decoded
-    loose = {owner for owner, _, code in decoded.raw_slots if not isinstance(code, int)}
+    loose = {owner for owner, _, code in decoded.raw_slots if not isinstance(code, ArrayCode)}
 
     def changed(number: int) -> bool:
         node, version = inner.nodes[number], inner.versions[number]
@@ -403,11 +408,13 @@ def _edits(
                 return None
             inside = [moved(a, b) for a, b in zip(old.codes, now.codes)]
             return None if None in inside else [m for part in inside for m in part or ()]
-        if isinstance(now, StaticDef) or not isinstance(old, int) or (old < 0) != (now < 0):
-            return [] if isinstance(now, StaticDef) and old == now else None
-        if now >= 0:
-            return [] if origin[now] == old else None
-        return [] if sources[~now] == CameIn(~old) else [(~old, ~now)]
+        match old, now:
+            case NodeCode(before), NodeCode(after):
+                return [] if origin[after] == before else None
+            case ArrayCode(before), ArrayCode(after):
+                return [] if sources[after] == CameIn(before) else [(before, after)]
+            case _:
+                return [] if isinstance(now, StaticDef) and old == now else None
 
     for number, codes in decoded.children:
         old = origin[number]

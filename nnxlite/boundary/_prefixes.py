@@ -16,7 +16,7 @@ from nnxlite._jax import PyTreeDef, key_name
 from nnxlite._state import State
 from nnxlite.boundary._inputs import CallDef, is_root
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
-from nnxlite.graph import Code, ContainerCode, Decoded, Path, StaticDef
+from nnxlite.graph import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
 from nnxlite.variables import Variable, VariableDef
 
 
@@ -494,13 +494,11 @@ def aliases(call: CallDef) -> tp.Iterator[tuple[int, int, Path]]:
     seen: set[int] = set()
 
     def visit(code: Code, path: Path) -> tp.Iterator[tuple[int, Path]]:
-        if isinstance(code, StaticDef):
-            return
         if isinstance(code, ContainerCode):
             for key, child in zip(code.definition.keys, code.codes):
                 yield from visit(child, (*path, key))
-        elif code >= 0:
-            yield code, path
+        elif isinstance(code, NodeCode):
+            yield code.number, path
 
     places: list[tuple[int, Path]] = []
     for root, code in enumerate(decoded.roots):
@@ -518,30 +516,30 @@ def aliases(call: CallDef) -> tp.Iterator[tuple[int, int, Path]]:
 
 def leaves_below(call: CallDef, number: int) -> list[tuple[int, Path]]:
     """The leaves at or below a node, each with its path from there."""
-    return leaves_of_code(call.graphdef.decoded, number)
+    return leaves_of_code(call.graphdef.decoded, NodeCode(number))
 
 
-def leaves_of_code(decoded: Decoded, number: Code) -> list[tuple[int, Path]]:
+def leaves_of_code(decoded: Decoded, code: Code) -> list[tuple[int, Path]]:
     """The leaves at or below what a code stands for, each with its path from there."""
     codes_of = dict(decoded.children)
     out: list[tuple[int, Path]] = []
     done: set[int] = set()
-    pending: list[tuple[Code, Path]] = [(number, ())]
+    pending: list[tuple[Code, Path]] = [(code, ())]
     while pending:
         code, path = pending.pop()
-        if isinstance(code, StaticDef):
-            continue
-        if isinstance(code, ContainerCode):
-            keys = code.definition.keys
-            pending.extend((c, (*path, k)) for k, c in zip(keys, code.codes))
-        elif code < 0:
-            out.append((~code, path))
-        elif decoded.node_leaves[code] >= 0:
-            out.append((decoded.node_leaves[code], path))
-        elif code not in done:
-            done.add(code)
-            names = decoded.node_defs[code].layout.data
-            pending.extend((c, (*path, n)) for n, c in zip(names, codes_of[code]))
+        match code:
+            case ContainerCode(definition=definition, codes=codes):
+                pending.extend((c, (*path, key)) for key, c in zip(definition.keys, codes))
+            case ArrayCode(leaf):
+                out.append((leaf, path))
+            case NodeCode(number) if decoded.node_leaves[number] >= 0:
+                out.append((decoded.node_leaves[number], path))
+            case NodeCode(number) if number not in done:
+                done.add(number)
+                names = decoded.node_defs[number].layout.data
+                pending.extend((c, (*path, name)) for name, c in zip(names, codes_of[number]))
+            case _:
+                pass  # a static value, or an object that was entered before
     return out
 
 

@@ -22,6 +22,7 @@ from nnxlite.graph import (
     LIST,
     REF_LEAF,
     STATE,
+    ArrayCode,
     Code,
     ContainerCode,
     Decoded,
@@ -64,8 +65,8 @@ def _replay(
         return result
     leaves = list(result)
     nodes = inputs.nodes()
-    for position, number in zip(definition.where, definition.nodes):
-        leaves.insert(position, nodes[number])
+    for position, code in zip(definition.where, definition.nodes):
+        leaves.insert(position, nodes[code.number])
     return jax.tree_util.tree_unflatten(definition.treedef, leaves)
 
 
@@ -127,15 +128,14 @@ def _array_leaves(code: Code) -> tp.Iterator[int]:
     if isinstance(code, ContainerCode):
         for child in code.codes:
             yield from _array_leaves(child)
-    elif isinstance(code, int) and code < 0:
-        yield ~code
+    elif isinstance(code, ArrayCode):
+        yield code.leaf
 
 
 def _with_arrays(held: tp.Any, code: Code, arrays: dict[int, tp.Any]) -> tp.Any:
     """What an attribute holds, with new arrays; lists, dicts and States are changed in place."""
     if not isinstance(code, ContainerCode):
-        is_array = isinstance(code, int) and code < 0
-        return arrays.get(~tp.cast(int, code), held) if is_array else held
+        return arrays.get(code.leaf, held) if isinstance(code, ArrayCode) else held
     keys = code.definition.keys
     children = [child for _, child in container_items(held, kind_of(held))]
     new = [_with_arrays(child, c, arrays) for child, c in zip(children, code.codes)]

@@ -76,9 +76,11 @@ from nnxlite.graph._plan import Stale as Stale
 from nnxlite.graph._plan import View as View
 from nnxlite.graph._plan import find_plan as find_plan
 from nnxlite.graph._plan import view as view
+from nnxlite.graph._rebuild import ArrayCode as ArrayCode
 from nnxlite.graph._rebuild import Code as Code
 from nnxlite.graph._rebuild import ContainerCode as ContainerCode
 from nnxlite.graph._rebuild import Decoded as Decoded
+from nnxlite.graph._rebuild import NodeCode as NodeCode
 from nnxlite.graph._rebuild import build_nodes as build_nodes
 from nnxlite.graph._rebuild import fill as fill
 from nnxlite.graph._rebuild import new_shell as new_shell

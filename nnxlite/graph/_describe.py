@@ -21,7 +21,7 @@ import typing as tp
 from nnxlite._text import Atom, Entry, Shown, Text
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
 from nnxlite.graph._kinds import DICT, LIST, TUPLE
-from nnxlite.graph._rebuild import Code, ContainerCode, Decoded
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode
 from nnxlite.variables import VariableDef
 
 if tp.TYPE_CHECKING:
@@ -62,19 +62,20 @@ class _Places:
             return code.value
         if isinstance(code, ContainerCode):
             return _Place(self, code.definition, code.codes)
-        if code < 0:
+        if isinstance(code, ArrayCode):
             return Atom("Array")
-        if code not in self.known:
-            definition = self.definitions[code]
+        number = code.number
+        if number not in self.known:
+            definition = self.definitions[number]
             known = isinstance(definition, (ObjectDef, VariableDef))
-            place = _Place(self, definition, self.children.get(code, ()))
-            self.known[code] = place if known else Atom("ArrayRef")
-        return self.known[code]
+            place = _Place(self, definition, self.children.get(number, ()))
+            self.known[number] = place if known else Atom("ArrayRef")
+        return self.known[number]
 
     def hide(self, code: Code) -> None:
         """Show further occurrences of the root as a reference."""
-        if isinstance(code, int):
-            self.known[code] = Atom("<shared: self>")
+        if isinstance(code, NodeCode):
+            self.known[code.number] = Atom("<shared: self>")
 
 
 class _Place(Shown):

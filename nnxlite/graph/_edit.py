@@ -34,7 +34,7 @@ from nnxlite.graph._kinds import (
     kind_of,
 )
 from nnxlite.graph._plan import Stale, usual_plan, view
-from nnxlite.graph._rebuild import Code, ContainerCode
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
 from nnxlite.graph._traverse import define_container
 from nnxlite.graph._walk import iter_graph
 from nnxlite.variables import Variable, write_raw
@@ -500,13 +500,15 @@ def _holders(
         if isinstance(code, ContainerCode):
             names, codes = code.definition.keys, code.codes
         else:
-            number = tp.cast(int, code)
+            number = tp.cast(NodeCode, code).number
             names, codes = decoded.node_defs[number].layout.data, codes_of.pop(number, ())
         children = _children(place.node)
         for name, child in zip(names, codes):
             leaf = -1
-            if isinstance(child, int):
-                leaf = ~child if child < 0 else decoded.node_leaves[child]
+            if isinstance(child, ArrayCode):
+                leaf = child.leaf
+            elif isinstance(child, NodeCode):
+                leaf = decoded.node_leaves[child.number]
             if leaf in chosen:
                 yield place, name
             elif leaf < 0 and not isinstance(child, StaticDef):

@@ -31,7 +31,7 @@ from nnxlite.graph._defs import (
     VariableRecord,
 )
 from nnxlite.graph._describe import graphdef_node
-from nnxlite.graph._rebuild import Code, ContainerCode, Decoded
+from nnxlite.graph._rebuild import Code, ContainerCode, Decoded, NodeCode
 from nnxlite.variables import Variable, VariableDef
 
 Path = tuple[tp.Any, ...]
@@ -204,12 +204,13 @@ class GraphDef(Shown, tp.Generic[N]):
         ]
         while pending:
             path, code = pending.pop()
-            if code == number:
+            if code == NodeCode(number):
                 found.append(path)
             if isinstance(code, ContainerCode):
                 names, codes = code.definition.keys, code.codes
-            elif isinstance(code, int) and code in codes_of:
-                names, codes = decoded.node_defs[code].layout.data, codes_of.pop(code)
+            elif isinstance(code, NodeCode) and code.number in codes_of:
+                names = decoded.node_defs[code.number].layout.data
+                codes = codes_of.pop(code.number)
             else:
                 continue
             below = [((*path, name), child) for name, child in zip(names, codes)]

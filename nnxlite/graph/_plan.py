@@ -34,7 +34,7 @@ from nnxlite.graph._kinds import (
     GraphNode,
     kind_of,
 )
-from nnxlite.graph._rebuild import Code, ContainerCode
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
 from nnxlite.graph._traverse import Traversal, traverse
 from nnxlite.variables import Variable, versioned
 
@@ -162,8 +162,8 @@ class Plan:
         for owner, name, code in decoded.raw_slots:
             if owner < 0:
                 self.containers.append((self.roots[name], _ROOT, code))
-            elif isinstance(code, int) and code < 0:
-                self.bare.append((~code, self.refs[owner], name))
+            elif isinstance(code, ArrayCode):
+                self.bare.append((code.leaf, self.refs[owner], name))
             else:
                 self.containers.append((self.refs[owner], name, code))
         self.bare.sort(key=lambda slot: slot[0])
@@ -261,7 +261,7 @@ class Plan:
         """Raise Stale unless the data attributes of an object are what they were."""
         pairs = [(node.__dict__[name], code, self.trees) for name, code in zip(names, codes)]
         for value, code, _ in pairs:
-            if isinstance(code, int) and code < 0 and not _is_leaf(value, False):
+            if isinstance(code, ArrayCode) and not _is_leaf(value, False):
                 raise Stale
         self._arrays_as_coded(pairs)
 
@@ -333,10 +333,10 @@ class Plan:
         out: dict[int, tp.Any] = {}
         while pending:
             value, code, loose = pending.pop()
-            if isinstance(code, int):
-                if code < 0:
-                    out[~code] = value
-                elif self.refs[code]() is not value:
+            if isinstance(code, ArrayCode):
+                out[code.leaf] = value
+            elif isinstance(code, NodeCode):
+                if self.refs[code.number]() is not value:
                     raise Stale
             elif isinstance(code, StaticDef):
                 same = value is code.value and code.stability is FIXED
@@ -352,7 +352,7 @@ def _children_as_coded(
 ) -> tp.Iterator[tuple[tp.Any, Code, bool]]:
     """The children of a container with their codes; raises Stale where a leaf is none any more."""
     for child, child_code in zip(_children_as_defined(value, code.definition), code.codes):
-        if isinstance(child_code, int) and child_code < 0 and not _is_leaf(child, loose):
+        if isinstance(child_code, ArrayCode) and not _is_leaf(child, loose):
             raise Stale
         yield child, child_code, loose
 

@@ -1,13 +1,14 @@
 """From definitions and leaves back to objects.
 
 `Decoded` is a token sequence made ready for use: every node with its definition, every object with
-the codes of its children.  A code is a node number (>= 0), the complement of a leaf number (< 0), a
-`StaticDef`, or a `ContainerCode`.  Rebuilding makes all objects empty first and fills them after,
-so cycles need no care and nothing recurses through objects.
+the codes of its children: a `NodeCode`, an `ArrayCode`, a `StaticDef`, or a `ContainerCode`.
+Rebuilding makes all objects empty first and fills them after, so cycles need no care and nothing
+recurses through objects.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import typing as tp
 
 from nnxlite._errors import TraceContextError
@@ -26,6 +27,20 @@ from nnxlite.graph._defs import (
 )
 from nnxlite.graph._kinds import ARRAY, CUSTOM_NODES, PYTREE, STATE, TUPLE, GraphNode, kind_of
 from nnxlite.variables import Variable, VariableDef, make, write_raw
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeCode:
+    """An object, Variable or array reference, by its node number."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArrayCode:
+    """An array without a Variable, by its leaf number."""
+
+    leaf: int
 
 
 class ContainerCode:
@@ -51,13 +66,13 @@ class ContainerCode:
         self.settled = fixed and all(map(_settled, self.codes))
 
 
-Code: tp.TypeAlias = int | StaticDef | ContainerCode
+Code: tp.TypeAlias = NodeCode | ArrayCode | StaticDef | ContainerCode
 
 
 def _settled(code: Code) -> bool:
     if isinstance(code, ContainerCode):
         return code.settled
-    return not isinstance(code, int) or code >= 0
+    return not isinstance(code, ArrayCode)
 
 
 Frame = tuple[int, tp.Any]
@@ -129,11 +144,12 @@ class Decoded:
             kind = type(token)
             here = (frame, name)
             if kind is int:
-                codes.append(tp.cast(int, token))
+                codes.append(NodeCode(tp.cast(int, token)))
             elif kind is VariableDef or token is REF_LEAF:
-                codes.append(self._node(token, here, self._leaf(here, len(self.node_defs))))
+                leaf = self._leaf(here, len(self.node_defs))
+                codes.append(NodeCode(self._node(token, here, leaf)))
             elif token is LEAF:
-                code = ~self._leaf(here, -1)
+                code = ArrayCode(self._leaf(here, -1))
                 codes.append(code)
                 if owner >= 0:
                     self.raw_slots.append((owner, name, code))
@@ -144,7 +160,7 @@ class Decoded:
                 self.frames.append(here)
                 if kind is ObjectDef:
                     number = self._node(token, here, -1)
-                    codes.append(number)
+                    codes.append(NodeCode(number))
                     names = iter(tp.cast(ObjectDef, token).layout.data)
                     codes, frame, owner = [], len(self.frames) - 1, number
                     self.children.append((number, codes))
@@ -172,17 +188,12 @@ class Decoded:
     def fillers(self) -> list[tuple[int, ObjectDef, list[Code], Values | None]]:
         """For each object number, definition and codes; where all are nodes, how to pick them."""
         if self._fillers is None:
-            self._fillers = [
-                (
-                    number,
-                    self.node_defs[number],
-                    codes,
-                    values_getter(tuple(codes))
-                    if all(type(c) is int and c >= 0 for c in codes)
-                    else None,
-                )
-                for number, codes in self.children
-            ]
+            fillers = []
+            for number, codes in self.children:
+                nodes = tuple(code.number for code in codes if isinstance(code, NodeCode))
+                pick = values_getter(nodes) if len(nodes) == len(codes) else None
+                fillers.append((number, self.node_defs[number], codes, pick))
+            self._fillers = fillers  # whole, as other threads may look
         return self._fillers
 
     def path(self, frame: Frame) -> tuple[tp.Any, ...]:
@@ -341,8 +352,10 @@ def fill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> No
 
 def resolve(code: Code, nodes: tp.Sequence[tp.Any], leaves: tp.Sequence[tp.Any]) -> tp.Any:
     """The value a code stands for."""
-    if isinstance(code, int):
-        return nodes[code] if code >= 0 else leaves[~code]
+    if isinstance(code, NodeCode):
+        return nodes[code.number]
+    if isinstance(code, ArrayCode):
+        return leaves[code.leaf]
     if isinstance(code, StaticDef):
         return own_copy(code.value)
     # A level is: a container, the codes still to come, the children so far.

@@ -20,7 +20,7 @@ from nnxlite.boundary import (
     node_text,
     tree_difference,
 )
-from nnxlite.graph import Path
+from nnxlite.graph import NodeCode, Path
 from nnxlite.transforms._wrapper import name_of
 
 
@@ -94,12 +94,12 @@ def _structure_difference(
 def _returned_text(call: CallDef, definition: OutDef) -> str:
     """The objects and arrays that a branch returns, in words."""
     graph = definition.graph
-    nodes: list[tp.Any] = list(definition.nodes)
+    nodes: list[int | None] = [code.number for code in definition.nodes]
     kinds: list[str] = [""] * len(nodes)
     if graph is not None:
         decoded = graph.graphdef.decoded
         codes = decoded.roots[graph.first_result : graph.first_result + len(definition.where)]
-        numbers = [code if isinstance(code, int) else None for code in codes]
+        numbers = [code.number if isinstance(code, NodeCode) else None for code in codes]
         nodes = [None if n is None else graph.origin[n] for n in numbers]
         kinds = ["State" if n is None else decoded.node_defs[n].type.__name__ for n in numbers]
     texts = [f"a new {k}" if n is None else node_text(call, n) for n, k in zip(nodes, kinds)]

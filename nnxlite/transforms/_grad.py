@@ -134,7 +134,7 @@ def _is_object(call: CallDef, code: tp.Any) -> bool:
     """Whether a root is a graph object, as opposed to a Variable or a State."""
     if isinstance(code, ContainerCode):
         return code.definition.kind != STATE
-    definition = call.graphdef.decoded.node_defs[code]
+    definition = call.graphdef.decoded.node_defs[code.number]
     return isinstance(definition, ObjectDef)
 
 

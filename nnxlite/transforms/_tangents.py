@@ -17,7 +17,7 @@ import numpy as np
 from nnxlite._jax import is_ref, new_ref
 from nnxlite._state import State
 from nnxlite.boundary import CallDef, Inputs, aliases, is_root, leaves_below
-from nnxlite.graph import Code, ContainerCode, GraphDef, Path, StaticDef
+from nnxlite.graph import ArrayCode, Code, ContainerCode, GraphDef, NodeCode, Path, StaticDef
 from nnxlite.variables import Variable, VariableDef, make
 
 Place = tuple[int, Path]
@@ -90,7 +90,7 @@ def _graph_leaves(form: Form, roots: dict[int, tp.Any]) -> dict[int, tp.Any]:
     out: dict[int, tp.Any] = {}
     for root, part in roots.items():
         code = decoded.roots[root]
-        leaf = decoded.node_leaves[code] if isinstance(code, int) and code >= 0 else -1
+        leaf = decoded.node_leaves[code.number] if isinstance(code, NodeCode) else -1
         if is_root(part):
             objects[root] = part
         elif part is None:
@@ -224,11 +224,11 @@ class States:
             return code.definition.build([self._of_code(c, (*path, key)) for key, c in below])
         if isinstance(code, StaticDef):
             return code.value
-        if code < 0:
-            return self._leaves[~code]
-        if decoded.path(decoded.node_frames[code]) != path:
+        if isinstance(code, ArrayCode):
+            return self._leaves[code.leaf]
+        if decoded.path(decoded.node_frames[code.number]) != path:
             return State({})
-        leaf = decoded.node_leaves[code]
+        leaf = decoded.node_leaves[code.number]
         return self._of_object(path) if leaf < 0 else self._of_leaf(leaf)
 
     def _of_leaf(self, leaf: int) -> tp.Any:
