@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from nnxlite._jax import jaxpr_as_fun
 from nnxlite.boundary._inputs import CallDef, Inner, enter
-from nnxlite.boundary._outputs import Fixed, OutDef, Outputs, leave
+from nnxlite.boundary._outdef import Fixed, OutDef, Outputs
+from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._refusals import refuse_foreign_result
 
 

@@ -14,14 +14,8 @@ import dataclasses
 import typing as tp
 
 from nnxlite.boundary._inputs import CallDef, Inner
-from nnxlite.boundary._outputs import (
-    CameIn,
-    Edit,
-    Fresh,
-    Outputs,
-    Source,
-    only_structure_of,
-)
+from nnxlite.boundary._outdef import CameIn, Edit, Fresh, Outputs, Source
+from nnxlite.boundary._outputs import only_structure_of
 from nnxlite.graph import (
     REF_LEAF,
     ArrayCode,

@@ -9,7 +9,7 @@ import jax
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary._inputs import CallDef
-from nnxlite.boundary._outputs import OutGraph
+from nnxlite.boundary._outdef import OutGraph
 from nnxlite.graph import ArrayCode, Code, ContainerCode, GraphDef, ObjectDef, Path, StaticDef
 from nnxlite.variables import VariableDef
 

@@ -12,9 +12,10 @@ import typing as tp
 
 import jax
 
-from nnxlite._jax import PyTreeDef, is_ref
+from nnxlite._jax import is_ref
 from nnxlite._versions import epoch
 from nnxlite.boundary._inputs import Inner, is_root
+from nnxlite.boundary._outdef import CameIn, Edit, Fresh, OutDef, OutGraph, Outputs, Source
 from nnxlite.boundary._refusals import refuse_aliases, refuse_captured
 from nnxlite.graph import (
     CUSTOM_NODES,
@@ -30,130 +31,6 @@ from nnxlite.graph import (
     traverse,
 )
 from nnxlite.variables import Variable, VariableDef
-
-
-class Edit(tp.NamedTuple):
-    """The structure changes of an object that came in.
-
-    Attributes:
-        node: its number in the graph that leaves.
-        names: attributes to write.
-        removed: attributes to remove.
-    """
-
-    node: int
-    names: tuple[tp.Any, ...]
-    removed: tuple[tp.Any, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CameIn:
-    """The value of a leaf that leaves is, or replaces, that of a graph leaf of the arguments."""
-
-    leaf: int
-
-    def pick(self, of_arguments: tp.Any, of_fresh: tp.Any) -> tp.Any:
-        """What is known of this value: of the graph leaves of the arguments, and of fresh values."""
-        return of_arguments[self.leaf]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fresh:
-    """The value of a leaf that leaves did not come in: it is one of the outputs `fresh`."""
-
-    number: int
-
-    def pick(self, of_arguments: tp.Any, of_fresh: tp.Any) -> tp.Any:
-        """What is known of this value: of the graph leaves of the arguments, and of fresh values."""
-        return of_fresh[self.number]
-
-
-Source: tp.TypeAlias = CameIn | Fresh
-"""Which value outside a leaf that leaves has."""
-
-
-@dataclasses.dataclass(frozen=True)
-class OutGraph:
-    """The graph below the arguments and results as the function left it.
-
-    Attributes:
-        graphdef: its definition; the first roots are those of the arguments.
-        origin: for each node the number it came in with, or None for a new one.
-        sources: for each leaf which value it has outside.
-        edits: objects that came in and changed structure.
-        first_result: number of the first root that belongs to the result.
-        kinds: input Variables whose metadata changed: (input node, new definition).
-    """
-
-    graphdef: GraphDef[tp.Any]
-    origin: tuple[int | None, ...]
-    sources: tuple[Source, ...]
-    first_result: int
-    edits: tuple[Edit, ...]
-    kinds: tuple[tuple[int, VariableDef], ...]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class OutDef:
-    """The static side of what leaves a transform.
-
-    Attributes:
-        written: numbers of the input leaves (Variables, or places that hold an array) whose values
-            are outputs, in order.
-        treedef: of the result where it holds graph nodes, else None: it crosses as it is.
-        where: positions of the roots among the leaves of the result.
-        nodes: without structure changes, each root of the result, among the nodes that came in.
-        graph: the structure changes, or None.
-        num_results: how many roots the result has.
-    """
-
-    written: tuple[int, ...]
-    treedef: PyTreeDef | None
-    where: tuple[int, ...]
-    nodes: tuple[NodeCode, ...]
-    graph: OutGraph | None
-
-    def __eq__(self, other: tp.Any) -> bool:
-        if not isinstance(other, OutDef) or (self.treedef is None) != (other.treedef is None):
-            return False  # treedefs do not compare with None
-        mine = (self.written, self.where, self.nodes, self.graph, self.treedef)
-        return mine == (other.written, other.where, other.nodes, other.graph, other.treedef)
-
-    def __hash__(self) -> int:
-        return hash((self.written, self.where, self.nodes, self.graph, self.treedef))
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Fixed:
-    """A static value as a pytree without leaves: how an `OutDef` crosses a JAX transform."""
-
-    value: tp.Any
-
-
-class Outputs(tp.NamedTuple):
-    """What leaves a transform.
-
-    Attributes:
-        definition: the static side.
-        result: the result itself, or its ordinary leaves where it holds graph nodes.
-        written: new values of input Variables, in the order of `definition.written`.
-        fresh: values of leaves that did not come in.
-    """
-
-    definition: OutDef
-    result: tp.Any
-    written: list[tp.Any]
-    fresh: list[tp.Any]
-
-    def crossing(self) -> Crossing:
-        """The same as it crosses a JAX transform: a static node, and trees of leaves."""
-        definition, result, written, fresh = self
-        return Fixed(definition), result, written, fresh
-
-
-Crossing = tuple[Fixed, tp.Any, list[tp.Any], list[tp.Any]]
-"""What leaves a transform: definition, result, written values, fresh values."""
 
 
 def leave(

@@ -11,11 +11,9 @@ import jax
 from nnxlite._errors import path_text
 from nnxlite._jax import describe_trace, key_name, trace_state
 from nnxlite.boundary._inputs import Inner, is_root
+from nnxlite.boundary._outdef import OutGraph, Outputs
 from nnxlite.graph import GraphDef, traverse
 from nnxlite.variables import Variable
-
-if tp.TYPE_CHECKING:
-    from nnxlite.boundary._outputs import OutGraph, Outputs
 
 
 def refuse_foreign_result(out: Outputs, name: str = "the function") -> None:

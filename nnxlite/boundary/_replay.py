@@ -14,7 +14,7 @@ from nnxlite._errors import TraceContextError
 from nnxlite._jax import describe_trace, new_ref, trace_state
 from nnxlite._statics import own_copy
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._outputs import Crossing, Fresh, OutDef, OutGraph, Outputs, Source
+from nnxlite.boundary._outdef import Crossing, Fresh, OutDef, OutGraph, Outputs, Source
 from nnxlite.boundary._refusals import refuse_fixed
 from nnxlite.graph import (
     CUSTOM_NODES,

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary._inputs import CallDef
-from nnxlite.boundary._outputs import CameIn, Fresh, OutDef, Outputs
+from nnxlite.boundary._outdef import CameIn, Fresh, OutDef, Outputs
 from nnxlite.boundary._partition import Partition
 from nnxlite.boundary._prefixes import (
     FilterMapping,
