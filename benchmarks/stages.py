@@ -35,12 +35,12 @@ def of_jit():
 
     def dealing() -> Calls:
         _, step, inputs, call = warm()
-        return Calls(lambda: step._core.groups(call, inputs.plain, inputs.values))
+        return Calls(lambda: step._core.groups(call, inputs.leaves))
 
     def leaving() -> Calls:
         _, step, inputs, call = warm()
         core = step._core
-        crossing = core.jitted(call, *core.groups(call, inputs.plain, inputs.values))
+        crossing = core.jitted(call, *core.groups(call, inputs.leaves))
         return Calls(lambda: replay_crossing(inputs, crossing))
 
     return {

@@ -73,7 +73,7 @@ def trace_body(
     """
 
     def run(leaves: list[tp.Any], more: tuple[tp.Any, ...]) -> tp.Any:
-        tree, inner = enter(call, *call.by_side(leaves))
+        tree, inner = enter(call, leaves)
         if before is not None:
             before(inner)
         out = leave(inner, fun(tree, *more), structure=structure, captured=captured)

@@ -4,7 +4,7 @@ The arguments are flattened as JAX would, except that graph objects, Variables a
 opened: they are the *roots* of one graph with one numbering, so that an object in two
 arguments is one object inside.  What crosses is
 
-* `plain`: the ordinary pytree leaves, in order,
+* `arrays`: the leaves of the argument pytrees that are not part of the graph, in order,
 * `values`: the raw values of the graph's leaves, in leaf order,
 * a `CallDef`: everything static, interned, so that equal calls are one key for JAX's caches.
 """
@@ -185,7 +185,7 @@ class Inputs:
 
     Attributes:
         treedef, where: see `CallDef`.
-        plain: the ordinary leaves.
+        arrays: the leaves that are not part of the graph.
         values: the raw values of the graph's leaves.
         graphdef: the graph below the roots.
         plan: the plan behind it, if there is one.
@@ -194,8 +194,8 @@ class Inputs:
 
     __slots__ = (
         "_nodes",
+        "arrays",
         "graphdef",
-        "plain",
         "plan",
         "roots",
         "treedef",
@@ -206,9 +206,9 @@ class Inputs:
 
     def __init__(self, tree: tp.Any, trees: bool = False) -> None:
         leaves, self.treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_root)
-        self.where, plain = _sorted(leaves)
+        self.where, others = _positions(leaves)
         self.roots = tuple(leaves[i] for i in self.where)
-        self.plain = [leaves[i] for i in plain]
+        self.arrays = [leaves[i] for i in others]
         self._enter(trees)
 
     @classmethod
@@ -225,9 +225,9 @@ class Inputs:
         if form is None:
             return cls((args, kwargs))
         new = object.__new__(cls)
-        new.treedef, new.where, plain = form
+        new.treedef, new.where, others = form
         new.roots = tuple([leaves[i] for i in new.where])
-        new.plain = [leaves[i] for i in plain]
+        new.arrays = [leaves[i] for i in others]
         new._enter(False)
         return new
 
@@ -266,7 +266,7 @@ class Inputs:
     @property
     def leaves(self) -> list[tp.Any]:
         """The values of all leaves, in the order of `CallDef.leaves`."""
-        return [*self.plain, *self.values]
+        return [*self.arrays, *self.values]
 
     def nodes(self) -> list[tp.Any]:
         """The caller's own objects and Variables, by node number."""
@@ -302,15 +302,15 @@ _MOST_FORMS = 1024
 _EMPTY: GraphDef[tp.Any] = GraphDef((), 0)
 
 
-def _sorted(leaves: tp.Sequence[tp.Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _positions(leaves: tp.Sequence[tp.Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the roots and of the ordinary leaves."""
     roots: list[int] = []
-    plain: list[int] = []
+    others: list[int] = []
     kinds = kind_by_type
     for position, leaf in enumerate(leaves):
         kind = kinds.get(type(leaf))
-        (roots if (classify(leaf) if kind is None else kind) in _ROOTS else plain).append(position)
-    return tuple(roots), tuple(plain)
+        (roots if (classify(leaf) if kind is None else kind) in _ROOTS else others).append(position)
+    return tuple(roots), tuple(others)
 
 
 def _form_of(
@@ -323,8 +323,7 @@ def _form_of(
     if any(leaf is None or kind_of(leaf) in _OPENED for leaf in leaves):
         return None
     treedef = jax.tree_util.tree_structure(((0,) * len(args), dict.fromkeys(kwargs, 0)))
-    where, plain = _sorted(leaves)
-    form = treedef, where, plain
+    form = treedef, *_positions(leaves)
     if all(type(leaf) in kind_by_type for leaf in leaves):
         if len(_forms) >= _MOST_FORMS:
             _forms.clear()
@@ -344,7 +343,7 @@ class Inner:
 
     __slots__ = ("call", "nodes", "start", "values", "versions", "watched")
 
-    def __init__(self, call: CallDef, plain: tp.Sequence[tp.Any], values: list[tp.Any]) -> None:
+    def __init__(self, call: CallDef, values: list[tp.Any]) -> None:
         self.call = call
         self.values = values
         self.start = epoch.now
@@ -358,12 +357,12 @@ class Inner:
         return [resolve(code, self.nodes, self.values) for code in codes]
 
 
-def enter(call: CallDef, plain: tp.Sequence[tp.Any], values: list[tp.Any]) -> tuple[tp.Any, Inner]:
+def enter(call: CallDef, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
     """The argument tree, rebuilt of fresh objects at the present trace level."""
-    inner = Inner(call, plain, values)
+    arrays, values = call.by_side(leaves)
+    inner = Inner(call, values)
     if not call.where:
-        return jax.tree_util.tree_unflatten(call.treedef, plain), inner
-    leaves = list(plain)
+        return jax.tree_util.tree_unflatten(call.treedef, arrays), inner
     for position, root in zip(call.where, inner.roots()):
-        leaves.insert(position, root)
-    return jax.tree_util.tree_unflatten(call.treedef, leaves), inner
+        arrays.insert(position, root)
+    return jax.tree_util.tree_unflatten(call.treedef, arrays), inner

@@ -89,18 +89,15 @@ class JitCore(Core):
             more["donate_argnums"] = (2,)
         self.jitted = jax.jit(run, static_argnums=0, **more)
 
-    def traced(self, call: CallDef, plain: list[tp.Any], values: list[tp.Any]) -> tp.Any:
-        """The function that JAX traces, from leaves to what leaves the call.
-
-        The leaves are the plain ones and graph values or, where they were divided, two groups.
-        """
+    def traced(self, call: CallDef, leaves: list[tp.Any], donated_leaves: list[tp.Any]) -> tp.Any:
+        """The function that JAX traces, from leaves to what leaves the call."""
         key: tp.Any = call.extra
         donated: tp.Collection[int] = ()
         if isinstance(key, Key):
             form = Form(call.treedef, call.where, call.graphdef, key.values)
-            plain, values = form.divided(key.division.join(plain, values))
+            leaves = form.for_boundary(key.division.join(leaves, donated_leaves))
             donated = form.numbers([x == DONATED for x in key.division.partition.labels])
-        (args, kwargs), inner = enter(call, plain, list(values))
+        (args, kwargs), inner = enter(call, leaves)
         result = self.fun(*args, **kwargs)
         if self.options.out is not is_array:
             result = _checked_result(result, self.options.out)
@@ -145,8 +142,8 @@ class FilterJit(Filtered):
         inputs = inputs_of_call(self.bound, args, kwargs)
         # What training loops do, arrays only and nothing donated, needs no look at each leaf; it is
         # 1.4x of `jax.jit` for 72 arrays, and would be 2.3x (benchmarks/filtered.py).
-        if self._default and only_arrays(inputs.plain + inputs.values):
-            return inputs, inputs.define(context_key()), (inputs.plain, inputs.values)
+        if self._default and only_arrays(inputs.leaves):
+            return inputs, inputs.define(context_key()), (inputs.leaves, [])
         key, groups = self._divided(Call(self.bound, inputs), args, kwargs)
         return inputs, inputs.define(key), groups
 

@@ -69,14 +69,14 @@ class Form:
         """The tree for the boundary; not interned, as static data of a tree may be unhashable."""
         return CallDef(self.treedef, self.where, self.graphdef, None)
 
-    def divided(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, list[tp.Any]]:
-        """Leaves as the boundary takes them: those outside of objects, and values of graph leaves."""
+    def for_boundary(self, leaves: tp.Sequence[tp.Any]) -> list[tp.Any]:
+        """Leaves as the boundary takes them: the values of graph leaves as wholes."""
         count = self.call.num_arrays
-        return leaves[:count], jax.tree_util.tree_unflatten(self.values, leaves[count:])
+        return [*leaves[:count], *jax.tree_util.tree_unflatten(self.values, leaves[count:])]
 
     def enter(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
         """The tree with these leaves, and what the boundary needs to let it out again."""
-        return enter(self.call, *self.divided(leaves))
+        return enter(self.call, self.for_boundary(leaves))
 
     def build(self, leaves: tp.Sequence[tp.Any]) -> tp.Any:
         """The tree with these leaves; its graph objects are new."""
@@ -133,7 +133,7 @@ class Leaves:
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
         inside, values = jax.tree_util.tree_flatten(inputs.values)
-        outside = (x.value if type(x) is _Closed else x for x in inputs.plain)
+        outside = (x.value if type(x) is _Closed else x for x in inputs.arrays)
         self.leaves: list[tp.Any] = [*outside, *inside]
         self.form = _form(inputs, values)
 

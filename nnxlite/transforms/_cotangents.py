@@ -91,7 +91,7 @@ class Cotangents:
         """The arguments from a first one on, with None for everything that was not written."""
         call, new = self._call, dict(zip(self._definition.written, self._written))
         values = [new.get(leaf) for leaf in range(call.graphdef.num_leaves)]
-        args, inner = enter(call, [None] * call.num_arrays, values)
+        args, inner = enter(call, [*[None] * call.num_arrays, *values])
         nodes = [inner.nodes[call.graphdef.decoded.leaf_nodes[leaf]] for leaf in new]
         written = set(map(id, nodes))
 

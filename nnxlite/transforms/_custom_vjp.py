@@ -220,7 +220,7 @@ class CustomVjp(Unequal, Transformed):
 
     def _arguments(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], Inner]:
         leaves = self._sorted[call].selected.join(chosen, rest)
-        tree, inner = enter(call, *call.by_side(leaves))
+        tree, inner = enter(call, leaves)
         return reveal(tree, call.extra.hidden), inner
 
     def _run(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
@@ -260,15 +260,15 @@ class CustomVjp(Unequal, Transformed):
         fixed = Fixed((call, out.definition, kept.define(), shapes))
         saved_rest = rest_values if self._sorted[call].nondiff else None
         crossing = Fixed(out.definition), *values_of((out.result, out.written, out.fresh))
-        return crossing, (fixed, kept.plain, kept.values, saved_rest)
+        return crossing, (fixed, kept.leaves, saved_rest)
 
     def _backward(self, residual: tp.Any, cotangents: tp.Any) -> tp.Any:
         """The user's backward rule, between leaves."""
-        fixed, plain, values, rest = residual
+        fixed, leaves, rest = residual
         call, definition, form, shapes = fixed.value
         chosen_shapes, rest_shapes = shapes.tree()
         diff, numbers, selected = self._sorted[call]
-        saved, _ = enter(form, plain, list(values))
+        saved, _ = enter(form, leaves)
         nondiff: list[tp.Any] = []
         if numbers:
             blank = jax.tree_util.tree_map(lambda _: None, chosen_shapes)

@@ -219,7 +219,7 @@ class GradWrapped(Transformed):
 
         def run(chosen: list[tp.Any], rest: list[tp.Any]) -> tp.Any:
             leaves = selected.join(chosen, rest)
-            (inner_args, inner_kwargs), inner = enter(call, *call.by_side(leaves))
+            (inner_args, inner_kwargs), inner = enter(call, leaves)
             result = fun(*inner_args, **inner_kwargs)
             aux = None
             if options.has_aux:

@@ -177,7 +177,7 @@ def _run(core: JitCore, call: CallDef, *groups: tp.Any) -> tp.Any:
     if body is not None:
         out = body(leaves)
     else:
-        (args, kwargs), inner = enter(call, *call.by_side(leaves))
+        (args, kwargs), inner = enter(call, leaves)
         result = core.result(call, args, kwargs)
         kept = () if donor is None else donor.donated(call)
         updates = core.options.modes.updates
@@ -287,7 +287,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         inputs, call = self._enter(args, kwargs)
         groups = self._core.groups(call, inputs.leaves)
         crossing = self._core.jitted_for(call, groups).eval_shape(call, *groups)
-        tree, _ = enter(call, inputs.plain, list(inputs.values))
+        tree, _ = enter(call, inputs.leaves)
         out = replay_crossing(Inputs(tree), crossing)
         place_abstract(out)
         return out

@@ -146,7 +146,7 @@ class Loop(CarryLoop):
             test = self.funs[0]
 
             def proceed(state: list[tp.Any]) -> tp.Any:
-                tree, inner = enter(call, *call.by_side(loop.with_state(state)))
+                tree, inner = enter(call, loop.with_state(state))
                 verdict = unwrapped_value(test(tree))
                 self._check_test(call, leave(inner, None).definition)
                 return verdict

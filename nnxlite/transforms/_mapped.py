@@ -207,7 +207,7 @@ class MapCore:
     ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
         options = self._options
         value_settings = call.by_side(known.settings)[1]
-        (args, kwargs), inner = enter(call, *call.by_side(leaves))
+        (args, kwargs), inner = enter(call, leaves)
         named = PARTITION_NAME in options.metadata
         if named:
             for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes):

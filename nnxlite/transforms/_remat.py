@@ -77,7 +77,7 @@ class Remat(Core):
         )
 
     def _body(self, seen: Surroundings | None, call: CallDef, leaves: list[tp.Any]) -> Crossing:
-        (args, kwargs), inner = enter(call, *call.by_side(leaves))
+        (args, kwargs), inner = enter(call, leaves)
         args = reveal(args, call.extra.hidden)
         result = self.fun(*args, **kwargs)
         modes = self.options.modes

@@ -64,18 +64,18 @@ class Look:
         """A context in which complaints about arguments name them."""
         return naming_arguments(f"{self._options.name}({name_of(self._fun)})", self.inputs, remedy)
 
-    def outputs(self, plain: list[tp.Any], values: list[tp.Any]) -> tuple[tp.Any, Outputs]:
+    def outputs(self, leaves: list[tp.Any]) -> tuple[tp.Any, Outputs]:
         """Run the function on leaves: its result as it is, and everything that leaves."""
-        (args, kwargs), inner = enter(self.call, plain, list(values))
+        (args, kwargs), inner = enter(self.call, leaves)
         result = self._fun(*reveal(args, self._hidden), **kwargs)
         graph, updates = self._options.modes
         refuse_shared_result(result, self._options.name, graph)
         captured = updates or self._options.name != "checkify"  # else nothing is computed
         return result, leave(inner, result, structure=updates, captured=captured)
 
-    def run(self, plain: list[tp.Any], values: list[tp.Any]) -> Crossing:
+    def run(self, leaves: list[tp.Any]) -> Crossing:
         """The function between leaves."""
-        _, out = self.outputs(plain, values)
+        _, out = self.outputs(leaves)
         return out.crossing()
 
 
@@ -105,9 +105,8 @@ def eval_shape(
     look = Look(unbind(f), args, kwargs, LookOptions("eval_shape", Modes.of(graph, graph_updates)))
     inputs = look.inputs
     with look.naming_arguments():
-        crossing = jax.eval_shape(look.run, inputs.plain, inputs.values)
-    shapes = jax.tree_util.tree_map(_shape_of, (inputs.plain, inputs.values))
-    stand_in, _ = enter(look.call, *shapes)
+        crossing = jax.eval_shape(look.run, inputs.leaves)
+    stand_in, _ = enter(look.call, jax.tree_util.tree_map(_shape_of, inputs.leaves))
     out = replay_crossing(Inputs(stand_in, look.call.trees), crossing)
     place_abstract(out)
     return out
@@ -187,7 +186,7 @@ class JaxprMaker(Transformed):
 
         def run(*ordered: tp.Any) -> list[tp.Any]:
             leaves = replaced(ordered, order, ordered)
-            result, out = look.outputs(*call.by_side(leaves))
+            result, out = look.outputs(leaves)
             shown = Inputs(result, call.trees)
             leaves_out = [shown.leaves[i] for i in _order(shown.define())]
             return [*leaves_out, *_updates(out)] if self.options.modes.updates else leaves_out
@@ -254,5 +253,5 @@ class Checked(Transformed):
         look = Look(self.bound, args, kwargs, self.options)
         inputs = look.inputs
         checked = jax_checkify.checkify(look.run, self.options.errors)
-        error, crossing = checked(inputs.plain, inputs.values)
+        error, crossing = checked(inputs.leaves)
         return error, replay_crossing(inputs, crossing)

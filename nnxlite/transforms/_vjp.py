@@ -89,7 +89,7 @@ class Linearized:
     def run(self, chosen: tp.Any) -> tuple[tp.Any, tp.Any]:
         """The leaves of the result, and everything that leaves undifferentiated."""
         leaves = self.selected.join(chosen, self._rest)
-        (args, kwargs), inner = enter(self.call, *self.call.by_side(leaves))
+        (args, kwargs), inner = enter(self.call, leaves)
         result, aux = self.fun(*args, **kwargs), None
         if self.options.has_aux:
             result, aux = value_and_aux(result, self.fun)
@@ -184,7 +184,7 @@ def _pull_back(
             )
         given = by_leaf(shown, cotangent)
         (grads,) = pull_leaves(tangent_leaves(shown, given, range(len(shapes))))
-        (args, _), _ = enter(call, *call.by_side(selected.join(grads, nothing)))
+        (args, _), _ = enter(call, selected.join(grads, nothing))
         return args[num_bound:]
 
     return vjp_fun
@@ -242,7 +242,7 @@ def jvp(
         along = tangent_leaves(form, given, flat.selected.positions[0])
         _, moved, crossing = jax.jvp(flat.run, (flat.chosen,), (along,), has_aux=True)
     result: CallDef = crossing[0].value[1]
-    tangent, _ = enter(result, *result.by_side(moved))
+    tangent, _ = enter(result, moved)
     value, aux = flat.replay(crossing)
     return (value, tangent, aux) if has_aux else (value, tangent)
 
