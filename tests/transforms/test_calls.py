@@ -106,7 +106,7 @@ def count_calls(run: tp.Callable[[], object]) -> int:
     ("use", "ceiling"),
     [
         (positional, CEILING),
-        (read, 25),
+        (read, 30),
         (donated, CEILING),
         (keyword, 45),
         (static, 65),
