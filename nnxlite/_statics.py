@@ -49,7 +49,7 @@ class UnhashableStatic(TypeError):
 
 
 class ById:
-    """A key that compares by the identity of what it holds, and keeps it alive."""
+    """A key that compares by the identity of its value, and keeps that alive."""
 
     __slots__ = ("value",)
 
@@ -258,10 +258,10 @@ def _captured(value: tp.Any, inside: tuple[tp.Any, ...] | None) -> tp.Any:
 
 
 def _held(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
-    """What a pure library holds compares by content: nobody else can edit it.
+    """What an object of a pure library contains compares by content: nobody else can edit it.
 
     Whole numbers compare without their type, since `optax.cosine_decay_schedule` turns the ints that
-    it holds into floats when it is first called.
+    it captured into floats when it is first called.
     """
     kind = type(value)
     if kind is float and value and value.is_integer():

@@ -1,4 +1,4 @@
-"""`State` and `FlatState`: the two forms of path-keyed leaves, and how leaves are dealt out."""
+"""`State` and `FlatState`: the two forms of path-keyed leaves, and how filters divide them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class State(Shown, _Methods[K, V]):
 
     @property
     def raw_mapping(self) -> dict[K, tp.Any]:
-        """The same leaves in nested plain dicts, made anew at each reading."""
+        """The same leaves in nested plain dicts, built each time."""
         return tp.cast(tp.Any, transformed(self._mapping, None))
 
     def __getitem__(self, key: K) -> tp.Any:

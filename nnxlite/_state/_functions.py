@@ -24,7 +24,7 @@ M = tp.TypeVar("M", bound=abc.Mapping[tp.Any, tp.Any])
 def to_flat_state(state: abc.Mapping[tp.Any, V]) -> FlatState[V]:
     """The leaves of a State, sorted by path; the inverse of `from_flat_state`.
 
-    Raises TypeError for what is no mapping.
+    Raises TypeError for something that is not a mapping.
 
     >>> import nnxlite as nnx
     >>> list(nnx.to_flat_state(nnx.State({"b": {"c": 1}, "a": 2})))
@@ -71,7 +71,7 @@ def split_state(state: Mapping, first: Filter, /, *filters: Filter) -> tp.Any:
 
     Raises:
         ValueError: when a leaf is left over, or `...` is not the last filter.
-        TypeError: for what is no mapping or no filter.
+        TypeError: for something that is not a mapping or not a filter.
 
     >>> import nnxlite as nnx
     >>> state = nnx.State({"a": nnx.Param(1), "b": nnx.BatchStat(2)})
@@ -104,7 +104,8 @@ def merge_state(state: Mapping, /, *states: Mapping, cls: type[M] = State) -> M:
 
     Keys stay in the order in which they come first. A single State is returned as it is.
 
-    Raises TypeError for what is no mapping, and when a path of a later one leads through a leaf.
+    Raises TypeError for something that is not a mapping, and when a path of a later one leads
+    through a leaf.
 
     >>> import nnxlite as nnx
     >>> nnx.merge_state(nnx.State({"a": {"b": 1}}), nnx.State({"a": {"c": 2}})).raw_mapping
@@ -151,7 +152,7 @@ def to_pure_dict(state: Mapping, extract_fn: ExtractFn | None = None) -> dict[tp
 def replace_by_pure_dict(
     state: State[tp.Any, tp.Any], pure_dict: Mapping, replace_fn: ReplaceFn | None = None
 ) -> None:
-    """Put the values of a pure dict, which may be partial, in the place of leaves of a State.
+    """Put the values of a pure dict, which may be partial, into the leaves of a State.
 
     A key that the State has as a number may be a string in the dict, as after JSON.
 

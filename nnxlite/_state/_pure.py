@@ -21,7 +21,7 @@ class ExtractFn(tp.Protocol):
 
 
 class ReplaceFn(tp.Protocol):
-    """What takes the place of a leaf, given its new pure value."""
+    """What replaces a leaf, given its new pure value."""
 
     def __call__(self, leaf: tp.Any, value: tp.Any, /) -> tp.Any:
         """The new leaf."""
@@ -38,7 +38,8 @@ def replacements(
 ) -> list[tuple[tp.Any, tp.Any, tp.Any]]:
     """What is to be put where in a State: the inner States, the keys and the new leaves.
 
-    Raises TypeError for what is no mapping, ValueError for a path that the State does not have.
+    Raises TypeError for something that is not a mapping, ValueError for a path that the State does
+    not have.
     """
     if not isinstance(pure_dict, abc.Mapping):
         raise TypeError(f"replace_by_pure_dict needs a mapping, got {type(pure_dict).__name__}.")

@@ -1,10 +1,10 @@
-"""What a loop body makes of its carry: the objects it was given, or others in their places.
+"""What a loop body returns as its carry: the objects it was given, or others in their positions.
 
-The values of a carry travel by place. An object or Variable that the body returns in its place is the
-caller's own: what was written into it is carried, and it keeps what the last iteration wrote.  In
-other places the body may leave new objects and Variables of the same kind, or those of the carry
-itself in another order: the values that it finds in a place are the next ones there, and after the
-loop everything stands where one run of the body would have put it, with the last values.
+The values of a carry are carried by position. An object or Variable that the body returns in its own
+position is the caller's: what was written to it is carried, and it ends with what the last iteration
+wrote.  In other positions the body may leave new objects and Variables of the same kind, or those of
+the carry itself in another order: the values in a position are the next ones there, and after the loop
+everything is where one run of the body would have put it, with the last values.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def hand_over(
         inner: what came in.
         out: what a body leaves.
         pairs: the roots of the carry: number among those of the arguments, and of the result.
-        new_objects: whether objects may be returned in the places of others.
-        moves: whether what came in may be returned in other places.
+        new_objects: whether objects may be returned in the positions of others.
+        moves: whether what came in may be returned in other positions.
         only_carry: whether structure changes outside the carry are of no interest.
         statics: whether an object may be replaced by one with other static attributes.
         is_carried: whether a leaf that came in belongs to the carry.
@@ -136,7 +136,7 @@ def refuse_replaced(call: CallDef, handover: Handover, name: str, skip: int = 1)
         call: what came in.
         handover: how the carry changes.
         name: of the loop.
-        skip: how many keys of a path are no part of the user's own.
+        skip: how many keys of a path mean nothing to the user.
     """
     for leaf, source in handover.slots:
         if source != CameIn(leaf) and call.graphdef.decoded.leaf_nodes[leaf] >= 0:
@@ -167,7 +167,7 @@ class _Attempt:
 
 
 class _Matching:
-    """What stands after a body in the place of everything that came in.
+    """What a body leaves in the position of everything that came in.
 
     Attributes:
         places: for each leaf the source of its next value, as in `Handover.slots`.
@@ -222,7 +222,7 @@ class _Matching:
         return self._match_edited()
 
     def edits(self, only_carry: bool) -> tp.Iterator[Edit]:
-        """The structure changes that are no replacements."""
+        """The structure changes that are not replacements."""
         for number, (_, names, removed) in self._edits.items():
             if number not in self.backward:
                 if not only_carry:
@@ -315,7 +315,7 @@ class _Matching:
         return None if isinstance(kind, VariableDef) and not kind.is_ref else OTHER
 
     def _place(self, leaf: int, source: Source, attempt: _Attempt) -> str | None:
-        """Note what stands in the place of a leaf; returns what is wrong."""
+        """Note the source of the next value of a leaf; returns what is wrong."""
         if leaf not in self.places:
             both = {leaf, source.leaf} if isinstance(source, CameIn) else {leaf}
             if source != CameIn(leaf) and not all(map(self.is_carried, both)):
@@ -334,8 +334,7 @@ def _alike(a: tp.Any, b: tp.Any) -> bool:
 def with_arrays(inner: Inner, out: Outputs) -> Outputs:
     """What leaves, where arrays that the result took over from the arguments leave as new ones.
 
-    Arrays have no identity: a result that holds one that came in is no other than one that holds a
-    copy.
+    Arrays have no identity: a result with an array that came in is the same as one with a copy.
     """
     definition, graph = out.definition, out.definition.graph
     if graph is None:

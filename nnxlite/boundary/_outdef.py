@@ -80,7 +80,7 @@ class OutDef:
     Attributes:
         written: numbers of the input leaves (Variables, or places that hold an array) whose values
             are outputs, in order.
-        treedef: of the result where it holds graph nodes, else None: it crosses as it is.
+        treedef: of a result with graph nodes, else None: it crosses as it is.
         where: positions of the roots among the leaves of the result.
         nodes: without structure changes, each root of the result, among the nodes that came in.
         graph: the structure changes, or None.
@@ -116,7 +116,7 @@ class Outputs(tp.NamedTuple):
 
     Attributes:
         definition: the static side.
-        result: the result itself, or its ordinary leaves where it holds graph nodes.
+        result: the result itself, or its array leaves where it has graph nodes.
         written: new values of input Variables, in the order of `definition.written`.
         fresh: values of leaves that did not come in.
     """

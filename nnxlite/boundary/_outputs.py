@@ -1,6 +1,6 @@
 """Leaving a transform: what the function returned and what it wrote, as bare leaves.
 
-Only what changed crosses: a Variable that still holds the value it came in with is not an output.
+Only what changed crosses: a Variable that still has the value it came in with is not an output.
 Structure changes (attributes, new objects, sharing, cycles) are detected once, at trace time, and
 travel as static data: the `OutDef`.  `_replay.py` repeats them outside.
 """
@@ -52,7 +52,7 @@ def leave(
         captured: whether objects from outside, which the function captured, may leave it as copies.
 
     Raises:
-        ValueError: for a result that holds what it must not.
+        ValueError: for a result that contains what it must not.
     """
     leaves, treedef = jax.tree_util.tree_flatten(result, is_leaf=is_root)
     where = tuple(i for i, leaf in enumerate(leaves) if is_root(leaf))
@@ -211,7 +211,7 @@ def _graph_of(
 
 
 class _FreshValues:
-    """Values of leaves that did not come in. A reference leaves as the array it holds."""
+    """Values of leaves that did not come in. A reference leaves as the array in it."""
 
     def __init__(self, inner: Inner) -> None:
         self.values: list[tp.Any] = []

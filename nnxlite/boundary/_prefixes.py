@@ -290,7 +290,7 @@ def is_setting(value: tp.Any) -> bool:
 def by_path(prefix: tp.Any) -> tp.Any:
     """A prefix with its objects and States of settings as mappings from paths to settings.
 
-    Raises ValueError for a Variable: its setting stands in its place.
+    Raises ValueError for a Variable: a setting itself is expected.
     """
 
     def one(part: tp.Any) -> tp.Any:
@@ -314,7 +314,7 @@ def by_path(prefix: tp.Any) -> tp.Any:
 
 
 def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
-    """Raise TypeError where a prefix of axes holds something that is none."""
+    """Raise TypeError where a prefix of axes contains something else."""
     for setting in jax.tree_util.tree_leaves(prefix, is_leaf=is_setting):
         inside = setting._settings if isinstance(setting, FilterMapping) else (setting,)
         for axis in inside:
@@ -365,7 +365,7 @@ def array_settings(
     what: str,
     skip: int = 0,
 ) -> list[tp.Any]:
-    """The settings of the leaves of a tree that are no roots; messages skip names of their paths.
+    """The settings of the leaves of a tree that are not roots; messages skip names of their paths.
 
     Raises ValueError where one of them depends on the Variable.
     """
@@ -520,7 +520,7 @@ def leaves_below(call: CallDef, number: int) -> list[tuple[int, Path]]:
 
 
 def leaves_of_code(decoded: Decoded, code: Code) -> list[tuple[int, Path]]:
-    """The leaves at or below what a code stands for, each with its path from there."""
+    """The leaves at or below what a code describes, each with its path from there."""
     codes_of = dict(decoded.children)
     out: list[tuple[int, Path]] = []
     done: set[int] = set()

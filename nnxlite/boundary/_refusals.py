@@ -17,7 +17,7 @@ from nnxlite.variables import Variable
 
 
 def refuse_foreign_result(out: Outputs, name: str = "the function") -> None:
-    """Raise TypeError where a result holds something that JAX cannot return."""
+    """Raise TypeError where a result contains something that JAX cannot return."""
     definition = out.definition
     leaves, treedef = jax.tree_util.tree_flatten(out.result)
     for number, leaf in enumerate(leaves):
@@ -55,7 +55,7 @@ def refuse_captured(
 
 
 def refuse_aliases(inner: Inner, result: tp.Any, roots: list[tp.Any]) -> None:
-    """Raise ValueError where a result holds a Variable of the arguments."""
+    """Raise ValueError where a result contains a Variable of the arguments."""
     call = inner.call
     came_in = {
         id(inner.nodes[n]): i for i, n in enumerate(call.graphdef.decoded.leaf_nodes) if n >= 0

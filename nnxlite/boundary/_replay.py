@@ -133,7 +133,7 @@ def _array_leaves(code: Code) -> tp.Iterator[int]:
 
 
 def _with_arrays(held: tp.Any, code: Code, arrays: dict[int, tp.Any]) -> tp.Any:
-    """What an attribute holds, with new arrays; lists, dicts and States are changed in place."""
+    """The value of an attribute, with new arrays; lists, dicts and States are changed in place."""
     if not isinstance(code, ContainerCode):
         return arrays.get(code.leaf, held) if isinstance(code, ArrayCode) else held
     keys = code.definition.keys

@@ -2,14 +2,14 @@
 
 * `Layout`: attribute names and which of them are data; shared by all objects that look alike.
 * `ObjectDef`: class, layout and static values of one object.
-* `ContainerDef`: kind and keys of a plain container or pytree node that holds data.
+* `ContainerDef`: kind and keys of a plain container or pytree node that contains data.
 * `StaticDef`: a static value inside such a container.
 * `VariableDef` (from the variables package): class and metadata of a Variable.
 * `GraphDef`: a whole graph, as the preorder sequence of the above.
 
 A `GraphDef` is a flat tuple of tokens.  A definition announces a new node and is followed by the
 tokens of its data attributes in sorted order; an int refers back to the object, Variable or array
-reference of that number; `LEAF` is an array held without a Variable.  Since every definition knows
+reference of that number; `LEAF` is an array without a Variable.  Since every definition knows
 its number of children the sequence decodes without brackets, and since definitions are interned,
 comparing two graphs is comparing two tuples of identities.  Interning is weak: nothing lives longer
 because it was once described.
@@ -193,7 +193,7 @@ def definition(node: GraphNode) -> ObjectDef:
 
 
 def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
-    """Work out the definition of an object anew; a `fresh` one no other thread has seen yet.
+    """Work out the definition of an object; a `fresh` object is not known to other threads yet.
 
     Raises ValueError where data was put into a static container after its assignment.
     """
@@ -209,8 +209,9 @@ def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
 def set_definition(node: GraphNode, found: ObjectDef | None) -> None:
     """Give an object that has just been changed its new definition; None if it is not known.
 
-    The version changes before and after.  Whoever worked out a definition before the change, and
-    stores it late, sees the first; whoever looked between sees, with the second, that it is no more.
+    The version changes before and after.  A thread that worked out a definition
+    before the change and stores it late notices the first change; one that read the object in between
+    notices the second.
     """
     touch(node)
     _set_def(node, found)
@@ -266,7 +267,7 @@ def adopt_unknown(node: GraphNode) -> None:
         if name in status:
             continue
         if isinstance(getattr(type(node), str(name), None), functools.cached_property):
-            del attributes[name]  # worked out anew when it is next read
+            del attributes[name]  # computed again when it is next read
         else:
             status.setdefault(name, decide(name, value))
 
@@ -284,7 +285,7 @@ def own_status(node: GraphNode) -> dict[tp.Any, bool]:
 
 
 def refuse_hidden_data(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
-    """Raise ValueError where a static attribute holds data."""
+    """Raise ValueError where a static attribute contains data."""
     if kind_of(value) not in (LIST, TUPLE, DICT, STATE, PYTREE) or not has_data(value):
         return
     owner = type(node).__name__
@@ -301,7 +302,7 @@ def refuse_hidden_data(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
 class ContainerDef:
     """Kind, type, keys and (for registered pytree nodes) one-level treedef of a container.
 
-    The keys of named tuples and pytree nodes are given in the order of the node and kept sorted;
+    The keys of named tuples and pytree nodes are given in the order of the node and sorted;
     `order` is what sorts them, or None where they are sorted already.
     """
 
@@ -355,7 +356,7 @@ class ContainerDef:
 
 
 class StaticDef:
-    """A static value inside a container that holds data."""
+    """A static value inside a container that contains data."""
 
     __slots__ = ("__weakref__", "key", "stability", "value")
 

@@ -1,4 +1,4 @@
-"""The text form of a graph definition: the objects it stands for, with kinds in place of values.
+"""The text form of a graph definition: its objects, with kinds instead of values.
 
     GraphDef[MLP]( # 3 objects, 4 leaves
       first=Linear(
@@ -32,7 +32,7 @@ _EVERY_VARIABLE_HAS = ("hijax", "ref", "eager_sharding")
 
 
 def graphdef_node(graphdef: GraphDef[tp.Any]) -> Text:
-    """One level of a graph definition; a single root stands for the definition itself."""
+    """One level of a graph definition; a single root is shown as the definition itself."""
     decoded = graphdef.decoded
     objects, leaves = len(decoded.children), decoded.num_leaves
     comment = (
@@ -57,7 +57,7 @@ class _Places:
         self.known: dict[int, tp.Any] = {}
 
     def at(self, code: Code) -> tp.Any:
-        """What stands for a code: a place, a static value, or a word."""
+        """How a code is shown: a place, a static value, or a word."""
         if isinstance(code, StaticDef):
             return code.value
         if isinstance(code, ContainerCode):

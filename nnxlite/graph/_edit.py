@@ -42,11 +42,11 @@ from nnxlite.variables import Variable, write_raw
 _MISSING: tp.Any = object()
 _NODES = CONTAINERS | {OBJECT, CUSTOM}
 _FIXED = frozenset({TUPLE, PYTREE})
-"""Containers that cannot take another child or lose one: they are made anew."""
+"""Containers that cannot take another child or lose one: they are built again."""
 
 
 class Place(tp.NamedTuple):
-    """Where a node was found: the node, its name, and the place above it (None for the root)."""
+    """A node, its name, and the place above it (None for the root)."""
 
     node: tp.Any
     name: tp.Any
@@ -88,10 +88,10 @@ def update(node: tp.Any, state: tp.Any, /, *states: tp.Any) -> None:
         state: a State, FlatState, or nested dict, of Variables or plain values.
 
     Raises:
-        ValueError: for an unknown path, for what is no array where there is one, and for a value
-            of another shape where the shape is fixed (a reference) or annotated; nothing is
+        ValueError: for an unknown path, for a value that is not an array where there is one, and for
+            a value of another shape where the shape is fixed (a reference) or annotated; nothing is
             written then.
-        TypeError: where `node` has no leaves to write, or a state is none.
+        TypeError: where `node` has no leaves to write, or a state is not one.
         TraceContextError: when called from another trace level than the objects' own.
 
     >>> import nnxlite as nnx, jax
@@ -136,7 +136,7 @@ class _Update:
         variables: what keeps their values, new raw values, and, where more is to be done than keeping
             the value, the Variable itself and whose metadata it takes over (or None).
         references: array references with their new contents.
-        bindings: new children of objects and containers, by the place of these.
+        bindings: new children of objects and containers, by their place.
         first: whether no earlier state has brought a value that a Variable is to have.
     """
 
@@ -226,7 +226,7 @@ class _Update:
         value: tp.Any,
         pending: list[Pending],
     ) -> None:
-        """What a state brings for a child that is no Variable."""
+        """What a state contains for a child that is not a Variable."""
         if child is _MISSING or (child is None and isinstance(value, Variable)):
             self._add(place, name, value)
         elif _is_static(place.node, name, child):
@@ -264,7 +264,7 @@ class _Update:
         self.variables.append((box, value, special, model))
 
     def _leaf(self, place: Place, name: tp.Any, old: tp.Any, value: tp.Any) -> None:
-        """Note a new value of a leaf that is no Variable: an array, a reference, a number, text.
+        """Note a new value of a leaf that is not a Variable: an array, a reference, a number, text.
 
         A Variable takes its place, unless it is a reference, which others may hold.
         """
@@ -323,7 +323,7 @@ class _Update:
         new: tp.Any,
         variable: Variable[tp.Any] | None = None,
     ) -> None:
-        """Refuse a value that is no array where there is one, and one whose shape cannot change.
+        """Refuse a value that is not an array where there is one, and one whose shape must not change.
 
         A Variable takes any shape, unless its annotation (that of `variable`, which has the metadata
         it will have) names its axes.  A reference keeps shape and dtype.
@@ -425,7 +425,7 @@ def _children(node: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
 
 
 def _is_static(node: tp.Any, name: tp.Any, child: tp.Any) -> bool:
-    """Whether a child of a node is no part of its state, with `graph=False` either."""
+    """Whether a child of a node is not part of its state, not even with `graph=False`."""
     kind = kind_of(node)
     if kind == OBJECT:
         return not node._nnx_status.get(name, True)
@@ -491,7 +491,7 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
 def _holders(
     node: tp.Any, graphdef: GraphDef[tp.Any], chosen: tp.Container[int]
 ) -> tp.Iterator[tuple[Place, tp.Any]]:
-    """Every place at which one of the chosen leaves is found, with its name there."""
+    """Every owner of one of the chosen leaves, with the name of the leaf there."""
     decoded = graphdef.decoded
     codes_of = dict(decoded.children)
     pending: list[tuple[Place, Code]] = [(Place(node, None, None), decoded.roots[0])]

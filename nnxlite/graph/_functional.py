@@ -4,7 +4,7 @@
 objects that stay where they are.  All of them read through plans, so a second call on unchanged
 objects costs a few tens of nanoseconds per leaf.
 
-`State` holds the object's own Variables, not copies: `split` shares, `clone` copies.
+`State` contains the object's own Variables, not copies: `split` shares, `clone` copies.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def merge(
         states: the states of `split`, in any order; nested dicts of arrays are fine too, as is one
             list of leaves in their order.
         copy: put the values into new Variables instead of using those in the states.
-        recreate_variables: False leaves a value that a state holds without a Variable as it is,
+        recreate_variables: False leaves a value that a state contains without a Variable as it is,
             instead of putting it into a Variable of the kind that the definition names.
 
     Raises:
@@ -200,7 +200,7 @@ def _unpacked(
     """The definition and the states given to `merge`.
 
     Raises TypeError where the first is neither a definition nor a GraphState, ValueError where the
-    others are no GraphStates of the same definition.
+    others are not GraphStates of the same definition.
     """
     if isinstance(first, GraphDef):
         return first, states
@@ -316,7 +316,7 @@ _MISSING: tp.Any = _MissingLeaf()
 def flat_pairs(given: tp.Any, stops: tp.Container[Path] = ()) -> tp.Iterator[tuple[Path, tp.Any]]:
     """The (path, leaf) pairs of a State, FlatState, or nested mapping.
 
-    A mapping found at one of the paths in `stops` is a leaf: the value of a Variable.
+    A mapping at one of the paths in `stops` is a leaf: the value of a Variable.
 
     Raises TypeError for anything else.
     """
@@ -342,7 +342,7 @@ def _copied(leaf: tp.Any) -> tp.Any:
 
 
 def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool | None = None) -> N:
-    """A copy of a graph: new objects, new Variables, the same arrays; sharing and cycles kept.
+    """A copy of a graph: new objects, new Variables, the same arrays; with its sharing and cycles.
 
     Args:
         variables: False keeps the original's Variables in the copy.
@@ -556,7 +556,7 @@ def unflatten(
     Args:
         state: a State, FlatState, or list of leaves in order.
         index_ref: filled with the node of each number; nodes already in it are used for references.
-        outer_index_outer_ref: objects to be refilled instead of made anew, by outer number.
+        outer_index_outer_ref: objects to fill again instead of creating new ones, by outer number.
         copy_variables: put values into new Variables.
         recreate_variables: False leaves values that come without a Variable as they are.
 

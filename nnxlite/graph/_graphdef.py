@@ -40,7 +40,7 @@ N = tp.TypeVar("N")
 
 
 class StateProgram:
-    """How to build a nested `State` from chosen leaves, and how to take it apart again.
+    """How to build a nested `State` from chosen leaves, and how to read them from it again.
 
     Attributes:
         leaves: numbers of the chosen leaves.
@@ -55,7 +55,7 @@ class StateProgram:
         self.levels = levels
 
     def build(self, values: list[tp.Any]) -> State[tp.Any, tp.Any]:
-        """The nested State that holds `values`, one for each chosen leaf."""
+        """The nested State that contains `values`, one for each chosen leaf."""
         built: list[tp.Any] = []
         wrap = State._nnx_wrap
         for slots in self.levels:
@@ -186,7 +186,7 @@ class GraphDef(Shown, tp.Generic[N]):
 
     @property
     def has_static_items(self) -> bool:
-        """Whether a plain container holds something static besides None."""
+        """Whether a plain container contains something static besides None."""
         found = self._cache.get("static_items")
         if found is None:
             items = (t.value for t in self.tokens if type(t) is StaticDef)
@@ -194,7 +194,7 @@ class GraphDef(Shown, tp.Generic[N]):
         return found
 
     def paths_of_node(self, number: int) -> list[Path]:
-        """Every path, through objects entered once, at which a node is found."""
+        """Every path, through objects entered once, that leads to a node."""
         decoded = self.decoded
         codes_of = dict(decoded.children)
         found: list[Path] = []
@@ -358,7 +358,7 @@ jax.tree_util.register_static(GraphDef)
 
 
 def first_match(predicates: tp.Sequence[Predicate], path: Path, leaf: tp.Any) -> int | None:
-    """The number of the first predicate that holds, or None."""
+    """The number of the first predicate that is true, or None."""
     for index, predicate in enumerate(predicates):
         if predicate(path, leaf):
             return index
@@ -402,7 +402,7 @@ NAMES_KEPT = 1_000_000
 """How many names the paths may have that a definition keeps once they are spelled out."""
 
 GROUPS_KEPT = 32
-"""For how many different filters a definition keeps how its leaves are dealt out."""
+"""For how many different filters a definition caches which leaves they match."""
 
 _STATIC_FILTERS = (
     filters.WithTag,

@@ -50,7 +50,7 @@ class GraphNode:
 
 
 class CustomNode(tp.NamedTuple):
-    """How a class registered with `register_graph_node_type` is taken apart and put together."""
+    """How a class registered with `register_graph_node_type` is flattened and rebuilt."""
 
     type: type
     flatten: tp.Callable[[tp.Any], tuple[tp.Sequence[tuple[tp.Any, tp.Any]], tp.Any]]
@@ -110,7 +110,7 @@ def classify(value: tp.Any) -> int:
 
 
 def forget(cls: type) -> None:
-    """Drop what was remembered of a type, after a registration."""
+    """Forget the kind of a type, after a registration."""
     kind_by_type.pop(cls, None)
 
 
@@ -174,7 +174,7 @@ _DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})
 
 
 def has_data(value: tp.Any, /) -> bool:
-    """Whether a value is data or a container that holds some, at any depth.
+    """Whether a value is data or a container with data at any depth.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.has_data([1, (jnp.zeros(2),)]), nnx.has_data([1, "a"])

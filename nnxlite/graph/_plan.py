@@ -57,7 +57,7 @@ class Plan:
         graphdef: the definition of the graph.
         refs: weak references to the nodes, by number.
         leaf_refs: weak references to the Variables and array references, in leaf order; None where
-            an array is held without a Variable.
+            an array has no Variable.
         trees: whether numbers and the like in plain containers are leaves.
     """
 
@@ -178,7 +178,7 @@ class Plan:
 
     @property
     def has_refs(self) -> bool:
-        """Whether any leaf is an array reference, or a Variable that holds one."""
+        """Whether any leaf is an array reference, or a Variable that contains one."""
         return self.graphdef.decoded.has_refs
 
     def is_of(self, roots: tp.Sequence[tp.Any]) -> bool:
@@ -406,7 +406,7 @@ class View(tp.NamedTuple):
     """The present state of some roots: definition, nodes by number, leaves in order.
 
     `nested` is the State of each root by number, where the roots have just been walked; it belongs
-    to whoever asked for the view.
+    to the caller.
     """
 
     graphdef: GraphDef[tp.Any]

@@ -47,7 +47,7 @@ class ContainerCode:
     """A plain container inside an object: its form and the codes of its children.
 
     Attributes:
-        settled: False where what the code stands for can change without a version telling of it:
+        settled: False where what the code describes can change without a new version:
             arrays are read each time; lists, dicts and foreign pytree nodes are compared.  Tuples
             cannot change, and States have versions.
     """
@@ -60,7 +60,7 @@ class ContainerCode:
         self.settled = False
 
     def settle(self) -> None:
-        """Work out `settled`, once it is known of the children."""
+        """Work out `settled`, once it is known for the children."""
         kind = self.definition.kind
         fixed = kind in (TUPLE, STATE) or (kind == PYTREE and self.definition.treedef is None)
         self.settled = fixed and all(map(_settled, self.codes))
@@ -351,7 +351,7 @@ def fill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> No
 
 
 def resolve(code: Code, nodes: tp.Sequence[tp.Any], leaves: tp.Sequence[tp.Any]) -> tp.Any:
-    """The value a code stands for."""
+    """The value that a code describes."""
     if isinstance(code, NodeCode):
         return nodes[code.number]
     if isinstance(code, ArrayCode):

@@ -1,8 +1,8 @@
 """Between arrays and array references, over whole graphs.
 
-Each function gives a copy of a graph in which some leaves are held another way: arrays in
+Each function gives a copy of a graph in which some leaves are stored in another way: arrays in
 references, references as arrays, Variables with `ref=True` or without.  What is not converted is
-shared with the original.  A leaf found at two paths would come apart, so it is refused.
+shared with the original.  A leaf with two paths would become two, so it is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def to_refs(node: A, /, only: Filter = _arrays) -> A:
         only: which leaves are converted; all arrays by default.
 
     Raises:
-        ValueError: when an array or Variable that is converted is found at several paths.
+        ValueError: when an array or Variable that is converted has several paths.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> model = nnx.to_refs(nnx.Dict(w=jnp.zeros(2), b=nnx.Param(jnp.zeros(2))))
@@ -69,10 +69,10 @@ def to_arrays(node: A, /, *, only: Filter = _refs, allow_duplicates: bool = Fals
     Args:
         node: a graph object, or any structure of array references.
         only: which leaves are converted; all references by default.
-        allow_duplicates: convert a reference that is found at several paths once for each of them.
+        allow_duplicates: convert a reference that has several paths once for each of them.
 
     Raises:
-        ValueError: when a reference that is converted is found at several paths.
+        ValueError: when a reference that is converted has several paths.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> array, number = nnx.to_arrays([nnx.array_ref(1.0), 2.0])
@@ -106,7 +106,7 @@ def with_vars(
         ref: True moves values into JAX array references, False out of them.
         mutable: sets the metadata entry of this name.
         only: which Variables are meant; all by default.
-        allow_duplicates: convert a Variable that is found at several paths, as one.
+        allow_duplicates: convert a Variable that has several paths, as one.
 
     Raises:
         ValueError: when a Variable that is converted is found at several paths, or for hijax=True.
@@ -171,7 +171,7 @@ def _convert(
 
 
 def _refuse_duplicates(node: tp.Any, wanted: Predicate) -> None:
-    """Raise ValueError where a wanted leaf is found at several paths."""
+    """Raise ValueError where a wanted leaf has several paths."""
     paths: dict[int, list[Path]] = {}
     converted: set[int] = set()
     keep: list[tp.Any] = []  # identities stay taken while the walk lasts
@@ -185,7 +185,7 @@ def _refuse_duplicates(node: tp.Any, wanted: Predicate) -> None:
             chosen = wanted(path, value)
             if chosen:
                 converted.add(id(value))
-            if chosen or kind != ARRAY:  # an array left alone may well be found elsewhere
+            if chosen or kind != ARRAY:  # an array left alone may well have other paths
                 paths.setdefault(id(value), []).append(path)
         elif not is_graph_node(value) or id(value) not in visited:
             visited.add(id(value))

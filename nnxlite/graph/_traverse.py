@@ -42,7 +42,7 @@ from nnxlite.graph._kinds import (
 
 
 class Traversal:
-    """What one walk over some roots found.
+    """The result of one walk over some roots.
 
     Attributes:
         tokens: the preorder sequence of definitions.
@@ -53,7 +53,7 @@ class Traversal:
         index: node number by identity.
         states: the `State` mappings met, with their versions.
         mutable: the objects with mutable static attributes: number and definition.
-        plain: whether every leaf is a Variable or reference held by an object, none by a container.
+        plain: whether every leaf is a Variable or reference of an object, none in a container.
         exact: False where something without any trace of its edits was met (foreign graph nodes).
     """
 

@@ -172,7 +172,7 @@ def children_of_node(node: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
 
 
 def find_duplicates(node: tp.Any, /, *, only: Filter = ...) -> list[list[Path]]:
-    """The paths of every object, Variable or array that is found at more than one path.
+    """The paths of every object, Variable or array that has more than one path.
 
     Paths after the first count where `only` matches.
 
@@ -182,7 +182,7 @@ def find_duplicates(node: tp.Any, /, *, only: Filter = ...) -> list[list[Path]]:
     [[('a',), ('b',)]]
     """
     predicate = to_predicate(only)
-    first: dict[int, tp.Any] = {}  # where a reference or array was first found, as linked names
+    first: dict[int, tp.Any] = {}  # the first path of a reference or array, as linked names
     found: dict[int, list[Path]] = {}
     kept: list[tp.Any] = []
     here: tp.Any = None

@@ -31,7 +31,7 @@ def traced_context() -> tp.Any:
 def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) -> StaticArgument:
     """Box a static argument.
 
-    Raises ValueError naming the argument when its value is unhashable, or holds objects.
+    Raises ValueError naming the argument when its value is unhashable, or contains objects.
     """
     if holds_object(value):
         raise ValueError(
@@ -71,7 +71,7 @@ def with_statics(
 
 
 Hidden = tuple[tuple[int, StaticArgument], ...]
-"""Arguments that JAX never sees, by number; None stands in their places."""
+"""Arguments that JAX never sees, by number; None is passed in their positions."""
 
 
 def hide(
@@ -174,7 +174,7 @@ _NOTHING = Selection(frozenset(), frozenset())
 
 
 def refuse_shared_result(result: tp.Any, name: str, graph: bool) -> None:
-    """Raise ValueError where one Variable is in two places of a result, and `graph` is False."""
+    """Raise ValueError where a result contains one Variable twice, and `graph` is False."""
     if graph:
         return
     first: dict[int, tp.Any] = {}
@@ -267,7 +267,7 @@ def check_arguments(
 
 
 class naming_arguments:
-    """A context in which JAX's complaint about an argument that is no array names the argument.
+    """A context in which JAX's complaint about an argument that is not an array names the argument.
 
     Args:
         name: of the transform and its function.

@@ -23,7 +23,7 @@ class Branches(Core):
 
     @property
     def first(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The first leaf is no argument of the branches."""
+        """The first leaf is not an argument of the branches."""
         return ("pred" if self.name == "cond" else "index",)
 
     def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
@@ -85,10 +85,10 @@ def cond(
 ) -> tp.Any:
     """Run one of two functions on the operands, as a scalar predicate says.
 
-    What the chosen function writes into the operands is kept; both must leave the same structure.
+    What the chosen function writes to the operands stays written; both must leave the same structure.
 
     Args:
-        pred: a boolean scalar, or a Variable that holds one.
+        pred: a boolean scalar, or a Variable with one.
         true_fun, false_fun: functions of the operands. Objects behind bound methods, callable
             objects and partials are operands, too.
         graph, graph_updates: see `jit`.

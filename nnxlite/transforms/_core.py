@@ -34,7 +34,7 @@ C = tp.TypeVar("C", bound="Core")
 
 
 class Core:
-    """Base of what stands behind a transformed function.
+    """Base of the compiled side of a transformed function.
 
     Attributes:
         funs: the user functions, behind weak references where possible.
@@ -43,7 +43,7 @@ class Core:
         warned: random streams that the user was warned of; see `warn_of_streams`.
         name: of the transform, for messages.
         skip: how many names at the front of an argument's path mean nothing to the user.
-        first: names of the first leaves, where they are no arguments of the functions.
+        first: names of the first leaves, where they are not arguments of the functions.
     """
 
     skip = 1
@@ -94,7 +94,7 @@ class Core:
         )
 
     def explain(self, call: CallDef, inputs: Inputs) -> None:
-        """Raise TypeError naming an argument that is no array, after JAX refused the arguments."""
+        """Raise TypeError naming an argument that is not an array, after JAX refused the arguments."""
         name, remedy = self.name, "Pass an array, or let the function capture the value."
         refuse_non_arrays(name, call, inputs.leaves, remedy, self.skip, self.first)
 

@@ -326,7 +326,7 @@ class CustomVjp(Unequal, Transformed):
     # refusals ----------------------------------------------------------------------------------
 
     def _refuse_states(self) -> tp.NoReturn:
-        """Raise ValueError: there are no States in the signature without updates."""
+        """Raise ValueError: the signature without updates has no States."""
         raise ValueError(
             "custom_vjp: nondiff_argnums cannot contain DiffState objects when graph=False or "
             "graph_updates=False, where cotangents have the form of whole arguments. Remove the "
@@ -387,7 +387,7 @@ def _select(call: CallDef, diff: list[int], states: dict[int, DiffState]) -> Par
 
 
 def _returned(call: CallDef, definition: OutDef) -> set[int]:
-    """The Variables of the arguments that the result holds: outputs, even if only read."""
+    """The Variables of the arguments that the result contains: outputs, even if only read."""
     graph, decoded = definition.graph, call.graphdef.decoded
     if graph is None:
         leaves = {leaf for node in definition.nodes for leaf, _ in leaves_of_code(decoded, node)}
@@ -400,7 +400,7 @@ def _returned(call: CallDef, definition: OutDef) -> set[int]:
 
 
 def _crosses(value: tp.Any) -> bool:
-    """Whether an argument holds something for JAX to see: an object or an array."""
+    """Whether an argument contains something for JAX: an object or an array."""
     leaves = jax.tree_util.tree_leaves(value, is_leaf=is_root)
     return any(is_root(x) or isinstance(x, (jax.Array, np.ndarray)) for x in leaves)
 

@@ -34,7 +34,7 @@ def add_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
 def remove_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
     """Take the names of a removed axis out of the metadata.
 
-    Raises ValueError, with nothing changed, where another name is found at that axis.
+    Raises ValueError, with nothing changed, where that axis has another name.
     """
     new: dict[str, tp.Any] = {}
     for key, name, found in _axis_names(variable, names):

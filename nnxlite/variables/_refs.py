@@ -1,6 +1,6 @@
 """Array references: arrays that can be written in place and shared, JAX's own `Ref`.
 
-A reference may stand wherever an array may: in an attribute, in a plain container, inside a
+A reference may be wherever an array may: in an attribute, in a plain container, inside a
 Variable (`ref=True`).  Two places that hold one reference share its content, inside transforms too.
 """
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from nnxlite._jax import Ref, is_ref, new_ref
 
 ArrayRef = Ref
-"""The class of array references; `isinstance(x, ArrayRef)` holds for traced ones as well."""
+"""The class of array references; `isinstance(x, ArrayRef)` is true for traced ones as well."""
 
 
 def array_ref(value: tp.Any) -> tp.Any:

@@ -75,9 +75,9 @@ class VarDefaults(tp.Mapping[str, bool]):
 
 
 class Box:
-    """What a Variable holds: raw value, definition, its trace, and its structural version.
+    """The content of a Variable: raw value, definition, its trace, and its structural version.
 
-    It stands apart from the Variable so that the engine can keep it at hand: reading and writing a
+    It is an object of its own so that the engine can refer to it directly: reading and writing a
     slot of this plain class is several times faster than one of a class with `__getattr__`.
     """
 
@@ -202,7 +202,7 @@ class Variable(Shown, ArrayOperators[T]):
     def set_value(self, value: T, *, index: tp.Any = MISSING) -> None:
         """Write the value, or the part of it at `index`, through the `on_set_value` callbacks.
 
-        Without an index the new value takes the place of the old one, whatever its shape and dtype.
+        Without an index the new value replaces the old one, whatever its shape and dtype.
         At an index, `...` included, an array keeps its shape and dtype: the new part is broadcast
         and cast to fit, as by `array.at[index].set(value)`.
 
