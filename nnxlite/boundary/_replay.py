@@ -18,10 +18,7 @@ from nnxlite.boundary._outdef import Crossing, Fresh, OutDef, OutGraph, Outputs,
 from nnxlite.boundary._refusals import refuse_fixed
 from nnxlite.graph import (
     CUSTOM_NODES,
-    DICT,
-    LIST,
     REF_LEAF,
-    STATE,
     ArrayCode,
     Code,
     ContainerCode,
@@ -141,7 +138,7 @@ def _with_arrays(held: tp.Any, code: Code, arrays: dict[int, tp.Any]) -> tp.Any:
     new = [_with_arrays(child, c, arrays) for child, c in zip(children, code.codes)]
     if all(a is b for a, b in zip(children, new)):
         return held
-    if code.definition.kind in (LIST, DICT, STATE):
+    if code.definition.container.in_place:
         for key, before, after in zip(keys, children, new):
             if after is not before:
                 held[key] = after

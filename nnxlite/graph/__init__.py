@@ -5,6 +5,9 @@ from nnxlite._state import State as State
 from nnxlite._state import as_pure as as_pure
 from nnxlite._state import map_state as map_state
 from nnxlite._state import pure as pure
+from nnxlite.graph._containers import container_items as container_items
+from nnxlite.graph._containers import has_data as has_data
+from nnxlite.graph._containers import walk as walk
 from nnxlite.graph._defs import REF_LEAF as REF_LEAF
 from nnxlite.graph._defs import ContainerDef as ContainerDef
 from nnxlite.graph._defs import LeafAttr as LeafAttr
@@ -62,8 +65,6 @@ from nnxlite.graph._kinds import TUPLE as TUPLE
 from nnxlite.graph._kinds import VARIABLE as VARIABLE
 from nnxlite.graph._kinds import GraphNode as GraphNode
 from nnxlite.graph._kinds import classify as classify
-from nnxlite.graph._kinds import container_items as container_items
-from nnxlite.graph._kinds import has_data as has_data
 from nnxlite.graph._kinds import is_data as is_data
 from nnxlite.graph._kinds import kind_by_type as kind_by_type
 from nnxlite.graph._kinds import kind_of as kind_of
@@ -71,7 +72,6 @@ from nnxlite.graph._kinds import register_data_type as register_data_type
 from nnxlite.graph._kinds import register_graph_node_type as register_graph_node_type
 from nnxlite.graph._kinds import sort_key as sort_key
 from nnxlite.graph._kinds import sorted_items as sorted_items
-from nnxlite.graph._kinds import walk as walk
 from nnxlite.graph._plan import Stale as Stale
 from nnxlite.graph._plan import View as View
 from nnxlite.graph._plan import find_plan as find_plan

@@ -36,14 +36,11 @@ from nnxlite._statics import (
     stability,
 )
 from nnxlite._versions import observe, touch
+from nnxlite.graph._containers import container_of, has_data
 from nnxlite.graph._kinds import (
-    DICT,
-    LIST,
+    CONTAINERS,
     PYTREE,
-    STATE,
-    TUPLE,
     GraphNode,
-    has_data,
     kind_of,
     sort_key,
 )
@@ -286,7 +283,7 @@ def own_status(node: GraphNode) -> dict[tp.Any, bool]:
 
 def refuse_hidden_data(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
     """Raise ValueError where a static attribute contains data."""
-    if kind_of(value) not in (LIST, TUPLE, DICT, STATE, PYTREE) or not has_data(value):
+    if kind_of(value) not in CONTAINERS or not has_data(value):
         return
     owner = type(node).__name__
     raise ValueError(
@@ -302,17 +299,20 @@ def refuse_hidden_data(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
 class ContainerDef:
     """Kind, type, keys and (for registered pytree nodes) one-level treedef of a container.
 
+    `container` is what the engine does with this kind.
+
     The keys of named tuples and pytree nodes are given in the order of the node and sorted;
     `order` is what sorts them, or None where they are sorted already.
     """
 
-    __slots__ = ("__weakref__", "key", "keys", "kind", "order", "treedef", "type")
+    __slots__ = ("__weakref__", "container", "key", "keys", "kind", "order", "treedef", "type")
 
     def __init__(
         self, kind: int, type_: type, keys: tuple[tp.Any, ...], treedef: tp.Any, key: tp.Any = None
     ) -> None:
         self.kind = kind
         self.type = type_
+        self.container = container_of(type_, kind)
         self.order: list[int] | None = None
         if kind == PYTREE:
             order = sorted(range(len(keys)), key=lambda i: sort_key(keys[i]))
@@ -336,17 +336,7 @@ class ContainerDef:
 
     def build(self, children: list[tp.Any]) -> tp.Any:
         """A container of this form with these children."""
-        if self.kind == LIST:
-            return children
-        if self.kind == TUPLE:
-            return tuple(children)
-        if self.kind == DICT:
-            return dict(zip(self.keys, children))
-        if self.kind == STATE:
-            return self.type._nnx_wrap(dict(zip(self.keys, children)))  # type: ignore[attr-defined]
-        if self.treedef is None:
-            return self.type(*self._as_node(children))  # a named tuple
-        return jax.tree_util.tree_unflatten(self.treedef, self._as_node(children))
+        return self.container.build(self, self._as_node(children))
 
     def __repr__(self) -> str:
         return f"{self.type.__name__}{list(self.keys)}"

@@ -14,6 +14,7 @@ from nnxlite._errors import TraceContextError, path_text, short_type
 from nnxlite._jax import describe_trace, is_ref, same_shape, trace_state
 from nnxlite._state import FlatState, State, to_pure_dict
 from nnxlite.filters import Filter, to_predicate
+from nnxlite.graph._containers import container_items
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import root_leaves
 from nnxlite.graph._graphdef import GraphDef, Path
@@ -30,7 +31,6 @@ from nnxlite.graph._kinds import (
     STATE,
     TUPLE,
     GraphNode,
-    container_items,
     kind_of,
 )
 from nnxlite.graph._plan import Stale, usual_plan, view

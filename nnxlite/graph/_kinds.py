@@ -13,7 +13,7 @@ import weakref
 import jax
 import numpy as np
 
-from nnxlite._jax import Ref, Tracer, flatten_one_level, is_pytree_leaf, is_ref, key_name
+from nnxlite._jax import Ref, Tracer, is_pytree_leaf, is_ref
 from nnxlite._state import State
 from nnxlite.variables import Variable
 
@@ -171,47 +171,6 @@ def is_data(value: tp.Any, /) -> bool:
 
 
 _DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})
-
-
-def has_data(value: tp.Any, /) -> bool:
-    """Whether a value is data or a container with data at any depth.
-
-    >>> import nnxlite as nnx, jax.numpy as jnp
-    >>> nnx.has_data([1, (jnp.zeros(2),)]), nnx.has_data([1, "a"])
-    (True, False)
-    """
-    return any(is_data(part) for part in walk(value))
-
-
-def walk(value: tp.Any) -> tp.Iterator[tp.Any]:
-    """A value and, through plain containers and pytree nodes, everything inside it."""
-    pending = [value]
-    depth_guard: set[int] = set()
-    while pending:
-        value = pending.pop()
-        yield value
-        kind = kind_of(value)
-        if kind in _WALKED and id(value) not in depth_guard:
-            depth_guard.add(id(value))
-            pending.extend(part for _, part in container_items(value, kind))
-
-
-_WALKED = CONTAINERS
-
-
-def container_items(value: tp.Any, kind: int) -> list[tuple[tp.Any, tp.Any]]:
-    """The (key, child) pairs of a container, in the order in which they are traversed."""
-    if kind == LIST or kind == TUPLE:
-        return list(enumerate(value))
-    if kind == DICT:
-        return sorted_items(value)
-    if kind == STATE:
-        return sorted_items(value._mapping)
-    if hasattr(type(value), "_fields"):
-        items = list(zip(value._fields, value))
-    else:
-        items = [(key_name(key), child) for key, child in flatten_one_level(value)[0]]
-    return sorted(items, key=lambda pair: sort_key(pair[0]))
 
 
 def sorted_items(mapping: tp.Mapping[tp.Any, tp.Any]) -> list[tuple[tp.Any, tp.Any]]:

@@ -18,7 +18,6 @@ import operator
 import typing as tp
 import weakref
 
-from nnxlite._jax import flatten_one_level
 from nnxlite._statics import COPIED, FIXED, content_key
 from nnxlite._versions import epoch, observe
 from nnxlite.graph._defs import ContainerDef, StaticDef, definition
@@ -26,11 +25,7 @@ from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
     ARRAY,
     DATA_TYPES,
-    DICT,
-    LIST,
     OTHER,
-    STATE,
-    TUPLE,
     GraphNode,
     kind_of,
 )
@@ -359,30 +354,10 @@ def _children_as_coded(
 
 def _children_as_defined(value: tp.Any, form: ContainerDef) -> tp.Iterable[tp.Any]:
     """The children of a container; raises Stale where it is not of this form any more."""
-    kind, keys = form.kind, form.keys
-    if type(value) is not form.type:
+    children = form.container.children(value, form) if type(value) is form.type else None
+    if children is None:
         raise Stale
-    if kind == LIST or kind == TUPLE:
-        if len(value) != len(keys):
-            raise Stale
-        return value
-    if form.treedef is not None:
-        children, treedef = flatten_one_level(value)
-        try:
-            if treedef != form.treedef:
-                raise Stale
-        except ValueError:  # its static part cannot be compared
-            raise Stale from None
-        return [child for _, child in form.in_order(children)]
-    if kind == DICT or kind == STATE:
-        mapping = value if kind == DICT else value._mapping
-        if len(mapping) != len(keys):
-            raise Stale
-        try:
-            return [mapping[key] for key in keys]
-        except KeyError:
-            raise Stale from None
-    return form.in_order(value)  # a named tuple
+    return form.in_order(children)
 
 
 def _is_leaf(value: tp.Any, loose: bool) -> bool:

@@ -25,7 +25,7 @@ from nnxlite.graph._defs import (
     set_definition,
     values_getter,
 )
-from nnxlite.graph._kinds import ARRAY, CUSTOM_NODES, PYTREE, STATE, TUPLE, GraphNode, kind_of
+from nnxlite.graph._kinds import ARRAY, CUSTOM_NODES, GraphNode, kind_of
 from nnxlite.variables import Variable, VariableDef, make, write_raw
 
 
@@ -61,9 +61,7 @@ class ContainerCode:
 
     def settle(self) -> None:
         """Work out `settled`, once it is known for the children."""
-        kind = self.definition.kind
-        fixed = kind in (TUPLE, STATE) or (kind == PYTREE and self.definition.treedef is None)
-        self.settled = fixed and all(map(_settled, self.codes))
+        self.settled = self.definition.container.notifies and all(map(_settled, self.codes))
 
 
 Code: tp.TypeAlias = NodeCode | ArrayCode | StaticDef | ContainerCode

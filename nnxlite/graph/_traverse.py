@@ -5,9 +5,9 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite._errors import path_text
-from nnxlite._jax import flatten_one_level, key_name
 from nnxlite._state import State
 from nnxlite._versions import next_number, observe
+from nnxlite.graph._containers import container_of
 from nnxlite.graph._defs import (
     LEAF,
     REF_LEAF,
@@ -24,20 +24,15 @@ from nnxlite.graph._kinds import (
     CUSTOM,
     CUSTOM_NODES,
     DATA_TYPES,
-    DICT,
-    LIST,
     OBJECT,
     OTHER,
-    PYTREE,
     REF,
     STATE,
-    TUPLE,
     VARIABLE,
     GraphNode,
     classify,
     is_data,
     kind_by_type,
-    sorted_items,
 )
 
 
@@ -239,21 +234,9 @@ def define_container(
     value: tp.Any, kind: int, loose: bool = False
 ) -> tuple[tp.Any, tp.Sequence[tp.Any]]:
     """The definition of a container and its children, static ones marked unless it is `loose`."""
-    if kind == LIST or kind == TUPLE:
-        definition = container_def(kind, type(value), tuple(range(len(value))))
-        parts: tp.Sequence[tp.Any] = value
-    elif kind == DICT or kind == STATE:
-        pairs = sorted_items(value if kind == DICT else value._mapping)
-        definition = container_def(kind, type(value), tuple(k for k, _ in pairs))
-        parts = [v for _, v in pairs]
-    elif hasattr(type(value), "_fields"):
-        definition = container_def(kind, type(value), type(value)._fields)
-        parts = definition.in_order(value)
-    else:
-        children, treedef = flatten_one_level(value)
-        keys = tuple(key_name(k) for k, _ in children)
-        definition = container_def(PYTREE, type(value), keys, treedef)
-        parts = [v for _, v in definition.in_order(children)]
+    keys, children, treedef = container_of(type(value), kind).flatten(value)
+    definition = container_def(kind, type(value), keys, treedef)
+    parts = definition.in_order(children)
     return definition, parts if loose else [_marked(v) for v in parts]
 
 

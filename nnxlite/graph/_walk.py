@@ -8,6 +8,7 @@ from nnxlite._config import GRAPH_MODE
 from nnxlite._jax import key_name, trace_state
 from nnxlite._statics import content_key
 from nnxlite.filters import Filter, to_predicate
+from nnxlite.graph._containers import container_items
 from nnxlite.graph._defs import ObjectDef, definition
 from nnxlite.graph._functional import build, checked_view
 from nnxlite.graph._graphdef import Path
@@ -20,7 +21,6 @@ from nnxlite.graph._kinds import (
     OBJECT,
     REF,
     VARIABLE,
-    container_items,
     kind_of,
 )
 from nnxlite.graph._rebuild import fill, new_shell

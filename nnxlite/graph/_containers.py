@@ -1,0 +1,201 @@
+"""Containers: what the engine does with lists, tuples, dicts, States, named tuples and pytree nodes.
+
+Each kind is one object.  Objects and Variables are not containers: they have an identity, and
+`_traverse.py` treats them itself.  A class of the user's own becomes a graph node, not a container, with
+`register_graph_node_type` (`_kinds.py`).
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+
+from nnxlite._jax import PyTreeDef, flatten_one_level, key_name
+from nnxlite.graph._kinds import (
+    CONTAINERS,
+    DICT,
+    LIST,
+    PYTREE,
+    STATE,
+    TUPLE,
+    is_data,
+    kind_of,
+    sort_key,
+    sorted_items,
+)
+
+Children = tp.Sequence[tp.Any]
+
+
+class Flat(tp.NamedTuple):
+    """A container, flattened by one level.
+
+    Attributes:
+        keys: of the children.
+        children: the children.
+        treedef: the structure of this level, for pytree nodes.
+    """
+
+    keys: tuple[tp.Any, ...]
+    children: Children
+    treedef: PyTreeDef | None = None
+
+
+class Form(tp.Protocol):
+    """What a definition knows of a container."""
+
+    type: type
+    keys: tuple[tp.Any, ...]
+    treedef: tp.Any
+
+
+class Container:
+    """Base of the kinds of containers.
+
+    Attributes:
+        in_place: whether children are replaced in the container itself, not by a new container.
+        notifies: whether nothing in it can be replaced without a new version or a new container.
+    """
+
+    in_place: tp.ClassVar[bool] = False
+    notifies: tp.ClassVar[bool] = False
+
+    def flatten(self, value: tp.Any) -> Flat:
+        """A container of this kind, flattened."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def build(self, form: Form, children: Children) -> tp.Any:
+        """A container of this kind with these children, in the order of `flatten`."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def children(self, value: tp.Any, form: Form) -> Children | None:
+        """The children of a container of the right class; None where it has another form now."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+
+class _List(Container):
+    in_place = True
+
+    def flatten(self, value: tp.Any) -> Flat:
+        return Flat(tuple(range(len(value))), value)
+
+    def build(self, form: Form, children: Children) -> tp.Any:
+        return children
+
+    def children(self, value: tp.Any, form: Form) -> Children | None:
+        return value if len(value) == len(form.keys) else None
+
+
+class _Tuple(_List):
+    in_place = False
+    notifies = True
+
+    def build(self, form: Form, children: Children) -> tp.Any:
+        return tuple(children)
+
+
+class _Dict(Container):
+    in_place = True
+
+    def mapping(self, value: tp.Any) -> dict[tp.Any, tp.Any]:
+        """The dict that contains the children."""
+        return value
+
+    def flatten(self, value: tp.Any) -> Flat:
+        pairs = sorted_items(self.mapping(value))
+        return Flat(tuple(key for key, _ in pairs), [child for _, child in pairs])
+
+    def build(self, form: Form, children: Children) -> tp.Any:
+        return dict(zip(form.keys, children))
+
+    def children(self, value: tp.Any, form: Form) -> Children | None:
+        mapping = self.mapping(value)
+        if len(mapping) != len(form.keys):
+            return None
+        try:
+            return [mapping[key] for key in form.keys]
+        except KeyError:
+            return None
+
+
+class _State(_Dict):
+    notifies = True
+
+    def mapping(self, value: tp.Any) -> dict[tp.Any, tp.Any]:
+        """The dict that contains the children."""
+        return value._mapping
+
+    def build(self, form: Form, children: Children) -> tp.Any:
+        return form.type._nnx_wrap(dict(zip(form.keys, children)))  # type: ignore[attr-defined]
+
+
+class _NamedTuple(Container):
+    notifies = True
+
+    def flatten(self, value: tp.Any) -> Flat:
+        return Flat(type(value)._fields, value)
+
+    def build(self, form: Form, children: Children) -> tp.Any:
+        return form.type(*children)
+
+    def children(self, value: tp.Any, form: Form) -> Children | None:
+        return value
+
+
+class _PyTreeNode(Container):
+    def flatten(self, value: tp.Any) -> Flat:
+        pairs, treedef = flatten_one_level(value)
+        return Flat(tuple(key_name(key) for key, _ in pairs), [x for _, x in pairs], treedef)
+
+    def build(self, form: Form, children: Children) -> tp.Any:
+        return jax.tree_util.tree_unflatten(form.treedef, children)
+
+    def children(self, value: tp.Any, form: Form) -> Children | None:
+        pairs, treedef = flatten_one_level(value)
+        try:
+            same = treedef == form.treedef
+        except ValueError:  # its static part cannot be compared
+            return None
+        return [child for _, child in pairs] if same else None
+
+
+_NAMED_TUPLE, _PYTREE_NODE = _NamedTuple(), _PyTreeNode()
+_KINDS = {LIST: _List(), TUPLE: _Tuple(), DICT: _Dict(), STATE: _State()}
+
+
+def container_of(cls: type, kind: int) -> Container:
+    """What is done with containers of a class, of which the kind is known."""
+    if kind != PYTREE:
+        return _KINDS[kind]
+    return _NAMED_TUPLE if hasattr(cls, "_fields") else _PYTREE_NODE
+
+
+def container_items(value: tp.Any, kind: int) -> list[tuple[tp.Any, tp.Any]]:
+    """The (key, child) pairs of a container, in the order in which they are traversed."""
+    keys, children, _ = container_of(type(value), kind).flatten(value)
+    items = list(zip(keys, children))
+    return sorted(items, key=lambda pair: sort_key(pair[0])) if kind == PYTREE else items
+
+
+def has_data(value: tp.Any, /) -> bool:
+    """Whether a value is data or a container with data at any depth.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.has_data([1, (jnp.zeros(2),)]), nnx.has_data([1, "a"])
+    (True, False)
+    """
+    return any(is_data(part) for part in walk(value))
+
+
+def walk(value: tp.Any) -> tp.Iterator[tp.Any]:
+    """A value and, through plain containers and pytree nodes, everything inside it."""
+    pending = [value]
+    depth_guard: set[int] = set()
+    while pending:
+        value = pending.pop()
+        yield value
+        kind = kind_of(value)
+        if kind in CONTAINERS and id(value) not in depth_guard:
+            depth_guard.add(id(value))
+            pending.extend(part for _, part in container_items(value, kind))
