@@ -296,11 +296,15 @@ def common_owner(funs: tp.Iterable[tp.Any]) -> tp.Any:
 
 
 def _owner(fun: tp.Any) -> tp.Any:
-    """A function, or the only one that it captured."""
-    if type(fun) is not types.FunctionType or fun.__defaults__ or fun.__kwdefaults__:
-        return fun
-    captured = [x for x in map(_content_of, fun.__closure__ or ()) if not _is_constant(x)]
-    return captured[0] if [*map(type, captured)] == [types.FunctionType] else fun
+    """The function that is left where each captures nothing but the next one: often `fun` itself."""
+    passed: set[int] = set()  # functions may capture themselves, or each other
+    while type(fun) is types.FunctionType and not (fun.__defaults__ or fun.__kwdefaults__):
+        passed.add(id(fun))
+        captured = [x for x in map(_content_of, fun.__closure__ or ()) if not _is_constant(x)]
+        if [*map(type, captured)] != [types.FunctionType] or id(captured[0]) in passed:
+            break
+        (fun,) = captured
+    return fun
 
 
 def _is_constant(value: tp.Any) -> bool:
