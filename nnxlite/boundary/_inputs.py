@@ -130,9 +130,9 @@ class CallDef:
 
     def leaves(self) -> list[ArgumentLeaf]:
         """All leaves, in their order; a leaf with several paths has its first."""
-        paths, decoded = self.paths(), self.graphdef.decoded
+        paths = self.paths()
         out = [ArgumentLeaf(i, None, (), paths[i]) for i in self.array_positions()]
-        for root, *below in map(decoded.path, decoded.leaf_frames):
+        for root, *below in self.graphdef.decoded.leaf_paths():
             position = self.where[root]
             path = (*paths[position], *below)
             out.append(ArgumentLeaf(position, root, tuple(below), path))
@@ -141,18 +141,6 @@ class CallDef:
     def graph_leaves(self) -> list[ArgumentLeaf]:
         """The leaves of the graph, by leaf number."""
         return self.leaves()[self.num_arrays :]
-
-    def leaf_roots(self) -> list[int]:
-        """For each graph leaf the number of its root."""
-        return [tp.cast(int, leaf.root) for leaf in self.graph_leaves()]
-
-    def leaf_paths(self) -> list[Path]:
-        """For each graph leaf its path from its root."""
-        return [leaf.below for leaf in self.graph_leaves()]
-
-    def argument_of(self, position: int) -> Path:
-        """The path of one position of the treedef."""
-        return self.paths()[position]
 
     def text_of(self, root: int, below: tp.Iterable[tp.Any], skip: int = 1) -> str:
         """Where something below a root is among the arguments; see `ArgumentLeaf.text`."""

@@ -413,8 +413,8 @@ def _axes(
     """Each Variable of a tree with its setting in a prefix."""
     inputs = Inputs(tree).in_mode(GRAPH_MODE.given(graph), "transform_metadata")
     call = inputs.define()
-    numbers = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
-    settings = settings_by_leaf(call, broadcast(by_path(prefix), numbers, what), what)
+    by_position = broadcast(by_path(prefix), call.template(), what)
+    settings = settings_by_leaf(call, by_position, what)
     settings = call.by_side(settings)[1]
     nodes = inputs.nodes()
     leaves = [(nodes[n], s) for n, s in zip(call.graphdef.decoded.leaf_nodes, settings) if n >= 0]

@@ -53,25 +53,29 @@ def check_branches(
         for what, where, x, y in _pairs(call, bodies[0], body, definition, values):
             if described(x) != described(y):
                 raise TypeError(
-                    f"{name} branches must {what}, but {names} differ at {where}: {described(x)} and "
+                    f"{name} branches must {what}, but {names} differ at {where()}: {described(x)} and "
                     f"{described(y)}. Convert one of the two, for example with .astype."
                 )
 
 
 def _pairs(
     call: CallDef, one: Body, other: Body, definition: OutDef, values: list[tp.Any]
-) -> tp.Iterator[tuple[str, str, tp.Any, tp.Any]]:
-    """What two branches of equal structure leave: what must be equal, where, and both sides."""
+) -> tp.Iterator[tuple[str, tp.Callable[[], str], tp.Any, tp.Any]]:
+    """What two branches of equal structure leave: what must be equal, where, and both sides.
+
+    Where it is takes long to say, and is asked of one that differs.
+    """
     results = jax.tree_util.tree_leaves_with_path(one.shapes.result)
     for (path, x), y in zip(results, jax.tree_util.tree_leaves(other.shapes.result)):
-        where = f"'{path_text(map(key_name, path))}' of their results"
-        yield "have equal output types", where, x, y
+        of_result = lambda path=path: f"'{path_text(map(key_name, path))}' of their results"
+        yield "have equal output types", of_result, x, y
     for number, (x, y) in enumerate(zip(one.shapes.fresh, other.shapes.fresh)):
-        yield "leave equal types", f"'{_fresh_text(call, definition, number)}'", x, y
+        of_fresh = lambda number=number: f"'{_fresh_text(call, definition, number)}'"
+        yield "leave equal types", of_fresh, x, y
     a, b = (dict(zip(body.definition.written, body.shapes.written)) for body in (one, other))
     for leaf in definition.written:  # a branch that does not write leaves what came in
-        where = f"'{call.graph_leaves()[leaf].text()}'"
-        yield "leave equal types", where, a.get(leaf, values[leaf]), b.get(leaf, values[leaf])
+        of_leaf = lambda leaf=leaf: f"'{call.graph_leaves()[leaf].text()}'"
+        yield "leave equal types", of_leaf, a.get(leaf, values[leaf]), b.get(leaf, values[leaf])
 
 
 def _structure_difference(

@@ -45,6 +45,22 @@ from nnxlite.transforms._loop_checks import check_loop
 from nnxlite.transforms._wrapper import name_of
 
 
+class Roles(tp.NamedTuple):
+    """What a loop does with the arguments: an axis, `Carry`, or None for a constant.
+
+    Attributes:
+        leaves: that of each leaf.
+        roots: that of each root.
+    """
+
+    leaves: list[tp.Any]
+    roots: list[tp.Any]
+
+    def scanned(self) -> list[int]:
+        """The leaves that have an axis."""
+        return [i for i, role in enumerate(self.leaves) if role is not None and role is not Carry]
+
+
 class LoopBody(tp.NamedTuple):
     """A traced loop body, and what its loop starts with.
 
@@ -71,31 +87,28 @@ class LoopBody(tp.NamedTuple):
 class CarryLoop(Core):
     """Base of loops with a carry."""
 
-    def trace(self, call: CallDef, leaves: list[tp.Any]) -> Body:
+    def trace(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> Body:
         """The body, traced for some leaves; its `extra` is what `hand_over` gives, last."""
         raise NotImplementedError  # pragma: no cover - abstract
 
-    def check(self, call: CallDef, body: Body) -> None:
+    def check(self, call: CallDef, body: Body, roles: Roles) -> None:
         """Raise where the body does something that a loop cannot repeat."""
-        raise NotImplementedError  # pragma: no cover - abstract
-
-    def carried_arrays(self, call: CallDef) -> list[int]:
-        """Which array leaves belong to the carry."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def next_state(self, body: Body, out: Outputs) -> list[tp.Any]:
         """The state after an iteration: array leaves of the carry, and graph leaves that change."""
         raise NotImplementedError  # pragma: no cover - abstract
 
-    def prepare(self, call: CallDef, leaves: list[tp.Any]) -> LoopBody:
+    def prepare(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> LoopBody:
         """Trace the body until the types of the carry stay: Python scalars may need a second round.
 
         Raises TypeError where they never will.
         """
+        carried_arrays = [i for i in range(call.num_arrays) if roles.leaves[i] is Carry]
         while True:
-            body = self.trace(call, leaves)
-            self.check(call, body)
-            slots = self.carried_arrays(call)
+            body = self.trace(call, leaves, roles)
+            self.check(call, body, roles)
+            slots = [*carried_arrays]
             slots += [call.num_arrays + leaf for leaf in handover_of(body).leaves]
             loop = LoopBody(body, leaves, slots)
             ends = self.next_state(body, body.shapes)
@@ -131,7 +144,9 @@ class Loop(CarryLoop):
         return ("lower", "upper") if self.skip else ()
 
     def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
-        loop = self.prepare(call, leaves)
+        bounds: list[tp.Any] = [None] * (2 * self.skip)
+        carried = [Carry] * (len(leaves) - len(bounds))
+        loop = self.prepare(call, leaves, Roles(bounds + carried, [Carry] * len(call.where)))
         body = loop.body
 
         def advance(state: list[tp.Any], *index: tp.Any) -> list[tp.Any]:
@@ -152,7 +167,7 @@ class Loop(CarryLoop):
                 return verdict
 
             final = jax.lax.while_loop(proceed, advance, loop.start)
-        return crossing(body, [Carry] * len(self.carried_arrays(call)), final)
+        return crossing(body, [Carry] * len(result_leaves(body.shapes)), final)
 
     def _check_test(self, call: CallDef, left: OutDef) -> None:
         """Raise ValueError where the condition of a loop changes more than random streams."""
@@ -167,15 +182,11 @@ class Loop(CarryLoop):
             "Draw in body_fun, and carry what was drawn.",
         )
 
-    def carried_arrays(self, call: CallDef) -> list[int]:
-        """All but the bounds."""
-        return list(range(2 * self.skip, call.num_arrays))
-
     def next_state(self, body: Body, out: Outputs) -> list[tp.Any]:
         """All of the result."""
         return [*result_leaves(out), *handover_of(body).values(out)]
 
-    def trace(self, call: CallDef, leaves: list[tp.Any]) -> Body:
+    def trace(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> Body:
         """The body, traced for some leaves."""
         step, bounds = self.funs[-1], self.options.bounds
         fun, index = step, ()
@@ -208,7 +219,7 @@ class Loop(CarryLoop):
         )
         return out, (handover,)
 
-    def check(self, call: CallDef, body: Body) -> None:
+    def check(self, call: CallDef, body: Body, roles: Roles) -> None:
         """Raise where the result of the body has not the structure of the carry."""
         check_loop(self.name, self.options.modes.updates, self.skip, call, body)
 

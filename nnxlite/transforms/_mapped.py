@@ -23,6 +23,7 @@ from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import (
     CallDef,
     Fixed,
+    Inner,
     Inputs,
     Layout,
     Outputs,
@@ -210,12 +211,7 @@ class MapCore:
         (args, kwargs), inner = enter(call, leaves)
         named = PARTITION_NAME in options.metadata
         if named:
-            for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes):
-                variable = inner.nodes[node] if node >= 0 else None
-                axis = value_settings[leaf]
-                if isinstance(variable, Variable) and isinstance(axis, int):
-                    axis = from_front(axis, inner.values[leaf])
-                    remove_axis(variable, axis, options.metadata)
+            remove_axis_names(inner, value_settings, options.metadata)
         result = self._fun()(*args, **kwargs)
         refuse_shared_result(result, options.name, options.modes.graph)
         out = with_arrays(inner, leave(inner, result, structure=options.modes.updates))
@@ -316,14 +312,25 @@ def _moved(value: tp.Any, sharding: NamedSharding) -> tp.Any:
     return value if same else jax.device_put(value, sharding)
 
 
-def from_front(axis: int, slice_: tp.Any) -> int:
+def _from_front(axis: int, slice_: tp.Any) -> int:
     """The number from the front of an axis of the whole, given one slice of it."""
     rank = getattr(slice_, "ndim", None)
     return axis if axis >= 0 or rank is None else axis + rank + 1
 
 
+def remove_axis_names(
+    inner: Inner, value_settings: list[tp.Any], names: tp.Mapping[str, tp.Any]
+) -> None:
+    """Take the mapped axis out of the annotations of Variables: inside there is one slice of them."""
+    for leaf, node in enumerate(inner.call.graphdef.decoded.leaf_nodes):
+        variable = inner.nodes[node] if node >= 0 else None
+        axis = value_settings[leaf]
+        if isinstance(variable, Variable) and isinstance(axis, int):
+            remove_axis(variable, _from_front(axis, inner.values[leaf]), names)
+
+
 def with_axis_names(
-    inner: tp.Any,
+    inner: Inner,
     out: Outputs,
     value_settings: list[tp.Any],
     fresh_settings: list[tp.Any],
@@ -346,7 +353,7 @@ def with_axis_names(
             definition = tp.cast(VariableDef, tokens[token])
             carrier = definition.type.from_metadata(None, definition.metadata)
             slice_ = source.pick(inner.values, out.fresh)
-            add_axis(carrier, from_front(axis, slice_), names)
+            add_axis(carrier, _from_front(axis, slice_), names)
             changed[node] = tokens[token] = carrier._box.definition
     came_in = inner.call.graphdef.decoded
     kinds = tuple(

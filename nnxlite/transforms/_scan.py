@@ -46,11 +46,11 @@ from nnxlite.transforms._arguments import (
     traced_context,
 )
 from nnxlite.transforms._core import core_for
-from nnxlite.transforms._loops import CarryLoop, crossing, handover_of, result_leaves
-from nnxlite.transforms._mapped import from_front, with_axis_names
+from nnxlite.transforms._loops import CarryLoop, Roles, crossing, handover_of, result_leaves
+from nnxlite.transforms._mapped import remove_axis_names, with_axis_names
 from nnxlite.transforms._scan_checks import check_body, check_prefixes, common_length
 from nnxlite.transforms._wrapper import Transformed, decorated, name_of
-from nnxlite.variables import MISSING, PARTITION_NAME, Variable, remove_axis
+from nnxlite.variables import MISSING, PARTITION_NAME
 
 
 class ScanOptions(tp.NamedTuple):
@@ -66,22 +66,6 @@ class ScanOptions(tp.NamedTuple):
     axis_names: tuple[tuple[str, tp.Any], ...]
     modes: Modes
     num_bound: int = 0
-
-
-class Roles(tp.NamedTuple):
-    """What the loop does with the arguments: an axis, `Carry`, or None for a constant.
-
-    Attributes:
-        leaves: that of each leaf.
-        roots: that of each root.
-    """
-
-    leaves: list[tp.Any]
-    roots: list[tp.Any]
-
-    def scanned(self) -> list[int]:
-        """The leaves that have an axis."""
-        return [i for i, role in enumerate(self.leaves) if role is not None and role is not Carry]
 
 
 def _moved(tree: tp.Any, source: int, target: int) -> tp.Any:
@@ -112,7 +96,8 @@ class Scan(CarryLoop):
         scanned = roles.scanned()
         length = common_length(call, leaves, roles.leaves, scanned, options.length)
         whole = [_moved(leaves[i], roles.leaves[i], 0) for i in scanned]
-        loop = self.prepare(call, replaced(leaves, scanned, map(_abstract_slice, whole)))
+        slices = map(_abstract_slice, whole)
+        loop = self.prepare(call, replaced(leaves, scanned, slices), roles)
         settings = loop.body.extra[0]
 
         def step(state: list[tp.Any], slices: list[tp.Any]) -> tp.Any:
@@ -146,31 +131,20 @@ class Scan(CarryLoop):
                     by_leaf[leaf] = Carry
         return Roles(by_leaf, [settings[i] for i in call.where])
 
-    def carried_arrays(self, call: CallDef) -> list[int]:
-        """Those of the argument that is the carry."""
-        roles = self._roles(call).leaves[: call.num_arrays]
-        return [i for i, role in enumerate(roles) if role is Carry]
-
     def next_state(self, body: Body, out: Outputs) -> list[tp.Any]:
         """The carry among the results, and the graph leaves that change."""
         pairs = zip(result_leaves(out), body.extra[0][0])
         return [*[x for x, s in pairs if s is Carry], *handover_of(body).values(out)]
 
-    def trace(self, call: CallDef, leaves: list[tp.Any]) -> Body:
+    def trace(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> Body:
         """The body, traced for slices; its `extra` are the settings of what leaves, and the handover."""
         options: ScanOptions = self.options
         names, structure = dict(options.axis_names), options.modes.updates
-        roles = self._roles(call)
         values = call.by_side(roles.leaves)[1]
 
         def before(inner: Inner) -> None:
-            if not names:
-                return
-            for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes):
-                variable = inner.nodes[node] if node >= 0 else None
-                axis = values[leaf]
-                if isinstance(variable, Variable) and isinstance(axis, int):
-                    remove_axis(variable, from_front(axis, inner.values[leaf]), names)
+            if names:
+                remove_axis_names(inner, values, names)
 
         def after(inner: Inner, out: Outputs) -> tuple[Outputs, tp.Any]:
             constants = [leaf for leaf in out.definition.written if values[leaf] is None]
@@ -229,10 +203,10 @@ class Scan(CarryLoop):
         settings = broadcast(self.options.out_axes, tree, "out_axes")
         return [settings[p] for p in definition.where]
 
-    def check(self, call: CallDef, body: Body) -> None:
+    def check(self, call: CallDef, body: Body, roles: Roles) -> None:
         """Raise where the body writes what it must not, or changes the structure of its carry."""
         options: ScanOptions = self.options
-        values = call.by_side(self._roles(call).leaves)[1]
+        values = call.by_side(roles.leaves)[1]
         in_carry = _carry_part(options.in_axes, call.template()[0][options.num_bound :])
         check_body(
             f"scan({name_of(self.fun)})",

@@ -188,11 +188,13 @@ class JaxprMaker(Transformed):
             leaves = replaced(ordered, order, ordered)
             result, out = look.outputs(leaves)
             shown = Inputs(result, call.trees)
-            leaves_out = [shown.leaves[i] for i in _order(shown.define())]
+            every = shown.leaves
+            leaves_out = [every[i] for i in _order(shown.define())]
             return [*leaves_out, *_updates(out)] if self.options.modes.updates else leaves_out
 
         with look.naming_arguments(", or make it static with static_argnums"):
-            return jax.make_jaxpr(run)(*[inputs.leaves[i] for i in order])
+            leaves = inputs.leaves
+            return jax.make_jaxpr(run)(*[leaves[i] for i in order])
 
 
 def _order(call: CallDef) -> list[int]:

@@ -221,7 +221,7 @@ def _settings(prefix: tp.Any, treedef: tp.Any) -> list[tp.Any]:
 def refuse_aliases(tree: tp.Any, prefix: tp.Any) -> None:
     """Raise ValueError where a shared node has two different prefixes."""
     call = Inputs((tree, {})).define()
-    template, _ = jax.tree_util.tree_unflatten(call.treedef, range(call.treedef.num_leaves))
+    template, _ = call.template()
     settings = broadcast(prefix, template, "prefix")
     graph_settings(call, [settings[position] for position in call.where], "prefix")
 
