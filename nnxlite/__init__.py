@@ -100,6 +100,7 @@ from nnxlite.filters import Nothing as Nothing
 from nnxlite.filters import OfType as OfType
 from nnxlite.filters import PathContains as PathContains
 from nnxlite.filters import WithTag as WithTag
+from nnxlite.graph import Difference as Difference
 from nnxlite.graph import GraphDef as GraphDef
 from nnxlite.graph import GraphState as GraphState
 from nnxlite.graph import PureState as PureState
@@ -128,7 +129,12 @@ from nnxlite.graph import update as update
 from nnxlite.graph import variables as variables
 from nnxlite.graph import vars_as as vars_as
 from nnxlite.graph import with_vars as with_vars
+from nnxlite.inspect import Diff as Diff
+from nnxlite.inspect import Memory as Memory
+from nnxlite.inspect import StepMemory as StepMemory
+from nnxlite.inspect import diff as diff
 from nnxlite.inspect import display as display
+from nnxlite.inspect import memory as memory
 from nnxlite.inspect import tabulate as tabulate
 from nnxlite.nn import RNN as RNN
 from nnxlite.nn import Bidirectional as Bidirectional

@@ -21,6 +21,7 @@ that nesting is not limited by recursion; levels that are too deep or too long t
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import enum
@@ -63,6 +64,8 @@ class Text:
         few: if it is the root, arrays of at most this many elements are shown by value.
         identity: whether a second occurrence is shown as a reference to the first.
         breaks: whether it takes several lines even if one is enough.
+        inline: whether an outline shows it on one line, as it does Variables.
+        owner: the class whose defaults an outline leaves out.
     """
 
     name: str
@@ -75,6 +78,8 @@ class Text:
     few: int = FEW
     identity: bool = True
     breaks: bool = True
+    inline: bool = False
+    owner: type | None = None
 
 
 class Atom(str):
@@ -101,7 +106,7 @@ def object_node(obj: tp.Any, attributes: tp.Mapping[tp.Any, tp.Any]) -> Text:
         for name, value in attributes.items()
         if not str(name).startswith("_")
     )
-    return Text(_name(obj), entries=entries, totals=True, few=1)
+    return Text(_name(obj), entries=entries, totals=True, few=1, owner=type(obj))
 
 
 def variable_node(type_: type, value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> Text:
@@ -112,7 +117,8 @@ def variable_node(type_: type, value: tp.Any, metadata: tp.Mapping[str, tp.Any])
     comment = f"{count:,} ({human_bytes(size)})" if count else ""
     kind: str = getattr(type_, "_nnx_counted_as", type_.__name__)
     tally = (kind, count, size) if count else None
-    return Text(type_.__name__, entries=tuple(entries), comment=comment, tally=tally)
+    shown = tuple(entries)
+    return Text(type_.__name__, entries=shown, comment=comment, tally=tally, inline=True)
 
 
 def mapping_node(owner: tp.Any, mapping: tp.Mapping[tp.Any, tp.Any]) -> Text:
@@ -139,10 +145,10 @@ def count_and_bytes(value: tp.Any) -> tuple[int, int]:
     >>> count_and_bytes({"a": jnp.zeros((2, 3)), "b": 1})
     (6, 24)
     """
-    leaves = (value,) if _is_array(value) else jax.tree_util.tree_leaves(value)
+    leaves = (value,) if is_array(value) else jax.tree_util.tree_leaves(value)
     count = size = 0
     for leaf in leaves:
-        if _is_array(leaf):
+        if is_array(leaf):
             elements = int(np.prod(leaf.shape))
             count += elements
             size += elements * getattr(leaf.dtype, "itemsize", 0)
@@ -197,7 +203,7 @@ def short(value: tp.Any, few: int = FEW) -> str:
         return value.__name__
     if isinstance(value, np.dtype):
         return str(value)
-    if _is_array(value):
+    if is_array(value):
         return _array_text(value, few)
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
@@ -223,7 +229,7 @@ def _without_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
-def _is_array(value: tp.Any) -> bool:
+def is_array(value: tp.Any) -> bool:
     if isinstance(value, (type, np.generic)):
         return False
     return hasattr(value, "shape") and hasattr(value, "dtype")
@@ -234,14 +240,14 @@ def _array_text(array: tp.Any, few: int) -> str:
     name = "Array" if name in ("ArrayImpl", "PRNGKeyArray") else name
     dtype = str(array.dtype)
     shape = tuple(array.shape)
-    if not _can_be_read(array) or not 0 < int(np.prod(shape)) <= few:
+    if not can_be_read(array) or not 0 < int(np.prod(shape)) <= few:
         return f"{name}(shape={shape}, dtype={dtype})"
     numbers = np.array2string(np.asarray(array), separator=", ", max_line_width=10**6)
     numbers = re.sub(r"\s+", " ", numbers).replace("[ ", "[").replace(" ]", "]")
     return f"{name}({numbers.replace(' ,', ',')}, dtype={dtype})"
 
 
-def _can_be_read(array: tp.Any) -> bool:
+def can_be_read(array: tp.Any) -> bool:
     """Whether the elements can be read: not traced, deleted, or on other hosts."""
     if isinstance(array, np.ndarray):
         return array.dtype != object
@@ -302,17 +308,29 @@ def _builtin_sequence(items: tp.Sequence[tp.Any]) -> Text:
     return Text("", opening, closing, entries, identity=False, breaks=False)
 
 
-class _Node:
+class Node:
     """A node of the tree that is printed: one occurrence of an object, expanded or on one line."""
 
-    __slots__ = ("bare", "children", "key", "label", "line", "parent", "text", "totals", "value")
+    __slots__ = (
+        "bare",
+        "children",
+        "first",
+        "key",
+        "label",
+        "line",
+        "parent",
+        "text",
+        "totals",
+        "value",
+    )
 
-    def __init__(self, entry: Entry, parent: _Node | None) -> None:
+    def __init__(self, entry: Entry, parent: Node | None) -> None:
         self.key, self.label, self.value = entry
         self.parent = parent
         self.text: Text | None = None  # None for a value that is not expanded
         self.line: str | None = None  # all of its text, if it is known to take one line
-        self.children: list[_Node] = []
+        self.first: Node | None = None  # the first occurrence of the object, if this is another
+        self.children: list[Node] = []
         self.totals: dict[str, tuple[int, int]] = {}
         self.bare = False
 
@@ -327,11 +345,11 @@ class _Node:
     def one_line(self, few: int) -> str | None:
         """All of its text if that takes one line; computed only when it is shown."""
         if self.line is None and self.text is None:
-            self.line = short(self.value, few)
+            self.line = safely(short, self.value, few)
         return self.line
 
-    def has_ancestor(self, other: _Node) -> bool:
-        node: _Node | None = self
+    def has_ancestor(self, other: Node) -> bool:
+        node: Node | None = self
         while node is not None and node is not other:
             node = node.parent
         return node is other
@@ -343,11 +361,36 @@ _being_printed: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
 """The roots whose text is being made, since a `__repr__` on the way may refer to them again."""
 
 
-def _expand_all(root: tp.Any, outer: frozenset[int]) -> list[_Node]:
-    """The root and all nodes below it, in the order in which they are printed."""
-    first: dict[int, _Node] = {}
-    order: list[_Node] = []
-    todo = [_Node(Entry("", "", root), None)]
+def safely(make: tp.Callable[..., tp.Any], value: tp.Any, *args: tp.Any) -> tp.Any:
+    """`make(value, *args)`, or, where a half-built object makes it fail, a text that says so.
+
+    >>> from nnxlite._text import safely
+    >>> safely(len, 3)
+    '<int: TypeError while it was shown>'
+    """
+    try:
+        return make(value, *args)
+    except Exception as error:
+        return Atom(f"<{type(value).__name__}: {type(error).__name__} while it was shown>")
+
+
+@contextlib.contextmanager
+def expanded(obj: tp.Any) -> tp.Iterator[list[Node]]:
+    """An object and all nodes below it, in the order in which they are printed."""
+    outer = _being_printed.get()
+    token = _being_printed.set(outer | {id(obj)})
+    try:
+        order = _expand_all(obj, outer)
+        _sum_up(order)
+        yield order
+    finally:
+        _being_printed.reset(token)
+
+
+def _expand_all(root: tp.Any, outer: frozenset[int]) -> list[Node]:
+    first: dict[int, Node] = {}
+    order: list[Node] = []
+    todo = [Node(Entry("", "", root), None)]
     while todo:
         node = todo.pop()
         value = node.value
@@ -355,20 +398,22 @@ def _expand_all(root: tp.Any, outer: frozenset[int]) -> list[_Node]:
         if id(value) in outer:
             node.line = f"{type(value).__name__}(...)"
             continue
-        text = open_up(value)
-        if text is None:
+        text = safely(open_up, value)
+        if not isinstance(text, Text):
+            node.line = text  # None, unless it could not be opened
             continue
         earlier = first.setdefault(id(value), node)
         if earlier is not node and (text.identity or node.has_ancestor(earlier)):
             node.line = f"<shared: {earlier.path()}>"
+            node.first = earlier
             continue
         _set_text(node, text)
-        node.children = [_Node(entry, node) for entry in text.entries]
+        node.children = [Node(entry, node) for entry in text.entries]
         todo.extend(reversed(node.children))
     return order
 
 
-def _set_text(node: _Node, text: Text) -> None:
+def _set_text(node: Node, text: Text) -> None:
     node.text = text
     above = node.parent.text if node.parent is not None else None
     same = above is not None and (above.name, above.opening) == (text.name, text.opening)
@@ -378,7 +423,7 @@ def _set_text(node: _Node, text: Text) -> None:
         node.totals[kind] = (count, size)
 
 
-def _sum_up(order: list[_Node]) -> None:
+def _sum_up(order: list[Node]) -> None:
     """Add up the tallies, from the end, which reverses the order of the kinds."""
     for node in reversed(order):
         if node.parent is not None:
@@ -391,7 +436,7 @@ def _sum_up(order: list[_Node]) -> None:
 # Laying out ----------------------------------------------------------------------------------
 
 
-def _fold(order: list[_Node], few: int) -> None:
+def _fold(order: list[Node], few: int) -> None:
     """Lay out builtin containers on one line if they are short enough."""
     for node in reversed(order):
         text = node.text
@@ -406,7 +451,7 @@ def _fold(order: list[_Node], few: int) -> None:
                 node.line = f"{opening}{inside}{closing}"
 
 
-def _joined(children: list[_Node], few: int) -> str | None:
+def _joined(children: list[Node], few: int) -> str | None:
     """The children on one line, or None if that is too long."""
     parts: list[str] = []
     width = 0
@@ -421,33 +466,34 @@ def _joined(children: list[_Node], few: int) -> str | None:
     return ", ".join(parts)
 
 
-def _brackets(node: _Node) -> tuple[str, str]:
+def _brackets(node: Node) -> tuple[str, str]:
     assert node.text is not None
     if node.bare:
         return "{", "}"
     return node.text.name + node.text.opening, node.text.closing
 
 
-def _comment(node: _Node) -> str:
-    text = node.text
-    if text is None or node.bare:
-        return ""
-    comment = text.comment
-    if text.totals:
-        comment = totals_text(dict(reversed(node.totals.items())))
+def summary(node: Node) -> str:
+    """What is counted below a node, or the comment of its text."""
+    if node.text is not None and node.text.totals:
+        return totals_text(dict(reversed(node.totals.items())))
+    return "" if node.text is None else node.text.comment
+
+
+def _comment(node: Node) -> str:
+    comment = "" if node.bare else summary(node)
     return f" # {comment}" if comment else ""
 
 
 def comment_of(obj: tp.Any) -> str:
     """The comment in the first line of an object's text form: ` # Param: 9 (36 B)`, or nothing."""
-    order = _expand_all(obj, frozenset())
-    _sum_up(order)
-    return _comment(order[0])
+    with expanded(obj) as order:
+        return _comment(order[0])
 
 
-def _lay_out(root: _Node, few: int) -> str:
+def _lay_out(root: Node, few: int) -> str:
     lines: list[str] = []
-    todo: list[tuple[_Node | str, int, str]] = [(root, 0, "")]
+    todo: list[tuple[Node | str, int, str]] = [(root, 0, "")]
     while todo:
         node, depth, comma = todo.pop()
         pad = "  " * depth
@@ -466,7 +512,7 @@ def _lay_out(root: _Node, few: int) -> str:
             continue
         lines.append(f"{pad}{node.label}{opening}{_comment(node)}")
         todo.append((closing, depth, comma))
-        shown: list[_Node | str] = [*node.children[:MAX_ENTRIES]]
+        shown: list[Node | str] = [*node.children[:MAX_ENTRIES]]
         if len(node.children) > MAX_ENTRIES:
             shown.append(f"... {len(node.children) - MAX_ENTRIES:,} more")
         commas = [","] * (len(shown) - 1) + [last]
@@ -475,12 +521,24 @@ def _lay_out(root: _Node, few: int) -> str:
 
 
 class Shown:
-    """Base of objects with a text form, which is their `repr` and what treescope draws."""
+    """Base of objects with a text form: unabridged as `repr`, an outline as `str`.
+
+    A class that defines its own `__repr__` (or `__nnx_repr__`) has that as its `str`.
+    """
 
     __slots__ = ()
 
     def __repr__(self) -> str:
         return text_of(self)
+
+    def __str__(self) -> str:
+        shown = type(self).__repr__
+        generated = hasattr(shown, "__wrapped__") and dataclasses.is_dataclass(self)
+        if (shown is not Shown.__repr__ and not generated) or hasattr(self, "__nnx_repr__"):
+            return repr(self)
+        from nnxlite._outline import outline_of
+
+        return outline_of(self)
 
     def __nnx_text__(self) -> Text:
         """One level of the text form."""
@@ -499,16 +557,8 @@ def text_of(obj: tp.Any) -> str:
     >>> print(text_of({"sizes": [1, 2], "act": max}))
     {'sizes': [1, 2], 'act': <function max>}
     """
-    outer = _being_printed.get()
-    if id(obj) in outer:
-        return f"{type(obj).__name__}(...)"
-    token = _being_printed.set(outer | {id(obj)})
-    try:
-        order = _expand_all(obj, outer)
-        _sum_up(order)
+    with expanded(obj) as order:
         top = order[0].text
         few = FEW if top is None else top.few
         _fold(order, few)
         return _lay_out(order[0], few)
-    finally:
-        _being_printed.reset(token)

@@ -58,12 +58,13 @@ class Representable:
         return text_from(self.__nnx_repr__())
 
     def __repr__(self) -> str:
+        self.__nnx_repr__()  # raises where the class does not define it
         return text_of(self)
 
 
 def get_repr(obj: Representable) -> str:
     """The text form of a `Representable`."""
-    return text_of(obj)
+    return repr(obj)
 
 
 def text_from(parts: tp.Iterable[Object | Attr]) -> Text:

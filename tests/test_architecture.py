@@ -13,7 +13,17 @@ ROOT = pathlib.Path(nnxlite.__file__).parent
 
 # From the bottom to the top; a room may import from its own layer and from those below it.
 LAYERS = [
-    {"_jax", "_errors", "_config", "_typing", "_text", "_versions", "_statics", "_interning"},
+    {
+        "_jax",
+        "_errors",
+        "_config",
+        "_typing",
+        "_text",
+        "_outline",
+        "_versions",
+        "_statics",
+        "_interning",
+    },
     {"errors", "reprlib", "tracers"},
     {"_sharding_hook", "_traversals"},
     {"variables"},
@@ -52,8 +62,8 @@ LAZILY_BACK = {
 """Imports inside functions that close a circle within a package."""
 
 ORDER = {
-    "graph": """_kinds _containers _defs _rebuild _traverse _describe _graphdef _graphstate _plan
-        _functional _walk _edit _refs""",
+    "graph": """_kinds _containers _defs _rebuild _traverse _describe _graphdef _compare _graphstate
+        _plan _functional _walk _edit _refs""",
     "boundary": """_partition _inputs _outdef _refusals _outputs _replay _context _prefixes _streams
         _body _carry _differences _settings""",
 }

@@ -473,6 +473,8 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
     def __reduce__(self) -> tp.Any:
         return FlatState.from_sorted_keys_values, (self._paths, self._leaves)
 
+    __str__ = Shown.__repr__
+
     def __nnx_text__(self) -> Text:
         return sequence_node(self, self)
 

@@ -10,11 +10,7 @@ from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary._inputs import CallDef
 from nnxlite.boundary._outdef import OutGraph
-from nnxlite.graph import ArrayCode, Code, ContainerCode, GraphDef, ObjectDef, Path, StaticDef
-from nnxlite.variables import VariableDef
-
-SHOWN = 5
-"""How many differences a message lists."""
+from nnxlite.graph import SHOWN, GraphDef, Path, compare, differences_text
 
 
 def structure_error(
@@ -72,14 +68,7 @@ def graph_difference(
         before, after: the graphs.
         roots: where the roots are; by number, if not given.
     """
-    old, new = _by_path(before, roots), _by_path(after, roots)
-    parts = []
-    for path in {**old, **new}:
-        a, b = old.get(path, "nothing"), new.get(path, "nothing")
-        if a != b and not _inside(path, parts):
-            parts.append((path, f"'{path_text(path)}': {a} became {b}"))
-    more = f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
-    return "; ".join(text for _, text in parts[:SHOWN]) + more
+    return differences_text(compare(before, after, roots))
 
 
 def edits_text(call: CallDef, graph: OutGraph | None, skip: int = 1) -> str:
@@ -99,58 +88,3 @@ def node_text(call: CallDef, node: int, skip: int = 1) -> str:
     decoded = call.graphdef.decoded
     root, *below = decoded.path(decoded.node_frames[node])
     return f"'{call.text_of(root, below, skip)}'"
-
-
-def _inside(path: tuple[tp.Any, ...], parts: list[tuple[tuple[tp.Any, ...], str]]) -> bool:
-    """Whether a difference above a path is listed already."""
-    return any(path[: len(above)] == above for above, _ in parts)
-
-
-def _by_path(
-    graphdef: GraphDef[tp.Any], roots: tp.Sequence[Path] = ()
-) -> dict[tuple[tp.Any, ...], str]:
-    """What is at each path, in words."""
-    decoded = graphdef.decoded
-    names: list[Path] = [(i,) for i in range(graphdef.num_roots)]
-    if graphdef.num_roots == 1:
-        names = [()]
-    names[: len(roots)] = roots
-    frames = [decoded.path(frame) for frame in decoded.node_frames]
-    own = [(*names[root], *path) for root, *path in frames]
-    out: dict[tuple[tp.Any, ...], str] = {}
-
-    def visit(path: tuple[tp.Any, ...], code: Code) -> None:
-        if isinstance(code, StaticDef):
-            out[path] = repr(code.value)
-        elif isinstance(code, ContainerCode):
-            out[path] = f"a {code.definition.type.__name__}"
-            for name, child in zip(code.definition.keys, code.codes):
-                visit((*path, name), child)
-        elif isinstance(code, ArrayCode):
-            out[path] = "an array"
-        elif own[code.number] != path:
-            out[path] = f"what is at '{path_text(own[code.number])}'"
-        else:
-            out[path] = _described(decoded.node_defs[code.number])
-
-    for number, code in enumerate(decoded.roots):
-        visit(names[number], code)
-    for number, codes in decoded.children:
-        definition: ObjectDef = decoded.node_defs[number]
-        for name, value in definition.template.items():
-            out[*own[number], name] = repr(value)
-        for name, code in zip(definition.layout.data, codes):
-            visit((*own[number], name), code)
-    return dict(sorted(out.items(), key=lambda pair: [str(part) for part in pair[0]]))
-
-
-def _described(definition: tp.Any) -> str:
-    if isinstance(definition, VariableDef):
-        entries = {k: v for k, v in definition.metadata.items() if k not in _EVERY_VARIABLE_HAS}
-        inside = ", ".join(f"{k}={v!r}" for k, v in entries.items())
-        return f"{definition.type.__name__}({inside})" if inside else definition.type.__name__
-    kind = getattr(definition, "type", None)
-    return kind.__name__ if kind is not None else "an array reference"
-
-
-_EVERY_VARIABLE_HAS = ("hijax", "ref", "eager_sharding")

@@ -5,6 +5,10 @@ from nnxlite._state import State as State
 from nnxlite._state import as_pure as as_pure
 from nnxlite._state import map_state as map_state
 from nnxlite._state import pure as pure
+from nnxlite.graph._compare import SHOWN as SHOWN
+from nnxlite.graph._compare import Difference as Difference
+from nnxlite.graph._compare import compare as compare
+from nnxlite.graph._compare import differences_text as differences_text
 from nnxlite.graph._containers import container_items as container_items
 from nnxlite.graph._containers import has_data as has_data
 from nnxlite.graph._containers import walk as walk

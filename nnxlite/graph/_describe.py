@@ -43,7 +43,8 @@ def graphdef_node(graphdef: GraphDef[tp.Any]) -> Text:
     if len(roots) == 1 and isinstance(roots[0], _Place):
         places.hide(decoded.roots[0])
         name = f"GraphDef[{roots[0].definition.type.__name__}]"
-        return Text(name, entries=roots[0].__nnx_text__().entries, comment=comment)
+        top = roots[0].__nnx_text__()
+        return Text(name, entries=top.entries, comment=comment, owner=top.owner)
     entries = tuple(Entry(index, "", root) for index, root in enumerate(roots))
     return Text("GraphDef", entries=entries, comment=comment)
 
@@ -101,7 +102,7 @@ class _Place(Shown):
         if isinstance(definition, ObjectDef):
             data = dict(zip(definition.layout.data, children, strict=True))
             shown = {n: v for n, v in {**data, **definition.template}.items() if _public(n)}
-            return Text(definition.type.__name__, entries=_labelled(shown))
+            return Text(definition.type.__name__, entries=_labelled(shown), owner=definition.type)
         return _container(definition, children)
 
 
@@ -116,7 +117,8 @@ def _labelled(attributes: tp.Mapping[tp.Any, tp.Any]) -> tuple[Entry, ...]:
 def _variable(definition: VariableDef) -> Text:
     shown = {k: v for k, v in definition.metadata.items() if k not in _EVERY_VARIABLE_HAS}
     opening, closing = ("(", ")") if shown else ("", "")
-    return Text(definition.type.__name__, opening, closing, _labelled(shown), breaks=False)
+    entries = _labelled(shown)
+    return Text(definition.type.__name__, opening, closing, entries, breaks=False, inline=True)
 
 
 def _container(definition: ContainerDef, children: list[tp.Any]) -> Text:

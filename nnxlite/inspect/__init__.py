@@ -1,6 +1,11 @@
 """Looking at models: text, tables and trees."""
 
 from nnxlite.inspect._calls import CallInfo as CallInfo
+from nnxlite.inspect._diff import Diff as Diff
+from nnxlite.inspect._diff import diff as diff
 from nnxlite.inspect._display import display as display
+from nnxlite.inspect._memory import Memory as Memory
+from nnxlite.inspect._memory import StepMemory as StepMemory
+from nnxlite.inspect._memory import memory as memory
 from nnxlite.inspect._tabulate import filter_rng_streams as filter_rng_streams
 from nnxlite.inspect._tabulate import tabulate as tabulate

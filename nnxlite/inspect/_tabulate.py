@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import types
 import typing as tp
@@ -13,7 +14,8 @@ from nnxlite.objects import RngStream
 from nnxlite.variables import Variable
 
 if tp.TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -57,11 +59,16 @@ def tabulate(
         row_filter: called with a `CallInfo`; rows for which it returns False are omitted.
         table_kwargs: options for `rich.table.Table`.
         column_kwargs: options for its `add_column`.
-        console_kwargs: options for `rich.console.Console`; by default the text is coloured
-            (`force_terminal=True`).
+        console_kwargs: options for `rich.console.Console`; `force_terminal=True` adds the codes for
+            colours, `width` limits the width: then a path that is too long loses its beginning.
         compute_flops: add a column with the floating-point operations needed for the results of each
             call, as XLA counts them before optimisation (the body of a loop once).
         compute_vjp_flops: add a column with those of the call and its gradient together.
+
+    Returns:
+        The table as text without colours.  It is as wide as its content, unless the output is a
+        terminal.  A Variable that is shared counts once, in the row of the first object that has it; the
+        last line has the sum of each column.
 
     Raises:
         ValueError: if `obj` is not a graph object, or `depth` is negative.
@@ -70,7 +77,7 @@ def tabulate(
     >>> import nnxlite as nnx, jax
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     >>> x = jax.ShapeDtypeStruct((5, 2), "float32")
-    >>> table = nnx.tabulate(model, x, console_kwargs={"force_terminal": False})
+    >>> table = nnx.tabulate(model, x)
     >>> print("\\n".join(table.splitlines()[1:8]))
     ┏━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━┓
     ┃ path ┃ type   ┃ inputs       ┃ outputs      ┃ Param                ┃
@@ -100,7 +107,7 @@ def tabulate(
     ]
     rows = [row for row in rows if row_filter(row)]
     table = _table(obj, rows, costs, table_kwargs, column_kwargs)
-    return _printed(table, console_kwargs)
+    return printed(table, console_kwargs)
 
 
 # Counting ------------------------------------------------------------------------------------
@@ -113,7 +120,8 @@ class _Contents(tp.NamedTuple):
     own: dict[str, list[str]]
 
 
-def _contents(node: tp.Any) -> _Contents:
+def _contents(node: tp.Any, owners: tp.Mapping[int, Path], where: Path) -> _Contents:
+    """What is in the object at a path; Variables owned by another object do not count."""
     totals: Totals = {}
     own: dict[str, list[str]] = {}
     nodes = list(iter_graph(node))
@@ -123,16 +131,26 @@ def _contents(node: tp.Any) -> _Contents:
         if tally is None:
             continue
         kind, count, size = tally
-        n, b = totals.get(kind, (0, 0))
-        totals[kind] = (n + count, b + size)
-        if not any(path[:length] in inner for length in range(1, len(path))):
-            own.setdefault(kind, []).append(_variable_line(path, variable))
+        owner = owners[id(variable)]
+        is_own = not any(path[:length] in inner for length in range(1, len(path)))
+        if owner[: len(where)] == where:
+            n, b = totals.get(kind, (0, 0))
+            totals[kind] = (n + count, b + size)
+        if is_own:
+            line = _variable_line(path, variable)
+            if owner != (*where, *path):
+                line = f"{_path_text(path)}: shared with {_path_text(owner)}"
+            own.setdefault(kind, []).append(line)
     return _Contents(totals, own)
+
+
+def _path_text(path: Path) -> str:
+    return "/".join(map(str, path))
 
 
 def _variable_line(path: Path, variable: HasText) -> str:
     value, *metadata = variable.__nnx_text__().entries
-    line = field_text("/".join(map(str, path)), value.child)
+    line = field_text(_path_text(path), value.child)
     notes = ", ".join(f"{entry.key}={short(entry.child)}" for entry in metadata)
     return f"{line} ({notes})" if notes else line
 
@@ -150,9 +168,13 @@ def _table(
     from rich.table import Table
     from rich.text import Text
 
-    nodes = {id(node): node for _, node in iter_graph(obj)}
-    contents = {row.object_id: _contents(nodes[row.object_id]) for row in rows}
-    totals = _contents(obj).totals
+    paths = {id(node): (path, node) for path, node in iter_graph(obj)}
+    owners = {key: path for key, (path, _) in paths.items()}
+    contents = {
+        row.object_id: _contents(paths[row.object_id][1], owners, owners[row.object_id])
+        for row in rows
+    }
+    totals = _contents(obj, owners, ()).totals
     kinds = sorted(totals)
     everything = (sum(n for n, _ in totals.values()), sum(b for _, b in totals.values()))
     options = {
@@ -164,19 +186,57 @@ def _table(
         **table_kwargs,
     }
     table = Table(**options)
-    facts = ["path", "type", "inputs", "outputs", *costs]
+    facts = ["path", "type", "inputs", "outputs"]
+    column: Options = {"overflow": "fold", **column_kwargs}
     for name in facts:
         last = Text("Total", style="bold", justify="right") if name == facts[-1] else ""
-        table.add_column(name, footer=last, **column_kwargs)
+        table.add_column(name, footer=last, **column)
+    for cost in costs:  # that of the outermost call includes the others
+        whole = f"{getattr(rows[0], cost):,}" if rows and not rows[0].path else ""
+        table.add_column(cost, footer=Text(whole, style="bold"), **{"justify": "right", **column})
     for kind in kinds:
-        table.add_column(kind, footer=_size(*totals[kind]), **column_kwargs)
+        table.add_column(kind, footer=_size(*totals[kind]), **column)
     for row in rows:
-        path = "/".join(map(str, row.path))
-        cells = [Text(path), Text(row.type.__name__), _shapes(row.inputs_repr)]
-        cells += [_shapes(_outputs_text(row))]
-        cells += [Text(str(getattr(row, cost))) for cost in costs]
+        cells: list[tp.Any] = [PathCell(_path_text(row.path)), Text(row.type.__name__)]
+        cells += [_shapes(row.inputs_repr), _shapes(_outputs_text(row))]
+        cells += [Text(f"{getattr(row, cost):,}") for cost in costs]
         table.add_row(*cells, *(_kind_cell(contents[row.object_id], kind) for kind in kinds))
     return table
+
+
+class PathCell:
+    """A path in a table: where there is too little room for it, its end.
+
+    >>> from rich.console import Console
+    >>> from nnxlite.inspect._tabulate import PathCell
+    >>> Console(width=16).print(PathCell("encoder/layers/11/kernel"))
+    …ayers/11/kernel
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> tp.Iterator[Text]:
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        shown = self.path
+        if cell_len(shown) > options.max_width:
+            while shown and cell_len(shown) > options.max_width - 1:
+                shown = shown[1:]
+            shown = f"…{shown}"
+        yield Text(shown, no_wrap=True)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.cells import cell_len
+        from rich.measure import Measurement
+
+        width = cell_len(self.path)
+        return Measurement(min(width, NARROWEST), width)
+
+
+NARROWEST = 12
+"""How many characters of a path are shown in the narrowest table."""
 
 
 def _outputs_text(row: CallInfo) -> str:
@@ -186,12 +246,12 @@ def _outputs_text(row: CallInfo) -> str:
 def _kind_cell(contents: _Contents, kind: str) -> Text:
     from rich.text import Text
 
-    if kind not in contents.totals:
-        return Text("")
-    cell = Text("")
+    parts = []
     if kind in contents.own:
-        cell = _shapes("\n".join(contents.own[kind]) + "\n\n")
-    return cell.append_text(_size(*contents.totals[kind]))
+        parts.append(_shapes("\n".join(contents.own[kind])))
+    if kind in contents.totals:
+        parts.append(_size(*contents.totals[kind]))
+    return Text("\n\n").join(parts)
 
 
 def _shapes(text: str) -> Text:
@@ -209,19 +269,28 @@ def _size(count: int, size: int) -> Text:
     return Text(f"{count:,} ", style="bold").append(f"({human_bytes(size)})", style="bold dim")
 
 
-def _printed(table: Table, console_kwargs: Options) -> str:
+def printed(table: Table, console_kwargs: Options) -> str:
     """The table as text, as wide as necessary unless a terminal or the caller sets a limit."""
     from rich.console import Console
 
-    options = {"force_terminal": True, "force_jupyter": False, **console_kwargs}
+    defaults = {"file": io.StringIO(), "force_terminal": False, "force_jupyter": False}
+    options = {**defaults, **console_kwargs}
     console = Console(**options)
-    if "width" not in options and not sys.stdout.isatty():
+    if "width" not in options and not _is_terminal(sys.stdout):
         console = Console(
             **{**options, "width": max(console.width, _natural_width(table, console))}
         )
     with console.capture() as capture:
         console.print(table)
     return capture.get()
+
+
+def _is_terminal(stream: tp.Any) -> bool:
+    """Whether a stream is a terminal; a closed one is not."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
 
 
 def _natural_width(table: Table, console: Console) -> int:

@@ -602,6 +602,8 @@ class Variable(Shown, ArrayOperators[T]):
         """Call the value."""
         return tp.cast(tp.Any, self.get_value())(*args, **kwargs)
 
+    __str__ = Shown.__repr__  # it is short
+
     def __nnx_text__(self) -> Text:
         value: tp.Any = self._box.value
         shown = {k: v for k, v in self._box.definition.metadata.items() if _shown(k, v)}

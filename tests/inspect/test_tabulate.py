@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import threading
 
 import jax
@@ -356,10 +357,11 @@ def test_options_reach_rich():
     assert "│    bias: float32[2] " in right.replace("     bias", "    bias")
 
 
-def test_the_text_is_coloured_and_as_wide_as_needed_by_default():
+def test_the_text_is_without_colours_and_as_wide_as_needed_by_default():
     text = tabulate(Net(), X)
-    assert "\x1b[" in text
+    assert "\x1b[" not in text
     assert "…" not in text
+    assert "\x1b[" in tabulate(Net(), X, console_kwargs={"force_terminal": True})
     narrow = tabulate(Net(), X, console_kwargs={"width": 60, "force_terminal": False})
     assert max(map(len, narrow.splitlines())) <= 60
 
@@ -458,3 +460,86 @@ def test_objects_inside_a_compiled_part_keep_their_rows():
     paths = [row.path for row in rows_of(Outer(), X) if filter_rng_streams(row)]
     parts = [("block", name) for name in ("linear", "bn", "drop")]
     assert paths == [(), ("block",), *parts]
+
+
+class Tied(Module):
+    def __init__(self):
+        self.encoder = Linear(1_000, 40, use_bias=False, rngs=Rngs(0))
+        self.decoder = Dict(kernel=self.encoder.kernel)
+        self.other = List([Linear(40, 40, use_bias=False, rngs=Rngs(1))])
+        self.other[0].twin = self.encoder.kernel
+
+    def __call__(self, x):
+        return self.other[0](self.encoder(x)) @ self.decoder.kernel.T
+
+
+def test_what_is_shared_counts_once_and_sums_are_below_their_columns():
+    assert (
+        tabulate(Tied(), jnp.ones((2, 1_000)), compute_flops=True)
+        == """\
+                                             Tied Summary                                              
+┏━━━━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┓
+┃ path    ┃ type   ┃ inputs          ┃ outputs         ┃   flops ┃ Param                              ┃
+┡━━━━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┩
+│         │ Tied   │ float32[2,1000] │ float32[2,1000] │ 326,400 │ decoder/kernel: float32[1000,40]   │
+│         │        │                 │                 │         │                                    │
+│         │        │                 │                 │         │ 41,600 (166.4 KB)                  │
+├─────────┼────────┼─────────────────┼─────────────────┼─────────┼────────────────────────────────────┤
+│ encoder │ Linear │ float32[2,1000] │ float32[2,40]   │ 160,000 │ kernel: shared with decoder/kernel │
+├─────────┼────────┼─────────────────┼─────────────────┼─────────┼────────────────────────────────────┤
+│ other/0 │ Linear │ float32[2,40]   │ float32[2,40]   │   6,400 │ kernel: float32[40,40]             │
+│         │        │                 │                 │         │ twin: shared with decoder/kernel   │
+│         │        │                 │                 │         │                                    │
+│         │        │                 │                 │         │ 1,600 (6.4 KB)                     │
+├─────────┼────────┼─────────────────┼─────────────────┼─────────┼────────────────────────────────────┤
+│         │        │                 │           Total │ 326,400 │ 41,600 (166.4 KB)                  │
+└─────────┴────────┴─────────────────┴─────────────────┴─────────┴────────────────────────────────────┘
+                                                                                                       
+                                  Total Parameters: 41,600 (166.4 KB)                                  
+"""  # noqa: W291, W293 - rich fills the lines
+    )
+
+
+def test_a_path_that_is_too_long_loses_its_beginning():
+    model = Dict(
+        encoder=Dict(transformer_layers=List([Block(3, 5, Rngs(0)), Block(5, 2, Rngs(1))]))
+    )
+
+    class Net(Module):
+        def __init__(self):
+            self.encoder = model.encoder
+
+        def __call__(self, x):
+            for layer in self.encoder.transformer_layers:
+                x = layer(x)
+            return x
+
+    wide = [row[0] for row in cells(tabulate(Net(), X))]
+    assert "encoder/transformer_layers/0/linear" in wide
+    paths = [path for path in wide if path]
+    for width in (120, 100, 80):
+        text = tabulate(Net(), X, console_kwargs={"width": width})
+        assert max(map(len, text.splitlines())) <= width
+        shown = [row[0] for row in cells(text) if row[0]]
+        assert len(shown) == len(paths) == 8
+        ends = [path.removeprefix("…") for path in shown]
+        assert all(path.endswith(end) for path, end in zip(paths, ends, strict=True))
+        assert min(map(len, ends)) >= 6
+    assert all(path.startswith("…") for path in shown)
+
+
+def test_a_closed_terminal_is_none(monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    wanted = tabulate(Net(), X)
+    for stream in (closed, None):
+        monkeypatch.setattr("sys.stdout", stream)
+        assert tabulate(Net(), X) == wanted
+
+
+def test_flops_agree_with_the_analysis_of_the_whole_program():
+    model = Net()
+    row = rows_of(model, X, compute_flops=True)[0]
+    graphdef, state = split(model)
+    program = jax.jit(lambda state, x: _merged(graphdef, state)(x))
+    assert row.flops == program.lower(state, X).cost_analysis()["flops"]

@@ -42,7 +42,7 @@ def pair():
     [
         {},
         {"depth": 0},
-        {"depth": 1, "compute_flops": True},
+        {"depth": 1},
         {"method": "encode", "scale": 2.0},
         {"table_kwargs": {"show_edge": False}, "column_kwargs": {"justify": "right"}},
     ],
