@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._jax import is_ref
+from nnxlite._jax import Tracer, is_ref
 from nnxlite._outline import array_text
 from nnxlite._text import Atom, can_be_read, is_array
 from nnxlite.graph import Difference, GraphDef, Path, compare, view
@@ -82,8 +82,8 @@ def diff(before: tp.Any, after: tp.Any, /) -> Diff:
         except Exception as error:  # half-built objects, containers with hidden data
             problems.append(f"{type(error).__name__}: {error}")
     if len(sides) < 2:
-        texts = [problem or type(side).__name__ for problem, side in zip(problems, (before, after))]
-        return Diff((Difference((), "unreadable", *texts),))
+        old, new = (p or type(side).__name__ for p, side in zip(problems, (before, after)))
+        return Diff((Difference((), "unreadable", old, new),))
     (old_def, old), (new_def, new) = sides
 
     def at_leaf(path: Path, i: int, j: int) -> tp.Iterable[Difference]:
@@ -168,7 +168,7 @@ def _array_difference(path: Path, x: tp.Any, y: tp.Any) -> tp.Iterator[Differenc
 def _numbers(array: tp.Any) -> np.ndarray | None:
     """The elements of an array (of random keys: their data), or None if they cannot be read."""
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        if isinstance(array, jax.core.Tracer) or array.is_deleted():
+        if isinstance(array, Tracer) or array.is_deleted():
             return None
         return np.asarray(jax.random.key_data(array))
     return np.asarray(array) if can_be_read(array) else None

@@ -8,7 +8,7 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._jax import is_ref
+from nnxlite._jax import Tracer, is_ref
 from nnxlite._text import human_bytes, is_array
 from nnxlite.graph import iter_graph
 from nnxlite.training import OptState
@@ -164,7 +164,7 @@ def _places(array: tp.Any, size: int) -> list[tuple[str, int]]:
     """The devices of an array, with the bytes on each."""
     if isinstance(array, np.ndarray):
         return [("host", size)]
-    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return [("not allocated", size)]
     if array.is_deleted():
         return [("deleted", size)]
