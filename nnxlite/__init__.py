@@ -130,10 +130,12 @@ from nnxlite.graph import variables as variables
 from nnxlite.graph import vars_as as vars_as
 from nnxlite.graph import with_vars as with_vars
 from nnxlite.inspect import Diff as Diff
+from nnxlite.inspect import Drawing as Drawing
 from nnxlite.inspect import Memory as Memory
 from nnxlite.inspect import StepMemory as StepMemory
 from nnxlite.inspect import diff as diff
 from nnxlite.inspect import display as display
+from nnxlite.inspect import draw as draw
 from nnxlite.inspect import memory as memory
 from nnxlite.inspect import tabulate as tabulate
 from nnxlite.nn import RNN as RNN

@@ -180,7 +180,8 @@ def _open(part: Part, children: list[Part], defaults: _Defaults) -> None:
             below.append(child)
         elif not defaults.has(text.owner, child.node.key, child.node.value):
             settings.append(f"{child.node.key}={child.flat}")
-    part.head = "" if node.bare else text.name or type(node.value).__name__
+    is_level = node.bare and text.owner is None  # of a state
+    part.head = "" if is_level else text.name or type(node.value).__name__
     part.settings = ", ".join(settings)
     part.groups = [list(group) for _, group in itertools.groupby(below, _form)]
 

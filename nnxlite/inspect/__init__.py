@@ -4,6 +4,8 @@ from nnxlite.inspect._calls import CallInfo as CallInfo
 from nnxlite.inspect._diff import Diff as Diff
 from nnxlite.inspect._diff import diff as diff
 from nnxlite.inspect._display import display as display
+from nnxlite.inspect._draw import Drawing as Drawing
+from nnxlite.inspect._draw import draw as draw
 from nnxlite.inspect._memory import Memory as Memory
 from nnxlite.inspect._memory import StepMemory as StepMemory
 from nnxlite.inspect._memory import memory as memory

@@ -223,7 +223,7 @@ def trace_calls(
             f"Expected a Module or another graph object, got {type(obj).__name__}. To tabulate a "
             "plain function, make it the `__call__` of a Module."
         )
-    if not callable(getattr(type(obj), method, None)):
+    if not any(method in base.__dict__ for base in type(obj).__mro__):  # a class itself is callable
         raise AttributeError(
             f"{type(obj).__name__} has no method {method!r} to tabulate. Define it, or name "
             "another with `method=`."

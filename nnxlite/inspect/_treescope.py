@@ -2,17 +2,18 @@
 
 Every object that has a text form (`__nnx_text__`) is drawn from it, so that both show the same
 attributes, brackets and counts; treescope adds folding, colours, pictures of arrays and marks on
-repeated objects.
+repeated objects, to which their first path is added.
 """
 
 from __future__ import annotations
 
+import contextvars
 import typing as tp
 
 from treescope import formatting_util
 from treescope import rendering_parts as parts
 
-from nnxlite._text import Atom, Entry, HasText, comment_of
+from nnxlite._text import Atom, Entry, HasText, comment_of, expanded
 
 Renderer = tp.Callable[..., parts.RenderableAndLineAnnotations]
 
@@ -27,6 +28,34 @@ def render(
         path: where it is, as an expression, or None.
         subtree_renderer: draws a child, given `path=`.
     """
+    shared = _shared.get()
+    if shared is not None:
+        return _rendered(obj, path, subtree_renderer, shared)
+    token = _shared.set(shared := _shared_paths(obj))
+    try:
+        return _rendered(obj, path, subtree_renderer, shared)
+    finally:
+        _shared.reset(token)
+
+
+Shared = dict[tuple[int, tp.Any], str]
+
+_shared: contextvars.ContextVar[Shared | None] = contextvars.ContextVar("shared", default=None)
+"""In the object that is being drawn, by owner and name of an attribute: the path of what it shares."""
+
+
+def _shared_paths(obj: tp.Any) -> Shared:
+    with expanded(obj) as order:
+        return {
+            (id(node.parent.value), node.key): node.first.path()
+            for node in order
+            if node.first is not None and node.parent is not None
+        }
+
+
+def _rendered(
+    obj: HasText, path: str | None, subtree_renderer: Renderer, shared: Shared
+) -> parts.RenderableAndLineAnnotations:
     text = obj.__nnx_text__()
     opening = text.name + text.opening
     comment = comment_of(obj)
@@ -37,7 +66,10 @@ def render(
             opening,
             parts.fold_condition(expanded=parts.comment_color(parts.text(comment))),
         ),
-        children=[_child(entry, path, subtree_renderer) for entry in text.entries],
+        children=[
+            _child(entry, path, subtree_renderer, shared.get((id(obj), entry.key)))
+            for entry in text.entries
+        ],
         suffix=text.closing,
         comma_separated=True,
         path=path,
@@ -46,7 +78,7 @@ def render(
 
 
 def _child(
-    entry: Entry, path: str | None, subtree_renderer: Renderer
+    entry: Entry, path: str | None, subtree_renderer: Renderer, shared: str | None
 ) -> parts.RenderableAndLineAnnotations:
     if isinstance(entry.child, Atom):
         return parts.siblings_with_annotations(entry.label, parts.text(entry.child))
@@ -54,4 +86,8 @@ def _child(
     if path is not None:
         is_attribute = entry.label.endswith("=")
         below = f"{path}.{entry.key}" if is_attribute else f"{path}[{entry.key!r}]"
-    return parts.siblings_with_annotations(entry.label, subtree_renderer(entry.child, path=below))
+    note = (
+        [] if shared is None else [parts.comment_color(parts.text(f"  # shared with `{shared}`"))]
+    )
+    child = subtree_renderer(entry.child, path=below)
+    return parts.siblings_with_annotations(entry.label, child, extra_annotations=note)

@@ -8,6 +8,7 @@ ones are different nodes.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import typing as tp
 
@@ -235,4 +236,4 @@ class Dict(Module, tp.MutableMapping[str, T]):
         return dict(self) == dict(other) if isinstance(other, tp.Mapping) else NotImplemented
 
     def __nnx_text__(self) -> Text:
-        return mapping_node(self, self.__dict__)
+        return dataclasses.replace(mapping_node(self, self.__dict__), owner=type(self))

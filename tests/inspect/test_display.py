@@ -101,3 +101,10 @@ def test_treescope_draws_every_kind_of_object():
 def test_treescope_keeps_paths_to_copy():
     html = treescope.render_to_html(model(), compressed=False)
     assert ".layers[1].kernel.value" in html
+
+
+def test_treescope_says_what_is_shared():
+    drawn = treescope.render_to_html(model(), compressed=False)
+    assert "# shared with `layers.0`" in drawn and "# shared with `self`" in drawn
+    assert drawn.count("# shared with") == 2
+    assert "# shared with" not in treescope.render_to_html(Linear(), compressed=False)
