@@ -61,14 +61,14 @@ def _placed(state: tp.Any, pure_dict: Mapping) -> abc.Iterator[tuple[tp.Any, tp.
         node, items = stack[-1]
         for name, value in items:
             key = _known_key(node, name)
-            held = MISSING if key is MISSING else node[key]
-            if isinstance(value, abc.Mapping) and (not value or type(held) in STATES):
+            current = MISSING if key is MISSING else node[key]
+            if isinstance(value, abc.Mapping) and (not value or type(current) in STATES):
                 if value:
                     prefix.append(name)
-                    stack.append((held, iter(value.items())))
+                    stack.append((current, iter(value.items())))
                     break
                 continue
-            _check_place((*prefix, name), node, held, value)
+            _check_place((*prefix, name), node, current, value)
             yield node, key, value
         else:
             stack.pop()
@@ -83,24 +83,24 @@ def _known_key(node: tp.Any, name: tp.Any) -> tp.Any:
     return number if number is not name and number in node else MISSING
 
 
-def _check_place(path: Path, node: tp.Any, held: tp.Any, value: tp.Any) -> None:
+def _check_place(path: Path, node: tp.Any, current: tp.Any, value: tp.Any) -> None:
     where = f"The path '{path_text(path)}' of the pure dict"
-    if held is MISSING:
+    if current is MISSING:
         raise ValueError(
             f"key in pure_dict not available in state: {path}; the State has the keys "
             f"{sorted_keys(node)} there."
         )
-    if type(held) in STATES:
+    if type(current) in STATES:
         raise ValueError(
             f"key in pure_dict not available in state: the path '{path_text(path)}' holds a leaf "
             f"({type(value).__name__}), but in the State it leads to an inner mapping with the keys "
-            f"{sorted_keys(held)}."
+            f"{sorted_keys(current)}."
         )
-    whole = isinstance(held, Variable) and isinstance(content(held), abc.Mapping)
+    whole = isinstance(current, Variable) and isinstance(content(current), abc.Mapping)
     if isinstance(value, abc.Mapping) and not whole:
         raise ValueError(
             f"{where} holds a mapping with the keys {sorted_keys(value)}, but in the State it is a "
-            f"leaf ({type(held).__name__})."
+            f"leaf ({type(current).__name__})."
         )
 
 

@@ -60,12 +60,12 @@ def transformed(
 
 def adopted(mapping: dict[tp.Any, tp.Any], wrap: Wrap) -> dict[tp.Any, tp.Any]:
     """The dict itself, every dict below it wrapped in place."""
-    found = [mapping]
-    for node in found:  # grows on the way
+    nodes = [mapping]
+    for node in nodes:  # grows on the way
         for key, value in node.items():
             if type(value) is dict:
                 node[key] = wrap(value)
-                found.append(value)
+                nodes.append(value)
             elif type(value) not in STATES and isinstance(value, abc.Mapping):
                 node[key] = wrap(transformed(value, wrap))
     return mapping

@@ -25,9 +25,8 @@ from nnxlite.graph import (
     Decoded,
     GraphNode,
     ObjectDef,
-    container_items,
+    children_of,
     fill,
-    kind_of,
     new_shell,
     resolve,
     set_definition,
@@ -134,7 +133,7 @@ def _with_arrays(held: tp.Any, code: Code, arrays: dict[int, tp.Any]) -> tp.Any:
     if not isinstance(code, ContainerCode):
         return arrays.get(code.leaf, held) if isinstance(code, ArrayCode) else held
     keys = code.definition.keys
-    children = [child for _, child in container_items(held, kind_of(held))]
+    children = [child for _, child in children_of(held)]
     new = [_with_arrays(child, c, arrays) for child, c in zip(children, code.codes)]
     if all(a is b for a, b in zip(children, new)):
         return held

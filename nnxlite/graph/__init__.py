@@ -9,7 +9,6 @@ from nnxlite.graph._compare import SHOWN as SHOWN
 from nnxlite.graph._compare import Difference as Difference
 from nnxlite.graph._compare import compare as compare
 from nnxlite.graph._compare import differences_text as differences_text
-from nnxlite.graph._containers import container_items as container_items
 from nnxlite.graph._containers import has_data as has_data
 from nnxlite.graph._containers import walk as walk
 from nnxlite.graph._defs import REF_LEAF as REF_LEAF
@@ -76,9 +75,11 @@ from nnxlite.graph._kinds import register_data_type as register_data_type
 from nnxlite.graph._kinds import register_graph_node_type as register_graph_node_type
 from nnxlite.graph._kinds import sort_key as sort_key
 from nnxlite.graph._kinds import sorted_items as sorted_items
+from nnxlite.graph._nodes import children_of as children_of
 from nnxlite.graph._plan import Stale as Stale
 from nnxlite.graph._plan import View as View
 from nnxlite.graph._plan import find_plan as find_plan
+from nnxlite.graph._plan import nodes_by_number as nodes_by_number
 from nnxlite.graph._plan import view as view
 from nnxlite.graph._rebuild import ArrayCode as ArrayCode
 from nnxlite.graph._rebuild import Code as Code

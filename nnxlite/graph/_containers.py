@@ -50,16 +50,54 @@ class Form(tp.Protocol):
     treedef: tp.Any
 
 
-class Container:
+class Node:
+    """What is edited in a node of one kind, a container or not: its children, by name.
+
+    Attributes:
+        in_place: whether children are replaced in the node itself, not by building another node.
+        grows: whether it takes children under new names.
+    """
+
+    in_place: tp.ClassVar[bool] = True
+    grows: tp.ClassVar[bool] = True
+
+    def items(self, value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
+        """The (name, child) pairs, in the order in which they are traversed."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def mapping(self, value: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
+        """The children by name, in any order."""
+        return dict(self.items(value))
+
+    def is_static(self, value: tp.Any, name: tp.Any, child: tp.Any) -> bool:
+        """Whether a child is not part of the state, not even with `graph=False`."""
+        return child is None
+
+    def assign(self, value: tp.Any, name: tp.Any, child: tp.Any) -> None:
+        """Replace a child, or add one."""
+        value[name] = child
+
+    def remove(self, value: tp.Any, name: tp.Any) -> None:
+        """Remove a child."""
+        del value[name]
+
+
+class Container(Node):
     """Base of the kinds of containers.
 
     Attributes:
-        in_place: whether children are replaced in the container itself, not by a new container.
         notifies: whether nothing in it can be replaced without a new version or a new container.
+        brackets: around its children in the text of a definition, in place of its class and keys.
     """
 
-    in_place: tp.ClassVar[bool] = False
+    in_place = False
+    grows = False
     notifies: tp.ClassVar[bool] = False
+    brackets: tp.ClassVar[tuple[str, str] | None] = None
+
+    def items(self, value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
+        keys, children, _ = self.flatten(value)
+        return list(zip(keys, children))
 
     def flatten(self, value: tp.Any) -> Flat:
         """A container of this kind, flattened."""
@@ -76,6 +114,7 @@ class Container:
 
 class _List(Container):
     in_place = True
+    brackets = ("[", "]")
 
     def flatten(self, value: tp.Any) -> Flat:
         return Flat(tuple(range(len(value))), value)
@@ -90,6 +129,7 @@ class _List(Container):
 class _Tuple(_List):
     in_place = False
     notifies = True
+    brackets = ("(", ")")
 
     def build(self, form: Form, children: Children) -> tp.Any:
         return tuple(children)
@@ -97,8 +137,10 @@ class _Tuple(_List):
 
 class _Dict(Container):
     in_place = True
+    grows = True
+    brackets = ("{", "}")
 
-    def mapping(self, value: tp.Any) -> dict[tp.Any, tp.Any]:
+    def mapping(self, value: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
         """The dict that contains the children."""
         return value
 
@@ -121,8 +163,9 @@ class _Dict(Container):
 
 class _State(_Dict):
     notifies = True
+    brackets = None
 
-    def mapping(self, value: tp.Any) -> dict[tp.Any, tp.Any]:
+    def mapping(self, value: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
         """The dict that contains the children."""
         return value._mapping
 
@@ -130,7 +173,14 @@ class _State(_Dict):
         return form.type._nnx_wrap(dict(zip(form.keys, children)))  # type: ignore[attr-defined]
 
 
-class _NamedTuple(Container):
+class _Fields(Container):
+    """Containers of the user's own, whose keys are sorted for a traversal."""
+
+    def items(self, value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
+        return sorted(super().items(value), key=lambda pair: sort_key(pair[0]))
+
+
+class _NamedTuple(_Fields):
     notifies = True
 
     def flatten(self, value: tp.Any) -> Flat:
@@ -143,7 +193,7 @@ class _NamedTuple(Container):
         return value
 
 
-class _PyTreeNode(Container):
+class _PyTreeNode(_Fields):
     def flatten(self, value: tp.Any) -> Flat:
         pairs, treedef = flatten_one_level(value)
         return Flat(tuple(key_name(key) for key, _ in pairs), [x for _, x in pairs], treedef)
@@ -171,13 +221,6 @@ def container_of(cls: type, kind: int) -> Container:
     return _NAMED_TUPLE if hasattr(cls, "_fields") else _PYTREE_NODE
 
 
-def container_items(value: tp.Any, kind: int) -> list[tuple[tp.Any, tp.Any]]:
-    """The (key, child) pairs of a container, in the order in which they are traversed."""
-    keys, children, _ = container_of(type(value), kind).flatten(value)
-    items = list(zip(keys, children))
-    return sorted(items, key=lambda pair: sort_key(pair[0])) if kind == PYTREE else items
-
-
 def has_data(value: tp.Any, /) -> bool:
     """Whether a value is data or a container with data at any depth.
 
@@ -198,4 +241,4 @@ def walk(value: tp.Any) -> tp.Iterator[tp.Any]:
         kind = kind_of(value)
         if kind in CONTAINERS and id(value) not in depth_guard:
             depth_guard.add(id(value))
-            pending.extend(part for _, part in container_items(value, kind))
+            pending.extend(part for _, part in container_of(type(value), kind).items(value))

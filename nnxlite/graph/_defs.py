@@ -174,8 +174,8 @@ def intern_object(
     """The one definition for these facts."""
     statics = tuple(map(own_copy, statics))  # before the key: another thread may be editing them
     key = (cls, layout, content_key(metadata), *map(content_key, statics))
-    found = _defs.find(key)
-    return found or _defs.add(key, ObjectDef(cls, layout, statics, metadata, key))
+    cached = _defs.find(key)
+    return cached or _defs.add(key, ObjectDef(cls, layout, statics, metadata, key))
 
 
 def definition(node: GraphNode) -> ObjectDef:
@@ -183,9 +183,9 @@ def definition(node: GraphNode) -> ObjectDef:
 
     Raises ValueError where data was put into a static container after its assignment.
     """
-    found = node._nnx_def
-    if found is not None and not found.mutable:
-        return found
+    current = node._nnx_def
+    if current is not None and not current.mutable:
+        return current
     return define(node)
 
 
@@ -195,15 +195,15 @@ def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
     Raises ValueError where data was put into a static container after its assignment.
     """
     version = 0 if fresh else observe(node)
-    found = _look_up(node)
-    if found is not node._nnx_def or found.mutable:
-        _set_def(node, found)
+    current = _look_up(node)
+    if current is not node._nnx_def or current.mutable:
+        _set_def(node, current)
         if node._nnx_version != version:  # edited meanwhile by another thread
             set_definition(node, None)
-    return found
+    return current
 
 
-def set_definition(node: GraphNode, found: ObjectDef | None) -> None:
+def set_definition(node: GraphNode, new: ObjectDef | None) -> None:
     """Give an object that has just been changed its new definition; None if it is not known.
 
     The version changes before and after.  A thread that worked out a definition
@@ -211,7 +211,7 @@ def set_definition(node: GraphNode, found: ObjectDef | None) -> None:
     notices the second.
     """
     touch(node)
-    _set_def(node, found)
+    _set_def(node, new)
     touch(node)
 
 
@@ -226,19 +226,19 @@ def _look_up(node: GraphNode) -> ObjectDef:
     form = (*status, *status.values(), *types_of, *statics)
     cache = type(node).__dict__.get("_nnx_definitions", {})
     try:
-        found = cache.get(form)
+        cached = cache.get(form)
     except (TypeError, ValueError):  # a static value that cannot be hashed, or compared
-        found = None
-    if found is None:
+        cached = None
+    if cached is None:
         layout = layout_of(status)
         for name in layout.static:
             refuse_hidden_data(node, name, attributes[name])
-        found = intern_object(type(node), layout, layout.static_values(attributes))
+        cached = intern_object(type(node), layout, layout.static_values(attributes))
         if len(status) <= DEFINITIONS_PER_CLASS and all(map(is_constant, statics)):
             if not cache or len(cache) >= DEFINITIONS_PER_CLASS:
                 type(node)._nnx_definitions = cache = {}
-            cache[form] = found
-    return found
+            cache[form] = cached
+    return cached
 
 
 DEFINITIONS_PER_CLASS = 64
@@ -394,18 +394,18 @@ def container_def(
     """The one definition of a container of this form."""
     key = (kind, type_, keys, tuple(map(type, keys)), treedef)
     try:
-        found = _containers.find(key)
+        cached = _containers.find(key)
     except ValueError:  # the static part of a pytree node cannot be compared: one of its own
         return ContainerDef(kind, type_, keys, treedef)
-    return found or _containers.add(key, ContainerDef(kind, type_, keys, treedef, key))
+    return cached or _containers.add(key, ContainerDef(kind, type_, keys, treedef, key))
 
 
 def static_def(value: tp.Any) -> StaticDef:
     """The one definition of a static value."""
     value = own_copy(value)
     key = content_key(value)
-    found = _statics.find(key)
-    return found or _statics.add(key, StaticDef(value, key))
+    cached = _statics.find(key)
+    return cached or _statics.add(key, StaticDef(value, key))
 
 
 Token: tp.TypeAlias = ObjectDef | VariableDef | ContainerDef | StaticDef | _Mark | int

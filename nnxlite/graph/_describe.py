@@ -20,14 +20,13 @@ import typing as tp
 
 from nnxlite._text import Atom, Entry, Shown, Text
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
-from nnxlite.graph._kinds import DICT, LIST, TUPLE
+from nnxlite.graph._kinds import DICT, TUPLE
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode
 from nnxlite.variables import VariableDef
 
 if tp.TYPE_CHECKING:
     from nnxlite.graph._graphdef import GraphDef
 
-_BRACKETS = {LIST: ("[", "]"), TUPLE: ("(", ")"), DICT: ("{", "}")}
 _EVERY_VARIABLE_HAS = ("hijax", "ref", "eager_sharding")
 
 
@@ -122,16 +121,16 @@ def _variable(definition: VariableDef) -> Text:
 
 
 def _container(definition: ContainerDef, children: list[tp.Any]) -> Text:
-    opening, closing = _BRACKETS.get(definition.kind, ("(", ")"))
-    plain = definition.kind in _BRACKETS
+    brackets = definition.container.brackets
+    opening, closing = brackets or ("(", ")")
     if definition.kind == TUPLE and len(children) == 1:
         closing = ",)"
     names = definition.keys if len(definition.keys) == len(children) else range(len(children))
     labels = [""] * len(children)
     if definition.kind == DICT:
         labels = [f"{key!r}: " for key in names]
-    elif not plain:
+    elif brackets is None:
         labels = [f"{key}=" for key in names]
     entries = tuple(map(Entry, names, labels, children))
-    name = "" if plain else definition.type.__name__
+    name = "" if brackets else definition.type.__name__
     return Text(name, opening, closing, entries, identity=False, breaks=False)

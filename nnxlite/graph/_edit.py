@@ -14,25 +14,12 @@ from nnxlite._errors import TraceContextError, path_text, short_type
 from nnxlite._jax import describe_trace, is_ref, same_shape, trace_state
 from nnxlite._state import FlatState, State, to_pure_dict
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph._containers import container_items
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import root_leaves
 from nnxlite.graph._graphdef import GraphDef, Path
 from nnxlite.graph._graphstate import GraphState
-from nnxlite.graph._kinds import (
-    CONTAINERS,
-    CUSTOM,
-    CUSTOM_NODES,
-    DATA_TYPES,
-    DICT,
-    OBJECT,
-    OTHER,
-    PYTREE,
-    STATE,
-    TUPLE,
-    GraphNode,
-    kind_of,
-)
+from nnxlite.graph._kinds import OBJECT, GraphNode, kind_of
+from nnxlite.graph._nodes import NODES, node_of
 from nnxlite.graph._plan import Stale, usual_plan, view
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
 from nnxlite.graph._traverse import define_container
@@ -40,9 +27,6 @@ from nnxlite.graph._walk import iter_graph
 from nnxlite.variables import Variable, write_raw
 
 _MISSING: tp.Any = object()
-_NODES = CONTAINERS | {OBJECT, CUSTOM}
-_FIXED = frozenset({TUPLE, PYTREE})
-"""Containers that cannot take another child or lose one: they are built again."""
 
 
 class Place(tp.NamedTuple):
@@ -54,12 +38,12 @@ class Place(tp.NamedTuple):
 
     def path(self, *names: tp.Any) -> Path:
         """The names that lead here, and further ones."""
-        found = list(reversed(names))
+        path = list(reversed(names))
         place = self
         while place.above is not None:
-            found.append(place.name)
+            path.append(place.name)
             place = place.above
-        return tuple(reversed(found))
+        return tuple(reversed(path))
 
 
 Pending: tp.TypeAlias = tuple[Place, tp.Mapping[tp.Any, tp.Any], tp.Any]
@@ -100,7 +84,7 @@ def update(node: tp.Any, state: tp.Any, /, *states: tp.Any) -> None:
     >>> float(model.kernel.sum())
     0.0
     """
-    if not isinstance(node, Variable) and kind_of(node) not in _NODES:
+    if not isinstance(node, Variable) and kind_of(node) not in NODES:
         raise TypeError(f"update takes an object, or a pytree of objects, got {short_type(node)}.")
     states = (state, *states)
     if isinstance(node, Variable):
@@ -197,7 +181,9 @@ class _Update:
     def _walk(self, given: tp.Any) -> None:
         """Go down state and objects together."""
         note, trace = self.variables.append, self.trace
-        pending: list[Pending] = [(self.root, _children(self.root.node), given)]
+        pending: list[Pending] = [
+            (self.root, node_of(self.root.node).mapping(self.root.node), given)
+        ]
         while pending:
             place, children, mapping = pending.pop()
             items = mapping._mapping.items() if isinstance(mapping, State) else mapping.items()
@@ -229,12 +215,12 @@ class _Update:
         """What a state contains for a child that is not a Variable."""
         if child is _MISSING or (child is None and isinstance(value, Variable)):
             self._add(place, name, value)
-        elif _is_static(place.node, name, child):
+        elif node_of(place.node).is_static(place.node, name, child):
             raise self._unknown(place, (name,), value, "is static")
-        elif kind_of(child) not in _NODES:
+        elif kind_of(child) not in NODES:
             self._leaf(place, name, child, value)
         elif isinstance(value, Mapping):
-            pending.append((Place(child, name, place), _children(child), value))
+            pending.append((Place(child, name, place), node_of(child).mapping(child), value))
         else:
             raise self._unknown(place, (name,), value, "holds a node, not a leaf")
 
@@ -287,8 +273,8 @@ class _Update:
 
     def _add(self, place: Place, name: tp.Any, value: tp.Any) -> None:
         """Note a whole Variable for a path that does not exist."""
-        node, kind = place.node, kind_of(place.node)
-        if not isinstance(value, Variable) or kind not in (OBJECT, CUSTOM, DICT, STATE):
+        node = place.node
+        if not isinstance(value, Variable) or not node_of(node).grows:
             raise self._unknown(place, (name,), value)
         if isinstance(name, int) and isinstance(node, MutableSequence):
             size = len(tp.cast(tp.Sized, node))
@@ -296,13 +282,13 @@ class _Update:
             if name != size + len(new):
                 raise self._unknown(place, (name,), value, "would leave a gap in a list")
         check_trace(place)
-        if kind == OBJECT and name not in place.node._nnx_status:
+        if kind_of(node) == OBJECT and name not in place.node._nnx_status:
             place.node._nnx_decide(name, value)  # raises where the attribute is declared static
         self._bound(place)[name] = value
 
     def _bound(self, place: Place) -> dict[tp.Any, tp.Any]:
         """The new children noted for a place."""
-        if kind_of(place.node) in _FIXED:
+        if not node_of(place.node).in_place:
             if place.above is None:
                 raise ValueError(
                     f"update cannot change an array inside a {type(place.node).__name__} in place; "
@@ -381,8 +367,9 @@ class _Update:
         for ref, value in self.references:
             ref[...] = value[...] if is_ref(value) else value
         for place, children in self.bindings.values():
+            node = node_of(place.node)
             for name, value in children.items():
-                _set_child(place.node, name, value.made() if type(value) is _Changed else value)
+                node.assign(place.node, name, value.made() if type(value) is _Changed else value)
 
 
 def _fits(box: tp.Any, definition: tp.Any, new: tp.Any, trace: tp.Any) -> bool:
@@ -407,41 +394,9 @@ class _Changed(tp.NamedTuple):
         """A new container with the children it shall have."""
         kind = kind_of(self.node)
         definition, _ = define_container(self.node, kind)
-        children = {**dict(container_items(self.node, kind)), **self.children}
+        children = {**node_of(self.node).mapping(self.node), **self.children}
         parts = [children[key] for key in definition.keys]
         return definition.build([p.made() if type(p) is _Changed else p for p in parts])
-
-
-def _children(node: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
-    """The children of a node by name."""
-    kind = kind_of(node)
-    if kind == OBJECT:
-        return node.__dict__
-    if kind == CUSTOM:
-        return dict(CUSTOM_NODES[type(node)].flatten(node)[0])
-    if kind == STATE:
-        return node._mapping
-    return node if kind == DICT else dict(container_items(node, kind))
-
-
-def _is_static(node: tp.Any, name: tp.Any, child: tp.Any) -> bool:
-    """Whether a child of a node is not part of its state, not even with `graph=False`."""
-    kind = kind_of(node)
-    if kind == OBJECT:
-        return not node._nnx_status.get(name, True)
-    if kind == CUSTOM:
-        return kind_of(child) == OTHER and type(child) not in DATA_TYPES
-    return child is None
-
-
-def _set_child(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
-    kind = kind_of(node)
-    if kind == OBJECT:
-        node._nnx_assign(name, value)
-    elif kind == CUSTOM:
-        CUSTOM_NODES[type(node)].set_key(node, name, value)
-    else:
-        node[name] = value
 
 
 def _shape_of(value: tp.Any) -> tuple[int, ...] | None:
@@ -468,7 +423,7 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
     """
     if not filters:
         raise ValueError("Expected at least one filter: nnx.pop(node, nnx.Intermediate).")
-    if kind_of(node) not in _NODES:
+    if kind_of(node) not in NODES:
         raise TypeError(f"pop takes an object, or a pytree of objects, got {short_type(node)}.")
     seen = view(node)
     leaves = seen.leaves
@@ -476,7 +431,7 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
     chosen = {number for program in programs for number in program.leaves}
     holders = list(_holders(node, seen.graphdef, chosen)) if chosen else []
     for place, name in holders:
-        if kind_of(place.node) in _FIXED:
+        if not node_of(place.node).in_place:
             raise ValueError(
                 f"pop: '{path_text(place.path(name))}' is inside a {type(place.node).__name__}, "
                 "which cannot lose an element. Hold it in an attribute, a list or a dict."
@@ -484,7 +439,7 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
         check_trace(place)
     states = tuple(p.build([leaves[number] for number in p.leaves]) for p in programs)
     for place, name in sorted(holders, key=_last_item_first):
-        _remove(place.node, name)
+        node_of(place.node).remove(place.node, name)
     return states[0] if len(states) == 1 else states
 
 
@@ -502,7 +457,7 @@ def _holders(
         else:
             number = tp.cast(NodeCode, code).number
             names, codes = decoded.node_defs[number].layout.data, codes_of.pop(number, ())
-        children = _children(place.node)
+        children = node_of(place.node).mapping(place.node)
         for name, child in zip(names, codes):
             leaf = -1
             if isinstance(child, ArrayCode):
@@ -517,16 +472,6 @@ def _holders(
 
 def _last_item_first(holder: tuple[Place, tp.Any]) -> int:
     return -holder[1] if isinstance(holder[1], int) else 0
-
-
-def _remove(owner: tp.Any, name: tp.Any) -> None:
-    kind = kind_of(owner)
-    if kind == CUSTOM:
-        CUSTOM_NODES[type(owner)].pop_key(owner, name)
-    elif kind == OBJECT and not isinstance(owner, MutableSequence):
-        owner._nnx_discard(name)
-    else:
-        del owner[name]
 
 
 def set_metadata(node: tp.Any, /, *, only: Filter = Variable, **metadata: tp.Any) -> None:

@@ -156,8 +156,8 @@ def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
 
 def unpack(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
     """Like `split`, with the definition inside: a `GraphState`, or a tuple for several filters."""
-    found, *states = split(node, *filters, graph=graph)
-    packed = tuple(GraphState(found, s) for s in states)
+    definition, *states = split(node, *filters, graph=graph)
+    packed = tuple(GraphState(definition, s) for s in states)
     return packed[0] if len(packed) == 1 else packed
 
 
@@ -187,11 +187,11 @@ def merge(
     >>> model.kernel.shape
     (2, 3)
     """
-    found, states = _unpacked(graphdef_or_graphstate, states)
-    leaves = leaves_of(found, states)
+    definition, states = _unpacked(graphdef_or_graphstate, states)
+    leaves = leaves_of(definition, states)
     if copy:
         leaves = [_copied(leaf) for leaf in leaves]
-    return build(found, leaves, recreate_variables)
+    return build(definition, leaves, recreate_variables)
 
 
 def _unpacked(
@@ -223,37 +223,39 @@ def _unpacked(
     return first._graphdef, tuple(s._state for s in (first, *states))
 
 
-def build(found: GraphDef[N], leaves: tp.Sequence[tp.Any], recreate_variables: bool = True) -> N:
+def build(
+    definition: GraphDef[N], leaves: tp.Sequence[tp.Any], recreate_variables: bool = True
+) -> N:
     """The root of the graph that a definition and its leaves make."""
-    decoded = found.decoded
+    decoded = definition.decoded
     nodes = build_nodes(decoded, leaves, recreate_variables=recreate_variables)
     return resolve(decoded.roots[0], nodes, leaves)  # type: ignore[return-value]
 
 
-def leaves_of(found: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.Any]:
+def leaves_of(definition: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.Any]:
     """The leaves of a definition, in order, looked up in states.
 
     Raises ValueError naming the paths that are missing or unknown.
     """
-    if found.is_leaf:
+    if definition.is_leaf:
         given = root_leaves(states)
         if len(given) != 1:
             raise ValueError(f"Incorrect number of leaves, expected 1 leaf, but got {len(given)}.")
         return given
     if len(states) == 1 and isinstance(states[0], FlatState):
         given = states[0]
-        if given.paths == found.paths:
+        if given.paths == definition.paths:
             return list(given.leaves)
     if len(states) == 1 and isinstance(states[0], (list, tuple)):
-        if len(states[0]) != found.num_leaves:
+        if len(states[0]) != definition.num_leaves:
             raise ValueError(
-                f"Incorrect number of leaves, expected {found.num_leaves} leaves, but got "
+                f"Incorrect number of leaves, expected {definition.num_leaves} leaves, but got "
                 f"{len(states[0])} in the {type(states[0]).__name__}. Pass one for each path of the "
                 "definition, in their order."
             )
         return list(states[0])
-    leaves = found.program().read(*states)
-    return _leaves_by_path(found, states) if leaves is None else leaves
+    leaves = definition.program().read(*states)
+    return _leaves_by_path(definition, states) if leaves is None else leaves
 
 
 def root_leaves(states: tp.Iterable[tp.Any]) -> list[tp.Any]:
@@ -278,8 +280,8 @@ def root_leaves(states: tp.Iterable[tp.Any]) -> list[tp.Any]:
     return leaves
 
 
-def _leaves_by_path(found: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.Any]:
-    numbers = {path: i for i, path in enumerate(found.paths)}
+def _leaves_by_path(definition: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.Any]:
+    numbers = {path: i for i, path in enumerate(definition.paths)}
     out: list[tp.Any] = [_MISSING] * len(numbers)
     surplus: list[Path] = []
     for given in states:
@@ -384,12 +386,12 @@ def _with_own_arrays(leaf: tp.Any) -> tp.Any:
 
 
 def merged_call(
-    found: GraphDef[tp.Any], states: tuple[tp.Any, ...], graph: bool | None = None
+    definition: GraphDef[tp.Any], states: tuple[tp.Any, ...], graph: bool | None = None
 ) -> tp.Any:
     """The proxy behind `call` and `GraphDef.apply`."""
 
     def accept(path: Path, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
-        node = merge(found, *states)
+        node = merge(definition, *states)
         target: tp.Any = node
         for step in path:
             target = target[step.key] if isinstance(step, _Item) else getattr(target, step)
@@ -437,8 +439,8 @@ def call(graphdef_state: tuple[GraphDef[tp.Any], tp.Any], /) -> tp.Any:
     >>> y.shape
     (1, 3)
     """
-    found, *states = graphdef_state
-    return merged_call(found, tuple(states))
+    definition, *states = graphdef_state
+    return merged_call(definition, tuple(states))
 
 
 # Index-based forms -------------------------------------------------------------------------------
@@ -518,23 +520,23 @@ def flatten(
     [('bias',), ('kernel',)]
     """
     first = len(ref_index) if ref_index else 0
-    found = Traversal()
+    traversal = Traversal()
     if ref_index:
-        found.index.update((id(known), number) for known, number in ref_index.items())
-        found.nodes.extend(ref_index)
+        traversal.index.update((id(known), number) for known, number in ref_index.items())
+        traversal.nodes.extend(ref_index)
     trees = not GRAPH_MODE.given(graph)
-    traverse((node,), found, trees=trees)
-    own = found.nodes[first:]
+    traverse((node,), traversal, trees=trees)
+    own = traversal.nodes[first:]
     if ref_index is not None:
         for number, seen in enumerate(own, first):
             ref_index[seen] = number
     outer = None if ref_outer_index is None else tuple(ref_outer_index.get(n) for n in own)
-    definition: GraphDef[N] = GraphDef(found.tokens, 1, outer, first)
+    definition: GraphDef[N] = GraphDef(traversal.tokens, 1, outer, first)
     if trees:
         refuse_sharing(definition, "flatten")
     if with_paths:
-        return definition, flat_state(definition, found.leaves)
-    return definition, found.leaves if trees else [_raw(leaf) for leaf in found.leaves]
+        return definition, flat_state(definition, traversal.leaves)
+    return definition, traversal.leaves if trees else [_raw(leaf) for leaf in traversal.leaves]
 
 
 def _raw(leaf: tp.Any) -> tp.Any:

@@ -47,29 +47,29 @@ class ContainerCode:
     """A plain container inside an object: its form and the codes of its children.
 
     Attributes:
-        settled: False where what the code describes can change without a new version:
+        notifies: False where what the code describes can change without a new version:
             arrays are read each time; lists, dicts and foreign pytree nodes are compared.  Tuples
             cannot change, and States have versions.
     """
 
-    __slots__ = ("codes", "definition", "settled")
+    __slots__ = ("codes", "definition", "notifies")
 
     def __init__(self, definition: ContainerDef) -> None:
         self.definition = definition
         self.codes: list[Code] = []
-        self.settled = False
+        self.notifies = False
 
     def settle(self) -> None:
-        """Work out `settled`, once it is known for the children."""
-        self.settled = self.definition.container.notifies and all(map(_settled, self.codes))
+        """Work out `notifies`, once it is known for the children."""
+        self.notifies = self.definition.container.notifies and all(map(_notifies, self.codes))
 
 
 Code: tp.TypeAlias = NodeCode | ArrayCode | StaticDef | ContainerCode
 
 
-def _settled(code: Code) -> bool:
+def _notifies(code: Code) -> bool:
     if isinstance(code, ContainerCode):
-        return code.settled
+        return code.notifies
     return not isinstance(code, ArrayCode)
 
 
@@ -120,7 +120,7 @@ class Decoded:
         self.has_refs = any(
             d is REF_LEAF or (isinstance(d, VariableDef) and d.is_ref) for d in self.node_defs
         )
-        self.raw_slots = [slot for slot in self.raw_slots if not _settled(slot[2])]
+        self.raw_slots = [slot for slot in self.raw_slots if not _notifies(slot[2])]
 
     def _decode(self, tokens: tp.Iterator[Token], num_roots: int) -> None:
         # A level is: names still to come, codes so far, frame number, number of the object (or -1).

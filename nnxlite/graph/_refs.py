@@ -15,7 +15,8 @@ from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.graph._functional import build, checked_view
 from nnxlite.graph._graphdef import Path
 from nnxlite.graph._kinds import ARRAY, REF, VARIABLE, kind_of
-from nnxlite.graph._walk import children_of, is_graph_node
+from nnxlite.graph._nodes import children_of
+from nnxlite.graph._walk import is_graph_node
 from nnxlite.variables import Variable, array_ref
 
 A = tp.TypeVar("A")

@@ -108,14 +108,14 @@ def traverse(
 
     Raises ValueError for a plain container that contains itself.
     """
-    found = Traversal() if into is None else into
-    tokens, nodes, versions = found.tokens, found.nodes, found.versions
-    leaves, index = found.leaves, found.index
+    traversal = Traversal() if into is None else into
+    tokens, nodes, versions = traversal.tokens, traversal.nodes, traversal.versions
+    leaves, index = traversal.leaves, traversal.index
     kinds, wrap = kind_by_type, State._nnx_wrap
     # A level is: children still to come, their State so far, its name above, id of the container,
     # and whether all but None in plain containers is a leaf.
     children: tp.Iterator[tuple[tp.Any, tp.Any]] = enumerate(tuple(roots))
-    level, above, container, loose = found.nested, None, 0, trees or open_roots
+    level, above, container, loose = traversal.nested, None, 0, trees or open_roots
     stack: list[
         tuple[tp.Iterator[tuple[tp.Any, tp.Any]], dict[tp.Any, tp.Any], tp.Any, int, bool]
     ] = []
@@ -162,12 +162,12 @@ def traverse(
                     ):
                         definition = define(value)
                     if definition.mutable:
-                        found.mutable.append((number, definition))
+                        traversal.mutable.append((number, definition))
                     names = definition.layout.data
                     parts: tp.Iterable[tp.Any] = definition.layout.data_values(value.__dict__)
                 else:
                     versions.append(0)
-                    found.exact = False
+                    traversal.exact = False
                     definition, parts = define_custom(value)
                     names = definition.layout.data
                 tokens.append(definition)
@@ -175,7 +175,7 @@ def traverse(
                     continue
                 opened, inner = 0, trees
             elif kind == ARRAY:
-                found.plain = False
+                traversal.plain = False
                 tokens.append(LEAF)
                 leaves.append(value)
                 level[name] = value
@@ -184,7 +184,7 @@ def traverse(
                 if value is None:
                     tokens.append(static_def(None))
                 else:
-                    found.plain = False
+                    traversal.plain = False
                     tokens.append(LEAF)
                     leaves.append(value)
                     level[name] = value
@@ -197,9 +197,9 @@ def traverse(
                 if opened in open_containers:
                     path = [*[outer[2] for outer in stack[2:]], above, name]
                     raise contains_itself(value, path[-len(stack) :])
-                found.plain = False
+                traversal.plain = False
                 if kind == STATE:
-                    found.states.append((value, value._nnx_version or observe(value)))
+                    traversal.states.append((value, value._nnx_version or observe(value)))
                 inner = loose
                 definition, parts = define_container(value, kind, loose)
                 tokens.append(definition)
@@ -210,7 +210,7 @@ def traverse(
             break
         else:
             if not stack:
-                return found
+                return traversal
             if container:
                 open_containers.discard(container)
             below, name = level, above

@@ -8,7 +8,6 @@ from nnxlite._config import GRAPH_MODE
 from nnxlite._jax import key_name, trace_state
 from nnxlite._statics import content_key
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph._containers import container_items
 from nnxlite.graph._defs import ObjectDef, definition
 from nnxlite.graph._functional import build, checked_view
 from nnxlite.graph._graphdef import Path
@@ -23,31 +22,18 @@ from nnxlite.graph._kinds import (
     VARIABLE,
     kind_of,
 )
+from nnxlite.graph._nodes import NODES, children_of
 from nnxlite.graph._rebuild import fill, new_shell
 from nnxlite.graph._traverse import contains_itself, define_container, define_custom
 
 N = tp.TypeVar("N")
 
 _REFERENCES = frozenset({OBJECT, CUSTOM, VARIABLE, REF})
-_BRANCHES = CONTAINERS | {OBJECT, CUSTOM}
-
-
-def children_of(value: tp.Any, static: bool = True) -> list[tuple[tp.Any, tp.Any]]:
-    """The (name, child) pairs of a node in traversal order, with or without static attributes."""
-    kind = kind_of(value)
-    if kind == OBJECT:
-        attributes = value.__dict__
-        layout = definition(value).layout
-        return [(name, attributes[name]) for name in (layout.status if static else layout.data)]
-    if kind == CUSTOM:
-        return list(CUSTOM_NODES[type(value)].flatten(value)[0])
-    return container_items(value, kind) if kind in CONTAINERS else []
 
 
 def is_node(x: tp.Any) -> bool:
     """Whether `x` is something with children: an object, a container, a pytree node."""
-    kind = kind_of(x)
-    return kind in CONTAINERS or kind in (OBJECT, CUSTOM) or x is None
+    return kind_of(x) in NODES or x is None
 
 
 def is_graph_node(x: tp.Any) -> bool:
@@ -116,24 +102,24 @@ def _steps(root: tp.Any, static: bool = True) -> tp.Iterator[tuple[int, tp.Any, 
 
     Raises ValueError for a plain container that contains itself.
     """
-    kept: dict[int, tp.Any] = {}  # references entered: they live as long as the walk
+    entered: dict[int, tp.Any] = {}  # references entered: they live as long as the walk
     stack: list[tuple[tp.Any, tp.Any, tp.Iterator[tuple[tp.Any, tp.Any]]]] = []
     open_containers: set[int] = set()
     name, value = None, root
     while True:
         kind = kind_of(value)
         reference = kind in _REFERENCES
-        if reference and id(value) in kept:
+        if reference and id(value) in entered:
             yield AGAIN, name, value
         else:
             yield ENTER, name, value
             if reference:
-                kept[id(value)] = value
+                entered[id(value)] = value
             elif kind in CONTAINERS:
                 if id(value) in open_containers:
                     raise contains_itself(value, [n for n, _, _ in stack[1:]] + [name])
                 open_containers.add(id(value))
-            if kind in _BRANCHES:
+            if kind in NODES:
                 stack.append((name, value, iter(children_of(value, static))))
             else:
                 yield LEAVE, name, value
@@ -183,8 +169,8 @@ def find_duplicates(node: tp.Any, /, *, only: Filter = ...) -> list[list[Path]]:
     """
     predicate = to_predicate(only)
     first: dict[int, tp.Any] = {}  # the first path of a reference or array, as linked names
-    found: dict[int, list[Path]] = {}
-    kept: list[tp.Any] = []
+    paths_by_id: dict[int, list[Path]] = {}
+    alive: list[tp.Any] = []
     here: tp.Any = None
     for step, name, value in _steps(node):
         if step == LEAVE:
@@ -198,16 +184,16 @@ def find_duplicates(node: tp.Any, /, *, only: Filter = ...) -> list[list[Path]]:
             continue
         if id(value) not in first:
             first[id(value)] = link
-            found[id(value)] = []
-            kept.append(value)
+            paths_by_id[id(value)] = []
+            alive.append(value)
             continue
         path = _linked(link)
         if predicate(path, value):
-            paths = found[id(value)]
+            paths = paths_by_id[id(value)]
             if not paths:
                 paths.append(_linked(first[id(value)]))
             paths.append(path)
-    return [paths for paths in found.values() if paths]
+    return [paths for paths in paths_by_id.values() if paths]
 
 
 def _linked(link: tp.Any) -> Path:
@@ -277,8 +263,8 @@ def recursive_map(
             if kind == OBJECT:
                 copies[id(value)] = new_shell(type(value), definition(value), trace)
             elif kind == CUSTOM:
-                found, _ = define_custom(value)
-                copies[id(value)] = CUSTOM_NODES[type(value)].create_empty(found.metadata)
+                form, _ = define_custom(value)
+                copies[id(value)] = CUSTOM_NODES[type(value)].create_empty(form.metadata)
         else:
             copy = _with_children(value, copies.get(id(value)), results.pop())
             given.append(copy)
@@ -305,8 +291,8 @@ def _with_children(value: tp.Any, copy: tp.Any, children: list[tuple[tp.Any, tp.
         CUSTOM_NODES[type(value)].init(copy, tuple(children))
         return copy
     if kind == DICT:
-        found = dict(children)
-        return {key: found[key] for key in value}  # in its own order
+        children_by_key = dict(children)
+        return {key: children_by_key[key] for key in value}  # in its own order
     if kind in CONTAINERS:
         return define_container(value, kind)[0].build([child for _, child in children])
     return value

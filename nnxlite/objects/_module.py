@@ -17,6 +17,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
+from nnxlite._config import GRAPH_MODE
 from nnxlite._errors import short_type
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import (
@@ -25,6 +26,7 @@ from nnxlite.graph import (
     children_of_node,
     iter_children,
     iter_graph,
+    nodes_by_number,
     split,
     update,
 )
@@ -392,21 +394,41 @@ def set_existing(
 
     Raises ValueError, before anything is set, for an attribute that none of them has.
     """
-    if only is ...:
-        nodes = checked_view(node, graph, "set_attributes").nodes()
-        chosen = [value for value in reversed(nodes) if isinstance(value, Module)]
-    else:
-        matches = to_predicate(only)
-        chosen = [m for path, m in iter_modules(node, graph=graph) if matches(path, m)]
-    owned = [(m, name, v) for m in chosen for name, v in attributes.items() if _has(m, name)]
-    missing = attributes.keys() - {name for _, name, _ in owned}
+    missing, writes = set(attributes), []
+    for name, modules in _candidates(node, only, attributes, graph):
+        value = attributes[name]
+        for module in modules:
+            old = module.__dict__.get(name, MISSING)
+            if old is MISSING and not _has(module, name):
+                continue
+            missing.discard(name)
+            if old is not value:
+                writes.append((module, name, value))
     if missing and raise_if_not_found:
         raise ValueError(
             f"Could not find at least one instance of the following attributes: {sorted(missing)}. "
             f"No module in this {type(node).__name__} that the filters match has them; correct the "
             "names, or pass raise_if_not_found=False."
         )
-    _set_or_restore([w for w in owned if w[0].__dict__.get(w[1], MISSING) is not w[2]])
+    _set_or_restore(writes)
+
+
+def _candidates(
+    node: tp.Any, only: Filter, names: tp.Iterable[str], graph: bool | None
+) -> tp.Iterator[tuple[str, list[Module]]]:
+    """For each name, the modules that a filter matches and that may have such an attribute."""
+    if only is ...:
+        if not GRAPH_MODE.given(graph):
+            checked_view(node, graph, "set_attributes")
+        graphdef, node_of = nodes_by_number(node)
+        for name in names:
+            modules = map(node_of, graphdef.candidates(Module, name))
+            yield name, [module for module in modules if module is not None]
+    else:
+        matches = to_predicate(only)
+        chosen = [m for path, m in iter_modules(node, graph=graph) if matches(path, m)]
+        for name in names:
+            yield name, chosen
 
 
 def _set_or_restore(writes: tp.Sequence[tuple[Module, str, tp.Any]]) -> None:

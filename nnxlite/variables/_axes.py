@@ -21,8 +21,8 @@ Names: tp.TypeAlias = tp.Mapping[str, tp.Any]
 def add_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
     """Put the names of a new axis into the metadata."""
     new: dict[str, tp.Any] = {}
-    for key, name, found in _axis_names(variable, names):
-        longer = [*found]
+    for key, name, axes in _axis_names(variable, names):
+        longer = [*axes]
         longer += [None] * (index - len(longer))  # it may be shorter than the shape
         longer.insert(index if index >= 0 else index + len(longer) + 1, name)
         new[key] = tuple(longer)
@@ -37,14 +37,14 @@ def remove_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
     Raises ValueError, with nothing changed, where that axis has another name.
     """
     new: dict[str, tp.Any] = {}
-    for key, name, found in _axis_names(variable, names):
-        left = list(found)
+    for key, name, axes in _axis_names(variable, names):
+        left = list(axes)
         removed = left.pop(index) if -len(left) <= index < len(left) else None
         if removed != name:
             where = "the sharding names" if key == "out_sharding" else "the names"
             under = "" if key == "out_sharding" else f" under {key!r}"
             raise ValueError(
-                f"{type(variable).__name__} has {where} {tuple(found)}{under}: axis {index} is "
+                f"{type(variable).__name__} has {where} {tuple(axes)}{under}: axis {index} is "
                 f"{removed!r}, not {name!r} as the transform says. Give both the same name."
             )
         new[key] = tuple(left)
@@ -59,8 +59,8 @@ def _axis_names(
     """Entries of the metadata that name axes: the key, the name of the axis there, all names."""
     metadata = variable.get_metadata() if len(names) > 1 else {}
     for key, name in names.items():
-        found = metadata.get(key)
-        if key not in HOOKS and key != "out_sharding" and isinstance(found, tuple):
-            yield key, name, found
+        axes = metadata.get(key)
+        if key not in HOOKS and key != "out_sharding" and isinstance(axes, tuple):
+            yield key, name, axes
     if variable.sharding_names is not None:
         yield "out_sharding", names[PARTITION_NAME], variable.sharding_names

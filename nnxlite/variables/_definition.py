@@ -77,8 +77,8 @@ _interned: Table[VariableDef] = Table("key", is_current)
 def define(type_: type[Variable], metadata: dict[str, tp.Any]) -> VariableDef:
     """The one definition for a class and metadata (the dict is adopted; do not change it later)."""
     key = _key(type_, metadata)
-    found = _interned.find(key)
-    return found or _interned.add(key, VariableDef(type_, metadata, key))
+    cached = _interned.find(key)
+    return cached or _interned.add(key, VariableDef(type_, metadata, key))
 
 
 def _key(type_: type[Variable], metadata: dict[str, tp.Any]) -> tuple[tp.Any, ...]:

@@ -632,10 +632,10 @@ def versioned(node: tp.Any) -> tp.Any:
 
 def write_raw(variable: Variable[tp.Any], value: tp.Any) -> None:
     """Replace the raw value; a reference keeps its identity and receives the content."""
-    held: tp.Any = variable._box.value
-    if variable._box.definition.is_ref and is_ref(held):
-        if held is not value:
-            held[...] = value[...] if is_ref(value) else value
+    raw: tp.Any = variable._box.value
+    if variable._box.definition.is_ref and is_ref(raw):
+        if raw is not value:
+            raw[...] = value[...] if is_ref(value) else value
     else:
         variable._box.value = value[...] if is_ref(value) else value
 

@@ -16,6 +16,7 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite._versions import epoch
+from nnxlite.graph import find_plan
 from tests.laws import model as slow
 from tests.laws.graphs import Box, Count, Pair
 
@@ -395,6 +396,33 @@ def test_switching_between_training_and_evaluation_takes_no_traversal(traversals
         again = nnx.merge(graphdef, state)
         assert again.parts[1].use_running_average is on and again.shared is again.parts[1]
     assert len(traversals) - before <= 1  # the first split of the net alone
+
+
+def test_a_model_that_alternates_between_two_modes_has_two_plans():
+    net = Net()
+    plans = []
+    for on in (True, False, True, False):
+        net.eval() if on else net.train()
+        nnx.split(net)
+        plans.append(find_plan((net,)))
+        assert plans[-1].graphdef is nnx.graphdef(net)
+    assert plans[0] is not plans[1]
+    assert plans[2] is plans[0] and plans[3] is plans[1]
+
+
+def test_the_plan_of_another_mode_is_not_used_for_other_objects():
+    net = Net()
+    net.eval()
+    nnx.split(net)
+    net.train()
+    nnx.split(net)
+    old = net.shared
+    net.shared = net.parts[1] = nnx.clone(old)  # the same structure, other Variables
+    nnx.split(net)
+    net.eval()
+    nnx.update(net, jax.tree.map(lambda x: x + 1, nnx.state(net, nnx.Param)))
+    assert (net.shared.scale[0], old.scale[0]) == (2.0, 1.0)
+    assert nnx.state(net)["parts"][1]["scale"].get_value() is net.shared.scale.get_value()
 
 
 def test_metadata_takes_no_traversal(traversals):

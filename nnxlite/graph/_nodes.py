@@ -1,0 +1,79 @@
+"""Nodes: what has children, and how each kind of node lists and edits them.
+
+Containers are in `_containers.py`; here are the two kinds with an identity: objects, and instances of
+classes registered with `register_graph_node_type`.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+from collections.abc import MutableSequence
+
+from nnxlite.graph._containers import Node, container_of
+from nnxlite.graph._defs import definition
+from nnxlite.graph._kinds import (
+    CONTAINERS,
+    CUSTOM,
+    CUSTOM_NODES,
+    DATA_TYPES,
+    OBJECT,
+    OTHER,
+    kind_of,
+)
+
+
+class _Object(Node):
+    def items(self, value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
+        attributes = value.__dict__
+        return [(name, attributes[name]) for name in definition(value).layout.status]
+
+    def mapping(self, value: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
+        return value.__dict__
+
+    def is_static(self, value: tp.Any, name: tp.Any, child: tp.Any) -> bool:
+        return not value._nnx_status.get(name, True)
+
+    def assign(self, value: tp.Any, name: tp.Any, child: tp.Any) -> None:
+        value._nnx_assign(name, child)
+
+    def remove(self, value: tp.Any, name: tp.Any) -> None:
+        if isinstance(value, MutableSequence):
+            del value[name]  # the items after it move up
+        else:
+            value._nnx_discard(name)
+
+
+class _Custom(Node):
+    def items(self, value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
+        return list(CUSTOM_NODES[type(value)].flatten(value)[0])
+
+    def is_static(self, value: tp.Any, name: tp.Any, child: tp.Any) -> bool:
+        return kind_of(child) == OTHER and type(child) not in DATA_TYPES
+
+    def assign(self, value: tp.Any, name: tp.Any, child: tp.Any) -> None:
+        CUSTOM_NODES[type(value)].set_key(value, name, child)
+
+    def remove(self, value: tp.Any, name: tp.Any) -> None:
+        CUSTOM_NODES[type(value)].pop_key(value, name)
+
+
+_KINDS: dict[int, Node] = {OBJECT: _Object(), CUSTOM: _Custom()}
+NODES = CONTAINERS | frozenset(_KINDS)
+"""The kinds of values that have children."""
+
+
+def node_of(value: tp.Any) -> Node:
+    """How the children of a node are listed and edited."""
+    kind = kind_of(value)
+    return _KINDS.get(kind) or container_of(type(value), kind)
+
+
+def children_of(value: tp.Any, static: bool = True) -> list[tuple[tp.Any, tp.Any]]:
+    """The (name, child) pairs of a value in traversal order, with or without static attributes."""
+    if kind_of(value) not in NODES:
+        return []
+    node = node_of(value)
+    items = node.items(value)
+    if static or not isinstance(node, _Object):
+        return items
+    return [(name, child) for name, child in items if not node.is_static(value, name, child)]
