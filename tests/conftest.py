@@ -11,6 +11,8 @@ from pathlib import Path
 DEVICES = 8
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# The tests compile thousands of small programs and run each once or twice.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ["XLA_FLAGS"] = " ".join(
     [
         *(f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f),
