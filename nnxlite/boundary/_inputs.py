@@ -276,8 +276,8 @@ class Inputs:
 
 
 _CALLS_PER_PLAN = 64
-# CallDefs are interned weakly. A plan keeps those of its calls alive, and looks them up without hashing a
-# whole definition (bench `dispatch`, steps of 72 arrays).
+# CallDefs are interned weakly. A plan keeps those of its calls alive, and looks them up without hashing
+# a whole definition (bench `dispatch`, steps of 72 arrays).
 _OPENED = frozenset({LIST, TUPLE, DICT, PYTREE})
 
 Form = tuple[PyTreeDef, tuple[int, ...], tuple[int, ...]]
