@@ -7,12 +7,15 @@ to look one level into a registered pytree.  Whatever moves between JAX releases
 
 from __future__ import annotations
 
+import os
 import sys
 import typing as tp
 import weakref
 
 import jax
 from jax._src import core as _core
+from jax._src import source_info_util as _source_info_util
+from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax.core import Tracer as Tracer
 
@@ -184,3 +187,20 @@ def constrained(value: tp.Any, sharding: tp.Any) -> tp.Any:
     if mesh is None or mesh.abstract_mesh == here:
         return jax.sharding.reshard(value, sharding)
     return jax.device_put(value, sharding)  # the function is not inside `jax.set_mesh(mesh)`
+
+
+# Frames -------------------------------------------------------------------------------------
+
+
+def hide_frames(*packages: str) -> None:
+    """Take these subpackages for a part of JAX in tracebacks and in the source lines of operations.
+
+    What stands there is then the user's line. `JAX_TRACEBACK_FILTERING=off` shows all frames.
+    """
+    for package in packages:
+        path = os.path.join(os.path.dirname(__file__), package) + os.sep
+        _traceback_util.register_exclusion(path)
+        _source_info_util.register_exclusion(path)
+
+
+hide_frames("boundary", "closures", "filtered", "graph", "objects", "transforms", "variables")

@@ -30,6 +30,11 @@ from nnxlite.boundary._inputs import Inner as Inner
 from nnxlite.boundary._inputs import Inputs as Inputs
 from nnxlite.boundary._inputs import enter as enter
 from nnxlite.boundary._inputs import is_root as is_root
+from nnxlite.boundary._operands import Operands as Operands
+from nnxlite.boundary._operands import argument_names as argument_names
+from nnxlite.boundary._operands import describe as describe
+from nnxlite.boundary._operands import of_arguments as of_arguments
+from nnxlite.boundary._operands import parameter_names as parameter_names
 from nnxlite.boundary._outdef import CameIn as CameIn
 from nnxlite.boundary._outdef import Crossing as Crossing
 from nnxlite.boundary._outdef import Edit as Edit

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from nnxlite._jax import jaxpr_as_fun
 from nnxlite.boundary._inputs import CallDef, Inner, enter
+from nnxlite.boundary._operands import describe
 from nnxlite.boundary._outdef import Fixed, OutDef, Outputs
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._refusals import refuse_foreign_result
@@ -50,11 +51,16 @@ class Body:
         )
 
 
+User: tp.TypeAlias = tuple[tp.Callable[..., tp.Any], tp.Callable[[CallDef], list[str]]]
+"""A function, and what gives the names of the leaves of a call."""
+
+
 def trace_body(
     call: CallDef,
     fun: tp.Callable[..., tp.Any],
     leaves: tp.Sequence[tp.Any],
     *more: tp.Any,
+    user: User,
     structure: bool,
     captured: bool = False,
     before: tp.Callable[[Inner], None] | None = None,
@@ -67,6 +73,7 @@ def trace_body(
         fun: from the argument tree (and what `more` gives) to the result.
         leaves: those of the arguments, possibly abstract.
         more: what else the function is called with.
+        user: the function and the names of leaves that JAX's messages speak of.
         structure, captured: see `leave`.
         before: called with the rebuilt arguments before the function runs.
         after: called with what leaves; returns it, with whatever is to be kept.
@@ -83,6 +90,8 @@ def trace_body(
             out, extra = after(inner, out)
         return Fixed((out.definition, extra)), out.result, out.written, out.fresh
 
+    user_fun, names = user
+    describe(run, user_fun, lambda leaves, more: [*zip(names(call), leaves), ("more", more)])
     closed, shapes = jax.make_jaxpr(run, return_shape=True)([*leaves], more)
     return Body(closed, shapes)
 

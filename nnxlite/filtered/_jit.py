@@ -13,7 +13,18 @@ from jax.core import Tracer
 from nnxlite._config import context_key
 from nnxlite._jax import PyTreeDef
 from nnxlite._statics import UnhashableStatic, static_key
-from nnxlite.boundary import CallDef, Inputs, Partition, enter, leave
+from nnxlite.boundary import (
+    CallDef,
+    Inputs,
+    Operands,
+    Partition,
+    argument_names,
+    describe,
+    enter,
+    leave,
+    of_arguments,
+    parameter_names,
+)
 from nnxlite.closures import Surroundings
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import (
@@ -86,11 +97,27 @@ class JitCore(Core):
         run.__name__ = name_of(funs[0]).rpartition(".")[2].strip("<>") or "fun"  # type: ignore[attr-defined]
         more = dict(options.jax_options)
         if options.donate != "none":
-            more["donate_argnums"] = (2,)
-        self.jitted = jax.jit(run, static_argnums=0, **more)
+            more["donate_argnums"] = (1,)
+        self.jitted = jax.jit(describe(run, funs[0], self.named), **more)
 
-    def traced(self, call: CallDef, leaves: list[tp.Any], donated_leaves: list[tp.Any]) -> tp.Any:
+    def named(self, operands: Operands, donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
+        """The leaves that JAX is given, with the names of the arguments that they are of."""
+        call = operands.call
+        names = argument_names(call, of_arguments(parameter_names(self.fun)))
+        groups: tp.Sequence[tp.Any] = (names, [])
+        if isinstance(call.extra, Key):
+            form = Form(call.treedef, call.where, call.graphdef, call.extra.values)
+            inside = [
+                names[call.num_arrays + n] + "".join(f"[{k!r}]" for k in keys)
+                for n, keys in form.inside
+            ]
+            groups = call.extra.division.partition.split([*names[: call.num_arrays], *inside])
+        for group, leaves in zip(groups, (operands, donated)):
+            yield from zip(group, leaves)
+
+    def traced(self, operands: Operands, donated_leaves: list[tp.Any]) -> tp.Any:
         """The function that JAX traces, from leaves to what leaves the call."""
+        call, leaves = operands.call, operands.leaves
         key: tp.Any = call.extra
         donated: tp.Collection[int] = ()
         if isinstance(key, Key):
@@ -143,9 +170,11 @@ class FilterJit(Filtered):
         # What training loops do, arrays only and nothing donated, needs no look at each leaf; it is
         # 1.4x of `jax.jit` for 72 arrays, and would be 2.3x (benchmarks/filtered.py).
         if self._default and only_arrays(inputs.leaves):
-            return inputs, inputs.define(context_key()), (inputs.leaves, [])
-        key, groups = self._divided(Call(self.bound, inputs), args, kwargs)
-        return inputs, inputs.define(key), groups
+            call = inputs.define(context_key())
+            return inputs, call, (Operands(call, inputs.leaves), [])
+        key, (kept, donated) = self._divided(Call(self.bound, inputs), args, kwargs)
+        call = inputs.define(key)
+        return inputs, call, (Operands(call, kept), donated)
 
     def _divided(self, call: Call, args: tp.Any, kwargs: tp.Any) -> tuple[Key, tp.Any]:
         """The key and the groups, where each leaf is looked at."""
@@ -202,15 +231,15 @@ class FilterJit(Filtered):
         return tuple(out)
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        inputs, definition, groups = self._enter(args, kwargs)
-        crossed = run_donating(self.options.donate, self._core.jitted, definition, *groups)
+        inputs, _, groups = self._enter(args, kwargs)
+        crossed = run_donating(self.options.donate, self._core.jitted, *groups)
         return put_back(inputs, crossed)
 
     def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
         """A call up to the point where JAX takes over."""
         inputs, definition, groups = self._enter(args, kwargs)
         finish = functools.partial(put_back, inputs)
-        return Staged(definition, self._core.jitted, (definition,), groups, finish)
+        return Staged(definition, self._core.jitted, groups, finish)
 
     def lower(self, *args: tp.Any, **kwargs: tp.Any) -> FilterLowered:
         """Lower the function for these arguments, without running it."""
@@ -236,14 +265,13 @@ class Staged(tp.NamedTuple):
     Attributes:
         key: the same object for all calls of the same program.
         jitted: JAX's function.
-        statics, groups: its static arguments, and the others.
+        groups: its arguments.
         finish: from JAX's result to the caller's.
         program: the function that JAX traces, where the caller needs it.
     """
 
     key: tp.Any
     jitted: tp.Any
-    statics: tuple[tp.Any, ...]
     groups: tp.Sequence[tp.Any]
     finish: tp.Callable[[tp.Any], tp.Any]
     program: tp.Any = None
@@ -256,7 +284,7 @@ class FilterLowered(Stage[tp.Any]):
     def of(cls, owner: tp.Any, args: tp.Any, kwargs: tp.Any) -> FilterLowered:
         """Lower the program of a call."""
         staged = owner.staged(args, kwargs)
-        return cls(owner, staged.key, staged.jitted.lower(*staged.statics, *staged.groups))
+        return cls(owner, staged.key, staged.jitted.lower(*staged.groups))
 
     @property
     def lowered(self) -> tp.Any:

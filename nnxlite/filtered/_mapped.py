@@ -37,6 +37,7 @@ from nnxlite.transforms import (
     PerFunction,
     decorated,
     hidden_argument,
+    marks_errors,
     passed_through,
     traced_context,
     weakly,
@@ -76,7 +77,7 @@ class FilterVmap(Filtered):
         try:
             out = run_donating(self.options.donate, staged.jitted, *staged.groups)
         except ValueError as error:
-            if passed_through(error, _Program.__call__):
+            if passed_through(error):
                 raise  # by the function itself, or by this library
             raise ValueError(f"{self!r}: {staged.program.explained(error)}") from None
         return staged.finish(out)
@@ -95,7 +96,7 @@ class FilterVmap(Filtered):
         # JAX needs one mapped argument to know the size of the axis
         size = [] if options.axis_size is None else [np.zeros(options.axis_size, bool)]
         finish = lambda out: replay(call.inputs, _outputs(*out))
-        return Staged(key, mapped, (), (size, kept, donated), finish, program)
+        return Staged(key, mapped, (size, kept, donated), finish, program)
 
     def _axes(self, call: Call, args: tp.Any, kwargs: tp.Any) -> list[tp.Any]:
         """The axis of each leaf."""
@@ -175,6 +176,7 @@ class _Program:
         self.form, self.division, self.axes, self._out_axes = call.form, division, axes, out_axes
         self.whole_paths: list[Path] = []
 
+    @marks_errors
     def __call__(
         self, size: tp.Any, kept: list[tp.Any], donated: list[tp.Any]
     ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:

@@ -12,7 +12,8 @@ from nnxlite.transforms._grad import value_and_grad as value_and_grad
 from nnxlite.transforms._jit import jit as jit
 from nnxlite.transforms._loops import fori_loop as fori_loop
 from nnxlite.transforms._loops import while_loop as while_loop
-from nnxlite.transforms._mapped import passed_through as passed_through
+from nnxlite.transforms._map_errors import marks_errors as marks_errors
+from nnxlite.transforms._map_errors import passed_through as passed_through
 from nnxlite.transforms._mapped import pmap as pmap
 from nnxlite.transforms._mapped import shard_map as shard_map
 from nnxlite.transforms._mapped import vmap as vmap

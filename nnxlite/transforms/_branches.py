@@ -10,7 +10,17 @@ import typing as tp
 import jax
 
 from nnxlite._config import Modes
-from nnxlite.boundary import Body, CallDef, Crossing, Fixed, trace_body, with_arrays
+from nnxlite.boundary import (
+    Body,
+    CallDef,
+    Crossing,
+    Fixed,
+    argument_names,
+    of_arguments,
+    parameter_names,
+    trace_body,
+    with_arrays,
+)
 from nnxlite.transforms._arguments import refuse_shared_result
 from nnxlite.transforms._branch_checks import branch_name, check_branches
 from nnxlite.transforms._core import Core
@@ -25,6 +35,17 @@ class Branches(Core):
     def first(self) -> tuple[str, ...]:  # type: ignore[override]
         """The first leaf is not an argument of the branches."""
         return ("pred" if self.name == "cond" else "index",)
+
+    def _names(self, fun: tp.Any, call: CallDef) -> list[str]:
+        parameters = parameter_names(fun)
+
+        def expression(path: tuple[tp.Any, ...]) -> str:
+            part, *inside = path
+            if part.idx == 0:
+                return self.first[0]
+            return of_arguments(parameters if part.idx == 1 else ())((part, *inside))
+
+        return argument_names(call, expression)
 
     def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         if not isinstance(call.template()[0], int) or 0 in call.where:
@@ -48,6 +69,7 @@ class Branches(Core):
                 call,
                 functools.partial(apply, number),
                 leaves,
+                user=(funs[number], functools.partial(self._names, funs[number])),
                 structure=self.options.modes.updates,
                 captured=self.options.modes.updates,
                 after=lambda inner, out: (with_arrays(inner, out), None),

@@ -20,7 +20,7 @@ import typing as tp
 import jax
 
 from nnxlite._jax import EAGER, is_staging, trace_state
-from nnxlite.boundary import CallDef, Crossing, Inputs, refuse_non_arrays, replay_crossing
+from nnxlite.boundary import CallDef, Crossing, Inputs, describe, refuse_non_arrays, replay_crossing
 from nnxlite.closures import (
     Surroundings,
     common_owner,
@@ -64,7 +64,7 @@ class Core:
         self.warned: set[str] = set()
         run = functools.partial(self._run)
         run.__name__ = self.name  # type: ignore[attr-defined]
-        self.jitted = jax.jit(run, static_argnums=(0, 1))
+        self.jitted = jax.jit(describe(run, funs[0]), static_argnums=(0, 1))
 
     def hold(self, funs: tuple[tp.Callable[..., tp.Any], ...]) -> None:
         """Trace these functions from now on: equal ones may since have come to see something else."""

@@ -8,7 +8,6 @@ each user function; its static argument is the interned `CallDef`.
 from __future__ import annotations
 
 import functools
-import re
 import typing as tp
 
 import jax
@@ -18,9 +17,14 @@ from nnxlite.boundary import (
     Body,
     CallDef,
     Inputs,
+    Operands,
+    argument_names,
     by_path,
+    describe,
     enter,
     leave,
+    of_arguments,
+    parameter_names,
     refuse_foreign_result,
     refuse_non_arrays,
     replay_crossing,
@@ -35,7 +39,7 @@ from nnxlite.transforms._arguments import (
     static_argument,
     with_statics,
 )
-from nnxlite.transforms._donation import Donation, Donor, leaf_texts
+from nnxlite.transforms._donation import Donation, Donor
 from nnxlite.transforms._placement import Placement
 from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._stages import Lowered, Traced
@@ -94,15 +98,29 @@ class JitCore:
         self.plain = self.donor is None and self.placement is None
         self.run = functools.partial(_run, self)  # one for all, so that JAX traces it once
         self.run.__name__ = self.name.rpartition(".")[2].strip("<>") or "fun"  # type: ignore[attr-defined]
+        describe(self.run, fun, self.named)
         self.jitted = self.make()
 
     def make(self, **shardings: tp.Any) -> tp.Any:
         """A `jax.jit` object for this function."""
         options = {**dict(self.options.jax_options), **shardings}
         if self.donor is not None:
-            options["donate_argnums"] = 2
+            options["donate_argnums"] = 1
             options["keep_unused"] = True  # so that XLA sees what shares a donated buffer
-        return jax.jit(self.run, static_argnums=0, **options)
+        return jax.jit(self.run, **options)
+
+    def names(self, call: CallDef) -> list[str]:
+        """The name of each leaf of a call."""
+        static = {where for where, _ in call.extra.statics}
+        parameters = [n for i, n in enumerate(parameter_names(self.fun())) if i not in static]
+        return argument_names(call, of_arguments(parameters))
+
+    def named(self, operands: Operands, *groups: tp.Any) -> tp.Iterator[tuple[str, tp.Any]]:
+        """The leaves that JAX is given, by name."""
+        for names, group in zip(
+            self.groups(operands.call, self.names(operands.call)), (operands, *groups)
+        ):
+            yield from zip(names, group)
 
     def result(self, call: CallDef, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
         """What the function gives for the rebuilt arguments of a call, and its static ones."""
@@ -117,7 +135,8 @@ class JitCore:
             return None
         updates = self.options.modes.updates
         run = lambda tree: self.result(call, *tree)
-        return trace_body(call, run, leaves, structure=updates)
+        user = self.fun(), self.names
+        return trace_body(call, run, leaves, user=user, structure=updates)
 
     def jitted_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
         """The `jax.jit` object to use for a call: one for all, except where shardings are given."""
@@ -133,7 +152,7 @@ class JitCore:
         else:
             jitted = self.jitted_for(call, groups)
             try:
-                out = jitted(call, *groups)
+                out = jitted(*groups)
             except (ValueError, RuntimeError):  # which one depends on JAX's own path
                 donor.refuse_shared_buffers(call, groups)
                 raise
@@ -150,29 +169,18 @@ class JitCore:
         placed = () if self.placement is None else self.placement.by_call.values()
         return sum(jitted._cache_size() for jitted in (self.jitted, *placed))
 
-    def groups(self, call: CallDef, leaves: list[tp.Any]) -> tuple[list[tp.Any], ...]:
-        """Leaves in the groups in which they are handed to JAX."""
-        return (leaves,) if self.donor is None else self.donor.split(call, leaves)
-
-    def in_words(self, call: CallDef, message: str) -> str:
-        """A message of JAX, with the user's arguments in place of the groups they travel in."""
-        texts = self.groups(call, leaf_texts(call))
-        return re.sub(
-            r"[Aa]rgument '?groups\[(\d+)\]\[(\d+)\]((?:\[[^\]]*\]|\.\w+)*)'?",
-            lambda m: texts[int(m[1])][int(m[2])] + m[3],
-            message,
-        )
-
-    def refuse_in_words(self, call: CallDef, error: Exception) -> None:
-        """Raise ValueError where JAX refused an argument for its devices or its sharding."""
-        if type(error) is ValueError and "rgument groups[" in str(error):
-            raise ValueError(f"jit({self.name}): {self.in_words(call, str(error))}") from error
+    def groups(self, call: CallDef, leaves: list[tp.Any]) -> tuple[tp.Any, ...]:
+        """Leaves in the groups in which they are handed to JAX, the first as `Operands`."""
+        if self.donor is None:
+            return (Operands(call, leaves),)
+        kept, donated = self.donor.split(call, leaves)
+        return Operands(call, kept), donated
 
 
-def _run(core: JitCore, call: CallDef, *groups: tp.Any) -> tp.Any:
+def _run(core: JitCore, operands: Operands, *groups: tp.Any) -> tp.Any:
     """What JAX traces: enter, run, leave."""
-    donor = core.donor
-    leaves = groups[0] if donor is None else donor.join(call, groups)
+    call, donor = operands.call, core.donor
+    leaves = operands.leaves if donor is None else donor.join(call, (operands, *groups))
     body = None if donor is None else donor.take_traced(call, leaves)
     if body is not None:
         out = body(leaves)
@@ -253,12 +261,9 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         core = self._core
         try:
             if core.plain:
-                out = core.jitted(call, inputs.leaves)
+                out = core.jitted(Operands(call, inputs.leaves))
             else:
                 out = core(inputs, call)
-        except ValueError as error:
-            core.refuse_in_words(call, error)
-            raise
         except TypeError:
             remedy = "Make it static (static_argnums, static_argnames) if it is no number."
             refuse_non_arrays(repr(self), call, inputs.leaves, remedy)
@@ -270,7 +275,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
     def _staged(self, method: str, args: tp.Any, kwargs: tp.Any) -> tuple[CallDef, tp.Any]:
         inputs, call = self._enter(args, kwargs)
         groups = self._core.groups(call, inputs.leaves)
-        return call, getattr(self._core.jitted_for(call, groups), method)(call, *groups)
+        return call, getattr(self._core.jitted_for(call, groups), method)(*groups)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
@@ -286,7 +291,7 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         """The result with `jax.ShapeDtypeStruct`s for arrays; nothing is computed or written."""
         inputs, call = self._enter(args, kwargs)
         groups = self._core.groups(call, inputs.leaves)
-        crossing = self._core.jitted_for(call, groups).eval_shape(call, *groups)
+        crossing = self._core.jitted_for(call, groups).eval_shape(*groups)
         tree, _ = enter(call, inputs.leaves)
         out = replay_crossing(Inputs(tree), crossing)
         place_abstract(out)

@@ -27,11 +27,13 @@ from nnxlite.boundary import (
     Inner,
     OutDef,
     Outputs,
+    argument_names,
     described,
     enter,
     hand_over,
     is_random,
     leave,
+    parameter_names,
     replaced,
     same,
     trace_body,
@@ -199,10 +201,23 @@ class Loop(CarryLoop):
             fun,
             leaves,
             *index,
+            user=(step, self._names),
             structure=True,
             captured=self.name == "fori_loop" and self.options.modes.updates,
             after=self._hand_over,
         )
+
+    def _names(self, call: CallDef) -> list[str]:
+        """The names of the leaves of the carry, by the parameter of the body, and of the bounds."""
+        carry = parameter_names(self.funs[-1])[-1:] or ["carry"]
+        bounded = self.name == "fori_loop" and not self.options.bounds
+
+        def expression(path: tuple[tp.Any, ...]) -> str:
+            if bounded and path[0].idx < 2:
+                return ("lower", "upper")[path[0].idx]
+            return carry[0] + jax.tree_util.keystr(path[bounded:])
+
+        return argument_names(call, expression)
 
     def _hand_over(self, inner: Inner, out: Outputs) -> tuple[Outputs, tuple[Handover | str]]:
         """What leaves a body, with how its carry changes."""

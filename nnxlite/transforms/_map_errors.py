@@ -20,6 +20,8 @@ from nnxlite.boundary import CallDef, Inputs, Layout, output_names, refuse_non_a
 SHOWN = 12
 """How many settings a message lists."""
 
+T = tp.TypeVar("T")
+
 
 class Options(tp.Protocol):
     """What the options of a mapping transform say about its settings."""
@@ -161,9 +163,20 @@ def _listed(places: list[str]) -> str:
     return ", ".join(map(repr, places[:3])) + more
 
 
-def passed_through(error: BaseException, fun: tp.Any) -> bool:
-    """Whether an exception was raised during a call of a function."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code is not fun.__code__:
-        trace = trace.tb_next
-    return trace is not None
+def marks_errors(fun: tp.Callable[..., T]) -> tp.Callable[..., T]:
+    """Let `passed_through` know of what a function raises: JAX removes our frames from the traceback."""
+
+    @functools.wraps(fun)
+    def marked(*args: tp.Any, **kwargs: tp.Any) -> T:
+        try:
+            return fun(*args, **kwargs)
+        except Exception as error:
+            error._nnx_marked = True  # type: ignore[attr-defined]
+            raise
+
+    return marked
+
+
+def passed_through(error: BaseException) -> bool:
+    """Whether an exception was raised during a call of a function under `marks_errors`."""
+    return getattr(error, "_nnx_marked", False)

@@ -54,7 +54,7 @@ from nnxlite.transforms._arguments import (
     refuse_shared_result,
     static_argument,
 )
-from nnxlite.transforms._map_errors import MapNames, explained, passed_through
+from nnxlite.transforms._map_errors import MapNames, explained, marks_errors, passed_through
 from nnxlite.transforms._wrapper import (
     PerFunction,
     Transformed,
@@ -150,7 +150,7 @@ class MapCore:
         try:
             layout, groups = known.mapped(inputs.leaves)
         except (TypeError, ValueError, IndexError) as error:
-            if passed_through(error, MapCore._run):
+            if passed_through(error):
                 raise  # the function's own, or said by this library
             names = MapNames(call, self._num_bound, known.last)
             raise explained(
@@ -203,6 +203,7 @@ class MapCore:
         known.mapped = options.make(run, (by_leaf,), order, **options.jax_options)
         return known
 
+    @marks_errors
     def _run(
         self, call: CallDef, known: MapCall, leaves: list[tp.Any]
     ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:

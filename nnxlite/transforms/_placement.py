@@ -30,7 +30,7 @@ class Placement:
     def __init__(
         self,
         make: tp.Callable[..., tp.Any],
-        groups: tp.Callable[..., tuple[list[tp.Any], ...]],
+        groups: tp.Callable[..., tuple[tp.Any, ...]],
         in_shardings: tp.Any,
         out_shardings: tp.Any,
     ) -> None:
@@ -51,7 +51,7 @@ class Placement:
         shardings: dict[str, tp.Any] = {}
         if self._in_shardings is not None:
             shardings["in_shardings"] = self._groups(call, self._shardings_in(call)[0])
-        out = self._make(**shardings).trace(call, *groups).out_info
+        out = self._make(**shardings).trace(*groups).out_info
         shardings["out_shardings"] = self._shardings_out(call, out)
         self._leaving[call] = jax.tree_util.tree_structure(out)
         jitted = self.by_call[call] = self._make(**shardings)
@@ -62,7 +62,7 @@ class Placement:
         jitted = self.jitted_for(call, groups)
         before = self._leaving.get(call)
         try:
-            return jitted(call, *groups)
+            return jitted(*groups)
         except ValueError as error:
             try:
                 again = self._place(call, groups)
@@ -70,7 +70,7 @@ class Placement:
                 raise error from None
             if self._leaving[call] == before:
                 raise
-            return again(call, *groups)
+            return again(*groups)
 
     def _shardings_out(self, call: CallDef, out: tp.Any) -> tp.Any:
         """Where JAX is to put what leaves; what belongs to an argument stays where that one is."""

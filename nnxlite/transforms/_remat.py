@@ -13,7 +13,7 @@ import typing as tp
 import jax
 
 from nnxlite._config import Modes
-from nnxlite.boundary import CallDef, Crossing, enter, leave, replay_crossing
+from nnxlite.boundary import CallDef, Crossing, describe, enter, leave, replay_crossing
 from nnxlite.closures import Surroundings
 from nnxlite.transforms._arguments import (
     Hidden,
@@ -70,10 +70,13 @@ class Remat(Core):
     def _checkpointed(self) -> tp.Callable[..., tp.Any]:
         """JAX's transform of a new function, which it has not traced yet."""
         options: RematOptions = self.options
-        body = functools.partial(self._body)
+        body = describe(functools.partial(self._body), self.fun)
         body.__signature__ = BODY  # type: ignore[attr-defined]  # JAX asks in every call
         return jax.checkpoint(
-            body, prevent_cse=options.prevent_cse, policy=options.policy, static_argnums=(0, 1)
+            describe(body, self.fun),
+            prevent_cse=options.prevent_cse,
+            policy=options.policy,
+            static_argnums=(0, 1),
         )
 
     def _body(self, seen: Surroundings | None, call: CallDef, leaves: list[tp.Any]) -> Crossing:

@@ -27,11 +27,14 @@ from nnxlite.boundary import (
     Inner,
     OutDef,
     Outputs,
+    argument_names,
     broadcast,
     by_path,
     hand_over,
     is_random,
+    of_arguments,
     output_settings,
+    parameter_names,
     refuse_foreign_axes,
     replaced,
     settings_by_leaf,
@@ -139,12 +142,12 @@ class Scan(CarryLoop):
     def trace(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> Body:
         """The body, traced for slices; its `extra` are the settings of what leaves, and the handover."""
         options: ScanOptions = self.options
-        names, structure = dict(options.axis_names), options.modes.updates
+        axis_names, structure = dict(options.axis_names), options.modes.updates
         values = call.by_side(roles.leaves)[1]
 
         def before(inner: Inner) -> None:
-            if names:
-                remove_axis_names(inner, values, names)
+            if axis_names:
+                remove_axis_names(inner, values, axis_names)
 
         def after(inner: Inner, out: Outputs) -> tuple[Outputs, tp.Any]:
             constants = [leaf for leaf in out.definition.written if values[leaf] is None]
@@ -165,8 +168,8 @@ class Scan(CarryLoop):
             settings = output_settings(
                 call, out, values, roles.roots, options.out_axes, "out_axes", None
             )
-            if names:
-                out = with_axis_names(inner, out, values, settings.fresh, names)
+            if axis_names:
+                out = with_axis_names(inner, out, values, settings.fresh, axis_names)
             return out, (tuple(map(tuple, settings)), handover)
 
         def run(tree: tp.Any) -> tp.Any:
@@ -174,7 +177,9 @@ class Scan(CarryLoop):
             refuse_shared_result(result, "scan", options.modes.graph)
             return result
 
-        return trace_body(call, run, leaves, structure=True, before=before, after=after)
+        names = of_arguments(parameter_names(self.fun))
+        user = self.fun, lambda call: argument_names(call, names)
+        return trace_body(call, run, leaves, user=user, structure=True, before=before, after=after)
 
     def _hand_over(
         self, inner: Inner, out: Outputs, roles: Roles, structure: bool

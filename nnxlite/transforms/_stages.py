@@ -75,10 +75,9 @@ class Compiled(Stage[R]):
         try:
             crossing = self._stage(*groups)
         except TypeError as error:
-            raise TypeError(f"{self._wrapped!r}: {core.in_words(call, str(error))}") from None
-        except (ValueError, RuntimeError) as error:
+            raise TypeError(f"{self._wrapped!r}: {error}") from None
+        except (ValueError, RuntimeError):
             if core.donor is not None:
                 core.donor.refuse_shared_buffers(call, groups)
-            core.refuse_in_words(call, error)
             raise
         return replay_crossing(inputs, crossing)

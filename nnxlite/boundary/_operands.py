@@ -1,0 +1,123 @@
+"""Operands: the leaves of a call as JAX sees them, under the names that the user knows them by.
+
+`Operands` is one pytree: its leaves are those of a call, its structure is the `CallDef`.  JAX keys
+what it compiles by that structure.  Its messages, jaxprs and HLO take the names of arguments from the
+signature of the function that is traced: `describe` gives that function a signature which names each
+leaf as the user would write it (`model.l1.kernel`, `batch['x']`), and the user's function as its source.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing as tp
+
+import jax
+
+from nnxlite.boundary._inputs import CallDef
+
+Names = tp.Callable[..., tp.Iterable[tuple[str, tp.Any]]]
+"""From the arguments of a traced function to pairs of a name and an argument."""
+
+
+class Operands:
+    """Leaves of a call: all of them, or the first of several groups."""
+
+    __slots__ = ("call", "leaves")
+
+    def __init__(self, call: CallDef, leaves: list[tp.Any]) -> None:
+        self.call = call
+        self.leaves = leaves
+
+    def __iter__(self) -> tp.Iterator[tp.Any]:
+        return iter(self.leaves)
+
+
+jax.tree_util.register_pytree_node(
+    Operands,
+    lambda operands: (operands.leaves, operands.call),
+    lambda call, leaves: Operands(call, [*leaves]),
+)
+
+
+Expression = tp.Callable[[tuple[tp.Any, ...]], str]
+"""From a key path of JAX in some arguments to the expression for what is there."""
+
+
+def of_arguments(parameters: tp.Sequence[str] = ()) -> Expression:
+    """The expressions for arguments `(args, kwargs)`, by the names of the positional parameters."""
+
+    def expression(path: tuple[tp.Any, ...]) -> str:
+        _, argument, *inside = path
+        number = getattr(argument, "idx", None)
+        if number is None:
+            name = str(argument.key)
+        elif number < len(parameters):
+            name: str = parameters[number]
+        else:
+            name = f"args[{number}]"
+        return name + jax.tree_util.keystr(tuple(inside))
+
+    return expression
+
+
+def argument_names(call: CallDef, expression: Expression) -> list[str]:
+    """The name of each leaf of a call: `model.layers[0].kernel`, `args[1]`."""
+    paths = jax.tree_util.tree_leaves_with_path(call.template())
+    starts = [expression(path) for path, _ in paths]
+    return [starts[leaf.position] + "".join(map(_step, leaf.below)) for leaf in call.leaves()]
+
+
+def _step(name: tp.Any) -> str:
+    return f".{name}" if isinstance(name, str) and name.isidentifier() else f"[{name!r}]"
+
+
+def parameter_names(fun: tp.Any) -> list[str]:
+    """The names of the parameters of a function that may be given by position."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+class _Source:
+    """Where a function is defined, without the function."""
+
+    def __init__(self, fun: tp.Any) -> None:
+        self.__name__ = getattr(fun, "__name__", type(fun).__name__)
+        self.__code__: types.CodeType = fun.__code__
+
+
+class _Signature(inspect.Signature):
+    """A signature that gives the leaves of arguments names of their own."""
+
+    names: Names
+
+    def bind(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        return types.SimpleNamespace(arguments=dict(self.names(*args, **kwargs)))
+
+
+def describe(run: tp.Any, fun: tp.Any, names: Names | None = None) -> tp.Any:
+    """Let JAX's messages speak of the user's function where it traces `run`; returns `run`.
+
+    Args:
+        run: the function that JAX is given; it may refer to `fun` weakly, and still does.
+        fun: the user's function.
+        names: gives names to the leaves of the arguments of `run`.
+    """
+    inner = fun
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    inner = inspect.unwrap(inner)
+    if not hasattr(inner, "__code__"):
+        inner = vars(type(inner)).get("__call__")
+    if hasattr(inner, "__code__"):
+        run.__wrapped__ = _Source(inner)
+    if names is not None:
+        parameters = inspect.signature(run, follow_wrapped=False).parameters
+        signature = _Signature([*parameters.values()])
+        signature.names = names
+        run.__signature__ = signature
+    return run
