@@ -64,8 +64,8 @@ LAZILY_BACK = {
 ORDER = {
     "graph": """_kinds _containers _defs _nodes _rebuild _traverse _describe _graphdef _compare
         _graphstate _plan _functional _walk _edit _refs""",
-    "boundary": """_partition _inputs _operands _outdef _refusals _outputs _replay _context _prefixes _streams
-        _body _carry _differences _settings""",
+    "boundary": """_partition _inputs _operands _outdef _refusals _outputs _replay _context _prefixes
+        _streams _body _carry _differences _settings""",
 }
 """The files of a package, each of which imports only those before it."""
 

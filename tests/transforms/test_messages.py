@@ -1,0 +1,153 @@
+"""JAX's own messages name the user's function, its file, and the paths of its arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+
+
+@contextlib.contextmanager
+def refuses(kind, *texts):
+    """Expect an error whose message has all of these texts."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    for text in texts:
+        assert text in str(caught.value)
+
+
+class MLP(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 2, rngs=rngs)])
+
+    def __call__(self, x):
+        return self.layers[1](nnx.relu(self.layers[0](x)))
+
+
+def positive_weights(model, batch):
+    return 1 if model.layers[0].kernel.sum() > 0 else 2
+
+
+def positive_batch(model, batch):
+    return 1 if batch["x"].sum() > 0 else 2
+
+
+BATCH = {"x": jnp.ones((1, 2))}
+BOOLEAN = jax.errors.TracerBoolConversionError
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        nnx.jit,
+        nnx.filter_jit,
+        nnx.jit(donate_argnums=0),
+        nnx.jit(donate="written"),
+        nnx.jit(graph_updates=False),
+        nnx.filter_jit(donate="all-except-first"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [(positive_weights, "model.layers[0].kernel"), (positive_batch, "batch['x']")],
+)
+def test_a_bool_of_a_tracer_is_told_by_function_and_argument(transform, step, name):
+    with refuses(BOOLEAN, f"the argument {name}.", f"function {step.__name__} at {__file__}:"):
+        transform(step)(MLP(), BATCH)
+
+
+def test_arguments_by_keyword_static_ones_and_bound_methods():
+    class Model(MLP):
+        def loss(self, n, x, *rest, flag):
+            return n if flag["on"] > 0 and rest[0] > 0 else x
+
+    model = Model()
+    step = nnx.jit(Model.loss, static_argnums=1)
+    with refuses(BOOLEAN, "function loss at", "the argument flag['on']"):
+        step(model, 3, 1.0, 2.0, flag={"on": jnp.ones(())})
+    with refuses(BOOLEAN, "the argument args[2]"):
+        nnx.jit(lambda a, *args: 1 if args[1] > 0 else 2)(1, 2, 3)
+    with refuses(BOOLEAN, "the argument x"):
+        nnx.jit(lambda n, x: 1 if x > 0 else 2, static_argnums=0)(1, 2)
+    with refuses(BOOLEAN, "function loss at", "the argument x"):
+        nnx.jit(MLPWithLoss().loss)(jnp.ones(()))
+
+
+class MLPWithLoss(MLP):
+    def loss(self, x):
+        return 1 if x > 0 else 2
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        (lambda f: nnx.cond(True, f, f, MLP(), BATCH), "model.layers[0].kernel"),
+        (lambda f: nnx.switch(0, [f, f], MLP(), BATCH), "model.layers[0].kernel"),
+        (
+            lambda f: nnx.scan(f, in_axes=(None, 0), out_axes=0)(MLP(), {"x": jnp.ones((3, 1, 2))}),
+            "model.layers[0].kernel",
+        ),
+        (
+            lambda f: nnx.while_loop(lambda m: True, lambda m: f(m, BATCH), MLP()),
+            "m.layers[0].kernel",
+        ),
+        (lambda f: nnx.fori_loop(0, 2, lambda i, m: f(m, BATCH), MLP()), "m.layers[0].kernel"),
+        (
+            lambda f: nnx.fori_loop(0, jnp.array(2), lambda i, m: f(m, BATCH), MLP()),
+            "m.layers[0].kernel",
+        ),
+    ],
+)
+def test_branches_and_loops_name_arguments(run, name):
+    with refuses(BOOLEAN, f"the argument {name}.", f" at {__file__}:"):
+        run(positive_weights)
+
+
+def test_a_leaked_tracer_names_the_function_and_the_line_that_made_it():
+    leaked = []
+
+    def leaky(model, x):
+        leaked.append(model(x))
+        return x
+
+    nnx.jit(leaky)(MLP(), jnp.ones((1, 2)))
+    with refuses(jax.errors.UnexpectedTracerError, "leaky at " + __file__, ".leaky)") as caught:
+        leaked[0] + 1
+    assert "transforms" not in str(caught.value).replace(__file__, "")
+
+
+def test_our_frames_are_hidden_from_the_traceback_of_a_users_error():
+    def step(model, x):
+        return model(x) @ jnp.ones((5, 5))
+
+    with pytest.raises(TypeError) as caught:
+        nnx.jit(step)(MLP(), jnp.ones((1, 2)))
+    names = [frame.name for frame in traceback.extract_tb(caught.tb)]
+    assert "step" in names and "_run" not in names and "result" not in names
+
+
+@pytest.mark.parametrize("transform", [nnx.jit, nnx.filter_jit])
+def test_parameters_of_the_compiled_program_have_the_names_of_the_arguments(transform):
+    step = transform(lambda model, batch: model(batch["x"]))
+    text = step.lower(MLP(), BATCH).compile().as_text()
+    assert 'op_name="model.layers[0].kernel"' in text
+    assert "batch[\\'x\\']" in text
+
+
+def test_a_jaxpr_knows_the_arguments():
+    traced = nnx.jit(lambda model, batch: model(batch["x"])).trace(MLP(), BATCH)
+    names = traced.jaxpr.debug_info.arg_names
+    assert names[0] == "batch['x']" and "model.layers[1].bias" in names
+
+
+def test_a_variable_that_holds_a_tree_has_a_name_for_each_leaf():
+    model = nnx.Dict(table=nnx.Variable({"a": jnp.ones(()), "b": jnp.ones(())}))
+    for transform in (nnx.jit, nnx.filter_jit):
+        with refuses(BOOLEAN, "the argument m.table['b']"):
+            transform(lambda m: 1 if m.table["b"] > 0 else 2)(model)
