@@ -262,6 +262,7 @@ from nnxlite.transforms import checkify as checkify
 from nnxlite.transforms import cond as cond
 from nnxlite.transforms import custom_vjp as custom_vjp
 from nnxlite.transforms import eval_shape as eval_shape
+from nnxlite.transforms import explain_compiles as explain_compiles
 from nnxlite.transforms import fori_loop as fori_loop
 from nnxlite.transforms import from_tree as from_tree
 from nnxlite.transforms import grad as grad

@@ -91,8 +91,9 @@ def trace_body(
         return Fixed((out.definition, extra)), out.result, out.written, out.fresh
 
     user_fun, names = user
-    describe(run, user_fun, lambda leaves, more: [*zip(names(call), leaves), ("more", more)])
-    closed, shapes = jax.make_jaxpr(run, return_shape=True)([*leaves], more)
+    pairs = lambda leaves, more: [*zip(names(call), leaves), ("more", more)]
+    described = describe(run, user_fun, pairs)
+    closed, shapes = jax.make_jaxpr(described, return_shape=True)([*leaves], more)
     return Body(closed, shapes)
 
 

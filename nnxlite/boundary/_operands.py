@@ -54,7 +54,7 @@ def of_arguments(parameters: tp.Sequence[str] = ()) -> Expression:
         if number is None:
             name = str(argument.key)
         elif number < len(parameters):
-            name: str = parameters[number]
+            name = str(parameters[number])
         else:
             name = f"args[{number}]"
         return name + jax.tree_util.keystr(tuple(inside))
@@ -99,14 +99,26 @@ class _Signature(inspect.Signature):
         return types.SimpleNamespace(arguments=dict(self.names(*args, **kwargs)))
 
 
-def describe(run: tp.Any, fun: tp.Any, names: Names | None = None) -> tp.Any:
-    """Let JAX's messages speak of the user's function where it traces `run`; returns `run`.
+def describe(
+    run: tp.Callable[..., tp.Any], fun: tp.Any, names: Names | None = None
+) -> tp.Callable[..., tp.Any]:
+    """`run` as a function that JAX's messages call by the name and source of the user's function.
 
     Args:
-        run: the function that JAX is given; it may refer to `fun` weakly, and still does.
+        run: what JAX is to trace; it may refer to `fun` weakly, and the result still does.
         fun: the user's function.
         names: gives names to the leaves of the arguments of `run`.
     """
+
+    def described(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        return run(*args, **kwargs)
+
+    described.__name__ = getattr(run, "__name__", "fun")
+    signature = inspect.signature(run, follow_wrapped=False)
+    if names is not None:
+        signature = _Signature([*signature.parameters.values()])
+        signature.names = names
+    described.__signature__ = signature  # type: ignore[attr-defined]
     inner = fun
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -114,10 +126,5 @@ def describe(run: tp.Any, fun: tp.Any, names: Names | None = None) -> tp.Any:
     if not hasattr(inner, "__code__"):
         inner = vars(type(inner)).get("__call__")
     if hasattr(inner, "__code__"):
-        run.__wrapped__ = _Source(inner)
-    if names is not None:
-        parameters = inspect.signature(run, follow_wrapped=False).parameters
-        signature = _Signature([*parameters.values()])
-        signature.names = names
-        run.__signature__ = signature
-    return run
+        described.__wrapped__ = _Source(inner)  # type: ignore[attr-defined]
+    return described

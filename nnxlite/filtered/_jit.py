@@ -40,9 +40,12 @@ from nnxlite.filtered._leaves import Form, leaves_of
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
 from nnxlite.transforms import (
+    CacheInfo,
     Core,
+    Explanation,
     Stage,
     StaticArgument,
+    Traces,
     core_for,
     decorated,
     name_of,
@@ -62,6 +65,7 @@ class JitOptions(tp.NamedTuple):
     specs: ArgumentSpecs
     out: tp.Any
     jax_options: tuple[tuple[str, tp.Any], ...]
+    max_traces: int | None = None
 
 
 class Key(tp.NamedTuple):
@@ -99,11 +103,16 @@ class JitCore(Core):
         if options.donate != "none":
             more["donate_argnums"] = (1,)
         self.jitted = jax.jit(describe(run, funs[0], self.named), **more)
+        self.traces = Traces(f"filter_jit({name_of(funs[0])})", funs[0], options.max_traces)
+
+    def names(self, call: CallDef) -> list[str]:
+        """The name of each leaf of a call."""
+        return argument_names(call, of_arguments(parameter_names(self.fun)))
 
     def named(self, operands: Operands, donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, with the names of the arguments that they are of."""
         call = operands.call
-        names = argument_names(call, of_arguments(parameter_names(self.fun)))
+        names = self.names(call)
         groups: tp.Sequence[tp.Any] = (names, [])
         if isinstance(call.extra, Key):
             form = Form(call.treedef, call.where, call.graphdef, call.extra.values)
@@ -124,11 +133,12 @@ class JitCore(Core):
             form = Form(call.treedef, call.where, call.graphdef, key.values)
             leaves = form.for_boundary(key.division.join(leaves, donated_leaves))
             donated = form.numbers([x == DONATED for x in key.division.partition.labels])
-        (args, kwargs), inner = enter(call, leaves)
-        result = self.fun(*args, **kwargs)
-        if self.options.out is not is_array:
-            result = _checked_result(result, self.options.out)
-        return take_out(leave(inner, result, all_written=donated))
+        with self.traces.recorded(call, self.names, leaves):
+            (args, kwargs), inner = enter(call, leaves)
+            result = self.fun(*args, **kwargs)
+            if self.options.out is not is_array:
+                result = _checked_result(result, self.options.out)
+            return take_out(leave(inner, result, all_written=donated))
 
 
 def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
@@ -241,6 +251,15 @@ class FilterJit(Filtered):
         finish = functools.partial(put_back, inputs)
         return Staged(definition, self._core.jitted, groups, finish)
 
+    def explain(self) -> Explanation:
+        """Why this function was compiled last; see `JitWrapped.explain`."""
+        return self._core.traces.explain()
+
+    def cache_info(self) -> CacheInfo:
+        """How many times this function was traced, the programs in the cache, and the time it took."""
+        jitted: tp.Any = self._core.jitted
+        return self._core.traces.info(jitted._cache_size())
+
     def lower(self, *args: tp.Any, **kwargs: tp.Any) -> FilterLowered:
         """Lower the function for these arguments, without running it."""
         return FilterLowered.of(self, args, kwargs)
@@ -323,6 +342,7 @@ def filter_jit(
     args: tp.Sequence[tp.Any] = (),
     kwargs: tp.Mapping[str, tp.Any] | None = None,
     out: tp.Any = is_array,
+    max_traces: int | None = None,
     **jitkwargs: tp.Any,
 ) -> tp.Any:
     """Compile a function of anything: arrays are traced, everything else is static.
@@ -341,6 +361,8 @@ def filter_jit(
         args: the same for the first positional arguments, in order.
         kwargs: the same for arguments by name, positional or not.
         out: the same for the result: leaves that must be arrays, and those that must not depend on one.
+        max_traces: how many times the function may be traced; one more raises RuntimeError with the
+            reason.
         jitkwargs: as for `jax.jit`.
 
     Raises:
@@ -363,5 +385,5 @@ def filter_jit(
                 "by leaf. Use args=, kwargs= and donate=."
             )
     specs = ArgumentSpecs.given(default, fn, args, kwargs)
-    options = JitOptions(donate, specs, out, tuple(jitkwargs.items()))
+    options = JitOptions(donate, specs, out, tuple(jitkwargs.items()), max_traces)
     return decorated(FilterJit, fun, options)

@@ -16,6 +16,7 @@ from nnxlite._config import Modes, context_key
 from nnxlite.boundary import (
     Body,
     CallDef,
+    Crossing,
     Inputs,
     Operands,
     argument_names,
@@ -39,6 +40,7 @@ from nnxlite.transforms._arguments import (
     static_argument,
     with_statics,
 )
+from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces
 from nnxlite.transforms._donation import Donation, Donor
 from nnxlite.transforms._placement import Placement
 from nnxlite.transforms._shapes import place_abstract
@@ -66,6 +68,7 @@ class JitOptions(tp.NamedTuple):
     out_shardings: tp.Any
     modes: Modes
     jax_options: tuple[tuple[str, tp.Any], ...]
+    max_traces: int | None = None
 
 
 class CallKey(tp.NamedTuple):
@@ -96,10 +99,11 @@ class JitCore:
         if any(s is not None for s in shardings):
             self.placement = Placement(self.make, self.groups, *shardings)
         self.plain = self.donor is None and self.placement is None
-        self.run = functools.partial(_run, self)  # one for all, so that JAX traces it once
-        self.run.__name__ = self.name.rpartition(".")[2].strip("<>") or "fun"  # type: ignore[attr-defined]
-        describe(self.run, fun, self.named)
+        run = functools.partial(_run, self)
+        run.__name__ = self.name.rpartition(".")[2].strip("<>") or "fun"  # type: ignore[attr-defined]
+        self.run = describe(run, fun, self.named)  # one for all, so that JAX traces it once
         self.jitted = self.make()
+        self.traces = Traces(f"jit({self.name})", fun, options.max_traces)
 
     def make(self, **shardings: tp.Any) -> tp.Any:
         """A `jax.jit` object for this function."""
@@ -181,6 +185,12 @@ def _run(core: JitCore, operands: Operands, *groups: tp.Any) -> tp.Any:
     """What JAX traces: enter, run, leave."""
     call, donor = operands.call, core.donor
     leaves = operands.leaves if donor is None else donor.join(call, (operands, *groups))
+    with core.traces.recorded(call, core.names, leaves):
+        return _traced(core, call, leaves)
+
+
+def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
+    donor = core.donor
     body = None if donor is None else donor.take_traced(call, leaves)
     if body is not None:
         out = body(leaves)
@@ -312,6 +322,22 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
         leaves = jax.tree_util.tree_leaves([inputs.values[i] for i in chosen])
         return Donation(names, sum(getattr(x, "nbytes", 0) for x in leaves))
 
+    def explain(self) -> Explanation:
+        """Why this function was compiled last: what was new in its most recent trace.
+
+        >>> import nnxlite as nnx, jax.numpy as jnp
+        >>> step = nnx.jit(lambda model, x: model(x))
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> _ = step(model, jnp.ones((1, 2))), step(model, jnp.ones((5, 2)))
+        >>> step.explain().causes
+        ('x: float32[1,2] -> float32[5,2]',)
+        """
+        return self._core.traces.explain()
+
+    def cache_info(self) -> CacheInfo:
+        """How many times this function was traced, the programs in the cache, and the time it took."""
+        return self._core.traces.info(self._core._cache_size())
+
     def clear_cache(self) -> None:
         """Forget every compiled program of this function."""
         self._core.clear_cache()
@@ -335,6 +361,7 @@ def jit(
     backend: str | None = None,
     inline: bool = False,
     donate: tp.Literal["written"] | None = None,
+    max_traces: int | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> JitWrapped[P, R]: ...
@@ -352,6 +379,7 @@ def jit(
     backend: str | None = None,
     inline: bool = False,
     donate: tp.Literal["written"] | None = None,
+    max_traces: int | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> tp.Callable[[tp.Callable[P, R]], JitWrapped[P, R]]: ...
@@ -369,6 +397,7 @@ def jit(
     backend: str | None = None,
     inline: bool = False,
     donate: tp.Literal["written"] | None = None,
+    max_traces: int | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> tp.Any:
@@ -386,6 +415,7 @@ def jit(
         donate_argnums, donate_argnames: arguments whose buffers may be reused for the outputs.
         keep_unused, device, backend, inline: as in `jax.jit`.
         donate: "written" donates the buffers of exactly the Variables that the function writes.
+        max_traces: how many times the function may be traced; see `JitWrapped.explain`.
         graph: False refuses shared references.
         graph_updates: False propagates values of Variables only, not structure.
 
@@ -393,6 +423,7 @@ def jit(
         ValueError: for an unhashable static argument, or a buffer donated twice.
         TypeError: where an argument holds something that is no array.
         TraceContextError: where an object to be written belongs to another trace level.
+        RuntimeError: by a call that would need one trace more than `max_traces`; it says why.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> @nnx.jit
@@ -419,6 +450,7 @@ def jit(
             backend=backend,
             inline=inline,
             donate=donate,
+            max_traces=max_traces,
             graph=graph,
             graph_updates=graph_updates,
         )
@@ -440,6 +472,7 @@ def jit(
         out_shardings=by_path(out_shardings),
         modes=Modes(graph, graph_updates),
         jax_options=tuple(sorted(jax_options.items())),
+        max_traces=max_traces,
     )
     both = (options.static.names & options.donate.names) or (
         options.static.numbers & options.donate.numbers

@@ -6,8 +6,6 @@ only constants has one core, whose trace is reused; one that captures objects is
 
 from __future__ import annotations
 
-import functools
-import inspect
 import typing as tp
 
 import jax
@@ -29,8 +27,6 @@ from nnxlite.transforms._wrapper import Transformed, decorated
 from nnxlite.variables import MISSING
 
 Policy = tp.Callable[..., bool]
-
-BODY = inspect.signature(lambda seen, call, leaves: None)
 
 
 class RematOptions(tp.NamedTuple):
@@ -70,10 +66,9 @@ class Remat(Core):
     def _checkpointed(self) -> tp.Callable[..., tp.Any]:
         """JAX's transform of a new function, which it has not traced yet."""
         options: RematOptions = self.options
-        body = describe(functools.partial(self._body), self.fun)
-        body.__signature__ = BODY  # type: ignore[attr-defined]  # JAX asks in every call
+        body = describe(self._body, self.fun)
         return jax.checkpoint(
-            describe(body, self.fun),
+            body,
             prevent_cse=options.prevent_cse,
             policy=options.policy,
             static_argnums=(0, 1),

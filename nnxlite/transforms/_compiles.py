@@ -1,0 +1,322 @@
+"""Why a function was compiled again: a record of each trace, and what sets it apart from earlier ones.
+
+A trace is recorded where JAX runs the function that it was given, so a call that does not trace pays
+nothing.  The differences are worked out when somebody asks: by `explain`, inside `explain_compiles`, or
+because `max_traces` is exceeded.  JAX reports how long it lowered and compiled through `jax.monitoring`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import dataclasses
+import sys
+import threading
+import time
+import types
+import typing as tp
+import weakref
+
+import jax
+import jax.monitoring
+from jax.core import Tracer
+
+from nnxlite.boundary import CallDef, described
+from nnxlite.graph import Difference, compare
+
+RECORDS_PER_FUNCTION = 16
+"""How many traces a function remembers: the last one is compared with those before."""
+
+PLACES_KNOWN = 1024
+
+
+@dataclasses.dataclass
+class Trace:
+    """One trace of a function.
+
+    Attributes:
+        call: the structure of its arguments.
+        names: gives the names of the leaves of a call.
+        types: of the leaves.
+        seconds: how long it took to trace, lower and compile.
+    """
+
+    call: CallDef
+    names: tp.Callable[[CallDef], list[str]]
+    types: tuple[str, ...]
+    seconds: float = 0.0
+
+    def causes(self, before: Trace) -> list[str]:
+        """What sets this trace apart from an earlier one, a line for each difference."""
+        old, new = before.call, self.call
+        causes = [] if old is new else [*_structure(before, self), *_statics(old.extra, new.extra)]
+        types_before = dict(zip(self.names(old), before.types))
+        for name, now in zip(self.names(new), self.types):
+            then = types_before.get(name, now)
+            if then != now:
+                causes.append(f"{name}: {then} -> {now}")
+        return causes or [_NOTHING]
+
+
+_NOTHING = (
+    "nothing in the arguments: a setting of JAX has changed (the mesh, enable_x64, the default "
+    "precision, ...), or its caches were cleared"
+)
+
+
+def _structure(before: Trace, after: Trace) -> tp.Iterator[str]:
+    """How the arguments differ: those that only one call has, and the objects in both."""
+    old, new = before.call, after.call
+    if old.graphdef is not new.graphdef or old.where != new.where:
+        names = before.names(old), after.names(new)
+        roots = [(name,) for name in _root_names(old, names[0])]
+        for difference in compare(old.graphdef, new.graphdef, roots):
+            yield _arrow(difference)
+    if old.treedef != new.treedef:
+        here, there = (
+            set(before.names(old)[: old.num_arrays]),
+            set(after.names(new)[: new.num_arrays]),
+        )
+        yield from (f"{name}: gone" for name in sorted(here - there))
+        yield from (f"{name}: new" for name in sorted(there - here))
+        if here == there:
+            yield f"structure of the arguments: {old.treedef} -> {new.treedef}"
+
+
+def _root_names(call: CallDef, names: list[str]) -> list[str]:
+    """The expression for each root: the name of a leaf below it, without the path from the root."""
+    out = [f"argument {position}" for position in call.where]
+    for leaf, name in zip(call.graph_leaves(), names[call.num_arrays :]):
+        root = tp.cast(int, leaf.root)
+        out[root] = name
+        for part in reversed(leaf.below):
+            for end in (f".{part}", f"[{part!r}]"):
+                out[root] = out[root].removesuffix(end)
+    return out
+
+
+def _arrow(difference: Difference) -> str:
+    path = ".".join(map(str, difference.path))
+    if difference.kind == "setting":
+        return f"{path}: {difference.before!r} -> {difference.after!r}"
+    return f"{path}: {difference.words}"
+
+
+def _statics(before: tp.Any, after: tp.Any) -> tp.Iterator[str]:
+    """How the static arguments and the settings differ."""
+    old = {where: box.value for where, box in getattr(before, "statics", ())}
+    new = {where: box.value for where, box in getattr(after, "statics", ())}
+    for where in {**old, **new}:
+        sides = [repr(side[where]) if where in side else "not given" for side in (old, new)]
+        if sides[0] != sides[1]:
+            yield f"static argument {where!r}: {sides[0]} -> {sides[1]}"
+    contexts = [dict(getattr(extra, "context", extra) or ()) for extra in (before, after)]
+    for name in {**contexts[0], **contexts[1]}:
+        one, other = (context.get(name, "default") for context in contexts)
+        if one != other:
+            yield f"setting {name}: {one} -> {other}"
+
+
+class Explanation(tp.NamedTuple):
+    """Why a function was compiled last; `str` gives it as text.
+
+    Attributes:
+        function: its name.
+        traces: how many times it has been traced.
+        seconds: how long the last time took: tracing, lowering and compiling.
+        causes: what was different from the most similar earlier call, a line each; empty for the
+            first one, and where nothing was compiled yet.
+    """
+
+    function: str
+    traces: int
+    seconds: float
+    causes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if not self.traces:
+            return f"{self.function} has not been compiled."
+        took = f"in {self.seconds:.2f} s"
+        if not self.causes:
+            return f"{self.function} was compiled {took}: its first call."
+        head = f"{self.function} was compiled again {took} (trace {self.traces}):"
+        return "\n".join([head, *(f"  {cause}" for cause in self.causes)])
+
+
+class CacheInfo(tp.NamedTuple):
+    """What is compiled of a function.
+
+    Attributes:
+        traces: how many times it has been traced.
+        programs: how many compiled programs are in JAX's cache.
+        seconds: how long all of it took.
+    """
+
+    traces: int
+    programs: int
+    seconds: float
+
+
+class Traces:
+    """The traces of one function under one set of options.
+
+    Args:
+        function: its name.
+        fun: the function.
+        limit: how many traces are allowed, or None.
+    """
+
+    def __init__(self, function: str, fun: tp.Any, limit: int | None = None) -> None:
+        self.function = function
+        self.limit = limit
+        self.count = 0
+        self.seconds = 0.0
+        self.log: collections.deque[Trace] = collections.deque(maxlen=RECORDS_PER_FUNCTION)
+        self._id = id(fun)
+        self._former = self._find_former(getattr(fun, "__code__", None))
+
+    def _find_former(self, code: types.CodeType | None) -> weakref.ReferenceType[Traces] | None:
+        """The traces of another function that was defined before on the same line, if there was one."""
+        if code is None:
+            return None
+        place = (code.co_filename, code.co_firstlineno, code.co_name)
+        former = _by_place.pop(place, None)
+        _by_place[place] = weakref.ref(self)
+        if len(_by_place) > PLACES_KNOWN:
+            del _by_place[next(iter(_by_place))]
+        alive = former and former()
+        return None if alive is not None and alive._id == self._id else former
+
+    @contextlib.contextmanager
+    def recorded(
+        self, call: CallDef, names: tp.Callable[[CallDef], list[str]], leaves: tp.Sequence[tp.Any]
+    ) -> tp.Iterator[None]:
+        """Record the trace that runs inside; one that fails does not count.
+
+        Raises RuntimeError where it is one more than allowed.
+        """
+        trace = Trace(call, names, tuple(map(_type_text, leaves)))
+        if self.limit is not None and self.count >= self.limit:
+            causes = "\n".join(f"  {cause}" for cause in self._causes(trace, [*self.log]))
+            raise RuntimeError(
+                f"{self.function} would be traced {self.count + 1} times; max_traces={self.limit} "
+                f"allows {self.limit}. This call differs from the most similar one before:\n{causes}\n"
+                "Keep shapes, dtypes and static values the same from call to call (pad the arrays), or "
+                "allow more traces."
+            )
+        _listen()
+        start = time.perf_counter()
+        yield
+        trace.seconds = time.perf_counter() - start
+        self.count += 1
+        self.seconds += trace.seconds
+        self.log.append(trace)
+        _latest.trace = (self, trace)
+
+    def explain(self) -> Explanation:
+        """Why the function was compiled last."""
+        if not self.log:
+            return Explanation(self.function, 0, 0.0, ())
+        *earlier, last = self.log
+        causes = tuple(self._causes(last, earlier))
+        return Explanation(self.function, self.count, last.seconds, causes)
+
+    def _causes(self, trace: Trace, earlier: list[Trace]) -> list[str]:
+        """What sets a trace apart from the most similar earlier one."""
+        first = []
+        if not earlier and self._former is not None:
+            first = [f"another function: {self.function} has been defined again since"]
+            former = self._former()
+            earlier = [*former.log] if former is not None else []
+        if not earlier:
+            return first
+        causes = min((trace.causes(one) for one in reversed(earlier)), key=len)
+        return [*first, *(cause for cause in causes if not (first and "nothing in" in cause))]
+
+    def info(self, programs: int) -> CacheInfo:
+        """What is compiled."""
+        return CacheInfo(self.count, programs, self.seconds)
+
+
+def _type_text(leaf: tp.Any) -> str:
+    """The type of a leaf while it is traced; a static one by its value."""
+    if not any(isinstance(part, Tracer) for part in jax.tree_util.tree_leaves(leaf)):
+        return repr(leaf)
+    weak = isinstance(leaf, Tracer) and getattr(jax.typeof(leaf), "weak_type", False)
+    return f"weakly typed {described(leaf)}" if weak else described(leaf)
+
+
+_by_place: dict[tp.Any, weakref.ReferenceType[Traces]] = {}
+
+
+class _Latest(threading.local):
+    """The trace that has ended last in a thread: what JAX compiles next is for it."""
+
+    trace: tuple[Traces, Trace] | None = None
+
+
+_latest = _Latest()
+_printer: contextvars.ContextVar[tp.Callable[[str], object] | None]
+_printer = contextvars.ContextVar("explain_compiles", default=None)
+_listening = False
+
+
+def _listen() -> None:
+    """Have JAX report how long it compiles, from the first trace on."""
+    global _listening
+    if not _listening:
+        _listening = True
+        jax.monitoring.register_event_duration_secs_listener(_note)
+
+
+def _note(event: str, duration_secs: float, **_: tp.Any) -> None:
+    if _latest.trace is None or not event.startswith("/jax/core/compile/"):
+        return
+    traces, trace = _latest.trace
+    compiled = event.endswith("/backend_compile_duration")
+    if compiled or event.endswith("/jaxpr_to_mlir_module_duration"):
+        trace.seconds += duration_secs
+        traces.seconds += duration_secs
+    if compiled:
+        _latest.trace = None
+        show = _printer.get()
+        if show is not None and traces.log and traces.log[-1] is trace:
+            show(str(traces.explain()))
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+class explain_compiles:
+    """Print why functions are compiled, as it happens.
+
+    For each program that `jit` or `filter_jit` compiles: how long it took, and what was different
+    from the most similar earlier call of the function. It holds until the end of a `with` block, or, as
+    a plain call, until it is called with False.
+
+    Args:
+        on: whether to print.
+        show: what to do with each text; by default it goes to the standard error output.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> double = nnx.jit(lambda x: 2 * x)
+    >>> texts = []
+    >>> with nnx.explain_compiles(show=texts.append):
+    ...     _ = double(jnp.ones(2)), double(jnp.ones(2)), double(jnp.ones(3))
+    >>> len(texts), texts[1].splitlines()[1].strip()
+    (2, 'x: float32[2] -> float32[3]')
+    """
+
+    def __init__(
+        self, on: bool = True, /, *, show: tp.Callable[[str], object] | None = None
+    ) -> None:
+        self._before = _printer.get()
+        _printer.set((show or _print) if on else None)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc: object) -> None:
+        _printer.set(self._before)

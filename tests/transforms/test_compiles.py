@@ -1,0 +1,239 @@
+"""Why a function was compiled again: every cause is named, and asking costs a call nothing."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import types
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import nnxlite as nnx
+
+
+def network():
+    rngs = nnx.Rngs(0)
+    model = nnx.Dict(layers=nnx.List([nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs)]))
+    model.scale = 1.0
+    return model
+
+
+def forward(model, batch):
+    return model.layers[0](batch["x"]) * model.scale
+
+
+BATCH = {"x": jnp.ones((3, 2))}
+
+
+lines = itertools.count(10_000)
+
+
+@pytest.fixture(params=[nnx.jit, nnx.filter_jit], ids=["jit", "filter_jit"])
+def step(request):
+    """A function like no other, on a line of its own."""
+    code = forward.__code__.replace(co_firstlineno=next(lines))
+    return request.param(types.FunctionType(code, globals()))
+
+
+def test_before_the_first_call_and_after_it(step):
+    assert str(step.explain()).endswith("(forward) has not been compiled.")
+    step(network(), BATCH)
+    explained = step.explain()
+    assert explained.traces == 1 and explained.causes == () and explained.seconds > 0
+    assert "its first call" in str(explained)
+    assert step.cache_info()[:2] == (1, 1)
+
+
+def set_scale(model, batch):
+    model.scale = 2.0
+
+
+def rewire(model, batch):
+    model.layers[1] = model.layers[0]
+
+
+def tag(model, batch):
+    model.layers[0].bias.set_metadata(tag="b")
+
+
+CAUSES = [
+    (lambda m, b: b.update(x=jnp.ones((5, 2))), "batch['x']: float32[3,2] -> float32[5,2]"),
+    (
+        lambda m, b: b.update(x=jnp.ones((3, 2), jnp.int32)),
+        "batch['x']: float32[3,2] -> int32[3,2]",
+    ),
+    (lambda m, b: b.update(y=jnp.ones(1)), "batch['y']: new"),
+    (set_scale, "model.scale: 1.0 -> 2.0"),
+    (lambda m, b: setattr(m, "extra", nnx.Param(jnp.ones(1))), "model.extra: nothing became Param"),
+    (lambda m, b: delattr(m.layers[1], "bias"), "model.layers.1.bias: Param became nothing"),
+    (lambda m, b: setattr(m.layers[1], "use_bias", "other"), "model.layers.1.use_bias: "),
+    (rewire, "model.layers.1"),
+    (tag, "model.layers.0.bias: "),
+    (
+        lambda m, b: m.layers[0].bias.set_value(jnp.ones(2, jnp.bfloat16)),
+        "model.layers[0].bias: float32[2] -> bfloat16[2]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "cause"), CAUSES)
+def test_each_cause_is_named(step, change, cause):
+    step(network(), dict(BATCH))
+    model, batch = network(), dict(BATCH)
+    change(model, batch)
+    step(model, batch)
+    explained = step.explain()
+    assert explained.traces == 2
+    assert len(explained.causes) == 1 and explained.causes[0].startswith(cause)
+    assert explained.causes[0] in str(explained) and "(trace 2)" in str(explained)
+
+
+def test_a_static_argument_and_a_weak_type():
+    power = nnx.jit(lambda x, n: x**n, static_argnums=1)
+    power(jnp.ones(2), 2)
+    power(jnp.ones(2), 3)
+    assert power.explain().causes == ("static argument 1: 2 -> 3",)
+    double = nnx.jit(lambda x: 2 * x)
+    double(jnp.float32(1))
+    double(1.0)
+    assert double.explain().causes == ("x: float32[] -> weakly typed float32[]",)
+
+
+def test_a_static_leaf_of_filter_jit():
+    power = nnx.filter_jit(lambda x, n: x**n)
+    power(jnp.ones(2), 2)
+    power(jnp.ones(2), 3)
+    assert power.explain().causes == ("n: 2 -> 3",)
+
+
+def test_an_optimizer_of_another_form():
+    model = network()
+    step = nnx.jit(lambda optimizer: optimizer.step.value + 1)
+    step(nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param))
+    step(nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param))
+    assert all(cause.startswith("optimizer.") for cause in step.explain().causes)
+
+
+def test_the_most_similar_earlier_call_is_compared():
+    step = nnx.jit(lambda model, batch: forward(model, batch))
+    model = network()
+    step(model, BATCH)
+    step(model, {"x": jnp.ones((5, 2))})
+    model.scale = 3.0
+    step(model, {"x": jnp.ones((5, 2))})
+    assert step.explain().causes == ("model.scale: 1.0 -> 3.0",)
+
+
+def test_a_function_that_is_defined_again():
+    def make(n):
+        return nnx.jit(lambda x: x * n)
+
+    first = make(2)
+    first(jnp.ones(2))
+    second = make(3)
+    second(jnp.ones(2))
+    assert "another function" in second.explain().causes[0] and len(second.explain().causes) == 1
+    del first
+    gc.collect()
+    third = make(4)
+    third(jnp.ones(3))
+    assert third.explain().causes[1:] == ("x: float32[2] -> float32[3]",)
+
+
+def test_other_options_of_one_function_are_not_another_function():
+    def f(x):
+        return x + 1
+
+    nnx.jit(f)(jnp.ones(2))
+    donating = nnx.jit(f, donate_argnums=0)
+    donating(jnp.ones(2))
+    assert donating.explain().causes == ()
+
+
+def test_settings_of_jax_and_of_the_library():
+    f = nnx.jit(lambda x: x @ x)
+    x = jnp.ones((2, 2))
+    f(x)
+    with jax.default_matmul_precision("highest"):
+        f(x)
+    assert "a setting of JAX" in f.explain().causes[0]
+    with nnx.set_graph_updates(False):
+        f(x)
+    assert "setting graph_updates: default -> False" in f.explain().causes
+
+
+def test_a_trace_that_fails_is_not_counted():
+    def fails(x):
+        raise KeyError("no")
+
+    f = nnx.jit(fails, max_traces=1)
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            f(1.0)
+    assert f.explain().traces == 0
+
+
+@pytest.mark.parametrize("jit", [nnx.jit, nnx.filter_jit])
+def test_max_traces_raises_with_the_reason(jit):
+    model = network()
+    step = jit(forward, max_traces=2)
+    assert step.cache_info().traces == 0
+    for n in (1, 2, 1, 2):
+        step(model, {"x": jnp.ones((n, 2))})
+    with pytest.raises(RuntimeError) as caught:
+        step(model, {"x": jnp.ones((7, 2))})
+    text = str(caught.value)
+    assert "forward) would be traced 3 times; max_traces=2" in text
+    assert "batch['x']: float32[2,2] -> float32[7,2]" in text and "pad the arrays" in text
+    assert step.explain().traces == 2
+    step(model, {"x": jnp.ones((2, 2))})  # what is compiled still runs
+
+
+def test_compiles_are_explained_as_they_happen(capsys):
+    double = nnx.jit(lambda x: 2 * x)
+    texts = []
+    with nnx.explain_compiles(show=texts.append):
+        for n in (1, 1, 2):
+            double(jnp.ones(n))
+    double(jnp.ones(3))
+    assert len(texts) == 2
+    assert "its first call" in texts[0] and "x: float32[1] -> float32[2]" in texts[1]
+    nnx.explain_compiles(True)
+    double(np.ones(4, np.float32))
+    nnx.explain_compiles(False)
+    double(jnp.ones(5))
+    printed = capsys.readouterr().err
+    assert "x: float32[3] -> float32[4]" in printed and "float32[5]" not in printed
+
+
+def test_explaining_does_not_compile_again_or_reach_other_threads():
+    double = nnx.jit(lambda x: 2 * x)
+    double(jnp.ones(2))
+    texts = []
+    with nnx.explain_compiles(show=texts.append):
+        double(jnp.ones(2))
+        thread = threading.Thread(target=lambda: double(jnp.ones(9)))
+        thread.start()
+        thread.join()
+    assert texts == [] and double.explain().traces == 2
+
+
+def test_records_are_bounded_and_keep_no_object_alive():
+    def f(model, x):
+        return x
+
+    step = nnx.jit(f)
+    model = network()
+    gone = weakref.ref(model)
+    for n in range(20):
+        step(model, jnp.ones(n))
+    del model
+    gc.collect()
+    assert gone() is None and step.explain().traces == 20
+    assert step.cache_info().traces == 20
