@@ -19,6 +19,7 @@ from nnxlite.boundary._context import current_update_context as current_update_c
 from nnxlite.boundary._context import merge_context as merge_context
 from nnxlite.boundary._context import split_context as split_context
 from nnxlite.boundary._context import update_context as update_context
+from nnxlite.boundary._differences import call_difference as call_difference
 from nnxlite.boundary._differences import edits_text as edits_text
 from nnxlite.boundary._differences import graph_difference as graph_difference
 from nnxlite.boundary._differences import node_text as node_text

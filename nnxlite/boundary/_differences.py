@@ -29,8 +29,8 @@ def structure_error(
     return TypeError if kept else ValueError
 
 
-def tree_difference(before: PyTreeDef, after: PyTreeDef) -> str:
-    """How two pytree structures differ: the paths that only one of them has.
+def tree_difference(before: PyTreeDef, after: PyTreeDef, skip: int = 0) -> str:
+    """How two pytree structures differ: the paths, without `skip` names, that only one of them has.
 
     >>> import jax
     >>> from nnxlite.boundary._differences import tree_difference
@@ -38,7 +38,7 @@ def tree_difference(before: PyTreeDef, after: PyTreeDef) -> str:
     >>> tree_difference(before, after)
     "without 'b', with 'c.0', 'c.1'"
     """
-    old, new = _leaf_paths(before), _leaf_paths(after)
+    old, new = _leaf_paths(before, skip), _leaf_paths(after, skip)
     if _ROOT in old or _ROOT in new:
         return f"{after} in place of {before}"
     parts = []
@@ -53,10 +53,10 @@ def tree_difference(before: PyTreeDef, after: PyTreeDef) -> str:
 _ROOT = path_text(())
 
 
-def _leaf_paths(treedef: PyTreeDef) -> dict[str, None]:
+def _leaf_paths(treedef: PyTreeDef, skip: int) -> dict[str, None]:
     tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
     paths = jax.tree_util.tree_leaves_with_path(tree)
-    return {path_text(map(key_name, path)): None for path, _ in paths}
+    return {path_text(map(key_name, path[skip:])): None for path, _ in paths}
 
 
 def graph_difference(
@@ -69,6 +69,21 @@ def graph_difference(
         roots: where the roots are; by number, if not given.
     """
     return differences_text(compare(before, after, roots))
+
+
+def call_difference(before: CallDef, after: CallDef, skip: int = 1) -> str:
+    """How the arguments of two calls differ in structure; nothing where they differ in other ways.
+
+    Args:
+        before, after: the static sides of the arguments.
+        skip: how many names of each path mean nothing to the user.
+    """
+    if before.treedef != after.treedef:
+        return f"the arguments are {tree_difference(before.treedef, after.treedef, skip)}"
+    paths = before.paths()
+    return graph_difference(
+        before.graphdef, after.graphdef, [paths[position][skip:] for position in before.where]
+    )
 
 
 def edits_text(call: CallDef, graph: OutGraph | None, skip: int = 1) -> str:

@@ -19,6 +19,7 @@ from nnxlite._config import GRAPH_MODE
 from nnxlite._errors import path_text
 from nnxlite._state import FlatState, State
 from nnxlite.filters import Filter
+from nnxlite.graph._compare import compare, differences_text
 from nnxlite.graph._graphdef import GraphDef, Path, flat_state
 from nnxlite.graph._graphstate import GraphState
 from nnxlite.graph._kinds import is_data
@@ -217,8 +218,9 @@ def _unpacked(
         if other._graphdef is not first._graphdef:
             raise ValueError(
                 f"merge: GraphDef must be the same for all GraphState objects; that of argument "
-                f"{number} differs from that of argument 0. Merge what one unpack gave; to put "
-                "values into another object use nnxlite.update."
+                f"{number} differs from that of argument 0: "
+                f"{differences_text(compare(first._graphdef, other._graphdef))}. Merge what one "
+                "unpack gave; to put values into another object use nnxlite.update."
             )
     return first._graphdef, tuple(s._state for s in (first, *states))
 

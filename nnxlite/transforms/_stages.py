@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite.boundary import CallDef, Inputs, replay_crossing
+from nnxlite.boundary import CallDef, Inputs, call_difference, replay_crossing
 from nnxlite.transforms._arguments import with_statics
 from nnxlite.transforms._wrapper import R
 
@@ -64,11 +64,12 @@ class Compiled(Stage[R]):
         whole = with_statics(key.statics, args, kwargs, first)
         inputs, call = self._wrapped._enter(*whole)
         if call is not self._call or given_again:
+            what = call_difference(self._call, call) or "settings of nnxlite differ"
+            if key.statics:
+                what += "; or a static argument, which is part of the program, was given again"
             raise TypeError(
-                f"{self._wrapped!r} was compiled for arguments of another structure: static "
-                "attributes, attribute names or sharing differ, or a static argument, which is "
-                "part of the program, was given again. Lower and compile it again for these "
-                "arguments."
+                f"{self._wrapped!r} was compiled for arguments of another structure: {what}. Lower "
+                "and compile it again for these arguments."
             )
         core = self._wrapped._core
         groups = core.groups(call, inputs.leaves)

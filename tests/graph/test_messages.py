@@ -259,6 +259,7 @@ def test_merge_of_graph_states_that_do_not_belong_together():
     bigger.size = 4
     other = nnx.unpack(bigger, nnx.Param, ...)[1]
     text = "GraphDef must be the same for all GraphState objects; that of argument 1 differs"
+    text += " from that of argument 0: 'size': 3 became 4. Merge what one unpack gave"
     with pytest.raises(ValueError, match=text):
         nnx.merge(params, other)
     text = "Expected GraphState object, got State as argument 1. Give merge the GraphStates of one"

@@ -659,8 +659,13 @@ def test_a_compiled_function_refuses_other_arguments():
     compiled = nnx.jit(call, static_argnums=()).lower(m, X).compile()
     other.size = 3
     before = snapshot(m, other)
-    with refuses(TypeError, "jit(call) was compiled for arguments of another structure", "Lower"):
+    what = "jit(call) was compiled for arguments of another structure: "
+    with refuses(TypeError, what + "'0.size': nothing became 3. Lower"):
         compiled(other, X)
+    with refuses(TypeError, what + "the arguments are without '1', with '1.0'. Lower"):
+        compiled(m, [X])
+    with nnx.use_eager_sharding(False), refuses(TypeError, what + "settings of nnxlite differ. L"):
+        compiled(m, X)
     other.w.value = jnp.ones(3)
     del other.size
     before = snapshot(m, other)
