@@ -64,9 +64,10 @@ class Compiled(Stage[R]):
         whole = with_statics(key.statics, args, kwargs, first)
         inputs, call = self._wrapped._enter(*whole)
         if call is not self._call or given_again:
-            what = call_difference(self._call, call) or "settings of nnxlite differ"
-            if key.statics:
-                what += "; or a static argument, which is part of the program, was given again"
+            what = [call_difference(self._call, call)]
+            if key.statics or call.extra.statics:
+                what.append("a static argument, which is part of the program, was given again")
+            what = ", or ".join(filter(None, what)) or "settings of nnxlite differ"
             raise TypeError(
                 f"{self._wrapped!r} was compiled for arguments of another structure: {what}. Lower "
                 "and compile it again for these arguments."
