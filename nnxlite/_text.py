@@ -534,7 +534,10 @@ class Shown:
     def __str__(self) -> str:
         shown = type(self).__repr__
         generated = hasattr(shown, "__wrapped__") and dataclasses.is_dataclass(self)
-        if (shown is not Shown.__repr__ and not generated) or hasattr(self, "__nnx_repr__"):
+        is_own = (shown is not Shown.__repr__ and not generated) or hasattr(
+            type(self), "__nnx_repr__"
+        )
+        if is_own:
             return repr(self)
         from nnxlite._outline import outline_of
 

@@ -543,3 +543,49 @@ def test_flops_agree_with_the_analysis_of_the_whole_program():
     graphdef, state = split(model)
     program = jax.jit(lambda state, x: _merged(graphdef, state)(x))
     assert row.flops == program.lower(state, X).cost_analysis()["flops"]
+
+
+def test_a_narrow_table_of_names_in_any_alphabet():
+    class Übersetzer(Module):
+        def __init__(self):
+            self.編碼器 = Linear(3, 1_000, rngs=Rngs(0))
+            rest = [Linear(1_000, 2, use_bias=False, rngs=Rngs(0))]
+            self.décodeur_très_long = List(rest)
+
+        def __call__(self, x):
+            return self.décodeur_très_long[0](self.編碼器(x))
+
+    assert (
+        tabulate(Übersetzer(), X, console_kwargs={"width": 72})
+        == """\
+                           Übersetzer Summary                           
+┏━━━━━━━━━━━━━┳━━━━━━━━━━━━┳━━━━━━━━━━━━━━┳━━━━━━━━━━━━━┳━━━━━━━━━━━━━━┓
+┃ path        ┃ type       ┃ inputs       ┃ outputs     ┃ Param        ┃
+┡━━━━━━━━━━━━━╇━━━━━━━━━━━━╇━━━━━━━━━━━━━━╇━━━━━━━━━━━━━╇━━━━━━━━━━━━━━┩
+│             │ Übersetzer │ float32[4,3] │ float32[4,2 │ 6,000 (24.0  │
+│             │            │              │ ]           │ KB)          │
+├─────────────┼────────────┼──────────────┼─────────────┼──────────────┤
+│ 編碼器      │ Linear     │ float32[4,3] │ float32[4,1 │ bias:        │
+│             │            │              │ 000]        │ float32[1000 │
+│             │            │              │             │ ]            │
+│             │            │              │             │ kernel:      │
+│             │            │              │             │ float32[3,10 │
+│             │            │              │             │ 00]          │
+│             │            │              │             │              │
+│             │            │              │             │ 4,000 (16.0  │
+│             │            │              │             │ KB)          │
+├─────────────┼────────────┼──────────────┼─────────────┼──────────────┤
+│ …rès_long/0 │ Linear     │ float32[4,10 │ float32[4,2 │ kernel:      │
+│             │            │ 00]          │ ]           │ float32[1000 │
+│             │            │              │             │ ,2]          │
+│             │            │              │             │              │
+│             │            │              │             │ 2,000 (8.0   │
+│             │            │              │             │ KB)          │
+├─────────────┼────────────┼──────────────┼─────────────┼──────────────┤
+│             │            │              │       Total │ 6,000 (24.0  │
+│             │            │              │             │ KB)          │
+└─────────────┴────────────┴──────────────┴─────────────┴──────────────┘
+                                                                        
+                   Total Parameters: 6,000 (24.0 KB)                    
+"""  # noqa: W291, W293 - rich fills the lines
+    )
