@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import math
 import typing as tp
 
 import numpy as np
@@ -148,7 +149,7 @@ def _leaf(node: Node, flat: str, value: str = "") -> Part:
 
 
 def _scalar_text(array: tp.Any) -> str:
-    if not can_be_read(array) or int(np.prod(array.shape)) != 1:
+    if not can_be_read(array) or math.prod(array.shape) != 1:
         return ""
     return f" = {np.asarray(array).item()}"
 

@@ -26,6 +26,7 @@ import contextvars
 import dataclasses
 import enum
 import functools
+import math
 import re
 import types
 import typing as tp
@@ -149,7 +150,7 @@ def count_and_bytes(value: tp.Any) -> tuple[int, int]:
     count = size = 0
     for leaf in leaves:
         if is_array(leaf):
-            elements = int(np.prod(leaf.shape))
+            elements = math.prod(leaf.shape)
             count += elements
             size += elements * getattr(leaf.dtype, "itemsize", 0)
     return count, size
@@ -240,7 +241,7 @@ def _array_text(array: tp.Any, few: int) -> str:
     name = "Array" if name in ("ArrayImpl", "PRNGKeyArray") else name
     dtype = str(array.dtype)
     shape = tuple(array.shape)
-    if not can_be_read(array) or not 0 < int(np.prod(shape)) <= few:
+    if not can_be_read(array) or not 0 < math.prod(shape) <= few:
         return f"{name}(shape={shape}, dtype={dtype})"
     numbers = np.array2string(np.asarray(array), separator=", ", max_line_width=10**6)
     numbers = re.sub(r"\s+", " ", numbers).replace("[ ", "[").replace(" ]", "]")

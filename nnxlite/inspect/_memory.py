@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing as tp
 
 import jax
@@ -134,7 +135,7 @@ def memory(
         if id(array) in seen:
             continue
         seen[id(array)] = array
-        size = int(np.prod(array.shape)) * array.dtype.itemsize
+        size = math.prod(array.shape) * array.dtype.itemsize
         by_kind[kind] = by_kind.get(kind, 0) + size
         for place, part in _places(array, size):
             by_device[place] = by_device.get(place, 0) + part
@@ -169,7 +170,7 @@ def _places(array: tp.Any, size: int) -> list[tuple[str, int]]:
     if array.is_deleted():
         return [("deleted", size)]
     shape = array.sharding.shard_shape(array.shape)
-    part = int(np.prod(shape)) * array.dtype.itemsize
+    part = math.prod(shape) * array.dtype.itemsize
     devices = sorted(array.sharding.device_set, key=lambda device: device.id)
     return [(f"{device.platform}:{device.id}", part) for device in devices]
 

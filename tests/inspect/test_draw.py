@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -308,3 +309,12 @@ def test_a_call_inside_a_trace_is_drawn_by_shape():
 
     step(Small(), jnp.ones((1, 2)))
     assert "kernel: Param float32[2,3]" in texts_of(drawings[0])
+
+
+def test_the_picture_in_the_docs_is_up_to_date():
+    docs = Path(__file__).parents[2] / "docs"
+    code = (docs / "inspecting.md").read_text().split("```python\n")[1].split("```")[0]
+    names: dict[str, object] = {}
+    exec(code, names)
+    drawing = nnx.draw(names["model"], jax.ShapeDtypeStruct((2, 16), "int32"))
+    assert (docs / "model.svg").read_text() == drawing.svg
