@@ -36,6 +36,7 @@ from nnxlite._text import (
     clip,
     expanded,
     is_array,
+    key_text,
     safely,
     short,
     summary,
@@ -218,10 +219,10 @@ def _common(lines: tuple[_Line, ...]) -> _Line:
 
 def group_name(group: list[Part]) -> str:
     """The name of an attribute, or the names or indices of several."""
-    keys = [part.node.key for part in group]
+    keys = [key_text(part.node.key) for part in group]
     if len(keys) == 1:
-        return str(keys[0])
-    if isinstance(keys[0], int):
+        return keys[0]
+    if isinstance(group[0].node.key, int):
         return f"{keys[0]}-{keys[-1]}"
     return ", ".join(keys) if len(keys) <= 4 else f"{keys[0]} ... {keys[-1]}"
 

@@ -309,6 +309,17 @@ def _builtin_sequence(items: tp.Sequence[tp.Any]) -> Text:
     return Text("", opening, closing, entries, identity=False, breaks=False)
 
 
+def key_text(key: tp.Any) -> str:
+    """A name or key as one line of text.
+
+    >>> from nnxlite._text import key_text
+    >>> print(key_text(0), key_text("größe"), key_text("two\\nlines"))
+    0 größe two\\nlines
+    """
+    text = str(safely(str, key))
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
 class Node:
     """A node of the tree that is printed: one occurrence of an object, expanded or on one line."""
 
@@ -339,7 +350,7 @@ class Node:
         keys = []
         node = self
         while node.parent is not None:
-            keys.append(str(node.key))
+            keys.append(key_text(node.key))
             node = node.parent
         return ".".join(reversed(keys)) or "self"
 

@@ -340,3 +340,22 @@ def test_a_text_within_a_text_ends():
 @pytest.mark.parametrize("value", [nnx.Rngs(0), nnx.metrics.Average(), nnx.Dict(), nnx.List()])
 def test_other_objects(value):
     assert str(value).startswith(type(value).__name__)
+
+
+def test_keys_and_classes_of_every_kind():
+    class Strict(nnx.Module):
+        def __getattr__(self, name):
+            raise RuntimeError(name)
+
+    model = Strict()
+    model.items = nnx.Dict()
+    model.items["two\nlines"] = nnx.Param(jnp.ones(2))
+    model.twin = model.items["two\nlines"]
+    assert str(model).splitlines() == [
+        "Strict",
+        "  items: Dict",
+        "    two\\nlines: Param float32[2]",
+        "  twin: shared with `items.two\\nlines`",
+        "Param: 2 (8 B)",
+    ]
+    assert repr(model).startswith("Strict( # Param: 2 (8 B)")

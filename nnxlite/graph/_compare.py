@@ -16,7 +16,7 @@ import jax
 from nnxlite._errors import path_text
 from nnxlite._jax import Ref
 from nnxlite._statics import content_key
-from nnxlite._text import short
+from nnxlite._text import safely, short
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef, Path
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
@@ -82,7 +82,7 @@ class Difference:
 
 
 def _worded(value: tp.Any) -> str:
-    return "an array" if value is jax.Array else short(value)
+    return "an array" if value is jax.Array else safely(short, value)
 
 
 def _number(value: tp.Any) -> str:
@@ -90,7 +90,9 @@ def _number(value: tp.Any) -> str:
 
 
 def _metadata_words(entries: dict[str, tp.Any]) -> str:
-    return ", ".join(f"{name}={short(value)}" for name, value in entries.items()) or "nothing"
+    return (
+        ", ".join(f"{name}={safely(short, value)}" for name, value in entries.items()) or "nothing"
+    )
 
 
 def _sharing_words(path: Path | None) -> str:
@@ -241,7 +243,7 @@ class _Walk:
             elif isinstance(a, ArrayCode) and isinstance(b, ArrayCode):
                 self.leaves(path, a.leaf, b.leaf)
             elif isinstance(a, StaticDef) and isinstance(b, StaticDef):
-                if content_key(a.value) != content_key(b.value):
+                if _differ(a.value, b.value):
                     self.add(path, "setting", a.value, b.value)
 
     def leaves(self, path: Path, a: int, b: int) -> None:
@@ -268,7 +270,7 @@ class _Walk:
         if before.shown(a) is not after.shown(b):
             self.add(path, "retyped", before.shown(a), after.shown(b))
         elif isinstance(old, ObjectDef):
-            if content_key(old.metadata) != content_key(new.metadata):  # of a registered class
+            if _differ(old.metadata, new.metadata):  # of a registered class
                 self.add(path, "setting", old.metadata, new.metadata)
             self.push_all(path, before.children(a), after.children(b))
         else:
@@ -277,8 +279,7 @@ class _Walk:
             self.leaves(path, before.leaves[a.number], after.leaves[b.number])
 
     def metadata(self, path: Path, old: dict[str, tp.Any], new: dict[str, tp.Any]) -> None:
-        keys = [{k: content_key(v) for k, v in side.items()} for side in (old, new)]
-        names = [n for n in {**old, **new} if keys[0].get(n, _END) != keys[1].get(n, _END)]
+        names = [n for n in {**old, **new} if _differ(old.get(n, _END), new.get(n, _END))]
         if names:
             sides = ({n: side[n] for n in names if n in side} for side in (old, new))
             self.add(path, "metadata", *sides)
@@ -288,9 +289,17 @@ class _Walk:
         if old.type is not new.type:
             self.add(path, "retyped", old.type, new.type)
             return
-        if old.keys == new.keys and old.treedef != new.treedef:
+        if old.keys == new.keys and old is not new and _differ(old.treedef, new.treedef):
             self.add(path, "setting", old.treedef, new.treedef)
         self.push_all(path, self.before.children(a), self.after.children(b))
+
+
+def _differ(a: tp.Any, b: tp.Any) -> bool:
+    """Whether two static values differ; those that cannot be compared, by identity."""
+    try:
+        return bool(content_key(a) != content_key(b))
+    except Exception:  # an `__eq__` of the user's own
+        return a is not b
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -301,7 +310,7 @@ class Status:
     value: tp.Any
 
     def __repr__(self) -> str:
-        return f"{'data' if self.is_data else 'static'} {short(self.value)}"
+        return f"{'data' if self.is_data else 'static'} {safely(short, self.value)}"
 
 
 _END = object()

@@ -60,7 +60,7 @@ class Drawing:
                 f"Drawing.save: no format for the suffix {path.suffix!r} of {str(path)!r}. Use one of "
                 f"{', '.join(_FORMS)}."
             )
-        path.write_text(getattr(self, form), encoding="utf-8")
+        path.write_text(getattr(self, form), encoding="utf-8", errors="replace")
         return path
 
     def _repr_svg_(self) -> str:

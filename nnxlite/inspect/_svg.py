@@ -8,6 +8,7 @@ along lanes to the right of everything, one for each box that is referred to.
 
 from __future__ import annotations
 
+import re
 import typing as tp
 import unicodedata
 import zlib
@@ -139,6 +140,12 @@ def svg_of(picture: Picture) -> str:
     return "\n".join([head, defs, ground, *body, *legend, "</svg>"])
 
 
+def _escaped(text: str) -> str:
+    return escape(_NOT_IN_XML.sub("?", text))
+
+
+_NOT_IN_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
 _CALL, _REFERENCE, _EDGE, _MUTED = "#1d3557", "#b5179e", "#8d99ae", "#5c677d"
 
 
@@ -153,7 +160,7 @@ def _text(x: float, y: float, text: str, size: int = FONT, extra: str = "") -> s
     length = f' textLength="{text_width(text, size) * 0.97:.1f}"' if text else ""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}"{length}{extra} '
-        f'xml:space="preserve">{escape(text)}</text>'
+        f'xml:space="preserve">{_escaped(text)}</text>'
     )
 
 
@@ -164,7 +171,7 @@ def _boxes(root: Item) -> list[str]:
         level = levels[id(item)]
         for child in item.children:
             levels[id(child)] = level + 1
-        tip = f"<title>{escape(f'{item.path}: {item.title}({item.settings})')}</title>"
+        tip = f"<title>{_escaped(f'{item.path}: {item.title}({item.settings})')}</title>"
         if item.kind is not None:
             chip = _rect(item.x, item.y, item.width, item.height, colour_of(item.kind))
             out.append(f"<g>{tip}{chip}{_text(item.x + PAD, item.y + 14, item.label)}</g>")
@@ -231,7 +238,7 @@ def _lanes(picture: Picture) -> list[str]:
             f'<path d="M{x:.1f},{y:.1f} H{lane:.1f} V{above:.1f} H{end:.1f} V{target.y:.1f}" '
             f'fill="none" stroke="{_REFERENCE}" stroke-opacity="0.75" stroke-dasharray="5 3" '
             f'stroke-linejoin="round" marker-end="url(#ref)">'
-            f"<title>{escape(f'{reference.name} is {reference.path}')}</title></path>"
+            f"<title>{_escaped(f'{reference.name} is {reference.path}')}</title></path>"
         )
     return out
 

@@ -438,8 +438,8 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
     # text ------------------------------------------------------------------------------------
 
     def __nnx_text__(self) -> Text:
-        parts = getattr(self, "__nnx_repr__", None)  # see `nnx.reprlib`
-        return object_node(self, self.__dict__) if parts is None else text_from(parts())
+        parts = getattr(type(self), "__nnx_repr__", None)  # see `nnx.reprlib`
+        return object_node(self, self.__dict__) if parts is None else text_from(parts(self))
 
 
 class Object(Pytree, pytree=False):

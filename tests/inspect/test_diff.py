@@ -287,3 +287,26 @@ def test_a_chain_of_ten_thousand_modules():
 
     (entry,) = nnx.diff(chain(1), chain(2))
     assert len(entry.path) == 10_001 and (entry.before, entry.after) == (1, 2)
+
+
+def test_values_that_cannot_be_shown_or_compared():
+    class Odd:
+        __hash__ = None
+
+        def __init__(self, number):
+            self.number = number
+
+        def __eq__(self, other):
+            raise RuntimeError("no comparison")
+
+        def __repr__(self):
+            raise RuntimeError("no text")
+
+    def made(number):
+        return nnx.Dict(w=nnx.Param(jnp.ones(2), note=Odd(number)), odd=Odd(number))
+
+    odd = "<Odd: RuntimeError while it was shown>"
+    assert not nnx.diff(made(1), made(1))
+    assert str(nnx.diff(made(1), made(2))) == (
+        f"odd: {odd} became {odd}\nw: note={odd} became note={odd}"
+    )

@@ -299,6 +299,18 @@ def test_half_built_objects_and_enormous_models():
     ET.fromstring(nnx.draw(root).svg)
 
 
+def test_characters_that_xml_does_not_have():
+    class Odd:
+        def __repr__(self):
+            return "odd\x00\x1b\ud800"
+
+    model = nnx.Dict()
+    model["a\x00<&"] = nnx.Param(jnp.ones(2))
+    model.odd = [Odd(), jnp.ones(2)]
+    assert "a\\x00<&: Param float32[2]" in texts_of(nnx.draw(model))
+    assert "0: odd???" in texts_of(nnx.draw(model))
+
+
 def test_a_call_inside_a_trace_is_drawn_by_shape():
     drawings = []
 
