@@ -12,10 +12,9 @@ import numpy as np
 from jax import lax
 
 from nnxlite._errors import short_type
-from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.initializers import Initializer
-from nnxlite.objects import Module, Rngs, data
+from nnxlite.objects import Module, Rngs, data, layer_name
 from nnxlite.variables import Param, Variable
 
 Metadata = tp.Mapping[str, tp.Any]

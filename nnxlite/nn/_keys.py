@@ -8,8 +8,7 @@ import jax
 
 from nnxlite._errors import short_type
 from nnxlite.nn import initializers
-from nnxlite.nn._names import layer_name
-from nnxlite.objects import Rngs, RngStream
+from nnxlite.objects import Rngs, RngStream, layer_name
 
 KeySource = Rngs | RngStream | jax.Array
 """Several streams, of which one is chosen by name; one stream; or the key itself."""

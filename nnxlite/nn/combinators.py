@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite.nn._common import Precision, check_size
-from nnxlite.nn._names import layer_name
 from nnxlite.nn.activations import identity, relu
 from nnxlite.nn.dtypes import Dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Linear, default_bias_init, default_kernel_init
 from nnxlite.nn.stochastic import Dropout
-from nnxlite.objects import List, Module, Rngs, RngStream
+from nnxlite.objects import List, Module, Rngs, RngStream, layer_name
 
 
 class Sequential(Module):

@@ -40,12 +40,11 @@ from nnxlite.nn._common import (
     value_of,
     without_numpy,
 )
-from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import default_bias_init, default_kernel_init
-from nnxlite.objects import Rngs
+from nnxlite.objects import Rngs, layer_name
 
 Padding = str | int | tp.Sequence[int | tuple[int, int]]
 Pads = str | tuple[tuple[int, int], ...]

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Metadata, OutSharding, check_size, new_param
-from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.objects import Module, Rngs
+from nnxlite.objects import Module, Rngs, layer_name
 from nnxlite.variables import Param
 
 default_embed_init: tp.Final[Initializer] = initializers.variance_scaling(

@@ -42,11 +42,10 @@ from nnxlite.nn._common import (
     feature_mismatch,
     promoted,
 )
-from nnxlite.nn._names import layer_name
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.objects import Rngs
+from nnxlite.objects import Rngs, layer_name
 from nnxlite.variables import VariableMetadata
 
 default_kernel_init: tp.Final[Initializer] = initializers.lecun_normal()

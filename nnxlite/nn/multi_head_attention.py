@@ -25,7 +25,6 @@ from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, DotGeneralFn, Metadata, OutSharding, Precision
 from nnxlite.nn._keys import KeySource, draw_key, own_stream
 from nnxlite.nn._modes import resolve_mode
-from nnxlite.nn._names import layer_name, note_layer
 from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.attention import dot_product_attention
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
@@ -33,7 +32,7 @@ from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import LinearGeneral, default_kernel_init
 from nnxlite.nn.normalization import LayerNorm
-from nnxlite.objects import Module, Rngs, RngStream, data
+from nnxlite.objects import Module, Rngs, RngStream, data, layer_name, note_layer
 from nnxlite.variables import Cache
 
 

@@ -39,12 +39,11 @@ from nnxlite.nn._common import (
     without_numpy,
 )
 from nnxlite.nn._modes import resolve_mode
-from nnxlite.nn._names import layer_name
 from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype
 from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.objects import Module, Rngs
+from nnxlite.objects import Module, Rngs, layer_name
 from nnxlite.variables import BatchStat, Param
 
 

@@ -22,11 +22,10 @@ from nnxlite.boundary import Carry, StateAxes
 from nnxlite.filters import All, Filter
 from nnxlite.graph import variables
 from nnxlite.nn._keys import KeySource, own_stream
-from nnxlite.nn._names import note_layer
 from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.recurrent_cells import RNNCellBase
 from nnxlite.nn.recurrent_cells import modified_orthogonal as modified_orthogonal
-from nnxlite.objects import Module, Rngs, RngStream, data, split_rngs
+from nnxlite.objects import Module, Rngs, RngStream, data, note_layer, split_rngs
 from nnxlite.transforms import scan
 from nnxlite.variables import RngState
 

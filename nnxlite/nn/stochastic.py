@@ -11,8 +11,7 @@ from jax.core import Tracer
 
 from nnxlite.nn._keys import KeySource, draw_key, own_stream
 from nnxlite.nn._modes import resolve_mode
-from nnxlite.nn._names import layer_name
-from nnxlite.objects import Module, Rngs, RngStream, data
+from nnxlite.objects import Module, Rngs, RngStream, data, layer_name
 
 
 class Dropout(Module):

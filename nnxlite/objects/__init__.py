@@ -10,6 +10,9 @@ from nnxlite.objects._module import Module as Module
 from nnxlite.objects._module import first_from as first_from
 from nnxlite.objects._module import iter_module_children as iter_module_children
 from nnxlite.objects._module import iter_modules as iter_modules
+from nnxlite.objects._names import failing_layer as failing_layer
+from nnxlite.objects._names import layer_name as layer_name
+from nnxlite.objects._names import note_layer as note_layer
 from nnxlite.objects._observed import observed as observed
 from nnxlite.objects._pytree import Data as Data
 from nnxlite.objects._pytree import Object as Object

@@ -23,7 +23,8 @@ import jax.monitoring
 from jax.core import Tracer
 
 from nnxlite.boundary import CallDef, described
-from nnxlite.graph import Difference, compare
+from nnxlite.graph import SHOWN, Difference, compare
+from nnxlite.objects import failing_layer
 
 RECORDS_PER_FUNCTION = 16
 """How many traces a function remembers: the last one is compared with those before."""
@@ -207,12 +208,30 @@ class Traces:
             )
         _listen()
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except Exception as error:
+            self._note_on(error, trace)
+            raise
         trace.seconds = time.perf_counter() - start
         self.count += 1
         self.seconds += trace.seconds
         self.log.append(trace)
         _latest.trace = (self, trace)
+
+    def _note_on(self, error: Exception, trace: Trace) -> None:
+        """Add to an error where it was raised: the module, and the function with its arguments."""
+        if getattr(error, "_nnx_noted", False):  # by a function that this one called
+            return
+        error._nnx_noted = True  # type: ignore[attr-defined]
+        layer = failing_layer(error)
+        where = f"Raised in {layer}, while" if layer else "Raised while"
+        pairs = [f"{n}: {t}" for n, t in zip(trace.names(trace.call), trace.types)]
+        arrays = pairs[: trace.call.num_arrays] or pairs
+        more = f" and {len(arrays) - SHOWN} more" if len(arrays) > SHOWN else ""
+        error.add_note(
+            f"{where} {self.function} was traced with {', '.join(arrays[:SHOWN])}{more}."
+        )
 
     def explain(self) -> Explanation:
         """Why the function was compiled last."""

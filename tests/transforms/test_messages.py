@@ -151,3 +151,34 @@ def test_a_variable_that_holds_a_tree_has_a_name_for_each_leaf():
     for transform in (nnx.jit, nnx.filter_jit):
         with refuses(BOOLEAN, "the argument m.table['b']"):
             transform(lambda m: 1 if m.table["b"] > 0 else 2)(model)
+
+
+@pytest.mark.parametrize("transform", [nnx.jit, nnx.filter_jit])
+def test_an_error_is_noted_with_the_module_and_the_arguments(transform):
+    class Wide(nnx.Module):
+        def __call__(self, x):
+            return x @ jnp.ones((5, 5))
+
+    def step(model, batch):
+        return model(batch["x"])
+
+    model = MLP()
+    model.layers.append(Wide())
+    model.layers[1] = model.layers[2]
+    inner = transform(step)
+    with pytest.raises(TypeError) as caught:
+        nnx.jit(lambda model, batch: inner(model, batch))(model, {"x": jnp.ones((1, 2))})
+    (note,) = [n for n in caught.value.__notes__ if "was traced with" in n]
+    assert note.startswith("Raised in Wide at `layers.1` of MLP, while ")
+    assert note.endswith("(step) was traced with batch['x']: float32[1,2].")
+
+
+def test_an_error_outside_of_modules_is_noted_with_the_function():
+    def step(*arrays):
+        raise KeyError("no")
+
+    with pytest.raises(KeyError) as caught:
+        nnx.jit(step)(*range(9))
+    (note,) = [n for n in caught.value.__notes__ if "was traced with" in n]
+    assert "Raised while jit(" in note and "args[0]: weakly typed int32[], " in note
+    assert note.endswith(" and 4 more.")
