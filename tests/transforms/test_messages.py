@@ -170,7 +170,7 @@ def test_an_error_is_noted_with_the_module_and_the_arguments(transform):
         nnx.jit(lambda model, batch: inner(model, batch))(model, {"x": jnp.ones((1, 2))})
     (note,) = [n for n in caught.value.__notes__ if "was traced with" in n]
     assert note.startswith("Raised in Wide at `layers.1` of MLP, while ")
-    assert note.endswith("(step) was traced with batch['x']: float32[1,2].")
+    assert note.endswith(".step) was traced with batch['x']: float32[1,2].")
 
 
 def test_an_error_outside_of_modules_is_noted_with_the_function():
