@@ -9,5 +9,7 @@ from nnxlite.inspect._draw import draw as draw
 from nnxlite.inspect._memory import Memory as Memory
 from nnxlite.inspect._memory import StepMemory as StepMemory
 from nnxlite.inspect._memory import memory as memory
+from nnxlite.inspect._nan import NotFinite as NotFinite
+from nnxlite.inspect._nan import find_nan as find_nan
 from nnxlite.inspect._tabulate import filter_rng_streams as filter_rng_streams
 from nnxlite.inspect._tabulate import tabulate as tabulate

@@ -1,0 +1,133 @@
+"""find_nan: the first value that is not finite, forward, backward, under transforms."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import nnxlite as nnx
+
+
+class Divide(nnx.Module):
+    """Divides by its parameter."""
+
+    def __init__(self, by):
+        self.by = nnx.Param(jnp.asarray(by))
+
+    def __call__(self, x, *, scale=None):
+        return x / self.by[...]
+
+
+class Root(nnx.Module):
+    """Finite at zero, its gradient is not."""
+
+    def __call__(self, x):
+        return jnp.sqrt(x)
+
+
+class Net(nnx.Module):
+    def __init__(self, *layers):
+        self.layers = nnx.List(layers)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+X = jnp.ones((1, 2))
+
+
+def loss(model, x):
+    return model(x).sum()
+
+
+def test_finite_values_give_none_and_the_arguments_stay():
+    model = Net(Divide(2.0), nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
+    before = jax.tree.map(jnp.array, nnx.state(model))
+    graphdef = nnx.graphdef(model)
+    assert nnx.find_nan(loss, model, X) is None
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), before, nnx.state(model)))
+    assert nnx.graphdef(model) == graphdef
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit, nnx.filter_jit, nnx.remat])
+def test_the_first_module_whose_output_is_not_finite(wrap):
+    model = Net(Divide(2.0), Divide(0.0), Root())
+    found = nnx.find_nan(wrap(loss), model, X)
+    assert (found.where, found.path, found.module) == ("output", "model.layers.1", "Divide")
+    assert found.values.infinities == 2 and found.values.nans == 0
+    (given,) = found.inputs
+    assert (given.name, given.type, given.low, given.high) == ("x", "float32[1,2]", 0.5, 0.5)
+    assert str(found).splitlines() == [
+        "First not finite: the output of model.layers.1 (Divide)",
+        "  output: float32[1,2] from nan to nan, 2 infinite",
+        "  called with",
+        "    x: float32[1,2] from 0.5 to 0.5",
+    ]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit])
+def test_the_first_module_to_which_a_bad_gradient_comes_back(wrap):
+    model = Net(Divide(2.0), Root(), Divide(3.0))
+
+    def step(model, x):
+        return nnx.value_and_grad(loss)(model, x)
+
+    found = nnx.find_nan(wrap(step), model, 0 * X)
+    assert (found.where, found.path) == ("gradient", "model.layers.0")
+    assert found.values.infinities == 2 and found.inputs == ()
+
+
+def test_an_argument_that_is_not_finite():
+    model = Net(Divide(jnp.nan))
+    found = nnx.find_nan(loss, model, X)
+    assert (found.where, found.path) == ("argument", "model.layers.0.by")
+    assert str(found) == (
+        "First not finite: the argument model.layers.0.by: float32[] from nan to nan, 1 NaN"
+    )
+    found = nnx.find_nan(lambda model, *, batch: loss(model, batch["x"]), Net(), batch={"x": X / 0})
+    assert (found.where, found.path) == ("argument", "batch.x")
+
+
+def test_a_result_that_no_module_made():
+    found = nnx.find_nan(lambda model, x: {"loss": loss(model, x) / 0}, Net(Divide(2.0)), X)
+    assert (found.where, found.path, found.module) == ("result", "result.loss", "")
+
+
+def test_a_training_step_with_an_optimizer_under_scan_and_vmap():
+    model = Net(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Linear(2, 2, rngs=nnx.Rngs(1)))
+    optimizer = nnx.Optimizer(model, optax.sgd(1e38), wrt=nnx.Param)
+
+    @nnx.jit
+    def train(model, optimizer, xs):
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+        def step(carry, x):
+            model, optimizer = carry
+            value, grads = nnx.value_and_grad(loss)(model, x)
+            optimizer.update(model, grads)
+            return carry, value
+
+        return step((model, optimizer), xs)[1]
+
+    found = nnx.find_nan(train, model, optimizer, jnp.ones((4, 1, 2)))
+    assert (found.where, found.path) == ("output", "model.layers.1")
+    mapped = nnx.vmap(lambda model, x: model(x), in_axes=(None, 0))
+    found = nnx.find_nan(mapped, Net(Divide(0.0)), jnp.ones((3, 2)))
+    assert (found.where, found.path) == ("output", "model.layers.0")
+
+
+def test_methods_other_than_call_and_several_outputs():
+    class Pair(nnx.Module):
+        def encode(self, x):
+            return x, {"bad": x / 0}, 3, jnp.zeros((0,)), jnp.arange(2)
+
+    found = nnx.find_nan(lambda model, x: model.encode(x)[0], Pair(), X)
+    assert (found.module, found.values.name) == ("Pair.encode", "output 1")
+
+
+def test_what_the_function_raises_passes_through():
+    with pytest.raises(KeyError, match="mine"):
+        nnx.find_nan(lambda model: {}["mine"], Net())
