@@ -113,7 +113,7 @@ def describe(
     def described(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         return run(*args, **kwargs)
 
-    described.__name__ = getattr(run, "__name__", "fun")
+    described.__name__ = described.__qualname__ = getattr(run, "__name__", "fun")
     signature = inspect.signature(run, follow_wrapped=False)
     if names is not None:
         signature = _Signature([*signature.parameters.values()])
