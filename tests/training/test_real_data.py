@@ -14,6 +14,16 @@ import pytest
 
 import nnxlite as nnx
 
+
+@pytest.fixture(scope="module", autouse=True)
+def optimizations():
+    """These programs run thousands of times."""
+    before = jax.config.jax_disable_most_optimizations  # type: ignore[attr-defined]
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 # Scans of handwritten digits -----------------------------------------------------------------------
 
 
