@@ -18,7 +18,7 @@ import nnxlite as nnx
 @pytest.fixture(scope="module", autouse=True)
 def optimizations():
     """These programs run thousands of times."""
-    before = jax.config.jax_disable_most_optimizations  # type: ignore[attr-defined]
+    before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
