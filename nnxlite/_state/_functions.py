@@ -33,7 +33,11 @@ def to_flat_state(state: abc.Mapping[tp.Any, V]) -> FlatState[V]:
     return FlatState.from_sorted_keys_values(*flat(as_state("to_flat_state", state)))
 
 
-def from_flat_state(flat_state: FlatItems[tp.Any], *, cls: type[M] = State) -> M:
+@tp.overload
+def from_flat_state(flat_state: FlatItems[V]) -> State[tp.Any, V]: ...
+@tp.overload
+def from_flat_state(flat_state: FlatItems[tp.Any], *, cls: type[M]) -> M: ...
+def from_flat_state(flat_state: FlatItems[tp.Any], *, cls: tp.Any = State) -> tp.Any:
     """The nested mapping, of class `cls`, of a FlatState or of pairs of path and leaf.
 
     Where a path comes twice the later leaf counts.
@@ -99,7 +103,11 @@ def filter_state(state: Mapping, first: Filter, /, *filters: Filter) -> tp.Any:
     return as_state("filter_state", state).filter(first, *filters)
 
 
-def merge_state(state: Mapping, /, *states: Mapping, cls: type[M] = State) -> M:
+@tp.overload
+def merge_state(state: Mapping, /, *states: Mapping) -> State[tp.Any, tp.Any]: ...
+@tp.overload
+def merge_state(state: Mapping, /, *states: Mapping, cls: type[M]) -> M: ...
+def merge_state(state: Mapping, /, *states: Mapping, cls: tp.Any = State) -> tp.Any:
     """One mapping of class `cls` with the leaves of all; a later one counts where paths agree.
 
     Keys stay in the order in which they come first. A single State is returned as it is.
@@ -195,7 +203,11 @@ def restore_int_paths(pure_dict: Mapping) -> dict[tp.Any, tp.Any]:
     return unflatten_mapping(restored)
 
 
-def pure(tree: A) -> A:
+@tp.overload
+def pure(tree: Variable[A]) -> A: ...
+@tp.overload
+def pure(tree: A) -> A: ...
+def pure(tree: tp.Any) -> tp.Any:
     """The tree with every Variable in it, Variables inside Variables too, replaced by its value.
 
     Callbacks do not run; a Variable that lives in a reference gives the content.
@@ -225,6 +237,10 @@ def _pure_leaf(leaf: tp.Any) -> tp.Any:
     return value if hasattr(value, "dtype") else _pure_tree(value)
 
 
-def as_pure(tree: A) -> A:
+@tp.overload
+def as_pure(tree: Variable[A]) -> A: ...
+@tp.overload
+def as_pure(tree: A) -> A: ...
+def as_pure(tree: tp.Any) -> tp.Any:
     """The same as `pure`."""
     return pure(tree)

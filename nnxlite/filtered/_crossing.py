@@ -12,6 +12,7 @@ import typing as tp
 import jax
 
 from nnxlite._jax import PyTreeDef, is_pytree_leaf
+from nnxlite._typing import P, R
 from nnxlite.boundary import Fixed, Inner, Inputs, OutDef, Outputs, Partition, leave, replay
 from nnxlite.filtered._leaves import Form, Leaves, leaves_of
 from nnxlite.filtered._predicates import is_array
@@ -169,7 +170,7 @@ class Call(Leaves):
         return self.form.build(leaves)[0][self.num_bound :]
 
 
-class Filtered(Wrapper):
+class Filtered(Wrapper[P, R]):
     """Base of the functions that the filtered transforms return.
 
     Attributes:

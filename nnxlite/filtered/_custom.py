@@ -11,6 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from nnxlite._jax import jaxpr_as_fun
 from nnxlite._statics import ById
+from nnxlite._typing import P, R
 from nnxlite.boundary import Fixed, Inputs, leave
 from nnxlite.filtered._crossing import (
     Call,
@@ -40,7 +41,7 @@ def _is_zero(x: tp.Any) -> bool:
     return isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == jax.dtypes.float0
 
 
-class _Rule(Unequal, Filtered):
+class _Rule(Unequal, Filtered[P, R]):
     """Base of functions with a derivative rule.
 
     They are equal to themselves only, as the rule is set after they are made.
@@ -77,7 +78,7 @@ class _Rule(Unequal, Filtered):
                 )
 
 
-class FilterCustomJvp(_Rule):
+class FilterCustomJvp(_Rule[P, R]):
     """A function with a rule for its tangents, as `filter_custom_jvp` returns it."""
 
     name = "filter_custom_jvp"
@@ -101,7 +102,7 @@ class FilterCustomJvp(_Rule):
     def _covers(self, owner: int | str | None) -> bool:
         return isinstance(owner, int)
 
-    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         rule = self._rule
         if rule is None:
             raise AttributeError(f"{self!r} has no rule yet: define it with .defjvp.")
@@ -140,7 +141,7 @@ class FilterCustomJvp(_Rule):
         ]
 
 
-def filter_custom_jvp(fn: tp.Callable[..., tp.Any]) -> FilterCustomJvp:
+def filter_custom_jvp(fn: tp.Callable[P, R]) -> FilterCustomJvp[P, R]:
     """A function whose forward derivative is given by hand; `jax.custom_jvp` for arguments of any type.
 
     Differentiated are the floating-point and complex arrays of the positional arguments. The function
@@ -164,7 +165,7 @@ def filter_custom_jvp(fn: tp.Callable[..., tp.Any]) -> FilterCustomJvp:
     return FilterCustomJvp(fn)
 
 
-class FilterCustomVjp(_Rule):
+class FilterCustomVjp(_Rule[P, R]):
     """A function with a rule for its cotangents, as `filter_custom_vjp` returns it."""
 
     name = "filter_custom_vjp"
@@ -201,7 +202,7 @@ class FilterCustomVjp(_Rule):
     def _covers(self, owner: int | str | None) -> bool:
         return owner == 0
 
-    def __call__(self, vjp_arg: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    def __call__(self, vjp_arg: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> R:
         if self._fwd is None or self._bwd is None:
             raise AttributeError(
                 f"{self!r} has no rules yet: define them with .defvjp, or .def_fwd and .def_bwd."
@@ -250,7 +251,7 @@ class FilterCustomVjp(_Rule):
         return fixed.value.build(out)
 
 
-def filter_custom_vjp(fn: tp.Callable[..., tp.Any]) -> FilterCustomVjp:
+def filter_custom_vjp(fn: tp.Callable[P, R]) -> FilterCustomVjp[P, R]:
     """A function whose backward derivative is given by hand; `jax.custom_vjp` for anything.
 
     Differentiated are the floating-point and complex arrays of its first argument. Arguments, result
@@ -289,7 +290,7 @@ class _Traced(tp.NamedTuple):
 
 
 @jax.tree_util.register_pytree_node_class
-class ClosureConverted:
+class ClosureConverted(tp.Generic[P, R]):
     """A function with all that it captured as leaves, as `filter_closure_convert` returns it.
 
     Attributes:
@@ -305,7 +306,7 @@ class ClosureConverted:
         return (self.consts,), ById(self._traced)
 
     @classmethod
-    def tree_unflatten(cls, traced: ById, children: tp.Any) -> ClosureConverted:
+    def tree_unflatten(cls, traced: ById, children: tp.Any) -> ClosureConverted[P, R]:
         """For JAX."""
         return cls(children[0], traced.value)
 
@@ -321,7 +322,7 @@ class ClosureConverted:
         like = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in traced.in_shapes]
         return put_back(Inputs(traced.given.value.build(like)), (traced.out, traced.out_shapes))
 
-    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         traced = self._traced
         inputs = Inputs((args, kwargs))
         given, arrays = tree_out((args, kwargs))
@@ -342,8 +343,8 @@ def _forms(arrays: tp.Iterable[tp.Any]) -> list[tp.Any]:
 
 
 def filter_closure_convert(
-    fn: tp.Callable[..., tp.Any], *args: tp.Any, **kwargs: tp.Any
-) -> ClosureConverted:
+    fn: tp.Callable[P, R], *args: tp.Any, **kwargs: tp.Any
+) -> ClosureConverted[P, R]:
     """A function with every array it captured made explicit, as leaves of the function itself.
 
     The function is traced for the example arguments, not run; call the result with arguments of the
@@ -366,7 +367,7 @@ def filter_closure_convert(
     def run(*traced: tp.Any) -> tp.Any:
         form: TreeForm = given.value
         (inner_args, named), inner = form.form.enter(form.division.join(traced))
-        return take_out(leave(inner, fn(*inner_args, **named)))
+        return take_out(leave(inner, fn(*inner_args, **named)))  # pyright: ignore[reportCallIssue] - of examples
 
     closed, (out, shapes) = jax.make_jaxpr(run, return_shape=True)(*arrays)
     struct = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import in_this_trace
+from nnxlite._typing import F, P
 from nnxlite.boundary import Fixed, Partition, leave
 from nnxlite.filtered._crossing import (
     Call,
@@ -28,11 +29,19 @@ from nnxlite.filtered._predicates import (
     is_inexact_array,
     is_inexact_array_like,
 )
+from nnxlite.filtered._signatures import (
+    TreeGrad,
+    TreeGradAux,
+    TreeValueAndGrad,
+    TreeValueAndGradAux,
+)
 from nnxlite.filtered._specs import answers
 from nnxlite.transforms import decorated, name_of
 from nnxlite.variables import MISSING, Variable
 
 T = tp.TypeVar("T")
+Aux = tp.TypeVar("Aux")
+Primals = tp.TypeVarTuple("Primals")
 
 
 class GradOptions(tp.NamedTuple):
@@ -44,7 +53,7 @@ class GradOptions(tp.NamedTuple):
     jax_options: tuple[tuple[str, tp.Any], ...] = ()
 
 
-class _Derivative(Filtered):
+class _Derivative(Filtered[..., tp.Any]):
     """Base of functions that differentiate another with respect to its first argument."""
 
     options: GradOptions
@@ -122,6 +131,20 @@ def _grad(fun: tp.Any, name: str, has_aux: bool, options: dict[str, tp.Any]) -> 
     return decorated(FilterGrad, fun, chosen)
 
 
+@tp.overload
+def filter_grad(
+    fun: F, *, has_aux: tp.Literal[False] = False, **gradkwargs: tp.Any
+) -> TreeGrad[F]: ...
+@tp.overload
+def filter_grad(fun: F, *, has_aux: tp.Literal[True], **gradkwargs: tp.Any) -> TreeGradAux[F]: ...
+@tp.overload
+def filter_grad(
+    *, has_aux: tp.Literal[False] = False, **gradkwargs: tp.Any
+) -> tp.Callable[[F], TreeGrad[F]]: ...
+@tp.overload
+def filter_grad(
+    *, has_aux: tp.Literal[True], **gradkwargs: tp.Any
+) -> tp.Callable[[F], TreeGradAux[F]]: ...
 def filter_grad(fun: tp.Any = MISSING, *, has_aux: bool = False, **gradkwargs: tp.Any) -> tp.Any:
     """The gradient of a scalar function with respect to the leaves of its first argument.
 
@@ -145,6 +168,22 @@ def filter_grad(fun: tp.Any = MISSING, *, has_aux: bool = False, **gradkwargs: t
     return _grad(fun, "filter_grad", has_aux, gradkwargs)
 
 
+@tp.overload
+def filter_value_and_grad(
+    fun: F, *, has_aux: tp.Literal[False] = False, **gradkwargs: tp.Any
+) -> TreeValueAndGrad[F]: ...
+@tp.overload
+def filter_value_and_grad(
+    fun: F, *, has_aux: tp.Literal[True], **gradkwargs: tp.Any
+) -> TreeValueAndGradAux[F]: ...
+@tp.overload
+def filter_value_and_grad(
+    *, has_aux: tp.Literal[False] = False, **gradkwargs: tp.Any
+) -> tp.Callable[[F], TreeValueAndGrad[F]]: ...
+@tp.overload
+def filter_value_and_grad(
+    *, has_aux: tp.Literal[True], **gradkwargs: tp.Any
+) -> tp.Callable[[F], TreeValueAndGradAux[F]]: ...
 def filter_value_and_grad(
     fun: tp.Any = MISSING, *, has_aux: bool = False, **gradkwargs: tp.Any
 ) -> tp.Any:
@@ -300,7 +339,7 @@ def filter_jvp(
     primals: tp.Sequence[tp.Any],
     tangents: tp.Sequence[tp.Any],
     **kwargs: tp.Any,
-) -> tuple[T, tp.Any]:
+) -> tuple[T, T]:
     """The value of a function and its derivative in one direction, for arguments of any type.
 
     Args:
@@ -339,6 +378,14 @@ def filter_jvp(
     return call.put_back(crossed), form.value.build(out)
 
 
+@tp.overload
+def filter_vjp(
+    fun: tp.Callable[[*Primals], T], *primals: *Primals, has_aux: tp.Literal[False] = False
+) -> tuple[T, tp.Callable[[tp.Any], tuple[*Primals]]]: ...
+@tp.overload
+def filter_vjp(
+    fun: tp.Callable[[*Primals], tuple[T, Aux]], *primals: *Primals, has_aux: tp.Literal[True]
+) -> tuple[T, tp.Callable[[tp.Any], tuple[*Primals]], Aux]: ...
 def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = False) -> tp.Any:
     """The value of a function, and the function from cotangents of it to those of the arguments.
 
@@ -390,6 +437,14 @@ class FilterJacobian(_Derivative):
         return (tree, result[1]) if options.has_aux else tree
 
 
+@tp.overload
+def filter_jacfwd(
+    fun: tp.Callable[P, tp.Any], has_aux: tp.Literal[False] = False
+) -> Filtered[P, tp.Any]: ...
+@tp.overload
+def filter_jacfwd(
+    fun: tp.Callable[P, tuple[tp.Any, Aux]], has_aux: tp.Literal[True]
+) -> Filtered[P, tuple[tp.Any, Aux]]: ...
 def filter_jacfwd(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     """The Jacobian with respect to the first argument, by forward differentiation.
 
@@ -408,6 +463,14 @@ def filter_jacfwd(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     return FilterJacobian(fun, GradOptions("filter_jacfwd", has_aux))
 
 
+@tp.overload
+def filter_jacrev(
+    fun: tp.Callable[P, tp.Any], has_aux: tp.Literal[False] = False
+) -> Filtered[P, tp.Any]: ...
+@tp.overload
+def filter_jacrev(
+    fun: tp.Callable[P, tuple[tp.Any, Aux]], has_aux: tp.Literal[True]
+) -> Filtered[P, tuple[tp.Any, Aux]]: ...
 def filter_jacrev(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     """The Jacobian with respect to the first argument, by backward differentiation.
 
@@ -420,6 +483,14 @@ def filter_jacrev(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     return FilterJacobian(fun, GradOptions("filter_jacrev", has_aux))
 
 
+@tp.overload
+def filter_hessian(
+    fun: tp.Callable[P, tp.Any], has_aux: tp.Literal[False] = False
+) -> Filtered[P, tp.Any]: ...
+@tp.overload
+def filter_hessian(
+    fun: tp.Callable[P, tuple[tp.Any, Aux]], has_aux: tp.Literal[True]
+) -> Filtered[P, tuple[tp.Any, Aux]]: ...
 def filter_hessian(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     """The Hessian with respect to the first argument.
 

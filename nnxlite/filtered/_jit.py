@@ -13,6 +13,7 @@ from jax.core import Tracer
 from nnxlite._config import context_key
 from nnxlite._jax import PyTreeDef
 from nnxlite._statics import UnhashableStatic, static_key
+from nnxlite._typing import P, R
 from nnxlite.boundary import (
     CallDef,
     Inputs,
@@ -163,7 +164,7 @@ def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
     return result if tree.form.where else tree.form.build(leaves)
 
 
-class FilterJit(Filtered):
+class FilterJit(Filtered[P, R]):
     """A compiled function, as `filter_jit` returns it."""
 
     name = "filter_jit"
@@ -240,7 +241,7 @@ class FilterJit(Filtered):
             out.append(StaticArgument(leaf, key))
         return tuple(out)
 
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         inputs, _, groups = self._enter(args, kwargs)
         crossed = run_donating(self.options.donate, self._core.jitted, *groups)
         return put_back(inputs, crossed)
@@ -260,7 +261,7 @@ class FilterJit(Filtered):
         jitted: tp.Any = self._core.jitted
         return self._core.traces.info(jitted._cache_size())
 
-    def lower(self, *args: tp.Any, **kwargs: tp.Any) -> FilterLowered:
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> FilterLowered[R]:
         """Lower the function for these arguments, without running it."""
         return FilterLowered.of(self, args, kwargs)
 
@@ -296,11 +297,11 @@ class Staged(tp.NamedTuple):
     program: tp.Any = None
 
 
-class FilterLowered(Stage[tp.Any]):
+class FilterLowered(Stage[R]):
     """A lowered function; `compile` makes it callable."""
 
     @classmethod
-    def of(cls, owner: tp.Any, args: tp.Any, kwargs: tp.Any) -> FilterLowered:
+    def of(cls, owner: tp.Any, args: tp.Any, kwargs: tp.Any) -> FilterLowered[R]:
         """Lower the program of a call."""
         staged = owner.staged(args, kwargs)
         return cls(owner, staged.key, staged.jitted.lower(*staged.groups))
@@ -310,12 +311,12 @@ class FilterLowered(Stage[tp.Any]):
         """JAX's own object."""
         return self._stage
 
-    def compile(self, *args: tp.Any, **kwargs: tp.Any) -> FilterCompiled:
+    def compile(self, *args: tp.Any, **kwargs: tp.Any) -> FilterCompiled[R]:
         """Compile the program, with options as for `jax.stages.Lowered.compile`."""
         return FilterCompiled(self._wrapped, self._call, self._stage.compile(*args, **kwargs))
 
 
-class FilterCompiled(Stage[tp.Any]):
+class FilterCompiled(Stage[R]):
     """A compiled function for arguments of one structure."""
 
     @property
@@ -323,7 +324,7 @@ class FilterCompiled(Stage[tp.Any]):
         """JAX's own object."""
         return self._stage
 
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
         staged = tp.cast(tp.Any, self._wrapped).staged(args, kwargs)
         if staged.key is not self._call:
             raise TypeError(
@@ -333,6 +334,29 @@ class FilterCompiled(Stage[tp.Any]):
         return staged.finish(self._stage(*staged.groups))
 
 
+@tp.overload
+def filter_jit(
+    fun: tp.Callable[P, R],
+    *,
+    donate: Donate = "none",
+    default: tp.Any = is_array,
+    fn: tp.Any = is_array,
+    args: tp.Sequence[tp.Any] = (),
+    kwargs: tp.Mapping[str, tp.Any] | None = None,
+    out: tp.Any = is_array,
+    **jitkwargs: tp.Any,
+) -> FilterJit[P, R]: ...
+@tp.overload
+def filter_jit(
+    *,
+    donate: Donate = "none",
+    default: tp.Any = is_array,
+    fn: tp.Any = is_array,
+    args: tp.Sequence[tp.Any] = (),
+    kwargs: tp.Mapping[str, tp.Any] | None = None,
+    out: tp.Any = is_array,
+    **jitkwargs: tp.Any,
+) -> tp.Callable[[tp.Callable[P, R]], FilterJit[P, R]]: ...
 def filter_jit(
     fun: tp.Any = MISSING,
     *,

@@ -15,6 +15,7 @@ import numpy as np
 
 from nnxlite._errors import path_text
 from nnxlite._jax import key_name
+from nnxlite._typing import P, R
 from nnxlite.boundary import (
     CallDef,
     Fixed,
@@ -66,13 +67,13 @@ class MapOptions(tp.NamedTuple):
     jax_options: tuple[tuple[str, tp.Any], ...]
 
 
-class FilterVmap(Filtered):
+class FilterVmap(Filtered[P, R]):
     """A function over slices of its arguments, as `filter_vmap` returns it."""
 
     name = "filter_vmap"
     options: MapOptions
 
-    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         staged = self.staged(args, kwargs)
         try:
             out = run_donating(self.options.donate, staged.jitted, *staged.groups)
@@ -122,7 +123,7 @@ class FilterVmap(Filtered):
         )
 
 
-class FilterPmap(FilterVmap):
+class FilterPmap(FilterVmap[P, R]):
     """A function over slices of its arguments, one on each device, as `filter_pmap` returns it."""
 
     name = "filter_pmap"
@@ -300,6 +301,25 @@ def _mapped(
     return decorated(kind, fun, options)
 
 
+@tp.overload
+def filter_vmap(
+    fun: tp.Callable[P, R],
+    *,
+    in_axes: tp.Any = ...,
+    out_axes: tp.Any = ...,
+    axis_name: tp.Hashable = None,
+    axis_size: int | None = None,
+    **vmapkwargs: tp.Any,
+) -> FilterVmap[P, R]: ...
+@tp.overload
+def filter_vmap(
+    *,
+    in_axes: tp.Any = ...,
+    out_axes: tp.Any = ...,
+    axis_name: tp.Hashable = None,
+    axis_size: int | None = None,
+    **vmapkwargs: tp.Any,
+) -> tp.Callable[[tp.Callable[P, R]], FilterVmap[P, R]]: ...
 def filter_vmap(
     fun: tp.Any = MISSING,
     *,
@@ -339,6 +359,27 @@ def filter_vmap(
     return _mapped(FilterVmap, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs)
 
 
+@tp.overload
+def filter_pmap(
+    fun: tp.Callable[P, R],
+    *,
+    in_axes: tp.Any = ...,
+    out_axes: tp.Any = ...,
+    axis_name: tp.Hashable = None,
+    axis_size: int | None = None,
+    donate: tp.Literal["all", "warn", "none"] = "none",
+    **pmapkwargs: tp.Any,
+) -> FilterPmap[P, R]: ...
+@tp.overload
+def filter_pmap(
+    *,
+    in_axes: tp.Any = ...,
+    out_axes: tp.Any = ...,
+    axis_name: tp.Hashable = None,
+    axis_size: int | None = None,
+    donate: tp.Literal["all", "warn", "none"] = "none",
+    **pmapkwargs: tp.Any,
+) -> tp.Callable[[tp.Callable[P, R]], FilterPmap[P, R]]: ...
 def filter_pmap(
     fun: tp.Any = MISSING,
     *,

@@ -13,7 +13,7 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic)
 _SCALARS = (bool, int, float, complex)
 
 
-def is_array(element: tp.Any) -> bool:
+def is_array(element: tp.Any) -> tp.TypeGuard[jax.Array | np.ndarray]:
     """Whether a leaf is an array: of JAX (traced or not) or of NumPy, NumPy scalars included.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
@@ -39,7 +39,7 @@ def has_shape(element: tp.Any) -> bool:
     return isinstance(element, (*_ARRAYS, jax.ShapeDtypeStruct))
 
 
-def is_inexact_array(element: tp.Any) -> bool:
+def is_inexact_array(element: tp.Any) -> tp.TypeGuard[jax.Array | np.ndarray]:
     """Whether a leaf is an array of floating-point or complex numbers.
 
     >>> import nnxlite as nnx, jax.numpy as jnp

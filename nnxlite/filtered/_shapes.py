@@ -8,6 +8,7 @@ import typing as tp
 import jax
 from jax.core import Tracer
 
+from nnxlite._typing import P, R
 from nnxlite.boundary import Inputs
 from nnxlite.filtered._crossing import Call, Filtered, chosen_first, put_back, tree_out
 from nnxlite.filtered._leaves import leaves_of
@@ -16,12 +17,15 @@ from nnxlite.filtered._specs import SpecKind, answers
 from nnxlite.transforms import decorated
 from nnxlite.variables import MISSING
 
+if tp.TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
+
 T = tp.TypeVar("T")
 
 
 def filter_make_jaxpr(
-    fun: tp.Callable[..., tp.Any],
-) -> tp.Callable[..., tuple[tp.Any, tp.Any, tp.Any]]:
+    fun: tp.Callable[P, R],
+) -> tp.Callable[P, tuple[ClosedJaxpr, tp.Any, tp.Any]]:
     """The program of a function of anything.
 
     Arrays and `jax.ShapeDtypeStruct`s among the arguments are traced, all else is static. Leaves that
@@ -39,7 +43,7 @@ def filter_make_jaxpr(
     """
 
     @functools.wraps(fun)
-    def make(*args: tp.Any, **kwargs: tp.Any) -> tuple[tp.Any, tp.Any, tp.Any]:
+    def make(*args: P.args, **kwargs: P.kwargs) -> tuple[ClosedJaxpr, tp.Any, tp.Any]:
         call = Call.of(fun, args, kwargs)
         owners = zip(call.leaves, call.owners())
         partition = chosen_first(owner is not None and has_shape(x) for x, owner in owners)
@@ -56,6 +60,12 @@ def filter_make_jaxpr(
     return make
 
 
+@tp.overload
+def filter_eval_shape(
+    fun: tp.Callable[..., jax.Array], /, *args: tp.Any, **kwargs: tp.Any
+) -> jax.ShapeDtypeStruct: ...
+@tp.overload
+def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.Any) -> R: ...
 def filter_eval_shape(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
     """The result of a function with a `jax.ShapeDtypeStruct` for each array; nothing is computed.
 
@@ -73,6 +83,17 @@ def filter_eval_shape(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs:
     return put_back(Inputs(call.form.build(call.leaves)), crossed)
 
 
+@tp.overload
+def filter_checkpoint(
+    fun: tp.Callable[P, R],
+    *,
+    prevent_cse: bool = True,
+    policy: tp.Callable[..., bool] | None = None,
+) -> FilterCheckpoint[P, R]: ...
+@tp.overload
+def filter_checkpoint(
+    *, prevent_cse: bool = True, policy: tp.Callable[..., bool] | None = None
+) -> tp.Callable[[tp.Callable[P, R]], FilterCheckpoint[P, R]]: ...
 def filter_checkpoint(
     fun: tp.Any = MISSING,
     *,
@@ -92,12 +113,12 @@ def filter_checkpoint(
     return decorated(FilterCheckpoint, fun, (prevent_cse, policy))
 
 
-class FilterCheckpoint(Filtered):
+class FilterCheckpoint(Filtered[P, R]):
     """A function that is computed again on the backward pass, as `filter_checkpoint` returns it."""
 
     name = "filter_checkpoint"
 
-    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         call = self.call(args, kwargs)
         partition = chosen_first(map(is_array, call.leaves))
         arrays, rest = partition.split(call.leaves)
@@ -144,6 +165,26 @@ def _placed(leaf: tp.Any, sharding: tp.Any) -> tp.Any:
     return jax.lax.with_sharding_constraint(leaf, sharding)
 
 
+@tp.overload
+def filter_pure_callback(
+    callback: tp.Callable[..., tp.Any],
+    *args: tp.Any,
+    result_shape_dtypes: jax.ShapeDtypeStruct,
+    sharding: tp.Any = None,
+    vmap_method: str | None = None,
+    vectorized: bool | None = None,
+    **kwargs: tp.Any,
+) -> jax.Array: ...
+@tp.overload
+def filter_pure_callback(
+    callback: tp.Callable[..., tp.Any],
+    *args: tp.Any,
+    result_shape_dtypes: tp.Any,
+    sharding: tp.Any = None,
+    vmap_method: str | None = None,
+    vectorized: bool | None = None,
+    **kwargs: tp.Any,
+) -> tp.Any: ...
 def filter_pure_callback(
     callback: tp.Callable[..., tp.Any],
     *args: tp.Any,

@@ -230,10 +230,10 @@ def _replacement(
 
 
 def tree_at(
-    where: tp.Any,
+    where: tp.Callable[[T], tp.Any] | str | tp.Sequence[tp.Any],
     pytree: T,
     replace: tp.Any = MISSING,
-    replace_fn: tp.Any = MISSING,
+    replace_fn: tp.Callable[[tp.Any], tp.Any] = MISSING,
     is_leaf: IsLeaf | None = None,
 ) -> T:
     """A tree with some of its parts replaced; the tree itself stays as it is.

@@ -49,7 +49,7 @@ def _add(value: tp.Any, update: tp.Any) -> tp.Any:
 
 def tree_equal(
     *pytrees: tp.Any, typematch: bool = False, rtol: tp.Any = 0.0, atol: tp.Any = 0.0
-) -> tp.Any:
+) -> bool | jax.Array:
     """Whether trees are equal: in structure, static values, sharing, and every leaf.
 
     Arrays are equal with the same shape, dtype and values; NaN differs from itself. A number is equal

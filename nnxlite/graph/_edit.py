@@ -15,7 +15,7 @@ from nnxlite._jax import describe_trace, is_ref, same_shape, trace_state
 from nnxlite._state import FlatState, State, to_pure_dict
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
-from nnxlite.graph._functional import root_leaves
+from nnxlite.graph._functional import AnyState, root_leaves
 from nnxlite.graph._graphdef import GraphDef, Path
 from nnxlite.graph._graphstate import GraphState
 from nnxlite.graph._kinds import OBJECT, GraphNode, kind_of
@@ -407,6 +407,14 @@ def _shape_of(value: tp.Any) -> tuple[int, ...] | None:
     return () if isinstance(value, (bool, int, float, complex, np.generic)) else None
 
 
+@tp.overload
+def pop(node: tp.Any, first: Filter, /) -> AnyState: ...
+@tp.overload
+def pop(node: tp.Any, first: Filter, second: Filter, /) -> tuple[AnyState, AnyState]: ...
+@tp.overload
+def pop(
+    node: tp.Any, first: Filter, second: Filter, /, *filters: Filter
+) -> tuple[AnyState, ...]: ...
 def pop(node: tp.Any, *filters: Filter) -> tp.Any:
     """Remove the leaves that match from a graph and return them: one State for each filter.
 

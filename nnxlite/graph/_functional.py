@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from nnxlite._config import GRAPH_MODE
 from nnxlite._errors import path_text
 from nnxlite._state import FlatState, State
+from nnxlite._typing import ApplyCaller
 from nnxlite.filters import Filter
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.graph._graphdef import GraphDef, Path, flat_state
@@ -29,9 +30,10 @@ from nnxlite.graph._traverse import Traversal, traverse
 from nnxlite.variables import Variable, make
 
 N = tp.TypeVar("N")
+AnyState: tp.TypeAlias = State[tp.Any, tp.Any]
 
 
-PureState = tuple[GraphDef[N], tp.Any]
+PureState = tuple[GraphDef[N], AnyState]
 """A definition and the whole state of a graph, as `split` gives it without filters."""
 
 
@@ -61,6 +63,22 @@ def refuse_sharing(graphdef: GraphDef[tp.Any], caller: str) -> None:
     )
 
 
+@tp.overload
+def split(
+    node: N, first: Filter = ..., /, *, graph: bool | None = None
+) -> tuple[GraphDef[N], AnyState]: ...
+@tp.overload
+def split(
+    node: N, first: Filter, second: Filter, /, *, graph: bool | None = None
+) -> tuple[GraphDef[N], AnyState, AnyState]: ...
+@tp.overload
+def split(
+    node: N, first: Filter, second: Filter, third: Filter, /, *, graph: bool | None = None
+) -> tuple[GraphDef[N], AnyState, AnyState, AnyState]: ...
+@tp.overload
+def split(
+    node: N, /, *filters: Filter, graph: bool | None = None
+) -> tuple[GraphDef[N], *tuple[AnyState, ...]]: ...
 def split(
     node: N, *filters: Filter, graph: bool | None = None
 ) -> tuple[GraphDef[N], *tuple[tp.Any, ...]]:
@@ -124,6 +142,20 @@ def _kind_name(leaf: tp.Any) -> str:
     return type(leaf).__name__
 
 
+@tp.overload
+def state(node: tp.Any, first: Filter = ..., /, *, graph: bool | None = None) -> AnyState: ...
+@tp.overload
+def state(
+    node: tp.Any, first: Filter, second: Filter, /, *, graph: bool | None = None
+) -> tuple[AnyState, AnyState]: ...
+@tp.overload
+def state(
+    node: tp.Any, first: Filter, second: Filter, third: Filter, /, *, graph: bool | None = None
+) -> tuple[AnyState, AnyState, AnyState]: ...
+@tp.overload
+def state(
+    node: tp.Any, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None
+) -> tuple[AnyState, ...]: ...
 def state(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
     """The leaves of a graph: one State, or a tuple with one for each filter if there are several.
 
@@ -139,6 +171,16 @@ def state(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
     return states[0] if len(states) == 1 else tuple(states)
 
 
+@tp.overload
+def variables(node: tp.Any, first: Filter = ..., /, *, graph: bool | None = None) -> AnyState: ...
+@tp.overload
+def variables(
+    node: tp.Any, first: Filter, second: Filter, /, *, graph: bool | None = None
+) -> tuple[AnyState, AnyState]: ...
+@tp.overload
+def variables(
+    node: tp.Any, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None
+) -> tuple[AnyState, ...]: ...
 def variables(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
     """The same as `state`: States that hold the Variables themselves."""
     return state(node, *filters, graph=graph)
@@ -155,6 +197,16 @@ def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
     return checked_view(node, graph, "graphdef").graphdef
 
 
+@tp.overload
+def unpack(node: N, first: Filter = ..., /, *, graph: bool | None = None) -> GraphState[N]: ...
+@tp.overload
+def unpack(
+    node: N, first: Filter, second: Filter, /, *, graph: bool | None = None
+) -> tuple[GraphState[N], GraphState[N]]: ...
+@tp.overload
+def unpack(
+    node: N, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None
+) -> tuple[GraphState[N], ...]: ...
 def unpack(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
     """Like `split`, with the definition inside: a `GraphState`, or a tuple for several filters."""
     definition, *states = split(node, *filters, graph=graph)
@@ -163,7 +215,7 @@ def unpack(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
 
 
 def merge(
-    graphdef_or_graphstate: GraphDef[N] | GraphState,
+    graphdef_or_graphstate: GraphDef[N] | GraphState[N],
     /,
     *states: tp.Any,
     copy: bool = False,
@@ -196,7 +248,7 @@ def merge(
 
 
 def _unpacked(
-    first: GraphDef[N] | GraphState, states: tuple[tp.Any, ...]
+    first: GraphDef[N] | GraphState[N], states: tuple[tp.Any, ...]
 ) -> tuple[GraphDef[N], tuple[tp.Any, ...]]:
     """The definition and the states given to `merge`.
 
@@ -429,7 +481,9 @@ class Proxy:
         return f"Proxy{self._nnx_path}"
 
 
-def call(graphdef_state: tuple[GraphDef[tp.Any], tp.Any], /) -> tp.Any:
+def call(
+    graphdef_state: tuple[GraphDef[N], *tuple[tp.Any, ...]], /
+) -> ApplyCaller[tuple[GraphDef[N], AnyState]]:
     """A proxy for an object given as `(graphdef, state)`.
 
     Calling it, or a method reached through attributes and indices, merges the object, runs the
@@ -498,6 +552,26 @@ class IndexMap(dict[int, tp.Any]):
         return RefMap((node, number) for number, node in self.items())
 
 
+@tp.overload
+def flatten(
+    node: N,
+    /,
+    *,
+    with_paths: tp.Literal[True] = True,
+    ref_index: tp.MutableMapping[tp.Any, int] | None = None,
+    ref_outer_index: tp.Mapping[tp.Any, int] | None = None,
+    graph: bool | None = None,
+) -> tuple[GraphDef[N], FlatState[tp.Any]]: ...
+@tp.overload
+def flatten(
+    node: N,
+    /,
+    *,
+    with_paths: bool,
+    ref_index: tp.MutableMapping[tp.Any, int] | None = None,
+    ref_outer_index: tp.Mapping[tp.Any, int] | None = None,
+    graph: bool | None = None,
+) -> tuple[GraphDef[N], tp.Any]: ...
 def flatten(
     node: N,
     /,

@@ -15,6 +15,7 @@ from nnxlite import filters
 from nnxlite._interning import Table
 from nnxlite._state import FlatState, State
 from nnxlite._text import Shown, Text
+from nnxlite._typing import ApplyCaller
 from nnxlite.filters import Filter, Predicate, filters_to_predicates
 from nnxlite.graph._defs import (
     LEAF,
@@ -334,7 +335,7 @@ class GraphDef(Shown, tp.Generic[N]):
 
     def apply(
         self, state: tp.Any, *states: tp.Any, graph: bool | None = None
-    ) -> tp.Callable[..., tuple[tp.Any, tuple[GraphDef[N], tp.Any]]]:
+    ) -> ApplyCaller[tuple[GraphDef[N], State[tp.Any, tp.Any]]]:
         """A proxy that merges, calls (the object or a method of it), and splits again.
 
         Its calls return `(output, (graphdef, state))`.

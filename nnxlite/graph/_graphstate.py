@@ -11,10 +11,12 @@ from nnxlite._jax import flatten_one_level
 from nnxlite._state import State
 from nnxlite.graph._graphdef import GraphDef
 
+N = tp.TypeVar("N")
+
 _SLOTS = ("_graphdef", "_state")
 
 
-class GraphState(MutableMapping[tp.Any, tp.Any]):
+class GraphState(MutableMapping[tp.Any, tp.Any], tp.Generic[N]):
     """A definition together with (a part of) its state, as `unpack` gives it.
 
     It reads and writes like the state, and has the same key paths as a pytree; `merge` takes it in
@@ -28,10 +30,10 @@ class GraphState(MutableMapping[tp.Any, tp.Any]):
 
     __slots__ = _SLOTS
 
-    _graphdef: GraphDef[tp.Any]
+    _graphdef: GraphDef[N]
     _state: tp.Any
 
-    def __init__(self, _graphdef: GraphDef[tp.Any], _state: tp.Any) -> None:
+    def __init__(self, _graphdef: GraphDef[N], _state: tp.Any) -> None:
         self._graphdef = _graphdef
         self._state = _state
 

@@ -9,6 +9,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
+from nnxlite._typing import R
 from nnxlite.nn._common import Precision, check_size
 from nnxlite.nn.activations import identity, relu
 from nnxlite.nn.dtypes import Dtype
@@ -18,7 +19,7 @@ from nnxlite.nn.stochastic import Dropout
 from nnxlite.objects import List, Module, Rngs, RngStream, layer_name
 
 
-class Sequential(Module):
+class Sequential(Module, tp.Generic[R]):
     """Calls functions or modules one after the other, each with the result of the previous one.
 
     A tuple becomes the positional arguments of the next function, a dict its keyword arguments, any
@@ -43,8 +44,17 @@ class Sequential(Module):
     (5, 2)
     """
 
-    __class_getitem__ = classmethod(types.GenericAlias)  # for annotations
+    if not tp.TYPE_CHECKING:  # any number of parameters, for annotations
+        __class_getitem__ = classmethod(types.GenericAlias)
 
+    @tp.overload
+    def __init__(
+        self, *fns: *tuple[*tuple[tp.Callable[..., tp.Any], ...], tp.Callable[..., R]]
+    ) -> None: ...
+    @tp.overload
+    def __init__(  # pyright: ignore[reportOverlappingOverload] - for `Sequential(*layers)`
+        self, *fns: tp.Callable[..., R]
+    ) -> None: ...
     def __init__(self, *fns: tp.Callable[..., tp.Any]) -> None:
         self.layers = List(fns)
 
@@ -52,7 +62,7 @@ class Sequential(Module):
         """The functions, in their order."""
         return iter(self.layers)
 
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
         """The result of the last function."""
         output: tp.Any = args[0] if len(args) == 1 else args or kwargs or None
         positional: tuple[tp.Any, ...] = args
@@ -76,7 +86,7 @@ class Sequential(Module):
                 positional = output
             elif isinstance(output, dict):
                 positional, named = (), output
-        return output
+        return output  # pyright: ignore[reportReturnType] - the last function returned it
 
 
 def _accepted(fun: tp.Callable[..., tp.Any], options: dict[str, tp.Any]) -> dict[str, tp.Any]:
@@ -147,6 +157,9 @@ class MLP(Module):
     >>> mlp(jnp.ones((5, 3))).shape, len(mlp.layers)
     ((5, 2), 3)
     """
+
+    layers: List[Linear]
+    norms: List[tp.Any]
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ class Initializer(tp.Protocol):
         ...
 
 
-def zeros_init() -> Initializer:
+def zeros_init() -> jax.nn.initializers.Initializer:
     """The initializer that fills with zeros, whatever the key.
 
     >>> import jax
@@ -88,7 +88,7 @@ def zeros_init() -> Initializer:
     return zeros
 
 
-def ones_init() -> Initializer:
+def ones_init() -> jax.nn.initializers.Initializer:
     """The initializer that fills with ones, whatever the key.
 
     >>> import jax

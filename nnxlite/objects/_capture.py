@@ -28,9 +28,44 @@ from nnxlite.objects._observed import observed
 from nnxlite.objects._pytree import Object, Tagged
 from nnxlite.variables import Variable
 
+P = tp.ParamSpec("P")
+R = tp.TypeVar("R")
+
 Records: tp.TypeAlias = tuple[Variable[tp.Any], ...]
 
 
+@tp.overload
+def capture(  # pyright: ignore[reportOverlappingOverload] - a class can be called like a function
+    fn: Kind,
+    *var_types: Kind,
+    init: State[tp.Any, tp.Any] | None = None,
+    method_outputs: Kind | None = None,
+) -> tp.Callable[
+    [tp.Callable[P, R]], tp.Callable[P, tuple[R, *tuple[State[tp.Any, tp.Any], ...]]]
+]: ...
+@tp.overload
+def capture(
+    fn: tp.Callable[P, R],
+    *,
+    init: State[tp.Any, tp.Any] | None = None,
+    method_outputs: Kind | None = None,
+) -> tp.Callable[P, R]: ...
+@tp.overload
+def capture(
+    fn: tp.Callable[P, R],
+    var_type: Kind,
+    /,
+    *,
+    init: State[tp.Any, tp.Any] | None = None,
+    method_outputs: Kind | None = None,
+) -> tp.Callable[P, tuple[R, State[tp.Any, tp.Any]]]: ...
+@tp.overload
+def capture(
+    fn: tp.Callable[P, R],
+    *var_types: Kind,
+    init: State[tp.Any, tp.Any] | None = None,
+    method_outputs: Kind | None = None,
+) -> tp.Callable[P, tuple[R, *tuple[State[tp.Any, tp.Any], ...]]]: ...
 def capture(
     fn: tp.Any,
     *var_types: Kind,

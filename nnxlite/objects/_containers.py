@@ -85,12 +85,20 @@ class List(Module, tp.MutableSequence[T]):
             raise IndexError(f"Index out of bounds: {number} for a List of {size} items.")
         return number if number >= 0 else number + size
 
+    @tp.overload
+    def __getitem__(self, index: tp.SupportsIndex) -> T: ...
+    @tp.overload
+    def __getitem__(self, index: slice) -> list[T]: ...
     def __getitem__(self, index: tp.Any) -> tp.Any:
         items: tp.Any = self.__dict__
         if isinstance(index, slice):
             return [items[number] for number in range(*index.indices(len(self)))]
         return items[self._nnx_index(index)]
 
+    @tp.overload
+    def __setitem__(self, index: tp.SupportsIndex, value: T) -> None: ...
+    @tp.overload
+    def __setitem__(self, index: slice, value: tp.Iterable[T]) -> None: ...
     def __setitem__(self, index: tp.Any, value: tp.Any) -> None:
         if isinstance(index, slice):
             items = self._nnx_items()
@@ -99,7 +107,7 @@ class List(Module, tp.MutableSequence[T]):
         else:
             self._nnx_assign(self._nnx_index(index), value)
 
-    def __delitem__(self, index: tp.Any) -> None:
+    def __delitem__(self, index: tp.SupportsIndex | slice) -> None:
         items = self._nnx_items()
         del items[index if isinstance(index, slice) else self._nnx_index(index)]
         self._nnx_replace(items)
@@ -195,24 +203,30 @@ class Dict(Module, tp.MutableMapping[str, T]):
 
     update = tp.MutableMapping.update  # instead of that of Module
 
+    @tp.overload
+    def __init__(self, /, **kwargs: T) -> None: ...
+    @tp.overload
+    def __init__(
+        self, mapping: tp.Mapping[str, T] | tp.Iterable[tuple[str, T]], /, **kwargs: T
+    ) -> None: ...
     def __init__(self, *args: tp.Any, **kwargs: tp.Any) -> None:
         for key, value in dict(*args, **kwargs).items():
             self._nnx_assign(key, value)
 
-    def __getitem__(self, key: tp.Any) -> tp.Any:
+    def __getitem__(self, key: str) -> T:
         try:
             return self.__dict__[key]
         except KeyError:
             raise KeyError(f"{key!r} is not in the Dict; it has {list(self)}.") from None
 
-    def __setitem__(self, key: tp.Any, value: tp.Any) -> None:
+    def __setitem__(self, key: str, value: T) -> None:
         self._nnx_assign(key, value)
 
-    def __delitem__(self, key: tp.Any) -> None:
+    def __delitem__(self, key: str) -> None:
         self[key]
         self._nnx_discard(key)
 
-    def __iter__(self) -> tp.Iterator[tp.Any]:
+    def __iter__(self) -> tp.Iterator[str]:
         items = self.__dict__
         return iter([k for k in items if k != CAPTURES] if CAPTURES in items else items)
 

@@ -154,10 +154,10 @@ class Module(Pytree):
     def perturb(
         self,
         name: str,
-        value: tp.Any,
+        value: T,
         variable_type: str | Kind = Perturbation,
         capture_noop: bool | None = None,
-    ) -> tp.Any:
+    ) -> T:
         """Add a Variable, zero at first, to a value: its gradient is that of the value.
 
         The first call makes the Variable (zeros of the value's shape and dtype); differentiate a

@@ -16,6 +16,7 @@ import abc
 import copy as copy_lib
 import dataclasses
 import functools
+import inspect
 import re
 import typing as tp
 
@@ -89,6 +90,10 @@ class Tagged:
         return f"{'data' if self.is_data else 'static'}({self.value!r})"
 
 
+@tp.overload
+def data(value: T, /) -> T: ...
+@tp.overload
+def data(**kwargs: tp.Any) -> tp.Any: ...
 def data(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
     """Make an attribute data: `self.x = nnx.data(3.0)`; as a field, `x: int = nnx.data()`.
 
@@ -106,6 +111,10 @@ def data(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
     return _tag(value, True, kwargs)
 
 
+@tp.overload
+def static(value: T, /) -> T: ...
+@tp.overload
+def static(**kwargs: tp.Any) -> tp.Any: ...
 def static(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
     """Make an attribute static, asserting that it has no data in it; or a static dataclass field.
 
@@ -148,6 +157,15 @@ def _tag(value: tp.Any, status: bool, kwargs: dict[str, tp.Any]) -> tp.Any:
 
 class PytreeMeta(abc.ABCMeta):
     """Checks every new object after its `__init__`."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of `__init__`, for `inspect.signature` and `help`, which would show `__call__` below."""
+        init: tp.Any = cls.__init__
+        if init is object.__init__:
+            return inspect.Signature()
+        signature = inspect.signature(init)
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
 
     if not tp.TYPE_CHECKING:
 

@@ -12,13 +12,17 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._jax import current_mesh, is_tracing
+from nnxlite._state import State
 from nnxlite.graph import GraphDef, split
 from nnxlite.graph import map as map_graph
 from nnxlite.sharding._annotations import annotation_of, check_spec, spec_of
 from nnxlite.variables import Variable
 
+A = tp.TypeVar("A")
+M = tp.TypeVar("M")
 
-def as_abstract(tree: tp.Any, graph: bool | None = None) -> tp.Any:
+
+def as_abstract(tree: A, graph: bool | None = None) -> A:
     """The same tree with a `jax.ShapeDtypeStruct` for each array.
 
     A Variable with a sharding annotation has that sharding, on its own `mesh` or the current one;
@@ -37,7 +41,7 @@ def as_abstract(tree: tp.Any, graph: bool | None = None) -> tp.Any:
     return _mapped(tree, current_mesh(), graph, arrays=True)
 
 
-def abstract_with_sharding(tree: tp.Any, graph: bool | None = None) -> tp.Any:
+def abstract_with_sharding(tree: A, graph: bool | None = None) -> A:
     """The same tree with the annotated sharding in each `jax.ShapeDtypeStruct`; arrays are kept.
 
     See `as_abstract`.
@@ -46,8 +50,8 @@ def abstract_with_sharding(tree: tp.Any, graph: bool | None = None) -> tp.Any:
 
 
 def get_abstract_model(
-    init_fn: tp.Callable[[], tp.Any], mesh: tp.Any, *, graph: bool | None = None
-) -> tuple[GraphDef[tp.Any], tp.Any]:
+    init_fn: tp.Callable[[], M], mesh: tp.Any, *, graph: bool | None = None
+) -> tuple[GraphDef[M], State[tp.Any, tp.Any]]:
     """Definition and abstract state of the model that `init_fn()` builds, with shardings on `mesh`.
 
     Nothing is computed. Arrays without annotation are replicated.
@@ -58,7 +62,7 @@ def get_abstract_model(
     >>> state["kernel"].value.sharding.spec == jax.sharding.PartitionSpec()
     True
     """
-    definitions: list[GraphDef[tp.Any]] = []
+    definitions: list[GraphDef[M]] = []
 
     def init() -> tp.Any:
         definition, state = split(init_fn(), graph=graph)

@@ -30,6 +30,9 @@ from nnxlite.variables import remove_axis as _remove_axis
 
 Rules = tp.Sequence[tuple[str, tp.Any]]
 Names = tp.Sequence[tp.Any]
+A = tp.TypeVar("A")
+P = tp.ParamSpec("P")
+F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 _RULES: Setting[tuple[tuple[str, tp.Any], ...]] = Setting("logical_axis_rules", ())
 
@@ -201,8 +204,8 @@ _sharding_hook.plug(place)
 
 
 def with_partitioning(
-    initializer: tp.Callable[..., tp.Any], sharding: Names, mesh: tp.Any = None, **metadata: tp.Any
-) -> tp.Callable[..., VariableMetadata]:
+    initializer: tp.Callable[P, A], sharding: Names, mesh: tp.Any = None, **metadata: tp.Any
+) -> tp.Callable[P, VariableMetadata[A]]:
     """An initializer whose Variable carries a sharding annotation.
 
     Args:
@@ -234,6 +237,12 @@ def get_var_pspec(variable: Variable[tp.Any]) -> PartitionSpec | None:
     return spec_of(variable.get_metadata())
 
 
+@tp.overload
+def get_partition_spec(tree: jax.Array) -> PartitionSpec: ...
+@tp.overload
+def get_partition_spec(tree: Variable[tp.Any]) -> Variable[PartitionSpec]: ...
+@tp.overload
+def get_partition_spec(tree: A) -> A: ...
 def get_partition_spec(tree: tp.Any) -> tp.Any:
     """The same tree with a `PartitionSpec` for each array; Variables keep their class and metadata.
 
@@ -251,6 +260,12 @@ def get_partition_spec(tree: tp.Any) -> tp.Any:
     return jax.tree_util.tree_map(spec, tree, is_leaf=is_variable)
 
 
+@tp.overload
+def get_named_sharding(tree: jax.Array, mesh: tp.Any) -> NamedSharding: ...
+@tp.overload
+def get_named_sharding(tree: Variable[tp.Any], mesh: tp.Any) -> Variable[NamedSharding]: ...
+@tp.overload
+def get_named_sharding(tree: A, mesh: tp.Any) -> A: ...
 def get_named_sharding(tree: tp.Any, mesh: tp.Any) -> tp.Any:
     """The same tree with a `NamedSharding` on `mesh` for each array.
 
@@ -270,7 +285,7 @@ def get_named_sharding(tree: tp.Any, mesh: tp.Any) -> tp.Any:
 # Axes that transforms add and remove -------------------------------------------------------------
 
 
-def add_axis(tree: tp.Any, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
+def add_axis(tree: A, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -> A:
     """Add an axis at `index` to the annotations of the Variables in a tree; returns the tree.
 
     Args:
@@ -289,7 +304,7 @@ def add_axis(tree: tp.Any, index: int, transform_metadata: tp.Mapping[str, tp.An
     return tree
 
 
-def remove_axis(tree: tp.Any, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
+def remove_axis(tree: A, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -> A:
     """Remove the axis at `index` from the annotations of the Variables in a tree; returns the tree.
 
     Raises ValueError, before any change, if a Variable has another name at that axis.
@@ -329,6 +344,19 @@ def _change_all(
         raise
 
 
+@tp.overload
+def transform_metadata(
+    f: F,
+    *,
+    in_axes: tp.Any = 0,
+    out_axes: tp.Any = 0,
+    partition: str,
+    graph: bool | None = None,
+) -> F: ...
+@tp.overload
+def transform_metadata(
+    *, in_axes: tp.Any = 0, out_axes: tp.Any = 0, partition: str, graph: bool | None = None
+) -> tp.Callable[[F], F]: ...
 def transform_metadata(
     f: tp.Any = MISSING,
     *,

@@ -56,12 +56,12 @@ class StaticLossScale(Pytree):
         _check_positive("scale", scale)
         self.scale_value = LossScaleState(jnp.asarray(scale, jnp.float32))
 
-    def scale(self, loss: tp.Any) -> tp.Any:
+    def scale(self, loss: T) -> T:
         """The loss (or any tree) times the scale, in its own dtype."""
         factor = self.scale_value.value
         return jax.tree.map(lambda x: x * factor.astype(x.dtype) if _is_float(x) else x, loss)
 
-    def unscale(self, grads: tp.Any) -> tp.Any:
+    def unscale(self, grads: T) -> T:
         """The gradients divided by the scale, in float32 if they are of lower precision."""
         inverse = 1.0 / self.scale_value.value
         return jax.tree.map(lambda g: _wide(g) * inverse if _is_float(g) else g, grads)

@@ -43,8 +43,7 @@ from nnxlite.variables import Param, Variable
 
 M = tp.TypeVar("M")
 T = tp.TypeVar("T")
-P = tp.ParamSpec("P")
-R = tp.TypeVar("R")
+F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 
 class Transformation(tp.Protocol):
@@ -107,15 +106,15 @@ def _set_first_value(leaf: OptState[tp.Any], value: tp.Any) -> None:
     leaf.set_raw_value(new_ref(value) if in_reference else value)
 
 
-def _explained(name: str, given: int, remedy: str) -> tp.Callable[..., tp.Any]:
+def _explained(name: str, given: int, remedy: str) -> tp.Callable[[F], F]:
     """A decorator for methods that had fewer arguments when an optimizer contained its model.
 
     Calls in the old form, with `given` positional arguments and without `name`, raise TypeError.
     """
 
-    def decorate(method: tp.Callable[P, R]) -> tp.Callable[P, R]:
+    def decorate(method: tp.Any) -> tp.Any:
         @functools.wraps(method)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        def checked(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
             if len(args) == given and name not in kwargs:
                 raise TypeError(
                     f"Missing required argument `{name}` of {method.__qualname__}. {remedy}, or use "
@@ -182,7 +181,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         self.wrt = wrt
 
     @_explained("grads", 2, "Pass both, as in optimizer.update(model, grads)")
-    def update(self, model: M, grads: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    def update(self, model: M, grads: tp.Any, **kwargs: tp.Any) -> State[tp.Any, tp.Any]:
         """Update the parameters of `model`, the optimizer's state and the step.
 
         Args:
@@ -320,7 +319,7 @@ class ModelAndOptimizer(Optimizer[M]):
 
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]  # the model is an attribute
         self, grads: tp.Any, /, **kwargs: tp.Any
-    ) -> tp.Any:
+    ) -> State[tp.Any, tp.Any]:
         """Update the model; see `Optimizer.update`."""
         return super().update(self.model, grads, **kwargs)
 

@@ -25,7 +25,9 @@ from nnxlite.transforms._arguments import refuse_shared_result
 from nnxlite.transforms._branch_checks import branch_name, check_branches
 from nnxlite.transforms._core import Core
 from nnxlite.transforms._flow import FlowOptions, run_flow, unwrapped_value
-from nnxlite.transforms._wrapper import unbind
+from nnxlite.transforms._wrapper import R, unbind
+
+Operands = tp.TypeVarTuple("Operands")
 
 
 class Branches(Core):
@@ -99,12 +101,12 @@ class Branches(Core):
 
 def cond(
     pred: tp.Any,
-    true_fun: tp.Callable[..., tp.Any],
-    false_fun: tp.Callable[..., tp.Any],
-    *operands: tp.Any,
+    true_fun: tp.Callable[[*Operands], R],
+    false_fun: tp.Callable[[*Operands], R],
+    *operands: *Operands,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> tp.Any:
+) -> R:
     """Run one of two functions on the operands, as a scalar predicate says.
 
     What the chosen function writes to the operands stays written; both must leave the same structure.
@@ -131,11 +133,11 @@ def cond(
 
 def switch(
     index: tp.Any,
-    branches: tp.Sequence[tp.Callable[..., tp.Any]],
-    *operands: tp.Any,
+    branches: tp.Sequence[tp.Callable[[*Operands], R]],
+    *operands: *Operands,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> tp.Any:
+) -> R:
     """Run the function of number `index` (clamped to the range) on the operands.
 
     Arguments and errors as for `cond`; ValueError without branches.

@@ -56,12 +56,13 @@ from nnxlite.transforms._cotangents import (
     is_zero,
     values_of,
 )
+from nnxlite.transforms._signatures import ModeKeywords
 from nnxlite.transforms._tangents import (
     Form,
     by_leaf,
     tangent_leaves,
 )
-from nnxlite.transforms._wrapper import Transformed, Unequal, decorated, name_of
+from nnxlite.transforms._wrapper import P, R, Transformed, Unequal, decorated, name_of
 from nnxlite.variables import MISSING
 
 Fwd = tp.Callable[..., tuple[tp.Any, tp.Any]]
@@ -104,7 +105,7 @@ class VjpOptions(tp.NamedTuple):
     modes: Modes
 
 
-class CustomVjp(Unequal, Transformed):
+class CustomVjp(Unequal, Transformed[P, R]):
     """A function with a backward rule of its own, as `custom_vjp` returns it."""
 
     options: VjpOptions
@@ -150,7 +151,7 @@ class CustomVjp(Unequal, Transformed):
 
     # the call, outside -------------------------------------------------------------------------
 
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
         if self._function is None:
             raise (ValueError if self._updates() else AttributeError)(
                 f"No VJP defined for custom_vjp function {name_of(self.fun)}: call its "
@@ -421,6 +422,17 @@ def _takes(fun: tp.Callable[..., tp.Any], name: str) -> bool:
     return any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
 
 
+@tp.overload
+def custom_vjp(
+    fun: tp.Callable[P, R],
+    *,
+    nondiff_argnums: tuple[int | DiffState, ...] = (),
+    **modes: tp.Unpack[ModeKeywords],
+) -> CustomVjp[P, R]: ...
+@tp.overload
+def custom_vjp(
+    *, nondiff_argnums: tuple[int | DiffState, ...] = (), **modes: tp.Unpack[ModeKeywords]
+) -> tp.Callable[[tp.Callable[P, R]], CustomVjp[P, R]]: ...
 def custom_vjp(
     fun: tp.Any = MISSING,
     *,

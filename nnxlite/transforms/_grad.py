@@ -22,11 +22,22 @@ from nnxlite.boundary import (
 )
 from nnxlite.graph import STATE, ContainerCode, ObjectDef, build_nodes, resolve
 from nnxlite.transforms._arguments import positional, refuse_shared_result
+from nnxlite.transforms._signatures import (
+    AnyState,
+    Grad,
+    GradAux,
+    GradKeywords,
+    GraphGradKeywords,
+    ValueAndGrad,
+    ValueAndGradAux,
+)
 from nnxlite.transforms._tangents import States
-from nnxlite.transforms._wrapper import Transformed, decorated, name_of
+from nnxlite.transforms._wrapper import P, R, Transformed, decorated, name_of
 from nnxlite.variables import MISSING, Param, Variable
 
 Argnums = int | DiffState | tp.Sequence[int | DiffState]
+F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
+Aux = tp.TypeVar("Aux")
 
 
 class GradOptions(tp.NamedTuple):
@@ -202,7 +213,7 @@ def _unwrapped(value: tp.Any) -> tp.Any:
     return value.get_value() if isinstance(value, Variable) else value
 
 
-class GradWrapped(Transformed):
+class GradWrapped(Transformed[..., tp.Any]):
     """A differentiated function, as `grad` and `value_and_grad` return it."""
 
     options: GradOptions
@@ -294,6 +305,68 @@ def grad_options(
     return GradOptions(name, tuple(checked), single, has_aux, modes, tuple(jax_options.items()))
 
 
+@tp.overload
+def grad(
+    f: F,
+    *,
+    argnums: tp.Literal[0] = 0,
+    has_aux: tp.Literal[False] = False,
+    **options: tp.Unpack[GraphGradKeywords],
+) -> Grad[F]: ...
+@tp.overload
+def grad(
+    f: F,
+    *,
+    argnums: tp.Literal[0] = 0,
+    has_aux: tp.Literal[True],
+    **options: tp.Unpack[GraphGradKeywords],
+) -> GradAux[F]: ...
+@tp.overload
+def grad(
+    f: tp.Callable[P, tp.Any],
+    *,
+    argnums: DiffState,
+    has_aux: tp.Literal[False] = False,
+    **options: tp.Unpack[GraphGradKeywords],
+) -> Transformed[P, AnyState]: ...
+@tp.overload
+def grad(
+    f: tp.Callable[P, tuple[tp.Any, Aux]],
+    *,
+    argnums: DiffState,
+    has_aux: tp.Literal[True],
+    **options: tp.Unpack[GraphGradKeywords],
+) -> Transformed[P, tuple[AnyState, Aux]]: ...
+@tp.overload
+def grad(
+    f: tp.Callable[P, tp.Any],
+    *,
+    argnums: Argnums = 0,
+    has_aux: tp.Literal[False] = False,
+    **options: tp.Unpack[GradKeywords],
+) -> Transformed[P, tp.Any]: ...
+@tp.overload
+def grad(
+    f: tp.Callable[P, tuple[tp.Any, Aux]],
+    *,
+    argnums: Argnums = 0,
+    has_aux: tp.Literal[True],
+    **options: tp.Unpack[GradKeywords],
+) -> Transformed[P, tuple[tp.Any, Aux]]: ...
+@tp.overload
+def grad(
+    *,
+    argnums: Argnums = 0,
+    has_aux: tp.Literal[False] = False,
+    **options: tp.Unpack[GradKeywords],
+) -> tp.Callable[[tp.Callable[P, tp.Any]], Transformed[P, tp.Any]]: ...
+@tp.overload
+def grad(
+    *,
+    argnums: Argnums = 0,
+    has_aux: tp.Literal[True],
+    **options: tp.Unpack[GradKeywords],
+) -> tp.Callable[[tp.Callable[P, tuple[tp.Any, Aux]]], Transformed[P, tuple[tp.Any, Aux]]]: ...
 def grad(
     f: tp.Any = MISSING,
     *,
@@ -334,6 +407,68 @@ def grad(
     return decorated(GradWrapped, f, grad_options("grad", *given))
 
 
+@tp.overload
+def value_and_grad(
+    f: F,
+    *,
+    argnums: tp.Literal[0] = 0,
+    has_aux: tp.Literal[False] = False,
+    **options: tp.Unpack[GraphGradKeywords],
+) -> ValueAndGrad[F]: ...
+@tp.overload
+def value_and_grad(
+    f: F,
+    *,
+    argnums: tp.Literal[0] = 0,
+    has_aux: tp.Literal[True],
+    **options: tp.Unpack[GraphGradKeywords],
+) -> ValueAndGradAux[F]: ...
+@tp.overload
+def value_and_grad(
+    f: tp.Callable[P, R],
+    *,
+    argnums: DiffState,
+    has_aux: tp.Literal[False] = False,
+    **options: tp.Unpack[GraphGradKeywords],
+) -> Transformed[P, tuple[R, AnyState]]: ...
+@tp.overload
+def value_and_grad(
+    f: tp.Callable[P, tuple[R, Aux]],
+    *,
+    argnums: DiffState,
+    has_aux: tp.Literal[True],
+    **options: tp.Unpack[GraphGradKeywords],
+) -> Transformed[P, tuple[tuple[R, Aux], AnyState]]: ...
+@tp.overload
+def value_and_grad(
+    f: tp.Callable[P, R],
+    *,
+    argnums: Argnums = 0,
+    has_aux: tp.Literal[False] = False,
+    **options: tp.Unpack[GradKeywords],
+) -> Transformed[P, tuple[R, tp.Any]]: ...
+@tp.overload
+def value_and_grad(
+    f: tp.Callable[P, tuple[R, Aux]],
+    *,
+    argnums: Argnums = 0,
+    has_aux: tp.Literal[True],
+    **options: tp.Unpack[GradKeywords],
+) -> Transformed[P, tuple[tuple[R, Aux], tp.Any]]: ...
+@tp.overload
+def value_and_grad(
+    *,
+    argnums: Argnums = 0,
+    has_aux: tp.Literal[False] = False,
+    **options: tp.Unpack[GradKeywords],
+) -> tp.Callable[[tp.Callable[P, R]], Transformed[P, tuple[R, tp.Any]]]: ...
+@tp.overload
+def value_and_grad(
+    *,
+    argnums: Argnums = 0,
+    has_aux: tp.Literal[True],
+    **options: tp.Unpack[GradKeywords],
+) -> tp.Callable[[tp.Callable[P, tuple[R, Aux]]], Transformed[P, tuple[tuple[R, Aux], tp.Any]]]: ...
 def value_and_grad(
     f: tp.Any = MISSING,
     *,

@@ -44,6 +44,7 @@ from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces
 from nnxlite.transforms._donation import Donation, Donor
 from nnxlite.transforms._placement import Placement
 from nnxlite.transforms._shapes import place_abstract
+from nnxlite.transforms._signatures import JitKeywords
 from nnxlite.transforms._stages import Lowered, Traced
 from nnxlite.transforms._wrapper import (
     P,
@@ -207,7 +208,7 @@ def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
 _cores: PerFunction[JitCore] = PerFunction()
 
 
-class JitWrapped(Transformed, tp.Generic[P, R]):
+class JitWrapped(Transformed[P, R]):
     """A compiled function, as `jit` returns it.
 
     Attributes:
@@ -347,41 +348,10 @@ class JitWrapped(Transformed, tp.Generic[P, R]):
 
 
 @tp.overload
-def jit(
-    fun: tp.Callable[P, R],
-    *,
-    in_shardings: tp.Any = None,
-    out_shardings: tp.Any = None,
-    static_argnums: int | tp.Sequence[int] | None = None,
-    static_argnames: str | tp.Iterable[str] | None = None,
-    donate_argnums: int | tp.Sequence[int] | None = None,
-    donate_argnames: str | tp.Iterable[str] | None = None,
-    keep_unused: bool = False,
-    device: tp.Any = None,
-    backend: str | None = None,
-    inline: bool = False,
-    donate: tp.Literal["written"] | None = None,
-    max_traces: int | None = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> JitWrapped[P, R]: ...
+def jit(fun: tp.Callable[P, R], **options: tp.Unpack[JitKeywords]) -> JitWrapped[P, R]: ...
 @tp.overload
 def jit(
-    *,
-    in_shardings: tp.Any = None,
-    out_shardings: tp.Any = None,
-    static_argnums: int | tp.Sequence[int] | None = None,
-    static_argnames: str | tp.Iterable[str] | None = None,
-    donate_argnums: int | tp.Sequence[int] | None = None,
-    donate_argnames: str | tp.Iterable[str] | None = None,
-    keep_unused: bool = False,
-    device: tp.Any = None,
-    backend: str | None = None,
-    inline: bool = False,
-    donate: tp.Literal["written"] | None = None,
-    max_traces: int | None = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
+    **options: tp.Unpack[JitKeywords],
 ) -> tp.Callable[[tp.Callable[P, R]], JitWrapped[P, R]]: ...
 def jit(
     fun: tp.Any = MISSING,

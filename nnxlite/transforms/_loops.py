@@ -44,7 +44,10 @@ from nnxlite.boundary import (
 from nnxlite.transforms._core import Core
 from nnxlite.transforms._flow import FlowOptions, run_flow, unwrapped_value
 from nnxlite.transforms._loop_checks import check_loop
+from nnxlite.transforms._signatures import ModeKeywords
 from nnxlite.transforms._wrapper import name_of
+
+C = tp.TypeVar("C")
 
 
 class Roles(tp.NamedTuple):
@@ -273,6 +276,20 @@ def crossing(
     return Fixed(definition), result, written, fresh
 
 
+@tp.overload
+def while_loop(
+    cond_fun: tp.Callable[[jax.Array], tp.Any],
+    body_fun: tp.Callable[[jax.Array], tp.Any],
+    init_val: complex,
+    **modes: tp.Unpack[ModeKeywords],
+) -> jax.Array: ...
+@tp.overload
+def while_loop(
+    cond_fun: tp.Callable[[C], tp.Any],
+    body_fun: tp.Callable[[C], C],
+    init_val: C,
+    **modes: tp.Unpack[ModeKeywords],
+) -> C: ...
 def while_loop(
     cond_fun: tp.Callable[[tp.Any], tp.Any],
     body_fun: tp.Callable[[tp.Any], tp.Any],
@@ -304,6 +321,26 @@ def while_loop(
     return run_flow(Loop, (cond_fun, body_fun), init_val, options)
 
 
+@tp.overload
+def fori_loop(
+    lower: tp.Any,
+    upper: tp.Any,
+    body_fun: tp.Callable[[tp.Any, jax.Array], tp.Any],
+    init_val: complex,
+    *,
+    unroll: int | bool | None = None,
+    **modes: tp.Unpack[ModeKeywords],
+) -> jax.Array: ...
+@tp.overload
+def fori_loop(
+    lower: tp.Any,
+    upper: tp.Any,
+    body_fun: tp.Callable[[tp.Any, C], C],
+    init_val: C,
+    *,
+    unroll: int | bool | None = None,
+    **modes: tp.Unpack[ModeKeywords],
+) -> C: ...
 def fori_loop(
     lower: tp.Any,
     upper: tp.Any,

@@ -55,8 +55,12 @@ from nnxlite.transforms._arguments import (
     static_argument,
 )
 from nnxlite.transforms._map_errors import MapNames, explained, marks_errors, passed_through
+from nnxlite.transforms._signatures import PmapKeywords, ShardMapKeywords, VmapKeywords
 from nnxlite.transforms._wrapper import (
+    Decorator,
+    P,
     PerFunction,
+    R,
     Transformed,
     Unbound,
     decorated,
@@ -246,7 +250,7 @@ class MapCore:
         return Fixed(layout), groups
 
 
-class MapWrapped(Transformed):
+class MapWrapped(Transformed[..., tp.Any]):
     """A function mapped over slices of its arguments, as `vmap` and its kin return it."""
 
     options: MapOptions
@@ -387,6 +391,10 @@ def axis_options(
     return MapOptions(name, in_axes, out_axes, *names, 0, None, modes, metadata, make, given)
 
 
+@tp.overload
+def vmap(f: tp.Callable[P, R], **options: tp.Unpack[VmapKeywords]) -> Transformed[P, R]: ...
+@tp.overload
+def vmap(**options: tp.Unpack[VmapKeywords]) -> Decorator: ...
 def vmap(
     f: tp.Any = MISSING,
     *,
@@ -435,6 +443,10 @@ def _vmapped(run: tp.Any, in_axes: tp.Any, order: tuple[tp.Any, ...], **given: t
     return jax.vmap(run, in_axes=in_axes, out_axes=(None, order), **given)
 
 
+@tp.overload
+def pmap(f: tp.Callable[P, R], **options: tp.Unpack[PmapKeywords]) -> Transformed[P, R]: ...
+@tp.overload
+def pmap(**options: tp.Unpack[PmapKeywords]) -> Decorator: ...
 def pmap(
     f: tp.Any = MISSING,
     *,
@@ -508,6 +520,12 @@ def _with_statics(
     return wrapper
 
 
+@tp.overload
+def shard_map(
+    f: tp.Callable[P, R], **options: tp.Unpack[ShardMapKeywords]
+) -> Transformed[P, R]: ...
+@tp.overload
+def shard_map(**options: tp.Unpack[ShardMapKeywords]) -> Decorator: ...
 def shard_map(
     f: tp.Any = MISSING,
     *,

@@ -13,10 +13,15 @@ from nnxlite._config import Modes
 from nnxlite.boundary import CallDef, Inputs, fixed_structure, structure_changed
 from nnxlite.graph import build, find_plan, view
 from nnxlite.transforms._jit import JitOptions, JitWrapped, jit
-from nnxlite.transforms._wrapper import Unequal, name_of
+from nnxlite.transforms._signatures import ModeKeywords, ShardedJitKeywords
+from nnxlite.transforms._wrapper import P, R, Unequal, name_of
+
+A1 = tp.TypeVar("A1")
+A2 = tp.TypeVar("A2")
+A3 = tp.TypeVar("A3")
 
 
-class JitPartial(Unequal, JitWrapped[..., tp.Any]):
+class JitPartial(Unequal, JitWrapped[P, R]):
     """A compiled function with its first arguments given, as `jit_partial` returns it."""
 
     def __init__(self, fun: tp.Any, options: JitOptions, partial_args: tuple[tp.Any, ...]) -> None:
@@ -36,6 +41,34 @@ class JitPartial(Unequal, JitWrapped[..., tp.Any]):
         return JitPartial, (self.fun, self.options, self.partial_args)
 
 
+@tp.overload
+def jit_partial(
+    fun: tp.Callable[tp.Concatenate[A1, P], R],
+    arg: A1,
+    /,
+    **options: tp.Unpack[ShardedJitKeywords],
+) -> JitPartial[P, R]: ...
+@tp.overload
+def jit_partial(
+    fun: tp.Callable[tp.Concatenate[A1, A2, P], R],
+    first: A1,
+    second: A2,
+    /,
+    **options: tp.Unpack[ShardedJitKeywords],
+) -> JitPartial[P, R]: ...
+@tp.overload
+def jit_partial(
+    fun: tp.Callable[tp.Concatenate[A1, A2, A3, P], R],
+    first: A1,
+    second: A2,
+    third: A3,
+    /,
+    **options: tp.Unpack[ShardedJitKeywords],
+) -> JitPartial[P, R]: ...
+@tp.overload
+def jit_partial(
+    fun: tp.Callable[..., R], *partial_args: tp.Any, **options: tp.Unpack[ShardedJitKeywords]
+) -> JitPartial[..., R]: ...
 def jit_partial(
     fun: tp.Callable[..., tp.Any],
     *partial_args: tp.Any,
@@ -51,7 +84,7 @@ def jit_partial(
     inline: bool = False,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> JitPartial:
+) -> JitPartial[..., tp.Any]:
     """Compile a function and give it its first arguments.
 
     The arguments are read again in each call: changes made to the objects in between count.
@@ -102,7 +135,7 @@ def _of_all(numbers: int | tp.Sequence[int] | None, count: int) -> list[int] | N
     return out
 
 
-class CachedPartial:
+class CachedPartial(tp.Generic[P, R]):
     """A function with its first arguments given as clones, as `cached_partial` returns it."""
 
     def __init__(self, f: tp.Callable[..., tp.Any], cached_args: tuple[tp.Any, ...]) -> None:
@@ -119,7 +152,7 @@ class CachedPartial:
         self._graphdef, self._nodes, self._roots = seen.graphdef, seen.nodes(), seen.roots
         self._ids = frozenset(map(id, self._nodes))
 
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         with fixed_structure(self._ids):
             out = self._f(*self._args, *args, **kwargs)
         self._check()
@@ -150,6 +183,31 @@ class CachedPartial:
         return f"cached_partial({name_of(self._f)})"
 
 
+@tp.overload
+def cached_partial(
+    f: tp.Callable[tp.Concatenate[A1, P], R], arg: A1, /, **modes: tp.Unpack[ModeKeywords]
+) -> CachedPartial[P, R]: ...
+@tp.overload
+def cached_partial(
+    f: tp.Callable[tp.Concatenate[A1, A2, P], R],
+    first: A1,
+    second: A2,
+    /,
+    **modes: tp.Unpack[ModeKeywords],
+) -> CachedPartial[P, R]: ...
+@tp.overload
+def cached_partial(
+    f: tp.Callable[tp.Concatenate[A1, A2, A3, P], R],
+    first: A1,
+    second: A2,
+    third: A3,
+    /,
+    **modes: tp.Unpack[ModeKeywords],
+) -> CachedPartial[P, R]: ...
+@tp.overload
+def cached_partial(
+    f: tp.Callable[..., R], *cached_args: tp.Any, **modes: tp.Unpack[ModeKeywords]
+) -> CachedPartial[..., R]: ...
 def cached_partial(
     f: tp.Callable[..., tp.Any],
     *cached_args: tp.Any,

@@ -23,7 +23,8 @@ from nnxlite.transforms._arguments import (
     traced_context,
 )
 from nnxlite.transforms._core import Core, core_for
-from nnxlite.transforms._wrapper import Transformed, decorated
+from nnxlite.transforms._signatures import RematKeywords
+from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated
 from nnxlite.variables import MISSING
 
 Policy = tp.Callable[..., bool]
@@ -91,7 +92,7 @@ class Remat(Core):
         return self._checkpointed()(None, call, leaves)
 
 
-class RematWrapped(Transformed):
+class RematWrapped(Transformed[..., tp.Any]):
     """A function under `remat`."""
 
     options: RematOptions
@@ -110,6 +111,10 @@ class RematWrapped(Transformed):
         return replay_crossing(inputs, crossing)
 
 
+@tp.overload
+def remat(f: tp.Callable[P, R], **options: tp.Unpack[RematKeywords]) -> Transformed[P, R]: ...
+@tp.overload
+def remat(**options: tp.Unpack[RematKeywords]) -> Decorator: ...
 def remat(
     f: tp.Any = MISSING,
     *,

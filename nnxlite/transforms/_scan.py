@@ -52,7 +52,8 @@ from nnxlite.transforms._core import core_for
 from nnxlite.transforms._loops import CarryLoop, Roles, crossing, handover_of, result_leaves
 from nnxlite.transforms._mapped import remove_axis_names, with_axis_names
 from nnxlite.transforms._scan_checks import check_body, check_prefixes, common_length
-from nnxlite.transforms._wrapper import Transformed, decorated, name_of
+from nnxlite.transforms._signatures import ScanKeywords
+from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated, name_of
 from nnxlite.variables import MISSING, PARTITION_NAME
 
 
@@ -250,7 +251,7 @@ def _stacked(body: Body, out: Outputs) -> tuple[list[tp.Any], ...]:
     return result, written, [x for n, x in enumerate(out.fresh) if Fresh(n) not in carried]
 
 
-class ScanWrapped(Transformed):
+class ScanWrapped(Transformed[..., tp.Any]):
     """A scanned function, as `scan` returns it."""
 
     options: ScanOptions
@@ -275,6 +276,10 @@ class ScanWrapped(Transformed):
         return core_for(Scan, (bound.fun,), options)(inputs, call)
 
 
+@tp.overload
+def scan(f: tp.Callable[P, R], **options: tp.Unpack[ScanKeywords]) -> Transformed[P, R]: ...
+@tp.overload
+def scan(**options: tp.Unpack[ScanKeywords]) -> Decorator: ...
 def scan(
     f: tp.Any = MISSING,
     *,

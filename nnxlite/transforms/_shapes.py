@@ -31,8 +31,12 @@ from nnxlite.transforms._arguments import (
     refuse_shared_result,
     reveal,
 )
-from nnxlite.transforms._wrapper import Transformed, Unbound, decorated, name_of, unbind
+from nnxlite.transforms._signatures import ModeKeywords
+from nnxlite.transforms._wrapper import P, R, Transformed, Unbound, decorated, name_of, unbind
 from nnxlite.variables import MISSING, Variable
+
+if tp.TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
 
 
 class LookOptions(tp.NamedTuple):
@@ -79,6 +83,22 @@ class Look:
         return out.crossing()
 
 
+@tp.overload
+def eval_shape(
+    f: tp.Callable[..., jax.Array],
+    *args: tp.Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    **kwargs: tp.Any,
+) -> jax.ShapeDtypeStruct: ...
+@tp.overload
+def eval_shape(
+    f: tp.Callable[..., R],
+    *args: tp.Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    **kwargs: tp.Any,
+) -> R: ...
 def eval_shape(
     f: tp.Callable[..., tp.Any],
     *args: tp.Any,
@@ -145,6 +165,17 @@ def _placed(value: tp.Any, metadata: dict[str, tp.Any]) -> tp.Any:
     return value if known is not None else _sharding_hook.place(value, metadata)
 
 
+@tp.overload
+def make_jaxpr(
+    f: tp.Callable[P, tp.Any],
+    *,
+    static_argnums: int | tp.Sequence[int] = (),
+    **modes: tp.Unpack[ModeKeywords],
+) -> Transformed[P, ClosedJaxpr]: ...
+@tp.overload
+def make_jaxpr(
+    *, static_argnums: int | tp.Sequence[int] = (), **modes: tp.Unpack[ModeKeywords]
+) -> tp.Callable[[tp.Callable[P, tp.Any]], Transformed[P, ClosedJaxpr]]: ...
 def make_jaxpr(
     f: tp.Any = MISSING,
     *,
@@ -174,7 +205,7 @@ def make_jaxpr(
     return decorated(JaxprMaker, f, options)
 
 
-class JaxprMaker(Transformed):
+class JaxprMaker(Transformed[..., tp.Any]):
     """A function that gives the jaxpr of another, as `make_jaxpr` returns it."""
 
     options: LookOptions
@@ -218,11 +249,11 @@ def _updates(out: Outputs) -> list[tp.Any]:
 
 
 def checkify(
-    f: tp.Callable[..., tp.Any],
+    f: tp.Callable[P, R],
     errors: frozenset[tp.Any] = jax_checkify.user_checks,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> tp.Callable[..., tp.Any]:
+) -> Transformed[P, tuple[jax_checkify.Error, R]]:
     """A function that returns `(error, result)`: what its `checkify.check`s found, and its result.
 
     What the function writes into its arguments is kept, whether a check failed or not.
@@ -246,7 +277,7 @@ def checkify(
     return Checked(f, LookOptions("checkify", modes, errors=frozenset(errors)))
 
 
-class Checked(Transformed):
+class Checked(Transformed[..., tp.Any]):
     """A function with its errors as values, as `checkify` returns it."""
 
     options: LookOptions

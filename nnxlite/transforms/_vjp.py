@@ -27,6 +27,7 @@ from nnxlite.boundary import (
 )
 from nnxlite.transforms._arguments import naming_arguments, refuse_shared_result
 from nnxlite.transforms._grad import value_and_aux
+from nnxlite.transforms._signatures import ModeKeywords
 from nnxlite.transforms._tangents import (
     FLOAT0,
     Form,
@@ -36,8 +37,11 @@ from nnxlite.transforms._tangents import (
     tangent_leaves,
     zero_tangent,
 )
-from nnxlite.transforms._wrapper import Wrapper, decorated, name_of, unbind
+from nnxlite.transforms._wrapper import R, Wrapper, decorated, name_of, unbind
 from nnxlite.variables import MISSING
+
+Primals = tp.TypeVarTuple("Primals")
+Aux = tp.TypeVar("Aux")
 
 
 class JacobianOptions(tp.NamedTuple):
@@ -109,6 +113,33 @@ class Linearized:
         return replay(self.inputs, Outputs(fixed.value[0], result, written, fresh))
 
 
+@tp.overload
+def vjp(
+    f: tp.Callable[[*Primals], R],
+    *primals: *Primals,
+    has_aux: tp.Literal[False] = False,
+    reduce_axes: tp.Sequence[tp.Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tuple[R, tp.Callable[[R], tuple[*Primals]]]: ...
+@tp.overload
+def vjp(
+    f: tp.Callable[[*Primals], tuple[R, Aux]],
+    *primals: *Primals,
+    has_aux: tp.Literal[True],
+    reduce_axes: tp.Sequence[tp.Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tuple[R, tp.Callable[[R], tuple[*Primals]], Aux]: ...
+@tp.overload
+def vjp(
+    f: tp.Any = ...,
+    *,
+    has_aux: bool = False,
+    reduce_axes: tp.Sequence[tp.Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Callable[..., tp.Any]: ...
 def vjp(
     f: tp.Any = MISSING,
     *primals: tp.Any,
@@ -190,6 +221,28 @@ def _pull_back(
     return vjp_fun
 
 
+@tp.overload
+def jvp(
+    f: tp.Callable[[*Primals], R],
+    primals: tuple[*Primals] | list[tp.Any],
+    tangents: tuple[tp.Any, ...] | list[tp.Any],
+    *,
+    has_aux: tp.Literal[False] = False,
+    **modes: tp.Unpack[ModeKeywords],
+) -> tuple[R, R]: ...
+@tp.overload
+def jvp(
+    f: tp.Callable[[*Primals], tuple[R, Aux]],
+    primals: tuple[*Primals] | list[tp.Any],
+    tangents: tuple[tp.Any, ...] | list[tp.Any],
+    *,
+    has_aux: tp.Literal[True],
+    **modes: tp.Unpack[ModeKeywords],
+) -> tuple[R, R, Aux]: ...
+@tp.overload
+def jvp(
+    f: tp.Any = ..., *, has_aux: bool = False, **modes: tp.Unpack[ModeKeywords]
+) -> tp.Callable[..., tp.Any]: ...
 def jvp(
     f: tp.Any = MISSING,
     primals: tp.Any = MISSING,
@@ -255,7 +308,7 @@ class LaterOptions(tp.NamedTuple):
     given: dict[str, tp.Any]
 
 
-class Later(Wrapper):
+class Later(Wrapper[..., tp.Any]):
     """A function to be differentiated, whose primals are still to come."""
 
     options: LaterOptions

@@ -22,11 +22,12 @@ from nnxlite.objects import BoundMethod
 from nnxlite.variables import MISSING
 
 P = tp.ParamSpec("P")
+Q = tp.ParamSpec("Q")
 R = tp.TypeVar("R")
 T = tp.TypeVar("T")
 
 
-class Wrapper:
+class Wrapper(tp.Generic[P, R]):
     """Base of what a transform returns: equal to another one of the same function and options.
 
     So a transform that is applied in every step of a loop finds what was compiled in the first.
@@ -38,12 +39,23 @@ class Wrapper:
     """
 
     name: tp.Any = ""
+    __wrapped__: tp.Callable[P, R]
 
     def __init__(self, fun: tp.Any, options: tp.Any) -> None:
         functools.update_wrapper(tp.cast(tp.Any, self), fun)  # first: its attributes give way
         self.__wrapped__ = fun
         self.options = options
 
+    if tp.TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @tp.overload
+    def __get__(self, instance: None, owner: tp.Any = None) -> tp.Self: ...
+    @tp.overload
+    def __get__(
+        self: Wrapper[tp.Concatenate[tp.Any, Q], R], instance: object, owner: tp.Any = None
+    ) -> tp.Callable[Q, R]: ...
     def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
         return self if instance is None else functools.partial(tp.cast(tp.Any, self), instance)
 
@@ -72,13 +84,13 @@ class Unequal:
     __reduce__ = object.__reduce__
 
 
-Layers = tuple[tuple[type[Wrapper], "StaticArgument"], ...]
+Layers = tuple[tuple["type[Wrapper[..., tp.Any]]", "StaticArgument"], ...]
 """What makes a wrapper of a function: classes and options, the outermost first."""
 
 
 def unwrapped(fun: tp.Any) -> tuple[tp.Any, Layers]:
     """The function inside of wrappers, and these."""
-    layers: list[tuple[type[Wrapper], StaticArgument]] = []
+    layers: list[tuple[type[Wrapper[..., tp.Any]], StaticArgument]] = []
     while isinstance(fun, Wrapper) and type(fun).__eq__ is Wrapper.__eq__:
         layers.append((type(fun), hidden_argument(fun.options)))
         fun = fun.__wrapped__
@@ -176,7 +188,7 @@ def rewrap(unbound: Unbound, layers: Layers) -> Unbound:
     )
 
 
-class _Carrying(Wrapper):
+class _Carrying(Wrapper[..., tp.Any]):
     """A wrapper of a function whose first arguments the function itself carried."""
 
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
@@ -255,7 +267,7 @@ class Options(tp.Protocol):
         ...
 
 
-class Transformed(Wrapper):
+class Transformed(Wrapper[P, R]):
     """Base of what the transforms of objects return.
 
     Attributes:
@@ -278,7 +290,15 @@ class Transformed(Wrapper):
         return inputs.in_mode(self.options.modes.graph, self.name)
 
 
-def decorated(kind: type[Wrapper], fun: tp.Any, options: tp.Any) -> tp.Any:
+class Decorator(tp.Protocol):
+    """A transform whose function is still to come."""
+
+    def __call__(self, f: tp.Callable[P, R], /) -> Transformed[P, R]:
+        """The function under the transform."""
+        ...
+
+
+def decorated(kind: type[Wrapper[..., tp.Any]], fun: tp.Any, options: tp.Any) -> tp.Any:
     """A function under a transform; without a function, a decorator."""
     return (lambda fun: kind(fun, options)) if fun is MISSING else kind(fun, options)
 

@@ -17,6 +17,10 @@ _names: dict[type[Variable[tp.Any]], str] = {}
 C = tp.TypeVar("C", bound=type[Variable[tp.Any]])
 
 
+@tp.overload
+def register_variable_name(name: str, typ: C, *, overwrite: bool = False) -> C: ...
+@tp.overload
+def register_variable_name(name: str, *, overwrite: bool = False) -> tp.Callable[[C], C]: ...
 def register_variable_name(name: str, typ: tp.Any = MISSING, *, overwrite: bool = False) -> tp.Any:
     """Register a name for a Variable class; without `typ`, a class decorator.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
 import typing as tp
 
 from nnxlite.variables._definition import HOOKS
 
+T = tp.TypeVar("T")
+P = tp.ParamSpec("P")
 Hook = tp.Callable[..., tp.Any]
 Hooks = Hook | tp.Sequence[Hook]
 
@@ -19,7 +20,7 @@ def as_hooks(hooks: Hooks) -> tuple[Hook, ...]:
 
 
 @dataclasses.dataclass
-class VariableMetadata:
+class VariableMetadata(tp.Generic[T]):
     """A value together with the metadata that its Variable shall carry.
 
     Passing one to `Variable(...)` as the value sets both; an entry here wins over metadata of the
@@ -30,9 +31,7 @@ class VariableMetadata:
     'bias'
     """
 
-    __class_getitem__ = classmethod(types.GenericAlias)  # for annotations
-
-    raw_value: tp.Any
+    raw_value: T
     on_set_value: tuple[Hook, ...] = ()
     on_get_value: tuple[Hook, ...] = ()
     on_create_value: tuple[Hook, ...] = ()
@@ -47,14 +46,14 @@ class VariableMetadata:
 
 
 def with_metadata(
-    initializer: tp.Callable[..., tp.Any],
+    initializer: tp.Callable[P, T],
     on_set_value: Hooks = (),
     on_get_value: Hooks = (),
     on_create_value: Hooks = (),
     on_add_axis: Hooks = (),
     on_remove_axis: Hooks = (),
     **metadata: tp.Any,
-) -> tp.Callable[..., tp.Any]:
+) -> tp.Callable[P, VariableMetadata[T]]:
     """An initializer whose result carries metadata into the Variable that is made of it.
 
     Args:
@@ -77,7 +76,7 @@ def with_metadata(
     }
 
     @functools.wraps(initializer)
-    def wrapper(*args: tp.Any, **kwargs: tp.Any) -> VariableMetadata:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> VariableMetadata[T]:
         return VariableMetadata(initializer(*args, **kwargs), metadata=dict(metadata), **hooks)
 
     return wrapper

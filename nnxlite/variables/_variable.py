@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy as copy_lib
 import dataclasses
+import types
 import typing as tp
 
 import jax
@@ -33,6 +34,11 @@ from nnxlite._versions import touch
 from nnxlite.variables._definition import REQUIRED, VariableDef, define
 from nnxlite.variables._metadata import VariableMetadata
 from nnxlite.variables._operators import ArrayOperators
+
+if tp.TYPE_CHECKING:
+    from nnxlite.variables._members import Operators
+else:
+    Operators = ArrayOperators  # whose operators work for values of any type
 
 T = tp.TypeVar("T")
 V = tp.TypeVar("V", bound="Variable[tp.Any]")
@@ -101,7 +107,7 @@ def _boxed(definition: VariableDef, value: tp.Any) -> Box:
 _new = object.__new__
 
 
-class Variable(Shown, ArrayOperators[T]):
+class Variable(Shown, Operators[T]):
     """A mutable box for a value, with metadata.
 
     Args:
@@ -132,9 +138,21 @@ class Variable(Shown, ArrayOperators[T]):
     _nnx_plain_def: tp.ClassVar[VariableDef]
     _nnx_reads_plainly: tp.ClassVar[bool]  # whether `get_value` is the one of this class
 
+    @tp.overload
+    def __init__(self, value: VariableMetadata[T], **metadata: tp.Any) -> None: ...
+    @tp.overload
     def __init__(
         self,
-        value: T | VariableMetadata,
+        value: T,
+        *,
+        hijax: bool | None = None,
+        ref: bool | None = None,
+        eager_sharding: bool | None = None,
+        **metadata: tp.Any,
+    ) -> None: ...
+    def __init__(
+        self,
+        value: T | VariableMetadata[T],
         *,
         hijax: bool | None = None,
         ref: bool | None = None,
@@ -190,7 +208,13 @@ class Variable(Shown, ArrayOperators[T]):
     def value(self, value: T) -> None:
         self.set_value(value)
 
-    def get_value(self, *, index: tp.Any = MISSING) -> T:
+    @tp.overload
+    def get_value(self) -> T: ...
+    @tp.overload
+    def get_value(self: Variable[jax.Array], *, index: tp.Any) -> jax.Array: ...
+    @tp.overload
+    def get_value(self, *, index: tp.Any) -> tp.Any: ...
+    def get_value(self, *, index: tp.Any = MISSING) -> tp.Any:
         """The value, or the part of it at `index`, after the `on_get_value` callbacks."""
         value = self._box.value if self._box.definition.plain_read else self._read(index)
         if index is MISSING or index is Ellipsis:
@@ -245,6 +269,12 @@ class Variable(Shown, ArrayOperators[T]):
             part = ref[index]
             ref[index] = jnp.broadcast_to(jnp.asarray(new, part.dtype), part.shape)
 
+    @tp.overload
+    def __getitem__(self, key: types.EllipsisType) -> T: ...
+    @tp.overload
+    def __getitem__(self: Variable[jax.Array], key: tp.Any) -> jax.Array: ...
+    @tp.overload
+    def __getitem__(self, key: tp.Any) -> tp.Any: ...
     def __getitem__(self, key: tp.Any) -> tp.Any:
         box = self._box
         if key is Ellipsis and box.definition.plain_read:

@@ -28,6 +28,7 @@ from nnxlite.objects._rngs._streams import (
     RngValue,
     Rule,
     Splits,
+    SplitSpec,
     as_key,
     as_rules,
     as_splits,
@@ -82,6 +83,37 @@ class SplitBackups:
         return f"SplitBackups({len(self.backups)} streams)"
 
 
+@tp.overload
+def split_rngs(
+    node: tp.Any,
+    /,
+    *,
+    splits: Splits,
+    only: Filter = ...,
+    squeeze: bool = False,
+    graph: tp.Literal[True] | None = None,
+    graph_updates: tp.Literal[True] | None = None,
+) -> SplitBackups: ...
+@tp.overload
+def split_rngs(
+    node: A,
+    /,
+    *,
+    splits: Splits,
+    only: Filter = ...,
+    squeeze: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> A | SplitBackups: ...
+@tp.overload
+def split_rngs(
+    *,
+    splits: Splits,
+    only: Filter = ...,
+    squeeze: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Callable[[F], F]: ...
 def split_rngs(
     node: tp.Any = MISSING,
     /,
@@ -133,11 +165,36 @@ def split_rngs(
     return _change(plan, node, graph, graph_updates, in_place=True)
 
 
+@tp.overload
+def fork_rngs(
+    node: tp.Any,
+    /,
+    *,
+    split: SplitSpec | None = None,
+    graph: tp.Literal[True] | None = None,
+    graph_updates: tp.Literal[True] | None = None,
+) -> SplitBackups: ...
+@tp.overload
+def fork_rngs(
+    node: A,
+    /,
+    *,
+    split: SplitSpec | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> A | SplitBackups: ...
+@tp.overload
+def fork_rngs(
+    *,
+    split: SplitSpec | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Callable[[F], F]: ...
 def fork_rngs(
     node: tp.Any = MISSING,
     /,
     *,
-    split: tp.Mapping[Filter, Splits | None] | Splits | None = None,
+    split: SplitSpec | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> tp.Any:
@@ -173,13 +230,35 @@ def fork_rngs(
     return _change(plan, node, graph, graph_updates, in_place=True)
 
 
+@tp.overload
+def with_rngs(
+    node: A,
+    /,
+    *,
+    split: SplitSpec | None = None,
+    fork: Filter | tp.Sequence[Filter] | None = None,
+    broadcast: SplitSpec | None = None,
+    only: Filter = True,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> A: ...
+@tp.overload
+def with_rngs(
+    *,
+    split: SplitSpec | None = None,
+    fork: Filter | tp.Sequence[Filter] | None = None,
+    broadcast: SplitSpec | None = None,
+    only: Filter = True,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Callable[[F], F]: ...
 def with_rngs(
     node: tp.Any = MISSING,
     /,
     *,
-    split: tp.Mapping[Filter, Splits] | Splits | None = None,
+    split: SplitSpec | None = None,
     fork: Filter | tp.Sequence[Filter] | None = None,
-    broadcast: tp.Mapping[Filter, Splits] | Splits | None = None,
+    broadcast: SplitSpec | None = None,
     only: Filter = True,
     graph: bool | None = None,
     graph_updates: bool | None = None,

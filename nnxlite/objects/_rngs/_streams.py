@@ -75,8 +75,8 @@ class RngStream(Samplers, Pytree):
     """
 
     tag: str
-    key: RngKey
-    count: RngCount
+    key: RngKey[jax.Array]
+    count: RngCount[jax.Array]
 
     def __init__(self, key: RngValue, *, tag: str) -> None:
         key = as_key(key)

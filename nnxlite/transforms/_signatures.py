@@ -1,0 +1,312 @@
+"""What type checkers know of the transforms: the options that overloads share, and derivatives.
+
+A transform is declared twice, as a function of a function and as a decorator, and `grad` several times,
+since what it returns depends on its options and on the argument that is differentiated.  The options
+are listed once, here; a test compares them with the parameters of the transforms.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import numpy as np
+
+from nnxlite._state import State
+from nnxlite.objects import Pytree
+from nnxlite.transforms._wrapper import P, R, Transformed
+from nnxlite.variables import Variable
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._remat import Policy
+
+A = tp.TypeVar("A")
+T = tp.TypeVar("T")
+F_co = tp.TypeVar("F_co", bound=tp.Callable[..., tp.Any], covariant=True)
+
+AnyState: tp.TypeAlias = State[tp.Any, tp.Any]
+Numbers: tp.TypeAlias = jax.Array | np.ndarray | complex  # complex: float and int as well
+
+
+# Options ------------------------------------------------------------------------------------------
+
+
+class ModeKeywords(tp.TypedDict, total=False):
+    """How a transform treats objects."""
+
+    graph: bool | None
+    graph_updates: bool | None
+
+
+class ShardedJitKeywords(ModeKeywords, total=False):
+    """The options of `jit_partial`."""
+
+    in_shardings: tp.Any
+    out_shardings: tp.Any
+    static_argnums: int | tp.Sequence[int] | None
+    static_argnames: str | tp.Iterable[str] | None
+    donate_argnums: int | tp.Sequence[int] | None
+    donate_argnames: str | tp.Iterable[str] | None
+    keep_unused: bool
+    device: tp.Any
+    backend: str | None
+    inline: bool
+
+
+class JitKeywords(ShardedJitKeywords, total=False):
+    """The options of `jit`."""
+
+    donate: tp.Literal["written"] | None
+    max_traces: int | None
+
+
+class AxesKeywords(ModeKeywords, total=False):
+    """The options that `vmap`, `pmap` and `scan` have in common."""
+
+    in_axes: tp.Any
+    out_axes: tp.Any
+    transform_metadata: tp.Mapping[str, tp.Any]
+
+
+class VmapKeywords(AxesKeywords, total=False):
+    """The options of `vmap`."""
+
+    axis_name: tp.Hashable | None
+    axis_size: int | None
+    spmd_axis_name: tp.Hashable | None
+
+
+class PmapKeywords(AxesKeywords, total=False):
+    """The options of `pmap`."""
+
+    axis_name: tp.Hashable | None
+    axis_size: int | None
+    static_broadcasted_argnums: int | tp.Sequence[int]
+    devices: tp.Sequence[tp.Any] | None
+    backend: str | None
+    donate_argnums: int | tp.Sequence[int]
+
+
+class ScanKeywords(AxesKeywords, total=False):
+    """The options of `scan`."""
+
+    length: int | None
+    reverse: bool
+    unroll: int | bool
+    _split_transpose: bool
+
+
+class ShardMapKeywords(ModeKeywords, total=False):
+    """The options of `shard_map`."""
+
+    mesh: tp.Required[tp.Any]
+    in_specs: tp.Required[tp.Any]
+    out_specs: tp.Required[tp.Any]
+    axis_names: tp.AbstractSet[tp.Any]
+    check_vma: bool
+
+
+class RematKeywords(ModeKeywords, total=False):
+    """The options of `remat`."""
+
+    prevent_cse: bool
+    static_argnums: int | tuple[int, ...]
+    policy: Policy | None
+
+
+class NumericGradKeywords(tp.TypedDict, total=False):
+    """The options of `grad` that JAX's has as well."""
+
+    holomorphic: bool
+    allow_int: bool
+    reduce_axes: tp.Sequence[tp.Any]
+
+
+class GraphGradKeywords(NumericGradKeywords, total=False):
+    """The options of `grad` where gradients of objects are States."""
+
+    graph: tp.Literal[True] | None
+    graph_updates: tp.Literal[True] | None
+
+
+class GradKeywords(NumericGradKeywords, ModeKeywords, total=False):
+    """The options of `grad`."""
+
+
+# Derivatives --------------------------------------------------------------------------------------
+#
+# The gradient of an object is a State; that of a State, a Variable or an array is another one. What is
+# differentiated is known from the call, so that the gradient has a type for a loss function without
+# annotations, too.
+
+Leaf = tp.TypeVar("Leaf", bound=AnyState | Variable[tp.Any])
+
+
+class Grad(Transformed[..., tp.Any], tp.Generic[F_co]):
+    """What `grad(f)` returns."""
+
+    @tp.overload
+    def __call__(
+        self: Grad[tp.Callable[tp.Concatenate[tp.Any, P], tp.Any]],
+        arg: Pytree,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> AnyState: ...
+    @tp.overload
+    def __call__(
+        self: Grad[tp.Callable[tp.Concatenate[tp.Any, P], tp.Any]],
+        arg: Numbers,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> jax.Array: ...
+    @tp.overload
+    def __call__(
+        self: Grad[tp.Callable[tp.Concatenate[tp.Any, P], tp.Any]],
+        arg: Leaf,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Leaf: ...
+    @tp.overload
+    def __call__(
+        self: Grad[tp.Callable[tp.Concatenate[T, P], tp.Any]],
+        arg: T,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tp.Any: ...
+    @tp.overload
+    def __call__(self: Grad[tp.Callable[..., tp.Any]], /, **kwargs: tp.Any) -> tp.Any: ...
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Differentiate."""
+
+
+class GradAux(Transformed[..., tp.Any], tp.Generic[F_co]):
+    """What `grad(f, has_aux=True)` returns."""
+
+    @tp.overload
+    def __call__(
+        self: GradAux[tp.Callable[tp.Concatenate[tp.Any, P], tuple[tp.Any, A]]],
+        arg: Pytree,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[AnyState, A]: ...
+    @tp.overload
+    def __call__(
+        self: GradAux[tp.Callable[tp.Concatenate[tp.Any, P], tuple[tp.Any, A]]],
+        arg: Numbers,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[jax.Array, A]: ...
+    @tp.overload
+    def __call__(
+        self: GradAux[tp.Callable[tp.Concatenate[tp.Any, P], tuple[tp.Any, A]]],
+        arg: Leaf,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[Leaf, A]: ...
+    @tp.overload
+    def __call__(
+        self: GradAux[tp.Callable[tp.Concatenate[T, P], tuple[tp.Any, A]]],
+        arg: T,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[tp.Any, A]: ...
+    @tp.overload
+    def __call__(
+        self: GradAux[tp.Callable[..., tuple[tp.Any, A]]], /, **kwargs: tp.Any
+    ) -> tuple[tp.Any, A]: ...
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Differentiate."""
+
+
+class ValueAndGrad(Transformed[..., tp.Any], tp.Generic[F_co]):
+    """What `value_and_grad(f)` returns."""
+
+    @tp.overload
+    def __call__(
+        self: ValueAndGrad[tp.Callable[tp.Concatenate[tp.Any, P], R]],
+        arg: Pytree,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[R, AnyState]: ...
+    @tp.overload
+    def __call__(
+        self: ValueAndGrad[tp.Callable[tp.Concatenate[tp.Any, P], R]],
+        arg: Numbers,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[R, jax.Array]: ...
+    @tp.overload
+    def __call__(
+        self: ValueAndGrad[tp.Callable[tp.Concatenate[tp.Any, P], R]],
+        arg: Leaf,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[R, Leaf]: ...
+    @tp.overload
+    def __call__(
+        self: ValueAndGrad[tp.Callable[tp.Concatenate[T, P], R]],
+        arg: T,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[R, tp.Any]: ...
+    @tp.overload
+    def __call__(
+        self: ValueAndGrad[tp.Callable[..., R]], /, **kwargs: tp.Any
+    ) -> tuple[R, tp.Any]: ...
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Differentiate."""
+
+
+class ValueAndGradAux(Transformed[..., tp.Any], tp.Generic[F_co]):
+    """What `value_and_grad(f, has_aux=True)` returns."""
+
+    @tp.overload
+    def __call__(
+        self: ValueAndGradAux[tp.Callable[tp.Concatenate[tp.Any, P], tuple[R, A]]],
+        arg: Pytree,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[tuple[R, A], AnyState]: ...
+    @tp.overload
+    def __call__(
+        self: ValueAndGradAux[tp.Callable[tp.Concatenate[tp.Any, P], tuple[R, A]]],
+        arg: Numbers,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[tuple[R, A], jax.Array]: ...
+    @tp.overload
+    def __call__(
+        self: ValueAndGradAux[tp.Callable[tp.Concatenate[tp.Any, P], tuple[R, A]]],
+        arg: Leaf,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[tuple[R, A], Leaf]: ...
+    @tp.overload
+    def __call__(
+        self: ValueAndGradAux[tp.Callable[tp.Concatenate[T, P], tuple[R, A]]],
+        arg: T,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[tuple[R, A], tp.Any]: ...
+    @tp.overload
+    def __call__(
+        self: ValueAndGradAux[tp.Callable[..., tuple[R, A]]], /, **kwargs: tp.Any
+    ) -> tuple[tuple[R, A], tp.Any]: ...
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Differentiate."""

@@ -1,0 +1,187 @@
+"""The files of this directory describe programs that run, and cover every public name.
+
+What they say of types is checked by pyright and mypy, see `.ci/run`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import runpy
+import types
+from pathlib import Path
+
+import jax
+import pytest
+
+import nnxlite as nnx
+from nnxlite.transforms import _signatures as signatures
+from nnxlite.variables import _members as members
+from nnxlite.variables._operators import ArrayOperators
+
+HERE = Path(__file__).parent
+FILES = sorted(path for path in HERE.glob("*.py") if not path.name.startswith("test_"))
+
+PUBLIC = {
+    name: value
+    for name, value in vars(nnx).items()
+    if not name.startswith("_") and not isinstance(value, types.ModuleType)
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_file_runs(path):
+    runpy.run_path(str(path))
+
+
+# Public names without a type worth asserting.
+NO_TYPES = {
+    "A": "a type variable",
+    "M": "a type variable",
+}
+
+
+def test_every_public_name_has_a_type():
+    text = "".join(path.read_text() for path in FILES)
+    used = set(re.findall(r"\bnnx\.(\w+)", text))
+    assert sorted(PUBLIC.keys() - used) == sorted(NO_TYPES)
+
+
+# Signatures ---------------------------------------------------------------------------------------
+
+# Public names that anything can be passed to, or that are not called.
+ANY_ARGUMENTS = {
+    "Data": "for annotations",
+    "Static": "for annotations",
+    "Initializer": "a protocol",
+    "Dict": "has those of a dict",
+    "Identity": "ignores its arguments",
+    "TraceContextError": "made by the library",
+}
+NO_SIGNATURE = {
+    "A": "a type variable",
+    "M": "a type variable",
+    "NnxError": "an exception with the signature of Exception, which Python does not know",
+    "PARTITION_NAME": "a string",
+    "PureState": "a type alias",
+}
+
+
+def shown(value):
+    try:
+        return str(inspect.signature(value))
+    except (TypeError, ValueError):
+        return None
+
+
+def test_signatures_show_the_parameters():
+    signatures = {name: shown(value) for name, value in PUBLIC.items()}
+    assert {name for name, text in signatures.items() if text is None} == set(NO_SIGNATURE)
+    bare = re.compile(r"\(\*args(: [^,]*)?, \*\*kwargs(: [^,]*)?\)( -> .*)?")
+    assert {name for name, text in signatures.items() if text and bare.fullmatch(text)} == set(
+        ANY_ARGUMENTS
+    )
+
+
+def test_signature_of_a_class_is_that_of_its_constructor():
+    class Mine(nnx.Module):
+        def __init__(self, size: int, *, rngs: nnx.Rngs):
+            pass
+
+    class Empty(nnx.Module):
+        pass
+
+    class Frozen(nnx.Module, frozen=True):
+        size: int
+
+    assert shown(Mine) == "(size: 'int', *, rngs: 'nnx.Rngs')"
+    assert shown(Empty) == "()"
+    assert list(inspect.signature(Frozen).parameters) == ["size"]
+    assert list(inspect.signature(nnx.Linear).parameters)[:3] == [
+        "in_features",
+        "out_features",
+        "use_bias",
+    ]
+
+
+TRANSFORMED = [
+    nnx.jit,
+    nnx.vmap,
+    nnx.pmap,
+    nnx.scan,
+    nnx.remat,
+    nnx.grad,
+    nnx.value_and_grad,
+    nnx.custom_vjp,
+    nnx.checkify,
+    nnx.make_jaxpr,
+    nnx.jit(static_argnames="factor"),
+    nnx.split_rngs(splits=2),
+    nnx.capture,
+    nnx.transform_metadata(partition="a"),
+    nnx.filter_jit,
+    nnx.filter_vmap,
+    nnx.filter_pmap,
+    nnx.filter_grad,
+    nnx.filter_checkpoint,
+    nnx.filter_custom_jvp,
+    nnx.filter_make_jaxpr,
+]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMED, ids=str)
+def test_signature_of_a_transformed_function_is_its_own(transform):
+    def fun(model, x: int, *, factor: float = 1.0): ...
+
+    assert shown(transform(fun)) == "(model, x: 'int', *, factor: 'float' = 1.0)"
+    assert transform(fun).__name__ == "fun"
+
+
+# What is written for type checkers only -----------------------------------------------------------
+
+KEYWORDS = {
+    nnx.jit: signatures.JitKeywords,
+    nnx.jit_partial: signatures.ShardedJitKeywords,
+    nnx.vmap: signatures.VmapKeywords,
+    nnx.pmap: signatures.PmapKeywords,
+    nnx.scan: signatures.ScanKeywords,
+    nnx.shard_map: signatures.ShardMapKeywords,
+    nnx.remat: signatures.RematKeywords,
+    nnx.while_loop: signatures.ModeKeywords,
+}
+
+
+@pytest.mark.parametrize("transform", KEYWORDS, ids=lambda f: f.__name__)
+def test_options_of_overloads_are_those_of_the_transform(transform):
+    parameters = inspect.signature(transform).parameters.values()
+    named = {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
+    options = KEYWORDS[transform].__annotations__
+    required = re.compile(r"tp\.Required\[(.*)\]")
+    notes = {name: required.sub(r"\1", x.__forward_arg__) for name, x in options.items()}
+    assert notes == named
+
+
+def test_options_of_grad():
+    named = inspect.signature(nnx.grad).parameters.keys() - {"f", "argnums", "has_aux"}
+    assert named == signatures.GradKeywords.__annotations__.keys()
+    assert named == signatures.GraphGradKeywords.__annotations__.keys()
+
+
+def test_members_of_variables_are_those_of_arrays():
+    declared = {name for name in vars(members.ValueMembers) if not name.startswith("_")}
+    array = jax.numpy.ones((2, 2))
+    assert {"T", "sum", "dtype"} <= declared
+    assert [name for name in declared if not hasattr(array, name)] == []
+    assert declared.isdisjoint(dir(nnx.Param))  # a Variable's own members are not hidden
+
+
+def test_operators_have_types():
+    declared = {n for n in vars(members.ValueMembers) if n.startswith("__")}
+    operators = {n for n, v in vars(ArrayOperators).items() if inspect.isfunction(v)}
+    in_place = {n for n in operators if n.startswith("__i") and f"__{n[3:]}" in operators}
+    untyped = operators - declared - in_place
+    assert untyped == {
+        "__array__", "__bool__", "__ceil__", "__complex__", "__contains__", "__float__",
+        "__floor__", "__format__", "__index__", "__int__", "__iter__", "__jax_array__", "__len__",
+        "__reversed__", "__trunc__",
+    }  # fmt: skip

@@ -1,0 +1,58 @@
+"""What type checkers infer of optimizers, metrics and what else training needs."""
+
+from __future__ import annotations
+
+import typing as tp
+from typing import assert_type
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import nnxlite as nnx
+
+State: tp.TypeAlias = nnx.State[tp.Any, tp.Any]
+
+x, y = jnp.ones((4, 2)), jnp.ones((4, 3))
+model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+assert_type(optimizer, nnx.Optimizer[nnx.Linear])
+assert_type(optimizer.step, nnx.OptState[jax.Array])
+assert_type(optimizer.step.value, jax.Array)
+
+
+@nnx.jit
+def train_step(
+    model: nnx.Linear, optimizer: nnx.Optimizer[nnx.Linear], x: jax.Array, y: jax.Array
+) -> jax.Array:
+    loss, grads = nnx.value_and_grad(lambda m: ((m(x) - y) ** 2).mean())(model)
+    assert_type(grads, State)
+    assert_type(optimizer.update(model, grads), State)
+    return loss
+
+
+assert_type(train_step(model, optimizer, x, y), jax.Array)
+both = nnx.ModelAndOptimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+assert_type(both.model, nnx.Linear)
+
+metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"), accuracy=nnx.metrics.Accuracy())
+assert_type(metrics.compute(), dict[str, tp.Any])
+assert_type(nnx.metrics.Average().compute(), jax.Array)
+assert_type(nnx.metrics.Welford().compute(), nnx.metrics.Statistics)
+assert_type(nnx.metrics.Welford().compute().mean, jax.Array)
+assert issubclass(nnx.metrics.Average, nnx.Metric)
+
+averages = nnx.EMA(model, 0.9)
+assert_type(averages.apply_to(model), nnx.Linear)
+assert_type(averages.params, State)
+scale = nnx.DynamicLossScale()
+assert_type(scale.scale(x), jax.Array)
+assert_type(nnx.StaticLossScale().unscale(nnx.state(model)), State)
+assert_type(nnx.all_finite(nnx.state(model)), jax.Array)
+
+graphdef, params = nnx.split(model)
+tx = optax.sgd(0.1)
+train_state: nnx.TrainState[nnx.Linear] = nnx.TrainState.create(graphdef, params=params, tx=tx)
+assert_type(train_state, nnx.TrainState[nnx.Linear])
+assert_type(train_state.params, State)
+assert_type(train_state.apply_gradients(params), nnx.TrainState[nnx.Linear])
