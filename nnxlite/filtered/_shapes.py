@@ -60,13 +60,7 @@ def filter_make_jaxpr(
     return make
 
 
-@tp.overload
-def filter_eval_shape(
-    fun: tp.Callable[..., jax.Array], /, *args: tp.Any, **kwargs: tp.Any
-) -> jax.ShapeDtypeStruct: ...
-@tp.overload
-def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.Any) -> R: ...
-def filter_eval_shape(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.Any) -> R:
     """The result of a function with a `jax.ShapeDtypeStruct` for each array; nothing is computed.
 
     Arguments and result may be of any type. Nothing is written into the arguments.

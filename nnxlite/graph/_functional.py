@@ -153,9 +153,7 @@ def state(
     node: tp.Any, first: Filter, second: Filter, third: Filter, /, *, graph: bool | None = None
 ) -> tuple[AnyState, AnyState, AnyState]: ...
 @tp.overload
-def state(
-    node: tp.Any, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None
-) -> tuple[AnyState, ...]: ...
+def state(node: tp.Any, /, *filters: Filter, graph: bool | None = None) -> tp.Any: ...
 def state(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
     """The leaves of a graph: one State, or a tuple with one for each filter if there are several.
 
@@ -178,9 +176,7 @@ def variables(
     node: tp.Any, first: Filter, second: Filter, /, *, graph: bool | None = None
 ) -> tuple[AnyState, AnyState]: ...
 @tp.overload
-def variables(
-    node: tp.Any, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None
-) -> tuple[AnyState, ...]: ...
+def variables(node: tp.Any, /, *filters: Filter, graph: bool | None = None) -> tp.Any: ...
 def variables(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
     """The same as `state`: States that hold the Variables themselves."""
     return state(node, *filters, graph=graph)

@@ -238,6 +238,12 @@ class Dict(Module, tp.MutableMapping[str, T]):
             f"'{type(self).__name__}' object has no attribute {name!r}, and no item of that name"
         )
 
+    if tp.TYPE_CHECKING:  # any attribute is an item
+
+        def __setattr__(self, name: str, value: tp.Any) -> None: ...
+
+        def __delattr__(self, name: str) -> None: ...
+
     def __dir__(self) -> list[str]:
         return sorted(name for name in super().__dir__() if isinstance(name, str))
 

@@ -67,6 +67,7 @@ from nnxlite.variables import MISSING
 
 Fwd = tp.Callable[..., tuple[tp.Any, tp.Any]]
 Bwd = tp.Callable[..., tp.Any]
+Argnums = int | DiffState | tuple[int | DiffState, ...]
 
 
 class CallKey(tp.NamedTuple):
@@ -426,17 +427,19 @@ def _takes(fun: tp.Callable[..., tp.Any], name: str) -> bool:
 def custom_vjp(
     fun: tp.Callable[P, R],
     *,
-    nondiff_argnums: tuple[int | DiffState, ...] = (),
+    nondiff_argnums: Argnums = (),
     **modes: tp.Unpack[ModeKeywords],
 ) -> CustomVjp[P, R]: ...
 @tp.overload
 def custom_vjp(
-    *, nondiff_argnums: tuple[int | DiffState, ...] = (), **modes: tp.Unpack[ModeKeywords]
+    *,
+    nondiff_argnums: Argnums = (),
+    **modes: tp.Unpack[ModeKeywords],
 ) -> tp.Callable[[tp.Callable[P, R]], CustomVjp[P, R]]: ...
 def custom_vjp(
     fun: tp.Any = MISSING,
     *,
-    nondiff_argnums: tuple[int | DiffState, ...] = (),
+    nondiff_argnums: Argnums = (),
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> tp.Any:

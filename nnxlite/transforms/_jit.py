@@ -44,7 +44,7 @@ from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces
 from nnxlite.transforms._donation import Donation, Donor
 from nnxlite.transforms._placement import Placement
 from nnxlite.transforms._shapes import place_abstract
-from nnxlite.transforms._signatures import JitKeywords
+from nnxlite.transforms._signatures import G, JitKeywords
 from nnxlite.transforms._stages import Lowered, Traced
 from nnxlite.transforms._wrapper import (
     P,
@@ -347,6 +347,8 @@ class JitWrapped(Transformed[P, R]):
         return self._core._cache_size()
 
 
+@tp.overload
+def jit(fun: G, **options: tp.Unpack[JitKeywords]) -> G: ...
 @tp.overload
 def jit(fun: tp.Callable[P, R], **options: tp.Unpack[JitKeywords]) -> JitWrapped[P, R]: ...
 @tp.overload

@@ -44,7 +44,6 @@ from nnxlite.boundary import (
 from nnxlite.transforms._core import Core
 from nnxlite.transforms._flow import FlowOptions, run_flow, unwrapped_value
 from nnxlite.transforms._loop_checks import check_loop
-from nnxlite.transforms._signatures import ModeKeywords
 from nnxlite.transforms._wrapper import name_of
 
 C = tp.TypeVar("C")
@@ -276,28 +275,14 @@ def crossing(
     return Fixed(definition), result, written, fresh
 
 
-@tp.overload
-def while_loop(
-    cond_fun: tp.Callable[[jax.Array], tp.Any],
-    body_fun: tp.Callable[[jax.Array], tp.Any],
-    init_val: complex,
-    **modes: tp.Unpack[ModeKeywords],
-) -> jax.Array: ...
-@tp.overload
 def while_loop(
     cond_fun: tp.Callable[[C], tp.Any],
     body_fun: tp.Callable[[C], C],
     init_val: C,
-    **modes: tp.Unpack[ModeKeywords],
-) -> C: ...
-def while_loop(
-    cond_fun: tp.Callable[[tp.Any], tp.Any],
-    body_fun: tp.Callable[[tp.Any], tp.Any],
-    init_val: tp.Any,
     *,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> tp.Any:
+) -> C:
     """Run `body_fun` on the carry as long as `cond_fun` says so.
 
     The carry may be any pytree of objects and arrays. Objects that the body returns in their places
@@ -321,17 +306,6 @@ def while_loop(
     return run_flow(Loop, (cond_fun, body_fun), init_val, options)
 
 
-@tp.overload
-def fori_loop(
-    lower: tp.Any,
-    upper: tp.Any,
-    body_fun: tp.Callable[[tp.Any, jax.Array], tp.Any],
-    init_val: complex,
-    *,
-    unroll: int | bool | None = None,
-    **modes: tp.Unpack[ModeKeywords],
-) -> jax.Array: ...
-@tp.overload
 def fori_loop(
     lower: tp.Any,
     upper: tp.Any,
@@ -339,18 +313,9 @@ def fori_loop(
     init_val: C,
     *,
     unroll: int | bool | None = None,
-    **modes: tp.Unpack[ModeKeywords],
-) -> C: ...
-def fori_loop(
-    lower: tp.Any,
-    upper: tp.Any,
-    body_fun: tp.Callable[[tp.Any, tp.Any], tp.Any],
-    init_val: tp.Any,
-    *,
-    unroll: int | bool | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> tp.Any:
+) -> C:
     """Run `body_fun(i, carry)` for i from `lower` up to `upper`, exclusive.
 
     Carry and errors as for `while_loop`; bounds that are Python ints make the loop differentiable

@@ -55,7 +55,7 @@ from nnxlite.transforms._arguments import (
     static_argument,
 )
 from nnxlite.transforms._map_errors import MapNames, explained, marks_errors, passed_through
-from nnxlite.transforms._signatures import PmapKeywords, ShardMapKeywords, VmapKeywords
+from nnxlite.transforms._signatures import G, PmapKeywords, ShardMapKeywords, VmapKeywords
 from nnxlite.transforms._wrapper import (
     Decorator,
     P,
@@ -391,6 +391,8 @@ def axis_options(
     return MapOptions(name, in_axes, out_axes, *names, 0, None, modes, metadata, make, given)
 
 
+@tp.overload
+def vmap(f: G, **options: tp.Unpack[VmapKeywords]) -> G: ...
 @tp.overload
 def vmap(f: tp.Callable[P, R], **options: tp.Unpack[VmapKeywords]) -> Transformed[P, R]: ...
 @tp.overload

@@ -83,29 +83,13 @@ class Look:
         return out.crossing()
 
 
-@tp.overload
-def eval_shape(
-    f: tp.Callable[..., jax.Array],
-    *args: tp.Any,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-    **kwargs: tp.Any,
-) -> jax.ShapeDtypeStruct: ...
-@tp.overload
 def eval_shape(
     f: tp.Callable[..., R],
     *args: tp.Any,
     graph: bool | None = None,
     graph_updates: bool | None = None,
     **kwargs: tp.Any,
-) -> R: ...
-def eval_shape(
-    f: tp.Callable[..., tp.Any],
-    *args: tp.Any,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-    **kwargs: tp.Any,
-) -> tp.Any:
+) -> R:
     """What a function would return, with a `jax.ShapeDtypeStruct` for each array; nothing is computed.
 
     Objects in the result are new and hold ShapeDtypeStructs; the arguments stay as they are. The

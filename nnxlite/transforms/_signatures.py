@@ -142,7 +142,14 @@ class GradKeywords(NumericGradKeywords, ModeKeywords, total=False):
 Leaf = tp.TypeVar("Leaf", bound=AnyState | Variable[tp.Any])
 
 
-class Grad(Transformed[..., tp.Any], tp.Generic[F_co]):
+class Derivative(Transformed[..., tp.Any], tp.Generic[F_co]):
+    """Base of the following; `vmap` and `jit` of one are declared as of the same class."""
+
+
+G = tp.TypeVar("G", bound=Derivative[tp.Any])
+
+
+class Grad(Derivative[F_co]):
     """What `grad(f)` returns."""
 
     @tp.overload
@@ -183,7 +190,7 @@ class Grad(Transformed[..., tp.Any], tp.Generic[F_co]):
         """Differentiate."""
 
 
-class GradAux(Transformed[..., tp.Any], tp.Generic[F_co]):
+class GradAux(Derivative[F_co]):
     """What `grad(f, has_aux=True)` returns."""
 
     @tp.overload
@@ -226,7 +233,7 @@ class GradAux(Transformed[..., tp.Any], tp.Generic[F_co]):
         """Differentiate."""
 
 
-class ValueAndGrad(Transformed[..., tp.Any], tp.Generic[F_co]):
+class ValueAndGrad(Derivative[F_co]):
     """What `value_and_grad(f)` returns."""
 
     @tp.overload
@@ -269,7 +276,7 @@ class ValueAndGrad(Transformed[..., tp.Any], tp.Generic[F_co]):
         """Differentiate."""
 
 
-class ValueAndGradAux(Transformed[..., tp.Any], tp.Generic[F_co]):
+class ValueAndGradAux(Derivative[F_co]):
     """What `value_and_grad(f, has_aux=True)` returns."""
 
     @tp.overload

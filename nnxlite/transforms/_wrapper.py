@@ -40,6 +40,8 @@ class Wrapper(tp.Generic[P, R]):
 
     name: tp.Any = ""
     __wrapped__: tp.Callable[P, R]
+    __name__: str
+    __qualname__: str
 
     def __init__(self, fun: tp.Any, options: tp.Any) -> None:
         functools.update_wrapper(tp.cast(tp.Any, self), fun)  # first: its attributes give way

@@ -42,6 +42,7 @@ assert_type(heads, nnx.Dict[Block])
 assert_type(heads["left"], Block)
 assert_type(nnx.Dict({"left": block}), nnx.Dict[Block])
 assert_type(heads.left, tp.Any)
+heads.right = block
 for name, head in heads.items():
     assert_type(name, str)
     assert_type(head, Block)
@@ -119,6 +120,14 @@ def draw(rngs: nnx.Rngs, factor: float) -> int:
 
 
 assert_type(draw(rngs, 2.0), int)
+
+
+@nnx.fork_rngs
+def drawn(rngs: nnx.Rngs) -> jax.Array:
+    return rngs.params()
+
+
+assert_type(drawn(rngs), jax.Array)
 
 # Text
 

@@ -118,6 +118,9 @@ def decorated_with_aux(model: Block, x: jax.Array) -> tuple[jax.Array, int]:
 assert_type(decorated(block), State)
 assert_type(decorated_with_aux(block, x), tuple[tuple[jax.Array, int], tp.Any])
 
+assert_type(nnx.vmap(nnx.grad(total))(x), jax.Array)
+assert_type(nnx.jit(nnx.value_and_grad(loss))(block, x), tuple[jax.Array, State])
+
 # vjp and jvp
 
 value, pull = nnx.vjp(loss, block, x)
@@ -191,13 +194,12 @@ def add(i: jax.Array, carry: jax.Array) -> jax.Array:
 
 
 assert_type(nnx.while_loop(below, advance, (block, jnp.array(0))), tuple[Block, jax.Array])
-assert_type(nnx.fori_loop(0, 3, add, 0), jax.Array)
 assert_type(nnx.fori_loop(0, 3, add, jnp.array(0)), jax.Array)
 
 # Looking at functions
 
 assert_type(nnx.eval_shape(lambda: Block(nnx.Rngs(0))), Block)
-assert_type(nnx.eval_shape(loss, block, x), jax.ShapeDtypeStruct)
+assert_type(nnx.eval_shape(loss, block, x).shape, tuple[int, ...])
 assert_type(nnx.make_jaxpr(loss)(block, x), ClosedJaxpr)
 assert_type(nnx.checkify(loss)(block, x), tuple[checkify.Error, jax.Array])
 

@@ -81,6 +81,7 @@ assert_type(bool(param), bool)
 assert_type(len(param), int)
 assert_type(np.asarray(param).ndim, int)
 same = param
+assert {param: 1}[param] == 1
 param += 1
 assert_type(param, nnx.Param[jax.Array])
 assert param is same

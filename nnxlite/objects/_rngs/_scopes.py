@@ -23,6 +23,7 @@ from nnxlite._config import Modes
 from nnxlite._errors import path_text
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import Path, iter_graph, recursive_map
+from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs._streams import (
     RngStream,
     RngValue,
@@ -165,6 +166,24 @@ def split_rngs(
     return _change(plan, node, graph, graph_updates, in_place=True)
 
 
+@tp.overload
+def fork_rngs(
+    node: Pytree,
+    /,
+    *,
+    split: SplitSpec | None = None,
+    graph: tp.Literal[True] | None = None,
+    graph_updates: tp.Literal[True] | None = None,
+) -> SplitBackups: ...
+@tp.overload
+def fork_rngs(  # pyright: ignore[reportOverlappingOverload] - a function is decorated
+    node: F,
+    /,
+    *,
+    split: SplitSpec | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> F: ...
 @tp.overload
 def fork_rngs(
     node: tp.Any,
