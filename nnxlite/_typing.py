@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import typing as tp
 
+if tp.TYPE_CHECKING:
+    import jax
+    import numpy as np
+
 A = tp.TypeVar("A")
 B = tp.TypeVar("B")
 C = tp.TypeVar("C")
@@ -16,6 +20,9 @@ S = tp.TypeVar("S")
 V = tp.TypeVar("V")
 Leaf = tp.TypeVar("Leaf")
 Node = tp.TypeVar("Node")
+
+Numbers: tp.TypeAlias = "jax.Array | np.ndarray | complex"
+"""Arrays and numbers: `complex` includes int and float for type checkers."""
 
 
 class Key(tp.Hashable, tp.Protocol):

@@ -29,15 +29,17 @@ from nnxlite.filtered._predicates import (
     is_inexact_array,
     is_inexact_array_like,
 )
-from nnxlite.filtered._signatures import (
-    TreeGrad,
-    TreeGradAux,
-    TreeValueAndGrad,
-    TreeValueAndGradAux,
-)
 from nnxlite.filtered._specs import answers
 from nnxlite.transforms import decorated, name_of
 from nnxlite.variables import MISSING, Variable
+
+if tp.TYPE_CHECKING:
+    from nnxlite.filtered._signatures import (
+        TreeGrad,
+        TreeGradAux,
+        TreeValueAndGrad,
+        TreeValueAndGradAux,
+    )
 
 T = tp.TypeVar("T")
 Aux = tp.TypeVar("Aux")

@@ -9,9 +9,8 @@ import typing as tp
 
 import jax
 
-from nnxlite._typing import P, R
+from nnxlite._typing import Numbers, P, R
 from nnxlite.filtered._crossing import Filtered
-from nnxlite.transforms import Numbers
 
 A = tp.TypeVar("A")
 T = tp.TypeVar("T")

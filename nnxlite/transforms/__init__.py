@@ -28,7 +28,6 @@ from nnxlite.transforms._scan import scan as scan
 from nnxlite.transforms._shapes import checkify as checkify
 from nnxlite.transforms._shapes import eval_shape as eval_shape
 from nnxlite.transforms._shapes import make_jaxpr as make_jaxpr
-from nnxlite.transforms._signatures import Numbers as Numbers
 from nnxlite.transforms._stages import Stage as Stage
 from nnxlite.transforms._tangents import zero_tangent as zero_tangent
 from nnxlite.transforms._trees import NodeStates as NodeStates

@@ -56,7 +56,6 @@ from nnxlite.transforms._cotangents import (
     is_zero,
     values_of,
 )
-from nnxlite.transforms._signatures import ModeKeywords
 from nnxlite.transforms._tangents import (
     Form,
     by_leaf,
@@ -64,6 +63,9 @@ from nnxlite.transforms._tangents import (
 )
 from nnxlite.transforms._wrapper import P, R, Transformed, Unequal, decorated, name_of
 from nnxlite.variables import MISSING
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._signatures import ModeKeywords
 
 Fwd = tp.Callable[..., tuple[tp.Any, tp.Any]]
 Bwd = tp.Callable[..., tp.Any]

@@ -22,18 +22,20 @@ from nnxlite.boundary import (
 )
 from nnxlite.graph import STATE, ContainerCode, ObjectDef, build_nodes, resolve
 from nnxlite.transforms._arguments import positional, refuse_shared_result
-from nnxlite.transforms._signatures import (
-    AnyState,
-    Grad,
-    GradAux,
-    GradKeywords,
-    GraphGradKeywords,
-    ValueAndGrad,
-    ValueAndGradAux,
-)
 from nnxlite.transforms._tangents import States
 from nnxlite.transforms._wrapper import P, R, Transformed, decorated, name_of
 from nnxlite.variables import MISSING, Param, Variable
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._signatures import (
+        AnyState,
+        Grad,
+        GradAux,
+        GradKeywords,
+        GraphGradKeywords,
+        ValueAndGrad,
+        ValueAndGradAux,
+    )
 
 Argnums = int | DiffState | tp.Sequence[int | DiffState]
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])

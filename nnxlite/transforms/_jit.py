@@ -44,7 +44,6 @@ from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces
 from nnxlite.transforms._donation import Donation, Donor
 from nnxlite.transforms._placement import Placement
 from nnxlite.transforms._shapes import place_abstract
-from nnxlite.transforms._signatures import G, JitKeywords
 from nnxlite.transforms._stages import Lowered, Traced
 from nnxlite.transforms._wrapper import (
     P,
@@ -56,6 +55,9 @@ from nnxlite.transforms._wrapper import (
     weakly,
 )
 from nnxlite.variables import MISSING
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._signatures import G, JitKeywords
 
 
 class JitOptions(tp.NamedTuple):

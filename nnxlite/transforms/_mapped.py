@@ -55,7 +55,6 @@ from nnxlite.transforms._arguments import (
     static_argument,
 )
 from nnxlite.transforms._map_errors import MapNames, explained, marks_errors, passed_through
-from nnxlite.transforms._signatures import G, PmapKeywords, ShardMapKeywords, VmapKeywords
 from nnxlite.transforms._wrapper import (
     Decorator,
     P,
@@ -75,6 +74,9 @@ from nnxlite.variables import (
     add_axis,
     remove_axis,
 )
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._signatures import G, PmapKeywords, ShardMapKeywords, VmapKeywords
 
 Make: tp.TypeAlias = tp.Callable[..., tp.Callable[..., tp.Any]]
 """What makes JAX's transform of a function: of it, the settings of its arguments, those of its outputs

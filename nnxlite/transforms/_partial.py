@@ -13,8 +13,10 @@ from nnxlite._config import Modes
 from nnxlite.boundary import CallDef, Inputs, fixed_structure, structure_changed
 from nnxlite.graph import build, find_plan, view
 from nnxlite.transforms._jit import JitOptions, JitWrapped, jit
-from nnxlite.transforms._signatures import ModeKeywords, ShardedJitKeywords
 from nnxlite.transforms._wrapper import P, R, Unequal, name_of
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._signatures import ModeKeywords, ShardedJitKeywords
 
 A1 = tp.TypeVar("A1")
 A2 = tp.TypeVar("A2")

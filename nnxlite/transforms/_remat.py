@@ -23,9 +23,11 @@ from nnxlite.transforms._arguments import (
     traced_context,
 )
 from nnxlite.transforms._core import Core, core_for
-from nnxlite.transforms._signatures import RematKeywords
 from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated
 from nnxlite.variables import MISSING
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._signatures import RematKeywords
 
 Policy = tp.Callable[..., bool]
 

@@ -52,9 +52,11 @@ from nnxlite.transforms._core import core_for
 from nnxlite.transforms._loops import CarryLoop, Roles, crossing, handover_of, result_leaves
 from nnxlite.transforms._mapped import remove_axis_names, with_axis_names
 from nnxlite.transforms._scan_checks import check_body, check_prefixes, common_length
-from nnxlite.transforms._signatures import ScanKeywords
 from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated, name_of
 from nnxlite.variables import MISSING, PARTITION_NAME
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._signatures import ScanKeywords
 
 
 class ScanOptions(tp.NamedTuple):

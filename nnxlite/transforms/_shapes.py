@@ -31,12 +31,13 @@ from nnxlite.transforms._arguments import (
     refuse_shared_result,
     reveal,
 )
-from nnxlite.transforms._signatures import ModeKeywords
 from nnxlite.transforms._wrapper import P, R, Transformed, Unbound, decorated, name_of, unbind
 from nnxlite.variables import MISSING, Variable
 
 if tp.TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
+
+    from nnxlite.transforms._signatures import ModeKeywords
 
 
 class LookOptions(tp.NamedTuple):

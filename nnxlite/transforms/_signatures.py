@@ -10,9 +10,9 @@ from __future__ import annotations
 import typing as tp
 
 import jax
-import numpy as np
 
 from nnxlite._state import State
+from nnxlite._typing import Numbers
 from nnxlite.objects import Pytree
 from nnxlite.transforms._wrapper import P, R, Transformed
 from nnxlite.variables import Variable
@@ -25,7 +25,6 @@ T = tp.TypeVar("T")
 F_co = tp.TypeVar("F_co", bound=tp.Callable[..., tp.Any], covariant=True)
 
 AnyState: tp.TypeAlias = State[tp.Any, tp.Any]
-Numbers: tp.TypeAlias = jax.Array | np.ndarray | complex  # complex: float and int as well
 
 
 # Options ------------------------------------------------------------------------------------------

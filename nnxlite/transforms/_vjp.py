@@ -27,7 +27,6 @@ from nnxlite.boundary import (
 )
 from nnxlite.transforms._arguments import naming_arguments, refuse_shared_result
 from nnxlite.transforms._grad import value_and_aux
-from nnxlite.transforms._signatures import ModeKeywords
 from nnxlite.transforms._tangents import (
     FLOAT0,
     Form,
@@ -39,6 +38,9 @@ from nnxlite.transforms._tangents import (
 )
 from nnxlite.transforms._wrapper import R, Wrapper, decorated, name_of, unbind
 from nnxlite.variables import MISSING
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._signatures import ModeKeywords
 
 Primals = tp.TypeVarTuple("Primals")
 Aux = tp.TypeVar("Aux")
