@@ -137,6 +137,7 @@ differences = nnx.diff(block, Block(nnx.Rngs(1)))
 assert_type(differences, nnx.Diff)
 assert_type(differences.entries, tuple[nnx.Difference, ...])
 assert_type(nnx.draw(block), nnx.Drawing)
+assert nnx.find_nan(block, x) is None
 usage = nnx.memory(block)
 assert_type(usage, nnx.Memory)
 assert_type(usage.by_kind, dict[str, int])
