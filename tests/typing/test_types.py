@@ -129,7 +129,7 @@ TRANSFORMED = [
 ]
 
 
-@pytest.mark.parametrize("transform", TRANSFORMED, ids=str)
+@pytest.mark.parametrize("transform", TRANSFORMED, ids=range(len(TRANSFORMED)))
 def test_signature_of_a_transformed_function_is_its_own(transform):
     def fun(model, x: int, *, factor: float = 1.0): ...
 
