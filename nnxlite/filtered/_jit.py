@@ -49,6 +49,7 @@ from nnxlite.transforms import (
     Traces,
     core_for,
     decorated,
+    is_call,
     name_of,
 )
 from nnxlite.variables import MISSING
@@ -241,9 +242,11 @@ class FilterJit(Filtered[P, R]):
             out.append(StaticArgument(leaf, key))
         return tuple(out)
 
+    @is_call
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        inputs, _, groups = self._enter(args, kwargs)
-        crossed = run_donating(self.options.donate, self._core.jitted, *groups)
+        inputs, call, groups = self._enter(args, kwargs)
+        core = self._core
+        crossed = run_donating(self.options.donate, core.jitted, *groups)
         return put_back(inputs, crossed)
 
     def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:

@@ -8,6 +8,7 @@ from nnxlite.transforms._compiles import CacheInfo as CacheInfo
 from nnxlite.transforms._compiles import Explanation as Explanation
 from nnxlite.transforms._compiles import Traces as Traces
 from nnxlite.transforms._compiles import explain_compiles as explain_compiles
+from nnxlite.transforms._compiles import is_call as is_call
 from nnxlite.transforms._core import Core as Core
 from nnxlite.transforms._core import core_for as core_for
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp

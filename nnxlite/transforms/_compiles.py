@@ -26,6 +26,8 @@ from nnxlite.boundary import CallDef, described
 from nnxlite.graph import SHOWN, Difference, compare
 from nnxlite.objects import failing_layer
 
+F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
+
 RECORDS_PER_FUNCTION = 16
 """How many traces a function remembers: the last one is compared with those before."""
 
@@ -41,22 +43,26 @@ class Trace:
         names: gives the names of the leaves of a call.
         types: of the leaves.
         seconds: how long it took to trace, lower and compile.
+        places: the shardings of the leaves, once it is compiled.
     """
 
     call: CallDef
     names: tp.Callable[[CallDef], list[str]]
     types: tuple[str, ...]
     seconds: float = 0.0
+    places: tuple[str, ...] = ()
 
     def causes(self, before: Trace) -> list[str]:
         """What sets this trace apart from an earlier one, a line for each difference."""
         old, new = before.call, self.call
         causes = [] if old is new else [*_structure(before, self), *_statics(old.extra, new.extra)]
-        types_before = dict(zip(self.names(old), before.types))
-        for name, now in zip(self.names(new), self.types):
-            then = types_before.get(name, now)
-            if then != now:
-                causes.append(f"{name}: {then} -> {now}")
+        pairs = (before.types, self.types), (before.places, self.places)
+        for then_by_leaf, now_by_leaf in pairs:
+            known = dict(zip(self.names(old), then_by_leaf))
+            for name, now in zip(self.names(new), now_by_leaf):
+                then = known.get(name, now)
+                if then != now:
+                    causes.append(f"{name}: {then} -> {now}")
         return causes or [_NOTHING]
 
 
@@ -141,7 +147,7 @@ class Explanation(tp.NamedTuple):
         took = f"in {self.seconds:.2f} s"
         if not self.causes:
             return f"{self.function} was compiled {took}: its first call."
-        head = f"{self.function} was compiled again {took} (trace {self.traces}):"
+        head = f"{self.function} was compiled again {took} (traces so far: {self.traces}):"
         return "\n".join([head, *(f"  {cause}" for cause in self.causes)])
 
 
@@ -219,6 +225,14 @@ class Traces:
         self.log.append(trace)
         _latest.trace = (self, trace)
 
+    def types_of(self, call: CallDef, leaves: list[tp.Any]) -> tuple[str, ...]:
+        """The types of leaves for which the function was traced before."""
+        texts = [described(leaf) if hasattr(leaf, "dtype") else "" for leaf in leaves]
+        for trace in reversed(self.log):
+            if trace.call is call and all(map(str.endswith, trace.types, texts)):
+                return trace.types
+        return ()
+
     def _note_on(self, error: Exception, trace: Trace) -> None:
         """Add to an error where it was raised: the module, and the function with its arguments."""
         if getattr(error, "_nnx_noted", False):  # by a function that this one called
@@ -290,18 +304,57 @@ def _listen() -> None:
 
 
 def _note(event: str, duration_secs: float, **_: tp.Any) -> None:
-    if _latest.trace is None or not event.startswith("/jax/core/compile/"):
+    """Add what JAX reports to the trace that it belongs to; show why, where that was asked for."""
+    compiled = event == "/jax/core/compile/backend_compile_duration"
+    if not compiled and event != "/jax/core/compile/jaxpr_to_mlir_module_duration":
         return
-    traces, trace = _latest.trace
-    compiled = event.endswith("/backend_compile_duration")
-    if compiled or event.endswith("/jaxpr_to_mlir_module_duration"):
-        trace.seconds += duration_secs
-        traces.seconds += duration_secs
+    known = _latest.trace
+    if known is None or compiled:
+        running = _running_call()
+        if running is None:  # a function of JAX's own
+            return
+        traces, call, names, leaves = running
+        if known is None or known[0] is not traces:  # compiled again without another trace
+            known = _latest.trace = traces, Trace(call, names, traces.types_of(call, leaves))
+            traces.log.append(known[1])
+        known[1].places = tuple(map(_place_text, leaves))
+    traces, trace = known
+    trace.seconds += duration_secs
+    traces.seconds += duration_secs
     if compiled:
         _latest.trace = None
         show = _printer.get()
-        if show is not None and traces.log and traces.log[-1] is trace:
+        if show is not None:
             show(str(traces.explain()))
+
+
+def _running_call() -> tuple[Traces, CallDef, tp.Callable[..., list[str]], list[tp.Any]] | None:
+    """The call of a compiled function for which JAX is at work in this thread.
+
+    JAX does not say which one it compiles for; it is the innermost one on the stack.
+    """
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code in _calls:
+            here = frame.f_locals
+            core = here["core"]
+            return core.traces, here["call"], core.names, here["inputs"].leaves
+        frame = frame.f_back
+    return None
+
+
+_calls: set[types.CodeType] = set()
+
+
+def is_call(method: F) -> F:
+    """Mark a method that calls a compiled function; it has the locals `core`, `call` and `inputs`."""
+    _calls.add(tp.cast(tp.Any, method).__code__)
+    return method
+
+
+def _place_text(leaf: tp.Any) -> str:
+    committed = getattr(leaf, "committed", False)
+    return str(leaf.sharding) if committed else "on the default device"
 
 
 def _print(text: str) -> None:

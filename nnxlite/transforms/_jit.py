@@ -40,7 +40,7 @@ from nnxlite.transforms._arguments import (
     static_argument,
     with_statics,
 )
-from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces
+from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces, is_call
 from nnxlite.transforms._donation import Donation, Donor
 from nnxlite.transforms._placement import Placement
 from nnxlite.transforms._shapes import place_abstract
@@ -269,6 +269,7 @@ class JitWrapped(Transformed[P, R]):
                 dynamic[name] = arg
         return tuple(kept), dynamic, tuple(statics)
 
+    @is_call
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         inputs, call = self._enter(args, kwargs)
         core = self._core
