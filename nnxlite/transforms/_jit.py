@@ -157,13 +157,14 @@ class JitCore:
         if donor is None:
             out = tp.cast(Placement, placement)(call, groups)
         else:
-            jitted = self.jitted_for(call, groups)
+            jitted = self.jitted if placement is None else placement.jitted_for(call, groups)
             try:
                 out = jitted(*groups)
             except (ValueError, RuntimeError):  # which one depends on JAX's own path
                 donor.refuse_shared_buffers(call, groups)
                 raise
-        write_leaves(inputs, moved)
+        if moved:
+            write_leaves(inputs, moved)
         return out
 
     def clear_cache(self) -> None:
