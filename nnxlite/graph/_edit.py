@@ -217,6 +217,8 @@ class _Update:
             self._add(place, name, value)
         elif node_of(place.node).is_static(place.node, name, child):
             raise self._unknown(place, (name,), value, "is static")
+        elif child is None and value is not None:
+            raise self._unknown(place, (name,), value, "is None")
         elif kind_of(child) not in NODES:
             self._leaf(place, name, child, value)
         elif isinstance(value, Mapping):

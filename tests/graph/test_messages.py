@@ -604,3 +604,15 @@ def test_merge_with_a_sequence_of_another_length(leaves):
 def test_children_of_what_has_none(walk, leaf):
     with pytest.raises(ValueError, match=f"Expected an object or .*, got {type(leaf).__name__}"):
         list(walk(leaf))
+
+
+@pytest.mark.parametrize("value", [ONE, 1.0, {"a": ONE}])
+def test_update_refuses_a_value_for_a_parameter_that_is_none(value):
+    model = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+    kernel = model.kernel[...]
+    with pytest.raises(ValueError, match=r"path 'bias' of Linear is None.*" + UNKNOWN):
+        nnx.update(model, {"kernel": 2 * kernel, "bias": value})
+    assert model.bias is None and model.kernel[...] is kernel
+    nnx.update(model, {"bias": None})
+    nnx.update(model, {"bias": nnx.Param(ONE)})
+    assert model.bias[...] is ONE
