@@ -40,7 +40,7 @@ def of_jit():
     def leaving() -> Calls:
         _, step, inputs, call = warm()
         core = step._core
-        crossing = core.jitted(call, *core.groups(call, inputs.leaves))
+        crossing = core.jitted(*core.groups(call, inputs.leaves))
         return Calls(lambda: replay_crossing(inputs, crossing))
 
     return {
@@ -60,8 +60,8 @@ def of_filter_jit():
     step, model = variables_step(12)
     for _ in range(3):
         step(model)
-    inputs, call, groups = step._enter((model,), {})
-    crossed = step._core.jitted(call, *groups)
+    inputs, _, groups = step._enter((model,), {})
+    crossed = step._core.jitted(*groups)
     return {
         "nnxlite": lambda: of_variables(12),
         "entering": lambda: Calls(lambda: step._enter((model,), {})),

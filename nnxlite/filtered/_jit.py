@@ -100,12 +100,15 @@ class JitCore(Core):
     ) -> None:
         super().__init__(funs, options, seen)
         run = functools.partial(self.traced)
-        run.__name__ = name_of(funs[0]).rpartition(".")[2].strip("<>") or "fun"  # type: ignore[attr-defined]
+        program = name_of(funs[0]).rpartition(".")[2].strip("<>") or "fun"
+        run.__name__ = program  # type: ignore[attr-defined]
         more = dict(options.jax_options)
         if options.donate != "none":
             more["donate_argnums"] = (1,)
         self.jitted = jax.jit(describe(run, funs[0], self.named), **more)
-        self.traces = Traces(f"filter_jit({name_of(funs[0])})", funs[0], options.max_traces)
+        self.traces = Traces(
+            f"filter_jit({name_of(funs[0])})", funs[0], program, options.max_traces
+        )
 
     def names(self, call: CallDef) -> list[str]:
         """The name of each leaf of a call."""

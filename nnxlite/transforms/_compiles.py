@@ -171,11 +171,13 @@ class Traces:
     Args:
         function: its name.
         fun: the function.
+        program: the name that JAX knows it by.
         limit: how many traces are allowed, or None.
     """
 
-    def __init__(self, function: str, fun: tp.Any, limit: int | None = None) -> None:
+    def __init__(self, function: str, fun: tp.Any, program: str, limit: int | None = None) -> None:
         self.function = function
+        self.program = f"jit({program})"
         self.limit = limit
         self.count = 0
         self.seconds = 0.0
@@ -303,7 +305,7 @@ def _listen() -> None:
         jax.monitoring.register_event_duration_secs_listener(_note)
 
 
-def _note(event: str, duration_secs: float, **_: tp.Any) -> None:
+def _note(event: str, duration_secs: float, **about: tp.Any) -> None:
     """Add what JAX reports to the trace that it belongs to; show why, where that was asked for."""
     compiled = event == "/jax/core/compile/backend_compile_duration"
     if not compiled and event != "/jax/core/compile/jaxpr_to_mlir_module_duration":
@@ -311,7 +313,7 @@ def _note(event: str, duration_secs: float, **_: tp.Any) -> None:
     known = _latest.trace
     if known is None or compiled:
         running = _running_call()
-        if running is None:  # a function of JAX's own
+        if running is None or running[0].program != about.get("fun_name"):  # JAX's own functions
             return
         traces, call, names, leaves = running
         if known is None or known[0] is not traces:  # compiled again without another trace
@@ -337,6 +339,8 @@ def _running_call() -> tuple[Traces, CallDef, tp.Callable[..., list[str]], list[
     while frame is not None:
         if frame.f_code in _calls:
             here = frame.f_locals
+            if "core" not in here:  # it is still looking at its arguments
+                return None
             core = here["core"]
             return core.traces, here["call"], core.names, here["inputs"].leaves
         frame = frame.f_back
@@ -353,6 +357,8 @@ def is_call(method: F) -> F:
 
 
 def _place_text(leaf: tp.Any) -> str:
+    if isinstance(leaf, Tracer):  # a gradient of a compiled function compiles it for its values
+        return "traced"
     committed = getattr(leaf, "committed", False)
     return str(leaf.sharding) if committed else "on the default device"
 

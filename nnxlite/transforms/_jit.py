@@ -103,10 +103,11 @@ class JitCore:
             self.placement = Placement(self.make, self.groups, *shardings)
         self.plain = self.donor is None and self.placement is None
         run = functools.partial(_run, self)
-        run.__name__ = self.name.rpartition(".")[2].strip("<>") or "fun"  # type: ignore[attr-defined]
+        program = self.name.rpartition(".")[2].strip("<>") or "fun"
+        run.__name__ = program  # type: ignore[attr-defined]
         self.run = describe(run, fun, self.named)  # one for all, so that JAX traces it once
         self.jitted = self.make()
-        self.traces = Traces(f"jit({self.name})", fun, options.max_traces)
+        self.traces = Traces(f"jit({self.name})", fun, program, options.max_traces)
 
     def make(self, **shardings: tp.Any) -> tp.Any:
         """A `jax.jit` object for this function."""

@@ -262,3 +262,38 @@ def test_what_jax_compiles_beside_a_call_is_not_taken_for_it():
     jax.jit(lambda x: x * 3)(jnp.ones(7))
     jnp.cumsum(jnp.ones((7, 2)), axis=1)
     assert step.cache_info() == before
+
+    def computes_at_once(x):
+        with jax.ensure_compile_time_eval():
+            sizes = jnp.flip(jnp.arange(11)) ** 3
+        return x + sizes[0]
+
+    class Hooked(nnx.Variable):
+        def on_set_value(self, value):
+            return jnp.tile(jnp.asarray(value), 13)[:2]
+
+    def write(variable, x):
+        variable.set_value(computes_at_once(x))
+
+    texts = []
+    hooked = Hooked(jnp.ones(2))
+    write = nnx.jit(write)
+    with nnx.explain_compiles(show=texts.append):
+        write(hooked, jnp.ones(2))
+        write(hooked, jnp.ones(2))
+    assert len(texts) == 1 and write.explain().traces == 1
+
+
+@pytest.mark.parametrize("jit", [nnx.jit, nnx.filter_jit])
+def test_compiled_functions_under_other_transforms(jit):
+    step = jit(lambda model, x: (model["w"] * x).sum())
+    model = nnx.Dict(w=nnx.Param(jnp.ones(2)), table=nnx.Variable({"a": jnp.ones(2)}))
+    texts = []
+    with nnx.explain_compiles(show=texts.append):
+        nnx.grad(step)(model, jnp.ones(2))
+        nnx.vmap(step, in_axes=(None, 0))(model, jnp.ones((3, 2)))
+        jax.linearize(lambda x: step(model, x), jnp.ones(2))[1](jnp.ones(2))
+        nnx.jit(lambda model, x: step(model, x))(model, jnp.ones(2))
+        step(model, jnp.ones(2))
+    assert texts and all("compiled" in text for text in texts)
+    assert str(step.explain()) and step.cache_info().traces >= 1
