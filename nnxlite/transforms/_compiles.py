@@ -22,6 +22,7 @@ import jax
 import jax.monitoring
 from jax.core import Tracer
 
+from nnxlite._text import short
 from nnxlite.boundary import CallDef, described
 from nnxlite.graph import SHOWN, Difference, compare
 from nnxlite.objects import failing_layer
@@ -63,6 +64,8 @@ class Trace:
                 then = known.get(name, now)
                 if then != now:
                     causes.append(f"{name}: {then} -> {now}")
+        if not causes and old.extra != new.extra:
+            return ["a static value: another object, which looks the same"]
         return causes or [_NOTHING]
 
 
@@ -106,7 +109,7 @@ def _root_names(call: CallDef, names: list[str]) -> list[str]:
 def _arrow(difference: Difference) -> str:
     path = ".".join(map(str, difference.path))
     if difference.kind == "setting":
-        return f"{path}: {difference.before!r} -> {difference.after!r}"
+        return f"{path}: {_shown(difference.before)} -> {_shown(difference.after)}"
     return f"{path}: {difference.words}"
 
 
@@ -115,7 +118,7 @@ def _statics(before: tp.Any, after: tp.Any) -> tp.Iterator[str]:
     old = {where: box.value for where, box in getattr(before, "statics", ())}
     new = {where: box.value for where, box in getattr(after, "statics", ())}
     for where in {**old, **new}:
-        sides = [repr(side[where]) if where in side else "not given" for side in (old, new)]
+        sides = [_shown(side[where]) if where in side else "not given" for side in (old, new)]
         if sides[0] != sides[1]:
             yield f"static argument {where!r}: {sides[0]} -> {sides[1]}"
     contexts = [dict(getattr(extra, "context", extra) or ()) for extra in (before, after)]
@@ -197,11 +200,10 @@ class Traces:
         alive = former and former()
         return None if alive is not None and alive._id == self._id else former
 
-    @contextlib.contextmanager
     def recorded(
         self, call: CallDef, names: tp.Callable[[CallDef], list[str]], leaves: tp.Sequence[tp.Any]
-    ) -> tp.Iterator[None]:
-        """Record the trace that runs inside; one that fails does not count.
+    ) -> _Recording:
+        """Record the trace that runs in a `with` block; one that fails does not count.
 
         Raises RuntimeError where it is one more than allowed.
         """
@@ -215,13 +217,10 @@ class Traces:
                 "allow more traces."
             )
         _listen()
-        start = time.perf_counter()
-        try:
-            yield
-        except Exception as error:
-            self._note_on(error, trace)
-            raise
-        trace.seconds = time.perf_counter() - start
+        return _Recording(self, trace)
+
+    def add(self, trace: Trace) -> None:
+        """Add a trace that has ended."""
         self.count += 1
         self.seconds += trace.seconds
         self.log.append(trace)
@@ -235,7 +234,7 @@ class Traces:
                 return trace.types
         return ()
 
-    def _note_on(self, error: Exception, trace: Trace) -> None:
+    def note_on(self, error: BaseException, trace: Trace) -> None:
         """Add to an error where it was raised: the module, and the function with its arguments."""
         if getattr(error, "_nnx_noted", False):  # by a function that this one called
             return
@@ -274,12 +273,39 @@ class Traces:
         return CacheInfo(self.count, programs, self.seconds)
 
 
+class _Recording:
+    """A trace that runs."""
+
+    def __init__(self, traces: Traces, trace: Trace) -> None:
+        self._traces, self._trace = traces, trace
+        self._start = time.perf_counter()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: tp.Any, error: BaseException | None, traceback: tp.Any) -> None:
+        if error is None:
+            self._trace.seconds = time.perf_counter() - self._start
+            self._traces.add(self._trace)
+        else:
+            with contextlib.suppress(Exception):  # the error itself matters more than the note
+                self._traces.note_on(error, self._trace)
+
+
 def _type_text(leaf: tp.Any) -> str:
     """The type of a leaf while it is traced; a static one by its value."""
     if not any(isinstance(part, Tracer) for part in jax.tree_util.tree_leaves(leaf)):
-        return repr(leaf)
+        return _shown(leaf)
     weak = isinstance(leaf, Tracer) and getattr(jax.typeof(leaf), "weak_type", False)
     return f"weakly typed {described(leaf)}" if weak else described(leaf)
+
+
+def _shown(value: tp.Any) -> str:
+    """A static value on one line."""
+    try:
+        return short(value)
+    except Exception:  # a `__repr__` of the user's own
+        return f"<{type(value).__name__}>"
 
 
 _by_place: dict[tp.Any, weakref.ReferenceType[Traces]] = {}

@@ -6,6 +6,7 @@ results.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import typing as tp
@@ -171,7 +172,8 @@ def marks_errors(fun: tp.Callable[..., T]) -> tp.Callable[..., T]:
         try:
             return fun(*args, **kwargs)
         except Exception as error:
-            error._nnx_marked = True  # type: ignore[attr-defined]
+            with contextlib.suppress(Exception):  # an exception that takes no attributes
+                error._nnx_marked = True  # type: ignore[attr-defined]
             raise
 
     return marked

@@ -297,3 +297,29 @@ def test_compiled_functions_under_other_transforms(jit):
         step(model, jnp.ones(2))
     assert texts and all("compiled" in text for text in texts)
     assert str(step.explain()) and step.cache_info().traces >= 1
+
+
+def test_static_values_that_cannot_be_shown_and_errors_that_take_no_note():
+    class Hostile:
+        def __repr__(self):
+            raise KeyError("no repr")
+
+    class Closed(Exception):
+        def __setattr__(self, name, value):
+            if not name.startswith("__"):
+                raise AttributeError(name)
+            super().__setattr__(name, value)
+
+    def step(x, how):
+        if x.shape == (9,):
+            raise Closed(9)
+        return x
+
+    for jitted in (nnx.filter_jit(step), nnx.jit(step, static_argnums=1)):
+        jitted(jnp.ones(2), Hostile())
+        jitted(jnp.ones(2), Hostile())
+        assert len(jitted.explain().causes) == 1 and "static" in str(jitted.explain())
+        with pytest.raises(Closed):
+            jitted(jnp.ones(9), Hostile())
+    with pytest.raises(Closed):
+        nnx.vmap(step, in_axes=(0, None))(jnp.ones((2, 9)), None)
