@@ -31,6 +31,7 @@ from nnxlite.boundary._inputs import Inner as Inner
 from nnxlite.boundary._inputs import Inputs as Inputs
 from nnxlite.boundary._inputs import enter as enter
 from nnxlite.boundary._inputs import is_root as is_root
+from nnxlite.boundary._operands import ArgumentNames as ArgumentNames
 from nnxlite.boundary._operands import Operands as Operands
 from nnxlite.boundary._operands import argument_names as argument_names
 from nnxlite.boundary._operands import describe as describe

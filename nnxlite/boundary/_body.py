@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._jax import jaxpr_as_fun
+from nnxlite._outline import array_text
 from nnxlite.boundary._inputs import CallDef, Inner, enter
-from nnxlite.boundary._operands import describe
+from nnxlite.boundary._operands import ArgumentNames, describe
 from nnxlite.boundary._outdef import Fixed, OutDef, Outputs
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._refusals import refuse_foreign_result
@@ -51,8 +52,8 @@ class Body:
         )
 
 
-User: tp.TypeAlias = tuple[tp.Callable[..., tp.Any], tp.Callable[[CallDef], list[str]]]
-"""A function, and what gives the names of the leaves of a call."""
+User: tp.TypeAlias = tuple[tp.Callable[..., tp.Any], tp.Callable[[CallDef], ArgumentNames]]
+"""A function, and what gives the names of the arguments of a call."""
 
 
 def trace_body(
@@ -91,9 +92,9 @@ def trace_body(
         return Fixed((out.definition, extra)), out.result, out.written, out.fresh
 
     user_fun, names = user
-    pairs = lambda leaves, more: [*zip(names(call), leaves), ("more", more)]
-    described = describe(run, user_fun, pairs)
-    closed, shapes = jax.make_jaxpr(described, return_shape=True)([*leaves], more)
+    pairs = lambda leaves, more: [*zip(names(call).leaves, leaves), ("more", more)]
+    body = describe(run, user_fun, "run", pairs)
+    closed, shapes = jax.make_jaxpr(body, return_shape=True)([*leaves], more)
     return Body(closed, shapes)
 
 
@@ -141,8 +142,7 @@ def described(value: tp.Any) -> str:
     """A leaf (or small tree) by type and shape."""
 
     def one(x: tp.Any) -> str:
-        aval = x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x)
-        return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+        return array_text(x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x))
 
     leaves, treedef = jax.tree_util.tree_flatten(value)
     if treedef == jax.tree_util.tree_structure(0):

@@ -62,11 +62,24 @@ def of_arguments(parameters: tp.Sequence[str] = ()) -> Expression:
     return expression
 
 
-def argument_names(call: CallDef, expression: Expression) -> list[str]:
-    """The name of each leaf of a call: `model.layers[0].kernel`, `args[1]`."""
+class ArgumentNames(tp.NamedTuple):
+    """What the arguments of a call are called: `model.layers[0].kernel`, `args[1]`.
+
+    Attributes:
+        leaves: the name of each leaf.
+        roots: the name of each root.
+    """
+
+    leaves: list[str]
+    roots: list[str]
+
+
+def argument_names(call: CallDef, expression: Expression) -> ArgumentNames:
+    """The names of the leaves and roots of a call."""
     paths = jax.tree_util.tree_leaves_with_path(call.template())
     starts = [expression(path) for path, _ in paths]
-    return [starts[leaf.position] + "".join(map(_step, leaf.below)) for leaf in call.leaves()]
+    leaves = [starts[leaf.position] + "".join(map(_step, leaf.below)) for leaf in call.leaves()]
+    return ArgumentNames(leaves, [starts[position] for position in call.where])
 
 
 def _step(name: tp.Any) -> str:
@@ -100,20 +113,21 @@ class _Signature(inspect.Signature):
 
 
 def describe(
-    run: tp.Callable[..., tp.Any], fun: tp.Any, names: Names | None = None
+    run: tp.Callable[..., tp.Any], fun: tp.Any, name: str, names: Names | None = None
 ) -> tp.Callable[..., tp.Any]:
     """`run` as a function that JAX's messages call by the name and source of the user's function.
 
     Args:
         run: what JAX is to trace; it may refer to `fun` weakly, and the result still does.
         fun: the user's function.
+        name: what JAX is to call the program.
         names: gives names to the leaves of the arguments of `run`.
     """
 
     def described(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         return run(*args, **kwargs)
 
-    described.__name__ = described.__qualname__ = getattr(run, "__name__", "fun")
+    described.__name__ = described.__qualname__ = name
     signature = inspect.signature(run, follow_wrapped=False)
     if names is not None:
         signature = _Signature([*signature.parameters.values()])

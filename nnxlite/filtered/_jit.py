@@ -15,6 +15,7 @@ from nnxlite._jax import PyTreeDef
 from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
+    ArgumentNames,
     CallDef,
     Inputs,
     Operands,
@@ -51,6 +52,7 @@ from nnxlite.transforms import (
     decorated,
     is_call,
     name_of,
+    program_name,
 )
 from nnxlite.variables import MISSING
 
@@ -99,25 +101,23 @@ class JitCore(Core):
         seen: Surroundings | None = None,
     ) -> None:
         super().__init__(funs, options, seen)
-        run = functools.partial(self.traced)
-        program = name_of(funs[0]).rpartition(".")[2].strip("<>") or "fun"
-        run.__name__ = program  # type: ignore[attr-defined]
+        program = program_name(funs[0])
         more = dict(options.jax_options)
         if options.donate != "none":
             more["donate_argnums"] = (1,)
-        self.jitted = jax.jit(describe(run, funs[0], self.named), **more)
+        self.jitted = jax.jit(describe(self.traced, funs[0], program, self.named), **more)
         self.traces = Traces(
             f"filter_jit({name_of(funs[0])})", funs[0], program, options.max_traces
         )
 
-    def names(self, call: CallDef) -> list[str]:
-        """The name of each leaf of a call."""
+    def names(self, call: CallDef) -> ArgumentNames:
+        """The names of the arguments of a call."""
         return argument_names(call, of_arguments(parameter_names(self.fun)))
 
     def named(self, operands: Operands, donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, with the names of the arguments that they are of."""
         call = operands.call
-        names = self.names(call)
+        names = self.names(call).leaves
         groups: tp.Sequence[tp.Any] = (names, [])
         if isinstance(call.extra, Key):
             form = Form(call.treedef, call.where, call.graphdef, call.extra.values)
@@ -350,6 +350,7 @@ def filter_jit(
     args: tp.Sequence[tp.Any] = (),
     kwargs: tp.Mapping[str, tp.Any] | None = None,
     out: tp.Any = is_array,
+    max_traces: int | None = None,
     **jitkwargs: tp.Any,
 ) -> FilterJit[P, R]: ...
 @tp.overload
@@ -361,6 +362,7 @@ def filter_jit(
     args: tp.Sequence[tp.Any] = (),
     kwargs: tp.Mapping[str, tp.Any] | None = None,
     out: tp.Any = is_array,
+    max_traces: int | None = None,
     **jitkwargs: tp.Any,
 ) -> tp.Callable[[tp.Callable[P, R]], FilterJit[P, R]]: ...
 def filter_jit(

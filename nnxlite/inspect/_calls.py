@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._jax import is_ref, new_ref
+from nnxlite._outline import array_text
 from nnxlite._text import short
 from nnxlite.filtered import filter_jit
 from nnxlite.graph import GraphNode, iter_graph, merge, split
@@ -328,7 +329,7 @@ def layout(value: tp.Any) -> str:
     if isinstance(value, GraphNode):
         return type(value).__name__
     if _is_shaped(value):
-        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+        return array_text(value)
     if isinstance(value, (list, tuple)) and value and not hasattr(value, "_fields"):
         return "\n".join(_item("- ", item) for item in value)
     if isinstance(value, tp.Mapping) and value:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._jax import Tracer, is_ref
+from nnxlite._jax import Tracer, is_ref, key_name
 from nnxlite._outline import array_text
 from nnxlite._text import Atom, can_be_read, is_array
 from nnxlite.graph import Difference, GraphDef, Path, compare, view
@@ -112,7 +112,7 @@ def _leaf_differences(path: Path, before: tp.Any, after: tp.Any) -> tp.Iterator[
         return
     names = [keys for keys, _ in jax.tree_util.tree_leaves_with_path(old)]
     for keys, x, y in zip(names, old_leaves, new_leaves):
-        below = (*path, *(getattr(key, "key", getattr(key, "idx", key)) for key in keys))
+        below = (*path, *map(key_name, keys))
         if is_array(x) and is_array(y):
             yield from _array_difference(below, x, y)
         elif is_array(x) or is_array(y) or type(x) is not type(y) or not _equal(x, y):

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._outline import array_text
 from nnxlite.boundary import parameter_names
 from nnxlite.graph import clone, iter_graph
 from nnxlite.inspect._calls import is_called
@@ -265,5 +266,4 @@ def _measure(x: tp.Any) -> tuple[tp.Any, ...]:
 def _range_of(
     name: str, array: tp.Any, low: tp.Any, high: tp.Any, nans: tp.Any, infinities: tp.Any
 ) -> Range:
-    kind = f"{array.dtype}[{','.join(map(str, array.shape))}]"
-    return Range(name, kind, float(low), float(high), int(nans), int(infinities))
+    return Range(name, array_text(array), float(low), float(high), int(nans), int(infinities))

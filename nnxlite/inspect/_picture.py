@@ -20,8 +20,18 @@ MAX_LEVELS = 16  # deeper levels are not shown
 ARRAY = "Array"
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Box:
+    """Where a part of the picture is drawn, once it is laid out."""
+
+    x: float = 0
+    y: float = 0
+    width: float = 0
+    height: float = 0
+
+
 @dataclasses.dataclass(eq=False)
-class Item:
+class Item(Box):
     """One box.
 
     Attributes:
@@ -36,7 +46,6 @@ class Item:
         references: attributes that refer to a box elsewhere.
         order: the number of its first call, or of one below it.
         inputs, outputs: of its first call, as text.
-        x, y, width, height: where the layout puts it.
     """
 
     key: str
@@ -51,10 +60,6 @@ class Item:
     order: int | None = None
     inputs: str | None = None
     outputs: str | None = None
-    x: float = 0
-    y: float = 0
-    width: float = 0
-    height: float = 0
 
     @property
     def label(self) -> str:
@@ -76,17 +81,13 @@ class Item:
 
 
 @dataclasses.dataclass(eq=False)
-class Reference:
+class Reference(Box):
     """An attribute that refers to a box elsewhere, which is None if it is not in the picture."""
 
     key: str
     name: str
     path: str
     target: Item | None = None
-    x: float = 0
-    y: float = 0
-    width: float = 0
-    height: float = 0
 
     @property
     def label(self) -> str:

@@ -46,6 +46,7 @@ from nnxlite.transforms._wrapper import call_object as call_object
 from nnxlite.transforms._wrapper import decorated as decorated
 from nnxlite.transforms._wrapper import hidden_argument as hidden_argument
 from nnxlite.transforms._wrapper import name_of as name_of
+from nnxlite.transforms._wrapper import program_name as program_name
 from nnxlite.transforms._wrapper import rewrap as rewrap
 from nnxlite.transforms._wrapper import unbind as unbind
 from nnxlite.transforms._wrapper import unwrapped as unwrapped

@@ -11,6 +11,7 @@ import jax
 
 from nnxlite._config import Modes
 from nnxlite.boundary import (
+    ArgumentNames,
     Body,
     CallDef,
     Crossing,
@@ -38,7 +39,7 @@ class Branches(Core):
         """The first leaf is not an argument of the branches."""
         return ("pred" if self.name == "cond" else "index",)
 
-    def _names(self, fun: tp.Any, call: CallDef) -> list[str]:
+    def _names(self, fun: tp.Any, call: CallDef) -> ArgumentNames:
         parameters = parameter_names(fun)
 
         def expression(path: tuple[tp.Any, ...]) -> str:

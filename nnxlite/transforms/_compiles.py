@@ -11,6 +11,7 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import sys
 import threading
 import time
@@ -22,8 +23,8 @@ import jax
 import jax.monitoring
 from jax.core import Tracer
 
-from nnxlite._text import short
-from nnxlite.boundary import CallDef, described
+from nnxlite._text import safely, short
+from nnxlite.boundary import ArgumentNames, CallDef, described
 from nnxlite.graph import SHOWN, Difference, compare
 from nnxlite.objects import failing_layer
 
@@ -41,17 +42,22 @@ class Trace:
 
     Attributes:
         call: the structure of its arguments.
-        names: gives the names of the leaves of a call.
+        find_names: gives the names of the arguments of a call.
         types: of the leaves.
         seconds: how long it took to trace, lower and compile.
         places: the shardings of the leaves, once it is compiled.
     """
 
     call: CallDef
-    names: tp.Callable[[CallDef], list[str]]
+    find_names: tp.Callable[[CallDef], ArgumentNames]
     types: tuple[str, ...]
     seconds: float = 0.0
     places: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def names(self) -> ArgumentNames:
+        """The names of the arguments."""
+        return self.find_names(self.call)
 
     def causes(self, before: Trace) -> list[str]:
         """What sets this trace apart from an earlier one, a line for each difference."""
@@ -59,8 +65,8 @@ class Trace:
         causes = [] if old is new else [*_structure(before, self), *_statics(old.extra, new.extra)]
         pairs = (before.types, self.types), (before.places, self.places)
         for then_by_leaf, now_by_leaf in pairs:
-            known = dict(zip(self.names(old), then_by_leaf))
-            for name, now in zip(self.names(new), now_by_leaf):
+            known = dict(zip(before.names.leaves, then_by_leaf))
+            for name, now in zip(self.names.leaves, now_by_leaf):
                 then = known.get(name, now)
                 if then != now:
                     causes.append(f"{name}: {then} -> {now}")
@@ -79,14 +85,13 @@ def _structure(before: Trace, after: Trace) -> tp.Iterator[str]:
     """How the arguments differ: those that only one call has, and the objects in both."""
     old, new = before.call, after.call
     if old.graphdef is not new.graphdef or old.where != new.where:
-        names = before.names(old), after.names(new)
-        roots = [(name,) for name in _root_names(old, names[0])]
+        roots = [(name,) for name in before.names.roots]
         for difference in compare(old.graphdef, new.graphdef, roots):
             yield _arrow(difference)
     if old.treedef != new.treedef:
         here, there = (
-            set(before.names(old)[: old.num_arrays]),
-            set(after.names(new)[: new.num_arrays]),
+            set(before.names.leaves[: old.num_arrays]),
+            set(after.names.leaves[: new.num_arrays]),
         )
         yield from (f"{name}: gone" for name in sorted(here - there))
         yield from (f"{name}: new" for name in sorted(there - here))
@@ -94,22 +99,10 @@ def _structure(before: Trace, after: Trace) -> tp.Iterator[str]:
             yield f"structure of the arguments: {old.treedef} -> {new.treedef}"
 
 
-def _root_names(call: CallDef, names: list[str]) -> list[str]:
-    """The expression for each root: the name of a leaf below it, without the path from the root."""
-    out = [f"argument {position}" for position in call.where]
-    for leaf, name in zip(call.graph_leaves(), names[call.num_arrays :]):
-        root = tp.cast(int, leaf.root)
-        out[root] = name
-        for part in reversed(leaf.below):
-            for end in (f".{part}", f"[{part!r}]"):
-                out[root] = out[root].removesuffix(end)
-    return out
-
-
 def _arrow(difference: Difference) -> str:
     path = ".".join(map(str, difference.path))
     if difference.kind == "setting":
-        return f"{path}: {_shown(difference.before)} -> {_shown(difference.after)}"
+        return f"{path}: {safely(short, difference.before)} -> {safely(short, difference.after)}"
     return f"{path}: {difference.words}"
 
 
@@ -118,7 +111,9 @@ def _statics(before: tp.Any, after: tp.Any) -> tp.Iterator[str]:
     old = {where: box.value for where, box in getattr(before, "statics", ())}
     new = {where: box.value for where, box in getattr(after, "statics", ())}
     for where in {**old, **new}:
-        sides = [_shown(side[where]) if where in side else "not given" for side in (old, new)]
+        sides = [
+            safely(short, side[where]) if where in side else "not given" for side in (old, new)
+        ]
         if sides[0] != sides[1]:
             yield f"static argument {where!r}: {sides[0]} -> {sides[1]}"
     contexts = [dict(getattr(extra, "context", extra) or ()) for extra in (before, after)]
@@ -201,13 +196,16 @@ class Traces:
         return None if alive is not None and alive._id == self._id else former
 
     def recorded(
-        self, call: CallDef, names: tp.Callable[[CallDef], list[str]], leaves: tp.Sequence[tp.Any]
+        self,
+        call: CallDef,
+        find_names: tp.Callable[[CallDef], ArgumentNames],
+        leaves: tp.Sequence[tp.Any],
     ) -> _Recording:
         """Record the trace that runs in a `with` block; one that fails does not count.
 
         Raises RuntimeError where it is one more than allowed.
         """
-        trace = Trace(call, names, tuple(map(_type_text, leaves)))
+        trace = Trace(call, find_names, tuple(map(_type_text, leaves)))
         if self.limit is not None and self.count >= self.limit:
             causes = "\n".join(f"  {cause}" for cause in self._causes(trace, [*self.log]))
             raise RuntimeError(
@@ -241,7 +239,7 @@ class Traces:
         error._nnx_noted = True  # type: ignore[attr-defined]
         layer = failing_layer(error)
         where = f"Raised in {layer}, while" if layer else "Raised while"
-        pairs = [f"{n}: {t}" for n, t in zip(trace.names(trace.call), trace.types)]
+        pairs = [f"{n}: {t}" for n, t in zip(trace.names.leaves, trace.types)]
         arrays = pairs[: trace.call.num_arrays] or pairs
         more = f" and {len(arrays) - SHOWN} more" if len(arrays) > SHOWN else ""
         error.add_note(
@@ -295,17 +293,9 @@ class _Recording:
 def _type_text(leaf: tp.Any) -> str:
     """The type of a leaf while it is traced; a static one by its value."""
     if not any(isinstance(part, Tracer) for part in jax.tree_util.tree_leaves(leaf)):
-        return _shown(leaf)
+        return safely(short, leaf)
     weak = isinstance(leaf, Tracer) and getattr(jax.typeof(leaf), "weak_type", False)
     return f"weakly typed {described(leaf)}" if weak else described(leaf)
-
-
-def _shown(value: tp.Any) -> str:
-    """A static value on one line."""
-    try:
-        return short(value)
-    except Exception:  # a `__repr__` of the user's own
-        return f"<{type(value).__name__}>"
 
 
 _by_place: dict[tp.Any, weakref.ReferenceType[Traces]] = {}
@@ -356,7 +346,9 @@ def _note(event: str, duration_secs: float, **about: tp.Any) -> None:
             show(str(traces.explain()))
 
 
-def _running_call() -> tuple[Traces, CallDef, tp.Callable[..., list[str]], list[tp.Any]] | None:
+def _running_call() -> (
+    tuple[Traces, CallDef, tp.Callable[[CallDef], ArgumentNames], list[tp.Any]] | None
+):
     """The call of a compiled function for which JAX is at work in this thread.
 
     JAX does not say which one it compiles for; it is the innermost one on the stack.

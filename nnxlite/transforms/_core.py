@@ -62,9 +62,7 @@ class Core:
         self.options = options
         self.seen = seen
         self.warned: set[str] = set()
-        run = functools.partial(self._run)
-        run.__name__ = self.name  # type: ignore[attr-defined]
-        self.jitted = jax.jit(describe(run, funs[0]), static_argnums=(0, 1))
+        self.jitted = jax.jit(describe(self._run, funs[0], self.name), static_argnums=(0, 1))
 
     def hold(self, funs: tuple[tp.Callable[..., tp.Any], ...]) -> None:
         """Trace these functions from now on: equal ones may since have come to see something else."""

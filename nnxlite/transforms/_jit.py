@@ -14,6 +14,7 @@ import jax
 
 from nnxlite._config import Modes, context_key
 from nnxlite.boundary import (
+    ArgumentNames,
     Body,
     CallDef,
     Crossing,
@@ -52,6 +53,7 @@ from nnxlite.transforms._wrapper import (
     StaticArgument,
     Transformed,
     name_of,
+    program_name,
     weakly,
 )
 from nnxlite.variables import MISSING
@@ -103,9 +105,10 @@ class JitCore:
             self.placement = Placement(self.make, self.groups, *shardings)
         self.plain = self.donor is None and self.placement is None
         run = functools.partial(_run, self)
-        program = self.name.rpartition(".")[2].strip("<>") or "fun"
-        run.__name__ = program  # type: ignore[attr-defined]
-        self.run = describe(run, fun, self.named)  # one for all, so that JAX traces it once
+        program = program_name(fun)
+        self.run = describe(
+            run, fun, program, self.named
+        )  # one for all, so that JAX traces it once
         self.jitted = self.make()
         self.traces = Traces(f"jit({self.name})", fun, program, options.max_traces)
 
@@ -117,8 +120,8 @@ class JitCore:
             options["keep_unused"] = True  # so that XLA sees what shares a donated buffer
         return jax.jit(self.run, **options)
 
-    def names(self, call: CallDef) -> list[str]:
-        """The name of each leaf of a call."""
+    def names(self, call: CallDef) -> ArgumentNames:
+        """The names of the arguments of a call."""
         static = {where for where, _ in call.extra.statics}
         parameters = [n for i, n in enumerate(parameter_names(self.fun())) if i not in static]
         return argument_names(call, of_arguments(parameters))
@@ -126,7 +129,7 @@ class JitCore:
     def named(self, operands: Operands, *groups: tp.Any) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, by name."""
         for names, group in zip(
-            self.groups(operands.call, self.names(operands.call)), (operands, *groups)
+            self.groups(operands.call, self.names(operands.call).leaves), (operands, *groups)
         ):
             yield from zip(names, group)
 

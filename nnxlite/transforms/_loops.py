@@ -16,6 +16,7 @@ from nnxlite._config import Modes
 from nnxlite._jax import Tracer
 from nnxlite.boundary import (
     OTHER,
+    ArgumentNames,
     Body,
     CallDef,
     CameIn,
@@ -209,8 +210,8 @@ class Loop(CarryLoop):
             after=self._hand_over,
         )
 
-    def _names(self, call: CallDef) -> list[str]:
-        """The names of the leaves of the carry, by the parameter of the body, and of the bounds."""
+    def _names(self, call: CallDef) -> ArgumentNames:
+        """The names of the carry, by the parameter of the body, and of the bounds."""
         carry = parameter_names(self.funs[-1])[-1:] or ["carry"]
         bounded = self.name == "fori_loop" and not self.options.bounds
 

@@ -69,7 +69,7 @@ class Remat(Core):
     def _checkpointed(self) -> tp.Callable[..., tp.Any]:
         """JAX's transform of a new function, which it has not traced yet."""
         options: RematOptions = self.options
-        body = describe(self._body, self.fun)
+        body = describe(self._body, self.fun, "remat")
         return jax.checkpoint(
             body,
             prevent_cse=options.prevent_cse,

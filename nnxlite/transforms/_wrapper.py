@@ -334,6 +334,11 @@ def hidden_argument(value: tp.Any) -> StaticArgument:
     return StaticArgument(value, key)
 
 
+def program_name(fun: tp.Any) -> str:
+    """What JAX is to call the program of a function: the last part of its name, without brackets."""
+    return name_of(fun).rpartition(".")[2].strip("<>") or "fun"
+
+
 def name_of(fun: tp.Any) -> str:
     """A function's name for messages."""
     if isinstance(fun, functools.partial) and "__qualname__" not in fun.__dict__:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
+import pytest
 
 import nnxlite as nnx
 
@@ -263,3 +266,12 @@ def objects_by_path(model):
         for path, node in nnx.iter_graph(model)
         if isinstance(node, (nnx.Pytree, nnx.Variable))
     }
+
+
+@contextlib.contextmanager
+def refuses(kind, *texts):
+    """The block raises an exception whose message holds all the texts."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    for text in texts:
+        assert text in str(caught.value)

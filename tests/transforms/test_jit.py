@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -19,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import nnxlite as nnx
 from tests.sharding.meshes import mesh_of
-from tests.transforms.models import Counted, Foo, Tied, snapshot, values
+from tests.transforms.models import Counted, Foo, Tied, refuses, snapshot, values
 
 X = jnp.array([1.0, 2.0])
 MODES = [{}, {"graph_updates": False}, {"graph": False}]
@@ -32,15 +31,6 @@ def call(m, x):
 @nnx.jit
 def forward(m, x):
     return m(x)
-
-
-@contextlib.contextmanager
-def refuses(kind, *texts):
-    """The block raises an exception whose message holds all the texts."""
-    with pytest.raises(kind) as error:
-        yield
-    for text in texts:
-        assert text in str(error.value)
 
 
 # Values, identity, structure ------------------------------------------------------------------------

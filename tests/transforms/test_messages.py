@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 
 import jax
@@ -10,15 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-
-
-@contextlib.contextmanager
-def refuses(kind, *texts):
-    """Expect an error whose message has all of these texts."""
-    with pytest.raises(kind) as caught:
-        yield caught
-    for text in texts:
-        assert text in str(caught.value)
+from tests.transforms.models import refuses
 
 
 class MLP(nnx.Module):
