@@ -1,9 +1,11 @@
 """The calls inside one call of a model: the objects, their shapes, and the cost of each call.
 
-The model is split, and merged again inside `jax.eval_shape`, so that only shapes are computed and
-the model itself is not changed.  During this run a recorder observes the methods of its objects, in
-the current context only.  Each object has its path as a static attribute, which stays with it in the
-transforms that the model itself may apply.
+`watched` passes the calls of some objects, in the current context only, through a function that learns
+their paths.  Each object has its path as a static attribute, which stays with it in the transforms that
+the model itself may apply; so the objects are always copies.  There are two ways to make the copies:
+
+- `PackedCall` splits a model and merges it inside a trace, so that only shapes are computed;
+- `CopiedCall` clones the arguments of a function and runs it without compilation, on values.
 
 To get the cost of calls, each runs as a compiled function of its own, so that XLA can count its
 operations, and those of the calls around it, without running the model again.
@@ -22,8 +24,9 @@ import jax.numpy as jnp
 from nnxlite._jax import is_ref, new_ref
 from nnxlite._outline import array_text
 from nnxlite._text import short
+from nnxlite.boundary import parameter_names
 from nnxlite.filtered import filter_jit
-from nnxlite.graph import GraphNode, iter_graph, merge, split
+from nnxlite.graph import GraphNode, clone, iter_graph, merge, split
 from nnxlite.objects import observed, public_methods
 from nnxlite.variables import Variable
 
@@ -127,12 +130,117 @@ def _with_array(value: tp.Any, arrays: tp.Iterator[tp.Any]) -> tp.Any:
     return new_ref(array) if is_ref(value) else array
 
 
-# Recording -----------------------------------------------------------------------------------
+# Watching ------------------------------------------------------------------------------------
 
-_PATH = "_tabulated_path"
-_recorder: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar(
-    "recorder", default=None
-)
+_LABEL = "_watched_label"
+
+
+class _Label:
+    """The path of an object; equal to no other, so that JAX traces functions again to watch them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+
+_watched: contextvars.ContextVar[object] = contextvars.ContextVar("watched", default=None)
+
+Watch: tp.TypeAlias = tp.Callable[
+    [tp.Callable[..., tp.Any], Path, tp.Any, str, tuple[tp.Any, ...], dict[str, tp.Any]], tp.Any
+]
+"""Makes a call in place of the caller: `watch(call, path, obj, name, args, kwargs)`."""
+
+
+@contextlib.contextmanager
+def watched(
+    roots: tp.Iterable[tuple[Path, tp.Any]],
+    watch: Watch,
+    methods: tp.Iterable[tuple[type, str]] = (),
+) -> tp.Iterator[None]:
+    """Pass the calls of the objects below some roots through a function while the block runs.
+
+    It changes the objects.
+
+    Args:
+        roots: each with the beginning of the paths below it.
+        watch: the function.
+        methods: further methods to watch, beside `__call__` and the public ones.
+
+    >>> import nnxlite as nnx
+    >>> from nnxlite.inspect._calls import watched
+    >>> def show(call, path, obj, name, args, kwargs):
+    ...     print(path, name, args)
+    ...     return call(obj, *args, **kwargs)
+    >>> model = nnx.Sequential(abs, nnx.Identity())
+    >>> with watched([(("model",), model)], show):
+    ...     y = model(-3)
+    ('model',) __call__ (-3,)
+    ('model', 'layers', 1) __call__ (3,)
+    """
+    nodes: dict[int, tp.Any] = {}  # alive as long as their ids are in use
+    paths: dict[int, Path] = {}
+    for beginning, root in roots:
+        for path, node in [*iter_graph(root)]:
+            if isinstance(node, GraphNode) and id(node) not in nodes:
+                nodes[id(node)] = node
+                paths[id(node)] = (*beginning, *path)
+    for number, node in nodes.items():
+        if is_called(node):
+            with contextlib.suppress(AttributeError, TypeError):  # an immutable object
+                setattr(node, _LABEL, _Label(paths[number]))
+    this = object()
+
+    def observe(
+        call: tp.Any, outermost: bool, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
+    ) -> tp.Any:
+        label = getattr(obj, "__dict__", {}).get(_LABEL)
+        path = paths.get(id(obj)) if label is None else label.path
+        if path is None or not outermost or _watched.get() is not this:
+            return call(obj, *args, **kwargs)
+        return watch(call, path, obj, name, args, kwargs)
+
+    with observed([*public_methods(*map(type, nodes.values())), *methods], observe):
+        token = _watched.set(this)
+        try:
+            yield
+        finally:
+            _watched.reset(token)
+
+
+class CopiedCall:
+    """A call of a function with copies of the objects in its arguments.
+
+    Args:
+        fun: a function, a module, or a method of one; the module is copied as well.
+
+    Attributes:
+        roots: the copies, each with the beginning of the paths below it: nothing for the module of
+            `fun`, the name of the parameter for an argument.
+    """
+
+    def __init__(self, fun: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> None:
+        self._owner = fun if isinstance(fun, GraphNode) else getattr(fun, "__self__", None)
+        self._fun = fun
+        owners = [self._owner] if isinstance(self._owner, GraphNode) else []
+        self._owners, self._args, self._kwargs = clone((owners, args, kwargs))
+        names = parameter_names(fun)
+        names += tuple(f"args[{i}]" for i in range(len(names), len(args)))
+        named = [*zip(names, self._args), *self._kwargs.items()]
+        self.roots: list[tuple[Path, tp.Any]] = [((), owner) for owner in self._owners]
+        self.roots += [((name,), arg) for name, arg in named]
+
+    def run(self, watch: Watch) -> tp.Any:
+        """The result of the call, made without compilation while the calls inside are watched."""
+        fun = self._fun
+        for owner in self._owners:
+            fun = owner if fun is self._owner else getattr(owner, fun.__name__)
+        with watched(self.roots, watch), jax.disable_jit():
+            result = fun(*self._args, **self._kwargs)
+            jax.block_until_ready([x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)])
+            jax.effects_barrier()
+        return result
+
+
+# Recording -----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(eq=False)
@@ -158,30 +266,14 @@ class _Recorder:
 
     def __init__(self, costs: bool) -> None:
         self.costs = costs
-        self.paths: dict[int, Path] = {}
-        self.nodes: list[tp.Any] = []  # alive as long as their ids are in use
         self.rows: dict[tuple[Path, str, str], _Row] = {}
 
-    def label(self, root: tp.Any) -> None:
-        """Register the objects of the run, and give each its path as an attribute."""
-        self.paths[id(root)] = ()
-        for path, node in [*iter_graph(root)]:
-            if not is_called(node):
-                continue
-            self.paths[id(node)] = path
-            self.nodes.append(node)
-            with contextlib.suppress(AttributeError, TypeError):  # an immutable object
-                setattr(node, _PATH, path)
-
     def call(
-        self, call: tp.Any, outermost: bool, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
+        self, call: tp.Any, where: Path, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
     ) -> tp.Any:
         """Make a call, and record it as a row if it is the first with inputs of this form."""
-        if _recorder.get() is not self:
-            return call(obj, *args, **kwargs)
-        where = self.paths.get(id(obj), getattr(obj, "__dict__", {}).get(_PATH))
         inputs = arguments_text(args, kwargs)
-        if where is None or not outermost or (where, name, inputs) in self.rows:
+        if (where, name, inputs) in self.rows:
             return call(obj, *args, **kwargs)
 
         def run(obj: tp.Any, args: tp.Any, kwargs: tp.Any) -> tp.Any:
@@ -235,16 +327,10 @@ def trace_calls(
 
     def run(arrays: list[tp.Any]) -> None:
         copy, copied_args, copied_kwargs = packed.unpack(arrays)
-        recorder.label(copy)
-        token = _recorder.set(recorder)
-        try:
+        with watched([((), copy)], recorder.call, [(type(obj), method)]):
             getattr(copy, method)(*copied_args, **copied_kwargs)
-        finally:
-            _recorder.reset(token)
 
-    classes = {type(node) for node in nodes.values() if isinstance(node, GraphNode)}
-    with observed([*public_methods(*classes), (type(obj), method)], recorder.call):
-        jax.eval_shape(run, packed.arrays)
+    jax.eval_shape(run, packed.arrays)
 
     infos = []
     for row in recorder.rows.values():

@@ -7,8 +7,6 @@ values, and, where they are differentiated, at the gradients that come back.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
 import functools
 import typing as tp
@@ -17,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._errors import path_text
 from nnxlite._outline import array_text
 from nnxlite.boundary import parameter_names
-from nnxlite.graph import clone, iter_graph
-from nnxlite.inspect._calls import is_called
-from nnxlite.objects import observed, public_methods
+from nnxlite.graph import iter_graph
+from nnxlite.inspect._calls import CopiedCall, Path, is_called
 from nnxlite.variables import Variable
 
 Where = tp.Literal["argument", "output", "gradient", "result"]
@@ -94,7 +92,8 @@ def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) 
     Objects that the function does not take as arguments are not looked at.
 
     Args:
-        fun: a function, such as a training step; it may be under `jit`, `grad` and other transforms.
+        fun: a function, such as a training step, which may be under `jit`, `grad` and other transforms; a
+            module; or a method of one.
         args, kwargs: its arguments.
 
     Returns:
@@ -112,74 +111,41 @@ def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) 
     >>> found.where, found.path, found.module
     ('output', 'model.layers.1', 'Log')
     """
-    copied_args, copied_kwargs = clone((args, kwargs))
     search = _Search()
-    names = parameter_names(fun)
-    roots = [
-        *((names[i] if i < len(names) else f"args[{i}]", arg) for i, arg in enumerate(copied_args)),
-        *copied_kwargs.items(),
-    ]
-    for name, root in roots:
-        search.label(name, root)
-        search.look("argument", name, root)
+    copied = CopiedCall(fun, args, kwargs)
+    for path, root in copied.roots:
+        search.look("argument", path, root)
     if search.first:
         return search.first[0]
-    with observed(public_methods(*search.classes), search.call), jax.disable_jit():
-        token = _search.set(search)
-        try:
-            result = fun(*copied_args, **copied_kwargs)
-            jax.block_until_ready([x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)])
-            jax.effects_barrier()
-        finally:
-            _search.reset(token)
+    result = copied.run(search.call)
     for where in ("output", "gradient"):
         for one in search.first:
             if one.where == where:
                 return one
-    search.look("result", "result", result)
+    search.look("result", ("result",), result)
     return search.first[0] if search.first else None
 
 
-_search: contextvars.ContextVar[_Search | None] = contextvars.ContextVar("search", default=None)
-_PATH = "_searched_path"
-
-
 class _Search:
-    """One search.
-
-    Attributes:
-        first: what was found, in order.
-        classes: of the modules.
-    """
+    """What was found in one search, in order."""
 
     def __init__(self) -> None:
         self.first: list[NotFinite] = []
-        self.classes: set[type] = set()
 
-    def label(self, name: str, root: tp.Any) -> None:
-        """Give each module its path as an attribute, which transforms keep."""
-        for path, node in [*iter_graph(root)]:
-            if is_called(node):
-                self.classes.add(type(node))
-                with contextlib.suppress(AttributeError, TypeError):  # an immutable object
-                    setattr(node, _PATH, ".".join([name, *map(str, path)]))
-
-    def look(self, where: Where, name: str, tree: tp.Any) -> None:
+    def look(self, where: Where, beginning: Path, tree: tp.Any) -> None:
         """Look at the arrays in an argument, or in the result."""
         for path, leaf in _arrays(tree):
-            full = ".".join([name, *map(str, path)])
+            full = path_text((*beginning, *path))
             values = _range_of(full, leaf, *_measure(leaf))
             if not values.finite:
                 self.first.append(NotFinite(where, full, "", values))
 
     def call(
-        self, call: tp.Any, outermost: bool, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
+        self, call: tp.Any, where: Path, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
     ) -> tp.Any:
         """Make a call, with probes on what it returns."""
-        path = getattr(obj, "__dict__", {}).get(_PATH)
         outputs = call(obj, *args, **kwargs)
-        if _search.get() is not self or not outermost or path is None:
-            return outputs
+        path = path_text(where)
         module = type(obj).__name__ + ("" if name == "__call__" else f".{name}")
         inputs = [
             (".".join(map(str, keys)), leaf)

@@ -131,3 +131,22 @@ def test_methods_other_than_call_and_several_outputs():
 def test_what_the_function_raises_passes_through():
     with pytest.raises(KeyError, match="mine"):
         nnx.find_nan(lambda model: {}["mine"], Net())
+
+
+@pytest.mark.parametrize("of", [lambda model: model, lambda model: model.run])
+def test_a_module_and_its_methods_are_functions_too(of):
+    class Counted(Net):
+        def __init__(self, *layers):
+            super().__init__(*layers)
+            self.count = nnx.Variable(jnp.zeros(()))
+
+        def run(self, x):
+            self.count[...] += 1
+            return self(x)
+
+    model = Counted(Divide(2.0), Divide(0.0))
+    found = nnx.find_nan(of(model), X)
+    assert (found.where, found.path, found.module) == ("output", "layers.1", "Divide")
+    assert model.count[...] == 0
+    found = nnx.find_nan(of(Counted(Divide(jnp.nan))), X)
+    assert (found.where, found.path) == ("argument", "layers.0.by")

@@ -238,7 +238,23 @@ def test_classes_are_as_they_were_after_an_error():
         tabulate(model, X)
     assert "__call__" not in Child.__dict__
     assert Child.__call__ is Linear.__call__
-    assert not hasattr(model, "_tabulated_path")
+    assert not hasattr(model, "_watched_label")
+
+
+def test_a_second_table_has_the_calls_inside_compiled_functions_too():
+    compiled = jit(lambda layer, x: layer(x))
+
+    class Outer(Module):
+        def __init__(self):
+            self.layer = Linear(3, 3, rngs=Rngs(0))
+
+        def __call__(self, x):
+            return compiled(self.layer, x)
+
+    model = Outer()
+    first = tabulate(model, X)
+    assert "layer" in first
+    assert tabulate(model, X) == first
 
 
 def test_an_error_inside_the_model_comes_out():
