@@ -131,8 +131,11 @@ from nnxlite.graph import vars_as as vars_as
 from nnxlite.graph import with_vars as with_vars
 from nnxlite.inspect import Diff as Diff
 from nnxlite.inspect import Drawing as Drawing
+from nnxlite.inspect import Finding as Finding
+from nnxlite.inspect import Findings as Findings
 from nnxlite.inspect import Memory as Memory
 from nnxlite.inspect import StepMemory as StepMemory
+from nnxlite.inspect import check as check
 from nnxlite.inspect import diff as diff
 from nnxlite.inspect import display as display
 from nnxlite.inspect import draw as draw

@@ -144,6 +144,18 @@ def jaxpr_as_fun(jaxpr: tp.Any, consts: tp.Sequence[tp.Any]) -> tp.Callable[...,
     return _core.jaxpr_as_fun(close(jaxpr, consts) if close else jaxpr.with_consts(consts))
 
 
+def used_inputs(jaxpr: tp.Any) -> list[bool]:
+    """For each input of a closed jaxpr whether its outputs, or its effects, depend on it.
+
+    >>> import jax
+    >>> from nnxlite._jax import used_inputs
+    >>> used_inputs(jax.make_jaxpr(lambda x, y: jax.jit(lambda x, y: (y, x))(x, y)[1])(1.0, 2.0))
+    [True, False]
+    """
+    open_jaxpr = jaxpr.jaxpr
+    return list(_partial_eval.dce_jaxpr(open_jaxpr, [True] * len(open_jaxpr.outvars))[1])
+
+
 # Python -------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,9 @@
 """Looking at models: text, tables and trees."""
 
 from nnxlite.inspect._calls import CallInfo as CallInfo
+from nnxlite.inspect._check import Finding as Finding
+from nnxlite.inspect._check import Findings as Findings
+from nnxlite.inspect._check import check as check
 from nnxlite.inspect._diff import Diff as Diff
 from nnxlite.inspect._diff import diff as diff
 from nnxlite.inspect._display import display as display

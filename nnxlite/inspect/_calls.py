@@ -20,6 +20,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._jax import is_ref, new_ref
 from nnxlite._outline import array_text
@@ -72,7 +73,10 @@ def _is_shaped(value: tp.Any) -> bool:
 
 def _abstract(value: tp.Any) -> jax.ShapeDtypeStruct:
     weak_type = bool(getattr(value, "weak_type", False))
-    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak_type)
+    dtype = value.dtype
+    if isinstance(value, np.ndarray):  # of float64, say
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return jax.ShapeDtypeStruct(value.shape, dtype, weak_type=weak_type)
 
 
 def _is_object(value: tp.Any) -> bool:
@@ -219,7 +223,7 @@ class CopiedCall:
 
     def __init__(self, fun: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> None:
         self._owner = fun if isinstance(fun, GraphNode) else getattr(fun, "__self__", None)
-        self._fun = fun
+        self._fun: tp.Any = fun
         owners = [self._owner] if isinstance(self._owner, GraphNode) else []
         self._owners, self._args, self._kwargs = clone((owners, args, kwargs))
         names = parameter_names(fun)
@@ -230,9 +234,9 @@ class CopiedCall:
 
     def run(self, watch: Watch) -> tp.Any:
         """The result of the call, made without compilation while the calls inside are watched."""
-        fun = self._fun
+        fun: tp.Any = self._fun
         for owner in self._owners:
-            fun = owner if fun is self._owner else getattr(owner, fun.__name__)
+            fun = owner if fun is self._owner else getattr(owner, self._fun.__name__)
         with watched(self.roots, watch), jax.disable_jit():
             result = fun(*self._args, **self._kwargs)
             jax.block_until_ready([x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)])

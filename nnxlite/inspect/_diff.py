@@ -147,7 +147,7 @@ def _array_difference(path: Path, x: tp.Any, y: tp.Any) -> tp.Iterator[Differenc
         yield Difference(path, "shape", array_text(x), array_text(y))
     elif x.dtype != y.dtype:
         yield Difference(path, "dtype", array_text(x), array_text(y))
-    elif (numbers := _numbers(x)) is not None and (others := _numbers(y)) is not None:
+    elif (numbers := numbers_of(x)) is not None and (others := numbers_of(y)) is not None:
         same = (numbers == others) | ((numbers != numbers) & (others != others))
         if same.all():
             return
@@ -165,7 +165,7 @@ def _array_difference(path: Path, x: tp.Any, y: tp.Any) -> tp.Iterator[Differenc
         )
 
 
-def _numbers(array: tp.Any) -> np.ndarray | None:
+def numbers_of(array: tp.Any) -> np.ndarray | None:
     """The elements of an array (of random keys: their data), or None if they cannot be read."""
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         if isinstance(array, Tracer) or array.is_deleted():

@@ -92,8 +92,8 @@ def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) 
     Objects that the function does not take as arguments are not looked at.
 
     Args:
-        fun: a function, such as a training step, which may be under `jit`, `grad` and other transforms; a
-            module; or a method of one.
+        fun: a function, such as a training step, which may be under `jit`, `grad` and other transforms;
+            a module; or a method of one.
         args, kwargs: its arguments.
 
     Returns:

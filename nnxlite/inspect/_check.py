@@ -1,0 +1,640 @@
+"""`check`: what will go wrong silently with a model, its optimizers, and its inputs.
+
+Each kind of finding has a function that yields the findings of this kind; `_CHECKS` lists them.  All
+look at one `_Subject`, the leaves and objects of a model with their paths, and none changes it.  With
+inputs, the model is called on shapes, twice: once to see which modules are called and which Variables
+the outputs depend on, once together with its derivative, to see which Variables have a gradient.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnxlite._errors import path_text, short_type
+from nnxlite._jax import Tracer, used_inputs
+from nnxlite._text import WIDTH, can_be_read, clip, is_array
+from nnxlite.filters import to_predicate
+from nnxlite.graph import GraphNode, State, flat_pairs, iter_graph, view
+from nnxlite.inspect._calls import PackedCall, Path, Watch, is_called, watched
+from nnxlite.inspect._diff import numbers_of
+from nnxlite.objects import Module, RngStream
+from nnxlite.training import ModelAndOptimizer, Optimizer
+from nnxlite.variables import Intermediate, Param, Variable
+
+Kind = tp.Literal[
+    "bare array",
+    "outside wrt",
+    "two optimizers",
+    "mixed modes",
+    "equal keys",
+    "equal lanes",
+    "mixed dtypes",
+    "aliased array",
+    "never called",
+    "no gradient",
+    "not checked",
+]
+
+MAX_LINES = 20
+"""How many findings of one kind the text lists."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that will go wrong silently; `str` gives it as one line.
+
+    Attributes:
+        kind: what it is, in two words; "not checked" where something kept `check` from looking.
+        path: where it is: in the model, or below "optimizer" or "inputs".
+        text: a sentence, with the remedy.
+    """
+
+    kind: Kind
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        return f"{_at(self.path)}: {self.text}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Findings:
+    """What `check` found: true where there is anything, iterable, and readable as text.
+
+    Attributes:
+        entries: one `Finding` (kind, path, text) for each, those of one kind together.
+    """
+
+    entries: tuple[Finding, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> tp.Iterator[Finding]:
+        return iter(self.entries)
+
+    def __repr__(self) -> str:
+        groups: dict[str, list[Finding]] = {}
+        for entry in self.entries:
+            groups.setdefault(entry.kind, []).append(entry)
+        lines: list[str] = []
+        for kind, entries in groups.items():
+            lines += [f"{kind}:", *(f"  {entry}" for entry in entries[:MAX_LINES])]
+            if len(entries) > MAX_LINES:
+                lines.append(f"  ... {len(entries) - MAX_LINES:,} more")
+        return "\n".join(lines) or "nothing found"
+
+
+def check(
+    model: tp.Any, optimizer: tp.Any = None, /, *inputs: tp.Any, **named_inputs: tp.Any
+) -> Findings:
+    """What will go wrong silently with a model, its optimizers and its inputs, each with the remedy.
+
+    Without inputs:
+
+    - "bare array": a floating array that is not in a Variable, where a Param was replaced by one or not,
+    - "outside wrt": a Param that no optimizer trains,
+    - "two optimizers": a parameter that several optimizers train,
+    - "mixed modes": some modules in training mode, others in evaluation mode,
+    - "equal keys": random streams with the same numbers, or one stream with the same in several lanes,
+    - "equal lanes": a stack of Params that are equal, as if they were initialized with one key,
+    - "mixed dtypes": Params or inputs of another floating dtype than the rest, where no layer says so,
+    - "aliased array": one array in two Variables, of the model, an optimizer or the inputs.
+
+    With inputs, for the call `model(*inputs)`, which is traced for its shapes only:
+
+    - "never called": a module that is not called, and whose Variables are not used,
+    - "no gradient": a parameter that the floating outputs do not depend on, or only by `stop_gradient`.
+
+    Some findings may be on purpose, such as a frozen layer. What fails with an error is not among them.
+
+    Args:
+        model: a module, or with no inputs any pytree of some.
+        optimizer: an `Optimizer`, several in a tuple, list or dict, or None.
+        inputs, named_inputs: arguments of the model; arrays may be `jax.ShapeDtypeStruct`.
+
+    Returns:
+        `Findings`: false if nothing was found, else a sequence of `Finding`s (kind, path, text), and
+        readable as text.  Nothing is raised: what cannot be looked at, such as a call that fails, is a
+        finding of kind "not checked".  The model stays as it is.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> class Net(nnx.Module):
+    ...     def __init__(self, rngs):
+    ...         self.l1 = nnx.Linear(2, 3, rngs=rngs)
+    ...         self.l2 = nnx.Linear(2, 3, rngs=rngs)
+    ...     def __call__(self, x):
+    ...         return self.l1(x)
+    >>> model = Net(nnx.Rngs(0))
+    >>> model.l1.bias = jnp.zeros(3)
+    >>> found = nnx.check(model, None, jnp.ones((1, 2)))
+    >>> [(finding.kind, finding.path) for finding in found]
+    [('bare array', ('l1', 'bias')), ('never called', ('l2',))]
+    >>> print(nnx.check(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), None, jnp.ones((1, 2))))
+    nothing found
+    """
+    try:
+        subject = _Subject.of(model, optimizer, inputs, named_inputs)
+    except Exception as error:  # half-built objects, containers with hidden data
+        return Findings((_not_checked((), "the model", error),))
+    found: list[Finding] = []
+    for look in _CHECKS:
+        try:
+            found += look(subject)
+        except Exception as error:  # such as a property of the user's own
+            found.append(
+                _not_checked((), f"for {look.__name__.strip('_').replace('_', ' ')}", error)
+            )
+    return Findings(tuple(found))
+
+
+def _at(path: Path) -> str:
+    """A path as text; of a long one the end."""
+    text = path_text(path)
+    return text if len(text) <= WIDTH else "..." + text[3 - WIDTH :]
+
+
+def _not_checked(path: Path, what: str, error: Exception) -> Finding:
+    reason = clip(f"{type(error).__name__}: {error}".split("\n", 1)[0], 200)
+    return Finding("not checked", path, f"could not check {what}: {reason}")
+
+
+# What is looked at ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Subject:
+    """A model, its optimizers and its inputs, taken apart.
+
+    Attributes:
+        model, optimizer, inputs, named_inputs: as given.
+        everything: the leaves of all three by path, shared ones once.
+        leaves: those of the model.
+        nodes: the objects of the model.
+        optimizers: each with its path.
+    """
+
+    model: tp.Any
+    optimizer: tp.Any
+    inputs: tuple[tp.Any, ...]
+    named_inputs: dict[str, tp.Any]
+    everything: dict[Path, tp.Any]
+    leaves: dict[Path, tp.Any]
+    nodes: dict[Path, tp.Any]
+    optimizers: dict[Path, tp.Any]
+
+    @classmethod
+    def of(cls, model: tp.Any, optimizer: tp.Any, inputs: tp.Any, named_inputs: tp.Any) -> _Subject:
+        all_inputs = {**dict(enumerate(inputs)), **named_inputs}
+        parts = ((), model), (("optimizer",), optimizer), (("inputs",), all_inputs)
+        everything = {
+            (*parts[path[0]][0], *path[1:]): leaf
+            for path, leaf in _leaves([part for _, part in parts]).items()
+        }
+        nodes = {path: node for path, node in iter_graph(model) if isinstance(node, GraphNode)}
+        optimizers = {
+            ("optimizer", *path): node
+            for path, node in iter_graph(optimizer)
+            if isinstance(node, Optimizer)
+        }
+        leaves = _leaves(model)
+        return cls(model, optimizer, inputs, named_inputs, everything, leaves, nodes, optimizers)
+
+    @property
+    def is_called(self) -> bool:
+        """Whether there are inputs."""
+        return bool(self.inputs or self.named_inputs)
+
+    def variables(self, kind: type[Variable[tp.Any]] = Variable) -> dict[Path, tp.Any]:
+        """The Variables of a kind in the model that have one array, with it."""
+        values = {p: v.get_raw_value() for p, v in self.leaves.items() if isinstance(v, kind)}
+        return {path: value for path, value in values.items() if is_array(value)}
+
+    def modules(self) -> dict[Path, Module]:
+        """The modules of the model."""
+        return {path: node for path, node in self.nodes.items() if isinstance(node, Module)}
+
+    def owner(self, path: Path) -> tp.Any:
+        """The innermost object around a path."""
+        return next(
+            (self.nodes[path[:n]] for n in reversed(range(len(path))) if path[:n] in self.nodes),
+            None,
+        )
+
+    @functools.cached_property
+    def call(self) -> _TracedCall:
+        """The call of the model with the inputs, traced."""
+        return _TracedCall(self.model, self.inputs, self.named_inputs, self.variables())
+
+    @functools.cached_property
+    def trained(self) -> dict[Path, set[Path] | None]:
+        """For each optimizer what it trains, None where that is not known."""
+        return {path: self._trained(optimizer) for path, optimizer in self.optimizers.items()}
+
+    def _trained(self, optimizer: Optimizer[tp.Any]) -> set[Path] | None:
+        """The paths of the Variables that an optimizer trains.
+
+        An optimizer does not know its model.  It may be for a part of this one, which is found by the
+        paths in the optimizer's state, if it has any.
+        """
+        select = to_predicate(optimizer.wrt)
+        chosen = {path for path, leaf in self.leaves.items() if select(path, leaf)}
+        if isinstance(optimizer, ModelAndOptimizer):
+            inside = {id(leaf) for _, leaf in iter_graph(optimizer.model)}
+            return {path for path in chosen if id(self.leaves[path]) in inside}
+        known = _parameters_in_state(optimizer)
+        if not known:
+            return chosen if len(self.optimizers) == 1 else None
+        if known.keys() <= chosen:
+            return chosen
+        last = next(iter(known))
+        parts: list[dict[Path, Path]] = []  # the paths in a part, and in the model
+        for path in self.leaves:
+            place = path[: -len(last)]
+            if (*place, *last) == path:
+                inside = {p[len(place) :]: p for p in chosen if p[: len(place)] == place}
+                parts += [inside] * (known.keys() <= inside.keys())
+        if len(parts) > 1:
+            shapes = {path: _shape(leaf) for path, leaf in self.leaves.items()}
+            parts = [p for p in parts if all(shapes[p[k]] == known[k] for k in known)]
+        return {*parts[0].values()} if len(parts) == 1 else None
+
+
+def _leaves(root: tp.Any) -> dict[Path, tp.Any]:
+    """Variables, and arrays outside of them, by path; those with several paths once."""
+    seen = view(root)
+    return dict(zip(seen.graphdef.paths, seen.leaves))
+
+
+def _parameters_in_state(optimizer: Optimizer[tp.Any]) -> dict[Path, tuple[int, ...] | None]:
+    """The paths of the parameters for which an optimizer has state, with the shape of that."""
+    parts = jax.tree.leaves(optimizer.opt_state, is_leaf=lambda x: isinstance(x, State))
+    return {
+        path: _shape(leaf)
+        for part in parts
+        if isinstance(part, State)
+        for path, leaf in flat_pairs(part)
+        if isinstance(leaf, Variable)
+    }
+
+
+def _shape(leaf: tp.Any) -> tuple[int, ...] | None:
+    return getattr(leaf.get_raw_value() if isinstance(leaf, Variable) else leaf, "shape", None)
+
+
+def _is_float(value: tp.Any) -> bool:
+    return is_array(value) and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+# Without inputs ------------------------------------------------------------------------------
+
+
+def _bare_arrays(subject: _Subject) -> tp.Iterator[Finding]:
+    params = {
+        (type(subject.owner(path)), path[-1])
+        for path, leaf in subject.leaves.items()
+        if isinstance(leaf, Param)
+    }
+    in_optimizers = set().union(*map(_parameters_in_state, subject.optimizers.values()))
+    for path, leaf in subject.leaves.items():
+        owner = subject.owner(path)
+        if isinstance(leaf, Variable) or not _is_float(leaf) or not isinstance(owner, Module):
+            continue
+        name = type(owner).__name__
+        is_ours = type(owner).__module__.startswith("nnxlite.")  # our layers have Variables only
+        if is_ours or path in in_optimizers or (type(owner), path[-1]) in params:
+            text = (
+                f"a bare array has replaced the Variable that {name} has here, so it is not trained; "
+                "assign nnx.Param(array), or write to the elements of the Variable (`[...] = array`)"
+            )
+        else:
+            text = (
+                f"a bare array in {name}, which no optimizer trains; make it an nnx.Param, or an "
+                "nnx.Variable if it is a constant"
+            )
+        yield Finding("bare array", path, text)
+
+
+def _optimizers(subject: _Subject) -> tp.Iterator[Finding]:
+    if not subject.optimizers:
+        given = subject.optimizer
+        if given is not None and not (isinstance(given, (tuple, list, dict)) and not given):
+            text = (
+                f"expected an nnx.Optimizer, several or None, got {short_type(given)}; inputs come "
+                "after it: nnx.check(model, None, *inputs)"
+            )
+            yield Finding("not checked", ("optimizer",), text)
+        return
+    trainers: dict[Path, list[Path]] = collections.defaultdict(list)
+    for optimizer, paths in subject.trained.items():
+        for path in paths or ():
+            trainers[path].append(optimizer)
+    for path in subject.leaves:
+        several = trainers.get(path, [])
+        if len(several) > 1:
+            names = " and ".join(map(_at, several))
+            text = f"trained by {names}; give each optimizer a filter `wrt` of its own"
+            yield Finding("two optimizers", path, text)
+    if None in subject.trained.values():
+        return
+    filters = ", ".join(_filter_text(optimizer.wrt) for optimizer in subject.optimizers.values())
+    for path, leaf in subject.leaves.items():
+        if isinstance(leaf, Param) and path not in trainers:
+            text = (
+                f"{type(leaf).__name__} that no optimizer trains, as wrt={filters} does not select it; "
+                "change `wrt` unless it is frozen on purpose"
+            )
+            yield Finding("outside wrt", path, text)
+
+
+def _filter_text(wrt: tp.Any) -> str:
+    return wrt.__name__ if isinstance(wrt, type) else clip(repr(wrt), 60)
+
+
+_MODES = ("deterministic", "use_running_average")  # True in evaluation
+
+
+def _modes(subject: _Subject) -> tp.Iterator[Finding]:
+    modes: dict[bool, list[tuple[Path, str]]] = {False: [], True: []}
+    for path, module in subject.modules().items():
+        rates = [vars(module).get(name) for name in ("rate", "dropout_rate")]
+        idle = any(isinstance(rate, (int, float)) and rate == 0 for rate in rates)
+        for name in _MODES:
+            mode = vars(module).get(name)
+            if isinstance(mode, bool) and not (idle and name == "deterministic"):
+                modes[mode].append((path, name))
+    few = len(modes[True]) < len(modes[False])
+    if not modes[few]:
+        return
+    other, _ = modes[not few][0]
+    for path, name in modes[few]:
+        text = (
+            f"{name}={few}, {_mode_text(few)} mode, while {_others(other, modes[not few])} in "
+            f"{_mode_text(not few)} mode; call model.train() or model.eval() on the whole model"
+        )
+        yield Finding("mixed modes", path, text)
+
+
+def _mode_text(mode: bool) -> str:
+    return "evaluation" if mode else "training"
+
+
+def _others(first: Path, all_of_them: list[tp.Any]) -> str:
+    more = len(all_of_them) - 1
+    return f"{_at(first)} is" if not more else f"{_at(first)} and {more:,} more are"
+
+
+def _streams(subject: _Subject) -> tp.Iterator[Finding]:
+    used: set[Path] = set()
+    if subject.is_called:
+        with contextlib.suppress(Exception):  # is a finding of `_calls`
+            used = subject.call.used
+    seen: dict[tp.Hashable, Path] = {}
+    for path, stream in subject.nodes.items():
+        if not isinstance(stream, RngStream):
+            continue
+        if stream.tag == "carry" and (*path, "key") not in used:
+            continue  # recurrent layers have one by default, for carries that are zeros by default
+        key, count = stream.key.get_value(), stream.count.get_value()
+        keys, counts = numbers_of(key), numbers_of(count)
+        if keys is None or counts is None or not keys.size:
+            continue
+        content = (str(key.dtype), keys.shape, keys.tobytes(), counts.tobytes())
+        first = seen.setdefault(content, path)
+        if first != path:
+            text = (
+                f"this random stream gives the same numbers as {_at(first)}, as both have the "
+                "same key and count; use other seeds, or rngs.fork()"
+            )
+            yield Finding("equal keys", path, text)
+        lanes = np.concatenate([keys.reshape(key.size, -1), counts.reshape(-1, 1)], axis=1)
+        different = len(np.unique(lanes, axis=0))
+        if different < len(lanes):
+            text = (
+                f"this random stream has {len(lanes)} lanes, and only {different} of their keys "
+                "differ; use nnx.split_rngs or rngs.split in place of one that repeats the key"
+            )
+            yield Finding("equal keys", path, text)
+
+
+def _lanes(subject: _Subject) -> tp.Iterator[Finding]:
+    for path, value in subject.variables(Param).items():
+        if not _is_float(value) or value.ndim < 3 or value.shape[0] < 2 or not can_be_read(value):
+            continue
+        first, second = np.asarray(value[:2]).astype(np.float32)
+        random = len(np.unique(first)) > max(2, first.size // 2)  # not zeros, ones or a pattern
+        if (
+            random
+            and (first == second).all()
+            and (np.asarray(value).astype(np.float32) == first).all()
+        ):
+            text = (
+                f"all {value.shape[0]} slices along the first axis are equal, as if they were "
+                "initialized with one key; split the streams of the constructor: "
+                f"@nnx.split_rngs(splits={value.shape[0]})"
+            )
+            yield Finding("equal lanes", path, text)
+
+
+def _dtypes(subject: _Subject) -> tp.Iterator[Finding]:
+    dtypes = {p: v.dtype for p, v in subject.variables(Param).items() if _is_float(v)}
+    if not dtypes:
+        return
+    usual = collections.Counter(dtypes.values()).most_common(1)[0][0]
+    said = {path: _dtype_of(subject.owner(path), "param_dtype") for path in dtypes}
+    if any(dtype != (said[path] or usual) for path, dtype in dtypes.items()):
+        for path, dtype in dtypes.items():
+            if dtype != usual:
+                text = (
+                    f"{dtype}, while most Params are {usual}, so that operations on both use the "
+                    "wider one; convert it, or give its layer this `param_dtype`"
+                )
+                yield Finding("mixed dtypes", path, text)
+    known = {*dtypes.values(), *(_dtype_of(m, "dtype") for m in subject.modules().values())}
+    for path, value in subject.everything.items():
+        if path[:1] == ("inputs",) and _is_float(value):
+            dtype = jax.dtypes.canonicalize_dtype(value.dtype)
+            if dtype not in known:
+                text = (
+                    f"{dtype}, while the Params are {usual} and no layer has this `dtype`, so that "
+                    "operations on both use the wider one; convert the input, or give layers a `dtype`"
+                )
+                yield Finding("mixed dtypes", path, text)
+
+
+def _dtype_of(owner: tp.Any, name: str) -> tp.Any:
+    """A dtype that is a setting of an object, or None."""
+    given = getattr(owner, "__dict__", {}).get(name)
+    try:
+        return None if given is None else jnp.dtype(given)
+    except TypeError:
+        return None
+
+
+def _aliases(subject: _Subject) -> tp.Iterator[Finding]:
+    seen: dict[int, tuple[Path, tp.Any, bool]] = {}
+    for path, leaf in subject.everything.items():
+        is_variable = isinstance(leaf, Variable)
+        for value in jax.tree.leaves(leaf.get_raw_value() if is_variable else leaf):
+            if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+                continue
+            first, _, in_variable = seen.setdefault(id(value), (path, value, is_variable))
+            if first != path and (in_variable or is_variable):
+                text = (
+                    f"the same array as {_at(first)}, so that donation of one deletes both; copy "
+                    "it (jnp.copy, nnx.clone(..., arrays=True)), or share the Variable to tie them"
+                )
+                yield Finding("aliased array", path, text)
+
+
+# With inputs ---------------------------------------------------------------------------------
+
+
+def _calls(subject: _Subject) -> tp.Iterator[Finding]:
+    if not subject.is_called:
+        return
+    if not isinstance(subject.model, GraphNode) or not callable(subject.model):
+        name = type(subject.model).__name__
+        text = f"cannot call {name} with the inputs; give a module with `__call__`"
+        yield Finding("not checked", (), text)
+        return
+    try:
+        call = subject.call
+    except Exception as error:
+        yield _not_checked((), "the call with these inputs", error)
+        return
+    used, called = call.used, call.called
+    used_leaves = {id(subject.leaves[path]) for path in used}
+    active = {path[:n] for path in called for n in range(len(path) + 1)}
+    idle: set[Path] = set()
+    for path, module in sorted(subject.modules().items(), key=lambda pair: len(pair[0])):
+        if path in active or not is_called(module) or _is_below(path, idle):
+            continue
+        if not any(id(leaf) in used_leaves for _, leaf in iter_graph(module)):
+            idle.add(path)
+            text = (
+                f"the call of the model uses neither a method nor a Variable of this "
+                f"{type(module).__name__}; call it, or remove it"
+            )
+            yield Finding("never called", path, text)
+    trained = set().union(*(paths or () for paths in subject.trained.values()))
+    wanted = trained or set(subject.variables(Param))
+    connected = call.connected()
+    if connected is None:
+        return
+    for path in call.floats:
+        if path in wanted and path not in connected and not _is_below(path, idle):
+            text = "its gradient is zero, as the outputs " + (
+                "depend on it only through stop_gradient, or an operation without a derivative"
+                if path in used
+                else "do not depend on it; use it in the call, or remove it"
+            )
+            yield Finding("no gradient", path, text)
+
+
+def _is_below(path: Path, places: set[Path]) -> bool:
+    return bool(places) and any(path[:n] in places for n in range(len(path) + 1))
+
+
+class _TracedCall:
+    """The call of a model on shapes, as a function of the arrays in its Variables.
+
+    Attributes:
+        floats: form of the array, for each Variable with a floating one.
+        used: the paths of the Variables that the outputs depend on.
+        called: the paths of the objects that are called.
+    """
+
+    def __init__(
+        self, model: tp.Any, args: tp.Any, kwargs: tp.Any, variables: dict[Path, tp.Any]
+    ) -> None:
+        self._packed = PackedCall(model, args, kwargs)
+        self._before = set(_leaves(model))
+        forms = {p: jax.ShapeDtypeStruct(v.shape, v.dtype) for p, v in variables.items()}
+        self.floats = {path: form for path, form in forms.items() if _is_float(form)}
+        self._others = {path: form for path, form in forms.items() if path not in self.floats}
+        self._forms = self._packed.arrays, [*self.floats.values()], [*self._others.values()]
+        self.called: set[Path] = set()
+
+        def watch(
+            call: tp.Any, path: Path, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
+        ) -> tp.Any:
+            self.called.add(path)
+            return call(obj, *args, **kwargs)
+
+        jaxpr = jax.make_jaxpr(lambda *inputs: self._run(*inputs, watch=watch))(*self._forms)
+        flags = used_inputs(jaxpr)[len(self._packed.arrays) :]
+        self.used = {path for path, flag in zip((*self.floats, *self._others), flags) if flag}
+
+    def connected(self) -> set[Path] | None:
+        """The paths of those with a gradient; None if there is none to be had, or it fails."""
+
+        def derivative(
+            arrays: list[tp.Any], floats: list[tp.Any], others: list[tp.Any], tangents: list[tp.Any]
+        ) -> list[tp.Any]:
+            def outputs(floats: list[tp.Any]) -> list[tp.Any]:
+                found = self._run(arrays, floats, others)
+                return [x for x in found if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+            return jax.jvp(outputs, (floats,), (tangents,))[1]
+
+        floats = self._forms[1]
+        try:
+            jaxpr = jax.make_jaxpr(derivative)(*self._forms, floats)
+        except Exception:  # then the gradient of a loss fails as well, and not silently
+            return None
+        if not jaxpr.out_avals:
+            return None
+        flags = used_inputs(jaxpr)[-len(floats) :] if floats else []
+        return {path for path, flag in zip(self.floats, flags) if flag}
+
+    def _run(
+        self,
+        arrays: list[tp.Any],
+        floats: list[tp.Any],
+        others: list[tp.Any],
+        watch: Watch | None = None,
+    ) -> list[tp.Any]:
+        """The arrays in the result, and in what the modules recorded during the call."""
+        model, args, kwargs = self._packed.unpack(arrays)
+        values = dict(zip((*self.floats, *self._others), (*floats, *others)))
+        for path, leaf in _leaves(model).items():
+            if path in values:
+                leaf.set_raw_value(values[path])
+        if watch is None:
+            result = model(*args, **kwargs)
+        else:
+            with watched([((), model)], watch):
+                result = model(*args, **kwargs)
+        recorded = [
+            leaf
+            for path, leaf in iter_graph(model)
+            if isinstance(leaf, Intermediate)
+            or (isinstance(leaf, Variable) and path not in self._before)
+        ]
+        found = [leaf for _, leaf in iter_graph([result, recorded])]
+        raw = [leaf.get_raw_value() if isinstance(leaf, Variable) else leaf for leaf in found]
+        return [x for x in jax.tree.leaves(raw) if isinstance(x, jax.Array)]
+
+
+_CHECKS: tp.Final = (
+    _bare_arrays,
+    _optimizers,
+    _modes,
+    _streams,
+    _lanes,
+    _dtypes,
+    _aliases,
+    _calls,
+)
