@@ -129,18 +129,17 @@ def hand_over(
     return out, Handover(tuple(slots), tuple(matching.edits(only_carry)))
 
 
-def refuse_replaced(call: CallDef, handover: Handover, name: str, skip: int = 1) -> None:
+def refuse_replaced(call: CallDef, handover: Handover, name: str) -> None:
     """Raise ValueError where a Variable of the carry is no longer the one that came in.
 
     Args:
         call: what came in.
         handover: how the carry changes.
         name: of the loop.
-        skip: how many keys of a path mean nothing to the user.
     """
     for leaf, source in handover.slots:
         if source != CameIn(leaf) and call.graphdef.decoded.leaf_nodes[leaf] >= 0:
-            where = call.graph_leaves()[leaf].text(skip)
+            where = call.graph_leaves()[leaf].text()
             raise ValueError(
                 f"{name} Variable identity must be preserved across iterations, but the body puts "
                 f"another Variable in the place of '{where}'. With graph_updates=False (or "

@@ -29,8 +29,8 @@ def structure_error(
     return TypeError if kept else ValueError
 
 
-def tree_difference(before: PyTreeDef, after: PyTreeDef, skip: int = 0) -> str:
-    """How two pytree structures differ: the paths, without `skip` names, that only one of them has.
+def tree_difference(before: PyTreeDef, after: PyTreeDef) -> str:
+    """How two pytree structures differ: the paths that only one of them has.
 
     >>> import jax
     >>> from nnxlite.boundary._differences import tree_difference
@@ -38,25 +38,31 @@ def tree_difference(before: PyTreeDef, after: PyTreeDef, skip: int = 0) -> str:
     >>> tree_difference(before, after)
     "without 'b', with 'c.0', 'c.1'"
     """
-    old, new = _leaf_paths(before, skip), _leaf_paths(after, skip)
+    difference = _difference(_leaf_paths(before), _leaf_paths(after))
+    return difference or f"{after} in place of {before}"
+
+
+def _difference(before: tp.Iterable[Path], after: tp.Iterable[Path]) -> str:
+    """The paths that only one of two trees has; nothing where a tree has but one leaf."""
+    old, new = (dict.fromkeys(map(path_text, paths)) for paths in (before, after))
     if _ROOT in old or _ROOT in new:
-        return f"{after} in place of {before}"
+        return ""
     parts = []
     for word, one, other in (("without", old, new), ("with", new, old)):
         missing = [repr(path) for path in one if path not in other]
         if missing:
             more = ", ..." if len(missing) > SHOWN else ""
             parts.append(f"{word} {', '.join(missing[:SHOWN])}{more}")
-    return ", ".join(parts) or f"{after} in place of {before}"
+    return ", ".join(parts)
 
 
 _ROOT = path_text(())
 
 
-def _leaf_paths(treedef: PyTreeDef, skip: int) -> dict[str, None]:
+def _leaf_paths(treedef: PyTreeDef) -> list[Path]:
     tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
     paths = jax.tree_util.tree_leaves_with_path(tree)
-    return {path_text(map(key_name, path[skip:])): None for path, _ in paths}
+    return [tuple(map(key_name, path)) for path, _ in paths]
 
 
 def graph_difference(
@@ -71,35 +77,34 @@ def graph_difference(
     return differences_text(compare(before, after, roots))
 
 
-def call_difference(before: CallDef, after: CallDef, skip: int = 1) -> str:
+def call_difference(before: CallDef, after: CallDef) -> str:
     """How the arguments of two calls differ in structure; nothing where they differ in other ways.
 
     Args:
-        before, after: the static sides of the arguments.
-        skip: how many names of each path mean nothing to the user.
+        before, after: the static sides of the arguments, with the user's names for them.
     """
+    old, new = ([path[1:] for path in call.paths()] for call in (before, after))
     if before.treedef != after.treedef:
-        return f"the arguments are {tree_difference(before.treedef, after.treedef, skip)}"
-    paths = before.paths()
-    return graph_difference(
-        before.graphdef, after.graphdef, [paths[position][skip:] for position in before.where]
-    )
+        difference = _difference(old, new)
+        return f"the arguments are {difference or f'{after.treedef} in place of {before.treedef}'}"
+    roots = [old[position] for position in before.where]
+    return graph_difference(before.graphdef, after.graphdef, roots)
 
 
-def edits_text(call: CallDef, graph: OutGraph | None, skip: int = 1) -> str:
+def edits_text(call: CallDef, graph: OutGraph | None) -> str:
     """The structure changes that a function made to its arguments, in words."""
     if graph is None:
         return "no structure"
     out = []
     for number, names, removed in graph.edits:
-        where = node_text(call, tp.cast(int, graph.origin[number]), skip)
+        where = node_text(call, tp.cast(int, graph.origin[number]))
         out.append(f"attributes {[*names, *removed]} of {where}")
-    out += [f"metadata of {node_text(call, old, skip)}" for old, _ in graph.kinds]
+    out += [f"metadata of {node_text(call, old)}" for old, _ in graph.kinds]
     return ", ".join(out) or "no structure"
 
 
-def node_text(call: CallDef, node: int, skip: int = 1) -> str:
-    """The path of an object among the arguments, without its first `skip` names."""
+def node_text(call: CallDef, node: int) -> str:
+    """The path of an object among the arguments."""
     decoded = call.graphdef.decoded
     root, *below = decoded.path(decoded.node_frames[node])
-    return f"'{call.text_of(root, below, skip)}'"
+    return f"'{call.text_of(root, below)}'"

@@ -15,7 +15,9 @@ import typing as tp
 
 import jax
 
+from nnxlite._jax import key_name
 from nnxlite.boundary._inputs import CallDef
+from nnxlite.graph import Path
 
 Names = tp.Callable[..., tp.Iterable[tuple[str, tp.Any]]]
 """From the arguments of a traced function to pairs of a name and an argument."""
@@ -41,25 +43,48 @@ jax.tree_util.register_pytree_node(
 )
 
 
-Expression = tp.Callable[[tuple[tp.Any, ...]], str]
-"""From a key path of JAX in some arguments to the expression for what is there."""
+KeyPath = tuple[tp.Any, ...]
+
+Naming = tp.Callable[[KeyPath], tuple[str, KeyPath]]
+"""From a key path of JAX in some arguments to the name of the argument, and the path inside it."""
 
 
-def of_arguments(parameters: tp.Sequence[str] = ()) -> Expression:
-    """The expressions for arguments `(args, kwargs)`, by the names of the positional parameters."""
+def of_arguments(parameters: tp.Sequence[str] = ()) -> Naming:
+    """The naming of arguments `(args, kwargs)`, by the names of the positional parameters."""
 
-    def expression(path: tuple[tp.Any, ...]) -> str:
-        _, argument, *inside = path
+    def naming(path: KeyPath) -> tuple[str, KeyPath]:
+        argument, inside = path[1], path[2:]
         number = getattr(argument, "idx", None)
         if number is None:
-            name = str(argument.key)
-        elif number < len(parameters):
-            name = str(parameters[number])
-        else:
-            name = f"args[{number}]"
-        return name + jax.tree_util.keystr(tuple(inside))
+            return str(argument.key), inside
+        return [*parameters, f"args[{number}]"][min(number, len(parameters))], inside
 
-    return expression
+    return naming
+
+
+class NamedCall(CallDef):
+    """A CallDef for messages, whose paths begin with what the user calls the arguments.
+
+    It is made where something is checked, and never kept: the naming may refer to the function.
+    """
+
+    __slots__ = ("_naming",)
+
+    def __init__(self, call: CallDef, naming: tp.Callable[[], Naming]) -> None:
+        super().__init__(*call.key)
+        self._naming = naming
+
+    def paths(self) -> list[Path]:
+        """The path of each position of the treedef, behind a first name that says nothing."""
+        naming = self._naming()
+        pairs = jax.tree_util.tree_leaves_with_path(self.template())
+        named = [naming(path) for path, _ in pairs]
+        return [("", name, *map(key_name, inside)) for name, inside in named]
+
+
+def named_call(call: CallDef, fun: tp.Any) -> NamedCall:
+    """A call `(args, kwargs)` by the names of the parameters of a function."""
+    return NamedCall(call, lambda: of_arguments(parameter_names(fun)))
 
 
 class ArgumentNames(tp.NamedTuple):
@@ -74,10 +99,11 @@ class ArgumentNames(tp.NamedTuple):
     roots: list[str]
 
 
-def argument_names(call: CallDef, expression: Expression) -> ArgumentNames:
+def argument_names(call: CallDef, naming: Naming) -> ArgumentNames:
     """The names of the leaves and roots of a call."""
     paths = jax.tree_util.tree_leaves_with_path(call.template())
-    starts = [expression(path) for path, _ in paths]
+    named = [naming(path) for path, _ in paths]
+    starts = [name + jax.tree_util.keystr(inside) for name, inside in named]
     leaves = [starts[leaf.position] + "".join(map(_step, leaf.below)) for leaf in call.leaves()]
     return ArgumentNames(leaves, [starts[position] for position in call.where])
 

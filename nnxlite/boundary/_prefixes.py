@@ -354,7 +354,7 @@ def settings_by_leaf(call: CallDef, settings: list[tp.Any], what: str) -> list[t
 
     Raises ValueError where a shared Variable would get two different settings.
     """
-    arrays = array_settings(settings, call.treedef, call.where, what, skip=1)
+    arrays = array_settings(settings, call.treedef, call.where, what, call.paths)
     return arrays + graph_settings(call, [settings[i] for i in call.where], what)
 
 
@@ -363,9 +363,15 @@ def array_settings(
     treedef: PyTreeDef,
     where: tp.Sequence[int],
     what: str,
-    skip: int = 0,
+    paths: tp.Callable[[], list[Path]] | None = None,
 ) -> list[tp.Any]:
-    """The settings of the leaves of a tree that are not roots; messages skip names of their paths.
+    """The settings of the leaves of a tree that are not roots.
+
+    Args:
+        settings: by position.
+        treedef, where: the tree, and which of its leaves are roots.
+        what: the settings.
+        paths: gives those of a call, where the tree is one.
 
     Raises ValueError where one of them depends on the Variable.
     """
@@ -374,10 +380,11 @@ def array_settings(
     bad = next((i for i in arrays if isinstance(settings[i], PrefixMapping)), None)
     if bad is not None:
         tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-        path = next(p for p, i in jax.tree_util.tree_leaves_with_path(tree) if i == bad)
+        keys = next(p for p, i in jax.tree_util.tree_leaves_with_path(tree) if i == bad)
+        path = tuple(map(key_name, keys)) if paths is None else paths()[bad][1:]
         raise ValueError(
             f"Cannot use {settings[bad]!r} on non-graph nodes: as {what} it is given to the array at "
-            f"'{path_text(map(key_name, path[skip:]))}', which has no Variables. Give the array "
+            f"'{path_text(path)}', which has no Variables. Give the array "
             "a setting of its own."
         )
     return [settings[i] for i in arrays]
@@ -426,8 +433,6 @@ def refuse_non_arrays(
     call: CallDef,
     leaves: tp.Sequence[tp.Any],
     remedy: str,
-    skip: int = 1,
-    first: tp.Sequence[str] = (),
 ) -> None:
     """Raise TypeError naming the first leaf of the arguments that JAX cannot take.
 
@@ -437,22 +442,16 @@ def refuse_non_arrays(
         name: of the transform.
         call, leaves: the arguments.
         remedy: what to do instead.
-        skip: how many names at the front of a path mean nothing to the user.
-        first: names of the first leaves, in place of their paths.
     """
-
-    def check(leaf: tp.Any, where: str) -> None:
-        for part in jax.tree_util.tree_leaves(leaf):
+    for leaf, value in zip(call.leaves(), leaves):
+        for part in jax.tree_util.tree_leaves(value):
             try:
                 jax.typeof(part)
             except TypeError:
                 raise TypeError(
-                    f"{name}: cannot interpret argument '{where}' as an array, it is of type "
+                    f"{name}: cannot interpret argument '{leaf.text()}' as an array, it is of type "
                     f"'{type(part).__name__}'. {remedy}"
                 ) from None
-
-    for number, (leaf, value) in enumerate(zip(call.leaves(), leaves)):
-        check(value, first[number] if number < len(first) else leaf.text(skip))
 
 
 class _Unseen:

@@ -47,19 +47,21 @@ def check_axes(what: str, tree: Leaves, axes: list[tp.Any], axis_size: int | Non
         if axis is None or axis is False:
             continue
         if not is_array_like(leaf):
-            raise must_be_traced(f"{what}: in_axes", place.text(), leaf)
+            raise must_be_traced(f"{what}: in_axes", tree.text_of(place), leaf)
         if axis is True:
             continue
         shape = jnp.shape(leaf)
         if not -len(shape) <= axis < len(shape):
             raise ValueError(
-                f"{what}: in_axes: the leaf at '{place.text()}' is {short_type(leaf)} and has no axis "
-                f"{axis}."
+                f"{what}: in_axes: the leaf at '{tree.text_of(place)}' is {short_type(leaf)} and has "
+                f"no axis {axis}."
             )
         sizes.add(shape[axis])
         mapped.append((place, leaf, axis))
     if len(sizes) > 1:
-        shown = "; ".join(f"'{p.text()}' {short_type(x)}: axis {a!r}" for p, x, a in mapped[:SHOWN])
+        shown = "; ".join(
+            f"'{tree.text_of(p)}' {short_type(x)}: axis {a!r}" for p, x, a in mapped[:SHOWN]
+        )
         more = f" and {len(mapped) - SHOWN} more" if len(mapped) > SHOWN else ""
         given = "" if axis_size is None else f", axis_size={axis_size}"
         raise ValueError(

@@ -11,9 +11,21 @@ import typing as tp
 
 import jax
 
+from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, is_pytree_leaf
 from nnxlite._typing import P, R
-from nnxlite.boundary import Fixed, Inner, Inputs, OutDef, Outputs, Partition, leave, replay
+from nnxlite.boundary import (
+    ArgumentLeaf,
+    Fixed,
+    Inner,
+    Inputs,
+    OutDef,
+    Outputs,
+    Partition,
+    leave,
+    named_call,
+    replay,
+)
 from nnxlite.filtered._leaves import Form, Leaves, leaves_of
 from nnxlite.filtered._predicates import is_array
 from nnxlite.transforms import (
@@ -150,6 +162,13 @@ class Call(Leaves):
             return number if by_name or number >= 0 else None
 
         return [owner(*place.path) for place in self.form.places]
+
+    def text_of(self, place: ArgumentLeaf) -> str:
+        """Where a leaf is, for messages: by the name of its parameter."""
+        call = self.form.call
+        starts = (c.paths()[place.position] for c in (call, named_call(call, self.fun)))
+        start, named = starts
+        return path_text((*named[1:], *place.path[len(start) :]))
 
     def run(self, leaves: tp.Sequence[tp.Any]) -> tuple[Inner, tp.Any]:
         """Call the function with other leaves in place of its own."""

@@ -6,22 +6,23 @@ import typing as tp
 
 from nnxlite._errors import path_text, short_type
 from nnxlite.boundary import ArgumentLeaf, Inner, leave
-from nnxlite.filtered._leaves import Form, Leaves
+from nnxlite.filtered._leaves import Leaves
 from nnxlite.variables import Variable
 
 
 def not_a_prefix(
-    what: str, form: Form, place: ArgumentLeaf, part: tp.Any, *leaf: tp.Any
+    what: str, tree: Leaves, place: ArgumentLeaf, part: tp.Any, *leaf: tp.Any
 ) -> ValueError:
     """The error for an object in a spec that does not match the tree.
 
     Args:
         what: the spec.
-        form, place: the tree, and the place of a leaf that the spec has nothing for.
+        tree, place: the tree, and the place of a leaf that the spec has nothing for.
         part: the object in the spec.
         leaf: the leaf, where the tree has a leaf in place of an object.
     """
-    root, kind = path_text(form.call.paths()[place.position]), type(part).__name__
+    start = tree.form.call.paths()[place.position]
+    root, kind = tree.text_of(place._replace(path=start)), type(part).__name__
     if leaf:
         problem = f"it has a {kind} for '{root}', where the tree has a leaf {short_type(*leaf)}"
     else:
@@ -36,8 +37,8 @@ def two_answers(
     variable, first = tree.variable(leaf), tree.form.places[leaf]
     kind = type(variable).__name__ if isinstance(variable, Variable) else "leaf"
     return ValueError(
-        f"Inconsistent {what} for a shared {kind}: at '{first.text(0)}' it is "
-        f"{one!r}, at '{place.text(0)}' it is {other!r}. A shared {kind} is one leaf: "
+        f"Inconsistent {what} for a shared {kind}: at '{tree.text_of(first)}' it is "
+        f"{one!r}, at '{tree.text_of(place)}' it is {other!r}. A shared {kind} is one leaf: "
         "give both places the same answer, or do not share it."
     )
 
@@ -68,7 +69,7 @@ def refuse_shared_buffers(what: str, tree: Leaves, donated: tp.Sequence[bool]) -
     first: dict[int, int] = {}
     for leaf, x in enumerate(tree.leaves):
         if id(x) in buffers and first.setdefault(id(x), leaf) != leaf:
-            one, two = (tree.form.places[i].text() for i in (first[id(x)], leaf))
+            one, two = (tree.text_of(tree.form.places[i]) for i in (first[id(x)], leaf))
             raise ValueError(
                 f"{what}: the same array buffer is donated at '{one}' and used at '{two}'. A donated "
                 "buffer can be used once: copy the array in one of the two places, share one "

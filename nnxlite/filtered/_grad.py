@@ -115,7 +115,7 @@ class FilterGrad(_Derivative):
         for number, (leaf, chosen) in enumerate(zip(call.leaves, partition.labels)):
             if chosen and not is_inexact_array_like(leaf):
                 raise TypeError(
-                    f"{self!r}: the leaf at '{call.form.places[number].text()}' is to be "
+                    f"{self!r}: the leaf at '{call.text_of(call.form.places[number])}' is to be "
                     f"differentiated, and {short_type(leaf)} {leaf if not is_array(leaf) else ''} "
                     "has no derivative. Select floating-point leaves only."
                 )

@@ -213,7 +213,7 @@ class FilterJit(Filtered[P, R]):
         traced = answers(call, spec, MASK._replace(name="filter_jit's spec"))
         for number, (leaf, wanted) in enumerate(zip(call.leaves, traced)):
             if wanted and not is_array_like(leaf):
-                raise must_be_traced(repr(self), call.form.places[number].text(), leaf)
+                raise must_be_traced(repr(self), call.text_of(call.form.places[number]), leaf)
         return traced
 
     def _donate(self, call: Call, groups: list[str]) -> None:
@@ -236,7 +236,7 @@ class FilterJit(Filtered[P, R]):
                 key = static_key(leaf)
                 hash(key)
             except (UnhashableStatic, TypeError):
-                path = call.form.places[number].text()
+                path = call.text_of(call.form.places[number])
                 raise ValueError(
                     f"{self!r}: the static leaf at '{path}' of the arguments is unhashable: it is of "
                     f"type '{type(leaf).__name__}'. Static leaves are part of the key of a compiled "

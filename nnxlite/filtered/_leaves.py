@@ -137,6 +137,10 @@ class Leaves:
         self.leaves: list[tp.Any] = [*outside, *inside]
         self.form = _form(inputs, values)
 
+    def text_of(self, place: ArgumentLeaf) -> str:
+        """Where a leaf is, for messages."""
+        return place.text(0)
+
     def variable(self, leaf: int) -> tp.Any:
         """What a Variable filter looks at: the Variable that contains a leaf, or the leaf itself."""
         form = self.form

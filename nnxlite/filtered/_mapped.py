@@ -23,6 +23,7 @@ from nnxlite.boundary import (
     Outputs,
     Partition,
     leave,
+    named_call,
     output_settings,
     replay,
 )
@@ -206,7 +207,8 @@ class _Program:
 
     def _out_axes_of(self, out: Outputs) -> tuple[list[Path], list[tp.Any]]:
         """The path and the final axis of each leaf of what leaves."""
-        call, in_graph = self.form.call, self.axes[self.form.call.num_arrays :]
+        call = named_call(self.form.call, self._find_function())
+        in_graph = self.axes[call.num_arrays :]
         by_number = {number: axis for (number, _), axis in zip(self.form.inside, in_graph)}
         by_root = {place.root: axis for place, axis in zip(self.form.places, self.axes)}
         settings = output_settings(

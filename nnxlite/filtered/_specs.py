@@ -107,13 +107,13 @@ def answers(tree: Leaves, spec: tp.Any, kind: SpecKind = MASK) -> list[tp.Any]:
         part = parts[place.position]
         path = place.path if place.root is None else place.below
         if place.root is None and is_root(part):
-            raise not_a_prefix(kind.name, form, place, part, tree.leaves[leaf])
+            raise not_a_prefix(kind.name, tree, place, part, tree.leaves[leaf])
         if place.position in literals:
             inside = literals[place.position]
             ends = range(len(path), -1, -1)
             above = next((path[:end] for end in ends if path[:end] in inside), None)
             if above is None:
-                raise not_a_prefix(kind.name, form, place, part)
+                raise not_a_prefix(kind.name, tree, place, part)
             part = inside[above]
         return kind.answer(part, path, tree.variable(leaf), tree.leaves[leaf])
 

@@ -11,7 +11,7 @@ from nnxlite._config import context_key
 from nnxlite._errors import path_text
 from nnxlite._jax import key_name
 from nnxlite._statics import UnhashableStatic, static_key
-from nnxlite.boundary import Inputs
+from nnxlite.boundary import CallDef, Inputs, parameter_names
 from nnxlite.closures import replaced_functions
 from nnxlite.transforms._wrapper import (
     StaticArgument,
@@ -35,8 +35,8 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
     """
     if holds_object(value):
         raise ValueError(
-            f"Static argument {name!r} of {name_of(fun)} holds a {type(value).__name__}: its values "
-            "would be constants of the program. Make the argument a traced one."
+            f"Static argument {_shown(name, fun)} of {name_of(fun)} holds a {type(value).__name__}: its "
+            "values would be constants of the program. Make the argument a traced one."
         )
     try:
         hash(value)  # a list has a key, but may change while a program that has seen it lives on
@@ -44,11 +44,17 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
         hash(key)
     except (UnhashableStatic, TypeError):
         raise ValueError(
-            f"Static argument {name!r} of {name_of(fun)} is unhashable: it is of type "
+            f"Static argument {_shown(name, fun)} of {name_of(fun)} is unhashable: it is of type "
             f"'{type(value).__name__}'. Pass a hashable value, such as a tuple, or make the "
             "argument a traced one."
         ) from None
     return StaticArgument(value, key)
+
+
+def _shown(name: int | str, fun: tp.Callable[..., tp.Any]) -> str:
+    """An argument that is given by number or name, by its name if that is known."""
+    known = parameter_names(fun)
+    return repr(known[name] if isinstance(name, int) and 0 <= name < len(known) else name)
 
 
 def with_statics(
@@ -271,12 +277,14 @@ class naming_arguments:
 
     Args:
         name: of the transform and its function.
-        inputs: the arguments.
+        call: the arguments, with the user's names for them.
+        inputs: the same with their leaves.
         remedy: what to do instead.
     """
 
-    def __init__(self, name: str, inputs: Inputs, remedy: str = "") -> None:
+    def __init__(self, name: str, call: CallDef, inputs: Inputs, remedy: str = "") -> None:
         self._name = name
+        self._call = call
         self._inputs = inputs
         self._remedy = remedy
 
@@ -286,7 +294,7 @@ class naming_arguments:
     def __exit__(self, kind: tp.Any, error: tp.Any, traceback: tp.Any) -> None:
         if not isinstance(error, TypeError):
             return
-        bad = _no_array(self._inputs)
+        bad = _no_array(self._call, self._inputs)
         if bad is not None:
             path, value = bad
             raise TypeError(
@@ -295,23 +303,13 @@ class naming_arguments:
             ) from error
 
 
-def _no_array(inputs: Inputs) -> tuple[str, tp.Any] | None:
+def _no_array(call: CallDef, inputs: Inputs) -> tuple[str, tp.Any] | None:
     """The first leaf of some arguments that JAX does not know, with its path."""
-    call = inputs.define()
-    skip = 1 if _is_call(call.treedef) else 0
     for leaf, value in sorted(zip(call.leaves(), inputs.leaves), key=lambda pair: pair[0].position):
         for part in jax.tree_util.tree_leaves(value):
             if not _is_array(part):
-                return leaf.text(skip), part
+                return leaf.text(), part
     return None
-
-
-def _is_call(treedef: tp.Any) -> bool:
-    """Whether a tree is a pair (args, kwargs)."""
-    tree = jax.tree_util.tree_unflatten(treedef, [0] * treedef.num_leaves)
-    return (
-        type(tree) is tuple and len(tree) == 2 and type(tree[1]) is dict and type(tree[0]) is tuple
-    )
 
 
 def _is_array(value: tp.Any) -> bool:

@@ -11,11 +11,11 @@ import jax
 
 from nnxlite._config import Modes
 from nnxlite.boundary import (
-    ArgumentNames,
     Body,
     CallDef,
     Crossing,
     Fixed,
+    Naming,
     argument_names,
     of_arguments,
     parameter_names,
@@ -35,26 +35,23 @@ class Branches(Core):
     """`cond` and `switch`: the first leaf of the arguments says which function runs."""
 
     @property
-    def first(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The first leaf is not an argument of the branches."""
-        return ("pred" if self.name == "cond" else "index",)
+    def chooser(self) -> str:
+        """The name of the first leaf, which is not an argument of the branches."""
+        return "pred" if self.name == "cond" else "index"
 
-    def _names(self, fun: tp.Any, call: CallDef) -> ArgumentNames:
-        parameters = parameter_names(fun)
-
-        def expression(path: tuple[tp.Any, ...]) -> str:
-            part, *inside = path
-            if part.idx == 0:
-                return self.first[0]
-            return of_arguments(parameters if part.idx == 1 else ())((part, *inside))
-
-        return argument_names(call, expression)
+    def naming(self, number: int = 0) -> Naming:
+        """What the arguments are called by one of the branches."""
+        operands = of_arguments(parameter_names(self.funs[number]))
+        carried = of_arguments()
+        return lambda path: (
+            (self.chooser, ()) if path[0].idx == 0 else (operands, carried)[path[0].idx - 1](path)
+        )
 
     def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         if not isinstance(call.template()[0], int) or 0 in call.where:
             kind = "a boolean" if self.name == "cond" else "an integer"
             raise TypeError(
-                f"{self.name}: '{self.first[0]}' must be {kind} scalar (or a Variable that holds "
+                f"{self.name}: '{self.chooser}' must be {kind} scalar (or a Variable that holds "
                 "one), got an object, None or a container."
             )
         chooser, *rest = leaves
@@ -72,7 +69,7 @@ class Branches(Core):
                 call,
                 functools.partial(apply, number),
                 leaves,
-                user=(funs[number], functools.partial(self._names, funs[number])),
+                user=(funs[number], lambda call: argument_names(call, self.naming(number))),
                 structure=self.options.modes.updates,
                 captured=self.options.modes.updates,
                 after=lambda inner, out: (with_arrays(inner, out), None),
@@ -82,7 +79,7 @@ class Branches(Core):
         written = tuple(sorted({leaf for b in bodies for leaf in b.definition.written}))
         definitions = [dataclasses.replace(b.definition, written=written) for b in bodies]
         before = call.by_side(leaves)[1]
-        check_branches(self.name, funs, call, bodies, definitions, before)
+        check_branches(self.name, funs, self.in_words(call), bodies, definitions, before)
 
         def branch(body: Body) -> tp.Callable[..., tp.Any]:
             def run(*rest: tp.Any) -> tp.Any:

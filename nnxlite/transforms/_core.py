@@ -20,7 +20,20 @@ import typing as tp
 import jax
 
 from nnxlite._jax import EAGER, is_staging, trace_state
-from nnxlite.boundary import CallDef, Crossing, Inputs, describe, refuse_non_arrays, replay_crossing
+from nnxlite.boundary import (
+    ArgumentNames,
+    CallDef,
+    Crossing,
+    Inputs,
+    NamedCall,
+    Naming,
+    argument_names,
+    describe,
+    of_arguments,
+    parameter_names,
+    refuse_non_arrays,
+    replay_crossing,
+)
 from nnxlite.closures import (
     Surroundings,
     common_owner,
@@ -42,12 +55,8 @@ class Core:
         seen: what the functions see besides their arguments, or None if that may change.
         warned: random streams that the user was warned of; see `warn_of_streams`.
         name: of the transform, for messages.
-        skip: how many names at the front of an argument's path mean nothing to the user.
-        first: names of the first leaves, where they are not arguments of the functions.
     """
 
-    skip = 1
-    first: tuple[str, ...] = ()
     traced_late = False
     """Whether a trace may come long after `seen`, when captured values may have been rebound."""
 
@@ -94,7 +103,19 @@ class Core:
     def explain(self, call: CallDef, inputs: Inputs) -> None:
         """Raise TypeError naming an argument that is not an array, after JAX refused the arguments."""
         name, remedy = self.name, "Pass an array, or let the function capture the value."
-        refuse_non_arrays(name, call, inputs.leaves, remedy, self.skip, self.first)
+        refuse_non_arrays(name, self.in_words(call), inputs.leaves, remedy)
+
+    def in_words(self, call: CallDef) -> CallDef:
+        """A call for messages, with the user's names for its arguments."""
+        return NamedCall(call, self.naming)
+
+    def names(self, call: CallDef) -> ArgumentNames:
+        """The same names, as expressions."""
+        return argument_names(call, self.naming())
+
+    def naming(self) -> Naming:
+        """What the arguments are called."""
+        return of_arguments(parameter_names(self.fun))
 
     def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
         """Run the transform on the caller's objects and write back what it changed."""

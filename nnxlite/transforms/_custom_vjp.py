@@ -30,6 +30,8 @@ from nnxlite.boundary import (
     Fixed,
     Inner,
     Inputs,
+    NamedCall,
+    Naming,
     OutDef,
     Outputs,
     Partition,
@@ -37,6 +39,8 @@ from nnxlite.boundary import (
     is_root,
     leave,
     leaves_of_code,
+    of_arguments,
+    parameter_names,
     replay,
     settings_by_leaf,
 )
@@ -168,13 +172,23 @@ class CustomVjp(Unequal, Transformed[P, R]):
         inputs = Inputs(args).in_mode(self.options.modes.graph, "custom_vjp")
         call = inputs.define(CallKey(hidden, len(args), updates))
         if call not in self._sorted:
-            self._sorted[call] = Sorted(diff, nondiff, _select(call, diff, states))
+            self._sorted[call] = Sorted(diff, nondiff, _select(self._named(call), diff, states))
         chosen, rest = self._sorted[call].selected.split(inputs.leaves)
-        with naming_arguments(repr(self), inputs, ", or name it in nondiff_argnums"):
+        with naming_arguments(
+            repr(self), self._named(call), inputs, ", or name it in nondiff_argnums"
+        ):
             fixed, result, written, fresh = self._function(Fixed(call), chosen, rest)
         if written and not updates and not self.takes_updates:
             written = constant_if([inputs.values[i] for i in fixed.value.written], written)
         return replay(inputs, Outputs(fixed.value, result, written, fresh))
+
+    def _named(self, call: CallDef) -> CallDef:
+        """A call for messages, with the user's names for its arguments."""
+        return NamedCall(call, self._naming)
+
+    def _naming(self) -> Naming:
+        naming = of_arguments(parameter_names(self.fun))
+        return lambda path: naming((None, *path))
 
     def _positional(
         self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
@@ -310,10 +324,10 @@ class CustomVjp(Unequal, Transformed[P, R]):
         tree = call.template()
         pairs = [(tree[n], g) for n, g in zip(diff, grads) if g is not None]
         form = Form(
-            call,
+            self._named(call),
             tuple(template for template, _ in pairs),
             shapes,
-            skip=0,
+            skip=1,
             what="cotangent",
             error=lambda text: TypeError(f"{rule} does not fit the arguments. {text}"),
             partial=False,
@@ -339,8 +353,8 @@ class CustomVjp(Unequal, Transformed[P, R]):
 
     def _refuse_other(self, call: CallDef, fun: OutDef, fwd: OutDef) -> tp.NoReturn:
         """Raise TypeError: the forward rule does not leave what the function leaves."""
-        leaves, more = call.graph_leaves(), set(fwd.written) - set(fun.written)
-        names = ", ".join(f"'{leaves[leaf].text(0)}'" for leaf in sorted(more))
+        leaves, more = self._named(call).graph_leaves(), set(fwd.written) - set(fun.written)
+        names = ", ".join(f"'{leaves[leaf].text()}'" for leaf in sorted(more))
         what = f"it writes {names}" if names else "result or structure of the arguments differ"
         raise TypeError(
             f"custom_vjp: the forward rule of {name_of(self.fun)} must return the same result, and "
@@ -351,8 +365,9 @@ class CustomVjp(Unequal, Transformed[P, R]):
         """Raise ValueError where a leaf that has no cotangent is differentiated outside."""
         positions = self._sorted[call].selected.positions[1]
         for position in [i for i, x in zip(positions, rest) if is_perturbed(x)]:
+            where = self._named(call).leaves()[position].text()
             raise ValueError(
-                f"custom_vjp: '{call.leaves()[position].text(0)}' of {name_of(self.fun)} is being "
+                f"custom_vjp: '{where}' of {name_of(self.fun)} is being "
                 "differentiated, but nondiff_argnums excludes it: its gradient would be lost. Leave "
                 "it out of nondiff_argnums, or differentiate with respect to something else."
             )
@@ -370,7 +385,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
             if not all(map(is_zero, jax.tree_util.tree_leaves(tree, is_leaf=is_zero)))
         ]
         if used:
-            name = call.graph_leaves()[used[0]].text(0)
+            name = self._named(call).graph_leaves()[used[0]].text()
             raise ValueError(
                 f"custom_vjp: {name_of(self.fun)} writes the Variable '{name}', which is being "
                 "differentiated, and the new value is used: its cotangent would be lost. With "

@@ -34,12 +34,20 @@ class Donor:
         name: of the function.
         chosen: the arguments to donate.
         trace: gives the traced body for some leaves, where what it writes is to be donated.
+        in_words: a call for messages.
     """
 
-    def __init__(self, name: str, chosen: Selection, trace: tp.Callable[..., Body | None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        chosen: Selection,
+        trace: tp.Callable[..., Body | None],
+        in_words: tp.Callable[[CallDef], CallDef],
+    ) -> None:
         self._name = name
         self._chosen = chosen
         self._trace = trace
+        self._in_words = in_words
         self._traced: tuple[CallDef, Body] | None = None
 
     def split(self, call: CallDef, leaves: list[tp.Any]) -> Groups:
@@ -101,7 +109,7 @@ class Donor:
         seen = {id(x) for x in given if isinstance(x, jax.Array)}
         leaves, flags = self.join(call, groups), call.cache[self].labels
         names: dict[int, list[str]] = {}
-        for x, donated, text in zip(leaves, flags, leaf_texts(call)):
+        for x, donated, text in zip(leaves, flags, leaf_texts(self._in_words(call))):
             places = names.setdefault(id(x), [])
             places.insert(0 if donated else len(places), text)
         twice = next((f for key, f in names.items() if key in seen and len(f) > 1), None)

@@ -17,6 +17,7 @@ from nnxlite.boundary import (
     Partition,
     enter,
     leave,
+    named_call,
     replay_crossing,
     settings_by_leaf,
 )
@@ -63,7 +64,9 @@ class GradOptions(tp.NamedTuple):
         return not self.modes.updates
 
 
-def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -> Partition:
+def select(
+    call: CallDef, options: GradOptions, fun: tp.Any, num_args: int, num_bound: int
+) -> Partition:
     """Which leaves are differentiated, and which are not; cached on the call.
 
     Raises:
@@ -111,7 +114,7 @@ def select(call: CallDef, options: GradOptions, num_args: int, num_bound: int) -
             settings.append(_ByDefault(True))
         else:
             settings.append(_ParamsByDefault(leaf, Param))
-    flags = settings_by_leaf(call, settings, "differentiation")
+    flags = settings_by_leaf(named_call(call, fun), settings, "differentiation")
     known = call.cache[key] = Partition(tuple(map(bool, flags)))
     return known
 
@@ -227,8 +230,8 @@ class GradWrapped(Transformed[..., tp.Any]):
             args, kwargs = positional(fun, args, kwargs, options.last, bound)
         inputs = self.inputs(args, kwargs)
         call = inputs.define()
-        selected = select(call, options, bound + len(args), bound)
-        check_differentiable(call, selected, inputs, options, name)
+        selected = select(call, options, fun, bound + len(args), bound)
+        check_differentiable(named_call(call, fun), selected, inputs, options, name)
 
         def run(chosen: list[tp.Any], rest: list[tp.Any]) -> tp.Any:
             leaves = selected.join(chosen, rest)

@@ -19,6 +19,8 @@ from nnxlite.boundary import (
     CallDef,
     Crossing,
     Inputs,
+    NamedCall,
+    Naming,
     Operands,
     argument_names,
     by_path,
@@ -98,11 +100,13 @@ class JitCore:
         self.name = name_of(fun)
         self.fun = weakly(fun)
         donates = options.donate.any or options.donate_written
-        self.donor = Donor(self.name, options.donate, self.trace_written) if donates else None
+        self.donor = (
+            Donor(self.name, options.donate, self.trace_written, self.in_words) if donates else None
+        )
         self.placement: Placement | None = None
         shardings = options.in_shardings, options.out_shardings
         if any(s is not None for s in shardings):
-            self.placement = Placement(self.make, self.groups, *shardings)
+            self.placement = Placement(self.make, self.groups, self.in_words, *shardings)
         self.plain = self.donor is None and self.placement is None
         run = functools.partial(_run, self)
         program = program_name(fun)
@@ -122,9 +126,16 @@ class JitCore:
 
     def names(self, call: CallDef) -> ArgumentNames:
         """The names of the arguments of a call."""
+        return argument_names(call, self._naming(call))
+
+    def in_words(self, call: CallDef) -> CallDef:
+        """A call for messages, with the user's names for its arguments."""
+        return NamedCall(call, lambda: self._naming(call))
+
+    def _naming(self, call: CallDef) -> Naming:
         static = {where for where, _ in call.extra.statics}
-        parameters = [n for i, n in enumerate(parameter_names(self.fun())) if i not in static]
-        return argument_names(call, of_arguments(parameters))
+        names = parameter_names(self.fun())
+        return of_arguments([name for i, name in enumerate(names) if i not in static])
 
     def named(self, operands: Operands, *groups: tp.Any) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, by name."""
@@ -263,7 +274,7 @@ class JitWrapped(Transformed[P, R]):
         numbers = {n + bound if n >= 0 else n + len(args) for n in self.options.static.numbers}
         for number, arg in enumerate(args):
             if number in numbers:
-                statics.append((number, static_argument(arg, number - bound, self._fun)))
+                statics.append((number, static_argument(arg, number, self._fun)))
             else:
                 kept.append(arg)
         dynamic = {}
@@ -285,7 +296,7 @@ class JitWrapped(Transformed[P, R]):
                 out = core(inputs, call)
         except TypeError:
             remedy = "Make it static (static_argnums, static_argnames) if it is no number."
-            refuse_non_arrays(repr(self), call, inputs.leaves, remedy)
+            refuse_non_arrays(repr(self), core.in_words(call), inputs.leaves, remedy)
             raise
         return replay_crossing(inputs, out)
 
@@ -326,7 +337,7 @@ class JitWrapped(Transformed[P, R]):
             raise ValueError(f"{self!r} does not donate what it writes: pass donate='written'.")
         inputs, call = self._enter(args, kwargs)
         donor.split(call, inputs.leaves)
-        chosen, places = sorted(donor.donated(call)), call.graph_leaves()
+        chosen, places = sorted(donor.donated(call)), self._core.in_words(call).graph_leaves()
         names = tuple(places[i].text() for i in chosen)
         leaves = jax.tree_util.tree_leaves([inputs.values[i] for i in chosen])
         return Donation(names, sum(getattr(x, "nbytes", 0) for x in leaves))

@@ -22,18 +22,18 @@ from nnxlite.boundary import (
 from nnxlite.graph import GraphDef, build_nodes, resolve, traverse
 
 
-def check_loop(name: str, updates: bool, skip: int, call: CallDef, body: Body) -> None:
+def check_loop(name: str, updates: bool, num_bounds: int, call: CallDef, body: Body) -> None:
     """Raise ValueError or TypeError where the body's result has not the structure of the carry.
 
     Args:
         name: of the loop.
         updates: whether structure changes propagate.
-        skip: 1 where the arguments are the bounds and the carry, 0 where they are the carry.
+        num_bounds: how many arguments come before the carry.
         call: the arguments.
         body: the body.
     """
     treedef = body.definition.treedef or jax.tree_util.tree_structure(body.shapes.result)
-    tree = call.template()[2] if skip else call.template()
+    tree = call.template()[2] if num_bounds else call.template()
     wanted = jax.tree_util.tree_structure(tree)
     graph = body.definition.graph
     rebinds = name == "fori_loop" or not updates
@@ -42,13 +42,13 @@ def check_loop(name: str, updates: bool, skip: int, call: CallDef, body: Body) -
     error = ValueError if references and call.where else TypeError
     what = "reference and pytree structure" if error is ValueError else "pytree structure"
     start = f"{name} body function carry input and carry output must have the same {what}, but "
-    before = {position - 2 * skip for position in call.where}
+    before = {position - num_bounds for position in call.where}
     if treedef != wanted:
         error = structure_error(wanted, treedef, before)
         raise error(f"{start}they differ: the output is {tree_difference(wanted, treedef)}.")
     misplaced = sorted(before ^ set(body.definition.where))
     if misplaced:
-        path = call.paths()[misplaced[0] + 2 * skip][skip:]
+        path = call.paths()[misplaced[0] + num_bounds][1:]
         sides = ["an object", "an array"][:: 1 if misplaced[0] in before else -1]
         raise error(
             f"{start}they differ at '{path_text(path)}': the input is {sides[0]}, the output "
@@ -60,7 +60,7 @@ def check_loop(name: str, updates: bool, skip: int, call: CallDef, body: Body) -
         if isinstance(handover, Handover) and rebinds:
             edits = handover.edits
         if edits or graph.kinds:
-            changes = edits_text(call, graph, skip)
+            changes = edits_text(call, graph)
             raise error(
                 f"{start}the body changes {changes}. A loop cannot change the structure of its "
                 "carry: make attributes and objects before the loop."
@@ -68,12 +68,12 @@ def check_loop(name: str, updates: bool, skip: int, call: CallDef, body: Body) -
     if isinstance(handover, str):
         result = _result_graphdef(graph, len(body.definition.where)) if graph else call.graphdef
         if result is not call.graphdef:
-            paths = [call.paths()[position][skip:] for position in call.where]
+            paths = [call.paths()[position][1:] for position in call.where]
             difference = graph_difference(call.graphdef, result, paths)
             raise error(f"{start}the objects differ: {difference}.")
         raise error(f"{start}the body {handover}.")
     if not updates:
-        refuse_replaced(call, handover, name, skip)
+        refuse_replaced(call, handover, name)
 
 
 def _result_graphdef(graph: OutGraph, count: int) -> GraphDef[tp.Any]:

@@ -16,7 +16,6 @@ from nnxlite._config import Modes
 from nnxlite._jax import Tracer
 from nnxlite.boundary import (
     OTHER,
-    ArgumentNames,
     Body,
     CallDef,
     CameIn,
@@ -26,9 +25,9 @@ from nnxlite.boundary import (
     Fresh,
     Handover,
     Inner,
+    Naming,
     OutDef,
     Outputs,
-    argument_names,
     described,
     enter,
     hand_over,
@@ -119,7 +118,7 @@ class CarryLoop(Core):
             ends = self.next_state(body, body.shapes)
             starts, bad = with_matching_types(loop.start, ends)
             if bad:
-                where = call.leaves()[slots[bad[0]]].text(self.skip)
+                where = self.in_words(call).leaves()[slots[bad[0]]].text()
                 raise TypeError(
                     f"{self.name} body function carry input and carry output must have equal types, "
                     f"but they differ at '{where}': the input is {described(starts[bad[0]])}, the "
@@ -139,17 +138,12 @@ class Loop(CarryLoop):
     """`while_loop` and `fori_loop`: the arguments are the carry (after the bounds, if traced)."""
 
     @property
-    def skip(self) -> int:  # type: ignore[override]
-        """The arguments are the carry itself, or the bounds and the carry."""
-        return int(self.name == "fori_loop" and self.options.bounds is None)
-
-    @property
-    def first(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The bounds, if traced, are no part of the carry."""
-        return ("lower", "upper") if self.skip else ()
+    def num_bounds(self) -> int:
+        """How many bounds come before the carry: two if they are traced."""
+        return 2 if self.name == "fori_loop" and self.options.bounds is None else 0
 
     def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
-        bounds: list[tp.Any] = [None] * (2 * self.skip)
+        bounds: list[tp.Any] = [None] * self.num_bounds
         carried = [Carry] * (len(leaves) - len(bounds))
         loop = self.prepare(call, leaves, Roles(bounds + carried, [Carry] * len(call.where)))
         body = loop.body
@@ -204,23 +198,18 @@ class Loop(CarryLoop):
             fun,
             leaves,
             *index,
-            user=(step, self._names),
+            user=(step, self.names),
             structure=True,
             captured=self.name == "fori_loop" and self.options.modes.updates,
             after=self._hand_over,
         )
 
-    def _names(self, call: CallDef) -> ArgumentNames:
+    def naming(self) -> Naming:
         """The names of the carry, by the parameter of the body, and of the bounds."""
-        carry = parameter_names(self.funs[-1])[-1:] or ["carry"]
-        bounded = self.name == "fori_loop" and not self.options.bounds
-
-        def expression(path: tuple[tp.Any, ...]) -> str:
-            if bounded and path[0].idx < 2:
-                return ("lower", "upper")[path[0].idx]
-            return carry[0] + jax.tree_util.keystr(path[bounded:])
-
-        return argument_names(call, expression)
+        carry = (parameter_names(self.funs[-1])[-1:] or ["carry"])[0]
+        if not self.num_bounds:
+            return lambda path: (carry, path)
+        return lambda path: (("lower", "upper", carry)[path[0].idx], path[1:])
 
     def _hand_over(self, inner: Inner, out: Outputs) -> tuple[Outputs, tuple[Handover | str]]:
         """What leaves a body, with how its carry changes."""
@@ -239,7 +228,9 @@ class Loop(CarryLoop):
 
     def check(self, call: CallDef, body: Body, roles: Roles) -> None:
         """Raise where the result of the body has not the structure of the carry."""
-        check_loop(self.name, self.options.modes.updates, self.skip, call, body)
+        check_loop(
+            self.name, self.options.modes.updates, self.num_bounds, self.in_words(call), body
+        )
 
 
 def result_leaves(out: Outputs) -> list[tp.Any]:

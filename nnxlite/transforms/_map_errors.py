@@ -14,7 +14,6 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
-from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
 from nnxlite.boundary import CallDef, Inputs, Layout, output_names, refuse_non_arrays
 
@@ -43,19 +42,13 @@ class MapNames:
 
     Args:
         call: the arguments.
-        num_bound: how many of them the function carries itself.
         layout: what leaves, if that is known.
     """
 
-    def __init__(self, call: CallDef, num_bound: int, layout: Layout | None) -> None:
-        self._call = call
+    def __init__(self, call: CallDef, layout: Layout | None) -> None:
+        self.call = call
         self.layout = layout
-        self.arguments: list[str] = []
-        for leaf in call.leaves():
-            first, *inside = leaf.path[1:]
-            if isinstance(first, int):
-                first = first - num_bound if first >= num_bound else f"bound argument {first}"
-            self.arguments.append(path_text((first, *inside)))
+        self.arguments = [leaf.text() for leaf in call.leaves()]
 
     @functools.cached_property
     def outputs(self) -> list[str]:
@@ -63,8 +56,8 @@ class MapNames:
         if self.layout is None:
             return []
         treedef = tp.cast(PyTreeDef, self.layout.treedef or self.layout.definition.treedef)
-        values = self._call.by_side(self.arguments)[1]
-        return output_names(self._call, self.layout.definition, treedef, values).all()
+        values = self.call.by_side(self.arguments)[1]
+        return output_names(self.call, self.layout.definition, treedef, values).all()
 
     def output(self, group: int, number: int) -> str:
         """What an output is, by group and number in it."""
@@ -92,7 +85,7 @@ def explained(
     kind = TypeError if isinstance(error, TypeError) else ValueError
     if kind is TypeError:
         remedy = "Pass an array, or let the function capture the value."
-        refuse_non_arrays(name, inputs.define(), inputs.leaves, remedy)
+        refuse_non_arrays(name, names.call, inputs.leaves, remedy)
     sizes = _axis_complaint(names.arguments, inputs.leaves, axes)
     if sizes:
         return ValueError(f"{name}: {sizes}")

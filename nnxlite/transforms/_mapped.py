@@ -32,6 +32,7 @@ from nnxlite.boundary import (
     enter,
     leave,
     mentioned,
+    named_call,
     no_room,
     output_settings,
     pack,
@@ -158,7 +159,7 @@ class MapCore:
         except (TypeError, ValueError, IndexError) as error:
             if passed_through(error):
                 raise  # the function's own, or said by this library
-            names = MapNames(call, self._num_bound, known.last)
+            names = MapNames(self._named(call), known.last)
             raise explained(
                 repr(self), self._options, error, known.settings, names, inputs
             ) from None
@@ -186,6 +187,9 @@ class MapCore:
         rest = set(range(len(moved))) - set(written)
         write_leaves(inputs, {i: moved[i] for i in rest if moved[i] is not inputs.values[i]})
 
+    def _named(self, call: CallDef) -> CallDef:
+        return named_call(call, self._fun())
+
     def _prepare(self, call: CallDef) -> MapCall:
         options, num_bound = self._options, self._num_bound
         args, kwargs = call.template()
@@ -200,7 +204,7 @@ class MapCore:
             settings += [setting] * len(jax.tree_util.tree_leaves(kwargs[name]))
         if options.constant is not None:  # None is another way to say it
             settings = [options.constant if s is None else s for s in settings]
-        by_leaf = settings_by_leaf(call, settings, options.in_name)
+        by_leaf = settings_by_leaf(self._named(call), settings, options.in_name)
         order = mentioned(prefix, options.out_prefix, options.default, options.constant)
         known = MapCall(by_leaf, [settings[i] for i in call.where], order)
         run = functools.partial(self._run, call, known)
@@ -224,7 +228,7 @@ class MapCore:
         out = with_arrays(inner, leave(inner, result, structure=options.modes.updates))
         refuse_foreign_result(out, repr(self))
         settings = output_settings(
-            call,
+            self._named(call),
             out,
             value_settings,
             known.roots,
@@ -247,7 +251,7 @@ class MapCore:
         for number, (axis, group) in enumerate(zip(known.order, groups)):
             for i, value in enumerate(group):
                 if no_room(axis, value, ""):
-                    name = MapNames(call, self._num_bound, layout).output(number, i)
+                    name = MapNames(self._named(call), layout).output(number, i)
                     raise ValueError(f"{self!r}: {no_room(axis, value, name)}")
         return Fixed(layout), groups
 

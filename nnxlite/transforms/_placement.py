@@ -21,6 +21,7 @@ class Placement:
     Args:
         make: makes a `jax.jit` object of the function, with shardings as keywords.
         groups: puts leaves into the groups that the function takes.
+        in_words: a call for messages.
         in_shardings, out_shardings: as given to `jit`.
 
     Attributes:
@@ -31,12 +32,14 @@ class Placement:
         self,
         make: tp.Callable[..., tp.Any],
         groups: tp.Callable[..., tuple[tp.Any, ...]],
+        in_words: tp.Callable[[CallDef], CallDef],
         in_shardings: tp.Any,
         out_shardings: tp.Any,
     ) -> None:
         self.by_call: dict[CallDef, tp.Any] = {}
         self._make = make
         self._groups = groups
+        self._in_words = in_words
         self._in_shardings = in_shardings
         self._out_shardings = out_shardings
         self._leaving: dict[CallDef, tp.Any] = {}  # the structure that was placed
@@ -79,7 +82,7 @@ class Placement:
         values = call.by_side(leaves)[1]
         outputs = Outputs(fixed.value, result, written, fresh)
         settings = output_settings(
-            call, outputs, values, roots, self._out_shardings, "out_shardings", None
+            self._in_words(call), outputs, values, roots, self._out_shardings, "out_shardings", None
         )
         treedef = jax.tree_util.tree_structure(result)
         placed = jax.tree_util.tree_unflatten(treedef, settings.result)
@@ -89,7 +92,7 @@ class Placement:
         """`in_shardings` of the leaves, and of the roots."""
         known = self._resolved.get(call)
         if known is None:
-            known = self._resolved[call] = leaf_shardings(call, self._in_shardings)
+            known = self._resolved[call] = leaf_shardings(self._in_words(call), self._in_shardings)
         return known
 
     def move(self, call: CallDef, inputs: Inputs) -> dict[int, tp.Any]:

@@ -108,7 +108,9 @@ class RematWrapped(Transformed[..., tp.Any]):
         inputs = self.inputs(args, kwargs)
         call = inputs.define(CallKey(traced_context(), hidden))
         core = core_for(Remat, (bound.fun,), self.options)
-        with naming_arguments(repr(self), inputs, ", or make it static with static_argnums"):
+        with naming_arguments(
+            repr(self), core.in_words(call), inputs, ", or make it static with static_argnums"
+        ):
             crossing = core.run(call, inputs.leaves)
         return replay_crossing(inputs, crossing)
 

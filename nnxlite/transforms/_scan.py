@@ -27,14 +27,11 @@ from nnxlite.boundary import (
     Inner,
     OutDef,
     Outputs,
-    argument_names,
     broadcast,
     by_path,
     hand_over,
     is_random,
-    of_arguments,
     output_settings,
-    parameter_names,
     refuse_foreign_axes,
     replaced,
     settings_by_leaf,
@@ -100,7 +97,7 @@ class Scan(CarryLoop):
         options: ScanOptions = self.options
         roles = self._roles(call)
         scanned = roles.scanned()
-        length = common_length(call, leaves, roles.leaves, scanned, options.length)
+        length = common_length(self.in_words(call), leaves, roles.leaves, scanned, options.length)
         whole = [_moved(leaves[i], roles.leaves[i], 0) for i in scanned]
         slices = map(_abstract_slice, whole)
         loop = self.prepare(call, replaced(leaves, scanned, slices), roles)
@@ -130,7 +127,7 @@ class Scan(CarryLoop):
         settings: list[tp.Any] = [None] * len(bound)
         settings += broadcast(options.in_axes, args[options.num_bound :], "in_axes")
         settings += [None] * len(jax.tree_util.tree_leaves(kwargs))
-        by_leaf = settings_by_leaf(call, settings, "in_axes")
+        by_leaf = settings_by_leaf(self.in_words(call), settings, "in_axes")
         if not options.modes.updates:  # writes carry over
             for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes, call.num_arrays):
                 if by_leaf[leaf] is None and node >= 0:
@@ -169,7 +166,7 @@ class Scan(CarryLoop):
             out = _without(out, constants)  # the next iteration finds what came in
             out, handover = self._hand_over(inner, with_arrays(inner, out), roles, structure)
             settings = output_settings(
-                call, out, values, roles.roots, options.out_axes, "out_axes", None
+                self.in_words(call), out, values, roles.roots, options.out_axes, "out_axes", None
             )
             if axis_names:
                 out = with_axis_names(inner, out, values, settings.fresh, axis_names)
@@ -180,8 +177,7 @@ class Scan(CarryLoop):
             refuse_shared_result(result, "scan", options.modes.graph)
             return result
 
-        names = of_arguments(parameter_names(self.fun))
-        user = self.fun, lambda call: argument_names(call, names)
+        user = self.fun, self.names
         return trace_body(call, run, leaves, user=user, structure=True, before=before, after=after)
 
     def _hand_over(
@@ -219,7 +215,7 @@ class Scan(CarryLoop):
         check_body(
             f"scan({name_of(self.fun)})",
             options.modes.updates,
-            call,
+            self.in_words(call),
             body,
             values,
             in_carry,

@@ -20,6 +20,7 @@ from nnxlite.boundary import (
     Outputs,
     enter,
     leave,
+    named_call,
     replaced,
     replay_crossing,
 )
@@ -67,7 +68,8 @@ class Look:
 
     def naming_arguments(self, remedy: str = "") -> naming_arguments:
         """A context in which complaints about arguments name them."""
-        return naming_arguments(f"{self._options.name}({name_of(self._fun)})", self.inputs, remedy)
+        name = f"{self._options.name}({name_of(self._fun)})"
+        return naming_arguments(name, named_call(self.call, self._fun), self.inputs, remedy)
 
     def outputs(self, leaves: list[tp.Any]) -> tuple[tp.Any, Outputs]:
         """Run the function on leaves: its result as it is, and everything that leaves."""

@@ -63,8 +63,9 @@ class Compiled(Stage[R]):
         first = key.num_bound + len(self._wrapped.partial_args)
         whole = with_statics(key.statics, args, kwargs, first)
         inputs, call = self._wrapped._enter(*whole)
+        core = self._wrapped._core
         if call is not self._call or given_again:
-            what = [call_difference(self._call, call)]
+            what = [call_difference(*map(core.in_words, (self._call, call)))]
             if key.statics or call.extra.statics:
                 what.append("a static argument, which is part of the program, was given again")
             what = ", or ".join(filter(None, what)) or "settings of nnxlite differ"
@@ -72,7 +73,6 @@ class Compiled(Stage[R]):
                 f"{self._wrapped!r} was compiled for arguments of another structure: {what}. Lower "
                 "and compile it again for these arguments."
             )
-        core = self._wrapped._core
         groups = core.groups(call, inputs.leaves)
         try:
             crossing = self._stage(*groups)

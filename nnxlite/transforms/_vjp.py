@@ -22,6 +22,7 @@ from nnxlite.boundary import (
     Partition,
     enter,
     leave,
+    named_call,
     replay,
     settings_by_leaf,
 )
@@ -81,11 +82,16 @@ class Linearized:
         self.selected = self._select()
         self.chosen, self._rest = self.selected.split(self.leaves)
 
+    @property
+    def named(self) -> CallDef:
+        """The call for messages, with the user's names for its arguments."""
+        return named_call(self.call, self.fun)
+
     def _select(self) -> Partition:
         self.template = self.call.template()[0][self.num_bound :]
         visible = set(jax.tree_util.tree_leaves(self.template))
         settings: list[tp.Any] = [i in visible for i in range(self.call.treedef.num_leaves)]
-        flags = settings_by_leaf(self.call, settings, "differentiation")
+        flags = settings_by_leaf(self.named, settings, "differentiation")
         # JAX has no tangents for references to integers.
         pairs = zip(flags, self.leaves)
         return Partition(
@@ -107,7 +113,9 @@ class Linearized:
 
     def naming_arguments(self) -> naming_arguments:
         """A context in which complaints about arguments name them."""
-        return naming_arguments(f"{self.options.name}({name_of(self.fun)})", self.inputs)
+        return naming_arguments(
+            f"{self.options.name}({name_of(self.fun)})", self.named, self.inputs
+        )
 
     def replay(self, crossing: tp.Any) -> tuple[tp.Any, tp.Any]:
         """Write back what the function changed; its result and auxiliary output."""
@@ -203,7 +211,7 @@ def _pull_back(
     shapes = jax.tree_util.tree_map(abstract, leaves)
     shown = Form(form, form.template(), shapes, skip=0, what="cotangent", error=ValueError)
     references = [i for i in selected.positions[0] if is_ref(flat.leaves[i])]
-    name = f"vjp({name_of(flat.fun)})"
+    name, named = f"vjp({name_of(flat.fun)})", flat.named
     others = (flat.leaves[i] for i in selected.positions[1])
     nothing = [zero_tangent(abstract(x)) if is_ref(x) else None for x in others]
 
@@ -211,7 +219,7 @@ def _pull_back(
         """Cotangents of the arguments, from one of the value."""
         if references:
             raise ValueError(
-                f"{name}: '{call.leaves()[references[0]].text()}' is an array reference, of which "
+                f"{name}: '{named.leaves()[references[0]].text()}' is an array reference, of which "
                 "JAX returns no cotangent. Pass an object without references (nnx.to_arrays), or let "
                 "the function capture it."
             )
@@ -291,7 +299,7 @@ def jvp(
             f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
         )
     flat = Linearized(f, tuple(primals), JacobianOptions("jvp", has_aux, modes))
-    form = Form(flat.call, flat.template, flat.leaves, 1, "tangent", TypeError)
+    form = Form(flat.named, flat.template, flat.leaves, 1, "tangent", TypeError)
     given = by_leaf(form, tuple(tangents))
     with flat.naming_arguments():
         along = tangent_leaves(form, given, flat.selected.positions[0])

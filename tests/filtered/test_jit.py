@@ -242,7 +242,7 @@ def test_a_failed_call_changes_nothing():
         (
             lambda: nnx.filter_jit(lambda x: x)({"a": [bytearray()]}),
             ValueError,
-            "leaf at '0.a.0' of the",
+            "leaf at 'x.a.0' of the",
         ),
         (
             lambda: nnx.filter_jit(lambda x: x, args=(True,))("hi"),
@@ -264,7 +264,7 @@ def test_a_failed_call_changes_nothing():
         (
             lambda: nnx.filter_jit(lambda x: x, default=False)({"a": jnp.ones(1)}),
             ValueError,
-            "the static leaf at '0.a' of the arguments is unhashable: it is of type 'ArrayImpl'",
+            "the static leaf at 'x.a' of the arguments is unhashable: it is of type 'ArrayImpl'",
         ),
     ],
 )
@@ -302,7 +302,10 @@ def test_donation_on_objects_with_shared_variables(donate):
     assert model.a is model.b and model.a[...].tolist() == [1, 1, 1] and model.n[...] == 2
 
 
-SAME = "the same array buffer is donated at '0.a.0' and used at '1.b'. A donated buffer can be used once"
+SAME = (
+    "the same array buffer is donated at 'one.a.0' and used at 'other.b'. A donated buffer can be "
+    "used once"
+)
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_pmap_donates_what_is_mapped(donate):
     assert f(model, spread(jnp.arange(2.0))).tolist() == [3, 4]
     assert model.a[...].tolist() == [[1] * 3] * 2 and model.a is model.tied
     if donate != "none":
-        with pytest.raises(ValueError, match="same array buffer is donated at '0' and used at '1'"):
+        with pytest.raises(ValueError, match="same array buffer is donated at 'x' and used at 'y'"):
             nnx.filter_pmap(ADD, donate=donate)(x := jnp.ones(2), x)
 
 
@@ -232,12 +232,12 @@ def test_pmap_donates_what_is_mapped(donate):
         (
             lambda: nnx.filter_vmap(ADD)(jnp.ones(2), jnp.ones(3)),
             ValueError,
-            "Mapped leaves: '0' float32[2]: axis 0; '1' float32[3]: axis 0",
+            "Mapped leaves: 'x' float32[2]: axis 0; 'y' float32[3]: axis 0",
         ),
         (
             lambda: nnx.filter_vmap(ADD, in_axes=(0, 0))(jnp.ones(2), "a"),
             TypeError,
-            "in_axes: the leaf at '1' must be traced, but str 'a' is neither an array",
+            "in_axes: the leaf at 'y' must be traced, but str 'a' is neither an array",
         ),
         (lambda: nnx.filter_vmap(ADD, in_axes=(0,))(1, 2), ValueError, "1 entries for 2 posit"),
         (lambda: nnx.filter_vmap(ADD, args=(0, 0, 0))(1, 2), ValueError, "for 3 arguments"),
@@ -259,7 +259,7 @@ def test_pmap_donates_what_is_mapped(donate):
         (
             lambda: nnx.filter_vmap(write, in_axes=(None, 0))(nnx.Dict(n=nnx.Param(0.0)), ONES),
             ValueError,
-            "out_axes: the leaf at '0.n' has the axis None, and its value differs",
+            "out_axes: the leaf at 'model.n' has the axis None, and its value differs",
         ),
         (
             lambda: nnx.filter_vmap(nnx.Param, out_axes=None)(ONES),
@@ -295,17 +295,17 @@ def test_pmap_donates_what_is_mapped(donate):
         (
             lambda: nnx.filter_vmap(lambda x: x, in_axes={"x": {"a": 1}})({"a": jnp.ones(3)}),
             ValueError,
-            "in_axes: the leaf at '0.a' is float32[3] and has no axis 1",
+            "in_axes: the leaf at 'x.a' is float32[3] and has no axis 1",
         ),
         (
             lambda: nnx.filter_pmap(lambda x: x)(jnp.array(1.0)),
             ValueError,
-            "in_axes: the leaf at '0' is float32[] and has no axis 0",
+            "in_axes: the leaf at 'x' is float32[] and has no axis 0",
         ),
         (
             lambda: nnx.filter_pmap(lambda x: x, axis_size=2)(jnp.ones(3)),
             ValueError,
-            "Mapped leaves: '0' float32[3]: axis 0, axis_size=2",
+            "Mapped leaves: 'x' float32[3]: axis 0, axis_size=2",
         ),
     ],
 )

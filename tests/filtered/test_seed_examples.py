@@ -64,7 +64,7 @@ def test_what_cannot_be_traced_is_refused_by_name():
     h = nnx.filter_jit(args=(True,))(lambda x: x)
     assert h(1) == h(jnp.array(1)) == 1
     with pytest.raises(
-        TypeError, match="the leaf at '0' must be traced, but str 'hi' is neither an array"
+        TypeError, match="the leaf at 'x' must be traced, but str 'hi' is neither an array"
     ):
         h("hi")
 

@@ -338,9 +338,9 @@ def test_a_result_of_the_arguments_has_their_sharding():
     whole = NamedSharding(mesh_of(), P())
     rows = whole.update(spec=P("data"))
     model = linear()
-    with pytest.raises(ValueError, match="different out_shardings for a shared Param.*'0.kernel'"):
+    with pytest.raises(ValueError, match="different out_shardings for a shared Param.*'m.kernel'"):
         nnx.jit(lambda m: m, in_shardings=whole, out_shardings=rows)(model)
-    with pytest.raises(ValueError, match="different out_shardings for a shared Param.*'0.kernel'"):
+    with pytest.raises(ValueError, match="different out_shardings for a shared Param.*'m.kernel'"):
         nnx.jit(lambda m: [m.kernel], out_shardings=rows)(model)
     assert model.kernel.value.sharding.num_devices == 1
     assert nnx.jit(lambda m: m, in_shardings=rows)(model) is model
@@ -410,7 +410,7 @@ def test_jit_bad_shardings():
     with pytest.raises(ValueError, match="out_shardings is no prefix of the result"):
         called(whole, model, out_shardings=(whole, whole))
     with pytest.raises(
-        ValueError, match="different sharding for a shared Param: at '0.kernel' .* at '1.kernel'"
+        ValueError, match="different sharding for a shared Param: at 'args.0..kernel' .* at 'args.1..kernel'"
     ):
         called((whole, nnx.StateSharding(shardings(columns))), model, model)
     model.kernel.value = jax.device_put(model.kernel.value, NamedSharding(mesh, P("data")))

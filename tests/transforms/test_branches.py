@@ -308,17 +308,17 @@ def removes(m):
 STRUCTURE = r"cond branch outputs must have the same structure, but true_fun \(.*\) and false_fun "
 REFUSED = {
     "adds": (adds(1.0), nothing, STRUCTURE + r"\(nothing\) differ: the first changes attributes "
-             r"\['new'\] of '0', the second no structure. Make every branch create"),
+             r"\['new'\] of 'm', the second no structure. Make every branch create"),
     "removes": (nothing, removes, STRUCTURE + r"\(removes\) differ: the first changes no structure, "
-                r"the second attributes \['y'\] of '0'"),
-    "exchanges": (exchanges, nothing, r"the first changes attributes \['x', 'y'\] of '0'"),
-    "annotates": (annotates, nothing, "the first changes metadata of '0.x', the second no"),
-    "sets": (sets("a"), sets("b"), r"from the first to the second, '0.mode': 'a' became 'b'"),
+                r"the second attributes \['y'\] of 'm'"),
+    "exchanges": (exchanges, nothing, r"the first changes attributes \['x', 'y'\] of 'm'"),
+    "annotates": (annotates, nothing, "the first changes metadata of 'm.x', the second no"),
+    "sets": (sets("a"), sets("b"), r"from the first to the second, 'm.mode': 'a' became 'b'"),
     "kinds": (adds(1.0), lambda m: setattr(m, "new", nnx.BatchStat(1.0)),
-              "from the first to the second, '0.new': Param became BatchStat"),
-    "new types": (adds(1.0), adds(jnp.ones(2)), (r"leave equal types, but .* differ at '0.new': "
+              "from the first to the second, 'm.new': Param became BatchStat"),
+    "new types": (adds(1.0), adds(jnp.ones(2)), (r"leave equal types, but .* differ at 'm.new': "
                   r"float32\[\] and float32\[2\]. Convert one of the two")),
-    "written types": (reshapes, nothing, (r"leave equal types, .* differ at '0.n': float32\[3\] and "
+    "written types": (reshapes, nothing, (r"leave equal types, .* differ at 'm.n': float32\[3\] and "
                       r"float32\[\]")),
     "results": (lambda m: {"a": 1.0, "b": (1, 2)}, lambda m: {"a": 1.0}, STRUCTURE + ".* the result "
                 "of the second is without 'b.0', 'b.1'"),
@@ -326,11 +326,11 @@ REFUSED = {
                      r"have equal output types, .* differ at 'a' of their results: float32\[\] and")),
     "result object types": (lambda m: [nnx.Param(m.x * 1)], lambda m: [nnx.Param(jnp.ones(2))],
                             r"differ at 'result.0': float32\[\] and float32\[2\]"),
-    "result objects": (lambda m: m.x, lambda m: m.y, "the first returns '0.x', the second '0.y'"),
-    "old and new": (lambda m: m, nnx.clone, "the first returns '0', the second a new Foo"),
+    "result objects": (lambda m: m.x, lambda m: m.y, "the first returns 'm.x', the second 'm.y'"),
+    "old and new": (lambda m: m, nnx.clone, "the first returns 'm', the second a new Foo"),
     "new kinds": (lambda m: Foo(), lambda m: nnx.Dict(), ("first returns a new Foo, the second a new "
                   "Dict")),
-    "object and array": (lambda m: m.x, lambda m: m.x * 1, ("the first returns '0.x', the second no "
+    "object and array": (lambda m: m.x, lambda m: m.x * 1, ("the first returns 'm.x', the second no "
                          "object")),
     "no array": (lambda m: "x", lambda m: "x", "returned a value of type 'str' at '<root>'"),
 }  # fmt: skip
@@ -369,7 +369,7 @@ def test_switch_names_its_branches_by_number():
         (lambda m: nnx.cond(jnp.ones(2), up, up, m), "Pred must be a scalar", TypeError),
         (lambda m: nnx.switch(1.5, [up, up], m), "Index type must be an integer", TypeError),
         (lambda m: nnx.switch("x", [up], m), "switch: cannot interpret argument 'index'", TypeError),
-        (lambda m: nnx.cond(True, up, up, m, {"k": "x"}), ("interpret argument '1.k' as an array, it "
+        (lambda m: nnx.cond(True, up, up, m, {"k": "x"}), ("interpret argument 'k.k' as an array, it "
          "is of type 'str'. Pass an array"), TypeError),
         (lambda m: nnx.cond(True, up, lambda m: m, m, 1.0), "takes 1 positional argument", TypeError),
         (lambda m: nnx.cond(True, up, 3, m), "Expected a callable to transform, got int", TypeError),

@@ -109,7 +109,10 @@ def test_statistics_beside_a_stream_are_not_lost():
         return noisy(layer.rngs, x)
 
     layer = Layer()
-    with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"the body writes '0\.calls'"):
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(ValueError, match=r"the body writes 'layer\.calls'"),
+    ):
         nnx.scan(body, in_axes=(None, 0), out_axes=0)(layer, XS)
     assert int(layer.rngs.noise.count.value) == 0 and float(layer.calls.value) == 0
 

@@ -310,7 +310,7 @@ def test_fori_loop_lets_a_variable_be_replaced_by_a_new_one():
     x = foo.x
     assert nnx.fori_loop(0, 3, lambda i, m: rebinds(m), foo) is foo
     assert foo.x is not x and [float(v.value) for v in (x, foo.x, foo.n)] == [1, 8, 3]
-    with pytest.raises(ValueError, match=r"the body changes attributes \['x'\] of '<root>'"):
+    with pytest.raises(ValueError, match=r"the body changes attributes \['x'\] of 'm'"):
         nnx.while_loop(lambda m: m.n[...] < 5, rebinds, foo)
     assert [float(v.value) for v in (foo.x, foo.n)] == [8, 3]
 
@@ -424,15 +424,15 @@ START = (
 )
 TYPES = "body function carry input and carry output must have equal types, but they differ at "
 REFUSED = {
-    "sets": (sets, START + r"the body changes attributes \['extra'\] of '<root>'. A loop cannot"),
-    "adds": (adds, START + r"the body changes attributes \['new'\] of '<root>'"),
+    "sets": (sets, START + r"the body changes attributes \['extra'\] of 'c'. A loop cannot"),
+    "adds": (adds, START + r"the body changes attributes \['new'\] of 'c'"),
     "removes": (removes, START + r"the body changes attributes \['y'\]"),
-    "annotates": (annotates, START + "the body changes metadata of 'x'. A loop cannot change"),
+    "annotates": (annotates, START + "the body changes metadata of 'c.x'. A loop cannot change"),
     "to a dict": (lambda m: {"m": m}, START + r"they differ: the output is .* in place of "),
-    "to an array": (lambda m: m.x * 1, START + "they differ at '<root>': the input is an object, "
+    "to an array": (lambda m: m.x * 1, START + "they differ at 'c': the input is an object, "
                     "the output an array. Return objects and Variables where they came in"),
     "to another object": (lambda m: nnx.Dict(x=nnx.Param(m.x * 1)), START + "the objects differ: "
-                          "'<root>': Foo became Dict"),
+                          "'c': Foo became Dict"),
     "to another kind": (lambda m: nnx.Dict(x=nnx.Param(m.x * 1)).x, START + "the objects differ"),
     "to nothing": (lambda m: None, START + "they differ: "),
 }  # fmt: skip
@@ -443,7 +443,7 @@ REFUSED = {
 def test_a_carry_of_another_structure_is_told_of_by_path(loop, f, match):
     m = Foo()
     before = snapshot(m)
-    nested = match.replace("'<root>'", "'1'").replace("metadata of 'x'", "metadata of '1.x'")
+    nested = match.replace("'c'", "'c.1'").replace("metadata of 'c.x'", "metadata of 'c.1.x'")
     is_while = loop is LOOPS["while"]
     tree = f(Foo()) is None or "place of" in match
     if tree:
@@ -590,7 +590,9 @@ def test_arguments_that_are_no_arrays_and_sharing_in_tree_mode():
     m = Foo()
     body = lambda i, c: c
     for bounds in ((0, 3), (0, jnp.int32(3))):
-        with pytest.raises(TypeError, match="fori_loop: cannot interpret argument 'k' as an array"):
+        with pytest.raises(
+            TypeError, match="fori_loop: cannot interpret argument 'c.k' as an array"
+        ):
             nnx.fori_loop(*bounds, body, {"m": m, "k": "x"})
     with pytest.raises(
         TypeError, match="fori_loop: cannot interpret argument 'lower' as an array, it is of"
@@ -598,7 +600,7 @@ def test_arguments_that_are_no_arrays_and_sharing_in_tree_mode():
         nnx.fori_loop("0", 3, body, m)
     with pytest.raises(TypeError, match="lower and upper arguments to fori_loop must have equal"):
         nnx.fori_loop(jnp.float32(0), jnp.int32(3), body, m)
-    with pytest.raises(TypeError, match="while_loop: cannot interpret argument '1' as an array"):
+    with pytest.raises(TypeError, match="while_loop: cannot interpret argument 'c.1' as an array"):
         nnx.while_loop(lambda c: False, lambda c: c, (m, "x"))
     for loop in LOOPS.values():
         with pytest.raises(ValueError, match="Duplicate Foo"):

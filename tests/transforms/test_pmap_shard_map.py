@@ -122,17 +122,17 @@ def test_a_stream_that_all_devices_share_is_told_of():
     ("match", "fun", "args", "error", "options"),
     [
         (
-            r"pmap\(call\): got inconsistent sizes .* 4 at '1', 8 at '0.n', '0.w'\. Give all",
+            r"pmap\(call\): got inconsistent sizes .* 4 at 'x', 8 at 'm.n', 'm.w'\. Give all",
             call,
             (jnp.ones(4),),
             ValueError,
             {},
         ),
-        (r"pmap\(call\): .* axis 2 of '1', .* its shape is", call, (1.0,), ValueError, {"in_axes": 2}),
+        (r"pmap\(call\): .* axis 2 of 'x', .* its shape is", call, (1.0,), ValueError, {"in_axes": 2}),
         (r"partitioned 8 times, but the dimension size is 9", call, (jnp.ones(9),), ValueError,
          {"in_axes": (None, 0)}),
         (r"in_axes is no prefix of the arguments", call, (jnp.ones(8),), ValueError, {"in_axes": (0,)}),
-        (r"pmap\(call\): cannot interpret argument '1' as an array, it is of type 'str'", call, ("x",),
+        (r"pmap\(call\): cannot interpret argument 'x' as an array, it is of type 'str'", call, ("x",),
          TypeError, {}),
         (r"returned a value of type 'object' at '<root>'", lambda m, x: object(), (jnp.ones(8),),
          TypeError, {}),
@@ -140,9 +140,9 @@ def test_a_stream_that_all_devices_share_is_told_of():
          {"out_axes": 3}),
         (r"pmap\(call\): static_broadcasted_argnums has 4, but the call has 2", call,
          (jnp.ones(8),), ValueError, {"static_broadcasted_argnums": 4}),
-        (r"Static argument 1 of call is unhashable: it is of type 'list'", call, ([1],), ValueError,
+        (r"Static argument 'x' of call is unhashable: it is of type 'list'", call, ([1],), ValueError,
          {"static_broadcasted_argnums": 1}),
-        (r"Static argument 0 of call holds a Row", call, (jnp.ones(8),), ValueError,
+        (r"Static argument 'm' of call holds a Row", call, (jnp.ones(8),), ValueError,
          {"static_broadcasted_argnums": 0}),
         (r"^inside", lambda m, x: (m(x), 1 // 0), (jnp.ones(8),), ZeroDivisionError, {}),
     ],
@@ -304,16 +304,16 @@ def writes_apart(m, x):
 @pytest.mark.parametrize(
     ("match", "fun", "in_specs", "out_specs", "x", "error"),
     [
-        ((r"(?s)passed '1' of shape float32\[7\] corresponds to the spec of '1' of value P\('a',\).*"
-         r"8 does not evenly divide 7.*in_specs by argument: '1': P\('a',\), '0.n': P\(\)"),
+        ((r"(?s)passed 'x' of shape float32\[7\] corresponds to the spec of 'x' of value P\('a',\).*"
+         r"8 does not evenly divide 7.*in_specs by argument: 'x': P\('a',\), 'm.n': P\(\)"),
          call, (P(), P("a")), P("a"), jnp.ones(7), ValueError),
-        (r"(?s)the spec of '0.n' is P\('a',\) which has length 1, but the passed '0.n' has shape",
+        (r"(?s)the spec of 'm.n' is P\('a',\) which has length 1, but the passed 'm.n' has shape",
          call, (P("a"), P("a")), P("a"), jnp.ones(8), ValueError),
-        (r"(?s)the spec of '1' refers to 'z'", call, (P(), P("z")), P(), jnp.ones(8), ValueError),
-        (r"(?s)shard_map\(call\): .*the spec of '1' is x of type str", call, (P(), "x"), P(),
+        (r"(?s)the spec of 'x' refers to 'z'", call, (P(), P("z")), P(), jnp.ones(8), ValueError),
+        (r"(?s)shard_map\(call\): .*the spec of 'x' is x of type str", call, (P(), "x"), P(),
          jnp.ones(8), TypeError),
         ((r"(?s)out_specs is P\(\) which implies .*check_vma=False.*out_specs by output: "
-         r"the result '<root>': P\('a',\), the value at '0.n': P\(\)"),
+         r"the result '<root>': P\('a',\), the value at 'm.n': P\(\)"),
          writes_apart, (P(), P("a")), P("a"), jnp.ones(8), ValueError),
         (r"(?s)but the result '1' has shape float32\[\], which has rank 0",
          lambda m, x: (x, x.sum()), (P(), P("a")), P("a"), jnp.ones(8), ValueError),
@@ -323,9 +323,9 @@ def writes_apart(m, x):
          (P(), P("a")), (P(), P()), jnp.ones(8), ValueError),
         (r"No sharding found for Param at 'w'", call, (nnx.StateSharding({nnx.BatchStat: P()}), P()),
          P(), jnp.ones(8), ValueError),
-        (r"different out_specs for a shared Param: .* at 'w' with P\('a',\), as the argument '0.w'",
+        (r"different out_specs for a shared Param: .* at 'w' with P\('a',\), as the argument 'm.w'",
          lambda m, x: m, (P(), P("a")), P("a"), jnp.ones(8), ValueError),
-        (r"shard_map\(call\): cannot interpret argument '1'", call, (P(), P("a")), P("a"), "x",
+        (r"shard_map\(call\): cannot interpret argument 'x'", call, (P(), P("a")), P("a"), "x",
          TypeError),
         (r"returned a value of type 'str' at '0'", lambda m, x: ("x", x), (P(), P("a")), P("a"),
          jnp.ones(8), TypeError),
@@ -344,7 +344,7 @@ def test_bad_input_of_shard_map_changes_nothing(match, fun, in_specs, out_specs,
 
 def test_one_variable_under_two_specs_is_refused():
     m = Row(8)
-    match = r"different in_specs for a shared Param: at '0.w' it is P\('a',\), at '1.w' it is P\(\)"
+    match = r"different in_specs for a shared Param: at 'a.w' it is P\('a',\), at 'b.w' it is P\(\)"
     with pytest.raises(ValueError, match=match):
         sharded(lambda a, b: None, (P("a"), P()), P())(m, m)
     with pytest.raises(ValueError, match="Duplicate Row"):

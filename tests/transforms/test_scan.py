@@ -250,7 +250,7 @@ def test_variables_of_the_carry_may_change_places_at_the_top():
 @pytest.mark.parametrize(
     ("f", "match"),
     [
-        (exchanges, "scan Variable identity must be preserved across iterations.* place of '0.x'"),
+        (exchanges, "scan Variable identity must be preserved across iterations.* place of 'c.x'"),
         (lambda c, x: (nnx.clone(c), x), "Variable identity must be preserved across iterations"),
         (
             lambda c, x: (setattr(c, "new", nnx.Param(x)), (c, x))[1],
@@ -608,9 +608,9 @@ def refused(name, match, f, *, error=ValueError, carry=None, args=(XS,), **optio
 
 PARAM = nnx.Param(1.0)
 BAD = [
-    refused("variable type", TYPES + r"'0.n': the input is float32\[\], the output float32\[3\]",
+    refused("variable type", TYPES + r"'c.n': the input is float32\[\], the output float32\[3\]",
             changes_type, error=TypeError),
-    refused("dtype", TYPES + r"'0.v': the input is float32\[2\], the output int32\[2\]",
+    refused("dtype", TYPES + r"'c.v': the input is float32\[2\], the output int32\[2\]",
             changes_dtype, error=TypeError, carry={"v": jnp.ones(2), "m": Foo()}),
     refused("structure", STRUCTURE + "the output is without 'a', with 'b.0', 'b.1'",
             lambda c, x: ({"b": (x, x)}, x), carry={"a": 0.0}),
@@ -618,11 +618,11 @@ BAD = [
             lambda c, x: ({"m": c}, x)),
     refused("adds", STRUCTURE + "the body adds Param 'new' to an argument that is carried or "
             "broadcast. Create it before the loop", adds, error=TypeError),
-    refused("removes", STRUCTURE + r"the body changes attributes \['n'\] of '0', of an argument "
+    refused("removes", STRUCTURE + r"the body changes attributes \['n'\] of 'c', of an argument "
             "that is carried or broadcast. Do this before the loop", removes, error=TypeError),
-    refused("metadata", STRUCTURE + "the body changes metadata of '0.x'", annotates,
+    refused("metadata", STRUCTURE + "the body changes metadata of 'c.x'", annotates,
             error=TypeError),
-    refused("removes from a constant", STRUCTURE + r"the body changes attributes \['n'\] of '0'",
+    refused("removes from a constant", STRUCTURE + r"the body changes attributes \['n'\] of 'c'",
             lambda c, x: removes(c, x)[1], error=TypeError, in_axes=(None, 0), out_axes=0),
     refused("new object", "Carry references must be the same between iterations: the body of "
             r"scan\(.*\) must return the objects of its carry themselves.*nnx.update",
@@ -635,19 +635,19 @@ BAD = [
     refused("array for a Variable", "Carry references must be the same", lambda c, x: (c + x, x),
             carry=nnx.Variable(0.0)),
     refused("carry in a slice", r"different out_axes for a shared Param: the result refers to it "
-            r"at 'y' with 0, as the argument '0.y' it has Carry", lambda c, x: (c, c)),
-    refused("constant written", r"the body writes '1.n', which is broadcast \(axis None\): the "
+            r"at 'y' with 0, as the argument 'c.y' it has Carry", lambda c, x: (c, c)),
+    refused("constant written", r"the body writes 'c.n', which is broadcast \(axis None\): the "
             r"writes of the iterations would be lost. Carry it, .*or give it an axis",
             writes_constant, args=(Foo(),), carry=XS, in_axes=(0, None), out_axes=0),
-    refused("sizes", r"different axis sizes: 3 at '1', 4 at '2'\. Give all the same size, or None",
+    refused("sizes", r"different axis sizes: 3 at 'x', 4 at 'y'\. Give all the same size, or None",
             lambda c, x, y: (c, x), args=(XS, jnp.ones(4)), in_axes=(CARRY, 0, 0)),
     refused("length", r"`length` argument of 5 which disagrees with leading axis sizes \[3\] "
-            r"\(at '1'\)\. Leave `length` out", count, length=5),
+            r"\(at 'x'\)\. Leave `length` out", count, length=5),
     refused("no length", r"no values to scan over and `length` not provided\. Pass length",
             count, in_axes=(CARRY, None)),
-    refused("no such axis", r"the value at '1' has shape \(3,\) and no axis 1 to scan over\. Give "
+    refused("no such axis", r"the value at 'x' has shape \(3,\) and no axis 1 to scan over\. Give "
             "its axis in in_axes, None for a constant, or Carry", count, in_axes=(CARRY, 1)),
-    refused("no such axis of an object", r"the value at '0.n' has shape \(\) and no axis 0", count,
+    refused("no such axis of an object", r"the value at 'c.n' has shape \(\) and no axis 0", count,
             in_axes=(0, CARRY), out_axes=(0, CARRY)),
     refused("no room", r"scan\(count\): axis 2 of the result '1' is out of bounds: each slice of it "
             r"has shape \(\)\. Give it another axis, in out_axes", count, out_axes=(CARRY, 2)),
@@ -661,7 +661,7 @@ BAD = [
             count, out_axes=(CARRY, 0, 0)),
     refused("no match", r"No axis found for Param at 'x': none of the filters .* matches", count,
             in_axes=(nnx.StateAxes({nnx.BatchStat: CARRY}), 0), out_axes=0),
-    refused("no array", r"scan: cannot interpret argument '1' as an array, it is of type 'str'",
+    refused("no array", r"scan: cannot interpret argument 'x' as an array, it is of type 'str'",
             count, error=TypeError, args=("x",)),
     refused("result no array", r"returned a value of type 'str' at '1', which is not a valid JAX",
             lambda c, x: (c, "x"), error=TypeError),
@@ -732,7 +732,7 @@ def test_one_carry_is_one_argument():
 
 def test_shared_objects_under_inconsistent_axes_are_refused():
     m = Foo()
-    match = r"different in_axes for a shared Param: at '0.y' it is Carry, at '1.k.y' it is 0"
+    match = r"different in_axes for a shared Param: at 'c.y' it is Carry, at 'x.k.y' it is 0"
     with pytest.raises(ValueError, match=match):
         nnx.scan(lambda c, x: (c, None))(m, {"k": m})
     with pytest.raises(ValueError, match="Duplicate Foo"):

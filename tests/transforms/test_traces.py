@@ -497,11 +497,14 @@ def keep(carry):
 @pytest.mark.parametrize(
     "run, where",
     [
-        (lambda x: nnx.cond(True, last, last, {"k": x}), "cond: .*'0.k'"),
-        (lambda x: nnx.switch(0, [last], 1.0, nnx.Dict(v=nnx.Variable(x))), "switch: .*'1.v'"),
-        (lambda x: nnx.while_loop(lambda c: False, keep, [x]), "while_loop: .*'0'"),
-        (lambda x: nnx.fori_loop(0, jnp.array(2), lambda i, c: c, {"k": x}), "fori_loop: .*'k'"),
-        (lambda x: nnx.scan(lambda c, x: (c, x))({"k": x}, X), "scan: .*'0.k'"),
+        (lambda x: nnx.cond(True, last, last, {"k": x}), r"cond: .*'args\[0\].k'"),
+        (
+            lambda x: nnx.switch(0, [last], 1.0, nnx.Dict(v=nnx.Variable(x))),
+            r"switch: .*'args\[1\].v'",
+        ),
+        (lambda x: nnx.while_loop(lambda c: False, keep, [x]), "while_loop: .*'carry.0'"),
+        (lambda x: nnx.fori_loop(0, jnp.array(2), lambda i, c: c, {"k": x}), "fori_loop: .*'c.k'"),
+        (lambda x: nnx.scan(lambda c, x: (c, x))({"k": x}, X), "scan: .*'c.k'"),
     ],
     ids=["cond", "switch", "while_loop", "fori_loop", "scan"],
 )

@@ -412,18 +412,18 @@ def writes_none(m, x):
 
 BAD = [
     refused(
-        r"vmap\(call\): got inconsistent sizes .*: 4 at '1', 3 at '0.n', '0.w'\. Give all the same",
+        r"vmap\(call\): got inconsistent sizes .*: 4 at 'x', 3 at 'm.n', 'm.w'\. Give all the same",
         args=(jnp.ones(4),),
     ),
     refused(
-        r"axis 1 of '0.n', which implies that its rank should be at least 2, but its shape is \(3,\)"
+        r"axis 1 of 'm.n', which implies that its rank should be at least 2, but its shape is \(3,\)"
         r"\. Give it another axis, or None",
         in_axes=(1, 0),
     ),
-    refused(r"axis -3 of '1', .* rank should be at least 3", in_axes=(0, -3)),
-    refused(r"axis 0 of '1', .* its shape is \(\)", args=(1.0,)),
+    refused(r"axis -3 of 'x', .* rank should be at least 3", in_axes=(0, -3)),
+    refused(r"axis 0 of 'x', .* its shape is \(\)", args=(1.0,)),
     refused(
-        r"(?s)`axis_size` argument was 5;.*axis 0 of argument .*in_axes by argument: '1': 0, '0.n'",
+        r"(?s)`axis_size` argument was 5;.*axis 0 of argument .*in_axes by argument: 'x': 0, 'm.n'",
         axis_size=5,
     ),
     refused(
@@ -439,7 +439,7 @@ BAD = [
     ),
     refused(
         r"out_axes for a shared Param: the result refers to it at 'w' with None, as the argument "
-        r"'0.w' it has 0\. .*nnx.clone",
+        r"'m.w' it has 0\. .*nnx.clone",
         fun=lambda m, x: (x, {"m": m}),
         out_axes=(0, None),
     ),
@@ -459,7 +459,7 @@ BAD = [
         out_axes=None,
     ),
     refused(
-        r"batched: the value at '0.n' has axis None, .* with nnx.StateAxes in in_axes",
+        r"batched: the value at 'm.n' has axis None, .* with nnx.StateAxes in in_axes",
         fun=writes_none,
         in_axes=(None, 0),
     ),
@@ -474,7 +474,7 @@ BAD = [
         error=TypeError,
     ),
     refused(
-        r"vmap\(call\): cannot interpret argument '1' as an array, it is of type 'str'\. Pass an array",
+        r"vmap\(call\): cannot interpret argument 'x' as an array, it is of type 'str'\. Pass an array",
         args=("text",),
         error=TypeError,
     ),
@@ -505,11 +505,11 @@ def test_what_is_no_axis_is_refused_at_once(name, options):
 def test_one_variable_under_two_axes_is_refused(axes, other):
     m = Wide()
     before = snapshot(m)
-    match = rf"different in_axes for a shared Param: at '0.w' it is 0, at '1.m.w' it is {other}"
+    match = rf"different in_axes for a shared Param: at 'a.w' it is 0, at 'b.m.w' it is {other}"
     with pytest.raises(ValueError, match=match):
         nnx.vmap(lambda a, b, x: a(x), in_axes=axes)(m, {"m": m}, jnp.ones(3))
     by_variable = nnx.StateAxes({nnx.BatchStat: 0, ...: axes[1]})
-    with pytest.raises(ValueError, match=rf"'0.w' it is 0, at '1.w' it is {other}"):
+    with pytest.raises(ValueError, match=rf"'a.w' it is 0, at 'b.w' it is {other}"):
         nnx.vmap(lambda a, b: None, in_axes=(0, by_variable))(m, m)
     assert snapshot(m) == before
     with pytest.raises(ValueError, match="Duplicate Wide"):
