@@ -410,7 +410,8 @@ def test_jit_bad_shardings():
     with pytest.raises(ValueError, match="out_shardings is no prefix of the result"):
         called(whole, model, out_shardings=(whole, whole))
     with pytest.raises(
-        ValueError, match="different sharding for a shared Param: at 'args.0..kernel' .* at 'args.1..kernel'"
+        ValueError,
+        match="different sharding for a shared Param: at 'args.0..kernel' .* at 'args.1..kernel'",
     ):
         called((whole, nnx.StateSharding(shardings(columns))), model, model)
     model.kernel.value = jax.device_put(model.kernel.value, NamedSharding(mesh, P("data")))
