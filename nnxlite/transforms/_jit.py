@@ -295,7 +295,7 @@ class JitWrapped(Transformed[P, R]):
             else:
                 out = core(inputs, call)
         except TypeError:
-            remedy = "Make it static (static_argnums, static_argnames) if it is no number."
+            remedy = "Make it static (static_argnums, static_argnames) if it is not a number."
             refuse_non_arrays(repr(self), core.in_words(call), inputs.leaves, remedy)
             raise
         return replay_crossing(inputs, out)
