@@ -133,7 +133,10 @@ from nnxlite.inspect import Diff as Diff
 from nnxlite.inspect import Drawing as Drawing
 from nnxlite.inspect import Finding as Finding
 from nnxlite.inspect import Findings as Findings
+from nnxlite.inspect import GradientStatistics as GradientStatistics
 from nnxlite.inspect import Memory as Memory
+from nnxlite.inspect import OutputStatistics as OutputStatistics
+from nnxlite.inspect import Statistics as Statistics
 from nnxlite.inspect import StepMemory as StepMemory
 from nnxlite.inspect import check as check
 from nnxlite.inspect import diff as diff
@@ -141,6 +144,7 @@ from nnxlite.inspect import display as display
 from nnxlite.inspect import draw as draw
 from nnxlite.inspect import find_nan as find_nan
 from nnxlite.inspect import memory as memory
+from nnxlite.inspect import statistics as statistics
 from nnxlite.inspect import tabulate as tabulate
 from nnxlite.nn import RNN as RNN
 from nnxlite.nn import Bidirectional as Bidirectional

@@ -14,5 +14,9 @@ from nnxlite.inspect._memory import StepMemory as StepMemory
 from nnxlite.inspect._memory import memory as memory
 from nnxlite.inspect._nan import NotFinite as NotFinite
 from nnxlite.inspect._nan import find_nan as find_nan
+from nnxlite.inspect._statistics import GradientStatistics as GradientStatistics
+from nnxlite.inspect._statistics import OutputStatistics as OutputStatistics
+from nnxlite.inspect._statistics import Statistics as Statistics
+from nnxlite.inspect._statistics import statistics as statistics
 from nnxlite.inspect._tabulate import filter_rng_streams as filter_rng_streams
 from nnxlite.inspect._tabulate import tabulate as tabulate

@@ -217,28 +217,35 @@ class CopiedCall:
         fun: a function, a module, or a method of one; the module is copied as well.
 
     Attributes:
-        roots: the copies, each with the beginning of the paths below it: nothing for the module of
-            `fun`, the name of the parameter for an argument.
+        beginnings: of the paths below each copy: nothing for the module of `fun`, the name of the
+            parameter for an argument.
+        values: the copies.
     """
 
     def __init__(self, fun: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> None:
-        self._owner = fun if isinstance(fun, GraphNode) else getattr(fun, "__self__", None)
         self._fun: tp.Any = fun
-        owners = [self._owner] if isinstance(self._owner, GraphNode) else []
-        self._owners, self._args, self._kwargs = clone((owners, args, kwargs))
+        owner = fun if isinstance(fun, GraphNode) else getattr(fun, "__self__", None)
+        owners = [owner] if isinstance(owner, GraphNode) else []
+        self._sizes = len(owners), len(owners) + len(args)
         names = parameter_names(fun)
-        names += tuple(f"args[{i}]" for i in range(len(names), len(args)))
-        named = [*zip(names, self._args), *self._kwargs.items()]
-        self.roots: list[tuple[Path, tp.Any]] = [((), owner) for owner in self._owners]
-        self.roots += [((name,), arg) for name, arg in named]
+        names += [f"args[{i}]" for i in range(len(names), len(args))]
+        self._keywords = tuple(kwargs)
+        self.beginnings: list[Path] = [() for _ in owners]
+        self.beginnings += [(name,) for name in (*names[: len(args)], *kwargs)]
+        self.values: list[tp.Any] = clone([*owners, *args, *kwargs.values()])
+
+    def apply(self, values: list[tp.Any]) -> tp.Any:
+        """The result of the call with these copies."""
+        bound, given = self._sizes
+        fun = self._fun
+        if bound:
+            fun = values[0] if isinstance(fun, GraphNode) else getattr(values[0], fun.__name__)
+        return fun(*values[bound:given], **dict(zip(self._keywords, values[given:])))
 
     def run(self, watch: Watch) -> tp.Any:
         """The result of the call, made without compilation while the calls inside are watched."""
-        fun: tp.Any = self._fun
-        for owner in self._owners:
-            fun = owner if fun is self._owner else getattr(owner, self._fun.__name__)
-        with watched(self.roots, watch), jax.disable_jit():
-            result = fun(*self._args, **self._kwargs)
+        with watched(zip(self.beginnings, self.values), watch), jax.disable_jit():
+            result = self.apply(self.values)
             jax.block_until_ready([x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)])
             jax.effects_barrier()
         return result

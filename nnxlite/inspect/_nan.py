@@ -113,7 +113,7 @@ def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) 
     """
     search = _Search()
     copied = CopiedCall(fun, args, kwargs)
-    for path, root in copied.roots:
+    for path, root in zip(copied.beginnings, copied.values):
         search.look("argument", path, root)
     if search.first:
         return search.first[0]
@@ -136,7 +136,7 @@ class _Search:
         """Look at the arrays in an argument, or in the result."""
         for path, leaf in _arrays(tree):
             full = path_text((*beginning, *path))
-            values = _range_of(full, leaf, *_measure(leaf))
+            values = _range_of(full, leaf, *measure(leaf))
             if not values.finite:
                 self.first.append(NotFinite(where, full, "", values))
 
@@ -151,10 +151,10 @@ class _Search:
             (".".join(map(str, keys)), leaf)
             for keys, leaf in _arrays(_named(obj, name, args, kwargs))
         ]
-        leaves, treedef = jax.tree.flatten(outputs, is_leaf=_is_opaque)
+        leaves, treedef = jax.tree.flatten(outputs, is_leaf=is_opaque)
         probed = [
             self._probe(f"output {i}" if leaves[1:] else "output", leaf, path, module, inputs)
-            if _is_float(leaf)
+            if is_float(leaf)
             else leaf
             for i, leaf in enumerate(leaves)
         ]
@@ -172,9 +172,9 @@ class _Search:
                 ranges = tuple(_range_of(n, x, *measured) for (n, x), measured in pairs)
                 self.first.append(NotFinite(where, path, module, seen, ranges))
 
-        measured = [_measure(jax.lax.stop_gradient(x)) for _, x in inputs]
+        measured = [measure(jax.lax.stop_gradient(x)) for _, x in inputs]
         jax.debug.callback(
-            functools.partial(note, "output"), _measure(jax.lax.stop_gradient(leaf)), measured
+            functools.partial(note, "output"), measure(jax.lax.stop_gradient(leaf)), measured
         )
         return _with_gradient(lambda values: note("gradient", values, ()), leaf)
 
@@ -189,7 +189,7 @@ def _forward(note: tp.Callable[[tp.Any], None], x: jax.Array) -> tuple[jax.Array
 
 
 def _backward(note: tp.Callable[[tp.Any], None], _: None, gradient: jax.Array) -> tuple[jax.Array]:
-    jax.debug.callback(note, _measure(gradient))
+    jax.debug.callback(note, measure(gradient))
     return (gradient,)
 
 
@@ -202,12 +202,12 @@ def _named(obj: tp.Any, name: str, args: tuple[tp.Any, ...], kwargs: dict[str, t
     return {**{names[i] if i < len(names) else i: arg for i, arg in enumerate(args)}, **kwargs}
 
 
-def _is_float(value: tp.Any) -> bool:
+def is_float(value: tp.Any) -> bool:
     is_array = isinstance(value, (jax.Array, np.ndarray)) and value.size > 0
     return is_array and jnp.issubdtype(value.dtype, jnp.floating)
 
 
-def _is_opaque(value: tp.Any) -> bool:
+def is_opaque(value: tp.Any) -> bool:
     return isinstance(value, Variable) or is_called(value)
 
 
@@ -215,11 +215,11 @@ def _arrays(tree: tp.Any) -> tp.Iterator[tuple[tuple[tp.Any, ...], tp.Any]]:
     """The floating arrays in a tree of objects, with their paths."""
     for path, value in iter_graph(tree):
         array = value.get_value() if isinstance(value, Variable) else value
-        if _is_float(array):
+        if is_float(array):
             yield path, array
 
 
-def _measure(x: tp.Any) -> tuple[tp.Any, ...]:
+def measure(x: tp.Any) -> tuple[tp.Any, ...]:
     """The least and greatest finite value, and how many are NaN or infinite."""
     finite, x = jnp.isfinite(x), jnp.asarray(x, jnp.float32)
     low = jnp.min(jnp.where(finite, x, jnp.inf))
