@@ -196,6 +196,9 @@ class Modes(tp.NamedTuple):
 class set_graph_mode(switch):
     """Set the default of every `graph=` argument: True allows sharing and cycles, False refuses.
 
+    Args:
+        value: whether objects may share parts and form cycles.
+
     >>> import nnxlite as nnx
     >>> with nnx.set_graph_mode(False):
     ...     nnx.set_graph_mode.current_value()
@@ -208,17 +211,44 @@ class set_graph_mode(switch):
 
 
 class set_graph_updates(switch):
-    """Set the default of every `graph_updates=` argument: whether structure changes propagate."""
+    """Set the default of every `graph_updates=` argument: whether structure changes propagate.
+
+    Args:
+        value: True propagates changes of structure out of a transform, False only values of
+            Variables.
+
+    >>> import nnxlite as nnx
+    >>> with nnx.set_graph_updates(False):
+    ...     nnx.set_graph_updates.current_value()
+    False
+    """
 
     _setting = GRAPH_UPDATES
 
 
 class use_eager_sharding(switch):
-    """Set whether a Variable with a sharding annotation is placed on the mesh when created."""
+    """Set whether a Variable with a sharding annotation is placed on the mesh when created.
+
+    Args:
+        value: False leaves new values where JAX puts them.
+
+    >>> import nnxlite as nnx
+    >>> with nnx.use_eager_sharding(False):
+    ...     nnx.using_eager_sharding()
+    False
+    """
 
     _setting = EAGER_SHARDING
 
 
 def using_eager_sharding() -> bool:
-    """Whether Variables with a sharding annotation are placed on the mesh at creation."""
+    """Whether Variables with a sharding annotation are placed on the mesh at creation.
+
+    Returns:
+        What `use_eager_sharding` has set; True by default.
+
+    >>> import nnxlite as nnx
+    >>> nnx.using_eager_sharding()
+    True
+    """
     return EAGER_SHARDING.get()

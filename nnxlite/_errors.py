@@ -13,7 +13,12 @@ import jax
 
 
 class NnxError(Exception):
-    """Base of exceptions for which no builtin class is suitable."""
+    """Base of exceptions for which no builtin class is suitable.
+
+    >>> import nnxlite as nnx
+    >>> issubclass(nnx.TraceContextError, nnx.NnxError)
+    True
+    """
 
 
 class TraceContextError(NnxError):
@@ -25,6 +30,16 @@ class TraceContextError(NnxError):
 
     The argument `variable` says that the owner is a Variable. If the reference has been imported, its
     class of the same name catches the exception, too.
+
+    >>> import nnxlite as nnx, jax
+    >>> count = nnx.Variable(0)
+    >>> def step(x):
+    ...     count.value = x
+    >>> try:
+    ...     jax.make_jaxpr(step)(1.0)
+    ... except nnx.TraceContextError as error:
+    ...     print(error.owner, error.attribute)
+    Variable value
     """
 
     def __new__(cls, *args: tp.Any, **kwargs: tp.Any) -> tp.Self:

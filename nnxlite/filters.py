@@ -38,6 +38,9 @@ _MISSING = object()
 class WithTag:
     """Leaves whose `tag` is this one, such as the counts and keys of one random stream.
 
+    Args:
+        tag: the tag.
+
     >>> import nnxlite as nnx
     >>> nnx.WithTag("dropout")((), nnx.Param(1.0, tag="dropout"))
     True
@@ -58,6 +61,10 @@ class PathContains:
     """Leaves with this key somewhere in their path.
 
     With `exact=False`, some key of the path must contain the text of `key`.
+
+    Args:
+        key: an attribute name, an index, or a dict key.
+        exact: whether a key of the path must be equal to `key`, or contain it as text.
 
     >>> import nnxlite as nnx
     >>> nnx.PathContains("kernel")(("head", "kernel"), None)
@@ -108,7 +115,11 @@ class PathIn:
 class OfType:
     """Leaves of this class, and leaves that represent one (their `type` is a subclass of it).
 
-    Raises TypeError if `isinstance` does not accept `type`.
+    Args:
+        type: a class, or a tuple of classes.
+
+    Raises:
+        TypeError: if `isinstance` does not accept `type`.
 
     >>> import nnxlite as nnx
     >>> nnx.OfType(nnx.Variable)((), nnx.Param(1.0)), nnx.OfType(int)((), 1)
@@ -186,6 +197,9 @@ class All(_Joined):
 @dataclasses.dataclass(unsafe_hash=True, init=False, repr=False)
 class Not:
     """Leaves that the filter does not match.
+
+    Args:
+        collection_filter: the filter that must not match.
 
     >>> import nnxlite as nnx
     >>> nnx.Not(nnx.Param)((), nnx.BatchStat(1.0))

@@ -24,7 +24,14 @@ M = tp.TypeVar("M", bound=abc.Mapping[tp.Any, tp.Any])
 def to_flat_state(state: abc.Mapping[tp.Any, V]) -> FlatState[V]:
     """The leaves of a State, sorted by path; the inverse of `from_flat_state`.
 
-    Raises TypeError for something that is not a mapping.
+    Args:
+        state: a State or nested mapping.
+
+    Returns:
+        A `FlatState`: a sequence of pairs (path, leaf).
+
+    Raises:
+        TypeError: for something that is not a mapping.
 
     >>> import nnxlite as nnx
     >>> list(nnx.to_flat_state(nnx.State({"b": {"c": 1}, "a": 2})))
@@ -41,6 +48,13 @@ def from_flat_state(flat_state: FlatItems[tp.Any], *, cls: tp.Any = State) -> tp
     """The nested mapping, of class `cls`, of a FlatState or of pairs of path and leaf.
 
     Where a path comes twice the later leaf counts.
+
+    Args:
+        flat_state: a FlatState, or pairs (path, leaf).
+        cls: class of the result and of the mappings in it.
+
+    Returns:
+        A nested mapping.
 
     Raises:
         TypeError: for another argument, or when a path leads through a leaf.
@@ -71,7 +85,13 @@ def split_state(
 def split_state(state: Mapping, first: Filter, /, *filters: Filter) -> tp.Any:
     """One State for each filter: the leaves that it is the first to match.
 
-    Returns a State for one filter and a tuple for several; `merge_state` is the inverse.
+    Args:
+        state: a State or nested mapping.
+        first, filters: Variable types, strings, predicates, ...; a leaf goes to the first that
+            matches.
+
+    Returns:
+        A State for one filter and a tuple for several; `merge_state` is the inverse.
 
     Raises:
         ValueError: when a leaf is left over, or `...` is not the last filter.
@@ -95,6 +115,17 @@ def filter_state(
 def filter_state(state: Mapping, first: Filter, /, *filters: Filter) -> tp.Any:
     """As `split_state`, but leaves that no filter matches are left out.
 
+    Args:
+        state: a State or nested mapping.
+        first, filters: Variable types, strings, predicates, ...; a leaf goes to the first that
+            matches.
+
+    Returns:
+        A State for one filter, a tuple of States for several.
+
+    Raises:
+        TypeError: for something that is not a mapping or not a filter.
+
     >>> import nnxlite as nnx
     >>> state = nnx.State({"a": nnx.Param(1), "b": nnx.BatchStat(2)})
     >>> list(nnx.filter_state(state, nnx.BatchStat))
@@ -112,8 +143,16 @@ def merge_state(state: Mapping, /, *states: Mapping, cls: tp.Any = State) -> tp.
 
     Keys stay in the order in which they come first. A single State is returned as it is.
 
-    Raises TypeError for something that is not a mapping, and when a path of a later one leads
-    through a leaf.
+    Args:
+        state, states: States or nested mappings.
+        cls: class of the result.
+
+    Returns:
+        A new mapping of class `cls`.
+
+    Raises:
+        TypeError: for something that is not a mapping, and when a path of a later one leads through
+            a leaf.
 
     >>> import nnxlite as nnx
     >>> nnx.merge_state(nnx.State({"a": {"b": 1}}), nnx.State({"a": {"c": 2}})).raw_mapping
@@ -126,6 +165,13 @@ def merge_state(state: Mapping, /, *states: Mapping, cls: tp.Any = State) -> tp.
 
 def map_state(f: PathFn, state: Mapping) -> State[tp.Any, tp.Any]:
     """The State of `f(path, leaf)` for each leaf.
+
+    Args:
+        f: a function of a path, a tuple of keys, and a leaf.
+        state: a State or nested mapping.
+
+    Returns:
+        A new State of the same structure.
 
     >>> import nnxlite as nnx
     >>> nnx.map_state(lambda path, x: x + 1, nnx.State({"a": {"b": 1}})).raw_mapping
@@ -148,7 +194,11 @@ def to_pure_dict(state: Mapping, extract_fn: ExtractFn | None = None) -> dict[tp
     """Nested plain dicts of the values in a State, as for a checkpoint.
 
     Args:
+        state: a State or nested mapping.
         extract_fn: what a leaf becomes; by default a Variable's value, and other leaves themselves.
+
+    Returns:
+        New nested dicts, with the keys of the State.
 
     >>> import nnxlite as nnx
     >>> nnx.to_pure_dict(nnx.State({"a": {"b": nnx.Param(1)}}))
@@ -165,10 +215,13 @@ def replace_by_pure_dict(
     A key that the State has as a number may be a string in the dict, as after JSON.
 
     Args:
+        state: a State, which is changed in place.
+        pure_dict: nested dicts of values.
         replace_fn: `replace_fn(leaf, value)` gives the new leaf; by default a copy of a Variable
             with the new value, and otherwise the value.
 
-    Raises ValueError, before anything is replaced, for a path that the State does not have.
+    Raises:
+        ValueError: before anything is replaced, for a path that the State does not have.
 
     >>> import nnxlite as nnx
     >>> state = nnx.State({"a": {0: nnx.Param(1)}, "b": 2})
@@ -186,7 +239,14 @@ def restore_int_paths(pure_dict: Mapping) -> dict[tp.Any, tp.Any]:
 
     Undoes what formats with string keys only do to a pure dict.
 
-    Raises ValueError when two keys become the same.
+    Args:
+        pure_dict: nested mappings.
+
+    Returns:
+        New nested dicts.
+
+    Raises:
+        ValueError: when two keys become the same.
 
     >>> import nnxlite as nnx
     >>> nnx.restore_int_paths({"layers": {"0": 1, "1": 2}})
@@ -211,6 +271,12 @@ def pure(tree: tp.Any) -> tp.Any:
     """The tree with every Variable in it, Variables inside Variables too, replaced by its value.
 
     Callbacks do not run; a Variable that lives in a reference gives the content.
+
+    Args:
+        tree: any pytree, with Variables in it.
+
+    Returns:
+        A new tree of the same structure.
 
     >>> import nnxlite as nnx
     >>> nnx.pure({"a": [nnx.Param(1), 2]})
@@ -242,5 +308,16 @@ def as_pure(tree: Variable[A]) -> A: ...
 @tp.overload
 def as_pure(tree: A) -> A: ...
 def as_pure(tree: tp.Any) -> tp.Any:
-    """The same as `pure`."""
+    """The same as `pure`.
+
+    Args:
+        tree: any pytree, with Variables in it.
+
+    Returns:
+        A new tree of the same structure.
+
+    >>> import nnxlite as nnx
+    >>> nnx.as_pure([nnx.Param(1), 2])
+    [1, 2]
+    """
     return pure(tree)

@@ -49,6 +49,11 @@ class UpdateContext:
         outer_index_outer_ref: outside objects by number, since step 1.
         inner_ref_outer_index: the number that each inside object came in with, from step 2 to 3.
         static_cache: accepted for compatibility.
+
+    >>> import nnxlite as nnx
+    >>> with nnx.update_context("step") as context:
+    ...     type(context).__name__, context.tag
+    ('UpdateContext', 'step')
     """
 
     tag: tp.Hashable
@@ -89,7 +94,14 @@ _active: contextvars.ContextVar[tuple[UpdateContext, ...]] = contextvars.Context
 def current_update_context(tag: tp.Hashable) -> UpdateContext:
     """The innermost active `UpdateContext` of a tag.
 
-    Raises ValueError where there is none.
+    Args:
+        tag: the name that was given to `update_context`.
+
+    Returns:
+        The context.
+
+    Raises:
+        ValueError: where there is none.
 
     >>> import nnxlite as nnx
     >>> with nnx.update_context("step") as context:
@@ -149,6 +161,9 @@ def update_context(tag: tp.Hashable) -> UpdateContextManager:
     Args:
         tag: a name; `split_context` and `merge_context` find the context by it.
 
+    Returns:
+        A context manager, which is a decorator too; its value is an `UpdateContext`.
+
     >>> import nnxlite as nnx, jax
     >>> class Foo(nnx.Module): ...
     >>> @jax.jit
@@ -194,6 +209,12 @@ class SplitContext(_Step):
         ctxtag: the tag of the update context, or None.
         ref_index: the number of each node met so far.
         is_inner: whether this is step 3; None without an update context.
+
+    >>> import nnxlite as nnx
+    >>> with nnx.split_context() as ctx:
+    ...     graphdef, state = ctx.split([nnx.Param(1.0)])
+    >>> type(ctx).__name__, state[0].value
+    ('SplitContext', 1.0)
     """
 
     ctxtag: tp.Hashable | None
@@ -244,7 +265,11 @@ def split_context(ctxtag: tp.Hashable | None = None) -> tp.Iterator[SplitContext
     Args:
         ctxtag: the tag of an active update context, or None for none.
 
-    Raises ValueError where no update context of this tag is active.
+    Returns:
+        A context manager; its value is a `SplitContext` with the method `split(node, *filters)`.
+
+    Raises:
+        ValueError: where no update context of this tag is active.
 
     >>> import nnxlite as nnx
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -273,6 +298,12 @@ class MergeContext(_Step):
         ctxtag: the tag of the update context, or None.
         index_ref: the node of each number so far.
         is_inner: whether this is step 2; None without an update context.
+
+    >>> import nnxlite as nnx
+    >>> parts = nnx.split([nnx.Param(1.0)])
+    >>> with nnx.merge_context() as ctx:
+    ...     type(ctx).__name__, ctx.merge(*parts)[0].value
+    ('MergeContext', 1.0)
     """
 
     ctxtag: tp.Hashable | None
@@ -313,7 +344,20 @@ def merge_context(
         ctxtag: the tag of an active update context, or None for none.
         inner: True for step 2, False for step 4; needed with a tag.
 
-    Raises ValueError where no update context of this tag is active, or `inner` is not given.
+    Returns:
+        A context manager; its value is a `MergeContext` with the method `merge(graphdef, *states)`.
+
+    Raises:
+        ValueError: where no update context of this tag is active, or `inner` is not given.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> with nnx.split_context() as ctx:
+    ...     parts = [ctx.split(model), ctx.split(model.kernel)]
+    >>> with nnx.merge_context() as ctx:
+    ...     first, second = (ctx.merge(*part) for part in parts)
+    >>> first.kernel is second
+    True
     """
     context = None if ctxtag is None else current_update_context(ctxtag)
     if context is not None and inner is None:

@@ -97,6 +97,10 @@ def described(variable: tp.Any) -> str:
 class StateAxes(FilterMapping, tp.Mapping[Filter, tp.Any]):
     """Axes by Variable filter, for `vmap`, `pmap` and `scan`; from a mapping or a State of axes.
 
+    Args:
+        filter_axes: for each filter an axis, None, or `Carry` in `scan`; the first filter that
+            matches a Variable decides. A State of axes works too.
+
     >>> import nnxlite as nnx
     >>> nnx.StateAxes({nnx.Param: 0, ...: None}).axes
     (0, None)
@@ -128,6 +132,10 @@ class StateAxes(FilterMapping, tp.Mapping[Filter, tp.Any]):
 
 class StateSharding(FilterMapping):
     """Shardings by Variable filter, for `jit` and `shard_map`; from a mapping or a State of shardings.
+
+    Args:
+        filter_sharding: for each filter a `PartitionSpec`, a sharding, or None; the first filter
+            that matches a Variable decides. A State of shardings works too.
 
     >>> import nnxlite as nnx, jax
     >>> P = jax.sharding.PartitionSpec
@@ -239,6 +247,12 @@ class DiffState(PrefixMapping):
     Args:
         argnum: number of the argument.
         filter: the Variables.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> only_bias = nnx.DiffState(0, nnx.PathContains("bias"))
+    >>> list(nnx.grad(lambda m: m.kernel.sum() + m.bias.sum(), argnums=only_bias)(model))
+    ['bias']
     """
 
     def __init__(self, argnum: int, filter: Filter) -> None:

@@ -34,6 +34,9 @@ def error_if(x: T, pred: tp.Any, msg: str, *, on_error: OnError = "default") -> 
         on_error: `"raise"` (as `"default"`); `"breakpoint"` opens a debugger; `"nan"` gives NaN for
             floating-point arrays instead; `"off"` checks nothing.
 
+    Returns:
+        `x`, with the check in its arrays.
+
     Raises:
         ValueError: for a tree without arrays when the condition is traced.
         RuntimeError: where the condition is true.
@@ -56,8 +59,18 @@ def branched_error_if(
     """Like `error_if`, with the message chosen by an index, which may be traced.
 
     Args:
+        x: any pytree, or a graph object. Its arrays carry the check, so use the returned tree.
+        pred: the condition, one bool or an array of them, of which any is enough.
         index: number of the message; the largest, where it is an array.
         msgs: the messages.
+        on_error: as for `error_if`.
+
+    Returns:
+        `x`, with the check in its arrays.
+
+    Raises:
+        RuntimeError: where the condition is true.
+        ValueError: for a tree without arrays when the condition is traced.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.branched_error_if(1.0, jnp.array(True), 1, ["first", "second"])

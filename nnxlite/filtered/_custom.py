@@ -147,6 +147,13 @@ def filter_custom_jvp(fn: tp.Callable[P, R]) -> FilterCustomJvp[P, R]:
     Differentiated are the floating-point and complex arrays of the positional arguments. The function
     must not change its arguments.
 
+    Args:
+        fn: a function of anything; give its derivative with `defjvp`.
+
+    Returns:
+        A function like `fn`, with the method `defjvp(rule)`: `rule(primals, tangents)` returns the
+        result and its tangent. Tangents are None where nothing is differentiated.
+
     Raises:
         ValueError: where a keyword argument, or something the function carries, is differentiated.
 
@@ -257,6 +264,14 @@ def filter_custom_vjp(fn: tp.Callable[P, R]) -> FilterCustomVjp[P, R]:
     Differentiated are the floating-point and complex arrays of its first argument. Arguments, result
     and residuals may be of any type. The function must not change its arguments.
 
+    Args:
+        fn: a function of anything; give its derivative with `defvjp`.
+
+    Returns:
+        A function like `fn`, with the method `defvjp(forward, backward)`: `forward` takes the
+        arguments and returns the result and residuals, `backward(residuals, grad, *args)` the
+        gradient of the first argument.
+
     Raises:
         RuntimeError: where another argument, or something the function carries, is differentiated.
 
@@ -350,6 +365,14 @@ def filter_closure_convert(
     The function is traced for the example arguments, not run; call the result with arguments of the
     same structure, shapes, dtypes and static leaves. A `jax.ShapeDtypeStruct` is an example of an
     array.
+
+    Args:
+        fn: the function.
+        args, kwargs: examples of its arguments.
+
+    Returns:
+        A function of the same arguments, and a pytree of the arrays that it captured; `out_struct`
+        has the shapes and dtypes of its result.
 
     Raises:
         ValueError: (by the result) when it is called with other arguments than it was traced for.

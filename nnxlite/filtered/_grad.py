@@ -159,6 +159,9 @@ def filter_grad(fun: tp.Any = MISSING, *, has_aux: bool = False, **gradkwargs: t
         has_aux: the function returns `(value, aux)`; the result is then `(gradient, aux)`.
         gradkwargs: `arg=`, a spec of the leaves to differentiate; the rest as for `jax.grad`.
 
+    Returns:
+        A function of the same arguments, which returns the gradient, or `(gradient, aux)`.
+
     Raises:
         TypeError: without a first argument by position, or for a selected leaf without a derivative.
         ValueError: for a Variable shared between the first and another argument, or `argnums=`.
@@ -190,6 +193,15 @@ def filter_value_and_grad(
     fun: tp.Any = MISSING, *, has_aux: bool = False, **gradkwargs: tp.Any
 ) -> tp.Any:
     """Like `filter_grad`, with the value: `(value, gradient)`, or `((value, aux), gradient)`.
+
+    Args:
+        fun: the function; without it a decorator is returned.
+        has_aux: the function returns `(value, aux)`.
+        gradkwargs: as for `filter_grad`.
+
+    Returns:
+        A function of the same arguments, which returns `(value, gradient)`, or `((value, aux),
+        gradient)`.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> value, (grad, _) = nnx.filter_value_and_grad(lambda p: p[0] ** p[1])((jnp.array(3.0), 2))
@@ -349,6 +361,7 @@ def filter_jvp(
         primals: the arguments.
         tangents: the direction, in the form of `primals`; None for a constant leaf, and for every leaf
             without a derivative.
+        kwargs: further arguments, which are constants.
 
     Returns:
         `(fn(*primals), tangents_out)`; the latter in the form of the result, with None at leaves
@@ -478,6 +491,14 @@ def filter_jacrev(fun: tp.Any, has_aux: bool = False) -> tp.Any:
 
     As `filter_jacfwd` otherwise.
 
+    Args:
+        fun: the function; its first argument and its result are trees of arrays.
+        has_aux: the function returns `(value, aux)`; the result is then `(jacobian, aux)`.
+
+    Returns:
+        A function of the same arguments, which returns the tree of the result with a tree like the
+        first argument in place of each array.
+
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter_jacrev(lambda p: p[0] * p[1])((jnp.ones(2), 3))[0].tolist()
     [[3.0, 0.0], [0.0, 3.0]]
@@ -495,6 +516,14 @@ def filter_hessian(
 ) -> Filtered[P, tuple[tp.Any, Aux]]: ...
 def filter_hessian(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     """The Hessian with respect to the first argument.
+
+    Args:
+        fun: a function of floating-point arrays in its first argument; its result is one scalar.
+        has_aux: the function returns `(value, aux)`; the result is then `(hessian, aux)`.
+
+    Returns:
+        A function of the same arguments, which returns the first argument's tree with another such
+        tree in place of each array.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter_hessian(lambda x: (x**2).sum())(jnp.ones(2)).tolist()

@@ -397,6 +397,10 @@ def filter_jit(
             reason.
         jitkwargs: as for `jax.jit`.
 
+    Returns:
+        A function of the same arguments, compiled for each structure of them; its methods `lower`,
+        `explain`, `cache_info` and `clear_cache` are those of `nnx.jit`.
+
     Raises:
         ValueError: for a static leaf that is unhashable, or a spec that is not a prefix.
         TypeError: for a leaf that is to be traced and is not an array or number.

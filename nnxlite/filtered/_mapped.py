@@ -348,6 +348,9 @@ def filter_vmap(
             arguments), `kwargs=` (by name) and `out=`, which replace the axes above, and
             are axis 0 of arrays where one is left out; the rest as for `jax.vmap`.
 
+    Returns:
+        A function of the same arguments, with an axis more in what it returns.
+
     Raises:
         ValueError: for a prefix that does not match, an axis of an argument that was not given, sizes
             that differ, or where nothing is mapped.
@@ -398,6 +401,16 @@ def filter_pmap(
     False are static, and so are leaves with an axis that are not arrays. With `donate="all"` the call
     may reuse the buffers of mapped arrays (objects get their values back), and with `"warn"` JAX warns
     of those it could not use. The result has a method `lower`, like that of `filter_jit`.
+
+    Args:
+        fun: the function; without it a decorator is returned.
+        in_axes, out_axes, axis_name, axis_size: as for `filter_vmap`.
+        donate: `"all"`, `"warn"` or `"none"`, see above.
+        pmapkwargs: `default=`, `fn=`, `args=`, `kwargs=` and `out=` as for `filter_vmap`; the rest
+            as for `jax.pmap`.
+
+    Returns:
+        A function of the same arguments.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter_pmap(lambda x, name: (x + 1, name))(jnp.ones((1, 2)), "one")[1]

@@ -34,6 +34,9 @@ def filter(
         replace: what to put in place of the other leaves.
         is_leaf: parts for which it is true are leaves.
 
+    Returns:
+        A tree of the same structure.
+
     Raises:
         ValueError: for a spec that is not a prefix of the tree, or one that selects a shared Variable
             in one place and not in another.
@@ -71,6 +74,16 @@ def partition(
 
     `combine` is the inverse.
 
+    Args:
+        pytree: any pytree, or a graph object.
+        filter_spec, replace, is_leaf: as for `filter`.
+
+    Returns:
+        Two trees of the same structure, with `replace` in place of the leaves of the other.
+
+    Raises:
+        ValueError: as for `filter`.
+
     >>> import nnxlite as nnx
     >>> nnx.partition([1, "a", 2.5], lambda x: isinstance(x, str))
     ([None, 'a', None], [1, None, 2.5])
@@ -90,6 +103,9 @@ def combine(*pytrees: T, is_leaf: IsLeaf | None = None) -> T:
     Args:
         pytrees: trees of one structure, up to None.
         is_leaf: parts for which it is true are leaves.
+
+    Returns:
+        A tree of the structure of the trees; graph objects in it are new.
 
     Raises:
         ValueError: for trees of different structure, naming the path; or for no trees.

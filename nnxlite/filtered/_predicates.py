@@ -16,6 +16,12 @@ _SCALARS = (bool, int, float, complex)
 def is_array(element: tp.Any) -> tp.TypeGuard[jax.Array | np.ndarray]:
     """Whether a leaf is an array: of JAX (traced or not) or of NumPy, NumPy scalars included.
 
+    Args:
+        element: a leaf.
+
+    Returns:
+        A bool.
+
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.is_array(jnp.zeros(2)), nnx.is_array(1.0)
     (True, False)
@@ -42,6 +48,12 @@ def has_shape(element: tp.Any) -> bool:
 def is_inexact_array(element: tp.Any) -> tp.TypeGuard[jax.Array | np.ndarray]:
     """Whether a leaf is an array of floating-point or complex numbers.
 
+    Args:
+        element: a leaf.
+
+    Returns:
+        A bool.
+
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.is_inexact_array(jnp.zeros(2)), nnx.is_inexact_array(jnp.arange(2))
     (True, False)
@@ -51,6 +63,12 @@ def is_inexact_array(element: tp.Any) -> tp.TypeGuard[jax.Array | np.ndarray]:
 
 def is_array_like(element: tp.Any) -> bool:
     """Whether JAX can make an array of a leaf: an array, a number, or an object with `__jax_array__`.
+
+    Args:
+        element: a leaf.
+
+    Returns:
+        A bool.
 
     >>> import nnxlite as nnx
     >>> nnx.is_array_like(1.0), nnx.is_array_like("one")
@@ -66,6 +84,12 @@ def _converts(element: tp.Any) -> bool:  # a tracer has the attribute, and None 
 def is_inexact_array_like(element: tp.Any) -> bool:
     """Whether JAX can make a floating-point or complex array of a leaf.
 
+    Args:
+        element: a leaf.
+
+    Returns:
+        A bool.
+
     >>> import nnxlite as nnx
     >>> nnx.is_inexact_array_like(1.0), nnx.is_inexact_array_like(1)
     (True, False)
@@ -78,6 +102,9 @@ def is_inexact_array_like(element: tp.Any) -> bool:
 @dataclasses.dataclass(frozen=True)
 class if_array:
     """An axis for arrays, None for every other leaf; the default axes of `filter_vmap`.
+
+    Args:
+        axis: the axis of arrays.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.if_array(1)(jnp.zeros(2)), nnx.if_array(1)("name")

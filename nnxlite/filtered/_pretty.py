@@ -108,6 +108,9 @@ def tree_pformat(
         struct_as_array: writes `jax.ShapeDtypeStruct`s like arrays.
         truncate_leaf: parts for which it is true are written as `Type(...)`.
 
+    Returns:
+        A string, of several lines where one is not enough.
+
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.tree_pformat({"w": jnp.zeros((2, 3)), "name": "head"})
     "{'w': f32[2,3], 'name': 'head'}"
@@ -126,6 +129,10 @@ def tree_pprint(
     truncate_leaf: tp.Callable[[tp.Any], bool] = _never,
 ) -> None:
     """Print a tree; arguments as for `tree_pformat`.
+
+    Args:
+        pytree: any pytree, or a graph object.
+        width, indent, short_arrays, struct_as_array, truncate_leaf: as for `tree_pformat`.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.tree_pprint([jnp.zeros(3), "a"])

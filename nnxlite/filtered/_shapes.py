@@ -31,6 +31,9 @@ def filter_make_jaxpr(
     Arrays and `jax.ShapeDtypeStruct`s among the arguments are traced, all else is static. Leaves that
     the function carries (a module that is called, say) are constants of the program.
 
+    Args:
+        fun: a function of anything.
+
     Returns:
         A function of example arguments that gives `(closed_jaxpr, shapes, statics)`: the program; the
         result with a `jax.ShapeDtypeStruct` for each array and None elsewhere; and with None for
@@ -64,6 +67,13 @@ def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.A
     """The result of a function with a `jax.ShapeDtypeStruct` for each array; nothing is computed.
 
     Arguments and result may be of any type. Nothing is written into the arguments.
+
+    Args:
+        fun: the function.
+        args, kwargs: its arguments, with arrays or `jax.ShapeDtypeStruct`s.
+
+    Returns:
+        The result, with `jax.ShapeDtypeStruct`s for arrays and all other leaves as they are.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter_eval_shape(lambda x, name: (x @ x.T, name), jnp.ones((2, 3)), "gram")
@@ -99,6 +109,9 @@ def filter_checkpoint(
     Args:
         fun: a function of anything; without it a decorator is returned.
         prevent_cse, policy: as for `jax.checkpoint`.
+
+    Returns:
+        A function with the parameters and the result of `fun`.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> jax.grad(nnx.filter_checkpoint(lambda x: jnp.sin(jnp.sin(x))))(0.0)
@@ -139,6 +152,9 @@ def filter_shard(x: T, device_or_shardings: tp.Any) -> T:
         x: any pytree, or a graph object.
         device_or_shardings: a device or sharding, or a prefix of the tree with them; None leaves
             arrays where they are.
+
+    Returns:
+        A tree of the same structure and values.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> nnx.filter_shard((jnp.ones(2), "name"), jax.devices()[0])[1]
@@ -197,6 +213,9 @@ def filter_pure_callback(
             leaves are returned as they are.
         sharding, vmap_method: as for `jax.pure_callback`.
         vectorized: the older name of `vmap_method="legacy_vectorized"` and `"sequential"`.
+
+    Returns:
+        The result of the callback, in the form of `result_shape_dtypes`.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp, numpy as np
     >>> shape = jax.ShapeDtypeStruct((2,), jnp.float32)

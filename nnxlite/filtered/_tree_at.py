@@ -251,6 +251,9 @@ def tree_at(
         replace_fn: instead of `replace`, a function from the old part to the new.
         is_leaf: parts for which it is true are leaves.
 
+    Returns:
+        A tree of the structure of `pytree` but for the parts that were replaced.
+
     Raises:
         ValueError: unless exactly one of `replace` and `replace_fn` is given; where `where` returns
             anything but parts of the tree, a part twice, or a part inside another; where the number

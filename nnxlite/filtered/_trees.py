@@ -26,6 +26,9 @@ def apply_updates(model: T, updates: tp.Any) -> T:
         model: any pytree, or a graph object. It is not changed; the result has its sharing.
         updates: a tree of the same structure, up to None, as `filter_grad` and optax give them.
 
+    Returns:
+        A tree of the structure of `model`; graph objects in it are new.
+
     Raises:
         ValueError: for updates of another structure, naming the path, or of what is None.
 
@@ -105,6 +108,9 @@ def tree_check(pytree: tp.Any) -> None:
     JAX would make two of it. Graph objects may be shared: the transforms of this library keep their
     sharing.
 
+    Args:
+        pytree: any pytree.
+
     Raises:
         ValueError: naming both paths of a node that appears twice, or that of one inside itself.
 
@@ -135,6 +141,12 @@ def tree_flatten_one_level(pytree: tp.Any) -> tuple[list[tp.Any], tp.Any]:
 
     A leaf is its own only child.
 
+    Args:
+        pytree: any pytree.
+
+    Returns:
+        `(children, treedef)`; `jax.tree.unflatten(treedef, children)` gives the node again.
+
     Raises:
         ValueError: for a node that is its own child.
 
@@ -156,6 +168,13 @@ def tree_inference(pytree: T, value: bool = True) -> T:
 
     On the modules of this library it sets `deterministic` and `use_running_average`, and everywhere
     attributes called `inference`, where they exist.
+
+    Args:
+        pytree: any pytree, or a graph object.
+        value: True for inference, False for training.
+
+    Returns:
+        A tree of the same structure, with new modules around the same arrays.
 
     >>> import nnxlite as nnx
     >>> dropout = nnx.Dropout(0.5)

@@ -49,6 +49,12 @@ class Difference:
         largest: for "value", the largest absolute difference of two elements; NaN where one side
             alone is NaN, None for what is not a number.
         index: for "value", the index of these elements.
+
+    >>> import nnxlite as nnx
+    >>> one, two = nnx.Dict(a=nnx.Param(1.0)), nnx.Dict(a=nnx.BatchStat(1.0))
+    >>> difference = nnx.diff(one, two).entries[0]
+    >>> difference.path, difference.kind, difference.after.__name__
+    (('a',), 'retyped', 'BatchStat')
     """
 
     path: Path

@@ -224,6 +224,12 @@ def container_of(cls: type, kind: int) -> Container:
 def has_data(value: tp.Any, /) -> bool:
     """Whether a value is data or a container with data at any depth.
 
+    Args:
+        value: anything.
+
+    Returns:
+        A bool.
+
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.has_data([1, (jnp.zeros(2),)]), nnx.has_data([1, "a"])
     (True, False)

@@ -70,6 +70,7 @@ def update(node: tp.Any, state: tp.Any, /, *states: tp.Any) -> None:
     Args:
         node: an object, or a pytree of objects.
         state: a State, FlatState, or nested dict, of Variables or plain values.
+        states: further ones; a later one counts where paths agree.
 
     Raises:
         ValueError: for an unknown path, for a value that is not an array where there is one, and for
@@ -422,6 +423,13 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
 
     A shared Variable is removed everywhere and returned at its first path.
 
+    Args:
+        node: an object, or a pytree of objects, which is changed in place.
+        filters: Variable types, strings, predicates, ...; each leaf goes to the first that matches.
+
+    Returns:
+        A State for one filter, a tuple of States for several.
+
     Raises:
         ValueError: without filters, or for a leaf inside a tuple, which cannot lose an element.
 
@@ -486,6 +494,11 @@ def _last_item_first(holder: tuple[Place, tp.Any]) -> int:
 
 def set_metadata(node: tp.Any, /, *, only: Filter = Variable, **metadata: tp.Any) -> None:
     """Set metadata entries on every Variable of a graph that matches `only`.
+
+    Args:
+        node: an object, or a pytree of objects.
+        only: a filter for the Variables; by default all.
+        metadata: the entries.
 
     >>> import nnxlite as nnx
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

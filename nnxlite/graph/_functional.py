@@ -101,6 +101,12 @@ def split(
     >>> graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     >>> sorted(params), sorted(rest)
     (['bias', 'scale'], ['mean', 'var'])
+
+    A State may go through JAX's own transforms, and the model comes back:
+
+    >>> doubled = jax.tree.map(lambda x: 2 * x, params)
+    >>> float(nnx.merge(graphdef, doubled, rest).scale[0])
+    2.0
     """
     seen = checked_view(node, graph, "split")
     if not filters:
@@ -157,10 +163,31 @@ def state(node: tp.Any, /, *filters: Filter, graph: bool | None = None) -> tp.An
 def state(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
     """The leaves of a graph: one State, or a tuple with one for each filter if there are several.
 
+    The States contain the Variables themselves: a write to one of them is a write to the model. Use
+    `nnx.pure` for the arrays, and `nnx.update` to put values back.
+
+    Args:
+        node: an object, or a pytree of objects.
+        filters: Variable types, strings, predicates, ...; each leaf goes to the first that matches,
+            and leaves that none matches are left out. Without filters, all leaves.
+        graph: False refuses shared references.
+
+    Returns:
+        A State for one filter or none, a tuple of States for several. Its paths are those of the
+        attributes, sorted.
+
     >>> import nnxlite as nnx
     >>> model = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
     >>> sorted(nnx.state(model, nnx.BatchStat))
     ['mean', 'var']
+
+    Several filters divide the leaves:
+
+    >>> params, rest = nnx.state(model, nnx.Param, ...)
+    >>> sorted(params), sorted(rest)
+    (['bias', 'scale'], ['mean', 'var'])
+    >>> params["scale"] is model.scale
+    True
     """
     seen = checked_view(node, graph, "state")
     if not filters:
@@ -178,12 +205,33 @@ def variables(
 @tp.overload
 def variables(node: tp.Any, /, *filters: Filter, graph: bool | None = None) -> tp.Any: ...
 def variables(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
-    """The same as `state`: States that hold the Variables themselves."""
+    """The same as `state`: States that hold the Variables themselves.
+
+    Args:
+        node: an object, or a pytree of objects.
+        filters: Variable types, strings, predicates, ...; without any, all leaves.
+        graph: False refuses shared references.
+
+    Returns:
+        A State for one filter or none, a tuple of States for several.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.variables(model)["bias"] is model.bias
+    True
+    """
     return state(node, *filters, graph=graph)
 
 
 def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
     """The definition of a graph.
+
+    Args:
+        node: an object, or a pytree of objects.
+        graph: False refuses shared references.
+
+    Returns:
+        A `GraphDef`: hashable, and equal for graphs of equal structure.
 
     >>> import nnxlite as nnx
     >>> a, b = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Linear(2, 3, rngs=nnx.Rngs(1))
@@ -204,7 +252,24 @@ def unpack(
     node: N, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None
 ) -> tuple[GraphState[N], ...]: ...
 def unpack(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
-    """Like `split`, with the definition inside: a `GraphState`, or a tuple for several filters."""
+    """Like `split`, with the definition inside: a `GraphState`, or a tuple for several filters.
+
+    Args:
+        node: an object, or a pytree of objects.
+        filters: Variable types, strings, predicates, ...; each leaf goes to the first that matches.
+        graph: False refuses shared references.
+
+    Returns:
+        A `GraphState` for one filter or none, a tuple of them for several; `merge` takes them.
+
+    Raises:
+        ValueError: when a leaf is matched by no filter.
+
+    >>> import nnxlite as nnx
+    >>> params, rest = nnx.unpack(nnx.BatchNorm(2, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    >>> type(params).__name__, type(nnx.merge(params, rest)).__name__
+    ('GraphState', 'BatchNorm')
+    """
     definition, *states = split(node, *filters, graph=graph)
     packed = tuple(GraphState(definition, s) for s in states)
     return packed[0] if len(packed) == 1 else packed
@@ -226,6 +291,9 @@ def merge(
         copy: put the values into new Variables instead of using those in the states.
         recreate_variables: False leaves a value that a state contains without a Variable as it is,
             instead of putting it into a Variable of the kind that the definition names.
+
+    Returns:
+        The object, or the pytree of objects, that was split: new objects of the same structure.
 
     Raises:
         ValueError: when the states lack a leaf of the definition, or hold one too many, and when
@@ -397,8 +465,13 @@ def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool 
     """A copy of a graph: new objects, new Variables, the same arrays; with its sharing and cycles.
 
     Args:
+        node: an object, or a pytree of objects.
         variables: False keeps the original's Variables in the copy.
         arrays: True copies the arrays as well.
+        graph: False refuses shared references.
+
+    Returns:
+        A graph of the same structure.
 
     >>> import nnxlite as nnx
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -484,6 +557,12 @@ def call(
 
     Calling it, or a method reached through attributes and indices, merges the object, runs the
     method, and returns `(output, (graphdef, state))`.
+
+    Args:
+        graphdef_state: the pair that `split` returns.
+
+    Returns:
+        A proxy with the attributes, items and methods of the object.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> parts = nnx.split({"a": nnx.Linear(2, 3, rngs=nnx.Rngs(0))})
@@ -580,11 +659,16 @@ def flatten(
     """The definition of a graph and its leaves in order.
 
     Args:
+        node: an object, or a pytree of objects.
         with_paths: True gives a `FlatState`, False a list: of raw values, and with `graph=False`
             of the leaves themselves.
         ref_index: filled with the number of each node; nodes already in it are referred to by
             number, so that several graphs can share one numbering.
         ref_outer_index: outer number of nodes, recorded in the definition.
+        graph: False refuses shared references.
+
+    Returns:
+        `(graphdef, leaves)`, the leaves in the order of their paths.
 
     >>> import nnxlite as nnx
     >>> graphdef, flat = nnx.flatten(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -628,15 +712,24 @@ def unflatten(
     """Rebuild a graph from its definition and leaves; the inverse of `flatten`.
 
     Args:
+        graphdef: the definition.
         state: a State, FlatState, or list of leaves in order.
         index_ref: filled with the node of each number; nodes already in it are used for references.
         outer_index_outer_ref: objects to fill again instead of creating new ones, by outer number.
         copy_variables: put values into new Variables.
         recreate_variables: False leaves values that come without a Variable as they are.
 
+    Returns:
+        The object, or the pytree of objects.
+
     Raises:
         ValueError: where the leaves do not fit the definition, or an earlier node is not given.
         TraceContextError: where an object to be refilled belongs to another trace level.
+
+    >>> import nnxlite as nnx
+    >>> graphdef, flat = nnx.flatten(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> nnx.unflatten(graphdef, flat).kernel.shape
+    (2, 3)
     """
     if isinstance(state, (list, tuple)):
         leaves = list(state)

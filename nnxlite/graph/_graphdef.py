@@ -101,6 +101,12 @@ class GraphDef(Shown, tp.Generic[N]):
         num_roots: how many roots the sequence describes; 1 except inside transforms.
         outer: for `update_context`, the outer number of each node (or None), else None.
         first: number of the first own node; smaller numbers refer to nodes of an earlier definition.
+
+    >>> import nnxlite as nnx
+    >>> graphdef, state = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> model = graphdef.merge(state)
+    >>> model.kernel.shape, nnx.graphdef(model) == graphdef
+    ((2, 3), True)
     """
 
     __slots__ = ("__weakref__", "_cache", "_key", "first", "num_roots", "outer", "tokens")

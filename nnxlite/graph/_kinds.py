@@ -144,6 +144,12 @@ def register_graph_node_type(
 def register_data_type(type_: type, /) -> type:
     """Treat instances of a class as data when they are assigned to attributes; returns the class.
 
+    Args:
+        type_: the class.
+
+    Returns:
+        The class, so that this is a decorator too.
+
     >>> import nnxlite as nnx
     >>> @nnx.register_data_type
     ... class Table: ...
@@ -159,6 +165,12 @@ def is_data(value: tp.Any, /) -> bool:
 
     Arrays, array references, Variables, graph objects, and instances of types registered with
     `register_data_type` are data; containers and everything else are not.
+
+    Args:
+        value: anything.
+
+    Returns:
+        A bool.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.is_data(jnp.zeros(2)), nnx.is_data(3), nnx.is_data([jnp.zeros(2)])

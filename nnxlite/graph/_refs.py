@@ -46,6 +46,9 @@ def to_refs(node: A, /, only: Filter = _arrays) -> A:
         node: a graph object, or any structure of arrays.
         only: which leaves are converted; all arrays by default.
 
+    Returns:
+        A new graph of the same structure.
+
     Raises:
         ValueError: when an array or Variable that is converted has several paths.
 
@@ -71,6 +74,9 @@ def to_arrays(node: A, /, *, only: Filter = _refs, allow_duplicates: bool = Fals
         node: a graph object, or any structure of array references.
         only: which leaves are converted; all references by default.
         allow_duplicates: convert a reference that has several paths once for each of them.
+
+    Returns:
+        A new graph of the same structure.
 
     Raises:
         ValueError: when a reference that is converted has several paths.
@@ -108,6 +114,9 @@ def with_vars(
         mutable: sets the metadata entry of this name.
         only: which Variables are meant; all by default.
         allow_duplicates: convert a Variable that has several paths, as one.
+
+    Returns:
+        A new graph of the same structure.
 
     Raises:
         ValueError: when a Variable that is converted is found at several paths, or for hijax=True.
@@ -148,7 +157,18 @@ def vars_as(
     only: Filter = ...,
     allow_duplicates: bool = False,
 ) -> A:
-    """The same as `with_vars`, under its former name."""
+    """The same as `with_vars`, under its former name.
+
+    Args:
+        node, hijax, ref, mutable, only, allow_duplicates: as for `with_vars`.
+
+    Returns:
+        A new graph of the same structure.
+
+    >>> import nnxlite as nnx
+    >>> nnx.vars_as(nnx.Dict(w=nnx.Param(1.0)), mutable=False).w.get_metadata("mutable")
+    False
+    """
     return with_vars(
         node, hijax=hijax, ref=ref, mutable=mutable, only=only, allow_duplicates=allow_duplicates
     )

@@ -63,6 +63,13 @@ def iter_graph(node: tp.Any, /, *, graph: bool | None = None) -> tp.Iterator[tup
     Static attributes are among the values, but not with `graph=False`. None counts as one node of
     the graph, so it comes once; with `graph=False` it comes wherever it is found.
 
+    Args:
+        node: an object, or a pytree of objects.
+        graph: False refuses shared references.
+
+    Returns:
+        An iterator of pairs; a path is a tuple of names, keys and indices.
+
     >>> import nnxlite as nnx
     >>> model = nnx.Dict(w=nnx.Param(1.0), size=3)
     >>> [(path, type(value).__name__) for path, value in nnx.iter_graph([model, model])]
@@ -141,7 +148,15 @@ def iter_children(
 ) -> tp.Iterator[tuple[tp.Any, tp.Any]]:
     """The (name, child) pairs of the direct children that are objects or Variables.
 
-    Raises ValueError where `node` has no children, as a Variable or an array.
+    Args:
+        node: an object, or a plain container of some.
+        graph: accepted for compatibility; direct children cannot form a cycle.
+
+    Returns:
+        An iterator of pairs.
+
+    Raises:
+        ValueError: where `node` has no children, as a Variable or an array.
 
     >>> import nnxlite as nnx
     >>> [name for name, child in nnx.iter_children(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))]
@@ -161,6 +176,13 @@ def find_duplicates(node: tp.Any, /, *, only: Filter = ...) -> list[list[Path]]:
     """The paths of every object, Variable or array that has more than one path.
 
     Paths after the first count where `only` matches.
+
+    Args:
+        node: an object, or a pytree of objects.
+        only: a filter for the paths after the first; by default all count.
+
+    Returns:
+        A list with the paths of each, in order of their first paths.
 
     >>> import nnxlite as nnx
     >>> layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -219,6 +241,15 @@ def map(
     a Variable that holds it. With `recreate_variables=False` that value takes the Variable's place
     (but not with `graph=False`).
 
+    Args:
+        f: a function of a path, a tuple, and a leaf.
+        node: an object, or a pytree of objects.
+        graph: False refuses shared references.
+        recreate_variables: whether values are put into Variables, as above.
+
+    Returns:
+        A new graph.
+
     >>> import nnxlite as nnx
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     >>> zeros = nnx.map(lambda path, v: v.replace(0 * v.value), model)
@@ -237,6 +268,14 @@ def recursive_map(
 
     Nodes are copied first, so `f` may edit what it is given; each shared node is visited once.
     With `graph=False` static values are left alone.
+
+    Args:
+        f: a function of a path, a tuple, and a value.
+        node: an object, or a pytree of objects; it stays as it is.
+        graph: False refuses shared references.
+
+    Returns:
+        What `f` returns for the root.
 
     >>> import nnxlite as nnx
     >>> model = nnx.Dict(a=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))

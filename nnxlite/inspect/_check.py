@@ -55,6 +55,12 @@ class Finding:
         kind: what it is, in two words; "not checked" where something kept `check` from looking.
         path: where it is: in the model, or below "optimizer" or "inputs".
         text: a sentence, with the remedy.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+    >>> model.w = jnp.zeros(2)
+    >>> nnx.check(model).entries[0].kind
+    'bare array'
     """
 
     kind: Kind
@@ -71,6 +77,11 @@ class Findings:
 
     Attributes:
         entries: one `Finding` (kind, path, text) for each, those of one kind together.
+
+    >>> import nnxlite as nnx
+    >>> found = nnx.check(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> bool(found), len(found.entries)
+    (False, 0)
     """
 
     entries: tuple[Finding, ...]

@@ -25,6 +25,12 @@ class Diff:
 
     Attributes:
         entries: one `Difference` (path, kind, both sides) for each, in the order of the graph.
+
+    >>> import nnxlite as nnx
+    >>> one, two = nnx.Dict(rate=0.1), nnx.Dict(rate=0.2)
+    >>> difference = nnx.diff(one, two)
+    >>> bool(difference), [entry.kind for entry in difference]
+    (True, ['setting'])
     """
 
     entries: tuple[Difference, ...]

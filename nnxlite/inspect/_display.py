@@ -14,6 +14,9 @@ def display(*args: tp.Any) -> None:
     Strings are printed unchanged.  A value that treescope cannot draw, such as a model nested too
     deeply, is printed too.
 
+    Args:
+        args: any values.
+
     >>> import nnxlite as nnx
     >>> nnx.display("sizes:", {"in": 2, "out": 3})
     sizes:

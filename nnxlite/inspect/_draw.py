@@ -17,10 +17,18 @@ from nnxlite.inspect._tabulate import filter_rng_streams
 class Drawing:
     """A picture of a model, as `draw` returns it; a notebook shows it.
 
+    Args:
+        picture: what `draw` has worked out.
+
     Attributes:
         svg: the picture as an SVG document.
         dot: the same boxes and arrows in the language of Graphviz.
         mermaid: the same as a flowchart of Mermaid.
+
+    >>> import nnxlite as nnx
+    >>> drawing = nnx.draw(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> "kernel" in drawing.svg, drawing.dot.split()[0]
+    (True, 'digraph')
     """
 
     def __init__(self, picture: Picture) -> None:

@@ -31,6 +31,11 @@ class StepMemory:
         temporary: intermediate results.
         code: the program.
         peak: what must be available: arguments, outputs that are not aliased, and intermediate results.
+
+    >>> import nnxlite as nnx
+    >>> step = nnx.StepMemory(arguments=8, outputs=8, aliased=8, temporary=4, code=0, peak=12)
+    >>> step.peak
+    12
     """
 
     arguments: int
@@ -52,6 +57,11 @@ class Memory:
             NumPy are on `host`; traced and abstract arrays are `not allocated`.
         total: the sum of `by_kind`.
         step: of the compiled step, or None if none was given.
+
+    >>> import nnxlite as nnx
+    >>> memory = nnx.memory(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> memory.by_kind, memory.total
+    ({'Param': 36}, 36)
     """
 
     by_kind: dict[str, int]

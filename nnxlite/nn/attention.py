@@ -79,6 +79,9 @@ def dot_product_attention(
             attention is fused, on a backend that JAX chooses, unless there is dropout, the weights
             are recorded, or values have another depth than keys.
 
+    Returns:
+        An array (*batch, query length, heads, value depth), of the dtype of the computation.
+
     Raises:
         ValueError: for shapes that do not match, a dropout rate outside [0, 1), dropout without a
             key, or an `implementation` together with what only the explicit attention can do.
@@ -335,7 +338,8 @@ def make_attention_mask(
         extra_batch_dims: how many batch axes of size one to add in front.
         dtype: dtype of the mask.
 
-    Returns an array of shape (*batch, 1, query length, key length).
+    Returns:
+        An array of shape (*batch, 1, query length, key length).
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -367,7 +371,8 @@ def make_causal_mask(
         extra_batch_dims: how many batch axes of size one to add in front.
         dtype: dtype of the mask.
 
-    Returns an array of shape (*batch, 1, length, length).
+    Returns:
+        An array of shape (*batch, 1, length, length).
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -387,6 +392,9 @@ def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.A
     Args:
         *masks: masks with the same number of dimensions; None means no mask.
         dtype: dtype of the result.
+
+    Returns:
+        An array of the shape that the masks broadcast to.
 
     Raises:
         ValueError: for masks of different numbers of dimensions.

@@ -106,7 +106,11 @@ def _accepted(fun: tp.Callable[..., tp.Any], options: dict[str, tp.Any]) -> dict
 
 
 class Identity(Module):
-    """Returns its input.  Arguments of the constructor, and further ones of the call, are ignored.
+    """Args:
+        args, kwargs: anything.
+
+    Returns:
+        Its input. Arguments of the constructor, and further ones of the call, are ignored.
 
     >>> import nnxlite as nnx
     >>> nnx.Identity()(3)

@@ -70,6 +70,11 @@ class Initializer(tp.Protocol):
 
     It returns an array of the given shape and dtype, or a `VariableMetadata` that contains one (see
     `with_metadata`).
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> init: nnx.Initializer = nnx.initializers.normal(0.02)
+    >>> init(jax.random.key(0), (2, 3), jnp.float32).shape
+    (2, 3)
     """
 
     def __call__(self, key: jax.Array, shape: tp.Sequence[int], dtype: tp.Any = ..., /) -> tp.Any:

@@ -38,7 +38,13 @@ default_b_initializer: tp.Final[Initializer] = initializers.zeros_init()
 
 
 class LoRAParam(Param[A]):
-    """The kind of the two matrices of a low-rank adaptation."""
+    """The kind of the two matrices of a low-rank adaptation.
+
+    >>> import nnxlite as nnx
+    >>> lora = nnx.LoRA(4, 2, 4, rngs=nnx.Rngs(0))
+    >>> sorted(nnx.state(lora, nnx.LoRAParam))
+    ['lora_a', 'lora_b']
+    """
 
 
 class LoRA(Module):

@@ -153,7 +153,8 @@ def dot_product_attention_with_rope(
             2, ... otherwise.
         **kwargs: as in `dot_product_attention`.
 
-    Returns an array (*batch, query length, heads, value depth).
+    Returns:
+        An array (*batch, query length, heads, value depth).
 
     >>> import functools
     >>> import jax.numpy as jnp

@@ -45,6 +45,9 @@ class List(Module, tp.MutableSequence[T]):
     It has the methods of a list; a slice of it is a Python list.  An item is also an attribute, named
     by its position, so that `getattr(model.layers, "0")` follows a path like "layers.0.kernel".
 
+    Args:
+        it: the items; nothing makes an empty list.
+
     >>> import nnxlite as nnx
     >>> layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(i)) for i in range(3)])
     >>> len(layers), layers[-1] is layers[2]
@@ -190,6 +193,10 @@ class Dict(Module, tp.MutableMapping[str, T]):
     """A dict of layers, Variables, arrays or static values; items are attributes as well.
 
     It has the methods of a dict (`update` is that of dicts; for states use `nnx.update`).
+
+    Args:
+        args: a mapping, or an iterable of (key, value) pairs.
+        kwargs: further items by name.
 
     >>> import nnxlite as nnx
     >>> heads = nnx.Dict(left=nnx.Linear(2, 2, rngs=nnx.Rngs(0)))

@@ -39,6 +39,9 @@ def field(
         static: the field is part of the structure, not a leaf; it must be hashable.
         kwargs: as for `dataclasses.field`.
 
+    Returns:
+        A field, to be assigned in the class body.
+
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> class Scale(nnx.Module, frozen=True):
     ...     factor: jax.Array = nnx.field(converter=jnp.asarray)

@@ -71,6 +71,11 @@ class _OfInstances:
 class Module(Pytree):
     """Base of layers and models.
 
+    Attributes that are arrays, Variables or objects are data: `state`, `grad` and the transforms
+    see them. All others are settings, part of the structure. Layers are put together by assigning
+    them to attributes, or to a `List` or `Dict` in one. An object may be reached by several paths:
+    it stays one object through every transform.
+
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> class Double(nnx.Module):
     ...     def __init__(self):
@@ -79,6 +84,23 @@ class Module(Pytree):
     ...         return self.factor * x
     >>> Double()(3.0)
     Array(6., dtype=float32, weak_type=True)
+
+    Modes and parameters of a whole model are reached from its root:
+
+    >>> class Net(nnx.Module):
+    ...     def __init__(self, rngs):
+    ...         self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs) for _ in range(2)])
+    ...         self.dropout = nnx.Dropout(0.5, rngs=rngs)
+    ...     def __call__(self, x):
+    ...         for layer in self.layers:
+    ...             x = self.dropout(layer(x))
+    ...         return x
+    >>> net = Net(nnx.Rngs(0))
+    >>> net.eval()
+    >>> net(jnp.ones((1, 2))).shape, net.dropout.deterministic
+    ((1, 2), True)
+    >>> sorted(nnx.state(net, nnx.Param)["layers"])
+    [0, 1]
 
     With `class Foo(nnx.Module, frozen=True)` instances are immutable; see `nnxlite.field`.
     """
@@ -465,6 +487,9 @@ def iter_modules(
         module: a Module, or any pytree with modules.
         graph: False refuses shared references.
 
+    Returns:
+        An iterator of pairs; a path is a tuple of names, keys and indices.
+
     >>> import nnxlite as nnx
     >>> model = nnx.Dict(head=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     >>> [(path, type(m).__name__) for path, m in nnx.iter_modules(model)]
@@ -483,6 +508,9 @@ def iter_module_children(
     Args:
         node: a graph object or a plain container.
         graph: accepted for compatibility; direct children cannot form a cycle.
+
+    Returns:
+        An iterator of pairs.
 
     >>> import nnxlite as nnx
     >>> model = nnx.Dict(head=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), scale=nnx.Param(1.0))

@@ -58,7 +58,16 @@ if tp.TYPE_CHECKING:
 else:
 
     class _Mark:
-        """A class annotation for the status of an attribute: `Data[list]`, `Static[tuple]`."""
+        """A class annotation for the status of an attribute: `Data[list]`, `Static[tuple]`.
+
+        >>> import nnxlite as nnx, jax
+        >>> class Scaled(nnx.Pytree):
+        ...     factor: nnx.Data[float]
+        ...     def __init__(self):
+        ...         self.factor = 3.0
+        >>> jax.tree.leaves(Scaled())
+        [3.0]
+        """
 
         def __init__(self, status: bool) -> None:
             self.status = status
@@ -101,6 +110,9 @@ def data(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
         value: the value to assign; without it the result is a dataclass field specifier.
         kwargs: arguments of `dataclasses.field`, for the field form.
 
+    Returns:
+        The value, marked; or a dataclass field.
+
     >>> import nnxlite as nnx, jax
     >>> class Scaled(nnx.Pytree):
     ...     def __init__(self):
@@ -123,6 +135,9 @@ def static(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
     Args:
         value: the value to assign; without it the result is a dataclass field specifier.
         kwargs: arguments of `dataclasses.field`, for the field form.
+
+    Returns:
+        The value, marked; or a dataclass field.
 
     >>> import nnxlite as nnx, jax
     >>> class Named(nnx.Pytree):
@@ -461,7 +476,15 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
 
 
 class Object(Pytree, pytree=False):
-    """A graph object that is not a JAX pytree; its attributes are not checked."""
+    """A graph object that is not a JAX pytree; its attributes are not checked.
+
+    >>> import nnxlite as nnx
+    >>> class Table(nnx.Object):
+    ...     def __init__(self):
+    ...         self.rows = [nnx.Param(1.0)]
+    >>> len(nnx.to_flat_state(nnx.state(Table())))
+    1
+    """
 
     __slots__ = ()
 
@@ -540,8 +563,12 @@ def _register(cls: type[Pytree]) -> None:
 def check_pytree(pytree: tp.Any) -> None:
     """Run the checks made after `__init__` again.
 
-    Raises ValueError if a static attribute contains data or `data`/`static` marks are nested, and
-    TypeError for anything but a `Pytree`.
+    Args:
+        pytree: an object.
+
+    Raises:
+        ValueError: if a static attribute contains data or `data`/`static` marks are nested.
+        TypeError: for anything but a `Pytree`.
 
     >>> import nnxlite as nnx
     >>> nnx.check_pytree(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -587,6 +614,14 @@ def dataclass(
 
     The class keeps its own `repr`. Arguments are those of `dataclasses.dataclass`; `slots=True`
     raises TypeError.
+
+    Args:
+        cls: the class; without it a decorator is returned.
+        init, eq, order, unsafe_hash, match_args, kw_only, slots, weakref_slot: as for
+            `dataclasses.dataclass`.
+
+    Returns:
+        The class.
 
     >>> import nnxlite as nnx, jax
     >>> @nnx.dataclass

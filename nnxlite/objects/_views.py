@@ -39,6 +39,9 @@ def view(
         graph: False refuses shared references.
         kwargs: the modes, such as `deterministic=True`.
 
+    Returns:
+        A pytree of the same structure, with new objects.
+
     Raises:
         ValueError: for a keyword that no object accepts.
 
@@ -93,6 +96,9 @@ def view_info(node: tp.Any, /, *, only: Filter = ..., graph: bool | None = None)
         node: a model, or any pytree of graph objects.
         only: a filter that selects objects; by default all.
         graph: False refuses shared references.
+
+    Returns:
+        A string; empty where nothing can be set.
 
     >>> import nnxlite as nnx
     >>> print(nnx.view_info(nnx.Dict(drop=nnx.Dropout(0.5))))
@@ -173,6 +179,9 @@ def with_attributes(
         raise_if_not_found: whether each attribute must exist in some module.
         graph: False refuses shared references.
         attributes: names and new values.
+
+    Returns:
+        A pytree of the same structure, with new objects.
 
     Raises:
         ValueError: for an attribute that no module has.

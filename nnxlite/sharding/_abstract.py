@@ -32,7 +32,11 @@ def as_abstract(tree: A, graph: bool | None = None) -> A:
         tree: a module, a State, or any pytree.
         graph: False refuses shared references.
 
-    Raises ValueError for an annotation that does not match the mesh.
+    Returns:
+        A tree of the same structure.
+
+    Raises:
+        ValueError: for an annotation that does not match the mesh.
 
     >>> import nnxlite as nnx
     >>> nnx.as_abstract(nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0))))["bias"].shape
@@ -45,6 +49,19 @@ def abstract_with_sharding(tree: A, graph: bool | None = None) -> A:
     """The same tree with the annotated sharding in each `jax.ShapeDtypeStruct`; arrays are kept.
 
     See `as_abstract`.
+
+    Args:
+        tree: a module, a State, or any pytree.
+        graph: False refuses shared references.
+
+    Returns:
+        A tree of the same structure.
+
+    >>> import nnxlite as nnx, jax
+    >>> mesh = jax.make_mesh((1,), ("model",))
+    >>> bias = nnx.Param(jax.ShapeDtypeStruct((4,), "float32"), sharding=("model",), mesh=mesh)
+    >>> nnx.abstract_with_sharding(bias).value.sharding.spec == jax.sharding.PartitionSpec("model")
+    True
     """
     return _mapped(tree, current_mesh(), graph, arrays=False)
 
@@ -55,6 +72,14 @@ def get_abstract_model(
     """Definition and abstract state of the model that `init_fn()` builds, with shardings on `mesh`.
 
     Nothing is computed. Arrays without annotation are replicated.
+
+    Args:
+        init_fn: a function without arguments that returns a model.
+        mesh: a `jax.sharding.Mesh`.
+        graph: False refuses shared references.
+
+    Returns:
+        `(graphdef, state)`, as of `split`, with `jax.ShapeDtypeStruct`s in the state.
 
     >>> import nnxlite as nnx, jax
     >>> mesh = jax.make_mesh((1,), ("model",))

@@ -49,7 +49,11 @@ def logical_axis_rules(rules: Rules) -> tp.Iterator[None]:
     Args:
         rules: pairs (logical name, mesh axis, tuple of mesh axes, or None).
 
-    Raises ValueError for a rule that is not a pair.
+    Returns:
+        A context manager, which is a decorator too.
+
+    Raises:
+        ValueError: for a rule that is not a pair.
 
     >>> import nnxlite as nnx
     >>> with nnx.logical_axis_rules([("embed", None), ("mlp", "model")]):
@@ -209,9 +213,13 @@ def with_partitioning(
     """An initializer whose Variable carries a sharding annotation.
 
     Args:
+        initializer: a function such as `nnx.initializers.normal()`.
         sharding: one axis name, tuple of names, or None for each array axis.
         mesh: the mesh to shard the value on; by default the current one at creation.
         metadata: further entries.
+
+    Returns:
+        An initializer of the same arguments, which returns a `VariableMetadata`.
 
     >>> import nnxlite as nnx
     >>> init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "model"))
@@ -246,6 +254,12 @@ def get_partition_spec(tree: A) -> A: ...
 def get_partition_spec(tree: tp.Any) -> tp.Any:
     """The same tree with a `PartitionSpec` for each array; Variables keep their class and metadata.
 
+    Args:
+        tree: a module, a State, or any pytree.
+
+    Returns:
+        A tree of the same structure.
+
     >>> import nnxlite as nnx, jax
     >>> spec = nnx.get_partition_spec(nnx.Param(jax.numpy.ones(2))).value
     >>> spec == jax.sharding.PartitionSpec()
@@ -268,6 +282,13 @@ def get_named_sharding(tree: Variable[tp.Any], mesh: tp.Any) -> Variable[NamedSh
 def get_named_sharding(tree: A, mesh: tp.Any) -> A: ...
 def get_named_sharding(tree: tp.Any, mesh: tp.Any) -> tp.Any:
     """The same tree with a `NamedSharding` on `mesh` for each array.
+
+    Args:
+        tree: a module, a State, or any pytree.
+        mesh: a `jax.sharding.Mesh`.
+
+    Returns:
+        A tree of the same structure.
 
     >>> import nnxlite as nnx, jax
     >>> mesh = jax.make_mesh((1,), ("model",))
@@ -376,6 +397,9 @@ def transform_metadata(
         out_axes: the same for the result. A Variable of the arguments keeps its input axis.
         partition: name of the axis.
         graph: False refuses shared references.
+
+    Returns:
+        A function of the same arguments.
 
     Raises:
         ValueError: for prefixes that do not match, or an argument with another name at its axis;

@@ -24,11 +24,22 @@ T = tp.TypeVar("T")
 
 
 class LossScaleState(Variable[T]):
-    """A Variable that belongs to a loss scale."""
+    """A Variable that belongs to a loss scale.
+
+    >>> import nnxlite as nnx
+    >>> isinstance(nnx.StaticLossScale(2.0).scale_value, nnx.LossScaleState)
+    True
+    """
 
 
 def all_finite(tree: tp.Any) -> jax.Array:
     """Whether every floating-point leaf of a tree is finite: a bool of shape `()`.
+
+    Args:
+        tree: any pytree; leaves of other dtypes do not count.
+
+    Returns:
+        A bool array of shape `()`.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> bool(nnx.all_finite({"a": jnp.ones(2), "b": jnp.array(jnp.inf)}))
@@ -49,7 +60,12 @@ class StaticLossScale(Pytree):
     Attributes:
         scale_value: `LossScaleState`, float32, the present scale.
 
-    Raises ValueError if `scale` is not positive.
+    Raises:
+        ValueError: if `scale` is not positive.
+
+    >>> import nnxlite as nnx
+    >>> float(nnx.StaticLossScale(128.0).scale_value[...])
+    128.0
     """
 
     def __init__(self, scale: float = 1.0) -> None:

@@ -28,7 +28,23 @@ class MetricState(Variable[T]):
 
 
 class Metric(Pytree):
-    """Base of all metrics: subclasses define `__init__`, `reset`, `update` and `compute`."""
+    """Base of all metrics: subclasses define `__init__`, `reset`, `update` and `compute`.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> class Largest(nnx.Metric):
+    ...     def __init__(self):
+    ...         self.value = nnx.metrics.MetricState(jnp.array(-jnp.inf))
+    ...     def reset(self):
+    ...         self.value[...] = -jnp.inf
+    ...     def update(self, *, values):
+    ...         self.value[...] = jnp.maximum(self.value[...], values.max())
+    ...     def compute(self):
+    ...         return self.value[...]
+    >>> largest = Largest()
+    >>> largest.update(values=jnp.array([1.0, 3.0]))
+    >>> float(largest.compute())
+    3.0
+    """
 
     def __init__(self) -> None:
         raise NotImplementedError(_must_define(self, "__init__"))

@@ -61,15 +61,36 @@ class Transformation(tp.Protocol):
 
 
 class OptState(Variable[T]):
-    """A Variable that belongs to an optimizer: the step, or one of the two kinds below."""
+    """A Variable that belongs to an optimizer: the step, or one of the two kinds below.
+
+    >>> import nnxlite as nnx, optax
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+    >>> sorted(nnx.state(optimizer, nnx.OptState))
+    ['opt_state', 'step']
+    """
 
 
 class OptArray(OptState[T]):
-    """A value in an optimizer's state that corresponds to no parameter, such as a count."""
+    """A value in an optimizer's state that corresponds to no parameter, such as a count.
+
+    >>> import nnxlite as nnx, optax
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    >>> len(nnx.to_flat_state(nnx.state(optimizer, nnx.OptArray)))
+    1
+    """
 
 
 class OptVariable(OptState[T]):
-    """A value in an optimizer's state that corresponds to a parameter, with the metadata of it."""
+    """A value in an optimizer's state that corresponds to a parameter, with the metadata of it.
+
+    >>> import nnxlite as nnx, optax
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    >>> len(nnx.to_flat_state(nnx.state(optimizer, nnx.OptVariable)))  # two for each parameter
+    4
+    """
 
 
 def to_opt_state(tree: tp.Any) -> tp.Any:

@@ -113,7 +113,11 @@ def cond(
         pred: a boolean scalar, or a Variable with one.
         true_fun, false_fun: functions of the operands. Objects behind bound methods, callable
             objects and partials are operands, too.
+        operands: arguments of the functions: objects, arrays, or pytrees of these.
         graph, graph_updates: see `jit`.
+
+    Returns:
+        The result of the function that ran.
 
     Raises:
         TypeError: where the branches return or leave different structures or types.
@@ -139,6 +143,18 @@ def switch(
     """Run the function of number `index` (clamped to the range) on the operands.
 
     Arguments and errors as for `cond`; ValueError without branches.
+
+    Args:
+        index: an integer scalar, or a Variable with one.
+        branches: functions of the operands.
+        operands, graph, graph_updates: as for `cond`.
+
+    Returns:
+        The result of the function that ran.
+
+    Raises:
+        ValueError: without branches.
+        TypeError: as for `cond`.
 
     >>> import nnxlite as nnx
     >>> int(nnx.switch(1, [lambda x: x, lambda x: 2 * x], 5))

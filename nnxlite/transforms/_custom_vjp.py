@@ -480,6 +480,9 @@ def custom_vjp(
         graph: False refuses shared references, and implies the signature without updates.
         graph_updates: which signature `bwd` has, and whether structure changes propagate.
 
+    Returns:
+        A function of the same arguments; its derivative is given with `defvjp(fwd, bwd)`.
+
     Raises:
         ValueError: for a call before `defvjp`; for a leaf that is differentiated outside although
             `nondiff_argnums` excludes it; for a cotangent of a written Variable that would be lost,

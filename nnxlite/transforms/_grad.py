@@ -397,6 +397,10 @@ def grad(
         graph: False refuses shared references and gives gradients of the argument's own type.
         graph_updates: False gives gradients of the argument's own type.
 
+    Returns:
+        A function of the same arguments, which returns the gradient, or `(gradient, aux)`; with
+        several `argnums`, a tuple of gradients.
+
     Raises:
         TypeError: for a leaf that has no derivative, or an argument number that is too large.
         ValueError: for a Variable that is shared between a differentiated and another argument, or
@@ -407,6 +411,16 @@ def grad(
     >>> grads = nnx.grad(lambda m: (m.kernel ** 2).sum())(model)
     >>> bool(jnp.allclose(grads["kernel"].value, 2 * model.kernel))
     True
+
+    The auxiliary output carries what else is wanted; a filter chooses what is differentiated:
+
+    >>> def loss(model, x):
+    ...     y = model(x)
+    ...     return (y ** 2).mean(), y
+    >>> wrt = nnx.DiffState(0, nnx.PathContains("bias"))
+    >>> grads, y = nnx.grad(loss, argnums=wrt, has_aux=True)(model, jnp.ones((4, 2)))
+    >>> list(grads), y.shape
+    (['bias'], (4, 3))
     """
     given = (argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
     return decorated(GradWrapped, f, grad_options("grad", *given))
@@ -486,6 +500,18 @@ def value_and_grad(
     graph_updates: bool | None = None,
 ) -> tp.Any:
     """Like `grad`, with the value: `(value, gradient)`, or `((value, aux), gradient)`.
+
+    Args:
+        f: the function; without it a decorator is returned.
+        argnums, holomorphic, allow_int, reduce_axes, graph, graph_updates: as for `grad`.
+        has_aux: the function returns `(value, aux)`.
+
+    Returns:
+        A function of the same arguments, which returns `(value, gradient)`, or `((value, aux),
+        gradient)`.
+
+    Raises:
+        TypeError, ValueError: as for `grad`.
 
     >>> import nnxlite as nnx
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

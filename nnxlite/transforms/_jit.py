@@ -398,6 +398,10 @@ def jit(
     writes (values of Variables, attributes, new objects) appears on the caller's own objects after
     the call. A failed call changes nothing.
 
+    A program is compiled for each structure of the arguments: shapes and dtypes of arrays, static
+    attributes and sharing of objects, values of static arguments. `explain()` of the result says
+    why the last one was compiled.
+
     Args:
         fun: the function, bound method, or callable object; without it `jit` returns a decorator.
         in_shardings: one sharding for each argument, or a prefix; `StateSharding` for objects.
@@ -409,6 +413,10 @@ def jit(
         max_traces: how many times the function may be traced; see `JitWrapped.explain`.
         graph: False refuses shared references.
         graph_updates: False propagates values of Variables only, not structure.
+
+    Returns:
+        A function of the same arguments. It has the methods `lower`, `trace` and `eval_shape` of a
+        function under `jax.jit`, and `explain`, `cache_info` and `clear_cache`.
 
     Raises:
         ValueError: for an unhashable static argument, or a buffer donated twice.
@@ -425,6 +433,19 @@ def jit(
     >>> double(model)
     >>> bool((model.kernel.value == 2 * before).all())
     True
+
+    Arguments that are neither arrays nor objects must be static; a training step may donate what it
+    replaces:
+
+    >>> @nnx.jit(static_argnames="train", donate="written")
+    ... def step(model, x, train):
+    ...     if train:
+    ...         model.bias += 1.0
+    ...     return model(x)
+    >>> step(model, jnp.ones((4, 2)), train=True).shape, model.bias[...].tolist()
+    ((4, 3), [1.0, 1.0, 1.0])
+    >>> step.cache_info().traces
+    1
     """
     graph, graph_updates = Modes.of(graph, graph_updates)
     if fun is MISSING:

@@ -280,6 +280,15 @@ def while_loop(
     The carry may be any pytree of objects and arrays. Objects that the body returns in their places
     are the caller's own, and keep what was written. Variables that are only read are constants.
 
+    Args:
+        cond_fun: a function of the carry, which returns a boolean scalar.
+        body_fun: a function of the carry, which returns the next one.
+        init_val: the first carry.
+        graph, graph_updates: see `jit`.
+
+    Returns:
+        The last carry.
+
     Raises:
         TypeError: where structure or types of the carry change.
         ValueError: where `cond_fun` writes into its argument. (Random streams can be drawn from: they
@@ -312,6 +321,19 @@ def fori_loop(
 
     Carry and errors as for `while_loop`; bounds that are Python ints make the loop differentiable
     in reverse.
+
+    Args:
+        lower, upper: integers, Python's or scalars of JAX.
+        body_fun: a function of the index and the carry, which returns the next carry.
+        init_val: the first carry.
+        unroll: how many iterations to unroll, as in `jax.lax.fori_loop`.
+        graph, graph_updates: see `jit`.
+
+    Returns:
+        The last carry.
+
+    Raises:
+        TypeError: where structure or types of the carry change, or the bounds have different types.
 
     >>> import nnxlite as nnx
     >>> int(nnx.fori_loop(0, 4, lambda i, total: total + i, 0))

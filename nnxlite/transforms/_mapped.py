@@ -429,6 +429,10 @@ def vmap(
             entries name it in the tuple that a Variable has in its metadata under the same key.
         graph, graph_updates: see `jit`.
 
+    Returns:
+        A function of the same arguments, whose results have the new axis; for a class, what makes
+        stacked objects.
+
     Raises:
         ValueError: for a prefix that does not fit, sizes that differ, a Variable shared under two
             axes, or one with axis None that is written differently by each slice.
@@ -439,6 +443,18 @@ def vmap(
     >>> models.kernel.shape
     (4, 2, 3)
     >>> nnx.vmap(lambda m, x: m(x))(models, jax.numpy.ones((4, 2))).shape
+    (4, 3)
+
+    Some Variables may be mapped and others not; random streams are split for the slices:
+
+    >>> axes = nnx.StateAxes({nnx.Param: 0, ...: None})
+    >>> nnx.vmap(lambda m, x: m(x), in_axes=(axes, None))(models, jax.numpy.ones(2)).shape
+    (4, 3)
+    >>> @nnx.split_rngs(splits=4)
+    ... @nnx.vmap
+    ... def create(rngs):
+    ...     return nnx.Linear(2, 3, rngs=rngs)
+    >>> create(nnx.Rngs(0)).bias.shape
     (4, 3)
     """
     given = {"axis_name": axis_name, "axis_size": axis_size, "spmd_axis_name": spmd_axis_name}
@@ -475,6 +491,25 @@ def pmap(
     Arguments as for `vmap` and `jax.pmap`. Donated arguments must not be objects: their Variables
     live on. What leaves with axis None is what the first device has, as in `jax.pmap`: make it equal
     on all of them (`jax.lax.pmean`) before it is written.
+
+    Args:
+        f: the function; without it a decorator is returned.
+        axis_name, devices, backend, axis_size: as for `jax.pmap`.
+        in_axes, out_axes, transform_metadata: as for `vmap`.
+        static_broadcasted_argnums: numbers of arguments that are part of the program; hashable.
+        donate_argnums: accepted for compatibility; results are the same without donation.
+        graph, graph_updates: see `jit`.
+
+    Returns:
+        A function of the same arguments, whose results have an axis of one slice for each device.
+
+    Raises:
+        ValueError: as for `vmap`, and for static arguments that are unhashable or not given.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.pmap(lambda m, x: m(x), in_axes=(None, 0))(model, jnp.ones((1, 4, 2))).shape
+    (1, 4, 3)
     """
     del donate_argnums  # results are the same without; buffers of objects must stay
     devices = None if devices is None else tuple(devices)
@@ -548,12 +583,20 @@ def shard_map(
     """Run a function on every shard of its arguments.
 
     Args:
+        f: the function; without it a decorator is returned.
         mesh: the devices.
         in_specs: a `PartitionSpec` for each argument (a prefix); `StateSharding` chooses by
             Variable.
         out_specs: the same for the result. What is written into an argument keeps its input spec.
         axis_names, check_vma: as in `jax.shard_map`.
         graph, graph_updates: see `jit`.
+
+    Returns:
+        A function of the same arguments.
+
+    Raises:
+        ValueError: for specs that do not match the arguments, the result or the mesh, or differ for
+            a shared Variable.
 
     >>> import nnxlite as nnx, jax
     >>> mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -98,6 +98,9 @@ def jit_partial(
             donate_argnames, keep_unused, device, backend, inline, graph, graph_updates: see `jit`.
             Argument number 0 stands for all of `partial_args`, 1 for the first further argument.
 
+    Returns:
+        A function of the further arguments.
+
     Raises:
         ValueError: with `graph=False`, where an object or Variable is in several places of them.
 
@@ -226,6 +229,9 @@ def cached_partial(
         f: a transformed function, such as one under `jit`.
         cached_args: its first arguments.
         graph, graph_updates: must be on.
+
+    Returns:
+        A function of the further arguments, with the result of `f`.
 
     Raises:
         ValueError: by a call that leaves an object with another structure; a transform has then

@@ -140,6 +140,9 @@ def remat(
         graph: False refuses shared references.
         graph_updates: False propagates values of Variables only, not structure.
 
+    Returns:
+        A function of the same arguments.
+
     Raises:
         ValueError: for a number in `static_argnums` that the call has no argument for.
 

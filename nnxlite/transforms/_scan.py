@@ -293,6 +293,10 @@ def scan(
 ) -> tp.Any:
     """Run a function over slices of its arguments, one after the other, with a carry.
 
+    `f(carry, x)` returns the next carry and an output, as in `jax.lax.scan`; `in_axes` and
+    `out_axes` say otherwise. What is written into an object that is scanned or carried stays there
+    after the loop.
+
     Args:
         f: the function; without it `scan` returns a decorator.
         length: number of iterations, where no argument is scanned.
@@ -302,6 +306,10 @@ def scan(
         out_axes: the same for the result.
         transform_metadata: as for `vmap`.
         graph, graph_updates: see `jit`.
+
+    Returns:
+        A function of the same arguments, which returns the last carry and the stacked outputs, in
+        the places that `out_axes` gives them.
 
     Raises:
         ValueError: for prefixes or sizes that do not fit, a result that would be broadcast, a
@@ -316,6 +324,18 @@ def scan(
     >>> forward = nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
     >>> forward(jnp.ones((1, 2)), blocks).shape
     (1, 2)
+
+    An object may be carried, beside the carry of an array; a scalar is stacked for each step:
+
+    >>> @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    ... def count(carry, x):
+    ...     total, counter = carry
+    ...     counter.n += 1
+    ...     return (total + x, counter), total
+    >>> counter = nnx.Dict(n=nnx.Variable(jnp.array(0)))
+    >>> (total, _), before = count((0.0, counter), jnp.arange(3.0))
+    >>> float(total), before.tolist(), int(counter.n)
+    (3.0, [0.0, 0.0, 1.0], 3)
     """
     in_axes = by_path(tuple(in_axes) if isinstance(in_axes, list) else in_axes)
     out_axes = by_path(tuple(out_axes) if isinstance(out_axes, list) else out_axes)

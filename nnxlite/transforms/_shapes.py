@@ -104,6 +104,12 @@ def eval_shape(
         graph: False refuses shared references.
         graph_updates: False leaves structure changes of arguments out of account.
 
+    Returns:
+        The result of `f`, with new objects in it.
+
+    Raises:
+        TypeError: for an argument that is not an array, object or pytree of these.
+
     >>> import nnxlite as nnx
     >>> model = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     >>> model.kernel.value
@@ -182,6 +188,12 @@ def make_jaxpr(
         graph_updates: whether what the function writes is among the outputs.
         static_argnums: arguments that JAX never sees.
 
+    Returns:
+        A function of the same arguments, which returns a `jax.core.ClosedJaxpr`.
+
+    Raises:
+        TypeError: for an argument that is not an array, object or pytree of these.
+
     >>> import nnxlite as nnx
     >>> jaxpr = nnx.make_jaxpr(lambda m: m.w + 1, graph_updates=False)(nnx.Dict(w=nnx.Param(2.0)))
     >>> [str(eqn.primitive) for eqn in jaxpr.eqns]
@@ -250,6 +262,10 @@ def checkify(
         errors: which checks to make, as in `jax.experimental.checkify.checkify`.
         graph: False refuses shared references.
         graph_updates: False propagates values of Variables only, not structure.
+
+    Returns:
+        A function of the same arguments, which returns `(error, result)`; `error.throw()` raises if
+        a check failed.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> from jax.experimental import checkify

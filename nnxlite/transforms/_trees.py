@@ -156,7 +156,11 @@ def to_tree(
         ctxtag: the tag of an active `update_context`, or None.
         check_aliasing: whether to raise where a shared node has two different prefixes.
 
-    Raises ValueError for such a node, or a prefix that does not fit.
+    Returns:
+        A new tree of the same structure.
+
+    Raises:
+        ValueError: for such a node, or a prefix that does not fit.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> node = nnx.Dict(x=nnx.Param(1.0))
@@ -199,6 +203,17 @@ def from_tree(
         map_non_graph_nodes: whether `merge_fn` sees other leaves, too.
         is_inner: with a `ctxtag`, whether this is the inside of the transform.
         ctxtag: the tag of an active `update_context`, or None.
+
+    Returns:
+        A tree of the same structure, with objects in place of their states.
+
+    Raises:
+        ValueError: for a prefix that does not match.
+
+    >>> import nnxlite as nnx
+    >>> tree = nnx.to_tree({"a": nnx.Param(1.0)})
+    >>> nnx.from_tree(tree)["a"].value
+    1.0
     """
     pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     settings = _settings(prefix, treedef)

@@ -24,7 +24,16 @@ def register_variable_name(name: str, *, overwrite: bool = False) -> tp.Callable
 def register_variable_name(name: str, typ: tp.Any = MISSING, *, overwrite: bool = False) -> tp.Any:
     """Register a name for a Variable class; without `typ`, a class decorator.
 
-    Raises ValueError when the name is taken and `overwrite` is False.
+    Args:
+        name: the name.
+        typ: the class.
+        overwrite: whether a name that is taken gets the new class.
+
+    Returns:
+        The class, or a decorator.
+
+    Raises:
+        ValueError: when the name is taken and `overwrite` is False.
 
     >>> import nnxlite as nnx
     >>> @nnx.register_variable_name("momenta")
@@ -52,10 +61,19 @@ def variable_type_from_name(
     """The Variable class of a registered name.
 
     Args:
+        name: the name.
         base: superclass for a class made here.
         allow_register: make and register a class for an unknown name.
 
-    Raises ValueError for an unknown name otherwise.
+    Returns:
+        The class.
+
+    Raises:
+        ValueError: for an unknown name otherwise.
+
+    >>> import nnxlite as nnx
+    >>> nnx.variable_type_from_name("params") is nnx.Param
+    True
     """
     if name not in _types:
         if not allow_register:
@@ -71,9 +89,18 @@ def variable_name_from_type(typ: type[Variable[tp.Any]], /, *, allow_register: b
     """The registered name of a Variable class.
 
     Args:
+        typ: the class.
         allow_register: register the name of the class itself where it has none.
 
-    Raises ValueError for a class without a name otherwise.
+    Returns:
+        The name, as it is used for collections of Flax Linen.
+
+    Raises:
+        ValueError: for a class without a name otherwise.
+
+    >>> import nnxlite as nnx
+    >>> nnx.variable_name_from_type(nnx.Param), nnx.variable_name_from_type(nnx.BatchStat)
+    ('params', 'batch_stats')
     """
     if typ not in _names:
         if not allow_register:
@@ -98,37 +125,99 @@ VariableState = Variable
 
 
 class Param(Variable[T]):
-    """A trainable parameter."""
+    """A trainable parameter.
+
+    Gradients and optimizers find it by its class, wherever it is in a model.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> class Scale(nnx.Module):
+    ...     def __init__(self, size):
+    ...         self.factor = nnx.Param(jnp.ones(size))
+    ...         self.calls = nnx.Variable(0)
+    ...     def __call__(self, x):
+    ...         return self.factor * x
+    >>> list(nnx.state(Scale(2), nnx.Param))
+    ['factor']
+
+    It is used like its value. Write with an index, or with `.value`; metadata stays:
+
+    >>> weight = nnx.Param(jnp.ones((2, 3)), sharding=(None, "model"))
+    >>> (jnp.ones(2) @ weight).tolist(), weight.T.shape
+    ([2.0, 2.0, 2.0], (3, 2))
+    >>> weight[0] = jnp.zeros(3)
+    >>> weight.value = 0.5 * weight
+    >>> float(weight.sum()), weight.sharding_names
+    (1.5, (None, 'model'))
+    """
 
     __slots__ = ()
 
 
 class BatchStat(Variable[T]):
-    """A running statistic of a normalisation layer."""
+    """A running statistic of a normalisation layer.
+
+    >>> import nnxlite as nnx
+    >>> sorted(nnx.state(nnx.BatchNorm(2, rngs=nnx.Rngs(0)), nnx.BatchStat))
+    ['mean', 'var']
+    """
 
     __slots__ = ()
 
 
 class Cache(Variable[T]):
-    """Values kept between calls, such as the keys and values of autoregressive decoding."""
+    """Values kept between calls, such as the keys and values of autoregressive decoding.
+
+    >>> import nnxlite as nnx
+    >>> layer = nnx.MultiHeadAttention(1, 4, decode=True, rngs=nnx.Rngs(0))
+    >>> layer.init_cache((1, 8, 4))
+    >>> sorted(nnx.state(layer, nnx.Cache))
+    ['cache_index', 'cached_key', 'cached_value']
+    """
 
     __slots__ = ()
 
 
 class Intermediate(Variable[T]):
-    """A value recorded during a call, see `Module.sow`."""
+    """A value recorded during a call, see `Module.sow`.
+
+    >>> import nnxlite as nnx
+    >>> class Halve(nnx.Module):
+    ...     def __call__(self, x):
+    ...         self.sow(nnx.Intermediate, "seen", x)
+    ...         return x / 2
+    >>> model = Halve()
+    >>> _ = model(6.0)
+    >>> nnx.pop(model, nnx.Intermediate)["seen"].value
+    (6.0,)
+    """
 
     __slots__ = ()
 
 
 class Perturbation(Intermediate[T]):
-    """A zero added to an intermediate value so that its gradient can be taken."""
+    """A zero added to an intermediate value so that its gradient can be taken.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> class Square(nnx.Module):
+    ...     def __call__(self, x):
+    ...         return self.perturb("before", x) ** 2
+    >>> model = Square()
+    >>> _ = model(jnp.array(3.0))
+    >>> wrt = nnx.DiffState(0, nnx.Perturbation)
+    >>> float(nnx.grad(lambda m: m(jnp.array(3.0)), argnums=wrt)(model)["before"][...])
+    6.0
+    """
 
     __slots__ = ()
 
 
 class RngState(Variable[T]):
-    """State of a random stream."""
+    """State of a random stream.
+
+    >>> import nnxlite as nnx
+    >>> sorted(nnx.state(nnx.Rngs(0), nnx.RngState)["default"])
+    ['count', 'key']
+    """
 
     __slots__ = ()
 
@@ -136,13 +225,25 @@ class RngState(Variable[T]):
 
 
 class RngKey(RngState[T]):
-    """The key of a random stream."""
+    """The key of a random stream.
+
+    >>> import nnxlite as nnx
+    >>> isinstance(nnx.Rngs(0).default.key, nnx.RngKey)
+    True
+    """
 
     __slots__ = ()
 
 
 class RngCount(RngState[T]):
-    """How many keys a random stream has given."""
+    """How many keys a random stream has given.
+
+    >>> import nnxlite as nnx
+    >>> rngs = nnx.Rngs(0)
+    >>> _ = rngs(), rngs()
+    >>> int(nnx.state(rngs, nnx.RngCount)["default"]["count"][...])
+    2
+    """
 
     __slots__ = ()
 

@@ -26,6 +26,12 @@ class VariableMetadata(tp.Generic[T]):
     Passing one to `Variable(...)` as the value sets both; an entry here wins over metadata of the
     same name given to the Variable by keyword.
 
+    Args:
+        raw_value: the value.
+        on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis: callbacks, as for
+            `Variable`.
+        metadata: further entries.
+
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.Param(nnx.VariableMetadata(jnp.zeros(2), metadata={"tag": "bias"})).tag
     'bias'
@@ -61,6 +67,9 @@ def with_metadata(
         on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis: callbacks
             `(variable, ...)`, one or several for each event.
         metadata: further entries for `Variable.get_metadata`.
+
+    Returns:
+        An initializer of the same arguments, which returns a `VariableMetadata`.
 
     >>> import nnxlite as nnx, jax
     >>> init = nnx.with_metadata(nnx.initializers.zeros_init(), tag="head")

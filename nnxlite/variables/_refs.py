@@ -21,6 +21,12 @@ def array_ref(value: tp.Any) -> tp.Any:
 
     Reading and writing go through indexing: `ref[...]`, `ref[0] = 1.0`.
 
+    Args:
+        value: an array or a number.
+
+    Returns:
+        A reference of the same shape and dtype.
+
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> ref = nnx.array_ref(jnp.zeros(2))
     >>> ref[0] = 1.0
@@ -32,6 +38,12 @@ def array_ref(value: tp.Any) -> tp.Any:
 
 def is_array_ref(value: tp.Any) -> bool:
     """Whether a value is an array reference.
+
+    Args:
+        value: anything.
+
+    Returns:
+        A bool.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.is_array_ref(nnx.array_ref(1.0)), nnx.is_array_ref(jnp.array(1.0))

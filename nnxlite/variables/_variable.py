@@ -62,6 +62,10 @@ _SHARDING_NAMES = ("sharding", "sharding_names")  # spellings of the entry "out_
 class VarDefaults(tp.Mapping[str, bool]):
     """The defaults of `Variable(hijax=..., ref=...)`; a mapping as well.
 
+    Args:
+        hijax: accepted for compatibility; False.
+        ref: whether new Variables hold their values in array references.
+
     >>> from nnxlite.variables import VarDefaults
     >>> VarDefaults(ref=True)["ref"], dict(VarDefaults())
     (True, {'hijax': False, 'ref': False})
@@ -110,6 +114,9 @@ _new = object.__new__
 class Variable(Shown, Operators[T]):
     """A mutable box for a value, with metadata.
 
+    It takes part in arithmetic like its value. What transforms and optimizers do with it depends on
+    its class: see `Param`, `BatchStat`, `Cache`.
+
     Args:
         value: an array, a scalar, any pytree, or a `VariableMetadata`.
         hijax: accepted for compatibility; True raises ValueError (use `ref=True`).
@@ -127,6 +134,13 @@ class Variable(Shown, Operators[T]):
     >>> count += 2
     >>> int(count.value), count.tag
     (2, 'steps')
+
+    Callbacks see each value that is read or written:
+
+    >>> limited = nnx.Variable(jnp.array(3.0), on_set_value=lambda variable, x: jnp.minimum(x, 1.0))
+    >>> limited.value = jnp.array(5.0)
+    >>> float(limited.value), float(2 * limited)
+    (1.0, 2.0)
     """
 
     __slots__ = ("__weakref__", "_box")

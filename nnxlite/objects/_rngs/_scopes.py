@@ -135,7 +135,8 @@ def split_rngs(
         squeeze: with `splits=1`, make one key of shape `()` instead of `(1,)`.
         graph, graph_updates: if either is False, return a copy and leave `node` unchanged.
 
-    Returns the backups: a context manager, and the argument of `restore_rngs`.
+    Returns:
+        The backups: a context manager, and the argument of `restore_rngs`.
 
     Raises:
         ValueError: for `squeeze` with another number than 1, or a stream that already has an array
@@ -227,7 +228,8 @@ def fork_rngs(
             not changed.
         graph, graph_updates: if either is False, return a copy and leave `node` unchanged.
 
-    Returns the backups: a context manager, and the argument of `restore_rngs`.
+    Returns:
+        The backups: a context manager, and the argument of `restore_rngs`.
 
     Raises:
         ValueError: if a stream that is to be forked has an array of keys.
@@ -299,6 +301,9 @@ def with_rngs(
         graph: False refuses shared objects.
         graph_updates: accepted for compatibility; has no effect.
 
+    Returns:
+        The copy, or a decorator.
+
     Raises:
         ValueError: if a stream that is to be renewed has an array of keys, or is selected by
             several rules other than `...` and True.
@@ -367,7 +372,20 @@ def restore_rngs(backups: tp.Iterable[StreamBackup | tuple[RngStream, jax.Array]
 
     For a pair (stream, key) only the key is restored.
 
-    Raises TypeError, before any change, if an item is not a (stream, key, count) triple or a pair.
+    Args:
+        backups: what `split_rngs` or `fork_rngs` returned, or pairs (stream, key).
+
+    Raises:
+        TypeError: before any change, if an item is not a (stream, key, count) triple or a pair.
+
+    >>> import nnxlite as nnx
+    >>> rngs = nnx.Rngs(0)
+    >>> backups = nnx.split_rngs(rngs, splits=3)
+    >>> rngs.default.key.shape
+    (3,)
+    >>> nnx.restore_rngs(backups)
+    >>> rngs.default.key.shape
+    ()
     """
     backups = list(backups)
     for item in backups:

@@ -137,18 +137,26 @@ class Rngs(Samplers, Pytree):
             to such values.
         **rngs: further streams by name.
 
-    `rngs()` draws from `default`; `rngs.dropout()` from the stream `dropout`; samplers and
-    initializers are methods (see `Samplers`). Names can also be looked up with `rngs["dropout"]`.
-    `in`, `iter`, `len` and `items` are about the streams that exist, without this fallback.
-
     Raises:
         ValueError: if a value is neither a seed, a key nor a stream.
         AttributeError, KeyError: when asked for a missing stream, if there is no `default`.
+
+    `rngs()` draws from `default`; `rngs.dropout()` from the stream `dropout`; samplers and
+    initializers are methods (see `Samplers`). Names can also be looked up with `rngs["dropout"]`.
+    `in`, `iter`, `len` and `items` are about the streams that exist, without this fallback.
 
     >>> import nnxlite as nnx
     >>> rngs = nnx.Rngs(0, dropout=1)
     >>> list(rngs), "params" in rngs, rngs.params is rngs.default
     (['dropout', 'default'], False, True)
+
+    Each draw gives another key; samplers draw from the stream that they belong to:
+
+    >>> import jax
+    >>> bool(jax.random.key_data(rngs()).tolist() == jax.random.key_data(rngs()).tolist())
+    False
+    >>> rngs.normal((2, 3)).shape, rngs.dropout.bernoulli(0.5, (4,)).dtype
+    ((2, 3), dtype('bool'))
     """
 
     def __init__(
