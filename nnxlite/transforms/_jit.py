@@ -420,7 +420,7 @@ def jit(
 
     Raises:
         ValueError: for an unhashable static argument, or a buffer donated twice.
-        TypeError: where an argument holds something that is no array.
+        TypeError: where an argument contains something that is not an array.
         TraceContextError: where an object to be written belongs to another trace level.
         RuntimeError: by a call that would need one trace more than `max_traces`; it says why.
 

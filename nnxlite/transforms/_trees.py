@@ -160,7 +160,7 @@ def to_tree(
         A new tree of the same structure.
 
     Raises:
-        ValueError: for such a node, or a prefix that does not fit.
+        ValueError: where a shared node has two different prefixes, or for a prefix that does not match.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> node = nnx.Dict(x=nnx.Param(1.0))

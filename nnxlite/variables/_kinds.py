@@ -69,7 +69,7 @@ def variable_type_from_name(
         The class.
 
     Raises:
-        ValueError: for an unknown name otherwise.
+        ValueError: for an unknown name, unless `allow_register` is True.
 
     >>> import nnxlite as nnx
     >>> nnx.variable_type_from_name("params") is nnx.Param
@@ -96,7 +96,7 @@ def variable_name_from_type(typ: type[Variable[tp.Any]], /, *, allow_register: b
         The name, as it is used for collections of Flax Linen.
 
     Raises:
-        ValueError: for a class without a name otherwise.
+        ValueError: for a class without a name, unless `allow_register` is True.
 
     >>> import nnxlite as nnx
     >>> nnx.variable_name_from_type(nnx.Param), nnx.variable_name_from_type(nnx.BatchStat)
