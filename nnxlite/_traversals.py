@@ -15,10 +15,22 @@ Path: tp.TypeAlias = tuple[tp.Any, ...]
 
 
 class IsLeaf(tp.Protocol):
-    """A function that decides which mappings are leaves, by path."""
+    """A function that decides which mappings are leaves, by path.
+
+    >>> import nnxlite as nnx
+    >>> def is_pair(path, mapping):
+    ...     return set(mapping) == {"mean", "var"}
+    >>> nnx.traversals.flatten_mapping({"bn": {"mean": 0, "var": 1}}, is_leaf=is_pair)
+    {('bn',): {'mean': 0, 'var': 1}}
+    """
 
     def __call__(self, path: Path, mapping: abc.Mapping[tp.Any, tp.Any], /) -> bool:
-        """Whether the mapping at this path is a leaf."""
+        """Whether the mapping at this path is a leaf.
+
+        Args:
+            path: the keys that lead to the mapping.
+            mapping: the mapping.
+        """
         ...
 
 
@@ -49,11 +61,16 @@ def flatten_mapping(
     """A nested mapping as one dict from paths to leaves, in the order of the mapping.
 
     Args:
+        xs: the mapping.
         keep_empty_nodes: represent empty inner mappings by `empty_node`.
         is_leaf: `is_leaf(path, mapping)` decides which mappings are leaves.
         sep: join the keys of a path, which must be strings, by this text.
 
-    Raises TypeError if `xs` is not a mapping, and for keys that `sep` cannot join.
+    Returns:
+        A dict whose keys are tuples, or strings with `sep`.
+
+    Raises:
+        TypeError: if `xs` is not a mapping, and for keys that `sep` cannot join.
 
     >>> import nnxlite as nnx
     >>> nnx.traversals.flatten_mapping({"a": {"b": 1, "c": {}}, "d": 2})
@@ -73,7 +90,15 @@ def flatten_to_sequence(
 ) -> list[tuple[Path, tp.Any]]:
     """A nested mapping as a list of (path, leaf) pairs, in the order of the mapping.
 
-    Raises TypeError if `xs` is not a mapping.
+    Args:
+        xs: the mapping.
+        is_leaf: as for `flatten_mapping`.
+
+    Returns:
+        A list of pairs.
+
+    Raises:
+        TypeError: if `xs` is not a mapping.
 
     >>> import nnxlite as nnx
     >>> nnx.traversals.flatten_to_sequence({"b": 1, "a": {"c": 2}})
@@ -94,7 +119,11 @@ def unflatten_mapping(
     Of two entries with the same path the later one is used.
 
     Args:
+        xs: the mapping or the pairs.
         sep: the text that joins the keys of a path; without it paths are tuples.
+
+    Returns:
+        A nested dict.
 
     Raises:
         TypeError: for another argument or a path of another type, or if a path leads through a

@@ -49,7 +49,11 @@ class WithTag:
     tag: str
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
-        """Whether the leaf has this tag."""
+        """Whether the leaf has this tag.
+
+        Args:
+            path, x: a leaf and its path.
+        """
         return bool(getattr(x, "tag", _MISSING) == self.tag)
 
     def __repr__(self) -> str:
@@ -79,7 +83,11 @@ class PathContains:
     exact: bool = True
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
-        """Whether the path has this key."""
+        """Whether the path has this key.
+
+        Args:
+            path, x: a leaf and its path.
+        """
         if self.exact:
             return self.key in path
         text = str(self.key)
@@ -137,7 +145,11 @@ class OfType:
             ) from None
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
-        """Whether the leaf is an instance of this class, or represents one."""
+        """Whether the leaf is an instance of this class, or represents one.
+
+        Args:
+            path, x: a leaf and its path.
+        """
         if isinstance(x, self.type):
             return True
         kind = getattr(x, "type", None)
@@ -170,7 +182,11 @@ class Any(_Joined):
     """
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
-        """Whether any of the filters matches."""
+        """Whether any of the filters matches.
+
+        Args:
+            path, x: a leaf and its path.
+        """
         for predicate in self.predicates:
             if predicate(path, x):
                 return True
@@ -187,7 +203,11 @@ class All(_Joined):
     """
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
-        """Whether all of the filters match."""
+        """Whether all of the filters match.
+
+        Args:
+            path, x: a leaf and its path.
+        """
         for predicate in self.predicates:
             if not predicate(path, x):
                 return False
@@ -212,7 +232,11 @@ class Not:
         self.predicate = to_predicate(collection_filter)
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
-        """Whether the filter does not match."""
+        """Whether the filter does not match.
+
+        Args:
+            path, x: a leaf and its path.
+        """
         return not self.predicate(path, x)
 
     def __repr__(self) -> str:
@@ -229,7 +253,11 @@ class Everything:
     """
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
-        """Always True."""
+        """Always True.
+
+        Args:
+            path, x: a leaf and its path.
+        """
         return True
 
 
@@ -243,7 +271,11 @@ class Nothing:
     """
 
     def __call__(self, path: PathParts, x: tp.Any) -> bool:
-        """Always False."""
+        """Always False.
+
+        Args:
+            path, x: a leaf and its path.
+        """
         return False
 
 

@@ -15,8 +15,18 @@ from nnxlite.objects import Rngs
 class Functional(tp.Generic[M]):
     """A module class with the arguments for an instance; see `functional`.
 
+    Args:
+        module_type: the class.
+        graphdef: the definition, if it is known.
+        args, kwargs: arguments for an instance.
+
     Attributes:
         graphdef: the definition after `init`, else None.
+
+    >>> import nnxlite as nnx
+    >>> layer = nnx.wrappers.Functional(nnx.Linear, None, (2, 3), {})
+    >>> sorted(layer.init(rngs=nnx.Rngs(0)))
+    ['bias', 'kernel']
     """
 
     def __init__(
@@ -32,7 +42,11 @@ class Functional(tp.Generic[M]):
         self.kwargs = kwargs
 
     def init(self, *, rngs: Rngs | None = None) -> tp.Any:
-        """Make the module, and return its state."""
+        """Make the module, and return its state.
+
+        Args:
+            rngs: passed to the class, where it is given.
+        """
         kwargs = self.kwargs if rngs is None else {**self.kwargs, "rngs": rngs}
         graphdef, state = split(self.module_type(*self.args, **kwargs))
         self.graphdef = graphdef
@@ -41,7 +55,11 @@ class Functional(tp.Generic[M]):
     def apply(self, *states: tp.Any) -> tp.Any:
         """A proxy that calls the module with these states; see `GraphDef.apply`.
 
-        Raises ValueError before `init`.
+        Args:
+            states: the States of the module.
+
+        Raises:
+            ValueError: before `init`.
         """
         if self.graphdef is None:
             raise ValueError(f"{self.module_type.__name__}: call init(rngs=...) before apply.")
@@ -50,6 +68,12 @@ class Functional(tp.Generic[M]):
 
 def functional(cls: type[M]) -> tp.Callable[..., Functional[M]]:
     """A function from the arguments of a module class to its `Functional`.
+
+    Args:
+        cls: the module class.
+
+    Returns:
+        A function of the arguments of the class, which returns a `Functional`.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> layer = nnx.wrappers.functional(nnx.Linear)(2, 3)

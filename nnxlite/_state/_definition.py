@@ -175,7 +175,12 @@ class State(Shown, _Methods[K, V]):
         return mapping
 
     def get(self, key: tp.Any, default: tp.Any = None) -> tp.Any:
-        """The value under a key, or `default`."""
+        """The value under a key, or `default`.
+
+        Args:
+            key: the key.
+            default: what to return where there is none.
+        """
         return self[key] if key in self._mapping else default
 
     # writing ---------------------------------------------------------------------------------
@@ -215,7 +220,12 @@ class State(Shown, _Methods[K, V]):
         del self[tp.cast(tp.Any, name)]
 
     def pop(self, key: K, default: tp.Any = MISSING) -> tp.Any:
-        """Take out a key; its value, or `default` (KeyError without one) where it is not there."""
+        """Take out a key; its value, or `default` (KeyError without one) where it is not there.
+
+        Args:
+            key: the key.
+            default: what to return where there is none.
+        """
         if key not in self._mapping and default is not MISSING:
             return default
         value = self[key]
@@ -223,7 +233,12 @@ class State(Shown, _Methods[K, V]):
         return value
 
     def setdefault(self, key: K, default: tp.Any = None) -> tp.Any:
-        """The value under a key, put there first if there is none."""
+        """The value under a key, put there first if there is none.
+
+        Args:
+            key: the key.
+            default: the new value.
+        """
         if key not in self._mapping:
             self[key] = default
         return self[key]
@@ -282,6 +297,9 @@ class State(Shown, _Methods[K, V]):
 
         Where a path comes twice the later leaf counts.
 
+        Args:
+            flat_state: pairs of a path, a tuple of keys, and a leaf.
+
         Raises:
             TypeError: for another argument, or when a path leads through a leaf.
             ValueError: for an empty path.
@@ -292,7 +310,11 @@ class State(Shown, _Methods[K, V]):
         return cls._nnx_wrap(nested(paths, leaves, cls._nnx_wrap))
 
     def map(self, f: PathFn) -> State[K, tp.Any]:
-        """The State of `f(path, leaf)`."""
+        """The State of `f(path, leaf)`.
+
+        Args:
+            f: a function of a path, a tuple of keys, and a leaf.
+        """
         paths, leaves = flat(self)
         mapped = [f(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
         return _state(paths, mapped)
@@ -304,7 +326,11 @@ class State(Shown, _Methods[K, V]):
         self, first: Filter, second: Filter, /, *filters: Filter
     ) -> tuple[State[K, V], ...]: ...
     def split(self, first: Filter, /, *filters: Filter) -> tp.Any:
-        """See `nnx.split_state`."""
+        """See `nnx.split_state`.
+
+        Args:
+            first, filters: Variable types, strings, predicates, ...
+        """
         groups = _split_flat(self.flat_state(), (first, *filters))
         return _one_or_all([group.to_nested_state() for group in groups], filters)
 
@@ -315,13 +341,21 @@ class State(Shown, _Methods[K, V]):
         self, first: Filter, second: Filter, /, *filters: Filter
     ) -> tuple[State[K, V], ...]: ...
     def filter(self, first: Filter, /, *filters: Filter) -> tp.Any:
-        """See `nnx.filter_state`."""
+        """See `nnx.filter_state`.
+
+        Args:
+            first, filters: Variable types, strings, predicates, ...
+        """
         groups = _filter_flat(self.flat_state(), (first, *filters))
         return _one_or_all([group.to_nested_state() for group in groups], filters)
 
     @staticmethod
     def merge(state: Mapping, /, *states: Mapping) -> State[tp.Any, tp.Any]:
-        """See `nnx.merge_state`."""
+        """See `nnx.merge_state`.
+
+        Args:
+            state, states: States or nested mappings.
+        """
         if not states and isinstance(state, State):
             return state
         parts = [flat(as_state("State.merge", s), as_given=True) for s in (state, *states)]
@@ -329,12 +363,21 @@ class State(Shown, _Methods[K, V]):
         return _state(paths, [leaf for _, leaves in parts for leaf in leaves])
 
     def to_pure_dict(self, extract_fn: ExtractFn | None = None) -> dict[tp.Any, tp.Any]:
-        """See `nnx.to_pure_dict`."""
+        """See `nnx.to_pure_dict`.
+
+        Args:
+            extract_fn: what a leaf becomes.
+        """
         paths, leaves = flat(self)
         return nested(paths, map(extract_fn or extract_value, leaves), None)
 
     def replace_by_pure_dict(self, pure_dict: Mapping, replace_fn: ReplaceFn | None = None) -> None:
-        """See `nnx.replace_by_pure_dict`."""
+        """See `nnx.replace_by_pure_dict`.
+
+        Args:
+            pure_dict: nested dicts of values.
+            replace_fn: `replace_fn(leaf, value)` gives the new leaf.
+        """
         for node, key, leaf in replacements(self, pure_dict, replace_fn):
             node[key] = leaf
 
@@ -423,6 +466,10 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
 
         A list of values is taken over, not copied.  Raises ValueError where there are not as many
         values as paths.
+
+        Args:
+            keys: the paths.
+            values: the leaves, in their order.
         """
         if len(keys) != len(values):
             raise ValueError(f"A FlatState of {len(keys)} paths cannot have {len(values)} leaves.")
@@ -489,7 +536,11 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
         self, first: Filter, second: Filter, /, *filters: Filter
     ) -> tuple[FlatState[V], ...]: ...
     def split(self, first: Filter, /, *filters: Filter) -> tp.Any:
-        """See `nnx.split_state`."""
+        """See `nnx.split_state`.
+
+        Args:
+            first, filters: Variable types, strings, predicates, ...
+        """
         return _one_or_all(_split_flat(self, (first, *filters)), filters)
 
     @tp.overload
@@ -499,7 +550,11 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
         self, first: Filter, second: Filter, /, *filters: Filter
     ) -> tuple[FlatState[V], ...]: ...
     def filter(self, first: Filter, /, *filters: Filter) -> tp.Any:
-        """See `nnx.filter_state`."""
+        """See `nnx.filter_state`.
+
+        Args:
+            first, filters: Variable types, strings, predicates, ...
+        """
         return _one_or_all(_filter_flat(self, (first, *filters)), filters)
 
     @staticmethod
@@ -510,6 +565,9 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
 
         A path that several have comes once for each, in their order; in `to_nested_state` the last
         one counts.
+
+        Args:
+            flat_state, flat_states: FlatStates, or pairs of path and leaf.
         """
         if not flat_states and isinstance(flat_state, FlatState):
             return flat_state

@@ -64,7 +64,11 @@ class UpdateContext:
     static_cache: tp.MutableMapping[tp.Any, tp.Any] | None = None
 
     def flatten_end(self, ref_index: RefMap) -> None:
-        """End a split: the first one numbers the outside objects, later ones forget the inside."""
+        """End a split: the first one numbers the outside objects, later ones forget the inside.
+
+        Args:
+            ref_index: the number of each node that was split.
+        """
         if self.outer_ref_outer_index is None:
             self.outer_ref_outer_index = ref_index
             self.outer_index_outer_ref = IndexMap.from_refmap(ref_index)
@@ -73,7 +77,12 @@ class UpdateContext:
             self.inner_ref_outer_index = None
 
     def unflatten_end(self, index_ref: IndexMap, inner_merge: bool) -> None:
-        """End a merge: an inside one remembers the inside objects."""
+        """End a merge: an inside one remembers the inside objects.
+
+        Args:
+            index_ref: the node of each number that was merged.
+            inner_merge: whether this is the inside.
+        """
         if inner_merge:
             self.outer_index_inner_ref = index_ref
             self.inner_ref_outer_index = index_ref.to_refmap()
@@ -222,7 +231,12 @@ class SplitContext(_Step):
     is_inner: bool | None
 
     def split(self, node: tp.Any, *filters: Filter) -> tuple[tp.Any, ...]:
-        """Like `nnxlite.split`; nodes met in an earlier call are only referred to."""
+        """Like `nnxlite.split`; nodes met in an earlier call are only referred to.
+
+        Args:
+            node: an object, or a pytree of objects.
+            filters: Variable types, strings, predicates, ...
+        """
         seen = self._view(node)
         if not filters:
             return seen.graphdef, whole_state(seen)
@@ -233,7 +247,13 @@ class SplitContext(_Step):
     ) -> tuple[tp.Any, ...]:
         """Like `nnxlite.flatten`, in one numbering; with filters one FlatState for each.
 
-        Raises ValueError where a leaf is matched by no filter, or filters come without paths.
+        Args:
+            node: an object, or a pytree of objects.
+            filters: Variable types, strings, predicates, ...
+            with_paths: False gives lists of leaves instead of FlatStates.
+
+        Raises:
+            ValueError: where a leaf is matched by no filter, or filters come without paths.
         """
         if filters and not with_paths:
             raise ValueError(
@@ -311,7 +331,12 @@ class MergeContext(_Step):
     is_inner: bool | None
 
     def merge(self, graphdef: GraphDef[N], state: tp.Any, /, *states: tp.Any) -> N:
-        """Like `nnxlite.merge`, with new Variables; outside into the objects of step 1."""
+        """Like `nnxlite.merge`, with new Variables; outside into the objects of step 1.
+
+        Args:
+            graphdef: the definition.
+            state, states: the states that were split with it.
+        """
         leaves = leaves_of(graphdef, (state, *states))
         own = [
             make(x._box.definition, x._box.value) if isinstance(x, Variable) else x for x in leaves
@@ -319,7 +344,12 @@ class MergeContext(_Step):
         return self._build(graphdef, own)
 
     def unflatten(self, graphdef: GraphDef[N], flat_state: tp.Any, /, *flat_states: tp.Any) -> N:
-        """Like `nnxlite.unflatten`, in one numbering, with the Variables of the states."""
+        """Like `nnxlite.unflatten`, in one numbering, with the Variables of the states.
+
+        Args:
+            graphdef: the definition.
+            flat_state, flat_states: the leaves that were flattened with it.
+        """
         if isinstance(flat_state, (list, tuple)):
             return self._build(graphdef, flat_state)
         return self._build(graphdef, leaves_of(graphdef, (flat_state, *flat_states)))

@@ -261,7 +261,12 @@ class DiffState(PrefixMapping):
         self._predicate = to_predicate(filter)
 
     def map_prefix(self, path: Path, variable: tp.Any) -> bool:
-        """Whether a Variable is differentiated."""
+        """Whether a Variable is differentiated.
+
+        Args:
+            path: its path in the argument.
+            variable: the Variable, or an array.
+        """
         return self._predicate(path, variable)
 
     def __eq__(self, other: tp.Any) -> bool:

@@ -399,7 +399,7 @@ def filter_jit(
 
     Returns:
         A function of the same arguments, compiled for each structure of them; its methods `lower`,
-        `explain`, `cache_info` and `clear_cache` are those of `nnx.jit`.
+        `explain` and `cache_info` are those of `nnx.jit`.
 
     Raises:
         ValueError: for a static leaf that is unhashable, or a spec that is not a prefix.

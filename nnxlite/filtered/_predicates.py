@@ -114,5 +114,9 @@ class if_array:
     axis: int
 
     def __call__(self, element: tp.Any) -> int | None:
-        """The axis of one leaf."""
+        """The axis of one leaf.
+
+        Args:
+            element: a leaf.
+        """
         return self.axis if is_array(element) else None

@@ -182,7 +182,11 @@ class GraphDef(Shown, tp.Generic[N]):
         return self.decoded.leaf_paths(1 if self.num_roots == 1 else 0)
 
     def leaf_path(self, number: int) -> Path:
-        """The path of one leaf."""
+        """The path of one leaf.
+
+        Args:
+            number: of the leaf, in the order of the states.
+        """
         path = self.decoded.path(self.decoded.leaf_frames[number])
         return path[1:] if self.num_roots == 1 else path
 
@@ -205,6 +209,10 @@ class GraphDef(Shown, tp.Generic[N]):
 
         The last one first. Cached for each name that a loop sets: because of it a change of mode does
         not ask every module of a model (bench `loops`, training as in tutorials: 8 %).
+
+        Args:
+            base: the class.
+            name: of the attribute.
         """
 
         def find() -> tuple[int, ...]:
@@ -220,7 +228,11 @@ class GraphDef(Shown, tp.Generic[N]):
         return self._once(("candidates", base, name), find)
 
     def paths_of_node(self, number: int) -> list[Path]:
-        """Every path, through objects entered once, that leads to a node."""
+        """Every path, through objects entered once, that leads to a node.
+
+        Args:
+            number: of the node, in order of first visit.
+        """
         decoded = self.decoded
         codes_of = dict(decoded.children)
         paths: list[Path] = []
@@ -251,7 +263,11 @@ class GraphDef(Shown, tp.Generic[N]):
         )
 
     def program(self, chosen: tuple[int, ...] | None = None) -> StateProgram:
-        """How to build the nested State of all leaves, or of the chosen ones."""
+        """How to build the nested State of all leaves, or of the chosen ones.
+
+        Args:
+            chosen: numbers of leaves; None for all.
+        """
         if chosen is None:
             return self._once("program", lambda: self._program(tuple(range(self.num_leaves))))
         return self._once(("program", chosen), lambda: self._program(chosen))
@@ -284,6 +300,10 @@ class GraphDef(Shown, tp.Generic[N]):
 
         Cached where the result depends on the definition alone.  Key: the filters.  Bound: GROUPS_KEPT.
         Threads: they may work one out twice.  Earned by `pop` in a loop that sows (bench `loops`): 8 %.
+
+        Args:
+            wanted: the filters.
+            leaves: the leaves, in order.
         """
         if self.decoded.has_arrays or not all(map(_static_filter, wanted)):
             return self._group(filters_to_predicates(wanted), leaves, False)
@@ -334,7 +354,11 @@ class GraphDef(Shown, tp.Generic[N]):
     # use ---------------------------------------------------------------------------------------
 
     def merge(self, *states: tp.Any) -> N:
-        """The same as `nnxlite.merge(graphdef, *states)`."""
+        """The same as `nnxlite.merge(graphdef, *states)`.
+
+        Args:
+            states: the states that were split with it.
+        """
         from nnxlite.graph._functional import merge
 
         return merge(self, *states)
@@ -345,6 +369,10 @@ class GraphDef(Shown, tp.Generic[N]):
         """A proxy that merges, calls (the object or a method of it), and splits again.
 
         Its calls return `(output, (graphdef, state))`.
+
+        Args:
+            state, states: the states that were split with it.
+            graph: False refuses shared references.
 
         >>> import nnxlite as nnx, jax.numpy as jnp
         >>> graphdef, state = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -368,7 +396,11 @@ class GraphDef(Shown, tp.Generic[N]):
     def with_matching_outer_index(self, other: GraphDef[tp.Any]) -> GraphDef[N]:
         """The same definition with the outer numbers of another of the same shape.
 
-        Raises ValueError when the two have a different number of nodes.
+        Args:
+            other: the definition that has the outer numbers.
+
+        Raises:
+            ValueError: when the two have a different number of nodes.
         """
         theirs = other.outer or tuple(range(other.first, len(other.decoded.node_defs)))
         if len(theirs) != len(self.decoded.node_defs) - self.first:

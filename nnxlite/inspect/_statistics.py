@@ -37,6 +37,11 @@ class OutputStatistics:
         elements: how many values.
         mean, std, min, max: of the finite ones; NaN if there is none.
         zeros, nonfinite: the shares that are zero, and NaN or infinite, from 0 to 1.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> report = nnx.statistics(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.zeros((1, 2)))
+    >>> report.outputs[""].module, report.outputs[""].elements, report.outputs[""].zeros
+    ('Linear', 3, 1.0)
     """
 
     path: str
@@ -61,6 +66,12 @@ class GradientStatistics:
         gradient_norm: the Euclidean norm of the gradient.
         norm: that of the Variable.
         ratio: the first divided by the second; infinite where only the second is zero, 0 where both are.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> model = nnx.Dict(w=nnx.Param(jnp.array(2.0)))
+    >>> row = nnx.statistics(lambda m: m.w ** 2, model).gradients["m.w"]
+    >>> row.gradient_norm, row.norm, row.ratio
+    (4.0, 2.0, 2.0)
     """
 
     path: str
@@ -77,6 +88,11 @@ class Statistics:
     Attributes:
         outputs: by path of the module, in the order in which they are first called.
         gradients: by path of the Variable; empty if the result is not a loss.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> report = nnx.statistics(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((1, 2)))
+    >>> list(report.outputs), report.gradients
+    ([''], {})
     """
 
     outputs: dict[str, OutputStatistics]

@@ -123,7 +123,11 @@ class PReLU(Module):
         self.promote_dtype = promote_dtype
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """The rectified input, of the same shape."""
+        """The rectified input, of the same shape.
+
+        Args:
+            inputs: an array of any shape.
+        """
         slope = self.negative_slope[...]
         if self.dtype is None:
             inputs = jnp.asarray(inputs)

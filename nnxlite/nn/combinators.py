@@ -63,7 +63,12 @@ class Sequential(Module, tp.Generic[R]):
         return iter(self.layers)
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
-        """The result of the last function."""
+        """The result of the last function.
+
+        Args:
+            args, kwargs: arguments of the first function; each further one gets the result of the
+                one before.
+        """
         output: tp.Any = args[0] if len(args) == 1 else args or kwargs or None
         positional: tuple[tp.Any, ...] = args
         named: dict[str, tp.Any] = {}
@@ -121,7 +126,12 @@ class Identity(Module):
         pass
 
     def __call__(self, x: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        """The input itself."""
+        """The input itself.
+
+        Args:
+            x: anything.
+            args, kwargs: ignored.
+        """
         return x
 
 

@@ -78,12 +78,21 @@ class Initializer(tp.Protocol):
     """
 
     def __call__(self, key: jax.Array, shape: tp.Sequence[int], dtype: tp.Any = ..., /) -> tp.Any:
-        """The value for one parameter."""
+        """The value for one parameter.
+
+        Args:
+            key: a random key.
+            shape: of the result.
+            dtype: of the result.
+        """
         ...
 
 
 def zeros_init() -> jax.nn.initializers.Initializer:
     """The initializer that fills with zeros, whatever the key.
+
+    Returns:
+        An initializer `(key, shape, dtype)`.
 
     >>> import jax
     >>> import nnxlite as nnx
@@ -95,6 +104,9 @@ def zeros_init() -> jax.nn.initializers.Initializer:
 
 def ones_init() -> jax.nn.initializers.Initializer:
     """The initializer that fills with ones, whatever the key.
+
+    Returns:
+        An initializer `(key, shape, dtype)`.
 
     >>> import jax
     >>> import nnxlite as nnx

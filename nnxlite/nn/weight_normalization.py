@@ -252,7 +252,11 @@ class WeightNorm(_WeightNormalization):
         self.scales = data(scales)
 
     def __call__(self, x: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        """The result of the wrapped module for these arguments, with normalised weights."""
+        """The result of the wrapped module for these arguments, with normalised weights.
+
+        Args:
+            x, args, kwargs: arguments of the wrapped module.
+        """
         stored = [
             (weight, _give_norm(self, path, weight))
             for path, weight in _weights(self.layer_instance, self.variable_filter)

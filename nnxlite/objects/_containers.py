@@ -158,11 +158,20 @@ class List(Module, tp.MutableSequence[T]):
             super().__setattr__(name, value) if number is None else self._nnx_assign(number, value)
 
     def append(self, value: T) -> None:
-        """Add an item at the end."""
+        """Add an item at the end.
+
+        Args:
+            value: the item.
+        """
         self._nnx_assign(len(self), value)
 
     def insert(self, index: tp.SupportsIndex, value: T) -> None:
-        """Add an item before position `index`."""
+        """Add an item before position `index`.
+
+        Args:
+            index: the position of the new item.
+            value: the item.
+        """
         items = self._nnx_items()
         items.insert(operator.index(index), self._nnx_tagged(value))
         self._nnx_replace(items)

@@ -239,7 +239,19 @@ def is_variable(x: tp.Any) -> bool:
 
 
 def get_var_pspec(variable: Variable[tp.Any]) -> PartitionSpec | None:
-    """The PartitionSpec of one Variable; None if it has neither annotation nor array."""
+    """The PartitionSpec of one Variable; None if it has neither annotation nor array.
+
+    Args:
+        variable: the Variable.
+
+    Returns:
+        A `PartitionSpec`, or None.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> v = nnx.Param(jnp.zeros((2, 4)), sharding=(None, "model"))
+    >>> tuple(nnx.spmd.get_var_pspec(v))
+    (None, 'model')
+    """
     if variable.sharding_names is None and not hasattr(variable.get_raw_value(), "shape"):
         return None
     return spec_of(variable.get_metadata())
@@ -310,10 +322,16 @@ def add_axis(tree: A, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -
     """Add an axis at `index` to the annotations of the Variables in a tree; returns the tree.
 
     Args:
+        tree: a Variable, a State, a module, or any pytree of these.
+        index: position of the new axis, from the end if negative.
         transform_metadata: `{nnx.PARTITION_NAME: name of the axis}`; other entries are names for the
             tuples that Variables have in their metadata under the same keys.
 
-    Raises ValueError if the name is missing.
+    Returns:
+        The tree.
+
+    Raises:
+        ValueError: if the name is missing.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> v = nnx.Param(jnp.zeros((3, 2, 4)), sharding=(None, "model"))
@@ -328,7 +346,21 @@ def add_axis(tree: A, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -
 def remove_axis(tree: A, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -> A:
     """Remove the axis at `index` from the annotations of the Variables in a tree; returns the tree.
 
-    Raises ValueError, before any change, if a Variable has another name at that axis.
+    Args:
+        tree: a Variable, a State, a module, or any pytree of these.
+        index: position of the axis, from the end if negative.
+        transform_metadata: as for `add_axis`.
+
+    Returns:
+        The tree.
+
+    Raises:
+        ValueError: before any change, if a Variable has another name at that axis.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> v = nnx.Param(jnp.zeros((2, 4)), sharding=("layers", None, "model"))
+    >>> nnx.spmd.remove_axis(v, 0, {nnx.PARTITION_NAME: "layers"}).sharding_names
+    (None, 'model')
     """
     _check_partition(transform_metadata)
     _change_all(_variables(tree, index), transform_metadata, _remove_axis, _add_axis)

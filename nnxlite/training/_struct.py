@@ -17,6 +17,13 @@ class Struct:
 
     A field made with `dataclasses.field(metadata={"static": True})` (or `{"pytree_node": False}`)
     is static: part of the structure, compared and hashed by JAX.
+
+    >>> import nnxlite as nnx, jax
+    >>> class Counts(nnx.metrics.Struct):
+    ...     right: int
+    ...     seen: int
+    >>> jax.tree.leaves(Counts(3, 4).replace(seen=5))
+    [3, 5]
     """
 
     def __init_subclass__(cls, **kwargs: tp.Any) -> None:
@@ -28,7 +35,11 @@ class Struct:
         jax.tree_util.register_dataclass(cls, data_fields=children, meta_fields=static)
 
     def replace(self, **updates: tp.Any) -> tp.Self:
-        """A copy with other values in some fields; TypeError for a field that does not exist."""
+        """A copy with other values in some fields; TypeError for a field that does not exist.
+
+        Args:
+            updates: fields by name.
+        """
         return dataclasses.replace(tp.cast(tp.Any, self), **updates)
 
 

@@ -73,7 +73,11 @@ class EMA(Pytree):
     def update(self, updates: tp.Any) -> None:
         """Update the averages with the present values of a model, or of a State.
 
-        Raises ValueError, before any change, if its paths or shapes are not those of the averages.
+        Args:
+            updates: the model, or a State of it.
+
+        Raises:
+            ValueError: before any change, if its paths or shapes are not those of the averages.
         """
         given = state_of(updates, self.filter, graph=self.graph)
         leaves, _ = flatten(given)
@@ -95,7 +99,11 @@ class EMA(Pytree):
         The objects are new; the Variables are those of this EMA or, if not averaged, those of the
         model itself.
 
-        Raises ValueError if the model does not have a Variable at an averaged path.
+        Args:
+            model: a model with the structure of the averaged one.
+
+        Raises:
+            ValueError: if the model does not have a Variable at an averaged path.
         """
         graphdef, state = split(model, graph=self.graph)
         wrong = compare(self.params, state, what="model")

@@ -73,17 +73,29 @@ class StaticLossScale(Pytree):
         self.scale_value = LossScaleState(jnp.asarray(scale, jnp.float32))
 
     def scale(self, loss: T) -> T:
-        """The loss (or any tree) times the scale, in its own dtype."""
+        """The loss (or any tree) times the scale, in its own dtype.
+
+        Args:
+            loss: a floating-point array, or a tree of some.
+        """
         factor = self.scale_value.value
         return jax.tree.map(lambda x: x * factor.astype(x.dtype) if _is_float(x) else x, loss)
 
     def unscale(self, grads: T) -> T:
-        """The gradients divided by the scale, in float32 if they are of lower precision."""
+        """The gradients divided by the scale, in float32 if they are of lower precision.
+
+        Args:
+            grads: a tree of floating-point arrays.
+        """
         inverse = 1.0 / self.scale_value.value
         return jax.tree.map(lambda g: _wide(g) * inverse if _is_float(g) else g, grads)
 
     def adjust(self, finite: jax.Array) -> None:
-        """Adjust the scale to whether the latest gradients were finite; here it is constant."""
+        """Adjust the scale to whether the latest gradients were finite; here it is constant.
+
+        Args:
+            finite: a bool of shape `()`, as of `all_finite`.
+        """
 
     def step(self, optimizer: Optimizer[tp.Any], *args: tp.Any, **kwargs: tp.Any) -> jax.Array:
         """Update with scaled gradients, unless one is not finite, and adjust the scale.
@@ -160,7 +172,11 @@ class DynamicLossScale(StaticLossScale):
         self.good_steps = LossScaleState(jnp.zeros((), jnp.int32))
 
     def adjust(self, finite: jax.Array) -> None:
-        """Lower, raise or keep the scale, given whether the latest gradients were finite."""
+        """Lower, raise or keep the scale, given whether the latest gradients were finite.
+
+        Args:
+            finite: a bool of shape `()`, as of `all_finite`.
+        """
         scale = self.scale_value.value
         good = self.good_steps.value + 1
         full = good >= self.period

@@ -24,7 +24,12 @@ T = tp.TypeVar("T")
 
 
 class MetricState(Variable[T]):
-    """A Variable that belongs to a metric."""
+    """A Variable that belongs to a metric.
+
+    >>> import nnxlite as nnx
+    >>> sorted(nnx.state(nnx.metrics.Average(), nnx.metrics.MetricState))
+    ['count', 'total']
+    """
 
 
 class Metric(Pytree):
@@ -54,7 +59,11 @@ class Metric(Pytree):
         raise NotImplementedError(_must_define(self, "reset"))
 
     def update(self, **kwargs: tp.Any) -> None:
-        """Add a batch."""
+        """Add a batch.
+
+        Args:
+            kwargs: what the metric is computed of, by name.
+        """
         raise NotImplementedError(_must_define(self, "update"))
 
     def compute(self) -> tp.Any:
@@ -62,7 +71,11 @@ class Metric(Pytree):
         raise NotImplementedError(_must_define(self, "compute"))
 
     def split(self, *filters: Filter) -> tp.Any:
-        """The definition and state of the metric: `nnx.split(metric, *filters)`."""
+        """The definition and state of the metric: `nnx.split(metric, *filters)`.
+
+        Args:
+            filters: Variable types, strings, predicates, ...
+        """
         return split(self, *filters)
 
 
@@ -132,6 +145,12 @@ class Statistics(Struct):
         mean: the mean of the values.
         standard_error_of_mean: the standard deviation divided by the root of their number.
         standard_deviation: that of the values as a population (divided by n, not n - 1).
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> spread = nnx.metrics.Welford()
+    >>> spread.update(values=jnp.array([1.0, 3.0]))
+    >>> float(spread.compute().mean)
+    2.0
     """
 
     mean: jax.Array
@@ -178,6 +197,9 @@ class Welford(Metric):
         """Add values: as `Average.update`, with the mask among the keyword arguments.
 
         The mask only selects values; its numbers are not weights.
+
+        Args:
+            kwargs: the values, and the mask.
         """
         values, weights = _batch(self, self.argname, kwargs, kwargs.get("mask"))
         values = values.astype(jnp.float32)
@@ -325,6 +347,9 @@ class MultiMetric(Metric):
 
         The argument `mask` is one for all metrics, or a dict of masks by the names of metrics; it
         is passed only to metrics that have one.
+
+        Args:
+            updates: arguments of the metrics, by name.
         """
         mask = updates.pop("mask", None)
         variables = [v for v in flatten(split(self)[1])[0] if isinstance(v, MetricState)]

@@ -341,7 +341,12 @@ class ModelAndOptimizer(Optimizer[M]):
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]  # the model is an attribute
         self, grads: tp.Any, /, **kwargs: tp.Any
     ) -> State[tp.Any, tp.Any]:
-        """Update the model; see `Optimizer.update`."""
+        """Update the model; see `Optimizer.update`.
+
+        Args:
+            grads: gradients of the model, as of `nnx.grad`.
+            kwargs: further arguments of the optax transformation.
+        """
         return super().update(self.model, grads, **kwargs)
 
 

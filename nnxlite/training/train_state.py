@@ -61,6 +61,10 @@ class TrainState(Struct, tp.Generic[M]):
         """A train state with a new optimizer state.
 
         Args:
+            graphdef: the definition of the model.
+            params: its parameters.
+            tx: the optax transformation.
+            step: number of updates so far.
             **kwargs: the fields that a subclass adds.
         """
         return cls(

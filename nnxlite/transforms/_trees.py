@@ -82,23 +82,42 @@ class NodeStates:
         *states: tp.Any,
         metadata: tp.Any = None,
     ) -> NodeStates:
-        """What `nnx.split` gives, as one pytree."""
+        """What `nnx.split` gives, as one pytree.
+
+        Args:
+            graphdef: the definition.
+            state, states: the states that were split with it.
+            metadata: anything static.
+        """
         return cls(graphdef, (state, *states), metadata)
 
     @classmethod
     def from_states(cls, state: tp.Any, *states: tp.Any) -> NodeStates:
-        """States without a definition."""
+        """States without a definition.
+
+        Args:
+            state, states: the States.
+        """
         return cls(None, (state, *states), None)
 
     @classmethod
     def from_prefixes(
         cls, prefixes: tp.Iterable[tp.Any], /, *, metadata: tp.Any = None
     ) -> NodeStates:
-        """A prefix for NodeStates: one setting for each state."""
+        """A prefix for NodeStates: one setting for each state.
+
+        Args:
+            prefixes: the settings.
+            metadata: anything static.
+        """
         return cls(None, tuple(prefixes), metadata)
 
     def replace(self, **updates: tp.Any) -> NodeStates:
-        """The same with other fields."""
+        """The same with other fields.
+
+        Args:
+            updates: fields by name.
+        """
         return dataclasses.replace(self, **updates)
 
     def tree_flatten_with_keys(self) -> tp.Any:
@@ -108,7 +127,11 @@ class NodeStates:
 
     @classmethod
     def tree_unflatten(cls, metadata: tp.Any, children: tp.Any) -> NodeStates:
-        """The inverse of `tree_flatten_with_keys`."""
+        """The inverse of `tree_flatten_with_keys`.
+
+        Args:
+            metadata, children: what `tree_flatten_with_keys` gives.
+        """
         graphdef, states = children
         return cls(graphdef, states, metadata)
 

@@ -229,7 +229,11 @@ class Variable(Shown, Operators[T]):
     @tp.overload
     def get_value(self, *, index: tp.Any) -> tp.Any: ...
     def get_value(self, *, index: tp.Any = MISSING) -> tp.Any:
-        """The value, or the part of it at `index`, after the `on_get_value` callbacks."""
+        """The value, or the part of it at `index`, after the `on_get_value` callbacks.
+
+        Args:
+            index: an index of arrays; by default the whole.
+        """
         value = self._box.value if self._box.definition.plain_read else self._read(index)
         if index is MISSING or index is Ellipsis:
             return value
@@ -243,6 +247,10 @@ class Variable(Shown, Operators[T]):
         Without an index the new value replaces the old one, whatever its shape and dtype.
         At an index, `...` included, an array keeps its shape and dtype: the new part is broadcast
         and cast to fit, as by `array.at[index].set(value)`.
+
+        Args:
+            value: the new value, or new part of it.
+            index: an index of arrays; by default the whole.
 
         Raises:
             TraceContextError: when called from another trace level than the Variable's own.
@@ -310,7 +318,11 @@ class Variable(Shown, Operators[T]):
     def set_raw_value(self, value: T, *, _unsafe_bypass_check: bool = False) -> None:
         """Store a value, around every callback.
 
-        Raises TraceContextError when called from another trace level than the Variable's own.
+        Args:
+            value: the new value.
+
+        Raises:
+            TraceContextError: when called from another trace level than the Variable's own.
         """
         if trace_state.value is not self._box.trace and not _unsafe_bypass_check:
             self._refuse_write("value")
@@ -326,7 +338,11 @@ class Variable(Shown, Operators[T]):
         self.set_raw_value(value)
 
     def create_value(self, value: T) -> T:
-        """What `value` becomes at creation: the result of the `on_create_value` callbacks."""
+        """What `value` becomes at creation: the result of the `on_create_value` callbacks.
+
+        Args:
+            value: the value that the Variable is made with.
+        """
         for hook in self._box.definition.hooks("on_create_value"):
             value = hook(self, value)
         return value
@@ -381,7 +397,12 @@ class Variable(Shown, Operators[T]):
 
     @classmethod
     def from_metadata(cls, value: T, attributes: tp.Mapping[str, tp.Any]) -> tp.Self:
-        """A Variable with exactly these metadata entries, made without running any callback."""
+        """A Variable with exactly these metadata entries, made without running any callback.
+
+        Args:
+            value: the value.
+            attributes: the metadata.
+        """
         new = object.__new__(cls)
         entries = {**_REQUIRED_DEFAULTS, **attributes}
         _set_box(new, _boxed(define(cls, entries), value))
@@ -397,6 +418,8 @@ class Variable(Shown, Operators[T]):
         """One entry (or `default`), or, without a name, a dict of all.
 
         Args:
+            name: of the entry.
+            default: what to return where there is none.
             exclude_required: leave out the entries every Variable has (`hijax`, `ref`, ...).
 
         Raises:
@@ -429,6 +452,10 @@ class Variable(Shown, Operators[T]):
     def set_metadata(self, *args: tp.Any, **kwargs: tp.Any) -> None:
         """`set_metadata(name, value)`, `set_metadata(name=value)`, or a mapping that replaces all.
 
+        Args:
+            args: a name and a value, or one mapping.
+            kwargs: entries by name.
+
         Raises:
             TypeError: for other arguments, or none.
             ValueError: for a change of `hijax` or `ref`.
@@ -456,11 +483,18 @@ class Variable(Shown, Operators[T]):
         self._redefine({**entries, **_normal_entries(kwargs)})
 
     def has_metadata(self, name: str) -> bool:
-        """Whether there is an entry of this name."""
+        """Whether there is an entry of this name.
+
+        Args:
+            name: of the entry.
+        """
         return name in self._box.definition.metadata
 
     def del_metadata(self, name: str) -> None:
         """Remove one entry.
+
+        Args:
+            name: of the entry.
 
         Raises:
             KeyError: where there is none.
@@ -532,12 +566,22 @@ class Variable(Shown, Operators[T]):
         )
 
     def add_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tell the `on_add_axis` callbacks of a new axis; `spmd.add_axis` names it in metadata, too."""
+        """Tell the `on_add_axis` callbacks of a new axis; `spmd.add_axis` names it in metadata, too.
+
+        Args:
+            axis_index: the position of the axis.
+            axis_name: its name, or None.
+        """
         for hook in self._box.definition.hooks("on_add_axis"):
             hook(self, axis_index, axis_name)
 
     def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tell the `on_remove_axis` callbacks of a removed axis; see `add_axis`."""
+        """Tell the `on_remove_axis` callbacks of a removed axis; see `add_axis`.
+
+        Args:
+            axis_index: the position of the axis.
+            axis_name: its name, or None.
+        """
         for hook in self._box.definition.hooks("on_remove_axis"):
             hook(self, axis_index, axis_name)
 
@@ -546,7 +590,12 @@ class Variable(Shown, Operators[T]):
     def copy(
         self, value: tp.Any = MISSING, *, _copy_ref: bool = True, **updates: tp.Any
     ) -> tp.Self:
-        """A new Variable of the same class and metadata, optionally with other value or entries."""
+        """A new Variable of the same class and metadata, optionally with other value or entries.
+
+        Args:
+            value: the new value; by default the present one.
+            updates: metadata entries to change or add.
+        """
         return self.replace(value, _copy_ref=_copy_ref, **updates)
 
     def replace(
@@ -555,6 +604,10 @@ class Variable(Shown, Operators[T]):
         """A new Variable like this one, with another value or other metadata entries.
 
         `ref=True` moves the value into an array reference of its own, `ref=False` out of one.
+
+        Args:
+            value: the new value, or a Variable of the same class; by default the present one.
+            updates: metadata entries to change or add.
 
         Raises:
             ValueError: when `value` is a Variable of another class, or for `hijax=True`.
@@ -584,13 +637,22 @@ class Variable(Shown, Operators[T]):
     def to_state(
         self, value: tp.Any = MISSING, *, _copy_ref: bool = True, **updates: tp.Any
     ) -> tp.Self:
-        """The same as `copy`."""
+        """The same as `copy`.
+
+        Args:
+            value: the new value; by default the present one.
+            updates: metadata entries to change or add.
+        """
         return self.replace(value, _copy_ref=_copy_ref, **updates)
 
     def copy_from(self, other: Variable[T]) -> None:
         """Take over value and metadata of another Variable.
 
-        Raises ValueError where it is not of the same class.
+        Args:
+            other: a Variable of the same class.
+
+        Raises:
+            ValueError: where it is not of the same class.
         """
         if type(self) is not type(other):
             raise ValueError(
@@ -600,7 +662,11 @@ class Variable(Shown, Operators[T]):
         self.update_from_state(other)
 
     def update_from_state(self, variable_state: Variable[T]) -> None:
-        """Take over value and metadata of another Variable, whatever its class."""
+        """Take over value and metadata of another Variable, whatever its class.
+
+        Args:
+            variable_state: the other Variable.
+        """
         if trace_state.value is not self._box.trace:
             self._refuse_write("value")
         theirs = variable_state._box.definition
@@ -643,7 +709,11 @@ class Variable(Shown, Operators[T]):
     # other -----------------------------------------------------------------------------------
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        """Call the value."""
+        """Call the value.
+
+        Args:
+            args, kwargs: arguments of the value.
+        """
         return tp.cast(tp.Any, self.get_value())(*args, **kwargs)
 
     __str__ = Shown.__repr__  # it is short

@@ -101,6 +101,9 @@ class RngStream(Samplers, Pytree):
     def split(self, k: Splits) -> RngStream:
         """A stream of `k` different keys (`k` a number or a shape), made from the next key.
 
+        Args:
+            k: how many keys: a number or a shape.
+
         >>> import nnxlite as nnx
         >>> nnx.RngStream(0, tag="params").split((2, 3)).key.shape
         (2, 3)
@@ -109,16 +112,28 @@ class RngStream(Samplers, Pytree):
         return RngStream(jax.random.split(self(), k), tag=self.tag)
 
     def broadcast(self, k: Splits) -> RngStream:
-        """A stream of `k` equal keys (`k` a number or a shape), all the next key."""
+        """A stream of `k` equal keys (`k` a number or a shape), all the next key.
+
+        Args:
+            k: how many keys: a number or a shape.
+        """
         k = as_splits(k)
         return RngStream(jnp.broadcast_to(self(), k), tag=self.tag)
 
     def fork(self, *, split: Splits | None = None) -> RngStream:
-        """A new stream that starts from the next key; with `split`, `self.split(split)`."""
+        """A new stream that starts from the next key; with `split`, `self.split(split)`.
+
+        Args:
+            split: how many keys, or None for one.
+        """
         return RngStream(self(), tag=self.tag) if split is None else self.split(split)
 
     def check_scalar(self, where: str = "") -> None:
-        """Raise ValueError, which names the remedy, if the stream has an array of keys."""
+        """Raise ValueError, which names the remedy, if the stream has an array of keys.
+
+        Args:
+            where: words for the message, such as the path of the stream.
+        """
         shape = self.key.value.shape
         if shape:
             raise ValueError(
@@ -212,6 +227,9 @@ class Rngs(Samplers, Pytree):
         (by tag or class: paths begin at the stream); a stream without a match (or with None) keeps
         its key, and restarts at count 0.
 
+        Args:
+            k: how many keys each stream gets, or a mapping from filters to this.
+
         >>> import nnxlite as nnx
         >>> rngs = nnx.Rngs(0, dropout=1).split({"dropout": 5})
         >>> rngs.dropout.key.shape, rngs.default.key.shape
@@ -223,11 +241,18 @@ class Rngs(Samplers, Pytree):
         """New streams with `k` equal keys each (see `RngStream.broadcast`).
 
         `k` may be a mapping, as in `split`; None keeps every key, and restarts at count 0.
+
+        Args:
+            k: how many keys each stream gets, or a mapping from filters to this.
         """
         return self._nnx_rebuild(k, RngStream.broadcast, lambda stream: stream)
 
     def fork(self, /, *, split: SplitSpec | None = None) -> Rngs:
         """Independent streams that start from the next keys; those that `split` selects are split.
+
+        Args:
+            split: how many keys each stream gets, or a mapping from filters to this; None for one
+                each.
 
         >>> import nnxlite as nnx
         >>> rngs = nnx.Rngs(0, dropout=1).fork(split={"dropout": 5})
