@@ -1,10 +1,11 @@
 """Structural versions: how a cached view of an object graph knows that it is still valid.
 
 Every object of a graph has a slot `_nnx_version`.  Zero means that no traversal has recorded its
-structure since it last changed; a positive number, unique in the process, stands for exactly one
-structure.  A traversal calls `observe` on each object and records the number; an edit calls `touch`,
-which resets it to zero.  Equal numbers therefore mean an unchanged structure, and edits of an object
-that was never observed cost nothing.
+structure since it last changed; a positive number, unique in the process, stands for exactly one set
+of names and children.  A traversal calls `observe` on each object and records the number; an edit
+calls `touch`, which resets it to zero.  Equal numbers therefore mean the same names and children, and
+edits of an object that was never observed cost nothing.  Static values are part of the definition
+of an object, which is interned: equal versions and the same definition mean an unchanged structure.
 
 The epoch is one number for the process that changes whenever any observed structure does, so that
 "nothing changed anywhere" is a single comparison.  An edit changes the object first, then its
@@ -26,6 +27,10 @@ class _Epoch:
 
     def __init__(self) -> None:
         self.now = 0
+
+    def move(self) -> None:
+        """Record that some structure has changed (call it after the change)."""
+        self.now = next_number()
 
 
 epoch = _Epoch()
@@ -51,4 +56,4 @@ def touch(node: Versioned) -> None:
     """Record that the node's structure has changed (call it after the change)."""
     if node._nnx_version:
         object.__setattr__(node, "_nnx_version", 0)
-        epoch.now = next_number()
+        epoch.move()

@@ -145,8 +145,10 @@ def _restructured(inner: Inner) -> bool:
     if decoded.raw_slots or decoded.has_containers:
         return True
     if inner.start != epoch.now:
-        for watched, version in zip(inner.watched, inner.versions):
+        for watched, version, form in zip(inner.watched, inner.versions, decoded.node_defs):
             if version and watched._nnx_version != version:
+                return True
+            if isinstance(watched, GraphNode) and watched._nnx_def is not form:
                 return True
     for number, _ in decoded.children:
         definition: ObjectDef = decoded.node_defs[number]
@@ -258,7 +260,8 @@ def _detached(inner: Inner) -> list[tp.Any]:
             return node._box.definition is not definition
         if not version or not isinstance(node, GraphNode):
             return False
-        return node._nnx_version != version or number in loose or bool(definition.mutable)
+        edited = node._nnx_version != version or node._nnx_def is not definition
+        return edited or number in loose or bool(definition.mutable)
 
     return [node for number, node in enumerate(inner.nodes) if changed(number)]
 

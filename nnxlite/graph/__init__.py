@@ -26,6 +26,7 @@ from nnxlite.graph._defs import define as define
 from nnxlite.graph._defs import definition as definition
 from nnxlite.graph._defs import own_status as own_status
 from nnxlite.graph._defs import set_definition as set_definition
+from nnxlite.graph._defs import set_static as set_static
 from nnxlite.graph._edit import pop as pop
 from nnxlite.graph._edit import set_metadata as set_metadata
 from nnxlite.graph._edit import update as update

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import threading
 import types
 import typing as tp
 
@@ -35,7 +36,7 @@ from nnxlite._statics import (
     own_copy,
     stability,
 )
-from nnxlite._versions import observe, touch
+from nnxlite._versions import epoch, observe, touch
 from nnxlite.graph._containers import container_of, has_data
 from nnxlite.graph._kinds import (
     CONTAINERS,
@@ -151,6 +152,14 @@ class ObjectDef:
             new[name] = own_copy(new[name])
         return new
 
+    def with_static(self, name: tp.Any, value: tp.Any) -> ObjectDef:
+        """The definition with another value of one static attribute; this one has to be FIXED."""
+        at = self.layout.static.index(name)
+        statics = (*self.statics[:at], value, *self.statics[at + 1 :])
+        first = len(self.key) - len(statics)
+        keys = (*self.key[: first + at], content_key(value), *self.key[first + at + 1 :])
+        return _defs.find(keys) or intern_object(self.type, self.layout, statics, self.metadata)
+
     def __repr__(self) -> str:
         static = ", ".join(f"{k}={v!r}" for k, v in self.template.items())
         return f"{self.type.__name__}({static})"
@@ -194,25 +203,46 @@ def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
 
     Raises ValueError where data was put into a static container after its assignment.
     """
-    version = 0 if fresh else observe(node)
-    current = _look_up(node)
-    if current is not node._nnx_def or current.mutable:
+    if fresh:
+        current = _look_up(node)
         _set_def(node, current)
-        if node._nnx_version != version:  # edited meanwhile by another thread
-            set_definition(node, None)
+        return current
+    start = epoch.now
+    version = observe(node)
+    current = _look_up(node)
+    with _redefining:
+        if node._nnx_version == version and epoch.now == start:  # else it may have been edited
+            _set_def(node, current)
     return current
 
 
-def set_definition(node: GraphNode, new: ObjectDef | None) -> None:
-    """Give an object that has just been changed its new definition; None if it is not known.
+_redefining = threading.Lock()
+"""Held while an object that other threads may know gets another definition."""
 
-    The version changes before and after.  A thread that worked out a definition
-    before the change and stores it late notices the first change; one that read the object in between
-    notices the second.
+
+def set_definition(node: GraphNode, new: ObjectDef | None) -> None:
+    """Give an object that has just been changed its new definition; None if it is not known."""
+    with _redefining:
+        _set_def(node, new)
+        touch(node)
+
+
+def set_static(node: GraphNode, name: tp.Any, value: tp.Any) -> None:
+    """Give a static attribute of an object another number, flag, text or the like.
+
+    The version stays what it is, since the children do: a plan compares definitions as well.
     """
-    touch(node)
-    _set_def(node, new)
-    touch(node)
+    old, new = node._nnx_def, None
+    if old is not None and old.stability is FIXED:
+        new = old.with_static(name, value)
+    attributes: tp.Any = node.__dict__
+    with _redefining:
+        attributes[name] = value
+        if new is not None and node._nnx_def is old:
+            _set_def(node, new)
+            epoch.move()
+            return
+    set_definition(node, None)
 
 
 def _look_up(node: GraphNode) -> ObjectDef:

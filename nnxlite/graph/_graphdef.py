@@ -204,28 +204,34 @@ class GraphDef(Shown, tp.Generic[N]):
             cached = self._cache["static_items"] = any(item is not None for item in items)
         return cached
 
-    def candidates(self, base: type, name: str) -> tuple[int, ...]:
+    def candidates(self, base: type, name: str, value: tp.Any) -> tuple[int, ...]:
         """The numbers of the objects of a class that have an attribute, or whose class may compute it.
 
-        The last one first. Cached for each name that a loop sets: because of it a change of mode does
-        not ask every module of a model (bench `loops`, training as in tutorials: 8 %).
+        The last one first; of those that have a flag of this value already, one. Cached for each name
+        (and flag) that a loop sets: because of it a change of mode does not ask every module of a model,
+        and setting the mode that a model has asks next to none (bench `loops`, training as in
+        tutorials: 12 %).
 
         Args:
             base: the class.
             name: of the attribute.
+            value: what it is to be set to.
         """
+        flag = value if type(value) is bool else None
 
         def find() -> tuple[int, ...]:
             computes = lambda cls: hasattr(cls, name) or hasattr(cls, "__getattr__")
-            return tuple(
-                number
-                for number, definition in reversed([*enumerate(self.decoded.node_defs)])
-                if isinstance(definition, ObjectDef)
-                and issubclass(definition.type, base)
-                and (name in definition.layout.status or computes(definition.type))
-            )
+            found, have = [], []
+            for number, definition in reversed([*enumerate(self.decoded.node_defs)]):
+                if not isinstance(definition, ObjectDef) or not issubclass(definition.type, base):
+                    continue
+                if flag is not None and definition.template.get(name) is flag:
+                    have.append(number)
+                elif name in definition.layout.status or computes(definition.type):
+                    found.append(number)
+            return (*have[:1], *found)
 
-        return self._once(("candidates", base, name), find)
+        return self._once(("candidates", base, name, flag), find)
 
     def paths_of_node(self, number: int) -> list[Path]:
         """Every path, through objects entered once, that leads to a node.

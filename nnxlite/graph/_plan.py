@@ -2,9 +2,9 @@
 
 A `Plan` is a cached traversal: the interned `GraphDef`, weak references to the nodes, and their
 versions.  It is valid while no node in it has changed structure: if the epoch of the process is the
-same, that is certain; if it is another, the versions of the nodes decide.  Plain containers
-and mutable static values have no version; their content is compared each time.  Where static
-attributes alone have changed, a new plan is derived from the old one.
+same, that is certain; if it is another, the versions and definitions of the nodes decide.  Plain
+containers and mutable static values have no version; their content is compared each time.  Where
+static values alone have changed, a new plan is derived from the old one.
 
 A plan is owned by its first root (slot `_nnx_plans`), and refers to everything weakly: it dies with
 the root and keeps nothing alive.  Values are read and written through weak references to the boxes of
@@ -21,7 +21,7 @@ import weakref
 
 from nnxlite._statics import COPIED, FIXED, content_key
 from nnxlite._versions import epoch, observe
-from nnxlite.graph._defs import ContainerDef, StaticDef, definition
+from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
     ARRAY,
@@ -198,9 +198,12 @@ class Plan:
             carriers = self.carriers()
         except Stale:
             return False
-        for ref, version in zip(carriers, self.versions):
+        definitions = self.graphdef.decoded.node_defs
+        for ref, version, form in zip(carriers, self.versions, definitions):
             node = ref()
             if node is None or (version and node._nnx_version != version):
+                return False
+            if type(form) is ObjectDef and node._nnx_def is not form and not form.mutable:
                 return False
         for ref, version in self.states:
             state = ref()
@@ -216,8 +219,8 @@ class Plan:
                 return False
         return all(content_key(template[name]) == key for template, name, key in self.templates)
 
-    def renewed(self, roots: tuple[tp.Any, ...]) -> Plan | None:
-        """A plan of the same roots, of which only static attributes and metadata have changed.
+    def renewed(self) -> Plan | None:
+        """A plan of the same roots, of which only static values and metadata have changed.
 
         Switching a model between training and evaluation is such a change, and happens in every
         epoch; a new traversal would take several times as long.  None where it takes one.
@@ -227,47 +230,30 @@ class Plan:
         if self.mutable or any(s is None or s._nnx_version != version for s, version in states):
             return None
         versions, tokens = [*self.versions], [*self.graphdef.tokens]
-        decoded, children = self.graphdef.decoded, None
+        decoded = self.graphdef.decoded
         try:
-            for number, carrier in enumerate(self.carriers()):
-                owner = carrier()
-                if owner is None:
-                    return None
-                if not versions[number] or owner._nnx_version == versions[number]:
-                    continue
-                versions[number] = observe(owner)
-                node = self.refs[number]()
-                if isinstance(node, Variable):
-                    new: tp.Any = node._box.definition
-                else:
-                    new = definition(node)
-                    if new.mutable or new.layout is not decoded.node_defs[number].layout:
-                        return None
-                    children = children or dict(decoded.children)
-                    self._check_children(node, new.layout.data, children[number])
-                tokens[decoded.node_tokens[number]] = new
+            carriers = self.carriers()
         except Stale:
             return None
-        graphdef: GraphDef[tp.Any] = GraphDef(tokens, len(roots))
-        plans, key = tp.cast(tp.Any, roots[0]._nnx_plans), _plan_key(roots, self.trees)
-        plan = plans.get((*key, _BEFORE))
-        if plan is None or plan.refs is not self.refs or plan.graphdef is not graphdef:
-            plan = copy.copy(self)
-            plan.graphdef, plan.calls = graphdef, {}
+        for number, (carrier, old) in enumerate(zip(carriers, decoded.node_defs)):
+            owner = carrier()
+            if owner is None:
+                return None
+            same = not versions[number] or owner._nnx_version == versions[number]
+            if type(old) is ObjectDef:
+                new: tp.Any = owner._nnx_def
+                if not same or new is None:
+                    return None
+            elif same:
+                continue
+            else:
+                versions[number] = observe(owner)
+                new = owner.definition
+            tokens[decoded.node_tokens[number]] = new
+        plan = copy.copy(self)
+        plan.graphdef, plan.calls = GraphDef(tokens, self.graphdef.num_roots), {}
         plan.versions, plan.epoch = versions, start
-        _store(plans, (*key, _BEFORE), self)
-        _store(plans, key, plan)
         return plan
-
-    def _check_children(
-        self, node: tp.Any, names: tp.Iterable[tp.Any], codes: tp.Iterable[Code]
-    ) -> None:
-        """Raise Stale unless the data attributes of an object are what they were."""
-        pairs = [(node.__dict__[name], code, self.trees) for name, code in zip(names, codes)]
-        for value, code, _ in pairs:
-            if isinstance(code, ArrayCode) and not _is_leaf(value, False):
-                raise Stale
-        self._arrays_as_coded(pairs)
 
     def nodes(self) -> list[tp.Any]:
         """The nodes, by number."""
@@ -448,18 +434,28 @@ def find_plan(roots: tp.Sequence[tp.Any], trees: bool = False) -> Plan | None:
             return None
     if plan is None or plan.valid(roots):
         return plan
-    return plan.renewed(tuple(roots)) if plan.is_of(roots) else None
+    return _other_mode(plan, plans, roots) if plan.is_of(roots) else None
+
+
+def _other_mode(plan: Plan, plans: dict[tp.Any, Plan], roots: tp.Sequence[tp.Any]) -> Plan | None:
+    """The plan of roots in which only static values and metadata have changed, None if more has."""
+    key = _plan_key(roots, plan.trees)
+    before = plans.get((*key, _BEFORE))
+    now = before if before is not None and before.valid(roots) else plan.renewed()
+    if now is not None:
+        _store(plans, (*key, _BEFORE), plan)
+        _store(plans, key, now)
+    return now
 
 
 _TREES = "trees"
 """What the key of a plan has at its end where the mode made a difference."""
 
 _BEFORE = "before"
-"""The same, for the plan that was renewed: a model that alternates between two modes has two plans.
+"""The same, for the plan that was valid before: a model that alternates between two modes has two.
 
-Bound: one for each plan. Invalidated as any plan: its versions are those of its last use, and it takes
-new ones only where the objects have its definitions again. Earned by training with an evaluation after
-every ten steps (bench `loops`): 15 %.
+Bound: one for each plan. Invalidated as any plan. Earned by training with an evaluation after every ten
+steps (bench `loops`): 15 %.
 """
 
 

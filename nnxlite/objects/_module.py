@@ -417,8 +417,7 @@ def set_existing(
     Raises ValueError, before anything is set, for an attribute that none of them has.
     """
     missing, writes = set(attributes), []
-    for name, modules in _candidates(node, only, attributes, graph):
-        value = attributes[name]
+    for name, value, modules in _candidates(node, only, attributes, graph):
         for module in modules:
             old = module.__dict__.get(name, MISSING)
             if old is MISSING and not _has(module, name):
@@ -436,21 +435,24 @@ def set_existing(
 
 
 def _candidates(
-    node: tp.Any, only: Filter, names: tp.Iterable[str], graph: bool | None
-) -> tp.Iterator[tuple[str, list[Module]]]:
-    """For each name, the modules that a filter matches and that may have such an attribute."""
+    node: tp.Any, only: Filter, attributes: tp.Mapping[str, tp.Any], graph: bool | None
+) -> tp.Iterator[tuple[str, tp.Any, list[Module]]]:
+    """Names and values to set, each with modules that a filter matches and that may have such a name.
+
+    Where many have the value already, one of these stands for all.
+    """
     if only is ...:
         if not GRAPH_MODE.given(graph):
             checked_view(node, graph, "set_attributes")
         graphdef, node_of = nodes_by_number(node)
-        for name in names:
-            modules = map(node_of, graphdef.candidates(Module, name))
-            yield name, [module for module in modules if module is not None]
+        for name, value in attributes.items():
+            modules = map(node_of, graphdef.candidates(Module, name, value))
+            yield name, value, [module for module in modules if module is not None]
     else:
         matches = to_predicate(only)
         chosen = [m for path, m in iter_modules(node, graph=graph) if matches(path, m)]
-        for name in names:
-            yield name, chosen
+        for name, value in attributes.items():
+            yield name, value, chosen
 
 
 def _set_or_restore(writes: tp.Sequence[tuple[Module, str, tp.Any]]) -> None:

@@ -25,7 +25,6 @@ import jax
 from nnxlite._errors import TraceContextError
 from nnxlite._jax import describe_trace, own_annotations, trace_state
 from nnxlite._text import Shown, Text, object_node
-from nnxlite._versions import touch
 from nnxlite.graph import (
     ARRAY,
     CUSTOM,
@@ -44,6 +43,7 @@ from nnxlite.graph import (
     kind_of,
     own_status,
     set_definition,
+    set_static,
     walk,
 )
 from nnxlite.reprlib import text_from
@@ -341,6 +341,9 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
                     return
             elif type(value) in _EXACT and type(old) is type(value) and old == value:
                 return
+            elif type(value) in _SCALARS and self._nnx_version:
+                set_static(self, name, value)
+                return
             attributes[name] = value
         else:
             if type(status) is not dict:
@@ -352,7 +355,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         else:
             _set_def(self, None)
             if self._nnx_version:  # another thread has just put it into a plan
-                touch(self)
+                set_definition(self, None)
 
     def _nnx_discard(self, name: tp.Any) -> None:
         """Remove an existing attribute."""

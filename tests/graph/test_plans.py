@@ -469,3 +469,29 @@ def test_setting_modes_that_are_set_changes_nothing(traversals):
     before, now = len(traversals), epoch.now
     net.eval()
     assert (len(traversals), epoch.now) == (before, now)
+
+
+def test_one_module_of_another_mode_is_set_like_all():
+    net = Net()
+    net.eval()
+    nnx.split(net)
+    net.shared.use_running_average = False
+    net.eval()
+    assert net.shared.use_running_average is True
+    assert nnx.merge(*nnx.split(net)).shared.use_running_average is True
+
+
+def test_a_flag_that_a_compiled_function_sets_is_set_outside():
+    @nnx.jit
+    def swap(net):
+        was = net.shared.use_running_average
+        net.shared.use_running_average = not was
+        net.mode = f"was {was}"
+
+    net = Net()
+    nnx.split(net)
+    for was in (False, True, False):
+        assert net.shared.use_running_average is was
+        swap(net)
+        assert net.mode == f"was {was}"
+        assert nnx.merge(*nnx.split(net)).shared.use_running_average is not was

@@ -149,6 +149,37 @@ def test_no_stale_definition_stays_after_edits_from_other_threads():
         assert nnx.graphdef(model) == nnx.graphdef(slow.copied(model))
 
 
+class Flags(nnx.Module):
+    def __init__(self, name: tp.Any):
+        self.kernel = nnx.Param(ONE)
+        self.name, self.first, self.second = name, False, False
+
+
+def test_flags_of_one_object_set_from_all_threads():
+    """Several write static attributes of one object, one adds and removes others; some read."""
+    for attempt in range(ROUNDS):
+        model = Flags(f"flags{attempt}")
+        nnx.split(model)
+
+        def write(number: int, m: tp.Any = model) -> None:
+            name = ("first", "second", "name", "extra")[number]
+            for i in range(40):
+                setattr(m, name, i if number == 2 else nnx.Param(ONE) if number == 3 else i % 3 > 0)
+                if number == 3:
+                    del m.extra
+
+        def read(number: int, m: tp.Any = model) -> None:
+            for _ in range(20):
+                try:
+                    nnx.split(m)
+                except KeyError:  # names and values read at different moments
+                    pass
+
+        together(write, read)
+        assert nnx.graphdef(model) == nnx.graphdef(slow.copied(model))
+        assert slow.canonical(nnx.merge(*nnx.split(model))) == slow.canonical(model)
+
+
 def test_updates_of_one_object_from_all_threads_leave_one_of_them():
     model = nnx.List([nnx.Param(jnp.array(0)) for _ in range(20)])
     states = [nnx.State({i: jnp.array(n) for i in range(20)}) for n in range(THREADS)]
