@@ -26,6 +26,7 @@ from nnxlite import wrappers as wrappers
 from nnxlite._config import set_graph_mode as set_graph_mode
 from nnxlite._config import set_graph_updates as set_graph_updates
 from nnxlite._config import use_eager_sharding as use_eager_sharding
+from nnxlite._config import use_named_scopes as use_named_scopes
 from nnxlite._config import using_eager_sharding as using_eager_sharding
 from nnxlite._errors import NnxError as NnxError
 from nnxlite._errors import TraceContextError as TraceContextError

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 import nnxlite as nnx
-from nnxlite._config import EAGER_SHARDING, GRAPH_MODE, GRAPH_UPDATES, flag_from_environment
+from nnxlite._config import (
+    EAGER_SHARDING,
+    GRAPH_MODE,
+    GRAPH_UPDATES,
+    NAMED_SCOPES,
+    flag_from_environment,
+)
 
 NAME = "NNXLITE_TEST_FLAG"
 
@@ -33,6 +39,7 @@ def test_a_flag_that_is_none(monkeypatch):
         ("set_graph_mode", GRAPH_MODE),
         ("set_graph_updates", GRAPH_UPDATES),
         ("use_eager_sharding", EAGER_SHARDING),
+        ("use_named_scopes", NAMED_SCOPES),
     ],
 )
 def test_a_switch_takes_a_bool_and_keeps_the_setting_otherwise(name, setting):

@@ -29,6 +29,7 @@ from nnxlite.objects._rngs import reseed as reseed
 from nnxlite.objects._rngs import restore_rngs as restore_rngs
 from nnxlite.objects._rngs import split_rngs as split_rngs
 from nnxlite.objects._rngs import with_rngs as with_rngs
+from nnxlite.objects._scopes import in_scope as in_scope
 from nnxlite.objects._views import view as view
 from nnxlite.objects._views import view_info as view_info
 from nnxlite.objects._views import with_attributes as with_attributes

@@ -32,6 +32,7 @@ from nnxlite.graph import (
 )
 from nnxlite.objects._frozen import freeze
 from nnxlite.objects._pytree import Pytree, Tagged, set_by_class
+from nnxlite.objects._scopes import scoped
 from nnxlite.variables import (
     MISSING,
     Perturbation,
@@ -114,6 +115,9 @@ class Module(Pytree):
         if frozen or cls._nnx_frozen:
             cls._nnx_frozen = True
             freeze(cls)
+        call = cls.__dict__.get("__call__")
+        if isinstance(call, types.FunctionType):
+            cls.__call__ = scoped(call)
 
     # recording -------------------------------------------------------------------------------
 

@@ -16,9 +16,10 @@ import weakref
 import jax
 
 from nnxlite._config import Modes
+from nnxlite._jax import EAGER, trace_state
 from nnxlite._statics import ById, UnhashableStatic, static_key
 from nnxlite.boundary import Inputs, is_root
-from nnxlite.objects import BoundMethod
+from nnxlite.objects import BoundMethod, Module, in_scope
 from nnxlite.variables import MISSING
 
 P = tp.ParamSpec("P")
@@ -42,6 +43,7 @@ class Wrapper(tp.Generic[P, R]):
     __wrapped__: tp.Callable[P, R]
     __name__: str
     __qualname__: str
+    _calls_module = False
 
     def __init__(self, fun: tp.Any, options: tp.Any) -> None:
         functools.update_wrapper(tp.cast(tp.Any, self), fun)  # first: its attributes give way
@@ -59,7 +61,14 @@ class Wrapper(tp.Generic[P, R]):
         self: Wrapper[tp.Concatenate[tp.Any, Q], R], instance: object, owner: tp.Any = None
     ) -> tp.Callable[Q, R]: ...
     def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        return self if instance is None else functools.partial(tp.cast(tp.Any, self), instance)
+        if instance is None:
+            return self
+        if self._calls_module and trace_state.value is not EAGER:
+            return functools.partial(in_scope, self, instance)
+        return functools.partial(tp.cast(tp.Any, self), instance)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._calls_module = name == "__call__" and issubclass(owner, Module)
 
     def __repr__(self) -> str:
         return f"{self.name}({name_of(self.__wrapped__)})"

@@ -134,7 +134,12 @@ assert_type(
 with nnx.logical_axis_rules([("embed", "model")]):
     pass
 assert_type(nnx.using_eager_sharding(), bool)
-with nnx.use_eager_sharding(False), nnx.set_graph_mode(True), nnx.set_graph_updates(True):
+with (
+    nnx.use_named_scopes(False),
+    nnx.use_eager_sharding(False),
+    nnx.set_graph_mode(True),
+    nnx.set_graph_updates(True),
+):
     pass
 with nnx.update_context("step") as context:
     assert_type(context, nnx.UpdateContext)

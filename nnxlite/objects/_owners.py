@@ -1,0 +1,48 @@
+"""The model that a layer is part of.
+
+A layer has no reference to the model that contains it.  But the objects that are being called are
+arguments of the functions on the call stack, and the outermost one that contains the layer is the
+model.  As this searches all of them, it is for errors, and for names that are given once in a trace.
+"""
+
+from __future__ import annotations
+
+import types
+import typing as tp
+
+from nnxlite.graph import Path, iter_graph
+from nnxlite.objects._pytree import Pytree
+
+Paths: tp.TypeAlias = dict[int, tuple[Path, tp.Any]]
+"""Objects with their paths, by `id`."""
+
+
+def owner_of(layer: tp.Any, frame: types.FrameType | None) -> tuple[Pytree, Paths] | None:
+    """The outermost object that contains a layer, and what is in it; None if there is none.
+
+    Args:
+        layer: an object.
+        frame: where it was called.
+    """
+    owners: dict[int, Pytree] = {}
+    while frame is not None:
+        code, values = frame.f_code, frame.f_locals
+        for name in code.co_varnames[: code.co_argcount]:
+            value = values.get(name)
+            if isinstance(value, Pytree) and value is not layer:
+                owners.pop(id(value), None)
+                owners[id(value)] = value
+        frame = frame.f_back
+    for owner in reversed(owners.values()):
+        paths = paths_in(owner)
+        if id(layer) in paths:
+            return owner, paths
+    return None
+
+
+def paths_in(owner: Pytree) -> Paths:
+    """Everything in an object; nothing if that is half built."""
+    try:
+        return {id(value): (path, value) for path, value in iter_graph(owner)}
+    except Exception:  # what is to be named matters more
+        return {}

@@ -1,0 +1,87 @@
+"""Named scopes: operations of a module carry its path, in profiles, HLO and messages of JAX.
+
+While JAX records a program, each call of a module runs in a `jax.named_scope`: the outermost module by
+its class, those inside it by their path.  Outside of traces, and in the compiled program, it is nothing.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import sys
+import types
+import typing as tp
+
+import jax
+
+from nnxlite._config import NAMED_SCOPES
+from nnxlite._jax import EAGER, trace_state
+from nnxlite.graph import Path
+from nnxlite.objects._owners import Paths, owner_of, paths_in
+
+C = tp.TypeVar("C", bound=tp.Callable[..., tp.Any])
+
+
+class _Call(tp.NamedTuple):
+    """A call that is running: its module, where that is, and the other modules of the same model."""
+
+    module: tp.Any
+    path: Path
+    paths: Paths
+
+
+_running: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("running", default=None)
+
+
+def scoped(call: C) -> C:
+    """The `__call__` of a module class, as one that names the operations it records.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> class Net(nnx.Module):
+    ...     def __init__(self, rngs):
+    ...         self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs)])
+    ...     def __call__(self, x):
+    ...         return jnp.sin(self.layers[0](x))
+    >>> net = Net(nnx.Rngs(0))
+    >>> program = jax.make_jaxpr(lambda x: net(x))(jnp.ones((1, 2)))
+    >>> [str(eqn.source_info.name_stack) for eqn in program.eqns][-3:]
+    ['Net/layers/0', 'Net/layers/0', 'Net']
+    """
+
+    @functools.wraps(call)
+    def __call__(self: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        if trace_state.value is EAGER:
+            return call(self, *args, **kwargs)
+        return in_scope(call, self, *args, **kwargs)
+
+    return tp.cast(C, __call__)
+
+
+def in_scope(call: tp.Any, module: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    """Call a module inside a trace."""
+    around = _running.get()
+    if (around is not None and around.module is module) or not NAMED_SCOPES.get():
+        return call(module, *args, **kwargs)
+    names, here = _enter(module, around, sys._getframe(1))
+    token = _running.set(here)
+    try:
+        with jax.named_scope("/".join(names)):
+            return call(module, *args, **kwargs)
+    finally:
+        _running.reset(token)
+
+
+def _enter(module: tp.Any, around: _Call | None, frame: types.FrameType) -> tuple[list[str], _Call]:
+    """The names of the scope of a call inside another one, or of the outermost one."""
+    if around is not None and id(module) in around.paths:
+        path, _ = around.paths[id(module)]
+        inside = path[: len(around.path)] == around.path
+        names = path[len(around.path) :] if inside else path
+        return [*map(str, names)] or [type(module).__name__], _Call(module, path, around.paths)
+    owner, paths = owner_of(module, frame) or (module, paths_in(module))
+    path, _ = paths[id(module)] if id(module) in paths else ((), module)
+    names = [*map(str, path)]
+    copied = around is not None and type(owner) is type(around.module)  # by a transform
+    if not (path and copied):
+        names.insert(0, type(owner).__name__)
+    return names, _Call(module, path, paths)

@@ -1,0 +1,222 @@
+"""Calls of modules name the operations that they record: in jaxprs, HLO and so in profiles."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import nnxlite as nnx
+
+X = jnp.ones((2, 4))
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.first = nnx.Linear(4, 4, rngs=rngs)
+        self.second = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(jnp.sin(self.first(x)))
+
+
+class Remat(Block):
+    @nnx.remat
+    def __call__(self, x):
+        return self.second(jnp.sin(self.first(x)))
+
+
+class Child(Block):
+    def __call__(self, x):
+        return jnp.cos(super().__call__(x))
+
+
+class Net(nnx.Module):
+    def __init__(self, kind: tp.Any = Block):
+        rngs = nnx.Rngs(0)
+        self.enter = nnx.Linear(4, 4, rngs=rngs)
+        self.blocks = nnx.List([kind(rngs), kind(rngs)])
+        self.last = self.enter
+
+    def __call__(self, x):
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def subjaxprs(value: tp.Any) -> tp.Iterator[tp.Any]:
+    for part in jax.tree.leaves(value):
+        part = getattr(part, "jaxpr", part)
+        if hasattr(part, "eqns"):
+            yield part
+
+
+def recorded(jaxpr: tp.Any, outer: str = "") -> tp.Iterator[tuple[str, str]]:
+    """The primitives of a program with their scopes, those of inner programs too."""
+    for eqn in jaxpr.eqns:
+        scope = "/".join(filter(None, (outer, str(eqn.source_info.name_stack))))
+        inner = [part for value in eqn.params.values() for part in subjaxprs(value)]
+        for part in inner:
+            yield from recorded(part, scope)
+        if not inner:
+            yield eqn.primitive.name, scope
+
+
+def scopes(fun: tp.Any, *args: tp.Any, of: str = "dot_general") -> list[str]:
+    program = jax.make_jaxpr(fun)(*args)
+    return [scope for name, scope in recorded(program.jaxpr) if name == of]
+
+
+def test_calls_have_the_path_of_their_module():
+    net = Net()
+    expected = [
+        "Net/enter",
+        "Net/blocks/0/first",
+        "Net/blocks/0/second",
+        "Net/blocks/1/first",
+        "Net/blocks/1/second",
+        "Net/enter",  # the first path of a shared module
+    ]
+    assert scopes(lambda x: net(x), X) == expected
+    assert scopes(lambda x: net(x), X, of="sin") == ["Net/blocks/0", "Net/blocks/1"]
+    graphdef, state = nnx.split(net)
+    assert scopes(lambda state, x: nnx.merge(graphdef, state)(x), state, X) == expected
+    assert scopes(lambda x: nnx.jit(lambda net, x: net(x))(net, x), X) == expected
+
+
+def test_a_part_that_is_called_alone_has_its_path_in_the_model():
+    def encode(net, x):
+        return net.blocks[1](net.enter(x))
+
+    assert scopes(nnx.jit(encode), Net(), X) == [
+        "Net/enter",
+        "Net/blocks/1/first",
+        "Net/blocks/1/second",
+    ]
+    layer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    assert scopes(lambda x: layer(x), X) == ["Linear"]
+
+
+def test_a_module_under_a_transform_has_the_path_of_the_module_itself():
+    assert scopes(nnx.jit(lambda net, x: net(x)), Net(Remat), X)[1:-1] == [
+        "Net/blocks/0/first",
+        "Net/blocks/0/second",
+        "Net/blocks/1/first",
+        "Net/blocks/1/second",
+    ]
+
+
+def test_super_opens_no_second_scope():
+    child = Child(nnx.Rngs(0))
+    assert scopes(lambda x: child(x), X) == ["Child/first", "Child/second"]
+    assert scopes(lambda x: child(x), X, of="cos") == ["Child"]
+
+
+def test_scopes_in_a_scan_over_layers():
+    @nnx.vmap
+    def stack(key):
+        return Block(nnx.Rngs(key))
+
+    @nnx.jit
+    def run(blocks, x):
+        return nnx.scan(lambda x, block: (block(x), None), in_axes=(nnx.Carry, 0))(x, blocks)[0]
+
+    assert scopes(run, stack(jax.random.split(jax.random.key(0), 3)), X) == [
+        "Block/first",
+        "Block/second",
+    ]
+
+
+def test_scopes_are_in_the_hlo_of_a_training_step():
+    net = Net()
+    optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(net, optimizer, x):
+        grads = nnx.grad(lambda net: net(x).sum())(net)
+        optimizer.update(net, grads)
+
+    names = re.findall(r'op_name="([^"]*)"', step.lower(net, optimizer, X).compile().as_text())
+    assert "jit(step)/jvp(Net)/blocks/0/first/dot_general" in names
+    assert "jit(step)/transpose(jvp(Net))/blocks/1/second/dot_general" in names
+
+
+def test_the_setting_turns_scopes_off_and_compiles_again():
+    net, traces = Net(), []
+
+    @nnx.jit
+    def run(net, x):
+        traces.append(nnx.use_named_scopes.current_value())
+        return net(x)
+
+    on = run.lower(net, X).compile().as_text()
+    with nnx.use_named_scopes(False):
+        off = run.lower(net, X).compile().as_text()
+        assert scopes(lambda x: net(x), X) == [""] * 6
+    assert "blocks/0" in on and "blocks/0" not in off
+    assert traces == [True, False]
+
+
+def test_results_and_signatures_are_what_they_were():
+    net = Net()
+    expected = net(X)
+    with nnx.use_named_scopes(False):
+        assert (nnx.jit(lambda net, x: net(x))(net, X) == expected).all()
+    assert (nnx.jit(net)(X) == expected).all()
+    assert (nnx.jit(Net.__call__)(net, X) == expected).all()
+    assert Net.__call__.__qualname__ == "Net.__call__"
+    assert list(inspect.signature(Net.__call__).parameters) == ["self", "x"]
+
+
+def test_a_failed_call_leaves_no_scope_behind():
+    class Fails(nnx.Module):
+        def __call__(self, x):
+            raise RuntimeError("refused")
+
+    net, fails = Net(), Fails()
+
+    def run(x):
+        with pytest.raises(RuntimeError, match="refused"):
+            fails(x)
+        return net(x)
+
+    assert scopes(run, X)[0] == "Net/enter"
+
+
+def test_threads_have_their_own_scopes():
+    nets = [Net(), Block(nnx.Rngs(0))]
+    found: dict[int, set[str]] = {0: set(), 1: set()}
+
+    def work(number: int) -> None:
+        for _ in range(10):
+            found[number] |= {s.split("/")[0] for s in scopes(lambda x: nets[number](x), X)}
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: {"Net"}, 1: {"Block"}}
+
+
+def test_half_built_and_edited_modules_are_called_all_the_same():
+    class Builds(nnx.Module):
+        def __init__(self, x):
+            self.inner = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+            self.plain = [self.inner]
+            self.plain.append(self.plain)  # contains itself: there is no graph
+            self.shape = self.inner(x).shape
+            del self.plain
+
+        def __call__(self, x):
+            self.late = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+            return self.late(x)
+
+    assert scopes(lambda x: Builds(x)(x), X) == ["Linear", "Builds/late"]
