@@ -145,6 +145,7 @@ from nnxlite.inspect import display as display
 from nnxlite.inspect import draw as draw
 from nnxlite.inspect import find_nan as find_nan
 from nnxlite.inspect import memory as memory
+from nnxlite.inspect import profile as profile
 from nnxlite.inspect import statistics as statistics
 from nnxlite.inspect import tabulate as tabulate
 from nnxlite.nn import RNN as RNN

@@ -14,6 +14,8 @@ from nnxlite.inspect._memory import StepMemory as StepMemory
 from nnxlite.inspect._memory import memory as memory
 from nnxlite.inspect._nan import NotFinite as NotFinite
 from nnxlite.inspect._nan import find_nan as find_nan
+from nnxlite.inspect._profile import Profile as Profile
+from nnxlite.inspect._profile import profile as profile
 from nnxlite.inspect._statistics import GradientStatistics as GradientStatistics
 from nnxlite.inspect._statistics import OutputStatistics as OutputStatistics
 from nnxlite.inspect._statistics import Statistics as Statistics
