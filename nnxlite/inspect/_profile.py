@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import typing as tp
+import warnings
 
 import jax
 
@@ -287,14 +288,14 @@ def _trace_file(trace: pathlib.Path) -> str:
     return str(found[-1])
 
 
-def _events(file: str) -> tp.Iterator[tuple[tp.Any, dict[str, tp.Any]]]:
+def _events(file: str) -> list[tuple[tp.Any, dict[str, tp.Any]]]:
     """The operations of programs in a trace."""
-    for plane in jax.profiler.ProfileData.from_file(file).planes:
-        for line in plane.lines:
-            for event in line.events:
-                stats = dict(event.stats)
-                if "hlo_op" in stats:
-                    yield event, stats
+    data = jax.profiler.ProfileData.from_file(file)
+    events = (event for plane in data.planes for line in plane.lines for event in line.events)
+    with warnings.catch_warnings():  # Python warns of JAX's own types; as an error that is fatal
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found = [(event, dict(event.stats)) for event in events]
+    return [(event, stats) for event, stats in found if "hlo_op" in stats]
 
 
 def _known_path(op_name: str, rows: tp.Container[str]) -> str:
