@@ -16,7 +16,7 @@ from nnxlite.transforms._jit import JitOptions, JitWrapped, jit
 from nnxlite.transforms._wrapper import P, R, Unequal, name_of
 
 if tp.TYPE_CHECKING:
-    from nnxlite.transforms._signatures import ModeKeywords, ShardedJitKeywords
+    from nnxlite.transforms._signatures import JitKeywords, ModeKeywords
 
 A1 = tp.TypeVar("A1")
 A2 = tp.TypeVar("A2")
@@ -48,7 +48,7 @@ def jit_partial(
     fun: tp.Callable[tp.Concatenate[A1, P], R],
     arg: A1,
     /,
-    **options: tp.Unpack[ShardedJitKeywords],
+    **options: tp.Unpack[JitKeywords],
 ) -> JitPartial[P, R]: ...
 @tp.overload
 def jit_partial(
@@ -56,7 +56,7 @@ def jit_partial(
     first: A1,
     second: A2,
     /,
-    **options: tp.Unpack[ShardedJitKeywords],
+    **options: tp.Unpack[JitKeywords],
 ) -> JitPartial[P, R]: ...
 @tp.overload
 def jit_partial(
@@ -65,11 +65,11 @@ def jit_partial(
     second: A2,
     third: A3,
     /,
-    **options: tp.Unpack[ShardedJitKeywords],
+    **options: tp.Unpack[JitKeywords],
 ) -> JitPartial[P, R]: ...
 @tp.overload
 def jit_partial(
-    fun: tp.Callable[..., R], *partial_args: tp.Any, **options: tp.Unpack[ShardedJitKeywords]
+    fun: tp.Callable[..., R], *partial_args: tp.Any, **options: tp.Unpack[JitKeywords]
 ) -> JitPartial[..., R]: ...
 def jit_partial(
     fun: tp.Callable[..., tp.Any],
@@ -84,6 +84,8 @@ def jit_partial(
     device: tp.Any = None,
     backend: str | None = None,
     inline: bool = False,
+    donate: tp.Literal["written"] | None = None,
+    max_traces: int | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> JitPartial[..., tp.Any]:
@@ -95,11 +97,12 @@ def jit_partial(
         fun: the function.
         partial_args: its first arguments.
         in_shardings, out_shardings, static_argnums, static_argnames, donate_argnums,
-            donate_argnames, keep_unused, device, backend, inline, graph, graph_updates: see `jit`.
-            Argument number 0 stands for all of `partial_args`, 1 for the first further argument.
+            donate_argnames, keep_unused, device, backend, inline, donate, max_traces, graph,
+            graph_updates: see `jit`. Argument number 0 stands for all of `partial_args`, 1 for the
+            first further argument.
 
     Returns:
-        A function of the further arguments.
+        A function of the further arguments, with the methods of a function under `jit`.
 
     Raises:
         ValueError: with `graph=False`, where an object or Variable is in several places of them.
@@ -124,6 +127,8 @@ def jit_partial(
         device=device,
         backend=backend,
         inline=inline,
+        donate=donate,
+        max_traces=max_traces,
         graph=graph,
         graph_updates=graph_updates,
     )

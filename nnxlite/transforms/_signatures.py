@@ -37,8 +37,8 @@ class ModeKeywords(tp.TypedDict, total=False):
     graph_updates: bool | None
 
 
-class ShardedJitKeywords(ModeKeywords, total=False):
-    """The options of `jit_partial`."""
+class JitKeywords(ModeKeywords, total=False):
+    """The options of `jit` and `jit_partial`."""
 
     in_shardings: tp.Any
     out_shardings: tp.Any
@@ -50,11 +50,6 @@ class ShardedJitKeywords(ModeKeywords, total=False):
     device: tp.Any
     backend: str | None
     inline: bool
-
-
-class JitKeywords(ShardedJitKeywords, total=False):
-    """The options of `jit`."""
-
     donate: tp.Literal["written"] | None
     max_traces: int | None
 

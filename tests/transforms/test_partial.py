@@ -110,6 +110,29 @@ def test_jit_partial_structure_changes_and_failures():
         nnx.jit_partial(lambda a, b: a.x, m, m, graph=False)()
 
 
+def test_jit_partial_says_why_it_was_compiled_again():
+    step = nnx.jit_partial(call, nnx.Linear(2, 3, rngs=nnx.Rngs(0)), max_traces=2)
+    step(jnp.ones((1, 2)))
+    step(jnp.ones((5, 2)))
+    assert step.explain().causes == ("x: float32[1,2] -> float32[5,2]",)
+    assert step.cache_info().traces == 2
+    with pytest.raises(RuntimeError, match="would be traced 3 times; max_traces=2"):
+        step(jnp.ones((7, 2)))
+
+
+def test_jit_partial_donates_what_is_written():
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+
+    def step(model):
+        model.bias[...] += 1.0
+
+    donating = nnx.jit_partial(step, model, donate="written")
+    assert donating.donation().paths == ("model.bias",)
+    before = model.bias[...]
+    donating()
+    assert before.is_deleted() and model.bias[...].tolist() == [1.0, 1.0, 1.0]
+
+
 # cached_partial ----------------------------------------------------------------------------------
 
 

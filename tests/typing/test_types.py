@@ -141,7 +141,7 @@ def test_signature_of_a_transformed_function_is_its_own(transform):
 
 KEYWORDS = {
     nnx.jit: signatures.JitKeywords,
-    nnx.jit_partial: signatures.ShardedJitKeywords,
+    nnx.jit_partial: signatures.JitKeywords,
     nnx.vmap: signatures.VmapKeywords,
     nnx.pmap: signatures.PmapKeywords,
     nnx.scan: signatures.ScanKeywords,
