@@ -492,12 +492,12 @@ def filter_jacrev(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     As `filter_jacfwd` otherwise.
 
     Args:
-        fun: the function; its first argument and its result are trees of arrays.
+        fun: a function of anything that returns anything.
         has_aux: the function returns `(value, aux)`; the result is then `(jacobian, aux)`.
 
     Returns:
-        A function of the same arguments, which returns the tree of the result with a tree like the
-        first argument in place of each array.
+        A function that gives, in the form of the value, at each floating-point leaf a tree in the form
+        of the first argument, and None elsewhere.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter_jacrev(lambda p: p[0] * p[1])((jnp.ones(2), 3))[0].tolist()
@@ -518,12 +518,12 @@ def filter_hessian(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     """The Hessian with respect to the first argument.
 
     Args:
-        fun: a function of floating-point arrays in its first argument; its result is one scalar.
+        fun: a function of anything that returns anything, such as a scalar.
         has_aux: the function returns `(value, aux)`; the result is then `(hessian, aux)`.
 
     Returns:
-        A function of the same arguments, which returns the first argument's tree with another such
-        tree in place of each array.
+        A function that gives, at each floating-point leaf of the value, a tree in the form of the first
+        argument with another such tree at each of its leaves.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter_hessian(lambda x: (x**2).sum())(jnp.ones(2)).tolist()

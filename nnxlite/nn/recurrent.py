@@ -32,6 +32,17 @@ from nnxlite.variables import RngState
 _logger = logging.getLogger(__name__)
 
 
+class RNNKeywords(tp.TypedDict, total=False):
+    """The options of a call of `RNN` or `Bidirectional`, but for `return_carry`."""
+
+    initial_carry: tp.Any
+    seq_lengths: jax.Array | None
+    time_major: bool | None
+    reverse: bool | None
+    keep_order: bool | None
+    rngs: KeySource | None
+
+
 class RNN(Module):
     """Runs a cell along the time axis of its input.
 
@@ -90,6 +101,30 @@ class RNN(Module):
         self.state_axes = _checked_axes({...: Carry} if state_axes is None else state_axes)
         self.broadcast_rngs = broadcast_rngs
 
+    @tp.overload
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        return_carry: tp.Literal[True],
+        **options: tp.Unpack[RNNKeywords],
+    ) -> tuple[tp.Any, jax.Array]: ...
+    @tp.overload
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        return_carry: tp.Literal[False],
+        **options: tp.Unpack[RNNKeywords],
+    ) -> jax.Array: ...
+    @tp.overload
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        return_carry: bool | None = None,
+        **options: tp.Unpack[RNNKeywords],
+    ) -> tp.Any: ...
     def __call__(
         self,
         inputs: jax.Array,
@@ -364,6 +399,30 @@ class Bidirectional(Module):
         self.return_carry = return_carry
         self.rngs = data(_carry_stream(self, rngs))
 
+    @tp.overload
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        return_carry: tp.Literal[True],
+        **options: tp.Unpack[RNNKeywords],
+    ) -> tuple[tp.Any, jax.Array]: ...
+    @tp.overload
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        return_carry: tp.Literal[False],
+        **options: tp.Unpack[RNNKeywords],
+    ) -> jax.Array: ...
+    @tp.overload
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        return_carry: bool | None = None,
+        **options: tp.Unpack[RNNKeywords],
+    ) -> tp.Any: ...
     def __call__(
         self,
         inputs: jax.Array,

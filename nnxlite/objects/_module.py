@@ -73,9 +73,9 @@ class Module(Pytree):
     """Base of layers and models.
 
     Attributes that are arrays, Variables or objects are data: `state`, `grad` and the transforms
-    see them. All others are settings, part of the structure. Layers are put together by assigning
-    them to attributes, or to a `List` or `Dict` in one. An object may be reached by several paths:
-    it stays one object through every transform.
+    see them. All others are settings, part of the structure. Assign layers to attributes, or put
+    them into a `List` or `Dict`. An object may be at several paths: it stays one object through
+    every transform.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> class Double(nnx.Module):
@@ -86,7 +86,7 @@ class Module(Pytree):
     >>> Double()(3.0)
     Array(6., dtype=float32, weak_type=True)
 
-    Modes and parameters of a whole model are reached from its root:
+    What concerns a whole model starts at its root:
 
     >>> class Net(nnx.Module):
     ...     def __init__(self, rngs):

@@ -420,8 +420,7 @@ def vmap(
     Args:
         f: the function, or a class to build stacked objects; without it a decorator is returned.
         in_axes: axis of each argument (a prefix); `None` broadcasts; `StateAxes` chooses by
-            Variable.
-            Keyword arguments count at their positions; those that have none are mapped over
+            Variable. Keyword arguments count at their positions; those that have none are mapped over
             axis 0. What a bound method or a callable object carries is broadcast.
         out_axes: the same for the result. What is written into an argument keeps its input axis.
         axis_name, axis_size, spmd_axis_name: as in `jax.vmap`.
@@ -445,7 +444,7 @@ def vmap(
     >>> nnx.vmap(lambda m, x: m(x))(models, jax.numpy.ones((4, 2))).shape
     (4, 3)
 
-    Some Variables may be mapped and others not; random streams are split for the slices:
+    Some Variables may be mapped and others not. Random streams are split first, one key for each slice:
 
     >>> axes = nnx.StateAxes({nnx.Param: 0, ...: None})
     >>> nnx.vmap(lambda m, x: m(x), in_axes=(axes, None))(models, jax.numpy.ones(2)).shape

@@ -325,7 +325,7 @@ def scan(
     >>> forward(jnp.ones((1, 2)), blocks).shape
     (1, 2)
 
-    An object may be carried, beside the carry of an array; a scalar is stacked for each step:
+    The carry may contain objects:
 
     >>> @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
     ... def count(carry, x):

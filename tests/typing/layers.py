@@ -79,7 +79,11 @@ assert_type(nnx.SimpleCell(4, 3, rngs=rngs)(carry[0], x[:, 0])[1], jax.Array)
 cell: nnx.RNNCellBase = lstm
 forward, backward = nnx.RNN(lstm), nnx.RNN(nnx.LSTMCell(4, 3, rngs=rngs))
 assert_type(forward(x), tp.Any)
-assert_type(nnx.Bidirectional(forward, backward)(x), tp.Any)
+assert_type(forward(x, return_carry=False, time_major=False), jax.Array)
+assert_type(forward(x, return_carry=True), tuple[tp.Any, jax.Array])
+both = nnx.Bidirectional(forward, backward)
+assert_type(both(x), tp.Any)
+assert_type(both(x, return_carry=True), tuple[tp.Any, jax.Array])
 
 # Functions
 

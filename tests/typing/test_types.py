@@ -15,6 +15,7 @@ import jax
 import pytest
 
 import nnxlite as nnx
+from nnxlite.nn.recurrent import RNNKeywords
 from nnxlite.transforms import _signatures as signatures
 from nnxlite.variables import _members as members
 from nnxlite.variables._operators import ArrayOperators
@@ -159,6 +160,12 @@ def test_options_of_overloads_are_those_of_the_transform(transform):
     required = re.compile(r"tp\.Required\[(.*)\]")
     notes = {name: required.sub(r"\1", x.__forward_arg__) for name, x in options.items()}
     assert notes == named
+
+
+@pytest.mark.parametrize("layer", [nnx.RNN, nnx.Bidirectional])
+def test_options_of_a_call_of_recurrent_layers(layer):
+    names = inspect.signature(layer.__call__).parameters.keys()
+    assert names - {"self", "inputs", "return_carry"} == RNNKeywords.__annotations__.keys()
 
 
 def test_options_of_grad():
