@@ -87,8 +87,7 @@ def call_difference(before: CallDef, after: CallDef) -> str:
     if before.treedef != after.treedef:
         difference = _difference(old, new)
         return f"the arguments are {difference or f'{after.treedef} in place of {before.treedef}'}"
-    roots = [old[position] for position in before.where]
-    return graph_difference(before.graphdef, after.graphdef, roots)
+    return graph_difference(before.graphdef, after.graphdef, before.root_paths())
 
 
 def edits_text(call: CallDef, graph: OutGraph | None) -> str:

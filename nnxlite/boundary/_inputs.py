@@ -128,6 +128,11 @@ class CallDef:
         pairs = jax.tree_util.tree_leaves_with_path(self.template())
         return [tuple(map(key_name, path)) for path, _ in pairs]
 
+    def root_paths(self) -> list[Path]:
+        """The path of each root, without its first name; see `ArgumentLeaf.text`."""
+        paths = self.paths()
+        return [paths[position][1:] for position in self.where]
+
     def leaves(self) -> list[ArgumentLeaf]:
         """All leaves, in their order; a leaf with several paths has its first."""
         paths = self.paths()
@@ -239,8 +244,18 @@ class Inputs:
             leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in seen.leaves
         ]
 
-    def in_mode(self, graph: bool, caller: str) -> Inputs:
+    def in_mode(
+        self,
+        graph: bool,
+        caller: str,
+        in_words: tp.Callable[[CallDef], CallDef] | None = None,
+    ) -> Inputs:
         """These inputs, their roots taken as trees where `graph` is False.
+
+        Args:
+            graph: whether sharing is allowed.
+            caller: the transform.
+            in_words: gives a call for messages, with the user's names for the arguments.
 
         Raises ValueError naming the paths of a shared node.
         """
@@ -248,7 +263,8 @@ class Inputs:
             self.trees = True
             if self.graphdef.has_static_items:
                 self._enter(True)
-            refuse_sharing(self.graphdef, caller)
+            roots = None if in_words is None else lambda: in_words(self.define()).root_paths()
+            refuse_sharing(self.graphdef, caller, roots)
         return self
 
     @property

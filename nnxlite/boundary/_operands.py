@@ -93,10 +93,12 @@ class ArgumentNames(tp.NamedTuple):
     Attributes:
         leaves: the name of each leaf.
         roots: the name of each root.
+        statics: the names of static arguments that are given by number.
     """
 
     leaves: list[str]
     roots: list[str]
+    statics: tp.Mapping[int, str] = types.MappingProxyType({})
 
 
 def argument_names(call: CallDef, naming: Naming) -> ArgumentNames:

@@ -12,7 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 from nnxlite._jax import jaxpr_as_fun
 from nnxlite._statics import ById
 from nnxlite._typing import P, R
-from nnxlite.boundary import Fixed, Inputs, leave
+from nnxlite.boundary import Fixed, Inputs, leave, parameter_names
 from nnxlite.filtered._crossing import (
     Call,
     Filtered,
@@ -70,6 +70,9 @@ class _Rule(Unequal, Filtered[P, R]):
         """Raise an error for a derivative that the rule would drop."""
         for owner, differentiated in zip(call.owners(), perturbed):
             if differentiated and not self._covers(owner):
+                names = parameter_names(call.fun)[call.num_bound :]
+                if isinstance(owner, int) and owner < len(names):
+                    owner = names[owner]
                 where = "something it carries" if owner is None else f"the argument {owner!r}"
                 raise self.refusal(
                     f"{self!r}: its result is to be differentiated with respect to {where}, and its "

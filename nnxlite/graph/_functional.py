@@ -49,16 +49,29 @@ def checked_view(node: tp.Any, graph: bool | None, caller: str) -> View:
     return seen
 
 
-def refuse_sharing(graphdef: GraphDef[tp.Any], caller: str) -> None:
-    """Raise ValueError when a definition refers to a node twice."""
+def refuse_sharing(
+    graphdef: GraphDef[tp.Any], caller: str, roots: tp.Callable[[], tp.Sequence[Path]] | None = None
+) -> None:
+    """Raise ValueError when a definition refers to a node twice.
+
+    Args:
+        graphdef: the definition.
+        caller: the function that refuses it.
+        roots: gives the paths of its roots.
+    """
     shared = graphdef.shared
     if shared is None:
         return
     definition = graphdef.decoded.node_defs[shared]
     name = definition.type.__name__ if hasattr(definition, "type") else "array reference"
-    paths = ", ".join(repr(path_text(p)) for p in graphdef.paths_of_node(shared))
+    paths = graphdef.paths_of_node(shared)
+    if roots is not None:
+        starts = roots()
+        whole = paths if len(starts) > 1 else [(0, *path) for path in paths]
+        paths = [(*starts[root], *below) for root, *below in whole]
+    shown = ", ".join(repr(path_text(path)) for path in paths)
     raise ValueError(
-        f"Duplicate {name} found at paths: {paths}. With graph=False objects must form a "
+        f"Duplicate {name} found at paths: {shown}. With graph=False objects must form a "
         f"tree. Remove the sharing, or pass graph=True to nnxlite.{caller}."
     )
 

@@ -112,8 +112,7 @@ def _returned_text(call: CallDef, definition: OutDef) -> str:
 
 def _root_paths(call: CallDef, definition: OutDef) -> list[Path]:
     """Where the roots of what a branch leaves are: those of the arguments, then of the result."""
-    paths = call.paths()
-    roots: list[Path] = [paths[position][1:] for position in call.where]
+    roots = call.root_paths()
     if definition.treedef is not None:
         tree = jax.tree_util.tree_unflatten(
             definition.treedef, range(definition.treedef.num_leaves)

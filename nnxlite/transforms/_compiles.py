@@ -62,7 +62,7 @@ class Trace:
     def causes(self, before: Trace) -> list[str]:
         """What sets this trace apart from an earlier one, a line for each difference."""
         old, new = before.call, self.call
-        causes = [] if old is new else [*_structure(before, self), *_statics(old.extra, new.extra)]
+        causes = [] if old is new else [*_structure(before, self), *_statics(before, self)]
         pairs = (before.types, self.types), (before.places, self.places)
         for then_by_leaf, now_by_leaf in pairs:
             known = dict(zip(before.names.leaves, then_by_leaf))
@@ -106,17 +106,17 @@ def _arrow(difference: Difference) -> str:
     return f"{path}: {difference.words}"
 
 
-def _statics(before: tp.Any, after: tp.Any) -> tp.Iterator[str]:
+def _statics(before: Trace, after: Trace) -> tp.Iterator[str]:
     """How the static arguments and the settings differ."""
-    old = {where: box.value for where, box in getattr(before, "statics", ())}
-    new = {where: box.value for where, box in getattr(after, "statics", ())}
+    extras, names = (before.call.extra, after.call.extra), after.names.statics
+    old, new = ({w: box.value for w, box in getattr(extra, "statics", ())} for extra in extras)
     for where in {**old, **new}:
         sides = [
             safely(short, side[where]) if where in side else "not given" for side in (old, new)
         ]
         if sides[0] != sides[1]:
-            yield f"static argument {where!r}: {sides[0]} -> {sides[1]}"
-    contexts = [dict(getattr(extra, "context", extra) or ()) for extra in (before, after)]
+            yield f"static argument {names.get(where, where)!r}: {sides[0]} -> {sides[1]}"
+    contexts = [dict(getattr(extra, "context", extra) or ()) for extra in extras]
     for name in {**contexts[0], **contexts[1]}:
         one, other = (context.get(name, "default") for context in contexts)
         if one != other:

@@ -169,7 +169,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
         diff, nondiff, states = self._argnums(len(args), updates)
         static = [number for number in nondiff if not _crosses(args[number])]
         args, hidden = hide(args, static, 0, repr(self))
-        inputs = Inputs(args).in_mode(self.options.modes.graph, "custom_vjp")
+        inputs = Inputs(args).in_mode(self.options.modes.graph, "custom_vjp", self._named)
         call = inputs.define(CallKey(hidden, len(args), updates))
         if call not in self._sorted:
             self._sorted[call] = Sorted(diff, nondiff, _select(self._named(call), diff, states))

@@ -24,8 +24,9 @@ def run_flow(
     kind: type[Core], funs: tuple[tp.Callable[..., tp.Any], ...], tree: tp.Any, options: FlowOptions
 ) -> tp.Any:
     """Run functions on a tree of arguments, as a kind of control flow does."""
-    inputs = Inputs(tree).in_mode(options.modes.graph, options.name)
-    return core_for(kind, funs, options)(inputs, inputs.define(traced_context()))
+    core = core_for(kind, funs, options)
+    inputs = Inputs(tree).in_mode(options.modes.graph, options.name, core.in_words)
+    return core(inputs, inputs.define(traced_context()))
 
 
 def unwrapped_value(value: tp.Any) -> tp.Any:

@@ -27,6 +27,7 @@ from nnxlite.boundary import (
     describe,
     enter,
     leave,
+    named_call,
     of_arguments,
     parameter_names,
     refuse_foreign_result,
@@ -126,7 +127,10 @@ class JitCore:
 
     def names(self, call: CallDef) -> ArgumentNames:
         """The names of the arguments of a call."""
-        return argument_names(call, self._naming(call))
+        parameters = enumerate(parameter_names(self.fun()))
+        static = {where for where, _ in call.extra.statics}
+        statics = {number: name for number, name in parameters if number in static}
+        return argument_names(call, self._naming(call))._replace(statics=statics)
 
     def in_words(self, call: CallDef) -> CallDef:
         """A call for messages, with the user's names for its arguments."""
@@ -260,7 +264,7 @@ class JitWrapped(Transformed[P, R]):
             args, kwargs, statics = self._take_statics(args, kwargs, bound)
         inputs = Inputs.of_call(args, kwargs)
         if not self._graph:
-            inputs.in_mode(False, "jit")
+            inputs.in_mode(False, "jit", lambda call: named_call(call, self._fun))
         context, key = context_key(), self._last_key
         if statics or key is None or key.context is not context:
             key = CallKey(context, statics, bound)

@@ -68,8 +68,7 @@ def check_loop(name: str, updates: bool, num_bounds: int, call: CallDef, body: B
     if isinstance(handover, str):
         result = _result_graphdef(graph, len(body.definition.where)) if graph else call.graphdef
         if result is not call.graphdef:
-            paths = [call.paths()[position][1:] for position in call.where]
-            difference = graph_difference(call.graphdef, result, paths)
+            difference = graph_difference(call.graphdef, result, call.root_paths())
             raise error(f"{start}the objects differ: {difference}.")
         raise error(f"{start}the body {handover}.")
     if not updates:

@@ -63,7 +63,9 @@ class Look:
             name = f"{options.name}({name_of(self._fun)})"
             args, self._hidden = hide(args, options.static_argnums, len(bound), name)
         inputs = Inputs(((*bound, *args), {**given, **kwargs}))
-        self.inputs = inputs.in_mode(options.modes.graph, options.name)
+        self.inputs = inputs.in_mode(
+            options.modes.graph, options.name, lambda call: named_call(call, self._fun)
+        )
         self.call = self.inputs.define()
 
     def naming_arguments(self, remedy: str = "") -> naming_arguments:

@@ -76,7 +76,9 @@ class Linearized:
         self.options = options
         self.num_bound = len(bound)
         inputs = Inputs(((*bound, *primals), kwargs))
-        self.inputs = inputs.in_mode(options.modes.graph, options.name)
+        self.inputs = inputs.in_mode(
+            options.modes.graph, options.name, lambda call: named_call(call, self.fun)
+        )
         self.call = self.inputs.define()
         self.leaves = self.inputs.leaves
         self.selected = self._select()

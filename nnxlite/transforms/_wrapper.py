@@ -18,7 +18,7 @@ import jax
 from nnxlite._config import Modes
 from nnxlite._jax import EAGER, trace_state
 from nnxlite._statics import ById, UnhashableStatic, static_key
-from nnxlite.boundary import Inputs, is_root
+from nnxlite.boundary import Inputs, is_root, named_call
 from nnxlite.objects import BoundMethod, Module, in_scope
 from nnxlite.variables import MISSING
 
@@ -298,7 +298,9 @@ class Transformed(Wrapper[P, R]):
         """The arguments of a call, after those that the function carries."""
         bound = self.bound
         inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
-        return inputs.in_mode(self.options.modes.graph, self.name)
+        if self.options.modes.graph:
+            return inputs
+        return inputs.in_mode(False, self.name, lambda call: named_call(call, bound.fun))
 
 
 class Decorator(tp.Protocol):

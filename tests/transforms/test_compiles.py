@@ -98,7 +98,7 @@ def test_a_static_argument_and_a_weak_type():
     power = nnx.jit(lambda x, n: x**n, static_argnums=1)
     power(jnp.ones(2), 2)
     power(jnp.ones(2), 3)
-    assert power.explain().causes == ("static argument 1: 2 -> 3",)
+    assert power.explain().causes == ("static argument 'n': 2 -> 3",)
     double = nnx.jit(lambda x: 2 * x)
     double(jnp.float32(1))
     double(1.0)

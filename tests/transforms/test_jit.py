@@ -898,7 +898,7 @@ def test_graph_false_refuses_sharing_and_names_both_paths():
     before = snapshot(m)
     with refuses(ValueError, "Duplicate", "graph=False", "nnxlite.jit"):
         nnx.jit(call, graph=False)(m, 1.0)
-    with refuses(ValueError, "Duplicate Foo", "'0', '1'"):
+    with refuses(ValueError, "Duplicate Foo", "'a', 'b.k'"):
         foo = Foo()
         nnx.jit(lambda a, b: None, graph=False)(foo, {"k": foo})
     assert snapshot(m) == before
