@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import logging
 import sys
 import threading
 import time
@@ -342,6 +343,8 @@ def _note(event: str, duration_secs: float, **about: tp.Any) -> None:
     if compiled:
         _latest.trace = None
         show = _printer.get()
+        if show is None and getattr(jax.config, "jax_explain_cache_misses", False):
+            show = _logger.warning  # beside what JAX says, which knows no names
         if show is not None:
             show(str(traces.explain()))
 
@@ -381,6 +384,9 @@ def _place_text(leaf: tp.Any) -> str:
     return str(leaf.sharding) if committed else "on the default device"
 
 
+_logger = logging.getLogger("nnxlite")
+
+
 def _print(text: str) -> None:
     print(text, file=sys.stderr)
 
@@ -390,7 +396,8 @@ class explain_compiles:
 
     For each program that `jit` or `filter_jit` compiles: how long it took, and what was different
     from the most similar earlier call of the function. It holds until the end of a `with` block, or, as
-    a plain call, until it is called with False.
+    a plain call, until it is called with False. Where JAX explains its cache misses (the setting
+    `jax_explain_cache_misses`), the same texts go to the logger `nnxlite`.
 
     Args:
         on: whether to print.
