@@ -21,6 +21,7 @@ from nnxlite.boundary import (
     Operands,
     Partition,
     argument_names,
+    call_difference,
     describe,
     enter,
     leave,
@@ -255,8 +256,9 @@ class FilterJit(Filtered[P, R]):
     def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
         """A call up to the point where JAX takes over."""
         inputs, definition, groups = self._enter(args, kwargs)
-        finish = functools.partial(put_back, inputs)
-        return Staged(definition, self._core.jitted, groups, finish)
+        finish, core = functools.partial(put_back, inputs), self._core
+        difference = lambda key: call_difference(*map(core.in_words, (key, definition)))
+        return Staged(definition, core.jitted, groups, finish, difference=difference)
 
     def explain(self) -> Explanation:
         """Why this function was compiled last; see `JitWrapped.explain`."""
@@ -294,6 +296,7 @@ class Staged(tp.NamedTuple):
         groups: its arguments.
         finish: from JAX's result to the caller's.
         program: the function that JAX traces, where the caller needs it.
+        difference: how the structure of the arguments differs from that of another key, in words.
     """
 
     key: tp.Any
@@ -301,6 +304,7 @@ class Staged(tp.NamedTuple):
     groups: tp.Sequence[tp.Any]
     finish: tp.Callable[[tp.Any], tp.Any]
     program: tp.Any = None
+    difference: tp.Callable[[tp.Any], str] = lambda key: ""
 
 
 class FilterLowered(Stage[R]):
@@ -333,9 +337,10 @@ class FilterCompiled(Stage[R]):
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
         staged = tp.cast(tp.Any, self._wrapped).staged(args, kwargs)
         if staged.key is not self._call:
+            what = staged.difference(self._call)
             raise TypeError(
-                f"{self._wrapped!r} was compiled for arguments of another structure, or with other "
-                "static leaves. Lower and compile it for these."
+                f"{self._wrapped!r} was compiled for arguments of another structure: "
+                f"{what or 'the static leaves, or settings, differ'}. Lower and compile it for these."
             )
         return staged.finish(self._stage(*staged.groups))
 

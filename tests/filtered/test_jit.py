@@ -198,8 +198,14 @@ def test_ahead_of_time():
     compiled = f.lower(jnp.array(2.0), 3).compile()
     assert compiled(jnp.array(3.0), 3) == 9
     assert "multiply" in f.lower(jnp.array(2.0), 3).as_text()
-    with pytest.raises(TypeError, match="compiled for arguments of another structure"):
+    other = "filter_jit.* was compiled for arguments of another structure"
+    with pytest.raises(TypeError, match=f"{other}: the static leaves, or settings, differ. Lower"):
         compiled(jnp.array(3.0), 4)
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    compiled = nnx.filter_jit(lambda model, x: model(x)).lower(model, jnp.ones((1, 2))).compile()
+    model.extra = nnx.Param(jnp.ones(2))
+    with pytest.raises(TypeError, match=f"{other}: .model.extra.: nothing became Param"):
+        compiled(model, jnp.ones((1, 2)))
 
 
 def test_frozen_modules_with_static_leaves_compile_once():
