@@ -155,7 +155,7 @@ def _is_object(call: CallDef, code: tp.Any) -> bool:
 
 
 def check_differentiable(
-    call: CallDef, selected: Partition, inputs: Inputs, options: GradOptions, name: str
+    call: CallDef, selected: Partition, inputs: Inputs, options: GradOptions, name: str, fun: tp.Any
 ) -> None:
     """Raise TypeError naming the first leaf that has no derivative."""
     jax_options = dict(options.jax_options)
@@ -165,7 +165,7 @@ def check_differentiable(
     for leaf in selected.positions[0]:
         for part in jax.tree_util.tree_leaves(leaves[leaf]):
             if not _inexact(part):
-                _refuse(name, call.leaves()[leaf].text(), part)
+                _refuse(name, named_call(call, fun).leaves()[leaf].text(), part)
 
 
 def _inexact(value: tp.Any) -> bool:
@@ -231,7 +231,7 @@ class GradWrapped(Transformed[..., tp.Any]):
         inputs = self.inputs(args, kwargs)
         call = inputs.define()
         selected = select(call, options, fun, bound + len(args), bound)
-        check_differentiable(named_call(call, fun), selected, inputs, options, name)
+        check_differentiable(call, selected, inputs, options, name, fun)
 
         def run(chosen: list[tp.Any], rest: list[tp.Any]) -> tp.Any:
             leaves = selected.join(chosen, rest)
