@@ -32,7 +32,8 @@ from benchmarks import (  # noqa: F401
     transforms,
     variable,
 )
-from benchmarks.harness import CASES, QUICK, Pace, measure
+from benchmarks.harness import CASES, QUICK, Case, Pace, measure
+from benchmarks.plot import CHART
 
 BENCHES = (
     "loops",
@@ -126,13 +127,18 @@ def main(arguments: list[str] | None = None) -> int:
         "--plot", type=drawable, metavar="FILE", help="draw an .svg or .png, or all into a folder"
     )
     parser.add_argument(
+        "--chart", type=drawable, metavar="FILE", help="draw the ten rows that the README shows"
+    )
+    parser.add_argument(
         "--load",
         action="append",
         type=whole_results,
         metavar="OLD.json",
         help="measure nothing; show these figures (of several files, the worst of each case)",
     )
-    parser.add_argument("--quick", action="store_true", help="few rounds: shows that all works")
+    parser.add_argument(
+        "--quick", action="store_true", help="few rounds: shows that all works, and judges nothing"
+    )
     parser.add_argument("--rounds", type=int, help=f"default: {Pace.rounds}")
     options = parser.parse_args(arguments)
     pace = QUICK if options.quick else Pace()
@@ -145,10 +151,15 @@ def main(arguments: list[str] | None = None) -> int:
     if not console.is_terminal:
         console = Console(width=WIDTH)
     benches = options.only or BENCHES
-    figures = report.worst(options.load) if options.load else measured(benches, pace, console)
-    figures["cases"] = [case for case in figures["cases"] if case["bench"] in benches]
+    wanted = lambda bench, name: bench in benches and (not options.chart or (bench, name) in CHART)
+    if options.load:
+        figures = report.worst(options.load)
+    else:
+        chosen = [case for case in CASES if wanted(case.bench, case.name)]
+        figures = measured(chosen, pace, console, judged=not options.quick)
+    figures["cases"] = [case for case in figures["cases"] if wanted(case["bench"], case["case"])]
     console.print(", ".join(f"{k} {v}" for k, v in figures["machine"].items()), highlight=False)
-    report.print_results(figures["cases"], console)
+    report.print_results(figures, console)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.compare:
@@ -156,17 +167,19 @@ def main(arguments: list[str] | None = None) -> int:
     if options.plot:
         for file in plot.draw(figures, options.plot):
             console.print(f"wrote {file}", highlight=False)
+    if options.chart:
+        plot.save(plot.chart_figure(figures), options.chart)
+        console.print(f"wrote {options.chart}", highlight=False)
     return int(any(case["failed"].keys() - PEERS for case in figures["cases"]))
 
 
-def measured(benches: tp.Collection[str], pace: Pace, console: Console) -> dict[str, tp.Any]:
-    """The figures of all cases of some benches, in the order of `BENCHES`."""
+def measured(cases: list[Case], pace: Pace, console: Console, *, judged: bool) -> dict[str, tp.Any]:
+    """The figures of some cases, in the order of `BENCHES`."""
     results = []
-    chosen = [case for case in CASES if case.bench in benches]
-    for case in sorted(chosen, key=lambda case: BENCHES.index(case.bench)):
+    for case in sorted(cases, key=lambda case: BENCHES.index(case.bench)):
         with console.status(f"{case.bench}: {case.name}"):
             results.append(measure(case, pace))
-    return report.as_json(results)
+    return report.as_json(results, judged)
 
 
 if __name__ == "__main__":

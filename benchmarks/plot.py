@@ -139,6 +139,87 @@ def ratios_figure(cases: list[dict[str, tp.Any]]) -> tp.Any:
     return figure
 
 
+CHART = {
+    ("dispatch", "train step, 72 arrays"): "training step, 72 arrays",
+    ("dispatch", "train step, 702 arrays"): "training step, 702 arrays",
+    ("loops", "training as in tutorials, 24 layers"): "training with train(), eval(), metrics",
+    ("loops", "GAN step"): "GAN: two models, two optimizers",
+    ("loops", "decoding with a cache, batch 1"): "decoding with a cache, batch 1",
+    ("loops", "sharded training step, 8 devices"): "sharded training step, 8 devices",
+    ("dispatch", "step that reads 200 and writes one"): "step: reads 200 arrays, writes one",
+    ("filtered", "filter_jit, 72 arrays read"): "filter_jit, 72 arrays read",
+    ("eager", "grad"): "grad outside jit",
+    ("pytree", "flatten 100 Linears"): "jax.tree.flatten, 100 layers",
+}
+"""The cases of the chart in the README, from the top, and what they are called there."""
+TITLES = {"limit": "plain JAX", "nnxlite": "nnxlite", "flax": "Flax NNX", "equinox": "Equinox"}
+
+
+def chart_figure(content: dict[str, tp.Any]) -> tp.Any:
+    """The rows of `CHART` as multiples of plain JAX on flat leaves, to be read 800 pixels wide."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    cases = {(case["bench"], case["case"]): case for case in content["cases"]}
+    figure = Figure(figsize=(8, 5), layout="constrained", facecolor="white")
+    axes = figure.add_subplot()
+    axes.set_xscale("log")
+    largest = 2.0
+    for height, key in enumerate(CHART):
+        axes.axhline(height, color="#eeeeee", zorder=0)
+        medians = {n: s.median for n, s in figures(cases[key]).items()} if key in cases else {}
+        if "limit" not in medians:
+            continue
+        for name in [name for name in reversed(TITLES) if name in medians]:
+            ratio = medians[name] / medians["limit"]
+            if name == "nnxlite":  # taken round by round
+                ratio = cases[key]["nnxlite_to"]["limit"]["median"]
+            largest = max(largest, ratio)
+            color, ours = MARKERS[name]["color"], name == "nnxlite"
+            axes.plot(
+                ratio, height, ls="", ms=9 if ours else 7, marker=MARKERS[name]["marker"],
+                mec=color, mfc=color if ours else "white", mew=1.5, zorder=4 if ours else 3,
+                label=TITLES[name],
+            )  # fmt: skip
+            if name != "limit":
+                axes.annotate(
+                    f"{ratio:.3g}x" if ratio >= 10 else f"{ratio:.2f}x", (ratio, height),
+                    xytext=(-7 if ours else 7, 0), textcoords="offset points", va="center",
+                    ha="right" if ours else "left", size=9, color=color,
+                    weight="bold" if ours else "normal",
+                )  # fmt: skip
+        axes.annotate(
+            quantity(medians["limit"], cases[key]["unit"]), (1.01, height), size=9, va="center",
+            xycoords=axes.get_yaxis_transform(), color=MARKERS["limit"]["color"],
+            annotation_clip=False,
+        )  # fmt: skip
+    axes.annotate(
+        "1x is", (1.01, -1), xycoords=axes.get_yaxis_transform(), size=9, va="center",
+        color=MARKERS["limit"]["color"], annotation_clip=False,
+    )  # fmt: skip
+    axes.axvline(1.0, color=MARKERS["limit"]["color"], lw=1, zorder=1)
+    axes.set_xlim(0.6, largest * 2)
+    axes.xaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100, 200]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))
+    axes.set_yticks(range(len(CHART)), CHART.values(), size=10)
+    axes.tick_params(left=False)
+    axes.set_ylim(len(CHART) - 0.5, -1.5)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    few = "" if content.get("judged", True) else " (few rounds: not to be relied on)"
+    axes.set_xlabel(
+        f"time, as a multiple of plain JAX on flat arrays; left is better{few}", size=10
+    )
+    shown = dict(zip(*reversed(axes.get_legend_handles_labels())))
+    order = [title for title in ("nnxlite", *TITLES.values()) if title in shown]
+    order = list(dict.fromkeys(order))
+    figure.legend(
+        [shown[title] for title in order], order, loc="outside upper center", ncols=4, fontsize=10,
+        frameon=False,
+    )  # fmt: skip
+    return figure
+
+
 def growth_figure(cases: list[dict[str, tp.Any]]) -> tp.Any:
     """A panel for each thing that grows, with a line for each work: all of it against the size."""
     from matplotlib.figure import Figure

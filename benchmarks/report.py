@@ -57,10 +57,13 @@ def ratio_text(value: float) -> str:
 VERDICTS = {True: "[green]met[/]", False: "[red]MISSED[/]", None: "[yellow]-[/]"}
 
 
-def print_results(cases: list[dict[str, tp.Any]], console: Console) -> None:
+def print_results(content: dict[str, tp.Any], console: Console) -> None:
     """One table for each bench of what `as_json` made; then what could not be measured."""
+    cases, judged = content["cases"], content.get("judged", True)
     for bench, group in groupby(cases, lambda case: case["bench"]):
         console.print(bench_table(bench, list(group)))
+    if not judged:
+        console.print("Few rounds: such figures are not held against the budgets.", markup=False)
     for case in cases:
         for name, reason in case["failed"].items():
             console.print(f"{case['bench']}: {case['case']}: {name}: {reason}", markup=False)
@@ -118,12 +121,16 @@ def budget_cells(case: dict[str, tp.Any], budget: dict[str, tp.Any] | None) -> t
     return (ratio, VERDICTS[budget["met"]], budget["budget"]) if budget else (ratio, "", "")
 
 
-def as_json(results: list[Result]) -> dict[str, tp.Any]:
-    """Medians and quartiles in each case's unit, ratios to `nnxlite`'s rivals, budgets, verdicts."""
-    return {"machine": machine(), "cases": [case_json(result) for result in results]}
+def as_json(results: list[Result], judged: bool = True) -> dict[str, tp.Any]:
+    """Medians and quartiles in each case's unit, ratios to `nnxlite`'s rivals, budgets, verdicts.
+
+    Figures of few rounds are not `judged`: they have no verdicts.
+    """
+    cases = [case_json(result, judged) for result in results]
+    return {"machine": machine(), "judged": judged, "cases": cases}
 
 
-def case_json(result: Result) -> dict[str, tp.Any]:
+def case_json(result: Result, judged: bool = True) -> dict[str, tp.Any]:
     """One case of `as_json`."""
 
     def numbers(spread: Spread | None) -> dict[str, float] | None:
@@ -135,7 +142,7 @@ def case_json(result: Result) -> dict[str, tp.Any]:
             "budget": budget.text(unit),
             **vars(budget),
             "spent": numbers(result.spent(budget)),
-            "met": result.met(budget),
+            "met": result.met(budget) if judged else None,
         }
         for budget in result.case.budgets
     ]
@@ -168,7 +175,8 @@ def worst(runs: list[dict[str, tp.Any]]) -> dict[str, tp.Any]:
         budgets = [max(each, key=strain) for each in zip(*(c["budgets"] for c in same))]
         shown = max(reversed(same), key=lambda c: max(map(strain, c["budgets"]), default=0.0))
         cases.append({**shown, "budgets": budgets})
-    return {"machine": runs[-1]["machine"], "cases": cases}
+    judged = all(run.get("judged", True) for run in runs)
+    return {"machine": runs[-1]["machine"], "judged": judged, "cases": cases}
 
 
 def strain(budget: dict[str, tp.Any]) -> float:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import harness, report
+from benchmarks import harness, plot, report
 from benchmarks.harness import Budget, Calls, Case, Pace, Prepared, SelfTimed, Spread, measure
 
 PACE = Pace(rounds=4, batch=0.001, warm_calls=2)
@@ -151,14 +151,14 @@ def one_case(monkeypatch):
 
 def test_command_prints_a_table_and_writes_and_compares_json(one_case, tmp_path, capsys):
     file = tmp_path / "figures.json"
-    assert command.main(["--quick", "--only", "eager", "--json", str(file)]) == 0
+    assert command.main(["--rounds", "2", "--only", "eager", "--json", str(file)]) == 0
     figures = json.loads(file.read_text())
     [case] = figures["cases"]
     assert case["seconds"]["nnxlite"] == {"median": 1.5, "low": 1.5, "high": 1.5}
     assert math.isclose(case["nnxlite_to"]["limit"]["median"], 1.5)
     assert case["budgets"][0]["met"] is True
     assert figures["machine"]["jax"] == jax.__version__
-    assert command.main(["--quick", "--compare", str(file)]) == 0
+    assert command.main(["--rounds", "2", "--compare", str(file)]) == 0
     printed = capsys.readouterr().out
     assert "1.50x" in printed and "at most 2x limit" in printed and "met" in printed
     assert "compared" in printed and "1.00x" in printed
@@ -169,7 +169,7 @@ def test_figures_kept_in_a_file_are_shown_and_drawn_without_measuring(
 ):
     pytest.importorskip("matplotlib")
     file = tmp_path / "figures.json"
-    command.main(["--quick", "--json", str(file)])
+    command.main(["--rounds", "2", "--json", str(file)])
     measured = capsys.readouterr().out
     monkeypatch.setattr(command, "CASES", [])
     again, picture = tmp_path / "again.json", tmp_path / "ratios.svg"
@@ -190,7 +190,7 @@ def test_of_several_files_the_worst_of_each_budget_is_shown(tmp_path, monkeypatc
         budgets = (Budget(2, "limit"), Budget(3.0))
         monkeypatch.setattr(command, "CASES", [Case("eager", "work", build, budgets)])
         files += ["--load", str(tmp_path / f"{number}.json")]
-        command.main(["--quick", "--json", files[-1]])
+        command.main(["--rounds", "2", "--json", files[-1]])
     both = tmp_path / "worst.json"
     assert command.main([*files, "--json", str(both)]) == 0
     [case] = json.loads(both.read_text())["cases"]
@@ -198,6 +198,25 @@ def test_of_several_files_the_worst_of_each_budget_is_shown(tmp_path, monkeypatc
     assert [b["met"] for b in case["budgets"]] == [False, True]
     assert math.isclose(case["budgets"][1]["spent"]["median"], 2.5)
     assert capsys.readouterr().out.count("MISSED") == 2  # as it was measured, and of all three
+
+
+def test_quick_figures_are_not_held_against_budgets(monkeypatch, tmp_path, capsys):
+    build = lambda: {"limit": steady(1.0), "nnxlite": steady(9.0)}
+    monkeypatch.setattr(command, "CASES", [Case("eager", "work", build, (Budget(2, "limit"),))])
+    file = tmp_path / "figures.json"
+    for arguments in (["--quick", "--json", str(file)], ["--load", str(file)]):
+        assert command.main(arguments) == 0
+        printed = capsys.readouterr().out
+        assert "9.00x" in printed and "at most 2x limit" in printed
+        assert "MISSED" not in printed and " met" not in printed
+        assert "Few rounds: such figures are not held against the budgets." in printed
+    figures = json.loads(file.read_text())
+    assert figures["judged"] is False and figures["cases"][0]["budgets"][0]["met"] is None
+    [row] = plot.rows(figures["cases"][0])
+    assert row.met is None  # so that a picture has no red bar
+    assert command.main(["--rounds", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "MISSED" in printed and "Few rounds" not in printed
 
 
 def test_exit_status_tells_that_our_own_contender_failed(monkeypatch, capsys):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import pathlib
 
 import pytest
 
@@ -75,6 +77,47 @@ def test_growth_is_drawn_as_the_whole_work_against_its_size():
     assert split.get_xdata().tolist() == [100, 1_000, 10_000]
     assert split.get_ydata() == pytest.approx([3e-4, 1e-3, 1e-2])
     assert proportional.get_ydata() == pytest.approx([1e-4, 1e-3, 1e-2])
+
+
+def chart_rows():
+    """A figure for every row of the chart, in which all but the limit differ."""
+    numbers = {"limit": 2e-3, "nnxlite": 2.2e-3, "flax": 60e-3, "equinox": 5e-3}
+    return [case_of(bench, name, numbers) for bench, name in plot.CHART]
+
+
+def test_the_chart_has_ten_rows_of_multiples_of_plain_jax():
+    [axes] = plot.chart_figure({"cases": chart_rows()}).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [*plot.CHART.values()]
+    assert len(plot.CHART) == 10
+    shown = [text.get_text() for text in axes.texts]
+    assert shown[:4] == ["2.50x", "30x", "1.10x", "2 ms"] and len(shown) == 41
+    low, high = axes.get_xlim()
+    assert low < 1 and high > 30
+    assert "few rounds" not in axes.get_xlabel()
+    [axes] = plot.chart_figure({"cases": chart_rows()[:3], "judged": False}).axes
+    assert "few rounds: not to be relied on" in axes.get_xlabel()
+
+
+def test_the_cases_of_the_chart_exist_and_alone_are_measured(monkeypatch, tmp_path):
+    known = {(case.bench, case.name) for case in command.CASES}
+    assert plot.CHART.keys() <= known
+    build = lambda: {"limit": lambda: Once(lambda: 1.0), "nnxlite": lambda: Once(lambda: 2.0)}
+    cases = [Case("eager", "grad", build), Case("eager", "cond", build)]
+    monkeypatch.setattr(command, "CASES", cases)
+    picture, file = tmp_path / "chart.svg", tmp_path / "chart.json"
+    assert command.main(["--quick", "--chart", str(picture), "--json", str(file)]) == 0
+    assert [case["case"] for case in json.loads(file.read_text())["cases"]] == ["grad"]
+    assert picture.read_text().count("<svg") == 1
+    again = tmp_path / "again.svg"
+    assert command.main(["--load", str(file), "--chart", str(again)]) == 0
+    assert again.read_bytes() == picture.read_bytes()
+
+
+def test_the_figures_of_the_readme_are_kept():
+    docs = pathlib.Path(__file__).parents[2] / "docs"
+    kept = json.loads((docs / "benchmarks.json").read_text())
+    assert {(case["bench"], case["case"]) for case in kept["cases"]} == plot.CHART.keys()
+    assert kept["judged"] and not any(case["failed"] for case in kept["cases"])
 
 
 @pytest.mark.parametrize(
