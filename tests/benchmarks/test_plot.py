@@ -90,7 +90,7 @@ def test_the_chart_has_ten_rows_of_multiples_of_plain_jax():
     assert [label.get_text() for label in axes.get_yticklabels()] == [*plot.CHART.values()]
     assert len(plot.CHART) == 10
     shown = [text.get_text() for text in axes.texts]
-    assert shown[:4] == ["2.50x", "30x", "1.10x", "2 ms"] and len(shown) == 41
+    assert shown[:4] == ["2.50x", "30x", "1.10x", "2 ms"] and len(shown) == 42
     low, high = axes.get_xlim()
     assert low < 1 and high > 30
     assert "few rounds" not in axes.get_xlabel()
