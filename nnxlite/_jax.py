@@ -51,6 +51,14 @@ def is_staging() -> bool:
     return isinstance(trace_state.value(), _partial_eval.DynamicJaxprTrace)
 
 
+def is_recording() -> bool:
+    """Whether operations go into a program, now or after the transforms that are running."""
+    trace = trace_state.value()
+    while trace is not None and not isinstance(trace, _partial_eval.DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
 def in_this_trace(value: tp.Any) -> bool:
     """Whether a value is a tracer of the running trace; under `jvp`, whether it has a tangent."""
     return isinstance(value, Tracer) and value._trace is trace_state.value()

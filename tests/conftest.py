@@ -25,15 +25,6 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, settings
 
-# What one test compiled serves the others, and the next run; each worker has its own, as JAX writes
-# there without a lock.
-PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "programs"
-jax.config.update(
-    "jax_compilation_cache_dir", str(PROGRAMS / os.environ.get("PYTEST_XDIST_WORKER", "main"))
-)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
 settings.register_profile(
     "dev",
     deadline=None,  # the first example compiles, the others do not

@@ -15,7 +15,7 @@ import typing as tp
 import jax
 
 from nnxlite._config import NAMED_SCOPES
-from nnxlite._jax import EAGER, trace_state
+from nnxlite._jax import EAGER, is_recording, trace_state
 from nnxlite.graph import Path
 from nnxlite.objects._owners import Paths, owner_of, paths_in
 
@@ -60,7 +60,8 @@ def scoped(call: C) -> C:
 def in_scope(call: tp.Any, module: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
     """Call a module inside a trace."""
     around = _running.get()
-    if (around is not None and around.module is module) or not NAMED_SCOPES.get():
+    again = around is not None and around.module is module  # such as by `super().__call__`
+    if again or not NAMED_SCOPES.get() or not is_recording():
         return call(module, *args, **kwargs)
     names, here = _enter(module, around, sys._getframe(1))
     token = _running.set(here)

@@ -6,6 +6,7 @@ import inspect
 import re
 import threading
 import typing as tp
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -173,6 +174,18 @@ def test_results_and_signatures_are_what_they_were():
     assert (nnx.jit(Net.__call__)(net, X) == expected).all()
     assert Net.__call__.__qualname__ == "Net.__call__"
     assert list(inspect.signature(Net.__call__).parameters) == ["self", "x"]
+
+
+@pytest.mark.parametrize("transform", [nnx.grad, lambda f: nnx.vmap(f, in_axes=(None, 0))])
+def test_what_is_not_recorded_gets_no_names(transform, monkeypatch):
+    entered = []
+    monkeypatch.setattr(jax, "named_scope", lambda name: entered.append(name) or nullcontext())
+    net = Net()
+    run = transform(lambda net, x: net(x).sum())
+    run(net, X)
+    assert entered == []
+    jax.make_jaxpr(lambda x: run(net, x))(X)
+    assert entered[:2] == ["Net", "enter"]
 
 
 def test_a_failed_call_leaves_no_scope_behind():
