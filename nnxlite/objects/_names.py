@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 import typing as tp
@@ -38,9 +39,14 @@ def failing_layer(error: BaseException) -> str | None:
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
-        names = frame.f_code.co_varnames[: frame.f_code.co_argcount][:1]
+        code = frame.f_code
+        names = code.co_varnames[: code.co_argcount][:1]
         owner = frame.f_locals.get(names[0]) if names else None
         if isinstance(owner, Module):
-            inner = owner, frame
+            method: tp.Any = getattr(type(owner), code.co_name, None)
+            if (
+                getattr(inspect.unwrap(method), "__code__", None) is code
+            ):  # else it is a function of a module
+                inner = owner, frame
         trace = trace.tb_next
     return None if inner is None else layer_name(*inner)

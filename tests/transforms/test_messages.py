@@ -173,3 +173,11 @@ def test_an_error_outside_of_modules_is_noted_with_the_function():
     (note,) = [n for n in caught.value.__notes__ if "was traced with" in n]
     assert "Raised while jit(" in note and "args[0]: weakly typed int32[], " in note
     assert note.endswith(" and 4 more.")
+
+    def function_of_a_model(model):
+        raise KeyError("no")
+
+    with pytest.raises(KeyError) as caught:
+        nnx.jit(function_of_a_model)(MLP())
+    (note,) = [n for n in caught.value.__notes__ if "was traced with" in n]
+    assert note.startswith("Raised while jit(")
