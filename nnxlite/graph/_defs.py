@@ -233,7 +233,7 @@ def set_static(node: GraphNode, name: tp.Any, value: tp.Any) -> None:
     The version stays what it is, since the children do: a plan compares definitions as well.
     """
     old, new = node._nnx_def, None
-    if old is not None and old.stability is FIXED:
+    if old is not None and old.stability is FIXED and name in old.template:
         new = old.with_static(name, value)
     attributes: tp.Any = node.__dict__
     with _redefining:
@@ -250,7 +250,8 @@ def _look_up(node: GraphNode) -> ObjectDef:
     if node._nnx_status.keys() != node.__dict__.keys():
         adopt_unknown(node)
     attributes, status = node.__dict__, dict(node._nnx_status)  # other threads may edit it
-    statics = [attributes[name] for name, is_data in status.items() if not is_data]
+    by_name = {name: attributes[name] for name, is_data in status.items() if not is_data}
+    statics = [*by_name.values()]  # read once: what is cached below must be of these very values
     types_of = [type(value) for value in statics]
     types_of += [tuple(map(type, value)) for value in statics if type(value) is tuple]
     form = (*status, *status.values(), *types_of, *statics)
@@ -262,8 +263,8 @@ def _look_up(node: GraphNode) -> ObjectDef:
     if cached is None:
         layout = layout_of(status)
         for name in layout.static:
-            refuse_hidden_data(node, name, attributes[name])
-        cached = intern_object(type(node), layout, layout.static_values(attributes))
+            refuse_hidden_data(node, name, by_name[name])
+        cached = intern_object(type(node), layout, layout.static_values(by_name))
         if len(status) <= DEFINITIONS_PER_CLASS and all(map(is_constant, statics)):
             if not cache or len(cache) >= DEFINITIONS_PER_CLASS:
                 type(node)._nnx_definitions = cache = {}

@@ -242,7 +242,7 @@ class Plan:
             same = not versions[number] or owner._nnx_version == versions[number]
             if type(old) is ObjectDef:
                 new: tp.Any = owner._nnx_def
-                if not same or new is None:
+                if not same or new is None or new.layout is not old.layout:
                     return None
             elif same:
                 continue
