@@ -219,8 +219,7 @@ def chart_figure(content: dict[str, tp.Any]) -> tp.Any:
         f"time, as a multiple of plain JAX on flat arrays; left is better{few}", size=10
     )
     shown = dict(zip(*reversed(axes.get_legend_handles_labels())))
-    order = [title for title in ("nnxlite", *TITLES.values()) if title in shown]
-    order = list(dict.fromkeys(order))
+    order = [title for title in dict.fromkeys(("nnxlite", *TITLES.values())) if title in shown]
     figure.legend(
         [shown[title] for title in order], order, loc="outside upper center", ncols=4, fontsize=10,
         frameon=False,

@@ -25,6 +25,7 @@ from nnxlite.filters import to_predicate
 from nnxlite.graph import GraphNode, State, flat_pairs, iter_graph, view
 from nnxlite.inspect._calls import PackedCall, Path, Watch, is_called, watched
 from nnxlite.inspect._diff import numbers_of
+from nnxlite.inspect._entries import Entries
 from nnxlite.objects import Module, RngStream
 from nnxlite.training import ModelAndOptimizer, Optimizer
 from nnxlite.variables import Intermediate, Param, Variable
@@ -72,7 +73,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Findings:
+class Findings(Entries[Finding]):
     """What `check` found: true where there is anything, iterable, and readable as text.
 
     Attributes:
@@ -83,17 +84,6 @@ class Findings:
     >>> bool(found), len(found.entries)
     (False, 0)
     """
-
-    entries: tuple[Finding, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __iter__(self) -> tp.Iterator[Finding]:
-        return iter(self.entries)
 
     def __repr__(self) -> str:
         groups: dict[str, list[Finding]] = {}

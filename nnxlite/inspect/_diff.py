@@ -13,6 +13,7 @@ from nnxlite._jax import Tracer, is_ref, key_name
 from nnxlite._outline import array_text
 from nnxlite._text import Atom, can_be_read, is_array
 from nnxlite.graph import Difference, GraphDef, Path, compare, view
+from nnxlite.inspect._entries import Entries
 from nnxlite.variables import Variable
 
 MAX_LINES = 200
@@ -20,7 +21,7 @@ MAX_LINES = 200
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Diff:
+class Diff(Entries[Difference]):
     """The differences of two graphs: true where there are any, iterable, and readable as text.
 
     Attributes:
@@ -32,17 +33,6 @@ class Diff:
     >>> bool(difference), [entry.kind for entry in difference]
     (True, ['setting'])
     """
-
-    entries: tuple[Difference, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __iter__(self) -> tp.Iterator[Difference]:
-        return iter(self.entries)
 
     def __repr__(self) -> str:
         lines = [str(entry) for entry in self.entries[:MAX_LINES]]

@@ -50,6 +50,10 @@ class Cost:
         return Cost(number * self.flops, number * self.backward_flops, number * self.bytes)
 
 
+Rows: tp.TypeAlias = collections.defaultdict[str, Cost]
+"""Costs by module path, while they are added up."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Profile:
     """What a step costs by module path; `print` shows a table.
@@ -78,11 +82,10 @@ class Profile:
         """
         if depth < 1:
             raise ValueError(f"depth={depth}: expected the longest path to show, 1 name or more.")
-        rows: dict[str, Cost] = {}
+        rows: Rows = collections.defaultdict(Cost)
         for path, cost in self.rows.items():
-            owner = "/".join(path.split("/")[:depth])
-            rows[owner] = rows.get(owner, Cost()) + cost
-        return dataclasses.replace(self, rows=rows)
+            rows["/".join(path.split("/")[:depth])] += cost
+        return dataclasses.replace(self, rows=dict(rows))
 
     def __str__(self) -> str:
         from rich.table import Table
@@ -157,7 +160,7 @@ def profile(
     if OUTSIDE in rows:
         rows[OUTSIDE] = rows.pop(OUTSIDE)  # at the end
     runs = 0 if trace is None else _add_times(rows, traced.lower().compile(), pathlib.Path(trace))
-    return Profile(rows, sum(rows.values(), Cost()), runs, tuple(counter.uncounted))
+    return Profile(dict(rows), sum(rows.values(), Cost()), runs, tuple(counter.uncounted))
 
 
 # Paths -------------------------------------------------------------------------------------------
@@ -200,9 +203,9 @@ class _Counter:
         self.uncounted: dict[str, None] = {}
         self._known: dict[tp.Any, int | None] = {}
 
-    def rows(self, jaxpr: tp.Any, scope: str) -> dict[str, Cost]:
+    def rows(self, jaxpr: tp.Any, scope: str) -> Rows:
         """The cost of a program by module path."""
-        rows: dict[str, Cost] = {}
+        rows: Rows = collections.defaultdict(Cost)
         for eqn in jaxpr.eqns:
             here = f"{scope}/{scope_of(eqn)}"
             parts = [self.rows(program, here) for program in called_programs(eqn)]
@@ -210,10 +213,9 @@ class _Counter:
                 parts = [max(parts, key=_work)]
             times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
             for path, cost in [pair for part in parts for pair in part.items()]:
-                rows[path] = rows.get(path, Cost()) + cost.times(times)
+                rows[path] += cost.times(times)
             if not parts:
-                path = module_path(here)
-                rows[path] = rows.get(path, Cost()) + self._cost(eqn, "transpose(" in here)
+                rows[module_path(here)] += self._cost(eqn, "transpose(" in here)
         return rows
 
     def _cost(self, eqn: tp.Any, backward: bool) -> Cost:
@@ -227,7 +229,7 @@ class _Counter:
         return Cost(0, flops or 0, size) if backward else Cost(flops or 0, 0, size)
 
 
-def _work(rows: dict[str, Cost]) -> int:
+def _work(rows: Rows) -> int:
     return sum(cost.flops + cost.backward_flops + cost.bytes for cost in rows.values())
 
 
@@ -249,7 +251,7 @@ def _size(var: tp.Any) -> int:
 # Times -------------------------------------------------------------------------------------------
 
 
-def _add_times(rows: dict[str, Cost], compiled: tp.Any, trace: pathlib.Path) -> int:
+def _add_times(rows: Rows, compiled: tp.Any, trace: pathlib.Path) -> int:
     """Add the mean time of each path in a profiler's trace; returns the number of runs."""
     text = compiled.as_text()
     program = re.match(r"HloModule ([^\s,]+)", text)
@@ -271,7 +273,7 @@ def _add_times(rows: dict[str, Cost], compiled: tp.Any, trace: pathlib.Path) -> 
             "with jax.profiler.trace(folder): jax.block_until_ready(step(...))."
         )
     for path, seconds in spent.items():
-        rows[path] = dataclasses.replace(rows.get(path, Cost()), seconds=seconds / len(runs))
+        rows[path] += Cost(seconds=seconds / len(runs))
     return len(runs)
 
 

@@ -44,9 +44,7 @@ def failing_layer(error: BaseException) -> str | None:
         owner = frame.f_locals.get(names[0]) if names else None
         if isinstance(owner, Module):
             method: tp.Any = getattr(type(owner), code.co_name, None)
-            if (
-                getattr(inspect.unwrap(method), "__code__", None) is code
-            ):  # else it is a function of a module
-                inner = owner, frame
+            is_method = getattr(inspect.unwrap(method), "__code__", None) is code
+            inner = (owner, frame) if is_method else inner  # else it is a function of a module
         trace = trace.tb_next
     return None if inner is None else layer_name(*inner)

@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import nnxlite as nnx
+from nnxlite._jax import called_programs, scope_of
 
 X = jnp.ones((2, 4))
 
@@ -52,18 +53,11 @@ class Net(nnx.Module):
         return self.last(x)
 
 
-def subjaxprs(value: tp.Any) -> tp.Iterator[tp.Any]:
-    for part in jax.tree.leaves(value):
-        part = getattr(part, "jaxpr", part)
-        if hasattr(part, "eqns"):
-            yield part
-
-
 def recorded(jaxpr: tp.Any, outer: str = "") -> tp.Iterator[tuple[str, str]]:
     """The primitives of a program with their scopes, those of inner programs too."""
     for eqn in jaxpr.eqns:
-        scope = "/".join(filter(None, (outer, str(eqn.source_info.name_stack))))
-        inner = [part for value in eqn.params.values() for part in subjaxprs(value)]
+        scope = "/".join(filter(None, (outer, scope_of(eqn))))
+        inner = called_programs(eqn)
         for part in inner:
             yield from recorded(part, scope)
         if not inner:
