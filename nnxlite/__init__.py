@@ -12,6 +12,7 @@ from typing import NoReturn as _NoReturn
 from nnxlite import _paths
 from nnxlite import _state as statelib
 from nnxlite import _traversals as traversals
+from nnxlite import checkpoint as checkpoint
 from nnxlite import compat as compat
 from nnxlite import errors as errors
 from nnxlite import filters as filterlib

@@ -23,6 +23,7 @@ LAYERS = [
         "_versions",
         "_statics",
         "_interning",
+        "_patterns",
     },
     {"errors", "reprlib", "tracers"},
     {"_sharding_hook", "_traversals"},

@@ -1,0 +1,94 @@
+"""Patterns of dotted names: `blocks.*.kernel`, `encoder.**`, `layers.{i}.attention.weight`.
+
+`*` stands for any text within one segment, `**` for any number of segments (also none), and `{name}`
+for one whole segment, the same wherever the name is used again.  What a pattern matched can be filled
+into another one: the `*`s and the `**`s in their order, names by name.
+"""
+
+from __future__ import annotations
+
+import re
+import typing as tp
+
+Bindings: tp.TypeAlias = dict[str, str]
+"""What the wildcards of a pattern matched."""
+
+_WILDCARD = re.compile(r"\*|\{([A-Za-z_][A-Za-z_0-9]*)\}")
+
+
+class Pattern:
+    """A pattern of dotted names.
+
+    Attributes:
+        text: as it was written.
+        wildcards: the names of its wildcards; of those without a name, `*1`, `*2`, `**1`, ...
+
+    >>> from nnxlite._patterns import Pattern
+    >>> found = Pattern("h.{i}.mlp.**").match("h.3.mlp.c_fc.weight")
+    >>> found
+    {'i': '3', '**1': '.c_fc.weight'}
+    >>> Pattern("blocks.{i}.**").fill(found)
+    'blocks.3.c_fc.weight'
+    >>> Pattern("*.kernel").match("blocks.0.kernel") is None
+    True
+    """
+
+    __slots__ = ("_groups", "_parts", "_regex", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._parts: list[str | None] = []  # literal text, and None for each wildcard
+        self._groups: list[str] = []  # the wildcards in their order, with repetitions
+        regex = [self._segment(segment) for segment in text.split(".")]
+        self._regex = re.compile("".join(regex), re.DOTALL)
+
+    def _segment(self, segment: str) -> str:
+        """The regular expression of a segment and the dot before it."""
+        if segment == "**":
+            return self._wildcard("**", r"(?:\.[^.]+)*")
+        self._parts.append(".")
+        regex, end = [r"\."], 0
+        for found in _WILDCARD.finditer(segment):
+            literal = segment[end : found.start()]
+            self._parts.append(literal)
+            regex += (
+                re.escape(literal),
+                self._wildcard(found[1] or "*", "[^.]+" if found[1] else "[^.]*"),
+            )
+            end = found.end()
+        self._parts.append(segment[end:])
+        return "".join([*regex, re.escape(segment[end:])])
+
+    def _wildcard(self, name: str, regex: str) -> str:
+        self._parts.append(None)
+        if name in self._groups:
+            self._groups.append(name)
+            return f"(?P={name})"
+        if name.startswith("*"):
+            name += str(1 + sum(group.rstrip("0123456789") == name for group in self._groups))
+            self._groups.append(name)
+            return f"({regex})"
+        self._groups.append(name)
+        return f"(?P<{name}>{regex})"
+
+    @property
+    def wildcards(self) -> frozenset[str]:
+        """The names of the wildcards."""
+        return frozenset(self._groups)
+
+    def match(self, name: str) -> Bindings | None:
+        """What the wildcards stand for in a name that matches; None for a name that does not."""
+        found = self._regex.fullmatch("." + name)
+        return None if found is None else dict(zip(self._distinct(), found.groups()))
+
+    def _distinct(self) -> list[str]:
+        return list(dict.fromkeys(self._groups))
+
+    def fill(self, bindings: Bindings) -> str:
+        """The name that results where the wildcards stand for these texts; KeyError without one."""
+        groups = iter(self._groups)
+        filled = [bindings[next(groups)] if part is None else part for part in self._parts]
+        return "".join(filled).removeprefix(".")
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.text!r})"

@@ -1,0 +1,8 @@
+"""Checkpoints: objects to files under readable names, and back into objects."""
+
+from nnxlite.checkpoint._errors import CheckpointError as CheckpointError
+from nnxlite.checkpoint._errors import DamagedError as DamagedError
+from nnxlite.checkpoint._errors import MismatchError as MismatchError
+from nnxlite.checkpoint._errors import NotFoundError as NotFoundError
+from nnxlite.checkpoint._report import Mismatch as Mismatch
+from nnxlite.checkpoint._report import Report as Report

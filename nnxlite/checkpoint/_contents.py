@@ -1,0 +1,280 @@
+"""What a checkpoint contains of some objects: every leaf under a readable name.
+
+The name of a leaf is its path, joined by dots: `blocks.0.first.kernel`.  It does not depend on the
+order of attributes.  A Variable that several paths lead to has one name, that of its first path; the
+other paths are aliases.  A dot, a slash or a percent sign within a key is written as `%2E`, `%2F`,
+`%25`.  Where the value of a Variable is a pytree, its leaves are named by their key paths.
+
+A leaf is an array, a typed random key, or a Python number or text.  What else there is, is part of the
+structure: a checkpoint describes it, and restoring leaves it alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import typing as tp
+
+import jax
+import numpy as np
+
+from nnxlite._jax import Tracer, is_ref, key_name
+from nnxlite._state import FlatState
+from nnxlite._text import safely, short
+from nnxlite.checkpoint._errors import CheckpointError
+from nnxlite.graph import (
+    OTHER,
+    Path,
+    find_duplicates,
+    is_graph_node,
+    iter_graph,
+    kind_of,
+    update,
+    view,
+)
+from nnxlite.sharding import abstract_with_sharding
+from nnxlite.variables import Variable
+
+PYTHON_TYPES: dict[str, type] = {t.__name__: t for t in (bool, int, float, complex, str)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What a leaf is, without its value.
+
+    Attributes:
+        shape: of an array; that of a random key is without the axis of its data.
+        dtype: the name of an array's dtype, `key<...>` for random keys with their implementation,
+            or a Python type: `int`, `float`, `bool`, `complex`, `str`.
+
+    >>> from nnxlite.checkpoint._contents import Spec
+    >>> str(Spec((2, 3), "float32")), str(Spec((), "int"))
+    ('float32[2,3]', 'int')
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it is a Python number or text."""
+        return self.dtype in PYTHON_TYPES
+
+    @property
+    def key_impl(self) -> str | None:
+        """The implementation of a typed random key; None for what is not one."""
+        return self.dtype[4:-1] if self.dtype.startswith("key<") else None
+
+    def __str__(self) -> str:
+        return self.dtype if self.is_python else f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+def spec_of(value: tp.Any) -> Spec | None:
+    """The spec of an array (also abstract), number or text; None for anything else."""
+    for name, type_ in PYTHON_TYPES.items():
+        if type(value) is type_:
+            return Spec((), name)
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if not isinstance(shape, tuple) or dtype is None:
+        return None
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return Spec(shape, f"key<{_impl_name(value)}>")
+    return None if np.dtype(dtype).kind == "O" else Spec(shape, np.dtype(dtype).name)
+
+
+def _impl_name(value: tp.Any) -> str:
+    if isinstance(value, jax.Array):
+        return str(jax.random.key_impl(value))
+    return next(name for name in _IMPLS if jax.random.key(0, impl=name).dtype == value.dtype)
+
+
+_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Leaf:
+    """One leaf of some objects.
+
+    Attributes:
+        name: unique among the leaves.
+        path: of the Variable, or of the array outside of one.
+        owner: the Variable, or what is at the path.
+        position: among the leaves of the owner's value; None where the value is the leaf.
+        value: an array, number or text.
+        spec: its shape and dtype.
+    """
+
+    name: str
+    path: Path
+    owner: tp.Any
+    position: int | None
+    value: tp.Any
+    spec: Spec
+
+    @property
+    def sharding(self) -> jax.sharding.Sharding | None:
+        """How a new value is to be laid out; None for an array that is bound to no device.
+
+        That of a concrete array, if it is committed to devices; that of an abstract one, or else the one
+        that the annotation of its Variable means on the mesh in use.
+        """
+        if isinstance(self.value, jax.ShapeDtypeStruct):
+            if self.value.sharding is None and isinstance(self.owner, Variable):
+                found = abstract_with_sharding(self.owner).get_raw_value()
+                return getattr(jax.tree.leaves(found)[self.position or 0], "sharding", None)
+            return self.value.sharding
+        committed = isinstance(self.value, jax.Array) and self.value.committed
+        return self.value.sharding if committed else None
+
+
+class Contents:
+    """The leaves of an object, or of a pytree of objects, by name.
+
+    Attributes:
+        root: the object; `write` changes it.
+        leaves: by name, in the order of their paths.
+        aliases: further paths of shared references, as text, with the first path of each.
+    """
+
+    def __init__(self, root: tp.Any) -> None:
+        self.root = root
+        seen = view(root, trees=True)  # numbers in plain containers are leaves, too
+        found = list(_leaves(zip(seen.graphdef.each_path(), seen.leaves)))
+        counts = collections.Counter(map(_plain_name, found))
+        self.leaves: dict[str, Leaf] = {}
+        for path, owner, keys, position, value in found:
+            name = _plain_name((path, owner, keys, position, value))
+            if counts[name] > 1:  # both 0 and "0" are keys
+                name = name_of((*path, *keys), quoted=True)
+            spec = _checked(name, value)
+            self.leaves[name] = Leaf(name, path, owner, position, value, spec)
+        self.aliases: dict[str, str] = {}
+        for first, *others in find_duplicates(self.root, only=_is_shared):
+            self.aliases.update((name_of(path), name_of(first)) for path in others)
+
+    def also_named(self, name: str) -> list[str]:
+        """The other names of a leaf."""
+        return other_names(name, self.aliases)
+
+    def settings(self) -> dict[str, str]:
+        """The static attributes by name, as text."""
+        leaves = {leaf.path for leaf in self.leaves.values()}
+        return {
+            name_of(path): safely(short, value)
+            for path, value in iter_graph(self.root)
+            if kind_of(value) == OTHER and value is not None and path not in leaves
+        }
+
+    def classes(self) -> dict[str, str]:
+        """The classes of objects and Variables, by name."""
+        return {
+            name_of(path): type(value).__name__
+            for path, value in iter_graph(self.root)
+            if is_graph_node(value)
+        }
+
+    def write(self, new: tp.Mapping[str, tp.Any]) -> None:
+        """Put new values in the place of leaves, by name; nothing but writing is left to be done."""
+        by_owner: dict[Path, list[Leaf]] = collections.defaultdict(list)
+        for name in new:
+            by_owner[self.leaves[name].path].append(self.leaves[name])
+        bare: list[tuple[Path, tp.Any]] = []
+        for path, leaves in by_owner.items():
+            owner = leaves[0].owner
+            if leaves[0].position is None:
+                value = new[leaves[0].name]
+            else:
+                parts, treedef = jax.tree.flatten(_opened(owner))
+                for leaf in leaves:
+                    parts[tp.cast(int, leaf.position)] = new[leaf.name]
+                value = treedef.unflatten(parts)
+            if isinstance(owner, Variable) and not owner.ref:
+                owner.set_raw_value(value)
+            elif isinstance(owner, Variable) or is_ref(owner):
+                ref = owner.get_raw_value() if isinstance(owner, Variable) else owner
+                ref[...] = value
+            else:
+                bare.append((path, value))
+        if bare:
+            update(self.root, FlatState(bare, sort=False))
+
+
+def _is_shared(path: Path, value: tp.Any) -> bool:
+    return is_graph_node(value) or is_ref(value)
+
+
+Found: tp.TypeAlias = tuple[Path, tp.Any, Path, int | None, tp.Any]
+"""The path and owner of a leaf, the names below the owner, and the rest of a `Leaf`."""
+
+
+def _leaves(pairs: tp.Iterable[tuple[Path, tp.Any]]) -> tp.Iterator[Found]:
+    for path, owner in pairs:
+        value = _opened(owner)
+        below, treedef = jax.tree_util.tree_flatten_with_path(value)
+        if jax.tree_util.treedef_is_leaf(treedef):
+            if isinstance(owner, Variable) or kind_of(owner) != OTHER or spec_of(owner) is not None:
+                yield path, owner, (), None, value
+            continue
+        for position, (keys, part) in enumerate(below):
+            yield path, owner, tuple(map(key_name, keys)), position, part
+
+
+def _opened(owner: tp.Any) -> tp.Any:
+    value = owner.get_raw_value() if isinstance(owner, Variable) else owner
+    return value[...] if is_ref(value) else value
+
+
+def _plain_name(found: Found) -> str:
+    path, _, keys, _, _ = found
+    return name_of((*path, *keys))
+
+
+def name_of(path: tp.Iterable[tp.Any], quoted: bool = False) -> str:
+    """A path as a name: `blocks.0.kernel`.
+
+    Args:
+        path: attribute names, keys and indices.
+        quoted: whether keys are written as Python does, which tells 0 and "0" apart.
+
+    >>> from nnxlite.checkpoint._contents import name_of
+    >>> name_of(("layers", 0, "a.b")), name_of(("layers", "0"), quoted=True)
+    ('layers.0.a%2Eb', "'layers'.'0'")
+    """
+    return ".".join(_segment(repr(key) if quoted else str(key)) for key in path)
+
+
+def _segment(text: str) -> str:
+    for char in "%./":
+        text = text.replace(char, f"%{ord(char):02X}")
+    return text or "%"
+
+
+def other_names(name: str, aliases: tp.Mapping[str, str]) -> list[str]:
+    """The names of a leaf that aliases of it, or of an object above it, give."""
+    starts = [(alias, first) for alias, first in aliases.items() if _below(name, first)]
+    return [alias + name[len(first) :] for alias, first in starts]
+
+
+def _below(name: str, above: str) -> bool:
+    return name == above or name.startswith(above + ".") or not above
+
+
+def _checked(name: str, value: tp.Any) -> Spec:
+    """The spec of a leaf; CheckpointError where it is nothing that can be stored."""
+    if isinstance(value, Tracer):
+        raise CheckpointError(
+            f"'{name}' is traced: save and restore outside of transforms, with concrete values."
+        )
+    if isinstance(value, jax.Array) and value.is_deleted():
+        raise CheckpointError(
+            f"'{name}' has been deleted, probably donated to a jitted function. Save the objects that "
+            "hold its results, or do not donate it."
+        )
+    spec = spec_of(value)
+    if spec is None:
+        raise CheckpointError(
+            f"'{name}' is a {type(value).__name__}, which a checkpoint cannot contain: leaves are "
+            "arrays, random keys, numbers and text. Hold it in a static attribute, or leave it out "
+            "by `only=`."
+        )
+    return spec

@@ -1,0 +1,199 @@
+"""Which stored leaf goes where: names, renamings, shapes and dtypes, before anything is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing as tp
+
+import jax.numpy as jnp
+import numpy as np
+
+from nnxlite._patterns import Pattern
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, other_names
+from nnxlite.checkpoint._errors import CheckpointError, MismatchError
+from nnxlite.checkpoint._report import Mismatch, Report
+
+Renaming: tp.TypeAlias = tp.Mapping[str, str]
+"""Patterns of stored names, and what each becomes: `{"encoder.**": "backbone.**"}`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Matching:
+    """What is to be read.
+
+    Attributes:
+        sources: the stored name for each leaf to be restored, by the leaf's name.
+        report: what restoring them will have done.
+    """
+
+    sources: dict[str, str]
+    report: Report
+
+
+def match(
+    stored: tp.Mapping[str, Spec],
+    wanted: Contents,
+    *,
+    source: str,
+    aliases: tp.Mapping[str, str] = {},
+    only: tp.Callable[[Leaf], bool] = lambda leaf: True,
+    rename: Renaming | None = None,
+    strict: bool = True,
+    cast: bool = False,
+) -> Matching:
+    """Find the stored leaf for each leaf that is wanted.
+
+    Args:
+        stored: what there is, by name.
+        wanted: the objects.
+        source: what is read, in words, for messages.
+        aliases: of what is stored, as in `Contents`.
+        only: whether a leaf is wanted; others are left alone, and stored ones of their names.
+        rename: see `Renaming`; the first pattern that matches a stored name counts.
+        strict: whether a report that is not complete is refused.
+        cast: whether a value may lose precision or range by a cast.
+
+    Raises:
+        MismatchError: when it is refused; also without `strict` for a leaf that has no value yet.
+        CheckpointError: for a renaming that matches no stored name, or that leads two to one.
+    """
+    names = renamed(stored, rename or {})
+    targets = {name: old for old, name in names.items()}
+    for name, old in list(targets.items()):
+        for other in other_names(name, aliases):
+            targets.setdefault(other, old)
+    sources: dict[str, str] = {}
+    missing, misshapen, casts = [], [], []
+    used: set[str] = set()
+    for name, leaf in wanted.leaves.items():
+        known = [n for n in (name, *wanted.also_named(name)) if n in targets]
+        used.update(targets[n] for n in known)
+        if not only(leaf):
+            continue
+        if not known:
+            missing.append(name)
+            continue
+        old = targets[known[0]]
+        difference = Mismatch(name, str(stored[old]), str(leaf.spec))
+        if not compatible(stored[old], leaf.spec, cast):
+            misshapen.append(difference)
+            continue
+        if stored[old].dtype != leaf.spec.dtype:
+            casts.append(difference)
+        sources[name] = old
+    report = Report(
+        source,
+        restored=tuple(sources),
+        missing=tuple(missing),
+        unexpected=tuple(name for old, name in names.items() if old not in used),
+        misshapen=tuple(misshapen),
+        cast=tuple(casts),
+        renamed=tuple((old, name) for name, old in sources.items() if names[old] != old),
+    )
+    _check(report, wanted, strict)
+    return Matching(sources, report)
+
+
+def renamed(stored: tp.Iterable[str], rename: Renaming) -> dict[str, str]:
+    """The new name of each stored one."""
+    rules = [(Pattern(old), Pattern(new)) for old, new in rename.items()]
+    for old, new in rules:
+        if unknown := sorted(new.wildcards - old.wildcards):
+            raise CheckpointError(
+                f"rename: {new.text!r} has {', '.join(unknown)}, which {old.text!r} does not have. "
+                "Each wildcard of the new name has to be one of the old name."
+            )
+    matched: set[str] = set()
+    names: dict[str, str] = {}
+    for name in stored:
+        names[name] = name
+        for old, new in rules:
+            if (found := old.match(name)) is not None:
+                matched.add(old.text)
+                names[name] = new.fill(found)
+                break
+    for old, _ in rules:
+        if old.text not in matched:
+            near = difflib.get_close_matches(old.text, list(names)[:1000], 1, cutoff=0.3)
+            raise CheckpointError(
+                f"rename: no stored name matches {old.text!r}"
+                + (f"; the nearest is '{near[0]}'." if near else ".")
+            )
+    by_new: dict[str, str] = {}
+    for old, new in names.items():
+        if (first := by_new.setdefault(new, old)) != old:
+            raise CheckpointError(
+                f"rename: both '{first}' and '{old}' would become '{new}'. Give each a name of its own."
+            )
+    return names
+
+
+def compatible(stored: Spec, wanted: Spec, cast: bool) -> bool:
+    """Whether a stored leaf can take the place of another."""
+    if stored.shape != wanted.shape:
+        return False
+    if stored.dtype == wanted.dtype:
+        return True
+    if stored.key_impl or wanted.key_impl or "str" in (stored.dtype, wanted.dtype):
+        return False
+    return cast or lossless(stored.dtype, wanted.dtype)
+
+
+_CATEGORIES = {"bool": jnp.bool_, "int": jnp.integer, "float": jnp.floating}
+_CATEGORIES["complex"] = jnp.complexfloating
+
+
+def lossless(stored: str, wanted: str) -> bool:
+    """Whether every value of a dtype is one of another dtype of the same category.
+
+    A Python number has the precision of the array that it becomes, or that it was.
+    """
+    for python, array in ((stored, wanted), (wanted, stored)):
+        if python in _CATEGORIES and array not in _CATEGORIES:
+            return jnp.issubdtype(array, _CATEGORIES[python])
+    old, new = jnp.dtype(stored), jnp.dtype(wanted)
+    if jnp.issubdtype(old, jnp.complexfloating) or jnp.issubdtype(new, jnp.complexfloating):
+        return bool(np.can_cast(old, new))
+    if jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating):
+        a, b = jnp.finfo(old), jnp.finfo(new)
+        return a.nmant <= b.nmant and a.maxexp <= b.maxexp and a.minexp >= b.minexp
+    if jnp.issubdtype(old, jnp.integer) and jnp.issubdtype(new, jnp.integer):
+        i, j = jnp.iinfo(old), jnp.iinfo(new)
+        return bool(i.min >= j.min and i.max <= j.max)
+    return old == new
+
+
+def _check(report: Report, wanted: Contents, strict: bool) -> None:
+    """Refuse a report that is not complete, or leaves abstract values."""
+    if strict and not report.complete:
+        raise MismatchError(_refusal(report), report)
+    kept = [*report.missing, *(m.name for m in report.misshapen)]
+    abstract = [name for name in kept if not _has_value(wanted.leaves[name])]
+    if abstract:
+        shown = ", ".join(abstract[:3]) + (" ..." if len(abstract) > 3 else "")
+        raise MismatchError(
+            f"{report.source} has no value for {len(abstract):,} abstract leaves, which would stay "
+            f"without one: {shown}. Restore into objects that have values.",
+            report,
+        )
+
+
+def _has_value(leaf: Leaf) -> bool:
+    return (
+        leaf.spec.is_python
+        or hasattr(leaf.value, "__array__")
+        or hasattr(leaf.value, "addressable_shards")
+    )
+
+
+def _refusal(report: Report) -> str:
+    lines = [f"{report.source} does not match the objects, and nothing was changed."]
+    lines += [f"  {line}" for line in report.problems()]
+    remedies = []
+    if any(m.stored.partition("[")[2] == m.wanted.partition("[")[2] for m in report.misshapen):
+        remedies.append("cast=True casts with loss of precision")
+    if remedy := report.remedy():
+        remedies.append(f"{remedy} restores by another name")
+    remedies.append("strict=False restores what matches and reports the rest")
+    return "\n".join([*lines, "  " + "; ".join(remedies) + "."])

@@ -1,0 +1,113 @@
+"""What restoring did, or why it was refused: every name, and which side lacks it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing as tp
+
+SHOWN = 8
+"""How many names of each kind a text lists."""
+
+
+class Mismatch(tp.NamedTuple):
+    """A leaf that is stored in another form than it is wanted in.
+
+    Attributes:
+        name: of the leaf that is wanted.
+        stored: what is stored, such as `float32[2,3]`.
+        wanted: what the object has.
+    """
+
+    name: str
+    stored: str
+    wanted: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: stored {self.stored}, wanted {self.wanted}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report:
+    """What was restored, and what was not.
+
+    Attributes:
+        source: what was read, in words.
+        restored: the names that have their stored values now.
+        missing: names of leaves that are not stored; they keep their values.
+        unexpected: stored names that no leaf has.
+        misshapen: leaves stored in another shape, or as something else; they keep their values.
+        cast: leaves that were stored in another dtype and have been cast; those that are restored only
+            with `cast=True` are in `misshapen` without it.
+        renamed: pairs of a stored name and the name it was restored by.
+        values: the items by name: the objects given, changed in place, a new value for a number, text
+            or another item that cannot be changed; and numbers and texts that are stored and were not
+            asked for.
+
+    >>> from nnxlite.checkpoint import Report
+    >>> report = Report("weights", ("a.kernel",), missing=("a.bias",), unexpected=("a.biases",))
+    >>> report.complete
+    False
+    >>> report
+    weights: 1 restored
+    missing, 1: a.bias (near: a.biases)
+    unexpected, 1: a.biases
+    """
+
+    source: str
+    restored: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    misshapen: tuple[Mismatch, ...] = ()
+    cast: tuple[Mismatch, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    values: tp.Mapping[str, tp.Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every leaf was restored and everything stored was used."""
+        return not (self.missing or self.unexpected or self.misshapen)
+
+    def near(self, name: str) -> str | None:
+        """The stored name left over that is most like one that is missing; None if none is."""
+        found = difflib.get_close_matches(name, self.unexpected[:1000], 1, cutoff=0.6)
+        return found[0] if found else None
+
+    def problems(self) -> list[str]:
+        """A line for each kind of problem, with the first names."""
+        missing = [
+            name if i >= SHOWN or (near := self.near(name)) is None else f"{name} (near: {near})"
+            for i, name in enumerate(self.missing)
+        ]
+        kinds = {
+            "missing": missing,
+            "unexpected": self.unexpected,
+            "misshapen": self.misshapen,
+        }
+        return [_line(title, names) for title, names in kinds.items() if names]
+
+    def remedy(self) -> str | None:
+        """The renaming that brings the first missing name and the stored one like it together."""
+        for name in self.missing[:SHOWN]:
+            near = self.near(name)
+            if near is not None:
+                old, new = near.split("."), name.split(".")
+                while len(old) > 1 and len(new) > 1 and old[-1] == new[-1]:
+                    del old[-1], new[-1]
+                deeper = "" if len(old) == near.count(".") + 1 else ".**"
+                return f'rename={{"{".".join(old)}{deeper}": "{".".join(new)}{deeper}"}}'
+        return None
+
+    def __repr__(self) -> str:
+        lines = [f"{self.source}: {len(self.restored):,} restored"]
+        lines += self.problems()
+        if self.cast:
+            lines.append(_line("cast", self.cast))
+        if self.renamed:
+            lines.append(_line("renamed", [f"{old} to {new}" for old, new in self.renamed]))
+        return "\n".join(lines)
+
+
+def _line(title: str, names: tp.Sequence[tp.Any]) -> str:
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"{title}, {len(names):,}: {', '.join(map(str, names[:SHOWN]))}{more}"
