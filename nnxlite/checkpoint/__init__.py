@@ -1,5 +1,9 @@
 """Checkpoints: objects to files under readable names, and back into objects."""
 
+from nnxlite.checkpoint._checkpoint import Info as Info
+from nnxlite.checkpoint._checkpoint import info as info
+from nnxlite.checkpoint._checkpoint import restore as restore
+from nnxlite.checkpoint._checkpoint import save as save
 from nnxlite.checkpoint._errors import CheckpointError as CheckpointError
 from nnxlite.checkpoint._errors import DamagedError as DamagedError
 from nnxlite.checkpoint._errors import MismatchError as MismatchError

@@ -16,6 +16,7 @@ import dataclasses
 import typing as tp
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._jax import Tracer, is_ref, key_name
@@ -77,7 +78,7 @@ def spec_of(value: tp.Any) -> Spec | None:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None:
         return None
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return Spec(shape, f"key<{_impl_name(value)}>")
     return None if np.dtype(dtype).kind == "O" else Spec(shape, np.dtype(dtype).name)
 

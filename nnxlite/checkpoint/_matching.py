@@ -12,7 +12,7 @@ import numpy as np
 from nnxlite._patterns import Pattern
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, other_names
 from nnxlite.checkpoint._errors import CheckpointError, MismatchError
-from nnxlite.checkpoint._report import Mismatch, Report
+from nnxlite.checkpoint._report import SHOWN, Mismatch, Report
 
 Renaming: tp.TypeAlias = tp.Mapping[str, str]
 """Patterns of stored names, and what each becomes: `{"encoder.**": "backbone.**"}`."""
@@ -37,7 +37,8 @@ def match(
     *,
     source: str,
     aliases: tp.Mapping[str, str] = {},
-    only: tp.Callable[[Leaf], bool] = lambda leaf: True,
+    only: tp.Callable[[str], bool] = lambda name: True,
+    within: tp.Container[str] | None = None,
     rename: Renaming | None = None,
     strict: bool = True,
     cast: bool = False,
@@ -49,7 +50,9 @@ def match(
         wanted: the objects.
         source: what is read, in words, for messages.
         aliases: of what is stored, as in `Contents`.
-        only: whether a leaf is wanted; others are left alone, and stored ones of their names.
+        only: whether the leaf of a name is wanted; others are left alone, as are stored ones of their
+            names.
+        within: the first parts of names that are looked at; by default all.
         rename: see `Renaming`; the first pattern that matches a stored name counts.
         strict: whether a report that is not complete is refused.
         cast: whether a value may lose precision or range by a cast.
@@ -68,13 +71,14 @@ def match(
     used: set[str] = set()
     for name, leaf in wanted.leaves.items():
         known = [n for n in (name, *wanted.also_named(name)) if n in targets]
-        used.update(targets[n] for n in known)
-        if not only(leaf):
+        if not only(name):
+            used.update(targets[n] for n in known)
             continue
         if not known:
             missing.append(name)
             continue
-        old = targets[known[0]]
+        old = targets[known[0]]  # further ones are left over, unless they are this one
+        used.add(old)
         difference = Mismatch(name, str(stored[old]), str(leaf.spec))
         if not compatible(stored[old], leaf.spec, cast):
             misshapen.append(difference)
@@ -82,17 +86,26 @@ def match(
         if stored[old].dtype != leaf.spec.dtype:
             casts.append(difference)
         sources[name] = old
+    left_over = [name for old, name in names.items() if old not in used]
     report = Report(
         source,
         restored=tuple(sources),
         missing=tuple(missing),
-        unexpected=tuple(name for old, name in names.items() if old not in used),
+        unexpected=tuple(
+            name for name in left_over if within is None or name.partition(".")[0] in within
+        ),
         misshapen=tuple(misshapen),
         cast=tuple(casts),
         renamed=tuple((old, name) for name, old in sources.items() if names[old] != old),
+        near=_nearest(missing, left_over),
     )
     _check(report, wanted, strict)
     return Matching(sources, report)
+
+
+def _nearest(missing: tp.Sequence[str], left_over: tp.Sequence[str]) -> dict[str, str]:
+    near = {name: difflib.get_close_matches(name, left_over[:500], 1) for name in missing[:SHOWN]}
+    return {name: found[0] for name, found in near.items() if found}
 
 
 def renamed(stored: tp.Iterable[str], rename: Renaming) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import typing as tp
 
 SHOWN = 8
@@ -40,12 +39,14 @@ class Report:
         cast: leaves that were stored in another dtype and have been cast; those that are restored only
             with `cast=True` are in `misshapen` without it.
         renamed: pairs of a stored name and the name it was restored by.
+        near: for the first missing names, the stored name left over that is most like it.
         values: the items by name: the objects given, changed in place, a new value for a number, text
             or another item that cannot be changed; and numbers and texts that are stored and were not
             asked for.
 
     >>> from nnxlite.checkpoint import Report
-    >>> report = Report("weights", ("a.kernel",), missing=("a.bias",), unexpected=("a.biases",))
+    >>> report = Report("weights", ("a.kernel",), missing=("a.bias",), unexpected=("a.biases",),
+    ...                 near={"a.bias": "a.biases"})
     >>> report.complete
     False
     >>> report
@@ -61,6 +62,7 @@ class Report:
     misshapen: tuple[Mismatch, ...] = ()
     cast: tuple[Mismatch, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+    near: tp.Mapping[str, str] = dataclasses.field(default_factory=dict)
     values: tp.Mapping[str, tp.Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -68,19 +70,11 @@ class Report:
         """Whether every leaf was restored and everything stored was used."""
         return not (self.missing or self.unexpected or self.misshapen)
 
-    def near(self, name: str) -> str | None:
-        """The stored name left over that is most like one that is missing; None if none is."""
-        found = difflib.get_close_matches(name, self.unexpected[:1000], 1, cutoff=0.6)
-        return found[0] if found else None
-
     def problems(self) -> list[str]:
         """A line for each kind of problem, with the first names."""
-        missing = [
-            name if i >= SHOWN or (near := self.near(name)) is None else f"{name} (near: {near})"
-            for i, name in enumerate(self.missing)
-        ]
+        near = {name: f"{name} (near: {other})" for name, other in self.near.items()}
         kinds = {
-            "missing": missing,
+            "missing": [near.get(name, name) for name in self.missing],
             "unexpected": self.unexpected,
             "misshapen": self.misshapen,
         }
@@ -88,14 +82,12 @@ class Report:
 
     def remedy(self) -> str | None:
         """The renaming that brings the first missing name and the stored one like it together."""
-        for name in self.missing[:SHOWN]:
-            near = self.near(name)
-            if near is not None:
-                old, new = near.split("."), name.split(".")
-                while len(old) > 1 and len(new) > 1 and old[-1] == new[-1]:
-                    del old[-1], new[-1]
-                deeper = "" if len(old) == near.count(".") + 1 else ".**"
-                return f'rename={{"{".".join(old)}{deeper}": "{".".join(new)}{deeper}"}}'
+        for name, near in self.near.items():
+            old, new = near.split("."), name.split(".")
+            while len(old) > 1 and len(new) > 1 and old[-1] == new[-1]:
+                del old[-1], new[-1]
+            deeper = "" if len(old) == near.count(".") + 1 else ".**"
+            return f'rename={{"{".".join(old)}{deeper}": "{".".join(new)}{deeper}"}}'
         return None
 
     def __repr__(self) -> str:

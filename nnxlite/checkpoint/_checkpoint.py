@@ -1,0 +1,300 @@
+"""`save`, `restore`, `info`: one checkpoint in one folder.
+
+A checkpoint is replaced in three steps, each of which leaves a complete one behind: the new one is
+written beside the old one, the old one is renamed, and the new one takes its name.  If the process
+ends in between, `restore` and the next `save` find the newest complete one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnxlite._text import human_bytes
+from nnxlite.checkpoint import _orbax
+from nnxlite.checkpoint._contents import PYTHON_TYPES, Contents, Leaf, Spec
+from nnxlite.checkpoint._errors import CheckpointError
+from nnxlite.checkpoint._matching import Renaming, match
+from nnxlite.checkpoint._report import Report
+from nnxlite.filters import Filter, to_predicate
+
+if tp.TYPE_CHECKING:
+    from etils import epath
+
+
+def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **items: tp.Any) -> None:
+    """Write objects, arrays and numbers into a new checkpoint, a folder.
+
+    What several items share is written once. Nothing of the objects' code is stored: to restore them,
+    build them first.
+
+    Args:
+        path: of the folder, which must not exist; also in a bucket, `gs://...`.
+        only: a filter for the leaves, with paths within the items; by default all are saved.
+        overwrite: replace a checkpoint that is there, once the new one is complete.
+        items: what is saved: modules, optimizers, metrics, `Rngs`, States or other pytrees, numbers and
+            texts, each under a name of its own.
+
+    Raises:
+        FileExistsError: if the path exists, and `overwrite` is false or it is not a checkpoint.
+        nnxlite.checkpoint.CheckpointError: for a leaf that cannot be saved: traced, deleted, abstract,
+            or neither an array nor a number or text; and without items.
+        ImportError: without Orbax (`pip install "nnxlite[checkpoint]"`).
+
+    >>> import nnxlite as nnx, optax, tempfile
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    >>> folder = tempfile.mkdtemp() + "/latest"
+    >>> nnx.checkpoint.save(folder, model=model, optimizer=optimizer, step=100)
+
+    >>> model.kernel[...] = 0
+    >>> report = nnx.checkpoint.restore(folder, model=model, optimizer=optimizer)
+    >>> report.values["step"], bool((model.kernel != 0).any())
+    (100, True)
+    """
+    target = _orbax.folder(path)
+    contents = contents_of(items)
+    args = _orbax.arguments(contents, chosen(contents, only))
+    new, old = _beside(target)
+    _finish_replacing(target)
+    if target.exists():
+        if not overwrite:
+            raise FileExistsError(
+                f"{target} exists. Save elsewhere, or pass overwrite=True to replace it when the new "
+                "checkpoint is complete."
+            )
+        if not is_checkpoint(target):
+            raise FileExistsError(f"{target} is not a checkpoint, and is not overwritten.")
+    for left_over in target.parent.glob(f"{new.name}*") if target.parent.exists() else ():
+        left_over.rmtree()
+    _orbax.write(new, args)
+    if jax.process_index() == 0:
+        if target.exists():
+            target.rename(old)
+        new.rename(target)
+        if old.exists():
+            old.rmtree()
+    if jax.process_count() > 1:
+        _orbax.orbax().multihost.sync_global_processes(f"nnxlite.checkpoint.save:{target}")
+
+
+def _beside(target: epath.Path) -> tuple[epath.Path, epath.Path]:
+    """Where a checkpoint is written, and where the one goes that it replaces."""
+    return target.parent / f".{target.name}.new", target.parent / f".{target.name}.old"
+
+
+def _finish_replacing(target: epath.Path) -> None:
+    """Complete what an ended process had begun: bring the newest complete checkpoint to its path."""
+    found = locate(target)
+    if jax.process_index() == 0:
+        if found != target and found.exists():
+            found.rename(target)
+        old = _beside(target)[1]
+        if target.exists() and old.exists():
+            old.rmtree()
+
+
+def locate(target: epath.Path) -> epath.Path:
+    """Where the checkpoint of a path is: beside it, where a process ended while it replaced it."""
+    if not target.exists():
+        for place in _beside(target):
+            if is_checkpoint(place):
+                return place
+    return target
+
+
+def is_checkpoint(path: epath.Path) -> bool:
+    """Whether there is a complete checkpoint at a path."""
+    return (path / _orbax.ABOUT / "metadata").exists()
+
+
+def contents_of(items: dict[str, tp.Any]) -> Contents:
+    """The contents of named items; CheckpointError without any."""
+    if not items:
+        raise CheckpointError("Pass what is to be saved or restored by name: model=model, step=3.")
+    return Contents(items)
+
+
+def chosen(contents: Contents, only: Filter) -> dict[str, Leaf]:
+    """The leaves that a filter matches, which sees paths within the items."""
+    predicate = to_predicate(only)
+    return {
+        name: leaf for name, leaf in contents.leaves.items() if predicate(leaf.path[1:], leaf.owner)
+    }
+
+
+def restore(
+    path: tp.Any,
+    /,
+    *,
+    only: Filter = ...,
+    rename: Renaming | None = None,
+    strict: bool = True,
+    cast: bool = False,
+    verify: bool = True,
+    **items: tp.Any,
+) -> Report:
+    """Read a checkpoint into objects that exist, in place.
+
+    Each array comes to the devices, and in the sharding, of the array that it replaces, whatever it was
+    saved from; for an abstract model (`nnx.eval_shape(lambda: Model(...))`) as its shardings say. All is
+    read before the first object is changed.
+
+    Args:
+        path: of the folder.
+        only: a filter for the leaves of the items, with paths within the items; others are left alone.
+        rename: patterns of stored names and what each becomes, `{"model.encoder.**": "model.body.**"}`:
+            `*` is any text within one name, `**` any number of names, `{i}` one name.
+        strict: whether leaves that are not stored, stored ones of the items that are not used, and
+            leaves of other shapes are refused. If not, what matches is restored.
+        cast: whether values may lose precision or range by a cast to the dtype that the object has.
+        verify: whether arrays are compared with the checksums that were saved.
+        items: the objects, by the names they were saved by; a number, as in `step=0`, or another item
+            that cannot be changed in place is in the `values` of the report.
+
+    Returns:
+        A `Report`: what was restored, renamed, cast, and, without `strict`, what was not restored.
+
+    Raises:
+        nnxlite.checkpoint.MismatchError: if the objects need something else than is stored; its `report`
+            has every name.
+        nnxlite.checkpoint.NotFoundError: if there is no checkpoint, with what there is instead.
+        nnxlite.checkpoint.DamagedError: if files are missing, cut short, or changed.
+        nnxlite.checkpoint.CheckpointError: for a renaming that matches nothing or one name twice.
+        ImportError: without Orbax (`pip install "nnxlite[checkpoint]"`).
+
+        Nothing is changed then.
+
+    >>> import nnxlite as nnx, tempfile
+    >>> folder = tempfile.mkdtemp() + "/weights"
+    >>> nnx.checkpoint.save(folder, model=nnx.Dict(old=nnx.Linear(2, 3, rngs=nnx.Rngs(0))))
+    >>> model = nnx.Dict(new=nnx.Linear(2, 3, rngs=nnx.Rngs(1)))
+    >>> report = nnx.checkpoint.restore(
+    ...     folder, model=model, rename={"model.old.**": "model.new.**"}
+    ... )
+    >>> report.restored
+    ('model.new.bias', 'model.new.kernel')
+    """
+    place = locate(_orbax.folder(path))
+    stored = _orbax.read_stored(place)
+    contents = contents_of(dict(items))
+    leaves = chosen(contents, only)
+    matching = match(
+        stored.specs,
+        contents,
+        source=f"The checkpoint {place} (of {', '.join(items_of(stored.specs))})",
+        aliases=stored.aliases,
+        only=leaves.__contains__,
+        within=items,
+        rename=rename,
+        strict=strict,
+        cast=cast,
+    )
+    wanted = {old: contents.leaves[name].sharding for name, old in matching.sources.items()}
+    arrays = _orbax.read_arrays(place, stored, wanted, verify)
+    contents.write(
+        {
+            name: as_wanted(arrays[old], contents.leaves[name])
+            for name, old in matching.sources.items()
+        }
+    )
+    others = {name: v for name, v in stored.values.items() if name in items_of(stored.specs)}
+    return dataclasses.replace(matching.report, values={**others, **contents.root})
+
+
+def items_of(names: tp.Iterable[str]) -> list[str]:
+    """The first parts of names."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in names))
+
+
+def as_wanted(value: tp.Any, leaf: Leaf) -> tp.Any:
+    """A value that was read as the object needs it: its dtype, its kind of array, its sharding."""
+    if leaf.spec.is_python:
+        return PYTHON_TYPES[leaf.spec.dtype](value)
+    sharding = leaf.sharding
+    if leaf.spec.key_impl:
+        return value if sharding is None else jax.device_put(value, sharding)
+    if getattr(value, "dtype", None) != leaf.spec.dtype:
+        value = (value if hasattr(value, "astype") else np.asarray(value)).astype(leaf.spec.dtype)
+    if isinstance(leaf.value, np.ndarray):
+        return value
+    if isinstance(leaf.value, np.generic):
+        return value[()]
+    return jnp.asarray(value) if sharding is None else jax.device_put(value, sharding)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Info:
+    """What a checkpoint contains, without its arrays.
+
+    Attributes:
+        path: of the folder.
+        leaves: shape and dtype of each leaf, as text, by name.
+        values: the numbers and texts, by name.
+        aliases: further names of what is shared, with the names it is stored by.
+        settings: static attributes, as text, by name.
+        classes: the classes of objects and Variables, by name.
+        nbytes: the size of the arrays.
+    """
+
+    path: str
+    leaves: dict[str, str]
+    values: dict[str, tp.Any]
+    aliases: dict[str, str]
+    settings: dict[str, str]
+    classes: dict[str, str]
+    nbytes: int
+
+    def __repr__(self) -> str:
+        lines = [f"{self.path}: {len(self.leaves):,} leaves, {human_bytes(self.nbytes)}"]
+        for item in items_of(self.leaves):
+            names = [name for name in self.leaves if name.partition(".")[0] == item]
+            if names == [item]:
+                lines.append(f"{item}: {self.values.get(item, self.leaves[item])!r}")
+            else:
+                kind = self.classes.get(item, "pytree")
+                lines.append(f"{item}: {kind} with {len(names):,} leaves")
+        return "\n".join(lines)
+
+
+def info(path: tp.Any, /) -> Info:
+    """What a checkpoint contains: names, shapes and dtypes, numbers, classes and settings.
+
+    Args:
+        path: of the folder.
+
+    Returns:
+        An `Info`, which prints as a summary.
+
+    Raises:
+        nnxlite.checkpoint.NotFoundError: if there is no checkpoint.
+        nnxlite.checkpoint.DamagedError: if its description cannot be read.
+
+    >>> import nnxlite as nnx, tempfile
+    >>> folder = tempfile.mkdtemp() + "/weights"
+    >>> nnx.checkpoint.save(folder, model=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), step=7)
+    >>> found = nnx.checkpoint.info(folder)
+    >>> found.leaves["model.kernel"], found.values["step"], found.settings["model.use_bias"]
+    ('float32[2,3]', 7, 'True')
+    """
+    place = locate(_orbax.folder(path))
+    stored = _orbax.read_stored(place)
+    return Info(
+        str(place),
+        {name: str(spec) for name, spec in stored.specs.items()},
+        stored.values,
+        stored.aliases,
+        stored.settings,
+        stored.classes,
+        sum(map(_nbytes, stored.specs.values())),
+    )
+
+
+def _nbytes(spec: Spec) -> int:
+    if spec.is_python or spec.key_impl:
+        return 0
+    return int(np.prod(spec.shape, dtype=np.int64)) * jnp.dtype(spec.dtype).itemsize
