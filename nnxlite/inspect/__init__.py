@@ -5,6 +5,7 @@ from nnxlite.inspect._check import Finding as Finding
 from nnxlite.inspect._check import Findings as Findings
 from nnxlite.inspect._check import check as check
 from nnxlite.inspect._diff import Diff as Diff
+from nnxlite.inspect._diff import array_difference as array_difference
 from nnxlite.inspect._diff import diff as diff
 from nnxlite.inspect._display import display as display
 from nnxlite.inspect._draw import Drawing as Drawing

@@ -100,7 +100,7 @@ def _leaf_differences(path: Path, before: tp.Any, after: tp.Any) -> tp.Iterator[
     if old is new:
         return
     if is_array(old) and is_array(new):
-        yield from _array_difference(path, old, new)
+        yield from array_difference(path, old, new)
         return
     (old_leaves, old_tree), (new_leaves, new_tree) = map(jax.tree_util.tree_flatten, (old, new))
     if old_tree != new_tree or is_array(old) or is_array(new):
@@ -110,7 +110,7 @@ def _leaf_differences(path: Path, before: tp.Any, after: tp.Any) -> tp.Iterator[
     for keys, x, y in zip(names, old_leaves, new_leaves):
         below = (*path, *map(key_name, keys))
         if is_array(x) and is_array(y):
-            yield from _array_difference(below, x, y)
+            yield from array_difference(below, x, y)
         elif is_array(x) or is_array(y) or type(x) is not type(y) or not _equal(x, y):
             yield _scalar_difference(below, x, y)
 
@@ -138,7 +138,8 @@ def _scalar_difference(path: Path, x: tp.Any, y: tp.Any) -> Difference:
     return Difference(path, "value", _side(x), _side(y))
 
 
-def _array_difference(path: Path, x: tp.Any, y: tp.Any) -> tp.Iterator[Difference]:
+def array_difference(path: Path, x: tp.Any, y: tp.Any) -> tp.Iterator[Difference]:
+    """The difference of two arrays, if there is one: in shape, dtype or values."""
     if tuple(x.shape) != tuple(y.shape):
         yield Difference(path, "shape", array_text(x), array_text(y))
     elif x.dtype != y.dtype:

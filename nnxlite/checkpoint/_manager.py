@@ -1,0 +1,256 @@
+"""`Manager`: the checkpoints of one training run, a folder for each step."""
+
+from __future__ import annotations
+
+import math
+import typing as tp
+
+from nnxlite._errors import warn_user
+from nnxlite.checkpoint import _orbax
+from nnxlite.checkpoint._checkpoint import chosen, contents_of, restore
+from nnxlite.checkpoint._errors import DamagedError, NotFoundError
+from nnxlite.checkpoint._matching import Renaming
+from nnxlite.checkpoint._report import Report
+from nnxlite.filters import Filter
+
+
+class Manager:
+    """The checkpoints of a training run: which are kept, which is the best, and the way back to one.
+
+    A checkpoint is written in the background while training goes on, and is there when it is complete;
+    an older one is deleted only after that. Use it as a context, or call `close`, so that the last one
+    is finished. On another run of the program the manager finds what is in its folder.
+
+    Args:
+        directory: the folder of the run, which is made by the first `save`.
+        keep: how many of the newest checkpoints are kept; None for all.
+        best: the name of the metric by which checkpoints are compared, if any.
+        mode: "min" where smaller is better, "max" where larger is.
+        keep_best: how many of the best ones are kept besides.
+        keep_every: checkpoints whose step is a multiple of this are kept for ever.
+        every: `save` does something only for steps that are multiples of this.
+        asynchronous: whether arrays are written in the background.
+
+    Raises:
+        ValueError: for a number below one, or another mode.
+
+    >>> import nnxlite as nnx, tempfile
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> folder = tempfile.mkdtemp()
+    >>> with nnx.checkpoint.Manager(folder, keep=1, best="loss") as manager:
+    ...     for step, loss in [(1, 0.9), (2, 0.1), (3, 0.2)]:
+    ...         saved = manager.save(step, model=model, metrics={"loss": loss})
+    >>> manager = nnx.checkpoint.Manager(folder, best="loss")
+    >>> manager.steps, manager.latest, manager.best
+    ([2, 3], 3, 2)
+    >>> manager.restore(model=model).restored
+    ('model.bias', 'model.kernel')
+    """
+
+    def __init__(
+        self,
+        directory: tp.Any,
+        *,
+        keep: int | None = 3,
+        best: str | None = None,
+        mode: tp.Literal["min", "max"] = "min",
+        keep_best: int = 1,
+        keep_every: int | None = None,
+        every: int = 1,
+        asynchronous: bool = True,
+    ) -> None:
+        numbers = {"keep": keep, "keep_best": keep_best, "keep_every": keep_every, "every": every}
+        for name, number in numbers.items():
+            if number is not None and number < 1:
+                raise ValueError(f"Manager: {name} has to be at least 1, got {number}.")
+        if mode not in ("min", "max"):
+            raise ValueError(f"Manager: mode is 'min' or 'max', got {mode!r}.")
+        self.directory = _orbax.folder(directory)
+        self.best_metric = best
+        self.mode = mode
+        self._policies = (keep, keep_best, keep_every)
+        self._every = every
+        self._asynchronous = asynchronous
+        self._orbax: tp.Any = None
+        self._saved = False
+
+    def _open(self) -> tp.Any:
+        """Orbax's manager."""
+        if self._orbax is None:
+            ocp = _orbax.orbax()
+            kept = ocp.checkpoint_managers
+            keep, keep_best, keep_every = self._policies
+            policies = [kept.LatestN(keep)]
+            if self.best_metric is not None:
+                policies.append(
+                    kept.BestN(
+                        get_metric_fn=self._rank,
+                        n=keep_best,
+                        keep_checkpoints_without_metrics=False,
+                    )
+                )
+            if keep_every is not None:
+                policies.append(kept.EveryNSteps(keep_every))
+            options = ocp.CheckpointManagerOptions(
+                save_interval_steps=self._every,
+                preservation_policy=kept.AnyPreservationPolicy(policies),
+                enable_async_checkpointing=self._asynchronous,
+            )
+            self._orbax = ocp.CheckpointManager(self.directory, options=options)
+        return self._orbax
+
+    def _rank(self, metrics: tp.Any) -> float:
+        """A number that is larger for a better checkpoint; the lowest for one that has none."""
+        value = (metrics or {}).get(self.best_metric)
+        if value is None or math.isnan(value):
+            return -math.inf
+        return value if self.mode == "max" else -value
+
+    def save(
+        self,
+        step: int,
+        /,
+        *,
+        metrics: tp.Mapping[str, tp.Any] | None = None,
+        only: Filter = ...,
+        force: bool = False,
+        **items: tp.Any,
+    ) -> bool:
+        """Save a checkpoint, and delete those that are no longer to be kept.
+
+        What has been passed may be changed, and its arrays donated, as soon as this returns.
+
+        Args:
+            step: its number, larger than those before.
+            metrics: numbers to be stored with it; the one named `best` is compared.
+            only: as in `nnx.checkpoint.save`.
+            force: save also where the step is not a multiple of `every`.
+            items: as in `nnx.checkpoint.save`.
+
+        Returns:
+            Whether it was saved.
+
+        Raises:
+            ValueError: if `metrics` lacks the one named `best`, or the step has been saved.
+            nnxlite.checkpoint.CheckpointError: for a leaf that cannot be saved.
+            Exception: what ended the save before this one, if that was in the background.
+        """
+        numbers = {name: float(value) for name, value in (metrics or {}).items()}
+        if self.best_metric is not None and self.best_metric not in numbers:
+            raise ValueError(
+                f"Manager.save: checkpoints are compared by {self.best_metric!r}, and the metrics are "
+                f"{sorted(numbers)}. Pass metrics={{{self.best_metric!r}: ...}}."
+            )
+        manager = self._open()
+        if not force and not manager.should_save(step):
+            return False
+        if step in manager.all_steps():
+            raise ValueError(f"Manager.save: step {step} is in {self.directory} already.")
+        if not self._saved:
+            for unfinished in self.directory.glob("*.orbax-checkpoint-tmp*"):
+                unfinished.rmtree()  # of a process that was ended
+            self._saved = True
+        contents = contents_of(items)
+        args = _orbax.arguments(contents, chosen(contents, only))
+        return bool(manager.save(step, args=args, metrics=numbers or None, force=True))
+
+    def restore(
+        self,
+        step: int | None = None,
+        /,
+        *,
+        only: Filter = ...,
+        rename: Renaming | None = None,
+        strict: bool = True,
+        cast: bool = False,
+        verify: bool = True,
+        **items: tp.Any,
+    ) -> Report:
+        """Restore a checkpoint in place; without a step, the newest one that is not damaged.
+
+        Args:
+            step: which one; `manager.best` for the best.
+            only, rename, strict, cast, verify, items: as in `nnx.checkpoint.restore`.
+
+        Returns:
+            A `Report`.
+
+        Raises:
+            nnxlite.checkpoint.NotFoundError: if there is no such checkpoint.
+            nnxlite.checkpoint.CheckpointError: as `nnx.checkpoint.restore`.
+
+        Warns:
+            UserWarning: if a damaged checkpoint is passed over for the one before it.
+        """
+        self.wait()
+        steps = self.steps
+        if not steps or (step is not None and step not in steps):
+            there = f"steps {', '.join(map(str, steps))}" if steps else "no checkpoint"
+            what = "Nothing to restore" if step is None else f"No step {step}"
+            raise NotFoundError(f"{what} in {self.directory}: there is {there}.")
+        for number in reversed(steps) if step is None else [step]:
+            try:
+                return restore(
+                    self.directory / str(number),
+                    only=only,
+                    rename=rename,
+                    strict=strict,
+                    cast=cast,
+                    verify=verify,
+                    **items,
+                )
+            except (DamagedError, NotFoundError) as error:
+                if step is not None or number == steps[0]:
+                    raise
+                warn_user(f"Step {number} is passed over for the one before it. {error}")
+        raise AssertionError("unreachable")
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints that are there, in ascending order."""
+        return sorted(self._open().all_steps()) if self.directory.exists() else []
+
+    @property
+    def latest(self) -> int | None:
+        """The step of the newest checkpoint; None without any."""
+        return max(self.steps, default=None)
+
+    @property
+    def best(self) -> int | None:
+        """The step of the best checkpoint, the first of equally good ones; None without any.
+
+        Raises ValueError for a manager without a metric.
+        """
+        if self.best_metric is None:
+            raise ValueError("Manager.best: name the metric first, Manager(..., best='loss').")
+        ranks = {step: self._rank(self.metrics(step)) for step in self.steps}
+        return max(ranks, key=lambda step: (ranks[step], -step), default=None)
+
+    def metrics(self, step: int, /) -> dict[str, float]:
+        """The numbers that were saved with a step; empty if there were none."""
+        return dict(self._open().metrics(step) or {})
+
+    def should_stop(self, patience: int, /) -> bool:
+        """Whether training has gone on for `patience` steps or more since the best checkpoint."""
+        latest, best = self.latest, self.best
+        return latest is not None and best is not None and latest - best >= patience
+
+    def wait(self) -> None:
+        """Wait until what is being written is complete; raises what ended it."""
+        if self._orbax is not None:
+            self._orbax.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait, and end the threads that write."""
+        if self._orbax is not None:
+            self._orbax.close()
+            self._orbax = None
+
+    def __enter__(self) -> tp.Self:
+        return self
+
+    def __exit__(self, *exception: tp.Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Manager({str(self.directory)!r}, steps={self.steps})"
