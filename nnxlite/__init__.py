@@ -31,6 +31,8 @@ from nnxlite._config import use_named_scopes as use_named_scopes
 from nnxlite._config import using_eager_sharding as using_eager_sharding
 from nnxlite._errors import NnxError as NnxError
 from nnxlite._errors import TraceContextError as TraceContextError
+from nnxlite._freezing import freeze as freeze
+from nnxlite._freezing import unfreeze as unfreeze
 from nnxlite._state import FlatState as FlatState
 from nnxlite._state import State as State
 from nnxlite._state import as_pure as as_pure
@@ -97,6 +99,7 @@ from nnxlite.filtered import tree_pprint as tree_pprint
 from nnxlite.filters import All as All
 from nnxlite.filters import Any as Any
 from nnxlite.filters import Everything as Everything
+from nnxlite.filters import Frozen as Frozen
 from nnxlite.filters import Not as Not
 from nnxlite.filters import Nothing as Nothing
 from nnxlite.filters import OfType as OfType
@@ -264,6 +267,7 @@ from nnxlite.training import OptVariable as OptVariable
 from nnxlite.training import StaticLossScale as StaticLossScale
 from nnxlite.training import TrainState as TrainState
 from nnxlite.training import all_finite as all_finite
+from nnxlite.training import by_path as by_path
 from nnxlite.training import metrics as metrics
 from nnxlite.training import optimizer as optimizer
 from nnxlite.transforms import PARTITION_NAME as PARTITION_NAME

@@ -23,6 +23,8 @@ import dataclasses
 import types
 import typing as tp
 
+from nnxlite.variables import FROZEN, Variable
+
 PathParts: tp.TypeAlias = tuple[tp.Any, ...]
 Predicate: tp.TypeAlias = abc.Callable[[PathParts, tp.Any], bool]
 """`predicate(path, leaf)`: whether the leaf at this path is selected."""
@@ -95,6 +97,26 @@ class PathContains:
 
     def __repr__(self) -> str:
         return f"PathContains({self.key!r}, exact={self.exact})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """Variables that `nnx.freeze` has frozen.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.freeze(model.kernel)
+    >>> list(nnx.state(model, nnx.Frozen())), list(nnx.state(model, nnx.Not(nnx.Frozen())))
+    (['kernel'], ['bias'])
+    """
+
+    def __call__(self, path: PathParts, x: tp.Any) -> bool:
+        """Whether the leaf is a frozen Variable.
+
+        Args:
+            path, x: a leaf and its path.
+        """
+        return isinstance(x, Variable) and x.has_metadata(FROZEN)
 
 
 @dataclasses.dataclass(unsafe_hash=True, init=False, repr=False)

@@ -31,6 +31,7 @@ LAYERS = [
     {"filters"},
     {"_state"},
     {"graph"},
+    {"_freezing"},
     {"objects"},
     {"boundary"},
     {"closures"},

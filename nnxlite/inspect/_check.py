@@ -21,14 +21,14 @@ import numpy as np
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import Tracer, used_inputs
 from nnxlite._text import WIDTH, can_be_read, clip, is_array
-from nnxlite.filters import to_predicate
+from nnxlite.filters import All, Frozen, Not
 from nnxlite.graph import GraphNode, State, flat_pairs, iter_graph, view
 from nnxlite.inspect._calls import PackedCall, Path, Watch, is_called, watched
 from nnxlite.inspect._diff import numbers_of
 from nnxlite.inspect._entries import Entries
 from nnxlite.objects import Module, RngStream
 from nnxlite.training import ModelAndOptimizer, Optimizer
-from nnxlite.variables import Intermediate, Param, Variable
+from nnxlite.variables import FROZEN, Intermediate, Param, Variable
 
 Kind = tp.Literal[
     "bare array",
@@ -249,7 +249,7 @@ class _Subject:
         An optimizer does not know its model.  It may be for a part of this one, which is found by the
         paths in the optimizer's state, if it has any.
         """
-        select = to_predicate(optimizer.wrt)
+        select = All(optimizer.wrt, Not(Frozen()))
         chosen = {path for path, leaf in self.leaves.items() if select(path, leaf)}
         if isinstance(optimizer, ModelAndOptimizer):
             inside = {id(leaf) for _, leaf in iter_graph(optimizer.model)}
@@ -351,7 +351,7 @@ def _optimizers(subject: _Subject) -> tp.Iterator[Finding]:
         return
     filters = ", ".join(_filter_text(optimizer.wrt) for optimizer in subject.optimizers.values())
     for path, leaf in subject.leaves.items():
-        if isinstance(leaf, Param) and path not in trainers:
+        if isinstance(leaf, Param) and path not in trainers and not leaf.has_metadata(FROZEN):
             text = (
                 f"{type(leaf).__name__} that no optimizer trains, as wrt={filters} does not select it; "
                 "change `wrt` unless it is frozen on purpose"
@@ -530,7 +530,8 @@ def _calls(subject: _Subject) -> tp.Iterator[Finding]:
             )
             yield Finding("never called", path, text)
     trained = set().union(*(paths or () for paths in subject.trained.values()))
-    wanted = trained or set(subject.variables(Param))
+    free = {p for p in subject.variables(Param) if not subject.leaves[p].has_metadata(FROZEN)}
+    wanted = trained or free
     connected = call.connected()
     if connected is None:
         return

@@ -1,5 +1,6 @@
 """Training: optimizers, metrics, averages, loss scaling, and an immutable train state."""
 
+from nnxlite.training._groups import by_path as by_path
 from nnxlite.training.ema import EMA as EMA
 from nnxlite.training.loss_scale import DynamicLossScale as DynamicLossScale
 from nnxlite.training.loss_scale import LossScaleState as LossScaleState

@@ -14,7 +14,7 @@ import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import is_ref, key_name
-from nnxlite.variables import Variable
+from nnxlite.variables import FROZEN, Variable
 
 Path: tp.TypeAlias = tuple[tp.Any, ...]
 TreeDef: tp.TypeAlias = tp.Any  # to a type checker jax.tree_util.PyTreeDef is a value
@@ -24,6 +24,11 @@ MOST_PATHS = 8  # how many paths a message names
 def is_variable(value: tp.Any) -> bool:
     """Whether a value is a Variable, the leaves of the trees here."""
     return isinstance(value, Variable)
+
+
+def is_frozen(value: tp.Any) -> bool:
+    """Whether a value is a Variable that `nnx.freeze` has frozen."""
+    return isinstance(value, Variable) and FROZEN in value._box.definition.metadata
 
 
 def flatten(tree: tp.Any) -> tuple[list[tp.Any], TreeDef]:

@@ -112,7 +112,8 @@ class StaticLossScale(Pytree):
         grads = self.unscale(grads)
         finite = all_finite(grads)
         target = optimizer.model if isinstance(optimizer, ModelAndOptimizer) else model[0]
-        params = state_of(target, optimizer.wrt, graph=optimizer.graph)
+        params, _, opt_state, without_state = optimizer._nnx_parameters(target)
+        optimizer._nnx_adopt(opt_state, without_state)
         leaves = [v for v in flatten((params, state_of(optimizer)))[0] if is_variable(v)]
         before = [read(v) for v in leaves]
         tp.cast(tp.Any, optimizer).update(*model, grads, **kwargs)

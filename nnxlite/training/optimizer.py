@@ -8,6 +8,10 @@ rate) becomes an `OptArray`.
 
 An update works on flat lists of leaves and is atomic: first the gradients are compared with the
 parameters, then the results of optax are checked, and only then is anything written.
+
+What is frozen when an optimizer is made has no state in it; once unfrozen, its state is added by the
+next update.  What is frozen later takes part with a gradient of zero, as the state has its place, but
+neither it nor its state is written.
 """
 
 from __future__ import annotations
@@ -23,15 +27,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nnxlite._errors import short_type
 from nnxlite._jax import new_ref
 from nnxlite._sharding_hook import place
-from nnxlite._state import State
-from nnxlite.filters import Filter
+from nnxlite._state import State, filter_state
+from nnxlite.filters import All, Filter, Frozen, Not, PathIn
 from nnxlite.graph import state as state_of
 from nnxlite.graph import update as update_node
 from nnxlite.objects import Pytree, data
+from nnxlite.training._groups import leaving_out
 from nnxlite.training._leaves import (
     TreeDef,
     compare,
     flatten,
+    is_frozen,
     is_variable,
     misshapen,
     paths,
@@ -44,6 +50,9 @@ from nnxlite.variables import Param, Variable
 M = tp.TypeVar("M")
 T = tp.TypeVar("T")
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
+Paths: tp.TypeAlias = frozenset[tuple[tp.Any, ...]]
+
+_NO_PATHS: Paths = frozenset()
 
 
 class Transformation(tp.Protocol):
@@ -161,6 +170,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         step: `OptState`, uint32, the number of updates.
         opt_state: the state of `tx` with `OptVariable`s and `OptArray`s as leaves; writing to them
             (a learning rate of `optax.inject_hyperparams`, say) affects the next update.
+        without_state: paths of parameters that were frozen when the optimizer was made, and since.
         tx, wrt, graph: as given.
 
     Raises:
@@ -182,6 +192,7 @@ class Optimizer(Pytree, tp.Generic[M]):
 
     step: OptState[jax.Array]
     opt_state: tp.Any
+    without_state: Paths = _NO_PATHS
 
     @_explained("wrt", 3, "Say what is trained, as in Optimizer(model, tx, wrt=nnx.Param)")
     def __init__(
@@ -194,7 +205,11 @@ class Optimizer(Pytree, tp.Generic[M]):
                 "optax.adam(1e-3), ...)."
             )
         params = state_of(model, wrt, graph=graph)
-        opt_state = _initial_state(tx, params)
+        without_state = frozenset(paths(state_of(params, Frozen())))
+        if without_state:
+            params = state_of(params, Not(Frozen()))
+            self.without_state = without_state  # static, and only where there is something
+        opt_state = _initial_state(tx, params, without_state)
         self.graph = graph
         self.step = OptState(jnp.zeros((), jnp.uint32))
         self.tx = tx
@@ -205,10 +220,13 @@ class Optimizer(Pytree, tp.Generic[M]):
     def update(self, model: M, grads: tp.Any, **kwargs: tp.Any) -> State[tp.Any, tp.Any]:
         """Update the parameters of `model`, the optimizer's state and the step.
 
+        Frozen parameters and their state stay as they are. Parameters that have been unfrozen since
+        the optimizer was made get the state that `tx` begins with.
+
         Args:
             model: of the same structure as the one the optimizer was made for.
             grads: as `nnx.grad` returns them: a State (or an object) with the parameters' paths.
-                What the filter `wrt` does not select is ignored.
+                What the filter `wrt` does not select, or is frozen, is ignored.
             **kwargs: further arguments of `tx.update`, such as `value`, `grad` and `value_fn`.
                 Variables in a State become arrays.
 
@@ -217,14 +235,17 @@ class Optimizer(Pytree, tp.Generic[M]):
         Raises:
             ValueError: if the paths of the gradients are not those of the parameters, the updates
                 that `tx` computes have other shapes than the parameters (gradients may have), `tx`
-                returns a tree of another structure, or the model is not like the one the optimizer
-                was made for. Nothing has changed then.
+                returns a tree of another structure, the model is not like the one the optimizer was
+                made for, or all parameters are frozen. Nothing has changed then.
         """
-        params = state_of(model, self.wrt, graph=self.graph)
+        params, frozen, old_state, without_state = self._nnx_parameters(model)
         leaves, treedef = flatten(params)
         values = [read(leaf) for leaf in leaves]
-        grad_values = self._nnx_match(grads, params, treedef)
-        opt_leaves, opt_treedef = flatten(self.opt_state)
+        if frozen or without_state:
+            grad_values = self._nnx_match_trained(grads, params, frozen, without_state)
+        else:
+            grad_values = self._nnx_match(grads, params, treedef, self.wrt)
+        opt_leaves, opt_treedef = flatten(old_state)
         opt_values = [read(leaf) for leaf in opt_leaves]
 
         pure_params = treedef.unflatten(values)
@@ -243,6 +264,11 @@ class Optimizer(Pytree, tp.Generic[M]):
             raise
         new_values = _same_structure(treedef, new_params, "updates")
         new_opt_values = _same_structure(opt_treedef, opt_state, "state")
+        if frozen:
+            new_values = _kept(params, params, frozen, values, new_values)
+            new_opt_values = _kept(old_state, params, frozen, opt_values, new_opt_values)
+            new_params = treedef.unflatten(new_values)
+            updates = filter_state(updates, Not(PathIn(*frozen)))
         wrong = misshapen(params, values, new_values, what="updated", of="parameter")
         if wrong:
             self._nnx_explain(params, values, grad_values, None)
@@ -253,11 +279,62 @@ class Optimizer(Pytree, tp.Generic[M]):
                 write(leaf, value)
         else:
             update_node(model, new_params)
+        self._nnx_adopt(old_state, without_state)
         self._nnx_write_state(opt_leaves, opt_treedef, new_opt_values)
         self.step.value = self.step.value + 1
         return updates
 
-    def _nnx_match(self, grads: tp.Any, params: tp.Any, treedef: TreeDef) -> list[tp.Any]:
+    def _nnx_parameters(self, model: tp.Any) -> tuple[tp.Any, Paths, tp.Any, Paths]:
+        """What an update works on; changes nothing.
+
+        Returns the parameters that have state and the paths of those that are frozen, the
+        optimizer's state with that of parameters unfrozen since, and the paths of those without.
+        """
+        params = state_of(model, self.wrt, graph=self.graph)
+        if not self.without_state and not any(map(is_frozen, flatten(params)[0])):
+            return params, _NO_PATHS, self.opt_state, _NO_PATHS
+        frozen = frozenset(paths(state_of(params, Frozen())))
+        without_state = self.without_state & frozen
+        params = state_of(params, Not(PathIn(*without_state)))
+        opt_state = self.opt_state
+        if without_state != self.without_state:
+            leaves, treedef = flatten(_initial_state(self.tx, params, without_state))
+            added = paths(treedef.unflatten(leaves))
+            known = dict(zip(paths(opt_state), flatten(opt_state)[0], strict=True))
+            opt_state = treedef.unflatten([known.get(p, x) for p, x in zip(added, leaves)])
+        return params, frozen - without_state, opt_state, without_state
+
+    def _nnx_adopt(self, opt_state: tp.Any, without_state: Paths) -> None:
+        """Contain a state with that of further parameters."""
+        if without_state == self.without_state:
+            return
+        self.opt_state = data(opt_state)
+        if without_state:
+            self.without_state = without_state
+        else:
+            del self.without_state
+
+    def _nnx_match_trained(
+        self, grads: tp.Any, params: tp.Any, frozen: Paths, without_state: Paths
+    ) -> list[tp.Any]:
+        """The gradients in the order of the parameters, zero for those that are frozen."""
+        trained = state_of(params, Not(PathIn(*frozen)))
+        leaves, treedef = flatten(trained)
+        if not leaves:
+            raise ValueError(
+                f"All parameters that wrt={_filter_text(self.wrt)} selects are frozen, so there is "
+                "nothing to update. nnx.unfreeze(model, filter) gives some free."
+            )
+        ignored = Not(PathIn(*frozen, *without_state))
+        given = iter(self._nnx_match(grads, trained, treedef, All(self.wrt, ignored)))
+        return [
+            jax.tree.map(jnp.zeros_like, read(leaf)) if path in frozen else next(given)
+            for path, leaf in zip(paths(params), flatten(params)[0], strict=True)
+        ]
+
+    def _nnx_match(
+        self, grads: tp.Any, params: tp.Any, treedef: TreeDef, wrt: Filter
+    ) -> list[tp.Any]:
         """The gradients in the order of the parameters."""
         original = grads
         if isinstance(grads, tp.Mapping) and not isinstance(grads, State):
@@ -265,10 +342,10 @@ class Optimizer(Pytree, tp.Generic[M]):
         if isinstance(grads, State):
             leaves, structure = flatten(grads)
             if structure != treedef:
-                grads = state_of(grads, self.wrt)
+                grads = state_of(grads, wrt)
                 leaves, structure = flatten(grads)
         else:
-            grads = state_of(grads, self.wrt, graph=self.graph)
+            grads = state_of(grads, wrt, graph=self.graph)
             leaves, structure = flatten(grads)
         if structure == treedef:
             return [read(leaf) for leaf in leaves]
@@ -350,10 +427,16 @@ class ModelAndOptimizer(Optimizer[M]):
         return super().update(self.model, grads, **kwargs)
 
 
-def _initial_state(tx: Transformation, params: tp.Any) -> tp.Any:
-    """The initial state of `tx`, in Variables that share no buffer with the parameters."""
+def _initial_state(tx: Transformation, params: tp.Any, left_out: Paths) -> tp.Any:
+    """The initial state of `tx`, in Variables that share no buffer with the parameters.
+
+    Args:
+        tx, params: the transformation and what it gets to see.
+        left_out: paths of parameters that it does not see yet.
+    """
     leaves, treedef = flatten(params)
-    opt_state = tx.init(treedef.unflatten([_out_of_reference(v) for v in leaves]))
+    with leaving_out(left_out):
+        opt_state = tx.init(treedef.unflatten([_out_of_reference(v) for v in leaves]))
     opt_state = jax.tree.map(_opt_leaf, opt_state, is_leaf=is_variable)
     shapes = {
         p: getattr(read(v), "shape", None) for p, v in zip(paths(params), leaves, strict=True)
@@ -387,8 +470,8 @@ def _fit_sharding(
     """
     names = leaf.get_metadata("out_sharding", None)
     shape = getattr(read(leaf), "shape", None)
-    suffixes = (path[i:] for i in range(len(path)))
-    param_shape = next((shapes[s] for s in suffixes if s in shapes), None)
+    parameter = _parameter_of(path, shapes)
+    param_shape = None if parameter is None else shapes[parameter]
     if names is None or shape is None or param_shape is None or shape == param_shape:
         return
     extra = len(shape) - len(param_shape)
@@ -396,6 +479,20 @@ def _fit_sharding(
         leaf.set_metadata(out_sharding=_with_leading_axes(names, extra))
     else:
         leaf.set_metadata(out_sharding=None)
+
+
+def _parameter_of(path: tuple[tp.Any, ...], known: tp.Container[tp.Any]) -> tp.Any:
+    """The path of the parameter that a path in the optimizer's state ends with, or None."""
+    return next((path[i:] for i in range(len(path)) if path[i:] in known), None)
+
+
+def _kept(
+    tree: tp.Any, params: tp.Any, frozen: Paths, old: list[tp.Any], new: list[tp.Any]
+) -> list[tp.Any]:
+    """The new values of a tree, but the old ones of frozen parameters."""
+    known = set(paths(params))
+    rows = zip(paths(tree), old, new, strict=True)
+    return [a if _parameter_of(path, known) in frozen else b for path, a, b in rows]
 
 
 def _with_leading_axes(annotation: tp.Any, extra: int) -> tp.Any:

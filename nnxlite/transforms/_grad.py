@@ -21,11 +21,11 @@ from nnxlite.boundary import (
     replay_crossing,
     settings_by_leaf,
 )
-from nnxlite.graph import STATE, ContainerCode, ObjectDef, build_nodes, resolve
+from nnxlite.graph import STATE, ContainerCode, NodeCode, ObjectDef, build_nodes, resolve
 from nnxlite.transforms._arguments import positional, refuse_shared_result
 from nnxlite.transforms._tangents import States
 from nnxlite.transforms._wrapper import P, R, Transformed, decorated, name_of
-from nnxlite.variables import MISSING, Param, Variable
+from nnxlite.variables import FROZEN, MISSING, Param, Variable, VariableDef
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import (
@@ -115,8 +115,23 @@ def select(
         else:
             settings.append(_ParamsByDefault(leaf, Param))
     flags = settings_by_leaf(named_call(call, fun), settings, "differentiation")
+    for leaf in _frozen(call):
+        flags[call.num_arrays + leaf] = False
     known = call.cache[key] = Partition(tuple(map(bool, flags)))
     return known
+
+
+def _frozen(call: CallDef) -> list[int]:
+    """The leaves of frozen Variables, but not of those that are arguments themselves."""
+    decoded = call.graphdef.decoded
+    roots = {code.number for code in decoded.roots if isinstance(code, NodeCode)}
+    return [
+        leaf
+        for leaf, node in enumerate(decoded.leaf_nodes)
+        if node >= 0 and node not in roots
+        if isinstance(definition := decoded.node_defs[node], VariableDef)
+        and FROZEN in definition.metadata
+    ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -386,7 +401,8 @@ def grad(
     """The gradient of a scalar function, with respect to the Params of an argument.
 
     For an object the gradient is a State of its `Param`s (or of the Variables that a `DiffState`
-    chooses); for any other pytree it has the argument's own structure. What the function writes
+    chooses) without those that `nnx.freeze` has frozen; for any other pytree it has the argument's
+    own structure. What the function writes
     into its arguments (running statistics, counters) is kept.
 
     Args:
@@ -394,7 +410,8 @@ def grad(
         argnums: which arguments: numbers, or `DiffState(number, filter)`.
         has_aux: the function returns `(value, aux)`; the result is then `(gradient, aux)`.
         holomorphic, allow_int, reduce_axes: as in `jax.grad`.
-        graph: False refuses shared references and gives gradients of the argument's own type.
+        graph: False refuses shared references and gives gradients of the argument's own type, with
+            None for what is frozen.
         graph_updates: False gives gradients of the argument's own type.
 
     Returns:

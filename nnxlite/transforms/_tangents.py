@@ -16,8 +16,8 @@ import numpy as np
 
 from nnxlite._jax import is_ref, new_ref
 from nnxlite._state import State
-from nnxlite.boundary import CallDef, Inputs, aliases, is_root, leaves_below
-from nnxlite.graph import ArrayCode, Code, ContainerCode, GraphDef, NodeCode, Path, StaticDef
+from nnxlite.boundary import CallDef, Inputs, aliases, is_root, leaves_below, leaves_of_code
+from nnxlite.graph import STATE, ArrayCode, Code, ContainerCode, GraphDef, NodeCode, Path, StaticDef
 from nnxlite.variables import Variable, VariableDef, make
 
 Place = tuple[int, Path]
@@ -214,8 +214,13 @@ class States:
         self._leaves = leaves
 
     def of_root(self, root: int) -> tp.Any:
-        """What stands in place of a root."""
-        return self._of_code(self._graphdef.decoded.roots[root], (root,))
+        """What stands in place of a root; a State is without what has no leaf here."""
+        decoded = self._graphdef.decoded
+        code = decoded.roots[root]
+        if isinstance(code, ContainerCode) and code.definition.kind == STATE:
+            if any(leaf not in self._leaves for leaf, _ in leaves_of_code(decoded, code)):
+                return self._of_object((root,))
+        return self._of_code(code, (root,))
 
     def _of_code(self, code: Code, path: Path) -> tp.Any:
         decoded = self._graphdef.decoded

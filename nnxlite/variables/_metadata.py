@@ -8,6 +8,9 @@ import typing as tp
 
 from nnxlite.variables._definition import HOOKS
 
+FROZEN = "nnx_frozen"
+"""The metadata entry of a frozen Variable; only those have it."""
+
 T = tp.TypeVar("T")
 P = tp.ParamSpec("P")
 Hook = tp.Callable[..., tp.Any]

@@ -32,7 +32,7 @@ from nnxlite._jax import TraceRef, describe_trace, is_ref, new_ref, same_form, t
 from nnxlite._text import Shown, Text, variable_node
 from nnxlite._versions import touch
 from nnxlite.variables._definition import REQUIRED, VariableDef, define
-from nnxlite.variables._metadata import VariableMetadata
+from nnxlite.variables._metadata import FROZEN, VariableMetadata
 from nnxlite.variables._operators import ArrayOperators
 
 if tp.TYPE_CHECKING:
@@ -664,6 +664,8 @@ class Variable(Shown, Operators[T]):
     def update_from_state(self, variable_state: Variable[T]) -> None:
         """Take over value and metadata of another Variable, whatever its class.
 
+        A frozen Variable stays frozen, any other does not become so.
+
         Args:
             variable_state: the other Variable.
         """
@@ -673,10 +675,11 @@ class Variable(Shown, Operators[T]):
         if theirs is not self._box.definition and theirs.metadata != self._box.definition.metadata:
             kept = {
                 k: self._box.definition.metadata[k]
-                for k in ("hijax", "ref")
+                for k in ("hijax", "ref", FROZEN)
                 if k in self._box.definition.metadata
             }
-            self._redefine({**theirs.metadata, **kept})
+            others = {k: v for k, v in theirs.metadata.items() if k != FROZEN}
+            self._redefine({**others, **kept})
         write_raw(self, variable_state.get_raw_value())
 
     def __copy__(self) -> tp.Self:

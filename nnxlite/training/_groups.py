@@ -1,0 +1,121 @@
+"""`by_path`: an optax transformation for each group of parameters, by patterns of their paths."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import difflib
+import typing as tp
+
+from nnxlite._errors import path_text
+from nnxlite._patterns import Pattern
+from nnxlite.training._leaves import MOST_PATHS, Path, flatten, paths
+
+if tp.TYPE_CHECKING:
+    import optax
+
+_left_out: contextvars.ContextVar[tp.Iterable[Path]] = contextvars.ContextVar("_left_out")
+
+
+def by_path(
+    groups: tp.Mapping[str, optax.GradientTransformation],
+) -> optax.GradientTransformationExtraArgs:
+    """An optax transformation that treats groups of parameters differently, by their paths.
+
+    A pattern is a path with dots, in which `*` stands for any text within one name or index, and `**`
+    for any number of them: "encoder.**", "blocks.*.bias", "**.kernel". A parameter belongs to the
+    first pattern that matches it.
+
+    Args:
+        groups: for each pattern the transformation of its parameters; `optax.set_to_zero()` leaves
+            them as they are (as does `nnx.freeze`, which saves their gradients too).
+
+    Returns:
+        An optax transformation, for `nnx.Optimizer` or any pytree of parameters. It is made of
+        `optax.partition`, with the patterns as labels.
+
+    Raises:
+        TypeError: if a pattern is not text, or what belongs to one is not a transformation.
+        ValueError: if `groups` is empty; and when it begins, in `nnx.Optimizer(...)` or `init`, if a
+            parameter matches no pattern, or a pattern that no parameter matches. (`"**"` as the
+            last one may be left with nothing.)
+
+    >>> import nnxlite as nnx, optax
+    >>> model = nnx.Dict(encoder=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), head=nnx.Param(1.0))
+    >>> groups = {"encoder.**": optax.sgd(0.1), "**": optax.sgd(1.0)}
+    >>> optimizer = nnx.Optimizer(model, nnx.by_path(groups), wrt=nnx.Param)
+    >>> grads = nnx.grad(lambda m: m.encoder.bias.sum() + m.head)(model)
+    >>> updates = optimizer.update(model, grads)
+    >>> round(float(updates.encoder.bias[0]), 3), float(updates.head)
+    (-0.1, -1.0)
+    """
+    import optax  # here, since it takes as long to import as the whole library
+
+    if not groups:
+        raise ValueError('by_path needs a pattern at least, such as {"**": optax.adam(1e-3)}.')
+    for text, tx in groups.items():
+        if not isinstance(text, str):
+            raise TypeError(f"by_path takes patterns such as 'encoder.**', got {text!r}.")
+        if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
+            raise TypeError(
+                f"by_path: {text!r} needs an optax transformation, got {type(tx).__name__}."
+            )
+    patterns = tuple(groups)
+
+    def labels(params: tp.Any) -> tp.Any:
+        _, treedef = flatten(params)
+        return treedef.unflatten([_pattern_of(path, patterns) for path in paths(params)])
+
+    labelled: dict[tp.Hashable, optax.GradientTransformation] = {**groups}
+    inner = optax.partition(labelled, labels)
+
+    def init(params: tp.Any) -> tp.Any:
+        _check_used([*paths(params), *_left_out.get(())], patterns)
+        return inner.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, inner.update)
+
+
+@contextlib.contextmanager
+def leaving_out(left_out: tp.Iterable[Path]) -> tp.Iterator[None]:
+    """A context in which patterns may be for parameters that `init` does not get to see.
+
+    Args:
+        left_out: their paths.
+    """
+    token = _left_out.set(left_out)
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
+
+
+def _first(path: Path, patterns: tp.Sequence[str]) -> str | None:
+    name = path_text(path)
+    return next((p for p in patterns if Pattern(p).match(name) is not None), None)
+
+
+def _pattern_of(path: Path, patterns: tp.Sequence[str]) -> str:
+    found = _first(path, patterns)
+    if found is None:
+        raise ValueError(
+            f"by_path: the parameter {path_text(path)} matches none of the patterns "
+            f"{', '.join(map(repr, patterns))}. Add one for it, or '**' at the end for the rest."
+        )
+    return found
+
+
+def _check_used(every: tp.Sequence[Path], patterns: tp.Sequence[str]) -> None:
+    """Raise ValueError for a pattern that no parameter belongs to."""
+    used = {_first(path, patterns) for path in every}
+    names = [path_text(path) for path in every]
+    for pattern in patterns:
+        if pattern in used or (pattern == "**" == patterns[-1]):
+            continue
+        taken = [name for name in names if Pattern(pattern).match(name) is not None]
+        if taken:
+            why = f"what it matches, such as {taken[0]}, belongs to a pattern before it"
+        else:
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5) or names[:MOST_PATHS]
+            why = f"there are parameters such as {', '.join(near)}" if near else "there are none"
+        raise ValueError(f"by_path: no parameter belongs to the pattern {pattern!r}: {why}.")

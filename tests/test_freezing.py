@@ -1,0 +1,313 @@
+"""`freeze` and `unfreeze`: one statement that gradients and optimizers respect."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import nnxlite as nnx
+
+X, Y = jnp.ones((2, 4)), jnp.ones((2, 1))
+FIRST = nnx.PathContains(0)
+
+
+def make() -> nnx.MLP:
+    return nnx.MLP(4, 1, 8, 1, rngs=nnx.Rngs(0))
+
+
+def loss(model):
+    return ((model(X) - Y) ** 2).mean()
+
+
+def names(state) -> list[str]:
+    return [".".join(map(str, path)) for path, _ in nnx.to_flat_state(state)]
+
+
+def frozen(model) -> list[str]:
+    return names(nnx.state(model, nnx.Frozen()))
+
+
+def same(a, b) -> list[bool]:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return [bool((x == y).all()) for x, y in pairs]
+
+
+def copied(model, *filters):
+    return jax.tree.map(jnp.copy, nnx.state(model, *filters))
+
+
+LAST = ["layers.1.bias", "layers.1.kernel"]
+ALL = ["layers.0.bias", "layers.0.kernel", *LAST]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("filter", "left"),
+    [
+        (FIRST, LAST),
+        (nnx.Param, []),
+        (lambda path, _: path[-1] == "kernel", ["layers.0.bias", "layers.1.bias"]),
+        ([nnx.PathContains("bias"), FIRST], ["layers.1.kernel"]),
+        (nnx.Not(FIRST), ["layers.0.bias", "layers.0.kernel"]),
+        (..., []),
+    ],
+)
+def test_gradients_contain_only_what_is_trainable(filter, left):
+    model = make()
+    nnx.freeze(model, filter)
+    assert names(nnx.grad(loss)(model)) == left
+    assert names(nnx.grad(loss, argnums=nnx.DiffState(0, ...))(model)) == left
+    value, grads = nnx.jit(nnx.value_and_grad(loss))(model)
+    assert names(grads) == left and float(value) == pytest.approx(float(loss(model)))
+    nnx.unfreeze(model)
+    assert names(nnx.grad(loss)(model)) == ALL and frozen(model) == []
+
+
+def test_a_tag_selects_too():
+    model = nnx.Dict(a=nnx.Param(jnp.ones(2), tag="body"), b=nnx.Param(jnp.ones(2)))
+    nnx.freeze(model, "body")
+    assert names(nnx.grad(lambda m: m.a.sum() + m.b.sum())(model)) == ["b"]
+
+
+def test_gradients_of_states_trees_and_variables():
+    model = make()
+    nnx.freeze(model, FIRST)
+    graphdef, params = nnx.split(model)
+    assert names(nnx.grad(lambda p: loss(nnx.merge(graphdef, p)))(params)) == LAST
+    like = nnx.grad(loss, graph_updates=False)(model)
+    assert like.layers[0].kernel.value is None and like.layers[1].kernel.shape == (8, 1)
+    # A Variable that is an argument itself is differentiated: that is said there.
+    kernel = model.layers[0].kernel
+    grads = nnx.grad(lambda v: (v**2).sum())(kernel)
+    assert same(grads, 2 * kernel[...]) == [True]
+
+
+def test_a_shared_variable_is_frozen_at_all_its_places():
+    class Tied(nnx.Module):
+        def __init__(self):
+            self.a = nnx.Param(jnp.ones(2))
+            self.z = nnx.List([self.a])
+            self.other = nnx.Param(jnp.ones(2))
+
+        def __call__(self):
+            return (self.a * self.z[0] * self.other).sum()
+
+    model = Tied()
+    nnx.freeze(model.z)
+    assert frozen(model) == ["a"] and names(nnx.grad(lambda m: m())(model)) == ["other"]
+
+
+def test_frozen_goes_along_with_copies_and_not_with_values():
+    model = make()
+    nnx.freeze(model, FIRST)
+    graphdef, state = nnx.split(model)
+    for copy in (nnx.clone(model), nnx.merge(graphdef, state, copy=True)):
+        assert frozen(copy) == frozen(model) == ["layers.0.bias", "layers.0.kernel"]
+    free = nnx.state(make())
+    nnx.update(model, jax.tree.map(jnp.zeros_like, free))
+    assert frozen(model) == ["layers.0.bias", "layers.0.kernel"]
+    assert float(abs(model.layers[0].kernel[...]).sum()) == 0
+    other = make()
+    nnx.update(other, nnx.state(model))
+    assert frozen(other) == []
+
+
+def test_frozen_inside_jit():
+    model = make()
+
+    @nnx.jit
+    def turn(model):
+        nnx.freeze(model, FIRST)
+        return nnx.grad(loss)(model)
+
+    assert names(turn(model)) == LAST and frozen(model) == ["layers.0.bias", "layers.0.kernel"]
+    nnx.jit(nnx.unfreeze)(model)
+    assert frozen(model) == []
+
+
+@pytest.mark.quick
+def test_a_former_program_is_found_again():
+    model, traces = make(), []
+
+    @nnx.jit
+    def step(model):
+        traces.append(len(nnx.to_flat_state(nnx.grad(loss)(model))))
+
+    for _ in range(2):
+        step(model)
+        nnx.freeze(model, FIRST)
+        step(model)
+        nnx.unfreeze(model)
+    assert traces == [4, 2]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("compiled", [False, True])
+def test_frozen_before_the_optimizer_and_unfrozen_after(compiled):
+    """As if the parameters had come with the state that the transformation begins with."""
+    model = make()
+    nnx.freeze(model, FIRST)
+    optimizer = nnx.Optimizer(model, optax.adamw(0.1, weight_decay=0.1), wrt=nnx.Param)
+    assert names(optimizer.opt_state[0].mu) == LAST
+
+    def step(model, optimizer):
+        return optimizer.update(model, nnx.grad(loss)(model))
+
+    step = nnx.jit(step) if compiled else step
+    before = copied(model)
+    assert names(step(model, optimizer)) == LAST
+    assert same(nnx.state(model), before) == [True, True, False, False]
+    mu = copied(optimizer.opt_state[0].mu)
+    nnx.unfreeze(model)
+    assert names(step(model, optimizer)) == ALL and names(optimizer.opt_state[0].mu) == ALL
+    assert same(nnx.state(model), before) == [False] * 4
+    assert names(mu) == LAST and optimizer.step[...] == optimizer.opt_state[0].count[...] == 2
+    assert optimizer.without_state == frozenset() and "without_state" not in vars(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("tx", "moment"),
+    [(optax.adamw(0.1, weight_decay=0.1), "mu"), (optax.sgd(0.1, momentum=0.9), "trace")],
+)
+def test_frozen_after_the_optimizer(tx, moment):
+    """Parameters and their moments wait, weight decay included, and go on later."""
+    model = make()
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    optimizer.update(model, nnx.grad(loss)(model))
+    nnx.freeze(model, FIRST)
+    params, moments = copied(model), copied(getattr(optimizer.opt_state[0], moment))
+    updates = optimizer.update(model, nnx.grad(loss)(model))
+    assert names(updates) == LAST
+    assert same(nnx.state(model), params) == [True, True, False, False]
+    assert same(getattr(optimizer.opt_state[0], moment), moments) == [True, True, False, False]
+    nnx.unfreeze(model)
+    optimizer.update(model, nnx.grad(loss)(model))
+    assert same(nnx.state(model), params) == [False] * 4
+
+
+def test_gradients_of_what_is_frozen_are_ignored():
+    model = make()
+    grads = nnx.grad(loss)(model)
+    nnx.freeze(model, FIRST)
+    before = copied(model)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    assert names(optimizer.update(model, grads)) == LAST
+    assert same(nnx.state(model), before) == [True, True, False, False]
+    trained = nnx.ModelAndOptimizer(model, optax.sgd(0.1))
+    assert names(trained.update(nnx.grad(loss, graph_updates=False)(model))) == LAST
+
+
+def test_clipping_does_not_see_what_is_frozen():
+    model, other = make(), make()
+    nnx.freeze(model, FIRST)
+    tx = optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(1.0))
+    by_wrt = nnx.Optimizer(other, tx, wrt=nnx.Not(FIRST))
+    grads = nnx.grad(loss, argnums=nnx.DiffState(0, nnx.Not(FIRST)))(other)
+    expected = by_wrt.update(other, grads)
+    before = nnx.Optimizer(make(), tx, wrt=nnx.Param)  # made while nothing was frozen
+    got = before.update(model, nnx.grad(loss)(model))
+    assert names(got) == names(expected) == LAST
+    assert jnp.allclose(got.layers[1].kernel, expected.layers[1].kernel)
+
+
+def test_loss_scales_and_averages():
+    model = make()
+    nnx.freeze(model, FIRST)
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    ema = nnx.EMA(model, decay=0.5, only=nnx.Param)
+    scale = nnx.DynamicLossScale(4.0)
+    nnx.unfreeze(model)
+
+    @nnx.jit
+    def step(model, optimizer, scale, factor):
+        grads = nnx.grad(lambda m: scale.scale(loss(m)) * factor)(model)
+        return scale.step(optimizer, model, grads)
+
+    # State that was added in a step that is left out is the state to begin with.
+    assert not step(model, optimizer, scale, jnp.inf)
+    assert names(optimizer.opt_state[0].mu) == ALL
+    assert not any(abs(m).sum() for m in jax.tree.leaves(optimizer.opt_state[0].mu))
+    assert step(model, optimizer, scale, 1.0)
+    ema.update(model)
+    nnx.freeze(model)
+    ema.update(model)
+    assert len(jax.tree.leaves(ema.apply_to(model))) == 4
+
+
+def test_check_takes_frozen_for_meant():
+    model = make()
+    nnx.freeze(model, FIRST)
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    assert str(nnx.check(model, optimizer, X)) == str(nnx.check(make(), None, X))
+
+
+def test_outlines_and_tables_say_what_is_frozen():
+    model = make()
+    nnx.freeze(model, FIRST)
+    assert "kernel: Param(nnx_frozen=True) float32[4,8]" in str(model)
+    assert "kernel: float32[4,8] (nnx_frozen=True)" in nnx.tabulate(model, X)
+
+
+@pytest.mark.parametrize(
+    ("filter", "message"),
+    [
+        (
+            nnx.PathContains("kernl"),
+            r"PathContains\('kernl', exact=True\) matches no Variable of MLP",
+        ),
+        (nnx.PathContains("kernl"), r"Similar in the paths: 'kernel'. It has layers.0.bias, "),
+        ("kernel", r"'kernel' matches .* tag .* use PathContains\('kernel'\)"),
+        ("kernal", r"Similar among tags and paths: 'kernel'"),
+        (nnx.BatchStat, r"BatchStat matches no .* Its Variables are of the kinds Param"),
+        (nnx.Linear, r"Linear matches .* not the objects that contain .*, such as model.layers.0"),
+        (lambda path, leaf: False, r"<lambda> at .* matches no Variable of MLP. It has layers"),
+    ],
+)
+def test_filters_that_match_nothing(filter, message):
+    for change in (nnx.freeze, nnx.unfreeze):
+        with pytest.raises(ValueError, match=f"^{change.__name__}: the filter .*") as error:
+            change(make(), filter)
+        assert re.search(message, str(error.value))
+
+
+def test_nothing_to_freeze():
+    with pytest.raises(ValueError, match=r"matches no Variable of Dict. It has no Variables."):
+        nnx.freeze(nnx.Dict(a=1), nnx.PathContains("b"))
+    with pytest.raises(ValueError, match=r"matches no Variable of Dict. It has no Variables."):
+        nnx.freeze(nnx.Dict(a=1), nnx.Param)
+
+
+def test_all_frozen():
+    model = make()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    nnx.freeze(model)
+    with pytest.raises(ValueError, match=r"wrt=Param selects are frozen.*nnx.unfreeze\(model"):
+        optimizer.update(model, nnx.grad(loss)(model))
+    assert optimizer.step[...] == 0
+
+
+def test_a_failed_update_adds_no_state():
+    model = make()
+    nnx.freeze(model, FIRST)
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    grads = nnx.grad(loss)(model)
+    nnx.unfreeze(model)
+    with pytest.raises(ValueError, match="missing from the gradients: layers.0.bias, layers.0.ker"):
+        optimizer.update(model, grads)
+    assert names(optimizer.opt_state[0].mu) == LAST and len(optimizer.without_state) == 2
+
+
+def test_another_trace_level():
+    model = make()
+
+    def inside(x):
+        nnx.freeze(model)
+        return x
+
+    with pytest.raises(nnx.TraceContextError, match="Cannot mutate Param"):
+        jax.jit(inside)(1.0)
+    assert frozen(model) == []

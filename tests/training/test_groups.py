@@ -1,0 +1,112 @@
+"""`by_path`: transformations for groups of parameters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import nnxlite as nnx
+
+X = jnp.ones((2, 4))
+
+
+def make() -> nnx.MLP:
+    return nnx.MLP(4, 1, 8, 1, rngs=nnx.Rngs(0))
+
+
+def loss(model):
+    return (model(X) ** 2).mean()
+
+
+def tx(first="layers.0.**", rest="**"):
+    return nnx.by_path({first: optax.sgd(0.5), rest: optax.adam(0.1)})
+
+
+@pytest.mark.quick
+def test_each_group_has_its_transformation():
+    model = make()
+    optimizer = nnx.Optimizer(model, tx(), wrt=nnx.Param)
+    grads = nnx.grad(loss)(model)
+    updates = optimizer.update(model, grads)
+    expected = jax.tree.map(lambda g: -0.5 * g, grads.layers[0].kernel[...])
+    assert jnp.allclose(updates.layers[0].kernel, expected)
+    step = jnp.where(grads.layers[1].kernel[...] == 0, 0, 0.1)
+    assert jnp.allclose(abs(updates.layers[1].kernel), step, atol=1e-4)
+
+
+@pytest.mark.quick
+def test_stars_and_the_first_pattern_that_matches():
+    model = make()
+    groups = {"layers.*.bias": optax.set_to_zero(), "**.kernel": optax.sgd(1.0)}
+    optimizer = nnx.Optimizer(model, nnx.by_path(groups), wrt=nnx.Param)
+    grads = nnx.grad(loss)(model)
+    updates = optimizer.update(model, grads)
+    assert not updates.layers[0].bias.any() and not updates.layers[1].bias.any()
+    assert jnp.allclose(updates.layers[1].kernel, -grads.layers[1].kernel[...])
+
+
+def test_built_again_it_is_no_new_program():
+    traces = []
+
+    @nnx.jit
+    def step(model, optimizer):
+        traces.append(1)
+        optimizer.update(model, nnx.grad(loss)(model))
+
+    for _ in range(2):
+        model = make()
+        step(model, nnx.Optimizer(model, tx(), wrt=nnx.Param))
+    assert len(traces) == 1
+
+
+def test_frozen_groups_wait():
+    model = make()
+    nnx.freeze(model.layers[0])
+    optimizer = nnx.Optimizer(model, optax.MultiSteps(tx(), 1), wrt=nnx.Param)
+    before = model.layers[0].kernel[...]
+    optimizer.update(model, nnx.grad(loss)(model))
+    assert (model.layers[0].kernel[...] == before).all()
+    nnx.unfreeze(model)
+    optimizer.update(model, nnx.grad(loss)(model))
+    assert not (model.layers[0].kernel[...] == before).all()
+
+
+def test_it_is_an_optax_transformation():
+    params = {"a": {"w": jnp.ones(2)}, "b": jnp.ones(2)}
+    groups = nnx.by_path({"a.w": optax.sgd(1.0), "**": optax.sgd(2.0)})
+    updates, _ = groups.update(params, groups.init(params), params)
+    assert updates["a"]["w"].tolist() == [-1, -1] and updates["b"].tolist() == [-2, -2]
+
+
+@pytest.mark.parametrize(
+    ("first", "rest", "message"),
+    [
+        ("layer.0.**", "**", r"pattern 'layer.0.\*\*': there are parameters such as layers.0.bias"),
+        ("layers.0.*", "layers.1.kernel", r"parameter layers.1.bias matches none .* 'layers.0.\*'"),
+        (
+            "layers.**",
+            "layers.0.*",
+            r"what it matches, such as layers.0.bias, belongs to a pattern",
+        ),
+    ],
+)
+def test_patterns_and_parameters_that_do_not_match(first, rest, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.Optimizer(make(), tx(first, rest), wrt=nnx.Param)
+
+
+def test_the_rest_may_be_nothing():
+    nnx.Optimizer(make(), tx("layers.**"), wrt=nnx.Param)
+
+
+def test_what_is_no_group():
+    with pytest.raises(ValueError, match="by_path needs a pattern at least"):
+        nnx.by_path({})
+    with pytest.raises(TypeError, match="by_path takes patterns such as 'encoder.\\*\\*', got 1"):
+        nnx.by_path({1: optax.sgd(1.0)})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match=r"by_path: '\*\*' needs an optax transformation, got func"):
+        nnx.by_path({"**": optax.sgd})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="'a': there are none"):
+        nnx.by_path({"a": optax.sgd(1.0)}).init({})
