@@ -59,6 +59,11 @@ from nnxlite.boundary import current_update_context as current_update_context
 from nnxlite.boundary import merge_context as merge_context
 from nnxlite.boundary import split_context as split_context
 from nnxlite.boundary import update_context as update_context
+from nnxlite.decoding import Generated as Generated
+from nnxlite.decoding import Sampler as Sampler
+from nnxlite.decoding import generate as generate
+from nnxlite.decoding import generate_stream as generate_stream
+from nnxlite.decoding import sampling as sampling
 from nnxlite.filtered import apply_updates as apply_updates
 from nnxlite.filtered import branched_error_if as branched_error_if
 from nnxlite.filtered import combine as combine

@@ -3,11 +3,11 @@
 The layer projects its inputs to queries, keys and values of several heads, lets an attention
 function (`dot_product_attention`, by default) combine them, and projects the result back.
 
-Decoding generates a sequence one position at a time.  `init_cache` allocates a cache for the keys
-and values of a whole sequence; each call with `decode=True` takes one position, writes its key and
-value to the next free entry, and attends to all entries written so far.  This is causal by
-construction: a decoding step gives the same result as its position in one call over the whole
-sequence with `is_causal=True`.
+Decoding generates a sequence position by position.  `init_cache` allocates a cache for the keys
+and values of a whole sequence; each call with `decode=True` takes the next position, or the next few
+(a prompt, say), writes their keys and values to the next free entries, and lets each attend to all
+entries up to its own.  This is causal by construction: a decoding step gives the same result as its
+positions in one call over the whole sequence with `is_causal=True`.
 """
 
 from __future__ import annotations
@@ -252,7 +252,8 @@ class MultiHeadAttention(Module):
         """The result for every query, (*batch, query length, out_features).
 
         Args:
-            inputs_q: (*batch, query length, in_features); of length one when decoding.
+            inputs_q: (*batch, query length, in_features); the next positions, mostly
+                one, when decoding.
             inputs_k: (*batch, key length, in_kv_features); `inputs_q` by default.
             inputs_v: of the same shape; `inputs_k` by default.
             mask: broadcasts to (*batch, heads, query length, key length), where the key length is
@@ -274,7 +275,7 @@ class MultiHeadAttention(Module):
 
         Raises:
             ValueError: if a mode is set nowhere, the shapes of inputs, mask or cache do not match, a
-                decoding step has no cache or a full one, or dropout has no key.
+                decoding step has no cache or one without enough free entries, or dropout has no key.
             TypeError: for keys or values of another number of features.
         """
         if inputs_k is None:
@@ -303,7 +304,7 @@ class MultiHeadAttention(Module):
             step = _decode(self, query, key, value, mask)
             key, value, mask = step.keys, step.values, step.mask
             if input_positions is None and _takes_positions(self.attention_fn):
-                input_positions = step.position[None]
+                input_positions = step.positions
         positions = {} if input_positions is None else {"input_positions": input_positions}
         try:
             x = self.attention_fn(
@@ -360,7 +361,7 @@ class MultiHeadAttention(Module):
 
         Args:
             deterministic: whether to skip dropout.
-            decode: whether to decode, one position in each call.
+            decode: whether to decode: each call takes the next position, or the next few.
             batch_size: the batch dimensions of the cache.
             max_length: the length of the cache; one that has these sizes is kept with its content.
 
@@ -406,8 +407,8 @@ class _Step(tp.NamedTuple):
     keys: jax.Array
     values: jax.Array
     mask: jax.Array
-    position: jax.Array  # of the step in its sequence
-    fits: jax.Array | None  # whether the cache had a free entry; None if that is known
+    positions: jax.Array  # (query length,), in their sequence
+    fits: jax.Array | None  # whether the cache had enough free entries; None if that is known
 
 
 def _decode(
@@ -417,7 +418,7 @@ def _decode(
     value: jax.Array,
     mask: jax.Array | None,
 ) -> _Step:
-    """Write a key and a value to the cache, and return its content."""
+    """Write keys and values to the cache, and return its content."""
     cached_keys, cached_values, count = layer.cached_key, layer.cached_value, layer.cache_index
     if cached_keys is None or cached_values is None or count is None:
         raise ValueError(
@@ -428,31 +429,38 @@ def _decode(
     keys, values, index = cached_keys.get_value(), cached_values.get_value(), count.get_value()
     *batch, length, _, _ = keys.shape
     _check_step(layer, query, key, keys, index)
-    filled = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
+    steps = query.shape[-3]
+    positions = index + jnp.arange(steps, dtype=index.dtype)
+    filled = jnp.arange(length) <= positions[:, None]
+    filled = jnp.broadcast_to(filled, (*batch, 1, steps, length))
     mask = filled if mask is None else filled & _checked_mask(layer, mask, filled.shape)
     axis = len(batch)
     keys = lax.dynamic_update_slice_in_dim(keys, key.astype(keys.dtype), index, axis)
     values = lax.dynamic_update_slice_in_dim(values, value.astype(values.dtype), index, axis)
     cached_keys.set_value(keys)
     cached_values.set_value(values)
-    count.set_value(index + 1)
-    return _Step(keys, values, mask, index, None if _known(index) else index < length)
+    count.set_value(index + steps)
+    fits = None if _known(index) else index + steps <= length
+    return _Step(keys, values, mask, positions, fits)
 
 
 def _check_step(
     layer: MultiHeadAttention, query: jax.Array, key: jax.Array, cached: jax.Array, index: jax.Array
 ) -> None:
-    expected = (*cached.shape[:-3], 1, *cached.shape[-2:])
-    if key.shape != expected or query.shape[:-2] != expected[:-2]:
+    length, steps = cached.shape[-3], query.shape[-3]
+    expected = (*cached.shape[:-3], steps, *cached.shape[-2:])
+    if key.shape != expected or query.shape[:-2] != expected[:-2] or not 0 < steps <= length:
         raise ValueError(
             f"{layer_name(layer)}: Autoregressive cache shape error, expected key shape "
-            f"{expected} instead got {key.shape}. It decodes one position at a time; the cache "
-            f"has shape {cached.shape}, the query {query.shape}."
+            f"{expected} instead got {key.shape}. It decodes the next positions, at most {length}; "
+            f"the cache has shape {cached.shape}, the query {query.shape}."
         )
-    if _known(index) and int(index) >= cached.shape[-3]:
+    if _known(index) and int(index) + steps > length:
+        last = int(index) + steps - 1
+        filled = "all" if int(index) == length else f"{int(index)} of"
         raise ValueError(
-            f"{layer_name(layer)} cannot decode position {int(index)}: all {cached.shape[-3]} entries "
-            "of its cache are filled. Make a longer one with init_cache, which also empties it."
+            f"{layer_name(layer)} cannot decode position {last}: {filled} {length} entries of its "
+            "cache are filled. Make a longer one with init_cache, which also empties it."
         )
 
 
@@ -463,7 +471,7 @@ def _checked_mask(layer: MultiHeadAttention, mask: jax.Array, filled: tuple[int,
     if not broadcasts_to(mask.shape, full):
         raise ValueError(
             f"{layer_name(layer)} got a mask of shape {mask.shape} for a decoding step; it must "
-            f"broadcast to (*batch, heads, 1, length of the cache) = {full}."
+            f"broadcast to (*batch, heads, query length, length of the cache) = {full}."
         )
     return mask
 

@@ -684,6 +684,27 @@ def test_a_step_past_the_cache_is_an_error_and_nan_where_it_cannot_be():
     assert jnp.isnan(y).all()
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+def test_several_positions_in_one_decoding_step(transform):
+    # (the reference takes one at a time)
+    attend = functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())
+    step = transform(lambda m, x: m(x, decode=True))
+    for m in (layer(), layer(attention_fn=attend)):
+        whole = m(X, is_causal=True)
+        m.init_cache(X.shape)
+        parts = [step(m, X[:, a:b]) for a, b in ((0, 3), (3, 4), (4, 6))]
+        y = jnp.concatenate(parts, axis=1)
+        np.testing.assert_allclose(y, whole, rtol=1e-4, atol=1e-5)
+        assert int(m.cache_index.value) == 6
+    m.init_cache((3, 4, 8))
+    step(m, X[:, :3])
+    if transform is nnx.jit:
+        assert jnp.isnan(step(m, X[:, 3:5])).all()
+    else:
+        with pytest.raises(ValueError, match="cannot decode position 4: 3 of 4 entries of its cac"):
+            step(m, X[:, 3:5])
+
+
 def test_positions_can_be_given_to_a_decoding_step():
     attend = functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())
     m, free = layer(attention_fn=attend), layer(attention_fn=attend)
@@ -706,7 +727,7 @@ def test_decoding_messages():
         m.set_view(decode=True, batch_size=3)
     assert m.decode is False
     m.init_cache(X.shape)
-    for x in (X[:, :2], X[:1, :1], X[None, :, :1]):
+    for x in (jnp.concatenate([X, X], axis=1), X[:, :0], X[:1, :1], X[None, :, :1]):
         with pytest.raises(
             ValueError, match=r"cache shape error, expected key shape .*\(3, 6, 2, 4\)"
         ):

@@ -1,0 +1,7 @@
+"""Decoding: sequences of tokens from models that predict the next one."""
+
+from nnxlite.decoding import sampling as sampling
+from nnxlite.decoding._generate import Generated as Generated
+from nnxlite.decoding._generate import generate as generate
+from nnxlite.decoding._generate import generate_stream as generate_stream
+from nnxlite.decoding.sampling import Sampler as Sampler

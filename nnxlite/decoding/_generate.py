@@ -1,0 +1,529 @@
+"""`generate`: new tokens after a prompt, in one compiled loop.
+
+What a model has to do: called with tokens (batch, length), return logits (batch, length, vocabulary)
+for the token after each of them.  There are two ways to run it.
+
+- With a cache: the model is viewed with `decode=True`, `batch_size` and `max_length`, for which
+  `MultiHeadAttention` allocates a `Cache`.  A call then gets only the next tokens, and what `Cache`
+  Variables contain is carried from one call to the next.  They are zero at first.
+- Without one: if there is no `Cache` after that, each step calls the model on the whole sequence,
+  padded to its final length, and reads the logits of one position.  The model must be causal.
+
+All rows are at the same position at all times: the loop goes from position to position, and at each
+one a row whose prompt goes on takes its next prompt token, another one what was sampled.  Rows of
+different lengths so need neither masks nor shifted positions, and none depends on the others.  The
+positions that are prompt in every row are read in a few large steps before the loop begins.
+
+Nothing is written to the model: caches belong to a view of it that exists while it is traced.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import typing as tp
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from nnxlite._errors import short_type
+from nnxlite.decoding.sampling import Sampler, SamplerFn, greedy
+from nnxlite.filters import Nothing
+from nnxlite.graph import merge, split
+from nnxlite.objects import Pytree, Rngs, RngStream, view
+from nnxlite.transforms import jit
+from nnxlite.variables import Cache
+
+Prompt = jax.Array | np.ndarray | Sequence[int] | Sequence[Sequence[int]]
+"""Tokens (length,) or (batch, length), or a list of lists of different lengths."""
+
+POSITIONS = ("input_positions", "positions")
+"""Parameters of a model by which it gets the positions of its tokens, (length,) int32."""
+
+CHUNK = 16
+"""Positions of a prompt that are read at once where rows have different lengths."""
+
+
+class Generated(tp.NamedTuple):
+    """What `generate` returns: arrays for a batch, without their first axis for a single prompt.
+
+    Args:
+        tokens: the new tokens, (batch, max_new) int32; padding after the last one.
+        lengths: how many there are in each row, (batch,) int32, a stop token among them.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.Generated(jnp.array([[5, 2, 0]]), jnp.array([2])).lists()
+    [[5, 2]]
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+
+    def lists(self) -> list[tp.Any]:
+        """The new tokens as a list of integers for each row, or one list for a single prompt."""
+        tokens, lengths = np.asarray(self.tokens), np.asarray(self.lengths)
+        if tokens.ndim == 1:
+            return tokens[: int(lengths)].tolist()
+        return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+
+
+class Setup(tp.NamedTuple):
+    """The static side of a call."""
+
+    max_new: int
+    max_length: int
+    use_cache: bool | None
+    chunk: int  # how many positions of the prompt are read at once
+
+
+class Request(tp.NamedTuple):
+    """The arrays of a call."""
+
+    prompt: tp.Any  # (batch, length)
+    lengths: tp.Any  # (batch,)
+    sampler: tp.Any  # a pytree that can be called
+    keys: jax.Array | None  # (batch,)
+    stop: tp.Any  # (number of stop tokens,)
+    pad: tp.Any
+
+
+class Progress(tp.NamedTuple):
+    """How far a call is."""
+
+    position: jax.Array  # of the token that the model gets next
+    tokens: jax.Array  # (batch, max_length)
+    counts: jax.Array  # (batch,), of new tokens
+    done: jax.Array  # (batch,)
+    nan_at: jax.Array  # the position whose logits have a NaN; -1 if there is none
+
+
+def generate(
+    model: tp.Any,
+    prompt: Prompt,
+    max_new: int,
+    *,
+    sampler: SamplerFn = greedy,
+    rngs: Rngs | RngStream | jax.Array | None = None,
+    stop: int | Sequence[int] = (),
+    pad: int = 0,
+    lengths: jax.Array | np.ndarray | Sequence[int] | None = None,
+    max_length: int | None = None,
+    use_cache: bool | None = None,
+) -> Generated:
+    """New tokens after a prompt.
+
+    The model is called with tokens (batch, length) and returns logits (batch, length, vocabulary).  It
+    runs in a view with `decode=True`, `deterministic=True` and `use_running_average=True`, with a
+    cache for each `MultiHeadAttention`; what else it has to remember it keeps in Variables of the
+    kind `Cache`, which start from zero.  If its `__call__` has a parameter `input_positions` (or
+    `positions`), it gets the positions of the tokens there, (length,) int32: a model that learned an
+    embedding for each position needs it.  A model without any cache is called with the whole sequence
+    in each step.
+
+    Everything is one program, compiled once for each structure of the model, shape of the prompt and
+    `max_new`.  The model is left as it was.
+
+    Args:
+        model: a module.
+        prompt: tokens of one sequence (length,), of a batch (batch, length), or a list of lists of
+            different lengths.  With `max_length`, lists are padded to `max_length - max_new`, so
+            that prompts of any length run the same program.
+        max_new: how many tokens to generate for each row, at most.
+        sampler: a function of logits (vocabulary,) and a key that returns a token: `nnx.Sampler(...)`,
+            by default `nnx.sampling.greedy`.  A function that is made anew in each call is compiled
+            anew.
+        rngs: a key, or streams, of which "sample" is drawn; needed unless the sampler is greedy.  An
+            array of keys (batch,) has one for each row, whose tokens then depend on nothing else.
+        stop: a token, or several, after which a row ends.
+        pad: the token that fills the result after the end of a row.
+        lengths: the lengths of the prompts, (batch,), where they are given as an array with padding
+            at the end of rows.
+        max_length: the length of the cache, prompt and new tokens together; no more than needed by
+            default.
+        use_cache: False calls the model with the whole sequence in each step, True insists on a cache.
+
+    Returns:
+        New tokens and how many there are: a `Generated`.
+
+    Raises:
+        ValueError: for an empty prompt, one that is longer than `max_length` allows, a sampler without
+            a key, a model that has no cache but should, or one whose logits have another shape or
+            are NaN.
+        TypeError: if the model is no module, or tokens are not integers.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> class Next(nnx.Module):  # after each token the next one
+    ...     def __call__(self, tokens):
+    ...         return nnx.one_hot(tokens + 1, 10)
+    >>> nnx.generate(Next(), [3, 4], 3).lists()
+    [5, 6, 7]
+    >>> nnx.generate(Next(), [[3, 4], [1]], 4, stop=7).lists()
+    [[5, 6, 7], [2, 3, 4, 5]]
+    """
+    setup, request, single = _prepare(
+        "generate", model, prompt, max_new, sampler, rngs, stop, pad, lengths, max_length, use_cache
+    )
+    tokens, counts, nan_at = _whole(model, request, setup)
+    _check_finite(model, nan_at, setup)
+    return Generated(tokens[0], counts[0]) if single else Generated(tokens, counts)
+
+
+def generate_stream(
+    model: tp.Any,
+    prompt: Prompt,
+    max_new: int,
+    *,
+    chunk: int = 8,
+    sampler: SamplerFn = greedy,
+    rngs: Rngs | RngStream | jax.Array | None = None,
+    stop: int | Sequence[int] = (),
+    lengths: jax.Array | np.ndarray | Sequence[int] | None = None,
+    max_length: int | None = None,
+    use_cache: bool | None = None,
+) -> Iterator[list[tp.Any]]:
+    """The tokens of `generate` while they are generated.
+
+    Args:
+        model: a module.
+        prompt: as in `generate`.
+        max_new: how many tokens to generate for each row, at most.
+        chunk: how many positions run in one compiled call, between two looks at the tokens.
+        sampler: as in `generate`.
+        rngs: as in `generate`.
+        stop: a token, or several, after which a row ends.
+        lengths: as in `generate`.
+        max_length: as in `generate`.
+        use_cache: as in `generate`.
+
+    Returns:
+        An iterator over lists of new tokens, at most `chunk` each, for a single prompt; for a batch,
+        over lists of such lists, one for each row, which may be empty.  Together they are what
+        `generate` returns.
+
+    Raises:
+        ValueError: as `generate`, and for a `chunk` below 1; NaN logits raise when they appear.
+        TypeError: as `generate`.
+
+    >>> import nnxlite as nnx
+    >>> class Next(nnx.Module):
+    ...     def __call__(self, tokens):
+    ...         return nnx.one_hot(tokens + 1, 10)
+    >>> list(nnx.generate_stream(Next(), [3, 4], 5, chunk=2))
+    [[5, 6], [7, 8], [9]]
+    """
+    setup, request, single = _prepare(
+        "generate_stream",
+        *(model, prompt, max_new, sampler, rngs, stop, 0, lengths, max_length, use_cache),
+    )
+    chunk = _whole_number("generate_stream", "chunk", chunk)
+    if isinstance(request.prompt, Tracer) or isinstance(request.lengths, Tracer):
+        raise ValueError(
+            "generate_stream hands tokens to Python, which a function under a transform cannot do. "
+            "Call it outside, or use nnx.generate inside."
+        )
+    return _chunks(model, request, setup, chunk, single)
+
+
+def _chunks(
+    model: tp.Any, request: Request, setup: Setup, chunk: int, single: bool
+) -> Iterator[list[tp.Any]]:
+    cache, progress = _started(model, request, setup)
+    starts, seen = np.asarray(request.lengths), np.zeros(len(request.lengths), int)
+    while not np.asarray(progress.done).all():
+        cache, progress = _continued(model, cache, progress, request, chunk, setup)
+        _check_finite(model, progress.nan_at, setup)
+        tokens, counts = np.asarray(progress.tokens), np.asarray(progress.counts)
+        rows = [row[n + a : n + b] for row, n, a, b in zip(tokens, starts, seen, counts)]
+        seen = counts
+        if any(len(row) for row in rows):
+            new = [row.tolist() for row in rows]
+            yield new[0] if single else new
+
+
+# From arguments to arrays -------------------------------------------------------------------------
+
+
+def _prepare(
+    caller: str,
+    model: tp.Any,
+    prompt: Prompt,
+    max_new: int,
+    sampler: tp.Any,
+    rngs: tp.Any,
+    stop: tp.Any,
+    pad: int,
+    lengths: tp.Any,
+    max_length: int | None,
+    use_cache: bool | None,
+) -> tuple[Setup, Request, bool]:
+    """The arguments of a call, checked, and whether the prompt is a single one."""
+    if not isinstance(model, Pytree) or not callable(model):
+        raise TypeError(f"{caller} takes a module that can be called, not {short_type(model)}.")
+    max_new = _whole_number(caller, "max_new", max_new)
+    room = None if max_length is None else _whole_number(caller, "max_length", max_length) - max_new
+    tokens, sizes, single = _read_prompt(caller, prompt, lengths, room)
+    batch, length = tokens.shape
+    if room is not None and length > room:
+        raise ValueError(
+            f"{caller}: the prompt is longer than the cache: {length} tokens of prompt and {max_new} "
+            f"new ones make {length + max_new}, and max_length is {max_length}. Cut the prompt, or "
+            "raise max_length."
+        )
+    if not callable(sampler):
+        raise TypeError(f"{caller}: the sampler must be callable, not {short_type(sampler)}.")
+    keys = _keys(caller, sampler, rngs, batch)
+    chunk = length - 1 if sizes is None else min(length - 1, CHUNK)
+    setup = Setup(max_new, length + max_new if max_length is None else max_length, use_cache, chunk)
+    stops = np.atleast_1d(np.asarray(stop, np.int32))
+    request = Request(
+        tokens,
+        np.full(batch, length, np.int32) if sizes is None else sizes,
+        sampler if isinstance(sampler, (Sampler, Pytree)) else jax.tree_util.Partial(sampler),
+        keys,
+        stops,
+        np.int32(pad),
+    )
+    return setup, request, single
+
+
+def _read_prompt(
+    caller: str, prompt: tp.Any, lengths: tp.Any, room: int | None
+) -> tuple[tp.Any, tp.Any, bool]:
+    """Tokens (batch, length), their lengths if they may differ, and whether it is a single prompt."""
+    if isinstance(prompt, (list, tuple)):
+        if not prompt:
+            raise ValueError(f"{caller} needs a prompt of at least one token; got an empty list.")
+        single = all(np.ndim(row) == 0 for row in prompt)
+        rows = [np.asarray(row) for row in ([prompt] if single else prompt)]
+        if any(row.ndim != 1 for row in rows):
+            raise ValueError(f"{caller}: a prompt is a list of tokens, or a list of such lists.")
+        sizes = np.array([len(row) for row in rows], np.int32)
+        if lengths is not None:
+            raise ValueError(f"{caller}: lengths go with an array; a list has lengths of its own.")
+        _check_tokens(caller, *(row for row in rows if len(row)))
+        length = int(sizes.max()) if room is None else max(room, int(sizes.max()))
+        tokens = np.zeros((len(rows), length), np.int32)
+        for padded, row in zip(tokens, rows, strict=True):
+            padded[: len(row)] = row
+        lengths = None if (sizes == length).all() and room is None else sizes
+    else:
+        tokens = prompt if isinstance(prompt, jax.Array) else np.asarray(prompt)
+        _check_tokens(caller, tokens)
+        if tokens.ndim not in (1, 2) or 0 in tokens.shape:
+            raise ValueError(
+                f"{caller}: a prompt is an array (length,) or (batch, length) with at least one "
+                f"token; got shape {tokens.shape}."
+            )
+        single = tokens.ndim == 1
+        tokens = tokens.reshape(-1, tokens.shape[-1]).astype(np.int32)
+    if lengths is not None:
+        lengths = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)
+        if lengths.shape != tokens.shape[:1] or lengths.dtype.kind not in "iu":
+            raise ValueError(
+                f"{caller}: lengths must be {tokens.shape[0]} integers, one for each row of the "
+                f"prompt; got {lengths.dtype}{list(lengths.shape)}."
+            )
+        if not isinstance(lengths, Tracer):
+            wrong = [int(n) for n in lengths if not 1 <= n <= tokens.shape[1]]
+            if wrong:
+                raise ValueError(
+                    f"{caller}: each prompt needs from 1 to {tokens.shape[1]} tokens; the lengths "
+                    f"include {wrong[0]}."
+                )
+        lengths = lengths.astype(np.int32)
+    return tokens, lengths, single
+
+
+def _check_tokens(caller: str, *arrays: tp.Any) -> None:
+    for array in arrays:
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"{caller}: tokens are integers; the prompt has dtype {array.dtype}.")
+
+
+def _whole_number(caller: str, name: str, value: tp.Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{caller}: {name} must be a whole number from 1 up, not {value!r}.")
+    return number
+
+
+def _keys(caller: str, sampler: tp.Any, rngs: tp.Any, batch: int) -> jax.Array | None:
+    """A key for each row; None without any."""
+    if sampler is greedy:
+        return None
+    if rngs is None:
+        raise ValueError(
+            f"{caller}: the sampler needs a random key. Pass rngs=nnx.Rngs(0), or a key."
+        )
+    if isinstance(rngs, Rngs):
+        rngs = rngs.sample()
+    elif isinstance(rngs, RngStream):
+        rngs = rngs()
+    if not isinstance(rngs, jax.Array):
+        raise TypeError(
+            f"{caller}: rngs must be an Rngs, a stream or keys, not {short_type(rngs)}."
+        )
+    if not jnp.issubdtype(rngs.dtype, jax.dtypes.prng_key):
+        rngs = jax.random.wrap_key_data(rngs)
+    if rngs.shape == ():
+        return jax.random.split(rngs, batch)
+    if rngs.shape != (batch,):
+        raise ValueError(
+            f"{caller}: rngs must be one key, or one for each of {batch} rows; got {rngs.shape}."
+        )
+    return rngs
+
+
+def _check_finite(model: tp.Any, nan_at: jax.Array, setup: Setup) -> None:
+    if not isinstance(nan_at, Tracer) and int(nan_at) >= 0:
+        raise ValueError(
+            f"{type(model).__name__} gave logits that are NaN for the token at position {int(nan_at)} "
+            f"of {setup.max_length}. A table of positions or a cache that is shorter gives NaN past its "
+            "end; nnx.find_nan(model, tokens) finds other causes."
+        )
+
+
+# What is compiled ---------------------------------------------------------------------------------
+
+
+class Decoder:
+    """A model in the modes of decoding, as a function of what its cache contains.
+
+    Attributes:
+        cache: the leaves of its empty cache; none if it runs without one.
+    """
+
+    def __init__(self, model: tp.Any, setup: Setup, batch: int) -> None:
+        modes: dict[str, tp.Any] = {"deterministic": True, "use_running_average": True}
+        sizes = {"batch_size": batch, "max_length": setup.max_length}
+        self.name = type(model).__name__
+        cache: tp.Any = None
+        if setup.use_cache is not False:
+            viewed = view(model, decode=True, **modes, **sizes, raise_if_not_found=False)
+            self.graphdef, cache, self.rest = split(viewed, Cache, ...)
+            if setup.use_cache and not cache:
+                raise ValueError(
+                    f"{self.name} has no cache for use_cache=True: in a view with decode=True, "
+                    "batch_size and max_length it has no Variable of the kind nnx.Cache."
+                )
+        if not cache:
+            viewed = view(model, decode=False, **modes, raise_if_not_found=False)
+            self.graphdef, cache, self.rest = split(viewed, Nothing(), ...)
+        leaves, self.structure = jax.tree.flatten(cache)
+        self.cache = [jnp.zeros_like(leaf) for leaf in leaves]
+        names = inspect.signature(model).parameters
+        self.positions = next((name for name in POSITIONS if name in names), None)
+
+    def __call__(
+        self, cache: list[jax.Array], tokens: jax.Array, first: tp.Any
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """Logits (batch, length, vocabulary) of tokens from position `first` on, and the new cache."""
+        state = jax.tree.unflatten(self.structure, cache)
+        model = merge(self.graphdef, state, self.rest, copy=True)
+        named = {}
+        if self.positions is not None:
+            named[self.positions] = first + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        logits = model(tokens, **named)
+        shape = getattr(logits, "shape", None)
+        if shape is None or len(shape) != 3 or shape[:2] != tokens.shape:
+            got = short_type(logits) if shape is None else f"shape {shape}"
+            raise ValueError(
+                f"{self.name} must return logits (batch, length, vocabulary) for tokens of shape "
+                f"{tokens.shape}; it returned {got}."
+            )
+        if cache:
+            cache = jax.tree.leaves(split(model, Cache, ...)[1])
+        return logits, cache
+
+    def next_logits(
+        self, cache: list[jax.Array], tokens: jax.Array, position: jax.Array
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """Logits (batch, vocabulary) for the token after a position, and the new cache."""
+        if not self.cache:
+            logits, _ = self(cache, tokens, jnp.int32(0))
+            return lax.dynamic_index_in_dim(logits, position, 1, keepdims=False), cache
+        token = lax.dynamic_slice_in_dim(tokens, position, 1, axis=1)
+        logits, cache = self(cache, token, position)
+        return logits[:, 0], cache
+
+
+def _start(model: tp.Any, request: Request, setup: Setup) -> tuple[list[jax.Array], Progress]:
+    """Read the positions that are prompt in every row, except the last one, into the cache."""
+    batch, length = request.prompt.shape
+    decoder = Decoder(model, setup, batch)
+    common = jnp.min(request.lengths) - 1
+    cache, position = decoder.cache, common
+    if cache and setup.chunk:
+        size = setup.chunk
+        reads = common // size
+
+        def read(i: jax.Array, cache: list[jax.Array]) -> list[jax.Array]:
+            tokens = lax.dynamic_slice_in_dim(request.prompt, i * size, size, axis=1)
+            return decoder(cache, tokens, i * size)[1]
+
+        cache = lax.fori_loop(0, reads, read, cache)
+        position = reads * size
+    tokens = jnp.pad(request.prompt, ((0, 0), (0, setup.max_length - length)))
+    none = jnp.zeros(batch, jnp.int32)
+    return cache, Progress(position, tokens, none, none > 0, jnp.int32(-1))
+
+
+def _advance(
+    model: tp.Any,
+    cache: list[jax.Array],
+    progress: Progress,
+    request: Request,
+    steps: tp.Any,
+    setup: Setup,
+) -> tuple[list[jax.Array], Progress]:
+    """Run this many positions, or fewer if all rows are done."""
+    decoder = Decoder(model, setup, len(request.prompt))
+    sampler, lengths, keys = request.sampler, request.lengths, request.keys
+    axes = jax.tree.map(lambda x: 0 if jnp.ndim(x) else None, sampler)
+    sample = jax.vmap(lambda sampler, logits, key: sampler(logits, key), (axes, 0, 0))
+    until = progress.position + steps
+
+    def body(carry: tuple[list[jax.Array], Progress]) -> tuple[list[jax.Array], Progress]:
+        cache, (position, tokens, counts, done, _) = carry
+        logits, cache = decoder.next_logits(cache, tokens, position)
+        row_keys = None if keys is None else jax.vmap(jax.random.fold_in)(keys, counts)
+        sampled = sample(sampler, logits, row_keys).astype(jnp.int32)
+        following = lax.dynamic_index_in_dim(tokens, position + 1, 1, keepdims=False)
+        reading = position + 1 < lengths
+        token = jnp.where(reading, following, jnp.where(done, request.pad, sampled))
+        counts += ~reading & ~done
+        nan = jnp.isnan(logits).any(-1) & ~reading & ~done
+        done |= ~reading & (jnp.isin(token, request.stop) | (counts >= setup.max_new))
+        tokens = lax.dynamic_update_index_in_dim(tokens, token, position + 1, 1)
+        nan_at = jnp.where(nan.any(), position + 1, -1)
+        return cache, Progress(position + 1, tokens, counts, done, nan_at)
+
+    def goes_on(carry: tuple[list[jax.Array], Progress]) -> jax.Array:
+        progress = carry[1]
+        return (progress.position < until) & ~progress.done.all() & (progress.nan_at < 0)
+
+    return lax.while_loop(goes_on, body, (cache, progress))
+
+
+def _run(model: tp.Any, request: Request, setup: Setup) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """New tokens (batch, max_new), their numbers, and the position of NaN."""
+    cache, progress = _start(model, request, setup)
+    _, progress = _advance(model, cache, progress, request, setup.max_length, setup)
+    new = jnp.arange(setup.max_new)
+    places = jnp.minimum(request.lengths[:, None] + new, setup.max_length - 1)
+    tokens = jnp.take_along_axis(progress.tokens, places, axis=1)
+    tokens = jnp.where(new < progress.counts[:, None], tokens, request.pad)
+    return tokens, progress.counts, progress.nan_at
+
+
+_whole = jit(_run, static_argnums=2)
+_started = jit(_start, static_argnums=2)
+_continued = jit(_advance, static_argnums=5, donate_argnums=1)

@@ -1,0 +1,340 @@
+"""`generate`: the same tokens as step by step, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import nnxlite as nnx
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+VOCAB = 11
+TRACES = []
+
+
+class Decoder(nnx.Module):
+    """A small language model that has learned an embedding of positions, or has rotary ones."""
+
+    def __init__(self, kind="learned", longest=64, layers=1):
+        rngs = nnx.Rngs(0)
+        attend = functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())
+        self.embed = nnx.Embed(VOCAB, 8, rngs=rngs)
+        self.positions = nnx.Embed(longest, 8, rngs=rngs) if kind == "learned" else None
+        self.attention = nnx.List(
+            nnx.MultiHeadAttention(
+                2,
+                8,
+                num_kv_heads=1,
+                dropout_rate=0.5,
+                rngs=rngs,
+                **({} if kind == "learned" else {"attention_fn": attend}),
+            )
+            for _ in range(layers)
+        )
+        self.head = nnx.Linear(8, VOCAB, rngs=rngs)
+
+    def __call__(self, tokens, input_positions=None):
+        TRACES.append(tokens.shape)
+        x = self.embed(tokens)
+        if self.positions is not None:
+            steps = jnp.arange(tokens.shape[1])
+            x = x + self.positions(steps if input_positions is None else input_positions)
+        for layer in self.attention:
+            x = x + layer(x, is_causal=True)
+        return 8 * self.head(x)
+
+
+class Counter(nnx.Module):
+    """Without attention: the next token is the sum of all so far, which it keeps in a Cache."""
+
+    def __init__(self):
+        self.total = nnx.Cache(jnp.array(7))
+        self.decode = False
+
+    def set_view(self, decode=None, batch_size=None, max_length=None):
+        self.decode = self.decode if decode is None else decode
+        if batch_size is not None:
+            self.total = nnx.Cache(jnp.zeros(batch_size, jnp.int32))
+
+    def __call__(self, tokens):
+        sums = jnp.cumsum(tokens, axis=1)
+        if self.decode:
+            sums += self.total[...][:, None]
+            self.total[...] = sums[:, -1]
+        return nnx.one_hot(sums % VOCAB, VOCAB)
+
+
+def by_hand(model, prompt, max_new, choose=lambda logits, step: logits.argmax()):
+    """Whole sequences, one token more each time."""
+    model = nnx.view(model, deterministic=True, decode=False, raise_if_not_found=False)
+    tokens = list(prompt)
+    for step in range(max_new):
+        padded = np.zeros((1, 24), np.int32)
+        padded[0, : len(tokens)] = tokens
+        tokens.append(int(choose(forward(model, padded)[0, len(tokens) - 1], step)))
+    return tokens[len(prompt) :]
+
+
+forward = nnx.jit(lambda model, tokens: model(tokens))
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0, 1, 2]]
+
+
+@pytest.mark.parametrize("kind", ["learned", "rope"])
+def test_equal_to_step_by_step(kind):
+    model = Decoder(kind)
+    expected = [by_hand(model, prompt, 6) for prompt in PROMPTS]
+    assert len({tuple(row) for row in expected}) == 3
+    alone = [nnx.generate(model, prompt, 6, max_length=24).lists() for prompt in PROMPTS]
+    assert alone == expected
+    assert nnx.generate(model, PROMPTS, 6).lists() == expected
+    if kind == "rope":
+        return
+    assert nnx.generate(model, PROMPTS[0], 6).lists() == expected[0]
+    assert nnx.generate(model, PROMPTS, 6, use_cache=False).lists() == expected
+    padded = np.full((3, 20), 3)
+    for row, prompt in zip(padded, PROMPTS):
+        row[: len(prompt)] = prompt
+    given = nnx.generate(model, jnp.asarray(padded), 6, lengths=[3, 1, 9])
+    assert given.tokens.shape == (3, 6) and given.tokens.dtype == jnp.int32
+    assert given.tokens.tolist() == expected and given.lengths.tolist() == [6, 6, 6]
+
+
+@pytest.mark.quick
+def test_state_of_the_models_own():
+    model = Counter()
+    assert nnx.generate(model, [1, 2], 5).lists() == [3, 6, 1, 2, 4]
+    assert nnx.generate(model, [[1, 2], [3]], 5).lists() == [[3, 6, 1, 2, 4], [3, 6, 1, 2, 4]]
+    assert nnx.generate(model, [1, 2], 5, use_cache=False).lists() == [3, 6, 1, 2, 4]
+    assert int(model.total[...]) == 7 and model.decode is False
+
+
+def test_rows_end_after_a_stop_token():
+    model = Counter()
+    both = nnx.generate(model, [[1, 2], [1, 3]], 6, stop=(6, 5), pad=9)
+    assert both.tokens.tolist() == [[3, 6, 9, 9, 9, 9], [4, 8, 5, 9, 9, 9]]
+    assert both.lengths.tolist() == [2, 3]
+    assert both.lists() == [[3, 6], [4, 8, 5]]
+    single = nnx.generate(model, np.array([1, 6]), 2, stop=6)  # a stop token in the prompt is none
+    assert single.tokens.tolist() == [7, 3] and single.lengths.shape == ()
+
+
+def test_the_loop_stops_when_all_rows_have_ended():
+    model, calls = Counter(), []
+    counted = nnx.sampling.greedy
+
+    def sampler(logits, key):
+        jax.debug.callback(lambda: calls.append(1))
+        return counted(logits)
+
+    key = jax.random.key(0)
+    assert nnx.generate(model, [1, 2], 50, sampler=sampler, rngs=key, stop=6).lists() == [3, 6]
+    jax.effects_barrier()
+    assert len(calls) == 2
+
+
+@pytest.mark.quick
+def test_the_second_call_traces_nothing():
+    model = Decoder()
+    nnx.generate(model, PROMPTS, 4, max_length=20, stop=3)
+    traced = len(TRACES)
+    nnx.generate(model, [[3], [4, 4], [1, 2, 3, 4, 5]], 4, max_length=20, stop=7)
+    assert len(TRACES) == traced
+    sampler = lambda t: nnx.Sampler(temperature=t, top_p=t)
+    nnx.generate(model, PROMPTS, 4, sampler=sampler(0.5), rngs=nnx.Rngs(0), use_cache=False)
+    traced = len(TRACES)
+    nnx.generate(model, PROMPTS, 4, sampler=sampler(0.9), rngs=nnx.Rngs(1), use_cache=False)
+    assert len(TRACES) == traced
+
+
+def test_the_model_is_left_as_it_was():
+    model = Decoder("rope")
+    model.attention[0].init_cache((1, 9, 8))  # a cache of the size that is needed, half full
+    model.attention[0].cache_index[...] = jnp.array(4)
+    graphdef, state = nnx.split(model)
+    before = jax.tree.leaves(state)
+    assert nnx.generate(model, [1, 2, 3], 6).lists() == by_hand(Decoder("rope"), [1, 2, 3], 6)
+    list(nnx.generate_stream(model, [1, 2, 3], 6))
+    after, state = nnx.split(model)
+    assert after == graphdef
+    assert all(a is b for a, b in zip(before, jax.tree.leaves(state), strict=True))
+
+    def broken(logits, key):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        nnx.generate(model, [1, 2, 3], 6, sampler=broken, rngs=jax.random.key(0))
+    assert nnx.graphdef(model) == graphdef
+
+
+def test_rows_with_keys_of_their_own_do_not_depend_on_the_batch():
+    model, sampler = Counter(), nnx.Sampler(temperature=3.0, top_k=8)
+    keys = jax.random.split(jax.random.key(1), 3)
+    draw = functools.partial(nnx.generate, model, max_new=6, sampler=sampler, max_length=20)
+    together = draw(PROMPTS, rngs=keys).lists()
+    alone = [draw([prompt], rngs=keys[i : i + 1]).lists()[0] for i, prompt in enumerate(PROMPTS)]
+    assert alone == together
+
+    def choose(logits, step):
+        return sampler(logits, jax.random.fold_in(keys[0], step))
+
+    assert by_hand(model, PROMPTS[0], 6, choose) == together[0]
+    rngs = nnx.Rngs(sample=3)
+    one, two = (draw(PROMPTS, rngs=rngs) for _ in range(2))
+    assert one.lists() != two.lists() and rngs.sample.count[...] == 2
+    raw = draw(PROMPTS, rngs=jax.random.PRNGKey(5)).lists()
+    assert raw == draw(PROMPTS, rngs=jax.random.key(5)).lists()
+
+
+def test_one_temperature_for_each_row():
+    sampler = nnx.Sampler(temperature=jnp.array([0.0, 5.0, 0.0]))
+    out = nnx.generate(Counter(), [[1, 2]] * 3, 5, sampler=sampler, rngs=jax.random.key(0))
+    rows = out.lists()
+    assert rows[0] == rows[2] == [3, 6, 1, 2, 4] != rows[1]
+
+
+def test_a_stream_gives_the_same_tokens():
+    model = Decoder()
+    whole = nnx.generate(model, PROMPTS, 7).lists()
+    chunks = list(nnx.generate_stream(model, PROMPTS, 7, chunk=3))
+    assert [sum((chunk[i] for chunk in chunks), []) for i in range(3)] == whole
+    assert len(chunks) > 2 and all(len(row) <= 3 for chunk in chunks for row in chunk)
+    traced = len(TRACES)
+    assert [sum(row, []) for row in zip(*nnx.generate_stream(model, PROMPTS, 7, chunk=5))] == whole
+    assert len(TRACES) == traced  # the number of positions is an operand
+
+
+def test_a_stream_of_one_sequence():
+    model, sampler, key = Counter(), nnx.Sampler(2.0), jax.random.key(2)
+    stream = nnx.generate_stream(model, [1, 2], 50, chunk=2, stop=4)
+    assert next(stream) == [3, 6]
+    assert list(stream) == [[1, 2], [4]]
+    whole = nnx.generate(model, [1, 2], 7, sampler=sampler, rngs=key).lists()
+    parts = list(nnx.generate_stream(model, [1, 2], 7, sampler=sampler, rngs=key, chunk=1))
+    assert len(parts) == 7 and sum(parts, []) == whole
+
+
+def test_inside_a_transform():
+    model = Counter()
+
+    @nnx.jit
+    def generate(model, prompt, lengths):
+        return nnx.generate(model, prompt, 3, lengths=lengths)
+
+    out = generate(model, jnp.array([[1, 2], [3, 0]]), jnp.array([2, 1]))
+    assert out.lists() == [[3, 6, 1], [3, 6, 1]]
+    with pytest.raises(
+        ValueError, match="generate_stream hands tokens to Python, which a function"
+    ):
+        nnx.jit(lambda m, p: nnx.generate_stream(m, p, 3))(model, jnp.array([1]))
+
+
+def test_a_sharded_model():
+    model = Decoder()
+    expected = nnx.generate(model, [[1, 2, 3], [4, 5, 6]], 6).lists()
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+
+    def place(path, value):
+        spec = PartitionSpec(None, "model") if path[-1] == "kernel" and "query" in path else ()
+        return jax.device_put(value, NamedSharding(mesh, PartitionSpec(*spec)))
+
+    nnx.update(model, nnx.map_state(lambda p, v: v.replace(place(p, v[...])), nnx.state(model)))
+    assert len(model.attention[0].query.kernel[...].sharding.device_set) == 4
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    prompt = jax.device_put(jnp.array([[1, 2, 3], [4, 5, 6]]), rows)
+    assert nnx.generate(model, prompt, 6).lists() == expected
+
+
+class Wrong(nnx.Module):
+    def __call__(self, tokens):
+        return nnx.one_hot(tokens, VOCAB)[:, -1]
+
+
+class Pair(nnx.Module):
+    def __call__(self, tokens):
+        return tokens, tokens
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda m: nnx.generate(m, [1] * 9, 4, max_length=12),
+            "the prompt is longer than the cache",
+        ),
+        (
+            lambda m: nnx.generate(m, [[1] * 9, [1]], 4, max_length=12),
+            "9 tokens of prompt and 4 new",
+        ),
+        (
+            lambda m: nnx.generate(m, [], 4),
+            "needs a prompt of at least one token; got an empty list",
+        ),
+        (lambda m: nnx.generate(m, [[1], []], 4), "from 1 to 1 tokens; the lengths include 0"),
+        (lambda m: nnx.generate(m, jnp.zeros((2, 0), int), 4), r"one token; got shape \(2, 0\)"),
+        (lambda m: nnx.generate(m, jnp.zeros((1, 2, 3), int), 4), r"got shape \(1, 2, 3\)"),
+        (lambda m: nnx.generate(m, [[[1]]], 4), "a list of tokens, or a list of such lists"),
+        (lambda m: nnx.generate(m, [1], 0), "max_new must be a whole number from 1 up, not 0"),
+        (lambda m: nnx.generate(m, [1], 4, max_length="8"), "max_length must be a whole number"),
+        (lambda m: nnx.generate(m, [1], 4, lengths=[1]), "lengths go with an array; a list has"),
+        (
+            lambda m: nnx.generate(m, jnp.array([[1, 2]]), 4, lengths=[3]),
+            "needs from 1 to 2 tokens; the lengths include 3",
+        ),
+        (
+            lambda m: nnx.generate(m, jnp.array([[1, 2]]), 4, lengths=[1, 2]),
+            r"lengths must be 1 integers, one for each row of the prompt; got int64\[2\]",
+        ),
+        (
+            lambda m: nnx.generate(m, [1], 4, sampler=nnx.Sampler()),
+            r"generate: the sampler needs a random key\. Pass rngs=nnx\.Rngs\(0\)",
+        ),
+        (
+            lambda m: nnx.generate(
+                m, [1], 4, sampler=nnx.Sampler(), rngs=jax.random.split(jax.random.key(0), 3)
+            ),
+            r"one key, or one for each of 1 rows; got \(3,\)",
+        ),
+        (lambda m: nnx.generate(Wrong(), [1], 4, use_cache=True), "Wrong has no cache for use_cac"),
+        (
+            lambda m: nnx.generate(Wrong(), [1, 2], 4),
+            r"Wrong must return logits \(batch, length, vocabulary\) for .* returned shape \(1, 11\)",
+        ),
+        (lambda m: nnx.generate(Pair(), [1, 2], 4), "it returned tuple"),
+        (lambda m: nnx.generate_stream(m, [1], 4, chunk=0), "chunk must be a whole number from 1"),
+        (
+            lambda m: nnx.generate(Decoder(longest=8), [1, 2, 3], 9),
+            "Decoder gave logits that are NaN for the token at position 9 of 12",
+        ),
+        (
+            lambda m: list(nnx.generate_stream(Decoder(longest=8), [1, 2, 3], 9)),
+            "Decoder gave logits that are NaN for the token at position 9 of 12",
+        ),
+    ],
+)
+def test_bad_values(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(Counter())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: nnx.generate(len, [1], 4), "generate takes a module that can be called, not"),
+        (lambda m: nnx.generate_stream(nnx.Dict(), [1], 4), "generate_stream takes a module that"),
+        (lambda m: nnx.generate(m, [1.5], 4), "tokens are integers; the prompt has dtype float64"),
+        (lambda m: nnx.generate(m, jnp.ones(3), 4), "the prompt has dtype float32"),
+        (lambda m: nnx.generate(m, [1], 4, sampler=3), "the sampler must be callable, not"),
+        (
+            lambda m: nnx.generate(m, [1], 4, sampler=nnx.Sampler(), rngs=0),
+            "rngs must be an Rngs, a stream or keys, not",
+        ),
+    ],
+)
+def test_bad_types(call, message):
+    with pytest.raises(TypeError, match=message):
+        call(Counter())

@@ -1,0 +1,32 @@
+"""What type checkers infer of what generates tokens."""
+
+from __future__ import annotations
+
+import typing as tp
+from collections.abc import Iterator
+from typing import assert_type
+
+import jax
+import jax.numpy as jnp
+
+import nnxlite as nnx
+
+
+class Next(nnx.Module):
+    """After each token the next one."""
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Logits."""
+        return nnx.one_hot(tokens + 1, 10)
+
+
+out = nnx.generate(Next(), [3, 4], 3)
+assert_type(out, nnx.Generated)
+assert_type(out.tokens, jax.Array)
+assert_type(out.lists(), list[tp.Any])
+stream = nnx.generate_stream(Next(), [3, 4], 3, sampler=nnx.sampling.greedy)
+assert_type(stream, Iterator[list[tp.Any]])
+sampler = nnx.Sampler(temperature=0.5, top_k=3)
+assert_type(sampler(jnp.ones(4), jax.random.key(0)), jax.Array)
+assert_type(nnx.sampling.top_p(jnp.ones(4), 0.5), jax.Array)
+nnx.generate(Next(), [[3], [4, 5]], 3, sampler=sampler, rngs=nnx.Rngs(0), stop=[1, 2])
