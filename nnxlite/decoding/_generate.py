@@ -403,7 +403,7 @@ class Decoder:
 
     def __init__(self, model: tp.Any, setup: Setup, batch: int) -> None:
         modes: dict[str, tp.Any] = {"deterministic": True, "use_running_average": True}
-        sizes = {"batch_size": batch, "max_length": setup.max_length}
+        sizes: dict[str, tp.Any] = {"batch_size": batch, "max_length": setup.max_length}
         self.name = type(model).__name__
         cache: tp.Any = None
         if setup.use_cache is not False:

@@ -170,7 +170,7 @@ class Sampler:
             wrong = "top_k", "a whole number from 1 up, or None"
         for name in ("top_p", "min_p"):
             value = getattr(self, name)
-            if isinstance(value, numbers.Real) and not 0 <= value <= 1:
+            if isinstance(value, numbers.Real) and not 0 <= float(value) <= 1:
                 wrong = name, "a number from 0 to 1, or None"
         if wrong:
             name, right = wrong
