@@ -177,7 +177,12 @@ class Sampler:
             raise ValueError(f"Sampler: {name} is {getattr(self, name)!r}; it must be {right}.")
 
     def __call__(self, logits: jax.Array, key: jax.Array, /) -> jax.Array:
-        """Tokens drawn from logits (..., vocabulary): (...) int32."""
+        """Tokens drawn from logits, (...) int32.
+
+        Args:
+            logits: (..., vocabulary).
+            key: a random key.
+        """
         logits = logits.astype(jnp.float32)
         best = greedy(logits)
         warm = jnp.asarray(self.temperature) > 0
