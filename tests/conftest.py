@@ -48,8 +48,8 @@ QUICK = frozenset(
     nn/test_linear.py nn/test_modes.py nn/test_names.py
     objects/test_capture.py objects/test_containers.py objects/test_module.py
     sharding/test_abstract.py
-    test_architecture.py test_config.py test_filters.py test_names.py test_state.py test_text.py
-    test_traversals.py
+    test_architecture.py test_config.py test_filters.py test_names.py test_patterns.py test_state.py
+    test_text.py test_traversals.py
     training/test_metrics.py
     transforms/test_build.py transforms/test_calls.py transforms/test_partial.py
     transforms/test_trees.py

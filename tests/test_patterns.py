@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from nnxlite._patterns import Pattern
 
-pytestmark = pytest.mark.quick
-
 
 @pytest.mark.parametrize(
     ("pattern", "name", "found"),

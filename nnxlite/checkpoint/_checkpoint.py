@@ -134,7 +134,7 @@ def restore(
     only: Filter = ...,
     rename: Renaming | None = None,
     strict: bool = True,
-    cast: bool = False,
+    cast: bool | None = False,
     verify: bool = True,
     **items: tp.Any,
 ) -> Report:
@@ -151,7 +151,8 @@ def restore(
             `*` is any text within one name, `**` any number of names, `{i}` one name.
         strict: whether leaves that are not stored, stored ones of the items that are not used, and
             leaves of other shapes are refused. If not, what matches is restored.
-        cast: whether values may lose precision or range by a cast to the dtype that the object has.
+        cast: whether values may lose precision or range by a cast to the dtype that the object has. None:
+            nothing is cast, and the object takes the dtypes that were saved.
         verify: whether arrays are compared with the checksums that were saved.
         items: the objects, by the names they were saved by; a number, as in `step=0`, or another item
             that cannot be changed in place is in the `values` of the report.
@@ -198,7 +199,7 @@ def restore(
     arrays = _orbax.read_arrays(place, stored, wanted, verify)
     contents.write(
         {
-            name: as_wanted(arrays[old], contents.leaves[name])
+            name: as_wanted(arrays[old], contents.leaves[name], cast is not None)
             for name, old in matching.sources.items()
         }
     )
@@ -211,14 +212,14 @@ def items_of(names: tp.Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name.partition(".")[0] for name in names))
 
 
-def as_wanted(value: tp.Any, leaf: Leaf) -> tp.Any:
+def as_wanted(value: tp.Any, leaf: Leaf, cast: bool = True) -> tp.Any:
     """A value that was read as the object needs it: its dtype, its kind of array, its sharding."""
     if leaf.spec.is_python:
         return PYTHON_TYPES[leaf.spec.dtype](value)
     sharding = leaf.sharding
     if leaf.spec.key_impl:
         return value if sharding is None else jax.device_put(value, sharding)
-    if getattr(value, "dtype", None) != leaf.spec.dtype:
+    if cast and getattr(value, "dtype", None) != leaf.spec.dtype:
         value = (value if hasattr(value, "astype") else np.asarray(value)).astype(leaf.spec.dtype)
     if isinstance(leaf.value, np.ndarray):
         return value

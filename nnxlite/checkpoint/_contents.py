@@ -36,7 +36,9 @@ from nnxlite.graph import (
 from nnxlite.sharding import abstract_with_sharding
 from nnxlite.variables import Variable
 
-PYTHON_TYPES: dict[str, type] = {t.__name__: t for t in (bool, int, float, complex, str)}
+PYTHON_TYPES: dict[str, type] = {
+    f"Python {t.__name__}": t for t in (bool, int, float, complex, str)
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +48,11 @@ class Spec:
     Attributes:
         shape: of an array; that of a random key is without the axis of its data.
         dtype: the name of an array's dtype, `key<...>` for random keys with their implementation,
-            or a Python type: `int`, `float`, `bool`, `complex`, `str`.
+            or `Python int`, `Python float`, `Python bool`, `Python complex`, `Python str`.
 
     >>> from nnxlite.checkpoint._contents import Spec
-    >>> str(Spec((2, 3), "float32")), str(Spec((), "int"))
-    ('float32[2,3]', 'int')
+    >>> str(Spec((2, 3), "float32")), str(Spec((), "Python int"))
+    ('float32[2,3]', 'Python int')
     """
 
     shape: tuple[int, ...]

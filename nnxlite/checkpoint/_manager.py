@@ -162,7 +162,7 @@ class Manager:
         only: Filter = ...,
         rename: Renaming | None = None,
         strict: bool = True,
-        cast: bool = False,
+        cast: bool | None = False,
         verify: bool = True,
         **items: tp.Any,
     ) -> Report:

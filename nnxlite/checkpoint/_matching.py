@@ -41,7 +41,7 @@ def match(
     within: tp.Container[str] | None = None,
     rename: Renaming | None = None,
     strict: bool = True,
-    cast: bool = False,
+    cast: bool | None = False,
 ) -> Matching:
     """Find the stored leaf for each leaf that is wanted.
 
@@ -55,7 +55,7 @@ def match(
         within: the first parts of names that are looked at; by default all.
         rename: see `Renaming`; the first pattern that matches a stored name counts.
         strict: whether a report that is not complete is refused.
-        cast: whether a value may lose precision or range by a cast.
+        cast: whether a value may lose precision or range by a cast; None for no casts at all.
 
     Raises:
         MismatchError: when it is refused; also without `strict` for a leaf that has no value yet.
@@ -83,7 +83,7 @@ def match(
         if not compatible(stored[old], leaf.spec, cast):
             misshapen.append(difference)
             continue
-        if stored[old].dtype != leaf.spec.dtype:
+        if cast is not None and stored[old].dtype != leaf.spec.dtype:
             casts.append(difference)
         sources[name] = old
     left_over = [name for old, name in names.items() if old not in used]
@@ -142,19 +142,23 @@ def renamed(stored: tp.Iterable[str], rename: Renaming) -> dict[str, str]:
     return names
 
 
-def compatible(stored: Spec, wanted: Spec, cast: bool) -> bool:
+def compatible(stored: Spec, wanted: Spec, cast: bool | None) -> bool:
     """Whether a stored leaf can take the place of another."""
     if stored.shape != wanted.shape:
         return False
     if stored.dtype == wanted.dtype:
         return True
-    if stored.key_impl or wanted.key_impl or "str" in (stored.dtype, wanted.dtype):
+    if stored.key_impl or wanted.key_impl or "Python str" in (stored.dtype, wanted.dtype):
         return False
-    return cast or lossless(stored.dtype, wanted.dtype)
+    return cast is None or cast or lossless(stored.dtype, wanted.dtype)
 
 
-_CATEGORIES = {"bool": jnp.bool_, "int": jnp.integer, "float": jnp.floating}
-_CATEGORIES["complex"] = jnp.complexfloating
+_CATEGORIES = {
+    "Python bool": jnp.bool_,
+    "Python int": jnp.integer,
+    "Python float": jnp.floating,
+    "Python complex": jnp.complexfloating,
+}
 
 
 def lossless(stored: str, wanted: str) -> bool:
@@ -205,7 +209,7 @@ def _refusal(report: Report) -> str:
     lines += [f"  {line}" for line in report.problems()]
     remedies = []
     if any(m.stored.partition("[")[2] == m.wanted.partition("[")[2] for m in report.misshapen):
-        remedies.append("cast=True casts with loss of precision")
+        remedies.append("cast=True casts with loss of precision, cast=None keeps the stored dtypes")
     if remedy := report.remedy():
         remedies.append(f"{remedy} restores by another name")
     remedies.append("strict=False restores what matches and reports the rest")

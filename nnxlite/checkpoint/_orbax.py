@@ -101,7 +101,7 @@ class Stored:
                     checksums[name] = int(entry["crc32"])
                 if "value" in entry:
                     value = entry["value"]
-                    values[name] = complex(*value) if entry["dtype"] == "complex" else value
+                    values[name] = complex(*value) if isinstance(value, list) else value
             tables = [dict(given[table]) for table in ("aliases", "settings", "classes")]
             return cls(specs, checksums, values, *tables)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -134,8 +134,10 @@ def arguments(contents: Contents, leaves: tp.Mapping[str, Leaf]) -> ocp.args.Com
         contents.settings(),
         contents.classes(),
     )
-    about = ocp.args.JsonSave(stored.as_json())
-    return ocp.args.Composite(**{ARRAYS: ocp.args.PyTreeSave(arrays), ABOUT: about})
+    args = {ABOUT: ocp.args.JsonSave(stored.as_json())}
+    if arrays:  # Orbax refuses an empty item
+        args[ARRAYS] = ocp.args.PyTreeSave(arrays)
+    return ocp.args.Composite(**args)
 
 
 def checksum(array: tp.Any) -> int:

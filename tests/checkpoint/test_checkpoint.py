@@ -1,0 +1,606 @@
+"""`save` and `restore`: everything comes back, into the objects that are there, or nothing changes."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import HealthCheck, given, settings
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import nnxlite as nnx
+from nnxlite.checkpoint._contents import Contents
+from tests.checkpoint.models import Net, batch, bits, build, step
+from tests.laws import model as slow
+from tests.laws.graphs import roots
+
+checkpoint = nnx.checkpoint
+
+
+def linear(seed=0, features=3, **kwargs):
+    return nnx.Linear(2, features, rngs=nnx.Rngs(seed), **kwargs)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A model, its optimizer and metrics after some steps, with a checkpoint of all."""
+    model, optimizer = build()
+    metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
+    for position in range(3):
+        step(model, optimizer, metrics, batch(position))
+    path = tmp_path_factory.mktemp("trained") / "last"
+    rngs = nnx.Rngs(0, noise=jax.random.key(3, impl="rbg"))
+    rngs.noise()
+    items = {"model": model, "optimizer": optimizer, "metrics": metrics, "rngs": rngs}
+    checkpoint.save(path, **items, step=3, note="abc", rate=0.1, done=False)
+    return items, path
+
+
+def test_everything_comes_back(trained):
+    items, path = trained
+    model, optimizer = build(1)
+    new = {
+        "model": model,
+        "optimizer": optimizer,
+        "metrics": nnx.MultiMetric(loss=nnx.metrics.Average("loss")),
+        "rngs": nnx.Rngs(5, noise=jax.random.key(4, impl="rbg")),
+    }
+    model.tables["name"] = "new"
+    variables = {id(leaf) for _, leaf in nnx.to_flat_state(nnx.state(model))}
+    report = checkpoint.restore(path, **new, cast=None)  # an average of Adam has become float32
+    assert report.complete and not report.cast and not report.renamed
+    assert bits(*new.values()) == bits(*items.values())
+    assert model.last is model.blocks[0] and model.again is model
+    kept = {
+        id(leaf)
+        for _, leaf in nnx.to_flat_state(nnx.state(model))
+        if isinstance(leaf, nnx.Variable)
+    }
+    assert kept <= variables
+    assert type(model.host) is np.ndarray and model.tables["name"] == "old"
+    others = {name: value for name, value in report.values.items() if name not in new}
+    assert others == {"step": 3, "note": "abc", "rate": 0.1, "done": False}
+    assert report.values["model"] is model
+    assert not checkpoint.diff(path, **new)
+
+
+def test_a_restored_run_goes_on_as_if_it_had_not_ended(trained):
+    items, path = trained
+    names = ("model", "optimizer", "metrics")
+    goes_on = nnx.clone(tuple(items[name] for name in names))
+    model, optimizer = build(7)
+    restored = (model, optimizer, nnx.MultiMetric(loss=nnx.metrics.Average("loss")))
+    checkpoint.restore(path, **dict(zip(names, restored)), cast=None)
+    for run in (goes_on, restored):
+        for position in range(3, 5):
+            step(*run, batch(position))
+    assert bits(*restored) == bits(*goes_on)
+    assert restored[2].compute() == goes_on[2].compute()
+
+
+def test_names_are_readable_and_do_not_depend_on_the_order_of_attributes(trained):
+    _, path = trained
+    leaves = checkpoint.info(path).leaves
+    assert leaves["model.blocks.1.kernel"] == "float32[4,4]"
+    assert leaves["optimizer.opt_state.1.hyperparams.learning_rate"] == "float32[]"
+    assert leaves["model.drop.rngs.key"] == "key<threefry2x32>[]"
+    assert leaves["rngs.noise.key"] == "key<rbg>[]"
+    assert leaves["model.pair.b.1"] == "Python float" and leaves["step"] == "Python int"
+    forward, backward = nnx.Dict(), nnx.Dict()
+    for name in ("a", "b"):
+        forward[name] = linear()
+    for name in ("b", "a"):
+        backward[name] = linear()
+    assert list(Contents(forward).leaves) == list(Contents(backward).leaves)
+
+
+def test_names_of_unusual_keys_are_told_apart():
+    keys = {0: 1.0, "0": 2.0, "a.b": 3.0, "": 4.0, "a/b": 5.0, "%": 6.0}
+    model = nnx.Dict(table=nnx.Variable(dict.fromkeys(["a.b", "%"], 1.0)))
+    assert set(Contents(model).leaves) == {"table.a%2Eb", "table.%25"}
+    tables = {key: nnx.Variable(jnp.array(value)) for key, value in keys.items() if key != 0}
+    assert list(Contents(tables).leaves) == ["%", "%25", "0", "a%2Eb", "a%2Fb"]
+    both = Contents([{0: jnp.zeros(1)}, {"0": jnp.zeros(2)}])
+    assert list(both.leaves) == ["0.0", "1.0"]
+
+
+def test_the_summary_of_a_checkpoint(trained):
+    _, path = trained
+    text = repr(checkpoint.info(path))
+    assert text.splitlines()[0].startswith(f"{path}: ")
+    assert "model: Net with 22 leaves" in text and "step: 3" in text and "note: 'abc'" in text
+    found = checkpoint.info(path)
+    assert found.aliases["model.last"] == "model.blocks.0"
+    assert found.classes["model.norm.mean"] == "BatchStat"
+    assert found.settings["model.drop.rate"] == "0.5"
+
+
+def test_an_abstract_model_is_filled(trained):
+    items, path = trained
+    model = nnx.eval_shape(lambda: Net(nnx.Rngs(0)))
+    report = checkpoint.restore(path, model=model)
+    assert [m.name for m in report.cast] == ["model.pair.b.0", "model.pair.b.1"]
+    np.testing.assert_array_equal(model.blocks[0].kernel, items["model"].blocks[0].kernel)
+    x = batch(0)
+    for m in (model, items["model"]):
+        m.eval()
+    np.testing.assert_array_equal(model(x), items["model"](x))
+    items["model"].train()
+
+
+def test_a_saved_checkpoint_has_what_was_there_when_it_was_saved(tmp_path):
+    model = linear()
+    model.host = np.zeros(3)
+    with checkpoint.Manager(tmp_path, keep=None) as manager:
+        for number in range(4):
+            model.kernel[...] = float(number)
+            model.host[:] = number
+            manager.save(number, model=model)
+            donated = jax.jit(lambda x: x * 100, donate_argnums=0)
+            model.kernel.set_value(donated(model.kernel.get_value()))
+            model.host[:] = -1
+    for number in range(4):
+        checkpoint.restore(tmp_path / str(number), model=model)
+        assert set(np.asarray(model.kernel).flat) == {float(number)} == set(model.host)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(roots)
+def test_random_graphs_come_back_with_their_sharing(tmp_path, root):
+    path = tmp_path / "graph"
+    before = nnx.clone(root)
+    try:
+        checkpoint.save(path, root=root, overwrite=True)
+    except checkpoint.CheckpointError as error:
+        assert "a checkpoint cannot contain" in str(error)  # the graphs contain objects as values
+        return
+    for leaf in Contents({"root": root}).leaves.values():
+        if isinstance(leaf.owner, nnx.Variable):
+            leaf.owner.set_raw_value(jax.tree.map(lambda x: x * 0, leaf.owner.get_raw_value()))
+    checkpoint.restore(path, root=root)
+    assert slow.canonical(root) == slow.canonical(before)
+
+
+# sharing
+
+
+def test_a_tied_layer_comes_back_into_a_model_that_does_not_tie_it(trained):
+    items, path = trained
+    model, _ = build(1, tied=False)
+    assert checkpoint.restore(path, model=model).complete
+    np.testing.assert_array_equal(model.last.kernel, items["model"].blocks[0].kernel)
+    assert model.last is not model.blocks[0]
+
+
+def test_two_layers_do_not_come_back_into_one_unnoticed(tmp_path):
+    untied, _ = build(1, tied=False)
+    checkpoint.save(tmp_path / "c", model=untied)
+    tied, _ = build(2)
+    before = bits(tied)
+    with pytest.raises(
+        checkpoint.MismatchError, match=r"unexpected, 2: model\.last\.bias, model\.l"
+    ):
+        checkpoint.restore(tmp_path / "c", model=tied)
+    assert bits(tied) == before
+
+
+def test_what_items_share_is_stored_once_and_found_by_each(tmp_path):
+    model = linear()
+    pair = nnx.ModelAndOptimizer(model, optax.sgd(0.1))
+    checkpoint.save(tmp_path / "c", model=model, pair=pair)
+    assert sum("kernel" in name for name in checkpoint.info(tmp_path / "c").leaves) == 1
+    other = nnx.ModelAndOptimizer(linear(1), optax.sgd(0.1))
+    assert checkpoint.restore(tmp_path / "c", pair=other).complete
+    np.testing.assert_array_equal(other.model.kernel, model.kernel)
+
+
+# items that are not objects
+
+
+def test_pytrees_numbers_and_states(tmp_path):
+    model = linear()
+    items = {
+        "params": {"w": jnp.ones(2), "layers": (jnp.zeros(1), 3)},
+        "state": nnx.state(model),
+        "key": jax.random.key(1),
+        "epoch": 4,
+        "complex": 1 + 2j,
+        "inf": float("inf"),
+    }
+    checkpoint.save(tmp_path / "c", **items)
+    state = nnx.state(linear(1))
+    report = checkpoint.restore(
+        tmp_path / "c",
+        params={"w": jnp.zeros(2), "layers": (jnp.ones(1), 0)},
+        state=state,
+        key=jax.random.key(0),
+        epoch=0,
+    )
+    assert report.complete
+    params = report.values["params"]
+    assert params["w"].tolist() == [1, 1] and params["layers"][1] == 3
+    assert params["layers"][0].tolist() == [0]
+    np.testing.assert_array_equal(state["kernel"].get_value(), model.kernel)
+    assert report.values["key"] == jax.random.key(1) and report.values["epoch"] == 4
+    assert report.values["complex"] == 1 + 2j and report.values["inf"] == float("inf")
+
+
+def test_array_references(tmp_path):
+    model = nnx.Dict(v=nnx.Variable(jnp.arange(3.0), ref=True), r=jax.new_ref(jnp.ones(2)))
+    checkpoint.save(tmp_path / "c", model=model)
+    ref = model.r
+    model.v[...] = 0.0
+    ref[...] = jnp.zeros(2)
+    checkpoint.restore(tmp_path / "c", model=model)
+    assert model.v.tolist() == [0, 1, 2] and model.r is ref and ref[...].tolist() == [1, 1]
+
+
+# a part, other names, other dtypes
+
+
+def test_only_a_part(trained):
+    items, path = trained
+    model, _ = build(1)
+    noise = bits(model.drop)
+    report = checkpoint.restore(path, model=model, only=nnx.PathContains("blocks"))
+    assert {name.split(".")[1] for name in report.restored} == {"blocks"} and report.complete
+    np.testing.assert_array_equal(model.blocks[1].kernel, items["model"].blocks[1].kernel)
+    assert bits(model.drop) == noise
+
+
+def test_saving_only_a_part(tmp_path):
+    model, _ = build()
+    checkpoint.save(tmp_path / "c", model=model, only=nnx.BatchStat)
+    assert list(checkpoint.info(tmp_path / "c").leaves) == ["model.norm.mean", "model.norm.var"]
+    assert checkpoint.restore(tmp_path / "c", model=model, only=nnx.BatchStat).complete
+
+
+def test_renaming(tmp_path):
+    old = nnx.Dict(enc=nnx.List([linear(i) for i in range(2)]), head=linear(5))
+    checkpoint.save(tmp_path / "c", net=old)
+    new = nnx.Dict(body=nnx.Dict(l0=linear(7), l1=linear(8)), head=linear(9))
+    report = checkpoint.restore(
+        tmp_path / "c",
+        model=new,
+        rename={"net.enc.{i}.*": "model.body.l{i}.*", "net.**": "model.**"},
+    )
+    assert report.complete
+    assert ("net.enc.1.kernel", "model.body.l1.kernel") in report.renamed
+    np.testing.assert_array_equal(new.body.l1.kernel, old.enc[1].kernel)
+    assert "renamed, 6: net.enc.0.bias to model.body.l0.bias, " in repr(report)
+
+
+@pytest.mark.parametrize(
+    ("rename", "message"),
+    [
+        (
+            {"model.kernle": "model.x"},
+            r"no stored name matches 'model\.kernle'; the nearest is 'model\.ke",
+        ),
+        (
+            {"*.kernel": "model.bias"},
+            r"both 'model\.\w+' and 'model\.\w+' would become 'model\.bias'",
+        ),
+        ({"model.*": "model.{i}"}, r"'model\.\{i\}' has i, which 'model\.\*' does not have"),
+    ],
+)
+def test_renamings_that_are_wrong(tmp_path, rename, message):
+    model = linear()
+    checkpoint.save(tmp_path / "c", model=model)
+    with pytest.raises(checkpoint.CheckpointError, match=message):
+        checkpoint.restore(tmp_path / "c", model=model, rename=rename)
+
+
+def test_dtypes(tmp_path):
+    half = linear(param_dtype=jnp.bfloat16)
+    full = linear(1)
+    checkpoint.save(tmp_path / "half", model=half)
+    report = checkpoint.restore(tmp_path / "half", model=full)
+    assert full.kernel.dtype == jnp.float32 and report.cast[0].stored == "bfloat16[3]"
+    assert "cast, 2: model.bias: stored bfloat16[3], wanted float32[3], " in repr(report)
+    full.kernel[...] = 1 / 3
+    checkpoint.save(tmp_path / "full", model=full)
+    before = bits(half)
+    with pytest.raises(
+        checkpoint.MismatchError, match="(?s)float32.*cast=True casts with .*cast=None keeps"
+    ):
+        checkpoint.restore(tmp_path / "full", model=half)
+    assert bits(half) == before
+    checkpoint.restore(tmp_path / "full", model=half, cast=True)
+    assert half.kernel.dtype == jnp.bfloat16 and half.kernel[0, 0] == jnp.bfloat16(1 / 3)
+    assert not checkpoint.restore(tmp_path / "full", model=half, cast=None).cast
+    assert half.kernel.dtype == jnp.float32
+
+
+def test_keys_are_not_arrays(tmp_path):
+    checkpoint.save(tmp_path / "c", x=jax.random.key(0))
+    for other in (jnp.zeros(2, "uint32"), jax.random.key(0, impl="rbg"), 3):
+        with pytest.raises(checkpoint.MismatchError, match=r"stored key<threefry2x32>\[\], wanted"):
+            checkpoint.restore(tmp_path / "c", x=other, cast=True)
+
+
+# what does not match
+
+
+def test_strict_names_both_sides_and_the_remedy(tmp_path):
+    checkpoint.save(tmp_path / "c", model=nnx.Dict(first=linear(), size=nnx.Param(jnp.ones(3))))
+    model = nnx.Dict(frist=linear(1), size=nnx.Param(jnp.ones(4)))
+    before = bits(model)
+    with pytest.raises(checkpoint.MismatchError) as caught:
+        checkpoint.restore(tmp_path / "c", model=model)
+    text = str(caught.value)
+    assert "(of model) does not match the objects, and nothing was changed." in text
+    assert (
+        "missing, 2: model.frist.bias (near: model.first.bias), model.frist.kernel (near: " in text
+    )
+    assert "unexpected, 2: model.first.bias, model.first.kernel" in text
+    assert "misshapen, 1: model.size: stored float32[3], wanted float32[4]" in text
+    assert 'rename={"model.first.**": "model.frist.**"} restores by another name' in text
+    assert caught.value.report.missing == ("model.frist.bias", "model.frist.kernel")
+    assert bits(model) == before
+
+
+def test_without_strict_what_matches_is_restored(tmp_path):
+    old = nnx.Dict(a=linear(), gone=linear())
+    checkpoint.save(tmp_path / "c", model=old)
+    model = nnx.Dict(a=linear(1), new=linear(2))
+    kept = bits(model.new)
+    report = checkpoint.restore(tmp_path / "c", model=model, strict=False)
+    assert report.restored == ("model.a.bias", "model.a.kernel") and not report.complete
+    assert report.missing == ("model.new.bias", "model.new.kernel")
+    assert report.unexpected == ("model.gone.bias", "model.gone.kernel")
+    np.testing.assert_array_equal(model.a.kernel, old.a.kernel)
+    assert bits(model.new) == kept
+
+
+def test_an_abstract_leaf_is_not_left_without_a_value(tmp_path):
+    checkpoint.save(tmp_path / "c", model=nnx.Dict(a=linear()))
+    model = nnx.eval_shape(lambda: nnx.Dict(a=linear(), b=linear()))
+    with pytest.raises(
+        checkpoint.MismatchError, match=r"2 abstract leaves.*model\.b\.bias, model\.b"
+    ):
+        checkpoint.restore(tmp_path / "c", model=model, strict=False)
+
+
+def test_what_cannot_be_saved(tmp_path):
+    deleted = linear()
+    deleted.kernel.get_value().delete()
+    abstract = nnx.eval_shape(linear)
+    for model, message in (
+        (deleted, r"'model\.kernel' has been deleted, probably donated"),
+        (abstract, r"'model\.bias' is abstract: there is no value to save"),
+        (nnx.Variable(object()), r"'model' is a object, which a checkpoint cannot contain"),
+    ):
+        with pytest.raises(checkpoint.CheckpointError, match=message):
+            checkpoint.save(tmp_path / "c", model=model)
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"Pass what is to be saved or restored by n"
+    ):
+        checkpoint.save(tmp_path / "c")
+
+    @nnx.jit
+    def inside(model):
+        checkpoint.save(tmp_path / "c", model=model)
+
+    with pytest.raises(checkpoint.CheckpointError, match=r"'model\.bias' is traced: save and rest"):
+        inside(linear())
+    assert not (tmp_path / "c").exists()
+
+
+# folders
+
+
+def test_an_existing_folder_is_not_overwritten_unasked(tmp_path):
+    path = tmp_path / "c"
+    checkpoint.save(path, step=1)
+    with pytest.raises(FileExistsError, match="pass overwrite=True to replace it when the new"):
+        checkpoint.save(path, step=2)
+    checkpoint.save(path, step=2, overwrite=True)
+    assert checkpoint.info(path).values == {"step": 2}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(FileExistsError, match="is not a checkpoint, and is not overwritten"):
+        checkpoint.save(tmp_path / "mine", step=2, overwrite=True)
+
+
+@pytest.mark.parametrize("left", [".c.new", ".c.old"])
+def test_a_replacement_that_was_interrupted_is_found_and_completed(tmp_path, left):
+    checkpoint.save(tmp_path / "c", step=1)
+    (tmp_path / "c").rename(tmp_path / left)
+    assert checkpoint.info(tmp_path / "c").values == {"step": 1}
+    assert checkpoint.restore(tmp_path / "c", step=0).values["step"] == 1
+    with pytest.raises(FileExistsError):
+        checkpoint.save(tmp_path / "c", step=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_a_checkpoint_is_one_of_orbax(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    checkpoint.save(tmp_path / "c", model=linear())
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        args = ocp.args.Composite(arrays=ocp.args.PyTreeRestore())
+        arrays = checkpointer.restore(tmp_path / "c", args=args).arrays
+    assert {name: a.shape for name, a in arrays.items()} == {
+        "model.bias": (3,),
+        "model.kernel": (2, 3),
+    }
+
+
+# devices
+
+
+def mesh(shape, names, devices=None):
+    kinds = (jax.sharding.AxisType.Auto,) * len(names)
+    return jax.make_mesh(shape, names, kinds, devices=devices)
+
+
+def test_onto_another_mesh(tmp_path):
+    model = linear(features=8)
+    values = np.asarray(model.kernel)
+    eight = NamedSharding(mesh((2, 4), ("x", "y")), P("x", "y"))
+    model.kernel.set_value(jax.device_put(values, eight))
+    checkpoint.save(tmp_path / "c", model=model)
+    four = NamedSharding(mesh((4,), ("z",), jax.devices()[4:]), P(None, "z"))
+    other = linear(1, features=8)
+    other.kernel.set_value(jax.device_put(other.kernel.get_value(), four))
+    checkpoint.restore(tmp_path / "c", model=other)
+    assert other.kernel.get_value().sharding == four
+    np.testing.assert_array_equal(other.kernel, values)
+    one = linear(2, features=8)
+    checkpoint.restore(tmp_path / "c", model=one)
+    kernel = one.kernel.get_value()
+    assert len(kernel.devices()) == 1 and not kernel.committed
+    np.testing.assert_array_equal(kernel, values)
+
+
+def test_an_annotated_abstract_model_comes_onto_the_mesh(tmp_path):
+    def annotated():
+        metadata = {"out_sharding": (None, "model")}
+        return linear(features=8, kernel_metadata=metadata)
+
+    model = annotated()
+    checkpoint.save(tmp_path / "c", model=model)
+    with jax.set_mesh(mesh((8,), ("model",))):
+        abstract = nnx.eval_shape(annotated)
+        checkpoint.restore(tmp_path / "c", model=abstract)
+    assert abstract.kernel.get_value().sharding.spec == P(None, "model")
+    np.testing.assert_array_equal(abstract.kernel, model.kernel)
+
+
+# damage
+
+
+def small(tmp_path):
+    path = tmp_path / "c"
+    numbers = np.random.default_rng(0).normal(size=3000).astype("float32")
+    checkpoint.save(
+        path, model=nnx.Dict(w=nnx.Param(jnp.asarray(numbers)), v=nnx.Param(jnp.ones(3)))
+    )
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("how", ["cut", "changed", "gone"])
+def test_damaged_files_change_nothing(tmp_path, how):
+    path = small(tmp_path)
+    refused = 0
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        content = file.read_bytes()
+        middle = len(content) // 2
+        if how == "gone":
+            file.unlink()
+        else:
+            changed = bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
+            file.write_bytes(content[:middle] + (changed if how == "changed" else b""))
+        model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
+        try:
+            checkpoint.restore(path, model=model)
+        except (checkpoint.DamagedError, checkpoint.NotFoundError) as error:
+            assert str(path) in str(error)
+            assert not model.w.any() and not model.v.any()
+            refused += 1
+        else:  # a file that is not needed
+            assert model.v.tolist() == [1, 1, 1] and model.w.any()
+        file.write_bytes(content)
+    assert refused >= 4
+
+
+def test_what_is_there_instead_of_a_checkpoint(tmp_path):
+    def message(name):
+        with pytest.raises(checkpoint.NotFoundError, match="No checkpoint at") as caught:
+            checkpoint.restore(tmp_path / name, step=0)
+        return str(caught.value)
+
+    assert message("nothing").endswith("there is no such folder.")
+    (tmp_path / "empty").mkdir()
+    assert message("empty").endswith("the folder is empty.")
+    (tmp_path / ".killed.new.orbax-checkpoint-tmp").mkdir()
+    assert "only the unfinished .killed.new.orbax-checkpoint-tmp is there" in message("killed")
+    (tmp_path / "pickle").write_bytes(b"\x80\x04\x95")
+    assert "a Python pickle, which is never loaded" in message("pickle")
+    np.savez(tmp_path / "arrays.npz", a=np.ones(1))
+    assert "probably of PyTorch or NumPy (a zip archive)" in message("arrays.npz")
+    with checkpoint.Manager(tmp_path / "run") as manager:
+        manager.save(5, step=5)
+    assert "a folder of several (steps 5): open it with nnx.checkpoint.Manager" in message("run")
+    small(tmp_path)
+    (tmp_path / "c/nnxlite/metadata").unlink()
+    assert "its arrays are there, but not their description" in message("c")
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "foreign", {"a": np.ones(2)})
+    assert "it was written by Orbax, but not by nnxlite.checkpoint" in message("foreign")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").touch()
+    assert message("mine").endswith("the folder contains notes.txt.")
+
+
+def test_descriptions_that_are_not_ours(tmp_path):
+    path = small(tmp_path)
+    file = path / "nnxlite/metadata"
+    about = json.loads(file.read_text())
+    model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
+
+    def refusal(changed):
+        file.write_text(json.dumps(changed))
+        with pytest.raises(checkpoint.CheckpointError) as caught:
+            checkpoint.restore(path, model=model)
+        assert not model.w.any()
+        return str(caught.value)
+
+    assert "by a later version of nnxlite (format 99; this version reads 1). Upg" in refusal(
+        {**about, "format": 99}
+    )
+    assert "nnxlite/metadata is damaged (KeyError: 'format')" in refusal({})
+    leaves = about["leaves"]
+    other = {**leaves["model.w"], "shape": [10**12]}
+    lies = {**about, "leaves": {**leaves, "model.w": other}}
+    assert "stored float32[1000000000000], wanted float32[3000]" in refusal(lies)
+    wrong = {**about, "leaves": {**leaves, "model.w": leaves["model.v"] | {"shape": [3000]}}}
+    assert "'model.w' is not what was saved" in refusal(wrong)
+
+
+def test_checksums_can_be_left_out(tmp_path):
+    path = small(tmp_path)
+    file = path / "nnxlite/metadata"
+    about = json.loads(file.read_text())
+    about["leaves"]["model.v"]["crc32"] += 1
+    file.write_text(json.dumps(about))
+    model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
+    with pytest.raises(
+        checkpoint.DamagedError, match=r"'model\.v' is not what was saved \(float32\[3\], "
+    ):
+        checkpoint.restore(path, model=model)
+    checkpoint.restore(path, model=model, verify=False)
+    assert model.v.tolist() == [1, 1, 1]
+
+
+# differences
+
+
+def test_what_differs_from_a_checkpoint(trained):
+    items, path = trained
+    model = nnx.clone(items["model"])
+    model.drop.rate = 0.1
+    model.blocks.append(linear())
+    model.bare = model.bare + 1
+    model.last = linear(features=5)
+    model.half = nnx.BatchStat(model.half.get_value())
+    model.tables["n"] = 8
+    del model.pair
+    found = {".".join(d.path): d.words for d in checkpoint.diff(path, model=model)}
+    assert found == {
+        "model.bare": "values differ by up to 1 (at [0]: 0 became 1)",
+        "model.blocks.2": "nothing became Linear",
+        "model.drop.rate": "0.5 became 0.1",
+        "model.half": "Param became BatchStat",
+        "model.last": "what is at 'model.blocks.0' became an object of its own",
+        "model.pair": "Variable became nothing",
+        "model.tables.n": "7 became 8",
+    }
