@@ -42,7 +42,8 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
     Raises:
         FileExistsError: if the path exists, and `overwrite` is false or it is not a checkpoint.
         nnxlite.checkpoint.CheckpointError: for a leaf that cannot be saved: traced, deleted, abstract,
-            or neither an array nor a number or text; and without items.
+            or neither an array nor a number or text; without items; and if it cannot be written, as on a
+            full disk.
         ImportError: without Orbax (`pip install "nnxlite[checkpoint]"`).
 
     >>> import nnxlite as nnx, optax, tempfile
@@ -151,8 +152,8 @@ def restore(
             `*` is any text within one name, `**` any number of names, `{i}` one name.
         strict: whether leaves that are not stored, stored ones of the items that are not used, and
             leaves of other shapes are refused. If not, what matches is restored.
-        cast: whether values may lose precision or range by a cast to the dtype that the object has. None:
-            nothing is cast, and the object takes the dtypes that were saved.
+        cast: whether values may lose precision or range by a cast to the dtype that the object has.
+            None: nothing is cast, and the object takes the dtypes that were saved.
         verify: whether arrays are compared with the checksums that were saved.
         items: the objects, by the names they were saved by; a number, as in `step=0`, or another item
             that cannot be changed in place is in the `values` of the report.

@@ -95,6 +95,7 @@ class Manager:
                 save_interval_steps=self._every,
                 preservation_policy=kept.AnyPreservationPolicy(policies),
                 enable_async_checkpointing=self._asynchronous,
+                best_fn=self._rank,  # without one Orbax keeps no metrics
             )
             self._orbax = ocp.CheckpointManager(self.directory, options=options)
         return self._orbax
@@ -133,7 +134,8 @@ class Manager:
         Raises:
             ValueError: if `metrics` lacks the one named `best`, or the step has been saved.
             nnxlite.checkpoint.CheckpointError: for a leaf that cannot be saved.
-            Exception: what ended the save before this one, if that was in the background.
+                Also if this one, or the one before it in the background, could not be written, as on a
+                full disk; those before are as they were.
         """
         numbers = {name: float(value) for name, value in (metrics or {}).items()}
         if self.best_metric is not None and self.best_metric not in numbers:
@@ -152,7 +154,8 @@ class Manager:
             self._saved = True
         contents = contents_of(items)
         args = _orbax.arguments(contents, chosen(contents, only))
-        return bool(manager.save(step, args=args, metrics=numbers or None, force=True))
+        self._unless_failed(lambda: manager.save(step, args=args, metrics=numbers, force=True))
+        return True
 
     def restore(
         self,
@@ -236,12 +239,21 @@ class Manager:
         return latest is not None and best is not None and latest - best >= patience
 
     def wait(self) -> None:
-        """Wait until what is being written is complete; raises what ended it."""
+        """Wait until what is being written is complete; CheckpointError if it cannot be written."""
         if self._orbax is not None:
-            self._orbax.wait_until_finished()
+            self._unless_failed(self._orbax.wait_until_finished)
+
+    def _unless_failed(self, call: tp.Callable[[], tp.Any]) -> None:
+        """Call Orbax; after an error its list of steps is wrong, and is read from the folder again."""
+        try:
+            call()
+        except Exception as error:
+            self._orbax, self._saved = None, False
+            raise _orbax.not_written(self.directory, error) from error
 
     def close(self) -> None:
         """Wait, and end the threads that write."""
+        self.wait()
         if self._orbax is not None:
             self._orbax.close()
             self._orbax = None

@@ -147,10 +147,23 @@ def checksum(array: tp.Any) -> int:
 
 
 def write(path: epath.Path, args: ocp.args.Composite) -> None:
-    """Save into a new folder, which is there when it is complete."""
+    """Save into a new folder, which is there when it is complete; CheckpointError if it cannot be."""
     ocp = orbax()
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        checkpointer.save(path, args=args)
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            checkpointer.save(path, args=args)
+    except Exception as error:
+        for unfinished in path.parent.glob(f"{path.name}.orbax-checkpoint-tmp*"):
+            unfinished.rmtree()
+        raise not_written(path.parent, error) from error
+
+
+def not_written(folder: epath.Path, error: Exception) -> CheckpointError:
+    """The error for a checkpoint that could not be written."""
+    return CheckpointError(
+        f"The checkpoint could not be written into {folder}, and those that are there are as they were. "
+        f"{type(error).__name__}: {str(error).splitlines()[0][:500]}"
+    )
 
 
 def read_stored(path: epath.Path) -> Stored:

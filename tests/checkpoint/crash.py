@@ -94,7 +94,7 @@ def main() -> None:
             ready = os.read(pipe, 4096).splitlines()
             if not ready:
                 break
-        found = ready + lines_until(pipe, random.uniform(0, 0.5))
+        found = ready + lines_until(pipe, random.uniform(0, 0.3))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status):

@@ -1,0 +1,160 @@
+"""The manager: which checkpoints are kept, the best one, and what becomes of a damaged one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+
+Manager = nnx.checkpoint.Manager
+
+
+def model(value: float = 0.0) -> nnx.Dict:
+    return nnx.Dict(w=nnx.Param(jnp.full(3, value)))
+
+
+def run(directory, losses, **options):
+    """A manager of `directory` after a checkpoint for each loss, from step 1 on."""
+    manager = Manager(directory, **options)
+    for step, loss in enumerate(losses, 1):
+        metrics = {"loss": jnp.float32(loss)} if options.get("best") else None
+        manager.save(step, model=model(float(step)), metrics=metrics)
+    manager.wait()
+    return manager
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"keep": 2}, [4, 5]),
+        ({"keep": None}, [1, 2, 3, 4, 5]),
+        ({"keep": 1, "best": "loss"}, [2, 5]),
+        ({"keep": 1, "best": "loss", "keep_best": 2}, [2, 4, 5]),
+        ({"keep": 1, "best": "loss", "mode": "max"}, [3, 5]),
+        ({"keep": 1, "keep_every": 2}, [2, 4, 5]),
+        ({"keep": 1, "every": 2}, [4]),
+        ({"keep": 2, "asynchronous": False}, [4, 5]),
+    ],
+)
+def test_which_checkpoints_are_kept(tmp_path, options, kept):
+    with run(tmp_path, [0.5, 0.1, 0.9, 0.2, 0.3], **options) as manager:
+        assert manager.steps == kept and manager.latest == kept[-1]
+    assert sorted(int(p.name) for p in tmp_path.iterdir()) == kept
+
+
+def test_the_best_one_is_found_by_another_process_and_restored(tmp_path):
+    run(tmp_path, [0.5, float("nan"), 0.1, 0.1, 0.3], keep=None, best="loss").close()
+    manager = Manager(tmp_path, best="loss")
+    assert manager.best == 3 and manager.metrics(3) == {"loss": pytest.approx(0.1)}
+    new = model()
+    manager.restore(manager.best, model=new)
+    assert new.w.tolist() == [3, 3, 3]
+    manager.restore(model=new)
+    assert new.w.tolist() == [5, 5, 5]
+    assert repr(manager) == f"Manager('{tmp_path}', steps=[1, 2, 3, 4, 5])"
+    assert Manager(tmp_path, best="accuracy").best == 1  # none has it
+
+
+def test_early_stopping(tmp_path):
+    with run(tmp_path, [0.5, 0.1, 0.2, 0.3], best="loss") as manager:
+        assert manager.should_stop(2) and not manager.should_stop(3)
+    with Manager(tmp_path / "none", best="loss") as manager:
+        assert not manager.should_stop(1)
+
+
+def test_steps_between_are_passed_over_unless_forced(tmp_path):
+    with Manager(tmp_path, every=10) as manager:
+        assert manager.save(10, model=model())
+        assert not manager.save(15, model=model())
+        assert manager.save(17, model=model(), force=True)
+        assert manager.steps == [10, 17]
+
+
+def test_nothing_is_made_before_the_first_save(tmp_path):
+    manager = Manager(tmp_path / "run")
+    assert manager.steps == [] and manager.latest is None
+    with pytest.raises(
+        nnx.checkpoint.NotFoundError, match="Nothing to restore in .*run: there is no c"
+    ):
+        manager.restore(model=model())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_step_that_is_not_there(tmp_path):
+    with run(tmp_path, [1, 1]) as manager:
+        with pytest.raises(
+            nnx.checkpoint.NotFoundError, match=r"No step 7 in .*: there is steps 1, 2"
+        ):
+            manager.restore(7, model=model())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):
+    run(tmp_path, [1, 1, 1]).close()
+    shutil.rmtree(tmp_path / "3/arrays")
+    new = model()
+    manager = Manager(tmp_path)
+    with pytest.warns(
+        UserWarning, match="Step 3 is passed over for the one before it. .*/3 is damaged"
+    ):
+        manager.restore(model=new)
+    assert new.w.tolist() == [2, 2, 2]
+    with pytest.raises(nnx.checkpoint.DamagedError):
+        manager.restore(3, model=new)
+    for step in (1, 2):
+        shutil.rmtree(tmp_path / f"{step}/arrays")
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(nnx.checkpoint.DamagedError, match="/1 is damaged"),
+    ):
+        manager.restore(model=new)
+    assert new.w.tolist() == [2, 2, 2]
+
+
+def test_another_model_is_not_passed_over(tmp_path):
+    run(tmp_path, [1, 1]).close()
+    with pytest.raises(
+        nnx.checkpoint.MismatchError, match=re.escape("missing, 1: model.v (near: mod")
+    ):
+        Manager(tmp_path).restore(model=nnx.Dict(v=nnx.Param(np.zeros(3))))
+
+
+def test_what_an_ended_process_left_is_removed_by_the_next_save(tmp_path):
+    (tmp_path / "9.orbax-checkpoint-tmp").mkdir()
+    reader = Manager(tmp_path)
+    assert reader.steps == [] and (tmp_path / "9.orbax-checkpoint-tmp").exists()
+    with Manager(tmp_path) as manager:
+        manager.save(9, model=model())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["9"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": 0}, "keep has to be at least 1, got 0"),
+        ({"every": -1}, "every has to be at least 1, got -1"),
+        ({"mode": "least"}, "mode is 'min' or 'max', got 'least'"),
+    ],
+)
+def test_options_that_mean_nothing(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        Manager(tmp_path, **options)
+
+
+def test_saves_that_are_refused(tmp_path):
+    with Manager(tmp_path, best="loss") as manager:
+        with pytest.raises(
+            ValueError, match=r"compared by 'loss', and the metrics are \['acc'\]\."
+        ):
+            manager.save(1, model=model(), metrics={"acc": 1})
+        manager.save(1, model=model(), metrics={"loss": 1})
+        with pytest.raises(ValueError, match="step 1 is in .* already"):
+            manager.save(1, model=model(), metrics={"loss": 1}, force=True)
+    with Manager(tmp_path) as manager:
+        with pytest.raises(ValueError, match="name the metric first"):
+            manager.best
