@@ -233,7 +233,7 @@ class Manager:
         """The numbers that were saved with a step; empty if there were none."""
         return dict(self._open().metrics(step) or {})
 
-    def should_stop(self, patience: int, /) -> bool:
+    def should_stop(self, patience: int) -> bool:
         """Whether training has gone on for `patience` steps or more since the best checkpoint."""
         latest, best = self.latest, self.best
         return latest is not None and best is not None and latest - best >= patience
