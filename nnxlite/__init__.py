@@ -59,6 +59,8 @@ from nnxlite.boundary import current_update_context as current_update_context
 from nnxlite.boundary import merge_context as merge_context
 from nnxlite.boundary import split_context as split_context
 from nnxlite.boundary import update_context as update_context
+from nnxlite.checkpoint import load_safetensors as load_safetensors
+from nnxlite.checkpoint import save_safetensors as save_safetensors
 from nnxlite.decoding import Generated as Generated
 from nnxlite.decoding import Sampler as Sampler
 from nnxlite.decoding import generate as generate

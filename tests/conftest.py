@@ -40,7 +40,7 @@ MAPS_KEPT = 20_000
 
 QUICK = frozenset(
     """
-    boundary/test_aliases.py closures/test_bytecode.py
+    boundary/test_aliases.py checkpoint/test_mapping.py closures/test_bytecode.py
     filtered/test_partition.py filtered/test_trees.py
     graph/test_graphdef.py graph/test_plans.py graph/test_writes.py
     inspect/test_tabulate.py

@@ -97,13 +97,13 @@ def match(
         misshapen=tuple(misshapen),
         cast=tuple(casts),
         renamed=tuple((old, name) for name, old in sources.items() if names[old] != old),
-        near=_nearest(missing, left_over),
+        near=nearest(missing, left_over),
     )
-    _check(report, wanted, strict)
+    check(report, wanted, strict)
     return Matching(sources, report)
 
 
-def _nearest(missing: tp.Sequence[str], left_over: tp.Sequence[str]) -> dict[str, str]:
+def nearest(missing: tp.Sequence[str], left_over: tp.Sequence[str]) -> dict[str, str]:
     near = {name: difflib.get_close_matches(name, left_over[:500], 1) for name in missing[:SHOWN]}
     return {name: found[0] for name, found in near.items() if found}
 
@@ -181,7 +181,7 @@ def lossless(stored: str, wanted: str) -> bool:
     return old == new
 
 
-def _check(report: Report, wanted: Contents, strict: bool) -> None:
+def check(report: Report, wanted: Contents, strict: bool) -> None:
     """Refuse a report that is not complete, or leaves abstract values."""
     if strict and not report.complete:
         raise MismatchError(_refusal(report), report)

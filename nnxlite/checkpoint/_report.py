@@ -43,6 +43,7 @@ class Report:
         values: the items by name: the objects given, changed in place, a new value for a number, text
             or another item that cannot be changed; and numbers and texts that are stored and were not
             asked for.
+        foreign: with a `Mapping`, the foreign name that was looked for in place of one that is missing.
 
     >>> from nnxlite.checkpoint import Report
     >>> report = Report("weights", ("a.kernel",), missing=("a.bias",), unexpected=("a.biases",),
@@ -64,6 +65,7 @@ class Report:
     renamed: tuple[tuple[str, str], ...] = ()
     near: tp.Mapping[str, str] = dataclasses.field(default_factory=dict)
     values: tp.Mapping[str, tp.Any] = dataclasses.field(default_factory=dict)
+    foreign: tp.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -72,17 +74,23 @@ class Report:
 
     def problems(self) -> list[str]:
         """A line for each kind of problem, with the first names."""
-        near = {name: f"{name} (near: {other})" for name, other in self.near.items()}
         kinds = {
-            "missing": [near.get(name, name) for name in self.missing],
+            "missing": [self._missing_text(name) for name in self.missing],
             "unexpected": self.unexpected,
             "misshapen": self.misshapen,
         }
         return [_line(title, names) for title, names in kinds.items() if names]
 
+    def _missing_text(self, name: str) -> str:
+        known = [f"as {self.foreign[name]}"] if name in self.foreign else []
+        known += [f"near: {self.near[name]}"] if name in self.near else []
+        return f"{name} ({', '.join(known)})" if known else name
+
     def remedy(self) -> str | None:
         """The renaming that brings the first missing name and the stored one like it together."""
         for name, near in self.near.items():
+            if name in self.foreign:
+                return None
             old, new = near.split("."), name.split(".")
             while len(old) > 1 and len(new) > 1 and old[-1] == new[-1]:
                 del old[-1], new[-1]

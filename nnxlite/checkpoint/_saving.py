@@ -1,0 +1,160 @@
+"""Arrays of a model on their way out: under our names, or under those of a mapping."""
+
+from __future__ import annotations
+
+import contextlib
+import typing as tp
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from nnxlite._patterns import Pattern
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, spec_of
+from nnxlite.checkpoint._errors import CheckpointError
+from nnxlite.checkpoint._loading import only_of
+from nnxlite.checkpoint._mapping import (
+    Constant,
+    Conversion,
+    Keep,
+    Mapping,
+    MappingError,
+    conversions,
+    names_of_constant,
+)
+from nnxlite.checkpoint._operations import as_dtype, same_bits
+
+_PYTHON = {"Python bool": "bool", "Python int": "int64", "Python float": "float64"}
+"""The dtypes that Python numbers are written in."""
+
+
+class Piece(tp.NamedTuple):
+    """Arrays that are made together, and their specs by name."""
+
+    specs: dict[str, Spec]
+    make: tp.Callable[[], list[np.ndarray]]
+
+
+class Exported:
+    """What leaves a model.
+
+    Attributes:
+        specs: shape and dtype of each array, by name: large dtypes first, so that each is aligned.
+    """
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self._pieces = sorted(pieces, key=_alignment)
+        self.specs = {name: spec for piece in self._pieces for name, spec in piece.specs.items()}
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """The arrays by name, each made when it is asked for."""
+        for piece in self._pieces:
+            yield from zip(piece.specs, piece.make())
+
+
+def _alignment(piece: Piece) -> int:
+    spec = next(iter(piece.specs.values()), None)
+    return 0 if spec is None or spec.key_impl else -as_dtype(spec.dtype).itemsize
+
+
+def exported(model: tp.Any, only: tp.Any, mapping: Mapping | None) -> Exported:
+    """The arrays of a model, under foreign names if there is a mapping."""
+    contents, wanted = Contents(model), only_of(only)
+    for name, leaf in contents.leaves.items():
+        if wanted(leaf):
+            _check_concrete(name, leaf)
+    if mapping is not None:
+        return _mapped(contents, wanted, mapping)
+    return Exported(
+        [
+            Piece({name: _spec(leaf)}, lambda leaf=leaf: [_host(leaf)])
+            for name, leaf in contents.leaves.items()
+            if wanted(leaf)
+        ]
+    )
+
+
+def _mapped(contents: Contents, only: tp.Callable[[Leaf], bool], mapping: Mapping) -> Exported:
+    leaves = contents.leaves
+    made = conversions(mapping, contents)
+    ruled = {name for conversion in made for name in conversion.ours}
+    keep = [Pattern(entry.ours) for entry in mapping.entries if isinstance(entry, Keep)]
+    problems = [
+        f"{name}: no rule is for it; add one, or Keep({name!r})."
+        for name, leaf in leaves.items()
+        if name not in ruled and only(leaf) and all(p.match(name) is None for p in keep)
+    ]
+    pieces: list[Piece] = []
+    owners: dict[str, tuple[Conversion, int]] = {}
+    tied: list[Conversion] = []
+    for conversion in made:
+        if not any(only(leaves[name]) for name in conversion.ours):
+            continue
+        if conversion.foreign[0] in owners:
+            tied.append(conversion)
+            continue
+        owners.update((name, (conversion, i)) for i, name in enumerate(conversion.foreign))
+        dtypes = {_spec(leaves[name]).dtype for name in conversion.ours}
+        if len(dtypes) > 1:
+            problems.append(f"{conversion.foreign[0]}: ours are of {' and '.join(sorted(dtypes))}.")
+        dtype = min(dtypes) if conversion.cast is None else conversion.cast.name
+        specs = {name: Spec(shape, dtype) for name, shape in conversion.foreign_shape.items()}
+        pieces.append(Piece(specs, lambda c=conversion: _saved(c, leaves)))
+    for entry in mapping.entries:
+        if isinstance(entry, Constant):
+            value = np.asarray(entry.value)
+            spec = spec_of(value)
+            assert spec is not None
+            pieces += [
+                Piece({name: spec}, lambda v=value: [v])
+                for name in names_of_constant(entry, leaves)
+            ]
+    if problems:
+        raise MappingError(
+            f"The mapping cannot save {type(contents.root).__name__}; nothing was written:",
+            problems,
+        )
+    for conversion in tied:
+        owner, i = owners[conversion.foreign[0]]
+        if not same_bits(_saved(conversion, leaves)[0], _saved(owner, leaves)[i]):
+            raise MappingError(
+                f"'{conversion.ours[0]}' and '{owner.ours[0]}' are tied, as both are saved as "
+                f"'{conversion.foreign[0]}', and differ. Nothing was written."
+            )
+    return Exported(pieces)
+
+
+def _saved(conversion: Conversion, leaves: tp.Mapping[str, Leaf]) -> list[np.ndarray]:
+    return conversion.save([_host(leaves[name]) for name in conversion.ours])
+
+
+def _spec(leaf: Leaf) -> Spec:
+    return Spec(leaf.spec.shape, _PYTHON.get(leaf.spec.dtype, leaf.spec.dtype))
+
+
+def _check_concrete(name: str, leaf: Leaf) -> None:
+    if isinstance(leaf.value, jax.ShapeDtypeStruct):
+        raise CheckpointError(f"'{name}' is abstract, and has no value to be saved.")
+    if isinstance(leaf.value, jax.Array) and not (
+        leaf.value.is_fully_addressable or leaf.value.is_fully_replicated
+    ):
+        raise CheckpointError(
+            f"'{name}' is spread over several processes. Gather it first "
+            "(jax.experimental.multihost_utils.process_allgather), or use nnx.checkpoint.save, "
+            "with which every process writes its part."
+        )
+
+
+def _host(leaf: Leaf) -> np.ndarray:
+    """The value as NumPy's; the model does not keep this copy."""
+    value = leaf.value
+    if leaf.spec.is_python:
+        return np.asarray(value, _PYTHON[leaf.spec.dtype])
+    if leaf.spec.key_impl:
+        value = jax.random.key_data(value)
+    if isinstance(value, jax.Array):
+        if not value.is_fully_addressable:
+            value = value.addressable_data(0)
+        with contextlib.suppress(RuntimeError):  # where JAX was told to do without the CPU
+            value = jax.device_put(value, jax.local_devices(backend="cpu")[0])
+    return np.asarray(value)

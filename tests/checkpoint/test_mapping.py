@@ -1,0 +1,438 @@
+"""Mappings: names and layouts of foreign weights, in both directions."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from nnxlite.checkpoint import (
+    Cast,
+    Concatenate,
+    Constant,
+    Ignore,
+    Keep,
+    Mapping,
+    MappingError,
+    MismatchError,
+    Rearrange,
+    Rule,
+    Split,
+    Stack,
+    Tie,
+    Unstack,
+)
+
+
+def params(**shapes: tuple[int, ...]) -> nnx.Dict:
+    """Params of these shapes with different numbers in them; `a__b` is a path of two names."""
+    model = nnx.Dict()
+    for start, (path, shape) in enumerate(shapes.items()):
+        *outer, name = path.split("__")
+        place = model
+        for part in outer:
+            if part not in place:
+                place[part] = nnx.Dict()
+            place = place[part]
+        numbers = 100 * start + np.arange(int(np.prod(shape)), dtype="float32")
+        place[name] = nnx.Param(jnp.asarray(numbers.reshape(shape)))
+    return model
+
+
+def values(model) -> dict[str, list]:
+    return {
+        ".".join(map(str, path)): np.asarray(leaf[...]).tolist()
+        for path, leaf in nnx.to_flat_state(nnx.state(model))
+    }
+
+
+def zeros_like(model):
+    return nnx.map(lambda path, leaf: leaf.replace(jnp.zeros_like(leaf[...])), nnx.clone(model))
+
+
+def round_trip(mapping: Mapping, model) -> dict[str, np.ndarray]:
+    """What the mapping exports, after checking that it loads back to the same."""
+    foreign = mapping.export(model)
+    loaded = zeros_like(model)
+    report = mapping.load(foreign, loaded)
+    assert report.complete and sorted(report.restored) == sorted(values(model))
+    assert values(loaded) == values(model)
+    return foreign
+
+
+def test_a_linear_layer_of_pytorch():
+    model = params(fc0__kernel=(2, 3), fc0__bias=(3,))
+    mapping = Mapping([
+        Rule("net.{i}.weight", "fc{i}.kernel", "o i -> i o"),
+        Rule("net.{i}.bias", "fc{i}.bias"),
+    ])  # fmt: skip
+    foreign = round_trip(mapping, model)
+    assert list(foreign) == ["net.0.weight", "net.0.bias"]
+    assert foreign["net.0.weight"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert foreign["net.0.bias"].tolist() == [100, 101, 102]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sizes", "ours", "foreign"),
+    [
+        ("o i h w -> h w i o", {}, (2, 3, 4, 5), (5, 4, 2, 3)),
+        ("(h k) d -> d h k", {}, (5, 2, 3), (6, 5)),
+        ("d (h k) -> h k d", {}, (2, 3, 5), (5, 6)),
+        ("h k d -> d (h k)", {"h": 2}, (5, 6), (2, 3, 5)),
+        # Llama's own checkpoints rotate neighbours, RoPE here the two halves.
+        ("(h k two) d -> d h (two k)", {"two": 2}, (5, 2, 6), (12, 5)),
+        ("1 1 d -> d", {}, (3,), (1, 1, 3)),
+        ("-> ", {}, (), ()),
+        ("(a b) -> b a", {}, (0, 2), (0,)),
+    ],
+)
+def test_arrays_are_rearranged_and_back(pattern, sizes, ours, foreign):
+    model = params(w=ours)
+    array = round_trip(Mapping([Rule("theirs", "w", Rearrange(pattern, **sizes))]), model)["theirs"]
+    assert array.shape == foreign
+    einsum = {
+        "(h k) d -> d h k": lambda w: w.transpose(1, 2, 0).reshape(6, 5),
+        "(h k two) d -> d h (two k)": lambda w: (
+            w.reshape(5, 2, 2, 3).transpose(1, 3, 2, 0).reshape(12, 5)
+        ),
+    }
+    if pattern in einsum:
+        assert np.array_equal(array, einsum[pattern](np.asarray(model.w[...])))
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [(Split(1),), ("d (n x) -> n d x", Unstack()), ("d (n x) -> d x n", Unstack(-1))],
+    ids=str,
+)
+def test_one_array_is_split_into_three(operations):
+    model = params(q=(2, 3), k=(2, 3), v=(2, 3))
+    foreign = round_trip(Mapping([Rule("qkv", ["q", "k", "v"], *operations)]), model)
+    assert foreign["qkv"].tolist() == np.concatenate([model.q, model.k, model.v], 1).tolist()
+
+
+def test_parts_of_different_sizes_are_split_and_then_rearranged():
+    model = params(q=(4, 2, 3), k=(4, 1, 3))
+    rule = Rule("qk", ["q", "k"], Split(0), "(h x) d -> d h x")
+    assert round_trip(Mapping([rule]), model)["qk"].shape == (9, 4)
+
+
+def test_arrays_are_merged():
+    model = params(gate_up=(2, 6))
+    rule = Rule(["gate", "up"], "gate_up", "o i -> i o", Concatenate(-1))
+    foreign = round_trip(Mapping([rule]), model)
+    assert {name: array.shape for name, array in foreign.items()} == {"gate": (3, 2), "up": (3, 2)}
+    rule = Rule(["gate", "up"], "gate_up", Concatenate(1, sizes=(1, 5)))
+    assert round_trip(Mapping([rule]), model)["up"].shape == (2, 5)
+    rule = Rule(["one", "two"], "gate_up", Stack())
+    assert round_trip(Mapping([rule]), model)["two"].tolist() == [6, 7, 8, 9, 10, 11]
+
+
+def test_names_are_counted_where_one_side_stacks():
+    model = params(moe__a__w=(11, 2), moe__b__w=(11, 2))
+    rule = Rule("{m}.experts.{e}.w", "moe.{m}.w", Stack())
+    foreign = round_trip(Mapping([rule]), model)
+    assert list(foreign)[:3] == ["a.experts.0.w", "a.experts.1.w", "a.experts.2.w"]
+    assert len(foreign) == 22 and foreign["b.experts.10.w"].tolist() == [120, 121]
+
+    blocks = nnx.Dict(blocks=nnx.List([params(w=(2,)) for _ in range(11)]))
+    blocks.blocks[10].w[...] = 7
+    foreign = round_trip(Mapping([Rule("all.w", "blocks.{i}.w", Unstack())]), blocks)
+    assert foreign["all.w"].shape == (11, 2) and foreign["all.w"][10].tolist() == [7, 7]
+
+
+def test_wildcards_carry_over():
+    model = params(encoder__a__w=(1,), encoder__b=(2,), head=(1,))
+    foreign = round_trip(Mapping([Rule("m.enc.**", "encoder.**"), Rule("*_x", "*")]), model)
+    assert sorted(foreign) == ["head_x", "m.enc.a.w", "m.enc.b"]
+
+
+def test_several_foreign_names_of_one_array():
+    model = params(embedding=(2, 2))
+    mapping = Mapping([Rule(["wte", "head"], "embedding", Tie())])
+    foreign = round_trip(mapping, model)
+    assert foreign["wte"].tolist() == foreign["head"].tolist() == [[0, 1], [2, 3]]
+    del foreign["wte"]
+    loaded = zeros_like(model)
+    assert mapping.load(foreign, loaded).renamed == (("head", "embedding"),)
+    assert values(loaded) == values(model)
+    foreign["wte"] = foreign["head"] + 1
+    loaded = zeros_like(model)
+    with pytest.raises(
+        MismatchError, match="The dictionary has different values for 'wte' and 'head'"
+    ):
+        mapping.load(foreign, loaded)
+    assert not loaded.embedding[...].any()
+    with pytest.raises(MismatchError, match=r"missing, 1: embedding \(as wte\)"):
+        mapping.load({}, loaded)
+
+
+def test_several_of_our_arrays_under_one_foreign_name():
+    model = params(embedding=(2, 3), kernel=(3, 2))
+    model.kernel[...] = model.embedding[...].T
+    for mapping in (
+        Mapping([Rule("wte", "embedding"), Rule("wte", "kernel", Tie(), "v d -> d v")]),
+        Mapping([Rule("wte", "kernel", Tie(), "v d -> d v"), Rule("wte", "embedding", Tie())]),
+    ):
+        assert round_trip(mapping, model)["wte"].shape == (2, 3)
+        changed = nnx.clone(model)
+        changed.kernel[...] = 0
+        with pytest.raises(MappingError, match="are tied, as both are saved as 'wte', and differ"):
+            mapping.export(changed)
+    model = params(a=(2,), b=(2,))
+    mapping = Mapping([Rule("both", ["a", "b"], Tie())])
+    with pytest.raises(MappingError, match=r"a, b are tied by Rule\('both'.*, and differ\."):
+        mapping.export(model)
+    model.b[...] = model.a[...]
+    round_trip(mapping, model)
+
+
+def test_nans_are_equal_when_they_are_tied():
+    model = params(a=(2,), b=(2,))
+    model.a[...] = model.b[...] = jnp.array([jnp.nan, 1])
+    assert np.isnan(Mapping([Rule("both", ["a", "b"], Tie())]).export(model)["both"][0])
+
+
+def test_a_shared_array_is_one_whatever_name_a_rule_uses():
+    model = params(wte__w=(2,))
+    model["head"] = model["wte"]
+    foreign = round_trip(Mapping([Rule("x", "wte.w")]), model)
+    assert list(foreign) == ["x"]
+    rules = [Rule("x", "wte.w"), Rule("y", "head.w")]
+    with pytest.raises(MappingError, match=r"both Rule\('x', 'wte.w'\) and Rule\('y', 'head.w'\)"):
+        Mapping(rules).load({"x": np.ones(2), "y": np.ones(2)}, model)
+
+
+def test_a_cast_holds_for_the_foreign_side():
+    model = params(w=(2,))
+    mapping = Mapping([Rule("w", "w", Cast("bfloat16"))])
+    foreign = mapping.export(model)
+    assert foreign["w"].dtype == ml_dtypes.bfloat16
+    report = mapping.load({"w": np.array([1 / 3, 2])}, model)  # float64: no `cast=True` is needed
+    assert [tuple(entry) for entry in report.cast] == [("w", "float64[2]", "float32[2]")]
+    assert model.w[...].dtype == "float32" and model.w[...][0] == np.float32(1 / 3)
+
+
+def test_what_only_one_side_has():
+    model = nnx.Dict(norm0=params(mean=(2,)), norm1=params(mean=(2,)), rngs=nnx.Rngs(0))
+    key = model.rngs.default.key[...]
+    mapping = Mapping([
+        Rule("bn{i}.mean", "norm{i}.mean"),
+        Constant("bn{i}.count", np.int64(3), each="norm{i}.mean"),
+        Constant("version", np.array([1, 2])),
+        Ignore("*.mask"),
+        Keep("rngs.**"),
+    ])  # fmt: skip
+    foreign = mapping.export(model)
+    assert sorted(foreign) == ["bn0.count", "bn0.mean", "bn1.count", "bn1.mean", "version"]
+    assert foreign["bn1.count"].dtype == "int64" and foreign["bn1.count"] == 3
+    foreign["bn0.mask"] = np.zeros(5)
+    report = mapping.load(foreign, zeros_like_norms(model))
+    assert report.complete and report.restored == ("norm0.mean", "norm1.mean")
+    assert model.rngs.default.key[...] == key
+
+
+def zeros_like_norms(model):
+    for norm in (model.norm0, model.norm1):
+        norm.mean[...] = 0
+    return model
+
+
+def test_random_keys_keep_their_kind():
+    model = nnx.Rngs(nnx.RngStream(jax.random.key(3, impl="rbg"), tag="a"))
+    stream = Mapping([Rule("**", "**")])
+    foreign = stream.export(model)
+    other = nnx.Rngs(nnx.RngStream(jax.random.key(4, impl="rbg"), tag="a"))
+    stream.load(foreign, other)
+    assert (other.default.key[...] == model.default.key[...]).all()
+    with pytest.raises(MappingError, match="default.key is a random key; no operation applies"):
+        Mapping([Rule("**", "**", Cast("float32"))]).export(model)
+
+
+def test_only_some_variables():
+    model = nnx.Dict(a=params(w=(1,), v=(1,)), b=nnx.Variable(jnp.zeros(1)))
+    mapping = Mapping([Rule("A.*", "a.*"), Rule("B", "b")])
+    assert sorted(mapping.export(model, only=nnx.Param)) == ["A.v", "A.w"]
+    foreign = {"A.w": np.full(1, 5, "f4"), "A.v": np.ones(1, "f4"), "B": np.ones(1, "f4")}
+    report = mapping.load(foreign, model, only=lambda path, leaf: path[-1] == "w")
+    assert report.restored == ("a.w",) and report.complete
+    assert model.a.w[...] == 5 and model.a.v[...] == 100 and model.b[...] == 0
+
+
+def test_nested_dictionaries_and_pytorch_like_arrays():
+    model = params(a__w=(2,))
+    Mapping([Rule("x.y", "a.w")]).load({"x": {"y": jnp.array([3.0, 4.0])}}, model)
+    assert model.a.w[...].tolist() == [3, 4]
+    with pytest.raises(ValueError, match=re.escape("'x.y' is a str, not an array.")):
+        Mapping([Rule("x.y", "a.w")]).load({"x": {"y": "three"}}, model)
+
+
+def test_an_abstract_model_gets_arrays():
+    model = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    rules = [Rule("w", "kernel", "o i -> i o"), Rule("b", "bias")]
+    Mapping(rules).load({"w": np.ones((3, 2), "f4"), "b": np.ones(3, "f4")}, model)
+    assert model(jnp.ones((1, 2))).tolist() == [[3, 3, 3]]
+
+
+def test_what_does_not_match_is_reported_by_name():
+    model = params(fc0__kernel=(2, 3), fc0__bias=(3,), head=(1,), other=(1,))
+    before = values(model)
+    mapping = Mapping([
+        Rule("layers.{i}.weight", "fc{i}.kernel", "o i -> i o"),
+        Rule("layers.{i}.bias", "fc{i}.bias"),
+        Rule("head", "head"),
+    ])  # fmt: skip
+    foreign = {
+        "layers.0.weight": np.zeros((2, 3), "f4"),
+        "layers.0.bais": np.zeros(3, "f4"),
+        "head": np.zeros(1),
+        "more": np.zeros(1),
+    }
+    with pytest.raises(MismatchError) as caught:
+        mapping.load(foreign, model)
+    assert str(caught.value) == (
+        "The dictionary does not match the objects, and nothing was changed.\n"
+        "  missing, 2: other, fc0.bias (as layers.0.bias, near: layers.0.bais)\n"
+        "  unexpected, 2: layers.0.bais, more\n"
+        "  misshapen, 2: fc0.kernel: stored float32[2,3] as layers.0.weight, wanted float32[3,2], "
+        "head: stored float64[1], wanted float32[1]\n"
+        "  cast=True casts with loss of precision; strict=False restores what matches and reports "
+        "the rest."
+    )
+    assert caught.value.report.near == {"fc0.bias": "layers.0.bais"}
+    assert values(model) == before
+    report = mapping.load(foreign, model, strict=False, cast=True)
+    assert report.restored == ("head",) and model.head[...] == 0
+    assert values(model)["other"] == before["other"]
+
+
+def test_foreign_arrays_that_are_merged_have_one_dtype():
+    model = params(w=(2, 1))
+    foreign = {"a": np.zeros(1, "f4"), "b": np.zeros(1, "f2")}
+    with pytest.raises(MismatchError, match=r"stored float16\[1\] as b, wanted float32\[1\]"):
+        Mapping([Rule(["a", "b"], "w", Stack())]).load(foreign, model)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ([Rule("x", "kernels")], "Rule('x', 'kernels') matches none of our names (near: kernel)"),
+        ([Rule("x", "bias"), Rule("*", "*as")], "bias: both Rule('x', 'bias') and Rule('*', '*as')"),
+        (
+            [Rule("x", "bias"), Rule("x", "bias2")],
+            "x: both Rule('x', 'bias') and Rule('x', 'bias2') are for it. Tie() in all but one",
+        ),
+        (
+            [Rule("x", ["bias", "baes"], Unstack())],
+            "there is no 'baes' (near: bias)",
+        ),
+        (
+            [Rule("x", ["bias", "kernel"], Unstack())],
+            "bias has the shape (3,); Unstack(axis=0): our arrays must have one shape, and they have ",
+        ),
+        (
+            [Rule("x", ["bias", "kernel"], Split(0))],
+            "Split(axis=0): our arrays have the shapes (3,), (2, 3).",
+        ),
+        ([Rule("x", ["bias", "bias2"], Split(1))], "Split(axis=1): there is no such axis among 1."),
+        ([Rule("x", "bias", "o i -> i o")], "is for arrays with 2 axes, not of shape (3,)."),
+        (
+            [Rule("x", "kernel", "h a b -> h (a b)")],
+            "pass the sizes of all but one of the axes (a b), as in Rearrange('h a b -> h (a b)', b=2)",
+        ),
+        (
+            [Rule("x", "kernel", Rearrange("h a b -> h (a b)", a=2))],
+            "an axis of size 3 is not (a b), a = 2, b = 1.",
+        ),
+        ([Rule(["x", "y"], "bias", Concatenate())], "cannot divide 3 into 2 equal parts; pass `sizes`"),
+        (
+            [Rule(["x", "y"], "bias", Concatenate(0, (1, 1)))],
+            "has sizes that add up to 2, not 3.",
+        ),
+        ([Rule(["x", "y"], "bias", Stack())], "it is made from 3 arrays, not 2."),
+        ([Rule("x", "l{i}", Unstack())], "{i} must count from 0 without gaps, and is 0, 2."),
+    ],
+    ids=lambda x: None if isinstance(x, str) else repr(x)[:60],
+)  # fmt: skip
+def test_a_mapping_that_does_not_suit_the_model(rules, message):
+    model = params(kernel=(2, 3), bias=(3,), bias2=(3,), l0=(1,), l2=(1,))
+    before = values(model)
+    with pytest.raises(MappingError, match=re.escape(message)) as caught:
+        Mapping([*rules]).load({}, model)
+    assert str(caught.value).startswith("The mapping does not suit Dict:\n  ")
+    assert any(message in problem for problem in caught.value.problems)
+    assert values(model) == before
+    with pytest.raises(MappingError, match=re.escape(message)):
+        Mapping([*rules]).export(model)
+
+
+def test_without_strict_a_rule_may_match_nothing():
+    model = params(w=(1,))
+    mapping = Mapping([Rule("w", "w"), Rule("b", "b")])
+    assert mapping.load({"w": np.full(1, 3, "f4")}, model, strict=False).restored == ("w",)
+
+
+def test_saving_needs_a_rule_for_each_array():
+    model = params(w=(2,), b=(3,))
+    with pytest.raises(MappingError) as caught:
+        Mapping([Rule("w", "w")]).export(model)
+    assert str(caught.value) == (
+        "The mapping cannot save Dict; nothing was written:\n"
+        "  b: no rule is for it; add one, or Keep('b')."
+    )
+    model.b = nnx.Param(jnp.zeros(2, "bfloat16"))
+    with pytest.raises(MappingError, match="wb: ours are of bfloat16 and float32."):
+        Mapping([Rule("wb", ["w", "b"], Unstack())]).export(model)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Rearrange("o i"), "Rearrange('o i'): write both sides, as in Rearrange('o i -> i o')."),
+        (lambda: Rearrange("o i -> o"), "on the left are (o i), on the right (o)."),
+        (lambda: Rearrange("o o -> o o"), "every axis appears once on each side"),
+        (lambda: Rearrange("(o i -> i o"), "a parenthesis is not closed in '(o i'."),
+        (lambda: Rearrange("o) -> o"), "')' is not expected in 'o)'."),
+        (lambda: Rearrange("o -> o", i=2), "there is a size for 'i', but no such axis."),
+        (
+            lambda: Rule("a", ["b", "c"]),
+            "Rule('a', ('b', 'c')) relates 1 foreign arrays to 2 of ours. Add Split or Unstack, ",
+        ),
+        (lambda: Rule(["a", "b"], "c", Split()), "Split(axis=0) takes one array, and gets 2."),
+        (lambda: Rule([], "c"), "Rule((), 'c') names nothing on one side."),
+        (lambda: Rule(["a{i}", "b"], "c{i}", Tie()), "must have the same wildcards."),
+        (lambda: Rule("a.*", "b"), "*1 is on one side only. A wildcard of one side is one of the other"),
+        (lambda: Rule("a.{i}", "b"), "{i} is on one side only: add Stack() to count it."),
+        (lambda: Rule("a", "b.{i}"), "{i} is on one side only: add Unstack() to count it."),
+        (
+            lambda: Constant("a.{i}", 0),
+            "Constant('a.{i}'): pass `each`, a pattern of our names that says what i stands for.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_rule_that_makes_no_sense(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+def test_values_of_other_classes():
+    with pytest.raises(TypeError, match=re.escape("Rule('a', 'b', 3): 3 is not an operation.")):
+        Rule("a", "b", 3)  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"Mapping: \('a', 'b'\) is not a Rule, Constant, Ignore or"
+    ):
+        Mapping([("a", "b")])  # type: ignore[list-item]
+
+
+def test_text_forms_and_equality():
+    rule = Rule("a.{i}", "b.{i}", "o i -> i o", Rearrange("(a b) -> b a", b=2), Cast("float16"))
+    assert repr(rule) == (
+        "Rule('a.{i}', 'b.{i}', 'o i -> i o', Rearrange('(a b) -> b a', b=2), Cast('float16'))"
+    )
+    assert Mapping([rule]) == Mapping((rule,)) and hash(Mapping([rule])) == hash(Mapping([rule]))
+    assert repr(Mapping([Keep("a")])) == "Mapping(entries=(Keep(ours='a'),))"
