@@ -105,7 +105,7 @@ def load(
     mapping: Mapping | None = None,
     rename: tp.Mapping[str, str] | None = None,
     strict: bool = True,
-    cast: bool = False,
+    cast: bool | None = False,
 ) -> Report:
     """Load what a source has into a model."""
     contents, wanted = Contents(model), only_of(only)
@@ -121,7 +121,7 @@ def load(
         )
         report = matching.report
         new = {
-            name: placed(source.read(old), contents.leaves[name])
+            name: placed(source.read(old), contents.leaves[name], cast is None)
             for name, old in matching.sources.items()
         }
     elif rename is not None:
@@ -135,7 +135,7 @@ def load(
             _check_tied(conversion, names, arrays, report)
             for name, array in zip(conversion.ours, conversion.load(arrays)):
                 if name in restored:
-                    new[name] = placed(array, contents.leaves[name])
+                    new[name] = placed(array, contents.leaves[name], cast is None)
     contents.write(new)
     return report
 
@@ -147,7 +147,7 @@ def reads_of(
     mapping: Mapping,
     *,
     strict: bool,
-    cast: bool,
+    cast: bool | None,
 ) -> Reads:
     """What a mapping has to read from a source, once it is known to match."""
     made = conversions(mapping, contents, strict)
@@ -174,6 +174,7 @@ def reads_of(
             foreign.update(dict.fromkeys(names, absent[0]))
             continue
         dtype = source.specs[present[0]].dtype
+        allowed = cast if conversion.cast is None else True
         fits: list[str] = []
         for name in names:
             spec = contents.leaves[name].spec
@@ -181,11 +182,11 @@ def reads_of(
             if bad is not None:
                 like = Spec(conversion.foreign_shape[bad], dtype)
                 misshapen.append(Mismatch(name, f"{source.specs[bad]} as {bad}", str(like)))
-            elif not compatible(Spec(spec.shape, dtype), spec, cast or conversion.cast is not None):
+            elif not compatible(Spec(spec.shape, dtype), spec, allowed):
                 misshapen.append(Mismatch(name, str(Spec(spec.shape, dtype)), str(spec)))
             else:
                 fits.append(name)
-                if dtype != spec.dtype:
+                if cast is not None and dtype != spec.dtype:
                     casts.append(Mismatch(name, str(Spec(spec.shape, dtype)), str(spec)))
         if fits:
             reads.append((conversion, present))
@@ -236,15 +237,15 @@ def _check_tied(
                 )
 
 
-def placed(array: np.ndarray, leaf: Leaf) -> tp.Any:
-    """An array in the form, dtype and sharding of a leaf; a copy."""
+def placed(array: np.ndarray, leaf: Leaf, stored_dtype: bool = False) -> tp.Any:
+    """An array in the form, sharding and dtype of a leaf, or in its own dtype; a copy."""
     spec = leaf.spec
     if spec.is_python:
         return PYTHON_TYPES[spec.dtype](array.item())
     if spec.key_impl:
         keys = jax.random.wrap_key_data(jnp.asarray(np.array(array)), impl=spec.key_impl)
         return keys if leaf.sharding is None else jax.device_put(keys, leaf.sharding)
-    dtype = as_dtype(spec.dtype)
+    dtype = array.dtype if stored_dtype else as_dtype(spec.dtype)
     if isinstance(leaf.value, (np.ndarray, np.generic)):
         copied = np.array(array, dtype)
         return copied if isinstance(leaf.value, np.ndarray) else copied[()]

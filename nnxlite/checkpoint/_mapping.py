@@ -262,7 +262,7 @@ class Mapping:
         *,
         only: Filter = ...,
         strict: bool = True,
-        cast: bool = False,
+        cast: bool | None = False,
     ) -> Report:
         """Load arrays that are in memory, such as a `state_dict` of PyTorch, into a model.
 

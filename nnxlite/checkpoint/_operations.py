@@ -16,6 +16,7 @@ import math
 import typing as tp
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 Shape: tp.TypeAlias = tuple[int, ...]
@@ -184,8 +185,6 @@ Operation: tp.TypeAlias = Rearrange | Split | Concatenate | Stack | Unstack | Ti
 
 def as_dtype(dtype: tp.Any) -> np.dtype:
     """The NumPy dtype of any name or scalar type, "bfloat16" and the like included."""
-    import jax.numpy as jnp
-
     return jnp.dtype(dtype)
 
 

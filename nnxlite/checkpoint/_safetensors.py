@@ -79,7 +79,7 @@ def load_safetensors(
     mapping: Mapping | None = None,
     rename: tp.Mapping[str, str] | None = None,
     strict: bool = True,
-    cast: bool = False,
+    cast: bool | None = False,
 ) -> Report:
     """Load a safetensors file, or several with an index, into a model.
 
@@ -96,7 +96,8 @@ def load_safetensors(
         rename: instead of a mapping, patterns of names in the file and what each becomes.
         strict: whether the file must have every array, and nothing else. Otherwise what matches is
             loaded.
-        cast: whether to cast to dtypes of less precision or range. Other casts are always made.
+        cast: whether to cast to dtypes of less precision or range, too. None: arrays keep the dtypes
+            that they have in the file.
 
     Returns:
         A `Report`: what was restored, what was not, what was cast.

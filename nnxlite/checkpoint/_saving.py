@@ -54,7 +54,9 @@ class Exported:
 
 def _alignment(piece: Piece) -> int:
     spec = next(iter(piece.specs.values()), None)
-    return 0 if spec is None or spec.key_impl else -as_dtype(spec.dtype).itemsize
+    if spec is None or spec.key_impl or spec.is_python:
+        return 0
+    return -as_dtype(spec.dtype).itemsize
 
 
 def exported(model: tp.Any, only: tp.Any, mapping: Mapping | None) -> Exported:

@@ -302,6 +302,26 @@ def test_a_mapping_for_files(tmp_path):
         nnx.load_safetensors(tmp_path, other, mapping=mapping, rename={"fc.*": "*"})
 
 
+def test_dtypes_of_the_file_may_stay(tmp_path):
+    stored = one(a=jnp.array([1.5, 2], "bfloat16"), b=jnp.ones(2))
+    nnx.save_safetensors(tmp_path, stored)
+    for mapping in (None, Mapping([Rule("*", "*")])):
+        model = one(a=jnp.zeros(2), b=jnp.zeros(2, "float16"))
+        with pytest.raises(
+            MismatchError, match="(?s)b: stored float32.*cast=None keeps the stored dtypes"
+        ):
+            nnx.load_safetensors(tmp_path, model, mapping=mapping)
+        report = nnx.load_safetensors(tmp_path, model, mapping=mapping, cast=None)
+        assert report.complete and not report.cast
+        assert (
+            model.a[...].dtype == "bfloat16"
+            and model.b[...].dtype == "float32"
+            and same(model, stored)
+        )
+        report = nnx.load_safetensors(tmp_path, model, mapping=mapping)
+        assert report.complete and model.a[...].dtype == "bfloat16"
+
+
 def test_names_are_changed_by_rename(tmp_path):
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     nnx.save_safetensors(tmp_path, nnx.Dict(old=model))
