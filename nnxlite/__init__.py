@@ -18,6 +18,7 @@ from nnxlite import errors as errors
 from nnxlite import filters as filterlib
 from nnxlite import graph as graphlib
 from nnxlite import helpers as helpers
+from nnxlite import lora as lora
 from nnxlite import objects as module
 from nnxlite import reprlib as reprlib
 from nnxlite import sharding as spmd

@@ -74,7 +74,8 @@ def unfreeze(model: tp.Any, filter: Filter = ..., /) -> None:
 
 def _chosen(model: tp.Any, filter: Filter, caller: str) -> list[Variable[tp.Any]]:
     """The Variables that a filter matches, all of the present trace."""
-    chosen = [variable for _, variable in matches(model, filter, Variable, caller)]
+    is_variable = lambda node: isinstance(node, Variable)
+    chosen = [variable for _, variable in matches(model, filter, is_variable, "Variable", caller)]
     for variable in chosen:
         if variable._box.trace is not trace_state.value:
             variable._refuse_write("metadata")
@@ -84,27 +85,27 @@ def _chosen(model: tp.Any, filter: Filter, caller: str) -> list[Variable[tp.Any]
 def matches(
     model: tp.Any,
     filter: Filter,
-    kind: type | tuple[type, ...],
+    wanted: tp.Callable[[tp.Any], bool],
+    what: str,
     caller: str,
-    argument: str = "the filter",
 ) -> Pairs:
-    """The nodes of some class that a filter matches, each once, with their paths.
+    """The nodes of a graph that a filter matches, each once, with their paths.
 
     Args:
         model: an object, or a pytree of objects.
         filter: the filter.
-        kind: the class.
-        caller, argument: of the user's call, for messages.
+        wanted: whether a node counts at all.
+        what: the wanted nodes are called.
+        caller: the user's call, for messages.
 
-    Raises ValueError naming what is near where none matches.
+    Raises ValueError, with what is near, where none matches.
     """
     predicate = to_predicate(filter)
-    nodes = [(path, node) for path, node in iter_graph(model) if isinstance(node, kind)]
+    nodes = [(path, node) for path, node in iter_graph(model) if wanted(node)]
     chosen = [(path, node) for path, node in nodes if predicate(path, node)]
     if not chosen:
-        what = "Variable" if kind is Variable else "layer"
         raise ValueError(
-            f"{caller}: {argument} {_text(filter)} matches no {what} of {type(model).__name__}. "
+            f"{caller}: the filter {_text(filter)} matches no {what} of {type(model).__name__}. "
             f"{_hint(predicate, nodes, what)}{_listed(nodes, what)}"
         )
     return chosen

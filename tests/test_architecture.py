@@ -39,7 +39,7 @@ LAYERS = [
     {"sharding", "filtered"},
     {"nn"},
     {"training", "inspect", "checkpoint", "decoding", "serving"},
-    {"compat", "helpers", "wrappers", "_paths"},
+    {"compat", "helpers", "lora", "wrappers", "_paths"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 

@@ -20,6 +20,7 @@ from nnxlite.variables._kinds import variable_type_from_name as variable_type_fr
 from nnxlite.variables._metadata import FROZEN as FROZEN
 from nnxlite.variables._metadata import VariableMetadata as VariableMetadata
 from nnxlite.variables._metadata import with_metadata as with_metadata
+from nnxlite.variables._operators import ArrayOperators as ArrayOperators
 from nnxlite.variables._refs import ArrayRef as ArrayRef
 from nnxlite.variables._refs import array_ref as array_ref
 from nnxlite.variables._refs import is_array_ref as is_array_ref

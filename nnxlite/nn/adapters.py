@@ -1,0 +1,436 @@
+"""Low-rank adapters for the kernels of any model: put in, merged, taken out, in place.
+
+    kernel  ->  base + alpha / rank * (lora_a @ lora_b)
+
+The attribute that was a Variable becomes a `LoRAKernel`, which contains that same Variable as `base` and
+reads like it, so that every layer computes with the adapted weight and none has to know.  A kernel with
+several axes is adapted as the matrix of its input axes by its output axes.  The layers of a stack, made
+by `vmap`, have an adapter each.  An input passes no thin matrices here, as it does in `LoRA`: the
+product of the two is as large as the kernel for the time of a call, and in exchange any layer can be
+adapted, and a merged model computes the same.
+"""
+
+from __future__ import annotations
+
+import math
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from nnxlite._errors import path_text, short_type
+from nnxlite._freezing import MOST_PATHS, freeze, matches
+from nnxlite.filters import All, Filter, Not
+from nnxlite.graph import Path, iter_graph
+from nnxlite.graph import state as state_of
+from nnxlite.nn._common import new_param
+from nnxlite.nn.conv import Conv, ConvTranspose
+from nnxlite.nn.dtypes import Dtype
+from nnxlite.nn.embed import Embed
+from nnxlite.nn.initializers import Initializer
+from nnxlite.nn.linear import Einsum, Linear, LinearGeneral
+from nnxlite.nn.lora import LoRALinear, LoRAParam, default_a_initializer, default_b_initializer
+from nnxlite.nn.stochastic import Dropout
+from nnxlite.nn.weight_normalization import SpectralNorm, WeightNorm
+from nnxlite.objects import Pytree, Rngs, data
+from nnxlite.variables import ArrayOperators, Param, Variable
+
+if tp.TYPE_CHECKING:
+    from nnxlite._state import State
+
+
+class LoRAKernel(Pytree, ArrayOperators[jax.Array]):
+    """A kernel with a low-rank adapter; it reads like the Variable that it replaces.
+
+    `nnx.lora.inject` makes these.
+
+    Attributes:
+        base: the Variable that was there before.
+        lora_a: LoRAParam of shape (*stack, rows, rank), where the kernel is a matrix (rows, columns).
+        lora_b: LoRAParam of shape (*stack, rank, columns), zero at first.
+        rank, alpha: the product of the two matrices counts `alpha / rank` times.
+        dropout: a `Dropout` for the rows of `lora_a`, or None.
+        original: the value of `base` before it was merged; None where it is not merged.
+
+    >>> import nnxlite as nnx
+    >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    >>> nnx.lora.inject(layer, nnx.Linear, rank=2, rngs=nnx.Rngs(1))
+    >>> layer.kernel.shape, layer.kernel.lora_a.shape, layer.kernel.lora_b.shape
+    ((3, 4), (3, 2), (2, 4))
+    """
+
+    base: Variable[jax.Array]
+    lora_a: Variable[jax.Array]
+    lora_b: Variable[jax.Array]
+    dropout: Dropout | None
+    original: Variable[jax.Array] | None
+
+    def __init__(
+        self,
+        base: Variable[jax.Array],
+        axes: tuple[int, int],
+        *,
+        rank: int,
+        alpha: float,
+        dropout: float,
+        param_dtype: Dtype,
+        a_initializer: Initializer,
+        rngs: Rngs,
+    ) -> None:
+        stacked, outputs = axes
+        stack = base.shape[:stacked]
+        rows = math.prod(base.shape[stacked : base.ndim - outputs])
+        columns = math.prod(base.shape[base.ndim - outputs :])
+        of_a, of_b = _annotations(base)
+        make = _stacked(a_initializer, stack)
+        self.base = base
+        self.lora_a = new_param(self, rngs, make, (rows, rank), param_dtype, of_a, LoRAParam)
+        zero = default_b_initializer(jax.random.key(0), (*stack, rank, columns), param_dtype)
+        self.lora_b = LoRAParam(zero, **of_b)
+        self.rank = rank
+        self.alpha = alpha
+        self.dropout = data(Dropout(dropout, broadcast_dims=(-1,), rngs=rngs) if dropout else None)
+        self.original = data(None)
+
+    def get_value(self, *, index: tp.Any = ...) -> jax.Array:
+        """The adapted kernel, of the base's shape and dtype; where it is merged, the base."""
+        base = self.base.get_value()
+        if self.original is None:
+            base = self._nnx_adapted(base, self.dropout)
+        return base if index is Ellipsis else base[index]
+
+    def _nnx_adapted(self, base: jax.Array, dropout: Dropout | None = None) -> jax.Array:
+        a = self.lora_a.get_value()
+        a = a if dropout is None else dropout(a)
+        delta = jnp.matmul(a, self.lora_b.get_value()) * (self.alpha / self.rank)
+        return (base + delta.reshape(base.shape)).astype(base.dtype)
+
+    def __getitem__(self, index: tp.Any) -> jax.Array:
+        return self.get_value(index=index)
+
+    @property
+    def value(self) -> jax.Array:
+        """The adapted kernel."""
+        return self.get_value()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the kernel."""
+        return self.base.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of the kernel."""
+        return self.base.ndim
+
+    @property
+    def dtype(self) -> tp.Any:
+        """The dtype of the kernel."""
+        return self.base.dtype
+
+
+def _stacked(init: Initializer, stack: tuple[int, ...]) -> tp.Any:
+    """An initializer for a stack of matrices, each as if it were alone."""
+    if not stack:
+        return init
+
+    def make(key: jax.Array, shape: tuple[int, ...], dtype: tp.Any) -> jax.Array:
+        keys = jax.random.split(key, math.prod(stack))
+        return jax.vmap(lambda k: init(k, shape, dtype))(keys).reshape(*stack, *shape)
+
+    return make
+
+
+def _annotations(base: Variable[tp.Any]) -> tuple[dict[str, tp.Any], dict[str, tp.Any]]:
+    """Sharding metadata for the two matrices, from that of a kernel which is a matrix."""
+    names = base.sharding_names
+    if base.ndim != 2 or not isinstance(names, (tuple, PartitionSpec)) or len(names) != 2:
+        return {}, {}
+    rows, columns = names
+    return {"sharding_names": (rows, None)}, {"sharding_names": (None, columns)}
+
+
+class _Form(tp.NamedTuple):
+    """The kernel of a class of layers: its attribute, how many axes it has, and how many outputs."""
+
+    name: str
+    axes: tp.Callable[[tp.Any], int]
+    outputs: tp.Callable[[tp.Any], int] = lambda layer: 1
+
+
+_FORMS: dict[type, _Form] = {
+    Linear: _Form("kernel", lambda m: 2),
+    LinearGeneral: _Form(
+        "kernel",
+        lambda m: len(m.batch_axis) + len(m.in_features) + len(m.out_features),
+        lambda m: len(m.out_features),
+    ),
+    Einsum: _Form("kernel", lambda m: len(m.kernel_shape)),
+    Embed: _Form("embedding", lambda m: 2),
+    Conv: _Form("kernel", lambda m: len(m.kernel_size) + 2),
+    ConvTranspose: _Form("kernel", lambda m: len(m.kernel_size) + 2),
+}
+
+
+def _form_of(layer: tp.Any) -> _Form | None:
+    return next((_FORMS[cls] for cls in type(layer).__mro__ if cls in _FORMS), None)
+
+
+def _can_be_adapted(node: tp.Any, weight: str | None) -> bool:
+    """Whether an object is a layer with a kernel."""
+    if weight is None:
+        return _form_of(node) is not None
+    value = vars(node).get(weight) if isinstance(node, Pytree) else None
+    return isinstance(value, (Variable, LoRAKernel))
+
+
+def _name_of(layer: tp.Any, weight: str | None) -> str:
+    return weight or tp.cast(_Form, _form_of(layer)).name
+
+
+def _axes_of(layer: tp.Any, weight: str | None) -> tuple[int, int]:
+    """How many axes of a layer's kernel are those of a stack, in front, and how many the outputs."""
+    form = _form_of(layer)
+    if weight is not None or form is None:
+        return 0, 1
+    return getattr(layer, form.name).ndim - form.axes(layer), form.outputs(layer)
+
+
+def inject(
+    model: tp.Any,
+    filter: Filter,
+    *,
+    rank: int,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    weight: str | None = None,
+    param_dtype: Dtype = jnp.float32,
+    a_initializer: Initializer = default_a_initializer,
+    freeze_base: bool = True,
+    rngs: Rngs,
+) -> None:
+    """Adapt the kernels of layers in place, each by a product of two thin matrices (LoRA).
+
+    `Linear`, `LinearGeneral` (and so `MultiHeadAttention`), `Einsum`, `Embed`, `Conv` and
+    `ConvTranspose` can be adapted, and with `weight` any other object. The second matrix is zero at
+    first: the model computes what it did. Shared layers and kernels have one adapter.
+
+    Args:
+        model: an object, or a pytree of objects.
+        filter: the layers: a class such as `nnx.Linear`, `nnx.PathContains("query")`, a predicate
+            of path and layer, `...` for all.
+        rank: columns of the first matrix and rows of the second.
+        alpha: the product counts `alpha / rank` times; by default once.
+        dropout: the probability with which, in training, the adapter of a kernel does not see an
+            input feature (for all examples of a batch).
+        weight: the attribute that contains the kernel, for layers of your own: a Variable whose last
+            axis is the output's.
+        param_dtype: dtype of the two matrices.
+        a_initializer: initializer of the first matrix.
+        freeze_base: freeze all `Param`s of `model` but `LoRAParam`s; see `nnx.freeze`.
+        rngs: the stream "params" is drawn once for each kernel, "dropout" if there is dropout.
+
+    Raises:
+        ValueError: if the filter matches no such layer, a layer is adapted already, a `SpectralNorm`
+            or `WeightNorm` works on it, its kernel is no floating array of two or more axes, or
+            `rank` or `dropout` is no such number. Nothing is changed then.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.MLP(4, 2, 8, 1, rngs=nnx.Rngs(0))
+    >>> nnx.lora.inject(model, nnx.Linear, rank=2, alpha=4, rngs=nnx.Rngs(1))
+    >>> grads = nnx.grad(lambda m: m(nnx.Rngs(0).normal((1, 4))).sum())(model)
+    >>> list(grads.layers[0].kernel)
+    ['lora_a', 'lora_b']
+    """
+    _check_settings(rank, dropout)
+    layers = matches(
+        model, filter, lambda x: _can_be_adapted(x, weight), "layer", "lora.inject"
+    )
+    _check_kernels(model, layers, weight)
+    made: dict[int, LoRAKernel] = {}
+    for _, layer in layers:
+        base = getattr(layer, _name_of(layer, weight))
+        if id(base) not in made:
+            made[id(base)] = LoRAKernel(
+                base,
+                _axes_of(layer, weight),
+                rank=rank,
+                alpha=float(rank if alpha is None else alpha),
+                dropout=dropout,
+                param_dtype=param_dtype,
+                a_initializer=a_initializer,
+                rngs=rngs,
+            )
+    for _, layer in layers:
+        name = _name_of(layer, weight)
+        setattr(layer, name, made[id(getattr(layer, name))])
+    if freeze_base:
+        freeze(model, All(Param, Not(LoRAParam)))
+
+
+def _check_settings(rank: tp.Any, dropout: float) -> None:
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise ValueError(f"lora.inject: rank must be a whole number, 1 or more, got {rank!r}.")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"lora.inject: dropout is a probability below 1, got {dropout!r}.")
+
+
+def _check_kernels(model: tp.Any, layers: list[tuple[Path, tp.Any]], weight: str | None) -> None:
+    """Raise ValueError for layers that cannot be adapted, or are so already."""
+    bases = {id(kernel.base) for kernel in _kernels(model)}
+    adapted = [
+        (path, layer)
+        for path, layer in layers
+        if isinstance(layer, LoRALinear)
+        or isinstance(value := getattr(layer, _name_of(layer, weight)), LoRAKernel)
+        or id(value) in bases
+    ]
+    if adapted:
+        raise ValueError(
+            f"lora.inject: already adapted: {_listed(adapted)}. Choose other layers, or call "
+            "nnx.lora.remove(model) first (after nnx.lora.merge, to keep what they learned)."
+        )
+    wrappers = [(p, w) for p, w in iter_graph(model) if isinstance(w, (SpectralNorm, WeightNorm))]
+    for path, layer in layers:
+        name = path_text((*path, _name_of(layer, weight)))
+        for outer, wrapper in wrappers:
+            if path[: len(outer)] == outer:
+                raise ValueError(
+                    f"lora.inject: {type(wrapper).__name__} at {path_text(outer)} sets {name} anew "
+                    "in each call, so that it cannot be adapted. Choose other layers."
+                )
+        kernel = getattr(layer, _name_of(layer, weight))
+        if kernel.ndim < 2 or not jnp.issubdtype(kernel.dtype, jnp.inexact):
+            raise ValueError(
+                f"lora.inject: {name} is {short_type(kernel)}; a kernel that can be adapted is a "
+                "floating array of two or more axes."
+            )
+
+
+def _listed(pairs: list[tuple[Path, tp.Any]]) -> str:
+    more = f" and {len(pairs) - MOST_PATHS} more" if len(pairs) > MOST_PATHS else ""
+    return ", ".join(path_text(path) for path, _ in pairs[:MOST_PATHS]) + more
+
+
+def _kernels(model: tp.Any) -> list[LoRAKernel]:
+    return [node for _, node in iter_graph(model) if isinstance(node, LoRAKernel)]
+
+
+def _all_kernels(model: tp.Any, caller: str) -> list[LoRAKernel]:
+    """The adapted kernels of a model; raises ValueError where there is none."""
+    kernels = _kernels(model)
+    if not kernels:
+        raise ValueError(
+            f"lora.{caller}: {type(model).__name__} has no adapters. nnx.lora.inject(model, filter, "
+            "rank=..., rngs=...) puts some in."
+        )
+    return kernels
+
+
+def merge(model: tp.Any) -> None:
+    """Write the adapted weights into the kernels, so that calls cost what they did without adapters.
+
+    The former values are stored beside (as Variables, `original`) until `unmerge` or `remove`. While
+    a model is merged, its adapters have no effect and no gradient.
+
+    Args:
+        model: an object, or a pytree of objects, with adapters.
+
+    Raises:
+        ValueError: if there are no adapters, or they are merged already; nothing is changed then.
+
+    >>> import nnxlite as nnx
+    >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    >>> nnx.lora.inject(layer, ..., rank=2, rngs=nnx.Rngs(1))
+    >>> layer.kernel.lora_b[...] += 1.0
+    >>> adapted = layer.kernel[...]
+    >>> nnx.lora.merge(layer)
+    >>> bool((layer.kernel.base[...] == adapted).all())
+    True
+    """
+    kernels = _all_kernels(model, "merge")
+    if any(kernel.original is not None for kernel in kernels):
+        raise ValueError("lora.merge: the adapters are merged already; see nnx.lora.unmerge.")
+    for kernel in kernels:
+        before = kernel.base.get_value()
+        adapted = kernel._nnx_adapted(before)
+        kernel.original = Variable(before)
+        kernel.base.set_value(adapted)
+
+
+def unmerge(model: tp.Any) -> None:
+    """The inverse of `merge`: the kernels get back the values that they had, bit for bit.
+
+    Args:
+        model: an object, or a pytree of objects, with merged adapters.
+
+    Raises:
+        ValueError: if there are no adapters, or they are not merged; nothing is changed then.
+
+    >>> import nnxlite as nnx
+    >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    >>> before = layer.kernel[...]
+    >>> nnx.lora.inject(layer, ..., rank=2, rngs=nnx.Rngs(1))
+    >>> nnx.lora.merge(layer)
+    >>> nnx.lora.unmerge(layer)
+    >>> bool((layer.kernel.base[...] == before).all())
+    True
+    """
+    kernels = _all_kernels(model, "unmerge")
+    if any(kernel.original is None for kernel in kernels):
+        raise ValueError("lora.unmerge: the adapters are not merged; see nnx.lora.merge.")
+    for kernel in kernels:
+        kernel.base.set_value(tp.cast(tp.Any, kernel.original).get_value())
+        kernel.original = data(None)
+
+
+def remove(model: tp.Any) -> None:
+    """Take the adapters out: the attributes are the Variables again that they were before.
+
+    They have the values that they have: merged ones where the model is merged, else those of before.
+    What is frozen stays so; `nnx.unfreeze` changes that.
+
+    Args:
+        model: an object, or a pytree of objects, with adapters.
+
+    Raises:
+        ValueError: if there are no adapters.
+
+    >>> import nnxlite as nnx
+    >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    >>> kernel = layer.kernel
+    >>> nnx.lora.inject(layer, ..., rank=2, rngs=nnx.Rngs(1))
+    >>> nnx.lora.remove(layer)
+    >>> layer.kernel is kernel
+    True
+    """
+    _all_kernels(model, "remove")
+    for _, node in list(iter_graph(model)):
+        for name, value in list(vars(node).items()) if isinstance(node, Pytree) else ():
+            if isinstance(value, LoRAKernel):
+                setattr(node, name, value.base)
+
+
+def adapters(model: tp.Any) -> State[tp.Any, tp.Any]:
+    """The weights of a model's adapters alone; `nnx.update(model, state)` writes them back.
+
+    Args:
+        model: an object, or a pytree of objects, with adapters.
+
+    Returns:
+        A State of the `LoRAParam`s.
+
+    Raises:
+        ValueError: if there are none.
+
+    >>> import nnxlite as nnx
+    >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    >>> nnx.lora.inject(layer, ..., rank=2, rngs=nnx.Rngs(1))
+    >>> list(nnx.lora.adapters(layer).kernel)
+    ['lora_a', 'lora_b']
+    """
+    found = state_of(model, LoRAParam)
+    if not found:
+        _all_kernels(model, "adapters")
+    return found

@@ -1,0 +1,245 @@
+"""`nnx.lora`: adapters put into models, trained, merged and taken out."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import nnxlite as nnx
+
+IDS = jnp.array([[1, 2, 0]])
+
+
+class Net(nnx.Module):
+    """One of each kind of layer, shared ones and containers."""
+
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(5, 4, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 4, rngs=rngs, decode=False)
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+        self.again = self.linear
+        self.blocks = nnx.List([nnx.Conv(4, 4, (3,), rngs=rngs)])
+        self.seq = nnx.Sequential(nnx.Einsum("bti,io->bto", (4, 4), rngs=rngs), nnx.relu)
+
+    def __call__(self, ids):
+        x = self.attention(self.embed(ids))
+        x = self.seq(self.blocks[0](self.again(self.linear(x))))
+        return self.embed.attend(x)
+
+
+def names(state) -> list[str]:
+    return [".".join(map(str, path)) for path, _ in nnx.to_flat_state(state)]
+
+
+def values(model) -> list[np.ndarray]:
+    return [np.asarray(x) for x in jax.tree.leaves(nnx.state(model, nnx.Param))]
+
+
+def loss(model):
+    return ((model(IDS) - 1) ** 2).mean()
+
+
+@nnx.jit
+def step(model, optimizer):
+    value, grads = nnx.value_and_grad(loss)(model)
+    optimizer.update(model, grads)
+    return value
+
+
+forward = nnx.jit(lambda model: model(IDS))
+inject = functools.partial(nnx.lora.inject, rank=2, alpha=8, rngs=nnx.Rngs(1))
+
+
+def trained() -> Net:
+    model = Net(nnx.Rngs(0))
+    inject(model, ...)
+    optimizer = nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param)
+    for _ in range(3):
+        step(model, optimizer)
+    return model
+
+
+ADAPTED = (
+    "attention.key attention.out attention.query attention.value again blocks.0 seq.layers.0".split()
+)
+
+
+@pytest.mark.quick
+def test_the_life_of_an_adapter():
+    model = Net(nnx.Rngs(0))
+    plain, before = forward(model), values(model)
+    structure = nnx.graphdef(model)
+    inject(model, ...)
+    assert (forward(model) == plain).all()
+    expected = {f"{layer}.kernel.lora_{x}" for layer in ADAPTED for x in "ab"}
+    expected |= {"embed.embedding.lora_a", "embed.embedding.lora_b"}
+    grads = nnx.grad(loss)(model)
+    assert set(names(grads)) == set(names(nnx.lora.adapters(model))) == expected
+    optimizer = nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param)
+    assert set(names(optimizer.opt_state[0].mu)) == expected
+    losses = [float(step(model, optimizer)) for _ in range(5)]
+    assert losses[-1] < losses[0] and model.again is model.linear
+    adapted = forward(model)
+    assert not jnp.allclose(adapted, plain)
+
+    nnx.lora.merge(model)
+    np.testing.assert_allclose(forward(model), adapted, rtol=1e-4, atol=1e-6)
+    assert not any(jnp.any(g) for g in jax.tree.leaves(nnx.grad(loss)(model)))
+    nnx.lora.unmerge(model)
+    assert (forward(model) == adapted).all()
+    nnx.lora.remove(model)
+    assert all((a == b).all() for a, b in zip(values(model), before, strict=True))
+    nnx.unfreeze(model)
+    assert nnx.graphdef(model) == structure
+
+
+def test_removed_while_merged_the_weights_stay():
+    model = trained()
+    adapted = forward(model)
+    nnx.lora.merge(model)
+    nnx.lora.remove(model)
+    assert isinstance(model.linear.kernel, nnx.Param)
+    np.testing.assert_allclose(forward(model), adapted, rtol=1e-4, atol=1e-6)
+
+
+def test_adapters_are_saved_and_loaded_alone(tmp_path):
+    model, other = trained(), Net(nnx.Rngs(0))
+    flat = nnx.to_flat_state(nnx.lora.adapters(model))
+    np.savez(tmp_path / "a.npz", **{".".join(map(str, p)): x[...] for p, x in flat})
+    inject(other, ..., rngs=nnx.Rngs(7))
+    state = nnx.lora.adapters(other)
+    with np.load(tmp_path / "a.npz") as file:
+        for path, leaf in nnx.to_flat_state(state):
+            leaf[...] = file[".".join(map(str, path))]
+    nnx.update(other, state)
+    assert (forward(other) == forward(model)).all()
+
+
+@pytest.mark.parametrize(
+    ("layer", "a", "b"),
+    [
+        (nnx.Linear(3, 4, rngs=nnx.Rngs(0)), (3, 2), (2, 4)),
+        (nnx.LinearGeneral(3, (2, 4), rngs=nnx.Rngs(0)), (3, 2), (2, 8)),
+        (nnx.LinearGeneral((2, 4), 3, axis=(-2, -1), rngs=nnx.Rngs(0)), (8, 2), (2, 3)),
+        (nnx.Conv(3, 4, (2, 5), rngs=nnx.Rngs(0)), (30, 2), (2, 4)),
+        (nnx.ConvTranspose(3, 4, (2,), rngs=nnx.Rngs(0)), (6, 2), (2, 4)),
+    ],
+)
+def test_the_kernel_is_a_matrix_of_inputs_by_outputs(layer, a, b):
+    base = layer.kernel
+    inject(layer, type(layer))
+    kernel = layer.kernel
+    assert kernel.base is base and kernel.lora_a.shape == a and kernel.lora_b.shape == b
+    assert kernel.shape == base.shape and (kernel.ndim, kernel.dtype) == (base.ndim, base.dtype)
+    kernel.lora_b[...] = jax.random.normal(jax.random.key(0), b)
+    delta = (np.asarray(kernel.lora_a[...]) @ kernel.lora_b[...]).reshape(base.shape)
+    np.testing.assert_allclose(kernel[...], base[...] + 4 * delta, rtol=1e-5)
+    assert (kernel[0] == kernel.value[0]).all() and (kernel + 1 == kernel.value + 1).all()
+
+
+def test_stacked_layers_have_an_adapter_each():
+    make = nnx.vmap(lambda key: nnx.Linear(4, 4, rngs=nnx.Rngs(key)))
+    layers = make(jax.random.split(jax.random.key(0), 3))
+    inject(layers, nnx.Linear)
+    assert layers.kernel.lora_a.shape == (3, 4, 2) and layers.kernel.lora_b.shape == (3, 2, 4)
+    assert not (layers.kernel.lora_a[0] == layers.kernel.lora_a[1]).any()
+    run = nnx.scan(lambda layer, x: layer(x), in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    assert run(layers, jnp.ones((2, 4))).shape == (2, 4)
+
+
+def test_layers_of_ones_own():
+    class Mine(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.eye(3))
+
+        def __call__(self, x):
+            return x @ self.w
+
+    model = nnx.List([Mine(), Mine()])
+    model[1].w = model[0].w
+    inject(model, Mine, weight="w", alpha=None)
+    assert model[0].w is model[1].w and len(nnx.lora.adapters(model)) == 1
+    model[0].w.lora_b[...] = jnp.ones((2, 3))
+    expected = jnp.eye(3) + model[0].w.lora_a[...] @ jnp.ones((2, 3))
+    np.testing.assert_allclose(model[1](jnp.eye(3)), expected, rtol=1e-5)
+
+
+def test_dropout_is_for_training():
+    layer = nnx.Linear(8, 2, rngs=nnx.Rngs(0))
+    inject(layer, ..., dropout=0.5)
+    layer.kernel.lora_b[...] += 1
+    rows = lambda: np.asarray((layer.kernel[...] != layer.kernel.base[...]).any(1))
+    assert 0 < sum(not row for _ in range(4) for row in rows()) < 32
+    layer.eval()
+    assert rows().all()
+
+
+def test_sharding_annotations_of_a_matrix():
+    metadata = {"sharding_names": ("in", "out")}
+    layer = nnx.Linear(4, 6, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+    inject(layer, ...)
+    assert layer.kernel.lora_a.sharding_names == ("in", None)
+    assert layer.kernel.lora_b.sharding_names == (None, "out")
+
+
+def test_the_base_may_be_trained_too():
+    model = nnx.MLP(4, 2, 8, 1, rngs=nnx.Rngs(0))
+    inject(model.layers[0], ..., freeze_base=False)
+    assert names(nnx.state(model, nnx.Frozen())) == []
+    inject(model.layers[1], ...)
+    assert names(nnx.state(model, nnx.Frozen())) == ["layers.1.bias", "layers.1.kernel.base"]
+
+
+def test_half_precision_keeps_its_dtype():
+    layer = nnx.Linear(4, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    inject(layer, ...)
+    assert layer.kernel[...].dtype == jnp.bfloat16 and layer.kernel.lora_a.dtype == jnp.float32
+    assert layer(jnp.ones((1, 4), jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+@pytest.mark.quick
+def test_messages():
+    model = Net(nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"lora.inject: the filter MultiHeadAttention matches no lay"):
+        inject(model, nnx.MultiHeadAttention)
+    with pytest.raises(ValueError, match=r"Similar in the paths: 'query'. It has again, attention.k"):
+        inject(model, nnx.PathContains("qeury"))
+    for rank in (0, 2.0, True):
+        with pytest.raises(ValueError, match="rank must be a whole number, 1 or more, got"):
+            inject(model, ..., rank=rank)
+    with pytest.raises(ValueError, match="dropout is a probability below 1, got 1"):
+        inject(model, ..., dropout=1)
+    for function in (nnx.lora.merge, nnx.lora.unmerge, nnx.lora.remove, nnx.lora.adapters):
+        with pytest.raises(ValueError, match=f"lora.{function.__name__}: Net has no adapters. nnx"):
+            function(model)
+    inject(model, nnx.PathContains("query"))
+    with pytest.raises(ValueError, match="already adapted: attention.query. Choose other layers"):
+        inject(model, nnx.LinearGeneral)
+    with pytest.raises(ValueError, match="not merged; see nnx.lora.merge"):
+        nnx.lora.unmerge(model)
+    nnx.lora.merge(model)
+    with pytest.raises(ValueError, match="merged already; see nnx.lora.unmerge"):
+        nnx.lora.merge(model)
+
+
+def test_layers_that_cannot_be_adapted():
+    rngs = nnx.Rngs(0)
+    wrapped = nnx.Dict(a=nnx.WeightNorm(nnx.Linear(2, 2, rngs=rngs), rngs=rngs))
+    with pytest.raises(ValueError, match="WeightNorm at a sets a.layer_instance.kernel anew in each"):
+        inject(wrapped, ...)
+    with pytest.raises(ValueError, match="already adapted: lora. "):
+        inject(nnx.Dict(lora=nnx.LoRALinear(2, 2, lora_rank=1, rngs=rngs)), ...)
+    with pytest.raises(ValueError, match=r"bias is float32\[2\]; a kernel that can be adapted is a"):
+        inject(nnx.Linear(2, 2, rngs=rngs), ..., weight="bias")
+    tied = nnx.List([nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs)])
+    tied[1].kernel = tied[0].kernel
+    inject(tied[0], ...)
+    with pytest.raises(ValueError, match="already adapted: 0, 1. "):
+        inject(tied, ...)
+    assert math.prod(tied[1].kernel.shape) == 4 and isinstance(tied[1].kernel, nnx.Param)
