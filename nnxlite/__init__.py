@@ -272,10 +272,12 @@ from nnxlite.training import OptArray as OptArray
 from nnxlite.training import Optimizer as Optimizer
 from nnxlite.training import OptState as OptState
 from nnxlite.training import OptVariable as OptVariable
+from nnxlite.training import Policy as Policy
 from nnxlite.training import StaticLossScale as StaticLossScale
 from nnxlite.training import TrainState as TrainState
 from nnxlite.training import all_finite as all_finite
 from nnxlite.training import by_path as by_path
+from nnxlite.training import cast as cast
 from nnxlite.training import metrics as metrics
 from nnxlite.training import optimizer as optimizer
 from nnxlite.transforms import PARTITION_NAME as PARTITION_NAME

@@ -7,7 +7,9 @@ import sys
 import types
 import typing as tp
 
-from nnxlite._text import HasText, human_bytes, short
+import numpy as np
+
+from nnxlite._text import HasText, human_bytes, safely, short
 from nnxlite.graph import iter_graph
 from nnxlite.inspect._calls import CallInfo, Path, field_text, is_called, layout, trace_calls
 from nnxlite.objects import RngStream
@@ -49,7 +51,8 @@ def tabulate(
     The call is traced for its shapes only, on a copy: it computes nothing and does not change the
     model.  Each row is a call of `__call__` or of a public method, the first one with inputs of this
     form: path, class, inputs, outputs, and for each kind of Variable the object's own ones, then
-    the number of elements and bytes of these and all below.
+    the number of elements and bytes of these and all below.  Where a layer computes in another dtype
+    than it stores its parameters in, there is a column for both.
 
     Args:
         obj: a module.
@@ -186,7 +189,9 @@ def _table(
         **table_kwargs,
     }
     table = Table(**options)
-    facts = ["path", "type", "inputs", "outputs"]
+    dtypes = {row.object_id: _dtypes(paths[row.object_id][1]) for row in rows}
+    in_others = any(stored != computed for stored, computed in filter(all, dtypes.values()))
+    facts = ["path", "type", *["params / compute"] * in_others, "inputs", "outputs"]
     column: Options = {"overflow": "fold", **column_kwargs}
     for name in facts:
         last = Text("Total", style="bold", justify="right") if name == facts[-1] else ""
@@ -198,10 +203,22 @@ def _table(
         table.add_column(kind, footer=_size(*totals[kind]), **column)
     for row in rows:
         cells: list[tp.Any] = [PathCell(_path_text(row.path)), Text(row.type.__name__)]
+        cells += [Text(" / ".join(dtypes[row.object_id]).strip(" /"))] * in_others
         cells += [_shapes(row.inputs_repr), _shapes(_outputs_text(row))]
         cells += [Text(f"{getattr(row, cost):,}") for cost in costs]
         table.add_row(*cells, *(_kind_cell(contents[row.object_id], kind) for kind in kinds))
     return table
+
+
+def _dtypes(node: tp.Any) -> tuple[str, str]:
+    """The names of the dtypes in which a layer stores its parameters and computes; empty if unknown."""
+    given = (getattr(node, "__dict__", {}).get(name) for name in ("param_dtype", "dtype"))
+    stored, computed = (str(safely(_dtype_name, x)) if x is not None else "" for x in given)
+    return stored, computed
+
+
+def _dtype_name(dtype: tp.Any) -> str:
+    return np.dtype(dtype).name
 
 
 class PathCell:

@@ -244,9 +244,7 @@ def inject(
     ['lora_a', 'lora_b']
     """
     _check_settings(rank, dropout)
-    layers = matches(
-        model, filter, lambda x: _can_be_adapted(x, weight), "layer", "lora.inject"
-    )
+    layers = matches(model, filter, lambda x: _can_be_adapted(x, weight), "layer", "lora.inject")
     _check_kernels(model, layers, weight)
     made: dict[int, LoRAKernel] = {}
     for _, layer in layers:

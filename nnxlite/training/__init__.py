@@ -19,4 +19,6 @@ from nnxlite.training.optimizer import Optimizer as Optimizer
 from nnxlite.training.optimizer import OptState as OptState
 from nnxlite.training.optimizer import OptVariable as OptVariable
 from nnxlite.training.optimizer import to_opt_state as to_opt_state
+from nnxlite.training.precision import Policy as Policy
+from nnxlite.training.precision import cast as cast
 from nnxlite.training.train_state import TrainState as TrainState

@@ -9,6 +9,7 @@ scale changes during training, `DynamicLossScale` adapts it: it halves when a gr
 
 from __future__ import annotations
 
+import functools
 import typing as tp
 
 import jax
@@ -18,6 +19,7 @@ from nnxlite.graph import state as state_of
 from nnxlite.objects import Pytree
 from nnxlite.training._leaves import flatten, is_variable, read, write
 from nnxlite.training.optimizer import ModelAndOptimizer, Optimizer
+from nnxlite.transforms import value_and_aux, value_and_grad
 from nnxlite.variables import Variable
 
 T = tp.TypeVar("T")
@@ -96,6 +98,41 @@ class StaticLossScale(Pytree):
         Args:
             finite: a bool of shape `()`, as of `all_finite`.
         """
+
+    def value_and_grad(
+        self, f: tp.Callable[..., tp.Any], *, argnums: tp.Any = 0, has_aux: bool = False
+    ) -> tp.Callable[..., tuple[tp.Any, tp.Any]]:
+        """As `nnx.value_and_grad`, with gradients of the scaled loss, as `step` takes them.
+
+        The value is the loss itself.
+
+        Args:
+            f: the loss function, which knows nothing of the scale.
+            argnums, has_aux: as for `nnx.value_and_grad`.
+
+        >>> import nnxlite as nnx, optax
+        >>> model, scale = nnx.Linear(2, 1, rngs=nnx.Rngs(0)), nnx.DynamicLossScale(2.0**15)
+        >>> optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        >>> loss, grads = scale.value_and_grad(lambda m: m.bias.sum() + 1.0)(model)
+        >>> float(loss), float(grads["bias"][0]), bool(scale.step(optimizer, model, grads))
+        (1.0, 32768.0, True)
+        """
+
+        @functools.wraps(f)
+        def scaled(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+            loss, aux = (
+                value_and_aux(f(*args, **kwargs), f) if has_aux else (f(*args, **kwargs), None)
+            )
+            return self.scale(loss), (loss, aux)
+
+        differentiate = value_and_grad(scaled, argnums=argnums, has_aux=True)
+
+        @functools.wraps(f)
+        def call(*args: tp.Any, **kwargs: tp.Any) -> tuple[tp.Any, tp.Any]:
+            (_, (loss, aux)), grads = differentiate(*args, **kwargs)
+            return ((loss, aux) if has_aux else loss), grads
+
+        return call
 
     def step(self, optimizer: Optimizer[tp.Any], *args: tp.Any, **kwargs: tp.Any) -> jax.Array:
         """Update with scaled gradients, unless one is not finite, and adjust the scale.

@@ -65,9 +65,7 @@ def trained() -> Net:
     return model
 
 
-ADAPTED = (
-    "attention.key attention.out attention.query attention.value again blocks.0 seq.layers.0".split()
-)
+ADAPTED = "attention.key attention.out attention.query attention.value again blocks.0 seq.layers.0".split()
 
 
 @pytest.mark.quick
@@ -206,9 +204,13 @@ def test_half_precision_keeps_its_dtype():
 @pytest.mark.quick
 def test_messages():
     model = Net(nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"lora.inject: the filter MultiHeadAttention matches no lay"):
+    with pytest.raises(
+        ValueError, match=r"lora.inject: the filter MultiHeadAttention matches no lay"
+    ):
         inject(model, nnx.MultiHeadAttention)
-    with pytest.raises(ValueError, match=r"Similar in the paths: 'query'. It has again, attention.k"):
+    with pytest.raises(
+        ValueError, match=r"Similar in the paths: 'query'. It has again, attention.k"
+    ):
         inject(model, nnx.PathContains("qeury"))
     for rank in (0, 2.0, True):
         with pytest.raises(ValueError, match="rank must be a whole number, 1 or more, got"):
@@ -231,11 +233,15 @@ def test_messages():
 def test_layers_that_cannot_be_adapted():
     rngs = nnx.Rngs(0)
     wrapped = nnx.Dict(a=nnx.WeightNorm(nnx.Linear(2, 2, rngs=rngs), rngs=rngs))
-    with pytest.raises(ValueError, match="WeightNorm at a sets a.layer_instance.kernel anew in each"):
+    with pytest.raises(
+        ValueError, match="WeightNorm at a sets a.layer_instance.kernel anew in each"
+    ):
         inject(wrapped, ...)
     with pytest.raises(ValueError, match="already adapted: lora. "):
         inject(nnx.Dict(lora=nnx.LoRALinear(2, 2, lora_rank=1, rngs=rngs)), ...)
-    with pytest.raises(ValueError, match=r"bias is float32\[2\]; a kernel that can be adapted is a"):
+    with pytest.raises(
+        ValueError, match=r"bias is float32\[2\]; a kernel that can be adapted is a"
+    ):
         inject(nnx.Linear(2, 2, rngs=rngs), ..., weight="bias")
     tied = nnx.List([nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs)])
     tied[1].kernel = tied[0].kernel

@@ -1,0 +1,307 @@
+"""The dtypes of a model: `cast` changes those of its parameters, a `Policy` those it computes in, too.
+
+A layer has two: `param_dtype`, in which its parameters are stored, and `dtype`, in which it computes
+(None: what inputs and parameters promote to).  Both are settings of the layer, so that a model says
+what it does, and is compiled again after a change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite._errors import path_text
+from nnxlite._freezing import matches
+from nnxlite._jax import is_ref
+from nnxlite._state import State
+from nnxlite.filters import Filter, Not, to_predicate
+from nnxlite.graph import Path, iter_graph
+from nnxlite.graph import update as update_node
+from nnxlite.nn import BatchNorm, Embed, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from nnxlite.objects import Pytree
+from nnxlite.training.optimizer import OptState
+from nnxlite.variables import Variable
+
+T = tp.TypeVar("T")
+Dtype: tp.TypeAlias = tp.Any
+
+NORMS = (BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm)
+"""The layers that a policy leaves in float32."""
+
+_FULL = jnp.dtype("float32")
+_SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
+_SHORT |= {"half": "float16", "single": "float32", "double": "float64"}
+_FLOATS = "float16 bfloat16 float32 float64".split()
+
+
+def cast(model: tp.Any, dtype: Dtype, *, only: Filter = Not(OptState), keep: Filter = None) -> None:  # noqa: B008 - a value
+    """Cast the floating arrays of a model in place, and set the `param_dtype` of its layers to match.
+
+    Integers, random keys, bools and complex numbers stay as they are, and so does, by default, the
+    state of optimizers. What is shared is cast once. What a layer computes in is its `dtype`, which
+    only a `Policy` changes (but an `Embed` that computed in the dtype of its table goes on to do so).
+
+    Args:
+        model: an object, or a pytree of objects; also an abstract one.
+        dtype: a floating dtype, or its name: "bfloat16", "float32", ...
+        only: a filter for the leaves to cast; by default all but `OptState`.
+        keep: a filter for leaves to leave as they are, such as `nnx.PathContains("norm")`.
+
+    Raises:
+        ValueError: for a dtype that is not a floating one, a filter that matches no floating leaf, or
+            an array reference, whose dtype is fixed. Nothing is changed then.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.MLP(4, 2, 8, 1, rngs=nnx.Rngs(0))
+    >>> nnx.cast(model, "bfloat16", keep=nnx.PathContains("bias"))
+    >>> model.layers[0].kernel.dtype, model.layers[0].bias.dtype, model.layers[0].param_dtype
+    (dtype(bfloat16), dtype('float32'), dtype(bfloat16))
+    """
+    target = floating_dtype(dtype, "cast")
+    chosen = matches(model, only, _is_float_leaf, "floating array", "cast")
+    if keep is not None and keep is not False:
+        kept = {path for path, _ in matches(model, keep, _is_float_leaf, "floating array", "cast")}
+        chosen = [(path, leaf) for path, leaf in chosen if path not in kept]
+    settings = _settings(model, {id(leaf) for _, leaf in chosen})
+    _write(model, [(path, leaf, target) for path, leaf in chosen])
+    for layer, name in settings:
+        setattr(layer, name, target)
+
+
+def _write(model: tp.Any, chosen: tp.Iterable[tuple[Path, tp.Any, Dtype]]) -> None:
+    """Cast some leaves of a model, each to its dtype."""
+    new: dict[Path, tp.Any] = {}
+    for path, leaf, dtype in chosen:
+        value = leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
+        if is_ref(value):
+            raise ValueError(
+                f"{path_text(path)} is an array reference, whose dtype is fixed. Cast the model that "
+                "nnx.to_arrays makes of it, and use nnx.to_refs on that."
+            )
+        new[path] = jax.tree.map(functools.partial(_as, dtype=dtype), value)
+    if isinstance(model, Variable) and new:
+        model.set_raw_value(new[()])
+    elif new:
+        update_node(model, State.from_flat_path(new))
+
+
+def _settings(model: tp.Any, cast_ones: set[int]) -> list[tuple[tp.Any, str]]:
+    """The layers whose `param_dtype` (or recorded `dtype`) is another one now.
+
+    A layer with parameters of its own counts as cast if one of them is, any other if all floating
+    leaves below it are.
+    """
+    nodes = list(iter_graph(model))
+    leaves = [(path, id(leaf) in cast_ones) for path, leaf in nodes if _is_float_leaf(leaf)]
+    out: list[tuple[tp.Any, str]] = []
+    for path, node in nodes:
+        if not isinstance(node, Pytree) or "param_dtype" not in vars(node):
+            continue
+        own = [id(x) in cast_ones for x in vars(node).values() if _is_float_leaf(x)]
+        below = [done for place, done in leaves if place[: len(path)] == path]
+        if any(own) or (not own and below and all(below)):
+            if isinstance(node, Embed) and _name(node.dtype) == _name(node.param_dtype):
+                out.append((node, "dtype"))
+            out.append((node, "param_dtype"))
+    return out
+
+
+def _is_layer(node: tp.Any) -> bool:
+    return isinstance(node, Pytree) and {"dtype", "param_dtype"} <= vars(node).keys()
+
+
+def _within(path: Path, places: tp.Mapping[Path, T]) -> T | None:
+    """What belongs to the innermost of some places that a path is at or below."""
+    inner = (path[:length] for length in range(len(path), -1, -1))
+    return next((places[place] for place in inner if place in places), None)
+
+
+def _name(dtype: tp.Any) -> str | None:
+    return None if dtype is None else jnp.dtype(dtype).name
+
+
+def _is_float(value: tp.Any) -> bool:
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and hasattr(value, "shape") and jnp.issubdtype(dtype, jnp.floating)
+
+
+def _is_float_leaf(node: tp.Any) -> bool:
+    """Whether a node is a Variable or an array with a floating array in it."""
+    if isinstance(node, Variable):
+        return any(map(_is_float, jax.tree.leaves(node.get_raw_value())))
+    return not isinstance(node, Pytree) and _is_float(node)
+
+
+def _as(value: tp.Any, dtype: Dtype) -> tp.Any:
+    if not _is_float(value):
+        return value
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return value.update(dtype=dtype)
+    return value.astype(dtype)
+
+
+def floating_dtype(dtype: Dtype, caller: str) -> tp.Any:
+    """A dtype given by name or otherwise; ValueError unless it is a floating one."""
+    given = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    try:
+        known = jnp.dtype(given)
+    except TypeError:
+        near = difflib.get_close_matches(str(dtype), [*_FLOATS, *_SHORT], n=1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"{caller}: {dtype!r} is not a dtype.{meant} Floating ones are {', '.join(_FLOATS)}."
+        ) from None
+    if not jnp.issubdtype(known, jnp.floating):
+        raise ValueError(
+            f"{caller}: {known.name} is not a floating dtype, such as {', '.join(_FLOATS)}: a model "
+            "does not compute in it."
+        )
+    return known
+
+
+def _parsed(text: str) -> tuple[str, str | None, str | None]:
+    """The dtypes in text such as "params=float32,compute=bfloat16,output=float32"."""
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, dtype = part.partition("=")
+        known = next((n for n in ("params", "compute", "output") if _names(n, name.strip())), None)
+        if known is None or not dtype.strip() or known in found:
+            raise ValueError(
+                f"Policy: cannot read {part.strip()!r} in {text!r}. Write each of params, compute and "
+                "output once, as in 'params=float32,compute=bfloat16,output=float32'."
+            )
+        found[known] = dtype.strip()
+    return found.get("params", "float32"), found.get("compute"), found.get("output")
+
+
+def _names(name: str, given: str) -> bool:
+    return given in (name, name[0], name.rstrip("s"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """In which dtypes a model stores its parameters, computes, and gives its results.
+
+    Args:
+        param: dtype of parameters and other floating arrays of the model, or all as text, such as
+            "params=float32,compute=bfloat16,output=float32" (also p, c and o; f32, bf16, ...).
+        compute: dtype that layers compute in; None: that of the parameters.
+        output: dtype of results, for `cast_output`; None: that of the computation.
+        norms: dtype in which layers that normalize store and compute; None: as all others.
+        keep: a filter for further layers which store and compute in float32, such as the last one.
+
+    Raises:
+        ValueError: for a dtype that is not a floating one, or text of another form.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> policy = nnx.Policy("params=float32,compute=bfloat16,output=float32")
+    >>> model = nnx.Sequential(nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.LayerNorm(8, rngs=nnx.Rngs(0)))
+    >>> policy.apply(model)
+    >>> print(model)
+    Sequential
+      layers: List
+        0: Linear(in_features=4, out_features=8, dtype=dtype(bfloat16))
+          kernel: Param float32[4,8]
+          bias: Param float32[8]
+        1: LayerNorm(num_features=8, dtype=dtype('float32'))
+          scale: Param float32[8]
+          bias: Param float32[8]
+    Param: 56 (224 B)
+    >>> model.layers[0](jnp.ones((1, 4))).dtype
+    dtype(bfloat16)
+    """
+
+    param: Dtype = "float32"
+    compute: Dtype = None
+    output: Dtype = None
+    norms: Dtype = "float32"
+    keep: Filter = None
+
+    def __post_init__(self) -> None:
+        param, compute, output = self.param, self.compute, self.output
+        if isinstance(param, str) and "=" in param:
+            if compute is not None or output is not None:
+                raise ValueError("Policy: give all dtypes in the text, or each by itself.")
+            param, compute, output = _parsed(param)
+        param = floating_dtype(param, "Policy")
+        compute = param if compute is None else floating_dtype(compute, "Policy")
+        output = compute if output is None else floating_dtype(output, "Policy")
+        to_predicate(self.keep)
+        norms = None if self.norms is None else floating_dtype(self.norms, "Policy")
+        dtypes = {"param": param, "compute": compute, "output": output, "norms": norms}
+        for name, value in dtypes.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        dtypes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)[:4]}
+        shown = [f"{name}={_name(dtype)!r}" for name, dtype in dtypes.items()]
+        shown += [] if self.keep is None else [f"keep={self.keep!r}"]
+        return f"Policy({', '.join(shown)})"
+
+    def apply(self, model: tp.Any, filter: Filter = ..., /) -> None:
+        """Set the `dtype` of layers, and cast their parameters, in place.
+
+        A layer is any object with the attributes `dtype` and `param_dtype`. Optimizer states stay as
+        they are. A compiled function is compiled once more.
+
+        Args:
+            model: an object, or a pytree of objects.
+            filter: the layers, by class, path or predicate; by default all.
+
+        Raises:
+            ValueError: if the filter, or `keep`, unless it is the default, matches no layer.
+        """
+        chosen = matches(model, filter, _is_layer, "layer", "Policy.apply")
+        special: dict[Path, tp.Any] = {}
+        if self.norms is not None:
+            special |= {path: self.norms for path, layer in chosen if isinstance(layer, NORMS)}
+        if self.keep is not None and self.keep is not False:
+            found = matches(model, self.keep, _is_layer, "layer", "Policy.apply with `keep`")
+            special |= {path: _FULL for path, _ in found}
+        layers = dict.fromkeys((path for path, _ in chosen), True)
+        _write(
+            model,
+            [
+                (path, leaf, _within(path, special) or self.param)
+                for path, leaf in iter_graph(model)
+                if _is_float_leaf(leaf) and not isinstance(leaf, OptState)
+                if filter is ... or _within(path, layers)
+            ],
+        )
+        for path, layer in chosen:
+            own = _within(path, special)
+            layer.param_dtype = own or self.param
+            layer.dtype = own or self.compute
+
+    def cast_param(self, tree: T) -> T:
+        """A tree with its floating arrays in the dtype of the parameters.
+
+        Args:
+            tree: any pytree.
+        """
+        return jax.tree.map(lambda x: _as(x, self.param), tree)
+
+    def cast_compute(self, tree: T) -> T:
+        """A tree, such as a batch, with its floating arrays in the dtype of the computation.
+
+        Args:
+            tree: any pytree.
+        """
+        return jax.tree.map(lambda x: _as(x, self.compute), tree)
+
+    def cast_output(self, tree: T) -> T:
+        """A tree, such as the result of a model, with its floating arrays in the dtype of results.
+
+        Args:
+            tree: any pytree.
+
+        >>> import nnxlite as nnx, jax.numpy as jnp
+        >>> nnx.Policy(compute="bfloat16", output="float32").cast_output(jnp.ones(2, "bfloat16")).dtype
+        dtype('float32')
+        """
+        return jax.tree.map(lambda x: _as(x, self.output), tree)

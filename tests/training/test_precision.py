@@ -1,0 +1,240 @@
+"""`cast` and `Policy`: dtypes of parameters, computations and results."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import nnxlite as nnx
+
+IDS = jnp.array([[1, 2]])
+BF16, F32 = jnp.dtype("bfloat16"), jnp.dtype("float32")
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(5, 4, rngs=rngs)
+        self.norm = nnx.LayerNorm(4, rngs=rngs)
+        self.head = nnx.Linear(4, 4, rngs=rngs)
+        self.tied = self.head
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.scale = nnx.Param(jnp.ones(()))
+        self.steps = nnx.Variable(jnp.array(0))
+        self.array = nnx.data(jnp.ones(2))
+
+    def __call__(self, ids):
+        return self.tied(self.head(self.norm(self.embed(ids))))
+
+
+def make() -> Net:
+    return Net(nnx.Rngs(0))
+
+
+def dtypes(model) -> dict[str, str]:
+    pairs = nnx.to_flat_state(nnx.state(model))
+    return {".".join(map(str, path)): leaf.dtype.name for path, leaf in pairs}
+
+
+@pytest.mark.quick
+def test_cast_changes_floats_and_nothing_else():
+    model = make()
+    before, kernel = dtypes(model), model.head.kernel
+    nnx.cast(model, "bfloat16")
+    after = dtypes(model)
+    assert {path for path in after if after[path] != before[path]} == {
+        path for path in before if before[path] == "float32"
+    }
+    assert set(after.values()) == {"bfloat16", "int32", "uint32", "key<fry>"}
+    assert model.head.kernel is kernel and model.tied is model.head
+    assert model.head.param_dtype == model.norm.param_dtype == BF16 and model.head.dtype is None
+    assert model(IDS).dtype == model.embed.dtype == BF16
+    nnx.cast(model, jnp.float32)
+    assert dtypes(model) == before and model.embed.dtype == model.head.param_dtype == F32
+
+
+def test_only_and_keep():
+    model = make()
+    nnx.cast(
+        model, "bf16", only=nnx.Param, keep=[nnx.PathContains("norm"), nnx.PathContains("bias")]
+    )
+    cast_ones = {path for path, dtype in dtypes(model).items() if dtype == "bfloat16"}
+    assert cast_ones == {"embed.embedding", "head.kernel", "scale"}
+    assert model.norm.param_dtype == F32 and model.head.param_dtype == BF16
+
+
+def test_settings_of_layers_without_parameters_of_their_own():
+    attention = nnx.MultiHeadAttention(2, 4, normalize_qk=True, rngs=nnx.Rngs(0), decode=False)
+    nnx.cast(attention, "bfloat16", only=nnx.PathContains("out"))
+    assert attention.out.param_dtype == BF16 and attention.param_dtype == F32
+    nnx.cast(attention, "bfloat16")
+    assert attention.query.param_dtype == attention.param_dtype == BF16
+
+
+def test_optimizers_are_cast_where_asked():
+    trained = nnx.ModelAndOptimizer(make(), optax.adam(0.1))
+    moment = lambda: trained.opt_state[0].mu.head.kernel.dtype
+    nnx.cast(trained, "bfloat16")
+    assert (trained.model.head.kernel.dtype, moment()) == (BF16, F32)
+    nnx.cast(trained, "bfloat16", only=nnx.OptState)
+    assert moment() == BF16
+
+
+def test_abstract_models_single_variables_and_jit():
+    abstract = nnx.eval_shape(make)
+    nnx.cast(abstract, "float16")
+    assert dtypes(abstract)["head.kernel"] == "float16"
+    weight = nnx.Param({"a": jnp.ones(2), "n": jnp.arange(2)})
+    nnx.cast(weight, "float16")
+    assert [x.dtype.name for x in weight[...].values()] == ["float16", "int32"]
+    model = make()
+    nnx.jit(lambda m: nnx.cast(m, "float16"))(model)
+    assert dtypes(model)["head.kernel"] == "float16" and model.head.param_dtype == jnp.float16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "bfloat"}, r"cast: 'bfloat' is not a dtype. Did you mean 'bfloat16'\? Floating"),
+        ({"dtype": "int8"}, "cast: int8 is not a floating dtype, such as float16, bfloat16"),
+        ({"dtype": "bf16", "only": nnx.PathContains("haed")}, "no floating array .* 'head'"),
+        ({"dtype": "bf16", "keep": nnx.RngKey}, "RngKey matches no floating array of Net"),
+    ],
+)
+def test_what_cannot_be_cast(arguments, message):
+    model = make()
+    with pytest.raises(ValueError, match=message):
+        nnx.cast(model, **arguments)
+    assert dtypes(model) == dtypes(make())
+
+
+def test_references_keep_their_dtype():
+    model = nnx.Dict(a=nnx.Param(jnp.ones(2)), b=nnx.Param(jnp.ones(2), ref=True))
+    with pytest.raises(ValueError, match="b is an array reference, whose dtype is fixed. Cast the"):
+        nnx.cast(model, "bfloat16")
+    assert model.a.dtype == F32
+
+
+@pytest.mark.quick
+def test_a_policy_sets_what_layers_store_and_compute_in():
+    model = make()
+    policy = nnx.Policy(param="float32", compute="bfloat16", output="float32")
+    policy.apply(model)
+    assert set(dtypes(model).values()) == set(dtypes(make()).values())
+    assert (model.embed.dtype, model.head.dtype, model.norm.dtype) == (BF16, BF16, F32)
+    assert model.norm(model.embed(IDS)).dtype == F32
+    logits = model(IDS)
+    assert logits.dtype == BF16
+    assert policy.cast_output({"logits": logits, "n": 1})["logits"].dtype == F32
+    assert (
+        policy.cast_compute(jnp.ones(2)).dtype
+        == BF16
+        == nnx.Policy("bf16").cast_param(logits).dtype
+    )
+    grads = nnx.grad(lambda m: policy.cast_output(m(IDS)).sum())(model)
+    assert grads.head.kernel.dtype == F32
+
+
+def test_norms_layers_to_keep_and_parts():
+    model = make()
+    nnx.Policy("bf16", keep=nnx.PathContains("head")).apply(model)
+    found = dtypes(model)
+    assert found["head.kernel"] == found["norm.scale"] == "float32"
+    assert found["embed.embedding"] == found["scale"] == found["array"] == "bfloat16"
+    assert model.head.dtype == F32 and model(IDS).dtype == F32
+    nnx.Policy("bf16", norms=None).apply(model)
+    assert {model.norm.dtype, model.norm.param_dtype, model(IDS).dtype} == {BF16}
+    part = make()
+    nnx.Policy("bf16").apply(part, nnx.Embed)
+    assert dtypes(part)["embed.embedding"] == "bfloat16" and dtypes(part)["scale"] == "float32"
+    assert part.head.dtype is None
+
+
+def test_optimizer_states_stay():
+    trained = nnx.ModelAndOptimizer(make(), optax.adam(0.1))
+    nnx.Policy("bf16").apply(trained)
+    assert trained.opt_state[0].mu.head.kernel.dtype == F32 and trained.model.head.dtype == BF16
+
+
+@pytest.mark.quick
+def test_policies_as_text():
+    policy = nnx.Policy(param="float32", compute="bfloat16", output="float32")
+    for text in (
+        "params=float32,compute=bfloat16,output=float32",
+        "p=f32, c=bf16, o=f32",
+        "output=single,compute=bf16,param=f32",
+    ):
+        assert nnx.Policy(text) == policy and hash(nnx.Policy(text)) == hash(policy)
+    assert repr(policy) == (
+        "Policy(param='float32', compute='bfloat16', output='float32', norms='float32')"
+    )
+    assert nnx.Policy("half").output == jnp.float16 and nnx.Policy("c=bf16").output == BF16
+    assert "keep=PathContains('a', exact=True)" in repr(nnx.Policy(keep=nnx.PathContains("a")))
+
+
+@pytest.mark.parametrize(
+    ("make_or_apply", "message"),
+    [
+        (
+            lambda m: nnx.Policy("params=f32,copute=bf16"),
+            "cannot read 'copute=bf16' in 'params=f32,",
+        ),
+        (lambda m: nnx.Policy("p=f32,params=f32"), "cannot read 'params=f32'"),
+        (lambda m: nnx.Policy("p=f32,c="), "cannot read 'c='"),
+        (lambda m: nnx.Policy("f31"), "Policy: 'f31' is not a dtype. Did you mean 'f32'"),
+        (lambda m: nnx.Policy(compute=int), "Policy: int64 is not a floating dtype"),
+        (
+            lambda m: nnx.Policy("p=f32", compute="bf16"),
+            "all dtypes in the text, or each by itself",
+        ),
+        (
+            lambda m: nnx.Policy().apply(m, nnx.Conv),
+            "Conv matches no layer .* of the kinds Embed, La",
+        ),
+        (
+            lambda m: nnx.Policy().apply(nnx.Dict(a=1)),
+            r"Ellipsis matches no layer of Dict. It has no",
+        ),
+        (lambda m: nnx.Policy(keep="head").apply(m), "Policy.apply with `keep`: the filter 'head'"),
+    ],
+)
+def test_policies_that_do_not_work(make_or_apply, message):
+    model = make()
+    with pytest.raises(ValueError, match=message):
+        make_or_apply(model)
+    assert dtypes(model) == dtypes(make()) and model.head.dtype is None
+    with pytest.raises(TypeError, match="3 of type 'int' is not a filter"):
+        nnx.Policy(keep=3)  # type: ignore[arg-type]
+
+
+def test_a_policy_is_seen():
+    model = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.LayerNorm(2, rngs=nnx.Rngs(0)))
+    x = jax.ShapeDtypeStruct((1, 2), jnp.float32)
+    assert "params / compute" not in nnx.tabulate(model, x)
+    nnx.Policy(compute="bfloat16").apply(model)
+    table = nnx.tabulate(model, x)
+    assert "params / compute" in table and "float32 / bfloat16" in table
+    assert "float32 / float32" in table
+    assert "Linear(in_features=2, out_features=2, dtype=bfloat16)" in str(model)
+
+
+@pytest.mark.parametrize("has_aux", [False, True])
+def test_the_loss_scale_differentiates(has_aux):
+    model = make()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    scale = nnx.DynamicLossScale(8.0)
+
+    def loss_fn(model, ids):
+        loss = model(ids).sum()
+        return (loss, "aux") if has_aux else loss
+
+    expected, plain = nnx.value_and_grad(loss_fn, has_aux=has_aux)(model, IDS)
+    got, grads = scale.value_and_grad(loss_fn, has_aux=has_aux)(model, IDS)
+    assert got == expected
+    assert jnp.allclose(grads.head.bias[...], 8 * plain.head.bias[...])
+    assert scale.step(optimizer, model, grads)
+    with pytest.raises(
+        TypeError, match="With has_aux=True test_the_loss_scale.*must return a pair"
+    ):
+        scale.value_and_grad(lambda m: m(IDS).sum(), has_aux=True)(model)
