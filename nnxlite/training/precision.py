@@ -205,10 +205,10 @@ class Policy:
     >>> print(model)
     Sequential
       layers: List
-        0: Linear(in_features=4, out_features=8, dtype=dtype(bfloat16))
+        0: Linear(in_features=4, out_features=8, dtype=bfloat16)
           kernel: Param float32[4,8]
           bias: Param float32[8]
-        1: LayerNorm(num_features=8, dtype=dtype('float32'))
+        1: LayerNorm(num_features=8, dtype=float32)
           scale: Param float32[8]
           bias: Param float32[8]
     Param: 56 (224 B)

@@ -65,7 +65,8 @@ def trained() -> Net:
     return model
 
 
-ADAPTED = "attention.key attention.out attention.query attention.value again blocks.0 seq.layers.0".split()
+ADAPTED = """attention.key attention.out attention.query attention.value again blocks.0
+    seq.layers.0""".split()
 
 
 @pytest.mark.quick
