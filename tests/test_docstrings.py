@@ -38,7 +38,7 @@ def test_examples_in(name):
 
 # What the docstring of a public name says ---------------------------------------------------------
 
-SUBMODULES = "initializers spmd traversals wrappers".split()
+SUBMODULES = "checkpoint initializers spmd traversals wrappers".split()
 
 
 def is_ours(value: tp.Any) -> bool:

@@ -146,7 +146,8 @@ def restore(
     read before the first object is changed.
 
     Args:
-        path: of the folder.
+        path: of the folder; also of a pytree that Orbax wrote without nnxlite, such as a State of Flax
+            NNX, for a single item.
         only: a filter for the leaves of the items, with paths within the items; others are left alone.
         rename: patterns of stored names and what each becomes, `{"model.encoder.**": "model.body.**"}`:
             `*` is any text within one name, `**` any number of names, `{i}` one name.
@@ -182,8 +183,8 @@ def restore(
     ('model.new.bias', 'model.new.kernel')
     """
     place = locate(_orbax.folder(path))
-    stored = _orbax.read_stored(place)
     contents = contents_of(dict(items))
+    stored = _with_keys(_orbax.read_stored(place, items), contents)
     leaves = chosen(contents, only)
     matching = match(
         stored.specs,
@@ -206,6 +207,19 @@ def restore(
     )
     others = {name: v for name, v in stored.values.items() if name in items_of(stored.specs)}
     return dataclasses.replace(matching.report, values={**others, **contents.root})
+
+
+def _with_keys(stored: _orbax.Stored, contents: Contents) -> _orbax.Stored:
+    """What is stored, with random keys in place of their data, which Orbax does not tell apart."""
+    if stored.keys is None:
+        return stored
+    specs = dict(stored.specs)
+    for name, leaf in contents.leaves.items():
+        if leaf.spec.key_impl and name in specs:
+            data = specs[name]
+            if data.dtype == "uint32" and data.shape[:-1] == leaf.spec.shape:
+                specs[name] = leaf.spec
+    return dataclasses.replace(stored, specs=specs)
 
 
 def items_of(names: tp.Iterable[str]) -> list[str]:

@@ -17,7 +17,8 @@ import zlib
 import jax
 import numpy as np
 
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec
+from nnxlite._jax import key_name
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, name_of
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError
 
 ARRAYS, ABOUT = "arrays", "nnxlite"
@@ -56,6 +57,7 @@ class Stored:
         checksums: CRC-32 of the arrays that one process had as a whole.
         values: numbers and texts, by name.
         aliases, settings, classes: see `Contents`.
+        keys: where Orbax has each array, for a tree that it wrote without nnxlite.
     """
 
     specs: dict[str, Spec]
@@ -64,6 +66,7 @@ class Stored:
     aliases: dict[str, str]
     settings: dict[str, str]
     classes: dict[str, str]
+    keys: dict[str, tuple[tp.Any, ...]] | None = None
 
     def as_json(self) -> dict[str, tp.Any]:
         """The description as JSON has it."""
@@ -166,8 +169,12 @@ def not_written(folder: epath.Path, error: Exception) -> CheckpointError:
     )
 
 
-def read_stored(path: epath.Path) -> Stored:
+def read_stored(path: epath.Path, items: tp.Collection[str] = ()) -> Stored:
     """The description of the checkpoint in a folder.
+
+    Args:
+        path: of the folder.
+        items: the names that are asked for; a tree that Orbax wrote without nnxlite has the only one.
 
     Raises:
         NotFoundError: where there is none; the message says what there is.
@@ -175,12 +182,39 @@ def read_stored(path: epath.Path) -> Stored:
     """
     about = path / ABOUT / "metadata"
     if not about.exists():
+        if (path / "_METADATA").exists():
+            return _stored_tree(path, items)
         raise NotFoundError(f"No checkpoint at {path}: {_what_is(path)}.")
     try:
         given = json.loads(about.read_text())
     except ValueError as error:
         raise DamagedError(f"{path}: {ABOUT}/metadata is damaged: {error}.") from error
     return Stored.from_json(given, path)
+
+
+def _stored_tree(path: epath.Path, items: tp.Collection[str]) -> Stored:
+    """The description of a pytree that Orbax wrote without nnxlite, such as a State of Flax."""
+    if len(items) > 1:
+        raise CheckpointError(
+            f"{path} was written by Orbax without nnxlite.checkpoint, as one tree: restore one item of "
+            f"it, not {', '.join(items)}."
+        )
+    ocp = orbax()
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            tree = checkpointer.metadata(path).item_metadata.tree
+    except Exception as error:
+        raise DamagedError(f"{path}/_METADATA cannot be read: {error}") from error
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    keys = {tuple(key_name(key) for key in path): leaf for path, leaf in pairs}
+    boxed = all(path[-1] in ("value", "raw_value") for path in keys)  # Variables of Flax
+    specs, found = {}, {}
+    for names, leaf in keys.items():
+        if getattr(leaf, "shape", None) is not None:
+            name = name_of([*items, *names])
+            name = name.rpartition(".")[0] if boxed else name
+            specs[name], found[name] = Spec(tuple(leaf.shape), np.dtype(leaf.dtype).name), names
+    return Stored(specs, {}, {}, {}, {}, {}, found)
 
 
 def _what_is(path: epath.Path) -> str:
@@ -240,22 +274,47 @@ def read_arrays(
             args[name] = ocp.RestoreArgs(restore_type=np.ndarray)
         else:
             args[name] = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=spec.shape)
-    restore = ocp.args.PyTreeRestore(
-        item=dict.fromkeys(args, 0), restore_args=args, partial_restore=True
-    )
     arrays: dict[str, tp.Any] = {}
     if args:
         try:
-            with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-                restored = checkpointer.restore(path, args=ocp.args.Composite(**{ARRAYS: restore}))
-            arrays = restored[ARRAYS]
-        except (
-            Exception
-        ) as error:  # of TensorStore, JSON and Orbax: files are not what they should be
+            arrays = _read(path, args, stored.keys)
+        except Exception as error:  # of TensorStore, JSON, Orbax
             raise DamagedError(
                 f"{path} is damaged or cannot be read: {str(error).splitlines()[0][:300]}"
             ) from error
     return {name: _checked(path, name, stored, arrays, verify) for name in wanted}
+
+
+def _read(
+    path: epath.Path, args: dict[str, tp.Any], keys: dict[str, tuple[tp.Any, ...]] | None
+) -> dict[str, tp.Any]:
+    ocp = orbax()
+    if keys is None:
+        items = {ARRAYS: _partial(args)}
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            return checkpointer.restore(path, args=ocp.args.Composite(**items))[ARRAYS]
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        whole = jax.tree.map(
+            lambda _: ocp.PLACEHOLDER, checkpointer.metadata(path).item_metadata.tree
+        )
+        by_key = {keys[name]: arg for name, arg in args.items()}
+        nested = jax.tree_util.tree_map_with_path(
+            lambda path, _: by_key.get(tuple(map(key_name, path)), ocp.PLACEHOLDER), whole
+        )
+        read = checkpointer.restore(path, args=_partial(nested))
+    pairs = jax.tree_util.tree_leaves_with_path(read)
+    flat = {tuple(key_name(key) for key in path): leaf for path, leaf in pairs}
+    return {name: flat[keys[name]] for name in args}
+
+
+def _partial(args: tp.Any) -> ocp.args.PyTreeRestore:
+    ocp = orbax()
+    item = jax.tree.map(
+        lambda arg: ocp.PLACEHOLDER if arg is ocp.PLACEHOLDER else 0,
+        args,
+        is_leaf=lambda x: isinstance(x, ocp.RestoreArgs),
+    )
+    return ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True)
 
 
 def _checked(
@@ -280,7 +339,7 @@ def _checked(
                 else "."
             )
         )
-    if spec.key_impl:
+    if spec.key_impl and array is not None and array.dtype == np.uint32:
         return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=spec.key_impl)
     return array
 

@@ -1,0 +1,55 @@
+"""Checkpoints that a program with Flax NNX wrote by Orbax come into models of ours, and ours into its."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import nnxlite
+
+ocp = pytest.importorskip("orbax.checkpoint")
+flax = pytest.importorskip("flax.nnx")
+
+
+def build(nnx, seed):
+    layers = (
+        nnx.Linear(2, 3, rngs=nnx.Rngs(seed)),
+        nnx.BatchNorm(3, rngs=nnx.Rngs(seed)),
+        nnx.Dropout(0.5, rngs=nnx.Rngs(seed)),
+    )
+    model = nnx.Sequential(*layers)
+    return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+
+def numbers(nnx, node):
+    pairs = nnx.to_flat_state(nnx.state(node))
+    values = {".".join(map(str, path)): leaf.get_value() for path, leaf in pairs}
+    return {
+        name: np.asarray(jax.random.key_data(v) if name.endswith("key") else v).tolist()
+        for name, v in values.items()
+    }
+
+
+def test_a_checkpoint_of_flax_is_restored_in_one_call(tmp_path):
+    for which in (0, 1):
+        theirs = build(flax, 0)[which]
+        path = tmp_path / str(which)
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(path, flax.state(theirs))
+        ours = build(nnxlite, 1)[which]
+        assert nnxlite.checkpoint.restore(path, item=ours).complete
+        assert numbers(nnxlite, ours) == numbers(flax, theirs)
+
+
+@pytest.mark.parametrize(("writer", "reader"), [(flax, nnxlite), (nnxlite, flax)])
+def test_states_go_through_orbax_from_one_library_to_the_other(tmp_path, writer, reader):
+    model, _ = build(writer, 0)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", writer.state(model))
+    abstract = reader.eval_shape(lambda: build(reader, 1)[0])
+    graphdef, state = reader.split(abstract)
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = reader.merge(graphdef, checkpointer.restore(tmp_path / "c", state))
+    assert numbers(reader, restored) == numbers(writer, model)
