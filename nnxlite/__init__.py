@@ -254,6 +254,11 @@ from nnxlite.objects import view as view
 from nnxlite.objects import view_info as view_info
 from nnxlite.objects import with_attributes as with_attributes
 from nnxlite.objects import with_rngs as with_rngs
+from nnxlite.serving import Bucketed as Bucketed
+from nnxlite.serving import Exported as Exported
+from nnxlite.serving import bucketed as bucketed
+from nnxlite.serving import export as export
+from nnxlite.serving import load_exported as load_exported
 from nnxlite.sharding import abstract_with_sharding as abstract_with_sharding
 from nnxlite.sharding import as_abstract as as_abstract
 from nnxlite.sharding import get_abstract_model as get_abstract_model

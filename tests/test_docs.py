@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NEEDS = {"serving.md": "flatbuffers"}
+"""Packages without which the Python of a page cannot run."""
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -35,6 +37,8 @@ def test_python_of(page, tmp_path, monkeypatch):
     code = program(page.read_text())
     if not code.strip():
         pytest.skip("no Python on this page")
+    if page.name in NEEDS:
+        pytest.importorskip(NEEDS[page.name])
     monkeypatch.chdir(tmp_path)  # what a page writes stays out of the repository
     # A traceback then quotes the page, not the program made of it.
     linecache.cache[str(page)] = (len(code), None, code.splitlines(True), str(page))
