@@ -35,13 +35,14 @@ import matplotlib.pyplot as plt
 
 CONTEXT = 64
 PROMPT = "The data set contains"
-SAMPLERS: dict[str, tp.Any] = {
-    "greedy": nnx.sampling.greedy,
-    "temperature 1": nnx.Sampler(),
-    "temperature 0.7, top-k 20": nnx.Sampler(temperature=0.7, top_k=20),
-    "top-p 0.9": nnx.Sampler(top_p=0.9),
-    "min-p 0.1": nnx.Sampler(min_p=0.1),
+SAMPLERS = {  # temperature, top-p, min-p: numbers that one program takes, in each row others
+    "greedy": (0.0, 1.0, 0.0),
+    "temperature 1": (1.0, 1.0, 0.0),
+    "temperature 0.7": (0.7, 1.0, 0.0),
+    "top-p 0.9": (1.0, 0.9, 0.0),
+    "min-p 0.1": (1.0, 1.0, 0.1),
 }
+STREAMED = 2  # the way of sampling whose text appears while it is written
 
 
 class Block(nnx.Module):
@@ -152,23 +153,39 @@ def draw_curves(losses: list[float], validation: dict[int, float], text: Text, p
     plt.close(figure)
 
 
-def samples(model: Writer, text: Text, length: int) -> dict[str, str]:
-    """What each sampler writes after the prompt."""
-    written = {}
-    for name, sampler in SAMPLERS.items():
-        rngs = nnx.Rngs(sample=0)
-        new = nnx.generate(model, text.encode(PROMPT), length, sampler=sampler, rngs=rngs)
-        written[name] = PROMPT + text.decode(new.lists())
-    return written
+def samples(model: Writer, text: Text, length: int, use_cache: bool = True) -> dict[str, str]:
+    """What each way of sampling writes after the prompt; each is one row of a batch."""
+    temperature, top_p, min_p = jnp.array(list(SAMPLERS.values())).T
+    out = nnx.generate(
+        model,
+        [text.encode(PROMPT)] * len(SAMPLERS),
+        length,
+        sampler=nnx.Sampler(temperature=temperature, top_p=top_p, min_p=min_p),
+        rngs=row_keys(),
+        use_cache=use_cache,
+    )
+    return {name: PROMPT + text.decode(row) for name, row in zip(SAMPLERS, out.lists())}
 
 
-def speed(model: Writer, text: Text, length: int, batch: int, use_cache: bool) -> float:
+def row_keys() -> jax.Array:
+    return jax.random.split(jax.random.key(0), len(SAMPLERS))
+
+
+def stream(model: Writer, text: Text, length: int) -> tp.Iterator[str]:
+    """The text of one row, piece by piece."""
+    sampler = nnx.Sampler(*list(SAMPLERS.values())[STREAMED][:1])
+    key = row_keys()[STREAMED : STREAMED + 1]
+    prompt = text.encode(PROMPT)
+    for new in nnx.generate_stream(model, prompt, length, sampler=sampler, rngs=key):
+        yield text.decode(new)
+
+
+def speed(model: Writer, text: Text, length: int, use_cache: bool) -> float:
     """Letters per second, of the second call."""
-    prompt = [text.encode(PROMPT)] * batch
     for _ in range(2):
         start = time.perf_counter()
-        jax.block_until_ready(nnx.generate(model, prompt, length, use_cache=use_cache))
-    return batch * length / (time.perf_counter() - start)
+        samples(model, text, length, use_cache)
+    return len(SAMPLERS) * length / (time.perf_counter() - start)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -188,19 +205,16 @@ def main(arguments: list[str] | None = None) -> None:
     draw_curves(losses, validation, text, options.out / "generate.png")
 
     print(PROMPT, end="", flush=True)
-    sampler, rngs = SAMPLERS["temperature 0.7, top-k 20"], nnx.Rngs(sample=0)
-    prompt = text.encode(PROMPT)
-    for new in nnx.generate_stream(model, prompt, length, sampler=sampler, rngs=rngs):
-        print(text.decode(new), end="", flush=True)
+    for new in stream(model, text, length):
+        print(new, end="", flush=True)
     print("\n")
 
     written = samples(model, text, length)
     parts = [f"== {name}\n{sample}\n" for name, sample in written.items()]
     (options.out / "generate.txt").write_text("\n".join(parts), encoding="utf-8")
-    table = Table("batch", "with a cache", "without", title="letters per second")
-    for batch in (8,) if options.quick else (1, 8, 64):
-        figures = [speed(model, text, length, batch, use_cache) for use_cache in (True, False)]
-        table.add_row(str(batch), *(f"{figure:,.0f}" for figure in figures))
+    table = Table("rows", "with a cache", "without", title="letters per second")
+    figures = [speed(model, text, length, use_cache) for use_cache in (True, False)]
+    table.add_row(str(len(SAMPLERS)), *(f"{figure:,.0f}" for figure in figures))
     Console().print(table)
     print(f"curves: {options.out / 'generate.png'}, samples: {options.out / 'generate.txt'}")
     print(

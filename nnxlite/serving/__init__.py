@@ -4,4 +4,4 @@ from nnxlite.serving._bucketed import Bucketed as Bucketed
 from nnxlite.serving._bucketed import bucketed as bucketed
 from nnxlite.serving._export import Exported as Exported
 from nnxlite.serving._export import export as export
-from nnxlite.serving._file import load_exported as load_exported
+from nnxlite.serving._export import load_exported as load_exported

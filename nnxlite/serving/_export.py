@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import typing as tp
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,40 +22,10 @@ from nnxlite._errors import path_text, short_type
 from nnxlite.graph import merge, split
 from nnxlite.objects import Pytree
 from nnxlite.serving import _trees
+from nnxlite.serving._file import read, write
+from nnxlite.serving._signature import Aval, Signature, dtype_name, from_data, is_key, to_data
 from nnxlite.transforms import name_of, unbind
 from nnxlite.variables import Variable
-
-
-class Aval(tp.NamedTuple):
-    """What a leaf of the arguments must be.
-
-    Args:
-        path: for messages.
-        dtype: by name; that of keys is the name of their implementation, after "key:".
-        shape: numbers, and names or expressions of dimensions that may vary.
-    """
-
-    path: str
-    dtype: str
-    shape: tuple[int | str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-
-
-class Signature(tp.NamedTuple):
-    """What is known of an exported call besides its program: all that is stored as JSON."""
-
-    name: str
-    parameters: tuple[str, ...]  # a name for each argument
-    inputs: tuple[_trees.Structure, ...]
-    avals: tuple[Aval, ...]
-    outputs: _trees.Structure
-    keys: dict[int, str]  # which leaves of the result are keys, and of which implementation
-    weights: tuple[Aval, ...]
-    donated: tuple[int, ...]  # numbers of leaves of the arguments
-    platforms: tuple[str, ...]
-    vjp_order: int
 
 
 class Exported:
@@ -152,9 +123,7 @@ class Exported:
             ImportError: without the package `flatbuffers` (`pip install "nnxlite[serving]"`).
             OSError: if it cannot be written; a file that was there is then still there.
         """
-        from nnxlite.serving._file import write
-
-        write(self, path)
+        write(path, self.program, self.weights, self.signature)
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.signature.avals))
@@ -276,6 +245,34 @@ def export(
     return Exported(program, weights, signature)
 
 
+def load_exported(path: tp.Any) -> Exported:
+    """The call that `Exported.save` wrote; none of the code that made it is needed.
+
+    Nothing in the file is unpickled. The program itself runs on this machine, so load only
+    what comes from somebody you trust.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        An `Exported`.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ImportError: without the package `flatbuffers` (`pip install "nnxlite[serving]"`).
+        ValueError: for a file that is damaged, was changed, is of another format or a later version,
+            saying what was found.
+
+    >>> import nnxlite as nnx
+    >>> try:
+    ...     nnx.load_exported("none.nnx")
+    ... except FileNotFoundError as error:
+    ...     print(error.filename)
+    none.nnx
+    """
+    return Exported(*read(Path(path)))
+
+
 # Arguments ----------------------------------------------------------------------------------------
 
 
@@ -344,7 +341,7 @@ def _specs(
         constraints=constraints,
     )
     return [
-        (Aval(path, _dtype_name(s.dtype), _dims(s.shape if is_key(s) else spec.shape)), spec)
+        (Aval(path, dtype_name(s.dtype), _dims(s.shape if is_key(s) else spec.shape)), spec)
         for path, s, spec in zip(paths, structs, polymorphic)
     ]
 
@@ -381,41 +378,17 @@ def _dtype_of(x: tp.Any) -> tp.Any:
 
 
 def _aval(path: str, x: jax.Array) -> Aval:
-    return Aval(path, _dtype_name(x.dtype), x.shape)
-
-
-# Keys ---------------------------------------------------------------------------------------------
-
-
-def is_key(x: tp.Any) -> bool:
-    """Whether an array is of random keys."""
-    return jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key)
+    return Aval(path, dtype_name(x.dtype), x.shape)
 
 
 def _impl(x: tp.Any) -> str:
     return str(jax.random.key_impl(x))
 
 
-def _dtype_name(dtype: tp.Any) -> str:
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return f"key:{dtype._impl.name}"
-    return np.dtype(dtype).name
-
-
 def _data_struct(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     if not is_key(struct):
         return struct
     return jax.eval_shape(jax.random.key_data, struct)
-
-
-def to_data(x: tp.Any) -> tp.Any:
-    """An array; of keys, their data."""
-    return jax.random.key_data(x) if is_key(x) else x
-
-
-def from_data(x: tp.Any, dtype: str) -> tp.Any:
-    """What `to_data` was given."""
-    return jax.random.wrap_key_data(x, impl=dtype[4:]) if dtype.startswith("key:") else x
 
 
 # Calls --------------------------------------------------------------------------------------------
@@ -428,7 +401,7 @@ def _as_operand(name: str, aval: Aval, given: tp.Any) -> tp.Any:
         value = np.asarray(value, aval.dtype)
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         raise ValueError(f"{name}: {aval.path} must be {aval}; got {short_type(value)}.")
-    dtype = _dtype_name(_dtype_of(value))
+    dtype = dtype_name(_dtype_of(value))
     shape = tuple(value.shape)
     fits = len(shape) == len(aval.shape) and all(
         not isinstance(size, int) or size == got for size, got in zip(aval.shape, shape)

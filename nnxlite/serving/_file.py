@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite.serving._export import Aval, Exported, Signature, from_data, to_data
+from nnxlite.serving._signature import Aval, Signature, from_data, to_data
 
 FORMAT, VERSION = "nnxlite.exported", 1
 PROGRAM, MANIFEST = "program", "manifest.json"
@@ -31,21 +31,25 @@ HEADER = 4096
 """Bytes that the header of an `.npy` entry may take."""
 
 
-def write(exported: Exported, path: tp.Any) -> None:
+def write(
+    path: tp.Any,
+    program: jax.export.Exported,
+    weights: dict[str, jax.Array],
+    signature: Signature,
+) -> None:
     """Write a file; it appears under its name when it is complete."""
     _check_flatbuffers()
-    signature = exported.signature
-    program = bytes(exported.program.serialize(vjp_order=signature.vjp_order))
-    digests = {PROGRAM: hashlib.sha256(program).hexdigest()}
+    code = bytes(program.serialize(vjp_order=signature.vjp_order))
+    digests = {PROGRAM: hashlib.sha256(code).hexdigest()}
     path = Path(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w+b") as file:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                archive.writestr(PROGRAM, program)
+                archive.writestr(PROGRAM, code)
                 for aval in signature.weights:
                     buffer = io.BytesIO()
-                    array = np.asarray(to_data(exported.weights[aval.path]))
+                    array = np.asarray(to_data(weights[aval.path]))
                     np.lib.format.write_array(buffer, _known(array), allow_pickle=False)
                     entry = _entry(aval.path)
                     digests[entry] = hashlib.sha256(buffer.getbuffer()).hexdigest()
@@ -68,32 +72,8 @@ def write(exported: Exported, path: tp.Any) -> None:
         raise
 
 
-def load_exported(path: tp.Any) -> Exported:
-    """The call that `Exported.save` wrote; none of the code that made it is needed.
-
-    Nothing in the file is unpickled. The program itself runs on this machine, so load only
-    what comes from somebody you trust.
-
-    Args:
-        path: of the file.
-
-    Returns:
-        An `Exported`.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ImportError: without the package `flatbuffers` (`pip install "nnxlite[serving]"`).
-        ValueError: for a file that is damaged, was changed, is of another format or a later version,
-            saying what was found.
-
-    >>> import nnxlite as nnx
-    >>> try:
-    ...     nnx.load_exported("none.nnx")
-    ... except FileNotFoundError as error:
-    ...     print(error.filename)
-    none.nnx
-    """
-    path = Path(path)
+def read(path: Path) -> tuple[jax.export.Exported, dict[str, jax.Array], Signature]:
+    """What `write` wrote, checked."""
     with open(path, "rb") as file:
         if not zipfile.is_zipfile(file):
             file.seek(0)
@@ -108,7 +88,9 @@ def load_exported(path: tp.Any) -> Exported:
             raise ValueError(f"{path} is damaged: {error}.") from error
 
 
-def _read(path: Path, archive: zipfile.ZipFile) -> Exported:
+def _read(
+    path: Path, archive: zipfile.ZipFile
+) -> tuple[jax.export.Exported, dict[str, jax.Array], Signature]:
     entries = {info.filename: info for info in archive.infolist()}
     if MANIFEST not in entries:
         raise ValueError(
@@ -156,7 +138,7 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Exported:
             f"{path} was changed: its program has {len(program.in_avals)} operands, and its manifest "
             f"{wanted}."
         )
-    return Exported(program, weights, signature)
+    return program, weights, signature
 
 
 def _signature(fields: dict[str, tp.Any]) -> Signature:

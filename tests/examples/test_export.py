@@ -36,6 +36,8 @@ def test_quick_run_exports_and_serves(tmp_path):
     )
     assert figures, run.stdout
     assert abs(int(figures[1]) - int(figures[2])) <= 1 and int(figures[1]) > 240
-    assert "Exported(classify: inputs=float32[batch, 8, 8], platforms=cpu, weights=8)" in run.stdout
+    assert (
+        "Exported(classify: inputs=float32[batch, 8, 8], platforms=cpu, weights=10)" in run.stdout
+    )
     assert re.search(r"│ 32 +│ \d+ +│ 9 to 32 +│ \d+\.\d\d ms", run.stdout)
     assert (tmp_path / "out" / "export.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

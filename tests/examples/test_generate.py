@@ -35,7 +35,7 @@ def test_quick_run_learns_and_writes(tmp_path):
     assert figures, run.stdout
     trained, before, frequency = map(float, figures.groups())
     assert trained < frequency < before
-    assert re.search(r"│ 8 +│ +[\d,]+ +│ +[\d,]+ +│", run.stdout)
+    assert re.search(r"│ 5 +│ +[\d,]+ +│ +[\d,]+ +│", run.stdout)
     written = (tmp_path / "out" / "generate.txt").read_text()
     assert written.count("The data set contains") == 5
     streamed = run.stdout.split("\n\n")[0]
