@@ -23,6 +23,7 @@ from nnxlite import objects as module
 from nnxlite import reprlib as reprlib
 from nnxlite import sharding as spmd
 from nnxlite import tracers as tracers
+from nnxlite import training as training
 from nnxlite import variables as variablelib
 from nnxlite import wrappers as wrappers
 from nnxlite._config import set_graph_mode as set_graph_mode

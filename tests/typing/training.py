@@ -78,3 +78,18 @@ train_state: nnx.TrainState[nnx.Linear] = nnx.TrainState.create(graphdef, params
 assert_type(train_state, nnx.TrainState[nnx.Linear])
 assert_type(train_state.params, State)
 assert_type(train_state.apply_gradients(params), nnx.TrainState[nnx.Linear])
+
+run = nnx.training.loop(3, evaluate=lambda: {"loss": 0.5}, progress=False)
+assert_type(run, nnx.training.Loop)
+for step in run:
+    assert_type(step, nnx.training.Step)
+    assert_type(step.number, int)
+    assert_type(step.every(2), bool)
+    step.log(loss=x.sum())
+assert_type(run.history, list[dict[str, tp.Any]])
+with nnx.training.interruptible() as stop:
+    assert_type(stop, nnx.training.Stop)
+if tp.TYPE_CHECKING:
+    manager = nnx.checkpoint.Manager("folder")
+    assert_type(nnx.training.resume(manager, model=model), int)
+    nnx.training.loop(3, checkpoints=manager, items={"model": model})

@@ -1,0 +1,359 @@
+"""`loop`: the steps of a training run, with what surrounds each of them.
+
+A step is what the caller writes in the body of a `for` loop; the loop counts, shows progress, collects
+losses, evaluates, saves and stops. It knows nothing of models and optimizers, and each part can be left
+out or used alone: `interruptible` is the part that answers Ctrl-C, `resume` the one that restores.
+
+Nothing here waits for the device: what is logged stays an array until the device is `LAG` steps further,
+so that the next steps are enqueued meanwhile, yet never more than these.
+
+The number of a step is all there is to the position in the data: batch n belongs to step n. A checkpoint
+with number n was saved when n steps were done, so that a run resumes with step n.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import operator
+import signal
+import sys
+import threading
+import time
+import typing as tp
+from collections.abc import Iterator, Mapping
+
+import jax
+
+LAG = 2
+"""Steps that may be under way before their losses are read."""
+
+
+class Checkpoints(tp.Protocol):
+    """What saves and restores: `nnx.checkpoint.Manager`, or an object like it.
+
+    If `save` has the parameters `metrics` and `force`, it gets the last evaluation, and whether this is
+    the last save; if there is a method `wait`, it is called at the end.
+    """
+
+    @property
+    def latest(self) -> int | None:
+        """The number of the newest checkpoint; None without any."""
+        ...
+
+    def save(self, step: int, /, **items: tp.Any) -> tp.Any:
+        """Save objects under a number."""
+        ...
+
+    def restore(self, step: int | None = None, /, **items: tp.Any) -> tp.Any:
+        """Restore into objects, from the newest checkpoint without a number."""
+        ...
+
+
+class Stop:
+    """Whether somebody has asked to stop; true or false.
+
+    Args:
+        requested: what it is at first.
+    """
+
+    def __init__(self, requested: bool = False) -> None:
+        self.requested = requested
+
+    def __bool__(self) -> bool:
+        return self.requested
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Stop]:
+    """A context in which the first Ctrl-C only asks to stop; a second one interrupts at once.
+
+    The handler from before is back afterwards. Outside of the main thread it does nothing.
+
+    Yields:
+        A `Stop`, which becomes true.
+
+    >>> import nnxlite as nnx
+    >>> with nnx.training.interruptible() as stop:
+    ...     for number in range(3):
+    ...         if stop:
+    ...             break
+    >>> bool(stop)
+    False
+    """
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def handle(number: int, frame: tp.Any) -> None:
+        if stop:
+            raise KeyboardInterrupt
+        stop.requested = True
+        print("\nStopping after this step; Ctrl-C again stops at once.", file=sys.stderr)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+
+def resume(checkpoints: Checkpoints, **items: tp.Any) -> int:
+    """Restore objects from the newest checkpoint, if there is one.
+
+    Args:
+        checkpoints: what saved it.
+        **items: the objects, as they were saved.
+
+    Returns:
+        How many steps were done then; 0 without a checkpoint.
+
+    >>> import nnxlite as nnx, tempfile
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.training.resume(nnx.checkpoint.Manager(tempfile.mkdtemp()), model=model)
+    0
+    """
+    latest = checkpoints.latest
+    if latest is None:
+        return 0
+    checkpoints.restore(latest, **items)
+    return latest
+
+
+class Step:
+    """One step of a run.
+
+    Args:
+        run: the loop it belongs to.
+        number: which one; the first is 0.
+
+    Attributes:
+        number: which one; the first is 0.
+    """
+
+    def __init__(self, run: Loop, number: int) -> None:
+        self._run = run
+        self.number = number
+
+    def log(self, **values: tp.Any) -> None:
+        """Record scalars of this step, arrays too, without waiting for them.
+
+        Args:
+            **values: numbers, and arrays of one number.
+        """
+        self._run.log(self.number, values)
+
+    def every(self, count: int) -> bool:
+        """Whether the number of steps done, this one included, is a multiple of `count`."""
+        return _due(self.number + 1, count)
+
+    def stop(self) -> None:
+        """Let this step be the last one."""
+        self._run.stop.requested = True
+
+    def __repr__(self) -> str:
+        return f"Step({self.number})"
+
+
+class Loop:
+    """What `loop` returns: iterate over it once.
+
+    Args:
+        steps: the number of the step to stop before.
+        start: the number of the first step; None to resume from the newest checkpoint.
+        checkpoints: where to save, if anywhere.
+        items: what to save.
+        save_every: save when the number of done steps is a multiple of this.
+        evaluate: a function that measures, if any.
+        evaluate_every: evaluate when the number of done steps is a multiple of this.
+        progress: whether to show a progress bar.
+
+    Attributes:
+        start: the number of the first step, from the beginning of the iteration on.
+        history: what was logged, in order: a dict for each step, with its number as "step".
+        interrupted: whether Ctrl-C ended the iteration.
+        steps_per_second: as measured without the first step, which compiles; 0 before.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        start: int | None,
+        checkpoints: Checkpoints | None,
+        items: Mapping[str, tp.Any],
+        save_every: int | None,
+        evaluate: tp.Callable[[], Mapping[str, tp.Any]] | None,
+        evaluate_every: int | None,
+        progress: bool,
+    ) -> None:
+        self.steps, self.start = steps, start
+        self.checkpoints, self.items = checkpoints, items
+        self.save_every, self.evaluate_every = save_every, evaluate_every
+        self.evaluate, self.progress = evaluate, progress
+        self.history: list[dict[str, tp.Any]] = []
+        self.stop = Stop()
+        self.interrupted = False
+        self.steps_per_second = 0.0
+        self._pending: list[dict[str, tp.Any]] = []
+        self._evaluation: dict[str, float] = {}
+        self._evaluated: int | None = None  # the number of steps done at the last evaluation
+        self._saved: int | None = None
+
+    def __iter__(self) -> Iterator[Step]:
+        if self.checkpoints is not None and self.start is None:
+            self.start = resume(self.checkpoints, **self.items)
+            self._saved = self.start or None
+        self.start = done = self.start or 0
+        seconds = 0.0
+        with self._bar() as show, interruptible() as interrupt:
+            try:
+                while done < self.steps and not self.stop and not interrupt:
+                    began = time.perf_counter()
+                    yield Step(self, done)
+                    done += 1
+                    self._read(before=done - LAG)
+                    if done > self.start + 1:
+                        seconds += time.perf_counter() - began
+                        self.steps_per_second = (done - self.start - 1) / seconds
+                    self._evaluate_and_save(done, self.evaluate_every, self.save_every)
+                    show(done)
+                if done > self.start:
+                    self._evaluate_and_save(done, 1, 1, force=True)
+            finally:
+                self.interrupted = bool(interrupt)
+                self._read(before=self.steps)
+                show(done)
+        getattr(self.checkpoints, "wait", lambda: None)()
+
+    def _evaluate_and_save(
+        self, done: int, evaluate_every: int | None, save_every: int | None, force: bool = False
+    ) -> None:
+        """Evaluate and save if it is time; what is saved has an evaluation of its own."""
+        saves = self.checkpoints is not None and _due(done, save_every) and self._saved != done
+        if self.evaluate is not None and (saves or _due(done, evaluate_every)):
+            if self._evaluated != done:
+                self._evaluation = {name: float(x) for name, x in self.evaluate().items()}
+                self._evaluated = done
+                self.log(done - 1, self._evaluation)
+        if saves and self.checkpoints is not None:
+            more = {"force": force, "metrics": self._evaluation or None}
+            known = inspect.signature(self.checkpoints.save).parameters
+            named = {name: value for name, value in more.items() if name in known}
+            if self.checkpoints.save(done, **named, **self.items) is not False:
+                self._saved = done
+
+    def log(self, number: int, values: Mapping[str, tp.Any]) -> None:
+        """Record scalars of a step.
+
+        Args:
+            number: of the step.
+            values: numbers, and arrays of one number, by name.
+        """
+        for name, value in values.items():
+            if getattr(value, "size", 1) != 1:
+                raise ValueError(
+                    f"Step {number} logs {name} of shape {value.shape}; it takes single numbers."
+                )
+        if not self._pending or self._pending[-1]["step"] != number:
+            self._pending.append({"step": number})
+        self._pending[-1].update(values)
+
+    def _read(self, before: int) -> None:
+        """Fetch what was logged by the steps before one; this is where the loop waits."""
+        while self._pending and self._pending[0]["step"] < before:
+            entry = self._pending.pop(0)
+            values = jax.device_get(entry)
+            self.history.append(
+                {name: x.item() if hasattr(x, "item") else x for name, x in values.items()}
+            )
+
+    @contextlib.contextmanager
+    def _bar(self) -> Iterator[tp.Callable[[int], None]]:
+        if not self.progress:
+            yield lambda done: None
+            return
+        from rich import progress
+        from rich.console import Console
+
+        columns = (
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.description}"),
+            progress.TimeRemainingColumn(),
+        )
+        with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("", total=self.steps, completed=self.start or 0)
+
+            def show(done: int) -> None:
+                numbers = {k: v for k, v in (self.history or [{}])[-1].items() if k != "step"}
+                texts = [f"{k} {v:.4g}" for k, v in (self._evaluation | numbers).items()]
+                rate = f"{self.steps_per_second:.3g} steps/s"
+                bar.update(task, completed=done, description="  ".join([rate, *texts]))
+
+            yield show
+
+
+def loop(
+    steps: int,
+    *,
+    start: int | None = None,
+    checkpoints: Checkpoints | None = None,
+    items: Mapping[str, tp.Any] | None = None,
+    save_every: int | None = None,
+    evaluate: tp.Callable[[], Mapping[str, tp.Any]] | None = None,
+    evaluate_every: int | None = None,
+    progress: bool = True,
+) -> Loop:
+    """The steps of a training run, to be iterated over; the body of the loop does the training.
+
+    With `checkpoints`, the run resumes from the newest one, saves, and ends with a save. Ctrl-C lets the
+    present step finish, evaluates and saves, and ends the iteration; a second one interrupts at once.
+    What ends the iteration otherwise, an exception or `break`, does not save: the step may be half done.
+    `step.stop()` ends it after the step.
+
+    Args:
+        steps: how many steps there are in all, those before a resume included.
+        start: the number of the first step; by default that after the newest checkpoint, or 0.
+        checkpoints: where to save, such as a `nnx.checkpoint.Manager`.
+        items: what to save, by name: model, optimizer, metrics, random streams.
+        save_every: save when the number of done steps is a multiple of this, besides the end.
+        evaluate: measures, and returns numbers by name; they are logged, and passed to `save`.
+        evaluate_every: evaluate when the number of done steps is a multiple of this, besides before
+            each save.
+        progress: whether to show a progress bar, on standard error.
+
+    Returns:
+        A `Loop`, an iterable of `Step`s: `step.number` is the position in the data, `step.log` records
+        losses without waiting for them, and `loop.history` has them.
+
+    Raises:
+        ValueError: for a number below its limit, or `items` without `checkpoints` or the reverse.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> run = nnx.training.loop(3, progress=False)
+    >>> for step in run:
+    ...     step.log(loss=1 / jnp.array(step.number + 1.0))
+    >>> [(entry["step"], round(entry["loss"], 2)) for entry in run.history]
+    [(0, 1.0), (1, 0.5), (2, 0.33)]
+    """
+    limits = {"steps": (steps, 0), "start": (start, 0)}
+    limits |= {"save_every": (save_every, 1), "evaluate_every": (evaluate_every, 1)}
+    for name, (number, least) in limits.items():
+        if number is not None and operator.index(number) < least:
+            raise ValueError(f"loop: {name} must be at least {least}, not {number}.")
+    if (checkpoints is None) is not (not items):
+        given = "items without checkpoints" if checkpoints is None else "checkpoints without items"
+        raise ValueError(f"loop got {given}: pass both, what saves and what is to be saved.")
+    if checkpoints is None and save_every is not None:
+        raise ValueError(f"loop: save_every={save_every} needs checkpoints and items.")
+    if evaluate is None and evaluate_every is not None:
+        raise ValueError(f"loop: evaluate_every={evaluate_every} needs evaluate, a function.")
+    return Loop(
+        steps, start, checkpoints, items or {}, save_every, evaluate, evaluate_every, progress
+    )
+
+
+def _due(done: int, every: int | None) -> bool:
+    return every is not None and done % every == 0

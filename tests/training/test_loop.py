@@ -1,0 +1,257 @@
+"""The training loop: what is saved when, what Ctrl-C does, and that nothing waits for the device."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import nnxlite as nnx
+from nnxlite.training import _loop
+
+
+class Memory:
+    """Checkpoints in a dict."""
+
+    def __init__(self):
+        self.saved, self.events = {}, []
+
+    @property
+    def latest(self):
+        return max(self.saved, default=None)
+
+    def save(self, step, /, *, metrics=None, force=False, **items):
+        self.events.append((step, metrics, force))
+        self.saved[step] = jax.tree.map(jnp.copy, nnx.state(items))
+
+    def restore(self, step, /, **items):
+        nnx.update(items, self.saved[step])
+
+    def wait(self):
+        self.events.append("wait")
+
+
+class Bare:
+    latest = None
+
+    def save(self, step, **items):
+        self.got = step, items
+
+    def restore(self, step, **items):
+        raise AssertionError
+
+
+def quiet(*args, **kwargs):
+    return nnx.training.loop(*args, progress=False, **kwargs)
+
+
+@nnx.jit
+def train_step(model, optimizer, x):
+    loss, grads = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+    optimizer.update(model, grads)
+    return loss
+
+
+def trained(steps, checkpoints, stop_at=None, **options):
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-1), wrt=nnx.Param)
+    items = {"model": model, "optimizer": optimizer}
+    run = quiet(steps, checkpoints=checkpoints, items=items, **options)
+    for step in run:
+        x = np.random.default_rng(step.number).normal(size=(4, 2)).astype(np.float32)
+        step.log(loss=train_step(model, optimizer, x))
+        if step.number == stop_at:
+            step.stop()
+    return model, run
+
+
+@pytest.mark.quick
+def test_a_resumed_run_is_the_same_run():
+    whole, _ = trained(9, Memory())
+    memory = Memory()
+    _, first = trained(9, memory, stop_at=4)
+    assert first.start == 0 and not first.interrupted
+    assert memory.events == [(5, None, True), "wait"]
+    resumed, run = trained(9, memory, save_every=2)
+    assert run.start == 5 and [entry["step"] for entry in run.history] == [5, 6, 7, 8]
+    assert memory.events[2:] == [(6, None, False), (8, None, False), (9, None, True), "wait"]
+    np.testing.assert_array_equal(resumed.kernel[...], whole.kernel[...])
+    _, done = trained(9, memory)
+    assert done.start == 9 and done.history == [] and memory.events[-1] == "wait"
+    assert len(memory.events) == 7  # nothing to save
+
+
+def test_evaluation_and_what_is_saved_with_it():
+    memory, seen = Memory(), []
+
+    def evaluate():
+        seen.append(len(seen))
+        return {"valid": jnp.array(float(len(seen)))}
+
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    options = {"checkpoints": memory, "items": {"model": model}, "save_every": 3}
+    run = quiet(7, evaluate=evaluate, evaluate_every=2, **options)
+    for step in run:
+        if step.every(2):
+            step.log(loss=step.number)
+    assert run.history == [
+        {"step": 1, "loss": 1, "valid": 1.0},
+        {"step": 2, "valid": 2.0},  # what is saved has an evaluation of its own
+        {"step": 3, "loss": 3, "valid": 3.0},
+        {"step": 5, "loss": 5, "valid": 4.0},
+        {"step": 6, "valid": 5.0},
+    ]
+    saved = [(3, {"valid": 2.0}, False), (6, {"valid": 4.0}, False), (7, {"valid": 5.0}, True)]
+    assert memory.events == [*saved, "wait"]
+    assert run.steps_per_second > 0
+
+
+def test_an_object_that_only_saves_items():
+    bare, model = Bare(), nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    for _ in quiet(2, checkpoints=bare, items={"model": model}, evaluate=lambda: {"a": 1}):
+        pass
+    assert bare.got == (2, {"model": model})
+
+
+def test_losses_are_read_when_the_device_is_further():
+    """An array that is not there yet is not asked for before `LAG` more steps."""
+    read = []
+
+    class Late:
+        size = 1
+
+        def __init__(self, number):
+            self.number = number
+
+        def __array__(self, dtype=None, copy=None):
+            read.append(self.number)
+            return np.asarray(float(self.number))
+
+    run, ahead = quiet(5), []
+    for step in run:
+        ahead.append(step.number - len(run.history))
+        step.log(loss=Late(step.number))
+    assert max(ahead) == _loop.LAG
+    assert [entry["step"] for entry in run.history] == list(range(5))
+
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_finishes_the_step_and_saves(capsys):
+    before, memory, done = signal.getsignal(signal.SIGINT), Memory(), []
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    run = quiet(5, checkpoints=memory, items={"model": model})
+    for step in run:
+        if step.number == 2:
+            press()
+        done.append(step.number)
+    assert run.interrupted and done == [0, 1, 2]
+    assert memory.events == [(3, None, True), "wait"]
+    assert "Stopping after this step; Ctrl-C again stops at once." in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
+    assert quiet(5, checkpoints=memory, items={"model": model}).start is None  # before iteration
+
+
+def test_ctrl_c_while_something_is_evaluated_saves_too():
+    memory, model = Memory(), nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+
+    def evaluate():
+        press()
+        return {"a": 1.0}
+
+    items = {"model": model}
+    run = quiet(5, checkpoints=memory, items=items, evaluate=evaluate, evaluate_every=2)
+    assert [step.number for step in run] == [0, 1]
+    assert memory.events == [(2, {"a": 1.0}, True), "wait"]
+
+
+def test_a_second_ctrl_c_interrupts_at_once():
+    before, memory, model = signal.getsignal(signal.SIGINT), Memory(), nnx.Dict(a=nnx.Param(1.0))
+    with pytest.raises(KeyboardInterrupt):
+        for _ in quiet(5, checkpoints=memory, items={"model": model}):
+            press()
+            press()
+    assert memory.events == [] and signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_exception_or_break_does_not_save():
+    before, memory, model = signal.getsignal(signal.SIGINT), Memory(), nnx.Dict(a=nnx.Param(1.0))
+    run = quiet(5, checkpoints=memory, items={"model": model})
+    with pytest.raises(ZeroDivisionError):
+        for step in run:
+            step.log(loss=jnp.array(2.0))
+            1 / (step.number - 1)
+    assert memory.events == [] and signal.getsignal(signal.SIGINT) is before
+    run = quiet(5, checkpoints=memory, items={"model": model})
+    for step in run:
+        step.log(loss=step.number)
+        if step.number == 3:
+            break
+    assert memory.events == [] and signal.getsignal(signal.SIGINT) is before
+    assert [entry["loss"] for entry in run.history] == [0, 1, 2, 3]
+
+
+def test_another_thread_leaves_signals_alone():
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def work():
+        for step in quiet(3):
+            seen.append((step.number, signal.getsignal(signal.SIGINT) is before))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(0, True), (1, True), (2, True)]
+
+
+def test_parts_alone():
+    with nnx.training.interruptible() as stop:
+        assert not stop
+        press()
+        assert stop
+    memory, model = Memory(), nnx.Dict(a=nnx.Param(jnp.array(1.0)))
+    assert nnx.training.resume(memory, model=model) == 0
+    memory.save(4, model=model)
+    model.a[...] = jnp.array(3.0)
+    assert nnx.training.resume(memory, model=model) == 4 and model.a[...] == 1.0
+
+
+def test_the_bar(capsys):
+    for step in nnx.training.loop(3, start=1, evaluate=lambda: {"valid": 0.25}):
+        step.log(loss=jnp.array(0.5))
+    shown = capsys.readouterr().err
+    assert "3/3" in shown and "steps/s" in shown and "loss 0.5" in shown and "valid 0.25" in shown
+    assert repr(step) == "Step(2)"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": -1}, "loop: steps must be at least 0, not -1"),
+        ({"start": -2}, "loop: start must be at least 0, not -2"),
+        ({"save_every": 0}, "loop: save_every must be at least 1, not 0"),
+        ({"save_every": 2}, "loop: save_every=2 needs checkpoints and items"),
+        ({"evaluate_every": 2}, "loop: evaluate_every=2 needs evaluate, a function"),
+        ({"checkpoints": Bare()}, "loop got checkpoints without items: pass both"),
+        ({"items": {"a": 1}}, "loop got items without checkpoints: pass both"),
+    ],
+)
+def test_options_that_mean_nothing(options, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.training.loop(**{"steps": 3, **options})
+
+
+def test_what_cannot_be_logged():
+    with pytest.raises(
+        ValueError, match=r"Step 0 logs loss of shape \(2,\); it takes single numbers"
+    ):
+        for step in quiet(3):
+            step.log(loss=jnp.ones(2))
