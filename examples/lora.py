@@ -8,7 +8,8 @@ all weights of a copy are trained.
     python examples/lora.py            # about half a minute on two CPU cores
     python examples/lora.py --quick    # a few seconds, and weaker networks
 
-Two files appear in the output folder: `lora.png` shows how both learn, `lora.npz` holds the adapters.
+Three files appear in the output folder: `lora.png` shows how both learn, `base.safetensors` holds the
+network and `lora.safetensors` the adapters.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import optax
@@ -87,21 +87,9 @@ def count(model: nnx.MLP, filter) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, filter)))
 
 
-def save(state: nnx.State, path: Path) -> int:
-    """Write a state, each array under its path; the size of the file in bytes."""
-    np.savez(path, **{".".join(map(str, key)): leaf[...] for key, leaf in nnx.to_flat_state(state)})
+def size_of(path: Path) -> int:
+    """The size of a file in bytes."""
     return path.stat().st_size
-
-
-def load(model: nnx.MLP, path: Path) -> None:
-    """Read adapters into a model that has adapters of this form."""
-    state = nnx.lora.adapters(model)
-    with np.load(path) as file:
-        pairs = [
-            (key, leaf.replace(jnp.asarray(file[".".join(map(str, key))])))
-            for key, leaf in nnx.to_flat_state(state)
-        ]
-    nnx.update(model, nnx.from_flat_state(pairs))
 
 
 def draw(curves: dict[str, list[float]], path: Path) -> None:
@@ -137,14 +125,13 @@ def main(arguments: list[str] | None = None) -> None:
     curve = train(adapted, turned, turned_test, 5e-3, epochs, options.seed)
 
     table = Table("network", "trained weights", "file", "upright", "turned")
-    weights = options.out / "base.npz"
-    sizes = {"base": save(nnx.state(base, nnx.Param), weights)}
-    weights.unlink()
-    sizes["adapters"] = save(nnx.lora.adapters(adapted), options.out / "lora.npz")
+    whole, alone = options.out / "base.safetensors", options.out / "lora.safetensors"
+    nnx.save_safetensors(whole, base)
+    nnx.save_safetensors(alone, adapted, only=nnx.LoRAParam)
     rows = (
-        ("as trained on upright digits", base, count(base, nnx.Param), sizes["base"]),
-        ("all weights trained on", everything, count(base, nnx.Param), sizes["base"]),
-        ("adapters alone", adapted, count(adapted, nnx.LoRAParam), sizes["adapters"]),
+        ("as trained on upright digits", base, count(base, nnx.Param), size_of(whole)),
+        ("all weights trained on", everything, count(base, nnx.Param), size_of(whole)),
+        ("adapters alone", adapted, count(adapted, nnx.LoRAParam), size_of(alone)),
     )
     for name, model, trained, size in rows:
         shares = (accuracy(model, *test) for test in (upright_test, turned_test))
@@ -154,7 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
     expected = logits_of(adapted, turned_test[0])
     loaded = nnx.clone(base)
     nnx.lora.inject(loaded, nnx.Linear, rank=RANK, alpha=2 * RANK, rngs=nnx.Rngs(options.seed + 2))
-    load(loaded, options.out / "lora.npz")
+    nnx.load_safetensors(alone, loaded, only=nnx.LoRAParam)
     same = bool((logits_of(loaded, turned_test[0]) == expected).all())
     nnx.lora.merge(loaded)
     apart = float(abs(logits_of(loaded, turned_test[0]) - expected).max())
@@ -168,7 +155,7 @@ def main(arguments: list[str] | None = None) -> None:
     draw({"all weights": curve_of_all, f"adapters of rank {RANK}": curve}, options.out / "lora.png")
     Console(width=100, highlight=False).print(table)
     print(f"both curves: {options.out / 'lora.png'}")
-    print(f"adapters, loaded with identical results: {options.out / 'lora.npz'}")
+    print(f"adapters, loaded with identical results: {alone}")
     print(f"merged: results differ by at most {apart:.0e}; taken out: the network is as it was")
     share = 100 * count(adapted, nnx.LoRAParam) / count(base, nnx.Param)
     before, after = (100 * value for value in (curve[0], curve[-1]))
