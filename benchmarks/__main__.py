@@ -13,6 +13,7 @@ from rich.console import Console
 
 # Importing a bench registers its cases.
 from benchmarks import (  # noqa: F401
+    checkpoints,
     construct,
     dispatch,
     filtered,
@@ -52,6 +53,7 @@ BENCHES = (
     "growth",
     "memory",
     "stages",
+    "checkpoints",
 )
 PEERS = {"flax", "equinox"}  # need not be there
 WIDTH = 150  # of tables that go to a file

@@ -1,4 +1,4 @@
-"""Checkpoints that a program with Flax NNX wrote by Orbax come into models of ours, and ours into its."""
+"""Checkpoints that Flax NNX wrote by Orbax come into our models, and ours into its; a renamed layer."""
 
 from __future__ import annotations
 
@@ -53,3 +53,28 @@ def test_states_go_through_orbax_from_one_library_to_the_other(tmp_path, writer,
     with ocp.StandardCheckpointer() as checkpointer:
         restored = reader.merge(graphdef, checkpointer.restore(tmp_path / "c", state))
     assert numbers(reader, restored) == numbers(writer, model)
+
+
+def test_a_renamed_layer_is_named_here_and_by_orbax_and_passes_unseen_in_equinox(tmp_path):
+    eqx = pytest.importorskip("equinox")
+    old, new = (
+        nnxlite.Dict({n: nnxlite.Linear(2, 2, rngs=nnxlite.Rngs(0))}) for n in ("old", "new")
+    )
+    nnxlite.checkpoint.save(tmp_path / "ours", model=old)
+    with pytest.raises(
+        nnxlite.checkpoint.MismatchError, match=r'rename=\{"model\.old\.\*\*": "mod'
+    ):
+        nnxlite.checkpoint.restore(tmp_path / "ours", model=new)
+
+    theirs = [flax.Dict({n: flax.Linear(2, 2, rngs=flax.Rngs(0))}) for n in ("old", "new")]
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "orbax", flax.state(theirs[0]))
+        checkpointer.wait_until_finished()
+        with pytest.raises(ValueError) as caught:
+            checkpointer.restore(tmp_path / "orbax", flax.state(theirs[1]))
+    assert "old" in str(caught.value) and "rename" not in str(caught.value)
+
+    layers = [{n: eqx.nn.Linear(2, 2, key=jax.random.key(i))} for i, n in enumerate(("b", "c"))]
+    eqx.tree_serialise_leaves(tmp_path / "eqx", layers[0])
+    loaded = eqx.tree_deserialise_leaves(tmp_path / "eqx", layers[1])  # by position
+    np.testing.assert_array_equal(loaded["c"].weight, layers[0]["b"].weight)
