@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import json
 import math
 import os
+import re
 import struct
 import typing as tp
 import uuid
@@ -268,31 +270,30 @@ def write(
     path.parent.mkdir(parents=True, exist_ok=True)
     stem = path.name.removesuffix(SUFFIX)
     index = path.with_name(stem + INDEX)
-    old = _listed(index)
     shards = _shards(outgoing.specs, max_shard_bytes)
     arrays = outgoing.arrays()
     if len(shards) == 1:
         with replacing(path) as file:
             _write_arrays(file, outgoing.specs, arrays, metadata)
         index.unlink(missing_ok=True)
-        _remove(old - {path.name}, path.parent)
+        _remove_shards(path.parent, stem)
         return
     names = _free_names(path.parent, stem, len(shards))
-    written: list[Path] = []
     try:
         for name, specs in zip(names, shards):
             with replacing(path.with_name(name)) as file:
                 _write_arrays(file, specs, arrays, metadata)
-            written.append(path.with_name(name))
         weight_map = {name: file for file, specs in zip(names, shards) for name in specs}
         total = sum(map(_size, outgoing.specs.values()))
         text = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         with replacing(index) as file:
             file.write(json.dumps(text, indent=2).encode() + b"\n")
     except BaseException:
-        _remove({p.name for p in written}, path.parent)
+        for name in names:
+            path.with_name(name).unlink(missing_ok=True)
         raise
-    _remove((old | {path.name}) - set(names), path.parent)
+    path.unlink(missing_ok=True)
+    _remove_shards(path.parent, stem, but=names)
 
 
 @contextlib.contextmanager
@@ -381,24 +382,20 @@ def _shards(specs: dict[str, Spec], limit: int | None) -> list[dict[str, Spec]]:
 
 def _free_names(folder: Path, stem: str, count: int) -> list[str]:
     """Names of files that do not exist yet: `model-00001-of-00003.safetensors`, ..."""
-    for attempt in range(1_000_000):
-        tag = f"-{attempt}" if attempt else ""
-        names = [f"{stem}{tag}-{i + 1:05}-of-{count:05}{SUFFIX}" for i in range(count)]
+    for attempt in itertools.count(1):
+        again = f"-r{attempt}" if attempt > 1 else ""
+        names = [f"{stem}-{i + 1:05}-of-{count:05}{again}{SUFFIX}" for i in range(count)]
         if not any((folder / name).exists() for name in names):
             return names
-    raise AssertionError("a million sets of files")
+    raise AssertionError
 
 
-def _listed(index: Path) -> set[str]:
-    """The files beside an index that it lists; none, if it is not valid."""
-    try:
-        files = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return set()
-    return {file for file in files if isinstance(file, str) and file == Path(file).name}
-
-
-def _remove(names: Iterable[str], folder: Path) -> None:
-    for name in names:
-        with contextlib.suppress(OSError):
-            (folder / name).unlink()
+def _remove_shards(folder: Path, stem: str, but: Iterable[str] = ()) -> None:
+    """Remove the files of an earlier checkpoint of this name, and of interrupted saves."""
+    ours = re.compile(
+        rf"{re.escape(stem)}-\d{{5}}-of-\d{{5}}(-r\d+)?{re.escape(SUFFIX)}"
+        rf"|\.{re.escape(stem)}(-\d{{5}}-of-.*)?{re.escape(SUFFIX)}(\.index\.json)?\.[0-9a-f]{{8}}\.tmp"
+    )
+    for path in folder.iterdir():
+        if path.name not in but and ours.fullmatch(path.name):
+            path.unlink(missing_ok=True)

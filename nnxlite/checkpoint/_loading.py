@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing as tp
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from nnxlite.checkpoint._mapping import (
     Ignore,
     Keep,
     Mapping,
+    Rule,
     conversions,
     has,
     names_of_constant,
@@ -90,13 +92,6 @@ def only_of(only: tp.Any) -> tp.Callable[[Leaf], bool]:
     return lambda leaf: predicate(leaf.path, leaf.owner)
 
 
-class Reads(tp.NamedTuple):
-    """What is to be read: for each conversion the foreign names that there are."""
-
-    conversions: list[tuple[Conversion, list[str]]]
-    report: Report
-
-
 def load(
     source: Source,
     model: tp.Any,
@@ -109,38 +104,31 @@ def load(
 ) -> Report:
     """Load what a source has into a model."""
     contents, wanted = Contents(model), only_of(only)
-    if mapping is None:
-        matching = match(
-            source.specs,
-            contents,
-            source=source.text,
-            only=lambda name: wanted(contents.leaves[name]),
-            rename=rename,
-            strict=strict,
-            cast=cast,
-        )
-        report = matching.report
-        new = {
+    if mapping is not None:
+        if rename is not None:
+            raise ValueError("Pass `mapping` or `rename`, not both: the rules of a mapping rename.")
+        comparison = compare(source, contents, wanted, mapping, strict=strict, cast=cast)
+        contents.write(dict(comparison.read()))
+        return comparison.report
+    matching = match(
+        source.specs,
+        contents,
+        source=source.text,
+        only=lambda name: wanted(contents.leaves[name]),
+        rename=rename,
+        strict=strict,
+        cast=cast,
+    )
+    contents.write(
+        {
             name: placed(source.read(old), contents.leaves[name], cast is None)
             for name, old in matching.sources.items()
         }
-    elif rename is not None:
-        raise ValueError("Pass `mapping` or `rename`, not both: the rules of a mapping rename.")
-    else:
-        reads = reads_of(source, contents, wanted, mapping, strict=strict, cast=cast)
-        report, new = reads.report, {}
-        restored = set(report.restored)
-        for conversion, names in reads.conversions:
-            arrays = [source.read(name) for name in names]
-            _check_tied(conversion, names, arrays, report)
-            for name, array in zip(conversion.ours, conversion.load(arrays)):
-                if name in restored:
-                    new[name] = placed(array, contents.leaves[name], cast is None)
-    contents.write(new)
-    return report
+    )
+    return matching.report
 
 
-def reads_of(
+def compare(
     source: Source,
     contents: Contents,
     only: tp.Callable[[Leaf], bool],
@@ -148,92 +136,138 @@ def reads_of(
     *,
     strict: bool,
     cast: bool | None,
-) -> Reads:
+) -> Comparison:
     """What a mapping has to read from a source, once it is known to match."""
     made = conversions(mapping, contents, strict)
+    comparison = Comparison(source, contents, cast)
     ruled = {name for conversion in made for name in conversion.ours}
     keep = [Pattern(entry.ours) for entry in mapping.entries if isinstance(entry, Keep)]
-    reads: list[tuple[Conversion, list[str]]] = []
-    restored: list[str] = []
-    missing = [
+    comparison.missing += [
         name
         for name, leaf in contents.leaves.items()
         if name not in ruled and only(leaf) and not _any_matches(keep, name)
     ]
-    foreign: dict[str, str] = {}
-    misshapen, casts = [], []
-    renamed: list[tuple[str, str]] = []
     for conversion in made:
         names = [name for name in conversion.ours if only(contents.leaves[name])]
-        if not names:
-            continue
-        present = [name for name in conversion.foreign if name in source.specs]
-        absent = [name for name in conversion.foreign if name not in source.specs]
-        if absent and not (present and has(conversion.rule, Tie)):
-            missing += names
-            foreign.update(dict.fromkeys(names, absent[0]))
-            continue
-        dtype = source.specs[present[0]].dtype
-        allowed = cast if conversion.cast is None else True
-        fits: list[str] = []
-        for name in names:
-            spec = contents.leaves[name].spec
-            bad = next((f for f in present if not _stored_well(f, source, conversion, dtype)), None)
-            if bad is not None:
-                like = Spec(conversion.foreign_shape[bad], dtype)
-                misshapen.append(Mismatch(name, f"{source.specs[bad]} as {bad}", str(like)))
-            elif not compatible(Spec(spec.shape, dtype), spec, allowed):
-                misshapen.append(Mismatch(name, str(Spec(spec.shape, dtype)), str(spec)))
-            else:
-                fits.append(name)
-                if cast is not None and dtype != spec.dtype:
-                    casts.append(Mismatch(name, str(Spec(spec.shape, dtype)), str(spec)))
-        if fits:
-            reads.append((conversion, present))
-            restored += fits
-            renamed += [(f, name) for f in present for name in fits if f != name]
-    ignored = [Pattern(entry.foreign) for entry in mapping.entries if isinstance(entry, Ignore)]
+        if names:
+            comparison.add(conversion, names)
     used = {name for conversion in made for name in conversion.foreign}
+    ignored: list[Pattern] = []
     for entry in mapping.entries:
-        if isinstance(entry, Constant):
-            used.update(names_of_constant(entry, contents.leaves))
-    left_over = [n for n in source.specs if n not in used and not _any_matches(ignored, n)]
-    by_foreign = nearest([foreign.get(name, name) for name in missing], left_over)
-    near = {n: by_foreign[f] for n in missing if (f := foreign.get(n, n)) in by_foreign}
-    report = Report(
-        source.text,
-        restored=tuple(restored),
-        missing=tuple(missing),
-        unexpected=tuple(left_over),
-        misshapen=tuple(misshapen),
-        cast=tuple(casts),
-        renamed=tuple(renamed),
-        near=near,
-        foreign=foreign,
-    )
-    check(report, contents, strict)
-    return Reads(reads, report)
+        match entry:
+            case Constant():
+                used.update(names_of_constant(entry, contents.leaves))
+            case Ignore(foreign):
+                ignored.append(Pattern(foreign))
+            case Rule() | Keep():
+                pass
+    comparison.left_over = [
+        name for name in source.specs if name not in used and not _any_matches(ignored, name)
+    ]
+    check(comparison.report, contents, strict)
+    return comparison
 
 
 def _any_matches(patterns: list[Pattern], name: str) -> bool:
     return any(pattern.match(name) is not None for pattern in patterns)
 
 
-def _stored_well(name: str, source: Source, conversion: Conversion, dtype: str) -> bool:
-    spec = source.specs[name]
-    return spec.shape == conversion.foreign_shape[name] and spec.dtype == dtype
+@dataclasses.dataclass
+class Comparison:
+    """What a source has, beside what the conversions of a mapping need of it.
 
+    Attributes:
+        source, contents, cast: as of `load`.
+        reads: conversions, with the foreign names that there are for each.
+        restored, missing, misshapen, casts, renamed, left_over, foreign: as in a `Report`.
+    """
 
-def _check_tied(
-    conversion: Conversion, names: list[str], arrays: list[np.ndarray], report: Report
-) -> None:
-    if has(conversion.rule, Tie):
+    source: Source
+    contents: Contents
+    cast: bool | None
+    reads: list[tuple[Conversion, list[str]]] = dataclasses.field(default_factory=list)
+    restored: list[str] = dataclasses.field(default_factory=list)
+    missing: list[str] = dataclasses.field(default_factory=list)
+    misshapen: list[Mismatch] = dataclasses.field(default_factory=list)
+    casts: list[Mismatch] = dataclasses.field(default_factory=list)
+    renamed: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    left_over: list[str] = dataclasses.field(default_factory=list)
+    foreign: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def add(self, conversion: Conversion, names: list[str]) -> None:
+        """Compare what one conversion needs, for those of its arrays that are wanted."""
+        specs = self.source.specs
+        present = [name for name in conversion.foreign if name in specs]
+        absent = [name for name in conversion.foreign if name not in specs]
+        if absent and not (present and has(conversion.rule, Tie)):
+            self.missing += names
+            self.foreign.update(dict.fromkeys(names, absent[0]))
+            return
+        dtype = specs[present[0]].dtype
+        needed = {name: Spec(conversion.foreign_shape[name], dtype) for name in present}
+        for name in present:
+            if specs[name] != needed[name]:
+                stored = f"{specs[name]} as {name}"
+                self.misshapen += [Mismatch(n, stored, str(needed[name])) for n in names]
+                return
+        good = [name for name in names if self._check_dtype(conversion, name, dtype)]
+        if good:
+            self.reads.append((conversion, present))
+            self.restored += good
+            self.renamed += [(f, name) for f in present for name in good if f != name]
+
+    def _check_dtype(self, conversion: Conversion, name: str, dtype: str) -> bool:
+        """Whether arrays of this dtype can be loaded into one of ours."""
+        wanted = self.contents.leaves[name].spec
+        stored = Spec(wanted.shape, dtype)
+        good = compatible(stored, wanted, self.cast if conversion.cast is None else True)
+        if not good:
+            self.misshapen.append(Mismatch(name, str(stored), str(wanted)))
+        elif self.cast is not None and stored != wanted:
+            self.casts.append(Mismatch(name, str(stored), str(wanted)))
+        return good
+
+    @property
+    def report(self) -> Report:
+        """All of this."""
+        sought = {name: self.foreign.get(name, name) for name in self.missing}
+        near = nearest(list(sought.values()), self.left_over)
+        return Report(
+            self.source.text,
+            restored=tuple(self.restored),
+            missing=tuple(self.missing),
+            unexpected=tuple(self.left_over),
+            misshapen=tuple(self.misshapen),
+            cast=tuple(self.casts),
+            renamed=tuple(self.renamed),
+            near={name: near[other] for name, other in sought.items() if other in near},
+            foreign=self.foreign,
+        )
+
+    def read(self) -> Iterator[tuple[str, tp.Any]]:
+        """The new values by name, one conversion after the other.
+
+        Raises:
+            MismatchError: for foreign arrays that are tied, and not equal.
+        """
+        restored = set(self.restored)
+        for conversion, names in self.reads:
+            arrays = [self.source.read(name) for name in names]
+            if has(conversion.rule, Tie):
+                self._check_tied(conversion, names, arrays)
+            for name, array in zip(conversion.ours, conversion.load(arrays)):
+                if name in restored:
+                    yield name, placed(array, self.contents.leaves[name], self.cast is None)
+
+    def _check_tied(
+        self, conversion: Conversion, names: list[str], arrays: list[np.ndarray]
+    ) -> None:
         for name, array in zip(names, arrays):
             if not same_bits(arrays[0], array):
                 raise MismatchError(
-                    f"{report.source} has different values for '{names[0]}' and '{name}', which "
+                    f"{self.source.text} has different values for '{names[0]}' and '{name}', which "
                     f"{conversion.rule} ties. Nothing was changed.",
-                    report,
+                    self.report,
                 )
 
 

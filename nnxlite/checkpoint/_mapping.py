@@ -326,7 +326,7 @@ def names_of_constant(constant: Constant, ours: Iterable[str]) -> list[str]:
     return [foreign.fill(found) for name in ours if (found := each.match(name)) is not None]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Conversion:
     """A rule, applied to certain arrays.
 
@@ -346,6 +346,11 @@ class Conversion:
     def foreign_shape(self) -> dict[str, Shape]:
         """The shape of each foreign array."""
         return dict(zip(self.foreign, self.shapes[0]))
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether its foreign array may belong to another rule, too."""
+        return len(self.foreign) == 1 and has(self.rule, Tie)
 
     @property
     def cast(self) -> np.dtype | None:
@@ -475,7 +480,7 @@ def _conflicts(made: Sequence[Conversion]) -> Iterator[str]:
         owners: dict[str, Conversion] = {}
         for conversion in made:
             for name in getattr(conversion, side):
-                if side == "foreign" and has(conversion.rule, Tie) and len(conversion.foreign) == 1:
+                if side == "foreign" and conversion.is_tied:
                     continue
                 other = owners.setdefault(name, conversion)
                 if other is not conversion:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import typing as tp
 from collections.abc import Iterator
 
@@ -86,44 +87,52 @@ def _mapped(contents: Contents, only: tp.Callable[[Leaf], bool], mapping: Mappin
         for name, leaf in leaves.items()
         if name not in ruled and only(leaf) and all(p.match(name) is None for p in keep)
     ]
-    pieces: list[Piece] = []
-    owners: dict[str, tuple[Conversion, int]] = {}
+    wanted = [c for c in made if any(only(leaves[name]) for name in c.ours)]
+    wanted.sort(key=lambda c: c.is_tied)  # the rule that a foreign array belongs to comes first
+    owners: dict[str, Conversion] = {}
     tied: list[Conversion] = []
-    for conversion in made:
-        if not any(only(leaves[name]) for name in conversion.ours):
-            continue
-        if conversion.foreign[0] in owners:
+    for conversion in wanted:
+        if conversion.is_tied and conversion.foreign[0] in owners:
             tied.append(conversion)
-            continue
-        owners.update((name, (conversion, i)) for i, name in enumerate(conversion.foreign))
-        dtypes = {_spec(leaves[name]).dtype for name in conversion.ours}
+        else:
+            owners.update(dict.fromkeys(conversion.foreign, conversion))
+    pieces = []
+    for conversion in dict.fromkeys(owners.values()):
+        dtypes = sorted({_spec(leaves[name]).dtype for name in conversion.ours})
         if len(dtypes) > 1:
-            problems.append(f"{conversion.foreign[0]}: ours are of {' and '.join(sorted(dtypes))}.")
-        dtype = min(dtypes) if conversion.cast is None else conversion.cast.name
+            problems.append(f"{conversion.foreign[0]}: ours are of {' and '.join(dtypes)}.")
+        dtype = dtypes[0] if conversion.cast is None else conversion.cast.name
         specs = {name: Spec(shape, dtype) for name, shape in conversion.foreign_shape.items()}
-        pieces.append(Piece(specs, lambda c=conversion: _saved(c, leaves)))
-    for entry in mapping.entries:
-        if isinstance(entry, Constant):
-            value = np.asarray(entry.value)
-            spec = spec_of(value)
-            assert spec is not None
-            pieces += [
-                Piece({name: spec}, lambda v=value: [v])
-                for name in names_of_constant(entry, leaves)
-            ]
+        pieces.append(Piece(specs, functools.partial(_saved, conversion, leaves)))
+    for name, value in _constants(mapping, leaves):
+        if name in owners:
+            problems.append(f"{name}: it is a constant, and {owners[name].rule} is for it, too.")
+        pieces.append(Piece({name: tp.cast(Spec, spec_of(value))}, lambda value=value: [value]))
     if problems:
         raise MappingError(
             f"The mapping cannot save {type(contents.root).__name__}; nothing was written:",
             problems,
         )
     for conversion in tied:
-        owner, i = owners[conversion.foreign[0]]
-        if not same_bits(_saved(conversion, leaves)[0], _saved(owner, leaves)[i]):
-            raise MappingError(
-                f"'{conversion.ours[0]}' and '{owner.ours[0]}' are tied, as both are saved as "
-                f"'{conversion.foreign[0]}', and differ. Nothing was written."
-            )
+        _check_tied(conversion, owners[conversion.foreign[0]], leaves)
     return Exported(pieces)
+
+
+def _constants(mapping: Mapping, names: tp.Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+    for entry in mapping.entries:
+        if isinstance(entry, Constant):
+            value = np.asarray(entry.value)
+            yield from ((name, value) for name in names_of_constant(entry, names))
+
+
+def _check_tied(conversion: Conversion, owner: Conversion, leaves: tp.Mapping[str, Leaf]) -> None:
+    (name,) = conversion.foreign
+    theirs = _saved(owner, leaves)[owner.foreign.index(name)]
+    if not same_bits(_saved(conversion, leaves)[0], theirs):
+        raise MappingError(
+            f"'{conversion.ours[0]}' and '{owner.ours[0]}' are tied, as both are saved as '{name}', and "
+            "differ. Nothing was written."
+        )
 
 
 def _saved(conversion: Conversion, leaves: tp.Mapping[str, Leaf]) -> list[np.ndarray]:

@@ -184,6 +184,12 @@ def test_several_of_our_arrays_under_one_foreign_name():
         changed.kernel[...] = 0
         with pytest.raises(MappingError, match="are tied, as both are saved as 'wte', and differ"):
             mapping.export(changed)
+    model = params(table=(2, 3), double=(3,))
+    mapping = Mapping([Rule("b", "double", Tie()), Rule(["a", "b"], "table", Stack())])
+    with pytest.raises(MappingError, match="'double' and 'table' are tied"):
+        mapping.export(model)
+    model.double[...] = model.table[1]
+    assert round_trip(mapping, model)["b"].tolist() == [3, 4, 5]
     model = params(a=(2,), b=(2,))
     mapping = Mapping([Rule("both", ["a", "b"], Tie())])
     with pytest.raises(MappingError, match=r"a, b are tied by Rule\('both'.*, and differ\."):
@@ -386,6 +392,11 @@ def test_saving_needs_a_rule_for_each_array():
         "  b: no rule is for it; add one, or Keep('b')."
     )
     model.b = nnx.Param(jnp.zeros(2, "bfloat16"))
+    rules = [Rule("w", "w"), Rule("b", "b"), Constant("w", 1)]
+    with pytest.raises(
+        MappingError, match=r"w: it is a constant, and Rule\('w', 'w'\) is for it, too"
+    ):
+        Mapping(rules).export(model)
     with pytest.raises(MappingError, match="wb: ours are of bfloat16 and float32."):
         Mapping([Rule("wb", ["w", "b"], Unstack())]).export(model)
 

@@ -240,12 +240,19 @@ def test_several_files_with_an_index(tmp_path):
 def test_saving_again_leaves_one_set_of_files(tmp_path):
     first, second = one(a=jnp.zeros(4), b=jnp.zeros(4)), one(a=jnp.ones(4), b=jnp.ones(4))
     nnx.save_safetensors(tmp_path, first)
+    for name in (
+        "model-00001-of-00003-r7.safetensors",
+        ".model.safetensors.0123abcd.tmp",
+        ".model-00002-of-00003.safetensors.0123abcd.tmp",
+        ".model.safetensors.index.json.0123abcd.tmp",
+    ):  # a save was killed
+        (tmp_path / name).write_text("unfinished")
     (tmp_path / "mine.txt").write_text("keep")
     (tmp_path / "other.safetensors").write_text("keep")
     kept = ["mine.txt", "model.safetensors.index.json", "other.safetensors"]
-    for model, tag in ((second, ""), (first, "-1"), (second, "")):
+    for model, again in ((second, ""), (first, "-r2"), (second, "")):
         nnx.save_safetensors(tmp_path, model, max_shard_bytes=16)
-        shards = [f"model{tag}-0000{i}-of-00002.safetensors" for i in (1, 2)]
+        shards = [f"model-0000{i}-of-00002{again}.safetensors" for i in (1, 2)]
         assert files_of(tmp_path) == sorted([*kept, *shards])
         loaded = one(a=jnp.full(4, 7.0), b=jnp.full(4, 7.0))
         nnx.load_safetensors(tmp_path, loaded)
