@@ -416,6 +416,7 @@ def _applied_rule(
     """One conversion for each binding of the wildcards that both sides have."""
     counted_foreign, counted_ours = rule.counted
     first, *others = map(Pattern, rule.ours)
+    foreign = [Pattern(text) for text in rule.foreign]
     groups: dict[tuple[tuple[str, str], ...], list[Bindings]] = collections.defaultdict(list)
     seen: set[str] = set()
     for name, leaf in names.items():
@@ -435,7 +436,6 @@ def _applied_rule(
         if rule.operations and any(spec.key_impl for spec in specs):
             raise ValueError(f"{ours[0]} is a random key; no operation applies to it.")
         shapes = _shapes(rule, [spec.shape for spec in specs], ours)
-        foreign = [Pattern(text) for text in rule.foreign]
         bound = dict(shared)
         if counted_foreign is None:
             filled = [p.fill(bound) for p in foreign]

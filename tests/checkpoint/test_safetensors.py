@@ -337,6 +337,19 @@ def test_names_are_changed_by_rename(tmp_path):
     assert same(model, other)
 
 
+def test_states_and_pytrees_of_objects(tmp_path):
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    tree = {"model": model, "x": [jnp.arange(3.0)], "n": 3}
+    nnx.save_safetensors(tmp_path, tree)
+    other = {"model": nnx.Linear(2, 3, rngs=nnx.Rngs(1)), "x": [jnp.zeros(3)], "n": 0}
+    report = nnx.load_safetensors(tmp_path, other)
+    assert report.restored == ("model.bias", "model.kernel", "n", "x.0")
+    assert same(other["model"], model) and other["n"] == 3 and other["x"][0].tolist() == [0, 1, 2]
+    state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(2)))
+    nnx.load_safetensors(tmp_path, state, mapping=Mapping([Rule("model.*", "*")]), strict=False)
+    assert np.array_equal(state["kernel"][...], model.kernel[...])
+
+
 def test_tied_arrays_that_differ_are_not_half_saved(tmp_path):
     model = one(a=jnp.zeros(2), b=jnp.ones(2), c=jnp.ones(2))
     mapping = Mapping([Rule("x", ["a", "b"], Tie()), Rule("c", "c")])
