@@ -255,6 +255,11 @@ class Info:
         settings: static attributes, as text, by name.
         classes: the classes of objects and Variables, by name.
         nbytes: the size of the arrays.
+
+    >>> from nnxlite.checkpoint import Info
+    >>> Info("/runs/1", {"step": "Python int"}, {"step": 3}, {}, {}, {}, 0)
+    /runs/1: 1 leaves, 0 B
+    step: 3
     """
 
     path: str

@@ -230,11 +230,19 @@ class Manager:
         return max(ranks, key=lambda step: (ranks[step], -step), default=None)
 
     def metrics(self, step: int, /) -> dict[str, float]:
-        """The numbers that were saved with a step; empty if there were none."""
+        """The numbers that were saved with a step; empty if there were none.
+
+        Args:
+            step: its number.
+        """
         return dict(self._open().metrics(step) or {})
 
     def should_stop(self, patience: int) -> bool:
-        """Whether training has gone on for `patience` steps or more since the best checkpoint."""
+        """Whether training has gone on for too long since the best checkpoint.
+
+        Args:
+            patience: for how many steps it may.
+        """
         latest, best = self.latest, self.best
         return latest is not None and best is not None and latest - best >= patience
 

@@ -16,6 +16,10 @@ class Mismatch(tp.NamedTuple):
         name: of the leaf that is wanted.
         stored: what is stored, such as `float32[2,3]`.
         wanted: what the object has.
+
+    >>> from nnxlite.checkpoint import Mismatch
+    >>> print(Mismatch("fc.kernel", "float32[2,3]", "float32[2,4]"))
+    fc.kernel: stored float32[2,3], wanted float32[2,4]
     """
 
     name: str
