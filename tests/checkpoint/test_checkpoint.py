@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -631,3 +634,15 @@ def test_what_differs_from_a_checkpoint(trained):
         "model.pair": "Variable became nothing",
         "model.tables.n": "7 became 8",
     }
+
+
+def test_a_checkpoint_of_format_1_stays_readable(tmp_path):
+    """`format_1` was written on Python 3.11 with JAX 0.10.2, after three steps of training."""
+    model, optimizer = build(1)
+    metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
+    items = {"model": model, "optimizer": optimizer, "metrics": metrics}
+    folder = shutil.copytree(Path(__file__).parent / "format_1", tmp_path / "c")
+    report = checkpoint.restore(folder, **items, cast=None)
+    assert report.complete and report.values["position"] == 3
+    found = hashlib.sha256(repr(sorted(bits(*items.values()).items())).encode()).hexdigest()
+    assert found.startswith("fa6b51b6f12ef36f")
