@@ -5,6 +5,7 @@ downloaded) is to read them turned by a quarter, too. Its own weights are frozen
 beside them are trained, saved by themselves, loaded, merged, and taken out again. For comparison
 all weights of a copy are trained.
 
+    pip install "nnxlite[examples,checkpoint]"
     python examples/lora.py            # about half a minute on two CPU cores
     python examples/lora.py --quick    # a few seconds, and weaker networks
 
