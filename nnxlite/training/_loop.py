@@ -264,10 +264,8 @@ class Loop:
         """Fetch what was logged by the steps before one; this is where the loop waits."""
         while self._pending and self._pending[0]["step"] < before:
             entry = self._pending.pop(0)
-            values = jax.device_get(entry)
-            self.history.append(
-                {name: x.item() if hasattr(x, "item") else x for name, x in values.items()}
-            )
+            values = zip(entry, jax.device_get(list(entry.values())), strict=True)
+            self.history.append({name: x.item() if hasattr(x, "item") else x for name, x in values})
 
     @contextlib.contextmanager
     def _bar(self) -> Iterator[tp.Callable[[int], None]]:

@@ -87,6 +87,18 @@ def test_a_resumed_run_is_the_same_run():
     assert len(memory.events) == 7  # nothing to save
 
 
+def test_with_the_manager_of_checkpoints(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    whole, _ = trained(7, Memory())
+    with nnx.checkpoint.Manager(tmp_path / "run", best="valid") as manager:
+        options = {"evaluate": lambda: {"valid": 1.0}, "save_every": 2}
+        trained(7, manager, stop_at=4, **options)
+        assert manager.steps == [2, 4, 5]
+        resumed, run = trained(7, manager, **options)
+        assert run.start == 5 and manager.latest == 7 and manager.metrics(7) == {"valid": 1.0}
+    np.testing.assert_array_equal(resumed.kernel[...], whole.kernel[...])
+
+
 def test_evaluation_and_what_is_saved_with_it():
     memory, seen = Memory(), []
 

@@ -47,16 +47,17 @@ assert_type(nnx.unfreeze(model), None)
 assert_type(nnx.Frozen()(("kernel",), model.kernel), bool)
 groups = nnx.by_path({"encoder.**": optax.sgd(0.1), "**": optax.adam(0.1)})
 assert_type(groups, optax.GradientTransformationExtraArgs)
-linear = nnx.checkpoint.Rule("fc.weight", "kernel", "o i -> i o")
-mapping = nnx.checkpoint.Mapping([linear, nnx.checkpoint.Ignore("**.mask")])
-assert_type(
-    mapping.load({"fc.weight": x}, model, strict=False, only=nnx.Param), nnx.checkpoint.Report
-)
-assert_type(mapping.export(model), dict[str, tp.Any])
-assert_type(nnx.save_safetensors("model.safetensors", model, mapping=mapping), None)
-report = nnx.load_safetensors("model.safetensors", model, mapping=mapping)
-assert_type(report, nnx.checkpoint.Report)
-assert_type(report.restored, tuple[str, ...])
+if tp.TYPE_CHECKING:  # what needs files, and further packages
+    linear = nnx.checkpoint.Rule("fc.weight", "kernel", "o i -> i o")
+    mapping = nnx.checkpoint.Mapping([linear, nnx.checkpoint.Ignore("**.mask")])
+    assert_type(
+        mapping.load({"fc.weight": x}, model, strict=False, only=nnx.Param), nnx.checkpoint.Report
+    )
+    assert_type(mapping.export(model), dict[str, tp.Any])
+    assert_type(nnx.save_safetensors("model.safetensors", model, mapping=mapping), None)
+    report = nnx.load_safetensors("model.safetensors", model, mapping=mapping)
+    assert_type(report, nnx.checkpoint.Report)
+    assert_type(report.restored, tuple[str, ...])
 assert_type(nnx.cast(model, "bfloat16", keep=nnx.PathContains("bias")), None)
 policy = nnx.Policy("params=float32,compute=bfloat16")
 assert_type(policy.apply(model), None)
