@@ -278,7 +278,8 @@ class Info:
                 lines.append(f"{item}: {self.values.get(item, self.leaves[item])!r}")
             else:
                 kind = self.classes.get(item, "pytree")
-                lines.append(f"{item}: {kind} with {len(names):,} leaves")
+                count = "1 leaf" if len(names) == 1 else f"{len(names):,} leaves"
+                lines.append(f"{item}: {kind} with {count}")
         return "\n".join(lines)
 
 

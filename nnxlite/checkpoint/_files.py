@@ -201,17 +201,24 @@ MAGIC = {
 }
 
 
+def looks_like(start: bytes) -> str:
+    """What the first bytes of a file say it is, if they say anything: `it looks like a pickle. ...`."""
+    for magic, kind in MAGIC.items():
+        if start.startswith(magic):
+            pickled = "torch.save" in kind or "pickle" in kind
+            return f"it looks like {kind}." + (
+                " Pickles can run any code, and are never read here." if pickled else ""
+            )
+    return ""
+
+
 def _reason(path: Path, error: Exception) -> str:
     with contextlib.suppress(OSError), path.open("rb") as file:
         start = file.read(64)
         if not start:
             return "it is empty."
-        for magic, kind in MAGIC.items():
-            if start.startswith(magic):
-                pickled = "torch.save" in kind or "pickle" in kind
-                return f"it looks like {kind}." + (
-                    " Pickles can run any code, and are never read here." if pickled else ""
-                )
+        if kind := looks_like(start):
+            return kind
         (length,) = struct.unpack("<Q", start[:8].ljust(8, b"\0"))
         size = path.stat().st_size
         if start[8:9] == b"{" and 8 + length > size:

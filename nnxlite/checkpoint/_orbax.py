@@ -20,6 +20,7 @@ import numpy as np
 from nnxlite._jax import key_name
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, name_of
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError
+from nnxlite.checkpoint._files import looks_like
 
 ARRAYS, ABOUT = "arrays", "nnxlite"
 FORMAT = 1
@@ -227,7 +228,10 @@ def _what_is(path: epath.Path) -> str:
         return "there is no such folder"
     if not path.is_dir():
         with path.open("rb") as file:
-            return f"it is a file{_kind_of_file(file.read(64))}"
+            start = file.read(64)
+        if start[8:9] == b"{":
+            return "it is a file of safetensors, for nnx.load_safetensors"
+        return f"it is a file, and {looks_like(start)}".removesuffix(", and ").removesuffix(".")
     names = sorted(p.name for p in path.iterdir())
     if (path / ARRAYS / "_METADATA").exists():
         return f"its arrays are there, but not their description, {ABOUT}/metadata"
@@ -239,16 +243,6 @@ def _what_is(path: epath.Path) -> str:
     ):
         return "it was written by Orbax, but not by nnxlite.checkpoint"
     return f"the folder contains {', '.join(names[:5])}" if names else "the folder is empty"
-
-
-def _kind_of_file(start: bytes) -> str:
-    if start[:2] == b"PK":
-        return ", probably of PyTorch or NumPy (a zip archive)"
-    if start[:1] == b"\x80":
-        return ", a Python pickle, which is never loaded"
-    if start[8:9] == b"{":
-        return " of safetensors: use nnx.load_safetensors"
-    return ""
 
 
 def read_arrays(

@@ -557,9 +557,15 @@ def test_what_is_there_instead_of_a_checkpoint(tmp_path):
     (tmp_path / ".killed.new.orbax-checkpoint-tmp").mkdir()
     assert "only the unfinished .killed.new.orbax-checkpoint-tmp is there" in message("killed")
     (tmp_path / "pickle").write_bytes(b"\x80\x04\x95")
-    assert "a Python pickle, which is never loaded" in message("pickle")
+    assert "it is a file, and it looks like a pickle. Pickles can run any code, " in message(
+        "pickle"
+    )
     np.savez(tmp_path / "arrays.npz", a=np.ones(1))
-    assert "probably of PyTorch or NumPy (a zip archive)" in message("arrays.npz")
+    assert "a zip archive, such as torch.save and numpy.savez write" in message("arrays.npz")
+    nnx.save_safetensors(tmp_path / "a.safetensors", linear())
+    assert "it is a file of safetensors, for nnx.load_safetensors" in message("a.safetensors")
+    (tmp_path / "text").write_text("hello")
+    assert message("text").endswith("text: it is a file.")
     with checkpoint.Manager(tmp_path / "run") as manager:
         manager.save(5, step=5)
     assert "a folder of several (steps 5): open it with nnx.checkpoint.Manager" in message("run")
