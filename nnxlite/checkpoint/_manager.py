@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import typing as tp
 
@@ -176,7 +177,7 @@ class Manager:
             only, rename, strict, cast, verify, items: as in `nnx.checkpoint.restore`.
 
         Returns:
-            A `Report`.
+            A `Report`, with the step.
 
         Raises:
             nnxlite.checkpoint.NotFoundError: if there is no such checkpoint.
@@ -193,7 +194,7 @@ class Manager:
             raise NotFoundError(f"{what} in {self.directory}: there is {there}.")
         for number in reversed(steps) if step is None else [step]:
             try:
-                return restore(
+                report = restore(
                     self.directory / str(number),
                     only=only,
                     rename=rename,
@@ -202,6 +203,7 @@ class Manager:
                     verify=verify,
                     **items,
                 )
+                return dataclasses.replace(report, step=number)
             except (DamagedError, NotFoundError) as error:
                 if step is not None or number == steps[0]:
                     raise

@@ -44,6 +44,7 @@ class Report:
             with `cast=True` are in `misshapen` without it.
         renamed: pairs of a stored name and the name it was restored by.
         near: for the first missing names, the stored name left over that is most like it.
+        step: that of the checkpoint, where a `Manager` restored it.
         values: the items by name: the objects given, changed in place, a new value for a number, text
             or another item that cannot be changed; and numbers and texts that are stored and were not
             asked for.
@@ -68,6 +69,7 @@ class Report:
     cast: tuple[Mismatch, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     near: tp.Mapping[str, str] = dataclasses.field(default_factory=dict)
+    step: int | None = None
     values: tp.Mapping[str, tp.Any] = dataclasses.field(default_factory=dict)
     foreign: tp.Mapping[str, str] = dataclasses.field(default_factory=dict)
 

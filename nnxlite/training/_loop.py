@@ -118,8 +118,8 @@ def resume(checkpoints: Checkpoints, **items: tp.Any) -> int:
     latest = checkpoints.latest
     if latest is None:
         return 0
-    checkpoints.restore(latest, **items)
-    return latest
+    report = checkpoints.restore(**items)  # of the newest that is not damaged
+    return getattr(report, "step", None) or latest
 
 
 class Step:

@@ -102,8 +102,10 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):
     with pytest.warns(
         UserWarning, match="Step 3 is passed over for the one before it. .*/3 is damaged"
     ):
-        manager.restore(model=new)
+        assert manager.restore(model=new).step == 2
     assert new.w.tolist() == [2, 2, 2]
+    with pytest.warns(UserWarning, match="Step 3 is passed over"):
+        assert nnx.training.resume(manager, model=new) == 2
     with pytest.raises(nnx.checkpoint.DamagedError):
         manager.restore(3, model=new)
     for step in (1, 2):

@@ -30,8 +30,8 @@ class Memory:
         self.events.append((step, metrics, force))
         self.saved[step] = jax.tree.map(jnp.copy, nnx.state(items))
 
-    def restore(self, step, /, **items):
-        nnx.update(items, self.saved[step])
+    def restore(self, step=None, /, **items):
+        nnx.update(items, self.saved[self.latest if step is None else step])
 
     def wait(self):
         self.events.append("wait")
@@ -43,7 +43,7 @@ class Bare:
     def save(self, step, **items):
         self.got = step, items
 
-    def restore(self, step, **items):
+    def restore(self, step=None, **items):
         raise AssertionError
 
 
