@@ -30,10 +30,12 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from nnxlite._errors import short_type
+from nnxlite._errors import short_type, warn_user
+from nnxlite._state import to_flat_state
 from nnxlite.decoding.sampling import Sampler, SamplerFn, greedy
 from nnxlite.filters import Nothing
-from nnxlite.graph import merge, split
+from nnxlite.graph import iter_graph, merge, split
+from nnxlite.nn.multi_head_attention import MultiHeadAttention, takes_positions
 from nnxlite.objects import Pytree, Rngs, RngStream, view
 from nnxlite.transforms import jit
 from nnxlite.variables import Cache
@@ -122,7 +124,7 @@ def generate(
     kind `Cache`, which start from zero.  If its `__call__` has a parameter `input_positions` (or
     `positions`), it gets the positions of the tokens there, (length,) int32: a model that learned an
     embedding for each position needs it.  A model without any cache is called with the whole sequence
-    in each step.
+    in each step; so is one whose attention is neither rotary nor told positions, with a warning.
 
     Everything is one program, compiled once for each structure of the model, shape of the prompt and
     `max_new`.  The model is left as it was.
@@ -145,6 +147,9 @@ def generate(
         max_length: the length of the cache, prompt and new tokens together; no more than needed by
             default.
         use_cache: False calls the model with the whole sequence in each step, True insists on a cache.
+
+    Warns:
+        UserWarning: if a model with a cache runs without it, since nothing tells it positions.
 
     Returns:
         New tokens and how many there are: a `Generated`.
@@ -405,6 +410,8 @@ class Decoder:
         modes: dict[str, tp.Any] = {"deterministic": True, "use_running_average": True}
         sizes: dict[str, tp.Any] = {"batch_size": batch, "max_length": setup.max_length}
         self.name = type(model).__name__
+        names = inspect.signature(model).parameters
+        self.positions = next((name for name in POSITIONS if name in names), None)
         cache: tp.Any = None
         if setup.use_cache is not False:
             viewed = view(model, decode=True, **modes, **sizes, raise_if_not_found=False)
@@ -414,13 +421,22 @@ class Decoder:
                     f"{self.name} has no cache for use_cache=True: in a view with decode=True, "
                     "batch_size and max_length it has no Variable of the kind nnx.Cache."
                 )
+            if (
+                setup.use_cache is None
+                and self.positions is None
+                and _lacks_positions(viewed, cache)
+            ):
+                warn_user(
+                    f"{self.name} runs without a cache: with one, nothing tells it the positions of its "
+                    "tokens. Give its __call__ a parameter input_positions, or pass use_cache=True if "
+                    "it needs no positions."
+                )
+                cache = None
         if not cache:
             viewed = view(model, decode=False, **modes, raise_if_not_found=False)
             self.graphdef, cache, self.rest = split(viewed, Nothing(), ...)
         leaves, self.structure = jax.tree.flatten(cache)
         self.cache = [jnp.zeros_like(leaf) for leaf in leaves]
-        names = inspect.signature(model).parameters
-        self.positions = next((name for name in POSITIONS if name in names), None)
 
     def __call__(
         self, cache: list[jax.Array], tokens: jax.Array, first: tp.Any
@@ -453,6 +469,15 @@ class Decoder:
         token = lax.dynamic_slice_in_dim(tokens, position, 1, axis=1)
         logits, cache = self(cache, token, position)
         return logits[:, 0], cache
+
+
+def _lacks_positions(model: tp.Any, cache: tp.Any) -> bool:
+    """Whether a model has attention that ignores positions, and no other state that could count them."""
+    layers = [x for _, x in iter_graph(model) if isinstance(x, MultiHeadAttention)]
+    names = {path[-1] for path, _ in to_flat_state(cache)}
+    return names <= {"cached_key", "cached_value", "cache_index"} and any(
+        layer.cached_key is not None and not takes_positions(layer.attention_fn) for layer in layers
+    )
 
 
 def _start(model: tp.Any, request: Request, setup: Setup) -> tuple[list[jax.Array], Progress]:

@@ -303,7 +303,7 @@ class MultiHeadAttention(Module):
         if decode:
             step = _decode(self, query, key, value, mask)
             key, value, mask = step.keys, step.values, step.mask
-            if input_positions is None and _takes_positions(self.attention_fn):
+            if input_positions is None and takes_positions(self.attention_fn):
                 input_positions = step.positions
         positions = {} if input_positions is None else {"input_positions": input_positions}
         try:
@@ -480,7 +480,7 @@ def _known(index: jax.Array) -> bool:
     return not isinstance(index, Tracer)
 
 
-def _takes_positions(attention_fn: tp.Callable[..., tp.Any]) -> bool:
+def takes_positions(attention_fn: tp.Callable[..., tp.Any]) -> bool:
     """Whether an attention function has a parameter `input_positions` that is None by default."""
     try:
         parameter = inspect.signature(attention_fn).parameters.get("input_positions")

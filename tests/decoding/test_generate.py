@@ -218,6 +218,24 @@ def test_a_stream_of_one_sequence():
     assert len(parts) == 7 and sum(parts, []) == whole
 
 
+class Untold(nnx.Module):
+    """Counts positions from zero in each call, which is wrong with a cache."""
+
+    def __init__(self):
+        self.inner = Decoder()
+
+    def __call__(self, tokens):
+        return self.inner(tokens)
+
+
+def test_a_model_that_is_not_told_positions_runs_without_a_cache():
+    model = Untold()
+    with pytest.warns(UserWarning, match="Untold runs without a cache: with one, nothing tells it"):
+        tokens = nnx.generate(model, PROMPTS[0], 6).lists()
+    assert tokens == by_hand(Decoder(), PROMPTS[0], 6)
+    assert nnx.generate(model, PROMPTS[0], 6, use_cache=True).lists() != tokens
+
+
 def test_inside_a_transform():
     model = Counter()
 
