@@ -33,7 +33,7 @@ import nnxlite as nnx
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-CONTEXT = 64
+CONTEXT = 128  # letters that a text has in training; longer ones would be new to the model
 PROMPT = "The data set contains"
 SAMPLERS = {  # temperature, top-p, min-p: numbers that one program takes, in each row others
     "greedy": (0.0, 1.0, 0.0),
@@ -193,7 +193,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
     parser.add_argument("--quick", action="store_true", help="a short run")
     options = parser.parse_args(arguments)
-    steps, features, layers, length = (60, 48, 1, 80) if options.quick else (600, 96, 2, 400)
+    steps, features, layers = (60, 48, 1) if options.quick else (600, 96, 2)
+    length = CONTEXT - len(PROMPT)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
