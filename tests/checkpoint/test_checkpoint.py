@@ -652,3 +652,41 @@ def test_a_checkpoint_of_format_1_stays_readable(tmp_path):
     assert report.complete and report.values["position"] == 3
     found = hashlib.sha256(repr(sorted(bits(*items.values()).items())).encode()).hexdigest()
     assert found.startswith("fa6b51b6f12ef36f")
+
+
+TRANSFORMATIONS = {
+    "adafactor": lambda: optax.adafactor(1e-2, min_dim_size_to_factor=2),
+    "lion": lambda: optax.lion(1e-2),
+    "lbfgs": lambda: optax.lbfgs(1e-2, memory_size=2, linesearch=None),
+    "multi steps": lambda: optax.MultiSteps(optax.sgd(1e-2, momentum=0.9), 2),
+    "by path": lambda: nnx.by_path({"kernel": optax.adam(1e-2), "**": optax.sgd(1e-2)}),
+    "masked": lambda: optax.masked(optax.adam(1e-2), nnx.State({"bias": True, "kernel": False})),
+    "noise": lambda: optax.noisy_sgd(1e-2, key=jax.random.key(3)),
+    "nesterov": lambda: optax.apply_if_finite(optax.sgd(1e-2, momentum=0.9, nesterov=True), 3),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_states_of_transformations_and_averages(tmp_path, name):
+    def new(seed):
+        model = linear(seed)
+        return (
+            model,
+            nnx.Optimizer(model, TRANSFORMATIONS[name](), wrt=nnx.Param),
+            nnx.EMA(model, decay=0.9),
+        )
+
+    def train(model, optimizer, ema):
+        grads = nnx.grad(lambda model: (model(jnp.ones((1, 2))) ** 2).sum())(model)
+        optimizer.update(model, grads)
+        ema.update(model)
+
+    run = new(0)
+    train(*run)
+    checkpoint.save(tmp_path / "c", run=list(run))
+    resumed = new(1)
+    assert checkpoint.restore(tmp_path / "c", run=list(resumed)).complete
+    assert bits(*resumed) == bits(*run)
+    for each in (run, resumed):
+        train(*each)
+    assert bits(*resumed) == bits(*run)
