@@ -620,7 +620,7 @@ def test_checksums_can_be_left_out(tmp_path):
 # differences
 
 
-def test_what_differs_from_a_checkpoint(trained):
+def test_what_differs_from_a_checkpoint(trained, tmp_path):
     items, path = trained
     model = nnx.clone(items["model"])
     model.drop.rate = 0.1
@@ -631,6 +631,14 @@ def test_what_differs_from_a_checkpoint(trained):
     model.tables["n"] = 8
     del model.pair
     found = {".".join(d.path): d.words for d in checkpoint.diff(path, model=model)}
+    checkpoint.save(tmp_path / "changed", model=model)
+    checkpoint.save(tmp_path / "as it was", model=items["model"])
+    between = checkpoint.diff(tmp_path / "as it was", tmp_path / "changed")
+    assert {".".join(d.path): d.words for d in between} == found
+    with pytest.raises(
+        checkpoint.CheckpointError, match="another checkpoint, or objects, not both"
+    ):
+        checkpoint.diff(path, path, model=model)
     assert found == {
         "model.bare": "values differ by up to 1 (at [0]: 0 became 1)",
         "model.blocks.2": "nothing became Linear",
