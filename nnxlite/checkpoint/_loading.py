@@ -284,10 +284,12 @@ def placed(array: np.ndarray, leaf: Leaf, stored_dtype: bool = False) -> tp.Any:
         copied = np.array(array, dtype)
         return copied if isinstance(leaf.value, np.ndarray) else copied[()]
     if leaf.sharding is None:
-        return jnp.asarray(np.array(array, dtype, order="C"))
-    return jax.make_array_from_callback(
-        spec.shape,
-        leaf.sharding,
-        lambda index: np.array(array[index], dtype, order="C"),
-        dtype=dtype,
-    )
+        new = jnp.asarray(np.array(array, dtype, order="C"))
+    else:
+        new = jax.make_array_from_callback(
+            spec.shape,
+            leaf.sharding,
+            lambda index: np.array(array[index], dtype, order="C"),
+            dtype=dtype,
+        )
+    return new.block_until_ready()  # or the memory of several transfers adds up
