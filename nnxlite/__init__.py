@@ -63,8 +63,10 @@ from nnxlite.boundary import split_context as split_context
 from nnxlite.boundary import update_context as update_context
 from nnxlite.checkpoint import load_safetensors as load_safetensors
 from nnxlite.checkpoint import save_safetensors as save_safetensors
+from nnxlite.decoding import Beams as Beams
 from nnxlite.decoding import Generated as Generated
 from nnxlite.decoding import Sampler as Sampler
+from nnxlite.decoding import beam_search as beam_search
 from nnxlite.decoding import generate as generate
 from nnxlite.decoding import generate_stream as generate_stream
 from nnxlite.decoding import sampling as sampling

@@ -170,11 +170,11 @@ def generate(
     >>> nnx.generate(Next(), [[3, 4], [1]], 4, stop=7).lists()
     [[5, 6, 7], [2, 3, 4, 5]]
     """
-    setup, request, single = _prepare(
+    setup, request, single = prepare(
         "generate", model, prompt, max_new, sampler, rngs, stop, pad, lengths, max_length, use_cache
     )
     tokens, counts, nan_at = _whole(model, request, setup)
-    _check_finite(model, nan_at, setup)
+    check_finite(model, nan_at, setup)
     return Generated(tokens[0], counts[0]) if single else Generated(tokens, counts)
 
 
@@ -221,11 +221,11 @@ def generate_stream(
     >>> list(nnx.generate_stream(Next(), [3, 4], 5, chunk=2))
     [[5, 6], [7, 8], [9]]
     """
-    setup, request, single = _prepare(
+    setup, request, single = prepare(
         "generate_stream",
         *(model, prompt, max_new, sampler, rngs, stop, 0, lengths, max_length, use_cache),
     )
-    chunk = _whole_number("generate_stream", "chunk", chunk)
+    chunk = whole_number("generate_stream", "chunk", chunk)
     if isinstance(request.prompt, Tracer) or isinstance(request.lengths, Tracer):
         raise ValueError(
             "generate_stream hands tokens to Python, which a function under a transform cannot do. "
@@ -241,7 +241,7 @@ def _chunks(
     starts, seen = np.asarray(request.lengths), np.zeros(len(request.lengths), int)
     while not np.asarray(progress.done).all():
         cache, progress = _continued(model, cache, progress, request, chunk, setup)
-        _check_finite(model, progress.nan_at, setup)
+        check_finite(model, progress.nan_at, setup)
         tokens, counts = np.asarray(progress.tokens), np.asarray(progress.counts)
         rows = [row[n + a : n + b] for row, n, a, b in zip(tokens, starts, seen, counts)]
         seen = counts
@@ -253,7 +253,7 @@ def _chunks(
 # From arguments to arrays -------------------------------------------------------------------------
 
 
-def _prepare(
+def prepare(
     caller: str,
     model: tp.Any,
     prompt: Prompt,
@@ -269,8 +269,8 @@ def _prepare(
     """The arguments of a call, checked, and whether the prompt is a single one."""
     if not isinstance(model, Pytree) or not callable(model):
         raise TypeError(f"{caller} takes a module that can be called, not {short_type(model)}.")
-    max_new = _whole_number(caller, "max_new", max_new)
-    room = None if max_length is None else _whole_number(caller, "max_length", max_length) - max_new
+    max_new = whole_number(caller, "max_new", max_new)
+    room = None if max_length is None else whole_number(caller, "max_length", max_length) - max_new
     tokens, sizes, single = _read_prompt(caller, prompt, lengths, room)
     batch, length = tokens.shape
     if room is not None and length > room:
@@ -350,7 +350,8 @@ def _check_tokens(caller: str, *arrays: tp.Any) -> None:
             raise TypeError(f"{caller}: tokens are integers; the prompt has dtype {array.dtype}.")
 
 
-def _whole_number(caller: str, name: str, value: tp.Any) -> int:
+def whole_number(caller: str, name: str, value: tp.Any) -> int:
+    """An argument as an int from 1 up, or ValueError."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -387,7 +388,8 @@ def _keys(caller: str, sampler: tp.Any, rngs: tp.Any, batch: int) -> jax.Array |
     return rngs
 
 
-def _check_finite(model: tp.Any, nan_at: jax.Array, setup: Setup) -> None:
+def check_finite(model: tp.Any, nan_at: jax.Array, setup: Setup) -> None:
+    """Refuse NaN logits (ValueError) where the position is known."""
     if not isinstance(nan_at, Tracer) and int(nan_at) >= 0:
         raise ValueError(
             f"{type(model).__name__} gave logits that are NaN for the token at position {int(nan_at)} "
@@ -480,7 +482,7 @@ def _lacks_positions(model: tp.Any, cache: tp.Any) -> bool:
     )
 
 
-def _start(model: tp.Any, request: Request, setup: Setup) -> tuple[list[jax.Array], Progress]:
+def start(model: tp.Any, request: Request, setup: Setup) -> tuple[list[jax.Array], Progress]:
     """Read the positions that are prompt in every row, except the last one, into the cache."""
     batch, length = request.prompt.shape
     decoder = Decoder(model, setup, batch)
@@ -540,15 +542,19 @@ def _advance(
 
 def _run(model: tp.Any, request: Request, setup: Setup) -> tuple[jax.Array, jax.Array, jax.Array]:
     """New tokens (batch, max_new), their numbers, and the position of NaN."""
-    cache, progress = _start(model, request, setup)
+    cache, progress = start(model, request, setup)
     _, progress = _advance(model, cache, progress, request, setup.max_length, setup)
+    return new_tokens(request, progress, setup), progress.counts, progress.nan_at
+
+
+def new_tokens(request: Request, progress: Progress, setup: Setup) -> jax.Array:
+    """The new tokens of each row, (rows, max_new), with padding after the last one."""
     new = jnp.arange(setup.max_new)
     places = jnp.minimum(request.lengths[:, None] + new, setup.max_length - 1)
     tokens = jnp.take_along_axis(progress.tokens, places, axis=1)
-    tokens = jnp.where(new < progress.counts[:, None], tokens, request.pad)
-    return tokens, progress.counts, progress.nan_at
+    return jnp.where(new < progress.counts[:, None], tokens, request.pad)
 
 
 _whole = jit(_run, static_argnums=2)
-_started = jit(_start, static_argnums=2)
+_started = jit(start, static_argnums=2)
 _continued = jit(_advance, static_argnums=5, donate_argnums=1)
