@@ -41,13 +41,14 @@ MAPS_KEPT = 20_000
 QUICK = frozenset(
     """
     boundary/test_aliases.py checkpoint/test_mapping.py closures/test_bytecode.py
+    decoding/test_sampling.py
     filtered/test_partition.py filtered/test_trees.py
     graph/test_graphdef.py graph/test_plans.py graph/test_writes.py
     inspect/test_tabulate.py
     laws/test_nothing_lost.py laws/test_order.py
     nn/test_linear.py nn/test_modes.py nn/test_names.py
     objects/test_capture.py objects/test_containers.py objects/test_module.py
-    sharding/test_abstract.py
+    serving/test_bucketed.py sharding/test_abstract.py
     test_architecture.py test_config.py test_filters.py test_names.py test_patterns.py test_state.py
     test_text.py test_traversals.py
     training/test_metrics.py

@@ -541,13 +541,14 @@ def test_without_the_package(tmp_path, monkeypatch):
 
 
 MEMORY = """
-import resource, sys
+import re, resource, sys
 import jax, jax.numpy as jnp
 import nnxlite as nnx
 from nnxlite.checkpoint import Mapping, Rule
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not ru_maxrss, which a process inherits from the one that started it.
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
