@@ -26,8 +26,10 @@ def owner_of(layer: tp.Any, frame: types.FrameType | None) -> tuple[Pytree, Path
     """
     owners: dict[int, Pytree] = {}
     while frame is not None:
-        code, values = frame.f_code, frame.f_locals
-        for name in code.co_varnames[: code.co_argcount]:
+        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        # Before Python 3.13 a frame keeps what `f_locals` gave, so it is not asked in vain.
+        values = frame.f_locals if names else {}
+        for name in names:
             value = values.get(name)
             if isinstance(value, Pytree) and value is not layer:
                 owners.pop(id(value), None)

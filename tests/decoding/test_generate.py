@@ -137,7 +137,6 @@ def test_the_loop_stops_when_all_rows_have_ended():
     assert len(calls) == 2
 
 
-@pytest.mark.quick
 def test_the_second_call_traces_nothing():
     model = Decoder()
     nnx.generate(model, PROMPTS, 4, max_length=20, stop=3)

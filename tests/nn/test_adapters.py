@@ -69,7 +69,6 @@ ADAPTED = """attention.key attention.out attention.query attention.value again
     blocks.0.layers.0""".split()
 
 
-@pytest.mark.quick
 def test_the_life_of_an_adapter():
     model = Net(nnx.Rngs(0))
     plain, before = forward(model), values(model)

@@ -37,7 +37,6 @@ def dtypes(model) -> dict[str, str]:
     return {".".join(map(str, path)): leaf.dtype.name for path, leaf in pairs}
 
 
-@pytest.mark.quick
 def test_cast_changes_floats_and_nothing_else():
     model = make()
     before, kernel = dtypes(model), model.head.kernel
@@ -116,7 +115,6 @@ def test_references_keep_their_dtype():
     assert model.a.dtype == F32
 
 
-@pytest.mark.quick
 def test_a_policy_sets_what_layers_store_and_compute_in():
     model = make()
     policy = nnx.Policy(param="float32", compute="bfloat16", output="float32")
