@@ -122,7 +122,7 @@ def restore():
 
 @case("checkpoints", f"bytes of {LAYERS} Linears on disk", unit="bytes")
 def size():
-    """All files together; the arrays have 28,800 numbers, all zero."""
+    """All files together; the arrays have 7,200 numbers, all zero."""
 
     def sampler(make: Callable[[], tuple[Save, Restore]]) -> Sampler:
         def run() -> float:
