@@ -33,7 +33,7 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
     build them first.
 
     Args:
-        path: of the folder, which must not exist; also in a bucket, `gs://...`.
+        path: of the folder, which must not exist.
         only: a filter for the leaves, with paths within the items; by default all are saved.
         overwrite: replace a checkpoint that is there, once the new one is complete.
         items: what is saved: modules, optimizers, metrics, `Rngs`, States or other pytrees, numbers and

@@ -88,7 +88,8 @@ def spec_of(value: tp.Any) -> Spec | None:
 def _impl_name(value: tp.Any) -> str:
     if isinstance(value, jax.Array):
         return str(jax.random.key_impl(value))
-    return next(name for name in _IMPLS if jax.random.key(0, impl=name).dtype == value.dtype)
+    known = (name for name in _IMPLS if jax.random.key(0, impl=name).dtype == value.dtype)
+    return next(known, str(value.dtype))  # of an abstract key that the user's own code defines
 
 
 _IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")

@@ -42,7 +42,7 @@ def orbax() -> tp.Any:
 
 
 def folder(path: tp.Any) -> epath.Path:
-    """A path, absolute; also one in a bucket."""
+    """A path, absolute."""
     orbax()
     from etils import epath
 
