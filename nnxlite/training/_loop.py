@@ -119,7 +119,8 @@ def resume(checkpoints: Checkpoints, **items: tp.Any) -> int:
     if latest is None:
         return 0
     report = checkpoints.restore(**items)  # of the newest that is not damaged
-    return getattr(report, "step", None) or latest
+    step = getattr(report, "step", None)
+    return latest if step is None else step
 
 
 class Step:

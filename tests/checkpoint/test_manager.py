@@ -118,6 +118,18 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):
     assert new.w.tolist() == [2, 2, 2]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_run_that_falls_back_to_step_0_goes_on_from_there(tmp_path):
+    with Manager(tmp_path) as manager:
+        manager.save(0, model=model(7.0))
+        manager.save(1, model=model(8.0))
+    shutil.rmtree(tmp_path / "1/arrays")
+    new = model()
+    with pytest.warns(UserWarning, match="Step 1 is passed over"):
+        assert nnx.training.resume(Manager(tmp_path), model=new) == 0
+    assert new.w.tolist() == [7, 7, 7]
+
+
 def test_another_model_is_not_passed_over(tmp_path):
     run(tmp_path, [1, 1]).close()
     with pytest.raises(
