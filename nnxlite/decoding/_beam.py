@@ -98,9 +98,10 @@ def beam_search(
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> class Next(nnx.Module):  # the next token, or less probably the one after it
     ...     def __call__(self, tokens):
-    ...         return 2.0 * nnx.one_hot(tokens + 1, 10) + nnx.one_hot(tokens + 2, 10)
+    ...         likely = tokens[..., None] * nnx.one_hot(tokens + 1, 10)
+    ...         return likely + nnx.one_hot(tokens + 2, 10)
     >>> nnx.beam_search(Next(), [3], 2, beams=3).lists()
-    [[4, 5], [4, 6], [5, 6]]
+    [[4, 5], [5, 6], [4, 6]]
     """
     setup, request, single = prepare(
         "beam_search",

@@ -182,7 +182,9 @@ def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
     if isinstance(fun, functools.partial):
         return _unbind_partial(fun)
     if is_root(fun) and not isinstance(fun, type):
-        return Unbound(call_object, (fun,), {})
+        # The class's own function where it is one, so that each class has programs of its own.
+        called = type(fun).__call__
+        return Unbound(called if inspect.isfunction(called) else call_object, (fun,), {})
     inner, layers = unwrapped(fun)
     unbound = unbind(inner) if layers else None
     return (
