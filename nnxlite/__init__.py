@@ -163,6 +163,12 @@ from nnxlite.inspect import memory as memory
 from nnxlite.inspect import profile as profile
 from nnxlite.inspect import statistics as statistics
 from nnxlite.inspect import tabulate as tabulate
+from nnxlite.layouts import Layout as Layout
+from nnxlite.layouts import Placement as Placement
+from nnxlite.layouts import Plan as Plan
+from nnxlite.layouts import init_sharded as init_sharded
+from nnxlite.layouts import plan_layout as plan_layout
+from nnxlite.layouts import shard as shard
 from nnxlite.nn import RNN as RNN
 from nnxlite.nn import Bidirectional as Bidirectional
 from nnxlite.nn import GRUCell as GRUCell

@@ -38,7 +38,7 @@ LAYERS = [
     {"transforms"},
     {"sharding", "filtered"},
     {"nn"},
-    {"training", "inspect", "checkpoint", "decoding", "serving"},
+    {"training", "inspect", "checkpoint", "decoding", "serving", "layouts"},
     {"compat", "helpers", "lora", "wrappers", "_paths"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

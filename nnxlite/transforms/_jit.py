@@ -46,7 +46,7 @@ from nnxlite.transforms._arguments import (
 )
 from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces, is_call
 from nnxlite.transforms._donation import Donation, Donor
-from nnxlite.transforms._placement import Placement
+from nnxlite.transforms._placement import Placement, stay_in_place
 from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._stages import Lowered, Traced
 from nnxlite.transforms._wrapper import (
@@ -223,6 +223,7 @@ def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         kept = () if donor is None else donor.donated(call)
         updates = core.options.modes.updates
         out = leave(inner, result, all_written=kept, structure=updates)
+        stay_in_place(call, inner.values, out)
         refuse_foreign_result(out, core.name)
     return out.crossing()
 

@@ -6,13 +6,16 @@ so each kind of call has a `jax.jit` object of its own.
 
 from __future__ import annotations
 
+import math
 import typing as tp
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from nnxlite._jax import is_tracing
+from nnxlite._jax import constrained, is_tracing
 from nnxlite.boundary import CallDef, Inputs, Outputs, leaf_shardings, output_settings
+from nnxlite.variables import PLACEMENT
 
 
 class Placement:
@@ -121,3 +124,37 @@ def _moved(value: tp.Any, sharding: tp.Any) -> tp.Any:
     if sharding is None or getattr(value, "committed", not isinstance(value, np.ndarray)):
         return value
     return jax.device_put(value, sharding)
+
+
+def stay_in_place(call: CallDef, values: tp.Sequence[tp.Any], out: Outputs) -> None:
+    """Constrain what is written to Variables that `shard` has placed to where they lie.
+
+    XLA would choose by what the new value is computed from, and the next call be another program.
+
+    Args:
+        call: what came in.
+        values: the leaves that came in.
+        out: what leaves; its written values are replaced.
+    """
+    decoded = call.graphdef.decoded
+    for i, leaf in enumerate(out.definition.written):
+        node = decoded.leaf_nodes[leaf]
+        metadata = getattr(decoded.node_defs[node], "metadata", {}) if node >= 0 else {}
+        if PLACEMENT in metadata:
+            out.written[i] = _in_place(out.written[i], values[leaf], metadata[PLACEMENT])
+
+
+def _in_place(new: tp.Any, old: tp.Any, spec: PartitionSpec) -> tp.Any:
+    """A new value where the old one lay, if that was by this spec."""
+    mesh = getattr(getattr(jax.typeof(old), "sharding", None), "mesh", None)
+    if mesh is None or mesh.empty or set(mesh.axis_types) != {AxisType.Auto}:
+        return new  # explicit axes keep their place by themselves
+    if not isinstance(new, jax.Array) or new.shape != old.shape or new.ndim != len(spec):
+        return new  # within a loop over layers, say, a Variable has one axis less
+    for size, part in zip(new.shape, spec):
+        names = part if isinstance(part, tuple) else () if part is None else (part,)
+        if any(name not in mesh.axis_names for name in names):
+            return new
+        if size % math.prod(mesh.shape[name] for name in names):
+            return new
+    return constrained(new, NamedSharding(mesh, spec))

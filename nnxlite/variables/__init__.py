@@ -18,6 +18,7 @@ from nnxlite.variables._kinds import register_variable_name as register_variable
 from nnxlite.variables._kinds import variable_name_from_type as variable_name_from_type
 from nnxlite.variables._kinds import variable_type_from_name as variable_type_from_name
 from nnxlite.variables._metadata import FROZEN as FROZEN
+from nnxlite.variables._metadata import PLACEMENT as PLACEMENT
 from nnxlite.variables._metadata import VariableMetadata as VariableMetadata
 from nnxlite.variables._metadata import with_metadata as with_metadata
 from nnxlite.variables._operators import ArrayOperators as ArrayOperators

@@ -11,6 +11,9 @@ from nnxlite.variables._definition import HOOKS
 FROZEN = "nnx_frozen"
 """The metadata entry of a frozen Variable; only those have it."""
 
+PLACEMENT = "nnx_placement"
+"""The metadata entry with the spec by which a Variable was put on a mesh, with a part for each axis."""
+
 T = tp.TypeVar("T")
 P = tp.ParamSpec("P")
 Hook = tp.Callable[..., tp.Any]

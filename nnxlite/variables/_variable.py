@@ -32,7 +32,7 @@ from nnxlite._jax import TraceRef, describe_trace, is_ref, new_ref, same_form, t
 from nnxlite._text import Shown, Text, variable_node
 from nnxlite._versions import touch
 from nnxlite.variables._definition import REQUIRED, VariableDef, define
-from nnxlite.variables._metadata import FROZEN, VariableMetadata
+from nnxlite.variables._metadata import FROZEN, PLACEMENT, VariableMetadata
 from nnxlite.variables._operators import ArrayOperators
 
 if tp.TYPE_CHECKING:
@@ -675,10 +675,10 @@ class Variable(Shown, Operators[T]):
         if theirs is not self._box.definition and theirs.metadata != self._box.definition.metadata:
             kept = {
                 k: self._box.definition.metadata[k]
-                for k in ("hijax", "ref", FROZEN)
+                for k in ("hijax", "ref", FROZEN, PLACEMENT)
                 if k in self._box.definition.metadata
             }
-            others = {k: v for k, v in theirs.metadata.items() if k != FROZEN}
+            others = {k: v for k, v in theirs.metadata.items() if k not in (FROZEN, PLACEMENT)}
             self._redefine({**others, **kept})
         write_raw(self, variable_state.get_raw_value())
 

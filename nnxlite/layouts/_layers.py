@@ -1,0 +1,93 @@
+"""Tensor parallelism for the layers of the library: which axis of a parameter is divided.
+
+A linear layer is divided by columns (its output features; the result is divided too) or by rows (its
+input features; the partial results are summed).  A pair of them, up by columns and down by rows, needs
+one sum and nothing else; so do attention heads with the projection after them.  See M. Shoeybi and
+others, "Megatron-LM: training multi-billion parameter language models using model parallelism"
+(2019).
+
+Axes are counted from the end, so that stacked layers are divided like one of them.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+from nnxlite.nn import Conv, Embed, Linear, LinearGeneral, MultiHeadAttention
+
+ROW_NAMES = frozenset(
+    "out out_proj o_proj proj c_proj projection output down down_proj w2 wo fc2 fc_out".split()
+)
+"""Names of linear layers that end a block; they decide where a kernel is square."""
+
+
+class Choice(tp.NamedTuple):
+    """One way to divide a parameter.
+
+    Attributes:
+        axis: from the end; None where each device has the whole parameter.
+        why: in words.
+    """
+
+    axis: int | None
+    why: str
+
+
+def choices(
+    name: str, layer: tp.Any, layer_name: tp.Any, parent: tp.Any, shape: tuple[int, ...]
+) -> list[Choice]:
+    """The ways to divide a parameter of a layer, best first; none where the layer is not known.
+
+    Args:
+        name: the attribute of the layer that is the parameter.
+        layer: what holds the parameter.
+        layer_name: the attribute of the parent that is the layer.
+        parent: what holds the layer.
+        shape: of the parameter.
+    """
+    if isinstance(parent, MultiHeadAttention) and isinstance(layer, LinearGeneral):
+        if layer_name == "out":
+            return [by_rows(name, layer, "heads")]
+        return [by_columns(name, layer, "heads")]
+    if isinstance(layer, Embed):
+        return [Choice(-2, "vocabulary"), Choice(-1, "features")] if name == "embedding" else []
+    if not isinstance(layer, (Linear, LinearGeneral, Conv)) or name not in ("kernel", "bias"):
+        return []
+    columns, rows = by_columns(name, layer), by_rows(name, layer)
+    if isinstance(layer, Conv) and layer.feature_group_count != 1:
+        return [columns]
+    inputs, outputs = _sizes(layer)
+    by_row = outputs < inputs or (outputs == inputs and str(layer_name) in ROW_NAMES)
+    return [rows, columns] if by_row else [columns, rows]
+
+
+def by_columns(name: str, layer: tp.Any, what: str = "columns") -> Choice:
+    """A parameter divided along the (first) axis of output features."""
+    outputs = len(layer.out_features) if isinstance(layer, LinearGeneral) else 1
+    return Choice(-outputs, what)
+
+
+def by_rows(name: str, layer: tp.Any, what: str = "rows") -> Choice:
+    """A parameter divided along the (first) axis of input features."""
+    if name == "bias":
+        return Choice(None, f"{what}: the bias is added to the sum")
+    general = isinstance(layer, LinearGeneral)
+    outputs = len(layer.out_features) if general else 1
+    return Choice(-outputs - (len(layer.axis) if general else 1), what)
+
+
+def is_linear(layer: tp.Any) -> bool:
+    """Whether a layer can be divided by columns and rows."""
+    return isinstance(layer, (Linear, LinearGeneral, Conv))
+
+
+def _sizes(layer: tp.Any) -> tuple[int, int]:
+    inputs, outputs = layer.in_features, layer.out_features
+    return _product(inputs), _product(outputs)
+
+
+def _product(sizes: tp.Any) -> int:
+    total = 1
+    for size in sizes if isinstance(sizes, (tuple, list)) else (sizes,):
+        total *= size
+    return total

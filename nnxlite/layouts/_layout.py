@@ -1,0 +1,269 @@
+"""`Layout`: what lies where, as a report and as shardings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import math
+import typing as tp
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from nnxlite._text import human_bytes
+from nnxlite.layouts._plan import AnyMesh, Plan, mesh_text, names_in
+
+if tp.TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_ROWS = 60
+"""How many rows the text of a layout has; those of the largest arrays."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where one array lies.
+
+    Attributes:
+        path: attribute names, keys and indices.
+        shape: of the whole array.
+        dtype: its name.
+        spec: for each array axis the mesh axis (or axes) that divides it, or None.
+        bytes: of the whole array.
+        bytes_per_device: of the part on each device.
+        why: what decided, or why every device has the whole array.
+
+    >>> import nnxlite as nnx, jax
+    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> layout = nnx.plan_layout(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), mesh, "fsdp")
+    >>> kernel = next(entry for entry in layout.entries if entry.name == "kernel")
+    >>> kernel.spec, kernel.why
+    (PartitionSpec('data', None), 'fsdp')
+    """
+
+    path: tuple[tp.Any, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    spec: PartitionSpec
+    bytes: int
+    bytes_per_device: int
+    why: str
+
+    @property
+    def name(self) -> str:
+        """The path, joined by dots."""
+        return ".".join(map(str, self.path))
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every device has the whole array."""
+        return not any(self.spec)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Layout:
+    """What lies where on a mesh, as `nnx.shard` and `nnx.plan_layout` return it.
+
+    Printed it is a table: path, shape, spec, bytes on each device, and why. Layers that are divided
+    alike are one line.
+
+    Attributes:
+        mesh: the devices.
+        plan: what decided.
+        entries: a `Placement` for each array, in the order of the model.
+
+    >>> import nnxlite as nnx, jax
+    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> layout = nnx.plan_layout(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), mesh, "fsdp")
+    >>> layout.bytes, [entry.name for entry in layout.replicated]
+    (16640, ['bias'])
+    """
+
+    mesh: AnyMesh
+    plan: Plan
+    entries: tuple[Placement, ...]
+
+    def __iter__(self) -> tp.Iterator[Placement]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def bytes(self) -> int:
+        """Of all arrays, each counted once."""
+        return sum(entry.bytes for entry in self.entries)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Of what lies on each device."""
+        return sum(entry.bytes_per_device for entry in self.entries)
+
+    @property
+    def replicated(self) -> tuple[Placement, ...]:
+        """The arrays that every device has as a whole; `why` says the reason."""
+        return tuple(entry for entry in self.entries if entry.is_replicated)
+
+    @property
+    def batch(self) -> NamedSharding:
+        """The sharding of batches: their first axis is divided by the axes of `data` and `fsdp`."""
+        axes = self.plan.batch_axes(self.mesh)
+        spec = PartitionSpec(*([axes] if len(axes) > 1 else axes))
+        return NamedSharding(tp.cast(jax.sharding.Mesh, self.mesh), spec)
+
+    def sharding_of(self, entry: Placement) -> NamedSharding:
+        """The sharding of one array."""
+        spec = list(entry.spec)
+        while spec and spec[-1] is None:  # as XLA writes it, whose results must compare equal
+            spec.pop()
+        return NamedSharding(tp.cast(jax.sharding.Mesh, self.mesh), PartitionSpec(*spec))
+
+    def put(self, batch: tp.Any) -> tp.Any:
+        """A batch on the mesh, divided along its first axis; scalars are copied to every device.
+
+        Args:
+            batch: a pytree of arrays that every process has as a whole.
+
+        Returns:
+            The same tree of `jax.Array`s.
+
+        Raises:
+            ValueError: for an array whose first axis cannot be divided equally.
+
+        >>> import nnxlite as nnx, jax, numpy as np
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> layout = nnx.plan_layout(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), mesh, "data")
+        >>> layout.put({"x": np.zeros((8, 2))})["x"].sharding.spec
+        PartitionSpec('data',)
+        """
+        number = math.prod(self.mesh.shape[name] for name in names_in_spec(self.batch.spec))
+
+        def put(path: tp.Any, x: tp.Any) -> jax.Array:
+            if np.ndim(x) and np.shape(x)[0] % number:
+                where = jax.tree_util.keystr(path)
+                raise ValueError(
+                    f"put: batch{where} has {np.shape(x)[0]} rows, which {number} devices "
+                    f"({self.batch.spec[0]!r}) cannot divide equally. Leave out or fill up the last."
+                )
+            whole = NamedSharding(self.batch.mesh, PartitionSpec())
+            return jax.device_put(x, self.batch if np.ndim(x) else whole)
+
+        return jax.tree_util.tree_map_with_path(put, batch)
+
+    def draw(self, path: str | None = None) -> Figure:
+        """A picture: a row for each (kind of) array, a column for each device, a colour for each part.
+
+        Devices with the same colour in a row have the same part. Below are the bytes on each device.
+
+        Args:
+            path: a file to write, such as "layout.svg" or "layout.png".
+
+        Returns:
+            The figure, of matplotlib.
+
+        Raises:
+            ImportError: without matplotlib.
+        """
+        from nnxlite.layouts._picture import draw
+
+        figure = draw(self)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def rows(self) -> list[tuple[str, list[Placement]]]:
+        """Arrays that differ in indices of their paths only, and are divided alike, under one name."""
+        rows: dict[tp.Any, list[Placement]] = {}
+        for entry in self.entries:
+            name = ".".join("*" if isinstance(key, int) else str(key) for key in entry.path)
+            key = name, entry.shape, entry.dtype, entry.spec, entry.why
+            rows.setdefault(key, []).append(entry)
+        return [(_common_name(same), same) for same in rows.values()]
+
+    def __repr__(self) -> str:
+        from rich.console import Console
+
+        file = io.StringIO()
+        Console(file=file, width=200, force_terminal=False).print(self)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+    def __rich__(self) -> tp.Any:
+        """What rich prints."""
+        from rich import box
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        every = self.rows()
+        shown = every
+        if len(every) > MOST_ROWS:
+            largest = sorted(every, key=lambda row: -sum(entry.bytes for entry in row[1]))[
+                :MOST_ROWS
+            ]
+            kept = {id(same) for _, same in largest}
+            shown = [row for row in every if id(row[1]) in kept]
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("path", "", "shape", "dtype", "spec"):
+            table.add_column(heading, overflow="fold", justify="right" if not heading else "left")
+        table.add_column("each device", justify="right")
+        table.add_column("why")
+        for name, same in shown:
+            entry = same[0]
+            count = f"{len(same)} x" if len(same) > 1 else ""
+            size = human_bytes(entry.bytes_per_device * len(same))
+            cells = (name, count, _tuple(entry.shape), entry.dtype, spec_text(entry.spec), size)
+            table.add_row(*map(Text, (*cells, entry.why)))
+        lines = [f"Layout on {_devices(self.mesh)}; plan: {self.plan}"]
+        whole = sum(entry.bytes for entry in self.replicated)
+        total = f"{human_bytes(self.bytes_per_device)} on each device, of {human_bytes(self.bytes)}"
+        if whole:
+            total += f"; {human_bytes(whole)} on every device ({len(self.replicated)} arrays)"
+        if left := len(every) - len(shown):
+            total = f"... and {left} rows of smaller arrays\n{total}"
+        return Group(Text(lines[0]), table, Text(total))
+
+
+def _common_name(entries: list[Placement]) -> str:
+    keys = zip(*(entry.path for entry in entries))
+    return ".".join(str(same[0]) if len(set(same)) == 1 else "*" for same in keys)
+
+
+def spec_text(spec: PartitionSpec) -> str:
+    """A spec as one would say it: `(data, -)`, or `replicated`."""
+    if not any(spec):
+        return "replicated"
+    return "(" + ", ".join("*".join(names_in(part)) or "-" for part in spec) + ")"
+
+
+def _tuple(shape: tuple[int, ...]) -> str:
+    return str(shape).replace(",)", ")")
+
+
+def _devices(mesh: AnyMesh) -> str:
+    number = math.prod(mesh.shape.values())
+    kind = "abstract " if isinstance(mesh, AbstractMesh) else ""
+    return f"{number:,} {kind}device{'s' if number != 1 else ''} ({mesh_text(mesh)})"
+
+
+def names_in_spec(spec: PartitionSpec) -> list[str]:
+    """The mesh axes that a spec uses."""
+    return [name for part in spec for name in names_in(part)]
+
+
+def ways(spec: PartitionSpec, mesh: AnyMesh) -> int:
+    """Into how many parts a spec divides an array."""
+    return math.prod(mesh.shape[name] for name in names_in_spec(spec))
+
+
+@functools.lru_cache(maxsize=1024)
+def parts_of(spec: PartitionSpec, axes: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
+    """Which part of an array each device has, by its number in the mesh."""
+    names = [name for name, _ in axes]
+    place = np.indices([size for _, size in axes])
+    used = [names.index(name) for name in names_in_spec(spec)]
+    parts = np.zeros([size for _, size in axes], int)
+    for axis in used:
+        parts = parts * axes[axis][1] + place[axis]
+    return tuple(int(part) for part in parts.ravel())

@@ -1,0 +1,201 @@
+"""`shard`, `init_sharded`, `plan_layout`: deciding where arrays lie, and putting them there."""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from nnxlite._jax import is_ref, is_tracing, new_ref
+from nnxlite._state import from_flat_state
+from nnxlite.boundary import StateSharding
+from nnxlite.filters import PathIn
+from nnxlite.graph import Path, is_graph_node, update
+from nnxlite.layouts._decide import Leaf, decide, leaves_of
+from nnxlite.layouts._layout import Layout
+from nnxlite.layouts._plan import AnyMesh, PlanLike, as_plan
+from nnxlite.transforms import eval_shape, jit
+from nnxlite.variables import PLACEMENT, Variable
+
+M = tp.TypeVar("M")
+
+
+def plan_layout(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
+    """What `shard` would do: where the arrays of a model would lie on a mesh. Nothing is moved.
+
+    Args:
+        tree: a module, also an abstract one of `nnx.eval_shape`; or a tuple of objects, such as
+            `(model, optimizer)`: what the optimizer keeps for a parameter lies as the parameter does.
+        mesh: the devices; a `jax.sharding.AbstractMesh` stands for devices that this machine lacks.
+        plan: "data", "fsdp", "tensor", a combination such as "fsdp+tensor", a mapping from patterns of
+            paths to specs, or a `Plan`.
+
+    Returns:
+        A `Layout`, which prints as a table.
+
+    Raises:
+        ValueError: for a mesh axis that does not exist or does not divide an array equally, a rule that
+            matches nothing, rules that disagree about a shared Variable, or a plan that divides nothing.
+        TypeError: for what is no mesh or no plan.
+
+    >>> import nnxlite as nnx, jax
+    >>> mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
+    >>> build = lambda: nnx.Linear(1024, 4096, rngs=nnx.Rngs(0))
+    >>> nnx.plan_layout(nnx.eval_shape(build), mesh, "fsdp+tensor").bytes_per_device
+    2099200
+    """
+    return _decided(tree, mesh, plan, "plan_layout")[1]
+
+
+def _decided(tree: tp.Any, mesh: AnyMesh, plan: PlanLike, caller: str) -> tuple[list[Leaf], Layout]:
+    decided = as_plan(plan, mesh, caller)
+    leaves = leaves_of(tree)
+    return leaves, decide(tree, leaves, mesh, decided, caller)
+
+
+def shard(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
+    """Put the arrays of a model on a mesh, in place, as a plan says.
+
+    Each Variable keeps its spec as metadata, and a jitted function that writes the Variable leaves the
+    new value where the old one was. Arrays that lie right already are not moved. If anything is refused,
+    nothing has moved.
+
+    Args:
+        tree: a module, or a tuple of objects such as `(model, optimizer)`. An optimizer that is made
+            afterwards lies as its model does. In an abstract model (of `nnx.eval_shape`) each
+            `jax.ShapeDtypeStruct` gets its sharding; to be filled by `nnx.checkpoint.restore` or
+            `nnx.load_safetensors`, which read straight into it.
+        mesh: the devices.
+        plan: as for `plan_layout`.
+
+    Returns:
+        What lies where: a `Layout`, which prints as a table.
+
+    Raises:
+        ValueError: as `plan_layout`; and inside a transform.
+        TypeError: as `plan_layout`; and for arrays on an abstract mesh.
+
+    >>> import nnxlite as nnx, jax
+    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    >>> layout = nnx.shard(model, mesh, "fsdp")
+    >>> model.kernel.value.sharding.spec
+    PartitionSpec('data', None)
+    """
+    if is_tracing():
+        raise ValueError(
+            "shard: inside a transform an array lies nowhere yet. Call it outside, or build the model "
+            "by nnx.init_sharded."
+        )
+    leaves, layout = _decided(tree, mesh, plan, "shard")
+    if isinstance(mesh, AbstractMesh):
+        for leaf in leaves:
+            if not isinstance(leaf.value, jax.ShapeDtypeStruct):
+                raise TypeError(
+                    f"shard: {leaf.name} is an array, and an abstract mesh has no devices for it. Give "
+                    "a jax.sharding.Mesh, or only ask for the layout: nnx.plan_layout."
+                )
+    new = [_placed(leaf.value, layout.sharding_of(entry)) for leaf, entry in zip(leaves, layout)]
+    _write(tree, leaves, new)
+    _keep_specs(leaves, layout)
+    return layout
+
+
+def _placed(value: tp.Any, sharding: tp.Any) -> tp.Any:
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+    if getattr(value, "sharding", None) == sharding and value.committed:
+        return value
+    return jax.device_put(value, sharding)
+
+
+def _write(tree: tp.Any, leaves: list[Leaf], new: list[tp.Any]) -> None:
+    of_variables: dict[int, tuple[Variable[tp.Any], list[tp.Any]]] = {}
+    bare: dict[Path, tp.Any] = {}
+    for leaf, value in zip(leaves, new):
+        if leaf.variable is None:
+            if value is not leaf.value:
+                bare[leaf.path] = value
+        else:
+            of_variables.setdefault(id(leaf.variable), (leaf.variable, []))[1].append((leaf, value))
+    for variable, pairs in of_variables.values():
+        if any(value is not leaf.value for leaf, value in pairs):
+            _set_value(variable, {leaf.keys: value for leaf, value in pairs})
+    if bare:
+        update(tree, from_flat_state(bare))
+
+
+def _set_value(variable: Variable[tp.Any], values: dict[tuple[tp.Any, ...], tp.Any]) -> None:
+    old = variable.get_raw_value()
+    in_reference = is_ref(old)
+    if list(values) == [()]:
+        (new,) = values.values()
+    else:
+        arrays = iter(values.values())
+        new = jax.tree_util.tree_map(lambda x: next(arrays) if hasattr(x, "shape") else x, old)
+    variable.set_raw_value(new_ref(new) if in_reference else new)
+
+
+def _keep_specs(leaves: list[Leaf], layout: Layout) -> None:
+    for leaf, entry in zip(leaves, layout):
+        variable = leaf.variable
+        if variable is None or leaf.keys:
+            continue
+        if variable.get_metadata().get(PLACEMENT) != entry.spec:
+            variable.set_metadata(PLACEMENT, entry.spec)
+
+
+def init_sharded(build: tp.Callable[[], M], mesh: jax.sharding.Mesh, plan: PlanLike) -> M:
+    """The model that a function builds, every array born where a plan wants it.
+
+    The function runs in one compiled program, in which each device computes its own part of each array;
+    none ever holds the whole model.
+
+    Args:
+        build: a function without arguments that returns a model, or a tuple such as
+            `(model, optimizer)`. The optimizer's state lies as the parameters do.
+        mesh: the devices.
+        plan: as for `plan_layout`.
+
+    Returns:
+        What `build()` returns. `nnx.shard(model, mesh, plan)` then moves nothing, and returns the
+        layout.
+
+    Raises:
+        ValueError: as `plan_layout`; and inside a transform.
+        TypeError: as `plan_layout`.
+
+    >>> import nnxlite as nnx, jax
+    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> model = nnx.init_sharded(lambda: nnx.Linear(64, 64, rngs=nnx.Rngs(0)), mesh, "fsdp")
+    >>> model.kernel.value.sharding.spec
+    PartitionSpec('data', None)
+    """
+    if is_tracing():
+        raise ValueError("init_sharded: call it outside of transforms, or only build() inside.")
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise TypeError(f"init_sharded: the mesh has to be a jax.sharding.Mesh, got {mesh!r}.")
+    abstract = eval_shape(build)
+    leaves, layout = _decided(abstract, mesh, plan, "init_sharded")
+    by_owner = {_owner(leaf): layout.sharding_of(entry) for leaf, entry in zip(leaves, layout)}
+    whole = jax.sharding.NamedSharding(mesh, PartitionSpec())
+
+    def prefix(part: tp.Any) -> tp.Any:
+        if not is_graph_node(part):
+            return by_owner.get(id(part), whole)
+        paths: dict[tp.Any, list[Path]] = {}
+        for leaf in leaves_of(part):
+            paths.setdefault(by_owner[_owner(leaf)], []).append(leaf.path)
+        return StateSharding(
+            {**{PathIn(*p): sharding for sharding, p in paths.items()}, ...: whole}
+        )
+
+    shardings = jax.tree_util.tree_map(prefix, abstract, is_leaf=is_graph_node)
+    made = jit(build, out_shardings=shardings)()
+    shard(made, mesh, plan)
+    return made
+
+
+def _owner(leaf: Leaf) -> int:
+    return id(leaf.value if leaf.variable is None else leaf.variable)
