@@ -145,6 +145,8 @@ from nnxlite.graph import update as update
 from nnxlite.graph import variables as variables
 from nnxlite.graph import vars_as as vars_as
 from nnxlite.graph import with_vars as with_vars
+from nnxlite.inspect import Collective as Collective
+from nnxlite.inspect import Collectives as Collectives
 from nnxlite.inspect import Diff as Diff
 from nnxlite.inspect import Drawing as Drawing
 from nnxlite.inspect import Finding as Finding
@@ -155,6 +157,7 @@ from nnxlite.inspect import OutputStatistics as OutputStatistics
 from nnxlite.inspect import Statistics as Statistics
 from nnxlite.inspect import StepMemory as StepMemory
 from nnxlite.inspect import check as check
+from nnxlite.inspect import collectives as collectives
 from nnxlite.inspect import diff as diff
 from nnxlite.inspect import display as display
 from nnxlite.inspect import draw as draw

@@ -4,6 +4,9 @@ from nnxlite.inspect._calls import CallInfo as CallInfo
 from nnxlite.inspect._check import Finding as Finding
 from nnxlite.inspect._check import Findings as Findings
 from nnxlite.inspect._check import check as check
+from nnxlite.inspect._collectives import Collective as Collective
+from nnxlite.inspect._collectives import Collectives as Collectives
+from nnxlite.inspect._collectives import collectives as collectives
 from nnxlite.inspect._diff import Diff as Diff
 from nnxlite.inspect._diff import array_difference as array_difference
 from nnxlite.inspect._diff import diff as diff
