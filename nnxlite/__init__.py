@@ -170,6 +170,7 @@ from nnxlite.layouts import Layout as Layout
 from nnxlite.layouts import Placement as Placement
 from nnxlite.layouts import Plan as Plan
 from nnxlite.layouts import init_sharded as init_sharded
+from nnxlite.layouts import make_mesh as make_mesh
 from nnxlite.layouts import plan_layout as plan_layout
 from nnxlite.layouts import shard as shard
 from nnxlite.nn import RNN as RNN

@@ -45,7 +45,7 @@ QUICK = frozenset(
     filtered/test_partition.py filtered/test_trees.py
     graph/test_graphdef.py graph/test_plans.py graph/test_writes.py
     inspect/test_tabulate.py
-    laws/test_nothing_lost.py laws/test_order.py
+    laws/test_nothing_lost.py layouts/test_plans.py laws/test_order.py
     nn/test_linear.py nn/test_modes.py nn/test_names.py
     objects/test_capture.py objects/test_containers.py objects/test_module.py
     serving/test_bucketed.py sharding/test_abstract.py

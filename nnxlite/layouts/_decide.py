@@ -15,8 +15,9 @@ from nnxlite._jax import is_ref
 from nnxlite._patterns import Pattern
 from nnxlite.graph import Path, find_duplicates, iter_graph
 from nnxlite.layouts._layers import by_columns, by_rows, choices, is_linear
-from nnxlite.layouts._layout import Layout, Placement, names_in_spec, spec_text, ways
+from nnxlite.layouts._layout import Layout, Placement
 from nnxlite.layouts._plan import WORDS, AnyMesh, Plan, Rule, mesh_text, names_in
+from nnxlite.layouts._specs import names_in_spec, spec_text, ways
 from nnxlite.sharding import get_var_pspec
 from nnxlite.variables import Variable
 
@@ -82,6 +83,21 @@ def _key_name(key: tp.Any) -> tp.Any:
         if hasattr(key, attribute):
             return getattr(key, attribute)
     return key
+
+
+def paths_of(leaf: Leaf, duplicates: list[list[Path]]) -> list[Path]:
+    """All paths of an array; those that lead through a shared object, too.
+
+    Args:
+        leaf: the array.
+        duplicates: the paths of what is shared, as `find_duplicates` gives them.
+    """
+    whole = (*leaf.path, *leaf.keys)
+    paths = [whole]
+    for first, *others in duplicates:
+        if leaf.path[: len(first)] == first:
+            paths += [other + whole[len(first) :] for other in others]
+    return paths
 
 
 def is_array(value: tp.Any) -> bool:
@@ -219,9 +235,9 @@ def check_spec(
         for mesh_axis in names_in(part):
             if mesh_axis not in mesh.axis_names:
                 near = difflib.get_close_matches(str(mesh_axis), mesh.axis_names, n=1)
-                hint = f"; is {near[0]!r} meant?" if near else ""
+                hint = f" (is {near[0]!r} meant?)" if near else ""
                 raise ValueError(
-                    f"{begin}: the mesh has the axes {mesh_text(mesh)}, and no {mesh_axis!r}{hint} "
+                    f"{begin}: the mesh has the axes {mesh_text(mesh)}, and no {mesh_axis!r}{hint}. "
                     "Logical names are mapped to mesh axes by nnx.logical_axis_rules."
                 )
             if mesh_axis in used:
@@ -251,22 +267,13 @@ class Rules:
         self._rules = [(Pattern(text), rule) for text, rule in plan.rules.items()]
         self._plan, self._mesh, self._caller = plan, mesh, caller
         self._in_container = isinstance(tree, (tuple, list, dict))
-        self._other_paths = find_duplicates(tree) if self._rules else []
+        self._duplicates = find_duplicates(tree) if self._rules else []
         self._matched: set[str] = set()
         if self._rules:
             for leaf in leaves:
-                for path in self._paths(leaf):
+                for path in paths_of(leaf, self._duplicates):
                     self._find(path)
             self._check_all_match(leaves)
-
-    def _paths(self, leaf: Leaf) -> list[Path]:
-        """All paths of an array; those that lead through a shared object, too."""
-        whole = (*leaf.path, *leaf.keys)
-        paths = [whole]
-        for first, *others in self._other_paths:
-            if leaf.path[: len(first)] == first:
-                paths += [other + whole[len(first) :] for other in others]
-        return paths
 
     def _find(self, path: Path) -> tuple[str, Rule] | None:
         names = [".".join(map(str, path))]
@@ -297,7 +304,7 @@ class Rules:
         Raises ValueError where they say different things about paths of one array, or what does not fit.
         """
         found: dict[Path, tuple[str, Division]] = {}
-        for path in self._paths(leaf) if self._rules else ():
+        for path in paths_of(leaf, self._duplicates) if self._rules else ():
             match = self._find(path)
             if match is not None:
                 found[path] = match[0], self._division(leaf, path, *match)

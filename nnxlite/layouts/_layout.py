@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
 import math
 import typing as tp
@@ -13,7 +12,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from nnxlite._text import human_bytes
-from nnxlite.layouts._plan import AnyMesh, Plan, mesh_text, names_in
+from nnxlite.layouts._plan import AnyMesh, Plan, mesh_text
+from nnxlite.layouts._specs import names_in_spec, spec_text
 
 if tp.TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,12 +35,12 @@ class Placement:
         bytes_per_device: of the part on each device.
         why: what decided, or why every device has the whole array.
 
-    >>> import nnxlite as nnx, jax
-    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> import nnxlite as nnx
+    >>> mesh = nnx.make_mesh(data=-1)
     >>> layout = nnx.plan_layout(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), mesh, "fsdp")
     >>> kernel = next(entry for entry in layout.entries if entry.name == "kernel")
-    >>> kernel.spec, kernel.why
-    (PartitionSpec('data', None), 'fsdp')
+    >>> tuple(kernel.spec), kernel.why
+    (('data', None), 'fsdp')
     """
 
     path: tuple[tp.Any, ...]
@@ -74,8 +74,8 @@ class Layout:
         plan: what decided.
         entries: a `Placement` for each array, in the order of the model.
 
-    >>> import nnxlite as nnx, jax
-    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> import nnxlite as nnx
+    >>> mesh = nnx.make_mesh(data=-1)
     >>> layout = nnx.plan_layout(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), mesh, "fsdp")
     >>> layout.bytes, [entry.name for entry in layout.replicated]
     (16640, ['bias'])
@@ -114,12 +114,23 @@ class Layout:
         return NamedSharding(tp.cast(jax.sharding.Mesh, self.mesh), spec)
 
     def sharding_of(self, entry: Placement) -> NamedSharding:
-        """The sharding of one array."""
+        """The sharding of one array.
+
+        Args:
+            entry: one of `entries`.
+
+        Returns:
+            A `NamedSharding`.
+        """
         spec = list(entry.spec)
         while spec and spec[-1] is None:  # as XLA writes it, whose results must compare equal
             spec.pop()
         return NamedSharding(tp.cast(jax.sharding.Mesh, self.mesh), PartitionSpec(*spec))
 
+    @tp.overload
+    def put(self, batch: np.ndarray | jax.Array) -> jax.Array: ...
+    @tp.overload
+    def put(self, batch: tp.Any) -> tp.Any: ...
     def put(self, batch: tp.Any) -> tp.Any:
         """A batch on the mesh, divided along its first axis; scalars are copied to every device.
 
@@ -132,11 +143,11 @@ class Layout:
         Raises:
             ValueError: for an array whose first axis cannot be divided equally.
 
-        >>> import nnxlite as nnx, jax, numpy as np
-        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> import nnxlite as nnx, numpy as np
+        >>> mesh = nnx.make_mesh(data=-1)
         >>> layout = nnx.plan_layout(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), mesh, "data")
-        >>> layout.put({"x": np.zeros((8, 2))})["x"].sharding.spec
-        PartitionSpec('data',)
+        >>> layout.put({"x": np.zeros((8, 2))})["x"].sharding == layout.batch
+        True
         """
         number = math.prod(self.mesh.shape[name] for name in names_in_spec(self.batch.spec))
 
@@ -219,7 +230,9 @@ class Layout:
         whole = sum(entry.bytes for entry in self.replicated)
         total = f"{human_bytes(self.bytes_per_device)} on each device, of {human_bytes(self.bytes)}"
         if whole:
-            total += f"; {human_bytes(whole)} on every device ({len(self.replicated)} arrays)"
+            number = len(self.replicated)
+            arrays = f"{number:,} array{'s' if number != 1 else ''}"
+            total += f"; {human_bytes(whole)} in {arrays} on every device"
         if left := len(every) - len(shown):
             total = f"... and {left} rows of smaller arrays\n{total}"
         return Group(Text(lines[0]), table, Text(total))
@@ -230,13 +243,6 @@ def _common_name(entries: list[Placement]) -> str:
     return ".".join(str(same[0]) if len(set(same)) == 1 else "*" for same in keys)
 
 
-def spec_text(spec: PartitionSpec) -> str:
-    """A spec as one would say it: `(data, -)`, or `replicated`."""
-    if not any(spec):
-        return "replicated"
-    return "(" + ", ".join("*".join(names_in(part)) or "-" for part in spec) + ")"
-
-
 def _tuple(shape: tuple[int, ...]) -> str:
     return str(shape).replace(",)", ")")
 
@@ -245,25 +251,3 @@ def _devices(mesh: AnyMesh) -> str:
     number = math.prod(mesh.shape.values())
     kind = "abstract " if isinstance(mesh, AbstractMesh) else ""
     return f"{number:,} {kind}device{'s' if number != 1 else ''} ({mesh_text(mesh)})"
-
-
-def names_in_spec(spec: PartitionSpec) -> list[str]:
-    """The mesh axes that a spec uses."""
-    return [name for part in spec for name in names_in(part)]
-
-
-def ways(spec: PartitionSpec, mesh: AnyMesh) -> int:
-    """Into how many parts a spec divides an array."""
-    return math.prod(mesh.shape[name] for name in names_in_spec(spec))
-
-
-@functools.lru_cache(maxsize=1024)
-def parts_of(spec: PartitionSpec, axes: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
-    """Which part of an array each device has, by its number in the mesh."""
-    names = [name for name, _ in axes]
-    place = np.indices([size for _, size in axes])
-    used = [names.index(name) for name in names_in_spec(spec)]
-    parts = np.zeros([size for _, size in axes], int)
-    for axis in used:
-        parts = parts * axes[axis][1] + place[axis]
-    return tuple(int(part) for part in parts.ravel())

@@ -7,10 +7,12 @@ import typing as tp
 import numpy as np
 
 from nnxlite._text import clip, human_bytes
-from nnxlite.layouts._layout import Layout, parts_of, spec_text, ways
+from nnxlite.layouts._specs import parts_of, spec_text, ways
 
 if tp.TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from nnxlite.layouts._layout import Layout
 
 MOST_ROWS = 32
 MOST_DEVICES = 64
@@ -36,7 +38,8 @@ def draw(layout: Layout) -> Figure:
 
     figure = Figure(figsize=(6 + 0.25 * shown, 2.2 + 0.24 * len(rows)), layout="constrained")
     grid, bars = figure.subplots(2, 1, height_ratios=[max(len(rows), 4), 4], sharex=True)
-    grid.imshow(parts, cmap="viridis", aspect="auto", vmin=-0.25, vmax=1)
+    grid.set_facecolor("lightgray")  # of what is replicated
+    grid.imshow(parts, cmap="viridis", aspect="auto", vmin=0, vmax=1)
     grid.set_yticks(range(len(rows)), [_label(*row) for row in rows], fontsize=7)
     grid.set_xticks(np.arange(shown + 1) - 0.5, minor=True)
     grid.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
@@ -57,10 +60,10 @@ def draw(layout: Layout) -> Figure:
 
 
 def _shades(entry: tp.Any, layout: Layout, axes: tp.Any, shown: int) -> list[float]:
-    """A number from 0 to 1 for the part of each device; what is replicated is below."""
+    """A number from 0 to 1 for the part of each device; NaN, which is not drawn, for all of it."""
     count = ways(entry.spec, layout.mesh)
     parts = parts_of(entry.spec, axes)[:shown]
-    return [-0.25 if count == 1 else part / (count - 1) for part in parts]
+    return [np.nan if count == 1 else part / (count - 1) for part in parts]
 
 
 def _label(name: str, same: list[tp.Any]) -> str:

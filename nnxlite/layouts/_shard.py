@@ -5,16 +5,17 @@ from __future__ import annotations
 import typing as tp
 
 import jax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from nnxlite._errors import warn_user
 from nnxlite._jax import is_ref, is_tracing, new_ref
 from nnxlite._state import from_flat_state
 from nnxlite.boundary import StateSharding
 from nnxlite.filters import PathIn
-from nnxlite.graph import Path, is_graph_node, update
-from nnxlite.layouts._decide import Leaf, decide, leaves_of
+from nnxlite.graph import Path, find_duplicates, is_graph_node, update
+from nnxlite.layouts._decide import Leaf, decide, leaves_of, paths_of
 from nnxlite.layouts._layout import Layout
-from nnxlite.layouts._plan import AnyMesh, PlanLike, as_plan
+from nnxlite.layouts._plan import AnyMesh, PlanLike, as_plan, mesh_text
 from nnxlite.transforms import eval_shape, jit
 from nnxlite.variables import PLACEMENT, Variable
 
@@ -76,12 +77,12 @@ def shard(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
         ValueError: as `plan_layout`; and inside a transform.
         TypeError: as `plan_layout`; and for arrays on an abstract mesh.
 
-    >>> import nnxlite as nnx, jax
-    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> import nnxlite as nnx
+    >>> mesh = nnx.make_mesh(data=-1)
     >>> model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
     >>> layout = nnx.shard(model, mesh, "fsdp")
-    >>> model.kernel.value.sharding.spec
-    PartitionSpec('data', None)
+    >>> tuple(model.kernel.value.sharding.spec)
+    ('data',)
     """
     if is_tracing():
         raise ValueError(
@@ -89,6 +90,7 @@ def shard(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
             "by nnx.init_sharded."
         )
     leaves, layout = _decided(tree, mesh, plan, "shard")
+    _warn_of_explicit_axes(layout)
     if isinstance(mesh, AbstractMesh):
         for leaf in leaves:
             if not isinstance(leaf.value, jax.ShapeDtypeStruct):
@@ -100,6 +102,17 @@ def shard(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
     _write(tree, leaves, new)
     _keep_specs(leaves, layout)
     return layout
+
+
+def _warn_of_explicit_axes(layout: Layout) -> None:
+    explicit = layout.mesh.axis_types and AxisType.Explicit in layout.mesh.axis_types
+    if explicit and not all(entry.is_replicated for entry in layout):
+        warn_user(
+            f"shard: the axes of the mesh ({mesh_text(layout.mesh)}) are explicit, which is the default "
+            "of jax.make_mesh: JAX then refuses operations on divided arrays for which it cannot tell "
+            "the sharding of the result. Make the mesh by nnx.make_mesh, with automatic axes, unless "
+            "the model is written for explicit ones."
+        )
 
 
 def _placed(value: tp.Any, sharding: tp.Any) -> tp.Any:
@@ -166,11 +179,11 @@ def init_sharded(build: tp.Callable[[], M], mesh: jax.sharding.Mesh, plan: PlanL
         ValueError: as `plan_layout`; and inside a transform.
         TypeError: as `plan_layout`.
 
-    >>> import nnxlite as nnx, jax
-    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> import nnxlite as nnx
+    >>> mesh = nnx.make_mesh(data=-1)
     >>> model = nnx.init_sharded(lambda: nnx.Linear(64, 64, rngs=nnx.Rngs(0)), mesh, "fsdp")
-    >>> model.kernel.value.sharding.spec
-    PartitionSpec('data', None)
+    >>> tuple(model.kernel.value.sharding.spec)
+    ('data',)
     """
     if is_tracing():
         raise ValueError("init_sharded: call it outside of transforms, or only build() inside.")
@@ -185,8 +198,10 @@ def init_sharded(build: tp.Callable[[], M], mesh: jax.sharding.Mesh, plan: PlanL
         if not is_graph_node(part):
             return by_owner.get(id(part), whole)
         paths: dict[tp.Any, list[Path]] = {}
+        shared = find_duplicates(part)
         for leaf in leaves_of(part):
-            paths.setdefault(by_owner[_owner(leaf)], []).append(leaf.path)
+            found = paths_of(leaf._replace(keys=()), shared)
+            paths.setdefault(by_owner[_owner(leaf)], []).extend(found)
         return StateSharding(
             {**{PathIn(*p): sharding for sharding, p in paths.items()}, ...: whole}
         )

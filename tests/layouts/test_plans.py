@@ -1,0 +1,315 @@
+"""What plans mean for the layers of the library, and what is refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import nnxlite as nnx
+from tests.layouts.models import Decoder
+
+MESH = AbstractMesh((4, 2), ("data", "model"))
+ABSTRACT = nnx.eval_shape(lambda: Decoder(nnx.Rngs(0), blocks=2))
+
+
+def made(layer, *args, **kwargs):
+    return nnx.eval_shape(lambda: layer(*args, rngs=nnx.Rngs(0), **kwargs))
+
+
+def specs(tree, plan, mesh=MESH):
+    return {entry.name: tuple(entry.spec) for entry in nnx.plan_layout(tree, mesh, plan)}
+
+
+def whys(tree, plan, mesh=MESH):
+    return {entry.name: entry.why for entry in nnx.plan_layout(tree, mesh, plan)}
+
+
+@pytest.mark.parametrize(
+    "layer, expected",
+    [
+        (made(nnx.Linear, 8, 32), {"kernel": (None, "model"), "bias": ("model",)}),
+        (made(nnx.Linear, 32, 8), {"kernel": ("model", None), "bias": (None,)}),
+        (made(nnx.Linear, 8, 8), {"kernel": (None, "model"), "bias": ("model",)}),
+        (made(nnx.Linear, 8, 33), {"kernel": ("model", None), "bias": (None,)}),
+        (
+            made(nnx.LinearGeneral, (2, 4), (6, 8), axis=(-2, -1)),
+            {"kernel": (None, None, "model", None), "bias": ("model", None)},
+        ),
+        (made(nnx.Embed, 6, 4), {"embedding": ("model", None)}),
+        (made(nnx.Embed, 5, 4), {"embedding": (None, "model")}),
+        (
+            made(nnx.Conv, 4, 8, (3, 3)),
+            {"kernel": (None, None, None, "model"), "bias": ("model",)},
+        ),
+        (
+            made(nnx.Conv, 4, 8, 3, feature_group_count=4),
+            {"kernel": (None, None, "model"), "bias": ("model",)},
+        ),
+    ],
+    ids=["wide", "narrow", "square", "odd", "general", "embed", "odd embed", "conv", "depthwise"],
+)
+def test_tensor_parallel_layers(layer, expected):
+    assert specs(layer, "tensor") == expected
+
+
+def test_attention_is_divided_by_heads_and_a_block_by_columns_and_rows():
+    found = specs(ABSTRACT, "tensor")
+    block = {name.removeprefix("blocks.0."): spec for name, spec in found.items()}
+    assert block["attention.query.kernel"] == (None, "model", None)
+    assert block["attention.query.bias"] == ("model", None)
+    assert block["attention.out.kernel"] == ("model", None, None)
+    assert block["attention.out.bias"] == (None,)
+    assert block["up.kernel"] == (None, "model") and block["down.kernel"] == ("model", None)
+    assert found["embed.embedding"] == ("model", None)
+
+
+def test_square_layers_are_divided_by_their_names():
+    model = nnx.eval_shape(
+        lambda: nnx.Dict(
+            fc1=nnx.Linear(8, 8, rngs=nnx.Rngs(0)), proj=nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+        )
+    )
+    found = specs(model, "tensor")
+    assert found["fc1.kernel"] == (None, "model") and found["proj.kernel"] == ("model", None)
+    plan = nnx.Plan(tensor="model", rules={"fc1.*": "row", "proj.*": "column"})
+    found = specs(model, plan)
+    assert found == {
+        "fc1.bias": (None,),
+        "fc1.kernel": ("model", None),
+        "proj.bias": ("model",),
+        "proj.kernel": (None, "model"),
+    }
+
+
+def test_fsdp_divides_the_largest_axis_that_can_be():
+    arrays = {
+        "columns": (64, 128),
+        "rows": (128, 64),
+        "odd": (128, 33),
+        "odder": (33, 35),
+        "small": (4, 4),
+    }
+    model = nnx.Dict({name: nnx.Param(jnp.zeros(shape)) for name, shape in arrays.items()})
+    assert specs(model, "fsdp") == {
+        "columns": (None, "data"),
+        "rows": ("data", None),
+        "odd": ("data", None),
+        "odder": (None, None),
+        "small": (None, None),
+    }
+    reasons = whys(model, "fsdp")
+    assert reasons["odder"] == "4 divides no free axis of (33, 35)"
+    assert reasons["small"] == "16 elements, min_size is 1,024"
+    assert specs(model, nnx.Plan(fsdp="data", min_size=1))["small"] == ("data", None)
+    both = specs(model, nnx.Plan(fsdp=("data", "model")))
+    assert both["rows"] == (("data", "model"), None)
+
+
+@pytest.mark.parametrize("plan", ["fsdp+tensor", "fsdp, tensor", ["fsdp", "tensor"]])
+def test_parts_are_combined(plan):
+    layer = made(nnx.Linear, 64, 128)
+    assert specs(layer, plan) == {"kernel": ("data", "model"), "bias": ("model",)}
+
+
+def test_axes_by_their_usual_names_or_the_only_one():
+    layer = made(nnx.Linear, 64, 128)
+    three = AbstractMesh((2, 2, 2), ("data", "fsdp", "tensor"))
+    layout = nnx.plan_layout(layer, three, "data+fsdp+tensor")
+    assert layout.plan == nnx.Plan("data", "fsdp", "tensor")
+    assert layout.batch.spec == P(("data", "fsdp"))
+    one = nnx.plan_layout(layer, AbstractMesh((2,), ("x",)), "fsdp")
+    assert one.plan.fsdp == "x" and one.batch.spec == P("x")
+    assert nnx.plan_layout(layer, MESH, nnx.Plan(tensor="model")).batch.spec == P()
+
+
+def test_rules_decide_first_and_alone():
+    layer = ABSTRACT
+    rules = {
+        "blocks.0.up.kernel": None,
+        "blocks.*.up.kernel": (("data", "model"), None),
+        "**.down.*": "replicated",
+        "head.kernel": P("model"),
+    }
+    found = specs(layer, nnx.Plan(fsdp="data", tensor="model", rules=rules))
+    assert found["blocks.0.up.kernel"] == (None, None)
+    assert found["blocks.1.up.kernel"] == (("data", "model"), None)
+    assert found["blocks.1.down.kernel"] == (None, None)
+    assert found["head.kernel"] == ("model", None)
+    assert found["embed.embedding"] == ("model", "data")
+
+
+class Tied(nnx.Module):
+    def __init__(self) -> None:
+        self.a = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+        self.b = nnx.Dict(inner=self.a)
+
+
+def test_rules_for_any_path_of_what_is_shared():
+    model = nnx.eval_shape(Tied)
+    assert specs(model, {"b.inner.kernel": ("model", None)})["a.kernel"] == ("model", None)
+    with pytest.raises(ValueError) as error:
+        specs(model, {"a.kernel": ("data", None), "b.inner.kernel": ("model", None)})
+    assert str(error.value) == (
+        "plan_layout: a.kernel and b.inner.kernel are one array, and two rules divide it in different "
+        "ways: 'a.kernel' says (data, -), 'b.inner.kernel' says (model, -). Give both the same, or take "
+        "one of the two rules away."
+    )
+
+
+# What is refused ---------------------------------------------------------------------------------
+
+REFUSED = [
+    ("fsp", "no plan is called 'fsp'; .* Was 'fsdp' meant?"),
+    ("", "no plan is called ''"),
+    (
+        nnx.Plan(fsdp="x"),
+        "uses the mesh axis 'x' for 'fsdp', and the mesh has the axes data=4, model=2",
+    ),
+    (
+        nnx.Plan(fsdp="model", tensor="model"),
+        "the mesh axis 'model' for 'tensor' and to divide batches",
+    ),
+    (
+        nnx.Plan(fsdp="data", min_size=10**9),
+        r"\(fsdp=data\) divides none of the 33 arrays:\n  blocks.0",
+    ),
+    ({"head.kernel": ("modle", None)}, r"no 'modle' \(is 'model' meant\?\). Logical names"),
+    ({"head.bias": ("data", "data")}, r"head.bias has shape \(64,\), .*: 2 entries. Give one name"),
+    ({"head.kernel": ("data", "data")}, "'data' stands there twice"),
+    (
+        {"hed.kernel": None},
+        "the rule 'hed.kernel' matches no array. The nearest paths are head.kernel",
+    ),
+    ({"zzzz": None}, "the rule 'zzzz' matches no array. There are blocks.0"),
+    ({"head.kernel": "column"}, "says 'column', and the plan has no mesh axis for 'tensor'"),
+    (
+        {"head.kernel": "data"},
+        "says 'data'; it can be one of 'column', 'row', 'replicated', or a spec",
+    ),
+    (
+        nnx.Plan(tensor="model", rules={"embed.embedding": "column"}),
+        "is not the kernel or bias of a linear layer but in Embed. Give a spec.",
+    ),
+]
+
+
+@pytest.mark.parametrize("plan, message", REFUSED, ids=range(len(REFUSED)))
+def test_plans_that_do_not_fit(plan, message):
+    model = ABSTRACT
+    with pytest.raises(ValueError, match=message):
+        nnx.plan_layout(model, MESH, plan)
+
+
+def test_sizes_that_do_not_divide():
+    with pytest.raises(ValueError) as error:
+        nnx.plan_layout(made(nnx.Linear, 6, 10), MESH, {"kernel": (None, "data")})
+    assert str(error.value) == (
+        "plan_layout: kernel has shape (6, 10), and the rule 'kernel' is (None, 'data'): 4 devices "
+        "('data') cannot divide axis 1 of size 10 equally. Divide another axis, or change the size."
+    )
+
+
+def test_annotations_that_do_not_fit():
+    layer = nnx.Dict(w=nnx.Param(jnp.zeros((6, 10)), sharding=("embed", None)))
+    with pytest.raises(
+        ValueError, match="its annotation is .*no 'embed'. Logical names are mapped"
+    ):
+        nnx.plan_layout(layer, MESH, "fsdp")
+
+
+@pytest.mark.parametrize("plan", [3, None, {"head.kernel": 5}])
+def test_what_is_no_plan(plan):
+    model = ABSTRACT
+    with pytest.raises(
+        TypeError, match="a plan is a text such as|has to be a PartitionSpec, a tuple"
+    ):
+        nnx.plan_layout(model, MESH, plan)
+
+
+def test_what_is_no_mesh_and_what_has_no_arrays():
+    with pytest.raises(TypeError, match="the mesh has to be a jax.sharding.Mesh, got 8"):
+        nnx.plan_layout(made(nnx.Linear, 2, 2), 8, "fsdp")
+    with pytest.raises(ValueError, match="there are no arrays in Dict"):
+        nnx.plan_layout(nnx.Dict(a=1), MESH, "fsdp")
+    wide = AbstractMesh((2, 2), ("a", "b"))
+    with pytest.raises(ValueError, match=r"Say which one: nnx.Plan\(fsdp='a'\)"):
+        nnx.plan_layout(made(nnx.Linear, 2, 2), wide, "fsdp")
+
+
+# Meshes ------------------------------------------------------------------------------------------
+
+
+def test_meshes():
+    mesh = nnx.make_mesh(data=-1, model=2)
+    assert mesh.shape == {"data": 4, "model": 2}
+    assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
+    few = nnx.make_mesh(data=2, devices=jax.devices()[:2])
+    assert list(few.devices) == jax.devices()[:2]
+    for axes in ({}, {"data": 3}, {"data": -1, "model": 3}, {"a": -1, "b": -1}, {"a": 0}):
+        with pytest.raises(ValueError, match="do not make a grid of 8 devices"):
+            nnx.make_mesh(**axes)
+
+
+# The report --------------------------------------------------------------------------------------
+
+
+def test_a_layout_says_what_lies_where():
+    layout = nnx.plan_layout(ABSTRACT, MESH, "fsdp+tensor")
+    text = str(layout)
+    assert text.startswith(
+        "Layout on 8 abstract devices (data=4, model=2); plan: fsdp=data, tensor=model"
+    )
+    row = next(line for line in text.splitlines() if "blocks.*.up.kernel" in line)
+    assert row.split() == (
+        "blocks.*.up.kernel 2 x (32, 128) float32 (data, model) 4.1 KB tensor: columns + fsdp".split()
+    )
+    whole = sum(entry.bytes for entry in layout.replicated)
+    assert layout.bytes == sum(entry.bytes for entry in layout)
+    parts = [entry.bytes_per_device for entry in layout]
+    assert layout.bytes_per_device == sum(parts) < layout.bytes / 7
+    assert text.splitlines()[-1] == (
+        f"{layout.bytes_per_device / 1000:.1f} KB on each device, of {layout.bytes / 1000:.1f} KB; "
+        f"{whole / 1000:.1f} KB in {len(layout.replicated)} arrays on every device"
+    )
+
+
+def test_a_long_layout_lists_its_largest_arrays():
+    model = nnx.Dict({f"w{i}": nnx.Param(np.zeros(i + 1)) for i in range(70)})
+    text = str(nnx.plan_layout(model, MESH, "data"))
+    assert "w69" in text and "w3 " not in text and "... and 10 rows of smaller arrays" in text
+
+
+def test_batches_are_put_on_the_mesh():
+    mesh = nnx.make_mesh(data=4, model=2)
+    layout = nnx.plan_layout(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), mesh, "data")
+    batch = layout.put({"x": np.arange(8.0).reshape(8, 1), "scale": 2.0})
+    assert batch["x"].sharding == layout.batch and batch["x"].addressable_shards[0].data.shape == (
+        2,
+        1,
+    )
+    assert batch["scale"].sharding.is_fully_replicated
+    with pytest.raises(
+        ValueError, match=r"put: batch\['x'\] has 6 rows, which 4 devices \('data'\) cannot"
+    ):
+        layout.put({"x": np.zeros((6, 1))})
+
+
+def test_the_picture_of_a_layout(tmp_path):
+    pytest.importorskip("matplotlib")
+    layout = nnx.plan_layout(ABSTRACT, MESH, "fsdp+tensor")
+    figure = layout.draw(str(tmp_path / "layout.svg"))
+    assert (tmp_path / "layout.svg").read_text().startswith("<?xml")
+    grid, bars = figure.axes
+    rows = [label.get_text() for label in grid.get_yticklabels()]
+    parts = np.asarray(grid.get_images()[0].get_array().filled(np.nan))
+    up = parts[rows.index("blocks.*.up.kernel  2 x (32, 128)  (data, model)")]
+    assert len(set(up)) == 8
+    vocabulary = parts[next(i for i, row in enumerate(rows) if row.startswith("blocks.*.up.bias"))]
+    assert len(set(vocabulary)) == 2
+    assert np.isnan(parts[next(i for i, row in enumerate(rows) if "norm" in row)]).all()
+    total = sum(bar.get_height() for bar in bars.patches) / 8
+    assert total == layout.bytes_per_device

@@ -1,0 +1,278 @@
+"""`shard` and `init_sharded`: models on a mesh, trained there, and built there."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import nnxlite as nnx
+from tests.layouts.models import TOKENS, Decoder, build, make_linear_step, make_step
+
+mesh_of = functools.partial(nnx.make_mesh, data=4, model=2)
+PLANS = ["data", "fsdp", "tensor", "fsdp+tensor", nnx.Plan(fsdp=("data", "model"))]
+
+
+def spec_of(array):
+    return getattr(array, "raw_value", array).sharding.spec
+
+
+def shardings(*trees):
+    return [leaf.sharding for leaf in jax.tree.leaves(nnx.state(trees))]
+
+
+@pytest.fixture(scope="module")
+def losses_on_one_device():
+    model, optimizer = build()
+    step, _ = make_step()
+    return [float(step(model, optimizer, TOKENS)) for _ in range(3)]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_training_gives_the_losses_of_one_device_and_moves_nothing(plan, losses_on_one_device):
+    model, optimizer = build()
+    layout = nnx.shard((model, optimizer), mesh_of(), plan)
+    before = shardings(model, optimizer)
+    step, traced = make_step()
+    batch = layout.put(TOKENS)
+    losses = [float(step(model, optimizer, batch)) for _ in range(3)]
+    assert np.allclose(losses, losses_on_one_device, rtol=1e-5)
+    assert shardings(model, optimizer) == before
+    assert len(traced) == step._cache_size() == 1
+
+
+@pytest.mark.parametrize("plan", ["fsdp", "fsdp+tensor"])
+def test_a_model_is_built_where_it_is_to_lie(plan):
+    mesh = mesh_of()
+    model, optimizer = build()
+    nnx.shard((model, optimizer), mesh, plan)
+    made, made_optimizer = nnx.init_sharded(build, mesh, plan)
+    assert shardings(made, made_optimizer) == shardings(model, optimizer)
+    kernels = nnx.to_flat_state(nnx.state((made, made_optimizer), nnx.Not(nnx.RngState)))
+    for (path, one), (_, two) in zip(
+        kernels, nnx.to_flat_state(nnx.state((model, optimizer), nnx.Not(nnx.RngState)))
+    ):
+        assert np.allclose(one.raw_value, two.raw_value, atol=1e-6), path
+    before = [id(leaf) for leaf in jax.tree.leaves(nnx.state(made))]
+    nnx.shard(made, mesh, plan)
+    assert [id(leaf) for leaf in jax.tree.leaves(nnx.state(made))] == before
+
+
+def test_no_device_holds_the_whole_model_while_it_is_built():
+    mesh, wide = mesh_of(), 512
+    make = lambda: nnx.Linear(wide, wide, use_bias=False, rngs=nnx.Rngs(0))
+    layout = nnx.plan_layout(nnx.eval_shape(make), mesh, nnx.Plan(fsdp=("data", "model")))
+    places = nnx.StateSharding({nnx.Param: layout.sharding_of(layout.entries[0])})
+    analysis = nnx.jit(make, out_shardings=places).lower().compile().memory_analysis()
+    whole = wide * wide * 4
+    assert analysis.output_size_in_bytes == layout.bytes_per_device == whole // 8
+    assert analysis.temp_size_in_bytes < whole // 2
+    model = nnx.init_sharded(make, mesh, nnx.Plan(fsdp=("data", "model")))
+    shards = model.kernel.value.addressable_shards
+    assert {shard.data.shape for shard in shards} == {(wide // 8, wide)}
+
+
+def test_an_optimizer_made_afterwards_lies_as_its_model_does():
+    mesh = mesh_of()
+    model = Decoder(nnx.Rngs(0))
+    nnx.shard(model, mesh, "fsdp+tensor")
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    for moment in (optimizer.opt_state[0].mu, optimizer.opt_state[0].nu):
+        for path, param in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+            kept = functools.reduce(lambda tree, key: tree[key], path, moment)
+            assert kept.value.sharding == param.value.sharding, path
+
+
+def test_the_state_of_an_optimizer_has_rules_of_its_own():
+    pair = build()
+    rules = {"1.opt_state.**.head.kernel": ("model", None), "head.bias": ("data",)}
+    layout = nnx.shard(pair, mesh_of(), nnx.Plan(fsdp="data", rules=rules))
+    model, optimizer = pair
+    moments = optimizer.opt_state[0].mu
+    assert spec_of(model.head.kernel) == P(None, "data")
+    assert spec_of(moments["head"]["kernel"]) == P("model")
+    assert spec_of(moments["head"]["bias"]) == spec_of(model.head.bias) == P("data")
+    by_name = {entry.name: entry.why for entry in layout}
+    assert by_name["1.opt_state.0.mu.head.bias"] == "like its parameter"
+    assert by_name["1.opt_state.0.mu.head.kernel"] == "rule 1.opt_state.**.head.kernel"
+
+
+def test_states_of_other_shapes_than_the_parameters():
+    model = nnx.Linear(64, 128, use_bias=False, rngs=nnx.Rngs(0))
+    tx = optax.adafactor(1e-2, min_dim_size_to_factor=16)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    layout = nnx.shard((model, optimizer), mesh_of(), nnx.Plan(fsdp="data", min_size=64))
+    before = shardings(model, optimizer)
+    step, _ = make_linear_step()
+    for _ in range(2):
+        step(model, optimizer, layout.put(np.ones((8, 64))))
+    assert shardings(model, optimizer) == before
+    assert spec_of(optimizer.opt_state[0].v_row["kernel"]) == P("data")
+
+
+class Everything(nnx.Module):
+    """A shared Variable, arrays in attributes and lists, a pytree in a Variable, a reference, a key."""
+
+    def __init__(self) -> None:
+        self.a = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+        self.b = nnx.Linear(64, 64, use_bias=False, rngs=nnx.Rngs(1))
+        self.b.kernel = self.a.kernel
+        self.array = jnp.ones((64, 64))
+        self.items = nnx.List([jnp.ones((64, 64))])
+        self.tree = nnx.Variable({"big": jnp.ones((64, 64)), "small": jnp.ones(3)})
+        self.reference = nnx.Param(jnp.ones((64, 64)), ref=True)
+        self.rngs = nnx.Rngs(0)
+        self.number = 3
+
+
+@pytest.mark.parametrize("born", [False, True], ids=["moved", "born"])
+def test_whatever_holds_arrays(born):
+    mesh = nnx.make_mesh(data=8)
+    model = nnx.init_sharded(Everything, mesh, "fsdp") if born else Everything()
+    layout = nnx.shard(model, mesh, "fsdp")
+    assert model.a.kernel is model.b.kernel and model.number == 3
+    arrays = model.array, model.items[0], model.tree.value["big"], model.reference[...]
+    for array in (*arrays, model.a.kernel.value):
+        assert array.sharding == NamedSharding(mesh, P("data"))
+    assert model.tree.value["small"].sharding.is_fully_replicated
+    assert [entry.name for entry in layout if entry.why == "random keys"] == []
+    keys = {entry.name: entry.why for entry in layout if "rngs" in entry.name}
+    assert keys == {"rngs.default.count": "a scalar", "rngs.default.key": "a scalar"}
+
+
+def test_annotations_come_before_the_plan():
+    annotated = functools.partial(
+        nnx.Linear, 64, 64, kernel_metadata={"out_sharding": ("embed", "mlp")}, rngs=nnx.Rngs(0)
+    )
+    model = annotated()
+    with nnx.logical_axis_rules([("embed", None), ("mlp", "model")]):
+        layout = nnx.shard(model, mesh_of(), "fsdp")
+    assert spec_of(model.kernel) == P("data", "model")
+    assert model.kernel.sharding_names == ("embed", "mlp")  # the annotation is still there
+    assert next(entry.why for entry in layout if entry.name == "kernel") == "annotation + fsdp"
+
+
+def test_abstract_models_are_filled_from_files(tmp_path):
+    mesh = mesh_of()
+    model, optimizer = build()
+    nnx.checkpoint.save(tmp_path / "checkpoint", model=model, optimizer=optimizer)
+    nnx.save_safetensors(tmp_path / "model.safetensors", nnx.state(model, nnx.Param))
+    abstract, abstract_optimizer = nnx.eval_shape(build)
+    nnx.shard((abstract, abstract_optimizer), mesh, "fsdp+tensor")
+    wanted = abstract.head.kernel.value.sharding
+    assert wanted == NamedSharding(mesh, P("data", "model"))
+    nnx.checkpoint.restore(tmp_path / "checkpoint", model=abstract, optimizer=abstract_optimizer)
+    assert np.array_equal(abstract.head.kernel.value, model.head.kernel.value)
+    assert abstract.head.kernel.value.sharding == wanted
+    assert abstract_optimizer.opt_state[0].nu["head"]["kernel"].value.sharding == wanted
+    head = nnx.eval_shape(lambda: Decoder(nnx.Rngs(0)))
+    nnx.shard(head, mesh, "fsdp")
+    nnx.load_safetensors(tmp_path / "model.safetensors", head, only=nnx.Param)
+    assert spec_of(head.head.kernel) == P(None, "data")
+    assert np.array_equal(head.head.kernel.value, model.head.kernel.value)
+
+
+def test_a_model_leaves_its_mesh_again():
+    model = nnx.Linear(64, 128, rngs=nnx.Rngs(0))
+    nnx.shard(model, mesh_of(), "fsdp+tensor")
+    optimizer = nnx.Optimizer(model, optax.sgd(1e-2), wrt=nnx.Param)
+    copy = pickle.loads(pickle.dumps(model))
+    copied_optimizer = nnx.Optimizer(copy, optax.sgd(1e-2), wrt=nnx.Param)
+    assert len(copy.kernel.value.devices()) == 1
+    step, _ = make_linear_step()
+    x = np.ones((8, 64))
+    expected = float(step(copy, copied_optimizer, x))
+    one = nnx.make_mesh(data=1, devices=jax.devices()[:1])
+    layout = nnx.shard((model, optimizer), one, "data")
+    assert np.isclose(float(step(model, optimizer, layout.put(x))), expected, rtol=1e-5)
+    assert np.allclose(model.kernel.value, copy.kernel.value, atol=1e-6)
+    nnx.shard((model, optimizer), nnx.make_mesh(data=8), "fsdp")
+    assert model.kernel.value.sharding == NamedSharding(nnx.make_mesh(data=8), P(None, "data"))
+
+
+def test_stacked_layers_are_divided_like_one():
+    @nnx.vmap
+    def stack(key):
+        return nnx.Linear(64, 256, rngs=nnx.Rngs(key))
+
+    layers = stack(jax.random.split(jax.random.key(0), 4))
+    nnx.shard(layers, mesh_of(), "fsdp+tensor")
+    assert spec_of(layers.kernel) == P(None, "data", "model")
+    assert spec_of(layers.bias) == P("data", "model")
+
+    @nnx.jit
+    def step(layers, x):
+        def loss_fn(layers):
+            return nnx.scan(
+                lambda x, layer: layer(x)[:, :64], in_axes=(nnx.Carry, 0), out_axes=nnx.Carry
+            )(x, layers).sum()
+
+        grads = nnx.grad(loss_fn)(layers)
+        nnx.update(layers, jax.tree.map(lambda p, g: p - g, nnx.state(layers), grads))
+
+    step(layers, jnp.ones((4, 64)))
+    assert spec_of(layers.kernel) == P(None, "data", "model")
+
+
+def test_what_a_step_writes_in_another_shape_goes_where_xla_puts_it():
+    cache = nnx.Cache(jnp.zeros((4, 8)))
+    holder = nnx.Dict(cache=cache)
+    nnx.shard(holder, mesh_of(), {"cache": ("data", None)})
+
+    @nnx.jit
+    def grow(holder):
+        holder.cache.value = jnp.concatenate([holder.cache.value, jnp.ones((1, 8))])
+
+    grow(holder)
+    assert holder.cache.value.shape == (5, 8)
+
+
+# What is refused ---------------------------------------------------------------------------------
+
+
+def test_nothing_moves_inside_a_transform():
+    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="shard: inside a transform an array lies nowhere yet"):
+        nnx.jit(lambda m: nnx.shard(m, mesh_of(), "fsdp") and None)(model)
+    with pytest.raises(ValueError, match="init_sharded: call it outside of transforms"):
+        nnx.jit(lambda: nnx.init_sharded(Everything, mesh_of(), "fsdp"))()
+
+
+def test_an_abstract_mesh_has_no_devices():
+    mesh = AbstractMesh((4,), ("data",))
+    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    with pytest.raises(
+        TypeError, match="shard: bias is an array, and an abstract mesh has no devices"
+    ):
+        nnx.shard(model, mesh, "fsdp")
+    with pytest.raises(
+        TypeError, match="init_sharded: the mesh has to be a jax.sharding.Mesh, got Abs"
+    ):
+        nnx.init_sharded(Everything, mesh, "fsdp")
+    abstract = nnx.eval_shape(lambda: nnx.Linear(64, 64, rngs=nnx.Rngs(0)))
+    nnx.shard(abstract, mesh, "fsdp")
+    assert abstract.kernel.value.sharding.spec == P("data")
+
+
+def test_explicit_axes_are_warned_of():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    with pytest.warns(UserWarning, match=r"the axes of the mesh \(data=8\) are explicit"):
+        nnx.shard(model, mesh, "fsdp")
+    assert spec_of(model.kernel) == P("data")
+    nnx.shard(model, mesh, "data")  # nothing is divided: no warning
+
+
+def test_a_refused_plan_moves_nothing():
+    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    before = model.kernel.value
+    with pytest.raises(ValueError, match="bias has shape"):
+        nnx.shard(model, mesh_of(), {"kernel": ("data", None), "bias": ("data", "model")})
+    assert model.kernel.value is before and not model.kernel.has_metadata("nnx_placement")
