@@ -65,7 +65,14 @@ class Plan:
         return ("data", self.data), ("fsdp", self.fsdp), ("tensor", self.tensor)
 
     def batch_axes(self, mesh: AnyMesh) -> tuple[str, ...]:
-        """The mesh axes along which batches are divided, in the order of the mesh."""
+        """The mesh axes along which batches are divided, in the order of the mesh.
+
+        Args:
+            mesh: the devices.
+
+        Returns:
+            Names of axes.
+        """
         used = {*names_in(self.data), *names_in(self.fsdp)}
         return tuple(name for name in mesh.axis_names if name in used)
 

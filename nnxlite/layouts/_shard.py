@@ -44,7 +44,7 @@ def plan_layout(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
     >>> mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
     >>> build = lambda: nnx.Linear(1024, 4096, rngs=nnx.Rngs(0))
     >>> nnx.plan_layout(nnx.eval_shape(build), mesh, "fsdp+tensor").bytes_per_device
-    2099200
+    2105344
     """
     return _decided(tree, mesh, plan, "plan_layout")[1]
 
