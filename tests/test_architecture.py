@@ -38,7 +38,7 @@ LAYERS = [
     {"transforms"},
     {"sharding", "filtered"},
     {"nn"},
-    {"training", "inspect", "checkpoint", "decoding", "serving", "layouts"},
+    {"training", "inspect", "checkpoint", "decoding", "serving", "layouts", "parallel"},
     {"compat", "helpers", "lora", "wrappers", "_paths"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -147,7 +147,10 @@ def _terms(
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Bias and mask as arrays that broadcast to the logits."""
     shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
-    bias, mask = _logit_like("bias", bias, shape), _logit_like("mask", mask, shape)
+    bias, mask = (
+        logit_like("dot_product_attention", name, x, shape)
+        for name, x in (("bias", bias), ("mask", mask))
+    )
     return bias, None if mask is None else mask.astype(bool)
 
 
@@ -308,14 +311,16 @@ def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array | None = Non
         refuse("query and key need the same depth")
 
 
-def _logit_like(name: str, x: jax.Array | None, shape: tuple[int, ...]) -> jax.Array | None:
-    """`x` as an array that broadcasts to the shape of the logits."""
+def logit_like(
+    caller: str, name: str, x: jax.Array | None, shape: tuple[int, ...]
+) -> jax.Array | None:
+    """`x` as an array that broadcasts to the shape of the logits; TypeError if it does not."""
     if x is None:
         return None
     x = jnp.asarray(x)
     if not broadcasts_to(x.shape, shape):
         raise TypeError(
-            f"dot_product_attention got a {name} of shape {x.shape}, which does not broadcast to "
+            f"{caller} got a {name} of shape {x.shape}, which does not broadcast to "
             f"(*batch, heads, query length, key length) = {shape}."
         )
     return x

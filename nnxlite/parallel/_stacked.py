@@ -1,0 +1,265 @@
+"""Stacked layers: equal layers as one, whose arrays have a leading axis, and back.
+
+A model with a list of layers is unrolled: each layer is traced and compiled by itself.  The same layers
+stacked are scanned (`nnx.scan`), traced and compiled once, or spread over devices (`nnx.pipeline`).
+`stack_layers` and `unstack_layers` are inverse to each other; arrays keep their shardings behind the new
+axis, and none is gathered.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Format
+from jax.sharding import NamedSharding, PartitionSpec
+
+from nnxlite._errors import path_text, short_type
+from nnxlite._jax import is_ref, key_name
+from nnxlite.graph import GraphDef, Path, compare, differences_text, iter_graph, merge, split
+from nnxlite.objects import List
+from nnxlite.variables import PLACEMENT, Variable
+
+M = tp.TypeVar("M")
+Change: tp.TypeAlias = tp.Callable[[tuple[tp.Any, ...]], tuple[tp.Any, ...]]
+
+
+def stack_layers(layers: tp.Iterable[M], *, partition: str | None = None) -> M:
+    """One layer in place of equal ones: each of its arrays has a leading axis, with an entry a layer.
+
+    Each layer keeps what it has: parameters, statistics, and the random streams that are its own.
+
+    Args:
+        layers: modules (or other objects, or pytrees) of equal structure, shapes and dtypes.
+        partition: name of the new axis in sharding annotations.  Where arrays lie on a mesh that has
+            an axis of this name, the layers are spread along it.
+
+    Returns:
+        A new object of the same class.  It shares nothing with the layers.
+
+    Raises:
+        ValueError: if there are no layers, if two of them share a Variable, if they differ in
+            structure, shape, dtype or sharding, or if the mesh axis does not divide their number.
+
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> layers = [nnx.Linear(3, 3, rngs=nnx.Rngs(i)) for i in range(4)]
+    >>> stacked = nnx.stack_layers(layers)
+    >>> stacked.kernel.shape
+    (4, 3, 3)
+    >>> forward = nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    >>> y = nnx.Sequential(*layers)(jnp.ones((2, 3)))
+    >>> bool(jnp.allclose(forward(jnp.ones((2, 3)), stacked), y, atol=1e-6))
+    True
+    """
+    layers = list(layers)
+    if not layers:
+        raise ValueError("stack_layers needs one layer at least, and got none.")
+    _refuse_shared(layers)
+    first = _Leaves(layers[0])
+    rows = [first.values]
+    for number, layer in enumerate(layers[1:], 1):
+        other = _Leaves(layer)
+        _refuse_different(number, first, other)
+        rows.append(other.values)
+    columns = list(zip(*rows))
+    shardings = [_sharding_of(p, c, partition) for p, c in zip(first.paths, columns)]
+    values = _computed(lambda columns: [jnp.stack(c) for c in columns], columns, shardings)
+    stacked = first.rebuilt(values, lambda names: (partition, *names))
+    for variable in _variables(stacked):
+        variable.add_axis(0, partition)
+    return stacked
+
+
+def unstack_layers(layer: M) -> List[M]:
+    """The layers that were stacked, each with its entry of every array.
+
+    Args:
+        layer: an object whose arrays all have a leading axis of one size, as `stack_layers` and
+            `nnx.vmap` make it.
+
+    Returns:
+        A `List` of new objects of the same class.
+
+    Raises:
+        ValueError: if an array has no leading axis, or one of another size than the others.
+
+    >>> import nnxlite as nnx
+    >>> layers = [nnx.Linear(3, 3, rngs=nnx.Rngs(i)) for i in range(4)]
+    >>> again = nnx.unstack_layers(nnx.stack_layers(layers))
+    >>> bool((again[2].kernel.value == layers[2].kernel.value).all()), len(again)
+    (True, 4)
+    """
+    count = num_layers(layer, "unstack_layers")
+    stacked = _Leaves(layer)
+    rest: Change = lambda names: names[1:]
+    shardings = [_changed(getattr(v, "sharding", None), rest) for v in stacked.values]
+    rows = _computed(
+        lambda values: [[v[i] for v in values] for i in range(count)],
+        stacked.values,
+        [shardings] * count,
+    )
+    layers = List(stacked.rebuilt(values, rest) for values in rows)
+    for variable in _variables(layers):
+        variable.remove_axis(0, None)
+    return layers
+
+
+def num_layers(stacked: tp.Any, caller: str) -> int:
+    """The size of the leading axis of all arrays of an object.
+
+    Raises ValueError, in the name of the caller, if they have no such axis.
+    """
+    leaves = _Leaves(stacked)
+    sizes = {p: _shape(v)[:1] for p, v in zip(leaves.paths, leaves.values)}
+    (path, size), *_ = [*sizes.items(), ((), ())]
+    if not size:
+        what = f"'{path_text(path)}' is a scalar" if sizes else "it has no arrays"
+        raise ValueError(
+            f"{caller}: {short_type(stacked)} is not a stack of layers: {what}. Make one with "
+            "nnx.stack_layers(layers)."
+        )
+    for other, its in sizes.items():
+        if its != size:
+            got = f"{its[0]} entries" if its else "no leading axis"
+            raise ValueError(
+                f"{caller}: {short_type(stacked)} is not a stack of layers: '{path_text(path)}' has "
+                f"{size[0]} entries along its leading axis, '{path_text(other)}' has {got}. Make one "
+                "with nnx.stack_layers(layers)."
+            )
+    return size[0]
+
+
+class _Leaves:
+    """An object as its definition and leaves.
+
+    Attributes:
+        graphdef: the definition.
+        paths: the path of each leaf.
+        values: its value; that of a reference, if it is in one.
+    """
+
+    def __init__(self, layer: tp.Any) -> None:
+        self.graphdef: GraphDef[tp.Any]
+        self.graphdef, state = split(layer)
+        is_leaf = lambda x: isinstance(x, Variable)
+        pairs, self._treedef = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_leaf)
+        self.paths: list[Path] = [tuple(map(key_name, path)) for path, _ in pairs]
+        self._leaves = [leaf for _, leaf in pairs]
+        self.values = [_read(leaf) for leaf in self._leaves]
+
+    def rebuilt(self, values: tp.Sequence[tp.Any], change: Change) -> tp.Any:
+        """A new object with other values, and a change to the names of axes in annotations."""
+        leaves = [
+            leaf.replace(value, **_annotation(leaf, change))
+            if isinstance(leaf, Variable)
+            else value
+            for leaf, value in zip(self._leaves, values)
+        ]
+        return merge(self.graphdef, self._treedef.unflatten(leaves))
+
+
+def _read(leaf: tp.Any) -> tp.Any:
+    value = leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
+    return value[...] if is_ref(value) else value
+
+
+def _shape(value: tp.Any) -> tuple[int, ...]:
+    return tuple(getattr(value, "shape", ()))
+
+
+def _metadata(variable: Variable[tp.Any], value: tp.Any, change: Change) -> dict[str, tp.Any]:
+    """The entries of the metadata that are others with other axes."""
+    new: dict[str, tp.Any] = {}
+    names, sharding = variable.sharding_names, getattr(value, "sharding", None)
+    if isinstance(names, Format):  # its layout is one of other axes
+        names = names.sharding
+    if isinstance(names, NamedSharding):
+        new["out_sharding"] = _changed(names, change)
+    elif names is not None:
+        new["out_sharding"] = change(tuple(names))
+    if PLACEMENT in variable.get_metadata() and isinstance(sharding, NamedSharding):
+        spec = tuple(sharding.spec)
+        new[PLACEMENT] = PartitionSpec(*spec, *[None] * (value.ndim - len(spec)))
+    return new
+
+
+def _changed(sharding: tp.Any, change: Change) -> NamedSharding | None:
+    if not isinstance(sharding, NamedSharding):
+        return None
+    spec = PartitionSpec(*change(tuple(sharding.spec)))
+    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+
+
+def _computed(f: tp.Callable[[tp.Any], tp.Any], values: tp.Any, shardings: tp.Any) -> tp.Any:
+    """The result of a function, with these shardings; for abstract arrays abstract ones."""
+    leaves = jax.tree.leaves(values)
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+        with_sharding = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+        return jax.tree.map(with_sharding, jax.eval_shape(f, values), shardings)
+    return jax.jit(f, out_shardings=shardings)(values)
+
+
+def _sharding_of(
+    path: Path, values: tp.Sequence[tp.Any], partition: str | None
+) -> NamedSharding | None:
+    """The sharding of the values of all layers together; None if they are not on a mesh."""
+    shardings = [getattr(value, "sharding", None) for value in values]
+    first = shardings[0]
+    for number, other in enumerate(shardings):
+        if isinstance(first, NamedSharding) or isinstance(other, NamedSharding):
+            ndim = len(_shape(values[0]))
+            if None in (first, other) or not first.is_equivalent_to(other, ndim):
+                raise ValueError(
+                    f"stack_layers: '{path_text(path)}' is sharded differently in layer 0 "
+                    f"({first}) and layer {number} ({other}). Give all layers the same sharding, as "
+                    "nnx.shard(model, mesh, plan) does."
+                )
+    if not isinstance(first, NamedSharding):
+        return None
+    along = partition if partition in first.mesh.axis_names else None
+    if along and len(values) % first.mesh.shape[along]:
+        raise ValueError(
+            f"stack_layers: {len(values)} layers cannot be spread evenly over the "
+            f"{first.mesh.shape[along]} devices along the mesh axis {along!r}. Take a multiple of "
+            "them, or another name for partition."
+        )
+    return _changed(first, lambda names: (along, *names))
+
+
+def _variables(tree: tp.Any) -> list[Variable[tp.Any]]:
+    return [node for _, node in iter_graph(tree) if isinstance(node, Variable)]
+
+
+def _refuse_shared(layers: list[tp.Any]) -> None:
+    """Raise ValueError for a Variable that two of the layers have."""
+    owners: dict[int, tuple[int, Path]] = {}
+    for number, layer in enumerate(layers):
+        for path, node in iter_graph(layer):
+            if not isinstance(node, Variable):
+                continue
+            owner, its_path = owners.setdefault(id(node), (number, path))
+            if owner != number:
+                raise ValueError(
+                    f"stack_layers: layers {owner} and {number} share a {type(node).__name__}, at "
+                    f"'{path_text(its_path)}' and '{path_text(path)}'. In a stack each layer has its "
+                    "own entry. Give each layer a copy (nnx.clone; for random streams "
+                    "rngs.fork()), or pass what is shared to the call."
+                )
+
+
+def _refuse_different(number: int, first: _Leaves, other: _Leaves) -> None:
+    if first.graphdef != other.graphdef:
+        differences = differences_text(compare(first.graphdef, other.graphdef))
+        raise ValueError(
+            f"stack_layers: layer {number} differs from layer 0: {differences}. Layers of a stack "
+            "are equal but for the values of their arrays."
+        )
+    for path, one, two in zip(first.paths, first.values, other.values):
+        if short_type(one) != short_type(two):
+            raise ValueError(
+                f"stack_layers: layer {number} differs from layer 0: '{path_text(path)}' is "
+                f"{short_type(two)}, and {short_type(one)} there. Layers of a stack are equal but "
+                "for the values of their arrays."
+            )
