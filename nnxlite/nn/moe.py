@@ -125,6 +125,21 @@ class MoE(Module):
     (4, 4)
     """
 
+    features: int
+    hidden_features: int
+    num_experts: int
+    top_k: int
+    capacity_factor: float
+    activation: tp.Callable[[jax.Array], jax.Array]
+    gated: bool
+    normalize: bool
+    axis: str
+    batch_axes: tuple[str, ...]
+    use_bias: bool
+    dtype: Dtype | None
+    param_dtype: Dtype
+    precision: Precision
+    promote_dtype: PromoteDtypeFn
     router: Param[jax.Array]
     up: Param[jax.Array]
     gate: Param[jax.Array] | None

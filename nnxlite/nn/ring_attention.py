@@ -9,8 +9,8 @@ https://arxiv.org/abs/2310.01889).  The softmax is put together from the parts (
     total  the sum of exp(logit - top) so far
     mean   the sum of exp(logit - top) * value so far, which is divided by the total at the end
 
-The backward pass goes round the ring once more, and computes the weights again from top and total, so that no
-device ever stores more than its part, nor any weights.
+The backward pass goes round the ring once more, and computes the weights again from top and total, so
+that no device ever stores more than its part, nor any weights.
 """
 
 from __future__ import annotations

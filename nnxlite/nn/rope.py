@@ -137,6 +137,7 @@ def dot_product_attention_with_rope(
     *,
     rope: tp.Callable[..., jax.Array],
     input_positions: jax.Array | None = None,
+    attention_fn: tp.Callable[..., jax.Array] = dot_product_attention,
     **kwargs: tp.Any,
 ) -> jax.Array:
     """`dot_product_attention` with queries and keys rotated by their positions.
@@ -151,6 +152,7 @@ def dot_product_attention_with_rope(
         input_positions: positions of the queries, (length,) or (*batch, length); by default 0, 1,
             2, ...  Keys have the same positions if there are as many of them as queries, and 0, 1,
             2, ... otherwise.
+        attention_fn: what rotated queries and keys are given to, such as `ring_attention`.
         **kwargs: as in `dot_product_attention`.
 
     Returns:
@@ -177,4 +179,4 @@ def dot_product_attention_with_rope(
     check_shapes(query, key, value)
     same_length = key.shape[-3] == query.shape[-3]
     key = rotated(key, input_positions if same_length else None)
-    return dot_product_attention(rotated(query, input_positions), key, value, **kwargs)
+    return attention_fn(rotated(query, input_positions), key, value, **kwargs)

@@ -1,4 +1,4 @@
-"""Parallel programs over layers: stacks of them, pipelines, and what is computed again."""
+"""Training spread over layers: stacks of them, and pipelines."""
 
 from nnxlite.parallel._pipeline import pipeline as pipeline
 from nnxlite.parallel._stacked import stack_layers as stack_layers

@@ -149,7 +149,9 @@ def _check_numbers(layers: tp.Any, x: tp.Any, microbatches: int, stages: int, ax
             f"mesh axis {axis!r}. Take a multiple of {stages} layers, or a mesh with another number "
             "of stages."
         )
-    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(x)]
+    shapes: list[tuple[int, ...]] = [
+        tuple(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(x)
+    ]
     sizes = {shape[:1] for shape in shapes}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(

@@ -152,7 +152,7 @@ class _Leaves:
     def rebuilt(self, values: tp.Sequence[tp.Any], change: Change) -> tp.Any:
         """A new object with other values, and a change to the names of axes in annotations."""
         leaves = [
-            leaf.replace(value, **_annotation(leaf, change))
+            leaf.replace(value, **_metadata(leaf, value, change))
             if isinstance(leaf, Variable)
             else value
             for leaf, value in zip(self._leaves, values)
@@ -172,6 +172,7 @@ def _shape(value: tp.Any) -> tuple[int, ...]:
 def _metadata(variable: Variable[tp.Any], value: tp.Any, change: Change) -> dict[str, tp.Any]:
     """The entries of the metadata that are others with other axes."""
     new: dict[str, tp.Any] = {}
+    names: tp.Any
     names, sharding = variable.sharding_names, getattr(value, "sharding", None)
     if isinstance(names, Format):  # its layout is one of other axes
         names = names.sharding
@@ -205,7 +206,7 @@ def _sharding_of(
     path: Path, values: tp.Sequence[tp.Any], partition: str | None
 ) -> NamedSharding | None:
     """The sharding of the values of all layers together; None if they are not on a mesh."""
-    shardings = [getattr(value, "sharding", None) for value in values]
+    shardings: list[tp.Any] = [getattr(value, "sharding", None) for value in values]
     first = shardings[0]
     for number, other in enumerate(shardings):
         if isinstance(first, NamedSharding) or isinstance(other, NamedSharding):

@@ -1,0 +1,157 @@
+"""Stacked layers: from a list to one object and back, with everything that a layer has."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import nnxlite as nnx
+from tests.nn.quick import QUICK, normal
+
+MESH = jax.make_mesh((2, 4), ("layers", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+COLUMNS = NamedSharding(MESH, P(None, "model"))
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs, rate=0.3, size=4):
+        self.linear = nnx.Linear(4, size, **QUICK, rngs=rngs)
+        self.norm = nnx.BatchNorm(size, rngs=rngs)
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+        self.tied = self.linear.kernel
+
+    def __call__(self, x):
+        return x + self.dropout(self.norm(self.linear(x)))
+
+
+def blocks(count=3):
+    return [Block(nnx.Rngs(i)) for i in range(count)]
+
+
+def test_scanned_and_unrolled_layers_compute_and_write_the_same():
+    layers, x = blocks(), jnp.asarray(normal(6, 4))
+    stacked = nnx.stack_layers(layers)
+    assert type(stacked) is Block and stacked.tied is stacked.linear.kernel
+    forward = nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    for _ in range(2):  # the second time with other random numbers
+        y = forward(x, stacked)
+        expected = x
+        for layer in layers:
+            expected = layer(expected)
+        np.testing.assert_allclose(y, expected, rtol=1e-4)
+    again = nnx.unstack_layers(stacked)
+    assert isinstance(again, nnx.List) and len(again) == 3
+    for before, after in zip(layers, again):
+        assert nnx.graphdef(before) == nnx.graphdef(after)
+        np.testing.assert_allclose(after.norm.mean[...], before.norm.mean[...], rtol=1e-4)
+        assert after.dropout.rngs.count[...] == before.dropout.rngs.count[...] == 2
+        assert after.dropout.rngs.key[...] == before.dropout.rngs.key[...]
+
+
+def test_nothing_is_shared_with_the_layers():
+    layers = blocks(2)
+    stacked = nnx.stack_layers(layers)
+    stacked.linear.bias[...] += 1
+    assert not np.array_equal(stacked.linear.bias[0], layers[0].linear.bias[...])
+
+
+def sharded(where=COLUMNS, **metadata):
+    layer = nnx.Linear(4, 8, **QUICK, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+    layer.kernel.value = jax.device_put(layer.kernel.value, where)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("partition", "spec"),
+    [(None, P(None, None, "model")), ("layers", P("layers", None, "model"))],
+)
+def test_a_sharding_stays_behind_the_new_axis(partition, spec):
+    layers = [sharded(sharding=(None, "model")) for _ in range(4)]
+    stacked = nnx.stack_layers(layers, partition=partition)
+    assert stacked.kernel.value.sharding.is_equivalent_to(NamedSharding(MESH, spec), 3)
+    assert stacked.kernel.sharding_names == (partition, None, "model")
+    again = nnx.unstack_layers(stacked)
+    assert again[3].kernel.value.sharding.is_equivalent_to(COLUMNS, 2)
+    assert again[3].kernel.sharding_names == (None, "model")
+    np.testing.assert_array_equal(again[3].kernel.value, layers[3].kernel.value)
+
+
+def test_an_annotation_with_a_mesh_and_the_plan_of_a_layout():
+    layers = [sharded(sharding=COLUMNS) for _ in range(2)]
+    assert nnx.stack_layers(layers).kernel.sharding_names == NamedSharding(
+        MESH, P(None, None, "model")
+    )
+    layers = [sharded() for _ in range(2)]
+    nnx.shard(nnx.List(layers), MESH, {"**.kernel": P("model")})
+    stacked = nnx.stack_layers(layers)
+    again = nnx.unstack_layers(stacked)
+    assert stacked.kernel.value.sharding.spec[:2] == (None, "model")
+    assert again[0].kernel.value.sharding.spec[0] == "model"
+    assert nnx.graphdef(again[0]) == nnx.graphdef(layers[0])
+
+
+def test_abstract_layers():
+    layers = nnx.eval_shape(lambda: [sharded_shape() for _ in range(2)])
+    nnx.shard(nnx.List(layers), MESH, {"**.kernel": P(None, "model"), "**": None})
+    value = nnx.stack_layers(layers).kernel.value
+    assert isinstance(value, jax.ShapeDtypeStruct) and value.shape == (2, 4, 8)
+    assert value.sharding.spec == P(None, None, "model")
+
+
+def sharded_shape():
+    return nnx.Linear(4, 8, rngs=nnx.Rngs(0))
+
+
+def test_callbacks_hear_of_the_axis():
+    seen = []
+    hooks = {
+        "on_add_axis": lambda v, index, name: seen.append(("added", index, name)),
+        "on_remove_axis": lambda v, index, name: seen.append(("removed", index, name)),
+    }
+    layers = [nnx.Dict(w=nnx.Param(jnp.ones(2), **hooks)) for _ in range(2)]
+    stacked = nnx.stack_layers(layers, partition="layers")
+    assert seen == [("added", 0, "layers")]
+    nnx.unstack_layers(stacked)
+    assert seen[1:] == [("removed", 0, None)] * 2
+
+
+def refusal(layers, **options):
+    with pytest.raises(ValueError) as info:
+        nnx.stack_layers(layers, **options)
+    return str(info.value)
+
+
+def test_refusals():
+    assert refusal([]) == "stack_layers needs one layer at least, and got none."
+    first, second = blocks(2)
+    assert "layer 2 differs from layer 0: 'dropout.rate': 0.3 became 0.5" in refusal(
+        [first, second, Block(nnx.Rngs(3), rate=0.5)]
+    )
+    wide = nnx.Dict(w=nnx.Param(jnp.ones((4, 2))))
+    narrow = nnx.Dict(w=nnx.Param(jnp.ones((4, 3))))
+    assert "layer 1 differs from layer 0: 'w' is float32[4, 3], and float32[4, 2] there" in (
+        refusal([wide, narrow])
+    )
+    second.linear.bias = first.linear.bias
+    assert "layers 0 and 1 share a Param, at 'linear.bias' and 'linear.bias'" in refusal(
+        [first, second]
+    )
+    one, other = sharded(), sharded(NamedSharding(MESH, P("model")))
+    message = refusal([one, other])
+    assert "'kernel' is sharded differently in layer 0 (NamedSharding" in message
+    assert "and layer 1 (NamedSharding" in message
+    assert "3 layers cannot be spread evenly over the 2 devices along the mesh axis 'layers'" in (
+        refusal([sharded() for _ in range(3)], partition="layers")
+    )
+
+
+def test_what_is_not_a_stack():
+    with pytest.raises(ValueError, match=r"unstack_layers: Dict is not a stack .*'n' is a scalar"):
+        nnx.unstack_layers(nnx.Dict(n=nnx.Variable(jnp.array(1))))
+    with pytest.raises(ValueError, match=r"Dict is not a stack of layers: it has no arrays"):
+        nnx.unstack_layers(nnx.Dict())
+    with pytest.raises(ValueError, match=r"'a' has 2 entries .*, 'n' has no leading axis\. Make"):
+        nnx.unstack_layers(nnx.Dict(a=nnx.Param(jnp.ones(2)), n=nnx.Variable(jnp.array(1))))
