@@ -8,6 +8,7 @@ from nnxlite.training._loop import Stop as Stop
 from nnxlite.training._loop import interruptible as interruptible
 from nnxlite.training._loop import loop as loop
 from nnxlite.training._loop import resume as resume
+from nnxlite.training._restack import restack as restack
 from nnxlite.training.ema import EMA as EMA
 from nnxlite.training.loss_scale import DynamicLossScale as DynamicLossScale
 from nnxlite.training.loss_scale import LossScaleState as LossScaleState

@@ -209,7 +209,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         if without_state:
             params = state_of(params, Not(Frozen()))
             self.without_state = without_state  # static, and only where there is something
-        opt_state = _initial_state(tx, params, without_state)
+        opt_state = initial_state(tx, params, without_state)
         self.graph = graph
         self.step = OptState(jnp.zeros((), jnp.uint32))
         self.tx = tx
@@ -298,7 +298,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         params = state_of(params, Not(PathIn(*without_state)))
         opt_state = self.opt_state
         if without_state != self.without_state:
-            leaves, treedef = flatten(_initial_state(self.tx, params, without_state))
+            leaves, treedef = flatten(initial_state(self.tx, params, without_state))
             added = paths(treedef.unflatten(leaves))
             known = dict(zip(paths(opt_state), flatten(opt_state)[0], strict=True))
             opt_state = treedef.unflatten([known.get(p, x) for p, x in zip(added, leaves)])
@@ -427,7 +427,7 @@ class ModelAndOptimizer(Optimizer[M]):
         return super().update(self.model, grads, **kwargs)
 
 
-def _initial_state(tx: Transformation, params: tp.Any, left_out: Paths) -> tp.Any:
+def initial_state(tx: Transformation, params: tp.Any, left_out: Paths) -> tp.Any:
     """The initial state of `tx`, in Variables that share no buffer with the parameters.
 
     Args:
@@ -470,7 +470,7 @@ def _fit_sharding(
     """
     names = leaf.get_metadata("out_sharding", None)
     shape = getattr(read(leaf), "shape", None)
-    parameter = _parameter_of(path, shapes)
+    parameter = parameter_of(path, shapes)
     param_shape = None if parameter is None else shapes[parameter]
     if names is None or shape is None or param_shape is None or shape == param_shape:
         return
@@ -481,7 +481,7 @@ def _fit_sharding(
         leaf.set_metadata(out_sharding=None)
 
 
-def _parameter_of(path: tuple[tp.Any, ...], known: tp.Container[tp.Any]) -> tp.Any:
+def parameter_of(path: tuple[tp.Any, ...], known: tp.Container[tp.Any]) -> tp.Any:
     """The path of the parameter that a path in the optimizer's state ends with, or None."""
     return next((path[i:] for i in range(len(path)) if path[i:] in known), None)
 
@@ -492,7 +492,7 @@ def _kept(
     """The new values of a tree, but the old ones of frozen parameters."""
     known = set(paths(params))
     rows = zip(paths(tree), old, new, strict=True)
-    return [a if _parameter_of(path, known) in frozen else b for path, a, b in rows]
+    return [a if parameter_of(path, known) in frozen else b for path, a, b in rows]
 
 
 def _with_leading_axes(annotation: tp.Any, extra: int) -> tp.Any:
