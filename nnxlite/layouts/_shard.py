@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing as tp
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from nnxlite._errors import warn_user
 from nnxlite._jax import is_ref, is_tracing, new_ref
@@ -90,8 +90,9 @@ def shard(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
             "by nnx.init_sharded."
         )
     leaves, layout = _decided(tree, mesh, plan, "shard")
-    _warn_of_explicit_axes(layout)
-    if isinstance(mesh, AbstractMesh):
+    if isinstance(mesh, jax.sharding.Mesh):
+        _warn_of_explicit_axes(layout)
+    else:
         for leaf in leaves:
             if not isinstance(leaf.value, jax.ShapeDtypeStruct):
                 raise TypeError(
@@ -105,8 +106,9 @@ def shard(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
 
 
 def _warn_of_explicit_axes(layout: Layout) -> None:
-    explicit = layout.mesh.axis_types and AxisType.Explicit in layout.mesh.axis_types
-    if explicit and not all(entry.is_replicated for entry in layout):
+    if AxisType.Explicit in layout.mesh.axis_types and not all(
+        entry.is_replicated for entry in layout
+    ):
         warn_user(
             f"shard: the axes of the mesh ({mesh_text(layout.mesh)}) are explicit, which is the default "
             "of jax.make_mesh: JAX then refuses operations on divided arrays for which it cannot tell "
