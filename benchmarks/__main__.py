@@ -38,6 +38,7 @@ from benchmarks.plot import CHART
 
 BENCHES = (
     "loops",
+    "sharded",
     "dispatch",
     "filtered",
     "functional",
