@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from nnxlite._jax import is_ref
 from nnxlite._patterns import Pattern
 from nnxlite.graph import Path, find_duplicates, iter_graph
-from nnxlite.layouts._layers import by_columns, by_rows, choices, is_linear
+from nnxlite.layouts._layers import Choice, by_columns, by_rows, choices, is_linear, is_of_experts
 from nnxlite.layouts._layout import Layout, Placement
 from nnxlite.layouts._plan import WORDS, AnyMesh, Plan, Rule, mesh_text, names_in
 from nnxlite.layouts._specs import names_in_spec, spec_text, ways
@@ -121,7 +121,7 @@ def decide(tree: tp.Any, leaves: list[Leaf], mesh: AnyMesh, plan: Plan, caller: 
     ]
     _follow_parameters(leaves, divisions, own)
     entries = tuple(_placement(*pair, mesh) for pair in zip(leaves, divisions))
-    asked = plan.fsdp or plan.tensor
+    asked = plan.fsdp or plan.tensor or plan.expert
     if asked and all(entry.is_replicated for entry in entries):
         reasons = "".join(
             f"\n  {entry.name} {entry.shape}: {entry.why}" for entry in entries[:MOST_REASONS]
@@ -161,22 +161,23 @@ def _division(leaf: Leaf, plan: Plan, mesh: AnyMesh, rules: Rules, caller: str) 
         return Division(checked, "annotation")
     if not shape:
         return Division((), "a scalar")
-    if plan.tensor is None or leaf.keys or leaf.variable is None:
+    if leaf.keys or leaf.variable is None:
         return Division(whole, "")
+    name = str(leaf.path[-1])
+    part, axes, found = "tensor", plan.tensor, []
+    if plan.expert is not None and is_of_experts(name, leaf.layer):
+        part, axes = "expert", plan.expert
+        found = [Choice(-2 if name.endswith("_bias") else -3, "the axis of experts")]
+    elif plan.tensor is not None:
+        layer_name = leaf.path[-2] if len(leaf.path) > 1 else None
+        found = choices(name, leaf.layer, layer_name, leaf.parent, shape)
     refused = []
-    ways_to = choices(
-        str(leaf.path[-1]),
-        leaf.layer,
-        leaf.path[-2] if len(leaf.path) > 1 else None,
-        leaf.parent,
-        shape,
-    )
-    for axis, why in ways_to:
+    for axis, why in found:
         if axis is None:
             return Division(whole, why)
-        size, number = shape[axis], math.prod(mesh.shape[n] for n in names_in(plan.tensor))
+        size, number = shape[axis], math.prod(mesh.shape[n] for n in names_in(axes))
         if size % number == 0:
-            return Division(_along(shape, axis, plan.tensor), f"tensor: {why}")
+            return Division(_along(shape, axis, axes), f"{part}: {why}")
         refused.append(f"{why}: {number} does not divide {size}")
     return Division(whole, "; ".join(refused))
 

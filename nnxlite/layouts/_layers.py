@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite.nn import Conv, Embed, Linear, LinearGeneral, MultiHeadAttention
+from nnxlite.nn import Conv, Embed, Linear, LinearGeneral, MoE, MultiHeadAttention
 
 ROW_NAMES = frozenset(
     "out out_proj o_proj proj c_proj projection output down down_proj w2 wo fc2 fc_out".split()
@@ -59,6 +59,11 @@ def choices(
     inputs, outputs = _sizes(layer)
     by_row = outputs < inputs or (outputs == inputs and str(layer_name) in ROW_NAMES)
     return [rows, columns] if by_row else [columns, rows]
+
+
+def is_of_experts(name: str, layer: tp.Any) -> bool:
+    """Whether a parameter has an axis of experts."""
+    return isinstance(layer, MoE) and name.removesuffix("_bias") in ("up", "gate", "down")
 
 
 def by_columns(name: str, layer: tp.Any, what: str = "columns") -> Choice:

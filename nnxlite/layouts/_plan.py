@@ -17,6 +17,7 @@ USUAL_AXES: dict[str, tuple[str, ...]] = {
     "data": ("data",),
     "fsdp": ("fsdp", "data"),
     "tensor": ("tensor", "model"),
+    "expert": ("expert",),
 }
 """The parts of a plan, and the mesh axes that they use where no other is given: the first there is."""
 
@@ -29,8 +30,8 @@ class Plan:
     """Which axes of a mesh divide a model, and how.
 
     For each array the first of these decides: a rule whose pattern matches its path; the sharding
-    annotation of its Variable; `tensor`, for the layers of this library. What `fsdp` divides, it divides
-    along an axis that these have left whole.
+    annotation of its Variable; `expert` and `tensor`, for the layers of this library. What `fsdp`
+    divides, it divides along an axis that these have left whole.
 
     Attributes:
         data: the mesh axis (or axes) along which batches are divided, and arrays are not.
@@ -38,6 +39,8 @@ class Plan:
             largest axis that can be divided equally.
         tensor: the mesh axis (or axes) for tensor parallelism: linear layers by columns (output
             features) or rows (input features), attention by heads, embeddings by vocabulary.
+        expert: the mesh axis (or axes) along which the experts of `nnx.MoE` lie; batches are divided
+            along it, too.
         rules: patterns of dotted paths (`blocks.*.kernel`; `**` stands for any number of segments), each
             with a spec, a "column", "row" or "replicated" in place of one, or None, which means the same
             as "replicated". The first that matches counts, and is final.
@@ -51,6 +54,7 @@ class Plan:
     data: Axes = None
     fsdp: Axes = None
     tensor: Axes = None
+    expert: Axes = None
     rules: tp.Mapping[str, Rule] = dataclasses.field(default_factory=dict)
     min_size: int = 1024
 
@@ -62,7 +66,7 @@ class Plan:
 
     def parts(self) -> tuple[tuple[str, Axes], ...]:
         """The parts that name mesh axes, with these."""
-        return ("data", self.data), ("fsdp", self.fsdp), ("tensor", self.tensor)
+        return tuple((part, getattr(self, part)) for part in USUAL_AXES)
 
     def batch_axes(self, mesh: AnyMesh) -> tuple[str, ...]:
         """The mesh axes along which batches are divided, in the order of the mesh.
@@ -73,7 +77,7 @@ class Plan:
         Returns:
             Names of axes.
         """
-        used = {*names_in(self.data), *names_in(self.fsdp)}
+        used = {*names_in(self.data), *names_in(self.fsdp), *names_in(self.expert)}
         return tuple(name for name in mesh.axis_names if name in used)
 
 
@@ -107,7 +111,7 @@ def as_plan(plan: PlanLike, mesh: AnyMesh, caller: str) -> Plan:
                     f"{caller}: the plan uses the mesh axis {name!r} for {part!r}, and the mesh has "
                     f"the axes {mesh_text(mesh)}. Name one of these, or make a mesh with {name!r}."
                 )
-    both = {*names_in(plan.tensor)} & {*names_in(plan.data), *names_in(plan.fsdp)}
+    both = {*names_in(plan.tensor)} & {*plan.batch_axes(mesh)}
     if both:
         raise ValueError(
             f"{caller}: the plan uses the mesh axis {sorted(both)[0]!r} for 'tensor' and to divide "
@@ -130,11 +134,11 @@ def _from_words(plan: tp.Any, mesh: AnyMesh, caller: str) -> Plan:
             near = difflib.get_close_matches(str(word), USUAL_AXES, n=1)
             meant = f" Was {near[0]!r} meant?" if near else ""
             raise ValueError(
-                f"{caller}: no plan is called {word!r}; there are 'data', 'fsdp', 'tensor' and "
-                f"combinations such as 'fsdp+tensor'.{meant}"
+                f"{caller}: no plan is called {word!r}; there are "
+                f"{', '.join(map(repr, USUAL_AXES))} and combinations such as 'fsdp+tensor'.{meant}"
             )
         axes[word] = _usual_axis(word, mesh, caller)
-    return Plan(axes.get("data"), axes.get("fsdp"), axes.get("tensor"))
+    return dataclasses.replace(Plan(), **axes)
 
 
 def _usual_axis(word: str, mesh: AnyMesh, caller: str) -> str:

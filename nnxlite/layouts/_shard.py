@@ -29,8 +29,8 @@ def plan_layout(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
         tree: a module, also an abstract one of `nnx.eval_shape`; or a tuple of objects, such as
             `(model, optimizer)`: what the optimizer keeps for a parameter lies as the parameter does.
         mesh: the devices; a `jax.sharding.AbstractMesh` stands for devices that this machine lacks.
-        plan: "data", "fsdp", "tensor", a combination such as "fsdp+tensor", a mapping from patterns of
-            paths to specs, or a `Plan`.
+        plan: "data", "fsdp", "tensor", "expert", a combination such as "fsdp+tensor", a mapping from
+            patterns of paths to specs, or a `Plan`.
 
     Returns:
         A `Layout`, which prints as a table.
