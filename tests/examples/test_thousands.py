@@ -68,6 +68,9 @@ def test_a_small_step_exchanges_what_arithmetic_says(thousands, monkeypatch):
     compiled = lowered.compile(thousands.LITTLE_CODE)
     analysis = compiled.memory_analysis()
     assert analysis.argument_size_in_bytes == layout.bytes_per_device + 2 * tokens.size * 4 // 2
+    # What comes on top: the inputs of the layers, in bfloat16, at least.
+    saved = options.layers * options.sequences * options.length * thousands.WIDTH * 2
+    assert analysis.temp_size_in_bytes > saved
     found = collections.Counter()
     for entry in nnx.collectives(compiled).entries:
         if entry.bytes >= 2**16:  # all but the scales of norms and the loss
