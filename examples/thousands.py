@@ -253,7 +253,7 @@ def main(options: argparse.Namespace) -> None:
     clock.took("devices")
     model, optimizer, layout = planned(mesh, options)
     clock.took("abstract model and plan")
-    tokens = batch_of(layout, options)
+    tokens: tp.Any = batch_of(layout, options)
     lowered = train_step.lower(model, optimizer, tokens, tokens)
     clock.took("step: trace and lower")
     compiled = lowered.compile(compiler_options=LITTLE_CODE)
@@ -289,8 +289,8 @@ def main(options: argparse.Namespace) -> None:
     start = table("Start-up", "", "figure")
     for what, seconds in clock.seconds.items():
         start.add_row(what, f"{seconds:.1f} s")
-    temporary = born.memory_analysis().temp_size_in_bytes
-    start.add_row("initialisation: intermediate bytes of a device", gb(temporary))
+    needed: tp.Any = born.memory_analysis()
+    start.add_row("initialisation: intermediate bytes of a device", gb(needed.temp_size_in_bytes))
     start.add_row(
         "restore: bytes that a host reads", gb(layout.bytes_per_device * options.per_host)
     )
