@@ -14,6 +14,7 @@ from nnxlite import _state as statelib
 from nnxlite import _traversals as traversals
 from nnxlite import checkpoint as checkpoint
 from nnxlite import compat as compat
+from nnxlite import distributed as distributed
 from nnxlite import errors as errors
 from nnxlite import filters as filterlib
 from nnxlite import graph as graphlib

@@ -246,3 +246,37 @@ def called_programs(eqn: tp.Any) -> list[tp.Any]:
 def scope_of(eqn: tp.Any) -> str:
     """The named scope of an equation in its program."""
     return str(eqn.source_info.name_stack)
+
+
+# Processes ----------------------------------------------------------------------------------
+
+
+def has_devices() -> bool:
+    """Whether JAX has started its backends, so that no process can join any more."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+def in_cluster() -> bool:
+    """Whether JAX can find out by itself which processes belong together (Slurm, Cloud TPU, ...)."""
+    from jax._src.clusters import ClusterEnv
+
+    known = ClusterEnv._cluster_types
+    return any(cluster.is_env_present() for cluster in known if not cluster.opt_in_only_method)
+
+
+def coordination() -> tuple[tp.Any, int, int]:
+    """The client of the coordination service, the number of processes, and that of this one.
+
+    No client for a process that is alone. `jax.distributed` has no public name for it; Orbax and others
+    take it from here, too.
+    """
+    from jax._src import distributed
+
+    state = distributed.global_state
+    return (
+        (state.client if state.num_processes > 1 else None),
+        state.num_processes,
+        state.process_id,
+    )

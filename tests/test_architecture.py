@@ -36,7 +36,7 @@ LAYERS = [
     {"boundary"},
     {"closures"},
     {"transforms"},
-    {"sharding", "filtered"},
+    {"sharding", "filtered", "distributed"},
     {"nn"},
     {"training", "inspect", "checkpoint", "decoding", "serving", "layouts", "parallel"},
     {"compat", "helpers", "lora", "wrappers", "_paths"},

@@ -17,7 +17,7 @@ import numpy as np
 from nnxlite._text import human_bytes
 from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._contents import PYTHON_TYPES, Contents, Leaf, Spec
-from nnxlite.checkpoint._errors import CheckpointError
+from nnxlite.checkpoint._errors import CheckpointError, together
 from nnxlite.checkpoint._matching import Renaming, match
 from nnxlite.checkpoint._report import Report
 from nnxlite.filters import Filter, to_predicate
@@ -58,9 +58,27 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
     (100, True)
     """
     target = _orbax.folder(path)
-    contents = contents_of(items)
-    args = _orbax.arguments(contents, chosen(contents, only))
     new, old = _beside(target)
+    with together(f"nnx.checkpoint.save: {target}"):
+        contents = contents_of(items)
+        leaves = chosen(contents, only)
+    args = _orbax.arguments(contents, leaves)
+    first = jax.process_index() == 0
+    with together(f"nnx.checkpoint.save: {target}"):
+        if first:
+            _make_room(target, overwrite)
+    _orbax.write(new, args)
+    with together(f"nnx.checkpoint.save: {target}"):
+        if first:
+            if target.exists():
+                target.rename(old)
+            new.rename(target)
+            if old.exists():
+                old.rmtree()
+
+
+def _make_room(target: epath.Path, overwrite: bool) -> None:
+    """Refuse a path that is taken, and remove what ended processes have left."""
     _finish_replacing(target)
     if target.exists():
         if not overwrite:
@@ -70,17 +88,9 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
             )
         if not is_checkpoint(target):
             raise FileExistsError(f"{target} is not a checkpoint, and is not overwritten.")
+    new = _beside(target)[0]
     for left_over in target.parent.glob(f"{new.name}*") if target.parent.exists() else ():
         left_over.rmtree()
-    _orbax.write(new, args)
-    if jax.process_index() == 0:
-        if target.exists():
-            target.rename(old)
-        new.rename(target)
-        if old.exists():
-            old.rmtree()
-    if jax.process_count() > 1:
-        _orbax.orbax().multihost.sync_global_processes(f"nnxlite.checkpoint.save:{target}")
 
 
 def _beside(target: epath.Path) -> tuple[epath.Path, epath.Path]:
@@ -91,12 +101,11 @@ def _beside(target: epath.Path) -> tuple[epath.Path, epath.Path]:
 def _finish_replacing(target: epath.Path) -> None:
     """Complete what an ended process had begun: bring the newest complete checkpoint to its path."""
     found = locate(target)
-    if jax.process_index() == 0:
-        if found != target and found.exists():
-            found.rename(target)
-        old = _beside(target)[1]
-        if target.exists() and old.exists():
-            old.rmtree()
+    if found != target and found.exists():
+        found.rename(target)
+    old = _beside(target)[1]
+    if target.exists() and old.exists():
+        old.rmtree()
 
 
 def locate(target: epath.Path) -> epath.Path:
@@ -183,30 +192,57 @@ def restore(
     ('model.new.bias', 'model.new.kernel')
     """
     place = locate(_orbax.folder(path))
-    contents = contents_of(dict(items))
-    stored = _with_keys(_orbax.read_stored(place, items), contents)
-    leaves = chosen(contents, only)
-    matching = match(
-        stored.specs,
-        contents,
-        source=f"The checkpoint {place} (of {', '.join(items_of(stored.specs))})",
-        aliases=stored.aliases,
-        only=leaves.__contains__,
-        within=items,
-        rename=rename,
-        strict=strict,
-        cast=cast,
-    )
-    wanted = {old: contents.leaves[name].sharding for name, old in matching.sources.items()}
-    arrays = _orbax.read_arrays(place, stored, wanted, verify)
-    contents.write(
-        {
-            name: as_wanted(arrays[old], contents.leaves[name], cast is not None)
+    with together(f"nnx.checkpoint.restore: {place}"):
+        contents = contents_of(dict(items))
+        stored = _with_keys(_orbax.read_stored(place, items), contents)
+        leaves = chosen(contents, only)
+        matching = match(
+            stored.specs,
+            contents,
+            source=f"The checkpoint {place} (of {', '.join(items_of(stored.specs))})",
+            aliases=stored.aliases,
+            only=leaves.__contains__,
+            within=items,
+            rename=rename,
+            strict=strict,
+            cast=cast,
+        )
+        wanted = {}
+        for name, old in matching.sources.items():
+            wanted[old] = leaves[name].sharding
+            check_sharding(leaves[name], wanted[old])
+    with together(f"nnx.checkpoint.restore: {place}"):
+        arrays = _orbax.read_arrays(place, stored, wanted, verify)
+    if verify:
+        _orbax.verify_sums(place, stored, arrays)
+    with together(f"nnx.checkpoint.restore: {place}"):
+        new = {
+            name: as_wanted(arrays[old], leaves[name], cast is not None)
             for name, old in matching.sources.items()
         }
-    )
+    contents.write(new)
     others = {name: v for name, v in stored.values.items() if name in items_of(stored.specs)}
     return dataclasses.replace(matching.report, values={**others, **contents.root})
+
+
+def check_sharding(leaf: Leaf, sharding: jax.sharding.Sharding | None) -> None:
+    """CheckpointError if an array cannot lie as a sharding says."""
+    if sharding is None or leaf.spec.is_python:
+        return
+    if not sharding.addressable_devices:
+        raise CheckpointError(
+            f"'{leaf.name}' is to lie on {len(sharding.device_set)} devices of other processes, "
+            "of which "
+            f"process {jax.process_index()} has none. Make the mesh of jax.devices()."
+        )
+    try:
+        sharding.shard_shape(leaf.spec.shape)
+    except ValueError as error:
+        raise CheckpointError(
+            f"'{leaf.name}' was saved as {leaf.spec} and is to lie as {sharding}, which does not "
+            "divide it: "
+            f"{error}. Restore on a mesh of a size that divides it, or give it another sharding."
+        ) from error
 
 
 def _with_keys(stored: _orbax.Stored, contents: Contents) -> _orbax.Stored:
@@ -232,6 +268,8 @@ def as_wanted(value: tp.Any, leaf: Leaf, cast: bool = True) -> tp.Any:
     if leaf.spec.is_python:
         return PYTHON_TYPES[leaf.spec.dtype](value)
     sharding = leaf.sharding
+    if sharding is not None and not sharding.is_fully_addressable:
+        return _spread(value, leaf, sharding, cast)
     if leaf.spec.key_impl:
         return value if sharding is None else jax.device_put(value, sharding)
     if cast and getattr(value, "dtype", None) != leaf.spec.dtype:
@@ -241,6 +279,18 @@ def as_wanted(value: tp.Any, leaf: Leaf, cast: bool = True) -> tp.Any:
     if isinstance(leaf.value, np.generic):
         return value[()]
     return jnp.asarray(value) if sharding is None else jax.device_put(value, sharding)
+
+
+def _spread(value: tp.Any, leaf: Leaf, sharding: jax.sharding.Sharding, cast: bool) -> tp.Any:
+    """A value on the devices of several processes, without waiting for them."""
+    if leaf.spec.key_impl:
+        data = np.asarray(jax.random.key_data(value))
+        whole = jax.make_array_from_callback(data.shape, sharding, data.__getitem__)
+        return jax.random.wrap_key_data(whole, impl=leaf.spec.key_impl)
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return value.astype(leaf.spec.dtype) if cast else value
+    array = np.asarray(value, jnp.dtype(leaf.spec.dtype) if cast else None)
+    return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import typing as tp
+from collections.abc import Iterator
 
 from nnxlite._errors import NnxError
+from nnxlite.distributed import ProcessError, agreed
 
 if tp.TYPE_CHECKING:
     from nnxlite.checkpoint._report import Report
@@ -51,3 +54,25 @@ class NotFoundError(CheckpointError, FileNotFoundError):
     >>> issubclass(nnx.checkpoint.NotFoundError, FileNotFoundError)
     True
     """
+
+
+_KINDS: dict[str, type[Exception]] = {
+    cls.__name__: cls for cls in (DamagedError, NotFoundError, FileExistsError)
+}
+
+
+@contextlib.contextmanager
+def together(name: str) -> Iterator[None]:
+    """A block that succeeds in all processes, or fails in all with errors of one class.
+
+    Args:
+        name: what it does, for the message.
+
+    Raises:
+        CheckpointError: or one of those above, if the block failed in another process.
+    """
+    try:
+        with agreed(name):
+            yield
+    except ProcessError as error:
+        raise _KINDS.get(error.kind, CheckpointError)(str(error)) from error

@@ -6,10 +6,12 @@ import dataclasses
 import math
 import typing as tp
 
+import jax
+
 from nnxlite._errors import warn_user
 from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._checkpoint import chosen, contents_of, restore
-from nnxlite.checkpoint._errors import DamagedError, NotFoundError
+from nnxlite.checkpoint._errors import DamagedError, NotFoundError, together
 from nnxlite.checkpoint._matching import Renaming
 from nnxlite.checkpoint._report import Report
 from nnxlite.filters import Filter
@@ -98,7 +100,10 @@ class Manager:
                 enable_async_checkpointing=self._asynchronous,
                 best_fn=self._rank,  # without one Orbax keeps no metrics
             )
-            self._orbax = ocp.CheckpointManager(self.directory, options=options)
+            handlers = _orbax.registry() if jax.process_count() > 1 else None
+            self._orbax = ocp.CheckpointManager(
+                self.directory, options=options, handler_registry=handlers
+            )
         return self._orbax
 
     def _rank(self, metrics: tp.Any) -> float:
@@ -150,11 +155,15 @@ class Manager:
         if step in manager.all_steps():
             raise ValueError(f"Manager.save: step {step} is in {self.directory} already.")
         if not self._saved:
-            for unfinished in self.directory.glob("*.orbax-checkpoint-tmp*"):
-                unfinished.rmtree()  # of a process that was ended
+            with together(f"nnx.checkpoint.Manager: {self.directory}"):
+                if jax.process_index() == 0:
+                    for unfinished in self.directory.glob("*.orbax-checkpoint-tmp*"):
+                        unfinished.rmtree()  # of a process that was ended
             self._saved = True
-        contents = contents_of(items)
-        args = _orbax.arguments(contents, chosen(contents, only))
+        with together(f"nnx.checkpoint.Manager.save: step {step}"):
+            contents = contents_of(items)
+            leaves = chosen(contents, only)
+        args = _orbax.arguments(contents, leaves)
         self._unless_failed(lambda: manager.save(step, args=args, metrics=numbers, force=True))
         return True
 

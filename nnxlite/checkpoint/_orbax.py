@@ -9,20 +9,23 @@ Orbax writes into a folder of another name and renames it when it is complete.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import typing as tp
-import zlib
 
 import jax
 import numpy as np
 
 from nnxlite._jax import key_name
+from nnxlite.checkpoint._checksums import checksum, local_sum
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, name_of
-from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError
+from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError, together
 from nnxlite.checkpoint._files import looks_like
+from nnxlite.distributed import agreed, exchange
 
 ARRAYS, ABOUT = "arrays", "nnxlite"
+UNFINISHED = ".orbax-checkpoint-tmp"
 FORMAT = 1
 
 if tp.TYPE_CHECKING:
@@ -56,6 +59,7 @@ class Stored:
     Attributes:
         specs: shape and dtype of each leaf, by name.
         checksums: CRC-32 of the arrays that one process had as a whole.
+        sums: of arrays that were spread over several processes, see `_checksums`.
         values: numbers and texts, by name.
         aliases, settings, classes: see `Contents`.
         keys: where Orbax has each array, for a tree that it wrote without nnxlite.
@@ -67,6 +71,7 @@ class Stored:
     aliases: dict[str, str]
     settings: dict[str, str]
     classes: dict[str, str]
+    sums: dict[str, int] = dataclasses.field(default_factory=dict)
     keys: dict[str, tuple[tp.Any, ...]] | None = None
 
     def as_json(self) -> dict[str, tp.Any]:
@@ -76,6 +81,8 @@ class Stored:
             leaves[name] = {"dtype": spec.dtype, "shape": list(spec.shape)}
             if name in self.checksums:
                 leaves[name]["crc32"] = self.checksums[name]
+            if name in self.sums:
+                leaves[name]["sum64"] = self.sums[name]
             if name in self.values:
                 value = self.values[name]
                 parts = [value.real, value.imag] if isinstance(value, complex) else value
@@ -97,17 +104,19 @@ class Stored:
                     f"{where} was written by a later version of nnxlite (format {given['format']}; "
                     f"this version reads {FORMAT}). Upgrade nnxlite."
                 )
-            specs, checksums, values = {}, {}, {}
+            specs, checksums, sums, values = {}, {}, {}, {}
             for name, entry in given["leaves"].items():
                 shape = tuple(int(size) for size in entry["shape"])
                 specs[name] = Spec(shape, str(entry["dtype"]))
                 if "crc32" in entry:
                     checksums[name] = int(entry["crc32"])
+                if "sum64" in entry:
+                    sums[name] = int(entry["sum64"])
                 if "value" in entry:
                     value = entry["value"]
                     values[name] = complex(*value) if isinstance(value, list) else value
             tables = [dict(given[table]) for table in ("aliases", "settings", "classes")]
-            return cls(specs, checksums, values, *tables)
+            return cls(specs, checksums, values, *tables, sums=sums)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -117,26 +126,43 @@ class Stored:
 
 
 def arguments(contents: Contents, leaves: tp.Mapping[str, Leaf]) -> ocp.args.Composite:
-    """What Orbax is to save."""
+    """What Orbax is to save; all processes agree that it can be."""
     ocp = orbax()
     arrays: dict[str, tp.Any] = {}
     checksums: dict[str, int] = {}
-    for name, leaf in leaves.items():
-        if isinstance(leaf.value, jax.ShapeDtypeStruct):
-            raise CheckpointError(f"'{name}' is abstract: there is no value to save.")
-        if leaf.spec.is_python or 0 in leaf.spec.shape:
-            continue
-        value = jax.random.key_data(leaf.value) if leaf.spec.key_impl else leaf.value
-        arrays[name] = value if isinstance(value, jax.Array) else np.asarray(value)
-        if not isinstance(value, jax.Array) or value.is_fully_addressable:
-            checksums[name] = checksum(value)
+    sums: dict[str, int] = {}
+    several = jax.process_count() > 1
+    with together("nnx.checkpoint: what is to be saved"):
+        for name, leaf in leaves.items():
+            if isinstance(leaf.value, jax.ShapeDtypeStruct):
+                raise CheckpointError(f"'{name}' is abstract: there is no value to save.")
+            if leaf.spec.is_python or 0 in leaf.spec.shape:
+                continue
+            value = jax.random.key_data(leaf.value) if leaf.spec.key_impl else leaf.value
+            if isinstance(value, jax.Array) and not value.addressable_shards:
+                raise CheckpointError(
+                    f"'{name}' lies on devices of other processes only; a checkpoint needs "
+                    "arrays of which "
+                    f"each process has a part. Make its mesh of jax.devices()."
+                )
+            if isinstance(value, jax.Array) and several and value.is_fully_replicated:
+                value = np.asarray(value.addressable_data(0))
+            arrays[name] = value if isinstance(value, jax.Array) else np.asarray(value)
+            if not isinstance(value, jax.Array) or value.is_fully_addressable:
+                checksums[name] = checksum(value)
+            else:
+                sums[name] = local_sum(value)
+        values = {name: leaf.value for name, leaf in leaves.items() if leaf.spec.is_python}
+    if several:
+        sums = _same_in_all(leaves, checksums, values, sums)
     stored = Stored(
         {name: leaf.spec for name, leaf in leaves.items()},
         checksums,
-        {name: leaf.value for name, leaf in leaves.items() if leaf.spec.is_python},
+        values,
         contents.aliases,
         contents.settings(),
         contents.classes(),
+        sums,
     )
     args = {ABOUT: ocp.args.JsonSave(stored.as_json())}
     if arrays:  # Orbax refuses an empty item
@@ -144,14 +170,79 @@ def arguments(contents: Contents, leaves: tp.Mapping[str, Leaf]) -> ocp.args.Com
     return ocp.args.Composite(**args)
 
 
-def checksum(array: tp.Any) -> int:
-    """CRC-32 of the elements in C order."""
-    whole = np.ascontiguousarray(array)
-    return zlib.crc32(whole.reshape(-1).view(np.uint8).data)
+def _same_in_all(
+    leaves: tp.Mapping[str, Leaf],
+    checksums: dict[str, int],
+    values: dict[str, tp.Any],
+    sums: dict[str, int],
+) -> dict[str, int]:
+    """The sums of all processes, added; CheckpointError where they have different things to save."""
+    mine = {
+        name: [str(leaf.spec), checksums.get(name), repr(values.get(name))]
+        for name, leaf in leaves.items()
+    }
+    sides = [json.loads(t) for t in exchange("nnx.checkpoint: checksums", json.dumps([mine, sums]))]
+    first = sides[0][0]
+    for index, (theirs, _) in enumerate(sides):
+        for name in first.keys() | theirs.keys():
+            if (one := first.get(name)) != (other := theirs.get(name)):
+                raise CheckpointError(_disagreement(name, one, other, index))
+    return {name: sum(side[1].get(name, 0) for side in sides) % 2**64 for name in sums}
+
+
+def _disagreement(name: str, one: tp.Any, other: tp.Any, index: int) -> str:
+    if one is None or other is None:
+        has, lacks = (index, 0) if one is None else (0, index)
+        return (
+            f"'{name}' is among what process {has} saves, and not process {lacks}. All processes "
+            "have to "
+            "save the same objects."
+        )
+    if one[0] != other[0]:
+        return f"'{name}' is {one[0]} in process 0 and {other[0]} in process {index}."
+    shown = "" if one[2] == "None" else f": {one[2]} and {other[2]}"
+    return (
+        f"'{name}' is on no common mesh, and has different values in process 0 and process "
+        f"{index}{shown}. "
+        "A checkpoint has one value for all: make it the same (the same seed, data that goes over all "
+        "processes), put it on the mesh, or leave it out by `only=`."
+    )
 
 
 def write(path: epath.Path, args: ocp.args.Composite) -> None:
-    """Save into a new folder, which is there when it is complete; CheckpointError if it cannot be."""
+    """Save into a new folder, which is there when it is complete; CheckpointError if it cannot be.
+
+    With several processes each writes its part of the arrays, and the first one all else. What one
+    cannot do, all report: they agree after each step, and inside a step none waits for another.
+    """
+    if jax.process_count() == 1:
+        write_alone(path, args)
+        return
+    ocp = orbax()
+    unfinished = path.parent / f"{path.name}{UNFINISHED}"
+    handler = ocp.PyTreeCheckpointHandler()
+    first = jax.process_index() == 0
+    try:
+        with together(f"nnx.checkpoint: making {unfinished}"):
+            if first:
+                (unfinished / ABOUT).mkdir(parents=True)
+                (unfinished / ARRAYS).mkdir()
+        with together(f"nnx.checkpoint: writing {path}"):
+            if ARRAYS in args.keys():
+                handler.save(unfinished / ARRAYS, args=args[ARRAYS])
+        with together(f"nnx.checkpoint: completing {path}"):
+            if first:
+                handler.finalize(unfinished / ARRAYS)
+                (unfinished / ABOUT / "metadata").write_text(json.dumps(args[ABOUT].item))
+                unfinished.rename(path)
+    except Exception as error:
+        if first and unfinished.exists():
+            unfinished.rmtree()
+        raise not_written(path.parent, error) from error
+
+
+def write_alone(path: epath.Path, args: ocp.args.Composite) -> None:
+    """`write` for a single process."""
     ocp = orbax()
     try:
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
@@ -160,6 +251,47 @@ def write(path: epath.Path, args: ocp.args.Composite) -> None:
         for unfinished in path.parent.glob(f"{path.name}.orbax-checkpoint-tmp*"):
             unfinished.rmtree()
         raise not_written(path.parent, error) from error
+
+
+def registry() -> tp.Any:
+    """Handlers for Orbax's manager that write in the background, and fail in all processes or in none.
+
+    Those of Orbax would wait ten minutes for a process that failed.
+    """
+    ocp = orbax()
+    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    args = ocp.args
+    for item, base, save, restore in (
+        (ARRAYS, ocp.PyTreeCheckpointHandler, args.PyTreeSave, args.PyTreeRestore),
+        (ABOUT, ocp.JsonCheckpointHandler, args.JsonSave, args.JsonRestore),
+    ):
+
+        class Agreeing(base):
+            async def async_save(
+                self, directory: tp.Any, *args: tp.Any, **kwargs: tp.Any
+            ) -> tp.Any:
+                return [_Together(await super().async_save(directory, *args, **kwargs) or [])]
+
+        handler = Agreeing()
+        handlers.add(item, save, handler)
+        handlers.add(item, restore, handler)
+    return handlers
+
+
+class _Together:
+    """What is being written in the background; done when it is in all processes."""
+
+    def __init__(self, futures: tp.Sequence[tp.Any]) -> None:
+        self.futures = futures
+
+    def result(self, timeout: float | None = None) -> None:
+        with agreed("nnx.checkpoint.Manager: writing in the background"):
+            for future in self.futures:
+                future.result(timeout)
+
+    def cancel(self) -> None:
+        for future in self.futures:
+            future.cancel()
 
 
 def not_written(folder: epath.Path, error: Exception) -> CheckpointError:
@@ -215,7 +347,7 @@ def _stored_tree(path: epath.Path, items: tp.Collection[str]) -> Stored:
             name = name_of([*items, *names])
             name = name.rpartition(".")[0] if boxed else name
             specs[name], found[name] = Spec(tuple(leaf.shape), np.dtype(leaf.dtype).name), names
-    return Stored(specs, {}, {}, {}, {}, {}, found)
+    return Stored(specs, {}, {}, {}, {}, {}, keys=found)
 
 
 def _what_is(path: epath.Path) -> str:
@@ -260,11 +392,12 @@ def read_arrays(
     """
     ocp = orbax()
     args: dict[str, tp.Any] = {}
+    several = jax.process_count() > 1
     for name, sharding in wanted.items():
         spec = stored.specs[name]
         if spec.is_python or 0 in spec.shape:
             continue
-        if sharding is None or spec.key_impl:
+        if sharding is None or spec.key_impl or (several and sharding.is_fully_addressable):
             args[name] = ocp.RestoreArgs(restore_type=np.ndarray)
         else:
             args[name] = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=spec.shape)
@@ -279,23 +412,51 @@ def read_arrays(
     return {name: _checked(path, name, stored, arrays, verify) for name in wanted}
 
 
+def verify_sums(path: epath.Path, stored: Stored, arrays: tp.Mapping[str, tp.Any]) -> None:
+    """Compare the sums of arrays that were spread over processes; DamagedError in all of them.
+
+    Args:
+        path: of the checkpoint.
+        stored: its description.
+        arrays: what was read, by stored name; a NumPy array is whole in each process.
+    """
+    known = {name: arrays[name] for name in stored.sums if name in arrays}
+    if not stored.sums:
+        return
+    spread = {
+        name for name, a in known.items() if isinstance(a, jax.Array) and not a.is_fully_addressable
+    }
+    sums = {name: local_sum(array) for name, array in known.items()}
+    if jax.process_count() > 1:
+        sides = [json.loads(t) for t in exchange("nnx.checkpoint: sums", json.dumps(sums))]
+        if any(side.keys() != sums.keys() for side in sides):
+            names = sorted({name for side in sides for name in side.keys() ^ sums.keys()})
+            raise CheckpointError(
+                f"The processes do not restore the same arrays of {path}: {', '.join(names[:5])} "
+                "only in some. "
+                "Pass the same items, filter and renaming in all."
+            )
+        for name in spread:
+            sums[name] = sum(side[name] for side in sides) % 2**64
+    for name, value in sums.items():
+        if value != stored.sums[name]:
+            raise DamagedError(f"{path} is damaged: '{name}' is not what was saved.")
+
+
 def _read(
     path: epath.Path, args: dict[str, tp.Any], keys: dict[str, tuple[tp.Any, ...]] | None
 ) -> dict[str, tp.Any]:
     ocp = orbax()
-    if keys is None:
-        items = {ARRAYS: _partial(args)}
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-            return checkpointer.restore(path, args=ocp.args.Composite(**items))[ARRAYS]
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        whole = jax.tree.map(
-            lambda _: ocp.PLACEHOLDER, checkpointer.metadata(path).item_metadata.tree
-        )
+    # Not by a Checkpointer: it would wait for other processes, which may have failed.
+    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+        if keys is None:
+            return handler.restore(path / ARRAYS, args=_partial(args))
+        whole = jax.tree.map(lambda _: ocp.PLACEHOLDER, handler.metadata(path).tree)
         by_key = {keys[name]: arg for name, arg in args.items()}
         nested = jax.tree_util.tree_map_with_path(
             lambda path, _: by_key.get(tuple(map(key_name, path)), ocp.PLACEHOLDER), whole
         )
-        read = checkpointer.restore(path, args=_partial(nested))
+        read = handler.restore(path, args=_partial(nested))
     pairs = jax.tree_util.tree_leaves_with_path(read)
     flat = {tuple(key_name(key) for key in path): leaf for path, leaf in pairs}
     return {name: flat[keys[name]] for name in args}
@@ -322,7 +483,10 @@ def _checked(
         return np.zeros(spec.shape, jax.numpy.dtype(spec.dtype))
     array = arrays.get(name)
     right = array is not None and (spec.key_impl or (array.shape, array.dtype) == _form(spec))
-    if right and verify and name in stored.checksums:
+    whole = (
+        not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated
+    )
+    if right and verify and whole and name in stored.checksums:
         right = checksum(array) == stored.checksums[name]
     if not right:
         raise DamagedError(

@@ -1,0 +1,51 @@
+"""Run by several processes: the checkpoint of another number of them, trained further.
+
+python -m nnxlite.distributed -n 4 --devices-per-process 1 tests/distributed/restoring.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import nnxlite as nnx
+from tests.distributed.training import build, mesh_of, train
+
+nnx.distributed.initialize()
+
+folder, me = Path(sys.argv[1]), jax.process_index()
+mesh = mesh_of(jax.device_count())
+items = build(mesh, 1)
+before = nnx.distributed.gather(items["model"].first.kernel[...])
+report: dict = {}
+damaged = folder / "damaged"
+try:
+    nnx.checkpoint.restore(damaged, **items)
+except nnx.checkpoint.DamagedError as error:
+    report["damaged"] = str(error)
+assert np.array_equal(nnx.distributed.gather(items["model"].first.kernel[...]), before)
+for key, more in {"mismatch": {"extra": nnx.Param(np.zeros(2))}, "part": None}.items():
+    given = (
+        items if me else {"model": items["model"], **more} if more else {"model": items["model"]}
+    )
+    try:
+        nnx.checkpoint.restore(folder / "good", **given)
+    except nnx.checkpoint.CheckpointError as error:
+        report[key] = f"{type(error).__name__}: {error}"
+try:
+    uneven = jax.make_mesh((3,), ("data",), devices=jax.devices()[:3])
+    abstract = jax.ShapeDtypeStruct((8, 16), "float32", sharding=NamedSharding(uneven, P("data")))
+    model = {"first": {"kernel": nnx.Param(abstract)}}
+    nnx.checkpoint.restore(folder / "good", model=model, strict=False)
+except nnx.checkpoint.CheckpointError as error:
+    report["uneven"] = f"{type(error).__name__}: {error}"
+restored = nnx.checkpoint.restore(folder / "good", **items, step=0)
+report["step"] = restored.values["step"]
+report["losses"] = train(mesh, items, range(3, 5))
+(folder / f"restored{me}.json").write_text(json.dumps(report))

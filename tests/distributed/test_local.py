@@ -1,0 +1,251 @@
+"""What can be said without a second process: shardings, bad arguments, and how processes meet."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import nnxlite as nnx
+from nnxlite.checkpoint._checksums import local_sum
+from nnxlite.distributed import _joining, _rendezvous
+from nnxlite.distributed._launcher import _free_port
+
+
+def over(*spec, **axes) -> NamedSharding:
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
+    return NamedSharding(mesh, P(*spec))
+
+
+# Arrays -------------------------------------------------------------------------------------------
+
+
+def test_a_batch_goes_to_all_devices_and_comes_back():
+    sharding = over("data", data=8)
+    assert nnx.distributed.local_rows(sharding, 16).tolist() == list(range(16))
+    batch = {"x": np.ones((16, 3), "float32"), "y": jnp.arange(16)}
+    whole = nnx.distributed.to_global(batch, sharding)
+    assert whole["x"].sharding == whole["y"].sharding == sharding
+    for back in (nnx.distributed.to_local(whole), nnx.distributed.gather(whole)):
+        assert isinstance(back["y"], np.ndarray) and back["y"].tolist() == list(range(16))
+
+
+def test_a_batch_that_does_not_divide():
+    sharding = over("data", data=4, model=2)
+    with pytest.raises(ValueError) as error:
+        nnx.distributed.local_rows(sharding, 10)
+    assert str(error.value) == (
+        "nnx.distributed.local_rows: a batch of 10 rows does not divide into 4 parts (spec "
+        "P('data',) on "
+        "mesh data=4, model=2). Take 8 or 12 rows, or pad the last batch."
+    )
+    with pytest.raises(ValueError, match=r"batch\['x'\]: a part of shape \(10,\) does not divide"):
+        nnx.distributed.to_global({"x": np.ones(10)}, sharding)
+    with pytest.raises(
+        ValueError, match=r"batch\['b'\]: .* is one of 8 rows in all, and size is 4"
+    ):
+        nnx.distributed.to_global({"a": np.ones(4), "b": np.ones((8, 2))}, sharding, size=4)
+    two = NamedSharding(sharding.mesh, P("data", "model"))
+    with pytest.raises(
+        ValueError, match=r"batch: spec P\('data', 'model'\) is for more than 1 axes"
+    ):
+        nnx.distributed.to_global(np.ones(8), two)
+
+
+def test_a_sharding_has_to_have_a_mesh():
+    with pytest.raises(TypeError, match="sharding is a SingleDeviceSharding; pass a NamedSharding"):
+        nnx.distributed.local_rows(SingleDeviceSharding(jax.devices()[0]), 4)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "bool", "int8", "complex64", "complex128"]
+)
+def test_sums_do_not_depend_on_the_parts(dtype, monkeypatch):
+    values = np.random.default_rng(0).integers(0, 2, (8, 6)).astype(jnp.dtype(dtype))
+    whole = local_sum(values)
+    if dtype != "complex128":  # which JAX has on demand only
+        for spec in (P("a"), P("a", "b"), P(None, "b"), P()):
+            parts = jax.device_put(values, NamedSharding(over(a=4, b=2).mesh, spec))
+            assert local_sum(parts) == whole
+    monkeypatch.setattr("nnxlite.checkpoint._checksums.CHUNK", 12)
+    assert local_sum(values) == whole
+    swapped = values.copy()
+    swapped[0, 0], swapped[7, 5] = not values[0, 0], values[7, 5]
+    assert local_sum(swapped) != whole
+
+
+# Arguments ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """As if JAX had no devices yet, and no environment were set."""
+    monkeypatch.setattr(_joining, "_refuse_late_call", lambda: None)
+    for name in (_joining.ADDRESS, _joining.COUNT, _joining.INDEX):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_arguments_that_cannot_be(late):
+    initialize = nnx.distributed.initialize
+    with pytest.raises(ValueError, match=r"needs all of coordinator_address.*'num_processes': 2"):
+        initialize(num_processes=2, process_id=0)
+    with pytest.raises(ValueError, match="process_id is 2, and num_processes 2; process ids go fr"):
+        initialize("127.0.0.1:9", 2, 2)
+    with pytest.raises(ValueError, match="coordinator_address is 'here'; pass host and port"):
+        initialize("here", 2, 1)
+    late.setenv("JAX_PROCESS_ID", "one")
+    with pytest.raises(ValueError, match="JAX_PROCESS_ID, which is process_id, has to be a number"):
+        initialize("127.0.0.1:9", 2)
+
+
+def test_a_process_that_has_devices_comes_too_late():
+    jax.devices()
+    with pytest.raises(RuntimeError, match="comes too late: JAX has used its devices already"):
+        nnx.distributed.initialize("127.0.0.1:9", 2, 1)
+
+
+def test_joining_twice(monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="this process has joined already; call it once"):
+        nnx.distributed.initialize()
+
+
+def test_alone_nothing_happens(late):
+    nnx.distributed.initialize()
+    assert jax.process_count() == 1
+    nnx.distributed.barrier("alone")
+    with pytest.raises(KeyError), nnx.distributed.agreed("alone"):
+        raise KeyError
+
+
+# Meeting ------------------------------------------------------------------------------------------
+
+
+def meeting(*members, timeout=5.0) -> list:
+    """What `meet` raises for members given as (number, number of processes), all at once."""
+    address = f"127.0.0.1:{_free_port()}"
+    errors: list = [None] * len(members)
+
+    def join(place, index, count):
+        try:
+            _rendezvous.meet(address, count, index, timeout)
+        except Exception as error:
+            errors[place] = error
+
+    threads = [
+        threading.Thread(target=join, args=(place, *member)) for place, member in enumerate(members)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [None if error is None else f"{type(error).__name__}: {error}" for error in errors]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(_rendezvous, "GRACE", 0.3)
+    monkeypatch.setattr(_rendezvous, "RETRY", 0.01)
+
+
+def test_all_meet(quick):
+    assert meeting((0, 4), (3, 4), (1, 4), (2, 4)) == [None] * 4
+    assert meeting((0, 1)) == [None]
+
+
+def test_who_is_missing_is_said_to_all(quick):
+    errors = meeting((0, 5), (2, 5), (3, 5), timeout=0.3)
+    assert errors[0] == errors[1] == errors[2]
+    assert errors[0].startswith(
+        "TimeoutError: nnx.distributed.initialize: 3 of 5 processes came to 127.0.0.1:"
+    )
+    assert "within 0.3 s; missing: 1, 4. Were they started, do they have the same ad" in errors[0]
+
+
+def test_process_zero_is_missing(quick):
+    (error,) = meeting((2, 3), timeout=0.1)
+    assert "process 2 of 3 did not reach process 0 at 127.0.0.1:" in error
+    assert "Connection refused" in error and "Is process 0 running" in error
+
+
+def test_two_numbers_of_processes(quick):
+    errors = meeting((0, 3), (1, 2))
+    assert errors[0] == errors[1] and errors[0].endswith(
+        "process 0 expects 3 processes, process 1 expects 2. Pass the same num_processes to all."
+    )
+
+
+def test_two_processes_of_one_number(quick):
+    errors = meeting((0, 4), (1, 4), (1, 4))
+    assert errors[0] == errors[1] == errors[2]
+    assert errors[0].startswith("RuntimeError: ") and (
+        "two processes say that they are process 1 of 4. Give each a process_id of its own"
+        in errors[0]
+    )
+
+
+def test_one_that_was_started_again_takes_its_place(quick):
+    port = _free_port()
+    done = threading.Thread(target=_rendezvous.meet, args=(f"127.0.0.1:{port}", 2, 0, 5.0))
+    done.start()
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b"[5"):  # somebody else; one that dies
+        for _ in range(100):
+            try:
+                with socket.create_connection(("127.0.0.1", port)) as other:
+                    other.sendall(text)
+                break
+            except ConnectionRefusedError:
+                threading.Event().wait(0.02)
+    _rendezvous.meet(f"127.0.0.1:{port}", 2, 1, 5.0)
+    done.join()
+
+
+def test_a_port_that_is_taken(quick):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"process 0 cannot listen at {address}: Address already"):
+            _rendezvous.meet(address, 2, 0, 0.1)
+
+
+# Failing together ---------------------------------------------------------------------------------
+
+
+class Service:
+    """Stands for JAX's coordination service, in which the others are not there."""
+
+    def key_value_set(self, key, text):
+        self.pairs = [(key, text)]
+
+    def wait_at_barrier(self, name, milliseconds):
+        raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out.")
+
+    def key_value_dir_get(self, folder):
+        return self.pairs
+
+
+def test_an_error_is_not_hidden_by_those_that_do_not_come(monkeypatch):
+    monkeypatch.setattr("nnxlite.distributed._agreeing.coordination", lambda: (Service(), 3, 1))
+    with pytest.raises(TimeoutError) as late, nnx.distributed.agreed("reading", timeout=5):
+        pass
+    assert str(late.value).startswith(
+        "reading: 1 of 3 processes came within 5 s; not there: 0, 2. Each of them has to make the same "
+    )
+    with pytest.raises(KeyError), nnx.distributed.agreed("reading", timeout=5):
+        raise KeyError("column")
+
+
+def test_a_new_shape_that_not_all_have(monkeypatch):
+    monkeypatch.setattr("nnxlite.distributed._agreeing.coordination", lambda: (Service(), 2, 0))
+    with pytest.raises(TimeoutError) as error:
+        nnx.distributed.to_global({"x": np.ones((24, 5), "float32")}, over("data", data=8))
+    assert str(error.value).startswith(
+        "nnx.distributed.to_global: this process has a batch of a new shape, batch['x'] float32[24, 5] "
+        "of [24, 5], and not all others do. Give each batch the same number of rows in all processes."
+    )

@@ -1,0 +1,221 @@
+"""Real processes: arrays, agreement, training, checkpoints on other numbers of processes, deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+from nnxlite.distributed._launcher import _free_port
+from tests.distributed.training import build, mesh_of, train
+
+pytest.importorskip("orbax.checkpoint")
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+
+
+def launch(count: int, devices: int, program: str, *arguments: object) -> str:
+    """What a program prints that is run by the launcher, and has to succeed."""
+    command = [sys.executable, "-m", "nnxlite.distributed", "-n", count]
+    command += ["--devices-per-process", devices, HERE / program, *arguments]
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder that two processes have written into, and what each has reported."""
+    folder = tmp_path_factory.mktemp("saved")
+    output = launch(2, 2, "saving.py", folder)
+    assert "[0] done" in output and "[1] done" in output
+    return folder, [json.loads((folder / f"report{index}.json").read_text()) for index in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The losses of five steps in this process."""
+    mesh = mesh_of(4)
+    return train(mesh, build(mesh, 0), range(5))
+
+
+def test_rows_follow_the_sharding(saved):
+    zero, one = saved[1]
+    low, high = list(range(8)), list(range(8, 16))
+    assert (zero["in order"], one["in order"]) == (low, high)
+    assert (zero["reversed"], one["reversed"]) == (high, low)
+    assert zero["interleaved"] == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert one["interleaved"] == [4, 5, 6, 7, 12, 13, 14, 15]
+    assert zero["shared"] == one["shared"] == zero["replicated"] == low + high
+    assert (zero["both"], one["both"]) == (low, high)
+    assert (zero["rows of a block"], one["rows of a block"]) == ([0, 1], [2, 3])
+
+
+def test_parts_that_do_not_match_are_refused_in_all_processes(saved):
+    zero, one = saved[1]
+    assert zero["unequal"].startswith(
+        "ValueError: nnx.distributed.to_global: the parts of a batch differ: process 0 has "
+        "batch['x'] float32[4, 3] of [8, 3], process 1 has batch['x'] float32[12, 3] of [24, 3]."
+    )
+    assert "process 1 has batch['x'] float32[12, 3] of [24, 3], process 0 has" in one["unequal"]
+    assert "drop the last batch, or pad it" in one["unequal"]
+    assert one["size"] == (
+        "ValueError: nnx.distributed.to_global: batch['x']: a part of shape (8, 3) is one of 16 "
+        "rows in all, "
+        "and size is 12: give the 6 rows that local_rows(sharding, 12) says."
+    )
+    assert (
+        "batch['x']: a part of shape (3, 3) does not divide: axis 0 of 3 lies in 2 parts on the "
+        in one["odd"]
+    )
+    assert "process 1 has no valid part: batch['x']: a part of shape (3, 3)" in zero["odd"]
+    assert "batch: this array is global already; pass the part of this process." in zero["global"]
+    assert (
+        "have of (2, 2) is no rectangular block; order the mesh so that it is" in zero["no block"]
+    )
+    assert zero["to_local"] == (
+        "ValueError: nnx.distributed.to_local: array['far']: no part of it is on the devices of this "
+        "process."
+    )
+    assert (
+        "the mesh data=2 has no device of process 0. Make it of jax.devices()" in zero["elsewhere"]
+    )
+
+
+def test_a_failure_in_one_process_is_one_in_all(saved):
+    zero, one = saved[1]
+    assert zero["agreed"] == "ProcessError: reading: process 1 failed: KeyError: 'column'"
+    assert one["agreed"] == "KeyError: 'column'"
+    assert zero["barrier"].startswith(
+        "TimeoutError: end of epoch: 1 of 2 processes came within 0.2 s; not there: 1. Each of them"
+    )
+
+
+def test_training_is_that_of_one_process(saved, alone):
+    for report in saved[1]:
+        np.testing.assert_allclose(report["losses"], alone[:3], rtol=1e-5)
+        assert report["metric"] == pytest.approx(np.mean(alone[:3]), rel=1e-5)
+        model, state, table, optimizer, rngs = report["texts"]
+        assert "value=Array(shape=(8, 16), dtype=float32)" in model
+        assert "value=Array(shape=(8, 16), dtype=float32)" in state
+        assert "float32[8,16]" in table and "mu=" in optimizer and "RngKey" in rngs
+
+
+def test_what_cannot_be_saved_by_all_is_refused_by_all(saved):
+    zero, one = saved[1]
+    assert zero["info"] == one["info"] == 3
+    assert zero["again"].startswith("FileExistsError: ")
+    assert one["again"].startswith("FileExistsError: ") and "process 0 failed" in one["again"]
+    for report in (zero, one):
+        assert "'seen' is on no common mesh, and has different values in" in report["differs"]
+        assert "'seen' is float32[2] in process 0 and float32[3] in process 1." in report["shape"]
+        assert "'far' lies on devices of other processes only; a checkpoint needs" in report["far"]
+        assert "'more' is among what process 1 saves, and not process 0." in report["lacks"]
+        assert "'first.kernel' is spread over several processes. Gather it" in report["weights"]
+    assert not (saved[0] / "none").exists() and not (saved[0] / "w.safetensors").exists()
+
+
+def test_a_full_disk_of_one_process_costs_only_the_new_checkpoint(saved):
+    folder, (zero, one) = saved
+    for key in ("full", "full behind"):
+        assert one[key].startswith("CheckpointError: The checkpoint could not be written into ")
+        assert "File too large" in one[key] or "failed" in one[key]
+        assert zero[key].startswith("CheckpointError: The checkpoint could not be written into ")
+        assert "process 1 failed" in zero[key]
+    assert zero["next"] and zero["steps"] == one["steps"] == [3]
+    left = [path.name for path in folder.rglob("*tmp*")]
+    assert left == []
+
+
+def test_four_processes_go_on_where_two_have_stopped(saved, alone):
+    folder, _ = saved
+    shutil.copytree(folder / "good", folder / "damaged")
+    about = folder / "damaged/nnxlite/metadata"
+    text, count = re.subn(r'"sum64": \d+', '"sum64": 1', about.read_text())
+    assert count == 3  # kernel and its two averages
+    about.write_text(text)
+    launch(4, 1, "restoring.py", folder)
+    reports = [json.loads((folder / f"restored{index}.json").read_text()) for index in range(4)]
+    for report in reports:
+        np.testing.assert_allclose(report["losses"], alone[3:], rtol=1e-5)
+        assert report["step"] == 3
+        assert "damaged: 'model.first.kernel' is not what was saved" in report["damaged"]
+    assert "MismatchError" in reports[0]["mismatch"]
+    assert "CheckpointError: nnx.checkpoint.restore: " in reports[1]["mismatch"]
+    assert "process 0 failed: MismatchError" in reports[1]["mismatch"]
+    for index, report in enumerate(reports):
+        assert "The processes do not restore the same arrays of " in report["part"]
+        if index < 3:
+            assert report["uneven"].startswith(
+                "CheckpointError: 'model.first.kernel' was saved as float32[8,16] and is to lie as "
+            )
+            assert "Restore on a mesh of a size that divides it" in report["uneven"]
+    assert "'model.first.kernel' is to lie on 3 devices of other processes" in reports[3]["uneven"]
+
+
+def test_one_process_goes_on_where_two_have_stopped(saved, alone):
+    mesh = mesh_of(2)
+    items = build(mesh, 1)
+    assert nnx.checkpoint.restore(saved[0] / "good", **items, step=0).values["step"] == 3
+    np.testing.assert_allclose(train(mesh, items, range(3, 5)), alone[3:], rtol=1e-5)
+
+
+DYING = """
+import os, sys, threading, signal
+import nnxlite as nnx
+nnx.distributed.initialize(heartbeat_timeout_seconds=6, shutdown_timeout_seconds=6)
+import jax
+import numpy as np
+from tests.distributed.training import build, mesh_of, train
+folder = sys.argv[1]
+mesh = mesh_of(2)
+items = build(mesh, 0)
+train(mesh, items, range(1))
+nnx.checkpoint.save(folder, **items, step=1)
+train(mesh, items, range(1, 2))
+if jax.process_index() == 1:
+    import orbax.checkpoint as ocp  # it dies when it is to write its part
+    ocp.PyTreeCheckpointHandler.save = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+nnx.checkpoint.save(folder, **items, step=2, overwrite=True)
+"""
+
+
+def test_a_process_that_is_killed_while_saving_ends_all_and_costs_no_checkpoint(tmp_path, alone):
+    """Without the launcher: JAX's heartbeats."""
+    address = f"127.0.0.1:{_free_port()}"
+    processes = []
+    for index in range(2):
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_COORDINATOR_ADDRESS": address}
+        env |= {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index)}
+        env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", DYING, str(tmp_path / "last")],
+                env=env,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert processes[1].returncode == -signal.SIGKILL
+    assert processes[0].returncode != 0
+    assert re.search(r"unhealthy|not there: 1|heartbeat", errors[0]), errors[0][-3000:]
+    mesh = mesh_of(4)
+    items = build(mesh, 1)
+    assert nnx.checkpoint.restore(tmp_path / "last", **items, step=0).values["step"] == 1
+    np.testing.assert_allclose(train(mesh, items, range(1, 2)), alone[1:2], rtol=1e-5)
