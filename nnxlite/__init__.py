@@ -273,6 +273,7 @@ from nnxlite.objects import view_info as view_info
 from nnxlite.objects import with_attributes as with_attributes
 from nnxlite.objects import with_rngs as with_rngs
 from nnxlite.parallel import pipeline as pipeline
+from nnxlite.parallel import remat_layers as remat_layers
 from nnxlite.parallel import stack_layers as stack_layers
 from nnxlite.parallel import unstack_layers as unstack_layers
 from nnxlite.serving import Bucketed as Bucketed
