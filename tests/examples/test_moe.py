@@ -20,6 +20,6 @@ def test_quick_run_learns_and_balances(tmp_path):
     assert figures, output
     after, before = map(float, figures.groups())
     assert before < 0.15 and after > 0.8
-    loads = [int(load) for load in re.findall(r"│ \d +│ +(\d+)% │", output)]
+    loads = [int(load) for load in re.findall(r"│ \d +│ +(\d+)% +│", output)]
     assert len(loads) == 8 and max(loads) < 50
     assert (tmp_path / "out" / "moe.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
