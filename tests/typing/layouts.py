@@ -10,7 +10,7 @@ import optax
 
 import nnxlite as nnx
 
-mesh = nnx.make_mesh(data=1)
+mesh = nnx.make_mesh(data=-1)
 assert_type(mesh, jax.sharding.Mesh)
 model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
 layout = nnx.shard(model, mesh, "fsdp")
@@ -23,7 +23,7 @@ assert_type(layout.entries[0].why, str)
 assert_type(layout.bytes_per_device, int)
 assert_type(layout.replicated, tuple[nnx.Placement, ...])
 assert_type(layout.batch, jax.sharding.NamedSharding)
-assert_type(layout.put(np.ones((2, 2))), jax.Array)
+assert_type(layout.put(np.ones((8, 2))), jax.Array)
 
 
 def build() -> tuple[nnx.Linear, nnx.Optimizer[nnx.Linear]]:
