@@ -43,7 +43,7 @@ assert_type(nnx.router_loss(moe), jax.Array)
 heads = jnp.ones((2, 8, 2, 4))
 with jax.set_mesh(nnx.make_mesh(sequence=-1)):
     assert_type(nnx.ring_attention(heads, heads, heads), jax.Array)
-stacked = nnx.stack_layers([linear, linear])
+stacked = nnx.stack_layers([linear, nnx.clone(linear)])
 assert_type(stacked, nnx.Linear)
 assert_type(nnx.unstack_layers(stacked), nnx.List[nnx.Linear])
 remembering = nnx.remat_layers(nnx.Linear.__call__, {"**": None})
