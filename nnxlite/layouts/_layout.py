@@ -9,7 +9,7 @@ import typing as tp
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from nnxlite._text import human_bytes
 from nnxlite.layouts._plan import AnyMesh, Plan, mesh_text
@@ -122,10 +122,11 @@ class Layout:
         Returns:
             A `NamedSharding`.
         """
-        spec = list(entry.spec)
-        while spec and spec[-1] is None:  # as XLA writes it, whose results must compare equal
+        mesh, spec = tp.cast(jax.sharding.Mesh, self.mesh), list(entry.spec)
+        # As JAX writes those of results, which must compare equal: whole where axes are explicit.
+        while spec and spec[-1] is None and AxisType.Explicit not in mesh.axis_types:
             spec.pop()
-        return NamedSharding(tp.cast(jax.sharding.Mesh, self.mesh), PartitionSpec(*spec))
+        return NamedSharding(mesh, PartitionSpec(*spec))
 
     @tp.overload
     def put(self, batch: np.ndarray | jax.Array) -> jax.Array: ...

@@ -6,6 +6,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Metadata, OutSharding, check_size, new_param
@@ -83,7 +84,8 @@ class Embed(Module):
 
         Args:
             inputs: integers.
-            out_sharding: sharding of the result, where the mesh has explicit axes.
+            out_sharding: sharding of the result, where the mesh has explicit axes; by default that of
+                the inputs, if the table is not divided.
         """
         indices = inputs if hasattr(inputs, "dtype") else jnp.asarray(inputs)
         if not jnp.issubdtype(indices.dtype, jnp.integer):
@@ -94,6 +96,8 @@ class Embed(Module):
         (embedding,) = self.promote_dtype((self.embedding[...],), dtype=self.dtype, inexact=False)
         if embedding.shape[0] == 1:
             return jnp.broadcast_to(embedding[0], (*indices.shape, embedding.shape[1]))
+        if out_sharding is None:
+            out_sharding = _sharding_of_rows(embedding, indices)
         if out_sharding is not None:
             return embedding.at[indices].get(mode="fill", out_sharding=out_sharding)
         return jnp.take(embedding, indices, axis=0)
@@ -119,3 +123,11 @@ class Embed(Module):
                 f"`embedding` has shape {embedding.shape}; got a query of shape {query.shape}."
             )
         return jnp.dot(query, embedding.T, out_sharding=out_sharding)
+
+
+def _sharding_of_rows(table: jax.Array, indices: jax.Array) -> NamedSharding | None:
+    """The sharding of rows of a whole table, at divided indices; None except on explicit axes."""
+    whole, divided = (getattr(jax.typeof(x), "sharding", None) for x in (table, indices))
+    if whole is None or divided is None or any(whole.spec) or not any(divided.spec):
+        return None  # automatic axes are in no type's spec
+    return NamedSharding(divided.mesh, PartitionSpec(*divided.spec, None))

@@ -258,7 +258,18 @@ def test_an_abstract_mesh_has_no_devices():
         nnx.init_sharded(Everything, mesh, "fsdp")
     abstract = nnx.eval_shape(lambda: nnx.Linear(64, 64, rngs=nnx.Rngs(0)))
     nnx.shard(abstract, mesh, "fsdp")
-    assert abstract.kernel.value.sharding.spec == P("data")
+    assert abstract.kernel.value.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 2)
+
+
+def test_data_parallel_training_on_explicit_axes(losses_on_one_device):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    model, optimizer = build()
+    layout = nnx.shard((model, optimizer), mesh, "data")
+    before = shardings(model, optimizer)
+    step, traced = make_step()
+    losses = [float(step(model, optimizer, layout.put(TOKENS))) for _ in range(3)]
+    assert np.allclose(losses, losses_on_one_device, rtol=1e-5)
+    assert shardings(model, optimizer) == before and len(traced) == step._cache_size() == 1
 
 
 def test_explicit_axes_are_warned_of():
@@ -266,7 +277,7 @@ def test_explicit_axes_are_warned_of():
     model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
     with pytest.warns(UserWarning, match=r"the axes of the mesh \(data=8\) are explicit"):
         nnx.shard(model, mesh, "fsdp")
-    assert spec_of(model.kernel) == P("data")
+    assert spec_of(model.kernel) == P("data", None)
     nnx.shard(model, mesh, "data")  # nothing is divided: no warning
 
 
