@@ -117,15 +117,22 @@ def test_nothing_outlives_the_launcher(tmp_path, number):
     )
     command = [sys.executable, "-m", "nnxlite.distributed", "-n", "2", str(program)]
     root = Path(__file__).parents[2]
+    # A shell that runs the tests in the background has it ignored, which a program would inherit.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     launcher = subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": str(root)}, stderr=subprocess.PIPE, text=True
     )
-    for _ in range(600):
-        if len(pids := [int(p.name[3:]) for p in tmp_path.glob("pid*")]) == 2:
-            break
-        time.sleep(0.05)
-    launcher.send_signal(number)
-    _, err = launcher.communicate(timeout=60)
+    signal.signal(signal.SIGINT, before)
+    with launcher:
+        try:
+            for _ in range(600):
+                if len(pids := [int(p.name[3:]) for p in tmp_path.glob("pid*")]) == 2:
+                    break
+                time.sleep(0.05)
+            launcher.send_signal(number)
+            _, err = launcher.communicate(timeout=60)
+        finally:
+            launcher.kill()
     assert launcher.returncode == (-number if number == signal.SIGKILL else 130)
     if number != signal.SIGKILL:
         assert "nnxlite.distributed: interrupted; ending all processes." in err
