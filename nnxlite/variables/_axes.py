@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import typing as tp
 
+from jax.sharding import NamedSharding, PartitionSpec
+
 from nnxlite.variables._definition import HOOKS
 from nnxlite.variables._variable import Variable
 
@@ -22,10 +24,10 @@ def add_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
     """Put the names of a new axis into the metadata."""
     new: dict[str, tp.Any] = {}
     for key, name, axes in _axis_names(variable, names):
-        longer = [*axes]
+        longer = [*_names_in(axes)]
         longer += [None] * (index - len(longer))  # it may be shorter than the shape
         longer.insert(index if index >= 0 else index + len(longer) + 1, name)
-        new[key] = tuple(longer)
+        new[key] = _annotation(axes, longer)
     variable.add_axis(index, names[PARTITION_NAME])
     if new:
         variable.set_metadata(**new)
@@ -38,16 +40,16 @@ def remove_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
     """
     new: dict[str, tp.Any] = {}
     for key, name, axes in _axis_names(variable, names):
-        left = list(axes)
+        left = list(_names_in(axes))
         removed = left.pop(index) if -len(left) <= index < len(left) else None
         if removed != name:
             where = "the sharding names" if key == "out_sharding" else "the names"
             under = "" if key == "out_sharding" else f" under {key!r}"
             raise ValueError(
-                f"{type(variable).__name__} has {where} {tuple(axes)}{under}: axis {index} is "
-                f"{removed!r}, not {name!r} as the transform says. Give both the same name."
+                f"{type(variable).__name__} has {where} {tuple(_names_in(axes))}{under}: axis {index} "
+                f"is {removed!r}, not {name!r} as the transform says. Give both the same name."
             )
-        new[key] = tuple(left)
+        new[key] = _annotation(axes, left)
     variable.remove_axis(index, names[PARTITION_NAME])
     if new:
         variable.set_metadata(**new)
@@ -55,12 +57,26 @@ def remove_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
 
 def _axis_names(
     variable: Variable[tp.Any], names: Names
-) -> tp.Iterator[tuple[str, tp.Any, tp.Iterable[tp.Any]]]:
-    """Entries of the metadata that name axes: the key, the name of the axis there, all names."""
+) -> tp.Iterator[tuple[str, tp.Any, tp.Any]]:
+    """Entries of the metadata that name axes: the key, the name of the axis there, the entry."""
     metadata = variable.get_metadata() if len(names) > 1 else {}
     for key, name in names.items():
         axes = metadata.get(key)
         if key not in HOOKS and key != "out_sharding" and isinstance(axes, tuple):
             yield key, name, axes
-    if variable.sharding_names is not None:
-        yield "out_sharding", names[PARTITION_NAME], variable.sharding_names
+    annotation, name = variable.sharding_names, names[PARTITION_NAME]
+    if isinstance(annotation, NamedSharding) and name not in annotation.mesh.axis_names:
+        name = None  # it has a mesh, and only that mesh's axes have names
+    if annotation is not None:
+        yield "out_sharding", name, annotation
+
+
+def _names_in(annotation: tp.Any) -> tp.Iterable[tp.Any]:
+    return annotation.spec if isinstance(annotation, NamedSharding) else annotation
+
+
+def _annotation(before: tp.Any, names: tp.Iterable[tp.Any]) -> tp.Any:
+    """An annotation of the same kind with other names."""
+    if not isinstance(before, NamedSharding):
+        return tuple(names)
+    return NamedSharding(before.mesh, PartitionSpec(*names), memory_kind=before.memory_kind)

@@ -386,6 +386,20 @@ def test_another_name_is_refused_and_nothing_changes():
     assert first.sharding_names == ("layers", "b") and second.sharding_names == ("x", "b")
 
 
+@pytest.mark.parametrize("name, first", [("data", "data"), ("layers", None)])
+def test_an_annotation_that_brings_its_mesh_gets_an_axis_and_loses_it(name, first):
+    mesh, over = mesh_of(), {nnx.PARTITION_NAME: name}
+    rows = NamedSharding(mesh, P(None, "model"))
+    make = lambda i: nnx.Param(jnp.ones((4, 8)), sharding=rows)
+    stacked = nnx.vmap(make, transform_metadata=over)(jnp.arange(2))
+    assert stacked.sharding_names == NamedSharding(mesh, P(first, None, "model"))
+    seen = []
+    body = lambda carry, v: (seen.append(v.sharding_names), carry)[1]
+    scan = nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, transform_metadata=over)
+    scan(0.0, stacked)
+    assert seen[0] == rows
+
+
 NAMED = {nnx.PARTITION_NAME: "layers", "nickname": "nick"}
 
 
