@@ -268,7 +268,7 @@ def test_where_the_reference_decodes_wrongly_we_do_not():
     ("name", "more"),
     [
         ("dot_product_attention", ("implementation",)),
-        ("dot_product_attention_with_rope", ()),
+        ("dot_product_attention_with_rope", ("attention_fn",)),
         ("make_attention_mask", ()),
         ("make_causal_mask", ()),
         ("combine_masks", ()),
