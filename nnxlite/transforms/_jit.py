@@ -223,8 +223,8 @@ def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         kept = () if donor is None else donor.donated(call)
         updates = core.options.modes.updates
         out = leave(inner, result, all_written=kept, structure=updates)
-        stay_in_place(call, inner.values, out)
         refuse_foreign_result(out, core.name)
+    stay_in_place(call, leaves, out)
     return out.crossing()
 
 

@@ -6,7 +6,6 @@ so each kind of call has a `jax.jit` object of its own.
 
 from __future__ import annotations
 
-import math
 import typing as tp
 
 import jax
@@ -126,17 +125,17 @@ def _moved(value: tp.Any, sharding: tp.Any) -> tp.Any:
     return jax.device_put(value, sharding)
 
 
-def stay_in_place(call: CallDef, values: tp.Sequence[tp.Any], out: Outputs) -> None:
+def stay_in_place(call: CallDef, leaves: list[tp.Any], out: Outputs) -> None:
     """Constrain what is written to Variables that `shard` has placed to where they lie.
 
     XLA would choose by what the new value is computed from, and the next call be another program.
 
     Args:
         call: what came in.
-        values: the leaves that came in.
+        leaves: what it has come in with.
         out: what leaves; its written values are replaced.
     """
-    decoded = call.graphdef.decoded
+    decoded, values = call.graphdef.decoded, call.by_side(leaves)[1]
     for i, leaf in enumerate(out.definition.written):
         node = decoded.leaf_nodes[leaf]
         metadata = getattr(decoded.node_defs[node], "metadata", {}) if node >= 0 else {}
@@ -146,15 +145,16 @@ def stay_in_place(call: CallDef, values: tp.Sequence[tp.Any], out: Outputs) -> N
 
 def _in_place(new: tp.Any, old: tp.Any, spec: PartitionSpec) -> tp.Any:
     """A new value where the old one lay, if that was by this spec."""
-    mesh = getattr(getattr(jax.typeof(old), "sharding", None), "mesh", None)
-    if mesh is None or mesh.empty or set(mesh.axis_types) != {AxisType.Auto}:
-        return new  # explicit axes keep their place by themselves
-    if not isinstance(new, jax.Array) or new.shape != old.shape or new.ndim != len(spec):
+    if not isinstance(old, jax.Array) or not isinstance(new, jax.Array):
+        return new
+    if new.shape != old.shape or new.ndim != len(spec):
         return new  # within a loop over layers, say, a Variable has one axis less
-    for size, part in zip(new.shape, spec):
-        names = part if isinstance(part, tuple) else () if part is None else (part,)
-        if any(name not in mesh.axis_names for name in names):
-            return new
-        if size % math.prod(mesh.shape[name] for name in names):
-            return new
-    return constrained(new, NamedSharding(mesh, spec))
+    mesh = jax.typeof(old).sharding.mesh
+    if mesh.empty or set(mesh.axis_types) != {AxisType.Auto}:
+        return new  # explicit axes keep their place by themselves
+    try:
+        sharding = NamedSharding(mesh, spec)
+        sharding.shard_shape(new.shape)
+    except ValueError:  # by now it is on another mesh
+        return new
+    return constrained(new, sharding)

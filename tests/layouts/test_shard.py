@@ -79,6 +79,25 @@ def test_no_device_holds_the_whole_model_while_it_is_built():
     assert {shard.data.shape for shard in shards} == {(wide // 8, wide)}
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"donate": "written"}, {"donate_argnums": (0, 1)}], ids=str
+)
+def test_what_is_donated_stays_in_place_too(options):
+    model = nnx.Linear(64, 128, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    # The bias is whole, and XLA would leave it where its gradient lies.
+    layout = nnx.shard((model, optimizer), mesh_of(), {"**.kernel": (None, "model")})
+    before = shardings(model, optimizer)
+
+    @nnx.jit(**options)
+    def step(model, optimizer, x):
+        optimizer.update(model, nnx.grad(lambda model: (model(x) ** 2).mean())(model))
+
+    for _ in range(2):
+        step(model, optimizer, layout.put(np.ones((8, 64), np.float32)))
+    assert shardings(model, optimizer) == before and step._cache_size() == 1
+
+
 def test_an_optimizer_made_afterwards_lies_as_its_model_does():
     mesh = mesh_of()
     model = Decoder(nnx.Rngs(0))
