@@ -156,6 +156,11 @@ def count_and_bytes(value: tp.Any) -> tuple[int, int]:
     return count, size
 
 
+def mesh_text(mesh: tp.Any) -> str:
+    """The axes of a mesh with their sizes: `data=4, model=2`."""
+    return ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+
+
 def human_bytes(size: int) -> str:
     """A number of bytes in readable units.
 

@@ -12,9 +12,9 @@ from nnxlite._state._walk import MISSING, Mapping
 from nnxlite.variables import Variable
 
 
-def content(variable: Variable[tp.Any]) -> tp.Any:
-    """The raw value, read out of its reference where it lives in one."""
-    value: tp.Any = variable.get_raw_value()
+def content(leaf: tp.Any) -> tp.Any:
+    """The raw value of a Variable, or another leaf, read out of its reference where it lives in one."""
+    value: tp.Any = leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
     return value[...] if is_ref(value) else value
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._jax import Tracer, is_ref, key_name
-from nnxlite._state import FlatState
+from nnxlite._state import FlatState, content
 from nnxlite._text import safely, short
 from nnxlite.checkpoint._errors import CheckpointError
 from nnxlite.graph import (
@@ -188,7 +188,7 @@ class Contents:
             if leaves[0].position is None:
                 value = new[leaves[0].name]
             else:
-                parts, treedef = jax.tree.flatten(_opened(owner))
+                parts, treedef = jax.tree.flatten(content(owner))
                 for leaf in leaves:
                     parts[tp.cast(int, leaf.position)] = new[leaf.name]
                 value = treedef.unflatten(parts)
@@ -213,7 +213,7 @@ Found: tp.TypeAlias = tuple[Path, tp.Any, Path, int | None, tp.Any]
 
 def _leaves(pairs: tp.Iterable[tuple[Path, tp.Any]]) -> tp.Iterator[Found]:
     for path, owner in pairs:
-        value = _opened(owner)
+        value = content(owner)
         below, treedef = jax.tree_util.tree_flatten_with_path(value)
         if jax.tree_util.treedef_is_leaf(treedef):
             if isinstance(owner, Variable) or kind_of(owner) != OTHER or spec_of(owner) is not None:
@@ -221,11 +221,6 @@ def _leaves(pairs: tp.Iterable[tuple[Path, tp.Any]]) -> tp.Iterator[Found]:
             continue
         for position, (keys, part) in enumerate(below):
             yield path, owner, tuple(map(key_name, keys)), position, part
-
-
-def _opened(owner: tp.Any) -> tp.Any:
-    value = owner.get_raw_value() if isinstance(owner, Variable) else owner
-    return value[...] if is_ref(value) else value
 
 
 def _plain_name(found: Found) -> str:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from nnxlite._text import mesh_text
 from nnxlite.distributed._agreeing import exchange
 
 A = tp.TypeVar("A")
@@ -58,7 +59,7 @@ def local_rows(sharding: Sharding, size: int) -> np.ndarray:
     if size % parts:
         raise ValueError(
             f"{where}: a batch of {size} rows does not divide into {parts} parts (spec {named.spec} on "
-            f"mesh {_mesh_text(named)}). Take {size - size % parts} or "
+            f"mesh {mesh_text(named.mesh)}). Take {size - size % parts} or "
             f"{size - size % parts + parts} rows, "
             "or pad the last batch."
         )
@@ -191,7 +192,7 @@ def _global_shape(
                 f"a part of shape {shape} does not divide: axis {axis} of {size} lies in "
                 f"{len(mine)} parts on "
                 f"the devices of this process (spec {sharding.spec} on mesh "
-                f"{_mesh_text(sharding)}). Give a "
+                f"{mesh_text(sharding.mesh)}). Give a "
                 f"multiple of {len(mine)}."
             )
         sizes.append(size // len(mine) * whole)
@@ -288,14 +289,11 @@ def _named(sharding: tp.Any, where: str) -> NamedSharding:
         )
     if not sharding.addressable_devices:
         raise ValueError(
-            f"{where}: the mesh {_mesh_text(sharding)} has no device of process {jax.process_index()}. "
-            "Make it of jax.devices(), not of jax.local_devices() of another process."
+            f"{where}: the mesh {mesh_text(sharding.mesh)} has no device of process "
+            f"{jax.process_index()}. Make it of jax.devices(), not of jax.local_devices() of another "
+            "process."
         )
     return sharding
-
-
-def _mesh_text(sharding: NamedSharding) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
 
 
 def _parts(sharding: NamedSharding, ndim: int) -> list[int]:

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from nnxlite._jax import is_ref
+from nnxlite._jax import key_name
 from nnxlite._patterns import Pattern
+from nnxlite._state import content
+from nnxlite._text import mesh_text
 from nnxlite.graph import Path, find_duplicates, iter_graph
 from nnxlite.layouts._layers import Choice, by_columns, by_rows, choices, is_linear, is_of_experts
 from nnxlite.layouts._layout import Layout, Placement
-from nnxlite.layouts._plan import WORDS, AnyMesh, Plan, Rule, mesh_text, names_in
+from nnxlite.layouts._plan import WORDS, AnyMesh, Plan, Rule, names_in
 from nnxlite.layouts._specs import names_in_spec, spec_text, ways
 from nnxlite.sharding import get_var_pspec
 from nnxlite.variables import Variable
@@ -67,22 +69,13 @@ def leaves_of(tree: tp.Any) -> list[Leaf]:
     for path, node in nodes:
         layer, parent = by_path.get(path[:-1]), by_path.get(path[:-2])
         if isinstance(node, Variable):
-            value = node.get_raw_value()
-            value = value[...] if is_ref(value) else value
-            for keys, array in jax.tree_util.tree_flatten_with_path(value)[0]:
+            for keys, array in jax.tree_util.tree_flatten_with_path(content(node))[0]:
                 if is_array(array):
-                    names = tuple(map(_key_name, keys))
+                    names = tuple(map(key_name, keys))
                     found.append(Leaf(path, names, array, node, layer, parent))
         elif is_array(node) and path[:-1] not in inside:
             found.append(Leaf(path, (), node, None, layer, parent))
     return sorted(found, key=lambda leaf: [(str(type(k)), k) for k in leaf.path])
-
-
-def _key_name(key: tp.Any) -> tp.Any:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return getattr(key, attribute)
-    return key
 
 
 def paths_of(leaf: Leaf, duplicates: list[list[Path]]) -> list[Path]:
@@ -175,7 +168,7 @@ def _division(leaf: Leaf, plan: Plan, mesh: AnyMesh, rules: Rules, caller: str) 
     for axis, why in found:
         if axis is None:
             return Division(whole, why)
-        size, number = shape[axis], math.prod(mesh.shape[n] for n in names_in(axes))
+        size, number = shape[axis], ways(PartitionSpec(axes), mesh)
         if size % number == 0:
             return Division(_along(shape, axis, axes), f"{part}: {why}")
         refused.append(f"{why}: {number} does not divide {size}")
@@ -194,9 +187,9 @@ def _with_fsdp(leaf: Leaf, division: Division, plan: Plan, mesh: AnyMesh) -> Div
     shape = leaf.value.shape
     if plan.fsdp is None:
         return division if why or any(spec) else Division(spec, f"plan: {plan}")
-    if not shape or division.why == "a scalar":
+    if not shape:
         return division
-    number = math.prod(mesh.shape[name] for name in names_in(plan.fsdp))
+    number = ways(PartitionSpec(plan.fsdp), mesh)
     used = set(names_in_spec(PartitionSpec(*spec)))
     if used & set(names_in(plan.fsdp)):
         return division
@@ -246,7 +239,7 @@ def check_spec(
                     f"{begin}: {mesh_axis!r} stands there twice. Divide one axis by it."
                 )
             used.add(mesh_axis)
-        number = math.prod(mesh.shape[mesh_axis] for mesh_axis in names_in(part))
+        number = ways(PartitionSpec(part), mesh)
         if shape[axis] % number:
             raise ValueError(
                 f"{begin}: {number} devices ({part!r}) cannot divide axis {axis} of size {shape[axis]} "
@@ -269,27 +262,25 @@ class Rules:
         self._plan, self._mesh, self._caller = plan, mesh, caller
         self._in_container = isinstance(tree, (tuple, list, dict))
         self._duplicates = find_duplicates(tree) if self._rules else []
-        self._matched: set[str] = set()
-        if self._rules:
-            for leaf in leaves:
-                for path in paths_of(leaf, self._duplicates):
-                    self._find(path)
-            self._check_all_match(leaves)
+        self._found: dict[Path, tuple[str, Rule]] = {}  # what the first rule for a path says
+        matched: set[str] = set()
+        for leaf in leaves if self._rules else ():
+            for path in paths_of(leaf, self._duplicates):
+                self._find(path, matched)
+        self._check_all_match(leaves, matched)
 
-    def _find(self, path: Path) -> tuple[str, Rule] | None:
+    def _find(self, path: Path, matched: set[str]) -> None:
         names = [".".join(map(str, path))]
         if self._in_container:
             names.append(".".join(map(str, path[1:])))
-        found = None
         for pattern, rule in self._rules:
             if any(pattern.match(name) is not None for name in names):
-                self._matched.add(pattern.text)
-                found = found or (pattern.text, rule)
-        return found
+                matched.add(pattern.text)
+                self._found.setdefault(path, (pattern.text, rule))
 
-    def _check_all_match(self, leaves: list[Leaf]) -> None:
+    def _check_all_match(self, leaves: list[Leaf], matched: set[str]) -> None:
         for pattern, _ in self._rules:
-            if pattern.text not in self._matched:
+            if pattern.text not in matched:
                 names = [leaf.name for leaf in leaves]
                 near = difflib.get_close_matches(pattern.text, names[:1000], n=3, cutoff=0.3)
                 listed = ", ".join(near or names[:MOST_REASONS])
@@ -306,9 +297,9 @@ class Rules:
         """
         found: dict[Path, tuple[str, Division]] = {}
         for path in paths_of(leaf, self._duplicates) if self._rules else ():
-            match = self._find(path)
-            if match is not None:
-                found[path] = match[0], self._division(leaf, path, *match)
+            if path in self._found:
+                text, rule = self._found[path]
+                found[path] = text, self._division(leaf, path, text, rule)
         if not found:
             return None
         (first, (text, division)), *others = found.items()

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from nnxlite._text import human_bytes
-from nnxlite.layouts._plan import AnyMesh, Plan, mesh_text
-from nnxlite.layouts._specs import names_in_spec, spec_text
+from nnxlite._text import human_bytes, mesh_text
+from nnxlite.layouts._plan import AnyMesh, Plan
+from nnxlite.layouts._specs import spec_text, ways
 
 if tp.TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -150,7 +150,7 @@ class Layout:
         >>> layout.put({"x": np.zeros((8, 2))})["x"].sharding == layout.batch
         True
         """
-        number = math.prod(self.mesh.shape[name] for name in names_in_spec(self.batch.spec))
+        number = ways(self.batch.spec, self.mesh)
 
         def put(path: tp.Any, x: tp.Any) -> jax.Array:
             if np.ndim(x) and np.shape(x)[0] % number:

@@ -9,6 +9,8 @@ import typing as tp
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from nnxlite._text import mesh_text
+
 Axes: tp.TypeAlias = "str | tuple[str, ...] | None"
 AnyMesh: tp.TypeAlias = "Mesh | AbstractMesh"
 Rule: tp.TypeAlias = "PartitionSpec | tp.Sequence[tp.Any] | str | None"
@@ -152,8 +154,3 @@ def _usual_axis(word: str, mesh: AnyMesh, caller: str) -> str:
         f"{caller}: the plan {word!r} uses the mesh axis {' or '.join(map(repr, usual))}, and the mesh "
         f"has the axes {mesh_text(mesh)}. Say which one: nnx.Plan({word}={mesh.axis_names[0]!r})."
     )
-
-
-def mesh_text(mesh: AnyMesh) -> str:
-    """The axes of a mesh with their sizes."""
-    return ", ".join(f"{name}={size}" for name, size in mesh.shape.items())

@@ -10,12 +10,13 @@ from jax.sharding import AxisType, PartitionSpec
 from nnxlite._errors import warn_user
 from nnxlite._jax import is_ref, is_tracing, new_ref
 from nnxlite._state import from_flat_state
+from nnxlite._text import mesh_text
 from nnxlite.boundary import StateSharding
 from nnxlite.filters import PathIn
 from nnxlite.graph import Path, find_duplicates, is_graph_node, update
 from nnxlite.layouts._decide import Leaf, decide, leaves_of, paths_of
 from nnxlite.layouts._layout import Layout
-from nnxlite.layouts._plan import AnyMesh, PlanLike, as_plan, mesh_text
+from nnxlite.layouts._plan import AnyMesh, PlanLike, as_plan
 from nnxlite.transforms import eval_shape, jit
 from nnxlite.variables import PLACEMENT, Variable
 

@@ -16,7 +16,8 @@ from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._errors import path_text, short_type
-from nnxlite._jax import is_ref, key_name
+from nnxlite._jax import key_name
+from nnxlite._state import content
 from nnxlite.graph import GraphDef, Path, compare, differences_text, iter_graph, merge, split
 from nnxlite.objects import List
 from nnxlite.variables import PLACEMENT, Variable
@@ -147,7 +148,7 @@ class _Leaves:
         pairs, self._treedef = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_leaf)
         self.paths: list[Path] = [tuple(map(key_name, path)) for path, _ in pairs]
         self._leaves = [leaf for _, leaf in pairs]
-        self.values = [_read(leaf) for leaf in self._leaves]
+        self.values = [content(leaf) for leaf in self._leaves]
 
     def rebuilt(self, values: tp.Sequence[tp.Any], change: Change) -> tp.Any:
         """A new object with other values, and a change to the names of axes in annotations."""
@@ -158,11 +159,6 @@ class _Leaves:
             for leaf, value in zip(self._leaves, values)
         ]
         return merge(self.graphdef, self._treedef.unflatten(leaves))
-
-
-def _read(leaf: tp.Any) -> tp.Any:
-    value = leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
-    return value[...] if is_ref(value) else value
 
 
 def _shape(value: tp.Any) -> tuple[int, ...]:
