@@ -10,8 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NEEDS = {"serving.md": "flatbuffers"}
-"""Packages without which the Python of a page cannot run."""
+NEEDS: dict[str, tuple[str, ...]] = {
+    "docs/serving.md": ("flatbuffers",),
+    "docs/recipes/checkpoint-and-resume.md": ("orbax.checkpoint",),
+    "docs/recipes/pretrained-weights.md": ("orbax.checkpoint", "safetensors"),
+}
+"""Packages without which the Python of a page cannot run, by its path in the repository."""
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -37,8 +41,8 @@ def test_python_of(page, tmp_path, monkeypatch):
     code = program(page.read_text())
     if not code.strip():
         pytest.skip("no Python on this page")
-    if page.name in NEEDS:
-        pytest.importorskip(NEEDS[page.name])
+    for package in NEEDS.get(page.relative_to(ROOT).as_posix(), ()):
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)  # what a page writes stays out of the repository
     # A traceback then quotes the page, not the program made of it.
     linecache.cache[str(page)] = (len(code), None, code.splitlines(True), str(page))
