@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS: dict[str, tuple[str, ...]] = {
+    "docs/first-model.md": ("orbax.checkpoint", "sklearn", "matplotlib"),
     "docs/serving.md": ("flatbuffers",),
     "docs/recipes/checkpoint-and-resume.md": ("orbax.checkpoint",),
     "docs/recipes/pretrained-weights.md": ("orbax.checkpoint", "safetensors"),
