@@ -1,0 +1,63 @@
+"""What MkDocs calls while it builds the site: files outside `docs/` that pages link to are pages too."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = re.compile(
+    r"\]\(((?:\.\./)+)(examples/\w+|tests/[\w/]+|\.ci/\w+|CHANGELOG|LICENSE)(\.\w+)?\)"
+)
+"""Links of a page to a file of the repository that is not in `docs/`."""
+
+
+def source_page(path: Path) -> str:
+    """A page with the text of a file; a script is introduced by the first line of its docstring."""
+    text = path.read_text(encoding="utf-8")
+    name = path.relative_to(ROOT).as_posix()
+    if path.suffix == ".md":
+        return text
+    intro = (
+        (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+        if path.suffix == ".py"
+        else ""
+    )
+    return f"# `{name}`\n\n{intro}\n\n````{path.suffix[1:] or 'text'}\n{text}\n````\n"
+
+
+def page_name(path: str) -> str:
+    """Where the site has a file: `examples/digits.py` is `source/examples/digits.md`."""
+    return f"source/{path.lstrip('.')}.md"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for every file outside that some page links to."""
+    linked: set[str] = set()
+    for file in files.documentation_pages():
+        if file.src_uri.endswith(".md"):
+            linked |= {
+                match[2] + (match[3] or "") for match in OUTSIDE.finditer(file.content_string)
+            }
+    for name in sorted(linked):
+        if (ROOT / name).is_file():  # what is not there stays a broken link, which fails the build
+            page = File.generated(config, page_name(name), content=source_page(ROOT / name))
+            files.append(page)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let links to files outside lead to those pages."""
+    here = "../" * page.file.src_uri.count("/")
+
+    def inside(match: re.Match[str]) -> str:
+        name = match[2] + (match[3] or "")
+        known = files.get_file_from_path(page_name(name))
+        return f"]({here}{page_name(name)})" if known else match[0]
+
+    return OUTSIDE.sub(inside, markdown)
