@@ -1,4 +1,7 @@
-"""What MkDocs calls while it builds the site: files outside `docs/` that pages link to are pages too."""
+"""What MkDocs calls while it builds the site.
+
+Files outside `docs/` that pages link to are pages, too; entries of the API have the name that programs write.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ OUTSIDE = re.compile(
     r"\]\(((?:\.\./)+)(examples/\w+|tests/[\w/]+|\.ci/\w+|CHANGELOG|LICENSE)(\.\w+)?\)"
 )
 """Links of a page to a file of the repository that is not in `docs/`."""
+ENTRY = re.compile(r"^::: nnxlite\.([\w.]+)$", re.MULTILINE)
+"""The line of a page that stands for the docstring of a name."""
 
 
 def source_page(path: Path) -> str:
@@ -22,7 +27,7 @@ def source_page(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(ROOT).as_posix()
     if path.suffix == ".md":
-        return text
+        return text.replace("](docs/", "](../")
     intro = (
         (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
         if path.suffix == ".py"
@@ -52,7 +57,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links to files outside lead to those pages."""
+    """Let links to files outside lead to those pages, and head the entries of the API."""
     here = "../" * page.file.src_uri.count("/")
 
     def inside(match: re.Match[str]) -> str:
@@ -60,4 +65,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         known = files.get_file_from_path(page_name(name))
         return f"]({here}{page_name(name)})" if known else match[0]
 
-    return OUTSIDE.sub(inside, markdown)
+    def headed(match: re.Match[str]) -> str:
+        options = f"      heading: nnx.{match[1]}\n      toc_label: {match[1]}\n"
+        return f"{match[0]}\n    options:\n{options}"
+
+    return OUTSIDE.sub(inside, ENTRY.sub(headed, markdown))

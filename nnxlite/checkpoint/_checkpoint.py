@@ -179,7 +179,7 @@ def restore(
         nnxlite.checkpoint.CheckpointError: for a renaming that matches nothing or one name twice.
         ImportError: without Orbax (`pip install "nnxlite[checkpoint]"`).
 
-        Nothing is changed then.
+    The objects are unchanged after an error.
 
     >>> import nnxlite as nnx, tempfile
     >>> folder = tempfile.mkdtemp() + "/weights"

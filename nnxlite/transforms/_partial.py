@@ -96,10 +96,10 @@ def jit_partial(
     Args:
         fun: the function.
         partial_args: its first arguments.
-        in_shardings, out_shardings, static_argnums, static_argnames, donate_argnums,
-            donate_argnames, keep_unused, device, backend, inline, donate, max_traces, graph,
-            graph_updates: see `jit`. Argument number 0 stands for all of `partial_args`, 1 for the
-            first further argument.
+        in_shardings, out_shardings: see `jit`; argument number 0 stands for all of `partial_args`, 1
+            for the first further argument.
+        static_argnums, static_argnames, donate_argnums, donate_argnames: the same.
+        keep_unused, device, backend, inline, donate, max_traces, graph, graph_updates: see `jit`.
 
     Returns:
         A function of the further arguments, with the methods of a function under `jit`.

@@ -1,0 +1,157 @@
+"""`docs/build.py`: every public name has an entry in `docs/api`, and the build of the site is strict."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import nnxlite
+
+ROOT = Path(__file__).parents[1]
+
+
+def load(name: str) -> types.ModuleType:
+    """A program of `docs`, which is not a package."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+build = load("build")
+
+
+def test_every_public_name_has_one_entry_and_a_docstring():
+    assert build.api_problems() == []
+
+
+def test_the_index_links_to_every_page():
+    pages = {path.name for path in build.API.glob("*.md")}
+    linked = set(re.findall(r"^\| \[[^]]+\]\((\S+?)\)", (build.API / "index.md").read_text(), re.M))
+    assert linked == pages - {"index.md"}
+
+
+# Each check can fail ------------------------------------------------------------------------------
+
+
+def problems(tmp_path: Path, pages: dict[str, str], **names: object) -> list[str]:
+    """What is wrong with some pages for a package with some names."""
+    package = types.ModuleType("package")
+    for name, value in names.items():
+        setattr(package, name, value)
+    for name, text in pages.items():
+        (tmp_path / name).write_text(text)
+    return build.api_problems(tmp_path, package)
+
+
+def documented():
+    """Does nothing."""
+
+
+def test_a_name_that_no_page_lists(tmp_path):
+    pages = {"a.md": "::: nnxlite.f\n"}
+    assert problems(tmp_path, pages, f=documented) == []
+    found = problems(tmp_path, pages, f=documented, g=documented)
+    assert found == [f"nnx.g is on no page of {tmp_path.name}"]
+
+
+def test_a_name_that_is_listed_twice(tmp_path):
+    pages = {"a.md": "::: nnxlite.f\n", "b.md": "| `nnx.f` | does nothing |\n"}
+    assert problems(tmp_path, pages, f=documented) == ["nnx.f is listed 2 times: a.md, b.md"]
+
+
+def test_a_name_that_does_not_exist(tmp_path):
+    pages = {"a.md": "::: nnxlite.f\n\n::: nnxlite.sub.g\n"}
+    assert problems(tmp_path, pages, f=documented) == ["a.md: nnx.sub.g does not exist"]
+
+
+def test_a_name_without_a_docstring(tmp_path):
+    def bare():
+        pass
+
+    assert problems(tmp_path, {"a.md": "::: nnxlite.f\n"}, f=bare) == [
+        "a.md: nnx.f has no docstring"
+    ]
+    assert problems(tmp_path, {"a.md": "| `nnx.f` |  |\n"}, f=bare) == [
+        "a.md: the row of nnx.f does not say what it is"
+    ]
+
+
+def test_a_name_that_is_not_what_the_table_says(tmp_path):
+    row = "| `nnx.f` | `math.sin` | the sine |\n"
+    assert problems(tmp_path, {"a.md": row}, f=documented) == ["a.md: nnx.f is not math.sin"]
+    row = row.replace("math.sin", "no_such.module")
+    assert problems(tmp_path, {"a.md": row}, f=documented) == ["a.md: nnx.f is not no_such.module"]
+
+
+def test_a_name_of_a_submodule(tmp_path):
+    pages = {"a.md": "| `nnx.lora` | `nnxlite.lora` | adapters |\n"}
+    missing = problems(tmp_path, pages, lora=nnxlite.lora)
+    assert "nnx.lora.inject is on no page" in " ".join(missing)
+    below = problems(tmp_path, pages, lora=nnxlite.lora, inject=nnxlite.lora.inject)
+    assert "lora.inject" not in " ".join(below)  # the package has it itself
+
+
+# Docstrings as Markdown ---------------------------------------------------------------------------
+
+
+def test_examples_are_fenced_and_names_are_links():
+    pytest.importorskip("griffe")
+    docstrings = load("docstrings")
+    examples = ">>> f(1)\n1\n\n>>> f(\n...     2)\n2"
+    text = f"What `nnx.split` does to a `State`.\n\n{examples}\n\nMore: `x`.\n\n>>> g()"
+    fenced = docstrings.fenced(text)
+    assert fenced == (
+        "What `nnx.split` does to a `State`.\n\n"
+        f"```pycon\n{examples}\n```\n\n"
+        "More: `x`.\n\n```pycon\n>>> g()\n```"
+    )
+    linked = docstrings.linked(fenced, "merge")
+    assert "[`nnx.split`][nnxlite.split]" in linked and "[`State`][nnxlite.State]" in linked
+    assert "`x`" in linked and "`nnx.split` does" in docstrings.linked(text, "split")
+
+
+# The site -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["[a](missing.md)", "[a](index.md#missing)"])
+def test_a_broken_link_or_anchor_fails_the_build(broken, tmp_path):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    settings = (ROOT / ".mkdocs.yml").read_text()
+    # The settings of the repository, with two pages and without what reads the package.
+    settings = re.sub(
+        r"^(nav|plugins|hooks|extra_css):.*?(?=^\w|\Z)", "", settings, flags=re.M | re.S
+    )
+    settings = re.sub(r"^  (favicon|logo):.*\n", "", settings, flags=re.M)
+    (tmp_path / "mkdocs.yml").write_text(settings)
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "index.md").write_text("# Title\n\n[there](page.md#part)\n")
+    (docs / "page.md").write_text("# Page\n\n## Part\n")
+
+    def made() -> subprocess.CompletedProcess[str]:
+        shutil.rmtree(tmp_path / "site", ignore_errors=True)
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "mkdocs.yml"]
+        return subprocess.run(
+            command, cwd=tmp_path, env=build.environment(), capture_output=True, text=True
+        )
+
+    whole = made()
+    assert whole.returncode == 0, whole.stderr
+    (docs / "page.md").write_text(f"# Page\n\n## Part\n\n{broken}\n")
+    assert made().returncode != 0
+
+
+def test_help_names_the_steps():
+    command = [sys.executable, str(ROOT / "docs" / "build.py"), "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(option in text for option in ("--no-code", "--serve", "--out", "--notebooks"))
