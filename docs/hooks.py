@@ -1,6 +1,7 @@
 """What MkDocs calls while it builds the site.
 
-Files outside `docs/` that pages link to are pages, too; entries of the API have the name that programs write.
+Files outside `docs/` that pages link to are pages, too, and entries of the API have the name that
+programs write.
 """
 
 from __future__ import annotations
