@@ -210,9 +210,14 @@ def feature_mismatch(layer: tp.Any, inputs: tp.Any, kernel: tp.Any, name: str = 
     """The message for inputs whose last axis does not match the second-last axis of a parameter."""
     shape, expected = tuple(inputs.shape), kernel.shape[-2]
     got = f"{shape[-1]} on its last axis" if shape else "no axis at all"
+    stacked = (
+        " It looks like a stack of layers: map over it with nnx.vmap, or loop with nnx.scan."
+        if kernel.ndim > 2
+        else ""
+    )
     return (
         f"{layer_name(layer)} expects {expected} feature(s) on the last axis of its input: "
-        f"`{name}` has shape {tuple(kernel.shape)}; got an input of shape {shape}, with {got}."
+        f"`{name}` has shape {tuple(kernel.shape)}; got an input of shape {shape}, with {got}.{stacked}"
     )
 
 

@@ -100,6 +100,13 @@ def test_linear_names_both_shapes_of_a_misfit(shape):
     assert f"input of shape {shape}" in str(error.value)
 
 
+def test_linear_says_that_it_is_a_stack():
+    create = nnx.vmap(lambda rngs: nnx.Linear(3, 4, rngs=rngs))
+    layers = create(nnx.Rngs(0).fork(split=5))
+    with pytest.raises(TypeError, match=r"looks like a stack of layers: map over it with nnx.vmap"):
+        layers(jnp.ones((2, 3)))
+
+
 @pytest.mark.parametrize("sizes", [(2.5, 3), (3, -1), ("a", 3), ((2,), 3)])
 def test_linear_refuses_what_is_no_size_before_it_draws(sizes):
     rngs = nnx.Rngs(0)
