@@ -46,6 +46,7 @@ QUICK = frozenset(
     graph/test_graphdef.py graph/test_plans.py graph/test_writes.py
     inspect/test_tabulate.py
     laws/test_nothing_lost.py layouts/test_plans.py laws/test_order.py
+    migrate/test_imports.py
     nn/test_linear.py nn/test_modes.py nn/test_names.py
     objects/test_capture.py objects/test_containers.py objects/test_module.py
     parallel/test_remat_layers.py

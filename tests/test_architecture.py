@@ -40,6 +40,7 @@ LAYERS = [
     {"nn"},
     {"training", "inspect", "checkpoint", "decoding", "serving", "layouts", "parallel"},
     {"compat", "helpers", "lora", "wrappers", "_paths"},
+    {"migrate"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
