@@ -13,7 +13,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS: dict[str, tuple[str, ...]] = {
     "docs/first-model.md": ("orbax.checkpoint", "sklearn", "matplotlib"),
     "docs/serving.md": ("flatbuffers",),
+    "docs/recipes/beside-others.md": ("flax", "equinox"),
     "docs/recipes/checkpoint-and-resume.md": ("orbax.checkpoint",),
+    "docs/recipes/data-loading.md": ("orbax.checkpoint",),
     "docs/recipes/pretrained-weights.md": ("orbax.checkpoint", "safetensors"),
 }
 """Packages without which the Python of a page cannot run, by its path in the repository."""
