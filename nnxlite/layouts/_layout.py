@@ -198,7 +198,8 @@ class Layout:
         from rich.console import Console
 
         file = io.StringIO()
-        Console(file=file, width=200, force_terminal=False).print(self)
+        console = Console(file=file, width=200, force_terminal=False, force_jupyter=False)
+        console.print(self)
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
     def __rich__(self) -> tp.Any:

@@ -289,6 +289,15 @@ def test_a_layout_says_what_lies_where():
     )
 
 
+def test_a_layout_is_text_in_a_notebook_too(monkeypatch):
+    import rich.console
+
+    layout = nnx.plan_layout(ABSTRACT, MESH, "fsdp+tensor")
+    outside = str(layout)
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    assert str(layout) == outside
+
+
 def test_a_long_layout_lists_its_largest_arrays():
     model = nnx.Dict({f"w{i}": nnx.Param(np.zeros(i + 1)) for i in range(70)})
     text = str(nnx.plan_layout(model, MESH, "data"))
