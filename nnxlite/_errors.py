@@ -61,8 +61,8 @@ class TraceContextError(NnxError):
         write = "write" if attribute is None else f"write of {attribute!r}"
         Exception.__init__(
             self,
-            f"Cannot mutate {what} different trace level: it belongs to {belongs}, the {write} "
-            f"happens {running}. Pass the object to the transformed function as an argument "
+            f"Cannot mutate {what} different trace level: it belongs to {belongs}, and the {write} "
+            f"happens inside {running}. Pass the object to the transformed function as an argument "
             "(nnxlite transforms write its changes back), or return the new value and assign it "
             "outside.",
         )

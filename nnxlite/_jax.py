@@ -67,11 +67,11 @@ def in_this_trace(value: tp.Any) -> bool:
 def describe_trace(ref: TraceRef) -> str:
     """A trace reference in words, for error messages."""
     if ref is EAGER:
-        return "eager (outside every transform)"
+        return "eager code (outside every transform)"
     trace = ref()
     if trace is None:
         return "a transform that has ended"
-    return f"inside a transform ({type(trace).__name__})"
+    return f"a transform ({type(trace).__name__})"
 
 
 # Mutable array references -----------------------------------------------------------------

@@ -463,9 +463,7 @@ def test_an_object_made_inside_a_transform_can_be_changed_there():
 def test_an_object_kept_from_inside_a_transform_cannot_be_changed_outside():
     kept = []
     jax.jit(lambda x: kept.append(Affine(2)) or x)(1.0)
-    with pytest.raises(
-        nnx.TraceContextError, match="a transform that has ended|inside a transform"
-    ):
+    with pytest.raises(nnx.TraceContextError, match=r"belongs to a transform .* inside eager code"):
         kept[0].shift = jnp.zeros(2)
 
 
