@@ -2,6 +2,8 @@
 
 A frozen module is a pytree of its fields and a function of its inputs: it goes into `jax.vmap` as a
 function, into `filter_grad` as an argument, and comes out of a training step as a new one.
+
+Result: the mean squared error falls from about 0.5 to less than 0.03; with `--quick`, to less than 0.1.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from the newest complete checkpoint. The parameters of the first and the third a
     python examples/checkpoint_resume.py            # about a minute on two CPU cores
     python examples/checkpoint_resume.py --quick    # fewer steps
 
+Result: parameters and optimizer of the resumed run have the same bits as without the interruption.
 `resume.png` in the output folder shows the loss of all three.
 """
 

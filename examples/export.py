@@ -3,6 +3,8 @@
     python examples/export.py            # some seconds on two CPU cores
     python examples/export.py --quick    # fewer steps and requests
 
+Result: requests of any size run three programs, and as many scans are read right as before export.
+
 The network tells handwritten digits (the scans ship inside scikit-learn). The file that is served,
 `digits.exported`, and `export.png`, the latency of requests by their size, are in the output folder.
 """

@@ -2,6 +2,9 @@
 
 A network that was trained on one target is adapted to another by its last layer alone.  Which
 leaves learn is a tree of bools, made with `tree_at`; the step is compiled once, whatever is frozen.
+
+Result: the frozen layer keeps its bits, and the mean squared error of the new target falls below
+0.01, from about 1; with `--quick`, below 0.3.
 """
 
 from __future__ import annotations

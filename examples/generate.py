@@ -6,6 +6,8 @@ last tenth is never seen in training.
     python examples/generate.py            # a few minutes on two CPU cores
     python examples/generate.py --quick    # some seconds, and a model that can barely spell
 
+Result: fewer bits per letter, on text that was not in training, than the frequency of letters takes.
+
 The text that the model writes appears while it is written. `generate.png` in the output folder shows
 how training went, `generate.txt` what each way of sampling writes after the same words.
 """

@@ -7,6 +7,8 @@ has to find out who learns what. The data is made here, so nothing is downloaded
     python examples/moe.py            # about a minute on two CPU cores
     python examples/moe.py --quick    # some seconds
 
+Result: an accuracy of at least 0.98; with `--quick`, at least 0.8.
+
 Without several devices, eight virtual ones are made of the CPU. At the end there are a table of the load
 of each expert, with the letters that it serves, and `moe.png` with the same by letter.
 """

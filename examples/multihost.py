@@ -5,6 +5,9 @@ are the same. A reader of scanned digits (scikit-learn has them) is trained twic
 devices, each with a part of the batch ("data"), and with parameters and optimizer spread over them
 ("fsdp"). All processes save a checkpoint of the second one, and restore it into the first.
 
+Result: at least 97 % of the test scans are read right, and as many after the restore; with `--quick`,
+at least 90 %.
+
     python examples/multihost.py --quick
     python -m nnxlite.distributed --processes 4 examples/multihost.py --quick
     python -m nnxlite.distributed --processes 2 --devices-per-process 4 examples/multihost.py

