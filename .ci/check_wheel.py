@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 import sysconfig
 import zipfile
@@ -18,6 +19,10 @@ roots = {name.split("/")[0] for name in names if ".dist-info/" not in name}
 assert roots == {"nnxlite"}, f"the wheel installs {sorted(roots)}"
 assert "nnxlite/py.typed" in names, "the wheel does not carry py.typed"
 assert any(name.endswith("licenses/LICENSE") for name in names), "the wheel carries no licence"
+versions = {Path(sys.argv[1]).name.split("-")[1], importlib.metadata.version("nnxlite")}
+assert versions == {nnx.__version__}, f"the wheel is {versions}, the package {nnx.__version__}"
+metadata = importlib.metadata.metadata("nnxlite")
+assert metadata["License-Expression"] == "Apache-2.0" and metadata["Description"], "bare metadata"
 
 home = Path(sysconfig.get_paths()["purelib"])
 assert Path(nnx.__file__).is_relative_to(home), f"{nnx.__file__} is not the installed wheel"
@@ -37,4 +42,4 @@ def step(model, optimizer):
 
 losses = [float(step(model, optimizer)) for _ in range(50)]
 assert losses[-1] < losses[0] / 10, losses
-print(f"{len(names)} files; a model trains on jax {jax.__version__}")
+print(f"nnxlite {nnx.__version__}, {len(names)} files; a model trains on jax {jax.__version__}")

@@ -6,6 +6,8 @@
 (1, 3)
 """
 
+__version__ = "0.1.0"  # the only place to change it: see docs/releasing.md
+
 import sys as _sys
 from typing import NoReturn as _NoReturn
 

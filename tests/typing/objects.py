@@ -14,6 +14,8 @@ State: tp.TypeAlias = nnx.State[tp.Any, tp.Any]
 
 x = jnp.ones((1, 2))
 
+assert_type(nnx.__version__, str)
+
 
 class Block(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
