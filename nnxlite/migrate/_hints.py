@@ -65,10 +65,10 @@ EQUINOX_SAFE = frozenset(
 """Names of Equinox that mean the same in nnxlite, and take modules of both libraries."""
 
 EQUINOX_LEFT: dict[str, str] = {
-    "Module": "an immutable pytree; as nnx.Module it has an __init__, Params, and changes in place",
+    "Module": "an immutable pytree, as nnx.Module with frozen=True is; a plain one changes in place",
     "nn": "the layers of nnxlite take batches, and rngs= instead of key=",
-    "field": "belongs to eqx.Module; in an nnx.Module use nnx.static and nnx.data",
-    "static_field": "belongs to eqx.Module; in an nnx.Module use nnx.static",
+    "field": "belongs to eqx.Module; use nnx.field in an nnx.Module with frozen=True",
+    "static_field": "belongs to eqx.Module; use nnx.field(static=True), with frozen=True",
     "AbstractVar": "belongs to eqx.Module; use abc.abstractmethod or an annotation",
     "AbstractClassVar": "belongs to eqx.Module; use an annotation",
     "Partial": "use functools.partial, or jax.tree_util.Partial where it has to be a pytree",

@@ -84,7 +84,7 @@ class NnxRules:
         """The path below `nnxlite` of what a node names, or an empty text."""
         name = self.program.imported_as(node)
         if name == "flax.nnx" or name.startswith("flax.nnx."):
-            return "nnxlite" + name.removeprefix("flax.nnx")
+            return _moved(name)
         return name if name == "nnxlite" or name.startswith("nnxlite.") else ""
 
     def _name(self, node: cst.Name | cst.Attribute) -> None:
@@ -305,7 +305,7 @@ class NnxRules:
         def moved(alias: cst.ImportAlias) -> tuple[str, ...]:
             name, bound = ".".join(dotted(alias.name)), bound_name(alias)
             if _is_nnx(alias):
-                path = "nnxlite" + name.removeprefix("flax.nnx")
+                path = _moved(name)
                 if missing(path):
                     self._check(alias, path)
                     return ()
@@ -338,7 +338,7 @@ class NnxRules:
         if module == "flax":
             self._from_flax(node)
         elif module == "flax.nnx" or module.startswith("flax.nnx."):
-            self._from_nnx(node, "nnxlite" + module.removeprefix("flax.nnx"))
+            self._from_nnx(node, _moved(module))
         elif module.startswith("flax."):
             self._note(node, f"`{module}` stays", _flax_hint(module))
 
@@ -383,6 +383,12 @@ class NnxRules:
 
 def _is_nnx(alias: cst.ImportAlias) -> bool:
     return dotted(alias.name)[:2] == ("flax", "nnx")
+
+
+def _moved(name: str) -> str:
+    """A path below `flax.nnx` as one below `nnxlite`; Flax 0.8 had its modules in `flax.nnx.nnx`."""
+    rest = name.removeprefix("flax.nnx")
+    return "nnxlite" + (rest.removeprefix(".nnx") if rest.startswith(".nnx.") else rest)
 
 
 def _first(node: cst.Name | cst.Attribute, count: int) -> cst.CSTNode:

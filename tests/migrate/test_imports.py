@@ -14,6 +14,7 @@ FORMS = {
     "import flax.nnx as X": "import nnxlite as X",
     "import flax.nnx.nn.linear as X": "import nnxlite.nn.linear as X",
     "from flax.nnx import A, Param as P": "from nnxlite import A, Param as P",
+    "from flax.nnx.nnx.nn.linear import Conv": "from nnxlite.nn.linear import Conv",
     "from flax.nnx.nn.linear import Conv": "from nnxlite.nn.linear import Conv",
     "from flax.nnx import (\n    Param,  # kept\n)": "from nnxlite import (\n    Param,  # kept\n)",
     "import flax\nflax.nnx.Param": "import nnxlite\nnnxlite.Param",

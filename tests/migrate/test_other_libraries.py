@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -106,3 +107,10 @@ def test_hints_name_what_exists(table):
     for hint in getattr(_hints, table).values():
         for name in re.findall(r"nnx\.([a-zA-Z_]+)", hint):
             assert hasattr(nnx, name), name
+
+
+def test_every_hint_points_at_a_page():
+    docs = Path(__file__).parents[2] / "docs"
+    pages = {page for _, page in [*_hints.FLAX.values(), *_hints.ABSENT.values()]}
+    pages |= {_hints.FLAX_NNX, _hints.LINEN, _hints.EQUINOX, _hints.HAIKU, _hints.TORCH}
+    assert [page for page in pages if not (docs / page).is_file()] == []

@@ -1,0 +1,179 @@
+"""The rules by which docs/migrating moves weights give the outputs of the libraries they come from."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+
+RNGS = nnx.Rngs(0)
+
+
+def close(ours, theirs):
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), atol=1e-5, rtol=1e-4)
+
+
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype("float32")
+
+
+def test_layers_of_linen_have_the_same_parameters():
+    linen = pytest.importorskip("flax.linen")
+    cases = [
+        (linen.Dense(4), nnx.Linear(3, 4, rngs=RNGS), noise(2, 3)),
+        (
+            linen.Conv(4, (3, 3), strides=2),
+            nnx.Conv(3, 4, (3, 3), strides=2, rngs=RNGS),
+            noise(2, 7, 7, 3),
+        ),
+        (linen.LayerNorm(), nnx.LayerNorm(3, rngs=RNGS), noise(2, 3)),
+        (linen.GroupNorm(2), nnx.GroupNorm(4, 2, rngs=RNGS), noise(2, 3, 4)),
+        (linen.Embed(7, 4), nnx.Embed(7, 4, rngs=RNGS), np.array([1, 5])),
+        (
+            linen.MultiHeadDotProductAttention(2),
+            nnx.MultiHeadAttention(2, 6, decode=False, rngs=RNGS),
+            noise(2, 4, 6),
+        ),
+    ]
+    for theirs, ours, x in cases:
+        params = theirs.init(jax.random.key(0), x)["params"]
+        params = jax.tree.map(lambda p: p + 0.1, params)
+        nnx.update(ours, params)
+        assert jax.tree.structure(params) == jax.tree.structure(
+            nnx.to_pure_dict(nnx.state(ours, nnx.Param))
+        )
+        close(ours(x), theirs.apply({"params": params}, x))
+
+
+def test_batch_normalisation_and_lstm_of_linen():
+    linen = pytest.importorskip("flax.linen")
+    x = noise(6, 3)
+    theirs, ours = linen.BatchNorm(use_running_average=False), nnx.BatchNorm(3, rngs=RNGS)
+    variables = theirs.init(jax.random.key(0), x)
+    y, new = theirs.apply(variables, x, mutable=["batch_stats"])
+    for collection in variables.values():
+        nnx.update(ours, collection)
+    close(ours(x), y)
+    close(ours.var[...], new["batch_stats"]["var"])
+
+    x = noise(2, 4, 3)
+    theirs = linen.RNN(linen.LSTMCell(5))
+    params = theirs.init(jax.random.key(0), x)["params"]
+    (layers,) = params.values()
+    cell = nnx.LSTMCell(3, 5, rngs=RNGS)
+    nnx.update(cell, {"if_" if name == "if" else name: layers[name] for name in layers})
+    close(nnx.RNN(cell)(x), theirs.apply({"params": params}, x))
+
+
+def test_layers_of_torch():
+    torch = pytest.importorskip("torch")
+
+    def array(tensor):
+        return tensor.detach().numpy()
+
+    x = noise(2, 3)
+    theirs, ours = torch.nn.Linear(3, 4), nnx.Linear(3, 4, rngs=RNGS)
+    ours.kernel[...], ours.bias[...] = array(theirs.weight).T, array(theirs.bias)
+    close(ours(x), array(theirs(torch.tensor(x))))
+
+    x = noise(2, 3, 8, 8)
+    theirs = torch.nn.Conv2d(3, 4, 3, stride=2, padding=1)
+    ours = nnx.Conv(3, 4, (3, 3), strides=2, padding=1, rngs=RNGS)
+    ours.kernel[...] = array(theirs.weight).transpose(2, 3, 1, 0)
+    ours.bias[...] = array(theirs.bias)
+    close(ours(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2), array(theirs(torch.tensor(x))))
+
+    x = noise(2, 4, 3)
+    theirs = torch.nn.LSTM(3, 5, batch_first=True)
+    cell = nnx.OptimizedLSTMCell(3, 5, rngs=RNGS)
+    cell.dense_i.kernel[...] = array(theirs.weight_ih_l0).T
+    cell.dense_h.kernel[...] = array(theirs.weight_hh_l0).T
+    cell.dense_h.bias[...] = array(theirs.bias_ih_l0 + theirs.bias_hh_l0)
+    close(nnx.RNN(cell)(x), array(theirs(torch.tensor(x))[0]))
+
+    x = noise(6, 4)
+    for theirs, ours in (
+        (torch.nn.LayerNorm(4), nnx.LayerNorm(4, epsilon=1e-5, rngs=RNGS)),
+        (
+            torch.nn.GroupNorm(2, 4),
+            nnx.GroupNorm(4, 2, epsilon=1e-5, use_fast_variance=False, rngs=RNGS),
+        ),
+        (torch.nn.BatchNorm1d(4), nnx.BatchNorm(4, momentum=0.9, epsilon=1e-5, rngs=RNGS)),
+    ):
+        close(ours(x), array(theirs(torch.tensor(x))))
+    close(ours.mean[...], array(theirs.running_mean))
+    close((ours.var[...] - 0.9) * 6 / 5 + 0.9, array(theirs.running_var))  # of a sample
+    close(nnx.gelu(x, approximate=False), array(torch.nn.functional.gelu(torch.tensor(x))))
+
+
+def test_layers_of_equinox():
+    eqx = pytest.importorskip("equinox")
+    key = jax.random.key(0)
+    x = noise(3)
+    theirs, ours = eqx.nn.Linear(3, 4, key=key), nnx.Linear(3, 4, rngs=RNGS)
+    ours.kernel[...], ours.bias[...] = theirs.weight.T, theirs.bias
+    close(ours(x), theirs(x))
+    x = noise(3, 8, 8)
+    theirs = eqx.nn.Conv2d(3, 4, 5, key=key)
+    ours = nnx.Conv(3, 4, (5, 5), padding="VALID", rngs=RNGS)
+    assert theirs.bias.shape == (4, 1, 1)
+    ours.kernel[...], ours.bias[...] = theirs.weight.transpose(2, 3, 1, 0), theirs.bias.ravel()
+    close(ours(x.transpose(1, 2, 0)).transpose(2, 0, 1), theirs(x))
+    close(nnx.LayerNorm(3, epsilon=1e-5, rngs=RNGS)(x[:, 0, 0]), eqx.nn.LayerNorm(3)(x[:, 0, 0]))
+    assert eqx.nn.Embedding(7, 4, key=key).weight.shape == (7, 4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_layers_of_haiku():
+    hk = pytest.importorskip("haiku")
+
+    def outputs(f, *args):
+        model = hk.transform_with_state(f)
+        params, state = model.init(jax.random.key(0), *args)
+        params = jax.tree.map(lambda p: p + 0.1, params)
+        return params, *model.apply(params, state, None, *args)
+
+    x = noise(2, 4, 3)
+
+    def unroll(x):
+        core = hk.LSTM(5)
+        return hk.dynamic_unroll(core, x, core.initial_state(2))[0]
+
+    params, y, _ = outputs(unroll, x.swapaxes(0, 1))
+    i, g, f, o = jnp.split(params["lstm/linear"]["w"], 4, axis=1)
+    bi, bg, bf, bo = jnp.split(params["lstm/linear"]["b"], 4)
+    kernel = jnp.concatenate([i, f, g, o], axis=1)
+    cell = nnx.OptimizedLSTMCell(3, 5, rngs=RNGS)
+    cell.dense_i.kernel[...], cell.dense_h.kernel[...] = kernel[:3], kernel[3:]
+    cell.dense_h.bias[...] = jnp.concatenate([bi, bf + 1, bg, bo])
+    close(nnx.RNN(cell)(x), y.swapaxes(0, 1))
+
+    x = noise(6, 3)
+    params, y, state = outputs(lambda x: hk.BatchNorm(True, True, 0.9)(x, True), x)
+    ours = nnx.BatchNorm(3, momentum=0.9, rngs=RNGS)
+    ours.scale[...] = params["batch_norm"]["scale"].ravel()
+    ours.bias[...] = params["batch_norm"]["offset"].ravel()
+    close(ours(x), y)
+    close(x.mean(0), state["batch_norm/~/mean_ema"]["average"].ravel())
+
+    params, y, _ = outputs(lambda x: hk.LayerNorm(-1, True, True)(hk.Linear(4)(x)), x)
+    linear, norm = nnx.Linear(3, 4, rngs=RNGS), nnx.LayerNorm(4, epsilon=1e-5, rngs=RNGS)
+    nnx.update(linear, {"kernel": params["linear"]["w"], "bias": params["linear"]["b"]})
+    norm_ = params["layer_norm"]
+    nnx.update(norm, {"scale": norm_["scale"], "bias": norm_["offset"]})
+    close(norm(linear(x)), y)
+
+    x = noise(2, 4, 6)
+    attend = lambda x: hk.MultiHeadAttention(2, 3, model_size=6, w_init_scale=1.0)(x, x, x)
+    params, y, _ = outputs(attend, x)
+    ours = nnx.MultiHeadAttention(2, 6, decode=False, rngs=RNGS)
+    for name in ("query", "key", "value"):
+        arrays = params[f"multi_head_attention/{name}"]
+        getattr(ours, name).kernel[...] = arrays["w"].reshape(6, 2, 3)
+        getattr(ours, name).bias[...] = arrays["b"].reshape(2, 3)
+    out = params["multi_head_attention/linear"]
+    ours.out.kernel[...], ours.out.bias[...] = out["w"].reshape(2, 3, 6), out["b"]
+    close(ours(x), y)
