@@ -251,12 +251,12 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.notebooks:
         return store_notebooks()
+    if options.serve:
+        return mkdocs("serve", "--livereload", "--no-strict")  # what is unfinished is shown, too
     problems = api_problems()
     if problems:
         raise SystemExit("docs/build.py:\n  " + "\n  ".join(problems))
     print(f"{len(entries())} public names on the pages of {API.relative_to(ROOT)}", flush=True)
-    if options.serve:
-        return mkdocs("serve")
     if not options.no_code:
         run_code()
     mkdocs("build", "--strict", "--site-dir", options.out.resolve())
