@@ -131,6 +131,7 @@ def api_problems(pages: Path = API, package: types.ModuleType | None = None) -> 
     """What is wrong with the pages of the API, a sentence each; empty if nothing is."""
     if package is None:
         package = importlib.import_module(PACKAGE)
+        importlib.import_module(f"{PACKAGE}.migrate")  # which the package itself never imports
     problems: list[str] = []
     listed = entries(pages)
     found: dict[str, tp.Any] = {}
