@@ -14,7 +14,7 @@ NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_shows_it_and_its_command(name):
-    assert f"`{name}.py`" in PAGE
+    assert f"[`{name}.py`](../examples/{name}.py)" in PAGE
     assert re.search(rf"^python .*examples/{name}\.py$", PAGE, re.MULTILINE)
 
 
@@ -32,3 +32,4 @@ def test_its_docstring_states_a_result_and_a_test_runs_it(name):
 def test_pictures_of_the_page_are_small():
     pictures = sorted((ROOT / "docs" / "gallery").glob("*.png"))
     assert [path.name for path in pictures if path.stat().st_size > 100_000] == []
+    assert [path.name for path in pictures if f"gallery/{path.name}" not in PAGE] == []
