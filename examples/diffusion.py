@@ -116,7 +116,7 @@ def train_step(
 
 
 def train(train_set: Split, options: argparse.Namespace) -> tuple[Denoiser, list[float]]:
-    """The model with averaged weights, which draws better than the last one, and the losses."""
+    """The model with averaged weights, and the loss of each step."""
     model = Denoiser(rngs=nnx.Rngs(options.seed))
     schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-3, options.steps // 20, options.steps)
     optimizer = nnx.Optimizer(model, optax.adamw(schedule, weight_decay=0.01), wrt=nnx.Param)
