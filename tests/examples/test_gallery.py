@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "gallery.md").read_text()
-NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+NAMES = sorted(path.stem for path in (ROOT / "examples").glob("[!_]*.py"))
 
 
 @pytest.mark.parametrize("name", NAMES)
