@@ -18,6 +18,7 @@ EXTRAS = {
     "checkpoint": "orbax.checkpoint safetensors",
     "serving": "flatbuffers",
     "pretrained": "torch transformers",
+    "ode": "diffrax",
     "test": "pytest xdist hypothesis cloudpickle orbax.checkpoint safetensors flatbuffers",
 }
 

@@ -20,6 +20,7 @@ NEEDS = {
     "load_pretrained": ["pretrained"],
     "lora": ["checkpoint"],
     "multihost": ["checkpoint"],
+    "neural_ode": ["ode"],
 }
 """Extras that an example needs besides `examples`."""
 
