@@ -19,7 +19,7 @@ EXTRAS = {
     "serving": "flatbuffers",
     "pretrained": "torch transformers",
     "ode": "diffrax",
-    "test": "pytest xdist hypothesis cloudpickle orbax.checkpoint safetensors flatbuffers",
+    "test": "pytest xdist hypothesis cloudpickle orbax.checkpoint safetensors flatbuffers libcst",
 }
 
 
