@@ -8,7 +8,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
-from nnxlite._errors import path_text
+from nnxlite._errors import path_text, short_type
 from nnxlite._state import State
 from nnxlite.filters import Filter
 from nnxlite.graph import merge, split
@@ -61,8 +61,8 @@ class EMA(Pytree):
         for path, leaf in zip(paths(selected), leaves, strict=True):
             if not is_variable(leaf):
                 raise TypeError(
-                    f"EMA averages Variables, but the leaf at {path_text(path)} is a "
-                    f"{type(leaf).__name__}. Select Variables with the filter `only`, such as "
+                    f"EMA averages Variables, and the leaf at {path_text(path)} is not one: "
+                    f"{short_type(leaf)}. Select Variables with the filter `only`, such as "
                     "only=nnx.Param."
                 )
         self.graph = graph
