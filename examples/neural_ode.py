@@ -11,7 +11,7 @@ not in training.
 
     pip install "nnxlite[examples,ode]"
     python examples/neural_ode.py            # a minute or two on two CPU cores
-    python examples/neural_ode.py --quick    # some seconds, and a rougher model
+    python examples/neural_ode.py --quick    # half a minute, and a rougher model
 
 Result: an error of the predicted populations of at most 5 % within the time of training and 12 % over
 four times as long; with `--quick`, at most 15 % and 40 %. `neural_ode.png` in the output folder shows
