@@ -5,8 +5,8 @@ positions. With `nnx.ring_attention` the sequence is divided between the devices
 go round. With `nnx.pipeline` the layers are divided, and the batch goes through in parts. The program
 is the same each time but for the function that runs the layers and the attention that they use.
 
-    python3 examples long_sequences            # about three minutes on two CPU cores
-    python3 examples long_sequences --quick    # a shorter run
+    python examples/long_sequences.py            # about four minutes on two CPU cores
+    python examples/long_sequences.py --quick    # a shorter run
 
 Result: the first losses of the three agree within 1e-3; a step along the ring of eight devices needs
 less than a tenth of the memory for each; and at least 99 % of the repeated symbols are right.
