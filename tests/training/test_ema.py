@@ -122,7 +122,7 @@ def test_bare_arrays_are_refused_with_the_remedy():
         def __init__(self):
             self.inner = nnx.Dict(table=jnp.ones(2))
 
-    with pytest.raises(TypeError, match="leaf at inner.table is a .*only=nnx.Param"):
+    with pytest.raises(TypeError, match="leaf at inner.table is not one: float32.*only=nnx.Param"):
         nnx.EMA(Bare(), 0.5)
 
 
