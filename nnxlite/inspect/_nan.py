@@ -88,8 +88,9 @@ def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) 
 
     It looks at the arguments, then at what the methods of their modules return, in the order in which
     they return, then at the gradients of these outputs, in the order in which they come back, and
-    finally at the result. Nothing is compiled, so the call is slow; the arguments stay as they are.
-    Objects that the function does not take as arguments are not looked at.
+    finally at the result. The function runs operation by operation, so the call is slow, and the
+    first one slowest: give it the loss where the whole step is not needed. The arguments stay as they
+    are. Objects that the function does not take as arguments are not looked at.
 
     Args:
         fun: a function, such as a training step, which may be under `jit`, `grad` and other transforms;
@@ -221,6 +222,12 @@ def _arrays(tree: tp.Any) -> tp.Iterator[tuple[tuple[tp.Any, ...], tp.Any]]:
 
 def measure(x: tp.Any) -> tuple[tp.Any, ...]:
     """The least and greatest finite value, and how many are NaN or infinite."""
+    with jax.disable_jit(False):  # one program for each shape, not one for each operation
+        return _measure(x)
+
+
+@jax.jit
+def _measure(x: tp.Any) -> tuple[tp.Any, ...]:
     finite, x = jnp.isfinite(x), jnp.asarray(x, jnp.float32)
     low = jnp.min(jnp.where(finite, x, jnp.inf))
     high = jnp.max(jnp.where(finite, x, -jnp.inf))
