@@ -81,7 +81,7 @@ Ref: type = jax.Ref
 
 
 def new_ref(value: tp.Any) -> tp.Any:
-    """A fresh mutable reference that holds a copy of `value`."""
+    """A new mutable reference that contains a copy of `value`."""
     return jax.new_ref(value)
 
 

@@ -116,7 +116,7 @@ def promoted(start: tp.Any, end: tp.Any) -> tp.Any | None:
 def with_matching_types(starts: list[tp.Any], ends: list[tp.Any]) -> tuple[list[tp.Any], list[int]]:
     """Initial carry leaves of the types the body gives them, and the numbers of those that cannot be.
 
-    Variables may hold pytrees; those are compared leaf by leaf.
+    Variables may contain pytrees; those are compared leaf by leaf.
     """
     out: list[tp.Any] = []
     bad: list[int] = []

@@ -63,7 +63,7 @@ def check_trace(place: Place) -> None:
 def update(node: tp.Any, state: tp.Any, /, *states: tp.Any) -> None:
     """Write the leaves of one or more states into an object graph, in place.
 
-    Every object and Variable of the graph stays the same object. A state may hold a part of the
+    Every object and Variable of the graph stays the same object. A state may contain a part of the
     leaves; a whole Variable at a new path is added to the object there, and one at the path of an
     array or a number takes its place.
 

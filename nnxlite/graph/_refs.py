@@ -40,7 +40,7 @@ def _raw(leaf: tp.Any) -> tp.Any:
 def to_refs(node: A, /, only: Filter = _arrays) -> A:
     """A copy of a graph whose arrays are array references.
 
-    A Variable that holds an array becomes one with `ref=True`.
+    A Variable that contains an array becomes one with `ref=True`.
 
     Args:
         node: a graph object, or any structure of arrays.

@@ -295,8 +295,8 @@ def _check_kernels(model: tp.Any, layers: list[tuple[Path, tp.Any]], weight: str
         for outer, wrapper in wrappers:
             if path[: len(outer)] == outer:
                 raise ValueError(
-                    f"lora.inject: {type(wrapper).__name__} at {path_text(outer)} sets {name} anew "
-                    "in each call, so that it cannot be adapted. Choose other layers."
+                    f"lora.inject: {type(wrapper).__name__} at {path_text(outer)} sets {name} in "
+                    "each call, so it cannot be adapted. Choose other layers."
                 )
         kernel = getattr(layer, _name_of(layer, weight))
         if kernel.ndim < 2 or not jnp.issubdtype(kernel.dtype, jnp.inexact):

@@ -397,9 +397,9 @@ def jit(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> tp.Any:
-    """Compile a function whose arguments may hold modules, Variables and states.
+    """Compile a function whose arguments may contain modules, Variables and states.
 
-    Inside, the arguments are fresh objects of the same structure and sharing; what the function
+    Inside, the arguments are new objects of the same structure and sharing; what the function
     writes (values of Variables, attributes, new objects) appears on the caller's own objects after
     the call. A failed call changes nothing.
 

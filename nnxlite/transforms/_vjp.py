@@ -162,7 +162,7 @@ def vjp(
 ) -> tp.Any:
     """The value of a function, and a function from cotangents of it to cotangents of the arguments.
 
-    The cotangent of an object is an object of the same form that holds the cotangents of all its
+    The cotangent of an object is an object of the same form that contains the cotangents of all its
     leaves; those of integers and keys have the dtype `float0`.
     What the function writes into its arguments is kept, and is not differentiated. Arguments that a
     bound method or a `functools.partial` brings along are constants.
@@ -266,7 +266,7 @@ def jvp(
 ) -> tp.Any:
     """The value of a function, and its derivative along tangents of the arguments.
 
-    The tangent of an object is an object of the same form, or a State; a State may hold some of the
+    The tangent of an object is an object of the same form, or a State; a State may contain some of the
     Variables only, and the function is then not differentiated along the others. What the
     function writes into its arguments is kept.
 
