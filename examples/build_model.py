@@ -75,9 +75,15 @@ def main(arguments: list[str] | None = None) -> None:
         value, model = step(model, x, y, 0.05)
         first = value if first is None else first
 
+    # For plain JAX: the arrays are an argument, the rest (here, the activation) is not.
+    arrays, rest = nnx.partition(model, nnx.is_array)
+    plain = jax.jit(lambda arrays, x: jax.vmap(nnx.combine(arrays, rest))(x))
+    predicted = nnx.filter_vmap(model)(x)
+    np.testing.assert_allclose(plain(arrays, x), predicted, rtol=1e-3, atol=1e-5)
+
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "build_model.npz"
-    np.savez(path, x=x, y=y, predicted=jax.vmap(model)(x))
+    np.savez(path, x=x, y=y, predicted=predicted)
     print(f"loss {float(first):.4f} -> {float(value):.4f}")
     print(f"data and predictions: {path}")
 

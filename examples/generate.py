@@ -169,6 +169,12 @@ def samples(model: Writer, text: Text, length: int, use_cache: bool = True) -> d
     return {name: PROMPT + text.decode(row) for name, row in zip(SAMPLERS, out.lists())}
 
 
+def most_probable(model: Writer, text: Text, length: int) -> str:
+    """The best of the sequences that a search with four beams finds."""
+    found = nnx.beam_search(model, text.encode(PROMPT), length, beams=4)
+    return PROMPT + text.decode(found.lists()[0])
+
+
 def row_keys() -> jax.Array:
     return jax.random.split(jax.random.key(0), len(SAMPLERS))
 
@@ -212,7 +218,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(new, end="", flush=True)
     print("\n")
 
-    written = samples(model, text, length)
+    written = samples(model, text, length) | {"four beams": most_probable(model, text, length)}
     parts = [f"== {name}\n{sample}\n" for name, sample in written.items()]
     (options.out / "generate.txt").write_text("\n".join(parts), encoding="utf-8")
     table = Table("rows", "with a cache", "without", title="letters per second")

@@ -23,7 +23,7 @@ def test_quick_run_learns_and_writes(tmp_path):
     assert trained < frequency < before
     assert re.search(r"│ 5 +│ +[\d,]+ +│ +[\d,]+ +│", output)
     written = (tmp_path / "out" / "generate.txt").read_text()
-    assert written.count("The data set contains") == 5
+    assert written.count("The data set contains") == 6
     streamed = output.split("\n\n")[0]
     assert streamed in written  # the same key: the stream gives what the whole call gives
     assert (tmp_path / "out" / "generate.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
