@@ -4,6 +4,7 @@ A frozen module is a pytree of its fields and a function of its inputs: it goes 
 function, into `filter_grad` as an argument, and comes out of a training step as a new one.
 
 Result: the mean squared error falls from about 0.5 to less than 0.03; with `--quick`, to less than 0.1.
+`build_model.png` in the output folder shows the surface and what the network makes of it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
+from rich.progress import track
 
 import nnxlite as nnx
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 
 
 class Affine(nnx.Module, frozen=True):
@@ -59,6 +65,18 @@ def step(model, x, y, rate):
     return value, nnx.apply_updates(model, jax.tree.map(lambda g: -rate * g, grads))
 
 
+def draw(x: jax.Array, values: dict[str, jax.Array], path: Path) -> None:
+    """Points (count, 2), once for each set of values (count, 1), which are colours."""
+    figure, panels = plt.subplots(1, len(values), figsize=(8, 3.4), layout="constrained")
+    for axes, (title, z) in zip(panels, values.items(), strict=True):
+        points = axes.scatter(*x.T, c=z[:, 0], cmap="RdBu", vmin=-1.5, vmax=1.5, s=18)
+        axes.set(title=title, xlabel="first input", ylabel="second input")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.colorbar(points, ax=panels)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a short run")
@@ -71,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     x = jax.random.normal(data_key, (256, 2))
     y = jnp.sin(x[:, :1]) * x[:, 1:]
     first = None
-    for _ in range(100 if options.quick else 2000):
+    for _ in track(range(100 if options.quick else 2000), "training"):
         value, model = step(model, x, y, 0.05)
         first = value if first is None else first
 
@@ -82,10 +100,10 @@ def main(arguments: list[str] | None = None) -> None:
     np.testing.assert_allclose(plain(arrays, x), predicted, rtol=1e-3, atol=1e-5)
 
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "build_model.npz"
-    np.savez(path, x=x, y=y, predicted=predicted)
-    print(f"loss {float(first):.4f} -> {float(value):.4f}")
+    path = options.out / "build_model.png"
+    draw(x, {"the surface": y, "the network": predicted}, path)
     print(f"data and predictions: {path}")
+    print(f"loss {float(first):.4f} -> {float(value):.4f}")
 
 
 if __name__ == "__main__":
