@@ -24,6 +24,7 @@ import matplotlib
 import numpy as np
 import optax
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from sklearn.datasets import load_digits
 
@@ -65,7 +66,7 @@ def train(images: np.ndarray, labels: np.ndarray, steps: int) -> Network:
     model = Network(rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(3e-3), wrt=nnx.Param)
     draw = np.random.default_rng(0)
-    for _ in range(steps):
+    for _ in track(range(steps), "training", console=Console(stderr=True)):
         rows = draw.integers(0, len(labels), 64)
         train_step(model, optimizer, images[rows], labels[rows])
     model.eval()

@@ -25,6 +25,7 @@ import matplotlib
 import numpy as np
 import optax
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -65,7 +66,7 @@ def train(model: nnx.MLP, train_set, test_set, rate: float, epochs: int, seed: i
     optimizer = nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param)
     order = np.random.default_rng(seed)
     history = [accuracy(model, *test_set)]
-    for _ in range(epochs):
+    for _ in track(range(epochs), "training", console=Console(stderr=True)):
         for rows in order.permutation(len(labels))[: len(labels) // 32 * 32].reshape(-1, 32):
             train_step(model, optimizer, images[rows], labels[rows])
         history.append(accuracy(model, *test_set))

@@ -24,6 +24,8 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from rich.console import Console
+from rich.progress import track
 from sklearn.datasets import load_digits
 
 import nnxlite as nnx
@@ -101,7 +103,10 @@ def train(plan: nnx.Plan, mesh: jax.sharding.Mesh, data: Data, steps: int):
     """Model and optimizer after training, with the losses."""
     model, optimizer = nnx.init_sharded(build, mesh, plan)
     # One step at a time: virtual devices of a CPU share threads, and collectives of two steps could mix.
-    losses = [float(train_step(model, optimizer, data.training(step))) for step in range(steps)]
+    numbers = track(
+        range(steps), "training", console=Console(stderr=True), disable=jax.process_index() > 0
+    )
+    losses = [float(train_step(model, optimizer, data.training(step))) for step in numbers]
     return model, optimizer, losses
 
 
