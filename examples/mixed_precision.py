@@ -46,7 +46,7 @@ import matplotlib.pyplot as plt
 
 BATCH, WIDTH, BLOCKS = 128, 96, 3
 POLICIES = {
-    name: nnx.Policy(f"params=float32,compute={name},output=float32")
+    name: nnx.Policy(f"params=float32,compute={name}")
     for name in ("float32", "bfloat16", "float16")
 }
 
