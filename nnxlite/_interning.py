@@ -6,18 +6,32 @@ hash of its key.  So a key may lead back to the object, as the key of a static b
 the owner of the method: the garbage collector sees that cycle and frees it.  A `WeakValueDictionary`
 refers to its keys strongly, and would never free it.
 
-Threads that look up equal content at the same time get the same object.
+Threads that look up equal content at the same time get the same object.  So does a signal handler or a
+finalizer, which Python may run in the middle of a lookup, in the thread that has the lock.
 """
 
 from __future__ import annotations
 
 import collections
 import operator
+import os
 import threading
 import typing as tp
 import weakref
 
 T = tp.TypeVar("T")
+
+LOCK = threading.RLock()
+"""The one lock of the process: held for a moment where threads write what they share.
+
+It is reentrant because signal handlers and finalizers may change objects, too.  A fork waits for it, so
+that the child does not inherit it from a thread that it does not have.
+"""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release
+    )
 
 
 class _Entry(weakref.ref):
@@ -48,14 +62,13 @@ class Table(tp.Generic[T]):
     True
     """
 
-    __slots__ = ("_dead", "_entries", "_is_current", "_key_of", "_lock")
+    __slots__ = ("_dead", "_entries", "_is_current", "_key_of")
 
     def __init__(self, key: str, is_current: tp.Callable[[T], bool] | None = None) -> None:
         self._is_current = is_current
         self._key_of: tp.Callable[[T], tp.Any] = operator.attrgetter(key)
-        self._entries: dict[int, tuple[_Entry, ...]] = {}
+        self._entries: dict[int, list[_Entry]] = {}
         self._dead: collections.deque[_Entry] = collections.deque()
-        self._lock = threading.RLock()
 
     def find(self, key: tp.Any) -> T | None:
         """The object with this key, or None; raises TypeError for an unhashable key."""
@@ -68,23 +81,28 @@ class Table(tp.Generic[T]):
 
     def add(self, key: tp.Any, new: T) -> T:
         """The object with this key: `new`, unless another was there first."""
-        with self._lock:
-            known = self.find(key)
-            if known is not None:
-                return known
+        with LOCK:
             while self._dead:  # the garbage collector fills it: it must not wait for a lock
                 self._forget(self._dead.popleft())
             entry = _Entry(new, self._dead.append)
             entry.hash = hash(key)
-            self._entries[entry.hash] = (*self._entries.get(entry.hash, ()), entry)
-            return new
+            known = self.find(key)
+            if known is None:
+                self._file(entry)
+                return new
+            del entry  # before `new` is, which it would report
+            return known
+
+    def _file(self, entry: _Entry) -> None:
+        self._entries.setdefault(entry.hash, []).append(entry)
 
     def _forget(self, entry: _Entry) -> None:
-        rest = tuple(e for e in self._entries.get(entry.hash, ()) if e is not entry)
-        if rest:
-            self._entries[entry.hash] = rest
-        else:
-            self._entries.pop(entry.hash, None)
+        entries = self._entries.get(entry.hash, [])
+        if entry in entries:  # else an interrupt came before it was filed
+            entries.remove(entry)
+        if not entries:
+            for other in self._entries.pop(entry.hash, ()):  # filed just now, by a finalizer
+                self._file(other)
 
     def __len__(self) -> int:
         return sum(map(len, self._entries.values())) - len(self._dead)

@@ -13,11 +13,14 @@ import typing as tp
 import weakref
 
 import jax
+import jax.numpy as jnp
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax.core import Tracer as Tracer
+
+T = tp.TypeVar("T")
 
 TraceRef = weakref.ReferenceType  # JAX hands out one weak reference per trace; compare with `is`
 
@@ -129,6 +132,15 @@ def flatten_one_level(
     first = iter((False,))  # the tree itself is asked about first
     pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda _: next(first, True))
     return [(path[0] if path else None, child) for path, child in pairs], treedef
+
+
+def without_literals(tree: T) -> T:
+    """A tree of results with arrays in place of literals.
+
+    Outside a program, functions made by `jax.checkpoint` and `checkify` return a scalar that is the
+    same for all arguments as the literal that it was in their program, which is no `jax.Array`.
+    """
+    return jax.tree_util.tree_map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), tree)
 
 
 def is_pytree_leaf(value: tp.Any) -> bool:

@@ -2,7 +2,14 @@
 
 `*` stands for any text within one segment, `**` for any number of segments (also none), and `{name}`
 for one whole segment, the same wherever the name is used again.  What a pattern matched can be filled
-into another one: the `*`s and the `**`s in their order, names by name.
+into another one: the `*`s and the `**`s in their order, names by name.  Of several ways to match, the
+one counts in which the first wildcard stands for as much as possible, then the second, and so on.
+
+Names come from files.  A regular expression of several wildcards that tries all ways would never end for
+some of them, so the name is matched from its end, each wildcard taking as little as possible.  That
+is the same way, and what stands between two wildcards need not be moved once it was found: the
+expression has atomic groups, and takes time in proportion to the name.  Only where a `{name}` is used
+twice all ways are tried.
 """
 
 from __future__ import annotations
@@ -33,13 +40,17 @@ class Pattern:
     True
     """
 
-    __slots__ = ("_groups", "_parts", "_regex", "text")
+    __slots__ = ("_backwards", "_groups", "_parts", "_regex", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._parts: list[str | None] = []  # literal text, and None for each wildcard
         self._groups: list[str] = []  # the wildcards in their order, with repetitions
-        regex = [self._segment(segment) for segment in text.split(".")]
+        segments = text.split(".")
+        regex = [self._segment(segment) for segment in segments]
+        self._backwards = len(set(self._groups)) == len(self._groups)
+        if self._backwards:
+            regex = [_from_end(segments)]
         self._regex = re.compile("".join(regex), re.DOTALL)
 
     def _segment(self, segment: str) -> str:
@@ -78,8 +89,14 @@ class Pattern:
 
     def match(self, name: str) -> Bindings | None:
         """What the wildcards stand for in a name that matches; None for a name that does not."""
-        found = self._regex.fullmatch("." + name)
-        return None if found is None else dict(zip(self._distinct(), found.groups()))
+        name = "." + name
+        found = self._regex.fullmatch(name[::-1] if self._backwards else name)
+        if found is None:
+            return None
+        texts = found.groups()
+        if self._backwards:
+            texts = [text[::-1] for text in reversed(texts)]
+        return dict(zip(self._distinct(), texts))
 
     def _distinct(self) -> list[str]:
         return list(dict.fromkeys(self._groups))
@@ -92,3 +109,25 @@ class Pattern:
 
     def __repr__(self) -> str:
         return f"Pattern({self.text!r})"
+
+
+def _from_end(segments: list[str]) -> str:
+    """The regular expression of a pattern for names that are written backwards."""
+    regex, block, opened = "", "", False
+    for segment in reversed(segments):
+        if segment != "**":
+            block += _segment_from_end(segment)
+            continue
+        regex += f"(?>{block})" if opened else block
+        block, opened = r"((?:[^.]+\.)*?)", True
+    return regex + block
+
+
+def _segment_from_end(segment: str) -> str:
+    """A segment and the dot before it."""
+    regex, group, end = "", "", len(segment)
+    for found in reversed(list(_WILDCARD.finditer(segment))):
+        literal = re.escape(segment[found.end() : end][::-1])
+        regex += f"(?>{group}{literal})" if group else literal
+        group, end = ("([^.]+?)" if found[1] else "([^.]*?)"), found.start()
+    return f"{regex}{group}{re.escape(segment[:end][::-1])}\\."

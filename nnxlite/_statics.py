@@ -144,7 +144,7 @@ def _key(value: tp.Any, inside: tuple[tp.Any, ...] | None) -> tp.Any:
     try:
         hash(value)
     except TypeError as error:
-        raise UnhashableStatic(f"unhashable static value of type {kind.__name__}") from error
+        raise UnhashableStatic from error
     return (kind, value)
 
 

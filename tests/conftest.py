@@ -48,8 +48,10 @@ QUICK = frozenset(
     laws/test_nothing_lost.py layouts/test_plans.py laws/test_order.py
     migrate/test_imports.py
     nn/test_linear.py nn/test_modes.py nn/test_names.py
+    numerics/test_known_values.py
     objects/test_capture.py objects/test_containers.py objects/test_module.py
     parallel/test_remat_layers.py
+    reliability/test_checks.py reliability/test_hostile_text.py
     serving/test_bucketed.py sharding/test_abstract.py
     test_architecture.py test_config.py test_filters.py test_names.py test_patterns.py test_state.py
     test_text.py test_traversals.py

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
 SECTION = re.compile(
@@ -31,10 +32,8 @@ def raised(code: str, lib: tp.Any) -> str:
     # The library names the file and line of the user's function, and looks for its source.
     linecache.cache["program.py"] = (len(code), None, code.splitlines(True), "program.py")
     names = {"nnx": lib, "jax": jax, "jnp": jnp, "optax": optax, "__name__": "program"}
-    try:
+    with pytest.raises(Exception) as caught:
         exec(compile(code, "program.py", "exec", dont_inherit=True), names)
-    except Exception as error:
-        notes = [n for n in getattr(error, "__notes__", ()) if "For simplicity, JAX" not in n]
-        notes = [n for n in notes if not n.startswith("-----")]
-        return words("\n".join([f"{type(error).__name__}: {error}", *notes]))
-    raise AssertionError("The program runs.")
+    notes = [n for n in getattr(caught.value, "__notes__", ()) if "For simplicity, JAX" not in n]
+    notes = [n for n in notes if not n.startswith("-----")]
+    return words("\n".join([f"{caught.typename}: {str(caught.value)}", *notes]))

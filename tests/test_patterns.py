@@ -1,5 +1,8 @@
 """Patterns of dotted names."""
 
+import random
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,3 +53,63 @@ def test_a_pattern_filled_with_what_it_matched_is_the_name(segments):
     for pattern in map(Pattern, ("**", "*.**", "**.*", "{i}.**", "a.**", "**.0")):
         found = pattern.match(name)
         assert found is None or pattern.fill(found) == name
+
+
+def tried(pattern, name):
+    """What the wildcards stand for, by an expression that tries all ways, the greedy ones first."""
+    regex, wildcards = "", []
+    for segment in pattern.split("."):
+        if segment == "**":
+            regex += r"((?:\.[^.]+)*)"
+            wildcards.append("**")
+            continue
+        regex += r"\."
+        for part in re.split(r"(\*|\{\w+\})", segment):
+            if part == "*" or part.startswith("{"):
+                regex += "([^.]*)" if part == "*" else "([^.]+)"
+                wildcards.append(part)
+            else:
+                regex += re.escape(part)
+    found = re.fullmatch(regex, "." + name)
+    return None if found is None else list(found.groups())
+
+
+def test_the_way_that_counts_is_the_greedy_one():
+    rng = random.Random(0)
+    matches = 0
+    for _ in range(1000):
+        names = iter(("{i}", "{j}", "{k}"))
+        segments = [
+            "**" if rng.random() < 0.3 else "".join(
+                next(names, "*") if (part := rng.choice("ab*{a")) == "{" else part
+                for _ in range(rng.randint(1, 5))
+            ).replace("**", "*")
+            for _ in range(rng.randint(1, 5))
+        ]  # fmt: skip
+        pattern = ".".join(segments)
+        for _ in range(5):
+            lengths = [rng.randint(1, 4) for _ in range(rng.randint(1, 6))]
+            name = ".".join("".join(rng.choices("ab", k=length)) for length in lengths)
+            found, wanted = Pattern(pattern).match(name), tried(pattern, name)
+            assert (found is None) == (wanted is None), (pattern, name)
+            if found is not None and wanted is not None:
+                assert list(found.values()) == wanted, (pattern, name)
+                assert Pattern(pattern).fill(found) == name
+                matches += 1
+    assert matches > 300
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("x*a*a*a*a*a*b", "a" * 50_000 + "b"),
+        ("{i}a{j}a{k}a{l}x.b", "a" * 50_000 + ".b"),
+        ("x.**.a.**.a.**.a.**.b", ".".join("a" * 20_000) + ".b"),
+        ("x.**.a*a*b.**.*a*a*b.**.b", ".".join(["aaab"] * 5000) + ".b"),
+        ("**.x.**.a.**", ".".join("a" * 20_000)),
+    ],
+    ids=["stars", "names", "segments", "both", "around"],
+)
+def test_no_name_takes_for_ever(pattern, name):
+    """An expression that tries all ways would go on for years."""
+    assert Pattern(pattern).match(name) is None

@@ -188,6 +188,7 @@ class State(Shown, _Methods[K, V]):
     def __setitem__(self, key: K, value: tp.Any) -> None:
         if isinstance(value, abc.Mapping):
             value = self._nnx_inner(key, value)
+        touch(self)  # before and after: what interrupts this must leave no plan valid
         self._mapping[key] = value
         touch(self)
 
@@ -211,6 +212,8 @@ class State(Shown, _Methods[K, V]):
             self[tp.cast(tp.Any, name)] = value
 
     def __delitem__(self, key: K) -> None:
+        if key in self._mapping:
+            touch(self)
         del self._mapping[key]
         touch(self)
 

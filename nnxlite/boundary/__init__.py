@@ -78,6 +78,7 @@ from nnxlite.boundary._replay import replay as replay
 from nnxlite.boundary._replay import replay_crossing as replay_crossing
 from nnxlite.boundary._replay import write_leaves as write_leaves
 from nnxlite.boundary._settings import Layout as Layout
+from nnxlite.boundary._settings import fresh_variables as fresh_variables
 from nnxlite.boundary._settings import mentioned as mentioned
 from nnxlite.boundary._settings import no_room as no_room
 from nnxlite.boundary._settings import output_names as output_names

@@ -16,6 +16,7 @@ import typing as tp
 from nnxlite.boundary._inputs import CallDef, Inner
 from nnxlite.boundary._outdef import CameIn, Edit, Fresh, Outputs, Source
 from nnxlite.boundary._outputs import only_structure_of
+from nnxlite.boundary._prefixes import leaves_of_code
 from nnxlite.graph import (
     REF_LEAF,
     ArrayCode,
@@ -208,7 +209,7 @@ class _Matching:
         self._left: dict[int, tuple[tp.Any, ...]] = {}
 
     def match_roots(self, pairs: tp.Sequence[tuple[int, int]], only_carry: bool) -> str | None:
-        """Match the roots of the carry, then all others; returns what is wrong."""
+        """Match the roots of the carry, then others with carried leaves; returns what is wrong."""
         carry = [(self.before.roots[a], self.results[b], False) for a, b in pairs]
         problem = self._match(carry) or self._match_edited()
         if problem or only_carry:
@@ -216,7 +217,8 @@ class _Matching:
         carried = {a for a, _ in pairs}
         self.in_edit = False
         for root, (old, new) in enumerate(zip(self.before.roots, self.arguments)):
-            if root not in carried and self._match([(old, new, False)]) is SHARED:
+            in_part = any(self.is_carried(leaf) for leaf, _ in leaves_of_code(self.before, old))
+            if root not in carried and in_part and self._match([(old, new, False)]) is SHARED:
                 return SHARED
         return self._match_edited()
 

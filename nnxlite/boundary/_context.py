@@ -133,16 +133,17 @@ class UpdateContextManager:
 
     def __init__(self, tag: tp.Hashable) -> None:
         self.tag = tag
-        self._entered: list[UpdateContext] = []
+        self._entered: dict[int, UpdateContext] = {}  # also in other threads and tasks
 
     def __enter__(self) -> UpdateContext:
         context = UpdateContext(self.tag)
-        self._entered.append(context)
+        self._entered[id(context)] = context
         _active.set((*_active.get(), context))
         return context
 
     def __exit__(self, *exc: tp.Any) -> None:
-        context = self._entered.pop()
+        context = next(c for c in reversed(_active.get()) if id(c) in self._entered)
+        del self._entered[id(context)]
         _active.set(tuple(c for c in _active.get() if c is not context))
         context._forget()
 

@@ -105,6 +105,17 @@ class CallDef:
         self.key = (treedef, where, graphdef, extra, trees)
         self.cache: dict[tp.Any, tp.Any] = {}
 
+    def remember(self, key: tp.Any, value: T) -> T:
+        """Add to the `cache` what follows from this call and a key; returns it.
+
+        The cache is emptied when it is full: a key may be a filter that is another function in each step
+        of training, and the call lives as long as the model.
+        """
+        if len(self.cache) >= _ENTRIES_PER_CALL:
+            self.cache.clear()
+        self.cache[key] = value
+        return value
+
     @property
     def num_arrays(self) -> int:
         """How many leaves are not part of the graph: ordinary leaves of the argument pytrees."""
@@ -155,6 +166,7 @@ class CallDef:
         return call_def, (self.treedef, self.where, self.graphdef, self.extra, self.trees)
 
 
+_ENTRIES_PER_CALL = 64
 _interned: Table[CallDef] = Table("key")
 
 
@@ -222,6 +234,21 @@ class Inputs:
         new.roots = tuple([leaves[i] for i in new.where])
         new.arrays = [leaves[i] for i in others]
         new._enter(False)
+        return new
+
+    @classmethod
+    def rebuilt(cls, call: CallDef, leaves: tp.Sequence[tp.Any]) -> Inputs:
+        """New objects for the arguments of a call, with these leaves in them, of whatever type."""
+        new = object.__new__(cls)
+        new.treedef, new.where, new.graphdef, new.trees = (
+            call.treedef,
+            call.where,
+            call.graphdef,
+            call.trees,
+        )
+        new.arrays, new.values = call.by_side(leaves)
+        inner = Inner(call, new.values)
+        new.roots, new.plan, new._nodes = tuple(inner.roots()), None, lambda: inner.nodes
         return new
 
     def _enter(self, trees: bool) -> None:

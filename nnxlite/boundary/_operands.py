@@ -12,6 +12,7 @@ import functools
 import inspect
 import types
 import typing as tp
+import weakref
 
 import jax
 
@@ -132,12 +133,16 @@ class _Source:
 
 
 class _Signature(inspect.Signature):
-    """A signature that gives the leaves of arguments names of their own."""
+    """A signature that gives the leaves of arguments names of their own.
 
-    names: Names
+    JAX keeps the signature of a function in caches that refer to the function itself weakly. So this one
+    does not refer to the names, which lead to the function: it asks the function for them.
+    """
+
+    fun: tp.Callable[[], tp.Any]
 
     def bind(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        return types.SimpleNamespace(arguments=dict(self.names(*args, **kwargs)))
+        return types.SimpleNamespace(arguments=dict(self.fun().names(*args, **kwargs)))
 
 
 def describe(
@@ -159,7 +164,8 @@ def describe(
     signature = inspect.signature(run, follow_wrapped=False)
     if names is not None:
         signature = _Signature([*signature.parameters.values()])
-        signature.names = names
+        signature.fun = weakref.ref(described)
+        described.names = names  # type: ignore[attr-defined]
     described.__signature__ = signature  # type: ignore[attr-defined]
     inner = fun
     while isinstance(inner, functools.partial):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import typing as tp
 
 import jax
@@ -103,12 +104,27 @@ class OutDef:
         return hash((self.written, self.where, self.nodes, self.graph, self.treedef))
 
 
-@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Fixed:
     """A static value as a pytree without leaves: how an `OutDef` crosses a JAX transform."""
 
     value: tp.Any
+
+
+class _Again(dict[tuple[()], Fixed]):
+    """The structure of a `Fixed`, which is found in it under its children: there are none.
+
+    So JAX makes what a program returns without running Python code, where an interrupt would be raised
+    and the result be lost, with buffers that were donated for it.
+    """
+
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] - never edited
+        return hash(self[()])
+
+
+jax.tree_util.register_pytree_node(
+    Fixed, lambda fixed: ((), _Again({(): fixed})), tp.cast(tp.Any, operator.getitem)
+)
 
 
 class Outputs(tp.NamedTuple):

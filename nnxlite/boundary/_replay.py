@@ -6,6 +6,7 @@ objects are made once.  Everything that may be refused is refused before anythin
 
 from __future__ import annotations
 
+import operator
 import typing as tp
 
 import jax
@@ -13,6 +14,7 @@ import jax
 from nnxlite._errors import TraceContextError
 from nnxlite._jax import describe_trace, new_ref, trace_state
 from nnxlite._statics import own_copy
+from nnxlite._together import Writes
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._outdef import Crossing, Fresh, OutDef, OutGraph, Outputs, Source
 from nnxlite.boundary._refusals import refuse_fixed
@@ -28,10 +30,10 @@ from nnxlite.graph import (
     children_of,
     fill,
     new_shell,
+    note_definition_of,
     resolve,
-    set_definition,
 )
-from nnxlite.variables import VariableDef, make, write_raw
+from nnxlite.variables import VariableDef, make, note_definition, note_raw
 
 
 def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
@@ -55,15 +57,15 @@ def _replay(
     if definition.graph is not None:
         outputs = Outputs(definition, result, written, fresh)
         return _replay_graph(inputs, outputs, definition.graph)
+    if definition.treedef is not None:
+        leaves = list(result)
+        nodes = inputs.nodes()
+        for position, code in zip(definition.where, definition.nodes):
+            leaves.insert(position, nodes[code.number])
+        result = jax.tree_util.tree_unflatten(definition.treedef, leaves)
     if definition.written:
         _write(inputs, definition.written, written)
-    if definition.treedef is None:
-        return result
-    leaves = list(result)
-    nodes = inputs.nodes()
-    for position, code in zip(definition.where, definition.nodes):
-        leaves.insert(position, nodes[code.number])
-    return jax.tree_util.tree_unflatten(definition.treedef, leaves)
+    return result
 
 
 def write_leaves(inputs: Inputs, new: tp.Mapping[int, tp.Any]) -> None:
@@ -77,9 +79,17 @@ def write_leaves(inputs: Inputs, new: tp.Mapping[int, tp.Any]) -> None:
 
 def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
     """Store values in the caller's Variables, and arrays in the caller's objects."""
-    plan, trace = inputs.plan, trace_state.value
-    if plan is not None and plan.trace is trace and plan.write(at, values):
+    plan = inputs.plan
+    if plan is not None and plan.trace is trace_state.value and plan.write(at, values):
         return
+    writes = Writes()
+    _note_values(writes, inputs, at, values)
+    writes.make()
+
+
+def _note_values(writes: Writes, inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
+    """Note the writes of values, after checking that they are allowed."""
+    trace = trace_state.value
     nodes = inputs.nodes()
     leaf_nodes = inputs.graphdef.decoded.leaf_nodes
     variables: list[tuple[tp.Any, tp.Any]] = []
@@ -94,15 +104,17 @@ def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
             variable._refuse_write()
     places = _places(inputs.graphdef.decoded, nodes, arrays) if arrays else []
     for variable, value in variables:
-        write_raw(variable, value)
+        note_raw(writes, variable, value)
     for node, name, code in places:
         custom = CUSTOM_NODES.get(type(node))
         if custom is None:
             attributes = node.__dict__
-            attributes[name] = _with_arrays(attributes[name], code, arrays)
+            new = _with_arrays(attributes[name], code, arrays, writes)
+            writes.add(attributes.__setitem__, name, new)
         else:
             held = dict(custom.flatten(node)[0])[name]
-            custom.set_key(node, name, _with_arrays(held, code, arrays))
+            new = _with_arrays(held, code, arrays, writes)
+            writes.add_foreign(custom.set_key, node, name, new)
 
 
 def _places(
@@ -128,19 +140,20 @@ def _array_leaves(code: Code) -> tp.Iterator[int]:
         yield code.leaf
 
 
-def _with_arrays(held: tp.Any, code: Code, arrays: dict[int, tp.Any]) -> tp.Any:
-    """The value of an attribute, with new arrays; lists, dicts and States are changed in place."""
+def _with_arrays(held: tp.Any, code: Code, arrays: dict[int, tp.Any], writes: Writes) -> tp.Any:
+    """The value of an attribute, with new arrays; lists, dicts and States are to be changed in place."""
     if not isinstance(code, ContainerCode):
         return arrays.get(code.leaf, held) if isinstance(code, ArrayCode) else held
     keys = code.definition.keys
     children = [child for _, child in children_of(held)]
-    new = [_with_arrays(child, c, arrays) for child, c in zip(children, code.codes)]
+    new = [_with_arrays(child, c, arrays, writes) for child, c in zip(children, code.codes)]
     if all(a is b for a, b in zip(children, new)):
         return held
     if code.definition.container.in_place:
+        note = writes.add if type(held) in (list, dict) else writes.add_foreign
         for key, before, after in zip(keys, children, new):
             if after is not before:
-                held[key] = after
+                note(operator.setitem, held, key, after)
         return held
     return code.definition.build(new)
 
@@ -165,8 +178,10 @@ def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
             outer[old]._refuse_write()
     for number, *_ in graph.edits:
         _check_trace(outer[tp.cast(int, graph.origin[number])])
-    if outputs.definition.written:
-        _write(inputs, outputs.definition.written, outputs.written)
+    writes = Writes()
+    definition = outputs.definition
+    if definition.written:
+        _note_values(writes, inputs, definition.written, outputs.written)
     leaves = [source.pick(inputs.values, outputs.fresh) for source in graph.sources]
     _make_refs(graph, leaves)
     nodes: list[tp.Any] = []
@@ -185,7 +200,7 @@ def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
         else:
             nodes.append(leaves[decoded.node_leaves[i]])
     for old, kind in graph.kinds:
-        outer[old]._redefine(kind.metadata)
+        note_definition(writes, outer[old], kind)
     codes_of = dict(decoded.children)
     for number, codes in decoded.children:
         if graph.origin[number] is None:
@@ -194,14 +209,15 @@ def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
     for number, names, removed in graph.edits:
         node_def = decoded.node_defs[number]
         codes = dict(zip(node_def.layout.data, codes_of[number]))
-        _edit(nodes[number], node_def, names, removed, codes, nodes, leaves)
-    definition = outputs.definition
-    if definition.treedef is None:
-        return outputs.result
-    result = list(outputs.result)
-    for position, code in zip(definition.where, decoded.roots[graph.first_result :]):
-        result.insert(position, resolve(code, nodes, leaves))
-    return jax.tree_util.tree_unflatten(definition.treedef, result)
+        _note_edit(writes, nodes[number], node_def, names, removed, codes, nodes, leaves)
+    result = outputs.result
+    if definition.treedef is not None:
+        parts = list(result)
+        for position, code in zip(definition.where, decoded.roots[graph.first_result :]):
+            parts.insert(position, resolve(code, nodes, leaves))
+        result = jax.tree_util.tree_unflatten(definition.treedef, parts)
+    writes.make()
+    return result
 
 
 def _make_refs(graph: OutGraph, leaves: list[tp.Any]) -> None:
@@ -218,7 +234,8 @@ def _make_refs(graph: OutGraph, leaves: list[tp.Any]) -> None:
                 leaves[leaf] = made[source]
 
 
-def _edit(
+def _note_edit(
+    writes: Writes,
     node: tp.Any,
     node_def: ObjectDef,
     names: tuple[tp.Any, ...],
@@ -227,35 +244,35 @@ def _edit(
     nodes: list[tp.Any],
     leaves: list[tp.Any],
 ) -> None:
-    """Repeat the changes of one object on the caller's own."""
+    """Note the writes that repeat the changes of one object on the caller's own."""
     custom = CUSTOM_NODES.get(node_def.type)
     if custom is not None:
         for name in removed:
-            custom.pop_key(node, name)
+            writes.add_foreign(custom.pop_key, node, name)
         for name in names:
             value = (
                 resolve(codes[name], nodes, leaves) if name in codes else node_def.template[name]
             )
-            custom.set_key(node, name, value)
+            writes.add_foreign(custom.set_key, node, name, value)
         return
     attributes = node.__dict__
     for name in removed:
-        attributes.pop(name, None)
+        writes.add(attributes.pop, name, None)
     for name in names:
         if name not in codes:
-            attributes[name] = own_copy(node_def.template[name])
+            writes.add(attributes.__setitem__, name, own_copy(node_def.template[name]))
             continue
         value = resolve(codes[name], nodes, leaves)
         held = attributes.get(name)
         if type(held) is list and type(value) is list:
-            held[:] = value
+            writes.add(held.__setitem__, slice(None), value)
         elif type(held) is dict and type(value) is dict:
-            held.clear()
-            held.update(value)
+            writes.add(held.clear)
+            writes.add(held.update, value)
         else:
-            attributes[name] = value
-    _set_status(node, node_def.layout.status)
-    set_definition(node, node_def)
+            writes.add(attributes.__setitem__, name, value)
+    writes.add(_set_status, node, node_def.layout.status)
+    note_definition_of(writes, node, node_def)
 
 
 _set_status = GraphNode.__dict__["_nnx_status"].__set__

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite.boundary._inputs import CallDef
-from nnxlite.boundary._outdef import CameIn, Fresh, OutDef, Outputs
+from nnxlite.boundary._outdef import CameIn, Fresh, OutDef, OutGraph, Outputs, Source
 from nnxlite.boundary._partition import Partition
 from nnxlite.boundary._prefixes import (
     FilterMapping,
@@ -29,6 +29,7 @@ from nnxlite.boundary._prefixes import (
     leaves_of_code,
     shown,
 )
+from nnxlite.graph import NodeCode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,10 @@ class OutSettings(tp.NamedTuple):
         return [*self.result, *self.written, *self.fresh]
 
 
+Resolve: tp.TypeAlias = tp.Callable[[tp.Any, tuple[tp.Any, ...], tp.Any, Source], tp.Any]
+"""From a setting, a path, a Variable and where its value comes from, to the setting of that leaf."""
+
+
 def output_settings(
     call: CallDef,
     out: Outputs,
@@ -76,11 +81,13 @@ def output_settings(
     out_prefix: tp.Any,
     what: str,
     default: tp.Any,
+    resolve: Resolve | None = None,
 ) -> OutSettings:
     """Settings of everything that leaves, from those of the graph leaves and roots that came in.
 
     Written Variables keep their input setting; new Variables of an argument follow its prefix; the
     result follows `out_prefix`. `default` is the setting where none is given; None leaves it open.
+    `resolve` says what a setting means for one leaf, where settings may be functions of leaves.
 
     Raises ValueError where the result refers to a leaf that has another setting already.
     """
@@ -105,12 +112,25 @@ def output_settings(
             if isinstance(source, CameIn):
                 continue
             root, *path = decoded.path(decoded.leaf_frames[leaf])
-            setting = by_root[root] if root < len(by_root) else default
+            if root < len(by_root):
+                setting = by_root[root]
+            else:
+                came_from, *start = _where_from(call, graph, root)
+                setting, path = root_settings[came_from], [*start, *path]
             if isinstance(setting, PrefixMapping):
                 setting = setting.map_prefix(tuple(path), shown(decoded, leaf))
             fresh[source.number] = setting
-    _check_shared(call, out, value_settings, settings, fresh, what, default)
+    _check_shared(call, out, value_settings, settings, fresh, what, default, resolve)
     return OutSettings(result, written, fresh)
+
+
+def _where_from(call: CallDef, graph: OutGraph, root: int) -> tuple[tp.Any, ...]:
+    """Where an object came in that is now neither below an argument nor in the result: root and path."""
+    code = graph.graphdef.decoded.roots[root]
+    origin = graph.origin[code.number] if isinstance(code, NodeCode) else None
+    assert origin is not None, "what leaves on its own came in"
+    path = call.graphdef.paths_of_node(origin)[0]
+    return path if call.graphdef.num_roots != 1 else (0, *path)
 
 
 def _check_shared(
@@ -121,6 +141,7 @@ def _check_shared(
     fresh: list[tp.Any],
     what: str,
     default: tp.Any,
+    resolve: Resolve | None,
 ) -> None:
     """Raise ValueError where the result refers to a leaf that has another setting already."""
     definition, graph = out.definition, out.definition.graph
@@ -133,6 +154,9 @@ def _check_shared(
             setting = settings[position]
             if isinstance(setting, PrefixMapping):
                 setting = setting.map_prefix(path, shown(decoded, leaf))
+            if resolve is not None:
+                variable = shown(decoded, leaf)
+                setting, before = (resolve(x, path, variable, source) for x in (setting, before))
             if setting is before or setting == before or (setting is None and default is None):
                 continue
             if isinstance(source, CameIn):
@@ -145,6 +169,16 @@ def _check_shared(
                 f"'{path_text(path)}' with {setting!r}, {where} it has {before!r}. "
                 "Give both the same setting, or return a copy (nnx.clone)."
             )
+
+
+def fresh_variables(out: Outputs) -> list[tp.Any]:
+    """What filters see of each value that did not come in."""
+    seen: dict[int, tp.Any] = {}
+    graph = out.definition.graph
+    for leaf, source in enumerate(() if graph is None else graph.sources):
+        if graph is not None and isinstance(source, Fresh):
+            seen[source.number] = shown(graph.graphdef.decoded, leaf)
+    return [seen.get(number, value) for number, value in enumerate(out.fresh)]
 
 
 def output_names(

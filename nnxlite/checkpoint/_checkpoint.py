@@ -8,6 +8,7 @@ ends in between, `restore` and the next `save` find the newest complete one.
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing as tp
 
 import jax
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._text import human_bytes
+from nnxlite._untrusted import printable
 from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._contents import PYTHON_TYPES, Contents, Leaf, Spec
 from nnxlite.checkpoint._errors import CheckpointError, together
@@ -89,7 +91,7 @@ def _make_room(target: epath.Path, overwrite: bool) -> None:
         if not is_checkpoint(target):
             raise FileExistsError(f"{target} is not a checkpoint, and is not overwritten.")
     new = _beside(target)[0]
-    for left_over in target.parent.glob(f"{new.name}*") if target.parent.exists() else ():
+    for left_over in [*_orbax.unfinished_of(new), *([new] if new.exists() else [])]:
         left_over.rmtree()
 
 
@@ -330,7 +332,7 @@ class Info:
                 kind = self.classes.get(item, "pytree")
                 count = "1 leaf" if len(names) == 1 else f"{len(names):,} leaves"
                 lines.append(f"{item}: {kind} with {count}")
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
 
 def info(path: tp.Any, /) -> Info:
@@ -369,4 +371,4 @@ def info(path: tp.Any, /) -> Info:
 def _nbytes(spec: Spec) -> int:
     if spec.is_python or spec.key_impl:
         return 0
-    return int(np.prod(spec.shape, dtype=np.int64)) * jnp.dtype(spec.dtype).itemsize
+    return math.prod(spec.shape) * jnp.dtype(spec.dtype).itemsize

@@ -88,11 +88,11 @@ def spec_of(value: tp.Any) -> Spec | None:
 def _impl_name(value: tp.Any) -> str:
     if isinstance(value, jax.Array):
         return str(jax.random.key_impl(value))
-    known = (name for name in _IMPLS if jax.random.key(0, impl=name).dtype == value.dtype)
+    known = (name for name in KEY_IMPLS if jax.random.key(0, impl=name).dtype == value.dtype)
     return next(known, str(value.dtype))  # of an abstract key that the user's own code defines
 
 
-_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
+KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -178,11 +178,19 @@ class Contents:
         }
 
     def write(self, new: tp.Mapping[str, tp.Any]) -> None:
-        """Put new values in the place of leaves, by name; nothing but writing is left to be done."""
+        """Put new values in the place of leaves, by name.
+
+        What can fail comes first: values are put together, by code of users, and compared with
+        references, whose dtype stays, before the first one is written.
+
+        Raises CheckpointError for a reference of another dtype.
+        """
         by_owner: dict[Path, list[Leaf]] = collections.defaultdict(list)
         for name in new:
             by_owner[self.leaves[name].path].append(self.leaves[name])
         bare: list[tuple[Path, tp.Any]] = []
+        refs: list[tuple[tp.Any, tp.Any]] = []
+        variables: list[tuple[Variable, tp.Any]] = []
         for path, leaves in by_owner.items():
             owner = leaves[0].owner
             if leaves[0].position is None:
@@ -193,14 +201,23 @@ class Contents:
                     parts[tp.cast(int, leaf.position)] = new[leaf.name]
                 value = treedef.unflatten(parts)
             if isinstance(owner, Variable) and not owner.ref:
-                owner.set_raw_value(value)
+                variables.append((owner, value))
             elif isinstance(owner, Variable) or is_ref(owner):
                 ref = owner.get_raw_value() if isinstance(owner, Variable) else owner
-                ref[...] = value
+                if ref.dtype != value.dtype:
+                    raise CheckpointError(
+                        f"'{leaves[0].name}' is a reference to {ref.dtype}, which cannot become "
+                        f"{value.dtype}. Nothing was changed. Pass cast=True."
+                    )
+                refs.append((ref, value))
             else:
                 bare.append((path, value))
         if bare:
             update(self.root, FlatState(bare, sort=False))
+        for ref, value in refs:
+            ref[...] = value
+        for owner, value in variables:
+            owner.set_raw_value(value)
 
 
 def _is_shared(path: Path, value: tp.Any) -> bool:

@@ -7,6 +7,7 @@ import typing as tp
 from collections.abc import Iterator
 
 from nnxlite._errors import NnxError
+from nnxlite._untrusted import printable_lines
 from nnxlite.distributed import ProcessError, agreed
 
 if tp.TYPE_CHECKING:
@@ -16,10 +17,15 @@ if tp.TYPE_CHECKING:
 class CheckpointError(NnxError, ValueError):
     """Base of the exceptions below; raised itself for what cannot be saved.
 
+    Control characters in names that come from files are escaped in its message.
+
     >>> import nnxlite as nnx
     >>> issubclass(nnx.checkpoint.MismatchError, nnx.checkpoint.CheckpointError)
     True
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable_lines(message))
 
 
 class MismatchError(CheckpointError):

@@ -24,12 +24,13 @@ import struct
 import typing as tp
 import uuid
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import jax
 import numpy as np
 
-from nnxlite.checkpoint._contents import Spec
+from nnxlite._untrusted import parse_json, read_json, shape_of, strings
+from nnxlite.checkpoint._contents import KEY_IMPLS, Spec
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError
 from nnxlite.checkpoint._operations import as_dtype
 
@@ -98,19 +99,33 @@ class Files:
         if math.prod(shape) == 0:
             return np.empty(shape, as_dtype(dtype))
         try:
-            return np.memmap(path, as_dtype(dtype), "r", offset, shape)
+            array = np.memmap(path, as_dtype(dtype), "r", offset, shape)
         except (OSError, ValueError) as error:
             raise DamagedError(f"{path} has changed since its header was read: {error}") from error
+        if dtype == "bool" and (array.view(np.uint8) > 1).any():
+            # XLA computes with the byte: a truth value of 2 would be neither equal to True nor False.
+            raise DamagedError(f"{path} has bytes in {name!r} that are no truth values.")
+        return array
 
 
 def located(path: Path) -> Path:
     """The file, or index, that a path stands for."""
+    try:
+        return _located(path)
+    except OSError as error:
+        if isinstance(error, NotFoundError):
+            raise
+        raise NotFoundError(f"{path} cannot be found: {error.strerror}.") from error
+
+
+def _located(path: Path) -> Path:
     if path.is_dir():
         for name in (f"model{SUFFIX}", f"model{INDEX}"):
             if (path / name).is_file():
                 return path / name
         there = sorted(p.name for p in path.iterdir())
-        found = [n for n in there if n.endswith(INDEX)] or [n for n in there if n.endswith(SUFFIX)]
+        files = [name for name in there if (path / name).is_file()]
+        found = [n for n in files if n.endswith(INDEX)] or [n for n in files if n.endswith(SUFFIX)]
         if len(found) == 1:
             return path / found[0]
         what = (
@@ -150,33 +165,38 @@ def contents_of(path: Path) -> dict[str, Stored]:
     try:
         with safe_open(path, framework="np") as opened:
             metadata = opened.metadata() or {}
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, MemoryError) as error:
         raise DamagedError(f"{path} is no safetensors file: {_reason(path, error)}") from error
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, tp.Any] = json.loads(file.read(length))
-    header.pop("__metadata__", None)
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = parse_json(file.read(length))
+        header.pop("__metadata__", None)
+        fields = {
+            name: (shape_of(entry["shape"]), entry["dtype"], int(entry["data_offsets"][0]))
+            for name, entry in header.items()
+        }
+    except (OSError, struct.error, ValueError, TypeError, KeyError) as error:
+        raise DamagedError(f"{path} has a header that is not valid: {error}.") from error
     impls = _impls(path, metadata)
     return {
-        name: _stored(path, name, entry, 8 + length, impls.get(name))
-        for name, entry in header.items()
+        name: _stored(path, name, shape, code, 8 + length + offset, impls.get(name))
+        for name, (shape, code, offset) in fields.items()
     }
 
 
 def _impls(path: Path, metadata: tp.Mapping[str, str]) -> dict[str, str]:
     try:
-        impls = json.loads(metadata.get(KEYS, "{}"))
-    except ValueError:
-        impls = None
-    if not isinstance(impls, dict):
-        raise DamagedError(f"{path} has no valid list of random keys: {metadata[KEYS][:80]!r}.")
-    return impls
+        return strings(parse_json(metadata.get(KEYS, "{}").encode()))
+    except ValueError as error:
+        raise DamagedError(
+            f"{path} has no valid list of random keys: {metadata[KEYS][:80]!r}."
+        ) from error
 
 
 def _stored(
-    path: Path, name: str, entry: dict[str, tp.Any], start: int, impl: str | None
+    path: Path, name: str, shape: tuple[int, ...], code: str, offset: int, impl: str | None
 ) -> Stored:
-    shape, code = tuple(entry["shape"]), entry["dtype"]
     if code not in _DTYPES:
         raise DamagedError(
             f"{path} has {name!r} in the dtype {code}, which JAX has no arrays of; known are "
@@ -184,7 +204,11 @@ def _stored(
         )
     dtype = _DTYPES[code]
     spec = Spec(shape, dtype) if impl is None else Spec(shape[:-1], f"key<{impl}>")
-    return Stored(path, start + entry["data_offsets"][0], shape, dtype, spec)
+    if impl in KEY_IMPLS and raw_form(spec) != (dtype, shape):
+        raise DamagedError(
+            f"{path} has {name!r} as random keys of {impl}, and as {dtype}{list(shape)}, which are none."
+        )
+    return Stored(path, offset, shape, dtype, spec)
 
 
 MAGIC = {
@@ -231,21 +255,30 @@ def _reason(path: Path, error: Exception) -> str:
 def indexed(path: Path) -> dict[str, Stored]:
     """What an index lists, from all of its files."""
     try:
-        weight_map = json.loads(path.read_bytes())["weight_map"]
+        weight_map = strings(read_json(path)["weight_map"])
         by_file: dict[str, list[str]] = collections.defaultdict(list)
         for name, file in weight_map.items():
-            by_file[os.fspath(file)].append(name)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+            by_file[file].append(name)
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise DamagedError(
             f'{path} is no index of safetensors files, which has {{"weight_map": {{name: file}}}}: '
             f"{type(error).__name__}: {error}"
         ) from error
     for file in by_file:
         normal = os.path.normpath(file)
-        if os.path.isabs(file) or "\\" in file or normal.split(os.sep)[0] in ("..", "."):
-            raise DamagedError(f"{path} refers to {file!r}, which is not in its folder.")
-        if not (path.parent / file).is_file():
-            raise NotFoundError(f"{path} lists {file!r}, and there is no such file beside it.")
+        if (
+            os.path.isabs(file)
+            or PureWindowsPath(file).drive
+            or "\\" in file
+            or normal.split(os.sep)[0] in ("..", ".")
+        ):
+            raise DamagedError(f"{path} refers to {repr(file)[:200]}, which is not in its folder.")
+        with contextlib.suppress(OSError):  # a name that is too long is none
+            if (path.parent / file).is_file():
+                continue
+        raise NotFoundError(
+            f"{path} lists {repr(file)[:200]}, and there is no such file beside it."
+        )
     found: dict[str, Stored] = {}
     for file, names in by_file.items():
         stored = contents_of(path.parent / file)

@@ -217,7 +217,7 @@ class Manager:
                 if step is not None or number == steps[0]:
                     raise
                 warn_user(f"Step {number} is passed over for the one before it. {error}")
-        raise AssertionError("unreachable")
+        raise AssertionError  # the last step returns or raises
 
     @property
     def steps(self) -> list[int]:

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import json
+import os
+import re
 import typing as tp
+import zlib
 
 import jax
 import numpy as np
 
 from nnxlite._jax import key_name
+from nnxlite._untrusted import LARGEST, is_file, parse_json, read_json, shape_of, strings
 from nnxlite.checkpoint._checksums import checksum, local_sum
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec, name_of
+from nnxlite.checkpoint._contents import PYTHON_TYPES, Contents, Leaf, Spec, name_of
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError, together
-from nnxlite.checkpoint._files import looks_like
+from nnxlite.checkpoint._files import looks_like, raw_form
 from nnxlite.distributed import agreed, exchange
 
 ARRAYS, ABOUT = "arrays", "nnxlite"
@@ -87,42 +92,90 @@ class Stored:
                 value = self.values[name]
                 parts = [value.real, value.imag] if isinstance(value, complex) else value
                 leaves[name]["value"] = parts
-        return {
+        about = {
             "format": FORMAT,
             "leaves": leaves,
             "aliases": self.aliases,
             "settings": self.settings,
             "classes": self.classes,
         }
+        return sealed(about)
 
     @classmethod
     def from_json(cls, given: tp.Any, where: tp.Any) -> Stored:
-        """What was stored; CheckpointError for another format, DamagedError for anything else."""
+        """What was stored; CheckpointError for a later format, DamagedError for anything else.
+
+        Nothing but what `as_json` writes is accepted: of each leaf a shape, the name of a dtype that
+        JAX has, and a checksum, or a value of one of the types in `PYTHON_TYPES`.
+        """
         try:
-            if given["format"] > FORMAT:
+            if type(given["format"]) is int and given["format"] > FORMAT:
                 raise CheckpointError(
                     f"{where} was written by a later version of nnxlite (format {given['format']}; "
                     f"this version reads {FORMAT}). Upgrade nnxlite."
                 )
-            specs, checksums, sums, values = {}, {}, {}, {}
+            if given["format"] != FORMAT or ("crc32" in given and sealed(given) != given):
+                raise ValueError("its content is not what was written")
+            specs: dict[str, Spec] = {}
+            found: dict[str, dict[str, tp.Any]] = {"crc32": {}, "sum64": {}, "value": {}}
             for name, entry in given["leaves"].items():
-                shape = tuple(int(size) for size in entry["shape"])
-                specs[name] = Spec(shape, str(entry["dtype"]))
-                if "crc32" in entry:
-                    checksums[name] = int(entry["crc32"])
-                if "sum64" in entry:
-                    sums[name] = int(entry["sum64"])
-                if "value" in entry:
-                    value = entry["value"]
-                    values[name] = complex(*value) if isinstance(value, list) else value
-            tables = [dict(given[table]) for table in ("aliases", "settings", "classes")]
-            return cls(specs, checksums, values, *tables, sums=sums)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+                specs[name] = spec = _stored_spec(name, entry)
+                kind, value = _stored_value(name, spec, entry)
+                if kind is not None:
+                    found[kind][name] = value
+            tables = [strings(given[table]) for table in ("aliases", "settings", "classes")]
+            return cls(specs, found["crc32"], found["value"], *tables, sums=found["sum64"])
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise DamagedError(
                 f"{where}: {ABOUT}/metadata is damaged ({type(error).__name__}: {error})."
             ) from error
+
+
+def sealed(about: dict[str, tp.Any]) -> dict[str, tp.Any]:
+    """A description with the CRC-32 of its content; those of earlier versions have none."""
+    content = {name: value for name, value in about.items() if name != "crc32"}
+    return {**content, "crc32": zlib.crc32(json.dumps(content, sort_keys=True).encode())}
+
+
+def _stored_spec(name: str, entry: tp.Any) -> Spec:
+    """The shape and dtype of an entry; ValueError for what no leaf has."""
+    spec = Spec(shape_of(entry["shape"]), entry["dtype"])
+    if "/" in name:  # see `name_of`; Orbax makes paths of names
+        raise ValueError(f"{_shown(name)} is not the name of a leaf")
+    if not (spec.is_python and not spec.shape) and spec.key_impl is None:
+        if _dtype(spec.dtype).name != spec.dtype:
+            raise ValueError(f"{_shown(spec.dtype)} is not the name of a dtype")
+    return spec
+
+
+def _dtype(name: str) -> np.dtype:
+    """The dtype of a name; ValueError for what is not a single word, which NumPy would parse."""
+    if re.fullmatch(r"[<>|]?\w+(\[\w+\])?", name) is None:
+        raise ValueError(f"{_shown(name)} is not the name of a dtype")
+    return jax.numpy.dtype(name)
+
+
+def _shown(value: tp.Any) -> str:
+    return repr(value)[:80]
+
+
+def _stored_value(name: str, spec: Spec, entry: tp.Any) -> tuple[str | None, tp.Any]:
+    """The value of a number or text, or the checksum of an array, and under which key it is."""
+    if not spec.is_python:
+        kind = "sum64" if "sum64" in entry else "crc32"
+        if 0 in spec.shape and kind not in entry:
+            return None, None
+        if type(entry[kind]) is not int:
+            raise ValueError(f"the checksum of {_shown(name)} is not a number")
+        return kind, entry[kind]
+    type_, value = PYTHON_TYPES[spec.dtype], entry["value"]
+    if type_ is complex and isinstance(value, list) and [type(x) for x in value] == [float] * 2:
+        value = complex(*value)
+    if type(value) is not type_:
+        raise ValueError(f"{_shown(name)} is {_shown(value)}, which is not a {spec}")
+    return "value", value
 
 
 def arguments(contents: Contents, leaves: tp.Mapping[str, Leaf]) -> ocp.args.Composite:
@@ -248,9 +301,15 @@ def write_alone(path: epath.Path, args: ocp.args.Composite) -> None:
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             checkpointer.save(path, args=args)
     except Exception as error:
-        for unfinished in path.parent.glob(f"{path.name}.orbax-checkpoint-tmp*"):
+        for unfinished in unfinished_of(path):
             unfinished.rmtree()
         raise not_written(path.parent, error) from error
+
+
+def unfinished_of(path: epath.Path) -> tp.Iterator[epath.Path]:
+    """What Orbax has left beside the folder of a checkpoint that it could not complete."""
+    if path.parent.exists():  # a name may contain what is special in patterns: `run[1]`
+        yield from path.parent.glob(f"{glob.escape(path.name)}{UNFINISHED}*")
 
 
 def registry() -> tp.Any:
@@ -319,8 +378,8 @@ def read_stored(path: epath.Path, items: tp.Collection[str] = ()) -> Stored:
             return _stored_tree(path, items)
         raise NotFoundError(f"No checkpoint at {path}: {_what_is(path)}.")
     try:
-        given = json.loads(about.read_text())
-    except ValueError as error:
+        given = read_json(about)
+    except (ValueError, OSError) as error:
         raise DamagedError(f"{path}: {ABOUT}/metadata is damaged: {error}.") from error
     return Stored.from_json(given, path)
 
@@ -334,6 +393,7 @@ def _stored_tree(path: epath.Path, items: tp.Collection[str]) -> Stored:
         )
     ocp = orbax()
     try:
+        _check_files(path)
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             tree = checkpointer.metadata(path).item_metadata.tree
     except Exception as error:
@@ -359,6 +419,8 @@ def _what_is(path: epath.Path) -> str:
             return f"saving it was interrupted, and only the unfinished {unfinished[0]} is there"
         return "there is no such folder"
     if not path.is_dir():
+        if not is_file(path):
+            return "it is neither a folder nor a file"
         with path.open("rb") as file:
             start = file.read(64)
         if start[8:9] == b"{":
@@ -404,12 +466,68 @@ def read_arrays(
     arrays: dict[str, tp.Any] = {}
     if args:
         try:
+            if stored.keys is None:
+                _check_sizes(path, {name: stored.specs[name] for name in args})
             arrays = _read(path, args, stored.keys)
         except Exception as error:  # of TensorStore, JSON, Orbax
             raise DamagedError(
                 f"{path} is damaged or cannot be read: {str(error).splitlines()[0][:300]}"
             ) from error
     return {name: _checked(path, name, stored, arrays, verify) for name in wanted}
+
+
+def _check_sizes(path: epath.Path, specs: dict[str, Spec]) -> None:
+    """Raise ValueError where arrays are not of the sizes that the description says.
+
+    TensorStore makes room for what a file claims before it looks at a value: a file of a kilobyte may
+    claim terabytes, and to fail at that ends the process.
+    """
+    import tensorstore
+
+    _check_files(path / ARRAYS)
+    where = (path / ARRAYS).as_posix() + "/"
+    base = where if "://" in where else {"driver": "file", "path": where}
+    files = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    forms = [
+        (name, [files.read(f"{name}/{form}") for form in (".zarray", "zarr.json")])
+        for name in specs
+    ]
+    for name, reads in forms:
+        there = [read.result() for read in reads]
+        claims = [_claimed(parse_json(one.value)) for one in there if one.state == "value"]
+        dtype, shape = raw_form(specs[name])
+        for claimed, chunk, claimed_dtype in claims:
+            if (claimed, claimed_dtype) != (shape, jax.numpy.dtype(dtype)) or any(
+                size > max(1, whole) for size, whole in zip(chunk, shape, strict=True)
+            ):
+                raise ValueError(
+                    f"'{name}' has the form {claimed_dtype.name}{list(claimed)} in chunks of "
+                    f"{list(chunk)}, and was saved as {specs[name]}"
+                )
+        if not claims:
+            raise ValueError(f"'{name}' is not there")
+
+
+def _check_files(folder: epath.Path) -> None:
+    """Raise ValueError where a folder has what Orbax would wait for, or read without an end.
+
+    It reads files as a whole, except for those with the numbers, in the folders `d`.
+    """
+    for place, _, names in os.walk(folder):
+        for name in names:
+            file = os.path.join(place, name)
+            if not os.path.isfile(file):
+                raise ValueError(f"{file} is not a file")
+            if os.path.basename(place) != "d" and os.path.getsize(file) > LARGEST:
+                raise ValueError(f"{file} has {os.path.getsize(file):,} bytes")
+
+
+def _claimed(form: tp.Any) -> tuple[tuple[int, ...], tuple[int, ...], np.dtype]:
+    """The shape, the shape of the chunks and the dtype that a file of Zarr, version 2 or 3, says."""
+    if "chunks" in form:
+        return shape_of(form["shape"]), shape_of(form["chunks"]), _dtype(form["dtype"])
+    chunk = form["chunk_grid"]["configuration"]["chunk_shape"]
+    return shape_of(form["shape"]), shape_of(chunk), _dtype(form["data_type"])
 
 
 def verify_sums(path: epath.Path, stored: Stored, arrays: tp.Mapping[str, tp.Any]) -> None:
@@ -482,6 +600,8 @@ def _checked(
     if 0 in spec.shape:
         return np.zeros(spec.shape, jax.numpy.dtype(spec.dtype))
     array = arrays.get(name)
+    if not hasattr(array, "dtype"):  # Orbax leaves what it was given where it found nothing
+        array = None
     right = array is not None and (spec.key_impl or (array.shape, array.dtype) == _form(spec))
     whole = (
         not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import typing as tp
 
+from nnxlite._untrusted import printable
+
 SHOWN = 8
 """How many names of each kind a text lists."""
 
@@ -105,7 +107,7 @@ class Report:
         return None
 
     def __repr__(self) -> str:
-        lines = [f"{self.source}: {len(self.restored):,} restored"]
+        lines = [f"{printable(self.source)}: {len(self.restored):,} restored"]
         lines += self.problems()
         if self.cast:
             lines.append(_line("cast", self.cast))
@@ -116,4 +118,4 @@ class Report:
 
 def _line(title: str, names: tp.Sequence[tp.Any]) -> str:
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return f"{title}, {len(names):,}: {', '.join(map(str, names[:SHOWN]))}{more}"
+    return f"{title}, {len(names):,}: {', '.join(printable(str(n)) for n in names[:SHOWN])}{more}"

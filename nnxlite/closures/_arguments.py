@@ -62,5 +62,4 @@ def _brought_by(call: CallDef) -> tuple[list[type], list[tp.Any]]:
             statics.append(auxiliary)
     own = [c for c in classes if not is_trusted_class(c) or "nnxlite.nn" in c.__module__]
     unique = {id(value): value for value in statics if type(value) not in CONSTANTS}
-    result = call.cache[_brought_by] = own, [*unique.values()]
-    return result
+    return call.remember(_brought_by, (own, [*unique.values()]))

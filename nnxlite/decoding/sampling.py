@@ -104,7 +104,7 @@ def top_p(logits: jax.Array, p: Number) -> jax.Array:
     -inf
     """
     ordered = jnp.sort(logits, axis=-1, descending=True)
-    probs = jax.nn.softmax(ordered, axis=-1)
+    probs = jax.nn.softmax(ordered.astype(jnp.float32), axis=-1)
     before = jnp.cumsum(probs, axis=-1) - probs  # the probability of the likelier tokens
     kept = (before < p).at[..., 0].set(True)
     least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)

@@ -160,10 +160,10 @@ def _form(inputs: Inputs, values: PyTreeDef) -> Form:
     """
     form = Form(inputs.treedef, inputs.where, inputs.graphdef, values)
     try:
-        cache = inputs.define().cache
+        call = inputs.define()
     except TypeError:  # static data of a pytree node that cannot be hashed
         return form
-    return cache.setdefault((Form, values), form)
+    return call.cache.get((Form, values)) or call.remember((Form, values), form)
 
 
 def leaves_of(tree: tp.Any) -> Leaves:

@@ -22,6 +22,9 @@ from nnxlite.boundary import (
     Fresh,
     Outputs,
     Partition,
+    Source,
+    fresh_variables,
+    is_root,
     leave,
     named_call,
     output_settings,
@@ -33,7 +36,7 @@ from nnxlite.filtered._crossing import Call, Division, Filtered, OutForm, divide
 from nnxlite.filtered._errors import must_be_traced, refuse_shared_buffers
 from nnxlite.filtered._jit import DONATED, GROUPS, KEPT, FilterLowered, Staged, run_donating
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
-from nnxlite.filtered._specs import answers
+from nnxlite.filtered._specs import answers, root_parts
 from nnxlite.graph import Path
 from nnxlite.transforms import (
     PerFunction,
@@ -87,28 +90,30 @@ class FilterVmap(Filtered[P, R]):
     def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
         """A call up to the point where JAX takes over."""
         call, options = self.call(args, kwargs), self.options
-        axes = self._axes(call, args, kwargs)
+        specs = options.in_axes
+        spec = specs.of_call(self.__wrapped__, self.bound, args, kwargs, repr(self))
+        axes = self._axes(call, spec)
         check_axes(repr(self), call, axes, options.axis_size)
         may_donate = options.donate != "none"
         groups = [_group(axis, leaf, may_donate) for axis, leaf in zip(axes, call.leaves)]
         if may_donate:
             refuse_shared_buffers(repr(self), call, [group == DONATED for group in groups])
         division, (kept, donated) = divide(call.leaves, Partition(tuple(groups), GROUPS))
-        key, program, mapped = self._program(call, division, tuple(axes))
+        key, program, mapped = self._program(call, division, tuple(axes), spec)
         # JAX needs one mapped argument to know the size of the axis
         size = [] if options.axis_size is None else [np.zeros(options.axis_size, bool)]
         finish = lambda out: replay(call.inputs, _outputs(*out))
         return Staged(key, mapped, (size, kept, donated), finish, program)
 
-    def _axes(self, call: Call, args: tp.Any, kwargs: tp.Any) -> list[tp.Any]:
+    def _axes(self, call: Call, spec: tp.Any) -> list[tp.Any]:
         """The axis of each leaf."""
-        specs = self.options.in_axes
-        spec = specs.of_call(self.__wrapped__, self.bound, args, kwargs, repr(self))
         return answers(call, spec, IN_AXES)
 
-    def _program(self, call: Call, division: Division, axes: tuple[tp.Any, ...]) -> tp.Any:
+    def _program(
+        self, call: Call, division: Division, axes: tuple[tp.Any, ...], spec: tp.Any
+    ) -> tp.Any:
         """A key that equal calls have in common, the program, and JAX's function of its leaves."""
-        program = _Program(call, division, axes, self.options.out_axes)
+        program = _Program(call, division, axes, spec, self.options.out_axes)
         return None, program, self._transform(jax.vmap, program)
 
     def _transform(self, transform: tp.Any, program: _Program, **more: tp.Any) -> tp.Any:
@@ -129,14 +134,16 @@ class FilterPmap(FilterVmap[P, R]):
 
     name = "filter_pmap"
 
-    def _axes(self, call: Call, args: tp.Any, kwargs: tp.Any) -> list[tp.Any]:
+    def _axes(self, call: Call, spec: tp.Any) -> list[tp.Any]:
         """The axis of each leaf; a leaf that is not an array has none, and is static."""
-        axes = super()._axes(call, args, kwargs)
+        axes = super()._axes(call, spec)
         return [a if not is_mapped(a) or is_array(x) else None for a, x in zip(axes, call.leaves)]
 
-    def _program(self, call: Call, division: Division, axes: tuple[tp.Any, ...]) -> tp.Any:
+    def _program(
+        self, call: Call, division: Division, axes: tuple[tp.Any, ...], spec: tp.Any
+    ) -> tp.Any:
         def make() -> tuple[_Program, tp.Any]:
-            program = _Program(call, division, axes, self.options.out_axes)
+            program = _Program(call, division, axes, spec, self.options.out_axes)
             return program, self._transform(jax.pmap, program, donate_argnums=(2,))
 
         key = call.inputs.define((traced_context(), division, axes, call.form.values))
@@ -166,31 +173,41 @@ class _Program:
 
     Attributes:
         form, division, axes: of the arguments.
+        root_specs: the parts of `in_axes` for graph objects, which new leaves in them follow.
         whole_paths: the paths of results that are not mapped, after a trace.
     """
 
     __name__ = "run"
 
     def __init__(
-        self, call: Call, division: Division, axes: tuple[tp.Any, ...], out_axes: tp.Any
+        self,
+        call: Call,
+        division: Division,
+        axes: tuple[tp.Any, ...],
+        in_axes: tp.Any,
+        out_axes: tp.Any,
     ) -> None:
         self._find_function = weakly(call.fun)
         self.form, self.division, self.axes, self._out_axes = call.form, division, axes, out_axes
+        self.root_specs = root_parts(call.form, in_axes, IN_AXES)
         self.whole_paths: list[Path] = []
 
     @marks_errors
     def __call__(
         self, size: tp.Any, kept: list[tp.Any], donated: list[tp.Any]
     ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
-        (args, kwargs), inner = self.form.enter(self.division.join(kept, donated))
+        leaves = self.division.join(kept, donated)
+        (args, kwargs), inner = self.form.enter(leaves)
         result = self._find_function()(*args, **kwargs)
         gone = self.form.numbers([x == DONATED for x in self.division.partition.labels])
-        return self._take_out(leave(inner, result, all_written=gone))
+        return self._take_out(leave(inner, result, all_written=gone), leaves)
 
-    def _take_out(self, out: Outputs) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
+    def _take_out(
+        self, out: Outputs, inputs: list[tp.Any]
+    ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
         """What leaves: static data, mapped arrays, and those that are the same in all slices."""
         leaves, treedef = jax.tree_util.tree_flatten((out.result, out.written, out.fresh))
-        paths, axes = self._out_axes_of(out)
+        paths, axes = self._out_axes_of(out, inputs)
         for path, leaf, axis in zip(paths, leaves, axes):
             if is_mapped(axis) and not is_array_like(leaf):
                 raise must_be_traced("out_axes", path_text(path), leaf)
@@ -205,28 +222,39 @@ class _Program:
         final_axes = tuple(partition.split(axes)[0])
         return Fixed((form, final_axes)), list(map(jnp.asarray, front)), whole
 
-    def _out_axes_of(self, out: Outputs) -> tuple[list[Path], list[tp.Any]]:
+    def _out_axes_of(self, out: Outputs, inputs: list[tp.Any]) -> tuple[list[Path], list[tp.Any]]:
         """The path and the final axis of each leaf of what leaves."""
+
+        def axis_of(setting: tp.Any, path: Path, variable: tp.Any, source: Source) -> tp.Any:
+            leaves = jax.tree_util.tree_leaves(source.pick(values_in, out.fresh))
+            axis = OUT_AXES.answer(setting, path, variable, leaves[0] if leaves else None)
+            return axis if is_mapped(axis) else None
+
         call = named_call(self.form.call, self._find_function())
         in_graph = self.axes[call.num_arrays :]
         by_number = {number: axis for (number, _), axis in zip(self.form.inside, in_graph)}
+        values_in = self.form.for_boundary(inputs)[call.num_arrays :]
         by_root = {place.root: axis for place, axis in zip(self.form.places, self.axes)}
+        specs = enumerate(self.root_specs)
         settings = output_settings(
             call,
             out,
             [by_number.get(number) for number in range(call.graphdef.num_leaves)],
-            [by_root.get(root) for root in range(len(call.where))],
+            [by_root.get(root) if is_root(spec) else spec for root, spec in specs],
             self._out_axes,
             "out_axes",
             if_array(0),
+            axis_of,
         )
         values = [*jax.tree_util.tree_leaves(out.result), *out.written, *out.fresh]
+        variables = [*values[: -len(out.fresh) or None], *fresh_variables(out)]
         paths: list[Path] = []
         axes: list[tp.Any] = []
-        for path, value, setting in zip(_out_paths(call, out), values, settings.all()):
+        outputs = zip(_out_paths(call, out), values, variables, settings.all())
+        for path, value, variable, setting in outputs:
             for leaf in jax.tree_util.tree_leaves(value):
                 paths.append(path)
-                axes.append(OUT_AXES.answer(setting, path, leaf, leaf))
+                axes.append(OUT_AXES.answer(setting, path, variable, leaf))
         return paths, axes
 
     def explained(self, error: ValueError) -> str:

@@ -8,6 +8,7 @@ import typing as tp
 import jax
 from jax.core import Tracer
 
+from nnxlite._jax import without_literals
 from nnxlite._typing import P, R
 from nnxlite.boundary import Inputs
 from nnxlite.filtered._crossing import Call, Filtered, chosen_first, put_back, tree_out
@@ -132,7 +133,7 @@ class FilterCheckpoint(Filtered[P, R]):
         run = lambda traced: call.run_out(partition.join(traced, rest))
         prevent_cse, policy = self.options
         checkpointed = jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)
-        return call.put_back(checkpointed(arrays))
+        return call.put_back(without_literals(checkpointed(arrays)))
 
 
 _SHARDINGS = (jax.Device, jax.sharding.Sharding, jax.sharding.PartitionSpec)

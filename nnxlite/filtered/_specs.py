@@ -129,6 +129,12 @@ def answers(tree: Leaves, spec: tp.Any, kind: SpecKind = MASK) -> list[tp.Any]:
     return out
 
 
+def root_parts(form: Form, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
+    """The part of a spec that belongs to each graph object of a tree."""
+    parts = _by_position(form, spec, kind)
+    return [parts[position] for position in form.where]
+
+
 def _by_position(form: Form, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
     """The part of a spec that belongs to each argument leaf or root."""
     treedef = form.treedef

@@ -24,6 +24,7 @@ from nnxlite.graph._defs import VariableRecord as VariableRecord
 from nnxlite.graph._defs import adopt_unknown as adopt_unknown
 from nnxlite.graph._defs import define as define
 from nnxlite.graph._defs import definition as definition
+from nnxlite.graph._defs import note_definition_of as note_definition_of
 from nnxlite.graph._defs import own_status as own_status
 from nnxlite.graph._defs import set_definition as set_definition
 from nnxlite.graph._defs import set_static as set_static

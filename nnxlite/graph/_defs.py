@@ -20,13 +20,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-import threading
 import types
 import typing as tp
 
 import jax
 
-from nnxlite._interning import Table
+from nnxlite._interning import LOCK, Table
 from nnxlite._statics import (
     FIXED,
     MUTABLE,
@@ -36,6 +35,7 @@ from nnxlite._statics import (
     own_copy,
     stability,
 )
+from nnxlite._together import Writes
 from nnxlite._versions import epoch, observe, touch
 from nnxlite.graph._containers import container_of, has_data
 from nnxlite.graph._kinds import (
@@ -215,21 +215,25 @@ def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
     start = epoch.now
     version = observe(node)
     current = _look_up(node)
-    with _redefining:
+    with LOCK:
         if node._nnx_version == version and epoch.now == start:  # else it may have been edited
             _set_def(node, current)
+            if epoch.now != start:  # by a signal handler or a finalizer, just now
+                _set_def(node, None)
     return current
-
-
-_redefining = threading.Lock()
-"""Held while an object that other threads may know gets another definition."""
 
 
 def set_definition(node: GraphNode, new: ObjectDef | None) -> None:
     """Give an object that has just been changed its new definition; None if it is not known."""
-    with _redefining:
+    with LOCK:
         _set_def(node, new)
         touch(node)
+
+
+def note_definition_of(writes: Writes, node: GraphNode, new: ObjectDef | None) -> None:
+    """Note what `set_definition` does, after the writes that change an object."""
+    writes.add_structural(_set_def, node, new)
+    writes.add(_set_version, node, 0)
 
 
 def set_static(node: GraphNode, name: tp.Any, value: tp.Any) -> None:
@@ -241,12 +245,17 @@ def set_static(node: GraphNode, name: tp.Any, value: tp.Any) -> None:
     if old is not None and old.stability is FIXED and name in old.template:
         new = old.with_static(name, value)
     attributes: tp.Any = node.__dict__
-    with _redefining:
+    with LOCK:
+        is_current = node._nnx_def is old
+        _set_def(node, None)  # what interrupts this must not leave a plan valid
+        epoch.move()
+        start = epoch.now
         attributes[name] = value
-        if new is not None and node._nnx_def is old:
+        if new is not None and is_current:
             _set_def(node, new)
-            epoch.move()
-            return
+            if epoch.now == start:  # no signal handler or finalizer has edited it in between
+                epoch.move()
+                return
     set_definition(node, None)
 
 
@@ -287,6 +296,7 @@ DEFINITIONS_PER_CLASS = 64
 
 _set_def = GraphNode.__dict__["_nnx_def"].__set__
 _set_status = GraphNode.__dict__["_nnx_status"].__set__
+_set_version = GraphNode.__dict__["_nnx_version"].__set__
 
 
 def adopt_unknown(node: GraphNode) -> None:
@@ -294,7 +304,7 @@ def adopt_unknown(node: GraphNode) -> None:
     attributes = node.__dict__
     status = own_status(node)
     decide = getattr(node, "_nnx_decide", None) or (lambda name, value: has_data(value))
-    for name in [name for name in status if name not in attributes]:
+    for name in [name for name in status.copy() if name not in attributes]:
         status.pop(name, None)
     for name, value in attributes.copy().items():
         if name in status:

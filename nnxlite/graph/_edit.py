@@ -24,7 +24,7 @@ from nnxlite.graph._plan import Stale, usual_plan, view
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
 from nnxlite.graph._traverse import define_container
 from nnxlite.graph._walk import iter_graph
-from nnxlite.variables import Variable, write_raw
+from nnxlite.variables import Variable, store_together, write_raw
 
 _MISSING: tp.Any = object()
 
@@ -131,7 +131,6 @@ class _Update:
         self.variables: list[tuple[tp.Any, tp.Any, tp.Any, Variable[tp.Any] | None]] = []
         self.references: list[tuple[tp.Any, tp.Any]] = []
         self.bindings: dict[tp.Any, tuple[Place, dict[tp.Any, tp.Any]]] = {}
-        self.first = True
 
     # gathering -------------------------------------------------------------------------------
 
@@ -360,6 +359,23 @@ class _Update:
 
     def write(self) -> None:
         """Write everything."""
+        plain = [
+            (box, value)
+            for box, value, special, model in self.variables
+            if special is None or (model is None and not (special.ref or is_ref(value)))
+        ]
+        if len(plain) == len(self.variables):
+            store_together(plain)
+        else:
+            self._write_in_order()
+        for ref, value in self.references:
+            ref[...] = value[...] if is_ref(value) else value
+        for place, children in self.bindings.values():
+            node = node_of(place.node)
+            for name, value in children.items():
+                node.assign(place.node, name, value.made() if type(value) is _Changed else value)
+
+    def _write_in_order(self) -> None:
         for box, value, special, model in self.variables:
             if special is None:
                 box.value = value
@@ -367,12 +383,6 @@ class _Update:
             if model is not None:
                 special.update_from_state(model)
             write_raw(special, value)
-        for ref, value in self.references:
-            ref[...] = value[...] if is_ref(value) else value
-        for place, children in self.bindings.values():
-            node = node_of(place.node)
-            for name, value in children.items():
-                node.assign(place.node, name, value.made() if type(value) is _Changed else value)
 
 
 def _fits(box: tp.Any, definition: tp.Any, new: tp.Any, trace: tp.Any) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._config import GRAPH_MODE
 from nnxlite._errors import path_text
@@ -52,7 +53,7 @@ def checked_view(node: tp.Any, graph: bool | None, caller: str) -> View:
 def refuse_sharing(
     graphdef: GraphDef[tp.Any], caller: str, roots: tp.Callable[[], tp.Sequence[Path]] | None = None
 ) -> None:
-    """Raise ValueError when a definition refers to a node twice.
+    """Raise ValueError when a definition refers to a node with state twice.
 
     Args:
         graphdef: the definition.
@@ -480,7 +481,7 @@ def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool 
     Args:
         node: an object, or a pytree of objects.
         variables: False keeps the original's Variables in the copy.
-        arrays: True copies the arrays as well.
+        arrays: True copies the arrays as well, those of NumPy and numbers as arrays of JAX.
         graph: False refuses shared references.
 
     Returns:
@@ -510,7 +511,7 @@ def _with_own_arrays(leaf: tp.Any) -> tp.Any:
     def own(x: tp.Any) -> tp.Any:
         if isinstance(x, jax.Array):
             return jnp.copy(x)  # the method of keys fails while JAX records
-        return x.copy() if is_data(x) else x
+        return jnp.array(x) if is_data(x) or isinstance(x, (int, float, complex, np.generic)) else x
 
     if isinstance(leaf, Variable):
         return (

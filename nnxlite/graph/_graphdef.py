@@ -32,7 +32,7 @@ from nnxlite.graph._defs import (
     VariableRecord,
 )
 from nnxlite.graph._describe import graphdef_node
-from nnxlite.graph._rebuild import Code, ContainerCode, Decoded, NodeCode
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode
 from nnxlite.variables import Variable, VariableDef
 
 Path = tuple[tp.Any, ...]
@@ -192,8 +192,33 @@ class GraphDef(Shown, tp.Generic[N]):
 
     @property
     def shared(self) -> int | None:
-        """The number of a node that the graph refers to more than once, or None."""
-        return self._once("shared", lambda: next((t for t in self.tokens if type(t) is int), None))
+        """The number of a node with state that the graph refers to more than once, or None.
+
+        An object counts if there is a leaf below it, or it contains itself: another one is the same
+        as a copy in each of its places.
+        """
+        numbers = (t for t in self.tokens if type(t) is int)
+        return self._once("shared", lambda: next(filter(self._has_state, numbers), None))
+
+    def _has_state(self, number: int) -> bool:
+        decoded = self.decoded
+        children = dict(decoded.children)
+        pending: list[Code] = [NodeCode(number)]
+        seen: set[int] = set()
+        while pending:
+            code = pending.pop()
+            if isinstance(code, ContainerCode):
+                pending.extend(code.codes)
+            elif isinstance(code, ArrayCode):
+                return True
+            elif isinstance(code, NodeCode) and code.number not in seen:
+                seen.add(code.number)
+                if not isinstance(decoded.node_defs[code.number], ObjectDef):
+                    return True
+                pending.extend(children.get(code.number, ()))
+            elif isinstance(code, NodeCode) and code.number == number:
+                return True
+        return False
 
     @property
     def has_static_items(self) -> bool:

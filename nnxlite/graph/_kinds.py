@@ -106,6 +106,8 @@ def classify(value: tp.Any) -> int:
     else:
         return OTHER  # may still be registered later
     kind_by_type[cls] = kind
+    if kind != CUSTOM and cls in CUSTOM_NODES:  # registered by another thread, just now
+        kind_by_type[cls] = kind = CUSTOM
     return kind
 
 

@@ -32,7 +32,7 @@ from nnxlite.graph._kinds import (
 )
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
 from nnxlite.graph._traverse import Traversal, traverse
-from nnxlite.variables import Variable, versioned
+from nnxlite.variables import Variable, store_together, versioned
 
 PLANS_PER_ROOT = 8
 """How many plans one root caches, each for the other roots in a call."""
@@ -298,10 +298,15 @@ class Plan:
         boxes = self.boxes()
         if boxes is None:
             return False
-        for leaf, value in zip(at, new):
-            box = boxes[leaf]()
-            if box is not None:  # else nobody has the Variable any more
-                box.value = value
+        try:
+            for leaf, value in zip(at, new):
+                box = boxes[leaf]()
+                if box is not None:  # else nobody has the Variable any more
+                    box.value = value
+        except BaseException:  # an interrupt: write all, since some is written
+            pairs = [(boxes[leaf](), value) for leaf, value in zip(at, new)]
+            store_together([pair for pair in pairs if pair[0] is not None])
+            raise
         return True
 
     def _contained(self) -> dict[int, tp.Any]:

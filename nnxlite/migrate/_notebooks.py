@@ -46,6 +46,8 @@ def _parse(text: str) -> tp.Any:
         return decoder.decode(text)
     except json.JSONDecodeError as error:
         raise UnreadableError(f"not JSON: {error.msg}", error.lineno, error.colno) from error
+    except RecursionError as error:
+        raise UnreadableError("not JSON: it is nested too deeply") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +72,14 @@ class Notebook:
         """The line of the program on which each code cell begins, from 0."""
         code = ""
         for cell in content["cells"]:
+            if not isinstance(cell, dict):
+                raise UnreadableError("not a notebook: a cell is not a table")
             if cell.get("cell_type") != "code":
                 continue
             source = cell.get("source", [])
             strings = [source] if isinstance(source, str) else source
+            if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
+                raise UnreadableError("not a notebook: the source of a cell is not text")
             self._cells.append(code.count("\n"))
             whole = "".join(strings)
             begin = len(code)

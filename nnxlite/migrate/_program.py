@@ -6,9 +6,11 @@ blank lines are empty.  Lines and columns are the same in both, and edits are ma
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 import typing as tp
+import warnings
 
 from nnxlite.migrate._errors import UnreadableError
 
@@ -32,6 +34,21 @@ def load_libcst() -> tp.Any:
     return libcst
 
 
+def _check_depth(text: str) -> None:
+    """Raise UnreadableError for a program that is nested so deeply that libcst would end the process."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the program, such as an escape that is none
+            ast.parse(text)
+    except (RecursionError, MemoryError) as error:
+        raise UnreadableError("it is nested too deeply") from error
+    except (SyntaxError, ValueError) as error:
+        if "too many nested" in str(error):
+            raise UnreadableError("it is nested too deeply") from error
+        if isinstance(error, UnicodeError):
+            raise UnreadableError(f"cannot be encoded: {error}") from error
+
+
 class Program:
     """A program and what is known about its nodes."""
 
@@ -41,6 +58,7 @@ class Program:
 
         self.text = text
         copy = BLANK.sub("", text)
+        _check_depth(copy)
         try:
             module = cst.parse_module(copy)
         except cst.ParserSyntaxError as error:

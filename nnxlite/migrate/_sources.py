@@ -82,7 +82,13 @@ def find(text: str, source: str) -> tuple[list[Edit], list[Note]]:
         raise ValueError(f"unknown source {source!r}; expected one of {', '.join(SOURCES)}")
     if not any(word in text for word in MENTIONS[source]):
         return [], []
-    program = Program(text)
+    try:
+        return _find(Program(text), source)
+    except RecursionError as error:
+        raise UnreadableError("it is nested too deeply") from error
+
+
+def _find(program: Program, source: str) -> tuple[list[Edit], list[Note]]:
     match source:
         case "nnx":
             from nnxlite.migrate._docstrings import in_docstrings

@@ -13,13 +13,14 @@ neighbouring query heads then share a key head.  Weights, masks and biases have 
 
 There are two implementations.  The *fused* one is `jax.nn.dot_product_attention`, which computes
 logits and softmax in float32 and uses a flash kernel if the device has one (the argument
-`implementation`).  The *explicit* one computes the weights, in the dtype of the query, so that they
-can be recorded and be subject to dropout.
+`implementation`).  The *explicit* one does so, too, and then has the weights, in the dtype of the query,
+so that they can be recorded and be subject to dropout.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import typing as tp
 
@@ -61,7 +62,8 @@ def dot_product_attention(
         query: (*batch, query length, heads, depth).
         key: (*batch, key length, key heads, depth), where key heads divides heads.
         value: (*batch, key length, key heads, value depth).
-        bias: added to the logits; broadcasts to (*batch, heads, query length, key length).
+        bias: added to the logits; broadcasts to (*batch, heads, query length, key length).  -inf
+            excludes a key for a query, as the mask does.
         mask: of the same shape; False (or zero) excludes a key for a query.  A query without any
             key gets the mean of all values.
         broadcast_dropout: drop the same keys for all examples and heads.
@@ -161,9 +163,12 @@ def _recorded(module: Module | None, weights: jax.Array) -> jax.Array:
 
 
 def _is_fusible(precision: Precision, key: jax.Array, value: jax.Array) -> bool:
-    """Whether the fused attention supports these; XLA does not support float16 on a CPU."""
+    """Whether the fused attention does what is asked for.
+
+    It computes in float32, which is too little for float64; XLA does not support float16 on a CPU.
+    """
     known = precision is None or _precision_name(precision) is not None
-    return known and key.shape == value.shape and key.dtype != jnp.float16
+    return known and key.shape == value.shape and key.dtype not in (jnp.float16, jnp.float64)
 
 
 def _precision_name(precision: Precision) -> str | None:
@@ -211,6 +216,8 @@ def _fused(
     implementation: tp.Any,
 ) -> jax.Array:
     """Attention by JAX's own function, which supports one batch axis and has no precision argument."""
+    if bias is not None and jnp.issubdtype(bias.dtype, jnp.floating):
+        bias = jnp.maximum(bias, jnp.finfo(bias.dtype).min)  # as in `_weights`
     shape, batch = query.shape, query.shape[:-3]
 
     def one_batch_axis(x: tp.Any) -> tp.Any:
@@ -242,20 +249,23 @@ def _weights(
 ) -> jax.Array:
     """The weights, (*batch, heads, query length, key length), in the dtype of the query."""
     dtype, heads, groups = query.dtype, query.shape[-2], key.shape[-2]
+    wide = jnp.promote_types(dtype, jnp.float32)  # a logit may be too large for float16
+    product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=wide)
     query = query / jnp.sqrt(query.shape[-1]).astype(dtype)
     if groups == heads:
-        logits = jnp.einsum("...qhd,...khd->...hqk", query, key, precision=precision)
+        logits = product("...qhd,...khd->...hqk", query, key)
     else:
         query = query.reshape(*query.shape[:-2], groups, heads // groups, query.shape[-1])
-        logits = jnp.einsum("...qhgd,...khd->...hgqk", query, key, precision=precision)
+        logits = product("...qhgd,...khd->...hgqk", query, key)
         logits = logits.reshape(*logits.shape[:-4], heads, *logits.shape[-2:])
     if bias is not None:
-        logits = logits + bias
+        # Of a row of -inf, which excludes all keys, the softmax and its gradient would be NaN.
+        logits = jnp.maximum(logits + bias, jnp.finfo(logits.dtype).min)
     if is_causal:
         causal = jnp.tril(jnp.ones(logits.shape[-2:], bool))
         mask = causal if mask is None else jnp.logical_and(mask, causal)
     if mask is not None:
-        logits = jnp.where(mask, logits, jnp.finfo(dtype).min)
+        logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
     return jax.nn.softmax(logits).astype(dtype)
 
 

@@ -267,7 +267,7 @@ class Conv(_Convolution):
         kernel_init, bias_init: initializers of kernel and bias.
         conv_general_dilated: a replacement for `jax.lax.conv_general_dilated`.
         promote_dtype: casts input, kernel and bias to the dtype of the computation.
-        preferred_element_type: dtype the convolution accumulates in and reperiods.
+        preferred_element_type: dtype the convolution accumulates in and returns.
         rngs: the stream "params" is drawn once for the kernel, then once for the bias.
         kernel_metadata, bias_metadata: metadata of the parameters, such as a sharding.
 
@@ -393,7 +393,7 @@ class ConvTranspose(_Convolution):
         transpose_kernel: flip the kernel and swap its features, which makes the layer the exact
             transpose of a `Conv` with this kernel.
         promote_dtype: casts input, kernel and bias to the dtype of the computation.
-        preferred_element_type: dtype the convolution accumulates in and reperiods.
+        preferred_element_type: dtype the convolution accumulates in and returns.
         rngs: the stream "params" is drawn once for the kernel, then once for the bias.
         kernel_metadata, bias_metadata: metadata of the parameters, such as a sharding.
 

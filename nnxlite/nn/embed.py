@@ -93,6 +93,8 @@ class Embed(Module):
                 f"{layer_name(self)}: Input type must be an integer or unsigned integer, for it looks "
                 f"up rows; got {indices.dtype} of shape {indices.shape}."
             )
+        if indices.dtype.itemsize < 4:  # a negative index plus the number of rows may not fit
+            indices = indices.astype(jnp.int32)
         (embedding,) = self.promote_dtype((self.embedding[...],), dtype=self.dtype, inexact=False)
         if embedding.shape[0] == 1:
             return jnp.broadcast_to(embedding[0], (*indices.shape, embedding.shape[1]))

@@ -16,7 +16,8 @@ They differ in the *reduction axes*, over which the moments are computed, and in
 
 Moments are computed in float32 or better, whatever the dtype of the input.  Scale and bias run
 along the *feature axes*.  With `axis_name` the moments are those of the data of all devices on the
-named axis; a `mask` excludes elements from the moments (not from the result).
+named axis; a `mask` excludes elements from the moments (not from the result).  Of no elements at all,
+the mean is 0 and the variance 1, and running averages stay as they were.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects import Module, Rngs, layer_name
 from nnxlite.variables import BatchStat, Param
+
+Count = int | jax.Array
 
 
 class _Normalization(Module):
@@ -83,6 +86,7 @@ def _moments(
     axes: tuple[int, ...],
     mask: jax.Array | None,
     centred: bool = True,
+    count: Count | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Mean and variance over `axes`, which are removed; the mean is 0 unless `centred`.
 
@@ -90,21 +94,47 @@ def _moments(
     devices; it loses digits if the mean is much larger than the deviation.
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    count = _count(layer, x.shape, axes, mask) if count is None else count
     if not centred:
-        (var,) = _means(layer, (_abs_squared(x),), axes, mask)
-        return jnp.zeros_like(var), var
+        (var,) = _means(layer, (_abs_squared(x),), axes, mask, count)
+        return jnp.zeros_like(var), _unless_of_none(var, count, 1)
     if layer.use_fast_variance:
-        mean, square = _means(layer, (x, _abs_squared(x)), axes, mask)
-        return mean, jnp.maximum(0.0, square - _abs_squared(mean))
-    (mean,) = _means(layer, (x,), axes, mask)
-    (var,) = _means(layer, (_abs_squared(x - jnp.expand_dims(mean, axes)),), axes, mask)
-    return mean, var
+        mean, square = _means(layer, (x, _abs_squared(x)), axes, mask, count)
+        var = jnp.maximum(0.0, square - _abs_squared(mean))
+        return mean, _unless_of_none(var, count, 1)
+    (mean,) = _means(layer, (x,), axes, mask, count)
+    deviation = x - jnp.expand_dims(mean, axes)
+    (var,) = _means(layer, (_abs_squared(deviation),), axes, mask, count)
+    return mean, _unless_of_none(var, count, 1)
+
+
+def _unless_of_none(moment: jax.Array, count: Count, default: float) -> jax.Array:
+    """A moment; where it is of no elements, a default with which the result is finite."""
+    if isinstance(count, int):
+        return moment if count else jnp.full_like(moment, default)
+    return jnp.where(count > 0, moment, default)
+
+
+def _count(
+    layer: tp.Any, shape: tuple[int, ...], axes: tuple[int, ...], mask: jax.Array | None
+) -> Count:
+    """How many elements the moments are of: without a mask, on each device; with one, on all."""
+    if mask is None:
+        return math.prod(shape[axis] for axis in axes)
+    count = jnp.sum(jnp.broadcast_to(mask, shape), axes, dtype=jnp.int32)
+    if layer.axis_name is None:
+        return count
+    return lax.psum(count, layer.axis_name, axis_index_groups=layer.axis_index_groups)
 
 
 def _means(
-    layer: tp.Any, arrays: tuple[jax.Array, ...], axes: tuple[int, ...], mask: jax.Array | None
+    layer: tp.Any,
+    arrays: tuple[jax.Array, ...],
+    axes: tuple[int, ...],
+    mask: jax.Array | None,
+    count: Count,
 ) -> tp.Sequence[jax.Array]:
-    """The mean of each array over `axes`, and over the devices on the named axis.
+    """The mean of each array over `axes`, and over the devices on the named axis; of no elements, 0.
 
     With a mask, devices may count different numbers of elements, so that the mean of their means
     would be wrong: sums and counts are added up, then divided.
@@ -112,11 +142,11 @@ def _means(
     name, groups = layer.axis_name, layer.axis_index_groups
     if name is None or mask is None:
         means = tuple(jnp.mean(a, axes, where=mask) for a in arrays)
-        return means if name is None else lax.pmean(means, name, axis_index_groups=groups)
-    sums = tuple(jnp.sum(a, axes, where=mask) for a in arrays)
-    count = jnp.sum(jnp.broadcast_to(mask, arrays[0].shape), axes, dtype=jnp.float32)
-    sums, count = lax.psum((sums, count), name, axis_index_groups=groups)
-    return tuple(a / count for a in sums)
+        means = means if name is None else lax.pmean(means, name, axis_index_groups=groups)
+    else:
+        sums = tuple(jnp.sum(a, axes, where=mask) for a in arrays)
+        means = tuple(a / count for a in lax.psum(sums, name, axis_index_groups=groups))
+    return tuple(_unless_of_none(mean, count, 0) for mean in means)
 
 
 def _abs_squared(x: jax.Array) -> jax.Array:
@@ -230,7 +260,8 @@ class BatchNorm(_Normalization):
         axis_name: a named axis (of `vmap`, `shard_map`, `pmap`) to compute the moments over as well.
         axis_index_groups: groups of indices along the named axis that each have their own moments.
         use_fast_variance: compute the variance as E|x|^2 - |E x|^2, in one pass.
-        promote_dtype: casts input, averages, scale and bias to the dtype of the computation.
+        promote_dtype: casts input, scale and bias to the dtype of the computation; it is given the
+            averages, too, since they count in the choice of that dtype.
         rngs: the stream "params" is drawn once for the scale, then once for the bias.
         bias_metadata, scale_metadata: metadata of the two parameters.
 
@@ -307,12 +338,15 @@ class BatchNorm(_Normalization):
         _check_features(self, x, feature_axes, self.num_features)
         average, spread = self.mean.get_value(), self.var.get_value()
         arrays = (x, average, spread, value_of(self.scale), value_of(self.bias))
-        x, mean, var, scale, bias = self.promote_dtype(arrays, dtype=self.dtype)
+        x, _, _, scale, bias = self.promote_dtype(arrays, dtype=self.dtype)
+        # In float32 even if `x` is of half precision, like the moments of a batch.
+        mean, var = (a.astype(jnp.promote_types(a.dtype, x.dtype)) for a in (average, spread))
         if not use_running_average:
-            mask = _checked_mask(self, mask, x.shape)
-            mean, var = _moments(self, x, _all_but(x, feature_axes), mask)
-            self.mean.set_value(_updated(average, mean, self.momentum))
-            self.var.set_value(_updated(spread, var, self.momentum))
+            mask, axes = _checked_mask(self, mask, x.shape), _all_but(x, feature_axes)
+            count = _count(self, x.shape, axes, mask)
+            mean, var = _moments(self, x, axes, mask, count=count)
+            self.mean.set_value(_updated(average, mean, self.momentum, count))
+            self.var.set_value(_updated(spread, var, self.momentum, count))
         along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
         mean, var = mean.reshape(along), var.reshape(along)
         return _normalized(self, x, mean, var, feature_axes, scale, bias)
@@ -327,10 +361,16 @@ class BatchNorm(_Normalization):
             self.use_running_average = use_running_average
 
 
-def _updated(average: jax.Array, moment: jax.Array, momentum: float) -> jax.Array:
-    """A running average updated with the moment of a batch, in the dtype it had."""
+def _updated(average: jax.Array, moment: jax.Array, momentum: float, count: Count) -> jax.Array:
+    """A running average updated with the moment of a batch, in the dtype it had.
+
+    The moment of no elements leaves it as it was.
+    """
     new = lax.stop_gradient(momentum * average + (1 - momentum) * moment)
-    return new if jnp.iscomplexobj(new) else new.astype(average.dtype)
+    new = new if jnp.iscomplexobj(new) else new.astype(average.dtype)
+    if isinstance(count, int):
+        return new if count else average
+    return jnp.where(count > 0, new, lax.stop_gradient(average))
 
 
 class LayerNorm(_Normalization):

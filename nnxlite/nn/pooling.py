@@ -92,7 +92,8 @@ def avg_pool(
         count_include_pad: whether padded zeros count as elements of the mean.
 
     Returns:
-        An array with the axes of `inputs`, the spatial ones shorter.
+        An array with the axes of `inputs`, the spatial ones shorter; floating for integers. Sums are
+        taken in float32 or better.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -100,11 +101,16 @@ def avg_pool(
     [0.5, 2.5]
     """
     inputs = jnp.asarray(inputs)
-    total = pool(inputs, _number(inputs, 0), lax.add, window_shape, strides, padding)
+    inexact = jnp.issubdtype(inputs.dtype, jnp.inexact)
+    # Sums of small dtypes would overflow, or lose digits.
+    x = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
+    total = pool(x, _number(x, 0), lax.add, window_shape, strides, padding)
     if count_include_pad:
-        return total / math.prod(window_shape)
-    ones = jnp.ones_like(inputs)
-    return total / pool(ones, _number(ones, 0), lax.add, window_shape, strides, padding)
+        mean = total / math.prod(window_shape)
+    else:
+        ones = jnp.ones_like(x)
+        mean = total / pool(ones, _number(ones, 0), lax.add, window_shape, strides, padding)
+    return mean.astype(inputs.dtype) if inexact else mean
 
 
 def max_pool(

@@ -52,8 +52,14 @@ def _weights(module: tp.Any, which: Filter) -> Weights:
 
 
 def _unit(x: jax.Array, axes: tuple[int, ...] | None, epsilon: float) -> jax.Array:
-    """`x` divided by its Euclidean norm over some axes."""
+    """`x` divided by its Euclidean norm over some axes, in float32 or better."""
+    x = _wide(x)
     return x * lax.rsqrt(jnp.sum(x * x, axis=axes, keepdims=True) + epsilon)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """`x` in float32 or better: in float16 squares overflow, or vanish together with epsilon."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 class SpectralNorm(_WeightNormalization):
@@ -160,8 +166,8 @@ def _divide_by_singular_value(
 ) -> None:
     stored_u, stored_sigma = layer.batch_stats[(*path, "u")], layer.batch_stats[(*path, "sigma")]
     value = weight.get_value()
-    matrix = value.reshape(-1, value.shape[-1])
-    u, v = _singular_vectors(matrix, stored_u.get_value(), layer.n_steps, layer.epsilon)
+    matrix = _wide(value.reshape(-1, value.shape[-1]))
+    u, v = _singular_vectors(matrix, _wide(stored_u.get_value()), layer.n_steps, layer.epsilon)
     sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
     if update_stats:
         stored_u.set_value(u.astype(stored_u.dtype))

@@ -14,7 +14,10 @@ import typing as tp
 
 import jax
 
+from nnxlite._jax import trace_state
 from nnxlite._text import Text, mapping_node, sequence_node
+from nnxlite._together import Writes
+from nnxlite.graph import note_definition_of, own_status
 from nnxlite.objects._module import CAPTURES, Module
 from nnxlite.objects._pytree import Tagged
 
@@ -120,17 +123,22 @@ class List(Module, tp.MutableSequence[T]):
         return [Tagged(value, self._nnx_status[i]) for i, value in enumerate(self)]
 
     def _nnx_replace(self, items: list[Tagged]) -> None:
-        """Replace all items by these."""
+        """Replace all items by these, in one step."""
+        if trace_state.value is not self._nnx_trace:
+            self._nnx_refuse("items")
         old: tp.Any = self.__dict__
-        size = len(self)
-        for number in range(size - 1, len(items) - 1, -1):
-            self._nnx_discard(number)
+        size, status, writes = len(self), own_status(self), Writes()
+        for number in range(len(items), size):
+            writes.add(old.pop, number)
+            writes.add(status.pop, number, None)
         for number, item in enumerate(items):
-            if number < size:
-                if old[number] is item.value and self._nnx_status[number] is item.is_data:
-                    continue
-                self._nnx_discard(number)
-            self._nnx_assign(number, item)
+            if number < size and old[number] is item.value and status[number] is item.is_data:
+                continue
+            writes.add(old.__setitem__, number, item.value)
+            writes.add(status.__setitem__, number, item.is_data)
+        if writes:
+            note_definition_of(writes, self, None)
+        writes.make()
 
     def _nnx_tagged(self, value: tp.Any) -> Tagged:
         """A new item with its status; raises an error, before anything changes, if it cannot be one."""

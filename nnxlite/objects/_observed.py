@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import threading
 import typing as tp
+
+from nnxlite._interning import LOCK
 
 Call: tp.TypeAlias = tp.Callable[..., tp.Any]
 """A method as a function of its object and its arguments."""
@@ -59,7 +60,6 @@ def _through(observer: Observer, call: Call, outermost: bool, name: str) -> Call
     return lambda obj, /, *args, **kwargs: observer(call, outermost, obj, name, args, kwargs)
 
 
-_lock = threading.Lock()
 _observed: dict[tuple[type, str], _Observed] = {}
 
 
@@ -83,7 +83,7 @@ def observed(methods: tp.Iterable[tuple[type, str]], observer: Observer) -> tp.I
     6
     """
     keys = dict.fromkeys(methods)
-    with _lock:
+    with LOCK:
         for key in keys:
             if key not in _observed:
                 _observed[key] = _Observed(*key)
@@ -91,7 +91,7 @@ def observed(methods: tp.Iterable[tuple[type, str]], observer: Observer) -> tp.I
     try:
         yield
     finally:
-        with _lock:
+        with LOCK:
             for key in keys:
                 remaining = list(_observed[key].observers)
                 remaining.remove(observer)

@@ -344,12 +344,14 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             elif type(value) in _SCALARS and self._nnx_version:
                 set_static(self, name, value)
                 return
-            attributes[name] = value
-        else:
-            if type(status) is not dict:
-                status = own_status(self)
-            attributes[name] = value
-            status[name] = is_data_now
+        is_new = known is not is_data_now
+        if is_new and type(status) is not dict:
+            status = own_status(self)
+        if self._nnx_version:  # now, too: what interrupts the rest must leave no plan valid
+            set_definition(self, None)
+        attributes[name] = value
+        if is_new:
+            tp.cast(tp.Any, status)[name] = is_data_now
         if self._nnx_version:
             set_definition(self, None)
         else:
@@ -363,6 +365,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             self._nnx_refuse(name)
         attributes: tp.Any = self.__dict__
         status = own_status(self)
+        set_definition(self, None)  # before and after, as in `_nnx_assign`
         del attributes[name]
         status.pop(name, None)
         set_definition(self, None)
@@ -371,6 +374,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         """Replace `__dict__` or the class, and decide all statuses again."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse(name)
+        set_definition(self, None)
         object.__setattr__(self, name, value)
         _set_status(self, {})
         adopt_unknown(self)

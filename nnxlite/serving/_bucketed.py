@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from nnxlite._errors import short_type
+from nnxlite._interning import LOCK
 from nnxlite.objects import Pytree
 from nnxlite.serving._export import Exported
 from nnxlite.transforms import jit, name_of
@@ -76,7 +77,8 @@ class Bucketed:
             count = min(largest, rows - start)
             size = next(size for size in self.sizes if size >= count)
             results.append(self._cut(run(start, count, size), size, count))
-            self.calls[size] += 1
+            with LOCK:  # servers call it from many threads
+                self.calls[size] += 1
         if len(results) == 1:
             return results[0]
         return jax.tree.map(lambda *parts: np.concatenate(parts, axis=self.axis), *results)

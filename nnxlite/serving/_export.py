@@ -258,7 +258,7 @@ def load_exported(path: tp.Any) -> Exported:
         An `Exported`.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        OSError: if there is no such file, or it cannot be opened.
         ImportError: without the package `flatbuffers` (`pip install "nnxlite[serving]"`).
         ValueError: for a file that is damaged, was changed, is of another format or a later version,
             saying what was found.

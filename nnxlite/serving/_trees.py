@@ -55,6 +55,28 @@ def flatten(tree: tp.Any, what: str) -> tuple[list[tp.Any], Structure, list[str]
     return leaves, visit(tree, what), paths
 
 
+def leaves_of(structure: tp.Any) -> list[int]:
+    """The numbers of the leaves of a structure in their order; ValueError for what is not one."""
+    if structure is None:
+        return []
+    if type(structure) is int:
+        return [structure]
+    kind, names, children = structure if isinstance(structure, list) else (None, None, None)
+    if not isinstance(names, list) or not isinstance(children, list):
+        raise ValueError(f"{repr(structure)[:80]} is not the structure of a tree")
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{repr(names)[:80]} are not names")
+    right = {
+        "dict": len(set(names)) == len(names) == len(children),
+        "list": not names,
+        "tuple": not names,
+        "namedtuple": len(names) == 1 + len(children) and all(map(str.isidentifier, names)),
+    }
+    if not isinstance(kind, str) or not right.get(kind, False):
+        raise ValueError(f"{repr(kind)[:80]} of {repr(names)[:80]} is not the structure of a tree")
+    return [number for child in children for number in leaves_of(child)]
+
+
 def unflatten(structure: Structure, leaves: tp.Sequence[tp.Any]) -> tp.Any:
     """The tree of a structure and leaves."""
     if structure is None:

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from nnxlite._errors import path_text, short_type
-from nnxlite._jax import is_ref, key_name
-from nnxlite.variables import FROZEN, Variable
+from nnxlite._jax import is_ref, key_name, trace_state
+from nnxlite.variables import FROZEN, Variable, store_together
 
 Path: tp.TypeAlias = tuple[tp.Any, ...]
 TreeDef: tp.TypeAlias = tp.Any  # to a type checker jax.tree_util.PyTreeDef is a value
@@ -56,6 +56,17 @@ def write(variable: Variable[tp.Any], value: tp.Any) -> None:
         variable.get_raw_value()[...] = value
     else:
         variable.set_raw_value(value)
+
+
+def write_together(pairs: tp.Sequence[tuple[Variable[tp.Any], tp.Any]]) -> None:
+    """Store values in Variables; in those without a reference in one step, which nothing interrupts."""
+    for variable, _ in pairs:
+        if variable._box.trace is not trace_state.value and not variable.ref:
+            variable._refuse_write()
+    for variable, value in pairs:
+        if variable.ref:
+            write(variable, value)
+    store_together([(variable._box, value) for variable, value in pairs if not variable.ref])
 
 
 def pure(tree: tp.Any) -> tp.Any:

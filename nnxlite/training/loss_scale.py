@@ -219,10 +219,14 @@ class DynamicLossScale(StaticLossScale):
         good = self.good_steps.value + 1
         full = good >= self.period
         raised = scale * self.factor
-        raised = jnp.where(full & jnp.isfinite(raised), raised, scale)
+        raised = jnp.where(full & (raised <= _LARGEST), raised, scale)
         lowered = jnp.maximum(scale / self.factor, self.smallest)
         self.scale_value.value = jnp.where(finite, raised, lowered)
         self.good_steps.value = jnp.where(finite & ~full, good, 0)
+
+
+_LARGEST = 2.0**126
+"""The inverse of a larger scale is not a normal number, and processors may take it for zero."""
 
 
 def _is_float(value: tp.Any) -> bool:

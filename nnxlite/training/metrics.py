@@ -129,9 +129,13 @@ class Average(Metric):
             self.total.value = self.total.value + values.sum(dtype=jnp.float32)
             self.count.value = self.count.value + values.size
         else:
-            weighted = jnp.where(weights != 0, values * weights.astype(values.dtype), 0)
-            self.total.value = self.total.value + weighted.sum(dtype=jnp.float32)
-            self.count.value = self.count.value + weights.sum().astype(jnp.int32)
+            # In float32: in the dtype of the values a weight of 0.5 would be True, or 0.
+            weighted = values.astype(jnp.float32) * weights.astype(jnp.float32)
+            weighted = jnp.where(weights != 0, weighted, 0)
+            self.total.value = self.total.value + weighted.sum()
+            exact = jnp.issubdtype(weights.dtype, jnp.integer) or weights.dtype == bool
+            number = weights.sum(dtype=jnp.int32 if exact else jnp.float32)
+            self.count.value = self.count.value + number.astype(jnp.int32)
 
     def compute(self) -> jax.Array:
         """The mean, float32; NaN without values."""

@@ -43,7 +43,7 @@ from nnxlite.training._leaves import (
     paths,
     pure,
     read,
-    write,
+    write_together,
 )
 from nnxlite.variables import Param, Variable
 
@@ -274,14 +274,15 @@ class Optimizer(Pytree, tp.Generic[M]):
             self._nnx_explain(params, values, grad_values, None)
             raise ValueError(f"The updates change the shape of parameters: {wrong}.")
 
+        step = self.step.value + 1
+        self._nnx_adopt(old_state, without_state)
+        written = [(self.step, step)]
         if all(map(is_variable, leaves)):
-            for leaf, value in zip(leaves, new_values, strict=True):
-                write(leaf, value)
+            written += zip(leaves, new_values, strict=True)
         else:
             update_node(model, new_params)
-        self._nnx_adopt(old_state, without_state)
-        self._nnx_write_state(opt_leaves, opt_treedef, new_opt_values)
-        self.step.value = self.step.value + 1
+        written += self._nnx_new_state(opt_leaves, opt_treedef, new_opt_values)
+        write_together(written)
         return updates
 
     def _nnx_parameters(self, model: tp.Any) -> tuple[tp.Any, Paths, tp.Any, Paths]:
@@ -378,19 +379,15 @@ class Optimizer(Pytree, tp.Generic[M]):
                     "new Optimizer after changing the structure of a model."
                 ) from error
 
-    def _nnx_write_state(
+    def _nnx_new_state(
         self, leaves: list[tp.Any], treedef: TreeDef, values: list[tp.Any]
-    ) -> None:
-        """Write the Variables in place; other leaves are replaced, which makes a new tree."""
-        if all(map(is_variable, leaves)):
-            for leaf, value in zip(leaves, values, strict=True):
-                write(leaf, value)
-            return
-        for i, (leaf, value) in enumerate(zip(leaves, values, strict=True)):
-            if is_variable(leaf):
-                write(leaf, value)
-                values[i] = leaf
-        self.opt_state = data(treedef.unflatten(values))
+    ) -> list[tuple[tp.Any, tp.Any]]:
+        """The Variables to be written, and their values; other leaves are replaced in a new tree."""
+        pairs = list(zip(leaves, values, strict=True))
+        if not all(map(is_variable, leaves)):
+            kept = [leaf if is_variable(leaf) else value for leaf, value in pairs]
+            self.opt_state = data(treedef.unflatten(kept))
+        return [pair for pair in pairs if is_variable(pair[0])]
 
 
 class ModelAndOptimizer(Optimizer[M]):

@@ -24,6 +24,7 @@ import jax
 import jax.monitoring
 from jax.core import Tracer
 
+from nnxlite._interning import LOCK
 from nnxlite._text import safely, short
 from nnxlite.boundary import ArgumentNames, CallDef, described
 from nnxlite.graph import SHOWN, Difference, compare
@@ -189,10 +190,11 @@ class Traces:
         if code is None:
             return None
         place = (code.co_filename, code.co_firstlineno, code.co_name)
-        former = _by_place.pop(place, None)
-        _by_place[place] = weakref.ref(self)
-        if len(_by_place) > PLACES_KNOWN:
-            del _by_place[next(iter(_by_place))]
+        with LOCK:
+            former = _by_place.pop(place, None)
+            _by_place[place] = weakref.ref(self)
+            if len(_by_place) > PLACES_KNOWN:
+                _by_place.pop(next(iter(tuple(_by_place))), None)
         alive = former and former()
         return None if alive is not None and alive._id == self._id else former
 
@@ -208,7 +210,7 @@ class Traces:
         """
         trace = Trace(call, find_names, tuple(map(_type_text, leaves)))
         if self.limit is not None and self.count >= self.limit:
-            causes = "\n".join(f"  {cause}" for cause in self._causes(trace, [*self.log]))
+            causes = "\n".join(f"  {cause}" for cause in self._causes(trace, [*self.log.copy()]))
             raise RuntimeError(
                 f"{self.function} would be traced {self.count + 1} times; max_traces={self.limit} "
                 f"allows {self.limit}. This call differs from the most similar one before:\n{causes}\n"
@@ -220,15 +222,16 @@ class Traces:
 
     def add(self, trace: Trace) -> None:
         """Add a trace that has ended."""
-        self.count += 1
-        self.seconds += trace.seconds
-        self.log.append(trace)
+        with LOCK:
+            self.count += 1
+            self.seconds += trace.seconds
+            self.log.append(trace)
         _latest.trace = (self, trace)
 
     def types_of(self, call: CallDef, leaves: list[tp.Any]) -> tuple[str, ...]:
         """The types of leaves for which the function was traced before."""
         texts = [described(leaf) if hasattr(leaf, "dtype") else "" for leaf in leaves]
-        for trace in reversed(self.log):
+        for trace in reversed(self.log.copy()):
             if trace.call is call and all(map(str.endswith, trace.types, texts)):
                 return trace.types
         return ()
@@ -249,9 +252,10 @@ class Traces:
 
     def explain(self) -> Explanation:
         """Why the function was compiled last."""
-        if not self.log:
+        log = self.log.copy()  # another thread may add to it
+        if not log:
             return Explanation(self.function, 0, 0.0, ())
-        *earlier, last = self.log
+        *earlier, last = log
         causes = tuple(self._causes(last, earlier))
         return Explanation(self.function, self.count, last.seconds, causes)
 
@@ -261,7 +265,7 @@ class Traces:
         if not earlier and self._former is not None:
             first = [f"another function: {self.function} has been defined again since"]
             former = self._former()
-            earlier = [*former.log] if former is not None else []
+            earlier = [*former.log.copy()] if former is not None else []
         if not earlier:
             return first
         causes = min((trace.causes(one) for one in reversed(earlier)), key=len)
@@ -317,7 +321,9 @@ _listening = False
 def _listen() -> None:
     """Have JAX report how long it compiles, from the first trace on."""
     global _listening
-    if not _listening:
+    with LOCK:
+        if _listening:
+            return
         _listening = True
         jax.monitoring.register_event_duration_secs_listener(_note)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import types
 import typing as tp
 
@@ -41,9 +42,11 @@ from nnxlite.closures import (
     surroundings,
     surroundings_of_call,
 )
-from nnxlite.transforms._wrapper import PerFunction, unwrapped, weakly
+from nnxlite.transforms._wrapper import KEPT_PER_FUNCTION, PerFunction, unwrapped, weakly
 
 C = tp.TypeVar("C", bound="Core")
+
+_next_number = itertools.count().__next__
 
 
 class Core:
@@ -71,6 +74,7 @@ class Core:
         self.options = options
         self.seen = seen
         self.warned: set[str] = set()
+        self._numbers: dict[tp.Any, int] = {}
         self.jitted = jax.jit(describe(self._run, funs[0], self.name), static_argnums=(0, 1))
 
     def hold(self, funs: tuple[tp.Callable[..., tp.Any], ...]) -> None:
@@ -91,8 +95,22 @@ class Core:
         """Apply the transform to the leaves of a call."""
         raise NotImplementedError  # pragma: no cover - abstract
 
-    def _run(self, seen: Surroundings, call: CallDef, leaves: list[tp.Any]) -> Crossing:
+    def _run(self, seen: int, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         return self.run(call, leaves)
+
+    def _number_of(self, seen: Surroundings) -> int:
+        """A number for what a trace may keep, which stands for it in JAX's key.
+
+        JAX keeps static arguments long after the function is gone, and what a function sees may be a
+        large array. Key: `seen`. Bound: KEPT_PER_FUNCTION; a number is never given again. Threads: two
+        may get two numbers for one content, which costs one more trace.
+        """
+        number = self._numbers.get(seen)
+        if number is None:
+            if len(self._numbers) >= KEPT_PER_FUNCTION:
+                self._numbers.pop(next(iter(tuple(self._numbers)), None), None)
+            number = self._numbers[seen] = _next_number()
+        return number
 
     def constants(self, call: CallDef, values: list[tp.Any]) -> Surroundings | None:
         """What a trace for a call may keep; None where anything may change that it would keep."""
@@ -125,7 +143,7 @@ class Core:
             if seen is None:
                 out = self.run(call, inputs.leaves)
             else:
-                out = self.jitted(seen, call, inputs.leaves)
+                out = self.jitted(self._number_of(seen), call, inputs.leaves)
         except TypeError:
             self.explain(call, inputs)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import typing as tp
 
 import jax
@@ -22,6 +23,8 @@ class Donation(tp.NamedTuple):
     paths: tuple[str, ...]
     bytes: int
 
+
+R = tp.TypeVar("R")
 
 Groups = tuple[list[tp.Any], list[tp.Any]]
 """The leaves that stay, and those that are donated."""
@@ -49,6 +52,8 @@ class Donor:
         self._trace = trace
         self._in_words = in_words
         self._traced: tuple[CallDef, Body] | None = None
+        # Here, not on the CallDef, which outlives functions. JAX keeps the CallDefs of a function, too.
+        self._partitions: dict[CallDef, Partition] = {}
 
     def split(self, call: CallDef, leaves: list[tp.Any]) -> Groups:
         """The leaves in the two groups.
@@ -56,7 +61,7 @@ class Donor:
         Raises ValueError where a buffer would be donated and used elsewhere in the first call of its
         kind; XLA refuses it in the others.
         """
-        partition: Partition | None = call.cache.get(self)
+        partition: Partition | None = self._partitions.get(call)
         if partition is not None:
             return tp.cast(Groups, partition.split(leaves))
         body = self._trace(call, leaves)
@@ -67,14 +72,40 @@ class Donor:
             flags = [False] * call.num_arrays
             flags += [i in written for i in range(call.graphdef.num_leaves)]
             self._traced = (call, body)
-        partition = call.cache[self] = Partition(tuple(flags), (False, True))
+        partition = self._partitions[call] = Partition(tuple(flags), (False, True))
         groups = tp.cast(Groups, partition.split(leaves))
         self.refuse_shared_buffers(call, groups)
         return groups
 
+    def run(
+        self,
+        call: CallDef,
+        jitted: tp.Callable[..., tp.Any],
+        groups: tp.Sequence[tp.Any],
+        finish: tp.Callable[[tp.Any], R],
+    ) -> R:
+        """Call a function that donates, and finish with what it returns.
+
+        An interrupt that arrives while JAX runs is raised as soon as Python code runs again. The
+        buffers that came in are gone then, so what came out in their place is written back first.
+        """
+        returned: list[tp.Any] = []
+        try:
+            returned.extend(map(jitted, *[[group] for group in groups]))  # no Python in between
+            result = finish(returned[0])
+            returned.clear()
+            return result
+        except BaseException as error:
+            if returned:
+                with contextlib.suppress(Exception):  # the error itself matters more
+                    finish(returned[0])
+            elif isinstance(error, (ValueError, RuntimeError)):  # which depends on JAX's own path
+                self.refuse_shared_buffers(call, groups)
+            raise
+
     def join(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> list[tp.Any]:
         """The inverse of `split`."""
-        return call.cache[self].join(*groups)
+        return self._partitions[call].join(*groups)
 
     def _given(self, call: CallDef) -> list[bool]:
         """For each leaf whether its argument is to be donated."""
@@ -91,7 +122,8 @@ class Donor:
 
     def donated(self, call: CallDef) -> set[int]:
         """The graph leaves that are donated in a kind of call."""
-        return {i - call.num_arrays for i in call.cache[self].positions[1] if i >= call.num_arrays}
+        positions = self._partitions[call].positions[1]
+        return {i - call.num_arrays for i in positions if i >= call.num_arrays}
 
     def take_traced(self, call: CallDef, leaves: list[tp.Any]) -> Body | None:
         """The body that was traced already, if it is for these arguments; it is used once."""
@@ -107,7 +139,7 @@ class Donor:
         if len(seen) == len(given) and seen.isdisjoint(map(id, kept)):
             return
         seen = {id(x) for x in given if isinstance(x, jax.Array)}
-        leaves, flags = self.join(call, groups), call.cache[self].labels
+        leaves, flags = self.join(call, groups), self._partitions[call].labels
         names: dict[int, list[str]] = {}
         for x, donated, text in zip(leaves, flags, leaf_texts(self._in_words(call))):
             places = names.setdefault(id(x), [])

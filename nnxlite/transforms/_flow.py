@@ -6,6 +6,7 @@ import typing as tp
 
 from nnxlite._config import Modes
 from nnxlite.boundary import Inputs
+from nnxlite.graph import build, view
 from nnxlite.transforms._arguments import traced_context
 from nnxlite.transforms._core import Core, core_for
 from nnxlite.variables import Variable
@@ -27,6 +28,14 @@ def run_flow(
     core = core_for(kind, funs, options)
     inputs = Inputs(tree).in_mode(options.modes.graph, options.name, core.in_words)
     return core(inputs, inputs.define(traced_context()))
+
+
+def loop_arguments(tree: tp.Any, modes: Modes) -> tp.Any:
+    """What a loop is given: without updates new objects around the same Variables, which keep writes."""
+    if modes.updates:
+        return tree
+    seen = view(tree)
+    return build(seen.graphdef, seen.leaves)
 
 
 def unwrapped_value(value: tp.Any) -> tp.Any:

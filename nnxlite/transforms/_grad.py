@@ -117,8 +117,7 @@ def select(
     flags = settings_by_leaf(named_call(call, fun), settings, "differentiation")
     for leaf in _frozen(call):
         flags[call.num_arrays + leaf] = False
-    known = call.cache[key] = Partition(tuple(map(bool, flags)))
-    return known
+    return call.remember(key, Partition(tuple(map(bool, flags))))
 
 
 def _frozen(call: CallDef) -> list[int]:

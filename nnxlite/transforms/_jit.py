@@ -169,22 +169,23 @@ class JitCore:
         return self.jitted if self.placement is None else self.placement.jitted_for(call, groups)
 
     def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
-        """Run the compiled function where something is donated, or shardings are given."""
+        """Run the compiled function, and write back, where something is donated or has a sharding."""
         donor, placement = self.donor, self.placement
         moved = {} if placement is None else placement.move(call, inputs)
         groups = self.groups(call, inputs.leaves)
         if donor is None:
             out = tp.cast(Placement, placement)(call, groups)
-        else:
-            jitted = self.jitted if placement is None else placement.jitted_for(call, groups)
-            try:
-                out = jitted(*groups)
-            except (ValueError, RuntimeError):  # which one depends on JAX's own path
-                donor.refuse_shared_buffers(call, groups)
-                raise
-        if moved:
-            write_leaves(inputs, moved)
-        return out
+            if moved:
+                write_leaves(inputs, moved)
+            return replay_crossing(inputs, out)
+        jitted = self.jitted if placement is None else placement.jitted_for(call, groups)
+
+        def finish(out: tp.Any) -> tp.Any:
+            if moved:
+                write_leaves(inputs, moved)
+            return replay_crossing(inputs, out)
+
+        return donor.run(call, jitted, groups, finish)
 
     def clear_cache(self) -> None:
         """Forget every compiled program."""
@@ -298,7 +299,7 @@ class JitWrapped(Transformed[P, R]):
             if core.plain:
                 out = core.jitted(Operands(call, inputs.leaves))
             else:
-                out = core(inputs, call)
+                return core(inputs, call)
         except TypeError:
             remedy = "Make it static (static_argnums, static_argnames) if it is not a number."
             refuse_non_arrays(repr(self), core.in_words(call), inputs.leaves, remedy)
@@ -327,8 +328,7 @@ class JitWrapped(Transformed[P, R]):
         inputs, call = self._enter(args, kwargs)
         groups = self._core.groups(call, inputs.leaves)
         crossing = self._core.jitted_for(call, groups).eval_shape(*groups)
-        tree, _ = enter(call, inputs.leaves)
-        out = replay_crossing(Inputs(tree), crossing)
+        out = replay_crossing(Inputs.rebuilt(call, inputs.leaves), crossing)
         place_abstract(out)
         return out
 

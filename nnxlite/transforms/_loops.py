@@ -42,7 +42,7 @@ from nnxlite.boundary import (
     with_matching_types,
 )
 from nnxlite.transforms._core import Core
-from nnxlite.transforms._flow import FlowOptions, run_flow, unwrapped_value
+from nnxlite.transforms._flow import FlowOptions, loop_arguments, run_flow, unwrapped_value
 from nnxlite.transforms._loop_checks import check_loop
 from nnxlite.transforms._wrapper import name_of
 
@@ -303,8 +303,9 @@ def while_loop(
     >>> out is counter, int(counter.n.value)
     (True, 3)
     """
-    options = FlowOptions("while_loop", Modes.of(graph, graph_updates))
-    return run_flow(Loop, (cond_fun, body_fun), init_val, options)
+    modes = Modes.of(graph, graph_updates)
+    carry = loop_arguments(init_val, modes)
+    return run_flow(Loop, (cond_fun, body_fun), carry, FlowOptions("while_loop", modes))
 
 
 def fori_loop(
@@ -345,7 +346,8 @@ def fori_loop(
     known = (lower, upper) if type(lower) is int and type(upper) is int else None
     modes = Modes.of(graph, graph_updates)
     options = FlowOptions("fori_loop", modes, (type(unroll), unroll), known)
-    return run_flow(Loop, (body_fun,), init_val if known else (lower, upper, init_val), options)
+    carry = loop_arguments(init_val, modes)
+    return run_flow(Loop, (body_fun,), carry if known else (lower, upper, carry), options)
 
 
 def _is_known(bound: tp.Any) -> bool:

@@ -11,6 +11,7 @@ import typing as tp
 import jax
 
 from nnxlite._config import Modes
+from nnxlite._jax import without_literals
 from nnxlite.boundary import CallDef, Crossing, describe, enter, leave, replay_crossing
 from nnxlite.closures import Surroundings
 from nnxlite.transforms._arguments import (
@@ -112,7 +113,7 @@ class RematWrapped(Transformed[..., tp.Any]):
             repr(self), core.in_words(call), inputs, ", or make it static with static_argnums"
         ):
             crossing = core.run(call, inputs.leaves)
-        return replay_crossing(inputs, crossing)
+        return replay_crossing(inputs, without_literals(crossing))
 
 
 @tp.overload

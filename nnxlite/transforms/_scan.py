@@ -46,6 +46,7 @@ from nnxlite.transforms._arguments import (
     traced_context,
 )
 from nnxlite.transforms._core import core_for
+from nnxlite.transforms._flow import loop_arguments
 from nnxlite.transforms._loops import CarryLoop, Roles, crossing, handover_of, result_leaves
 from nnxlite.transforms._mapped import remove_axis_names, with_axis_names
 from nnxlite.transforms._scan_checks import check_body, check_prefixes, common_length
@@ -268,7 +269,7 @@ class ScanWrapped(Transformed[..., tp.Any]):
                     f"got {len(args)} arguments. Carry them as one pytree, or give each its axis, "
                     "such as in_axes=(nnx.Carry, None)."
                 )
-        inputs = self.inputs(args, kwargs)
+        inputs = self.inputs(*loop_arguments((args, kwargs), self.options.modes))
         call = inputs.define(traced_context())
         options = self.options._replace(num_bound=len(bound.args))
         return core_for(Scan, (bound.fun,), options)(inputs, call)

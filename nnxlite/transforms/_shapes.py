@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite import _sharding_hook
 from nnxlite._config import Modes
-from nnxlite._jax import current_mesh
+from nnxlite._jax import current_mesh, without_literals
 from nnxlite.boundary import (
     CallDef,
     Crossing,
@@ -121,8 +121,8 @@ def eval_shape(
     inputs = look.inputs
     with look.naming_arguments():
         crossing = jax.eval_shape(look.run, inputs.leaves)
-    stand_in, _ = enter(look.call, jax.tree_util.tree_map(_shape_of, inputs.leaves))
-    out = replay_crossing(Inputs(stand_in, look.call.trees), crossing)
+    shapes = jax.tree_util.tree_map(_shape_of, inputs.leaves)
+    out = replay_crossing(Inputs.rebuilt(look.call, shapes), crossing)
     place_abstract(out)
     return out
 
@@ -292,4 +292,4 @@ class Checked(Transformed[..., tp.Any]):
         inputs = look.inputs
         checked = jax_checkify.checkify(look.run, self.options.errors)
         error, crossing = checked(inputs.leaves)
-        return error, replay_crossing(inputs, crossing)
+        return error, replay_crossing(inputs, without_literals(crossing))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import typing as tp
 
 from nnxlite.boundary import CallDef, Inputs, call_difference, replay_crossing
@@ -74,12 +75,11 @@ class Compiled(Stage[R]):
                 "and compile it again for these arguments."
             )
         groups = core.groups(call, inputs.leaves)
+        finish = functools.partial(replay_crossing, inputs)
         try:
+            if core.donor is not None:
+                return core.donor.run(call, self._stage, groups, finish)
             crossing = self._stage(*groups)
         except TypeError as error:
             raise TypeError(f"{self._wrapped!r}: {error}") from None
-        except (ValueError, RuntimeError):
-            if core.donor is not None:
-                core.donor.refuse_shared_buffers(call, groups)
-            raise
-        return replay_crossing(inputs, crossing)
+        return finish(crossing)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 import typing as tp
 import weakref
@@ -74,6 +75,8 @@ class Wrapper(tp.Generic[P, R]):
         return f"{self.name}({name_of(self.__wrapped__)})"
 
     def __reduce__(self) -> tp.Any:
+        if _has_name(self):
+            return self.__qualname__
         return type(self), (self.__wrapped__, self.options)
 
     def __eq__(self, other: object, /) -> bool:
@@ -85,6 +88,18 @@ class Wrapper(tp.Generic[P, R]):
     def __hash__(self) -> int:
         fun, layers = unwrapped(self)
         return hash((id(fun), layers))
+
+
+def _has_name(fun: tp.Any) -> bool:
+    """Whether a module has this object under its name, so that it can be pickled by that.
+
+    The main module of this process is another one in the next.
+    """
+    module = getattr(fun, "__module__", None)
+    found: tp.Any = None if module in (None, "__main__") else sys.modules.get(module)
+    for part in getattr(fun, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    return found is fun
 
 
 class Unequal:
@@ -137,9 +152,9 @@ class PerFunction(tp.Generic[T]):
         except TypeError:  # not weakly referable, or an unhashable key
             return make()
         if known is None:
-            if len(mine) >= KEPT_PER_FUNCTION:
-                del mine[next(iter(mine))]
-            known = mine[key] = make()
+            while len(mine) >= KEPT_PER_FUNCTION:
+                mine.pop(next(iter(tuple(mine)), None), None)
+            known = mine.setdefault(key, make())  # or what another thread has made
         return known
 
 

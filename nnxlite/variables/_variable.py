@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy as copy_lib
 import dataclasses
+import operator
 import types
 import typing as tp
 
@@ -28,8 +29,10 @@ import numpy as np
 from nnxlite import _sharding_hook
 from nnxlite._config import EAGER_SHARDING, REF_VARIABLES
 from nnxlite._errors import TraceContextError, short_type
+from nnxlite._interning import LOCK
 from nnxlite._jax import TraceRef, describe_trace, is_ref, new_ref, same_form, trace_state
 from nnxlite._text import Shown, Text, variable_node
+from nnxlite._together import Writes, run_together
 from nnxlite._versions import touch
 from nnxlite.variables._definition import REQUIRED, VariableDef, define
 from nnxlite.variables._metadata import FROZEN, PLACEMENT, VariableMetadata
@@ -109,6 +112,9 @@ def _boxed(definition: VariableDef, value: tp.Any) -> Box:
 
 
 _new = object.__new__
+_set_value = Box.__dict__["value"].__set__
+_set_definition = Box.__dict__["definition"].__set__
+_set_version = Box.__dict__["_nnx_version"].__set__
 
 
 class Variable(Shown, Operators[T]):
@@ -460,8 +466,8 @@ class Variable(Shown, Operators[T]):
             TypeError: for other arguments, or none.
             ValueError: for a change of `hijax` or `ref`.
         """
-        entries = dict(self._box.definition.metadata)
         if len(args) == 1 and isinstance(args[0], tp.Mapping) and not kwargs:
+            entries = self._box.definition.metadata
             kept = {k: v for k, v in entries.items() if k in REQUIRED}
             self._check_fixed(args[0])
             self._redefine({**kept, **_normal_entries(dict(args[0]))})
@@ -480,7 +486,8 @@ class Variable(Shown, Operators[T]):
                 f"mapping; got {len(args)} positional and {len(kwargs)} keyword arguments."
             )
         self._check_fixed(kwargs)
-        self._redefine({**entries, **_normal_entries(kwargs)})
+        with LOCK:  # what another thread sets at the same time stays, too
+            self._redefine({**self._box.definition.metadata, **_normal_entries(kwargs)})
 
     def has_metadata(self, name: str) -> bool:
         """Whether there is an entry of this name.
@@ -507,7 +514,8 @@ class Variable(Shown, Operators[T]):
             raise ValueError(
                 f"Cannot delete `{name}` metadata of {type(self).__name__}: every Variable has it."
             )
-        self._redefine({k: v for k, v in self._box.definition.metadata.items() if k != name})
+        with LOCK:
+            self._redefine({k: v for k, v in self._box.definition.metadata.items() if k != name})
 
     def _check_fixed(self, updates: tp.Mapping[str, tp.Any]) -> None:
         for name in ("hijax", "ref"):
@@ -525,6 +533,7 @@ class Variable(Shown, Operators[T]):
             self._refuse_write("metadata")
         definition = define(type(self), entries)
         if definition is not self._box.definition:
+            touch(self._box)  # before, too: what interrupts this must not leave a plan valid
             self._box.definition = definition
             touch(self._box)
 
@@ -740,6 +749,29 @@ def make(definition: VariableDef, value: tp.Any) -> Variable[tp.Any]:
     new = object.__new__(definition.type)
     _set_box(new, _boxed(definition, value))
     return new
+
+
+def store_together(pairs: tp.Iterable[tuple[Box, tp.Any]]) -> None:
+    """Replace the raw values of several boxes in one step; see `_together`."""
+    run_together([(setattr, box, "value", value) for box, value in pairs])
+
+
+def note_raw(writes: Writes, variable: Variable[tp.Any], value: tp.Any) -> None:
+    """Note what `write_raw` does."""
+    raw: tp.Any = variable._box.value
+    content = value[...] if is_ref(value) and value is not raw else value
+    if not (variable._box.definition.is_ref and is_ref(raw)):
+        writes.add(_set_value, variable._box, content)
+    elif raw is not value:
+        writes.add_foreign(operator.setitem, raw, ..., content)
+
+
+def note_definition(writes: Writes, variable: Variable[tp.Any], new: VariableDef) -> None:
+    """Note that a Variable gets other metadata."""
+    box = variable._box
+    if new is not box.definition:
+        writes.add_structural(_set_definition, box, new)
+        writes.add(_set_version, box, 0)
 
 
 def versioned(node: tp.Any) -> tp.Any:

@@ -343,3 +343,40 @@ def test_a_step_that_has_ended_and_filters_without_paths():
             AttributeError, match=f"This {name} has ended: .* inside the `with` block"
         ):
             call()
+
+
+def test_a_captured_object_is_not_changed_from_inside():
+    """Its structure, which would be changed at the outer level, belongs to none of the two calls."""
+    holder = nnx.Dict(a=nnx.Param(jnp.ones(2)))
+
+    @nnx.jit
+    def add(m):
+        m.b = 1
+
+    @nnx.jit
+    def outer(x):
+        add(holder)
+        return x
+
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate 'Dict'"):
+        outer(1.0)
+    assert list(holder) == ["a"]
+
+
+def test_metadata_of_a_captured_variable_are_not_changed_from_inside():
+    """Nor is anything else that the refused call wrote."""
+    variable = nnx.Param(jnp.ones(2))
+
+    @nnx.jit
+    def tag(variable, own):
+        variable.set_metadata(tag=1)
+        own[...] += 1
+
+    @nnx.jit
+    def outer(x):
+        own = nnx.Param(x)
+        with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Param"):
+            tag(variable, own)
+        return own[...]
+
+    assert outer(1.0) == 1.0 and not variable.has_metadata("tag")

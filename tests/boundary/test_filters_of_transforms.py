@@ -102,3 +102,19 @@ def test_state_axes_are_a_mapping():
     assert dict(axes) == {nnx.Param: 1, ...: None} and nnx.StateAxes(axes) == axes
     assert list(axes.keys()) == [nnx.Param, ...] and list(axes.values()) == [1, None]
     assert axes.get(nnx.BatchStat, 5) == 5 and list(axes.items())[0] == (nnx.Param, 1)
+
+
+def test_a_filter_that_asks_for_what_no_array_has():
+    axes = nnx.StateAxes({lambda path, x: x.get_raw_value().nonsense: 0, ...: None})
+    with pytest.raises(AttributeError, match="^An array has no attribute 'nonsense'.$"):
+        nnx.vmap(lambda m: None, in_axes=(axes,))(nnx.Dict(w=nnx.Param(jnp.ones(2))))
+    with pytest.raises(KeyError, match="^'params'$"):
+        nnx.StateAxes({nnx.Param: 0})["params"]
+
+
+def test_filters_given_to_an_array_are_refused_at_its_path():
+    axes = nnx.StateAxes({nnx.Param: 0})
+    with pytest.raises(
+        ValueError, match=r"out_axes it is given to the array at '1\.b', which has no"
+    ):
+        nnx.vmap(lambda x: (x, {"b": x}), out_axes=(0, {"b": axes}))(jnp.ones(2))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import jax
@@ -12,12 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tensorstore
 from hypothesis import HealthCheck, given, settings
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
+from nnxlite.checkpoint._checksums import local_sum
 from nnxlite.checkpoint._contents import Contents
+from nnxlite.checkpoint._orbax import sealed
 from tests.checkpoint.models import Net, batch, bits, build, step
 from tests.laws.graphs import roots
 
@@ -249,6 +254,13 @@ def test_array_references(tmp_path):
     ref[...] = jnp.zeros(2)
     checkpoint.restore(tmp_path / "c", model=model)
     assert model.v.tolist() == [0, 1, 2] and model.r is ref and ref[...].tolist() == [1, 1]
+    model.r = other = jax.new_ref(jnp.zeros(2, "float16"))
+    model.v[...] += 1
+    with pytest.raises(
+        checkpoint.CheckpointError, match="'model.r' is a reference to float16, which"
+    ):
+        checkpoint.restore(tmp_path / "c", model=model, cast=None)
+    assert other[...].tolist() == [0, 0] and model.v.tolist() == [1, 2, 3]
 
 
 # a part, other names, other dtypes
@@ -507,6 +519,44 @@ def test_an_annotated_abstract_model_comes_onto_the_mesh(tmp_path):
     np.testing.assert_array_equal(abstract.kernel, model.kernel)
 
 
+def test_a_mesh_that_does_not_divide_what_is_stored(tmp_path):
+    checkpoint.save(tmp_path / "c", model=linear())
+    abstract = nnx.eval_shape(linear)
+    where = NamedSharding(mesh((8,), ("model",)), P(None, "model"))
+    kernel = jax.ShapeDtypeStruct((2, 3), jnp.float32, sharding=where)
+    abstract.kernel.set_value(kernel)
+    with pytest.raises(checkpoint.CheckpointError, match="which does not divide it: ") as caught:
+        checkpoint.restore(tmp_path / "c", model=abstract)
+    assert str(caught.value).startswith(
+        "'model.kernel' was saved as float32[2,3] and is to lie as "
+    )
+    assert abstract.kernel.get_value() is kernel
+    assert isinstance(abstract.bias.get_value(), jax.ShapeDtypeStruct)
+
+
+def test_a_mesh_of_other_processes(tmp_path, monkeypatch):
+    """What the devices of other processes have is not there to be read or saved."""
+    model = linear()
+    checkpoint.save(tmp_path / "c", model=model)
+    where = NamedSharding(mesh((1,), ("model",)), P())
+    model.kernel.set_value(jax.device_put(model.kernel.get_value(), where))
+    before = bits(model)
+    monkeypatch.setattr(NamedSharding, "addressable_devices", frozenset())
+    message = (
+        "'model.kernel' is to lie on 1 devices of other processes, of which process 0 has none"
+    )
+    with pytest.raises(checkpoint.CheckpointError, match=message):
+        checkpoint.restore(tmp_path / "c", model=model)
+    assert bits(model) == before
+    monkeypatch.setattr(type(model.kernel.get_value()), "addressable_shards", [])
+    message = (
+        "'model.(bias|kernel)' lies on devices of other processes only; a checkpoint needs arr"
+    )
+    with pytest.raises(checkpoint.CheckpointError, match=message):
+        checkpoint.save(tmp_path / "d", model=model)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
 # damage
 
 
@@ -584,7 +634,7 @@ def test_descriptions_that_are_not_ours(tmp_path):
     model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
 
     def refusal(changed):
-        file.write_text(json.dumps(changed))
+        file.write_text(json.dumps(sealed(changed)))
         with pytest.raises(checkpoint.CheckpointError) as caught:
             checkpoint.restore(path, model=model)
         assert not model.w.any()
@@ -602,12 +652,163 @@ def test_descriptions_that_are_not_ours(tmp_path):
     assert "'model.w' is not what was saved" in refusal(wrong)
 
 
+def described(**leaf):
+    """What changes the description of one leaf."""
+    return lambda about: about["leaves"]["model.v"].update(leaf)
+
+
+def number(**leaf):
+    return lambda about: about["leaves"].update(step={"dtype": "Python int", "shape": [], **leaf})
+
+
+LIES = {
+    "an infinite size": (described(shape=[float("inf")]), "[inf] is not a shape"),
+    "a negative size": (described(shape=[-3]), "[-3] is not a shape"),
+    "a size that is no integer": (described(shape=[3.0]), "[3.0] is not a shape"),
+    "a size that is a truth value": (described(shape=[True]), "[True] is not a shape"),
+    "a shape that is a text": (described(shape="3"), "'3' is not a shape"),
+    "too many axes": (described(shape=[1] * 65), "[1, 1, "),
+    "an unknown dtype": (described(dtype="foo"), "data type 'foo' not understood"),
+    "a dtype of two": (described(dtype="f4,f4"), "'f4,f4' is not the name of a dtype"),
+    "a dtype of many": (described(dtype="(9,9)f4"), "'(9,9)f4' is not the name of a dtype"),
+    "another word for a dtype": (described(dtype="f4"), "'f4' is not the name of a dtype"),
+    "a dtype that is no text": (described(dtype=[1]), "TypeError"),
+    "no checksum": (lambda a: a["leaves"]["model.v"].pop("crc32"), "KeyError: 'crc32'"),
+    "a checksum that is none": (described(crc32="1"), "the checksum of 'model.v' is not a number"),
+    "a number without a value": (number(), "KeyError: 'value'"),
+    "a number that is a text": (number(value="3"), "'step' is '3', which is not a Python int"),
+    "a number that is a table": (number(value={}), "'step' is {}, which is not a Python int"),
+    "a number that is true": (number(value=True), "'step' is True, which is not a Python int"),
+    "a path": (lambda a: a["leaves"].update({"../a": a["leaves"]["model.v"]}), "'../a' is not the"),
+    "an alias of a number": (lambda a: a.update(aliases={"a": 1}), "{'a': 1} is not a table of t"),
+    "classes of lists": (lambda a: a.update(classes={"a": []}), "{'a': []} is not a table of tex"),
+    "another format": (lambda a: a.update(format=0), "its content is not what was written"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_descriptions_that_lie_are_damaged(tmp_path, lie):
+    path = small(tmp_path)
+    file = path / "nnxlite/metadata"
+    about = json.loads(file.read_text())
+    change, message = LIES[lie]
+    change(about)
+    file.write_text(json.dumps(sealed(about)))
+    model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
+    for call in (lambda: checkpoint.restore(path, model=model), lambda: checkpoint.info(path)):
+        with pytest.raises(checkpoint.DamagedError, match="nnxlite/metadata is damaged") as caught:
+            call()
+        assert message in str(caught.value)
+    assert not model.w.any() and not model.v.any()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"[" * 100_000, "it is nested too deeply"),
+        (b'{"format": 1, "leaves": ' + b'{"a": ' * 100_000, "it is nested too deeply"),
+        (b'{"format": 1, "format": 1}', "'format' appears twice"),
+        (b"\xff\xfe", "'utf-8' codec can't decode"),
+        (b"", "Expecting value"),
+    ],
+    ids=["lists", "tables", "twice", "encoding", "empty"],
+)
+def test_descriptions_that_are_no_json_are_damaged(tmp_path, text, message):
+    path = small(tmp_path)
+    (path / "nnxlite/metadata").write_bytes(text)
+    with pytest.raises(checkpoint.DamagedError, match=f"nnxlite/metadata is damaged: {message}"):
+        checkpoint.restore(path, model=nnx.Dict())
+
+
+def test_a_number_that_was_changed_is_noticed(tmp_path):
+    checkpoint.save(tmp_path / "c", step=100, rate=0.5)
+    file = tmp_path / "c/nnxlite/metadata"
+    file.write_text(file.read_text().replace("100", "900"))
+    with pytest.raises(checkpoint.DamagedError, match="its content is not what was written"):
+        checkpoint.restore(tmp_path / "c", step=0, rate=0.0)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [{"shape": [2**36]}, {"dtype": "|V999999999"}, {"chunks": [2**36]}, {"dtype": "<f8"}],
+    ids=str,
+)
+def test_an_array_that_claims_to_be_larger_is_not_read(tmp_path, claim):
+    """TensorStore would ask for a quarter of a terabyte, and end the process where there is none."""
+    path = small(tmp_path)
+    files = tensorstore.KvStore.open(
+        {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/arrays/"}}
+    ).result()
+    form = json.loads(files.read("model.v/.zarray").result().value)
+    files.write("model.v/.zarray", json.dumps(form | claim).encode()).result()
+    model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
+    with pytest.raises(checkpoint.DamagedError, match="'model.v' has the form|not the name of a"):
+        checkpoint.restore(path, model=model)
+    assert not model.w.any()
+
+
+def test_saving_removes_nothing_that_belongs_to_others(tmp_path):
+    """Names are not patterns: `run[1]` is not `run1`, and `.run.newest` is not left over of `run`."""
+    others = [tmp_path / name for name in (".run1.new", ".run.newest", ".run.new.txt")]
+    for other in others:
+        other.mkdir()
+    left = tmp_path / ".run[1].new.orbax-checkpoint-tmp-7"
+    left.mkdir()
+    for name in ("run", "run[1]", "*"):
+        checkpoint.save(tmp_path / name, step=1)
+        assert checkpoint.restore(tmp_path / name, step=0).values["step"] == 1
+    assert all(other.exists() for other in others) and not left.exists()
+
+
+def test_pipes_and_folders_in_the_place_of_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(checkpoint.NotFoundError, match="pipe: it is neither a folder nor a file"):
+        checkpoint.restore(tmp_path / "pipe", step=0)
+    checkpoint.save(tmp_path / "c", step=1)
+    (tmp_path / "c/nnxlite/metadata").unlink()
+    os.mkfifo(tmp_path / "c/nnxlite/metadata")
+    with pytest.raises(checkpoint.DamagedError, match="metadata is damaged: it is not a file"):
+        checkpoint.restore(tmp_path / "c", step=0)
+    path = small(tmp_path / "small")
+    model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
+    for file in [path / "arrays/_METADATA", next((path / "arrays/d").iterdir())]:
+        content = file.read_bytes()
+        for make in (os.mkfifo, lambda file: os.symlink("/dev/zero", file)):
+            file.unlink()
+            make(file)
+            with pytest.raises(checkpoint.DamagedError, match=f"{file.name} is not a file"):
+                checkpoint.restore(path, model=model)
+        file.unlink()
+        file.write_bytes(content)
+
+
+def test_a_file_of_a_terabyte_is_not_read(tmp_path):
+    path = small(tmp_path)
+    os.truncate(path / "arrays/manifest.ocdbt", 1 << 40)
+    with pytest.raises(checkpoint.DamagedError, match="manifest.ocdbt has 1,099,511,627,776 bytes"):
+        checkpoint.restore(
+            path, model=nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(0.0)), strict=False
+        )
+
+
+def test_what_a_file_says_cannot_control_a_terminal(tmp_path):
+    checkpoint.save(tmp_path / "c", **{"a\x1b[2J": 1, "b": nnx.Dict()})
+    with pytest.raises(checkpoint.MismatchError) as caught:
+        checkpoint.restore(tmp_path / "c", **{"a\x1b[2J": "", "c\r": 1})
+    for text in (
+        str(caught.value),
+        repr(caught.value.report),
+        repr(checkpoint.info(tmp_path / "c")),
+    ):
+        assert r"a\x1b[2J" in text and "\x1b" not in text and "\r" not in text
+
+
 def test_checksums_can_be_left_out(tmp_path):
     path = small(tmp_path)
     file = path / "nnxlite/metadata"
     about = json.loads(file.read_text())
     about["leaves"]["model.v"]["crc32"] += 1
-    file.write_text(json.dumps(about))
+    file.write_text(json.dumps(sealed(about)))
     model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
     with pytest.raises(
         checkpoint.DamagedError, match=r"'model\.v' is not what was saved \(float32\[3\], "
@@ -615,6 +816,76 @@ def test_checksums_can_be_left_out(tmp_path):
         checkpoint.restore(path, model=model)
     checkpoint.restore(path, model=model, verify=False)
     assert model.v.tolist() == [1, 1, 1]
+
+
+def test_descriptions_that_cannot_be_read(tmp_path):
+    path = small(tmp_path)
+    model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
+    (path / "nnxlite/metadata").write_text("{")
+    with pytest.raises(
+        checkpoint.DamagedError, match="c: nnxlite/metadata is damaged: Expecting pr"
+    ):
+        checkpoint.restore(path, model=model)
+    other = tmp_path / "by_orbax"
+    other.mkdir()
+    (other / "_METADATA").write_text("{")
+    with pytest.raises(checkpoint.DamagedError, match="by_orbax/_METADATA cannot be read: "):
+        checkpoint.restore(other, model=model)
+    assert not model.w.any() and not model.v.any()
+
+
+def test_sums_of_arrays_that_were_spread_over_processes(tmp_path):
+    path = small(tmp_path)
+    model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
+    file = path / "nnxlite/metadata"
+    about = json.loads(file.read_text())
+    del about["leaves"]["model.v"]["crc32"]
+    about["leaves"]["model.v"]["sum64"] = local_sum(np.ones(3, "float32"))
+    file.write_text(json.dumps(sealed(about)))
+    checkpoint.restore(path, model=model)
+    assert model.v.tolist() == [1, 1, 1]
+    before = bits(model)
+    about["leaves"]["model.v"]["sum64"] += 1
+    file.write_text(json.dumps(sealed(about)))
+    with pytest.raises(
+        checkpoint.DamagedError, match=r"damaged: 'model\.v' is not what was saved\.$"
+    ):
+        checkpoint.restore(path, model=model)
+    assert bits(model) == before
+
+
+def test_an_array_that_is_described_and_not_there(tmp_path):
+    path = small(tmp_path)
+    file = path / "nnxlite/metadata"
+    about = json.loads(file.read_text())
+    about["leaves"]["model.z"] = about["leaves"]["model.v"]
+    file.write_text(json.dumps(sealed(about)))
+    sizes = {"v": 3, "w": 3000, "z": 3}
+    model = nnx.Dict(**{name: nnx.Param(jnp.zeros(size)) for name, size in sizes.items()})
+    with pytest.raises(checkpoint.DamagedError, match=r"cannot be read: 'model\.z' is not there"):
+        checkpoint.restore(path, model=model)
+    assert not any(model[name].any() for name in sizes)
+
+
+def test_a_disk_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    ocp = pytest.importorskip("orbax.checkpoint")
+
+    def fail(self, path, *args, **kwargs):
+        Path(f"{path}.orbax-checkpoint-tmp").mkdir()
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(ocp.Checkpointer, "save", fail)
+    message = f"could not be written into {tmp_path}, and those .* No space left on device"
+    with pytest.raises(checkpoint.CheckpointError, match=message):
+        checkpoint.save(tmp_path / "c", model=linear())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_orbax_the_message_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(ImportError, match=r'Orbax: pip install "nnxlite\[checkpoint\]"') as caught:
+        checkpoint.save(tmp_path / "c", model=linear())
+    assert caught.value.name == "orbax" and list(tmp_path.iterdir()) == []
 
 
 # differences
@@ -698,3 +969,8 @@ def test_states_of_transformations_and_averages(tmp_path, name):
     for each in (run, resumed):
         train(*each)
     assert bits(*resumed) == bits(*run)
+
+
+def test_the_size_of_a_checkpoint_is_that_of_its_arrays(tmp_path):
+    checkpoint.save(tmp_path / "c", w=jnp.ones((3, 2)), b=jnp.ones(5, "bfloat16"), step=7)
+    assert checkpoint.info(tmp_path / "c").nbytes == 3 * 2 * 4 + 5 * 2

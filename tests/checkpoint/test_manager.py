@@ -172,3 +172,22 @@ def test_saves_that_are_refused(tmp_path):
     with Manager(tmp_path) as manager:
         with pytest.raises(ValueError, match="name the metric first"):
             manager.best
+
+
+def test_a_disk_that_fails_in_the_background(tmp_path, monkeypatch):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    manager = run(tmp_path, [1, 1])
+
+    def fail(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ocp.CheckpointManager, "wait_until_finished", fail)
+        message = f"could not be written into {tmp_path}, and those .* No space left on device"
+        with pytest.raises(nnx.checkpoint.CheckpointError, match=message):
+            manager.wait()
+    assert manager.steps == [1, 2]
+    assert manager.save(3, model=model(3.0))
+    manager.close()
+    new = model()
+    assert Manager(tmp_path).restore(model=new).step == 3 and new.w.tolist() == [3, 3, 3]

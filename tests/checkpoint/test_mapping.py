@@ -27,6 +27,7 @@ from nnxlite.checkpoint import (
     Tie,
     Unstack,
 )
+from nnxlite.checkpoint._operations import same_bits
 
 
 def params(**shapes: tuple[int, ...]) -> nnx.Dict:
@@ -447,3 +448,9 @@ def test_text_forms_and_equality():
     )
     assert Mapping([rule]) == Mapping((rule,)) and hash(Mapping([rule])) == hash(Mapping([rule]))
     assert repr(Mapping([Keep("a")])) == "Mapping(entries=(Keep(ours='a'),))"
+
+
+def test_equal_bits_are_of_one_shape_and_dtype():
+    zeros = np.zeros((2, 1), "f4")
+    assert same_bits(zeros, zeros.copy()) and same_bits(zeros * np.nan, zeros * np.nan)
+    assert not same_bits(zeros, zeros.view("i4")) and not same_bits(zeros, zeros.T)

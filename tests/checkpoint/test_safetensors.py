@@ -19,7 +19,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
-from nnxlite.checkpoint import DamagedError, Keep, Mapping, MismatchError, NotFoundError, Rule, Tie
+from nnxlite.checkpoint import (
+    CheckpointError,
+    DamagedError,
+    Keep,
+    Mapping,
+    MismatchError,
+    NotFoundError,
+    Rule,
+    Tie,
+)
 from nnxlite.checkpoint import _files as files
 
 safetensors = pytest.importorskip("safetensors")
@@ -376,6 +385,53 @@ def test_a_mismatch_leaves_the_model_as_it_was(tmp_path):
     assert np.array_equal(other.again.bias[...], model.again.bias[...])
 
 
+@jax.tree_util.register_pytree_node_class
+class Small:
+    """A container that refuses large values when it is put together."""
+
+    def __init__(self, value):
+        if isinstance(value, (np.ndarray, jax.Array)) and (value > 10).any():
+            raise ValueError("too large")
+        self.value = value
+
+    def tree_flatten(self):
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_a_value_that_cannot_be_put_together_changes_nothing(tmp_path):
+    model = nnx.Dict(
+        a=nnx.Param(jnp.zeros(2)),
+        bare=nnx.data(jnp.zeros(2)),
+        small=nnx.Variable(Small(jnp.zeros(2))),
+        z=nnx.Param(jnp.zeros(2)),
+    )
+    names = ("a", "bare", "small.0", "z")
+    save_file({name: np.full(2, 20, "f4") for name in names}, tmp_path / "m.safetensors")
+    with pytest.raises(ValueError, match="too large"):
+        nnx.load_safetensors(tmp_path, model)
+    for array in (model.a[...], model.bare, model.small[...].value, model.z[...]):
+        assert not array.any()
+
+
+def test_a_reference_keeps_its_dtype(tmp_path):
+    model = nnx.Dict(
+        a=nnx.Param(jnp.zeros(2)), r=nnx.array_ref(jnp.zeros(2)), z=nnx.Param(jnp.zeros(2))
+    )
+    arrays = {name: np.full(2, 3, "i4" if name == "r" else "f4") for name in "arz"}
+    save_file(arrays, tmp_path / "m.safetensors")
+    with pytest.raises(
+        CheckpointError, match="'r' is a reference to float32, which cannot become int32"
+    ):
+        nnx.load_safetensors(tmp_path, model, cast=None)
+    assert not any(array[...].any() for array in (model.a, model.r, model.z))
+    nnx.load_safetensors(tmp_path, model, cast=True)
+    assert all((array[...] == 3).all() for array in (model.a, model.r, model.z))
+
+
 def test_raw_data_of_a_key_is_not_a_key(tmp_path):
     save_file({"default.count": np.uint32([0])[0:1].reshape(()), "default.key": np.zeros(2, "u4")},
               tmp_path / "m.safetensors")  # fmt: skip
@@ -401,6 +457,9 @@ class Bomb:
         return (os.mkdir, ("exploded",))
 
 
+TWICE = json.dumps(entry()).encode()[:-1] + b", " + json.dumps(entry()).encode()[1:]
+THREE = entry("U32", (3,), (0, 12))
+
 BAD = {
     "empty": (b"", "it is empty."),
     "cut": (header(entry(), bytes(8))[:-3], "It was cut short or changed."),
@@ -423,6 +482,23 @@ BAD = {
         header({**entry(), "__metadata__": {"nnxlite.keys": "{"}}, bytes(8)),
         "has no valid list of random keys: '{'.",
     ),
+    "keys nested": (
+        header({**entry(), "__metadata__": {"nnxlite.keys": "[" * 100_000}}, bytes(8)),
+        "has no valid list of random keys: '[[[",
+    ),
+    "keys of another shape": (
+        header({**THREE, "__metadata__": {"nnxlite.keys": '{"a": "rbg"}'}}, bytes(12)),
+        "has 'a' as random keys of rbg, and as uint32[3], which are none.",
+    ),
+    "keys of another dtype": (
+        header({**entry(), "__metadata__": {"nnxlite.keys": '{"a": "threefry2x32"}'}}, bytes(8)),
+        "has 'a' as random keys of threefry2x32, and as float32[2], which are none.",
+    ),
+    "a list for a table": (header({"a": ["F32", [2], [0, 8]]}, bytes(8)), "has a header that is not"),
+    "a name twice": (
+        struct.pack("<Q", len(TWICE)) + TWICE + bytes(8),
+        "has a header that is not valid: 'a' appears twice.",
+    ),
     "pickle": (pickle.dumps(Bomb()), "it looks like a pickle. Pickles can run any code, and are never"),
     "zip": (b"PK\x03\x04" + bytes(100), "it looks like a zip archive, such as torch.save and numpy"),
     "npy": (b"\x93NUMPY" + bytes(100), "it looks like an array of numpy.save."),
@@ -443,6 +519,32 @@ def test_files_that_are_damaged_or_of_another_kind(tmp_path, kind, monkeypatch):
         nnx.load_safetensors("m.safetensors", model)
     assert str(caught.value).startswith("m.safetensors ")
     assert model.a[...].tolist() == [1, 1] and files_of(tmp_path) == ["m.safetensors"]
+
+
+def test_bytes_that_are_no_truth_values(tmp_path):
+    """An array of them would be neither equal to True nor to False."""
+    data = header(entry("BOOL", (2,), (0, 2)), b"\1\2")
+    (tmp_path / "m.safetensors").write_bytes(data)
+    model = one(a=jnp.array([False, False]))
+    with pytest.raises(DamagedError, match="has bytes in 'a' that are no truth values"):
+        nnx.load_safetensors(tmp_path, model)
+    assert not model.a[...].any()
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.safetensors.index.json"])
+def test_pipes_and_folders_are_not_opened(tmp_path, name):
+    for make in (os.mkfifo, os.mkdir):
+        folder = tmp_path / make.__name__
+        folder.mkdir()
+        make(folder / name)
+        for path in (folder, folder / name):
+            with pytest.raises(NotFoundError, match="there are m.safetensors|no model.safetensors"):
+                nnx.load_safetensors(path, one(a=jnp.zeros(2)))
+
+
+def test_a_name_that_is_too_long_is_not_found(tmp_path):
+    with pytest.raises(NotFoundError, match="cannot be found: File name too long"):
+        nnx.load_safetensors(tmp_path / ("a" * 5000), one(a=jnp.zeros(2)))
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
@@ -498,6 +600,9 @@ def test_paths_with_nothing_to_load(tmp_path):
             DamagedError,
             "lists 'b' in 'm.safetensors', which does not have it, nor 1 others.",
         ),
+        ({"a": "C:m"}, DamagedError, "refers to 'C:m', which is not in its folder."),
+        ({"a": "a" * 5000}, NotFoundError, "and there is no such file beside it."),
+        ({"a": "a\0b"}, NotFoundError, r"lists 'a\x00b', and there is no such file beside it."),
         ({"a": 3}, DamagedError, 'is no index of safetensors files, which has {"weight_map": {name: '),
         (["a"], DamagedError, "is no index of safetensors files"),
         (None, DamagedError, "is no index of safetensors files"),

@@ -78,3 +78,11 @@ def test_numbers_of_a_sampler_are_operands():
 def test_settings_that_mean_nothing(settings, message):
     with pytest.raises(ValueError, match=f"^Sampler: {message}"):
         nnx.Sampler(**settings)
+
+
+def test_probabilities_of_half_precision_add_up_in_float32():
+    """In bfloat16 the sum over equally likely tokens stops growing at 1/2."""
+    logits = jnp.arange(4096, dtype=jnp.bfloat16)[::-1] * 0  # all the same
+    logits = logits.at[:2048].add(jnp.bfloat16(4.0))
+    kept = jnp.isfinite(nnx.sampling.top_p(logits, 0.9))
+    assert kept[:2048].all() and not kept[2048:].any()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import threading
 
@@ -13,7 +15,10 @@ from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
-from nnxlite.checkpoint._checksums import local_sum
+from nnxlite.checkpoint import _orbax
+from nnxlite.checkpoint._checkpoint import contents_of
+from nnxlite.checkpoint._checksums import checksum, local_sum
+from nnxlite.checkpoint._errors import together
 from nnxlite.distributed import _joining, _rendezvous
 from nnxlite.distributed._launcher import _free_port
 
@@ -137,7 +142,7 @@ def meeting(*members, timeout=5.0) -> list:
         try:
             _rendezvous.meet(address, count, index, timeout)
         except Exception as error:
-            errors[place] = error
+            errors[place] = pytest.ExceptionInfo.from_exception(error)
 
     threads = [
         threading.Thread(target=join, args=(place, *member)) for place, member in enumerate(members)
@@ -146,7 +151,7 @@ def meeting(*members, timeout=5.0) -> list:
         thread.start()
     for thread in threads:
         thread.join()
-    return [None if error is None else f"{type(error).__name__}: {error}" for error in errors]
+    return [error and f"{error.typename}: {str(error.value)}" for error in errors]
 
 
 @pytest.fixture
@@ -173,6 +178,31 @@ def test_process_zero_is_missing(quick):
     (error,) = meeting((2, 3), timeout=0.1)
     assert "process 2 of 3 did not reach process 0 at 127.0.0.1:" in error
     assert "Connection refused" in error and "Is process 0 running" in error
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(b"", "the connection was closed"), (b"HTTP/1.1 400\r\n", "something else answers there")],
+)
+def test_somebody_else_is_at_the_address(quick, answer, why):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+
+        def serve():
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    with server.accept()[0] as connection:
+                        connection.recv(100)
+                        connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(
+            TimeoutError, match=rf"process 0 at {address} within 0.1 s \({why}\). Is"
+        ):
+            _rendezvous.meet(address, 2, 1, 0.1)
+        thread.join()
 
 
 def test_two_numbers_of_processes(quick):
@@ -237,7 +267,7 @@ def test_an_error_is_not_hidden_by_those_that_do_not_come(monkeypatch):
     assert str(late.value).startswith(
         "reading: 1 of 3 processes came within 5 s; not there: 0, 2. Each of them has to make the same "
     )
-    with pytest.raises(KeyError), nnx.distributed.agreed("reading", timeout=5):
+    with pytest.raises(KeyError, match="'column'"), nnx.distributed.agreed("reading", timeout=5):
         raise KeyError("column")
 
 
@@ -249,3 +279,156 @@ def test_a_new_shape_that_not_all_have(monkeypatch):
         "nnx.distributed.to_global: this process has a batch of a new shape, batch['x'] float32[24, 5] "
         "of [24, 5], and not all others do. Give each batch the same number of rows in all processes."
     )
+
+
+class Answering(Service):
+    """The coordination service of processes that all come; the others say what is given."""
+
+    def __init__(self, *others):
+        self.others = others
+
+    def wait_at_barrier(self, name, milliseconds):
+        (key, _), folder = self.pairs[0], name
+        assert key == f"{folder}/0"
+        texts = enumerate(self.others, start=1)
+        self.pairs += [(f"{folder}/{index}", json.dumps(text)) for index, text in texts]
+
+    def key_value_delete(self, key):
+        pass
+
+
+def answered_by(monkeypatch, *others):
+    """As process 0 of several, of which the others give these texts when they exchange."""
+    service = Answering(*others)
+    count = len(others) + 1
+    monkeypatch.setattr("nnxlite.distributed._agreeing.coordination", lambda: (service, count, 0))
+
+
+def test_what_failed_elsewhere_fails_here(monkeypatch):
+    answered_by(monkeypatch, "", "OSError: the disk is full", "KeyError: 'x'")
+    message = r"^reading: process 2 failed \(also: 3\): OSError: the disk is full$"
+    with pytest.raises(nnx.distributed.ProcessError, match=message) as caught:
+        with nnx.distributed.agreed("reading"):
+            pass
+    assert caught.value.kind == "OSError"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("DamagedError", nnx.checkpoint.DamagedError),
+        ("FileExistsError", FileExistsError),
+        ("OSError", nnx.checkpoint.CheckpointError),
+    ],
+)
+def test_a_checkpoint_that_failed_elsewhere_fails_here_with_an_error_of_the_class(
+    monkeypatch, name, kind
+):
+    answered_by(monkeypatch, f"{name}: it is cut short")
+    with pytest.raises(kind, match=f"^reading: process 1 failed: {name}: it is cut short$"):
+        with together("reading"):
+            pass
+
+
+def test_parts_that_differ_between_processes(monkeypatch):
+    sharding = over("data", data=8)
+    forms = ["batch['x'] float32[40, 3] of [40, 3]", "batch['y'] int32[40] of [40]"]
+    batch = {"x": np.ones((40, 3), "float32"), "y": np.ones(40, "int32")}
+    answered_by(monkeypatch, json.dumps([[], forms]))
+    nnx.distributed.to_global(batch, sharding)
+    answered_by(monkeypatch, json.dumps([[], [forms[0].replace("40", "32"), forms[1]]]))
+    nnx.distributed.to_global(batch, sharding)  # known to agree: nobody is asked again
+    short = {"x": batch["x"][:24], "y": batch["y"]}
+    with pytest.raises(ValueError, match="the parts of a batch differ") as caught:
+        nnx.distributed.to_global(short, sharding)
+    assert str(caught.value).startswith(
+        "nnx.distributed.to_global: the parts of a batch differ: process 0 has batch['x'] "
+        "float32[24, 3] of [24, 3], process 1 has batch['x'] float32[32, 3] of [32, 3]. All processes"
+    )
+    answered_by(monkeypatch, json.dumps([["batch['x']: it is global"], []]))
+    with pytest.raises(
+        ValueError, match=r"process 1 has no valid part: batch\['x'\]: it is global"
+    ):
+        nnx.distributed.to_global({"x": batch["x"][:16]}, sharding)
+
+
+def test_arrays_that_this_process_has_no_part_of(monkeypatch):
+    """Of several processes, told apart by the devices that this one is said to have."""
+    sharding = over("data", data=8)
+    whole = jax.device_put(jnp.arange(8.0), sharding)
+    monkeypatch.setattr(type(whole), "is_fully_addressable", False)
+    with pytest.raises(ValueError, match="batch: this array is global already; pass the part of t"):
+        nnx.distributed.to_global(whole, sharding)
+    monkeypatch.setattr(NamedSharding, "addressable_devices", frozenset())
+    with pytest.raises(
+        ValueError, match="the mesh data=8 has no device of process 0. Make it of j"
+    ):
+        nnx.distributed.to_global(np.ones(8), sharding)
+    monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", lambda *_: {})
+    message = r"to_local: array\['loss'\]: no part of it is on the devices of this process"
+    with pytest.raises(ValueError, match=message):
+        nnx.distributed.to_local({"loss": whole})
+
+
+def test_parts_that_are_no_block(monkeypatch):
+    sharding = over("data", "model", data=2, model=2)
+    whole = jax.device_put(jnp.ones((4, 4)), sharding)
+    indices = sharding.addressable_devices_indices_map((4, 4))
+    three = dict(list(indices.items())[:3])
+    monkeypatch.setattr(type(whole), "is_fully_addressable", False)
+    monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", lambda *_: three)
+    message = (
+        r"to_local: array: what the devices of this process have of \(4, 4\) is no rectangular"
+    )
+    with pytest.raises(ValueError, match=message):
+        nnx.distributed.to_local(whole)
+
+
+def test_processes_that_save_or_restore_different_things(monkeypatch):
+    """The messages; that all processes get them is tested with processes."""
+
+    def refusal(theirs, **arrays):
+        answered_by(monkeypatch, json.dumps([theirs, {}]))
+        leaves = contents_of(arrays).leaves
+        sums = {name: checksum(array) for name, array in arrays.items()}
+        with pytest.raises(nnx.checkpoint.CheckpointError) as caught:
+            _orbax._same_in_all(leaves, sums, {}, {})
+        return str(caught.value)
+
+    ones = np.ones(2, "float32")
+    same = ["float32[2]", checksum(ones), "None"]
+    assert refusal({}, w=ones).startswith(
+        "'w' is among what process 0 saves, and not process 1. All processes have to save the same"
+    )
+    assert refusal({"w": same, "b": same}, w=ones).startswith(
+        "'b' is among what process 1 saves, and not process 0."
+    )
+    assert refusal({"w": ["float32[3]", *same[1:]]}, w=ones) == (
+        "'w' is float32[2] in process 0 and float32[3] in process 1."
+    )
+    assert refusal({"w": [same[0], 0, "None"]}, w=ones).startswith(
+        "'w' is on no common mesh, and has different values in process 0 and process 1. A checkpoint "
+    )
+
+
+def test_processes_that_restore_different_arrays(monkeypatch, tmp_path):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    answered_by(monkeypatch, json.dumps({"w": 1, "b": 2}))
+    stored = _orbax.Stored({}, {}, {}, {}, {}, {}, {"w": 1})
+    message = "The processes do not restore the same arrays of .*: b only in some. Pass the same it"
+    with pytest.raises(nnx.checkpoint.CheckpointError, match=message):
+        _orbax.verify_sums(tmp_path, stored, {"w": np.ones(1, "uint8")})
+
+
+def test_a_part_that_cannot_be_written(monkeypatch, tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    args = _orbax.arguments(contents_of({"w": jnp.ones(2)}), {})
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    answered_by(monkeypatch, "OSError: No space left on device")
+    path = _orbax.folder(tmp_path / "c")
+    message = (
+        f"could not be written into {tmp_path}, and .*process 1 failed: OSError: No space left"
+    )
+    with pytest.raises(nnx.checkpoint.CheckpointError, match=message):
+        _orbax.write(path, args)
+    assert ocp and list(tmp_path.iterdir()) == []

@@ -369,3 +369,29 @@ def test_pmap_keeps_programs_by_function_and_nothing_else_alive():
     del f
     gc.collect()
     assert alive() is None
+
+
+def test_an_argument_may_be_returned_and_gets_what_is_new_along_its_axes():
+    def add(m, x):
+        m.new = nnx.Param(x)
+        return m
+
+    for model in (nnx.Dict(), nnx.Dict(a=jnp.ones(2), w=nnx.Param(jnp.ones(2)))):
+        assert nnx.filter_vmap(add)(model, jnp.arange(2.0)) is model
+        assert model.new.value.tolist() == [0, 1]
+
+    model = nnx.Dict(w=nnx.Param(jnp.ones(2)), mean=nnx.BatchStat(jnp.zeros(3)))
+    only_params = nnx.filter_vmap(add, in_axes=(nnx.Param, 0), out_axes=nnx.Param)
+    assert only_params(model, jnp.arange(2.0)) is model
+    assert (model.new.shape, model.mean.shape) == ((2,), (3,))
+
+    with pytest.raises(ValueError, match="different out_axes for a shared Param.*'w' with None"):
+        nnx.filter_vmap(lambda m: m, in_axes=nnx.Param, out_axes=None)(model)
+
+
+def test_filters_choose_the_axes_of_a_result():
+    def make(x):
+        return nnx.Dict(w=nnx.Param(x), mean=nnx.BatchStat(jnp.zeros(3)))
+
+    made = nnx.filter_vmap(make, out_axes=nnx.Param)(jnp.arange(2.0))
+    assert made.w.value.tolist() == [0, 1] and made.mean.shape == (3,)

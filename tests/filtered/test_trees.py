@@ -323,3 +323,10 @@ PRETTY = [
     "  )",
     ")",
 ]
+
+
+def test_a_none_that_cannot_be_told_from_the_others():
+    tree = {"a": 1, "b": None, "c": None}
+    with pytest.raises(ValueError, match="`where` returns a None, and it is unclear which one"):
+        nnx.tree_at(lambda t: t["c"] if t["b"] is None else t["a"], tree, 5)
+    assert tree == {"a": 1, "b": None, "c": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import pickle
@@ -279,6 +280,9 @@ def test_copies_of_variables_and_arrays():
     assert deep.kernel.value is not model.kernel.value
     assert deep.array is not model.array
     np.testing.assert_array_equal(deep.array, model.array)
+    for host in (np.ones(2, np.float32), np.float32(1.0), 1.0):
+        own = nnx.clone(nnx.Variable(host), arrays=True).value
+        assert isinstance(own, jax.Array) and np.all(own == 1)
     flat, values = nnx.flatten(model)
     assert nnx.unflatten(flat, values, copy_variables=True).kernel is not model.kernel
 
@@ -294,3 +298,25 @@ def test_maps_of_objects_and_numbers():
     del index[layer]
     assert len(index) == 0
     assert "RefMap" in repr(nnx.graphlib.RefMap({layer: 3}))
+
+
+Point = collections.namedtuple("Point", ["x", "y"])
+
+
+def test_the_text_of_a_definition_shows_what_is_in_plain_containers():
+    model = nnx.Dict(
+        a=(jnp.ones(1), "label"),
+        b=[nnx.Param(jnp.ones(1)), 3],
+        c={"k": jnp.ones(1), "n": 2},
+        d=Point(jnp.ones(1), None),
+        e=(nnx.Param(jnp.ones(1)),),
+    )
+    assert repr(nnx.graphdef(model)).splitlines() == [
+        "GraphDef[Dict]( # 1 object, 5 leaves",
+        "  a=(Array, 'label'),",
+        "  b=[Param, 3],",
+        "  c={'k': Array, 'n': 2},",
+        "  d=Point(x=Array, y=None),",
+        "  e=(Param,)",
+        ")",
+    ]

@@ -147,6 +147,20 @@ def test_tree_mode_refuses_shared_variables_cycles_and_references():
     )
 
 
+def test_tree_mode_takes_shared_objects_without_state():
+    rate = nnx.Dropout(0.5, deterministic=True)
+    model = nnx.Dict(a=rate, b=nnx.List([rate]), w=nnx.Param(ONE))
+    graphdef, state = nnx.split(model, graph=False)
+    assert [path for path, _ in nnx.to_flat_state(state)] == [("w",)]
+    again = nnx.merge(graphdef, state)
+    assert again.a is again.b[0] and again.a.rate == 0.5
+    apply = nnx.jit(lambda m, x: m.b[0](m.a(x)) * m.w, graph=False)
+    assert apply(model, ONE).tolist() == [1.0, 1.0]
+    rate.noise = nnx.Variable(ONE)  # now there is something that two places would share
+    with pytest.raises(ValueError, match=r"Duplicate Dropout found at paths: 'm\.a', 'm\.b\.0'"):
+        apply(model, ONE)
+
+
 @pytest.mark.parametrize(
     "walk",
     [

@@ -25,11 +25,16 @@ Path = tuple[tp.Any, ...]
 
 
 def is_object(value: tp.Any) -> bool:
-    return isinstance(value, nnx.Pytree)
+    """An object of the library, or of `tests.laws.objects`."""
+    return hasattr(type(value), "_nnx_status")
 
 
 def is_variable(value: tp.Any) -> bool:
-    return isinstance(value, nnx.Variable)
+    return hasattr(type(value), "get_raw_value")
+
+
+def is_list(value: tp.Any) -> bool:
+    return hasattr(type(value), "append")
 
 
 def is_reference(value: tp.Any) -> bool:
@@ -42,8 +47,10 @@ def is_array(value: tp.Any) -> bool:
 
 def is_foreign(value: tp.Any) -> bool:
     """A pytree node that somebody registered with JAX (plain containers aside)."""
-    plain = (list, tuple, dict, nnx.State, nnx.Pytree, nnx.Variable, type(None))
-    return not isinstance(value, plain) and not jax.tree_util.all_leaves([value])
+    plain = (list, tuple, dict, nnx.State, type(None))
+    return not (isinstance(value, plain) or is_reference(value)) and not jax.tree_util.all_leaves(
+        [value]
+    )
 
 
 def is_branch(value: tp.Any) -> bool:
@@ -141,10 +148,16 @@ def canonical(root: tp.Any, leaf: tp.Callable[[tp.Any], tp.Any] = id) -> tp.Any:
     return visit(root, True)
 
 
-def copied(root: tp.Any, order: tp.Callable[[list[tp.Any]], list[tp.Any]] = list) -> tp.Any:
+def copied(
+    root: tp.Any,
+    order: tp.Callable[[list[tp.Any]], list[tp.Any]] = list,
+    variable: tp.Callable[[tp.Any], tp.Any] | None = None,
+    classes: tp.Mapping[type, type] = types.MappingProxyType({}),
+) -> tp.Any:
     """A graph of the same form, built anew by hand: other objects and Variables, the same values.
 
-    `order` decides in which order the attributes of objects and the items of dicts are put in.
+    `order` decides in which order the attributes of objects and the items of dicts are put in;
+    `variable` makes the new Variables, and `classes` has other classes for the new objects.
     """
     made: dict[int, tp.Any] = {}
 
@@ -154,17 +167,15 @@ def copied(root: tp.Any, order: tp.Callable[[list[tp.Any]], list[tp.Any]] = list
         if id(value) in made and is_reference(value):
             return made[id(value)]
         if is_variable(value):
-            metadata = {k: v for k, v in value.get_metadata().items() if k != "eager_sharding"}
-            made[id(value)] = type(value)(value.get_raw_value(), **metadata)
+            made[id(value)] = (variable or copied_variable)(value)
             return made[id(value)]
         if not is_branch(value):
             return value
         if is_object(value):
-            new = made[id(value)] = object.__new__(type(value))
-            new = type(value).__new__(type(value))
-            made[id(value)] = new
+            kind = classes.get(type(value), type(value))
+            new = made[id(value)] = kind.__new__(kind)
             inside = children(value)
-            keyed = order(inside) if not isinstance(value, nnx.List) else inside
+            keyed = order(inside) if not is_list(value) else inside
             for key, child, is_data in keyed:
                 content = visit(child, is_data)
                 new._nnx_assign(key, nnx.data(content) if is_data else nnx.static(content))
@@ -181,6 +192,11 @@ def copied(root: tp.Any, order: tp.Callable[[list[tp.Any]], list[tp.Any]] = list
         return jax.tree_util.tree_unflatten(aux(value), list(parts.values()))
 
     return visit(root, True)
+
+
+def copied_variable(value: tp.Any) -> tp.Any:
+    metadata = {k: v for k, v in value.get_metadata().items() if k != "eager_sharding"}
+    return type(value)(value.get_raw_value(), **metadata)
 
 
 # The operations -----------------------------------------------------------------------------------
@@ -280,12 +296,17 @@ def popped(root: tp.Any, kind: type) -> list[tuple[Path, tp.Any]]:
     return [(path, leaf) for path, leaf in leaves(root) if isinstance(leaf, kind)]
 
 
+def remove(owner: tp.Any, key: tp.Any) -> None:
+    """Delete an attribute or item."""
+    if hasattr(type(owner), "__delitem__"):
+        del owner[key]
+    else:
+        delattr(owner, key)
+
+
 def without(root: tp.Any, kind: type) -> None:
     """Remove the Variables of a kind from every object, list and dict, wherever they are found."""
     for owner in owners(root):
         gone = [k for k, child, data in children(owner) if data and isinstance(child, kind)]
         for key in reversed(gone):
-            if isinstance(owner, nnx.List) or not is_object(owner):
-                del owner[key]
-            else:
-                delattr(owner, key)
+            remove(owner, key)

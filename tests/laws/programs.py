@@ -56,8 +56,7 @@ def variables(value: tp.Any) -> list[nnx.Variable]:
 
 def changeable(value: tp.Any) -> list[tp.Any]:
     """The objects, lists and dicts that take new content."""
-    kinds = (nnx.Pytree, list, dict)
-    return [x for x in model.owners(value) if isinstance(x, kinds)]
+    return [x for x in model.owners(value) if model.is_object(x) or type(x) in (list, dict)]
 
 
 def pick(options: tp.Sequence[tp.Any], number: int) -> tp.Any:
@@ -66,12 +65,12 @@ def pick(options: tp.Sequence[tp.Any], number: int) -> tp.Any:
 
 def put(owner: tp.Any, number: int, value: tp.Any) -> None:
     """Give an object or container some content under a name, or at a place, that a number chooses."""
-    if isinstance(owner, (nnx.List, list)):
+    if model.is_list(owner):
         if number % 2 and len(owner):
             owner[number % len(owner)] = value
         else:
             owner.append(value)
-    elif isinstance(owner, (nnx.Dict, dict)):
+    elif hasattr(type(owner), "__setitem__"):
         owner[pick(NAMES, number)] = value
     else:
         setattr(owner, pick(NAMES, number), value)
@@ -81,11 +80,7 @@ def take_away(owner: tp.Any, number: int) -> None:
     keys = [k for k, _, _ in model.children(owner)]
     if not keys:
         return
-    key = pick(keys, number)
-    if isinstance(owner, nnx.Pytree) and not isinstance(owner, (nnx.List, nnx.Dict)):
-        delattr(owner, key)
-    else:
-        del owner[key]
+    model.remove(owner, pick(keys, number))
 
 
 def computed(value: tp.Any, number: int = 0) -> tp.Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -334,3 +336,12 @@ def test_the_picture_of_a_layout(tmp_path):
     assert np.isnan(parts[next(i for i, row in enumerate(rows) if "norm" in row)]).all()
     total = sum(bar.get_height() for bar in bars.patches) / 8
     assert total == layout.bytes_per_device
+
+
+def test_a_picture_needs_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    layout = nnx.plan_layout(ABSTRACT, MESH, "fsdp")
+    with pytest.raises(
+        ImportError, match=r'Drawing a layout needs matplotlib: pip install "nnxlite\['
+    ):
+        layout.draw()

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("libcst")
 
-from nnxlite.migrate import _command, _files, _program
+from nnxlite.migrate import _command, _errors, _files, _program, _sources
 from nnxlite.migrate._command import main
 
 OLD, NEW = "from flax import nnx\n", "import nnxlite as nnx\n"
@@ -167,3 +167,42 @@ def test_json_that_is_no_notebook(here, capsys):
     (here / "a.ipynb").write_text("{}")
     assert main(["a.ipynb"]) == 2
     assert "not a notebook: it has no list `cells`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "not JSON: it is nested too deeply"),
+        ('{"cells": [1]}', "not a notebook: a cell is not a table"),
+        ('{"cells": [{"cell_type": "code", "source": [1]}]}', "the source of a cell is not text"),
+    ],
+    ids=["deep", "cell", "source"],
+)
+def test_notebooks_that_are_none(here, capsys, text, message):
+    (here / "a.ipynb").write_text(text)
+    assert main(["a.ipynb", "--write"]) == 2
+    assert message in capsys.readouterr().err
+    assert (here / "a.ipynb").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = " + "(" * 300 + ")" * 300, "it is nested too deeply"),
+        ("x = " + "-" * 100_000 + "1", "it is nested too deeply"),
+        ("x = '\ud800'", "cannot be encoded: "),
+    ],
+    ids=["parentheses", "operators", "surrogate"],
+)
+def test_programs_that_no_parser_takes(text, message):
+    with pytest.raises(_errors.UnreadableError, match=f"^{message}"):
+        _sources.migrate_text(f"from flax import nnx\n{text}\n")
+
+
+def test_a_program_that_is_too_deep_for_the_edits(monkeypatch):
+    def find(program, source):
+        raise RecursionError
+
+    monkeypatch.setattr(_sources, "_find", find)
+    with pytest.raises(_errors.UnreadableError, match="^it is nested too deeply$"):
+        _sources.migrate_text("from flax import nnx\n")

@@ -775,3 +775,31 @@ def test_inputs_must_have_the_features():
         m(X, kv[:2])
     with pytest.raises(TypeError, match=r"a mask of shape \(3, 1, 6, 5\)"):
         m(X, kv, mask=jnp.ones((3, 1, 6, 5)))
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout_rate": 0.5, "deterministic": True}])
+def test_large_logits_of_half_precision_do_not_overflow(options):
+    query = jnp.full((1, 2, 1, 4), 200, jnp.float16)  # logits of 80,000
+    y = nnx.dot_product_attention(query, query, query, **options)
+    assert y.dtype == jnp.float16 and (y == 200).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout_rate": 0.5, "deterministic": True}])
+def test_a_bias_of_minus_infinity_excludes_every_key_without_nan(options):
+    x = jnp.asarray(normal(1, 2, 1, 4))
+
+    def attend(x):
+        bias = jnp.array([[0.0, -jnp.inf], [-jnp.inf, -jnp.inf]], x.dtype)
+        return nnx.dot_product_attention(x, x, x, bias=bias, **options)
+
+    np.testing.assert_allclose(attend(x)[0, :, 0], [x[0, 0, 0], x.mean((0, 1, 2))], rtol=1e-5)
+    assert np.isfinite(jax.grad(lambda x: attend(x).sum())(x)).all()
+    half = x.astype(jnp.float16)
+    np.testing.assert_allclose(attend(half)[0, 1, 0], half.mean((0, 1, 2)), atol=2e-3)
+
+
+def test_float64_is_not_rounded_to_float32():
+    with jax.enable_x64(True):
+        query, key, value = np.random.default_rng(0).normal(size=(3, 2, 3, 2, 4))
+        y = nnx.dot_product_attention(*map(jnp.asarray, (query, key, value)))
+        np.testing.assert_allclose(y, reference(query, key, value)[0], rtol=1e-13, atol=1e-14)

@@ -278,3 +278,11 @@ def test_a_refused_conv_has_drawn_nothing():
     with pytest.raises(TypeError, match="`kernel_size` must be a whole number"):
         nnx.Conv(2, 4, 2.5, **QUICK, rngs=rngs)
     assert rngs.default.count.value == 0
+
+
+def test_padding_by_itself():
+    assert nnx.nn.linear.canonicalize_padding(2, rank=2) == [(2, 2), (2, 2)]
+    with pytest.raises(
+        ValueError, match=r"Invalid padding format: \[1\], should be a name, .* of 2 axes"
+    ):
+        nnx.nn.linear.canonicalize_padding([1], rank=2)

@@ -65,3 +65,11 @@ def test_attend_names_both_shapes_of_a_misfit():
 def test_embed_refuses_what_is_no_size():
     with pytest.raises(TypeError, match="Embed: `num_embeddings` must be a whole number"):
         nnx.Embed(-1, 3, embedding_init=quick, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "uint8", "int32"])
+def test_small_integers_count_from_the_end_of_a_large_table(dtype):
+    embed = nnx.Embed(300, 1, embedding_init=quick, rngs=nnx.Rngs(0))
+    last = 255 if dtype == "uint8" else -1
+    expected = np.asarray(embed.embedding[...])[[last, 5]]
+    np.testing.assert_array_equal(embed(jnp.array([last, 5], dtype)), expected)

@@ -476,3 +476,53 @@ def test_examples_cannot_be_features_of_instance_norm():
         ValueError, match=r"cannot include the leading dimension.*feature_axes=\(0, -1\)"
     ):
         nnx.InstanceNorm(24, feature_axes=(0, -1), rngs=nnx.Rngs(0))(jnp.asarray(X))
+
+
+EVERY_NORM = {
+    "BatchNorm": {},
+    "LayerNorm": {},
+    "RMSNorm": {},
+    "GroupNorm": {"num_groups": 2},
+    "InstanceNorm": {},
+}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("name", EVERY_NORM)
+def test_moments_of_no_elements_make_no_nan(name, fast):
+    """An example of padding only has a finite result, not magnified, and a finite gradient."""
+    norm = getattr(nnx, name)(4, **EVERY_NORM[name], use_fast_variance=fast, rngs=nnx.Rngs(0))
+    x = jnp.asarray(normal(2, 3, 4))
+    nothing = jnp.zeros((2, 3, 1), bool)
+    np.testing.assert_allclose(norm(x, mask=nothing), x, rtol=1e-5)
+    part = nothing.at[0].set(True)
+    grads = nnx.grad(lambda norm, x: (norm(x, mask=part) ** 2).sum(), argnums=(0, 1))(norm, x)
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
+
+
+def test_a_batch_without_elements_leaves_the_running_averages():
+    norm = nnx.BatchNorm(2, momentum=0.5, rngs=nnx.Rngs(0))
+    norm(jnp.array([[1.0, 2.0], [3.0, 6.0]]))
+    norm(jnp.zeros((0, 2)))
+    norm(jnp.ones((3, 2)), mask=jnp.zeros((3, 1), bool))
+    assert (norm.mean.value.tolist(), norm.var.value.tolist()) == ([1.0, 2.0], [1.0, 2.5])
+    norm(jnp.full((2, 2), 9.0), mask=jnp.array([True, False]))  # of the first feature only
+    assert (norm.mean.value.tolist(), norm.var.value.tolist()) == ([5.0, 2.0], [0.5, 2.5])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_running_averages_keep_their_precision_in_half_precision(dtype):
+    """In float16 a variance of 1e6 is infinite, and 1000.4 is 1000.5."""
+    norm = nnx.BatchNorm(2, dtype=dtype, use_running_average=True, rngs=nnx.Rngs(0))
+    norm.mean.value, norm.var.value = jnp.array([1e5, 100.4]), jnp.array([1e6, 1.0])
+    y = norm(jnp.array([[1024, 101]], dtype))
+    assert y.dtype == dtype
+    np.testing.assert_allclose(y.astype(jnp.float32), [[-98.976, 0.6]], rtol=4e-3)
+
+
+def test_running_averages_of_float32_do_not_round_inputs_of_float64():
+    norm = nnx.BatchNorm(1, epsilon=0.0, use_running_average=True, rngs=nnx.Rngs(0))
+    norm.var.value = jnp.array([3.0])
+    with jax.enable_x64(True):
+        y = norm(jnp.ones((1, 1), "float64"))
+    np.testing.assert_allclose(y, [[1 / np.sqrt(3)]], rtol=1e-15)

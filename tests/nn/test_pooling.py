@@ -99,3 +99,12 @@ def test_what_is_no_sequence_is_a_type_error(args, message):
 def test_lengths_that_differ_are_named(shape, args, message):
     with pytest.raises(ValueError, match=message):
         nnx.avg_pool(jnp.ones(shape), (2, 2), **args)
+
+
+def test_means_of_small_dtypes_do_not_overflow():
+    for dtype, value in (("uint8", 200), ("int8", -100), ("float16", 2000), ("bool", 1)):
+        x = jnp.full((49, 1), value, dtype)
+        for counts in (True, False):
+            mean = nnx.avg_pool(x, (49,), count_include_pad=counts)
+            assert mean.dtype == ("float16" if dtype == "float16" else "float32")
+            assert mean.tolist() == [[value]]

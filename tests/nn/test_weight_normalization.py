@@ -303,3 +303,20 @@ def test_shared_weights_are_normalised_once():
         assert {path[0] for path in getattr(layer, kept)} == {"a"}
         layer(X)
         assert layer.layer_instance.a.kernel is layer.layer_instance.b.kernel
+
+
+@pytest.mark.parametrize("value", [1e-4, 0.0, 300.0])
+@pytest.mark.parametrize("wrapper", [nnx.WeightNorm, nnx.SpectralNorm])
+def test_weights_of_half_precision_are_normalized_in_float32(wrapper, value):
+    """Squares in float16 overflow above 255, and vanish below 2e-4, together with epsilon."""
+    layer = linear(param_dtype=jnp.float16)
+    layer.kernel.value = jnp.full((3, 4), value, jnp.float16)
+    norm = wrapper(layer, param_dtype=jnp.float16, rngs=nnx.Rngs(0))
+    for _ in range(3):
+        norm(X.astype(jnp.float16))
+    kernel = np.asarray(layer.kernel.value)
+    assert kernel.dtype == np.float16
+    size = np.linalg.norm(kernel.astype(np.float32)[:, 0])
+    if wrapper is nnx.SpectralNorm:
+        size *= np.sqrt(kernel.shape[1])
+    np.testing.assert_allclose(size, 1.0 if value else 0.0, rtol=2e-3)

@@ -292,3 +292,11 @@ def test_subclasses_may_have_their_own_constructor():
             return len(self)
 
     assert Heads(a=1)() == 2 and type(nnx.clone(Heads(a=1))) is Heads
+
+
+@pytest.mark.parametrize("name", ["size", "2", "-1", "01"])
+def test_a_missing_attribute_of_a_list(name):
+    layers = nnx.List([1, 2])
+    message = f"^'List' object has no attribute '{name}'$"
+    with pytest.raises(AttributeError, match=message):
+        getattr(layers, name)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.objects import iter_module_children, iter_modules
+from nnxlite.objects import BoundMethod, iter_module_children, iter_modules
 
 
 class Stage(nnx.Module):
@@ -229,6 +229,7 @@ def test_a_value_that_an_attribute_refuses_leaves_all_as_they_were():
 
 def test_set_attributes_can_refuse_sharing():
     shared = Modes()
+    shared.weight = nnx.Param(1.0)
     model = nnx.Dict(a=shared, b=shared)
     model.set_attributes(deterministic=1)
     with pytest.raises(ValueError, match="Duplicate Modes.*'a', 'b'"):
@@ -306,3 +307,21 @@ def test_a_subclass_may_define_methods_of_these_names():
     nnx.update(own, nnx.state(nnx.merge(*nnx.split(own))))
     nnx.jit(lambda m: setattr(m.w, "value", m.w * 2))(own)
     assert own.w.value.tolist() == [2.0]
+
+
+def test_methods_of_instances_are_not_there_on_the_class():
+    with pytest.raises(AttributeError, match="a method of instances only"):
+        nnx.Module.split
+
+
+def test_the_first_flag_that_is_given():
+    assert nnx.nn.attention.first_from(None, False, True, error_msg="which?") is False
+    with pytest.raises(ValueError, match="^which one?"):
+        nnx.nn.attention.first_from(None, None, error_msg="which one?")
+
+
+def test_a_bound_method_that_is_being_made_has_no_parts():
+    made = object.__new__(BoundMethod)
+    for name in ("__func__", "__self__"):
+        with pytest.raises(AttributeError, match=f"^{name}$"):
+            getattr(made, name)

@@ -670,3 +670,13 @@ def test_law_10_streams_are_independent_of_each_other(seed, draws):
         expected = jax.random.fold_in(jax.random.key(bases[name]), drawn[name])
         assert same(rngs[name](), expected)
         drawn[name] += 1
+
+
+def test_a_stream_that_several_rules_select():
+    rngs = nnx.Rngs(params=0, dropout=1)
+    message = (
+        r"(?s)RngStream at path \('params',\) matches multiple rules:.*split matches .*fork match"
+    )
+    with pytest.raises(ValueError, match=message):
+        nnx.with_rngs(rngs, split={"params": 2}, fork="params")
+    assert rngs.params.count.value == 0 and rngs.dropout.count.value == 0

@@ -197,7 +197,8 @@ def metric_runs(lib):
     several = lib.MultiMetric(accuracy=lib.metrics.Accuracy(), loss=lib.metrics.Average("loss"))
     several.update(logits=logits, labels=labels, loss=3.0)
     several.update(logits=logits, labels=labels, loss=jnp.ones(5), mask={"accuracy": labels > 0})
-    several.update(logits=logits, labels=labels, loss=jnp.ones((5, 3)), mask=labels)
+    masks = {"accuracy": labels > 1, "loss": labels}
+    several.update(logits=logits, labels=labels, loss=jnp.ones((5, 3)), mask=masks)
     return [average, accuracy, binary, spread, several]
 
 

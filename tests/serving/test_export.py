@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -338,6 +339,181 @@ def test_files_that_were_changed(saved, tmp_path, edit, message):
     path = changed(saved, tmp_path / "changed", edit)
     with pytest.raises(ValueError, match=message):
         nnx.load_exported(path)
+
+
+def in_signature(**values):
+    def edit(entries):
+        manifest = json.loads(entries["manifest.json"])
+        manifest["signature"] |= values
+        entries["manifest.json"] = json.dumps(manifest).encode()
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"avals": [["x", "float32", [float("inf")]]]}, r"\[inf\] is not a shape"),
+        ({"avals": [["x", "foo", [2]]]}, "data type 'foo' not understood"),
+        ({"avals": [["x", "f4,f4", [2]]]}, "'f4,f4' is not the name of a dtype"),
+        ({"avals": [["x", "key:none", []]]}, "none"),
+        (
+            {"avals": [["x", "int32", ["batch", 4]]]},
+            r"x is int32\[batch, 4\] in its manifest, and flo",
+        ),
+        (
+            {"avals": [["x", "float32", ["batch", 5]]]},
+            r"batch, 5\] in its manifest, and float32\[b",
+        ),
+        ({"weights": [["linear.bias", "float32", ["batch"]]]}, "a weight has a size that varies"),
+        ({"weights": {}}, r"\{\} is not a list of list"),
+        ({"inputs": [7]}, "its arguments do not have the leaves that it lists"),
+        ({"inputs": [["set", [], [0]]]}, "is not the structure of a tree"),
+        (
+            {"inputs": [["namedtuple", ["A", "x\nimport os"], [0]]]},
+            "is not the structure of a tree",
+        ),
+        ({"inputs": [["dict", [["a"]], [0]]]}, r"\[\['a'\]\] are not names"),
+        ({"outputs": ["list", [], [0, 0]]}, "its results are not numbered from 0"),
+        ({"outputs": ["list", [], [0, 1]]}, "its program has 1 results, and its manifest 2"),
+        ({"outputs": True}, "True is not the structure of a tree"),
+        ({"keys": {"0": "threefry2x32"}}, "is a result, and no keys of threefry2x32"),
+        ({"keys": {"7": "threefry2x32"}}, "its results are not numbered from 0"),
+        ({"donated": [7]}, "it donates what is not an argument"),
+        ({"platforms": [1]}, r"\[1\] is not a list of str"),
+    ],
+    ids=str,
+)
+def test_manifests_that_lie(saved, tmp_path, values, message):
+    path = changed(saved, tmp_path / "changed", in_signature(**values))
+    with pytest.raises(ValueError, match=f"{path}.*{message}"):
+        nnx.load_exported(path)
+
+
+def test_archives_that_were_written_by_others(saved, tmp_path):
+    path = tmp_path / "other"
+    with zipfile.ZipFile(saved) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    with pytest.raises(ValueError, match="other was changed: 'program' is compressed"):
+        nnx.load_exported(path)
+    path.write_bytes(saved.read_bytes())
+    with pytest.warns(UserWarning), zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("program", entries["program"])
+    with pytest.raises(ValueError, match="other was changed: it has 'program' twice"):
+        nnx.load_exported(path)
+    data = saved.read_bytes()
+    at = data.index(b"PK\x01\x02") + 8
+    path.write_bytes(data[:at] + bytes([data[at] | 1]) + data[at + 1 :])
+    with pytest.raises(ValueError, match="other was changed: 'program' is encrypted"):
+        nnx.load_exported(path)
+    path.write_bytes(data.replace(b"PK\x01\x02", b"PK\x01\x09"))
+    with pytest.raises(
+        ValueError, match="other is damaged: Bad magic number for central directory"
+    ):
+        nnx.load_exported(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b"(3,)", b"(10**13,)", r"cannot be read"),
+        (b"(3,)", b"(9999999999999,)", r"contains float32\[9999999999999\] in 12 bytes, and its"),
+        (
+            b"'<f4'",
+            b"'<i4'",
+            r"contains int32\[3\] in 12 bytes, and its manifest says float32\[3\]",
+        ),
+        (b"'<f4'", b"'|O8'", r"contains object\[3\] in 12 bytes"),
+        (b"False", b"True", r"contains float32\[3\] in 12 bytes"),
+        (b"{", b"(", r"cannot be read"),
+    ],
+    ids=str,
+)
+def test_weights_that_claim_to_be_something_else(saved, tmp_path, old, new, message):
+    """With the right hash: the header of the entry is not believed."""
+
+    def edit(entries):
+        name = "weights/linear.bias.npy"
+        data = entries[name]
+        start, end = 10, data.index(b"\n") + 1
+        header = data[start:end].replace(old, new, 1).rstrip()
+        header += b" " * (end - start - 1 - len(header)) + b"\n"
+        assert header != data[start:end] and len(header) == end - start
+        entries[name] = data[:start] + header + data[end:]
+        manifest = json.loads(entries["manifest.json"])
+        manifest["sha256"][name] = hashlib.sha256(entries[name]).hexdigest()
+        entries["manifest.json"] = json.dumps(manifest).encode()
+
+    path = changed(saved, tmp_path / "changed", edit)
+    with pytest.raises(ValueError, match=f"{path}.*weights/linear.bias.npy.*{message}"):
+        nnx.load_exported(path)
+
+
+def test_pipes_and_folders_are_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ValueError, match=f"{path} is not an exported call: it is not a file"):
+            nnx.load_exported(path)
+
+
+def forged(entries, name, data):
+    """Put other data into an entry, with its digest."""
+    entries[name] = data
+    manifest = json.loads(entries["manifest.json"])
+    manifest["sha256"][name] = hashlib.sha256(data).hexdigest()
+    entries["manifest.json"] = json.dumps(manifest).encode()
+
+
+def array_file(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def test_entries_that_were_forged_with_their_digests(saved, exported, tmp_path):
+    name = "weights/linear.bias.npy"
+
+    def refusal(entry, data):
+        path = changed(saved, tmp_path / "forged", lambda entries: forged(entries, entry, data))
+        with pytest.raises(ValueError) as caught:
+            nnx.load_exported(path)
+        return str(caught.value).removeprefix(str(path))
+
+    with zipfile.ZipFile(saved) as archive:
+        size = len(archive.read(name))
+    assert refusal(name, b"x" * size).startswith(f": {name} cannot be read: ")
+    whole = refusal(name, array_file(np.ones(3, "int32")))
+    assert (
+        whole
+        == f" was changed: {name} contains int32[3] in 12 bytes, and its manifest says float32[3]."
+    )
+    other = jax.export.export(jax.jit(lambda x: x))(jnp.ones(2)).serialize()
+    assert refusal("program", bytes(other)) == (
+        " was changed: its program has 1 operands, and its manifest 9."
+    )
+
+
+class Masked(nnx.Module):
+    def __init__(self):
+        self.mask = nnx.Variable(jnp.array([True, False]))
+
+    def __call__(self, x):
+        return jnp.where(self.mask[...], x, 0)
+
+
+def test_truth_values_that_are_none(tmp_path):
+    pytest.importorskip("flatbuffers")
+    path = tmp_path / "call"
+    nnx.export(Masked(), X).save(path)
+    with zipfile.ZipFile(path) as archive:
+        (name,) = (name for name in archive.namelist() if name.startswith("weights/"))
+    two = array_file(np.array([2, 1], "uint8").view(bool))
+    forged_path = changed(path, tmp_path / "forged", lambda entries: forged(entries, name, two))
+    with pytest.raises(ValueError, match=f"was changed: {name} has bytes that are no truth values"):
+        nnx.load_exported(forged_path)
 
 
 def test_files_that_are_damaged(saved, tmp_path):

@@ -116,3 +116,11 @@ def test_a_static_scale_also_skips_what_is_not_finite():
 def test_bad_arguments(make, expected):
     with pytest.raises(ValueError, match=expected):
         make()
+
+
+def test_a_scale_does_not_grow_beyond_what_has_an_inverse():
+    """The inverse of 2**127 is not a normal number: gradients would become zero unnoticed."""
+    scale = nnx.DynamicLossScale(2.0**125, period=1)
+    for _ in range(3):
+        scale.adjust(jnp.array(True))
+    assert float(scale.unscale(jnp.float32(2.0**126))) == 1.0

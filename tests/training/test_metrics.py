@@ -353,3 +353,30 @@ def test_metrics_are_updated_inside_jit():
     assert len(traces) == 1
     assert metrics.compute()["loss"] == 1.5
     np.testing.assert_allclose(metrics.compute()["accuracy"], 2 / 3)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "float16", "float32"])
+def test_weights_are_not_rounded_to_the_dtype_of_the_values(dtype):
+    average = Average()
+    average.update(values=jnp.ones(4, dtype), mask=jnp.array([0.5, 0.5, 2.0, 0.0]))
+    assert (float(average.total.value), int(average.count.value)) == (3.0, 3)
+
+
+def test_weighted_accuracy():
+    accuracy = Accuracy()
+    accuracy.update(logits=LOGITS, labels=LABELS, mask=jnp.array([0.5, 2.0, 1.5]))
+    assert float(accuracy.compute()) == 0.5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "bool"])
+def test_the_count_of_a_mask_is_exact(dtype):
+    average = Average()
+    average.update(values=jnp.ones(2049), mask=jnp.ones(2049, dtype))
+    assert int(average.count.value) == 2049 and average.compute() == 1.0
+
+
+def test_weighted_values_do_not_overflow_their_dtype():
+    for dtype, value in (("uint8", 200), ("float16", 60000)):
+        average = Average()
+        average.update(values=jnp.full(4, value, dtype), mask=jnp.full(4, 2))
+        assert average.compute() == value

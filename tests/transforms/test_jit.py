@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import gc
@@ -369,6 +370,33 @@ def named(m, x):
 
 
 forward_by_name = nnx.jit(named)
+
+
+@nnx.jit
+def decorated_by_name(m, x):
+    return m(x)
+
+
+class Decorated(Stateful):
+    @nnx.jit
+    def twice(self, x):
+        return 2 * x
+
+
+@pytest.mark.parametrize("fun", [decorated_by_name, Decorated.twice], ids=["function", "method"])
+def test_a_decorated_function_is_pickled_by_its_name(fun):
+    """As functions are: a pool of processes takes it, and a copy is the function itself."""
+    assert pickle.loads(pickle.dumps(fun)) is fun
+    assert copy.deepcopy(fun) is fun
+
+
+def test_a_decorated_function_that_no_module_has_is_not_pickled_by_its_name():
+    local = nnx.jit(lambda m, x: m(x))
+    with pytest.raises((pickle.PicklingError, AttributeError), match="<lambda>"):
+        pickle.dumps(local)
+    local.__module__ = None
+    with pytest.raises((pickle.PicklingError, AttributeError), match="<lambda>"):
+        pickle.dumps(local)
 
 
 # Options --------------------------------------------------------------------------------------------

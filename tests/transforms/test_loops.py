@@ -46,9 +46,24 @@ every_loop = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_the_carry_is_the_callers_own_object(loop, mode):
     m = Foo(2.0)
     n, x, raw = m.n, m.x, m.x.value
-    assert loop(step, m, **mode) is m
-    assert m.n is n and float(n.value) == 8.0
-    assert m.x is x and x.value is raw  # only read: not even returned
+    out = loop(step, m, **mode)
+    assert out is m or mode  # without updates an object of its own, with the caller's Variables
+    assert out.n is m.n is n and float(n.value) == 8.0
+    assert out.x is m.x is x and x.value is raw  # only read: not even returned
+
+
+@every_loop
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_without_updates_an_array_that_is_no_variable_stays_what_it_was(loop, mode):
+    def halved(m):
+        m.raw, m.n[...] = m.raw * 0.5, m.n + 1.0
+        return m
+
+    m = Foo(1.0)
+    m.raw = jnp.ones(2)
+    out = loop(halved, m, **mode)
+    assert out is not m and out.n is m.n and float(m.n.value) == 4.0
+    assert m.raw.tolist() == [1.0, 1.0] and out.raw.tolist() == [0.0625, 0.0625]
 
 
 @every_loop

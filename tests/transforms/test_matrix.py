@@ -152,9 +152,12 @@ def vmap_by_hand(g):
     return run
 
 
+def variables(m):
+    return [node for _, node in nnx.iter_graph(m) if isinstance(node, nnx.Variable)]
+
+
 def others(m):
-    nodes = [node for _, node in nnx.iter_graph(m)]
-    return [v for v in nodes if isinstance(v, nnx.Variable) and not isinstance(v, nnx.Param)]
+    return [v for v in variables(m) if not isinstance(v, nnx.Param)]
 
 
 def stacked(value):
@@ -165,10 +168,11 @@ def lanes(x):
     return jnp.stack([x, 3 * x])
 
 
-def must_be(found, expected):
-    """An assertion of its own: inside a traced function pytest's would be code that changes."""
-    if found is not expected:
-        raise AssertionError(f"{found!r} is not {expected!r}")
+def must_hold(found, expected):
+    """Assert that an object has the Variables of another, without code that changes when traced."""
+    pairs = zip(variables(found), variables(expected), strict=True)
+    if not all(one is other for one, other in pairs):
+        raise AssertionError(f"{found!r} does not have the Variables of {expected!r}")
 
 
 def scan(f):
@@ -179,7 +183,7 @@ def scan(f):
             return (m, y), y
 
         (same, y), ys = nnx.scan(step)((m, x), jnp.array([1.0, 0.5]))
-        must_be(same, m)
+        must_hold(same, m)
         return y + ys.sum(0)
 
     return run
@@ -205,7 +209,7 @@ def while_loop(f):
             return i + 1, (m, f(m, x))
 
         _, (same, y) = nnx.while_loop(lambda carry: carry[0] < 2, body, (0, (m, x)))
-        must_be(same, m)
+        must_hold(same, m)
         return y
 
     return run
@@ -231,7 +235,7 @@ def fori_loop(f):
             return m, f(m, x / (1 + i))
 
         same, y = nnx.fori_loop(0, 2, body, (m, x))
-        must_be(same, m)
+        must_hold(same, m)
         return y
 
     return run

@@ -325,3 +325,15 @@ def test_shared_arguments_are_refused_when_the_partial_is_made():
     with pytest.raises(ValueError, match=expected):
         nnx.jit_partial(lambda pair: pair[0].w, [model, model.w], graph=False)
     assert nnx.jit_partial(lambda pair: pair[0].w * 2, [model, model.w])() == 2.0
+
+
+def test_only_what_a_partial_fixes_has_to_stay_as_it_is():
+    fixed, other = nnx.Dict(w=nnx.Param(jnp.ones(1))), nnx.Dict(v=nnx.Param(jnp.ones(1)))
+
+    @nnx.jit
+    def tag(fixed, other):
+        other.v.set_metadata(tag=1)
+        other.new = nnx.Param(fixed.w[...] * 2)
+
+    nnx.cached_partial(tag, fixed)(other)
+    assert other.v.get_metadata("tag") == 1 and other.new[...].tolist() == [2.0]

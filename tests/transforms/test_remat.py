@@ -63,6 +63,21 @@ def test_sharing_cycles_and_structure_changes():
     )
 
 
+@pytest.mark.parametrize("outer", [nnx.remat, nnx.filter_checkpoint, nnx.checkify])
+def test_constants_that_a_function_leaves_are_arrays(outer):
+    def f(m):
+        m.a[...], m.flag = jnp.float16(0.25), nnx.Variable(jnp.bool_(True))
+        return m.a + 1
+
+    m = nnx.Dict(a=nnx.Param(jnp.ones((), jnp.float16)))
+    for _ in range(2):  # a literal of a program could not be written into
+        outer(f)(m)
+        values = [m.a.value, m.flag.value]
+        assert all(isinstance(x, jax.Array) for x in values)
+        assert [x.dtype for x in values] == [jnp.float16, jnp.bool_]
+        assert m.a.value == 0.25 and m.flag.value
+
+
 def test_forms():
     m = Counted()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +40,8 @@ def test_an_object_is_carried_and_stays_itself(mode, outer):
     m, other, xs = Foo(2.0), Foo(2.0), jnp.arange(4.0)
     n, x = m.n, m.x.value
     out, ys = outer(nnx.scan(count, **mode))(m, xs)
-    assert out is m and m.n is n and m.x.value is x
+    assert out is m or mode  # without updates an object of its own, with the caller's Variables
+    assert out.n is m.n is n and out.x is m.x and m.x.value is x
     expected, expected_ys = looped(count, other, xs)
     assert ys.tolist() == expected_ys.tolist() and float(n.value) == float(expected.n.value)
 
@@ -751,3 +754,28 @@ def test_a_captured_variable_is_read_as_it_is_and_cannot_be_written():
     with pytest.raises(nnx.TraceContextError, match="BatchStat from a different trace level"):
         nnx.scan(lambda c, x: (c, m.n.set_value(x)))(0.0, XS)
     assert snapshot(m) == before
+
+
+def test_what_is_shared_in_an_argument_with_an_axis_can_be_replaced():
+    def replace(m):
+        m.first = nnx.Dict(new=nnx.Param(jnp.ones(3)))
+
+    model = nnx.Dict(w=nnx.Param(jnp.ones(2)), first=nnx.Dict())
+    model.second, model.again = model.first, model
+    nnx.scan(replace, in_axes=0, out_axes=0, length=2)(model)
+    assert model.first.new.shape == (2, 3) and "new" not in vars(model.second)
+    assert model.again is model
+
+
+@pytest.mark.parametrize(
+    "new", [jnp.ones, lambda n: nnx.Param(jnp.ones(n))], ids=["array", "Param"]
+)
+def test_what_is_added_to_an_object_that_is_then_removed_has_the_axis_of_its_argument(new):
+    def add_and_remove(other, model):
+        model.inner.new = new(3)
+        del model.inner
+
+    for wrap in (functools.partial(nnx.scan, length=2), functools.partial(nnx.vmap, axis_size=2)):
+        inner = nnx.Dict()
+        wrap(add_and_remove, in_axes=0, out_axes=0)(nnx.Dict(), nnx.Dict(inner=inner))
+        assert inner.new.shape == (2, 3)

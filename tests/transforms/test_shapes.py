@@ -265,3 +265,24 @@ def with_rules(f):
     f = nnx.custom_vjp(f)
     f.defvjp(lambda *args: (f(*args), None), lambda r, g: (None, None))
     return f
+
+
+@pytest.mark.parametrize("abstract", [nnx.eval_shape, lambda f, m: nnx.jit(f).eval_shape(m)])
+def test_shapes_where_an_array_without_a_variable_is_in_a_list(abstract):
+    """Its shape is not data for the library, and yet it is the leaf that was there."""
+
+    class Mixed(nnx.Module):
+        def __init__(self):
+            self.plain = [nnx.Param(jnp.ones(2)), jnp.ones(3)]
+            self.count = nnx.Variable(jnp.array(0))
+
+    def grow(m):
+        m.plain[1] = m.plain[1] * 2
+        m.count[...] += 1
+        m.new = nnx.Variable(m.plain[1])
+        return m
+
+    model = Mixed()
+    out = abstract(grow, model)
+    assert out is not model and not hasattr(model, "new") and int(model.count) == 0
+    assert [x.shape for x in (out.plain[0], out.plain[1], out.new)] == [(2,), (3,), (3,)]

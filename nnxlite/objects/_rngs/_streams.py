@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import short_type
+from nnxlite._interning import LOCK
 from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs._samplers import Samplers
@@ -85,18 +86,22 @@ class RngStream(Samplers, Pytree):
         self.count = RngCount(zero_counts(key.shape), tag=tag)
 
     def __call__(self) -> jax.Array:
-        """The next key of the stream (typed, shape `()`).
+        """The next key of the stream (typed, shape `()`); threads that draw at once get different keys.
 
         Raises ValueError if the stream has an array of keys.
         """
         count = self.count
-        try:
-            key, next_count = _draw(self.key.value, count.value)
-        except ValueError:
-            self.check_scalar()
-            raise
-        count.set_value(next_count)
-        return key
+        while True:
+            before = count._box.value
+            try:
+                key, next_count = _draw(self.key.value, count.value)
+            except ValueError:
+                self.check_scalar()
+                raise
+            with LOCK:
+                if count._box.value is before:  # else another thread has drawn this key
+                    count.set_value(next_count)
+                    return key
 
     def split(self, k: Splits) -> RngStream:
         """A stream of `k` different keys (`k` a number or a shape), made from the next key.

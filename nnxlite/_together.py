@@ -1,0 +1,67 @@
+"""Writes that no interrupt can separate: all of them are made, or none.
+
+Python handles a signal, such as that of Ctrl-C, and raises what another thread asks it to raise, between
+two instructions of Python code.  While a builtin function runs it does neither.  So the writes of a call
+are collected first, each as a builtin function and its arguments, and one builtin loop makes them all.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import operator
+import typing as tp
+
+from nnxlite._interning import LOCK
+from nnxlite._versions import epoch, next_number
+
+
+def run_together(calls: tp.Iterable[tuple[tp.Any, ...]]) -> None:
+    """Call builtin functions, each with its arguments, in one step; `calls` must be no generator."""
+    collections.deque(itertools.starmap(operator.call, calls), maxlen=0)
+
+
+class Writes:
+    """Writes to be made together.
+
+    >>> from nnxlite._together import Writes
+    >>> some, writes = {}, Writes()
+    >>> writes.add(some.__setitem__, "a", 1)
+    >>> writes.add(some.__setitem__, "b", 2)
+    >>> writes.make()
+    >>> some
+    {'a': 1, 'b': 2}
+    """
+
+    __slots__ = ("_calls", "_foreign", "_structure")
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[tp.Any, ...]] = []
+        self._foreign: list[tuple[tp.Any, ...]] = []
+        self._structure = False
+
+    def __bool__(self) -> bool:
+        return bool(self._calls or self._foreign)
+
+    def add(self, function: tp.Any, *args: tp.Any) -> None:
+        """Note a write by a builtin function."""
+        self._calls.append((function, *args))
+
+    def add_foreign(self, function: tp.Any, *args: tp.Any) -> None:
+        """Note a write by code that can be interrupted, and may fail: it is made before the others."""
+        self._foreign.append((function, *args))
+
+    def add_structural(self, function: tp.Any, *args: tp.Any) -> None:
+        """Note a write that changes the structure of an object, so that the epoch moves."""
+        self._structure = True
+        self.add(function, *args)
+
+    def make(self) -> None:
+        """Make all writes."""
+        for function, *args in self._foreign:
+            function(*args)
+        if not self._structure:
+            run_together(self._calls)
+            return
+        with LOCK:  # the epoch last: an observer reads it first
+            run_together([*self._calls, (setattr, epoch, "now", next_number())])

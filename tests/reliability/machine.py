@@ -1,0 +1,378 @@
+"""Random programs over random object graphs, compared with a slow model after every step.
+
+    python -m tests.reliability.machine --steps 100000 --seed 0
+
+A `Session` has a few object graphs, and the same ones in the slow model (`worlds`). A step edits
+them or gives them to a transform (`programs` has the steps); then everything is compared (`compare`).
+A failure is printed as the shortest list of steps that still fails, to be made into a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import gc
+import os
+import pickle
+import random
+import sys
+import threading
+import time
+import traceback
+import typing as tp
+import weakref
+
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # as in `tests.conftest`
+
+import jax
+
+import nnxlite as nnx
+from tests.laws import model, objects
+from tests.laws.programs import pick, references
+from tests.reliability import programs
+from tests.reliability.compare import Mismatch, Pairs, compare
+from tests.reliability.programs import EDIT, KEEPING, VALUE_STEPS, Step, run
+from tests.reliability.worlds import Broken, Slow, form
+
+COUNTS: collections.Counter[str] = collections.Counter()
+"""Steps really executed, by name."""
+
+LARGEST = 4
+"""Roots from which on no new one is added."""
+
+
+# Random steps -------------------------------------------------------------------------------------
+
+
+def random_step(
+    rng: random.Random, depth: int = 3, calls: tp.Sequence[str] = programs.CALLS
+) -> Step:
+    """A step of any kind; a call, one of `calls`, has a program of further steps."""
+    numbers = [rng.randrange(12) for _ in range(3)]
+    chance = rng.random()
+    if depth == 3 and chance < 0.12:
+        return Step(rng.choice(SESSION_STEPS), *numbers)
+    if depth == 0 or chance < 0.65:
+        return Step(rng.choice(list(EDIT)), *numbers)
+    name = rng.choice(calls)
+    if name in ("grad", "filter_grad"):  # JAX has no derivative of a while_loop
+        calls = [call for call in calls if call != "while_loop"]
+    if name == "scan" or (name in KEEPING and rng.random() < 0.8):
+        inner = [
+            Step(rng.choice(VALUE_STEPS), *(rng.randrange(12) for _ in range(3)))
+            for _ in range(rng.randrange(4))
+        ]
+    else:
+        inner = [random_step(rng, min(depth, 2) - 1, calls) for _ in range(rng.randrange(5))]
+    if rng.random() < 0.15:
+        inner.insert(rng.randint(0, len(inner)), Step("fail", rng.randrange(6), rng.randrange(6)))
+    return Step(name, *numbers, tuple(inner))
+
+
+# The session --------------------------------------------------------------------------------------
+
+COUNTED = ("jit", "filter_jit", "jit_partial")
+RECENT = 200
+TRACED: dict[int, int] = {}
+"""What was traced already: form of the call, number of forms before it."""
+
+
+class Session:
+    """A few object graphs, and the same ones in the slow model."""
+
+    def __init__(self) -> None:
+        self.real, self.slow = programs.REAL, Slow()
+        self.real.outer.clear()
+        self.reals: tuple[tp.Any, ...] = (self.real.new("Node"), self.real.new("Dict"))
+        self.slows: tuple[tp.Any, ...] = (self.slow.new("Node"), self.slow.new("Dict"))
+        self.pairs = Pairs()
+        self.inside: list[weakref.ref] = []
+        programs.INSIDE[:] = [self.notice]
+        self.check()
+
+    def notice(self, here: tp.Any) -> None:
+        """Note what a function got: what is inside of a transform must not outlive the call."""
+        self.inside += [weakref.ref(x) for x in references(here)]
+
+    def step(self, step: Step) -> None:
+        """Perform one step on both sides and compare them."""
+        COUNTS[step.name] += 1
+        if step.name in SESSION_STEPS:
+            getattr(self, step.name)(step.a, step.b, step.c)
+        else:
+            self.both(step)
+        self.check(step.a + step.b + step.c)
+
+    def both(self, step: Step) -> None:
+        """A step of a program on both sides."""
+        values = [(x, x.value) for x in references(self.slows) if model.is_variable(x)]
+        cells = [(self.pairs.of(x), x, value) for x, value in values]
+        before = [(real, real.get_raw_value(), x, value) for real, x, value in cells]
+        expected_traces = self.expected_traces(step)
+        traces = programs.ENTERED[step.program, step.b]
+        expected = self.perform(self.slow, step, self.slows)
+        refused = self.perform(self.real, step, self.reals)
+        if bool(expected) is not bool(refused):
+            cause = refused[0] if refused else None
+            raise Mismatch("refused", f"{refused}, in the model: {expected}") from cause
+        for real, raw, x, value in before:
+            if x.value is value and real.get_raw_value() is not raw:
+                raise Mismatch("written", str(real))
+        if expected_traces is not None and not refused:
+            traces = programs.ENTERED[step.program, step.b] - traces
+            if traces not in expected_traces:
+                raise Mismatch("traced", f"{traces} times instead of {expected_traces}")
+
+    def perform(self, w: tp.Any, step: Step, here: tp.Any) -> list[Exception]:
+        try:
+            return run(w, (step,), here)
+        except Broken as error:
+            return [error]
+
+    def expected_traces(self, step: Step) -> tuple[int, ...] | None:
+        """How often the call may run the function: once for each form, where the model knows."""
+        if step.name not in COUNTED:
+            return None
+        targets = programs.targets_of(step, self.slows)
+        key = hash((step.name, step.program, step.b, form(list(targets))))
+        number = TRACED.get(key)
+        if number is None:
+            TRACED[key] = len(TRACED)
+            return (1,)
+        return (0,) if len(TRACED) - number < RECENT else (0, 1)
+
+    def check(self, number: int = 0) -> None:
+        """Everything is as in the slow model, and the engine sees it as it is now."""
+        compare(self.pairs, self.reals, self.slows)
+        check_plan(self.reals, self.slows, pick(range(len(self.reals)), number))
+
+    # Steps that are not for functions under transforms
+
+    def again(self, a: int, b: int, c: int) -> None:
+        """Call a compiled function that writes values, often enough for an equal form to come again.
+
+        The first call puts its result into an argument, which changes the form; a copy does not.
+        """
+        rng = random.Random(f"{a} {b} {c}")
+        program = tuple(
+            Step(rng.choice(VALUE_STEPS), *(rng.randrange(12) for _ in range(3)))
+            for _ in range(1 + a % 3)
+        )
+        for _ in range(3):
+            self.both(Step(pick(COUNTED, a + b + c), a, b, c, program))
+            self.check()
+        self.copy(rng.randrange(len(self.reals)), b, c)
+        self.check()
+        self.both(Step(pick(COUNTED, a + b + c), a, b, c, program))
+
+    def drop(self, a: int, b: int, c: int) -> None:
+        """Forget a root."""
+        index = a % len(self.reals)
+        if len(self.reals) > 1:
+            self.reals = self.reals[:index] + self.reals[index + 1 :]
+            self.slows = self.slows[:index] + self.slows[index + 1 :]
+
+    def add(self, a: int, b: int, c: int) -> None:
+        """Make an inner object a root, too."""
+        if len(self.reals) < LARGEST:
+            self.slows += (pick([x for x in references(self.slows) if model.is_object(x)], a),)
+            self.reals += (self.pairs.of(self.slows[-1]),)
+
+    def renew(self, a: int, b: int, c: int) -> None:
+        """Replace a root by an empty object."""
+        name, index = pick(programs.OBJECTS, b), a % len(self.reals)
+        self.reals = replaced(self.reals, index, self.real.new(name))
+        self.slows = replaced(self.slows, index, self.slow.new(name))
+
+    def copy(self, a: int, b: int, c: int) -> None:
+        """Replace a root by a copy of it."""
+        index = a % len(self.reals)
+        makers = [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), nnx.clone]
+        new = pick(makers, b)(self.reals[index])
+        self.reals = replaced(self.reals, index, new)
+        self.slows = replaced(self.slows, index, self.slow.clone(self.slows[index]))
+
+    def collect(self, a: int, b: int, c: int) -> None:
+        """What is not reachable any more is gone, and so is all that was inside of transforms."""
+        gc.collect()
+        left = self.pairs.dead(references(self.slows))
+        reachable = {id(x) for x in references(self.reals)}
+        left += [x() for x in self.inside if x() is not None and id(x()) not in reachable]
+        self.inside.clear()
+        if left:
+            raise Mismatch("kept alive", str(left))
+
+    def threads(self, a: int, b: int, c: int) -> None:
+        """Steps on roots that have nothing in common, at the same time; one in another thread."""
+        rng, chosen, taken = random.Random(f"{a} {b} {c}"), [], set()
+        for real, slow in zip(self.reals, self.slows, strict=True):
+            reachable = {id(x) for x in references(slow)}
+            if not taken & reachable:
+                taken |= reachable
+                chosen.append((real, slow, random_step(rng, 2)))
+        expected = [self.perform(self.slow, step, (slow,)) for _, slow, step in chosen]
+        refused: list[tp.Any] = [None] * len(chosen)
+        start = threading.Barrier(len(chosen))
+
+        def work(number: int, real: tp.Any, step: Step) -> None:
+            start.wait()
+            try:
+                refused[number] = self.perform(self.real, step, (real,))
+            except BaseException as error:
+                refused[number] = error
+
+        workers = [
+            threading.Thread(target=work, args=(number, real, step))
+            for number, (real, _, step) in enumerate(chosen)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        for mine, theirs in zip(refused, expected, strict=True):
+            if isinstance(mine, BaseException):
+                raise mine
+            if bool(mine) is not bool(theirs):
+                raise Mismatch("refused", f"{mine}, in the model: {theirs}")
+
+
+SESSION_STEPS = (
+    "again",
+    "again",
+    "again",
+    "drop",
+    "add",
+    "add",
+    "renew",
+    "copy",
+    "copy",
+    "collect",
+    "threads",
+    "threads",
+)
+
+
+def replaced(roots: tuple[tp.Any, ...], index: int, new: tp.Any) -> tuple[tp.Any, ...]:
+    return (*roots[:index], new, *roots[index + 1 :])
+
+
+def check_plan(reals: tuple[tp.Any, ...], slows: tuple[tp.Any, ...], index: int) -> None:
+    """The engine's view of a root, whose plan may be warm, and of a copy that nobody has seen."""
+    real, slow = reals[index], slows[index]
+    graphdef, state = nnx.split(real)
+    expected = model.leaves(slow)
+    found = nnx.to_flat_state(state)
+    if [path for path, _ in found] != [path for path, _ in expected]:
+        raise Mismatch("split", f"{found} instead of {expected}")
+    for (path, leaf), (_, direct) in zip(found, model.leaves(real), strict=True):
+        if leaf is not direct:
+            raise Mismatch("split", f"{path} is {leaf} instead of {direct}")
+    by_hand = model.copied(slow, variable=real_variable, classes=objects.REAL)
+    if nnx.graphdef(by_hand) is not graphdef:
+        raise Mismatch("split", f"{graphdef} instead of {nnx.graphdef(by_hand)}")
+
+
+def real_variable(cell: objects.Cell) -> nnx.Variable:
+    return objects.REAL[type(cell)](cell.value, **cell.metadata)
+
+
+# Large runs ---------------------------------------------------------------------------------------
+
+
+def play(steps: tp.Sequence[Step], *, cold: bool = False) -> Exception | None:
+    """Perform the steps in a new session, if `cold` with empty caches; the first failure."""
+    if cold:
+        jax.clear_caches()
+        TRACED.clear()
+    session = Session()
+    for step in steps:
+        try:
+            session.step(step)
+        except Exception as error:
+            return error
+    return None
+
+
+def shortest(steps: list[Step], kind: tp.Any, seconds: float) -> list[Step]:
+    """Leave out steps, and steps inside of calls, as long as the rest fails in the same way."""
+    end, cold = time.monotonic() + seconds, "traced" in kind
+    changed = True
+    while changed:
+        changed = False
+        for shorter in shorter_lists(steps):
+            if time.monotonic() > end:
+                return steps
+            if kind_of(play(shorter, cold=cold)) == kind:
+                steps, changed = shorter, True
+                break
+    return steps
+
+
+def kind_of(error: Exception | None) -> tuple[str, ...] | None:
+    """What a failure has in common with those of shorter lists."""
+    if error is None:
+        return None
+    what = getattr(error, "what", "")
+    return type(error).__name__, what, str(error)[:45] if what == "refused" else ""
+
+
+def shorter_lists(steps: tp.Sequence[Step]) -> tp.Iterator[list[Step]]:
+    size = len(steps)
+    for length in (size // 2, size // 4, size // 8, 1):
+        for start in range(size - length, -1, -length) if length else ():
+            yield [*steps[:start], *steps[start + length :]]
+    for index, step in enumerate(steps if size < 12 else ()):
+        for program in shorter_lists(step.program):
+            yield [*steps[:index], step._replace(program=tuple(program)), *steps[index + 1 :]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=100_000, help="how many in all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--length", type=int, default=60, help="steps of one session")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so much time")
+    options = parser.parse_args()
+    start, end, defects, sessions = (
+        time.process_time(),
+        time.monotonic() + 60 * options.minutes,
+        0,
+        0,
+    )
+    done = 0
+    gc.freeze()
+    while done < options.steps and time.monotonic() < end:
+        rng = random.Random(f"{options.seed} {sessions}")
+        steps: list[Step] = []
+        session = Session()
+        for _ in range(options.length):
+            steps.append(random_step(rng))
+            done += 1
+            try:
+                session.step(steps[-1])
+            except Exception as error:
+                defects += 1
+                kind = kind_of(error)
+                print(f"seed {options.seed}, session {sessions}: {kind}", flush=True)
+                del error
+                minimal = shortest(steps, kind, 30)
+                for step in minimal:
+                    print(f"    {step},")
+                last = play(minimal, cold="traced" in kind)
+                if last is not None:
+                    traceback.print_exception(last)
+                sys.stdout.flush()
+                del last
+                break
+        sessions += 1
+        if sessions % 20 == 0:
+            print(f"{done} steps, {time.process_time() - start:.0f} s", flush=True)
+    print(
+        f"{done} steps in {sessions} sessions, {time.process_time() - start:.0f} s of CPU,"
+        f" {defects} defects; {dict(COUNTS)}"
+    )
+
+
+if __name__ == "__main__":
+    main()

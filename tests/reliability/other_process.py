@@ -1,0 +1,125 @@
+"""What the tests of processes ask another process to do; a module, so that it can be imported there."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import nnxlite as nnx
+from tests.laws import model as slow
+from tests.laws.programs import content
+
+traces: list[int] = []
+
+
+class Net(nnx.Module):
+    """Sharing, a cycle, a random stream, static values whose order in a set depends on the hash seed."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Linear(2, 3, rngs=rngs)
+        self.second = nnx.Linear(3, 2, rngs=rngs)
+        self.tied = self.first
+        self.me = self
+        self.words = frozenset({"a", "b", "c", "d"})
+        self.names = {"x": 1, "y": 2}
+        self.plain = [nnx.Param(jnp.array([1.0, 1.0])), {"array": jnp.array([2.0, 2.0])}]
+        self.rngs = rngs
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.second(nnx.tanh(self.first(x))) + self.plain[0]
+
+
+@nnx.jit
+def train_step(model: Net, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
+    traces.append(1)
+    loss, grads = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+    optimizer.update(model, grads)
+    return loss
+
+
+def make() -> tuple[Net, nnx.Optimizer]:
+    model = Net(nnx.Rngs(0, noise=1))
+    return model, adam(model)
+
+
+def adam(model: Net) -> nnx.Optimizer:
+    """A new optimizer; pickle refuses optax's own functions, so its state is what travels."""
+    return nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+
+def form(value: tp.Any) -> str:
+    """An object graph as text, which is equal in every process."""
+
+    def spelled(part: tp.Any) -> str:
+        if isinstance(part, (set, frozenset)):
+            return f"{type(part).__name__}{sorted(part)}"
+        if isinstance(part, tuple):
+            return f"({', '.join(map(spelled, part))})"
+        return f"{part.__module__}.{part.__qualname__}" if isinstance(part, type) else repr(part)
+
+    return re.sub(r"\d{9,}", "address", spelled(slow.canonical(value, content)))
+
+
+def go_on(payload: bytes) -> dict[str, tp.Any]:
+    """Continue with what another process has pickled: train, draw, compare; returns what came out."""
+    model, moments, graphdef, state, rngs, step = pickle.loads(payload)
+    optimizer = adam(model)
+    nnx.update(optimizer, moments)
+    before = len(traces)
+    x = jnp.ones((4, 2))
+    facts = {
+        "hash seed": hash("text"),
+        "own graphdef": graphdef == nnx.graphdef(model),
+        "same object": graphdef is nnx.graphdef(model),
+        "hash": hash(graphdef) == hash(nnx.graphdef(model)),
+        "of a new model": graphdef == nnx.graphdef(make()[0]),
+        "merged": form(nnx.merge(graphdef, state)) == form(model),
+        "paths": [*map(str, nnx.to_flat_state(state).paths)],
+        "keys": [jax.random.key_data(rngs.noise()).tolist() for _ in range(3)],
+        "losses": [float(step(model, optimizer, x)) for _ in range(3)],
+        "traces": len(traces) - before,
+        "form": form(model),
+    }
+    facts["back"] = pickle.dumps((model, nnx.state(optimizer), *nnx.split(model), rngs, step))
+    return facts
+
+
+def in_a_child_of_a_fork() -> None:
+    """Fork while other threads are at work, before and after JAX has run; ends with status 0."""
+    import os
+    import threading
+    import warnings
+
+    from nnxlite._interning import LOCK
+
+    warnings.simplefilter("ignore")  # JAX and Python warn of forks beside threads, and rightly
+    held, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with LOCK:
+            held.set()
+            forked.wait(0.3)  # a fork waits for the lock, so this is never set in time
+
+    model = Net(nnx.Rngs(0))
+    nnx.split(model)
+    threading.Thread(target=hold).start()
+    held.wait()
+    child = os.fork()
+    if not child:  # no computation here: the threads of JAX are not in the child
+        model.added = 1
+        model.eval()
+        good = nnx.merge(*nnx.split(model)).added == 1 and nnx.graphdef(model) is not None
+        os._exit(0 if good else 3)
+    forked.set()
+    _, status = os.waitpid(child, 0)
+    sys.exit(os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

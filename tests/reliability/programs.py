@@ -1,0 +1,583 @@
+"""Random programs: edits of object graphs, and calls of transforms with programs inside them.
+
+A step is a name and numbers, which choose among what is there when the step runs; so the same program
+does the same to the real objects and to those of the slow model.  A call has a kind (the transform)
+and a program of its own.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import typing as tp
+import warnings
+
+import jax
+import jax.numpy as jnp
+
+import nnxlite as nnx
+from tests.laws import model, objects
+from tests.laws.graphs import NAMES, Box, Pair
+from tests.laws.programs import STATICS, changeable, pick, put, references, take_away
+from tests.reliability.worlds import (
+    Broken,
+    Dual,
+    Real,
+    Refused,
+    Slow,
+    World,
+    form,
+    has_array,
+    is_float,
+    undone_on_failure,
+    values_in,
+    variables,
+)
+
+
+class Step(tp.NamedTuple):
+    name: str
+    a: int = 0
+    b: int = 0
+    c: int = 0
+    program: tuple[Step, ...] = ()
+
+
+Program = tuple[Step, ...]
+
+REFUSALS = (
+    Refused,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    nnx.TraceContextError,
+    jax.errors.JAXTypeError,
+)
+LARGEST = 20
+"""References in a graph from which on nothing is added."""
+
+KINDS = ("Param", "BatchStat", "Count", "Cell", "Intermediate")
+OBJECTS = ("Node", "Twin", "Loose", "List", "Dict")
+SHAPES = ((2,), (), (2, 2))
+
+# Steps that edit ----------------------------------------------------------------------------------
+
+
+def write(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    if found := variables(here):
+        chosen = pick(found, a)
+        new = w.computed(chosen.get_value(), c)
+        if b % 3 == 0 and isinstance(chosen, nnx.Variable):
+            chosen[...] = new
+        elif b % 3 == 1:
+            chosen.value = new
+        else:
+            chosen.set_value(new)
+
+
+def copy_value(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    if found := variables(here):
+        target, source = pick(found, a), pick(found, b)
+        if target.get_value().dtype == source.get_value().dtype:
+            target.set_value(w.copy(source.get_value()))
+
+
+def copy_alike(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    """The same where the shape stays what it was."""
+    if found := variables(here):
+        target, source = pick(found, a), pick(found, b)
+        if target.get_value().shape == source.get_value().shape:
+            copy_value(w, here, a, b, c)
+
+
+def tag(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    if found := [x for x in references(here) if model.is_variable(x)]:
+        pick(found, a).set_metadata(tag=b % 3)
+
+
+def share(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    put(pick(changeable(here), a), b, pick(references(here), c))
+
+
+def new_variable(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    kind, found = pick(KINDS[:4], c), variables(here)
+    number = 0 if kind == "Param" else c
+    value = w.full(pick(SHAPES, b), number)
+    if found and a % 2 and (kind != "Param" or is_float(pick(found, c).get_value())):
+        value = w.computed(pick(found, c).get_value(), c)
+    put(pick(changeable(here), a), b, w.variable(kind, value, note="new"))
+
+
+def new_object(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    new = w.new(pick(OBJECTS, b))
+    put(new, c, pick(references(here), c))
+    if c % 2 and b % 5 < 2:
+        new.flag = bool(c % 3)
+    put(pick(changeable(here), a), a + b, new)
+
+
+def container(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    """A plain container, with an array in it, a reference and a static value."""
+    some, static = pick(references(here), c), pick(STATICS, c)
+    array = w.full(pick(SHAPES, a), c)
+    new = [
+        [array, some, static],
+        (some, static, array),
+        {"b": array, "a": some, 3: static},
+        Pair(array, some),
+        Box([array, some], "label"),
+        [array, [some]],
+    ]
+    put(pick(changeable(here), a), a + c, pick(new, b))
+
+
+def array(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    put(pick(changeable(here), a), b, w.full(pick(SHAPES, c), c))
+
+
+def static(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    owner, value = pick(changeable(here), a), pick(STATICS, c)
+    put(owner, b, nnx.static(value) if model.is_object(owner) else value)
+
+
+def delete(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    take_away(pick(changeable(here), a), b)
+
+
+def sow(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    modules = [x for x in references(here) if type(x).__name__ in ("Node", "Twin")]
+    if modules and (found := variables(here)):
+        w.sow(pick(modules, a), pick(NAMES, b % 2), w.computed(pick(found, c).get_value(), c))
+
+
+def pop(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    w.pop(pick([x for x in references(here) if model.is_object(x)], a), pick(KINDS, -1 - b % 3))
+
+
+def mode(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    modules = [x for x in references(here) if type(x).__name__ in ("Node", "Twin")]
+    if modules:
+        w.mode(pick(modules, a), bool(b % 2))
+
+
+def clone(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    put(pick(changeable(here), a), b, w.clone(pick(references(here), c)))
+
+
+def merged(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    things = [x for x in references(here) if model.is_object(x)]
+    put(pick(changeable(here), a), b, w.merged(pick(things, c), b))
+
+
+def update(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    w.update(pick([x for x in references(here) if model.is_object(x)], a), b)
+
+
+def outer(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    """Write to something from outside of the call, which raises."""
+    if w.outer and (found := variables(w.outer[-1])):
+        if isinstance(w, Slow):
+            raise Refused
+        chosen = pick(found, a)
+        if b % 2:
+            chosen.set_value(chosen.get_value() * 1)
+        else:
+            chosen.set_metadata(tag="from inside")
+        raise AssertionError("a write from the wrong trace level went through")
+
+
+def fail(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    if b % 3 == 0 and not isinstance(w, Slow):
+        jnp.zeros(2) + jnp.zeros(3)
+    raise Broken(0 if b % 3 == 0 else a % 2)
+
+
+GROWING = (new_variable, new_object, container, clone, merged)
+VALUES = (write, copy_alike, update)
+EDITS = (
+    *(copy_value, tag, share, array, static, delete, sow, pop, mode, outer),
+    *GROWING,
+    *VALUES,
+)
+EDIT = {step.__name__: step for step in EDITS}
+VALUE_STEPS = tuple(step.__name__ for step in VALUES)
+ALWAYS = (AssertionError,)
+
+
+def run(w: World, program: Program, here: tuple[tp.Any, ...]) -> list[Exception]:
+    """Run the steps; why some were refused."""
+    refused: list[Exception] = []
+    for step in program:
+        numbers = step.a, step.b, step.c
+        if step.name == "fail":
+            fail(w, here, *numbers)
+        try:
+            if step.name in CALLS:
+                call(w, step, here)
+            else:
+                edit = EDIT[step.name]
+                if edit in GROWING and len(references(here)) >= LARGEST:
+                    edit = delete
+                edit(w, here, *numbers)
+        except REFUSALS as error:
+            refused.append(error)
+        except Broken as error:
+            if error.levels:
+                error.levels -= 1
+                raise
+            refused.append(error)
+    return refused
+
+
+# Calls --------------------------------------------------------------------------------------------
+
+ENTERED: collections.Counter[tp.Any] = collections.Counter()
+"""How often each program was run: under `jit`, how often it was traced."""
+
+REAL_CALLS: dict[str, tp.Callable[..., tp.Any]] = {}
+SLOW_CALLS: dict[str, tp.Callable[..., tp.Any]] = {}
+INSIDE: list[tp.Any] = []
+"""Called with what functions of the library's world got as arguments."""
+
+
+REAL = Real()
+
+
+def enter(program: Program, b: int, *here: tp.Any) -> tp.Any:
+    """The function that every transform is given: runs a program, returns one of the references."""
+    ENTERED[program, b] += 1
+    for notify in INSIDE:
+        notify(here)
+    run(REAL, program, here)
+    return pick(references(here), b)
+
+
+def values_only(program: Program, b: int, *here: tp.Any) -> tuple[tp.Any, ...]:
+    """The same for loops: returns the arguments."""
+    enter(program, b, *here)
+    return here
+
+
+def call(w: World, step: Step, here: tuple[tp.Any, ...]) -> None:
+    """Call a transform with some of the objects, and put what it returns into one of them."""
+    targets = targets_of(step, here)
+    if step.name == "donated":  # an array that is in two places cannot be donated in one of them
+        w.own(targets)
+        if any(model.is_array(leaf) for _, leaf in model.leaves(targets)):
+            step = step._replace(name="jit")
+    if step.name != "plain":
+        w.outer.append(targets)
+    try:
+        if isinstance(w, Slow):
+            with undone_on_failure(() if step.name == "plain" else targets):
+                result = SLOW_CALLS[step.name](w, step.program, step.b, *targets)
+        else:
+            result = REAL_CALLS[step.name](step.program, step.b, *targets)
+    finally:
+        if step.name != "plain":
+            w.outer.pop()
+    if result is not None:
+        put(targets[0], step.c, result)
+
+
+def targets_of(step: Step, here: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
+    """The objects that a call gets."""
+    things = [x for x in references(here) if model.is_object(x)]
+    if step.name in ONE_TARGET or step.c % 3 == 0:
+        return (pick(things, step.a),)
+    return pick(things, step.a), pick(things, step.a + step.c)
+
+
+def real(name: str) -> tp.Callable[..., tp.Any]:
+    return lambda f: REAL_CALLS.setdefault(name, f)
+
+
+def slow(*names: str) -> tp.Callable[..., tp.Any]:
+    return lambda f: [SLOW_CALLS.setdefault(name, f) for name in names][0]
+
+
+REAL_CALLS["plain"] = enter
+REAL_CALLS["jit"] = nnx.jit(enter, static_argnums=(0, 1))
+_donating = nnx.jit(enter, static_argnums=(0, 1), donate="written")
+REAL_CALLS["filter_jit"] = nnx.filter_jit(enter)
+
+
+@real("donated")
+def _(program, b, *here):
+    with warnings.catch_warnings():  # a buffer for a value of another shape cannot be used again
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        return _donating(program, b, *here)
+
+
+@functools.lru_cache(maxsize=100)
+def with_program(program: Program, b: int) -> tp.Callable[..., tp.Any]:
+    """`enter` for one program: one function, since what was compiled belongs to a function."""
+    return functools.partial(enter, program, b)
+
+
+@real("jit_partial")
+def _(program, b, *here):
+    return nnx.jit_partial(with_program(program, b), *here)()
+
+
+@real("cached_partial")
+def _(program, b, *here):
+    nnx.cached_partial(nnx.jit(functools.partial(values_only, program, b)), *here)()
+
+
+@real("remat")
+def _(program, b, *here):
+    return nnx.remat(functools.partial(enter, program, b))(*here)
+
+
+@real("filter_checkpoint")
+def _(program, b, *here):
+    return nnx.filter_checkpoint(functools.partial(enter, program, b))(*here)
+
+
+@slow("plain", "jit", "donated", "filter_jit", "jit_partial", "remat", "filter_checkpoint")
+def run_in_place(w, program, b, *here):
+    run(w, program, here)
+    return pick(references(here), b)
+
+
+@slow("cached_partial")
+def _(w, program, b, *here):
+    keep_form(w, program, here)
+
+
+def keep_form(w, program, here):
+    """Run a program that must not change the structure."""
+    before = form(here)
+    run(w, program, here)
+    if form(here) != before:
+        raise Refused
+
+
+@real("vmap")
+def _(program, b, *here):
+    return nnx.vmap(functools.partial(enter, program, b), axis_size=2)(*here)
+
+
+@real("filter_vmap")
+def _(program, b, *here):
+    return nnx.filter_vmap(functools.partial(enter, program, b), axis_size=2)(*here)
+
+
+@real("scan_over")
+def _(program, b, *here):
+    body = functools.partial(enter, program, b)
+    return nnx.scan(body, in_axes=0, out_axes=0, length=2)(*here)
+
+
+@slow("vmap", "filter_vmap", "scan_over")
+def _(w, program, b, *here):
+    if any(x.ndim <= w.depth for x in values_in(here)):
+        raise Refused
+    w.depth += 1
+    try:
+        return run_in_place(w, program, b, *here)
+    finally:
+        w.depth -= 1
+
+
+@real("vmap_none")
+def _(program, b, *here):
+    def f(x, *here):
+        return enter(program, b, *here)
+
+    return nnx.vmap(f, in_axes=(0, *[None] * len(here)), out_axes=None)(jnp.zeros(2), *here)
+
+
+SLOW_CALLS["vmap_none"] = run_in_place
+
+
+def total(here: tp.Any) -> tp.Any:
+    values = [x.get_value() for x in variables(here)]
+    return sum(((x * x).sum() for x in values if is_float(x)), jnp.zeros(()))
+
+
+def chosen(here: tp.Any, kind: type) -> list[tp.Any]:
+    found = [leaf for _, leaf in model.leaves(here) if isinstance(leaf, kind) and has_array(leaf)]
+    return [x for x in found if is_float(x.get_value())]
+
+
+def total_and_result(program: tp.Any, b: tp.Any) -> tp.Any:
+    """The function that is differentiated: what a program returns is auxiliary."""
+
+    def f(here):
+        result = enter(program, b, here)
+        return total((here,)), result
+
+    return f
+
+
+@real("grad")
+def _(program, b, here):
+    params = chosen(here, nnx.Param)
+    f = total_and_result(program, b)
+    transform = nnx.grad(f, argnums=nnx.DiffState(0, nnx.Param), has_aux=True)
+    grads, result = transform(here)
+    gradients = [x.get_value() for _, x in nnx.to_flat_state(grads)]
+    for x, gradient in zip(params, gradients, strict=True):
+        x.set_value(gradient % 16)
+    return result
+
+
+@real("filter_grad")
+def _(program, b, here):
+    params = chosen(here, nnx.Param)
+    f = total_and_result(program, b)
+    grads, result = nnx.filter_grad(f, arg=nnx.Param, has_aux=True)(here)
+    for x, gradient in zip(params, chosen(grads, nnx.Param), strict=True):
+        x.set_value(gradient.get_value() % 16)
+    return result
+
+
+@slow("grad", "filter_grad")
+def _(w, program, b, here):
+    the_call = object()
+    params = chosen(here, objects.Param)
+    everything = references((here,))
+    old = [x.value for x in params]
+    for number, x in enumerate(params):
+        x.value = Dual(x.value, {number: 1.0}, the_call)
+    gradients = [0 * value for value in old]
+    wrapped = [x.value for x in params]
+    try:
+        result = run_in_place(w, program, b, here)
+        for x in variables((here,)):
+            if getattr(x.value, "call", None) is the_call:
+                for number, factor in x.value.factors.items():
+                    gradients[number] = gradients[number] + x.value.value * (2 * factor)
+    finally:
+        for x, before, value in zip(params, wrapped, old, strict=True):
+            if x.value is before:
+                x.value = value  # not written
+        for x in references((here, *everything)):
+            if model.is_variable(x):
+                x.value = jax.tree.map(lambda v: without_derivative(v, the_call), x.value)
+    for x, gradient in zip(params, gradients, strict=True):
+        x.value = w.copy(gradient % 16)
+    return result
+
+
+def without_derivative(value: tp.Any, the_call: object) -> tp.Any:
+    if isinstance(value, Dual) and value.call is the_call:
+        return value.value if isinstance(value.value, Dual) else objects.frozen(value.value)
+    return value
+
+
+def dropped(f):
+    """A function without its result."""
+
+    def g(*here):
+        f(*here)
+
+    return g
+
+
+@real("cond")
+def _(program, b, *here):
+    half = program[: b % 3]
+    pred = jnp.array(bool(b % 2))
+    first, second = (functools.partial(enter, p, b) for p in (program, half))
+    nnx.cond(pred, dropped(first), dropped(second), *here)
+
+
+@real("switch")
+def _(program, b, *here):
+    half = program[: b % 3]
+    first, second = (functools.partial(enter, p, b) for p in (program, half))
+    branches = [dropped(second), dropped(first)]
+    nnx.switch(b % 2, branches, *here)
+
+
+@slow("cond", "switch")
+def _(w, program, b, *here):
+    half = program[: b % 3]
+    left = form_after(w, half if b % 2 else program, here)
+    run(w, program if b % 2 else half, here)
+    if form(here) != left:
+        raise Refused
+
+
+class Undo(Exception):
+    """Raised to end `undone_on_failure` in any case."""
+
+
+def form_after(w, program, here):
+    """The structure a program would leave.
+
+    It is undone, but what it would write has a new array with the old value afterwards: it is an output
+    of the compiled program.
+    """
+    before = [(x, x.value) for x in references(here) if model.is_variable(x)]
+    left, written = None, []
+    try:
+        with undone_on_failure(here):
+            run(w, program, here)
+            left = form(here)
+            written = [x for x, value in before if x.value is not value]
+            raise Undo
+    except Undo:
+        for x in written:
+            x.value = jax.tree.map(w.copy, x.value)
+    return left
+
+
+@real("fori_loop")
+def _(program, b, *here):
+    def body(i, here):
+        return values_only(program, b, *here)
+
+    nnx.fori_loop(0, b % 3, body, here)
+
+
+@slow("fori_loop")
+def _(w, program, b, *here):
+    repeat(w, program, here, b % 3)
+
+
+def repeat(w, program, here, times):
+    """Run a program several times; the structure must stay, even where it never runs."""
+    before = form(here)
+    if form_after(w, program, here) != before:
+        raise Refused
+    for _ in range(times):
+        run(w, program, here)
+
+
+@real("while_loop")
+def _(program, b, *here):
+    def body(carry):
+        return carry[0] + 1, values_only(program, b, *carry[1])
+
+    nnx.while_loop(lambda carry: carry[0] < b % 3, body, (jnp.int32(0), here))
+
+
+SLOW_CALLS["while_loop"] = SLOW_CALLS["fori_loop"]
+
+
+@real("scan")
+def _(program, b, here):
+    def body(here, x):
+        enter(program, b, here)
+        return here
+
+    nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(here, jnp.zeros(1 + b % 2))
+
+
+@slow("scan")
+def _(w, program, b, here):
+    repeat(w, program, (here,), 1 + b % 2)
+
+
+CALLS = tuple(REAL_CALLS)
+ONE_TARGET = ("grad", "filter_grad", "scan")
+KEEPING = ("cached_partial", "cond", "switch", "fori_loop", "while_loop", "scan")
+"""Calls in which the structure may not change."""
+
+assert set(REAL_CALLS) == set(SLOW_CALLS)

@@ -1,0 +1,222 @@
+"""Tasks of one event loop interleave between awaits: each has the settings that it has made."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+from nnxlite._jax import EAGER, trace_state
+
+SWITCHES: dict[str, tuple[tp.Callable[[], tp.Any], tp.Callable[[], bool], bool]] = {
+    "graph mode": (lambda: nnx.set_graph_mode(False), nnx.set_graph_mode.current_value, True),
+    "graph updates": (
+        lambda: nnx.set_graph_updates(False),
+        nnx.set_graph_updates.current_value,
+        True,
+    ),
+    "eager sharding": (lambda: nnx.use_eager_sharding(False), nnx.using_eager_sharding, True),
+    "var defaults": (lambda: nnx.var_defaults(ref=True), lambda: not nnx.var_defaults().ref, True),
+}
+
+
+class Model(nnx.Module):
+    def __init__(self, value: float) -> None:
+        self.w = nnx.Param(jnp.array(value))
+        self.tied = self.w
+
+    def __call__(self, x: tp.Any) -> tp.Any:
+        return x * self.w
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_setting_holds_in_its_task_alone(name):
+    """Task by task, blocks that overlap without being nested."""
+    scope, is_default, default = SWITCHES[name]
+
+    async def inside(steps: int) -> list[bool]:
+        seen = []
+        with scope():
+            for _ in range(steps):
+                await asyncio.sleep(0)
+                seen.append(is_default())
+        return [*seen, is_default()]
+
+    async def outside(steps: int) -> list[bool]:
+        seen = []
+        for _ in range(steps):
+            seen.append(is_default())
+            await asyncio.sleep(0)
+        return seen
+
+    async def main() -> list[list[bool]]:
+        return await asyncio.gather(inside(3), outside(6), inside(5), inside(1))
+
+    first, second, third, fourth = asyncio.run(main())
+    assert first == [not default] * 3 + [default]
+    assert second == [default] * 6
+    assert third == [not default] * 5 + [default]
+    assert fourth == [not default, default]
+    assert is_default() is default
+
+
+def test_to_thread_takes_the_settings_along():
+    async def main() -> tuple[bool, bool]:
+        with nnx.set_graph_mode(False):
+            there = await asyncio.to_thread(nnx.set_graph_mode.current_value)
+        return there, await asyncio.to_thread(nnx.set_graph_mode.current_value)
+
+    assert asyncio.run(main()) == (False, True)
+
+
+def test_a_setting_made_in_a_thread_stays_there():
+    def work() -> bool:
+        nnx.set_graph_mode(False)
+        return nnx.set_graph_mode.current_value()
+
+    async def main() -> tuple[bool, bool]:
+        return await asyncio.to_thread(work), nnx.set_graph_mode.current_value()
+
+    assert asyncio.run(main()) == (False, True)
+
+
+def test_tasks_train_models_of_their_own_with_one_function():
+    traces = []
+
+    @nnx.jit
+    def step(model: Model, x: jax.Array) -> jax.Array:
+        traces.append(1)
+        model.w[...] += x
+        return model(x)
+
+    async def train(number: int) -> float:
+        model = Model(float(number))
+        for _ in range(4):
+            step(model, jnp.array(1.0))
+            await asyncio.sleep(0)
+            assert trace_state.value is EAGER
+        return float(model.w[...])
+
+    async def main() -> list[float]:
+        return await asyncio.gather(*map(train, range(3)))
+
+    assert asyncio.run(main()) == [4.0, 5.0, 6.0]
+    assert len(traces) == 1
+
+
+def test_programs_are_of_the_settings_in_which_they_were_called():
+    """The same function and model, called by two tasks under different settings: two programs."""
+    seen: list[bool] = []
+
+    @nnx.jit
+    def step(model: Model) -> jax.Array:
+        seen.append(nnx.set_graph_updates.current_value())
+        return model(1.0)
+
+    async def call(value: bool) -> None:
+        with nnx.set_graph_updates(value):
+            for _ in range(3):
+                step(model)
+                await asyncio.sleep(0)
+
+    async def main() -> None:
+        await asyncio.gather(call(True), call(False), call(True))
+
+    model = Model(1.0)
+    asyncio.run(main())
+    assert seen == [True, False]
+
+
+def test_update_contexts_of_tasks_do_not_mix():
+    async def cross(number: int) -> int:
+        with nnx.update_context("task") as context:
+            await asyncio.sleep(0)
+            assert nnx.current_update_context("task") is context
+            await asyncio.sleep(0)
+            return number
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*map(cross, range(3)))
+
+    assert asyncio.run(main()) == [0, 1, 2]
+
+
+def test_one_update_context_manager_in_several_tasks():
+    """The manager is entered by one task while another one is inside."""
+    manager = nnx.update_context("shared")
+
+    async def cross(number: int) -> None:
+        with manager as context:
+            context.outer_ref_outer_index = nnx.graphlib.RefMap()  # as its first step does
+            for _ in range(number):
+                await asyncio.sleep(0)
+            assert nnx.current_update_context("shared") is context
+            assert context.outer_ref_outer_index is not None
+
+    async def main() -> None:
+        await asyncio.gather(cross(1), cross(2), cross(3))
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_task_leaves_no_setting():
+    async def waits() -> None:
+        with nnx.set_graph_mode(False), nnx.explain_compiles(show=lambda text: None):
+            await asyncio.sleep(3600)
+
+    async def main() -> None:
+        task = asyncio.create_task(waits())
+        await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert nnx.set_graph_mode.current_value()
+
+    asyncio.run(main())
+
+
+def test_an_async_generator_shares_the_settings_of_the_task_that_iterates():
+    """As with every context variable of Python: a generator has no context of its own."""
+
+    async def batches() -> tp.AsyncIterator[bool]:
+        with nnx.set_graph_mode(False):
+            yield nnx.set_graph_mode.current_value()
+
+    async def main() -> list[bool]:
+        seen = []
+        async for inside in batches():
+            seen += [inside, nnx.set_graph_mode.current_value()]
+        return [*seen, nnx.set_graph_mode.current_value()]
+
+    assert asyncio.run(main()) == [False, False, True]
+
+
+def test_threads_that_prepare_batches_for_a_loop():
+    """`asyncio.to_thread` draws keys and splits beside the training step."""
+    rngs = nnx.Rngs(0)
+    model = Model(1.0)
+
+    def load() -> tuple[tp.Any, tp.Any]:
+        graphdef, _ = nnx.split(model)
+        return graphdef, tuple(jax.random.key_data(rngs()).tolist())
+
+    @nnx.jit
+    def step(model: Model) -> None:
+        model.w[...] += 1.0
+
+    async def main() -> list[tuple[tp.Any, tp.Any]]:
+        loads = [asyncio.create_task(asyncio.to_thread(load)) for _ in range(8)]
+        for _ in range(4):
+            step(model)
+            await asyncio.sleep(0)
+        return [await task for task in loads]
+
+    loaded = asyncio.run(main())
+    assert {graphdef for graphdef, _ in loaded} == {nnx.graphdef(model)}
+    assert len({key for _, key in loaded}) == 8
+    assert float(model.w[...]) == 5.0

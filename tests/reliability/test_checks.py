@@ -1,0 +1,53 @@
+"""The checks of the tests themselves: which messages are read, and which mutants there are."""
+
+from __future__ import annotations
+
+import dis
+import random
+
+import pytest
+
+from tests.reliability import mutants, raises
+
+
+def test_a_statement_is_reached_by_a_message_that_contains_its_text():
+    readings = raises.Readings()
+    readings.raised = {("no such axis", "a.py", 1), ("w", "b.py", 2), ("axes differ", "c.py", 3)}
+    readings.read("vmap: 'w': no such axis.")
+    assert readings.lines == {("a.py", 1)}
+    readings.read("w")
+    assert readings.lines == {("a.py", 1), ("b.py", 2)}
+
+
+def test_only_raise_statements_of_the_library_count():
+    source = "def f(x):\n    if x:\n        raise ValueError('a b')\n    return g(x)\n"
+    for folder, lines in ((raises.PREFIX, [3]), ("/elsewhere/", [])):
+        names: dict = {}
+        exec(compile(source, f"{folder}x.py", "exec"), names)
+        code = names["f"].__code__
+        readings = raises.Readings()
+        for instruction in dis.get_instructions(code):
+            readings.seen(code, instruction.offset, ValueError("a b"))
+        assert readings.raised == {("a b", "x.py", line) for line in lines}
+
+
+def test_statements_without_a_message_are_left_out():
+    found = raises.statements()
+    assert len(found) > 500 and len(found) == len({(s.file, s.line) for s in found})
+    assert not any(s.raises in ("NotImplementedError", "AssertionError") for s in found)
+
+
+@pytest.mark.parametrize("package", mutants.PACKAGES)
+def test_mutants_compile_and_keep_the_lines_of_their_file(package):
+    found = mutants.all_mutants(package)
+    assert len(found) > 1000
+    for mutant in random.Random(0).sample(found, 10):
+        text, before = mutant.text(), (mutants.ROOT / mutant.file).read_text()
+        compile(text, mutant.file, "exec", dont_inherit=True)
+        assert text != before and text.count("\n") == before.count("\n")
+
+
+def test_a_sample_is_the_same_every_time_and_begins_a_larger_one():
+    few, more = mutants.sample(8, seed=3), mutants.sample(20, seed=3)
+    assert few == more[:8] and few != mutants.sample(8, seed=4)
+    assert [mutant.package for mutant in few] == [*mutants.PACKAGES] * 2

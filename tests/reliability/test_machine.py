@@ -1,0 +1,42 @@
+"""Random programs against the slow model, in small; `machine` says how to run many more."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from tests.reliability.machine import Session, random_step
+from tests.reliability.programs import Step
+
+
+class Machine(RuleBasedStateMachine):
+    """A session as hypothesis drives it: each step is chosen by one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session = Session()
+
+    @rule(number=st.integers(0, 2**32 - 1))
+    def step(self, number: int) -> None:
+        """A step, performed on both sides and compared."""
+        self.session.step(random_step(random.Random(number)))
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=10, stateful_step_count=20, derandomize=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_long_sessions(seed):
+    rng, session = random.Random(seed), Session()
+    for _ in range(60):
+        session.step(random_step(rng))
+
+
+def test_a_step_is_text_that_can_be_read_back():
+    step = random_step(random.Random(5))
+    assert eval(repr(step)) == step and isinstance(step, Step)
