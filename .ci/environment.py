@@ -31,7 +31,8 @@ def python_with(extras):
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if not python.exists():
         print(f"Making a virtual environment in {folder}", flush=True)
-        venv.create(folder, with_pip=True)
+        # Python 3.11 would bring a setuptools that has known holes.
+        venv.create(folder, with_pip=True, upgrade_deps=True)
     names = ["nnxlite", *(name for extra in extras for name in EXTRAS[extra].split())]
     # -P: the project counts as installed only where it is, not because this is its folder.
     imports = [python, "-P", "-c", "import " + ", ".join(names)]

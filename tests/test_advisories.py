@@ -1,4 +1,4 @@
-"""No package that is installed or allowed has a known hole: see `.ci/advisories.py`."""
+"""No version that the project allows has a known hole. What is installed is checked by CI."""
 
 from __future__ import annotations
 
@@ -20,10 +20,6 @@ CONTENT = json.loads(advisories.DATA.read_text())
 ENTRIES = CONTENT["advisories"]
 
 
-def test_nothing_that_is_installed_has_a_known_hole():
-    assert advisories.affected(ENTRIES) == []
-
-
 def test_nothing_that_the_project_allows_has_a_known_hole():
     oldest = {r.name.lower(): advisories.oldest(r) for r in advisories.requirements()}
     assert {"jax", "safetensors", "torch", "setuptools"} <= oldest.keys()
@@ -40,12 +36,8 @@ def test_nothing_that_the_project_allows_has_a_known_hole():
         ("setuptools", "77.0.3", "78.1.1"),
     ],
 )
-def test_a_package_with_a_hole_is_named_with_what_mends_it(monkeypatch, package, version, mended):
-    there = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: version if name == package else there(name)
-    )
-    (line,) = advisories.affected(ENTRIES)
+def test_a_package_with_a_hole_is_named_with_what_mends_it(package, version, mended):
+    (line,) = advisories.affected(ENTRIES, {package: version}.get)
     assert line.startswith(f"{package} {version}: CVE-")
     assert line.endswith(f'Mended: pip install "{package}>={mended}".')
 

@@ -186,6 +186,12 @@ def tracers_in(world: World) -> list[str]:
     return found
 
 
+def living_tracers() -> list[jax.core.Tracer]:
+    """All tracers of the process."""
+    gc.collect()
+    return [x for x in gc.get_objects() if isinstance(x, jax.core.Tracer)]
+
+
 def engine_agrees(world: World) -> None:
     """What the library knows of the objects is what they are."""
     for root in world.roots:
@@ -273,6 +279,7 @@ def inject(
         kind: the exception.
         deep: whether to look for tracers in the whole process.
     """
+    others = {id(x) for x in living_tracers()} if deep else set()
     world, call = prepared(name)
     number = int(warm)
     if warm:
@@ -313,8 +320,7 @@ def inject(
             raise
     if deep and not outcome.wrong:
         del world, call, result, before
-        gc.collect()
-        alive = [x for x in gc.get_objects() if isinstance(x, jax.core.Tracer)]
+        alive = {id(x) for x in living_tracers()} - others
         outcome.wrong = f"{len(alive)} tracers are alive" if alive else ""
     return outcome
 
@@ -346,6 +352,7 @@ def _look(
         return f"settings are left: {context_key()}"
     if found := tracers_in(world):
         return f"tracers: {found}"
+    engine_agrees(world)
     if outcome.raised:
         unchanged = exact(world) == before
         if not unchanged:

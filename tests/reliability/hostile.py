@@ -41,6 +41,7 @@ import numpy as np
 
 import nnxlite as nnx
 from nnxlite.checkpoint._orbax import sealed
+from tests.reliability.hostile_kills import print_and_exit
 
 SECONDS = 60
 """A read that takes so long does not end."""
@@ -587,15 +588,6 @@ def campaign(
                 CHANGED.discard(folder / "e")
                 shutil.rmtree(folder)
     return counts
-
-
-def print_and_exit(counts: collections.Counter[str], what: str) -> tp.NoReturn:
-    """Print how often each outcome was seen, and end the process with 1 if there was a defect."""
-    for name, number in sorted(counts.items()):
-        print(f"{number:7,} {name}")
-    defects = sum(number for name, number in counts.items() if name.endswith("DEFECT"))
-    print(f"{sum(counts.values()):,} {what}, {defects} defects")
-    sys.exit(defects > 0)
 
 
 def main() -> None:

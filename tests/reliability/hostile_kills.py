@@ -30,7 +30,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import nnxlite as nnx
-from tests.reliability.hostile import print_and_exit
 
 SIZES = (3, 500, 3000)
 EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.chmod"}
@@ -158,6 +157,15 @@ def campaign(count: int, names: tp.Iterable[str] = FORMATS) -> collections.Count
                     if ending == "saved" and how == "event":
                         break  # there are no more events
     return counts
+
+
+def print_and_exit(counts: collections.Counter[str], what: str) -> tp.NoReturn:
+    """Print how often each outcome was seen, and end the process with 1 if there was a defect."""
+    for name, number in sorted(counts.items()):
+        print(f"{number:7,} {name}")
+    defects = sum(number for name, number in counts.items() if name.endswith("DEFECT"))
+    print(f"{sum(counts.values()):,} {what}, {defects} defects")
+    sys.exit(defects > 0)
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ def test_a_killed_save_leaves_all_values_of_one_step(name, count):
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     *_, last = done.stdout.splitlines()
