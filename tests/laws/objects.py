@@ -23,13 +23,23 @@ class Cell:
         self.value = value
         self.metadata = metadata
 
-    def get_value(self) -> tp.Any:
+    def get_raw_value(self) -> tp.Any:
         return self.value
 
-    get_raw_value = get_value
+    def set_raw_value(self, value: tp.Any) -> None:
+        self.value = value
+
+    def get_value(self) -> tp.Any:
+        return self._through("on_get_value", self.value)
 
     def set_value(self, value: tp.Any) -> None:
-        self.value = value
+        self.value = self._through("on_set_value", value)
+
+    def _through(self, name: str, value: tp.Any) -> tp.Any:
+        """A value after the functions that the metadata have under a name."""
+        for hook in self.metadata.get(name, ()):
+            value = hook(self, value)
+        return frozen(value) if isinstance(value, np.generic) else value
 
     def get_metadata(self) -> dict[str, tp.Any]:
         return self.metadata

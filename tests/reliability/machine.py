@@ -56,8 +56,9 @@ def random_step(
     if depth == 0 or chance < 0.65:
         return Step(rng.choice(list(EDIT)), *numbers)
     name = rng.choice(calls)
-    if name in ("grad", "filter_grad"):  # JAX has no derivative of a while_loop
-        calls = [call for call in calls if call != "while_loop"]
+    if name in programs.DIFFERENTIATED:  # where a derivative by hand matters
+        calls = [*calls, *["custom_vjp"] * 8]
+    calls = [call for call in calls if call not in programs.UNDIFFERENTIABLE.get(name, ())]
     if name == "scan" or (name in KEEPING and rng.random() < 0.8):
         inner = [
             Step(rng.choice(VALUE_STEPS), *(rng.randrange(12) for _ in range(3)))

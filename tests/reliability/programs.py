@@ -26,9 +26,12 @@ from tests.reliability.worlds import (
     Refused,
     Slow,
     World,
+    arithmetic,
     form,
     has_array,
     is_float,
+    on_read,
+    on_write,
     undone_on_failure,
     values_in,
     variables,
@@ -71,10 +74,26 @@ def write(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
         new = w.computed(chosen.get_value(), c)
         if b % 3 == 0 and isinstance(chosen, nnx.Variable):
             chosen[...] = new
-        elif b % 3 == 1:
+        elif b % 3 == 1 and isinstance(chosen, nnx.Variable):
             chosen.value = new
         else:
             chosen.set_value(new)
+
+
+def write_raw(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    """The same past the hooks."""
+    if found := variables(here):
+        chosen = pick(found, a)
+        chosen.set_raw_value(w.computed(chosen.get_raw_value(), c))
+
+
+def hook(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    """Let a function see what is read from a Variable, or written to it."""
+    if found := variables(here):
+        given = pick(
+            [{"on_get_value": (on_read,)}, {"on_set_value": (on_write,)}, {"on_get_value": ()}], b
+        )
+        pick(found, a).set_metadata(**given)
 
 
 def copy_value(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
@@ -195,9 +214,9 @@ def fail(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
 
 
 GROWING = (new_variable, new_object, container, clone, merged)
-VALUES = (write, copy_alike, update)
+VALUES = (write, write_raw, copy_alike, update)
 EDITS = (
-    *(copy_value, tag, share, array, static, delete, sow, pop, mode, outer),
+    *(copy_value, tag, hook, share, array, static, delete, sow, pop, mode, outer),
     *GROWING,
     *VALUES,
 )
@@ -263,12 +282,12 @@ def values_only(program: Program, b: int, *here: tp.Any) -> tuple[tp.Any, ...]:
 def call(w: World, step: Step, here: tuple[tp.Any, ...]) -> None:
     """Call a transform with some of the objects, and put what it returns into one of them."""
     targets = targets_of(step, here)
-    if step.name == "donated":  # an array that is in two places cannot be donated in one of them
+    if step.name in DONATING:  # an array that is in two places cannot be donated in one of them
         w.own(targets)
         if any(model.is_array(leaf) for _, leaf in model.leaves(targets)):
             step = step._replace(name="jit")
-    if step.name != "plain":
-        w.outer.append(targets)
+    if step.name != "plain":  # the rules of a custom_vjp may run where the caller does
+        w.outer.append(() if step.name == "custom_vjp" else targets)
     try:
         if isinstance(w, Slow):
             with undone_on_failure(() if step.name == "plain" else targets):
@@ -298,17 +317,29 @@ def slow(*names: str) -> tp.Callable[..., tp.Any]:
     return lambda f: [SLOW_CALLS.setdefault(name, f) for name in names][0]
 
 
+DONATING = ("donated", "donated_argnums")
+
 REAL_CALLS["plain"] = enter
 REAL_CALLS["jit"] = nnx.jit(enter, static_argnums=(0, 1))
-_donating = nnx.jit(enter, static_argnums=(0, 1), donate="written")
 REAL_CALLS["filter_jit"] = nnx.filter_jit(enter)
 
 
-@real("donated")
-def _(program, b, *here):
-    with warnings.catch_warnings():  # a buffer for a value of another shape cannot be used again
-        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-        return _donating(program, b, *here)
+def donating(f: tp.Any) -> tp.Any:
+    """`f` without JAX's warning."""
+
+    def g(program, b, *here):
+        with warnings.catch_warnings():  # a buffer for a value of another shape is not used again
+            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            return f(program, b, *here)
+
+    return g
+
+
+for _name, _donated in (
+    ("donated", nnx.jit(enter, static_argnums=(0, 1), donate="written")),
+    ("donated_argnums", nnx.jit(enter, static_argnums=(0, 1), donate_argnums=2)),
+):
+    REAL_CALLS[_name] = donating(_donated)
 
 
 @functools.lru_cache(maxsize=100)
@@ -337,10 +368,37 @@ def _(program, b, *here):
     return nnx.filter_checkpoint(functools.partial(enter, program, b))(*here)
 
 
-@slow("plain", "jit", "donated", "filter_jit", "jit_partial", "remat", "filter_checkpoint")
+@slow("plain", "jit", *DONATING, "filter_jit", "jit_partial", "remat", "filter_checkpoint")
 def run_in_place(w, program, b, *here):
     run(w, program, here)
     return pick(references(here), b)
+
+
+@real("contexts")
+def _(program, b, *here):
+    """What `jit` does, by hand."""
+    tag = "machine"
+
+    @jax.jit
+    def f(graphdef, state):
+        with nnx.merge_context(tag, inner=True) as context:
+            inside = context.merge(graphdef, state)
+        result = enter(program, b, *inside)
+        with nnx.split_context(tag) as context:
+            return context.split((inside, result))
+
+    with nnx.update_context(tag):
+        with nnx.split_context(tag) as context:
+            parts = context.split(here)
+        parts = f(*parts)
+        with nnx.merge_context(tag, inner=False) as context:
+            return context.merge(*parts)[1]
+
+
+@slow("contexts")
+def _(w, program, b, *here):
+    w.own(here)  # all values are outputs
+    return run_in_place(w, program, b, *here)
 
 
 @slow("cached_partial")
@@ -401,7 +459,7 @@ def total(here: tp.Any) -> tp.Any:
 
 def chosen(here: tp.Any, kind: type) -> list[tp.Any]:
     found = [leaf for _, leaf in model.leaves(here) if isinstance(leaf, kind) and has_array(leaf)]
-    return [x for x in found if is_float(x.get_value())]
+    return [x for x in found if is_float(x.get_raw_value())]
 
 
 def total_and_result(program: tp.Any, b: tp.Any) -> tp.Any:
@@ -420,9 +478,7 @@ def _(program, b, here):
     f = total_and_result(program, b)
     transform = nnx.grad(f, argnums=nnx.DiffState(0, nnx.Param), has_aux=True)
     grads, result = transform(here)
-    gradients = [x.get_value() for _, x in nnx.to_flat_state(grads)]
-    for x, gradient in zip(params, gradients, strict=True):
-        x.set_value(gradient % 16)
+    set_remainders(REAL, params, [x for _, x in nnx.to_flat_state(grads)])
     return result
 
 
@@ -431,27 +487,95 @@ def _(program, b, here):
     params = chosen(here, nnx.Param)
     f = total_and_result(program, b)
     grads, result = nnx.filter_grad(f, arg=nnx.Param, has_aux=True)(here)
-    for x, gradient in zip(params, chosen(grads, nnx.Param), strict=True):
-        x.set_value(gradient.get_value() % 16)
+    set_remainders(REAL, params, chosen(grads, nnx.Param))
     return result
+
+
+@real("vjp")
+def _(program, b, here):
+    found = chosen(here, nnx.Variable)
+    _, pull, result = nnx.vjp(total_and_result(program, b), here, has_aux=True)
+    (cotangents,) = pull(jnp.float32(3))
+    set_remainders(REAL, found, chosen(cotangents, nnx.Variable))
+    return result
+
+
+@real("jvp")
+def _(program, b, here):
+    def f(here):
+        result = enter(program, b, here)
+        return [x.get_value() for x in chosen(here, nnx.Variable)], result
+
+    params = nnx.state(here, nnx.Param)
+    tangents = jax.tree.map(lambda x: arithmetic(x, b), params)
+    _, tangents, result = nnx.jvp(f, (here,), (tangents,), has_aux=True)
+    set_remainders(REAL, chosen(here, nnx.Variable), tangents)
+    return result
+
+
+def set_remainders(w: World, found: list[tp.Any], derivatives: list[tp.Any]) -> None:
+    """Write derivatives into Variables, as numbers that stay small."""
+    for x, derivative in zip(found, derivatives, strict=True):
+        value = derivative.get_raw_value() if model.is_variable(derivative) else derivative
+        x.set_value(w.copy(value % 16))
 
 
 @slow("grad", "filter_grad")
 def _(w, program, b, here):
+    found = chosen(here, objects.Param)
+    result, gradients = differentiated(w, program, b, here, found, gradients_of_total)
+    set_remainders(w, found, gradients)
+    return result
+
+
+@slow("vjp")
+def _(w, program, b, here):
+    found = chosen(here, objects.Cell)
+    result, gradients = differentiated(w, program, b, here, found, gradients_of_total)
+    set_remainders(w, found, [3 * x for x in gradients])
+    return result
+
+
+@slow("jvp")
+def _(w, program, b, here):
+    def of_values(old, here, factors):
+        tangents = [arithmetic(x, b) for x in old]
+        return [
+            sum((tangents[k] * f for k, f in factors(x).items()), start=0 * x.value)
+            for x in chosen(here, objects.Cell)
+        ]
+
+    found = chosen(here, objects.Param)
+    result, tangents = differentiated(w, program, b, here, found, of_values)
+    set_remainders(w, chosen(here, objects.Cell), tangents)
+    return result
+
+
+def gradients_of_total(old, here, factors):
+    """The gradient of the sum of squares, with respect to each of the old values."""
+    gradients = [0 * value for value in old]
+    for x in chosen(here, objects.Cell):
+        for number, factor in factors(x).items():
+            gradients[number] = gradients[number] + x.get_value().value * (2 * factor)
+    return gradients
+
+
+def differentiated(w, program, b, here, params, derivatives):
+    """What a program returns, and the derivatives by the values that some Variables came in with."""
     the_call = object()
-    params = chosen(here, objects.Param)
     everything = references((here,))
     old = [x.value for x in params]
     for number, x in enumerate(params):
         x.value = Dual(x.value, {number: 1.0}, the_call)
-    gradients = [0 * value for value in old]
     wrapped = [x.value for x in params]
+
+    def factors(x: tp.Any) -> dict[int, float]:
+        value = x.get_value()
+        return value.factors if getattr(value, "call", None) is the_call else {}
+
     try:
         result = run_in_place(w, program, b, here)
-        for x in variables((here,)):
-            if getattr(x.value, "call", None) is the_call:
-                for number, factor in x.value.factors.items():
-                    gradients[number] = gradients[number] + x.value.value * (2 * factor)
+        found = derivatives(old, here, factors)
     finally:
         for x, before, value in zip(params, wrapped, old, strict=True):
             if x.value is before:
@@ -459,15 +583,53 @@ def _(w, program, b, here):
         for x in references((here, *everything)):
             if model.is_variable(x):
                 x.value = jax.tree.map(lambda v: without_derivative(v, the_call), x.value)
-    for x, gradient in zip(params, gradients, strict=True):
-        x.value = w.copy(gradient % 16)
-    return result
+    return result, [without_derivative(x, the_call) for x in found]
 
 
 def without_derivative(value: tp.Any, the_call: object) -> tp.Any:
     if isinstance(value, Dual) and value.call is the_call:
         return value.value if isinstance(value.value, Dual) else objects.frozen(value.value)
     return value
+
+
+@real("custom_vjp")
+def _(program, b, *here):
+    """A function whose derivative is three times that of one that writes nothing."""
+
+    def f(*here):
+        keep_form(REAL, program, here)
+
+    def backward(_, cotangent):
+        return jax.tree.map(lambda x: x * 3 if x.dtype == jnp.float32 else x, cotangent[0])
+
+    custom = nnx.custom_vjp(f)
+    custom.defvjp(lambda *here: (f(*here), None), backward)
+    custom(*here)
+
+
+@slow("custom_vjp")
+def _(w, program, b, *here):
+    before = [(x, x.value) for x in references(here) if model.is_variable(x)]
+    inside = [(x, jax.tree.map(without_derivatives, value)) for x, value in before]
+    for x, value in inside:
+        x.value = value
+    keep_form(w, program, here)
+    for (x, old), (_, value) in zip(before, inside, strict=True):
+        x.value = old if x.value is value else jax.tree.map(tripled, old, x.value)
+
+
+def without_derivatives(value: tp.Any) -> tp.Any:
+    while isinstance(value, Dual):
+        value = value.value
+    return value
+
+
+def tripled(old: tp.Any, new: tp.Any) -> tp.Any:
+    """A new value with three times the derivatives of the old one."""
+    if not isinstance(old, Dual):
+        return new
+    factors = {key: 3 * factor for key, factor in old.factors.items()}
+    return Dual(tripled(old.value, new), factors, old.call)
 
 
 def dropped(f):
@@ -576,8 +738,14 @@ def _(w, program, b, here):
 
 
 CALLS = tuple(REAL_CALLS)
-ONE_TARGET = ("grad", "filter_grad", "scan")
-KEEPING = ("cached_partial", "cond", "switch", "fori_loop", "while_loop", "scan")
+DIFFERENTIATED = ("grad", "filter_grad", "vjp", "jvp")
+ONE_TARGET = (*DIFFERENTIATED, "scan")
+KEEPING = ("cached_partial", "custom_vjp", "cond", "switch", "fori_loop", "while_loop", "scan")
 """Calls in which the structure may not change."""
+UNDIFFERENTIABLE = {
+    **dict.fromkeys(DIFFERENTIATED, ("while_loop",)),
+    "jvp": ("while_loop", "custom_vjp"),
+}
+"""What JAX has no derivative of, by the call that it may not be in."""
 
 assert set(REAL_CALLS) == set(SLOW_CALLS)

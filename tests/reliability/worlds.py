@@ -64,6 +64,16 @@ def arithmetic(x: tp.Any, number: int) -> tp.Any:
     return pick([lambda x: 2 * x + 1, lambda x: 3 - x, lambda x: 3 * x], number)(x) % 16
 
 
+def on_read(variable: tp.Any, value: tp.Any) -> tp.Any:
+    """A hook of Variables, linear like all arithmetic here."""
+    return 3 - value
+
+
+def on_write(variable: tp.Any, value: tp.Any) -> tp.Any:
+    """The same for what is written."""
+    return (value + 5) % 16
+
+
 class World(threading.local):
     """What programs use; `here` is always what a function got as its arguments, as a tuple.
 
