@@ -110,7 +110,7 @@ def count_calls(run: tp.Callable[[], object]) -> int:
     [
         (positional, CEILING),
         (read, 30),
-        (donated, CEILING + 5),
+        (donated, CEILING + 10),
         (keyword, 45),
         (static, 65),
         (inside_containers, 85),
