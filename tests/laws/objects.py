@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import typing as tp
 
+import jax
 import numpy as np
 
 import nnxlite as nnx
@@ -60,13 +61,19 @@ class Count(Cell): ...
 class Intermediate(Cell): ...
 
 
+class RngKey(Cell): ...
+
+
+class RngCount(Cell): ...
+
+
 class Thing:
     """Named attributes, each of which is data or static since it was first assigned."""
 
     __slots__ = ("__dict__", "__weakref__", "_nnx_status")
     _nnx_status: dict[tp.Any, bool]
 
-    def __new__(cls) -> tp.Self:
+    def __new__(cls, *args: tp.Any, **kwargs: tp.Any) -> tp.Self:
         self = object.__new__(cls)
         object.__setattr__(self, "_nnx_status", {})
         return self
@@ -96,6 +103,13 @@ class Twin(Thing): ...
 
 
 class Loose(Thing): ...
+
+
+class Stream(Thing):
+    def __init__(self, key: tp.Any, *, tag: str) -> None:
+        self.tag = tag
+        self.key = RngKey(frozen(key), tag=tag)
+        self.count = RngCount(frozen(np.zeros(key.shape, np.uint32)), tag=tag)
 
 
 class Dict(Thing):
@@ -135,19 +149,28 @@ REAL: dict[type, type] = {
     Node: graphs.Node,
     Twin: graphs.Twin,
     Loose: graphs.Loose,
+    Stream: nnx.RngStream,
     Dict: nnx.Dict,
     List: nnx.List,
     Cell: nnx.Variable,
     Param: nnx.Param,
     BatchStat: nnx.BatchStat,
     Count: graphs.Count,
+    RngKey: nnx.RngKey,
+    RngCount: nnx.RngCount,
     Intermediate: nnx.Intermediate,
 }
 """The class that each of these stands for."""
 
 
+def is_key(value: tp.Any) -> bool:
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
 def frozen(value: tp.Any) -> tp.Any:
-    """An array of the model: nobody writes into one."""
+    """An array of the model: nobody writes into one.  Random keys are as in the library."""
+    if isinstance(value, jax.Array) and is_key(value):
+        return jax.random.wrap_key_data(jax.random.key_data(value))
     array = np.array(value)
     array.flags.writeable = False
     return array

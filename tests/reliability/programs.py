@@ -14,6 +14,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import nnxlite as nnx
 from tests.laws import model, objects
@@ -62,7 +63,7 @@ LARGEST = 20
 """References in a graph from which on nothing is added."""
 
 KINDS = ("Param", "BatchStat", "Count", "Cell", "Intermediate")
-OBJECTS = ("Node", "Twin", "Loose", "List", "Dict")
+OBJECTS = ("Node", "Twin", "Loose", "List", "Dict", "Stream")
 SHAPES = ((2,), (), (2, 2))
 
 # Steps that edit ----------------------------------------------------------------------------------
@@ -89,11 +90,27 @@ def write_raw(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
 
 def hook(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
     """Let a function see what is read from a Variable, or written to it."""
-    if found := variables(here):
+    if found := [x for x in variables(here) if x.get_raw_value().dtype in (np.float32, np.int32)]:
         given = pick(
             [{"on_get_value": (on_read,)}, {"on_set_value": (on_write,)}, {"on_get_value": ()}], b
         )
         pick(found, a).set_metadata(**given)
+
+
+def draw(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    """Draw a key from a stream, and write it where there is one already."""
+    if found := streams(here):
+        key = w.draw(pick(found, a))
+        pick([x for x in variables(here) if objects.is_key(x.get_raw_value())], b).set_value(key)
+
+
+def fork(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
+    if found := streams(here):
+        put(pick(changeable(here), a), b, w.fork(pick(found, c)))
+
+
+def streams(here: tp.Any) -> list[tp.Any]:
+    return [x for x in references(here) if isinstance(x, (nnx.RngStream, objects.Stream))]
 
 
 def copy_value(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
@@ -132,7 +149,7 @@ def new_variable(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
 def new_object(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
     new = w.new(pick(OBJECTS, b))
     put(new, c, pick(references(here), c))
-    if c % 2 and b % 5 < 2:
+    if c % 2 and type(new).__name__ in ("Node", "Twin"):
         new.flag = bool(c % 3)
     put(pick(changeable(here), a), a + b, new)
 
@@ -201,7 +218,8 @@ def outer(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
             raise Refused
         chosen = pick(found, a)
         if b % 2:
-            chosen.set_value(chosen.get_value() * 1)
+            # A constant: JAX's cache of an inner jit may not depend on what is outside of it.
+            chosen.set_value(jnp.zeros(chosen.get_raw_value().shape))
         else:
             chosen.set_metadata(tag="from inside")
         raise AssertionError("a write from the wrong trace level went through")
@@ -213,8 +231,8 @@ def fail(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
     raise Broken(0 if b % 3 == 0 else a % 2)
 
 
-GROWING = (new_variable, new_object, container, clone, merged)
-VALUES = (write, write_raw, copy_alike, update)
+GROWING = (new_variable, new_object, container, clone, merged, fork)
+VALUES = (draw, write, write_raw, copy_alike, update)
 EDITS = (
     *(copy_value, tag, hook, share, array, static, delete, sow, pop, mode, outer),
     *GROWING,

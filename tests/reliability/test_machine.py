@@ -12,6 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from tests.reliability.machine import Session, random_step
 from tests.reliability.programs import Step
 
+pytestmark = pytest.mark.filterwarnings("ignore:The random stream .* is broadcast")
+
 
 class Machine(RuleBasedStateMachine):
     """A session as hypothesis drives it: each step is chosen by one number."""

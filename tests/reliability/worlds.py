@@ -59,6 +59,8 @@ def values_in(here: tp.Any) -> list[tp.Any]:
 
 def arithmetic(x: tp.Any, number: int) -> tp.Any:
     """Another value: linear and modulo 16, so that numbers stay small and derivatives exact."""
+    if objects.is_key(x):
+        return jax.random.fold_in(x, number)
     if not is_float(x):
         return (x + 1) % 16
     return pick([lambda x: 2 * x + 1, lambda x: 3 - x, lambda x: 3 * x], number)(x) % 16
@@ -90,6 +92,8 @@ class World(threading.local):
 
 class Real(World):
     def new(self, name: str) -> tp.Any:
+        if name == "Stream":
+            return nnx.RngStream(7, tag="noise")
         return objects.REAL[getattr(objects, name)]()
 
     def variable(self, name: str, value: tp.Any, **metadata: tp.Any) -> nnx.Variable:
@@ -103,6 +107,12 @@ class Real(World):
 
     def copy(self, value: tp.Any) -> tp.Any:
         return value
+
+    def draw(self, stream: nnx.RngStream) -> tp.Any:
+        return stream()
+
+    def fork(self, stream: nnx.RngStream) -> nnx.RngStream:
+        return stream.fork()
 
     def own(self, here: tp.Any) -> None:
         """Give every Variable and array attribute an array of its own, so that it can be donated."""
@@ -179,6 +189,9 @@ class Slow(World):
         """How many axes of every array are mapped by the calls that are running."""
 
     def new(self, name: str) -> tp.Any:
+        if name == "Stream":
+            keys = jax.numpy.broadcast_to(jax.random.key(7), (2,) * self.depth)
+            return objects.Stream(keys, tag="noise")
         return getattr(objects, name)()
 
     def variable(self, name: str, value: tp.Any, **metadata: tp.Any) -> objects.Cell:
@@ -189,8 +202,28 @@ class Slow(World):
         return objects.frozen(np.full(shape, number, np.int32 if number % 2 else np.float32))
 
     def computed(self, value: tp.Any, number: int) -> tp.Any:
+        if objects.is_key(value):
+            return self.folded(value, objects.frozen(np.full(value.shape, number, np.uint32)))
         value = arithmetic(value, number)
         return value if isinstance(value, Dual) else objects.frozen(value)
+
+    def folded(self, keys: tp.Any, numbers: tp.Any) -> tp.Any:
+        """Other keys, each made from one and its number."""
+        if not keys.ndim == numbers.ndim == self.depth:
+            raise Refused
+        f = jax.random.fold_in
+        for _ in range(self.depth):
+            f = jax.vmap(f)
+        return f(keys, numbers)
+
+    def draw(self, stream: objects.Stream) -> tp.Any:
+        count = stream.count.get_value()
+        key = self.folded(stream.key.get_value(), count)
+        stream.count.set_value(objects.frozen(count + np.uint32(1)))
+        return key
+
+    def fork(self, stream: objects.Stream) -> objects.Stream:
+        return objects.Stream(self.draw(stream), tag=stream.tag)
 
     def copy(self, value: tp.Any) -> tp.Any:
         """The same value as another array: an array that stays the same one was not written."""
@@ -212,9 +245,10 @@ class Slow(World):
 
     def update(self, x: tp.Any, number: int) -> None:
         kind = pick([objects.Param, objects.BatchStat, objects.Cell], number)
-        for _, leaf in model.leaves(x):
-            if isinstance(leaf, kind):
-                leaf.value = jax.tree.map(lambda a: self.computed(a, number), leaf.value)
+        found = [leaf for _, leaf in model.leaves(x) if isinstance(leaf, kind)]
+        new = [jax.tree.map(lambda a: self.computed(a, number), leaf.value) for leaf in found]
+        for leaf, value in zip(found, new, strict=True):
+            leaf.value = value
 
     def pop(self, x: tp.Any, name: str) -> list[tp.Any]:
         kind = getattr(objects, name)
