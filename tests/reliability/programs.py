@@ -15,6 +15,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import nnxlite as nnx
 from tests.laws import model, objects
@@ -610,6 +611,44 @@ def without_derivative(value: tp.Any, the_call: object) -> tp.Any:
     return value
 
 
+@real("optimizer")
+def _(program, b, here):
+    """Two updates by an optimizer that crosses `jit`, and one outside, each with its momentum."""
+    optimizer = nnx.Optimizer(here, optax.sgd(1.0, momentum=1.0), wrt=nnx.Param)
+
+    def update(here, optimizer):
+        params = nnx.state(here, nnx.Param)
+        optimizer.update(here, jax.tree.map(lambda x: arithmetic(x, b), params))
+
+    @nnx.jit
+    def f(here, optimizer):
+        update(here, optimizer)
+        keep_form(REAL, program, (here,))
+
+    for _ in range(2):
+        f(here, optimizer)
+    update(here, optimizer)
+    for x in chosen(here, nnx.Param):
+        x.set_raw_value(x.get_raw_value() + optimizer.step.value.astype(jnp.float32))
+
+
+@slow("optimizer")
+def _(w, program, b, here):
+    momentum = [0 * x.value for x in chosen(here, objects.Param)]
+
+    def update():
+        for number, x in enumerate(chosen(here, objects.Param)):
+            momentum[number] = arithmetic(x.value, b) + momentum[number]
+            x.set_raw_value(w.copy(x.value + momentum[number] * -1))
+
+    for _ in range(2):
+        update()
+        keep_form(w, program, (here,))
+    update()
+    for x in chosen(here, objects.Param):
+        x.set_raw_value(w.copy(x.value + np.float32(3)))
+
+
 @real("custom_vjp")
 def _(program, b, *here):
     """A function whose derivative is three times that of one that writes nothing."""
@@ -723,11 +762,15 @@ def _(w, program, b, *here):
 
 def repeat(w, program, here, times):
     """Run a program several times; the structure must stay, even where it never runs."""
-    before = form(here)
-    if form_after(w, program, here) != before:
+    came_in = references(here)
+    before = form(here), [form(x) for x in came_in]
+    if form_after(w, program, here) != before[0]:
         raise Refused
     for _ in range(times):
         run(w, program, here)
+        # An object that another one has replaced must not have changed, either.
+        if (form(here), [form(x) for x in came_in]) != before:
+            raise Refused
 
 
 @real("while_loop")
@@ -757,8 +800,17 @@ def _(w, program, b, here):
 
 CALLS = tuple(REAL_CALLS)
 DIFFERENTIATED = ("grad", "filter_grad", "vjp", "jvp")
-ONE_TARGET = (*DIFFERENTIATED, "scan")
-KEEPING = ("cached_partial", "custom_vjp", "cond", "switch", "fori_loop", "while_loop", "scan")
+ONE_TARGET = (*DIFFERENTIATED, "optimizer", "scan")
+KEEPING = (
+    "optimizer",
+    "cached_partial",
+    "custom_vjp",
+    "cond",
+    "switch",
+    "fori_loop",
+    "while_loop",
+    "scan",
+)
 """Calls in which the structure may not change."""
 UNDIFFERENTIABLE = {
     **dict.fromkeys(DIFFERENTIATED, ("while_loop",)),
