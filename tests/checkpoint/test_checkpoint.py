@@ -340,6 +340,21 @@ def test_dtypes(tmp_path):
     assert half.kernel.dtype == jnp.float32
 
 
+def test_what_orbax_wrote_is_a_key_only_in_the_form_of_its_data(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    data = {"right": jnp.arange(2, dtype="uint32"), "more": jnp.zeros((3, 2), "uint32")}
+    with ocp.StandardCheckpointer() as checkpointer:
+        for name, value in {**data, "real": jnp.zeros(2)}.items():
+            checkpointer.save(tmp_path / name, {"key": value})
+    streams = nnx.Dict(key=nnx.Variable(jax.random.key(5)))
+    for name, stored in (("more", r"uint32\[3,2\]"), ("real", r"float32\[2\]")):
+        with pytest.raises(checkpoint.MismatchError, match=f"stored {stored}, wanted key"):
+            checkpoint.restore(tmp_path / name, streams=streams)
+    assert streams.key.value == jax.random.key(5)
+    checkpoint.restore(tmp_path / "right", streams=streams)
+    assert jax.random.key_data(streams.key.value).tolist() == [0, 1]
+
+
 def test_keys_are_not_arrays(tmp_path):
     checkpoint.save(tmp_path / "c", x=jax.random.key(0))
     for other in (jnp.zeros(2, "uint32"), jax.random.key(0, impl="rbg"), 3):

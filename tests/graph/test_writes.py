@@ -317,3 +317,9 @@ def test_two_plans_of_one_variable_written_by_two_threads(often):
     add_nothing = nnx.jit(lambda holder: holder["model"].b.value)
     together(lambda: use(one, True), lambda: use(other, False))
     assert lost == []
+
+
+def test_a_variable_is_updated_from_what_unpack_gave():
+    v = nnx.Param(jnp.array(1.0))
+    nnx.update(v, nnx.unpack(nnx.Param(jnp.array(2.0))))
+    assert float(v.value) == 2

@@ -581,3 +581,19 @@ def test_a_numpy_value_is_written_in_an_eager_call(mode):
 
     sine(mode, write)(m, 1.0)
     assert np.asarray(m.n.value).tolist() == [2.0, 2.0]
+
+
+def test_the_rule_has_the_cotangent_of_a_variable_that_is_returned_beside_a_new_one():
+    @nnx.custom_vjp(graph_updates=True)
+    def both(m):
+        return m.x, nnx.Cache(m.y * 1)
+
+    def bwd(m, g):
+        (d_m,), _ = g
+        return (jax.tree.map(lambda x: 10 * x, d_m),)
+
+    both.defvjp(lambda m: (both(m), m), bwd)
+    m = Foo(2.0)
+    assert both(m)[0] is m.x
+    grads = nnx.grad(lambda m: both(m)[0] * 3.0)(m)
+    assert float(grads.x.value) == 30

@@ -80,6 +80,19 @@ def test_variables_states_and_pytrees_keep_their_form(mode):
     assert grad(lambda m, x: m.x * 1.0, argnums=1)(Foo(), None) is None
 
 
+def test_the_gradient_of_a_state_has_its_empty_parts_too():
+    state = nnx.State({"a": nnx.Param(jnp.array(2.0)), "none": {}})
+    grads = nnx.grad(lambda state: state["a"] ** 2)(state)
+    assert jax.tree.structure(grads) == jax.tree.structure(state) and float(grads["a"].value) == 4
+
+
+def test_the_gradient_of_a_state_is_without_what_is_frozen():
+    model = nnx.Dict(a=nnx.Param(jnp.array(2.0)), b=nnx.Param(jnp.array(3.0)))
+    nnx.freeze(model, nnx.PathContains("b"))
+    grads = nnx.grad(lambda state: state["a"] ** 2 * state["b"])(nnx.state(model))
+    assert list(grads) == ["a"] and float(grads["a"].value) == 12
+
+
 def test_objects_inside_pytrees_have_states_inside_the_same_pytrees():
     m = Foo(3.0, 2.0)
     grads = nnx.grad(lambda t: product(t["m"], t["list"][1], t["x"]))(

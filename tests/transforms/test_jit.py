@@ -1099,3 +1099,45 @@ def test_other_type_errors_pass_through():
         nnx.jit(two)(1, 2, 3)
     with pytest.raises(TypeError, match="only this"):
         nnx.jit(lambda x: raises(TypeError("only this")))(1)
+
+
+def test_a_variable_that_was_placed_and_is_now_on_another_mesh_is_written():
+    spec = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((2,), ("other",), axis_types=(jax.sharding.AxisType.Auto,))
+    model = nnx.Dict(w=nnx.Param(jnp.arange(4.0), nnx_placement=spec("data")))
+    model.w.value = jax.device_put(model.w.value, jax.NamedSharding(mesh, spec("other")))
+
+    @nnx.jit
+    def double(model):
+        model.w[...] *= 2
+
+    double(model)
+    assert model.w.value.tolist() == [0, 2, 4, 6]
+
+
+def test_what_a_method_carries_is_not_mapped_by_a_wrapper_inside():
+    class Scale(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.arange(3.0))
+
+        def scaled(self, x):
+            return self.w * x
+
+    model, x = Scale(), jnp.arange(5.0)
+    by_name = functools.partial(lambda x, *, model: model.scaled(x), model=model)
+    for fun in (model.scaled, by_name):
+        out = nnx.jit(nnx.vmap(fun))(x)
+        np.testing.assert_array_equal(out, x[:, None] * np.arange(3.0))
+
+
+def test_objects_whose_call_is_transformed_are_callables():
+    class Scale(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.arange(3.0))
+
+        @nnx.jit
+        def __call__(self, x):
+            return self.w * x
+
+    assert nnx.jit(Scale())(2.0).tolist() == [0, 2, 4]
+    assert nnx.vmap(Scale())(jnp.ones(5)).shape == (5, 3)

@@ -629,6 +629,7 @@ STAYS = (
 LOST = {
     "sets": (sets, START + r"the body changes attributes \['extra'\] of "),
     "adds": (adds, START + r"the body changes attributes \['new'\] of "),
+    "annotates": (annotates, START + "the body changes metadata of '.*x'"),
     "rebinds": (rebinds, STAYS + "'.*x'.* write into the Variable"),
     "exchanges": (exchanges, STAYS + "'.*x'"),
     "is new": (nnx.clone, STAYS + "'.*'"),

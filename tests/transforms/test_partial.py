@@ -237,6 +237,18 @@ def test_a_plain_function_is_checked_after_the_call():
     assert f(False).tolist() == [4.0, 8.0] and not hasattr(m, "size")
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit], ids=["plain", "jit"])
+def test_containers_and_arrays_that_stay_as_they_are_are_no_change(wrap):
+    def add(m, k):
+        m.w[0][...] += k
+        return m.raw * k
+
+    model = nnx.Dict(w=[nnx.Param(jnp.array(1.0))], raw=jnp.ones(2))
+    step = nnx.cached_partial(wrap(add), model)
+    assert [step(k).tolist() for k in (1.0, 2.0)] == [[1, 1], [2, 2]]
+    assert float(model.w[0].value) == 4
+
+
 def test_cached_partial_needs_updates():
     for mode in ({"graph": False}, {"graph_updates": False}):
         with pytest.raises(ValueError, match="cached_partial is a graph-mode-only API"):

@@ -779,3 +779,33 @@ def test_what_is_added_to_an_object_that_is_then_removed_has_the_axis_of_its_arg
         inner = nnx.Dict()
         wrap(add_and_remove, in_axes=0, out_axes=0)(nnx.Dict(), nnx.Dict(inner=inner))
         assert inner.new.shape == (2, 3)
+
+
+SOME = nnx.StateAxes({nnx.BatchStat: nnx.Carry, ...: 0})
+
+
+def test_a_shared_part_is_replaced_beside_a_scanned_one():
+    """A list cannot be carried as a whole; what it shares with others is compared without it."""
+
+    def replace(m):
+        m.first = [nnx.Param(m.first[0] * 2), nnx.Dict()]
+        m.second = nnx.Dict()
+        m.n[...] += 1
+
+    empty = nnx.Dict()
+    n = nnx.BatchStat(jnp.array(0.0))
+    model = nnx.Dict(first=[nnx.Param(jnp.arange(3.0)), empty], second=empty, n=n)
+    nnx.scan(replace, in_axes=SOME, out_axes=0)(model)
+    assert model.first[0].value.tolist() == [0, 2, 4] and model.n is n and float(n.value) == 3
+    assert model.first[1] is not model.second is not empty
+
+
+def test_a_carried_variable_moves_on_beside_a_scanned_one_while_others_are_replaced():
+    def add(m):
+        m.part.n[...] += m.part.w
+        m.note = nnx.Dict()
+
+    part = nnx.Dict(w=nnx.Param(jnp.arange(1.0, 4.0)), n=nnx.BatchStat(jnp.array(0.0)))
+    model = nnx.Dict(part=part, note=nnx.Dict())
+    nnx.scan(add, in_axes=SOME, out_axes=0)(model)
+    assert model.part is part and float(part.n.value) == 6 and part.w.value.tolist() == [1, 2, 3]
