@@ -54,6 +54,11 @@ def is_staging() -> bool:
     return isinstance(trace_state.value(), _partial_eval.DynamicJaxprTrace)
 
 
+def is_compiling() -> bool:
+    """Whether `jax.jit` compiles functions, which `jax.disable_jit` prevents."""
+    return not jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def is_recording() -> bool:
     """Whether operations go into a program, now or after the transforms that are running."""
     trace = trace_state.value()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite._errors import path_text, short_type
+from nnxlite._jax import is_compiling
 from nnxlite.boundary import ArgumentLeaf, Inner, leave
 from nnxlite.filtered._leaves import Leaves
 from nnxlite.variables import Variable
@@ -65,6 +66,8 @@ def refuse_writes(inner: Inner, what: str) -> None:
 
 def refuse_shared_buffers(what: str, tree: Leaves, donated: tp.Sequence[bool]) -> None:
     """Raise ValueError where one buffer would be donated twice, or donated and read."""
+    if not is_compiling():
+        return  # nothing is donated
     buffers = {id(x) for x, d in zip(tree.leaves, donated) if d}
     first: dict[int, int] = {}
     for leaf, x in enumerate(tree.leaves):

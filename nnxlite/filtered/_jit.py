@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import typing as tp
 import warnings
@@ -54,6 +55,7 @@ from nnxlite.transforms import (
     is_call,
     name_of,
     program_name,
+    run_donating,
 )
 from nnxlite.variables import MISSING
 
@@ -250,15 +252,20 @@ class FilterJit(Filtered[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         inputs, call, groups = self._enter(args, kwargs)
         core = self._core
-        crossed = run_donating(self.options.donate, core.jitted, *groups)
-        return put_back(inputs, crossed)
+        donate = self.options.donate
+        if donate == "none":
+            return put_back(inputs, core.jitted(*groups))
+        with without_warnings(donate):
+            finish = functools.partial(put_back, inputs)
+            return run_donating(core.jitted, groups, finish, lambda: core.named(*groups))
 
     def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
         """A call up to the point where JAX takes over."""
         inputs, definition, groups = self._enter(args, kwargs)
         finish, core = functools.partial(put_back, inputs), self._core
         difference = lambda key: call_difference(*map(core.in_words, (key, definition)))
-        return Staged(definition, core.jitted, groups, finish, difference=difference)
+        named = lambda: core.named(*groups)
+        return Staged(definition, core.jitted, groups, finish, named, difference=difference)
 
     def explain(self) -> Explanation:
         """Why this function was compiled last; see `JitWrapped.explain`."""
@@ -278,13 +285,13 @@ ARRAYS = ArgumentSpecs.given(is_array, is_array, (), None)
 """The specs by default: arrays are traced, and all else is static."""
 
 
-def run_donating(donate: str, jitted: tp.Any, *arguments: tp.Any) -> tp.Any:
-    """Call a function that may donate, without JAX's warnings unless `donate=` asks for them."""
-    if not donate.startswith("all"):
-        return jitted(*arguments)
+@contextlib.contextmanager
+def without_warnings(donate: str) -> tp.Iterator[None]:
+    """Without JAX's warnings of buffers that are not reused, unless `donate=` asks for them."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        return jitted(*arguments)
+        if donate.startswith("all"):
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        yield
 
 
 class Staged(tp.NamedTuple):
@@ -295,6 +302,7 @@ class Staged(tp.NamedTuple):
         jitted: JAX's function.
         groups: its arguments.
         finish: from JAX's result to the caller's.
+        named: gives the arrays among the arguments, with their names.
         program: the function that JAX traces, where the caller needs it.
         difference: how the structure of the arguments differs from that of another key, in words.
     """
@@ -303,6 +311,7 @@ class Staged(tp.NamedTuple):
     jitted: tp.Any
     groups: tp.Sequence[tp.Any]
     finish: tp.Callable[[tp.Any], tp.Any]
+    named: tp.Callable[[], tp.Iterable[tuple[str, tp.Any]]]
     program: tp.Any = None
     difference: tp.Callable[[tp.Any], str] = lambda key: ""
 
@@ -342,7 +351,7 @@ class FilterCompiled(Stage[R]):
                 f"{self._wrapped!r} was compiled for arguments of another structure: "
                 f"{what or 'the static leaves, or settings, differ'}. Lower and compile it for these."
             )
-        return staged.finish(self._stage(*staged.groups))
+        return run_donating(self._stage, staged.groups, staged.finish, staged.named)
 
 
 @tp.overload

@@ -34,7 +34,7 @@ from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._axes import IN_AXES, OUT_AXES, check_axes, is_mapped
 from nnxlite.filtered._crossing import Call, Division, Filtered, OutForm, divide
 from nnxlite.filtered._errors import must_be_traced, refuse_shared_buffers
-from nnxlite.filtered._jit import DONATED, GROUPS, KEPT, FilterLowered, Staged, run_donating
+from nnxlite.filtered._jit import DONATED, GROUPS, KEPT, FilterLowered, Staged, without_warnings
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import answers, root_parts
 from nnxlite.graph import Path
@@ -44,6 +44,7 @@ from nnxlite.transforms import (
     hidden_argument,
     marks_errors,
     passed_through,
+    run_donating,
     traced_context,
     weakly,
 )
@@ -78,9 +79,14 @@ class FilterVmap(Filtered[P, R]):
     options: MapOptions
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        staged = self.staged(args, kwargs)
+        staged, donate = self.staged(args, kwargs), self.options.donate
         try:
-            out = run_donating(self.options.donate, staged.jitted, *staged.groups)
+            if donate == "none":
+                out = staged.jitted(*staged.groups)
+            else:
+                with without_warnings(donate):
+                    finish = marks_errors(staged.finish)
+                    return run_donating(staged.jitted, staged.groups, finish, staged.named)
         except ValueError as error:
             if passed_through(error):
                 raise  # by the function itself, or by this library
@@ -103,7 +109,8 @@ class FilterVmap(Filtered[P, R]):
         # JAX needs one mapped argument to know the size of the axis
         size = [] if options.axis_size is None else [np.zeros(options.axis_size, bool)]
         finish = lambda out: replay(call.inputs, _outputs(*out))
-        return Staged(key, mapped, (size, kept, donated), finish, program)
+        named = lambda: zip(map(call.text_of, call.form.places), call.leaves)
+        return Staged(key, mapped, (size, kept, donated), finish, named, program)
 
     def _axes(self, call: Call, spec: tp.Any) -> list[tp.Any]:
         """The axis of each leaf."""

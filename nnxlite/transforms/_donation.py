@@ -8,6 +8,7 @@ import typing as tp
 import jax
 
 from nnxlite._errors import path_text
+from nnxlite._jax import Tracer, is_compiling
 from nnxlite.boundary import Body, CallDef, Partition
 from nnxlite.transforms._arguments import Selection
 
@@ -86,21 +87,13 @@ class Donor:
     ) -> R:
         """Call a function that donates, and finish with what it returns.
 
-        An interrupt that arrives while JAX runs is raised as soon as Python code runs again. The
-        buffers that came in are gone then, so what came out in their place is written back first.
+        Raises ValueError where one buffer would be donated twice, or donated and read.
         """
-        returned: list[tp.Any] = []
+        named = lambda: zip(leaf_texts(self._in_words(call)), self.join(call, groups))
         try:
-            returned.extend(map(jitted, *[[group] for group in groups]))  # no Python in between
-            result = finish(returned[0])
-            returned.clear()
-            return result
-        except BaseException as error:
-            if returned:
-                with contextlib.suppress(Exception):  # the error itself matters more
-                    finish(returned[0])
-            elif isinstance(error, (ValueError, RuntimeError)):  # which depends on JAX's own path
-                self.refuse_shared_buffers(call, groups)
+            return run_donating(jitted, groups, finish, named)
+        except (ValueError, RuntimeError):  # which of them depends on JAX's own path
+            self.refuse_shared_buffers(call, groups)
             raise
 
     def join(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> list[tp.Any]:
@@ -134,6 +127,8 @@ class Donor:
 
     def refuse_shared_buffers(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> None:
         """Raise ValueError where one buffer would be donated twice, or donated and read."""
+        if not is_compiling():
+            return  # nothing is donated
         kept, given = groups
         seen = set(map(id, given))
         if len(seen) == len(given) and seen.isdisjoint(map(id, kept)):
@@ -152,6 +147,49 @@ class Donor:
             f"{twice[1]}. A donated buffer can be used once: copy the array in one of the two "
             "places, share one Variable between them, or do not donate."
         )
+
+
+def run_donating(
+    jitted: tp.Callable[..., tp.Any],
+    groups: tp.Sequence[tp.Any],
+    finish: tp.Callable[[tp.Any], R],
+    named: tp.Callable[[], tp.Iterable[tuple[str, tp.Any]]],
+) -> R:
+    """Call a function of JAX that donates, and finish with what it returns.
+
+    An interrupt that arrives while JAX runs is raised as soon as Python code runs again. The buffers
+    that came in are gone then, so what came out in their place is written back first. Where nothing
+    came out, as after an error on the device, the exception says which arrays are gone.
+
+    Args:
+        jitted: the function.
+        groups: its arguments.
+        finish: what is to be done with its result.
+        named: gives the leaves of the arguments with their names, for messages.
+    """
+    returned: list[tp.Any] = []
+    try:
+        returned.extend(map(jitted, *zip(groups)))  # no Python in between
+        result = finish(returned[0])
+        returned.clear()
+        return result
+    except BaseException as error:
+        if returned:
+            with contextlib.suppress(Exception):  # the error itself matters more
+                finish(returned[0])
+        elif gone := [name for name, x in named() if _is_gone(x)]:
+            more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+            error.add_note(
+                f"The arrays of {gone[0]}{more} are gone: this call, or one before it, was to reuse "
+                "their memory. Restore them, from a checkpoint for example. A call that does not "
+                "donate leaves all objects as they were when it fails."
+            )
+        raise
+
+
+def _is_gone(leaf: tp.Any) -> bool:
+    is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+    return is_array and leaf.is_deleted()
 
 
 def leaf_texts(call: CallDef) -> list[str]:

@@ -96,6 +96,20 @@ def test_shapes_dtypes_and_a_capacity_of_the_call():
 
 
 @pytest.mark.quick
+def test_statistics_keep_their_dtype_whatever_the_input_is():
+    layer = make()
+    with jax.enable_x64(True):
+        layer(X.astype(jnp.float64))
+        stats = jax.tree.leaves(nnx.state(layer, nnx.RouterStat))
+        assert len(stats) == 4 and all(x.dtype == jnp.float32 for x in stats)
+    expected = make()
+    expected(X)
+    for name in ("balance_loss", "z_loss", "load", "dropped"):
+        np.testing.assert_allclose(
+            getattr(layer, name)[...], getattr(expected, name)[...], rtol=1e-6
+        )
+
+
 def test_refusals():
     with pytest.raises(
         ValueError, match=r"MoE: top_k must be between 1 and num_experts \(4\), got 5"

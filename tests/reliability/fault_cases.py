@@ -152,7 +152,7 @@ def with_stream(body: tp.Callable[..., tp.Any]) -> tp.Callable[..., tp.Any]:
     def body_with_stream(model, other, x):
         model.count[...] += 1
         noise = jax.random.uniform(model.rngs.params())
-        return body(model, other, x) + 0.0 * noise + model.count
+        return body(model, other, x) + 0.0 * noise + model.count.astype(jnp.float32)
 
     return body_with_stream
 
@@ -335,7 +335,7 @@ def custom_vjp_of(world):
 
     def body_bwd(x, cotangent):
         (d_model, d_other, _), g = cotangent
-        return d_model, d_other, g * x
+        return d_model, d_other, (g * x).astype(x.dtype)
 
     fun.defvjp(body_fwd, body_bwd)
     return nnx.grad(lambda m, o, x: fun(m, o, x), argnums=2)

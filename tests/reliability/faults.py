@@ -362,7 +362,7 @@ def _look(
                 return f"a buffer is gone: {error}"
             outcome.done = without_result(after) == without_result(expected.contents[number])
             if not outcome.done and after != content_before:  # arrays may have moved to a device
-                return "neither as before nor as after: " + _difference(
+                return "neither as before nor as after: " + difference(
                     without_result(after), without_result(expected.contents[number])
                 )
     else:
@@ -376,7 +376,7 @@ def _look(
         seen = len(world.runs)
         result = call()
         if by_content(world, result) != expected.contents[done]:
-            return "the next call is wrong: " + _difference(
+            return "the next call is wrong: " + difference(
                 by_content(world, result), expected.contents[done]
             )
         most = expected.runs[done] - (expected.runs[done - 1] if done else 0)
@@ -390,13 +390,13 @@ def _look(
     return ""
 
 
-def _difference(one: tp.Any, two: tp.Any, path: str = "") -> str:
+def difference(one: tp.Any, two: tp.Any, path: str = "") -> str:
     """Where two nested tuples differ first."""
     if isinstance(one, tuple) and isinstance(two, tuple) and len(one) == len(two):
         for number, (a, b) in enumerate(zip(one, two, strict=True)):
             if a != b:
                 label = f"{path}.{a[0]}" if isinstance(a, tuple) and a else f"{path}.{number}"
-                return _difference(a, b, label[-60:])
+                return difference(a, b, label[-60:])
     return f"{path}: {str(one)[:150]} != {str(two)[:150]}"
 
 
