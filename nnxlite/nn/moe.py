@@ -272,13 +272,12 @@ def _route(layer: MoE, x: jax.Array, capacity_factor: float) -> jax.Array:
     places = jax.nn.one_hot(place, capacity, dtype=dtype)  # zero for a place that there is not
 
     load = choices.mean((0, 1, 2))
-    seen = {
-        layer.balance_loss: experts * (load * probabilities.mean((0, 1))).sum(),
-        layer.z_loss: (jax.nn.logsumexp(logits, axis=-1) ** 2).mean(),
-        layer.load: load,
-        layer.dropped: 1.0 - places.sum(-1).mean(),
-    }
-    for stat, value in seen.items():
+    for stat, value in (
+        (layer.balance_loss, experts * (load * probabilities.mean((0, 1))).sum()),
+        (layer.z_loss, (jax.nn.logsumexp(logits, axis=-1) ** 2).mean()),
+        (layer.load, load),
+        (layer.dropped, 1.0 - places.sum(-1).mean()),
+    ):
         stat.value = value.astype(stat.value.dtype)
     return jnp.einsum("gkse,gksc->gsec", choices * gates[..., None], places)
 
