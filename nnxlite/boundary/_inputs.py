@@ -240,12 +240,8 @@ class Inputs:
     def rebuilt(cls, call: CallDef, leaves: tp.Sequence[tp.Any]) -> Inputs:
         """New objects for the arguments of a call, with these leaves in them, of whatever type."""
         new = object.__new__(cls)
-        new.treedef, new.where, new.graphdef, new.trees = (
-            call.treedef,
-            call.where,
-            call.graphdef,
-            call.trees,
-        )
+        new.treedef, new.where = call.treedef, call.where
+        new.graphdef, new.trees = call.graphdef, call.trees
         new.arrays, new.values = call.by_side(leaves)
         inner = Inner(call, new.values)
         new.roots, new.plan, new._nodes = tuple(inner.roots()), None, lambda: inner.nodes

@@ -173,18 +173,15 @@ class JitCore:
         donor, placement = self.donor, self.placement
         moved = {} if placement is None else placement.move(call, inputs)
         groups = self.groups(call, inputs.leaves)
-        if donor is None:
-            out = tp.cast(Placement, placement)(call, groups)
-            if moved:
-                write_leaves(inputs, moved)
-            return replay_crossing(inputs, out)
-        jitted = self.jitted if placement is None else placement.jitted_for(call, groups)
 
         def finish(out: tp.Any) -> tp.Any:
             if moved:
                 write_leaves(inputs, moved)
             return replay_crossing(inputs, out)
 
+        if donor is None:
+            return finish(tp.cast(Placement, placement)(call, groups))
+        jitted = self.jitted if placement is None else placement.jitted_for(call, groups)
         return donor.run(call, jitted, groups, finish)
 
     def clear_cache(self) -> None:

@@ -45,7 +45,7 @@ SAME_RESULTS: dict[str, Setting] = {
 OTHER_RESULTS: dict[str, Setting] = {
     "x64": functools.partial(jax.enable_x64, True),
     "matmul_precision": functools.partial(jax.default_matmul_precision, "highest"),
-    "rank_promotion": functools.partial(jax.numpy_rank_promotion, "allow"),
+    "rank_promotion": functools.partial(jax.numpy_rank_promotion, "raise"),
     "threefry": functools.partial(jax.threefry_partitionable, False),
     "prng": functools.partial(jax.default_prng_impl, "rbg"),
     "device": lambda: jax.default_device(jax.devices()[-1]),
@@ -69,9 +69,15 @@ def applies(setting: str, name: str) -> bool:
     return True
 
 
+@functools.cache
+def contents_of(name: str) -> list[tp.Any]:
+    """What three calls of a case lead to without any setting."""
+    return faults.expected_of(name).contents
+
+
 def same_results(name: str, setting: str) -> str:
     """What is wrong with the calls of a case under a setting, if anything."""
-    expected = faults.expected_of(name).contents
+    expected = contents_of(name)
     world, call = faults.prepared(name)
     for number in range(faults.CALLS):
         with SAME_RESULTS[setting]():
@@ -129,7 +135,7 @@ def collecting() -> tp.Iterator[None]:
 
 def while_collecting(name: str) -> str:
     """What is wrong where garbage is collected, and finalizers run, at every allocation of a call."""
-    expected = faults.expected_of(name).contents
+    expected = contents_of(name)
     world, call = faults.prepared(name)
     for number in range(faults.CALLS):
         ended = Garbage.ended
