@@ -8,6 +8,7 @@ and a program of its own.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import typing as tp
 import warnings
@@ -402,7 +403,8 @@ def _(program, b, *here):
     def f(graphdef, state):
         with nnx.merge_context(tag, inner=True) as context:
             inside = context.merge(graphdef, state)
-        result = enter(program, b, *inside)
+        with nothing_cut_off(inside):
+            result = enter(program, b, *inside)
         with nnx.split_context(tag) as context:
             return context.split((inside, result))
 
@@ -417,7 +419,18 @@ def _(program, b, *here):
 @slow("contexts")
 def _(w, program, b, *here):
     w.own(here)  # all values are outputs
-    return run_in_place(w, program, b, *here)
+    with nothing_cut_off(here):
+        return run_in_place(w, program, b, *here)
+
+
+@contextlib.contextmanager
+def nothing_cut_off(here: tp.Any) -> tp.Iterator[None]:
+    """Refuse a program that cuts something off: no result would carry its later changes outside."""
+    before = references(here)
+    yield
+    left = {id(x) for x in references(here)}
+    if any(id(x) not in left for x in before):
+        raise Refused
 
 
 @slow("cached_partial")
@@ -813,9 +826,12 @@ KEEPING = (
 )
 """Calls in which the structure may not change."""
 UNDIFFERENTIABLE = {
-    **dict.fromkeys(DIFFERENTIATED, ("while_loop",)),
-    "jvp": ("while_loop", "custom_vjp"),
+    **dict.fromkeys(DIFFERENTIATED, ("while_loop", *DONATING)),
+    "jvp": ("while_loop", "custom_vjp", *DONATING),
 }
-"""What JAX has no derivative of, by the call that it may not be in."""
+"""What JAX has no derivative of, by the call that it may not be in.
+
+(A derivative may need an array that a call in it has donated.)
+"""
 
 assert set(REAL_CALLS) == set(SLOW_CALLS)
