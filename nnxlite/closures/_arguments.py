@@ -28,10 +28,14 @@ def surroundings_of_call(
         call: the arguments.
         values: their graph leaves.
     """
+    brought = _brought_by(call)
     if not all(issubclass(kind, _ARRAYS) for kind in {*map(type, values)}):
-        return None  # the leaves may bring something, too
-    classes, statics = _brought_by(call)
-    return surroundings(funs, classes, statics) if classes or statics else seen
+        pytrees = [value for value in values if not isinstance(value, _ARRAYS)]
+        leaves, treedef = jax.tree_util.tree_flatten(pytrees)
+        if not all(isinstance(leaf, _ARRAYS) for leaf in leaves):
+            return None  # the leaves may bring something, too
+        brought = [x + y for x, y in zip(brought, _to_be_seen(*_nodes_of([treedef])))]
+    return surroundings(funs, *brought) if any(brought) else seen
 
 
 def _brought_by(call: CallDef) -> tuple[list[type], list[tp.Any]]:
@@ -41,25 +45,40 @@ def _brought_by(call: CallDef) -> tuple[list[type], list[tp.Any]]:
     cached = call.cache.get(_brought_by)
     if cached is not None:
         return cached
-    classes: dict[type, None] = {}
+    classes: list[type] = []
     statics: list[tp.Any] = [box.value for _, box in getattr(call.extra, "hidden", ())]
     trees = [call.treedef]
     for token in call.graphdef.tokens:
         if isinstance(token, (ObjectDef, VariableDef)):
-            classes[token.type] = None
+            classes.append(token.type)
             statics += (token.template if type(token) is ObjectDef else token.metadata).values()
         elif isinstance(token, ContainerDef):
-            classes[token.type] = None
+            classes.append(token.type)
             trees += [token.treedef] if token.treedef is not None else []
         elif isinstance(token, StaticDef):
             statics.append(token.value)
+    of_trees = _nodes_of(trees)
+    return call.remember(_brought_by, _to_be_seen(classes + of_trees[0], statics + of_trees[1]))
+
+
+def _nodes_of(trees: list[tp.Any]) -> tuple[list[type], list[tp.Any]]:
+    """The types of the nodes of some treedefs, and their static values."""
+    classes: list[type] = []
+    statics: list[tp.Any] = []
     while trees:
         tree = trees.pop()
         trees += tree.children()
         kind, auxiliary = tree.node_data() or (None, None)
         if kind not in (None, type(None), tuple, list, dict):
-            classes[kind] = None
+            classes.append(kind)
             statics.append(auxiliary)
-    own = [c for c in classes if not is_trusted_class(c) or "nnxlite.nn" in c.__module__]
+    return classes, statics
+
+
+def _to_be_seen(classes: list[type], statics: list[tp.Any]) -> tuple[list[type], list[tp.Any]]:
+    """Those of some classes and static values that a function may see more through than their type."""
+    own = dict.fromkeys(
+        c for c in classes if not is_trusted_class(c) or "nnxlite.nn" in c.__module__
+    )
     unique = {id(value): value for value in statics if type(value) not in CONSTANTS}
-    return call.remember(_brought_by, (own, [*unique.values()]))
+    return [*own], [*unique.values()]
