@@ -604,3 +604,33 @@ def _(d: Difference) -> bool:
 def _(d: Difference) -> bool:
     kept = d.kind == "value" and d.where[-1:] == (5,) and np.all(np.equal(d.ours, 1))
     return bool(kept) and _mentions(d, r"\bnp\.ones")
+
+
+_ours(
+    "metadata of a body in cached_partial",
+    "Metadata set in a jitted body reaches the cached argument, whose structure must stay; the "
+    "reference drops it.",
+    r"structure of a \w+ was changed where it must stay the same \('metadata'\).*of cached_partial",
+    MODEL,
+    "def f1(m):\n    nnx.jit(lambda m: m.a.set_metadata(note=3))(m)",
+    "r = nnx.cached_partial(nnx.jit(f1), m)()",
+    text=r"nnx\.jit",
+)
+_theirs(
+    "loops that remove attributes",
+    "A loop that changes the structure of its carry is refused with the reason; the reference fails "
+    "inside.",
+    "'NodeRef' object has no attribute 'outer_index'",
+    "m = Box(a=nnx.Param(jnp.ones(2)), c=Count(jnp.ones(2)))",
+    "m.u = m.c",
+    "def f1(i, c):\n    nnx.pop(c[0], nnx.Param)\n    return c",
+    "r = nnx.fori_loop(0, 2, f1, (m, jnp.ones(2)))",
+)
+_theirs(
+    "items inserted before static ones",
+    "`List.insert` moves items with their kind; the reference keeps the kind of each position.",
+    "Cannot assign data value of type .* to static attribute",
+    "m = Box(a=nnx.List([(1, 2), nnx.Param(jnp.ones(2))]))",
+    "m.a.insert(0, nnx.Param(jnp.ones(2)))",
+    text=r"\.insert\(",
+)

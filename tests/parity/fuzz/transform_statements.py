@@ -643,7 +643,7 @@ def t_captured_write(s: Scope) -> list[str] | None:
 def t_methods(s: Scope) -> list[str] | None:
     """Methods, bound and not, partial functions, and transforms of transforms."""
     names = [p for p in s.places() if type(p.value).__name__ == "Affine"]
-    names = [p for p in names if p.value.w.get_raw_value().shape == (2,)]
+    names = [p for p in names if getattr(getattr(p.value, "w", None), "shape", None) == (2,)]
     names = [p for p in names if id(p.value) not in s.frozen and not s.values_only]
     if not names:
         return None
