@@ -77,6 +77,8 @@ COUNTED = ("jit", "filter_jit", "jit_partial")
 RECENT = 200
 TRACED: dict[int, int] = {}
 """What was traced already: form of the call, number of forms before it."""
+INSIDE_OTHERS: set[tuple[tp.Any, ...]] = set()
+"""Calls that were in programs of others, of whatever form: those may be traced already, too."""
 
 
 class Session:
@@ -110,6 +112,7 @@ class Session:
         values = [(x, x.value) for x in references(self.slows) if model.is_variable(x)]
         cells = [(self.pairs.of(x), x, value) for x, value in values]
         before = [(real, real.get_raw_value(), x, value) for real, x, value in cells]
+        INSIDE_OTHERS.update(map(call_of, steps_inside(step.program)))
         expected_traces = self.expected_traces(step)
         traces = programs.ENTERED[step.program, step.b]
         expected = self.perform(self.slow, step, self.slows)
@@ -140,7 +143,7 @@ class Session:
         number = TRACED.get(key)
         if number is None:
             TRACED[key] = len(TRACED)
-            return (1,)
+            return (0, 1) if call_of(step) in INSIDE_OTHERS else (1,)
         return (0,) if len(TRACED) - number < RECENT else (0, 1)
 
     def check(self, number: int = 0) -> None:
@@ -256,6 +259,18 @@ SESSION_STEPS = (
 
 def replaced(roots: tuple[tp.Any, ...], index: int, new: tp.Any) -> tuple[tp.Any, ...]:
     return (*roots[:index], new, *roots[index + 1 :])
+
+
+def call_of(step: Step) -> tuple[tp.Any, ...]:
+    """The function that a step calls, under which transform."""
+    return step.name, step.program, step.b
+
+
+def steps_inside(program: tp.Sequence[Step]) -> tp.Iterator[Step]:
+    """All steps of a program, those of its calls included."""
+    for step in program:
+        yield step
+        yield from steps_inside(step.program)
 
 
 def check_plan(reals: tuple[tp.Any, ...], slows: tuple[tp.Any, ...], index: int) -> None:

@@ -118,8 +118,9 @@ def streams(here: tp.Any) -> list[tp.Any]:
 def copy_value(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
     if found := variables(here):
         target, source = pick(found, a), pick(found, b)
-        if target.get_value().dtype == source.get_value().dtype:
-            target.set_value(w.copy(source.get_value()))
+        value = source.get_value()
+        if target.get_value().dtype == value.dtype:
+            target.set_value(value if target is source else w.copy(value))  # the same: no write
 
 
 def copy_alike(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
