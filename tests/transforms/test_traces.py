@@ -485,6 +485,36 @@ def test_a_method_that_is_exchanged_is_seen():
     assert run(m) == 6.0
 
 
+@pytest.mark.parametrize("name", EAGER)
+def test_an_eager_transform_of_variables_with_pytrees(name):
+    run, count = EAGER[name]
+    m = Counted()
+    m.more = nnx.Variable((X, {"a": np.ones(1), "b": [2.0]}))
+    m.sow(nnx.Intermediate, "seen", X)
+    with traces(count):
+        for _ in range(3):
+            run(m)
+        run(nnx.clone(m))
+
+
+def test_a_pytree_in_a_variable_may_bring_methods():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Scale:
+        by: jax.Array
+
+        def __call__(self, x):
+            return x * self.by
+
+    def run(v):
+        return float(nnx.cond(True, lambda v: v.value[0](3.0), lambda v: 0.0, v))
+
+    v = nnx.Variable((Scale(jnp.array(2.0)),))
+    assert [run(v), run(v)] == [6.0, 6.0]
+    Scale.__call__ = lambda self, x: x - self.by
+    assert run(v) == 1.0
+
+
 def last(*args):
     return args[-1]
 
