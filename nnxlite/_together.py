@@ -7,7 +7,6 @@ are collected first, each as a builtin function and its arguments, and one built
 
 from __future__ import annotations
 
-import collections
 import itertools
 import operator
 import typing as tp
@@ -18,7 +17,9 @@ from nnxlite._versions import epoch, next_number
 
 def run_together(calls: tp.Iterable[tuple[tp.Any, ...]]) -> None:
     """Call builtin functions, each with its arguments, in one step; `calls` must be no generator."""
-    collections.deque(itertools.starmap(operator.call, calls), maxlen=0)
+    list(
+        itertools.starmap(operator.call, calls)
+    )  # a list: what they remove is dropped after them all
 
 
 class Writes:

@@ -15,6 +15,7 @@ import collections.abc as cabc
 import typing as tp
 
 from nnxlite._errors import path_text, short_type
+from nnxlite._together import Writes
 from nnxlite.filtered._predicates import is_array
 from nnxlite.filtered._walk import Copier, Values, children
 from nnxlite.graph import OBJECT, Path, kind_of
@@ -106,7 +107,9 @@ class _Filler(Copier):
         if id(value) in self._new:
             new = self._new[id(value)](value.value)
             if new is not value.value:  # whether it is data or static is decided again
-                Pytree._nnx_discard(copy, name)  # frozen or not: the copy is ours
+                writes = Writes()
+                Pytree._nnx_edit(copy, writes, {}, (name,))  # frozen or not: the copy is ours
+                writes.make()
                 Pytree._nnx_assign(copy, name, new)
 
 

@@ -9,6 +9,8 @@ from nnxlite.graph._compare import SHOWN as SHOWN
 from nnxlite.graph._compare import Difference as Difference
 from nnxlite.graph._compare import compare as compare
 from nnxlite.graph._compare import differences_text as differences_text
+from nnxlite.graph._containers import Assigned as Assigned
+from nnxlite.graph._containers import Names as Names
 from nnxlite.graph._containers import has_data as has_data
 from nnxlite.graph._containers import walk as walk
 from nnxlite.graph._defs import REF_LEAF as REF_LEAF

@@ -7,11 +7,13 @@ Each kind is one object.  Objects and Variables are not containers: they have an
 
 from __future__ import annotations
 
+import operator
 import typing as tp
 
 import jax
 
 from nnxlite._jax import PyTreeDef, flatten_one_level, key_name
+from nnxlite._together import Writes
 from nnxlite.graph._kinds import (
     CONTAINERS,
     DICT,
@@ -26,6 +28,8 @@ from nnxlite.graph._kinds import (
 )
 
 Children = tp.Sequence[tp.Any]
+Assigned = tp.Mapping[tp.Any, tp.Any]
+Names = tp.Collection[tp.Any]
 
 
 class Flat(tp.NamedTuple):
@@ -73,13 +77,17 @@ class Node:
         """Whether a child is not part of the state, not even with `graph=False`."""
         return child is None
 
-    def assign(self, value: tp.Any, name: tp.Any, child: tp.Any) -> None:
-        """Replace a child, or add one."""
-        value[name] = child
+    def edit(self, writes: Writes, value: tp.Any, assigned: Assigned, removed: Names = ()) -> None:
+        """Note that children are replaced or added, and others removed."""
+        note = writes.add if type(value) in (list, dict) else writes.add_foreign
+        for name in sorted(removed, key=_last_item_first):
+            note(operator.delitem, value, name)
+        for name, child in assigned.items():
+            note(operator.setitem, value, name, child)
 
-    def remove(self, value: tp.Any, name: tp.Any) -> None:
-        """Remove a child."""
-        del value[name]
+
+def _last_item_first(name: tp.Any) -> int:
+    return -name if isinstance(name, int) else 0
 
 
 class Container(Node):

@@ -5,6 +5,7 @@ Every edit is worked out whole before the first write, so that a refused one cha
 
 from __future__ import annotations
 
+import operator
 import typing as tp
 from collections.abc import Mapping, MutableSequence
 
@@ -13,6 +14,7 @@ import numpy as np
 from nnxlite._errors import TraceContextError, path_text, short_type
 from nnxlite._jax import describe_trace, is_ref, same_shape, trace_state
 from nnxlite._state import FlatState, State, to_pure_dict
+from nnxlite._together import Writes
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import AnyState, root_leaves
@@ -24,7 +26,7 @@ from nnxlite.graph._plan import Stale, usual_plan, view
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
 from nnxlite.graph._traverse import define_container
 from nnxlite.graph._walk import iter_graph
-from nnxlite.variables import Variable, store_together, write_raw
+from nnxlite.variables import Variable, note_definition, note_raw, note_value, store_together
 
 _MISSING: tp.Any = object()
 
@@ -358,31 +360,25 @@ class _Update:
     # writing ---------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """Write everything."""
-        plain = [
-            (box, value)
-            for box, value, special, model in self.variables
-            if special is None or (model is None and not (special.ref or is_ref(value)))
-        ]
-        if len(plain) == len(self.variables):
+        """Write everything, in one step."""
+        plain = [(box, value) for box, value, special, _ in self.variables if special is None]
+        if len(plain) == len(self.variables) and not (self.references or self.bindings):
             store_together(plain)
-        else:
-            self._write_in_order()
-        for ref, value in self.references:
-            ref[...] = value[...] if is_ref(value) else value
-        for place, children in self.bindings.values():
-            node = node_of(place.node)
-            for name, value in children.items():
-                node.assign(place.node, name, value.made() if type(value) is _Changed else value)
-
-    def _write_in_order(self) -> None:
+            return
+        writes = Writes()
         for box, value, special, model in self.variables:
             if special is None:
-                box.value = value
+                note_value(writes, box, value)
                 continue
             if model is not None:
-                special.update_from_state(model)
-            write_raw(special, value)
+                note_definition(writes, special, special._definition_like(model))
+            note_raw(writes, special, value)
+        for ref, value in self.references:
+            writes.add_foreign(operator.setitem, ref, ..., value[...] if is_ref(value) else value)
+        for place, children in self.bindings.values():
+            made = {n: v.made() if type(v) is _Changed else v for n, v in children.items()}
+            node_of(place.node).edit(writes, place.node, made)
+        writes.make()
 
 
 def _fits(box: tp.Any, definition: tp.Any, new: tp.Any, trace: tp.Any) -> bool:
@@ -466,8 +462,13 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
             )
         check_trace(place)
     states = tuple(p.build([leaves[number] for number in p.leaves]) for p in programs)
-    for place, name in sorted(holders, key=_last_item_first):
-        node_of(place.node).remove(place.node, name)
+    names: dict[int, tuple[tp.Any, list[tp.Any]]] = {}
+    for place, name in holders:
+        names.setdefault(id(place.node), (place.node, []))[1].append(name)
+    writes = Writes()
+    for holder, removed in names.values():
+        node_of(holder).edit(writes, holder, {}, removed)
+    writes.make()
     return states[0] if len(states) == 1 else states
 
 
@@ -496,10 +497,6 @@ def _holders(
                 yield place, name
             elif leaf < 0 and not isinstance(child, StaticDef):
                 pending.append((Place(children[name], name, place), child))
-
-
-def _last_item_first(holder: tuple[Place, tp.Any]) -> int:
-    return -holder[1] if isinstance(holder[1], int) else 0
 
 
 def set_metadata(node: tp.Any, /, *, only: Filter = Variable, **metadata: tp.Any) -> None:

@@ -7,9 +7,9 @@ classes registered with `register_graph_node_type`.
 from __future__ import annotations
 
 import typing as tp
-from collections.abc import MutableSequence
 
-from nnxlite.graph._containers import Node, container_of
+from nnxlite._together import Writes
+from nnxlite.graph._containers import Assigned, Names, Node, container_of
 from nnxlite.graph._defs import definition
 from nnxlite.graph._kinds import (
     CONTAINERS,
@@ -33,14 +33,8 @@ class _Object(Node):
     def is_static(self, value: tp.Any, name: tp.Any, child: tp.Any) -> bool:
         return not value._nnx_status.get(name, True)
 
-    def assign(self, value: tp.Any, name: tp.Any, child: tp.Any) -> None:
-        value._nnx_assign(name, child)
-
-    def remove(self, value: tp.Any, name: tp.Any) -> None:
-        if isinstance(value, MutableSequence):
-            del value[name]  # the items after it move up
-        else:
-            value._nnx_discard(name)
+    def edit(self, writes: Writes, value: tp.Any, assigned: Assigned, removed: Names = ()) -> None:
+        value._nnx_edit(writes, assigned, removed)
 
 
 class _Custom(Node):
@@ -50,11 +44,12 @@ class _Custom(Node):
     def is_static(self, value: tp.Any, name: tp.Any, child: tp.Any) -> bool:
         return kind_of(child) == OTHER and type(child) not in DATA_TYPES
 
-    def assign(self, value: tp.Any, name: tp.Any, child: tp.Any) -> None:
-        CUSTOM_NODES[type(value)].set_key(value, name, child)
-
-    def remove(self, value: tp.Any, name: tp.Any) -> None:
-        CUSTOM_NODES[type(value)].pop_key(value, name)
+    def edit(self, writes: Writes, value: tp.Any, assigned: Assigned, removed: Names = ()) -> None:
+        custom = CUSTOM_NODES[type(value)]
+        for name in removed:
+            writes.add_foreign(custom.pop_key, value, name)
+        for name, child in assigned.items():
+            writes.add_foreign(custom.set_key, value, name, child)
 
 
 _KINDS: dict[int, Node] = {OBJECT: _Object(), CUSTOM: _Custom()}

@@ -17,7 +17,7 @@ import jax
 from nnxlite._jax import trace_state
 from nnxlite._text import Text, mapping_node, sequence_node
 from nnxlite._together import Writes
-from nnxlite.graph import note_definition_of, own_status
+from nnxlite.graph import Assigned, Names, note_definition_of, own_status
 from nnxlite.objects._module import CAPTURES, Module
 from nnxlite.objects._pytree import Tagged
 
@@ -124,21 +124,34 @@ class List(Module, tp.MutableSequence[T]):
 
     def _nnx_replace(self, items: list[Tagged]) -> None:
         """Replace all items by these, in one step."""
+        writes = Writes()
+        self._nnx_note_items(writes, items)
+        writes.make()
+
+    def _nnx_edit(self, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:
+        items = [item for n, item in enumerate(self._nnx_items()) if n not in removed]
+        if len(items) < len(self):  # those after them move up
+            self._nnx_note_items(writes, items)
+        super()._nnx_edit(writes, assigned, [n for n in removed if not isinstance(n, int)])
+
+    def _nnx_note_items(self, writes: Writes, items: list[Tagged]) -> None:
+        """Note that all items are replaced by these."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse("items")
         old: tp.Any = self.__dict__
-        size, status, writes = len(self), own_status(self), Writes()
+        size, status, changed = len(self), own_status(self), False
         for number in range(len(items), size):
             writes.add(old.pop, number)
             writes.add(status.pop, number, None)
+            changed = True
         for number, item in enumerate(items):
             if number < size and old[number] is item.value and status[number] is item.is_data:
                 continue
             writes.add(old.__setitem__, number, item.value)
             writes.add(status.__setitem__, number, item.is_data)
-        if writes:
+            changed = True
+        if changed:
             note_definition_of(writes, self, None)
-        writes.make()
 
     def _nnx_tagged(self, value: tp.Any) -> Tagged:
         """A new item with its status; raises an error, before anything changes, if it cannot be one."""

@@ -19,6 +19,8 @@ import typing as tp
 
 import jax
 
+from nnxlite._together import Writes
+from nnxlite.graph import Assigned, Names
 from nnxlite.objects._pytree import Pytree, _declared
 
 _building: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
@@ -127,7 +129,7 @@ def freeze(cls: type[Pytree]) -> None:
     }
     cls._nnx_declared = {**declared, **_declared(cls)}
     cls._nnx_assign = _assign
-    cls._nnx_discard = _discard
+    cls._nnx_edit = _edit
     for name, value in list(cls.__dict__.items()):
         if isinstance(value, types.FunctionType) and not _is_special(name):
             setattr(cls, name, _Method(value))
@@ -201,7 +203,7 @@ def _assign(self: tp.Any, name: tp.Any, value: tp.Any) -> None:
     Pytree._nnx_assign(self, name, value)
 
 
-def _discard(self: tp.Any, name: tp.Any) -> None:
+def _edit(self: tp.Any, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:
     if id(self) not in _building.get():
-        _refuse(self, name)
-    Pytree._nnx_discard(self, name)
+        _refuse(self, next(iter((*assigned, *removed))))
+    Pytree._nnx_edit(self, writes, assigned, removed)

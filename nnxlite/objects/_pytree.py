@@ -25,6 +25,7 @@ import jax
 from nnxlite._errors import TraceContextError
 from nnxlite._jax import describe_trace, own_annotations, trace_state
 from nnxlite._text import Shown, Text, object_node
+from nnxlite._together import Writes
 from nnxlite.graph import (
     ARRAY,
     CUSTOM,
@@ -33,7 +34,9 @@ from nnxlite.graph import (
     OTHER,
     REF,
     VARIABLE,
+    Assigned,
     GraphNode,
+    Names,
     ObjectDef,
     adopt_unknown,
     define,
@@ -41,6 +44,7 @@ from nnxlite.graph import (
     has_data,
     is_data,
     kind_of,
+    note_definition_of,
     own_status,
     set_definition,
     set_static,
@@ -330,13 +334,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             if old is value:
                 return
             if known:
-                kind = kind_of(value)
-                if (kind == ARRAY and kind_of(old) == ARRAY) or (
-                    kind == OTHER
-                    and value is not None
-                    and old is not None
-                    and kind_of(old) in (OTHER, ARRAY)
-                ):
+                if _are_alike(old, value):
                     attributes[name] = value
                     return
             elif type(value) in _EXACT and type(old) is type(value) and old == value:
@@ -361,14 +359,26 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
 
     def _nnx_discard(self, name: tp.Any) -> None:
         """Remove an existing attribute."""
+        writes = Writes()
+        self._nnx_edit(writes, {}, (name,))
+        writes.make()
+
+    def _nnx_edit(self, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:
+        """Note that data attributes get other values or are added, and that others are removed."""
         if trace_state.value is not self._nnx_trace:
-            self._nnx_refuse(name)
+            self._nnx_refuse(next(iter((*assigned, *removed))))
         attributes: tp.Any = self.__dict__
-        status = own_status(self)
-        set_definition(self, None)  # before and after, as in `_nnx_assign`
-        del attributes[name]
-        status.pop(name, None)
-        set_definition(self, None)
+        status, structural = own_status(self), bool(removed)
+        for name in removed:
+            writes.add(attributes.pop, name, None)
+            writes.add(status.pop, name, None)
+        for name, value in assigned.items():
+            if name not in status:
+                writes.add(status.__setitem__, name, self._nnx_decide(name, value))
+            writes.add(attributes.__setitem__, name, value)
+            structural |= name not in attributes or not _are_alike(attributes[name], value)
+        if structural:
+            note_definition_of(writes, self, None)
 
     def _nnx_renew(self, name: str, value: tp.Any) -> None:
         """Replace `__dict__` or the class, and decide all statuses again."""
@@ -504,6 +514,15 @@ _set_status = GraphNode.__dict__["_nnx_status"].__set__
 _set_trace = GraphNode.__dict__["_nnx_trace"].__set__
 _set_version = GraphNode.__dict__["_nnx_version"].__set__
 _set_plans = GraphNode.__dict__["_nnx_plans"].__set__
+
+
+def _are_alike(old: tp.Any, new: tp.Any) -> bool:
+    """Whether one data value may take the place of another without a change of structure."""
+    if old is None or new is None:
+        return False
+    kinds = kind_of(old), kind_of(new)
+    return kinds == (ARRAY, ARRAY) or (kinds[1] == OTHER and kinds[0] in (OTHER, ARRAY))
+
 
 _STATUS = "_nnx_status"  # the key of the statuses in the pickled state
 

@@ -680,16 +680,19 @@ class Variable(Shown, Operators[T]):
         """
         if trace_state.value is not self._box.trace:
             self._refuse_write("value")
-        theirs = variable_state._box.definition
-        if theirs is not self._box.definition and theirs.metadata != self._box.definition.metadata:
-            kept = {
-                k: self._box.definition.metadata[k]
-                for k in ("hijax", "ref", FROZEN, PLACEMENT)
-                if k in self._box.definition.metadata
-            }
-            others = {k: v for k, v in theirs.metadata.items() if k not in (FROZEN, PLACEMENT)}
-            self._redefine({**others, **kept})
-        write_raw(self, variable_state.get_raw_value())
+        writes = Writes()
+        note_definition(writes, self, self._definition_like(variable_state))
+        note_raw(writes, self, variable_state.get_raw_value())
+        writes.make()
+
+    def _definition_like(self, other: Variable[tp.Any]) -> VariableDef:
+        """The definition with the metadata of another Variable, but for what a Variable keeps."""
+        own, theirs = self._box.definition, other._box.definition
+        if theirs is own or theirs.metadata == own.metadata:
+            return own
+        kept = {k: own.metadata[k] for k in _KEPT if k in own.metadata}
+        others = {k: v for k, v in theirs.metadata.items() if k not in (FROZEN, PLACEMENT)}
+        return define(type(self), {**others, **kept})
 
     def __copy__(self) -> tp.Self:
         return self.replace(_copy_ref=False)
@@ -740,6 +743,8 @@ _create_value = Variable.create_value
 _get_box = Variable.__dict__["_box"].__get__
 _set_box = Variable.__dict__["_box"].__set__
 
+_KEPT = ("hijax", "ref", FROZEN, PLACEMENT)
+"""Metadata that a Variable keeps when it takes over that of another."""
 _REQUIRED_DEFAULTS = {"hijax": False, "ref": False, "eager_sharding": True}
 _create_hooks: dict[type, tuple[tp.Any, ...]] = {}
 
@@ -756,12 +761,17 @@ def store_together(pairs: tp.Iterable[tuple[Box, tp.Any]]) -> None:
     run_together([(setattr, box, "value", value) for box, value in pairs])
 
 
+def note_value(writes: Writes, box: Box, value: tp.Any) -> None:
+    """Note that a box gets another raw value."""
+    writes.add(_set_value, box, value)
+
+
 def note_raw(writes: Writes, variable: Variable[tp.Any], value: tp.Any) -> None:
-    """Note what `write_raw` does."""
+    """Note that a Variable gets another raw value; a reference stays, and gets the content."""
     raw: tp.Any = variable._box.value
     content = value[...] if is_ref(value) and value is not raw else value
     if not (variable._box.definition.is_ref and is_ref(raw)):
-        writes.add(_set_value, variable._box, content)
+        note_value(writes, variable._box, content)
     elif raw is not value:
         writes.add_foreign(operator.setitem, raw, ..., content)
 
@@ -780,13 +790,10 @@ def versioned(node: tp.Any) -> tp.Any:
 
 
 def write_raw(variable: Variable[tp.Any], value: tp.Any) -> None:
-    """Replace the raw value; a reference keeps its identity and receives the content."""
-    raw: tp.Any = variable._box.value
-    if variable._box.definition.is_ref and is_ref(raw):
-        if raw is not value:
-            raw[...] = value[...] if is_ref(value) else value
-    else:
-        variable._box.value = value[...] if is_ref(value) else value
+    """Replace the raw value, as `note_raw` says."""
+    writes = Writes()
+    note_raw(writes, variable, value)
+    writes.make()
 
 
 def _empty(cls: type[V]) -> V:

@@ -9,6 +9,7 @@ import pytest
 
 import nnxlite as nnx
 from tests.laws import model as slow_model
+from tests.laws.programs import content
 from tests.reliability import faults
 from tests.reliability.fault_cases import CASES
 
@@ -89,6 +90,59 @@ def test_an_edit_that_is_interrupted_leaves_no_plan_valid(number):
         assert [id(x) for _, x in nnx.to_flat_state(cached[1])] == leaves
         done += bool(lines.place)
     assert done
+
+
+def changed_in_many_places(model):
+    """An update with new values, metadata, paths and arrays in an object and in containers."""
+    param = nnx.Param(jnp.full(2, 7.0), tag=3)
+    return nnx.update(
+        model,
+        {
+            "kernel": param,
+            "bias": jnp.full(3, 5.0),  # another shape
+            "new": nnx.Param(jnp.ones(1)),
+            "items": {0: jnp.full(0, 1.0), 3: nnx.BatchStat(jnp.ones(3))},
+            "table": {"a": jnp.full(1, 2.0), "b": param},
+            "arrays": {0: jnp.full(1, 4.0), 1: {"x": jnp.full(2, 6.0)}},
+            "plain": jnp.full(2, 8.0),
+        },
+    )
+
+
+class EditedInside(Edited):
+    def __init__(self):
+        super().__init__()
+        self.arrays = [jnp.zeros(1), {"x": jnp.zeros(2), "y": nnx.Param(jnp.zeros(2))}]
+        self.plain = jnp.zeros(2)
+        self.arrays.append(self.bias)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        changed_in_many_places,
+        lambda model: nnx.pop(model, nnx.Param),
+        lambda model: nnx.pop(model, nnx.PathContains("arrays"), nnx.PathContains(0)),
+    ],
+)
+def test_L8_update_and_pop_are_one_step(edit):
+    """An interrupt at any line, also a full memory, leaves all as before or all done."""
+
+    def form(model):
+        return slow_model.canonical(model, content)
+
+    every, after = faults.Lines(faults.in_library), EditedInside()
+    before = form(after)
+    every.run(lambda: edit(after))
+    found = set()
+    for at in range(1, every.count + 1):
+        model = EditedInside()
+        lines = faults.Lines(faults.in_library, at, faults.raising(faults.FaultInterrupt))
+        with contextlib.suppress(KeyboardInterrupt):
+            lines.run(lambda model=model: edit(model))
+        assert form(model) in (before, form(after)), lines.place
+        found.add(form(model) == before)
+    assert found == {True, False}
 
 
 def test_cases_are_what_they_seem():
