@@ -12,7 +12,7 @@ import operator
 import typing as tp
 
 from nnxlite._interning import LOCK
-from nnxlite._versions import epoch, next_number
+from nnxlite._versions import Versioned, epoch, next_number, touch
 
 
 def run_together(calls: tp.Iterable[tuple[tp.Any, ...]]) -> None:
@@ -34,12 +34,12 @@ class Writes:
     {'a': 1, 'b': 2}
     """
 
-    __slots__ = ("_calls", "_foreign", "_structure")
+    __slots__ = ("_calls", "_changed", "_foreign")
 
     def __init__(self) -> None:
         self._calls: list[tuple[tp.Any, ...]] = []
         self._foreign: list[tuple[tp.Any, ...]] = []
-        self._structure = False
+        self._changed: list[Versioned] = []
 
     def __bool__(self) -> bool:
         return bool(self._calls or self._foreign)
@@ -48,21 +48,31 @@ class Writes:
         """Note a write by a builtin function."""
         self._calls.append((function, *args))
 
+    def add_all(self, calls: tp.Iterable[tuple[tp.Any, ...]]) -> None:
+        """Note several of them, each a function and its arguments."""
+        self._calls += calls
+
     def add_foreign(self, function: tp.Any, *args: tp.Any) -> None:
         """Note a write by code that can be interrupted, and may fail: it is made before the others."""
         self._foreign.append((function, *args))
 
-    def add_structural(self, function: tp.Any, *args: tp.Any) -> None:
-        """Note a write that changes the structure of an object, so that the epoch moves."""
-        self._structure = True
-        self.add(function, *args)
+    def touch(self, node: Versioned) -> None:
+        """Note that the writes change the structure of an object."""
+        self._changed.append(node)
 
     def make(self) -> None:
         """Make all writes."""
         for function, *args in self._foreign:
             function(*args)
-        if not self._structure:
+        if not self._changed:
             run_together(self._calls)
             return
-        with LOCK:  # the epoch last: an observer reads it first
-            run_together([*self._calls, (setattr, epoch, "now", next_number())])
+        with LOCK:
+            observed = [node for node in self._changed if node._nnx_version]
+            resets = [(object.__setattr__, node, "_nnx_version", 0) for node in observed]
+            move = [(setattr, epoch, "now", next_number())] if observed else []
+            run_together(
+                [*self._calls, *resets, *move]
+            )  # the epoch last: an observer reads it first
+            for node in self._changed:
+                touch(node)  # another thread may have looked in between

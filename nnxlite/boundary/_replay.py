@@ -89,7 +89,6 @@ def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
 
 def _note_values(writes: Writes, inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
     """Note the writes of values, after checking that they are allowed."""
-    trace = trace_state.value
     nodes = inputs.nodes()
     leaf_nodes = inputs.graphdef.decoded.leaf_nodes
     variables: list[tuple[tp.Any, tp.Any]] = []
@@ -99,9 +98,6 @@ def _note_values(writes: Writes, inputs: Inputs, at: tuple[int, ...], values: li
             arrays[leaf] = value
         else:
             variables.append((nodes[leaf_nodes[leaf]], value))
-    for variable, _ in variables:
-        if variable._box.trace is not trace:
-            variable._refuse_write()
     places = _places(inputs.graphdef.decoded, nodes, arrays) if arrays else []
     for variable, value in variables:
         note_raw(writes, variable, value)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import operator
 import typing as tp
 
 import jax
@@ -22,6 +23,7 @@ import numpy as np
 from nnxlite._jax import Tracer, is_ref, key_name
 from nnxlite._state import FlatState, content
 from nnxlite._text import safely, short
+from nnxlite._together import Writes
 from nnxlite.checkpoint._errors import CheckpointError
 from nnxlite.graph import (
     OTHER,
@@ -30,11 +32,11 @@ from nnxlite.graph import (
     is_graph_node,
     iter_graph,
     kind_of,
-    update,
+    note_update,
     view,
 )
 from nnxlite.sharding import abstract_with_sharding
-from nnxlite.variables import Variable
+from nnxlite.variables import Variable, note_raw
 
 PYTHON_TYPES: dict[str, type] = {
     f"Python {t.__name__}": t for t in (bool, int, float, complex, str)
@@ -181,7 +183,7 @@ class Contents:
         """Put new values in the place of leaves, by name.
 
         What can fail comes first: values are put together, by code of users, and compared with
-        references, whose dtype stays, before the first one is written.
+        references, whose dtype stays, before the first one is written. Then all are, in one step.
 
         Raises CheckpointError for a reference of another dtype.
         """
@@ -189,8 +191,7 @@ class Contents:
         for name in new:
             by_owner[self.leaves[name].path].append(self.leaves[name])
         bare: list[tuple[Path, tp.Any]] = []
-        refs: list[tuple[tp.Any, tp.Any]] = []
-        variables: list[tuple[Variable, tp.Any]] = []
+        writes = Writes()
         for path, leaves in by_owner.items():
             owner = leaves[0].owner
             if leaves[0].position is None:
@@ -201,7 +202,7 @@ class Contents:
                     parts[tp.cast(int, leaf.position)] = new[leaf.name]
                 value = treedef.unflatten(parts)
             if isinstance(owner, Variable) and not owner.ref:
-                variables.append((owner, value))
+                note_raw(writes, owner, value)
             elif isinstance(owner, Variable) or is_ref(owner):
                 ref = owner.get_raw_value() if isinstance(owner, Variable) else owner
                 if ref.dtype != value.dtype:
@@ -209,15 +210,12 @@ class Contents:
                         f"'{leaves[0].name}' is a reference to {ref.dtype}, which cannot become "
                         f"{value.dtype}. Nothing was changed. Pass cast=True."
                     )
-                refs.append((ref, value))
+                writes.add_foreign(operator.setitem, ref, ..., value)
             else:
                 bare.append((path, value))
         if bare:
-            update(self.root, FlatState(bare, sort=False))
-        for ref, value in refs:
-            ref[...] = value
-        for owner, value in variables:
-            owner.set_raw_value(value)
+            note_update(writes, self.root, FlatState(bare, sort=False))
+        writes.make()
 
 
 def _is_shared(path: Path, value: tp.Any) -> bool:

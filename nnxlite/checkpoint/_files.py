@@ -329,8 +329,9 @@ def write(
         with replacing(index) as file:
             file.write(json.dumps(text, indent=2).encode() + b"\n")
     except BaseException:
-        for name in names:
-            path.with_name(name).unlink(missing_ok=True)
+        if not (index.exists() and names[0] in index.read_text("utf-8", "replace")):
+            for name in names:
+                path.with_name(name).unlink(missing_ok=True)
         raise
     path.unlink(missing_ok=True)
     _remove_shards(path.parent, stem, but=names)

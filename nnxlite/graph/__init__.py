@@ -30,6 +30,7 @@ from nnxlite.graph._defs import note_definition_of as note_definition_of
 from nnxlite.graph._defs import own_status as own_status
 from nnxlite.graph._defs import set_definition as set_definition
 from nnxlite.graph._defs import set_static as set_static
+from nnxlite.graph._edit import note_update as note_update
 from nnxlite.graph._edit import pop as pop
 from nnxlite.graph._edit import set_metadata as set_metadata
 from nnxlite.graph._edit import update as update

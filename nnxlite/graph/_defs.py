@@ -232,8 +232,8 @@ def set_definition(node: GraphNode, new: ObjectDef | None) -> None:
 
 def note_definition_of(writes: Writes, node: GraphNode, new: ObjectDef | None) -> None:
     """Note what `set_definition` does, after the writes that change an object."""
-    writes.add_structural(_set_def, node, new)
-    writes.add(_set_version, node, 0)
+    writes.add(_set_def, node, new)
+    writes.touch(node)
 
 
 def set_static(node: GraphNode, name: tp.Any, value: tp.Any) -> None:
@@ -296,7 +296,6 @@ DEFINITIONS_PER_CLASS = 64
 
 _set_def = GraphNode.__dict__["_nnx_def"].__set__
 _set_status = GraphNode.__dict__["_nnx_status"].__set__
-_set_version = GraphNode.__dict__["_nnx_version"].__set__
 
 
 def adopt_unknown(node: GraphNode) -> None:

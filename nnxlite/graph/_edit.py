@@ -26,7 +26,7 @@ from nnxlite.graph._plan import Stale, usual_plan, view
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
 from nnxlite.graph._traverse import define_container
 from nnxlite.graph._walk import iter_graph
-from nnxlite.variables import Variable, note_definition, note_raw, note_value, store_together
+from nnxlite.variables import Variable, note_definition, note_raw, set_value
 
 _MISSING: tp.Any = object()
 
@@ -87,15 +87,21 @@ def update(node: tp.Any, state: tp.Any, /, *states: tp.Any) -> None:
     >>> float(model.kernel.sum())
     0.0
     """
+    writes = Writes()
+    note_update(writes, node, state, *states)
+    writes.make()
+
+
+def note_update(writes: Writes, node: tp.Any, *states: tp.Any) -> None:
+    """Note what `update` does."""
     if not isinstance(node, Variable) and kind_of(node) not in NODES:
         raise TypeError(f"update takes an object, or a pytree of objects, got {short_type(node)}.")
-    states = (state, *states)
     if isinstance(node, Variable):
         states = _for_variable(node, states)
     work = _Update(node)
     for given in states:
         work.collect(given)
-    work.write()
+    work.note(writes)
 
 
 def _for_variable(variable: Variable[tp.Any], states: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
@@ -357,28 +363,28 @@ class _Update:
             "there. Remove it from the state, or bring a Variable to be added to an existing object."
         )
 
-    # writing ---------------------------------------------------------------------------------
+    # noting ----------------------------------------------------------------------------------
 
-    def write(self) -> None:
-        """Write everything, in one step."""
-        plain = [(box, value) for box, value, special, _ in self.variables if special is None]
-        if len(plain) == len(self.variables) and not (self.references or self.bindings):
-            store_together(plain)
-            return
-        writes = Writes()
-        for box, value, special, model in self.variables:
-            if special is None:
-                note_value(writes, box, value)
-                continue
-            if model is not None:
-                note_definition(writes, special, special._definition_like(model))
-            note_raw(writes, special, value)
+    def note(self, writes: Writes) -> None:
+        """Note everything that is to be written."""
+        plain = [
+            (set_value, box, value) for box, value, special, _ in self.variables if special is None
+        ]
+        if len(plain) == len(self.variables):
+            writes.add_all(plain)
+        else:  # in order, since a later state may write the same Variable
+            for box, value, special, model in self.variables:
+                if special is None:
+                    writes.add(set_value, box, value)
+                    continue
+                if model is not None:
+                    note_definition(writes, special, special._definition_like(model))
+                note_raw(writes, special, value)
         for ref, value in self.references:
             writes.add_foreign(operator.setitem, ref, ..., value[...] if is_ref(value) else value)
         for place, children in self.bindings.values():
             made = {n: v.made() if type(v) is _Changed else v for n, v in children.items()}
             node_of(place.node).edit(writes, place.node, made)
-        writes.make()
 
 
 def _fits(box: tp.Any, definition: tp.Any, new: tp.Any, trace: tp.Any) -> bool:

@@ -112,9 +112,8 @@ def _boxed(definition: VariableDef, value: tp.Any) -> Box:
 
 
 _new = object.__new__
-_set_value = Box.__dict__["value"].__set__
+set_value = Box.__dict__["value"].__set__
 _set_definition = Box.__dict__["definition"].__set__
-_set_version = Box.__dict__["_nnx_version"].__set__
 
 
 class Variable(Shown, Operators[T]):
@@ -678,8 +677,6 @@ class Variable(Shown, Operators[T]):
         Args:
             variable_state: the other Variable.
         """
-        if trace_state.value is not self._box.trace:
-            self._refuse_write("value")
         writes = Writes()
         note_definition(writes, self, self._definition_like(variable_state))
         note_raw(writes, self, variable_state.get_raw_value())
@@ -758,20 +755,17 @@ def make(definition: VariableDef, value: tp.Any) -> Variable[tp.Any]:
 
 def store_together(pairs: tp.Iterable[tuple[Box, tp.Any]]) -> None:
     """Replace the raw values of several boxes in one step; see `_together`."""
-    run_together([(setattr, box, "value", value) for box, value in pairs])
-
-
-def note_value(writes: Writes, box: Box, value: tp.Any) -> None:
-    """Note that a box gets another raw value."""
-    writes.add(_set_value, box, value)
+    run_together([(set_value, box, value) for box, value in pairs])
 
 
 def note_raw(writes: Writes, variable: Variable[tp.Any], value: tp.Any) -> None:
     """Note that a Variable gets another raw value; a reference stays, and gets the content."""
+    if variable._box.trace is not trace_state.value:
+        variable._refuse_write()
     raw: tp.Any = variable._box.value
     content = value[...] if is_ref(value) and value is not raw else value
     if not (variable._box.definition.is_ref and is_ref(raw)):
-        note_value(writes, variable._box, content)
+        writes.add(set_value, variable._box, content)
     elif raw is not value:
         writes.add_foreign(operator.setitem, raw, ..., content)
 
@@ -780,8 +774,8 @@ def note_definition(writes: Writes, variable: Variable[tp.Any], new: VariableDef
     """Note that a Variable gets other metadata."""
     box = variable._box
     if new is not box.definition:
-        writes.add_structural(_set_definition, box, new)
-        writes.add(_set_version, box, 0)
+        writes.add(_set_definition, box, new)
+        writes.touch(box)
 
 
 def versioned(node: tp.Any) -> tp.Any:
