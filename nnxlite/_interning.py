@@ -97,11 +97,12 @@ class Table(tp.Generic[T]):
         self._entries.setdefault(entry.hash, []).append(entry)
 
     def _forget(self, entry: _Entry) -> None:
-        entries = self._entries.get(entry.hash, [])
+        number = getattr(entry, "hash", -1)  # which is no hash: an interrupt came before it had one
+        entries = self._entries.get(number, [])
         if entry in entries:  # else an interrupt came before it was filed
             entries.remove(entry)
         if not entries:
-            for other in self._entries.pop(entry.hash, ()):  # filed just now, by a finalizer
+            for other in self._entries.pop(number, ()):  # filed just now, by a finalizer
                 self._file(other)
 
     def __len__(self) -> int:

@@ -21,6 +21,7 @@ LAYERS = [
         "_text",
         "_outline",
         "_versions",
+        "_replacing",
         "_together",
         "_statics",
         "_interning",

@@ -22,13 +22,13 @@ import os
 import re
 import struct
 import typing as tp
-import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PureWindowsPath
 
 import jax
 import numpy as np
 
+from nnxlite._replacing import replacing
 from nnxlite._untrusted import parse_json, read_json, shape_of, strings
 from nnxlite.checkpoint._contents import KEY_IMPLS, Spec
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError
@@ -335,27 +335,6 @@ def write(
         raise
     path.unlink(missing_ok=True)
     _remove_shards(path.parent, stem, but=names)
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[tp.BinaryIO]:
-    """A file to be written, which takes the place of `path` in one step at the end."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    with contextlib.suppress(OSError):  # not every system can flush a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _write_arrays(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import typing as tp
@@ -267,6 +268,8 @@ class Manager:
         try:
             call()
         except Exception as error:
+            with contextlib.suppress(Exception):  # its threads may still write
+                self._orbax.close()
             self._orbax, self._saved = None, False
             raise _orbax.not_written(self.directory, error) from error
 

@@ -7,16 +7,13 @@ that NumPy does not know as unsigned integers of the same size).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import io
 import json
 import math
-import os
 import re
 import struct
-import tempfile
 import typing as tp
 import zipfile
 from pathlib import Path
@@ -25,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._replacing import replacing
 from nnxlite._untrusted import parse_json, printable, shape_of, strings
 from nnxlite.serving import _trees
 from nnxlite.serving._signature import Aval, Signature, from_data, to_data
@@ -45,35 +43,23 @@ def write(
     _check_flatbuffers()
     code = bytes(program.serialize(vjp_order=signature.vjp_order))
     digests = {PROGRAM: hashlib.sha256(code).hexdigest()}
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w+b") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                archive.writestr(PROGRAM, code)
-                for aval in signature.weights:
-                    buffer = io.BytesIO()
-                    array = np.asarray(to_data(weights[aval.path]))
-                    np.lib.format.write_array(buffer, _known(array), allow_pickle=False)
-                    entry = _entry(aval.path)
-                    digests[entry] = hashlib.sha256(buffer.getbuffer()).hexdigest()
-                    archive.writestr(entry, buffer.getbuffer())
-                manifest = {
-                    "format": FORMAT,
-                    "version": VERSION,
-                    "jax": jax.__version__,
-                    "signature": signature._asdict(),
-                    "sha256": digests,
-                }
-                archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with replacing(Path(path)) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(PROGRAM, code)
+        for aval in signature.weights:
+            buffer = io.BytesIO()
+            array = np.asarray(to_data(weights[aval.path]))
+            np.lib.format.write_array(buffer, _known(array), allow_pickle=False)
+            entry = _entry(aval.path)
+            digests[entry] = hashlib.sha256(buffer.getbuffer()).hexdigest()
+            archive.writestr(entry, buffer.getbuffer())
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "jax": jax.__version__,
+            "signature": signature._asdict(),
+            "sha256": digests,
+        }
+        archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
 
 
 def read(path: Path) -> tuple[jax.export.Exported, dict[str, jax.Array], Signature]:
@@ -307,12 +293,6 @@ def _storage(dtype: np.dtype[tp.Any]) -> np.dtype[tp.Any]:
 
 def _known(array: np.ndarray) -> np.ndarray:
     return array.view(_storage(array.dtype))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _check_flatbuffers() -> None:

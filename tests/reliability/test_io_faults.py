@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,14 +32,17 @@ def test_a_restore_is_one_step(tmp_path):
 
     nnx.save_safetensors(tmp_path / "w", make(1.0))
     endings = []
-    last = faults.Lines(faults.in_library)
-    last.run(lambda: nnx.load_safetensors(tmp_path / "w", make(0.0)))
+    for _ in range(2):  # the second one has fewer lines
+        last = faults.Lines(faults.in_library)
+        last.run(lambda: nnx.load_safetensors(tmp_path / "w", make(0.0)))
     for at in range(last.count - 150, last.count + 1):
         model = make(0.0)
         lines = faults.Lines(faults.in_library, at, faults.raising(faults.FaultInterrupt))
         with contextlib.suppress(KeyboardInterrupt):  # later runs may have fewer lines
             lines.run(lambda model=model: nnx.load_safetensors(tmp_path / "w", model))
-        found = {float(x) for x in np.concatenate([*map(np.ravel, nnx.state(model).leaves())])}
+        found = {
+            float(x) for x in np.concatenate([*map(np.ravel, jax.tree.leaves(nnx.state(model)))])
+        }
         assert len(found) == 1, lines.place
         endings += found
     assert {*endings} == {0.0, 1.0}
