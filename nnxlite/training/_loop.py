@@ -93,8 +93,8 @@ def interruptible() -> Iterator[Stop]:
         stop.requested = True
         print("\nStopping after this step; Ctrl-C again stops at once.", file=sys.stderr)
 
-    signal.signal(signal.SIGINT, handle)
     try:
+        signal.signal(signal.SIGINT, handle)
         yield stop
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
