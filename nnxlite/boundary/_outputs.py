@@ -238,8 +238,9 @@ def _result_graph(
     walk = traverse(roots, trees=inner.call.trees, open_roots=True)
     graphdef: GraphDef[tp.Any] = GraphDef(walk.tokens, len(roots))
     origin = (None,) * len(walk.nodes)
-    if not captured:
-        refuse_captured(walk.nodes, origin, graphdef)
+    if not captured:  # of objects from outside there are new ones, too; Variables would be copies
+        variables = [node if isinstance(node, Variable) else None for node in walk.nodes]
+        refuse_captured(variables, origin, graphdef)
     fresh = _FreshValues(inner)
     sources = tuple(map(fresh.source, walk.leaves))
     return OutGraph(graphdef, origin, sources, 0, (), ()), fresh.values

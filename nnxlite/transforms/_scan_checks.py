@@ -218,14 +218,18 @@ def _restructures(
         return True
     for number, names, removed in edits:
         old = tp.cast(int, graph.origin[number])
+        held = {roles[leaf] for code in codes_in[old] for leaf, _ in leaves_of_code(came_in, code)}
         before = dict(zip(came_in.node_defs[old].layout.data, codes_in[old]))
         after = dict(zip(decoded.node_defs[number].layout.data, codes_out[number]))
         for name in (*names, *removed):
             settings = [
                 roles[leaf] for leaf, _ in leaves_of_code(came_in, before.get(name, _NO_LEAVES))
             ]
+            is_new, is_broadcast = not settings, held == {None}
             for leaf, _ in leaves_of_code(decoded, after.get(name, _NO_LEAVES)):
                 settings.append(graph.sources[leaf].pick(roles, fresh))
+            if is_new and is_broadcast and {*settings} == {None}:
+                continue  # another name for what is there in every iteration
             if not all(isinstance(s, int) for s in settings):
                 return True
     return False

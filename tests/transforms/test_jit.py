@@ -1141,3 +1141,12 @@ def test_objects_whose_call_is_transformed_are_callables():
 
     assert nnx.jit(Scale())(2.0).tolist() == [0, 2, 4]
     assert nnx.vmap(Scale())(jnp.ones(5)).shape == (5, 3)
+
+
+def test_without_updates_a_captured_object_without_variables_is_returned_as_a_new_one():
+    m = nnx.Dict(size=3, table=jnp.arange(2.0))
+    out = nnx.jit(lambda x: m, graph_updates=False)(1.0)
+    assert out is not m and out.size == 3 and out.table.tolist() == [0, 1]
+    m.w = nnx.Param(jnp.ones(2))
+    with pytest.raises(ValueError, match="Cannot return or store the Param found at 'w'"):
+        nnx.jit(lambda x: m, graph_updates=False)(1.0)

@@ -809,3 +809,24 @@ def test_a_carried_variable_moves_on_beside_a_scanned_one_while_others_are_repla
     model = nnx.Dict(part=part, note=nnx.Dict())
     nnx.scan(add, in_axes=SOME, out_axes=0)(model)
     assert model.part is part and float(part.n.value) == 6 and part.w.value.tolist() == [1, 2, 3]
+
+
+def test_a_broadcast_object_may_get_another_name_for_what_it_has():
+    m = nnx.Dict(a=nnx.Param(jnp.ones(2)))
+
+    @nnx.scan(in_axes=(nnx.Carry, None, 0), out_axes=nnx.Carry)
+    def run(carry, m, x):
+        m.alias = m.a
+        return carry + m.alias.sum()
+
+    assert run(jnp.zeros(()), m, jnp.ones(3)) == 6
+    assert m.alias is m.a
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    def carried(m, x):
+        m.other = m.a
+        return m
+
+    with pytest.raises(TypeError, match=r"the body changes attributes \['other'\]"):
+        carried(m, jnp.ones(3))
+    assert set(m) == {"a", "alias"}

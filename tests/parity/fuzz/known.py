@@ -486,7 +486,9 @@ _theirs(
     "r = nnx.remat(lambda x, m: None)(1.0, m)",
 )
 def _(d: Difference) -> bool:
-    return d.kind == "value" and type(d.theirs).__name__.startswith("Typed")
+    typed = type(d.theirs).__name__.startswith("Typed")
+    scalar = isinstance(d.theirs, tuple) and d.theirs[:3] == ("array", "int32", ())
+    return d.kind == "value" and (typed or (scalar and type(d.ours) is int))
 
 
 _theirs(
@@ -620,7 +622,7 @@ _theirs(
     "loops that remove attributes",
     "A loop that changes the structure of its carry is refused with the reason; the reference fails "
     "inside.",
-    "'NodeRef' object has no attribute 'outer_index'",
+    "'NodeRef' object has no attribute 'outer_index'|^ValueError: Incorrect number of leaves, expected",
     "m = Box(a=nnx.Param(jnp.ones(2)), c=Count(jnp.ones(2)))",
     "m.u = m.c",
     "def f1(i, c):\n    nnx.pop(c[0], nnx.Param)\n    return c",
@@ -634,3 +636,101 @@ _theirs(
     "m.a.insert(0, nnx.Param(jnp.ones(2)))",
     text=r"\.insert\(",
 )
+
+
+@rule(
+    "states of other paths",
+    "`merge` finds leaves by their paths; the reference counts them, and takes them in order.",
+    "m = Box(a=nnx.Param(jnp.ones(2)))",
+    "r = fails(lambda: nnx.merge(nnx.graphdef(m), nnx.state({'u': m}, nnx.Param)))[0]",
+)
+def _(d: Difference) -> bool:
+    return (d.ours, d.theirs) == ("raised", "passed") and _mentions(d, r"fails\(.*nnx\.merge\(")
+
+
+_ours(
+    "shared Variables that were popped",
+    "`pop` takes a shared Variable away from every place; the reference leaves the others.",
+    r"^AttributeError: '\w+' object has no attribute",
+    "m = Box(a=nnx.Param(jnp.ones(2)))",
+    "def f1(m):\n    m.u = m.a\n    nnx.pop(m, nnx.Param)\n    return m.u.sum()",
+    "r = nnx.eval_shape(f1, m)",
+    text=r"nnx\.pop\(",
+)
+_theirs(
+    "recursive_map in tuples",
+    "`recursive_map` makes a tuple anew where its elements have changed.",
+    "Cannot update key .* because the node does not support mutation",
+    "m = Box(a=nnx.Param(jnp.ones(2)))",
+    "r = nnx.recursive_map(lambda path, x: nnx.List([x]) if type(x).__name__ == 'Box' else x, (m,))",
+)
+_theirs(
+    "references that are passed twice",
+    "A reference may be a cached argument and another one, and be updated with itself.",
+    "only one reference to a mutable array may be passed as an argument",
+    "m = Box(a=nnx.Param(jnp.ones(2), ref=True))",
+    "r = nnx.jit_partial(lambda p, m: None, m, graph_updates=False)(m)",
+)
+_theirs(
+    "metadata of one branch",
+    "With graph_updates=False metadata of a branch stays inside it; the reference raises.",
+    "branch outputs must have the same pytree structure.*metadata",
+    MODEL,
+    "def f1(m):\n    m.a.set_metadata(note=3)",
+    "r = nnx.cond(True, f1, lambda m: None, m, graph_updates=False)",
+    text="graph_updates=False|set_graph_updates",
+)
+_theirs(
+    "states with texts",
+    "A State takes texts from a pure dict, too.",
+    "replace\\(\\) takes at least 2 positional arguments",
+    "m = nnx.with_attributes(Box(a=nnx.Param(jnp.ones(2))), a='other')",
+    "s = nnx.state(m)",
+    "nnx.replace_by_pure_dict(s, s.to_pure_dict())",
+)
+_ours(
+    "writes to references under vmap",
+    "JAX refuses to write to a reference that is broadcast; the reference drops the write.",
+    "performing a set/swap operation with vmapped value on an unbatched array ref",
+    "m = Box(a=nnx.Param(jnp.ones(2), ref=True))",
+    "def f1(m, x):\n    m.a[...] = jnp.zeros(2)",
+    "r = nnx.vmap(f1, in_axes=(None, 0))(m, jnp.ones(2))",
+)
+_theirs(
+    "captures of Variables that are numbers",
+    "`capture` takes a module whose Variables were mapped to numbers.",
+    "'int' object does not support item assignment",
+    "m = Affine(jnp.ones(()), jnp.ones(()))",
+    "n = jax.tree_util.tree_map_with_path(lambda path, x: len(path), m)",
+    "r = nnx.capture(n, nnx.Perturbation, method_outputs=nnx.Intermediate)(jnp.ones(()))",
+    text=r"nnx\.capture\(",
+)
+
+
+@rule(
+    "classes of refusals",
+    "Both refuse, with classes of their own: metadata of a carry, and arguments that are no arrays.",
+    "m = Box(a=nnx.Param(jnp.ones(2)))",
+    "def f1(c):\n    c[1].a.set_metadata(note=3)\n    return c[0] + 1, c[1]",
+    "r = nnx.while_loop(lambda c: c[0] < 3, f1, (jnp.array(0), m), graph=False)",
+)
+def _(d: Difference) -> bool:
+    pairs = [
+        ("carry output must have the same .*metadata", "pytree node metadata does not match"),
+        ("which is no array", "is not a valid JAX type"),
+    ]
+    texts = _message(d.ours), _message(d.theirs)
+    found = [all(re.search(p, t, re.DOTALL) for p, t in zip(pair, texts)) for pair in pairs]
+    return d.kind == "class" and any(found)
+
+
+@rule(
+    "tracers that stay",
+    "No object keeps a tracer after a call; the reference leaves one in a captured array.",
+    "m = Box(b=jnp.ones(2))",
+    "n = nnx.clone(m, arrays=True)",
+    "def f1(a):\n    r = nnx.jit(lambda x, y: None, graph=True)(m, a)",
+    "nnx.jit(f1, donate_argnums=0)(n)",
+)
+def _(d: Difference) -> bool:
+    return d.kind == "value" and d.theirs == ("tracer",)
