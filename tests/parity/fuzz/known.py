@@ -734,3 +734,14 @@ def _(d: Difference) -> bool:
 )
 def _(d: Difference) -> bool:
     return d.kind == "value" and d.theirs == ("tracer",)
+
+
+@rule(
+    "what is shared in a loop over trees",
+    "With graph=False objects without Variables may be shared, and leave a loop as they came in.",
+    "m = Box(a=Box(d=3))",
+    "r = nnx.fori_loop(0, 2, lambda i, c: c, (m, m.a), graph=False)",
+)
+def _(d: Difference) -> bool:
+    kinds = [x[0] if isinstance(x, tuple) else None for x in (d.ours, d.theirs)]
+    return d.kind == "value" and kinds == ["same", "Object"] and _mentions(d, "graph=False")

@@ -80,8 +80,9 @@ class Observer:
     def variable(self, x: tp.Any) -> tp.Any:
         raw = x.get_raw_value()
         is_ref = "Ref" in type(raw).__name__ or "AbstractRef" in str(getattr(raw, "aval", ""))
+        is_read = is_ref and hasattr(raw, "__getitem__")  # of a shape there is nothing to read
         try:
-            value = self(raw[...] if is_ref else raw)
+            value = self(raw[...] if is_read else raw)
         except RuntimeError:  # the array behind a reference was donated
             value = ("deleted",)
         metadata = {k: self(v) for k, v in sorted(x.get_metadata().items()) if k not in SETTINGS}
