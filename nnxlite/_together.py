@@ -17,9 +17,8 @@ from nnxlite._versions import Versioned, epoch, next_number, touch
 
 def run_together(calls: tp.Iterable[tuple[tp.Any, ...]]) -> None:
     """Call builtin functions, each with its arguments, in one step; `calls` must be no generator."""
-    list(
-        itertools.starmap(operator.call, calls)
-    )  # a list: what they remove is dropped after them all
+    # A list has the results, so what the calls remove is dropped after them all.
+    list(itertools.starmap(operator.call, calls))
 
 
 class Writes:
@@ -71,8 +70,7 @@ class Writes:
             observed = [node for node in self._changed if node._nnx_version]
             resets = [(object.__setattr__, node, "_nnx_version", 0) for node in observed]
             move = [(setattr, epoch, "now", next_number())] if observed else []
-            run_together(
-                [*self._calls, *resets, *move]
-            )  # the epoch last: an observer reads it first
+            # The epoch last: an observer reads it first.
+            run_together([*self._calls, *resets, *move])
             for node in self._changed:
                 touch(node)  # another thread may have looked in between

@@ -121,7 +121,7 @@ _theirs(
 _theirs(
     "partial objects with arrays",
     "An object with arrays as attributes may be a cached argument, and be given twice.",
-    r"'jaxlib._jax.ArrayImpl' object has no attribute 'get_raw_value'|^KeyError: \d+$",
+    r"'(jaxlib._jax.ArrayImpl|TypedNdArray)' object has no attribute 'get_raw_value'|^KeyError: \d+$",
     "m = Box(a=nnx.Param(jnp.ones(2)), b=jnp.ones(2))",
     "r = nnx.cached_partial(nnx.jit(lambda m: m.a * m.b), m)()",
     text="cached_partial",
@@ -578,7 +578,9 @@ _theirs(
 )
 def _(d: Difference) -> bool:
     return (
-        d.kind == "value" and d.where[-1:] == (5,) and _mentions(d, r"\n +(\w+ = nnx\.pop\(|del )")
+        d.kind == "value"
+        and d.where[-1:] == (5,)
+        and _mentions(d, r"\n +([\w, ]+ = nnx\.pop\(|del )")
     )
 
 
@@ -709,7 +711,8 @@ _theirs(
 
 @rule(
     "classes of refusals",
-    "Both refuse, with classes of their own: metadata of a carry, and arguments that are no arrays.",
+    "Both refuse, with classes of their own: metadata of a carry, arguments that are no arrays, and "
+    "scalars that are scanned.",
     "m = Box(a=nnx.Param(jnp.ones(2)))",
     "def f1(c):\n    c[1].a.set_metadata(note=3)\n    return c[0] + 1, c[1]",
     "r = nnx.while_loop(lambda c: c[0] < 3, f1, (jnp.array(0), m), graph=False)",
@@ -718,6 +721,7 @@ def _(d: Difference) -> bool:
     pairs = [
         ("carry output must have the same .*metadata", "pytree node metadata does not match"),
         ("which is no array", "is not a valid JAX type"),
+        (r"has shape \(\) and no axis \d+ to scan over", "tuple index out of range"),
     ]
     texts = _message(d.ours), _message(d.theirs)
     found = [all(re.search(p, t, re.DOTALL) for p, t in zip(pair, texts)) for pair in pairs]
@@ -745,3 +749,22 @@ def _(d: Difference) -> bool:
 def _(d: Difference) -> bool:
     kinds = [x[0] if isinstance(x, tuple) else None for x in (d.ours, d.theirs)]
     return d.kind == "value" and kinds == ["same", "Object"] and _mentions(d, "graph=False")
+
+
+_theirs(
+    "constants in a carry",
+    "The next carry may be a constant; the reference takes one from a transform for an object.",
+    "Carry references must be the same between iterations. Got arg=.*Typed",
+    MODEL,
+    "def f1(c, m):\n    r = nnx.checkify(lambda x: (x, jnp.float32(0.5)), graph_updates=False)(c)\n    return r[1][1], c",
+    "axes = nnx.StateAxes({nnx.Variable: 0, ...: nnx.Carry})",
+    "r = nnx.scan(f1, in_axes=(nnx.Carry, axes))(0.0, m)",
+)
+_theirs(
+    "jvp of references",
+    "`jvp` differentiates the value in a reference.",
+    "`get` must be called on `Ref` types",
+    "v = nnx.Param(jnp.array(0.75), ref=True)",
+    "t = jax.tree.map(jnp.ones_like, v)",
+    "r = nnx.jvp(lambda v: v[...] * 2, (v,), (t,), graph=False, graph_updates=False)",
+)
