@@ -62,6 +62,10 @@ class FilterMapping(PrefixMapping):
             f"filters {self._filters} of {type(self).__name__} matches. Add one, or `...: None`."
         )
 
+    def finds(self, path: Path, variable: tp.Any) -> bool:
+        """Whether a filter matches."""
+        return any(predicate(path, variable) for predicate in self._predicates)
+
     def __eq__(self, other: tp.Any) -> bool:
         return (
             type(other) is type(self)
@@ -433,13 +437,17 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
     out = [setting(tp.cast(int, x.root), x.below, i) for i, x in enumerate(leaves)]
     for number, root, path in aliases(call):
         for leaf, tail in leaves_below(call, number):
-            other = setting(root, (*path, *tail), leaf)
+            given, below = by_root[root], (*path, *tail)
+            if root == leaves[leaf].root and isinstance(given, FilterMapping) and root not in asked:
+                if not given.finds(below, seen[leaf]):
+                    continue  # its first place decides
+            other = setting(root, below, leaf)
             if other is not out[leaf] and other != out[leaf]:
                 raise ValueError(
                     f"Inconsistent aliasing detected: different {what} for a shared "
                     f"{described(seen[leaf])}: at "
                     f"'{leaves[leaf].text()}' it is "
-                    f"{out[leaf]!r}, at '{call.text_of(root, (*path, *tail))}' it is "
+                    f"{out[leaf]!r}, at '{call.text_of(root, below)}' it is "
                     f"{other!r}. Give both the same {what}, or do not share the Variable."
                 )
     for root, paths in asked.items():

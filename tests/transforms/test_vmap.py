@@ -546,3 +546,13 @@ def test_a_call_that_does_not_fit_the_function_is_a_type_error():
         add(jnp.ones(2))
     with pytest.raises(TypeError, match="too many positional arguments"):
         add(jnp.ones(2), jnp.ones(2), jnp.ones(2))
+
+
+def test_filters_by_path_need_not_match_the_other_places_of_a_shared_variable():
+    m = nnx.Dict(a=nnx.Param(jnp.arange(2.0)), b=nnx.Param(jnp.ones(3)))
+    m.c = m.a
+    axes = nnx.StateAxes({nnx.PathContains("a"): 0, nnx.PathContains("b"): None})
+    out = nnx.vmap(lambda m: m.a + m.b.sum() + m.c, in_axes=axes)(m)
+    assert out.tolist() == [3, 5]
+    with pytest.raises(ValueError, match="No axis found for Param at 'c'"):
+        nnx.vmap(lambda m, n: m.a + n.a, in_axes=(0, axes))(nnx.Dict(c=m.a), nnx.Dict(c=m.b))
