@@ -12,7 +12,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._jax import is_ref
+from nnxlite._jax import is_ref, trace_state
 from nnxlite._versions import epoch
 from nnxlite.boundary._inputs import Inner, is_root
 from nnxlite.boundary._outdef import CameIn, Edit, Fresh, OutDef, OutGraph, Outputs, Source
@@ -238,9 +238,9 @@ def _result_graph(
     walk = traverse(roots, trees=inner.call.trees, open_roots=True)
     graphdef: GraphDef[tp.Any] = GraphDef(walk.tokens, len(roots))
     origin = (None,) * len(walk.nodes)
-    if not captured:  # of objects from outside there are new ones, too; Variables would be copies
-        variables = [node if isinstance(node, Variable) else None for node in walk.nodes]
-        refuse_captured(variables, origin, graphdef)
+    variables = [node for node in walk.nodes if isinstance(node, Variable)]
+    if not captured and any(v._box.trace is not trace_state.value for v in variables):
+        refuse_captured(walk.nodes, origin, graphdef)  # objects without them are made anew outside
     fresh = _FreshValues(inner)
     sources = tuple(map(fresh.source, walk.leaves))
     return OutGraph(graphdef, origin, sources, 0, (), ()), fresh.values

@@ -1148,5 +1148,5 @@ def test_without_updates_a_captured_object_without_variables_is_returned_as_a_ne
     out = nnx.jit(lambda x: m, graph_updates=False)(1.0)
     assert out is not m and out.size == 3 and out.table.tolist() == [0, 1]
     m.w = nnx.Param(jnp.ones(2))
-    with pytest.raises(ValueError, match="Cannot return or store the Param found at 'w'"):
+    with pytest.raises(ValueError, match="Cannot return or store the Dict found at '<root>'"):
         nnx.jit(lambda x: m, graph_updates=False)(1.0)
