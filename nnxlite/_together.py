@@ -66,11 +66,11 @@ class Writes:
         if not self._changed:
             run_together(self._calls)
             return
+        # Not under the lock: Python 3.13 does not release it where a comprehension is interrupted.
+        observed = [node for node in self._changed if node._nnx_version]
+        resets = [(object.__setattr__, node, "_nnx_version", 0) for node in observed]
+        move = [(setattr, epoch, "now", next_number())] if observed else []
         with LOCK:
-            observed = [node for node in self._changed if node._nnx_version]
-            resets = [(object.__setattr__, node, "_nnx_version", 0) for node in observed]
-            move = [(setattr, epoch, "now", next_number())] if observed else []
             # The epoch last: an observer reads it first.
             run_together([*self._calls, *resets, *move])
-            for node in self._changed:
-                touch(node)  # another thread may have looked in between
+            list(map(touch, self._changed))  # another thread may have looked in between

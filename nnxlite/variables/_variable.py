@@ -514,7 +514,9 @@ class Variable(Shown, Operators[T]):
                 f"Cannot delete `{name}` metadata of {type(self).__name__}: every Variable has it."
             )
         with LOCK:
-            self._redefine({k: v for k, v in self._box.definition.metadata.items() if k != name})
+            entries = dict(self._box.definition.metadata)
+            entries.pop(name, None)
+            self._redefine(entries)
 
     def _check_fixed(self, updates: tp.Mapping[str, tp.Any]) -> None:
         for name in ("hijax", "ref"):
