@@ -612,7 +612,8 @@ def growth(measured: tp.Sequence[Measurement], expected_programs: int) -> list[G
         if name == "programs":
             tolerance += expected_programs
         elif name == "objects":
-            tolerance += LEFT_BY_JAX * expected_programs
+            saves = (x[-1] - x[0]) // EVENTS["checkpoint"].every
+            tolerance += LEFT_BY_JAX * expected_programs + LEFT_BY_ORBAX * saves
         out.append(fitted(name, x, y, tolerance))
     return out
 
@@ -621,6 +622,8 @@ MEMORY_TOLERANCE = 16.0
 ENTRIES_TOLERANCE = 4
 LEFT_BY_JAX = 20
 """Objects for each program that JAX keeps in caches of 4,096 entries when the program is gone."""
+LEFT_BY_ORBAX = 24
+"""Lists that Orbax keeps of what it has measured in each save, also when it is used alone."""
 TOLERANCES = {"objects": 500, "arrays": 4, "bytes of arrays": 4096, "threads": 2}
 TOLERANCES |= {"programs": 0, "entries of tables": 16}
 """What may be gained in the second part of a run, whatever its length: noise, not growth."""
