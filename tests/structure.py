@@ -2,9 +2,10 @@
 
     python -m tests.structure
 
-prints code lines by package (without docstrings, comments and blank lines), imports that cross a
-package border, the files that one call of a jitted step runs through, and the caches.  The numbers
-are for comparing one state of the repository with another; nothing here judges them.
+prints code lines by package (without docstrings, comments and blank lines) and by what they are for,
+imports that cross a package border, the files that one call of a jitted step runs through, and the
+caches.  The numbers are for comparing one state of the repository with another; nothing here judges
+them.
 """
 
 from __future__ import annotations
@@ -38,24 +39,51 @@ def package_of(path: pathlib.Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def code_lines(source: str) -> int:
-    r"""Lines that hold code.
+KINDS = ("imports", "types", "signatures", "errors", "statements")
+"""What a line of code is for: `types` are overloads and the keywords in them, `errors` are raised."""
 
-    >>> code_lines("'A docstring.'\n\n# a reason\nx = [\n    1,\n]\n")
-    3
+
+def lines_by_kind(source: str) -> collections.Counter[str]:
+    r"""How many lines of code there are of each kind.
+
+    >>> lines_by_kind("'A docstring.'\n\n# a reason\nx = [\n    1,\n]\n")
+    Counter({'statements': 3})
+    >>> sorted(lines_by_kind("def f(\n    x,\n):\n    raise ValueError(x)\n").items())
+    [('errors', 1), ('signatures', 3)]
     """
     tree = ast.parse(source)
+    kinds: dict[int, str] = {}
     prose: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                prose.update(range(node.lineno, tp.cast(int, node.end_lineno) + 1))
-    lines = enumerate(source.splitlines(), 1)
-    return sum(
-        1
-        for number, line in lines
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                prose.update(_lines(node))
+            case ast.Import() | ast.ImportFrom():
+                kinds.update(dict.fromkeys(_lines(node), "imports"))
+            case ast.FunctionDef() if _is_overload(node):
+                kinds.update(dict.fromkeys(_lines(node), "types"))
+            case ast.FunctionDef():
+                head = range(_lines(node).start, node.body[0].lineno)
+                kinds.update(dict.fromkeys(head, "signatures"))
+            case ast.ClassDef() if any("TypedDict" in ast.unparse(base) for base in node.bases):
+                kinds.update(dict.fromkeys(_lines(node), "types"))
+            case ast.Raise():
+                kinds.update(dict.fromkeys(_lines(node), "errors"))
+    return collections.Counter(
+        kinds.get(number, "statements")
+        for number, line in enumerate(source.splitlines(), 1)
         if line.strip() and not line.lstrip().startswith("#") and number not in prose
     )
+
+
+def _lines(node: tp.Any) -> range:
+    """The lines of a node, those of its decorators included."""
+    first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
+    return range(first, node.end_lineno + 1)
+
+
+def _is_overload(node: ast.FunctionDef) -> bool:
+    return any(ast.unparse(decorator).endswith("overload") for decorator in node.decorator_list)
 
 
 class Import(tp.NamedTuple):
@@ -124,12 +152,17 @@ def files_of_a_call() -> tuple[set[str], set[str]]:
 def main() -> None:
     """Print the report."""
     files = sorted(ROOT.rglob("*.py"))
-    by_package: collections.Counter[str] = collections.Counter()
+    by_package: collections.defaultdict[str, collections.Counter[str]]
+    by_package = collections.defaultdict(collections.Counter)
     for path in files:
-        by_package[package_of(path)] += code_lines(path.read_text())
-    print(f"code lines: {by_package.total()} in {len(files)} files")
-    for package, lines in by_package.most_common():
-        print(f"  {lines:6} {package}")
+        by_package[package_of(path)] += lines_by_kind(path.read_text())
+    whole = sum(by_package.values(), collections.Counter[str]())
+    print(f"code lines: {whole.total()} in {len(files)} files")
+    print("".join(f"{name:>12}" for name in ("all", *KINDS)))
+    rows = sorted(by_package.items(), key=lambda row: -row[1].total())
+    for package, lines in [("in all", whole), *rows]:
+        counts = (lines.total(), *(lines[kind] for kind in KINDS))
+        print("".join(f"{count:12}" for count in counts), f"  {package}")
     imports = [found for path in files for found in crossing_imports(path)]
     print(
         f"imports across packages: {len(imports)}, {sum(i.private for i in imports)} of private "
