@@ -372,8 +372,9 @@ class _Update:
         ]
         if len(plain) == len(self.variables):
             writes.add_all(plain)
-        else:  # in order, since a later state may write the same Variable
-            for box, value, special, model in self.variables:
+        else:  # the last one for each Variable: it brings the metadata as well as the value
+            last = {id(entry[0]): entry for entry in self.variables}
+            for box, value, special, model in last.values():
                 if special is None:
                     writes.add(set_value, box, value)
                     continue

@@ -185,6 +185,23 @@ def update_puts_a_variable_in_the_place_of_a_value(lib):
 
 
 @program()
+def later_states_count_with_their_metadata(lib):
+    """Also where they bring the metadata that the Variable has, or a value without metadata."""
+
+    def brought(x, **metadata):
+        return lib.State({"a": lib.Param(jnp.full(2, x), **metadata)})
+
+    out = []
+    later = [brought(2.0, tag=0), brought(2.0, tag=2), brought(2.0), {"a": jnp.full(2, 2.0)}]
+    for last in [*later, None]:
+        m = lib.Dict(a=lib.Param(jnp.zeros(2), tag=0), c=jnp.ones(1))
+        last = lib.state(m, lib.Param) if last is None else last
+        lib.update(m, brought(1.0, tag=1, note="x"), {"c": jnp.zeros(1)}, last)
+        out.append((m, dict(m.a.get_metadata())))
+    return out
+
+
+@program()
 def keys_are_cloned_under_checkify(lib):
     rngs = lib.Rngs(0)
     _, clone = lib.checkify(lambda rngs: lib.clone(rngs, arrays=True))(rngs)
