@@ -9,6 +9,7 @@ import operator
 import typing as tp
 from collections.abc import Mapping, MutableSequence
 
+import jax
 import numpy as np
 
 from nnxlite._errors import TraceContextError, path_text, short_type
@@ -20,7 +21,7 @@ from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import AnyState, root_leaves
 from nnxlite.graph._graphdef import GraphDef, Path
 from nnxlite.graph._graphstate import GraphState
-from nnxlite.graph._kinds import OBJECT, GraphNode, kind_of
+from nnxlite.graph._kinds import OBJECT, PYTREE, GraphNode, kind_of
 from nnxlite.graph._nodes import NODES, node_of
 from nnxlite.graph._plan import Stale, usual_plan, view
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
@@ -319,7 +320,7 @@ class _Update:
         new: tp.Any,
         variable: Variable[tp.Any] | None = None,
     ) -> None:
-        """Refuse a value that is not an array where there is one, and one whose shape must not change.
+        """Refuse what is not an array where there is one, and an array whose shape must not change.
 
         A Variable takes any shape, unless its annotation (that of `variable`, which has the metadata
         it will have) names its axes.  A reference keeps shape and dtype.
@@ -329,10 +330,18 @@ class _Update:
             return
         if given is None:
             raise self._unknown(place, names, new, f"holds an array of shape {shape}")
+        where = f"'{path_text(place.path(*names))}'"
+        if kind_of(new) == PYTREE and kind_of(old) != PYTREE and _is_box(new):
+            raise ValueError(
+                f"update: {where} of {type(self.root.node).__name__} holds an array of shape "
+                f"{shape}, the state brings a {type(new).__qualname__} of {type(new).__module__}, "
+                "which is not an array but contains one, as a Variable of another library does. Bring "
+                "the arrays themselves: a State of Flax becomes a dict of them with "
+                "flax.nnx.to_pure_dict(state)."
+            )
         reference = is_ref(old)
         if not reference and len(shape) == len(given):
             return
-        where = f"'{path_text(place.path(*names))}'"
         if reference and shape != given:
             raise ValueError(
                 f"update: the reference at {where} has shape {shape}, the state brings "
@@ -421,6 +430,18 @@ def _shape_of(value: tp.Any) -> tuple[int, ...] | None:
     if isinstance(shape, tuple):
         return shape
     return () if isinstance(value, (bool, int, float, complex, np.generic)) else None
+
+
+def _is_box(value: tp.Any) -> bool:
+    """Whether a pytree contains one array and nothing else, and says that it is as good as that array.
+
+    A pytree that computes its array, such as a quantized one, is a value of its own.
+    """
+    as_array = getattr(value, "__jax_array__", None)
+    if as_array is None:
+        return False
+    leaves = jax.tree.leaves(value)
+    return len(leaves) == 1 and as_array() is leaves[0]
 
 
 @tp.overload

@@ -415,6 +415,38 @@ def test_update_of_a_reference_with_another_dtype():
         )
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Boxed:
+    """What a Variable of another library is to JAX: a pytree around one array, and that array."""
+
+    content: tp.Any
+    scale: float | None = dataclasses.field(default=None, metadata={"static": True})
+
+    shape = property(lambda self: self.content.shape)
+
+    def __jax_array__(self):
+        return self.content if self.scale is None else self.scale * self.content
+
+
+def test_update_with_variables_of_another_library():
+    text = "'layer.bias' of Model holds an array of shape (3,), the state brings a Boxed of tests."
+    remedy = "Bring the arrays themselves: a State of Flax becomes a dict of them with flax.nnx.to_"
+    for bias in (Boxed(jnp.ones(3)), Boxed(np.ones(3)), nnx.Param(Boxed(jnp.ones(3)))):
+        state = {"cache": {"keys": 2 * ONE, "step": 1}, "layer": {"bias": bias}}
+        refused(Model(), lambda m, s=state: nnx.update(m, s), ValueError, text, remedy)
+    refused(Model(), lambda m: nnx.update(m, {"array": Boxed(ONE)}), ValueError, "'array' of Model")
+
+
+def test_update_with_pytrees_that_compute_an_array():
+    layer = Layer()
+    nnx.update(layer, {"bias": Boxed(jnp.ones(3), scale=2.0)})
+    assert layer.bias.value.scale == 2.0
+    boxed = nnx.Dict(a=nnx.Param(Boxed(jnp.ones(2))))  # there it is what the object holds
+    nnx.update(boxed, jax.tree.map(jnp.zeros_like, nnx.state(boxed)))
+    assert not boxed.a.value.content.any()
+
+
 def test_update_of_something_without_leaves():
     with pytest.raises(TypeError, match="update takes an object, or a pytree of objects, got int"):
         nnx.update(3, {})
