@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import functools
 import inspect
+import math
 import typing as tp
 
 import jax
@@ -238,14 +239,8 @@ class MapCore:
         )
         if named:
             out = with_axis_names(inner, out, value_settings, settings.fresh, options.metadata)
-        warn_of_streams(
-            call,
-            [leaf for leaf in out.definition.written if value_settings[leaf] is None],
-            self._warned,
-            f"is broadcast under {self!r}: every slice draws the same keys",
-            "Give each slice its own with nnx.split_rngs(splits=...) and an axis for "
-            f"nnx.RngState in {options.in_name}.",
-        )
+        whole = [i for i in out.definition.written if _is_whole(value_settings[i])]
+        self._warn_of_streams(call, whole)
         layout, groups = pack(out, settings, known.order)
         known.last = layout
         for number, (axis, group) in enumerate(zip(known.order, groups)):
@@ -254,6 +249,28 @@ class MapCore:
                     name = MapNames(self._named(call), layout).output(number, i)
                     raise ValueError(f"{self!r}: {no_room(axis, value, name)}")
         return Fixed(layout), groups
+
+    def _warn_of_streams(self, call: CallDef, written: list[int]) -> None:
+        """Warn of the streams that draw alike, given the leaves that were written and are whole."""
+        what = f"is broadcast under {self!r}: every slice draws the same keys"
+        remedy = (
+            "Give each slice its own with nnx.split_rngs(splits=...) and an axis for "
+            f"nnx.RngState in {self._options.in_name}."
+        )
+        if self._options.name == "shard_map":
+            if _num_shards(self._options.jax_options) == 1:
+                return
+            what = f"is replicated under {self!r}: every device draws the same keys"
+            remedy = (
+                "Where devices should draw different ones, pass a key that was drawn before the "
+                "call, and mix jax.lax.axis_index into it with jax.random.fold_in."
+            )
+        warn_of_streams(call, written, self._warned, what, remedy)
+
+
+def _is_whole(setting: tp.Any) -> bool:
+    """Whether an axis, or a spec, gives each slice or device the whole of an array."""
+    return setting is None or (isinstance(setting, PartitionSpec) and not any(setting))
 
 
 class MapWrapped(Transformed[..., tp.Any]):
@@ -623,6 +640,15 @@ def shard_map(
         given,
     )
     return decorated(MapWrapped, f, options)
+
+
+def _num_shards(given: tp.Mapping[str, tp.Any]) -> int:
+    """How many shards `shard_map` runs a function on, given its options; called inside of it."""
+    mesh = given["mesh"]
+    if mesh is None:
+        mesh = jax.sharding.get_abstract_mesh()
+    names = given.get("axis_names") or mesh.axis_names
+    return math.prod(mesh.shape[name] for name in names)
 
 
 def _sharded(run: tp.Any, in_specs: tp.Any, order: tuple[tp.Any, ...], **given: tp.Any) -> tp.Any:

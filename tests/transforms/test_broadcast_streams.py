@@ -14,6 +14,7 @@ import nnxlite as nnx
 from nnxlite.transforms import _core
 
 XS = jnp.zeros((3, 2))
+P = jax.sharding.PartitionSpec
 
 
 def noisy(rngs, x):
@@ -26,6 +27,16 @@ def scanned(rngs, xs):
 
 def mapped(rngs, xs):
     return nnx.vmap(noisy, in_axes=(None, 0))(rngs, xs)  # the line of the vmap
+
+
+def mesh_of(count):
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    return jax.make_mesh((count, 1), ("d", "one"), axis_types=auto, devices=jax.devices()[:count])
+
+
+def sharded(rngs, xs):
+    f = nnx.shard_map(noisy, mesh=mesh_of(3), in_specs=(P(), P("d")), out_specs=P("d"))
+    return f(rngs, xs)  # the line of the shard_map
 
 
 def waited(rngs, xs):
@@ -48,6 +59,7 @@ def in_jit(rngs, xs):
     [
         (scanned, "# the line of the scan"),
         (mapped, "# the line of the vmap"),
+        (sharded, "# the line of the shard_map"),
         (waited, "# the line of the loop"),
         (in_jit, "# the line of the scan"),
     ],
@@ -134,3 +146,48 @@ def test_the_condition_of_a_loop_draws_the_key_that_the_body_draws_next():
     jax.effects_barrier()
     assert same is rngs and int(rngs.noise.count.value) == 2
     assert drawn[0] == drawn[1] and drawn[2] == drawn[3] and len(drawn) == 5
+
+
+@pytest.mark.parametrize("spec", [P(), None, nnx.StateSharding({...: P()})])
+def test_every_device_of_a_shard_map_draws_the_same_keys(spec):
+    f = nnx.shard_map(
+        lambda rngs, x: noisy(rngs, x), mesh=mesh_of(3), in_specs=(spec, P("d")), out_specs=P("d")
+    )
+    with pytest.warns(
+        UserWarning, match=r"'noise' is replicated under shard_map\(.*every device draws the same"
+    ):
+        out = f(nnx.Rngs(noise=0), XS)
+    assert jnp.array_equal(out[0], out[1])
+    assert f(nnx.Rngs(noise=5), XS).shape == (3, 2)  # once is enough
+
+
+def test_meshes_and_specs_of_all_forms():
+    f = nnx.shard_map(noisy, mesh=None, in_specs=(P(), P("d")), out_specs=P("d"))
+    with jax.set_mesh(mesh_of(3)), pytest.warns(UserWarning, match="'noise' is replicated"):
+        nnx.jit(f)(nnx.Rngs(noise=0), XS)
+    lanes = nnx.shard_map(
+        nnx.vmap(noisy), mesh=mesh_of(3), in_specs=(P(None), P("d")), out_specs=P("d")
+    )
+    with pytest.warns(UserWarning, match="'noise' is replicated"):
+        lanes(nnx.Rngs(noise=0).fork(split=1), XS)
+    f = nnx.shard_map(
+        noisy, mesh=mesh_of(3), in_specs=(P(), P("one")), out_specs=P("one"), axis_names={"one"}
+    )
+    nnx.jit(f)(nnx.Rngs(noise=0), XS)  # mapped over one device, divided by XLA among three
+
+
+def test_shards_that_draw_no_key_twice():
+    def drawn_before(key, x):
+        key = jax.random.fold_in(key, jax.lax.axis_index("d"))
+        return noisy(nnx.Rngs(noise=key), x)
+
+    whole = {"mesh": mesh_of(3), "in_specs": (P(), P("d")), "out_specs": P("d")}
+    out = nnx.shard_map(drawn_before, **whole)(nnx.Rngs(noise=0).noise(), XS)
+    assert len(np.unique(out)) == 6
+    nnx.shard_map(lambda rngs, x: x, **whole)(nnx.Rngs(noise=0), XS)
+    alone = {**whole, "mesh": mesh_of(1)}
+    assert nnx.shard_map(noisy, **alone)(nnx.Rngs(noise=0), XS).shape == (3, 2)
+    each = {**whole, "in_specs": (P("d"), P("d"))}
+    streams = nnx.Rngs(noise=0).fork(split=3)
+    out = nnx.shard_map(nnx.vmap(noisy), **each)(streams, XS)
+    assert len(np.unique(out)) == 6
