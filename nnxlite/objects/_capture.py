@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import typing as tp
 
 import jax
 import numpy as np
 
 from nnxlite._errors import path_text, short_type
+from nnxlite._interning import LOCK
 from nnxlite._state import State
 from nnxlite.graph import GraphNode, Path, flat_pairs, sort_key
 from nnxlite.objects._containers import Dict, List
@@ -97,6 +99,7 @@ def capture(
         ValueError: if `init` names a module that does not exist, or a recorded name is also the
             name of a module with records of its own.
         TraceContextError: for a module from outside the transform in which the call runs.
+        RuntimeError: while another thread captures one of the modules.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> class Block(nnx.Module):
@@ -177,14 +180,62 @@ def _recording(
     outputs: Kind | None,
 ) -> tp.Iterator[list[tuple[Path, Module]]]:
     """Give every module of `subject` a record while the block runs."""
-    modules = list(iter_modules(subject))
-    known = {path for path, _ in modules}
-    for path in first:
-        if path[:-1] not in known:
-            raise ValueError(
-                f"capture: `init` has a value for '{path_text(path)}', but there is no module at "
-                f"'{path_text(path[:-1])}'. The paths are those of the captured states."
-            )
+    with _alone([((), subject)] if isinstance(subject, Module) else []):
+        modules = list(iter_modules(subject))
+        known = {path for path, _ in modules}
+        for path in first:
+            if path[:-1] not in known:
+                raise ValueError(
+                    f"capture: `init` has a value for '{path_text(path)}', but there is no module "
+                    f"at '{path_text(path[:-1])}'. The paths are those of the captured states."
+                )
+        with _alone(modules), _records(subject, modules, kinds, first, outputs):
+            yield modules
+
+
+_capturing: dict[int, int] = {}
+"""The thread in which each module is being captured, by their ids."""
+
+
+@contextlib.contextmanager
+def _alone(modules: tp.Sequence[tuple[Path, tp.Any]]) -> tp.Iterator[None]:
+    """Keep other threads from capturing some modules while the block runs.
+
+    Raises RuntimeError where one of them does already. (A lock would have to be held while the user's
+    function runs, and that may wait for another thread.)
+    """
+    here = threading.get_ident()
+    taken: list[int] = []
+    try:
+        with LOCK:
+            for path, module in modules:
+                where = _capturing.get(id(module), here)
+                if where != here:
+                    raise RuntimeError(
+                        f"capture: another thread is capturing the {type(module).__name__} at "
+                        f"'{path_text(path)}', and a capture records in the modules themselves. "
+                        "Give each thread a view of its own (nnx.view(model)), or take a lock "
+                        "around the calls."
+                    )
+            for _, module in modules:
+                if id(module) not in _capturing:
+                    taken.append(id(module))
+                    _capturing[id(module)] = here
+        yield
+    finally:
+        for number in taken:
+            _capturing.pop(number, None)
+
+
+@contextlib.contextmanager
+def _records(
+    subject: tp.Any,
+    modules: list[tuple[Path, Module]],
+    kinds: tuple[Kind, ...],
+    first: dict[Path, Variable[tp.Any]],
+    outputs: Kind | None,
+) -> tp.Iterator[None]:
+    """Give every module a record while the block runs, and then the one that it had, if any."""
     outer: dict[int, Records] = {
         id(m): m.__dict__[CAPTURES] for _, m in modules if CAPTURES in m.__dict__
     }
@@ -194,7 +245,7 @@ def _recording(
         classes = {type(m) for _, m in modules} if outputs else ()
         methods = [(base, name) for base, name in public_methods(*classes) if name not in _OWN]
         with observed(methods, _record_output):
-            yield modules
+            yield
     finally:
         # Modules that the call removed have a record, and so have those it made copies of.
         seen = {id(m): m for _, m in (*modules, *iter_modules(subject))}

@@ -29,11 +29,11 @@ than one called through `super()`); the object; the name; and the arguments of t
 class _Observed:
     """A method of one class that has been replaced in order to observe it."""
 
-    def __init__(self, cls: type, name: str) -> None:
+    def __init__(self, cls: type, name: str, observer: Observer) -> None:
         self._own = name in vars(cls)
         self._original = inspect.getattr_static(cls, name)
         self._cls, self._name = cls, name
-        self.observers: tuple[Observer, ...] = ()
+        self.observers: tuple[Observer, ...] = (observer,)
 
         @functools.wraps(getattr(cls, name))
         def method(obj: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
@@ -83,18 +83,22 @@ def observed(methods: tp.Iterable[tuple[type, str]], observer: Observer) -> tp.I
     6
     """
     keys = dict.fromkeys(methods)
-    with LOCK:
+    with LOCK:  # no entry without observers: a signal handler that does the same would remove it
         for key in keys:
-            if key not in _observed:
-                _observed[key] = _Observed(*key)
-            _observed[key].observers += (observer,)
+            known = _observed.get(key)
+            if known is None:
+                _observed[key] = _Observed(*key, observer)
+            else:
+                known.observers += (observer,)
     try:
         yield
     finally:
         with LOCK:
             for key in keys:
-                remaining = list(_observed[key].observers)
+                known = _observed[key]
+                remaining = list(known.observers)
                 remaining.remove(observer)
-                _observed[key].observers = tuple(remaining)
                 if not remaining:
-                    _observed.pop(key).restore()
+                    del _observed[key]
+                    known.restore()
+                known.observers = tuple(remaining)

@@ -381,6 +381,39 @@ def test_threads_capture_independently():
 # Messages ----------------------------------------------------------------------------------------
 
 
+def test_a_model_is_captured_by_one_thread_at_a_time():
+    """A second one would lose its values, and leave a record behind; its own view is captured."""
+    net = Net()
+    before, names = nnx.graphdef(net), attributes(net)
+    entered, done = threading.Event(), threading.Event()
+
+    def slowly(model, x):
+        entered.set()
+        assert done.wait(60)
+        return model(x)
+
+    results: list = []
+    slow = capture(slowly, Mid)
+    thread = threading.Thread(target=lambda: results.append(slow(net, X)))
+    thread.start()
+    assert entered.wait(60)
+    try:
+        refused = "capture: another thread is capturing the .* Give each thread a view of its own"
+        for call in (
+            lambda: capture(net, Mid)(X),
+            lambda: capture(net.rest[0], Mid)(X),
+            lambda: capture(lambda models: models[0](X), Mid)([net.first]),
+        ):
+            with pytest.raises(RuntimeError, match=refused):
+                call()
+        seen = capture(nnx.view(net), Mid)(X)[1]
+    finally:
+        done.set()
+        thread.join()
+    assert plain(seen) == plain(results[0][1]) == plain(capture(net, Mid)(X)[1])
+    assert nnx.graphdef(net) is before and attributes(net) == names
+
+
 def test_bad_arguments_are_refused():
     with pytest.raises(TypeError, match="capture takes a module or a function, got int"):
         capture(3, Mid)

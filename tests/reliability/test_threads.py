@@ -15,10 +15,11 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite._interning import LOCK
+from nnxlite.objects import observed
 from tests.reliability import thread_cases
 from tests.reliability.free_threads import at_once, different_models, one_model, one_stream
 from tests.reliability.interleave import interleaved
-from tests.reliability.thread_cases import CASES, Model, consistent
+from tests.reliability.thread_cases import CASES, Layer, Model, consistent
 from tests.reliability.threads import Counts, run_case
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -61,6 +62,33 @@ def test_a_signal_handler_reads_an_object_while_it_is_edited(edit):
             run = interleaved(change, lambda m=model: m.eval(), at, same_thread=True)
             assert run.inner.error is run.outer.error is None
             consistent(model)
+            if run.place is None:
+                break
+
+    in_time(every_line)
+
+
+def test_a_signal_handler_observes_methods_that_are_just_being_observed():
+    original = Layer.__call__
+
+    def observe(seen: list[str]) -> list[str]:
+        def note(
+            call: tp.Any, outermost: bool, owner: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
+        ):
+            seen.append(name)
+            return call(owner, *args, **kwargs)
+
+        with observed([(Layer, "__call__")], note):
+            Layer("handler")(1.0)
+        return seen
+
+    def every_line() -> None:
+        for at in range(1000):
+            run = interleaved(lambda: observe([]), lambda: observe([]), at, same_thread=True)
+            assert run.inner.error is run.outer.error is None
+            assert run.inner.result == ["__call__"]
+            assert set(run.outer.result) == {"__call__"}
+            assert Layer.__call__ is original
             if run.place is None:
                 break
 

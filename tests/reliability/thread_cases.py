@@ -644,3 +644,39 @@ def a_table_while_another_thread_calls() -> Pair:
         consistent(model, other)
 
     return Pair(lambda: nnx.tabulate(model, ONE), lambda: other(ONE), check)
+
+
+class Recording(nnx.Module):
+    """A model whose parts record."""
+
+    def __init__(self, tag: tp.Any) -> None:
+        self.layers = nnx.List([Layer((tag, i)) for i in range(2)])
+
+    def __call__(self, x: tp.Any) -> tp.Any:
+        for layer in self.layers:
+            x = layer(x)
+            self.sow(nnx.Intermediate, "seen", x)
+        return x
+
+
+@case
+def one_model_is_captured_twice() -> Pair:
+    """A capture has its own values, or is refused while another one runs; it leaves nothing behind."""
+    model = Recording(new_tag())
+    before = nnx.graphdef(model)
+    captured = nnx.capture(model, nnx.Intermediate, method_outputs=nnx.Intermediate)
+
+    def check(run: Interleaving) -> None:
+        for outcome, factor in ((run.outer, 1.0), (run.inner, 2.0)):
+            if outcome.error is not None:
+                assert "another thread is capturing" in str(outcome.error)
+            else:
+                y, state = outcome.result
+                assert y.tolist() == [2.0 + factor] * 2
+                assert [x.tolist() for x in state["seen"].value] == [[1.0 + factor] * 2, y.tolist()]
+                assert [x.tolist() for x in state["__call__"].value] == [y.tolist()]
+        assert nnx.graphdef(model) is before
+        consistent(model)
+
+    operations = (lambda: captured(ONE)), (lambda: captured(2 * ONE))
+    return Pair(*operations, check, reentrant=True, may_fail=(RuntimeError,))
