@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
+import threading
 import typing as tp
+import weakref
 
 import jax
 
@@ -16,6 +19,42 @@ from nnxlite.checkpoint._errors import DamagedError, NotFoundError, together
 from nnxlite.checkpoint._matching import Renaming
 from nnxlite.checkpoint._report import Report
 from nnxlite.filters import Filter
+
+_opened: weakref.WeakSet[tp.Any] = weakref.WeakSet()
+"""Orbax's managers: those of managers that are there, and those whose threads still write."""
+
+
+def _wait_for_others(directory: tp.Any) -> None:
+    """Wait until no manager of this process writes into a folder.
+
+    One whose `close` was interrupted may do so.
+    """
+    for manager in tuple(_opened):
+        if manager.directory == directory:
+            with contextlib.suppress(Exception):  # for those who use that manager
+                _wait_for(manager)
+
+
+def _wait_for(manager: tp.Any) -> None:
+    """Wait until Orbax's manager has written everything; raises what went wrong in the background.
+
+    It waits in a thread of its own.  Where a signal interrupts `join`, Python before 3.13 takes the
+    thread that was waited for as ended, and Orbax drops its step: so only ours may be interrupted.
+    Orbax also reports an error once to each thread that waits.
+    """
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            manager.wait_until_finished()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 class Manager:
@@ -81,6 +120,7 @@ class Manager:
     def _open(self) -> tp.Any:
         """Orbax's manager."""
         if self._orbax is None:
+            _wait_for_others(self.directory)
             ocp = _orbax.orbax()
             kept = ocp.checkpoint_managers
             keep, keep_best, keep_every = self._policies
@@ -105,6 +145,7 @@ class Manager:
             self._orbax = ocp.CheckpointManager(
                 self.directory, options=options, handler_registry=handlers
             )
+            _opened.add(self._orbax)
         return self._orbax
 
     def _rank(self, metrics: tp.Any) -> float:
@@ -157,6 +198,7 @@ class Manager:
             raise ValueError(f"Manager.save: step {step} is in {self.directory} already.")
         if not self._saved:
             with together(f"nnx.checkpoint.Manager: {self.directory}"):
+                _wait_for_others(self.directory)
                 if jax.process_index() == 0:
                     for unfinished in self.directory.glob("*.orbax-checkpoint-tmp*"):
                         unfinished.rmtree()  # of a process that was ended
@@ -165,6 +207,7 @@ class Manager:
             contents = contents_of(items)
             leaves = chosen(contents, only)
         args = _orbax.arguments(contents, leaves)
+        self.wait()
         self._unless_failed(lambda: manager.save(step, args=args, metrics=numbers, force=True))
         return True
 
@@ -261,7 +304,7 @@ class Manager:
     def wait(self) -> None:
         """Wait until what is being written is complete; CheckpointError if it cannot be written."""
         if self._orbax is not None:
-            self._unless_failed(self._orbax.wait_until_finished)
+            self._unless_failed(functools.partial(_wait_for, self._orbax))
 
     def _unless_failed(self, call: tp.Callable[[], tp.Any]) -> None:
         """Call Orbax; after an error its list of steps is wrong, and is read from the folder again."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import re
 import shutil
+import signal
+import threading
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -191,3 +196,85 @@ def test_a_disk_that_fails_in_the_background(tmp_path, monkeypatch):
     manager.close()
     new = model()
     assert Manager(tmp_path).restore(model=new).step == 3 and new.w.tolist() == [3, 3, 3]
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """The last step of the first save waits for `.go`, or fails if there is `.error`; see `.reached`."""
+    disk = types.SimpleNamespace(go=threading.Event(), reached=threading.Event(), error=None)
+    rename = os.rename
+
+    def slow(path, *args, **kwargs):
+        if os.path.basename(path).startswith("1.") and not disk.go.is_set():
+            disk.reached.set()
+            assert disk.go.wait(60)
+            if disk.error:
+                raise disk.error
+        return rename(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "rename", slow)
+    yield disk
+    disk.go.set()
+
+
+def interrupt_while(call):
+    """Send Ctrl-C to a call that waits for something."""
+    main = threading.main_thread().ident
+    with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+        call()
+
+
+@pytest.mark.parametrize("opened", ["before", "after"])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_what_an_interrupted_close_is_writing_is_not_taken_away(
+    tmp_path, slow_disk, opened, dropped
+):
+    if opened == "before":
+        other = run(tmp_path, [])
+        assert other.steps == []
+    manager = run_in_background(tmp_path, slow_disk)
+    interrupt_while(manager.close)
+    if dropped:
+        del manager
+        gc.collect()
+    if opened == "after":
+        other = Manager(tmp_path)
+    threading.Timer(0.3, slow_disk.go.set).start()
+    assert other.save(2, model=model(2.0))
+    other.close()
+    if not dropped:
+        manager.close()
+    assert Manager(tmp_path).steps == [1, 2]
+    new = model()
+    assert Manager(tmp_path).restore(1, model=new).step == 1 and new.w.tolist() == [1, 1, 1]
+
+
+def test_an_interrupted_manager_goes_on(tmp_path, slow_disk):
+    manager = run_in_background(tmp_path, slow_disk, keep=1)
+    interrupt_while(manager.wait)
+    assert manager.steps == [1]
+    threading.Timer(0.3, slow_disk.go.set).start()
+    assert manager.save(2, model=model(2.0))
+    manager.close()
+    assert Manager(tmp_path).steps == [2]
+
+
+def test_what_fails_after_an_interrupt_is_reported_by_the_manager_that_saved(tmp_path, slow_disk):
+    manager = run_in_background(tmp_path, slow_disk)
+    interrupt_while(manager.close)
+    slow_disk.error = OSError("No space left on device")
+    threading.Timer(0.3, slow_disk.go.set).start()
+    with Manager(tmp_path) as other:
+        assert other.save(2, model=model(2.0))
+    with pytest.raises(nnx.checkpoint.CheckpointError, match="No space left on device"):
+        manager.close()
+    assert manager.steps == Manager(tmp_path).steps == [2]
+
+
+def run_in_background(directory, disk, **options):
+    """A manager whose first checkpoint is still being written."""
+    manager = Manager(directory, **options)
+    manager.save(1, model=model(1.0))
+    assert disk.reached.wait(60)
+    return manager
