@@ -435,13 +435,16 @@ def _shape_of(value: tp.Any) -> tuple[int, ...] | None:
 def _is_box(value: tp.Any) -> bool:
     """Whether a pytree contains one array and nothing else, and says that it is as good as that array.
 
-    A pytree that computes its array, such as a quantized one, is a value of its own.
+    A pytree that computes its array, such as a quantized one, is a value of its own, and so is one that
+    refuses to be an array, such as a quantity with a unit.
     """
-    as_array = getattr(value, "__jax_array__", None)
-    if as_array is None:
-        return False
     leaves = jax.tree.leaves(value)
-    return len(leaves) == 1 and as_array() is leaves[0]
+    if len(leaves) != 1 or not hasattr(value, "__jax_array__"):
+        return False
+    try:
+        return value.__jax_array__() is leaves[0]
+    except Exception:
+        return False
 
 
 @tp.overload

@@ -426,6 +426,8 @@ class Boxed:
     shape = property(lambda self: self.content.shape)
 
     def __jax_array__(self):
+        if self.scale == 0:
+            raise TypeError("it has a unit")
         return self.content if self.scale is None else self.scale * self.content
 
 
@@ -438,10 +440,11 @@ def test_update_with_variables_of_another_library():
     refused(Model(), lambda m: nnx.update(m, {"array": Boxed(ONE)}), ValueError, "'array' of Model")
 
 
-def test_update_with_pytrees_that_compute_an_array():
-    layer = Layer()
-    nnx.update(layer, {"bias": Boxed(jnp.ones(3), scale=2.0)})
-    assert layer.bias.value.scale == 2.0
+def test_update_with_pytrees_that_are_more_than_an_array():
+    for scale in (2.0, 0.0):
+        layer = Layer()
+        nnx.update(layer, {"bias": Boxed(jnp.ones(3), scale)})
+        assert layer.bias.value.scale == scale
     boxed = nnx.Dict(a=nnx.Param(Boxed(jnp.ones(2))))  # there it is what the object holds
     nnx.update(boxed, jax.tree.map(jnp.zeros_like, nnx.state(boxed)))
     assert not boxed.a.value.content.any()
