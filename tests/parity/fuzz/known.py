@@ -153,7 +153,7 @@ _theirs(
 _theirs(
     "arrays of references",
     "`clone(arrays=True)` copies what is in a reference; the other library passes the reference on.",
-    "copy got a Ref of type",
+    "copy got a Ref of type|copy requires ndarray or scalar arguments, got .*Ref'",  # JAX 0.10
     REFERENCE,
     "r = nnx.clone(m, arrays=True)",
 )
