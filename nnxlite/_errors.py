@@ -1,4 +1,4 @@
-"""Exceptions of the library, and how messages show paths and values."""
+"""Exceptions of the library, and how messages show paths, filters and values."""
 
 from __future__ import annotations
 
@@ -84,6 +84,21 @@ def path_text(path: tp.Iterable[tp.Any]) -> str:
     return ".".join(str(part) for part in path) or "<root>"
 
 
+MOST_PATHS = 8
+"""How many paths a message lists."""
+
+
+def listed(texts: tp.Sequence[str], most: int = MOST_PATHS, between: str = ", ") -> str:
+    """The first few texts, and how many more there are.
+
+    >>> from nnxlite._errors import listed
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return between.join(texts[:most]) + more
+
+
 def short_type(value: tp.Any) -> str:
     """A value in a few words for a message: arrays by shape and dtype, the rest by type."""
     shape = getattr(value, "shape", None)
@@ -91,6 +106,16 @@ def short_type(value: tp.Any) -> str:
     if shape is not None and dtype is not None:
         return f"{dtype}{list(shape)}"
     return type(value).__name__
+
+
+def filter_text(filter: tp.Any) -> str:
+    """A filter for a message: a class by its name.
+
+    >>> from nnxlite._errors import filter_text
+    >>> filter_text(int), filter_text(...)
+    ('int', 'Ellipsis')
+    """
+    return filter.__name__ if isinstance(filter, type) else repr(filter)
 
 
 def warn_user(message: str) -> None:

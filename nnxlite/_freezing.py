@@ -11,14 +11,11 @@ from __future__ import annotations
 import difflib
 import typing as tp
 
-from nnxlite._errors import path_text
+from nnxlite._errors import filter_text, listed, path_text
 from nnxlite._jax import trace_state
 from nnxlite.filters import Filter, OfType, PathContains, WithTag, to_predicate
 from nnxlite.graph import Path, iter_graph
 from nnxlite.variables import FROZEN, Variable
-
-MOST_PATHS = 8
-"""How many paths a message lists."""
 
 Pairs = list[tuple[Path, tp.Any]]
 
@@ -105,14 +102,10 @@ def matches(
     chosen = [(path, node) for path, node in nodes if predicate(path, node)]
     if not chosen:
         raise ValueError(
-            f"{caller}: the filter {_text(filter)} matches no {what} of {type(model).__name__}. "
+            f"{caller}: the filter {filter_text(filter)} matches no {what} of {type(model).__name__}. "
             f"{_hint(predicate, nodes, what)}{_listed(nodes, what)}"
         )
     return chosen
-
-
-def _text(filter: tp.Any) -> str:
-    return filter.__name__ if isinstance(filter, type) else repr(filter)
 
 
 def _hint(predicate: tp.Any, nodes: Pairs, what: str) -> str:
@@ -148,5 +141,4 @@ def _similar(word: str, words: tp.Iterable[str], where: str) -> str:
 def _listed(nodes: Pairs, what: str) -> str:
     if not nodes:
         return f"It has no {what}s."
-    more = f" and {len(nodes) - MOST_PATHS} more" if len(nodes) > MOST_PATHS else ""
-    return f"It has {', '.join(path_text(path) for path, _ in nodes[:MOST_PATHS])}{more}."
+    return f"It has {listed([path_text(path) for path, _ in nodes])}."

@@ -363,9 +363,7 @@ def match_index(predicates: abc.Sequence[Predicate], path: PathParts, leaf: tp.A
     >>> match_index(filters_to_predicates([str, int]), ("a",), 1)
     1
     """
-    i = 0
-    for predicate in predicates:
+    for index, predicate in enumerate(predicates):
         if predicate(path, leaf):
-            return i
-        i += 1
+            return index
     return None

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._config import GRAPH_MODE
-from nnxlite._errors import path_text
+from nnxlite._errors import listed, path_text
 from nnxlite._state import FlatState, State
 from nnxlite._typing import ApplyCaller
 from nnxlite.filters import Filter
@@ -146,12 +146,10 @@ def select(seen: View, filters: tuple[Filter, ...], *, exhaustive: bool = True) 
     leaves = seen.leaves
     programs, rest = seen.graphdef.groups(filters, leaves)
     if rest and exhaustive:
-        left = [f"{path_text(seen.graphdef.paths[i])} ({_kind_name(leaves[i])})" for i in rest[:8]]
-        more = f" and {len(rest) - 8} more" if len(rest) > 8 else ""
+        left = [f"{path_text(seen.graphdef.paths[i])} ({_kind_name(leaves[i])})" for i in rest]
         raise ValueError(
-            f"Non-exhaustive filters, got a non-empty remainder: no filter matches {', '.join(left)}"
-            f"{more}. Add a filter for them, or `...` as the last one to match all remaining "
-            "elements."
+            f"Non-exhaustive filters, got a non-empty remainder: no filter matches {listed(left)}. Add "
+            "a filter for them, or `...` as the last one to match all remaining elements."
         )
     if seen.graphdef.is_leaf:
         return [leaves[0] if p.leaves else State({}) for p in programs]
@@ -426,8 +424,7 @@ def _leaves_by_path(definition: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -
     missing = [path for path, number in numbers.items() if out[number] is _MISSING]
     if missing or surplus:
         parts = [
-            f"{word} {', '.join(repr(path_text(p)) for p in paths[:8])}"
-            + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")
+            f"{word} {listed([repr(path_text(p)) for p in paths])}"
             for word, paths in (("missing", missing), ("unknown", surplus))
             if paths
         ]

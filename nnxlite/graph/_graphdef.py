@@ -16,7 +16,7 @@ from nnxlite._interning import Table
 from nnxlite._state import FlatState, State
 from nnxlite._text import Shown, Text
 from nnxlite._typing import ApplyCaller
-from nnxlite.filters import Filter, Predicate, filters_to_predicates
+from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
 from nnxlite.graph._defs import (
     LEAF,
     REF_LEAF,
@@ -362,7 +362,7 @@ class GraphDef(Shown, tp.Generic[N]):
             kind = id(decoded.node_defs[decoded.leaf_nodes[number]]) if by_kind else number
             group = known.get(kind)
             if group is None:
-                index = first_match(predicates, path, leaf)
+                index = match_index(predicates, path, leaf)
                 group = known[kind] = rest if index is None else chosen[index]
             group.append(number)
         return [self._program(tuple(c)) for c in chosen], rest
@@ -445,14 +445,6 @@ class GraphDef(Shown, tp.Generic[N]):
 _interned: Table[GraphDef[tp.Any]] = Table("_key")
 
 jax.tree_util.register_static(GraphDef)
-
-
-def first_match(predicates: tp.Sequence[Predicate], path: Path, leaf: tp.Any) -> int | None:
-    """The number of the first predicate that is true, or None."""
-    for index, predicate in enumerate(predicates):
-        if predicate(path, leaf):
-            return index
-    return None
 
 
 def _static_filter(filter: tp.Any) -> bool:

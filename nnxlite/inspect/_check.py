@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import path_text, short_type
+from nnxlite._errors import filter_text, path_text, short_type
 from nnxlite._jax import Tracer, used_inputs
 from nnxlite._text import WIDTH, can_be_read, clip, is_array
 from nnxlite.filters import All, Frozen, Not
@@ -349,7 +349,7 @@ def _optimizers(subject: _Subject) -> tp.Iterator[Finding]:
             yield Finding("two optimizers", path, text)
     if None in subject.trained.values():
         return
-    filters = ", ".join(_filter_text(optimizer.wrt) for optimizer in subject.optimizers.values())
+    filters = ", ".join(clip(filter_text(o.wrt), 60) for o in subject.optimizers.values())
     for path, leaf in subject.leaves.items():
         if isinstance(leaf, Param) and path not in trainers and not leaf.has_metadata(FROZEN):
             text = (
@@ -357,10 +357,6 @@ def _optimizers(subject: _Subject) -> tp.Iterator[Finding]:
                 "change `wrt` unless it is frozen on purpose"
             )
             yield Finding("outside wrt", path, text)
-
-
-def _filter_text(wrt: tp.Any) -> str:
-    return wrt.__name__ if isinstance(wrt, type) else clip(repr(wrt), 60)
 
 
 _MODES = ("deterministic", "use_running_average")  # True in evaluation

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from nnxlite._errors import path_text, short_type
-from nnxlite._freezing import MOST_PATHS, freeze, matches
+from nnxlite._errors import listed, path_text, short_type
+from nnxlite._freezing import freeze, matches
 from nnxlite.filters import All, Filter, Not
 from nnxlite.graph import Path, iter_graph
 from nnxlite.graph import state as state_of
@@ -278,7 +278,7 @@ def _check_kernels(model: tp.Any, layers: list[tuple[Path, tp.Any]], weight: str
     """Raise ValueError for layers that cannot be adapted, or are so already."""
     bases = {id(kernel.base) for kernel in _kernels(model)}
     adapted = [
-        (path, layer)
+        path_text(path)
         for path, layer in layers
         if isinstance(layer, LoRALinear)
         or isinstance(value := getattr(layer, _name_of(layer, weight)), LoRAKernel)
@@ -286,7 +286,7 @@ def _check_kernels(model: tp.Any, layers: list[tuple[Path, tp.Any]], weight: str
     ]
     if adapted:
         raise ValueError(
-            f"lora.inject: already adapted: {_listed(adapted)}. Choose other layers, or call "
+            f"lora.inject: already adapted: {listed(adapted)}. Choose other layers, or call "
             "nnx.lora.remove(model) first (after nnx.lora.merge, to keep what they learned)."
         )
     wrappers = [(p, w) for p, w in iter_graph(model) if isinstance(w, (SpectralNorm, WeightNorm))]
@@ -304,11 +304,6 @@ def _check_kernels(model: tp.Any, layers: list[tuple[Path, tp.Any]], weight: str
                 f"lora.inject: {name} is {short_type(kernel)}; a kernel that can be adapted is a "
                 "floating array of two or more axes."
             )
-
-
-def _listed(pairs: list[tuple[Path, tp.Any]]) -> str:
-    more = f" and {len(pairs) - MOST_PATHS} more" if len(pairs) > MOST_PATHS else ""
-    return ", ".join(path_text(path) for path, _ in pairs[:MOST_PATHS]) + more
 
 
 def _kernels(model: tp.Any) -> list[LoRAKernel]:

@@ -8,7 +8,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text
+from nnxlite._errors import MOST_PATHS, path_text
 from nnxlite._patterns import Pattern
 from nnxlite.graph import is_graph_node
 from nnxlite.objects import Module, iter_modules, observed
@@ -65,7 +65,7 @@ def remat_layers(
                     chosen[id(module)] = policies[found[0]]
                     methods.append((type(module), "__call__"))
         for text in patterns.keys() - used:
-            near = difflib.get_close_matches(text, names, n=3, cutoff=0.3) or names[:8]
+            near = difflib.get_close_matches(text, names, n=3, cutoff=0.3) or names[:MOST_PATHS]
             raise ValueError(
                 f"remat_layers: the pattern {text!r} matches no module among the arguments of "
                 f"{name_of(f)}; there are {', '.join(near) or 'none'}."

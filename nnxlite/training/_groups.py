@@ -7,9 +7,9 @@ import contextvars
 import difflib
 import typing as tp
 
-from nnxlite._errors import path_text
+from nnxlite._errors import MOST_PATHS, path_text
 from nnxlite._patterns import Pattern
-from nnxlite.training._leaves import MOST_PATHS, Path, flatten, paths
+from nnxlite.training._leaves import Path, flatten, paths
 
 if tp.TYPE_CHECKING:
     import optax

@@ -12,13 +12,12 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._errors import path_text, short_type
+from nnxlite._errors import MOST_PATHS, listed, path_text, short_type
 from nnxlite._jax import is_ref, key_name, trace_state
 from nnxlite.variables import FROZEN, Variable, store_together
 
 Path: tp.TypeAlias = tuple[tp.Any, ...]
 TreeDef: tp.TypeAlias = tp.Any  # to a type checker jax.tree_util.PyTreeDef is a value
-MOST_PATHS = 8  # how many paths a message names
 
 
 def is_variable(value: tp.Any) -> bool:
@@ -91,8 +90,7 @@ def _difference(title: str, some: tp.Iterable[Path], others: tp.Iterable[Path]) 
     only = [path_text(p) for p in some if p not in others]
     if not only:
         return ""
-    more = f" and {len(only) - MOST_PATHS} more" if len(only) > MOST_PATHS else ""
-    return f"{title}: {', '.join(only[:MOST_PATHS])}{more}"
+    return f"{title}: {listed(only)}"
 
 
 def _shape(value: tp.Any) -> tp.Any:

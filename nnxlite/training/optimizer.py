@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite._errors import short_type
+from nnxlite._errors import filter_text, short_type
 from nnxlite._jax import new_ref
 from nnxlite._sharding_hook import place
 from nnxlite._state import State, filter_state
@@ -323,7 +323,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         leaves, treedef = flatten(trained)
         if not leaves:
             raise ValueError(
-                f"All parameters that wrt={_filter_text(self.wrt)} selects are frozen, so there is "
+                f"All parameters that wrt={filter_text(self.wrt)} selects are frozen, so there is "
                 "nothing to update. nnx.unfreeze(model, filter) gives some free."
             )
         ignored = Not(PathIn(*frozen, *without_state))
@@ -353,7 +353,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         wrong = compare(params, original, what="gradients", of="parameters")
         raise ValueError(
             "The structure of the gradients is not that of the parameters that "
-            f"wrt={_filter_text(self.wrt)} selects: {wrong or 'the containers differ'}. "
+            f"wrt={filter_text(self.wrt)} selects: {wrong or 'the containers differ'}. "
             "Differentiate with respect to the same filter: nnx.grad(loss_fn, "
             "argnums=nnx.DiffState(0, wrt))."
         )
@@ -514,7 +514,3 @@ def _same_structure(treedef: TreeDef, tree: tp.Any, what: str) -> list[tp.Any]:
             f"The transformation returned {what} of another structure than it was given: expected "
             f"{treedef}, got {jax.tree.structure(tree)}."
         ) from error
-
-
-def _filter_text(wrt: tp.Any) -> str:
-    return wrt.__name__ if isinstance(wrt, type) else repr(wrt)

@@ -14,6 +14,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
+from nnxlite._errors import listed
 from nnxlite._jax import PyTreeDef
 from nnxlite.boundary import CallDef, Inputs, Layout, output_names, refuse_non_arrays
 
@@ -100,13 +101,12 @@ def explained(
     text = _in_words(str(error), names)
     if options.out_name in text and names.outputs:
         settings = tp.cast(Layout, names.layout).partition.labels
-        listed = [f"{output}: {setting!r}" for output, setting in zip(names.outputs, settings)]
+        given = [f"{output}: {setting!r}" for output, setting in zip(names.outputs, settings)]
         what = f"{options.out_name} by output"
     else:
-        listed = [f"{n!r}: {setting!r}" for n, setting in zip(names.arguments, axes)]
+        given = [f"{n!r}: {setting!r}" for n, setting in zip(names.arguments, axes)]
         what = f"{options.in_name} by argument"
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    tail = f"\n{what}: {', '.join(listed[:SHOWN])}{more}." if listed else ""
+    tail = f"\n{what}: {listed(given, SHOWN)}." if given else ""
     return kind(f"{name}: {text}{tail}")
 
 
@@ -145,16 +145,11 @@ def _axis_complaint(names: list[str], leaves: list[tp.Any], axes: list[tp.Any]) 
             sizes.setdefault(shape[axis], []).append(name)
     if len(sizes) < 2:
         return None
-    parts = [f"{size} at {_listed(places)}" for size, places in sizes.items()]
+    parts = [f"{size} at {listed([*map(repr, places)], 3)}" for size, places in sizes.items()]
     return (
         f"got inconsistent sizes for array axes to be mapped: {', '.join(parts)}. Give all the "
         "same size, or None to what is passed whole."
     )
-
-
-def _listed(places: list[str]) -> str:
-    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-    return ", ".join(map(repr, places[:3])) + more
 
 
 def marks_errors(fun: tp.Callable[..., T]) -> tp.Callable[..., T]:
