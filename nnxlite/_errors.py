@@ -118,6 +118,15 @@ def filter_text(filter: tp.Any) -> str:
     return filter.__name__ if isinstance(filter, type) else repr(filter)
 
 
+@contextlib.contextmanager
+def importing(remedy: str, name: str | None = None) -> tp.Iterator[None]:
+    """A block that imports an optional package; ImportError with the remedy if that is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(remedy, name=name) from error
+
+
 def warn_user(message: str) -> None:
     """Warn (UserWarning) at the user's line: the innermost one outside this library and JAX."""
     frame = sys._getframe(1)

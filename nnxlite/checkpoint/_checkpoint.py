@@ -233,17 +233,16 @@ def check_sharding(leaf: Leaf, sharding: jax.sharding.Sharding | None) -> None:
         return
     if not sharding.addressable_devices:
         raise CheckpointError(
-            f"'{leaf.name}' is to lie on {len(sharding.device_set)} devices of other processes, "
-            "of which "
-            f"process {jax.process_index()} has none. Make the mesh of jax.devices()."
+            f"'{leaf.name}' is to lie on {len(sharding.device_set)} devices of other processes, of "
+            f"which process {jax.process_index()} has none. Make the mesh of jax.devices()."
         )
     try:
         sharding.shard_shape(leaf.spec.shape)
     except ValueError as error:
         raise CheckpointError(
             f"'{leaf.name}' was saved as {leaf.spec} and is to lie as {sharding}, which does not "
-            "divide it: "
-            f"{error}. Restore on a mesh of a size that divides it, or give it another sharding."
+            f"divide it: {error}. Restore on a mesh of a size that divides it, or give it another "
+            "sharding."
         ) from error
 
 

@@ -26,13 +26,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PureWindowsPath
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._errors import importing
 from nnxlite._replacing import replacing
 from nnxlite._untrusted import parse_json, read_json, shape_of, strings
 from nnxlite.checkpoint._contents import KEY_IMPLS, Spec
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError
-from nnxlite.checkpoint._operations import as_dtype
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
 KEYS = "nnxlite.keys"
@@ -90,16 +91,16 @@ class Files:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         found = located(Path(path))
         self.text = str(found)
-        self._stored = indexed(found) if found.name.endswith(".json") else contents_of(found)
+        self._stored = indexed(found) if found.name.endswith(".json") else stored_in(found)
         self.specs = {name: stored.spec for name, stored in self._stored.items()}
 
     def read(self, name: str) -> np.ndarray:
         """An array, mapped from its file; copy what outlives it."""
         path, offset, shape, dtype, _ = self._stored[name]
         if math.prod(shape) == 0:
-            return np.empty(shape, as_dtype(dtype))
+            return np.empty(shape, jnp.dtype(dtype))
         try:
-            array = np.memmap(path, as_dtype(dtype), "r", offset, shape)
+            array = np.memmap(path, jnp.dtype(dtype), "r", offset, shape)
         except (OSError, ValueError) as error:
             raise DamagedError(f"{path} has changed since its header was read: {error}") from error
         if dtype == "bool" and (array.view(np.uint8) > 1).any():
@@ -154,14 +155,10 @@ def _other_files(names: list[str]) -> str:
     return text
 
 
-def contents_of(path: Path) -> dict[str, Stored]:
+def stored_in(path: Path) -> dict[str, Stored]:
     """What the header of a file says."""
-    try:
+    with importing('Reading safetensors needs the package: pip install "nnxlite[checkpoint]".'):
         from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ImportError(
-            'Reading safetensors needs the package: pip install "nnxlite[checkpoint]".'
-        ) from error
     try:
         with safe_open(path, framework="np") as opened:
             metadata = opened.metadata() or {}
@@ -281,7 +278,7 @@ def indexed(path: Path) -> dict[str, Stored]:
         )
     found: dict[str, Stored] = {}
     for file, names in by_file.items():
-        stored = contents_of(path.parent / file)
+        stored = stored_in(path.parent / file)
         if absent := [name for name in names if name not in stored]:
             raise DamagedError(
                 f"{path} lists {absent[0]!r} in {file!r}, which does not have it"
@@ -384,7 +381,7 @@ def check_specs(specs: tp.Mapping[str, Spec]) -> None:
 
 def _size(spec: Spec) -> int:
     dtype, shape = raw_form(spec)
-    return math.prod(shape) * as_dtype(dtype).itemsize
+    return math.prod(shape) * jnp.dtype(dtype).itemsize
 
 
 def _shards(specs: dict[str, Spec], limit: int | None) -> list[dict[str, Spec]]:

@@ -25,7 +25,7 @@ from nnxlite.checkpoint._mapping import (
     names_of_constant,
 )
 from nnxlite.checkpoint._matching import check, compatible, match, nearest
-from nnxlite.checkpoint._operations import Tie, as_dtype, same_bits
+from nnxlite.checkpoint._operations import Tie, same_bits
 from nnxlite.checkpoint._report import Mismatch, Report
 from nnxlite.filters import to_predicate
 
@@ -279,7 +279,7 @@ def placed(array: np.ndarray, leaf: Leaf, stored_dtype: bool = False) -> tp.Any:
     if spec.key_impl:
         keys = jax.random.wrap_key_data(jnp.asarray(np.array(array)), impl=spec.key_impl)
         return keys if leaf.sharding is None else jax.device_put(keys, leaf.sharding)
-    dtype = array.dtype if stored_dtype else as_dtype(spec.dtype)
+    dtype = array.dtype if stored_dtype else jnp.dtype(spec.dtype)
     if isinstance(leaf.value, (np.ndarray, np.generic)):
         copied = np.array(array, dtype)
         return copied if isinstance(leaf.value, np.ndarray) else copied[()]

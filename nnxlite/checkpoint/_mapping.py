@@ -488,15 +488,9 @@ def _conflicts(made: Sequence[Conversion]) -> Iterator[str]:
                     yield f"{name}: both {other.rule} and {conversion.rule} are for it.{remedy}"
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The name most like another, or nothing."""
-    found = difflib.get_close_matches(name, list(names)[:1000], 1, cutoff=0.5)
-    return found[0] if found else ""
-
-
 def _near_text(name: str, names: Iterable[str]) -> str:
-    near = nearest(name, names)
-    return f" (near: {near})" if near else ""
+    near = difflib.get_close_matches(name, list(names)[:1000], 1, cutoff=0.5)
+    return f" (near: {near[0]})" if near else ""
 
 
 def _tuple(names: Names) -> tuple[str, ...]:

@@ -174,18 +174,13 @@ class Cast:
     dtype: np.dtype
 
     def __init__(self, dtype: tp.Any) -> None:
-        object.__setattr__(self, "dtype", as_dtype(dtype))
+        object.__setattr__(self, "dtype", jnp.dtype(dtype))
 
     def __repr__(self) -> str:
         return f"Cast({self.dtype.name!r})"
 
 
 Operation: tp.TypeAlias = Rearrange | Split | Concatenate | Stack | Unstack | Tie | Cast
-
-
-def as_dtype(dtype: tp.Any) -> np.dtype:
-    """The NumPy dtype of any name or scalar type, "bfloat16" and the like included."""
-    return jnp.dtype(dtype)
 
 
 def shapes_before(operation: Operation, after: Sequence[Shape], count: int | None) -> list[Shape]:

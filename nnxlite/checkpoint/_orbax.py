@@ -21,6 +21,7 @@ import zlib
 import jax
 import numpy as np
 
+from nnxlite._errors import importing
 from nnxlite._jax import key_name
 from nnxlite._untrusted import LARGEST, is_file, parse_json, read_json, shape_of, strings
 from nnxlite.checkpoint._checksums import checksum, local_sum
@@ -40,12 +41,8 @@ if tp.TYPE_CHECKING:
 
 def orbax() -> tp.Any:
     """The package `orbax.checkpoint`; ImportError with the remedy where it is not installed."""
-    try:
+    with importing('Checkpoints need Orbax: pip install "nnxlite[checkpoint]".', name="orbax"):
         import orbax.checkpoint
-    except ImportError as error:
-        raise ImportError(
-            'Checkpoints need Orbax: pip install "nnxlite[checkpoint]".', name="orbax"
-        ) from error
     return orbax.checkpoint
 
 
@@ -194,9 +191,8 @@ def arguments(contents: Contents, leaves: tp.Mapping[str, Leaf]) -> ocp.args.Com
             value = jax.random.key_data(leaf.value) if leaf.spec.key_impl else leaf.value
             if isinstance(value, jax.Array) and not value.addressable_shards:
                 raise CheckpointError(
-                    f"'{name}' lies on devices of other processes only; a checkpoint needs "
-                    "arrays of which "
-                    f"each process has a part. Make its mesh of jax.devices()."
+                    f"'{name}' lies on devices of other processes only; a checkpoint needs arrays of "
+                    "which each process has a part. Make its mesh of jax.devices()."
                 )
             if isinstance(value, jax.Array) and several and value.is_fully_replicated:
                 value = np.asarray(value.addressable_data(0))
@@ -248,17 +244,15 @@ def _disagreement(name: str, one: tp.Any, other: tp.Any, index: int) -> str:
         has, lacks = (index, 0) if one is None else (0, index)
         return (
             f"'{name}' is among what process {has} saves, and not process {lacks}. All processes "
-            "have to "
-            "save the same objects."
+            "have to save the same objects."
         )
     if one[0] != other[0]:
         return f"'{name}' is {one[0]} in process 0 and {other[0]} in process {index}."
     shown = "" if one[2] == "None" else f": {one[2]} and {other[2]}"
     return (
         f"'{name}' is on no common mesh, and has different values in process 0 and process "
-        f"{index}{shown}. "
-        "A checkpoint has one value for all: make it the same (the same seed, data that goes over all "
-        "processes), put it on the mesh, or leave it out by `only=`."
+        f"{index}{shown}. A checkpoint has one value for all: make it the same (the same seed, data "
+        "that goes over all processes), put it on the mesh, or leave it out by `only=`."
     )
 
 
@@ -550,9 +544,8 @@ def verify_sums(path: epath.Path, stored: Stored, arrays: tp.Mapping[str, tp.Any
         if any(side.keys() != sums.keys() for side in sides):
             names = sorted({name for side in sides for name in side.keys() ^ sums.keys()})
             raise CheckpointError(
-                f"The processes do not restore the same arrays of {path}: {', '.join(names[:5])} "
-                "only in some. "
-                "Pass the same items, filter and renaming in all."
+                f"The processes do not restore the same arrays of {path}: {', '.join(names[:5])} only "
+                "in some. Pass the same items, filter and renaming in all."
             )
         for name in spread:
             sums[name] = sum(side[name] for side in sides) % 2**64

@@ -8,6 +8,7 @@ import typing as tp
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._patterns import Pattern
@@ -23,7 +24,7 @@ from nnxlite.checkpoint._mapping import (
     conversions,
     names_of_constant,
 )
-from nnxlite.checkpoint._operations import as_dtype, same_bits
+from nnxlite.checkpoint._operations import same_bits
 
 _PYTHON = {"Python bool": "bool", "Python int": "int64", "Python float": "float64"}
 """The dtypes that Python numbers are written in."""
@@ -57,7 +58,7 @@ def _alignment(piece: Piece) -> int:
     spec = next(iter(piece.specs.values()), None)
     if spec is None or spec.key_impl or spec.is_python:
         return 0
-    return -as_dtype(spec.dtype).itemsize
+    return -jnp.dtype(spec.dtype).itemsize
 
 
 def exported(model: tp.Any, only: tp.Any, mapping: Mapping | None) -> Exported:

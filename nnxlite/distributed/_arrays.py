@@ -60,8 +60,7 @@ def local_rows(sharding: Sharding, size: int) -> np.ndarray:
         raise ValueError(
             f"{where}: a batch of {size} rows does not divide into {parts} parts (spec {named.spec} on "
             f"mesh {mesh_text(named.mesh)}). Take {size - size % parts} or "
-            f"{size - size % parts + parts} rows, "
-            "or pad the last batch."
+            f"{size - size % parts + parts} rows, or pad the last batch."
         )
     spans = _local_spans(named, (size,), where)[0]
     return np.concatenate([np.arange(*span) for span in spans])
@@ -107,9 +106,9 @@ def to_global(local: A, sharding: Sharding, *, size: int | None = None) -> A:
             if size is not None and shape[:1] != (size,):
                 rows = len(local_rows(named, size))
                 raise ValueError(
-                    f"a part of shape {array.shape} is one of {shape[0] if shape else 'no'} rows "
-                    "in all, and "
-                    f"size is {size}: give the {rows} rows that local_rows(sharding, {size}) says."
+                    f"a part of shape {array.shape} is one of {shape[0] if shape else 'no'} rows in "
+                    f"all, and size is {size}: give the {rows} rows that local_rows(sharding, {size}) "
+                    "says."
                 )
             arrays.append(_assembled(array, shape, spans, named))
             forms.append(f"batch{name} {array.dtype.name}{list(array.shape)} of {list(shape)}")
@@ -127,49 +126,40 @@ def _compare(where: str, sharding: NamedSharding, forms: list[str], problems: li
     key = (sharding, *forms)
     if not problems and key in _SHAPES:
         return
-    sides = [forms_of for _, forms_of in _exchanged(where, forms, problems)]
+    sides = _exchanged(where, forms, problems)
     if problems:
         raise ValueError(f"{where}: {'; '.join(problems)}")
     for index, theirs in enumerate(sides):
         if theirs != forms:
             ours = jax.process_index()
-            mine, other = _first_difference(forms, theirs)
+            pairs = itertools.zip_longest(forms, theirs, fillvalue="no such array")
+            mine, other = next(pair for pair in pairs if pair[0] != pair[1])
             raise ValueError(
                 f"{where}: the parts of a batch differ: process {ours} has {mine}, process {index} has "
-                f"{other}. All processes have to give as many rows (see local_rows): drop the "
-                "last batch, or "
-                "pad it."
+                f"{other}. All processes have to give as many rows (see local_rows): drop the last "
+                "batch, or pad it."
             )
     if len(_SHAPES) >= 1000:
         _SHAPES.clear()
     _SHAPES.add(key)
 
 
-def _exchanged(
-    where: str, forms: list[str], problems: list[str]
-) -> list[tuple[list[str], list[str]]]:
+def _exchanged(where: str, forms: list[str], problems: list[str]) -> list[list[str]]:
+    """The forms of all processes; ValueError if another one has problems, and this one has none."""
     try:
         texts = exchange(where, json.dumps([problems, forms]), timeout=60)
     except TimeoutError as error:
         raise TimeoutError(
-            f"{where}: this process has a batch of a new shape, {', '.join(problems or forms)}, "
-            "and not all "
-            f"others do. Give each batch the same number of rows in all processes. {error}"
+            f"{where}: this process has a batch of a new shape, {', '.join(problems or forms)}, and "
+            f"not all others do. Give each batch the same number of rows in all processes. {error}"
         ) from None
     found = []
     for index, text in enumerate(texts):
         theirs, forms_of = json.loads(text)
         if theirs and not problems:
             raise ValueError(f"{where}: process {index} has no valid part: {'; '.join(theirs)}")
-        found.append((theirs, forms_of))
+        found.append(forms_of)
     return found
-
-
-def _first_difference(ours: list[str], theirs: list[str]) -> tuple[str, str]:
-    for pair in itertools.zip_longest(ours, theirs, fillvalue="no such array"):
-        if pair[0] != pair[1]:
-            return pair
-    return "", ""
 
 
 def _host(leaf: tp.Any) -> np.ndarray:
@@ -189,11 +179,9 @@ def _global_shape(
     for axis, (size, whole, mine) in enumerate(zip(shape, parts, units)):
         if size % len(mine):
             raise ValueError(
-                f"a part of shape {shape} does not divide: axis {axis} of {size} lies in "
-                f"{len(mine)} parts on "
-                f"the devices of this process (spec {sharding.spec} on mesh "
-                f"{mesh_text(sharding.mesh)}). Give a "
-                f"multiple of {len(mine)}."
+                f"a part of shape {shape} does not divide: axis {axis} of {size} lies in {len(mine)} "
+                f"parts on the devices of this process (spec {sharding.spec} on mesh "
+                f"{mesh_text(sharding.mesh)}). Give a multiple of {len(mine)}."
             )
         sizes.append(size // len(mine) * whole)
     return tuple(sizes), _local_spans(sharding, tuple(sizes), "")

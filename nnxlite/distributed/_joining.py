@@ -135,9 +135,9 @@ def _refuse_late_call() -> None:
     """RuntimeError if JAX has its devices already: they cannot become a part of more."""
     if has_devices():
         raise RuntimeError(
-            "nnx.distributed.initialize comes too late: JAX has used its devices already. Call "
-            "it before "
-            "anything makes an array or asks for devices, best as the first statement of the program."
+            "nnx.distributed.initialize comes too late: JAX has used its devices already. Call it "
+            "before anything makes an array or asks for devices, best as the first statement of the "
+            "program."
         )
 
 

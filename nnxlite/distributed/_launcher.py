@@ -186,9 +186,8 @@ class _Group:
             others = f"; ending the other {len(running)}" if running else ""
             if status == 0:
                 self.say(
-                    f"process {index} of {self.count} ended without joining the others{others}. "
-                    "The script "
-                    "has to call nnx.distributed.initialize(), before it uses JAX."
+                    f"process {index} of {self.count} ended without joining the others{others}. The "
+                    "script has to call nnx.distributed.initialize(), before it uses JAX."
                 )
                 return 1
             self.say(f"process {index} of {self.count} {self.fate(status)}{others}.")

@@ -11,6 +11,7 @@ Axes are counted from the end, so that stacked layers are divided like one of th
 
 from __future__ import annotations
 
+import math
 import typing as tp
 
 from nnxlite.nn import Conv, Embed, Linear, LinearGeneral, MoE, MultiHeadAttention
@@ -51,12 +52,12 @@ def choices(
         return [by_columns(name, layer, "heads")]
     if isinstance(layer, Embed):
         return [Choice(-2, "vocabulary"), Choice(-1, "features")] if name == "embedding" else []
-    if not isinstance(layer, (Linear, LinearGeneral, Conv)) or name not in ("kernel", "bias"):
+    if not is_linear(layer) or name not in ("kernel", "bias"):
         return []
     columns, rows = by_columns(name, layer), by_rows(name, layer)
     if isinstance(layer, Conv) and layer.feature_group_count != 1:
         return [columns]
-    inputs, outputs = _sizes(layer)
+    inputs, outputs = _product(layer.in_features), _product(layer.out_features)
     by_row = outputs < inputs or (outputs == inputs and str(layer_name) in ROW_NAMES)
     return [rows, columns] if by_row else [columns, rows]
 
@@ -86,13 +87,5 @@ def is_linear(layer: tp.Any) -> bool:
     return isinstance(layer, (Linear, LinearGeneral, Conv))
 
 
-def _sizes(layer: tp.Any) -> tuple[int, int]:
-    inputs, outputs = layer.in_features, layer.out_features
-    return _product(inputs), _product(outputs)
-
-
 def _product(sizes: tp.Any) -> int:
-    total = 1
-    for size in sizes if isinstance(sizes, (tuple, list)) else (sizes,):
-        total *= size
-    return total
+    return math.prod(sizes if isinstance(sizes, (tuple, list)) else (sizes,))

@@ -210,13 +210,9 @@ class Layout:
         from rich.text import Text
 
         every = self.rows()
-        shown = every
-        if len(every) > MOST_ROWS:
-            largest = sorted(every, key=lambda row: -sum(entry.bytes for entry in row[1]))[
-                :MOST_ROWS
-            ]
-            kept = {id(same) for _, same in largest}
-            shown = [row for row in every if id(row[1]) in kept]
+        largest = sorted(every, key=lambda row: -sum(entry.bytes for entry in row[1]))[:MOST_ROWS]
+        kept = {id(same) for _, same in largest}
+        shown = [row for row in every if id(row[1]) in kept]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("path", "", "shape", "dtype", "spec"):
             table.add_column(heading, overflow="fold", justify="right" if not heading else "left")
@@ -228,7 +224,7 @@ class Layout:
             size = human_bytes(entry.bytes_per_device * len(same))
             cells = (name, count, _tuple(entry.shape), entry.dtype, spec_text(entry.spec), size)
             table.add_row(*map(Text, (*cells, entry.why)))
-        lines = [f"Layout on {_devices(self.mesh)}; plan: {self.plan}"]
+        head = f"Layout on {_devices(self.mesh)}; plan: {self.plan}"
         whole = sum(entry.bytes for entry in self.replicated)
         total = f"{human_bytes(self.bytes_per_device)} on each device, of {human_bytes(self.bytes)}"
         if whole:
@@ -237,7 +233,7 @@ class Layout:
             total += f"; {human_bytes(whole)} in {arrays} on every device"
         if left := len(every) - len(shown):
             total = f"... and {left} rows of smaller arrays\n{total}"
-        return Group(Text(lines[0]), table, Text(total))
+        return Group(Text(head), table, Text(total))
 
 
 def _common_name(entries: list[Placement]) -> str:

@@ -6,6 +6,7 @@ import typing as tp
 
 import numpy as np
 
+from nnxlite._errors import importing
 from nnxlite._text import clip, human_bytes
 from nnxlite.layouts._specs import parts_of, spec_text, ways
 
@@ -21,12 +22,8 @@ MOST_DEVICES = 64
 
 def draw(layout: Layout) -> Figure:
     """The picture of a layout; see `Layout.draw`."""
-    try:
+    with importing('Drawing a layout needs matplotlib: pip install "nnxlite[examples]".'):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            'Drawing a layout needs matplotlib: pip install "nnxlite[examples]".'
-        ) from error
 
     rows = sorted(layout.rows(), key=lambda row: -sum(entry.bytes for entry in row[1]))[:MOST_ROWS]
     axes = tuple(layout.mesh.shape.items())

@@ -12,6 +12,7 @@ import re
 import typing as tp
 import warnings
 
+from nnxlite._errors import importing
 from nnxlite.migrate._errors import UnreadableError
 
 if tp.TYPE_CHECKING:
@@ -27,10 +28,8 @@ NO_LIBCST = (
 
 def load_libcst() -> tp.Any:
     """The package `libcst`; ImportError with the remedy where it is not installed."""
-    try:
+    with importing(NO_LIBCST):
         import libcst
-    except ImportError as error:
-        raise ImportError(NO_LIBCST) from error
     return libcst
 
 

@@ -10,7 +10,6 @@ A call that writes Variables is refused: a server that answers requests at once 
 
 from __future__ import annotations
 
-import inspect
 import typing as tp
 from pathlib import Path
 
@@ -19,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import path_text, short_type
+from nnxlite._jax import key_name
+from nnxlite.boundary import parameter_names
 from nnxlite.graph import merge, split
 from nnxlite.objects import Pytree
 from nnxlite.serving import _trees
@@ -278,12 +279,8 @@ def load_exported(path: tp.Any) -> Exported:
 
 def _labels(fun: tp.Any, positional: tp.Sequence[tp.Any]) -> list[str]:
     """A name for each argument: that of its parameter, or its number."""
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [named[i] if i < len(named) else f"args[{i}]" for i in range(len(positional))]
+    names = parameter_names(fun)[: len(positional)]
+    return names + [f"args[{i}]" for i in range(len(names), len(positional))]
 
 
 def _paths(state: tp.Any) -> list[tp.Any]:
@@ -291,7 +288,7 @@ def _paths(state: tp.Any) -> list[tp.Any]:
     pairs, _ = jax.tree_util.tree_flatten_with_path(
         state, is_leaf=lambda x: isinstance(x, Variable)
     )
-    return [[getattr(k, "key", getattr(k, "idx", k)) for k in path] for path, _ in pairs]
+    return [[key_name(key) for key in path] for path, _ in pairs]
 
 
 def _weight_name(path: tp.Any, roots: tp.Sequence[str]) -> str:

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._errors import importing
 from nnxlite._replacing import replacing
 from nnxlite._untrusted import parse_json, printable, shape_of, strings
 from nnxlite.serving import _trees
@@ -296,10 +297,8 @@ def _known(array: np.ndarray) -> np.ndarray:
 
 
 def _check_flatbuffers() -> None:
-    try:
+    with importing(
+        "Saving and loading exported calls needs the package flatbuffers: pip install "
+        '"nnxlite[serving]".'
+    ):
         importlib.import_module("flatbuffers")
-    except ImportError as error:
-        raise ImportError(
-            "Saving and loading exported calls needs the package flatbuffers: pip install "
-            '"nnxlite[serving]".'
-        ) from error
