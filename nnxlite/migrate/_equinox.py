@@ -14,7 +14,7 @@ import libcst as cst
 from nnxlite.migrate import _hints
 from nnxlite.migrate._edits import Edit, Note
 from nnxlite.migrate._imports import alias_text, bound_name, rewrite
-from nnxlite.migrate._program import Program, dotted, walk
+from nnxlite.migrate._program import Program, dotted, leading, walk
 
 
 class EquinoxRules:
@@ -26,13 +26,12 @@ class EquinoxRules:
         self.notes: list[Note] = []
         self.moving: collections.Counter[str] = collections.Counter()
         self.staying: collections.Counter[str] = collections.Counter()
-        self.target = "nnxlite" if self._is_taken("nnx") else "nnx"
+        self.target = "nnxlite" if self._nnx_is_taken() else "nnx"
         """The name that nnxlite is given."""
 
-    def _is_taken(self, name: str) -> bool:
-        nodes = (node for node in walk(self.program.module) if isinstance(node, cst.Name))
-        used = [node for node in nodes if node.value == name]
-        return any(not self._is_nnxlite(node) for node in used)
+    def _nnx_is_taken(self) -> bool:
+        names = (node for node in walk(self.program.module) if isinstance(node, cst.Name))
+        return any(name.value == "nnx" and not self._is_nnxlite(name) for name in names)
 
     def _is_nnxlite(self, node: cst.Name) -> bool:
         parent = self.program.parent(node)
@@ -45,17 +44,10 @@ class EquinoxRules:
 
     def run(self) -> tuple[list[Edit], list[Note]]:
         """The edits and notes of the program."""
-        nodes = [*walk(self.program.module)]
-        imports = [node for node in nodes if isinstance(node, (cst.Import, cst.ImportFrom))]
-        within = {part for statement in imports for part in walk(statement)}
-        inner: set[cst.CSTNode] = set()
-        for node in nodes:
-            if node in within or node in inner or not isinstance(node, (cst.Attribute, cst.Name)):
-                continue
-            if dotted(node):
-                inner.update(walk(node))
+        for node in self.program.nodes(without=self.program.imports):
+            if isinstance(node, (cst.Attribute, cst.Name)) and dotted(node):
                 self._name(node)
-        for statement in imports:
+        for statement in self.program.imports:
             if isinstance(statement, cst.Import):
                 self._import(statement)
             else:
@@ -79,11 +71,7 @@ class EquinoxRules:
             return
         if full[1] in _hints.EQUINOX_SAFE:
             self.moving[parts[0]] += 1
-            value: tp.Any = node
-            while len(dotted(value)) > 1:
-                value = value.value
-            start, stop = self.program.start(value), self.program.stop(value)
-            self.edits.append(Edit(start, stop, self.target))
+            self.edits.append(self.program.replaced(leading(node, 1), self.target))
         else:
             self.staying[parts[0]] += 1
             self._note(node, name.removeprefix("equinox."))

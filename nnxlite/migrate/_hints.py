@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typing as tp
+
 FLAX_NNX, LINEN = "migrating/flax-nnx.md", "migrating/linen.md"
 EQUINOX, HAIKU, TORCH = "migrating/equinox.md", "migrating/haiku.md", "migrating/pytorch.md"
 
@@ -223,3 +225,10 @@ TORCH_CONSTRUCTS: dict[str, str] = {
     "nn.parallel": "nnx.shard; one program sees all devices",
     "distributed": "nnx.distributed",
 }
+
+
+def longest(path: str, table: tp.Container[str]) -> str:
+    """The longest beginning of a dotted name that is in a table, or an empty text."""
+    while path and path not in table:
+        path = path.rpartition(".")[0]
+    return path

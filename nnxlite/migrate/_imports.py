@@ -57,7 +57,7 @@ def rewrite(
     text = between.join(lines)
     if alone and comments:
         text += "".join(f"  {comment}" for comment in comments)
-    return [Edit(program.start(statement), program.stop(statement), text)]
+    return [program.replaced(statement, text)]
 
 
 def _joined(parts: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from nnxlite.migrate import _hints
 from nnxlite.migrate._edits import Edit, Note
 from nnxlite.migrate._imports import alias_text, bound_name, rewrite
 from nnxlite.migrate._lookup import missing, parameters
-from nnxlite.migrate._program import Program, dotted, walk
+from nnxlite.migrate._program import Program, dotted, leading, walk
 
 STRING = re.compile(r"""(?P<quote>["'])flax\.nnx(?P<rest>(?:\.\w+)*)(?P=quote)""")
 GRADIENTS = {"nnxlite.grad", "nnxlite.value_and_grad"}
@@ -45,17 +45,10 @@ class NnxRules:
 
     def run(self) -> tuple[list[Edit], list[Note]]:
         """The edits and notes of the program."""
-        nodes = [*walk(self.program.module)]
-        imports = [node for node in nodes if isinstance(node, (cst.Import, cst.ImportFrom))]
-        within = {part for statement in imports for part in walk(statement)}
-        inner: set[cst.CSTNode] = set()  # parts of a dotted name that has been seen as a whole
-        for node in nodes:
-            if node in within or node in inner:
-                continue
+        for node in self.program.nodes(without=self.program.imports):
             match node:
                 case cst.Attribute() | cst.Name():
                     if dotted(node):
-                        inner.update(walk(node))
                         self._name(node)
                 case cst.Call():
                     self._call(node)
@@ -65,12 +58,12 @@ class NnxRules:
                     self._remember_optimizer(node)
                 case cst.ClassDef():
                     self._class(node)
-        for node in nodes:
+        for node in walk(self.program.module):
             if isinstance(node, cst.Call):
                 self._update_call(node)
-        for statement in imports:
+        for statement in self.program.imports:
             if isinstance(statement, cst.Import):
-                self._import(statement, imports)
+                self._import(statement)
             else:
                 self._import_from(statement)
         return self.edits, self.notes
@@ -97,9 +90,7 @@ class NnxRules:
         path = self._path(node)
         if root == "flax" and path:
             self.moving[parts[0]] += 1
-            package = _first(node, 2)
-            start, stop = self.program.start(package), self.program.stop(package)
-            self.edits.append(Edit(start, stop, "nnxlite"))
+            self.edits.append(self.program.replaced(leading(node, 2), "nnxlite"))
         elif root == "flax" and full[0] == "flax":
             self.staying[parts[0]] += 1
             if len(full) > 1:
@@ -120,7 +111,7 @@ class NnxRules:
 
     def _replace_last(self, node: cst.Name | cst.Attribute, name: str) -> None:
         last = node.attr if isinstance(node, cst.Attribute) else node
-        self.edits.append(Edit(self.program.start(last), self.program.stop(last), name))
+        self.edits.append(self.program.replaced(last, name))
 
     def _string(self, node: cst.SimpleString) -> None:
         found = STRING.fullmatch(node.value)
@@ -128,10 +119,8 @@ class NnxRules:
             return
         if self._is_annotation(node):
             rest, quote = found["rest"], found["quote"]
-            new = f"{quote}nnxlite{rest}{quote}"
             self.moving["flax"] += 1
-            start, stop = self.program.start(node), self.program.stop(node)
-            self.edits.append(Edit(start, stop, new))
+            self.edits.append(self.program.replaced(node, f"{quote}nnxlite{rest}{quote}"))
         else:
             hint = (f'write "nnxlite{found["rest"]}" if it names a module', _hints.FLAX_NNX)
             self._note(node, f"a string says `flax.nnx{found['rest']}`", hint)
@@ -292,12 +281,12 @@ class NnxRules:
 
     # Imports ----------------------------------------------------------------------------------------
 
-    def _import(self, node: cst.Import, imports: list[cst.Import | cst.ImportFrom]) -> None:
+    def _import(self, node: cst.Import) -> None:
         def others(alias: cst.ImportAlias) -> bool:
             """Whether another import binds the name `flax`, and stays."""
             return any(
                 bound_name(other) == bound_name(alias) and not _is_nnx(other)
-                for statement in imports
+                for statement in self.program.imports
                 if isinstance(statement, cst.Import)
                 for other in statement.names
             )
@@ -368,9 +357,7 @@ class NnxRules:
         for alias in node.names:
             self._check(alias, f"{path}.{alias.name.value}")
         if not absent:
-            module = tp.cast(cst.CSTNode, node.module)
-            start, stop = self.program.start(module), self.program.stop(module)
-            self.edits.append(Edit(start, stop, path))
+            self.edits.append(self.program.replaced(tp.cast(cst.CSTNode, node.module), path))
             return
 
         def moved(alias: cst.ImportAlias) -> tuple[str, ...]:
@@ -391,20 +378,8 @@ def _moved(name: str) -> str:
     return "nnxlite" + (rest.removeprefix(".nnx") if rest.startswith(".nnx.") else rest)
 
 
-def _first(node: cst.Name | cst.Attribute, count: int) -> cst.CSTNode:
-    """The first parts of a dotted name."""
-    value: tp.Any = node
-    while len(dotted(value)) > count:
-        value = value.value
-    return value
-
-
 def _flax_hint(name: str) -> tuple[str, str]:
-    while name:
-        if name in _hints.FLAX:
-            return _hints.FLAX[name]
-        name = name.rpartition(".")[0]
-    return _hints.OTHER_FLAX
+    return _hints.FLAX.get(_hints.longest(name, _hints.FLAX), _hints.OTHER_FLAX)
 
 
 def _absent(path: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import typing as tp
 import warnings
 
 from nnxlite._errors import importing
+from nnxlite.migrate._edits import Edit
 from nnxlite.migrate._errors import UnreadableError
 
 if tp.TYPE_CHECKING:
@@ -87,6 +88,24 @@ class Program:
         position = self._positions[node].end
         return self._lines[position.line - 1] + position.column
 
+    @functools.cached_property
+    def imports(self) -> list[cst.Import | cst.ImportFrom]:
+        """The import statements, in order."""
+        kinds = ("Import", "ImportFrom")
+        return [tp.cast(tp.Any, n) for n in walk(self.module) if type(n).__name__ in kinds]
+
+    def nodes(self, without: tp.Iterable[cst.CSTNode] = ()) -> tp.Iterator[cst.CSTNode]:
+        """The nodes of the program, without some statements, and of a dotted name only the whole."""
+        hidden = {part for statement in without for part in walk(statement)}
+        for node in walk(self.module):
+            if node not in hidden:
+                hidden.update(walk(node) if dotted(node) else ())
+                yield node
+
+    def replaced(self, node: cst.CSTNode, text: str) -> Edit:
+        """The edit that puts a text in the place of a node."""
+        return Edit(self.start(node), self.stop(node), text)
+
     def text_of(self, node: cst.CSTNode) -> str:
         """A node as it is written."""
         return self.text[self.start(node) : self.stop(node)]
@@ -124,6 +143,14 @@ def dotted(node: cst.CSTNode) -> tuple[str, ...]:
     if type(value).__name__ != "Name":
         return ()
     return (value.value, *reversed(parts))
+
+
+def leading(node: cst.CSTNode, count: int) -> cst.CSTNode:
+    """The first parts of a dotted name."""
+    value: tp.Any = node
+    while len(dotted(value)) > count:
+        value = value.value
+    return value
 
 
 def walk(node: cst.CSTNode) -> tp.Iterator[cst.CSTNode]:
