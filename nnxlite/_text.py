@@ -116,8 +116,7 @@ def variable_node(type_: type, value: tp.Any, metadata: tp.Mapping[str, tp.Any])
     entries = [Entry("value", "value=", value)]
     entries += [Entry(name, f"{name}=", entry) for name, entry in metadata.items()]
     comment = f"{count:,} ({human_bytes(size)})" if count else ""
-    kind: str = getattr(type_, "_nnx_counted_as", type_.__name__)
-    tally = (kind, count, size) if count else None
+    tally = (counted_as(type_), count, size) if count else None
     shown = tuple(entries)
     return Text(type_.__name__, entries=shown, comment=comment, tally=tally, inline=True)
 
@@ -136,6 +135,11 @@ def sequence_node(owner: tp.Any, items: tp.Iterable[tp.Any]) -> Text:
 
 def _name(owner: tp.Any) -> str:
     return owner if isinstance(owner, str) else type(owner).__name__
+
+
+def counted_as(type_: type) -> str:
+    """The name under which totals count a class of Variables."""
+    return getattr(type_, "_nnx_counted_as", type_.__name__)
 
 
 def count_and_bytes(value: tp.Any) -> tuple[int, int]:

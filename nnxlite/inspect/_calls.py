@@ -291,12 +291,9 @@ class _Recorder:
             return call(obj, *args, **kwargs)
 
         packed = PackedCall(obj, args, kwargs)
-        compiled = (
-            self.costs and not packed.has_refs
-        )  # a compiled function cannot take them as arrays
-        row = _Row(
-            len(self.rows), where, name, inputs, packed, filter_jit(run) if compiled else run
-        )
+        if self.costs and not packed.has_refs:  # a compiled function cannot take them as arrays
+            run = filter_jit(run)
+        row = _Row(len(self.rows), where, name, inputs, packed, run)
         self.rows[where, name, inputs] = row
         outputs = row.run(obj, args, kwargs)
         row.outputs = jax.tree.map(_result, outputs, is_leaf=_is_object)
@@ -373,7 +370,7 @@ def _is_real(array: tp.Any) -> bool:
 
 def call_flops(row: _Row) -> int:
     """Floating-point operations needed for the results of one call, as XLA counts them unoptimised."""
-    return _flops_of(lambda arrays: _run(row, arrays), row.packed.arrays)
+    return flops_of(lambda arrays: _run(row, arrays), row.packed.arrays)
 
 
 def vjp_flops(row: _Row) -> int:
@@ -392,10 +389,11 @@ def vjp_flops(row: _Row) -> int:
 
     results = jax.eval_shape(lambda arrays: _run(row, arrays), row.packed.arrays)
     cotangents = [_abstract(x) for x in results if _is_real(x)]
-    return _flops_of(gradient, row.packed.arrays, cotangents)
+    return flops_of(gradient, row.packed.arrays, cotangents)
 
 
-def _flops_of(fun: tp.Callable[..., tp.Any], *args: tp.Any) -> int:
+def flops_of(fun: tp.Callable[..., tp.Any], *args: tp.Any) -> int:
+    """The floating-point operations of a call, as the compiler counts them; 0 if it does not."""
     cost = jax.jit(fun).lower(*args).cost_analysis()
     return int((cost or {}).get("flops", 0))
 
@@ -407,7 +405,7 @@ def arguments_text(args: tuple[tp.Any, ...], kwargs: tp.Mapping[str, tp.Any]) ->
     """Arguments, one per line; a single positional one without a bullet."""
     if len(args) == 1 and not kwargs:
         return layout(args[0])
-    return "\n".join([_item("- ", v) for v in args] + [field_text(k, v) for k, v in kwargs.items()])
+    return "\n".join([*map(_item, args), *[field_text(k, v) for k, v in kwargs.items()]])
 
 
 def layout(value: tp.Any) -> str:
@@ -428,7 +426,7 @@ def layout(value: tp.Any) -> str:
     if _is_shaped(value):
         return array_text(value)
     if isinstance(value, (list, tuple)) and value and not hasattr(value, "_fields"):
-        return "\n".join(_item("- ", item) for item in value)
+        return "\n".join(map(_item, value))
     if isinstance(value, tp.Mapping) and value:
         return "\n".join(field_text(key, item) for key, item in value.items())
     leaves = jax.tree_util.tree_leaves_with_path(value)
@@ -438,8 +436,8 @@ def layout(value: tp.Any) -> str:
     return "\n".join(field_text(key, leaf) for key, (_, leaf) in zip(keys, leaves, strict=True))
 
 
-def _item(bullet: str, value: tp.Any) -> str:
-    return bullet + layout(value).replace("\n", "\n  ")
+def _item(value: tp.Any) -> str:
+    return "- " + layout(value).replace("\n", "\n  ")
 
 
 def field_text(name: tp.Any, value: tp.Any) -> str:

@@ -148,15 +148,14 @@ def check(
     try:
         subject = _Subject.of(model, optimizer, inputs, named_inputs)
     except Exception as error:  # half-built objects, containers with hidden data
-        return Findings((_not_checked((), "the model", error),))
+        return Findings((_not_checked("the model", error),))
     found: list[Finding] = []
     for look in _CHECKS:
         try:
             found += look(subject)
         except Exception as error:  # such as a property of the user's own
-            found.append(
-                _not_checked((), f"for {look.__name__.strip('_').replace('_', ' ')}", error)
-            )
+            name = look.__name__.strip("_").replace("_", " ")
+            found.append(_not_checked(f"for {name}", error))
     return Findings(tuple(found))
 
 
@@ -166,9 +165,9 @@ def _at(path: Path) -> str:
     return text if len(text) <= WIDTH else "..." + text[3 - WIDTH :]
 
 
-def _not_checked(path: Path, what: str, error: Exception) -> Finding:
+def _not_checked(what: str, error: Exception) -> Finding:
     reason = clip(f"{type(error).__name__}: {error}".split("\n", 1)[0], 200)
-    return Finding("not checked", path, f"could not check {what}: {reason}")
+    return Finding("not checked", (), f"could not check {what}: {reason}")
 
 
 # What is looked at ---------------------------------------------------------------------------
@@ -509,7 +508,7 @@ def _calls(subject: _Subject) -> tp.Iterator[Finding]:
     try:
         call = subject.call
     except Exception as error:
-        yield _not_checked((), "the call with these inputs", error)
+        yield _not_checked("the call with these inputs", error)
         return
     used, called = call.used, call.called
     used_leaves = {id(subject.leaves[path]) for path in used}

@@ -15,6 +15,7 @@ import typing as tp
 
 from nnxlite._text import human_bytes
 from nnxlite.inspect._hlo import Array, Program, Run, is_library
+from nnxlite.inspect._tabulate import printed
 from nnxlite.transforms import jit
 
 KINDS = (
@@ -141,8 +142,6 @@ class Collectives:
             return "no collectives\n"
         from rich.table import Table
 
-        from nnxlite.inspect._tabulate import printed
-
         table = Table()
         for title in ("collective", "runs", "bytes", "", "devices", "array", "of", "at"):
             right = title in ("runs", "bytes", "", "devices")
@@ -160,7 +159,7 @@ class Collectives:
             size = sum(entry.total_bytes for entry in rest)
             runs = sum(entry.runs for entry in rest)
             table.add_row(f"{len(rest)} more", f"{runs:,}", f"{size:,}", human_bytes(size))
-        return printed(table, {})
+        return printed(table)
 
 
 def _cells(entry: Collective) -> tuple[str, ...]:
@@ -305,9 +304,7 @@ def _chain(targets: dict[str, str]) -> int:
     """How many devices a permute connects, in its longest chain or ring."""
     received = set(targets.values())
     longest, seen = 1, set[str]()
-    for device in sorted(
-        targets, key=lambda source: source in received
-    ):  # chains from their starts
+    for device in sorted(targets, key=received.__contains__):  # chains from their starts
         length = 0
         while device in targets and device not in seen:
             seen.add(device)

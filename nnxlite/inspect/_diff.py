@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._jax import Tracer, is_ref, key_name
+from nnxlite._jax import Tracer, key_name
 from nnxlite._outline import array_text
+from nnxlite._state import content
 from nnxlite._text import Atom, can_be_read, is_array
 from nnxlite.graph import Difference, GraphDef, Path, compare, view
 from nnxlite.inspect._entries import Entries
-from nnxlite.variables import Variable
 
 MAX_LINES = 200
 """How many differences the text lists."""
@@ -96,7 +96,7 @@ def _definition_and_leaves(side: tp.Any) -> tuple[GraphDef[tp.Any], list[tp.Any]
 
 
 def _leaf_differences(path: Path, before: tp.Any, after: tp.Any) -> tp.Iterator[Difference]:
-    old, new = _content(before), _content(after)
+    old, new = content(before), content(after)
     if old is new:
         return
     if is_array(old) and is_array(new):
@@ -113,12 +113,6 @@ def _leaf_differences(path: Path, before: tp.Any, after: tp.Any) -> tp.Iterator[
             yield from array_difference(below, x, y)
         elif is_array(x) or is_array(y) or type(x) is not type(y) or not _equal(x, y):
             yield _scalar_difference(below, x, y)
-
-
-def _content(leaf: tp.Any) -> tp.Any:
-    if isinstance(leaf, Variable):
-        leaf = leaf.get_raw_value()
-    return leaf[...] if is_ref(leaf) else leaf
 
 
 def _side(value: tp.Any) -> tp.Any:

@@ -216,12 +216,8 @@ class Program:
                 return [named] if named else None
             case "get-tuple-element" if operands:
                 return self._element(computation, instruction)
-            case "fusion":
-                return (
-                    [x for x in operands if self._shape(*x)]
-                    if self._only_moves(instruction)
-                    else None
-                )
+            case "fusion" if self._only_moves(instruction):
+                return [x for x in operands if self._shape(*x)]
             case opcode if opcode in MOVES:
                 return operands[:1]
         return None

@@ -10,8 +10,10 @@ import jax
 import numpy as np
 
 from nnxlite._jax import Tracer, is_ref
-from nnxlite._text import human_bytes, is_array
+from nnxlite._state import content
+from nnxlite._text import counted_as, human_bytes, is_array
 from nnxlite.graph import iter_graph
+from nnxlite.inspect._tabulate import printed
 from nnxlite.training import OptState
 from nnxlite.transforms import jit
 from nnxlite.variables import Variable
@@ -72,8 +74,6 @@ class Memory:
     def __str__(self) -> str:
         from rich.table import Table
 
-        from nnxlite.inspect._tabulate import printed
-
         table = Table("memory")
         table.add_column("bytes", justify="right")
         table.add_column("", justify="right")
@@ -88,7 +88,7 @@ class Memory:
             for name, size in rows.items():
                 table.add_row(f"{prefix}{name}", f"{size:,}", human_bytes(size))
             table.add_section()
-        return printed(table, {})
+        return printed(table)
 
 
 def memory(
@@ -156,19 +156,15 @@ def memory(
 def _arrays(owners: tuple[tp.Any, ...]) -> tp.Iterator[tuple[str, tp.Any]]:
     """Every array with its kind, Variables once each."""
     for _, leaf in iter_graph(owners):
-        kind = ARRAYS
         if isinstance(leaf, Variable):
-            kind = OPTIMIZER if isinstance(leaf, OptState) else _kind_name(type(leaf))
-            leaf = leaf.get_raw_value()
-        elif not is_array(leaf) and not is_ref(leaf):
+            kind = OPTIMIZER if isinstance(leaf, OptState) else counted_as(type(leaf))
+        elif is_array(leaf) or is_ref(leaf):
+            kind = ARRAYS
+        else:
             continue
-        for array in jax.tree_util.tree_leaves(leaf[...] if is_ref(leaf) else leaf):
+        for array in jax.tree_util.tree_leaves(content(leaf)):
             if is_array(array):
                 yield kind, array
-
-
-def _kind_name(kind: type) -> str:
-    return getattr(kind, "_nnx_counted_as", kind.__name__)
 
 
 def _places(array: tp.Any, size: int) -> list[tuple[str, int]]:

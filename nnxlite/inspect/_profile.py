@@ -15,6 +15,8 @@ import jax
 
 from nnxlite._jax import called_programs, scope_of
 from nnxlite._text import human_bytes
+from nnxlite.inspect._calls import flops_of
+from nnxlite.inspect._tabulate import printed
 from nnxlite.transforms import jit
 
 OUTSIDE = "(outside of modules)"
@@ -90,8 +92,6 @@ class Profile:
     def __str__(self) -> str:
         from rich.table import Table
 
-        from nnxlite.inspect._tabulate import printed
-
         table = Table("module", title=f"mean of {self.runs} runs" if self.runs else None)
         for name in ("FLOPs", "backward", "bytes", *(["time", ""] if self.runs else [])):
             table.add_column(name, justify="right")
@@ -103,7 +103,7 @@ class Profile:
                 time, whole = cost.seconds or 0.0, self.total.seconds or math.inf
                 cells += [f"{time * 1e6:,.1f} us", f"{time / whole:.0%}"]
             table.add_row(path, *cells)
-        return printed(table, {})
+        return printed(table)
 
 
 def profile(
@@ -237,8 +237,7 @@ def _flops(eqn: tp.Any) -> int | None:
     """The floating-point operations of an equation, as XLA counts them; None if it cannot."""
     shapes = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in eqn.invars]
     try:
-        lowered = jax.jit(lambda *xs: eqn.primitive.bind(*xs, **eqn.params)).lower(*shapes)
-        return int((lowered.cost_analysis() or {}).get("flops", 0))
+        return flops_of(lambda *xs: eqn.primitive.bind(*xs, **eqn.params), *shapes)
     except Exception:  # it needs a mesh, or is compiled for another platform
         return None
 

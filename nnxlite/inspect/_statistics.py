@@ -146,7 +146,7 @@ def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
         table.add_column(head, justify="right" if i > 1 else "left")
     for path, kind, *numbers in rows:
         table.add_row(PathCell(path), Text(kind), *numbers)
-    return printed(table, {})
+    return printed(table)
 
 
 def statistics(

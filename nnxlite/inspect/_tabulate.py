@@ -286,7 +286,7 @@ def _size(count: int, size: int) -> Text:
     return Text(f"{count:,} ", style="bold").append(f"({human_bytes(size)})", style="bold dim")
 
 
-def printed(table: Table, console_kwargs: Options) -> str:
+def printed(table: Table, console_kwargs: Options = _NONE) -> str:
     """The table as text, as wide as necessary unless a terminal or the caller sets a limit."""
     from rich.console import Console
 

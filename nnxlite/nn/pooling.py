@@ -104,12 +104,11 @@ def avg_pool(
     inexact = jnp.issubdtype(inputs.dtype, jnp.inexact)
     # Sums of small dtypes would overflow, or lose digits.
     x = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
-    total = pool(x, _number(x, 0), lax.add, window_shape, strides, padding)
-    if count_include_pad:
-        mean = total / math.prod(window_shape)
-    else:
-        ones = jnp.ones_like(x)
-        mean = total / pool(ones, _number(ones, 0), lax.add, window_shape, strides, padding)
+
+    def total(x: jax.Array) -> jax.Array:
+        return pool(x, _number(x, 0), lax.add, window_shape, strides, padding)
+
+    mean = total(x) / (math.prod(window_shape) if count_include_pad else total(jnp.ones_like(x)))
     return mean.astype(inputs.dtype) if inexact else mean
 
 

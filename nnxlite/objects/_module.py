@@ -382,10 +382,6 @@ def _attribute(module: Module, name: str) -> tp.Any:
     return MISSING if ours and getattr(value, "__func__", None) is ours.function else value
 
 
-def _has(module: Module, name: str) -> bool:
-    return _attribute(module, name) is not MISSING
-
-
 def _kind(given: Kind | str) -> Kind:
     if isinstance(given, str):
         return variable_type_from_name(given, allow_register=True)
@@ -424,7 +420,7 @@ def set_existing(
     for name, value, modules in _candidates(node, only, attributes, graph):
         for module in modules:
             old = module.__dict__.get(name, MISSING)
-            if old is MISSING and not _has(module, name):
+            if old is MISSING and _attribute(module, name) is MISSING:
                 continue
             missing.discard(name)
             if old is not value:

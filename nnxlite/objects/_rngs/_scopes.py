@@ -153,13 +153,12 @@ def split_rngs(
     """
     if squeeze and splits != 1:
         raise ValueError(f"squeeze=True is only supported for splits=1, got splits={splits!r}.")
-    shape = () if squeeze else as_splits(splits)
     number = as_splits(splits)
     rule = Rule(only, to_predicate(only), number)
 
     def renew(stream: RngStream) -> RngStream:
         keys = jax.random.split(stream(), number)
-        return RngStream(keys.reshape(shape) if squeeze else keys, tag=stream.tag)
+        return RngStream(keys.reshape(()) if squeeze else keys, tag=stream.tag)
 
     def plan(path: Path, stream: RngStream) -> Renew | None:
         return renew if rule.selects_variables(path, stream) else None
@@ -363,8 +362,7 @@ def backup_keys(node: tp.Any, /, *, graph: bool | None = None) -> list[tuple[Rng
     >>> bool((rngs.default.key.value == nnx.Rngs(0).default.key.value).all())
     True
     """
-    streams = (x for _, x in iter_graph(node, graph=graph) if isinstance(x, RngStream))
-    return [(stream, stream.key.value) for stream in streams]
+    return [(stream, stream.key.value) for _, stream in _streams(node, graph)]
 
 
 def restore_rngs(backups: tp.Iterable[StreamBackup | tuple[RngStream, jax.Array]], /) -> None:
@@ -463,7 +461,7 @@ def _reseeded(path: Path, key: jax.Array, shape: tuple[int, ...], policy: Policy
 def _streams(node: tp.Any, graph: bool | None) -> list[tuple[Path, RngStream]]:
     """Every stream in `node` once, with its path."""
     nodes = iter_graph(node, graph=graph)
-    return [(tuple(path), value) for path, value in nodes if isinstance(value, RngStream)]
+    return [(path, value) for path, value in nodes if isinstance(value, RngStream)]
 
 
 def _write(stream: RngStream, key: jax.Array, count: jax.Array) -> None:
