@@ -35,10 +35,15 @@ def flatten(tree: tp.Any) -> tuple[list[tp.Any], TreeDef]:
     return jax.tree.flatten(tree, is_leaf=is_variable)
 
 
+def pairs(tree: tp.Any) -> list[tuple[Path, tp.Any]]:
+    """The leaves of a tree with their paths; Variables are leaves."""
+    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_variable)
+    return [(tuple(key_name(entry) for entry in path), leaf) for path, leaf in found]
+
+
 def paths(tree: tp.Any) -> list[Path]:
     """The path of each leaf of `flatten`, as names and indices."""
-    pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_variable)
-    return [tuple(key_name(entry) for entry in path) for path, _ in pairs]
+    return [path for path, _ in pairs(tree)]
 
 
 def read(leaf: tp.Any) -> tp.Any:

@@ -13,7 +13,7 @@ from nnxlite._errors import path_text, short_type
 from nnxlite.filters import Frozen, Not, PathIn
 from nnxlite.graph import state as state_of
 from nnxlite.objects import data
-from nnxlite.training._leaves import Path, flatten, paths, read
+from nnxlite.training._leaves import Path, flatten, pairs, paths, read
 from nnxlite.training.optimizer import Optimizer, initial_state, parameter_of
 from nnxlite.transforms import eval_shape
 
@@ -24,11 +24,11 @@ STACK = -1
 
 
 def restack(optimizer: Optimizer[tp.Any], model: tp.Any) -> None:
-    """Lay an optimizer's state out as the layers of its model are now, in place.
+    """Restructure an optimizer's state, in place, after its model's layers were stacked or unstacked.
 
     After `model.blocks = nnx.stack_layers(model.blocks)`, what the optimizer keeps for
     `blocks.0.kernel`, `blocks.1.kernel`, ... becomes what it keeps for `blocks.kernel`; after
-    `nnx.unstack_layers`, the other way round. It lies where the parameter lies. Counts go on.
+    `nnx.unstack_layers`, the other way round. It has the sharding of the parameter. Counts go on.
 
     The next updates are those of the model as it was, if the transformation treats each number by itself
     (SGD, Adam, ...) or all parameters together (clipping by the global norm). One that looks at
@@ -58,7 +58,7 @@ def restack(optimizer: Optimizer[tp.Any], model: tp.Any) -> None:
         left_out = frozenset(paths(state_of(params, Frozen())))
         params = state_of(params, Not(PathIn(*left_out)))
     new = eval_shape(lambda params: initial_state(optimizer.tx, params, left_out), params)
-    old = dict(zip(paths(optimizer.opt_state), map(read, flatten(optimizer.opt_state)[0])))
+    old = {path: read(leaf) for path, leaf in pairs(optimizer.opt_state)}
     leaves, treedef = flatten(new)
     sources = [_source(path, old) for path in paths(new)]
     unused = old.keys() - {path for found, _ in sources for path in found}
@@ -118,8 +118,8 @@ def _computed(old: dict[Path, tp.Any], found: tuple[Path, ...], entry: int | Non
 def _shardings(
     of: list[Path], shapes: list[tuple[int, ...]], params: tp.Any
 ) -> list[NamedSharding | None]:
-    """Where the parameters lie that the state belongs to, if it has their shape."""
-    known = dict(zip(paths(params), map(read, flatten(params)[0])))
+    """The shardings of the parameters that the state belongs to, where the shapes are equal."""
+    known = {path: read(leaf) for path, leaf in pairs(params)}
     shardings: list[NamedSharding | None] = []
     for path, shape in zip(of, shapes):
         value = known.get(parameter_of(path, known))

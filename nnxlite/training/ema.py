@@ -14,7 +14,7 @@ from nnxlite.filters import Filter
 from nnxlite.graph import merge, split
 from nnxlite.graph import state as state_of
 from nnxlite.objects import Pytree, data
-from nnxlite.training._leaves import compare, flatten, is_variable, misshapen, paths, read, write
+from nnxlite.training._leaves import compare, flatten, is_variable, misshapen, pairs, read, write
 from nnxlite.variables import Variable
 
 A = tp.TypeVar("A")
@@ -58,7 +58,7 @@ class EMA(Pytree):
         _check_decay(decay)
         selected = state_of(params, only, graph=graph)
         leaves, treedef = flatten(selected)
-        for path, leaf in zip(paths(selected), leaves, strict=True):
+        for path, leaf in pairs(selected):
             if not is_variable(leaf):
                 raise TypeError(
                     f"EMA averages Variables, and the leaf at {path_text(path)} is not one: "

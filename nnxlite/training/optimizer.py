@@ -40,6 +40,7 @@ from nnxlite.training._leaves import (
     is_frozen,
     is_variable,
     misshapen,
+    pairs,
     paths,
     pure,
     read,
@@ -299,10 +300,9 @@ class Optimizer(Pytree, tp.Generic[M]):
         params = state_of(params, Not(PathIn(*without_state)))
         opt_state = self.opt_state
         if without_state != self.without_state:
-            leaves, treedef = flatten(initial_state(self.tx, params, without_state))
-            added = paths(treedef.unflatten(leaves))
-            known = dict(zip(paths(opt_state), flatten(opt_state)[0], strict=True))
-            opt_state = treedef.unflatten([known.get(p, x) for p, x in zip(added, leaves)])
+            new, known = initial_state(self.tx, params, without_state), dict(pairs(opt_state))
+            _, treedef = flatten(new)
+            opt_state = treedef.unflatten([known.get(path, leaf) for path, leaf in pairs(new)])
         return params, frozen - without_state, opt_state, without_state
 
     def _nnx_adopt(self, opt_state: tp.Any, without_state: Paths) -> None:
@@ -330,7 +330,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         given = iter(self._nnx_match(grads, trained, treedef, All(self.wrt, ignored)))
         return [
             jax.tree.map(jnp.zeros_like, read(leaf)) if path in frozen else next(given)
-            for path, leaf in zip(paths(params), flatten(params)[0], strict=True)
+            for path, leaf in pairs(params)
         ]
 
     def _nnx_match(
@@ -435,12 +435,9 @@ def initial_state(tx: Transformation, params: tp.Any, left_out: Paths) -> tp.Any
     with leaving_out(left_out):
         opt_state = tx.init(treedef.unflatten([_out_of_reference(v) for v in leaves]))
     opt_state = jax.tree.map(_opt_leaf, opt_state, is_leaf=is_variable)
-    shapes = {
-        p: getattr(read(v), "shape", None) for p, v in zip(paths(params), leaves, strict=True)
-    }
+    shapes = {path: getattr(read(leaf), "shape", None) for path, leaf in pairs(params)}
     buffers = {id(read(leaf)) for leaf in leaves}
-    opt_leaves, _ = flatten(opt_state)
-    for path, leaf in zip(paths(opt_state), opt_leaves, strict=True):
+    for path, leaf in pairs(opt_state):
         _fit_sharding(path, leaf, shapes)
         value = read(leaf)
         if id(value) in buffers and isinstance(value, jax.Array):
