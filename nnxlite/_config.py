@@ -109,9 +109,8 @@ def flag_from_environment(name: str, default: bool) -> bool:
 class switch:
     """Base of the public boolean settings, such as `set_graph_mode`.
 
-    `set_x(True)` sets the value of the present scope at once; used in a `with` statement it
-    restores the former value at the end of the block; used as a decorator it holds for each call
-    of the function.
+    `set_x(True)` sets the value of the current scope immediately. As a context manager it restores the
+    former value at the end of the block; as a decorator it applies to each call of the function.
     """
 
     _setting: tp.ClassVar[Setting[bool]]

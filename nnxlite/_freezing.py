@@ -95,7 +95,7 @@ def matches(
         what: the wanted nodes are called.
         caller: the user's call, for messages.
 
-    Raises ValueError, with what is near, where none matches.
+    Raises ValueError, which suggests similar names, if none matches.
     """
     predicate = to_predicate(filter)
     nodes = [(path, node) for path, node in iter_graph(model) if wanted(node)]

@@ -97,7 +97,7 @@ class Table(tp.Generic[T]):
         self._entries.setdefault(entry.hash, []).append(entry)
 
     def _forget(self, entry: _Entry) -> None:
-        number = getattr(entry, "hash", -1)  # which is no hash: an interrupt came before it had one
+        number = getattr(entry, "hash", -1)  # never a hash: an interrupt came before it was set
         entries = self._entries.get(number, [])
         if entry in entries:  # else an interrupt came before it was filed
             entries.remove(entry)

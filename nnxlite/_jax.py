@@ -230,9 +230,9 @@ def constrained(value: tp.Any, sharding: tp.Any) -> tp.Any:
 
 
 def hide_frames(*packages: str) -> None:
-    """Take these subpackages for a part of JAX in tracebacks and in the source lines of operations.
+    """Treat these subpackages as part of JAX in tracebacks and in the source lines of operations.
 
-    What stands there is then the user's line. `JAX_TRACEBACK_FILTERING=off` shows all frames.
+    Both then show the user's line. `JAX_TRACEBACK_FILTERING=off` shows all frames.
     """
     for package in packages:
         path = os.path.join(os.path.dirname(__file__), package) + os.sep

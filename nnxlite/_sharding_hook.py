@@ -1,7 +1,7 @@
 """Where Variables hand a freshly made, annotated value to the sharding package.
 
-Variables lie below sharding in the layers; this is the one socket between them.  Until the sharding
-package plugs in, an annotation is metadata and the value stays where it is.
+Variables are a layer below sharding, and this hook is the only connection between them.  Until the
+sharding package installs its function, an annotation is metadata and the value stays where it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Descriptions that come from outside: what is read of JSON, and what of it is shown.
 
 A file may be damaged, or written to deceive.  Of two entries of one name, `json` would take the last,
-another reader perhaps the first; a file of brackets ends in a RecursionError, which is no ValueError.
+another reader perhaps the first; a file of brackets ends in a RecursionError, which is not a ValueError.
 """
 
 from __future__ import annotations

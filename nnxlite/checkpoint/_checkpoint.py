@@ -111,7 +111,7 @@ def _finish_replacing(target: epath.Path) -> None:
 
 
 def locate(target: epath.Path) -> epath.Path:
-    """Where the checkpoint of a path is: beside it, where a process ended while it replaced it."""
+    """The folder of a checkpoint: one next to its path, if a process ended while replacing it."""
     if not target.exists():
         for place in _beside(target):
             if is_checkpoint(place):
@@ -228,7 +228,7 @@ def restore(
 
 
 def check_sharding(leaf: Leaf, sharding: jax.sharding.Sharding | None) -> None:
-    """CheckpointError if an array cannot lie as a sharding says."""
+    """Raise CheckpointError if an array cannot have a sharding."""
     if sharding is None or leaf.spec.is_python:
         return
     if not sharding.addressable_devices:

@@ -70,7 +70,7 @@ def diff(path: tp.Any, other: tp.Any = None, /, **items: tp.Any) -> Diff:
         _texts("retyped", before.classes, after.classes),
         _texts("setting", before.settings, after.settings),
         (d for name in both for d in _values(name, old[name], new[name])),
-    ):  # nothing is said of what is below a difference
+    ):  # what is below a difference is not reported
         above = {".".join(map(str, difference.path)) for difference in found}
         found += [d for d in differences if not _starts(d.path, above)]
     return Diff(tuple(sorted(found, key=lambda difference: difference.path)))

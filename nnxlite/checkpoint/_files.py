@@ -270,7 +270,7 @@ def indexed(path: Path) -> dict[str, Stored]:
             or normal.split(os.sep)[0] in ("..", ".")
         ):
             raise DamagedError(f"{path} refers to {repr(file)[:200]}, which is not in its folder.")
-        with contextlib.suppress(OSError):  # a name that is too long is none
+        with contextlib.suppress(OSError):  # a name may be too long
             if (path.parent / file).is_file():
                 continue
         raise NotFoundError(

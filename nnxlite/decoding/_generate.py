@@ -120,11 +120,11 @@ def generate(
 
     The model is called with tokens (batch, length) and returns logits (batch, length, vocabulary).  It
     runs in a view with `decode=True`, `deterministic=True` and `use_running_average=True`, with a
-    cache for each `MultiHeadAttention`; what else it has to remember it keeps in Variables of the
-    kind `Cache`, which start from zero.  If its `__call__` has a parameter `input_positions` (or
+    cache for each `MultiHeadAttention`; any other state belongs in Variables of the kind `Cache`,
+    which start from zero.  If its `__call__` has a parameter `input_positions` (or
     `positions`), it gets the positions of the tokens there, (length,) int32: a model that learned an
     embedding for each position needs it.  A model without any cache is called with the whole sequence
-    in each step; so is one whose attention is neither rotary nor told positions, with a warning.
+    in each step; so is one whose attention is not rotary and gets no positions, with a warning.
 
     Everything is one program, compiled once for each structure of the model, shape of the prompt and
     `max_new`.  The model is left as it was.
@@ -136,8 +136,8 @@ def generate(
             that prompts of any length run the same program.
         max_new: how many tokens to generate for each row, at most.
         sampler: a function of logits (vocabulary,) and a key that returns a token: `nnx.Sampler(...)`,
-            by default `nnx.sampling.greedy`.  A function that is made anew in each call is compiled
-            anew.
+            by default `nnx.sampling.greedy`.  A function that is created for each call is
+            compiled each time.
         rngs: a key, or streams, of which "sample" is drawn; needed unless the sampler is greedy.  An
             array of keys (batch,) has one for each row, whose tokens then depend on nothing else.
         stop: a token, or several, after which a row ends.
@@ -158,7 +158,7 @@ def generate(
         ValueError: for an empty prompt, one that is longer than `max_length` allows, a sampler without
             a key, a model that has no cache but should, or one whose logits have another shape or
             are NaN.
-        TypeError: if the model is no module, or tokens are not integers.
+        TypeError: if the model is not a module, or tokens are not integers.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx

@@ -27,7 +27,7 @@ class SamplerFn(tp.Protocol):
     """What chooses a token."""
 
     def __call__(self, logits: jax.Array, key: tp.Any, /) -> jax.Array:
-        """A token, for logits (vocabulary,) and a random key, which is None if there is none."""
+        """A token, for logits (vocabulary,) and a random key or None."""
         ...
 
 

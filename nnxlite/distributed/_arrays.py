@@ -172,7 +172,7 @@ def _host(leaf: tp.Any) -> np.ndarray:
 def _global_shape(
     sharding: NamedSharding, shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], list[list[Span]]]:
-    """The shape of the array of which this process has a part, and where its part lies in it."""
+    """The shape of the array that this process has a part of, and the position of that part."""
     parts = _parts(sharding, len(shape))
     units = _local_spans(sharding, tuple(parts), "")  # of an array with one row in each part
     sizes = []
@@ -295,7 +295,7 @@ def _parts(sharding: NamedSharding, ndim: int) -> list[int]:
 
 
 def _local_spans(sharding: Sharding, shape: tuple[int, ...], where: str) -> list[list[Span]]:
-    """For each axis the parts that this process has, ascending; ValueError if they are no box."""
+    """For each axis the parts that this process has, ascending; ValueError unless they form a box."""
     if isinstance(sharding, NamedSharding):  # an array may have fewer axes than the spec
         sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: len(shape)]))
     found = {

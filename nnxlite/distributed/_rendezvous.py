@@ -101,7 +101,7 @@ def _admit(
     try:
         index, theirs = json.loads(_line_of(connection))
     except (OSError, ValueError, TypeError):
-        connection.close()  # somebody else
+        connection.close()  # not one of our processes
         return None
     before = there.get(index)
     there[index] = connection
@@ -171,7 +171,7 @@ def _call(address: str, host: str, port: int, count: int, index: int, timeout: f
 
 
 def _line_of(connection: socket.socket) -> bytes:
-    """The first line that comes; ValueError if it is no text of ours."""
+    """The first line received; ValueError unless one of our processes wrote it."""
     line = b""
     while not line.endswith(b"\n"):
         part = connection.recv(4096)

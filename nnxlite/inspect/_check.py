@@ -575,7 +575,7 @@ class _TracedCall:
         self.used = {path for path, flag in zip((*self.floats, *self._others), flags) if flag}
 
     def connected(self) -> set[Path] | None:
-        """The paths of those with a gradient; None if there is none to be had, or it fails."""
+        """The paths of those with a gradient; None if it cannot be computed."""
 
         def derivative(
             arrays: list[tp.Any], floats: list[tp.Any], others: list[tp.Any], tangents: list[tp.Any]

@@ -53,7 +53,7 @@ class Drawing:
         """Write the picture to a file: `.svg`, `.dot` or `.gv`, `.mmd` or `.mermaid`.
 
         Args:
-            path: the file; what is there is replaced.
+            path: the file, which is replaced if it exists.
 
         Returns:
             The path.

@@ -68,7 +68,7 @@ class Item(Box):
 
     @property
     def called(self) -> list[Item]:
-        """The children that are called, or have somebody called in them, in the order of the calls."""
+        """The children that are called, or contain one that is, in the order of the calls."""
         return [child for child in self.children if child.order is not None]
 
     def walk(self) -> tp.Iterator[Item]:

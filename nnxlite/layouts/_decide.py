@@ -35,8 +35,8 @@ class Leaf(tp.NamedTuple):
         keys: within the Variable's value, if that is a pytree.
         value: the array.
         variable: its Variable, if it has one.
-        layer: what holds the Variable.
-        parent: what holds the layer.
+        layer: the object that contains the Variable.
+        parent: the object that contains the layer.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class Division(tp.NamedTuple):
 
     spec: tuple[tp.Any, ...]
     why: str
-    final: bool = False  # whether fsdp leaves it as it is
+    final: bool = False  # whether fsdp must not change it
 
 
 def leaves_of(tree: tp.Any) -> list[Leaf]:

@@ -41,9 +41,9 @@ def choices(
 
     Args:
         name: the attribute of the layer that is the parameter.
-        layer: what holds the parameter.
+        layer: the object that contains the parameter.
         layer_name: the attribute of the parent that is the layer.
-        parent: what holds the layer.
+        parent: the object that contains the layer.
         shape: of the parameter.
     """
     if isinstance(parent, MultiHeadAttention) and isinstance(layer, LinearGeneral):

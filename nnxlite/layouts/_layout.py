@@ -98,7 +98,7 @@ class Layout:
 
     @property
     def bytes_per_device(self) -> int:
-        """Of what lies on each device."""
+        """Of the parts on one device."""
         return sum(entry.bytes_per_device for entry in self.entries)
 
     @property

@@ -98,7 +98,7 @@ def _axes_text(axes: Axes) -> str:
 def as_plan(plan: PlanLike, mesh: AnyMesh, caller: str) -> Plan:
     """A plan from what a user may give in place of one, with axes that the mesh has.
 
-    Raises ValueError for an unknown part or axis, TypeError for what is no plan.
+    Raises ValueError for an unknown part or axis, TypeError for anything but a plan.
     """
     if not isinstance(mesh, (Mesh, AbstractMesh)):
         raise TypeError(f"{caller}: the mesh has to be a jax.sharding.Mesh, got {mesh!r}.")

@@ -39,7 +39,7 @@ def plan_layout(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
     Raises:
         ValueError: for a mesh axis that does not exist or does not divide an array equally, a rule that
             matches nothing, rules that disagree about a shared Variable, or a plan that divides nothing.
-        TypeError: for what is no mesh or no plan.
+        TypeError: if `mesh` is not a mesh, or `plan` not a plan.
 
     >>> import nnxlite as nnx, jax
     >>> mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
@@ -60,12 +60,12 @@ def shard(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
     """Put the arrays of a model on a mesh, in place, as a plan says.
 
     Each Variable keeps its spec as metadata, and a jitted function that writes the Variable leaves the
-    new value where the old one was. Arrays that lie right already are not moved. If anything is refused,
-    nothing has moved.
+    new value where the old one was. Arrays that are in the right place already are not moved. If an
+    array is refused, none is moved.
 
     Args:
         tree: a module, or a tuple of objects such as `(model, optimizer)`. An optimizer that is made
-            afterwards lies as its model does. In an abstract model (of `nnx.eval_shape`) each
+            afterwards is laid out like its model. In an abstract model (of `nnx.eval_shape`) each
             `jax.ShapeDtypeStruct` gets its sharding; to be filled by `nnx.checkpoint.restore` or
             `nnx.load_safetensors`, which read straight into it.
         mesh: the devices.
@@ -163,10 +163,10 @@ def _keep_specs(leaves: list[Leaf], layout: Layout) -> None:
 
 
 def init_sharded(build: tp.Callable[[], M], mesh: jax.sharding.Mesh, plan: PlanLike) -> M:
-    """The model that a function builds, every array born where a plan wants it.
+    """The model that a function builds, with every array created where a plan puts it.
 
     The function runs in one compiled program, in which each device computes its own part of each array;
-    none ever holds the whole model.
+    none of them ever contains the whole model.
 
     Args:
         build: a function without arguments that returns a model, or a tuple such as

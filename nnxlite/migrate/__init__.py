@@ -1,8 +1,8 @@
 """`python -m nnxlite.migrate PATH...`: rewrites programs from Flax NNX, and lists what needs a decision.
 
 A program is parsed by libcst, which says for each name what import it came from.  Rules look at names,
-calls and imports.  Each answers with edits (a span of the text and its replacement), with notes (a
-position, what is there, what to do), or with both.  Edits are applied to the text as it was, so that
+calls and imports.  Each returns edits (a span of the text and its replacement), notes (a position, the
+code in question, what to do), or both.  Edits are applied to the text as it was, so that
 whatever no edit covers stays byte for byte.
 
 A rule edits where the result is certain to mean the same, and writes a note everywhere else.  What

@@ -22,7 +22,7 @@ class Note:
     Attributes:
         line: counted from 1, in the program before it is rewritten.
         column: counted from 1.
-        what: what is there.
+        what: the code in question.
         hint: what to do about it.
         page: the page with more about it, relative to the folder `docs`.
         cell: the number of the code cell, from 1, in a notebook; otherwise 0.

@@ -38,7 +38,7 @@ def _check_depth(text: str) -> None:
     """Raise UnreadableError for a program that is nested so deeply that libcst would end the process."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the program, such as an escape that is none
+            warnings.simplefilter("ignore")  # of the program, such as an invalid escape
             ast.parse(text)
     except (RecursionError, MemoryError) as error:
         raise UnreadableError("it is nested too deeply") from error

@@ -233,8 +233,8 @@ def inject(
 
     Raises:
         ValueError: if the filter matches no such layer, a layer is adapted already, a `SpectralNorm`
-            or `WeightNorm` works on it, its kernel is no floating array of two or more axes, or
-            `rank` or `dropout` is no such number. Nothing is changed then.
+            or `WeightNorm` works on it, its kernel is not a floating array of two or more axes,
+            or `rank` or `dropout` is out of range. Nothing is changed then.
 
     >>> import nnxlite as nnx
     >>> model = nnx.MLP(4, 2, 8, 1, rngs=nnx.Rngs(0))

@@ -269,7 +269,7 @@ def _route(layer: MoE, x: jax.Array, capacity_factor: float) -> jax.Array:
     place = ((jnp.cumsum(queue, 1) - queue) * queue).sum(-1).astype(jnp.int32)
     place = place.reshape(groups, top_k, tokens)
     capacity = math.ceil(capacity_factor * top_k * tokens / experts)
-    places = jax.nn.one_hot(place, capacity, dtype=dtype)  # zero for a place that there is not
+    places = jax.nn.one_hot(place, capacity, dtype=dtype)  # zeros beyond the capacity
 
     load = choices.mean((0, 1, 2))
     for stat, value in (

@@ -46,5 +46,5 @@ def paths_in(owner: Pytree) -> Paths:
     """Everything in an object; nothing if that is half built."""
     try:
         return {id(value): (path, value) for path, value in iter_graph(owner)}
-    except Exception:  # what is to be named matters more
+    except Exception:  # the message that needs the name matters more
         return {}

@@ -85,7 +85,7 @@ def remat_layers(
 
 
 def _again(call: tp.Any, policy: tp.Any, module: tp.Any, args: tp.Any, kwargs: tp.Any) -> tp.Any:
-    """A call under `remat`; what is no array and no object, such as a flag, stays a constant."""
+    """A call under `remat`; anything but arrays and objects, such as a flag, stays a constant."""
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_graph_node)
     traced = [i for i, x in enumerate(leaves) if is_graph_node(x) or isinstance(x, jax.Array)]
 

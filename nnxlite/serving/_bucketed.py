@@ -27,7 +27,7 @@ class Bucketed:
         name: of the function, for messages.
         sizes: the batch sizes, growing.
         axis: the axis of rows, in arguments and results.
-        batched: the numbers of the arguments that have rows; None for all that are no objects.
+        batched: the numbers of the arguments that have rows; None for all that are not objects.
         larger: whether batches larger than the largest size are cut in pieces, or refused.
 
     Attributes:
@@ -170,14 +170,14 @@ def bucketed(
             by `nnx.jit` or `jax.jit`, or an `Exported`.
         sizes: the batch sizes to compile, such as `(1, 8, 32)`.
         axis: the axis of rows, in arguments and results.
-        batched: the numbers of the arguments that have rows; by default all that are no objects.
+        batched: the numbers of the arguments that have rows; by default all that are not objects.
         larger: "split" cuts a batch that is larger than the largest size in pieces, "refuse" raises.
 
     Returns:
         A `Bucketed`.
 
     Raises:
-        ValueError: for sizes that are no positive numbers, or another value of `larger`.
+        ValueError: for sizes that are not positive numbers, or another value of `larger`.
 
     >>> import numpy as np
     >>> import nnxlite as nnx

@@ -78,7 +78,7 @@ class Exported:
         """The result for arguments of the shapes and dtypes that were exported.
 
         Args:
-            *args: the arguments that are no objects, in their order.
+            *args: the arguments that are not objects, in their order.
 
         Raises ValueError where they do not match, or on another platform.
         """
@@ -153,10 +153,10 @@ def export(
         fun: a module, a method of one, or a function of objects and arrays.
         *args: examples for the arguments: arrays, `jax.ShapeDtypeStruct`s, or trees of them (dicts,
             lists, tuples, named tuples).
-        shapes: which dimensions may vary: for each argument that is no object a string such as
+        shapes: which dimensions may vary: for each argument that is not an object a string such as
             `"batch, 28, 28"` or `"batch, ..."`, None for all as in the example, or a tree of these;
             where there is one argument, just the string.  Equal names are equal sizes.
-        constraints: what is known of sizes, such as `"batch <= 64"` or `"length == 2 * half"`.
+        constraints: what is known about sizes, such as `"batch <= 64"` or `"length == 2 * half"`.
         platforms: where it is to run, such as `("cpu", "cuda")`; by default on the present one.
         donate: the numbers of arguments, objects not counted, whose memory a call may use again.
         vjp_order: how often the saved program can be differentiated in its arguments.
@@ -250,7 +250,7 @@ def load_exported(path: tp.Any) -> Exported:
     """The call that `Exported.save` wrote; none of the code that made it is needed.
 
     Nothing in the file is unpickled. The program itself runs on this machine, so load only
-    what comes from somebody you trust.
+    files from sources you trust.
 
     Args:
         path: of the file.

@@ -266,7 +266,7 @@ def _weight(
         )
     buffer = io.BytesIO(_checked(path, archive, info.filename, digests))
     try:
-        np.lib.format.read_magic(buffer)  # version 1.0, unless somebody else has written it
+        np.lib.format.read_magic(buffer)  # version 1.0, unless another program wrote it
         form = np.lib.format.read_array_header_1_0(buffer)
     except Exception as error:  # NumPy parses the header as Python, and raises what its parser does
         raise ValueError(f"{path}: {info.filename} cannot be read: {error}") from error

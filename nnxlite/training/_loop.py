@@ -51,10 +51,10 @@ class Checkpoints(tp.Protocol):
 
 
 class Stop:
-    """Whether somebody has asked to stop; true or false.
+    """Whether a stop was requested; true or false.
 
     Args:
-        requested: what it is at first.
+        requested: the initial value.
     """
 
     def __init__(self, requested: bool = False) -> None:
@@ -231,7 +231,7 @@ class Loop:
     def _evaluate_and_save(
         self, done: int, evaluate_every: int | None, save_every: int | None, force: bool = False
     ) -> None:
-        """Evaluate and save if it is time; what is saved has an evaluation of its own."""
+        """Evaluate and save where that is due; every checkpoint is evaluated."""
         saves = self.checkpoints is not None and _due(done, save_every) and self._saved != done
         if self.evaluate is not None and (saves or _due(done, evaluate_every)):
             if self._evaluated != done:
