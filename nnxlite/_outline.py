@@ -164,10 +164,10 @@ def _setting_text(value: tp.Any) -> str:
 
 def _variable(node: Node, kind: str, children: list[Part]) -> Part:
     named = {child.node.key: child for child in children}
-    held = named.pop("value", None)
+    value = named.pop("value", None)
     metadata = ", ".join(f"{key}={part.flat}{part.value}" for key, part in named.items())
     kind += f"({metadata})" if metadata else ""
-    return _leaf(node, kind) if held is None else _leaf(node, f"{kind} {held.flat}", held.value)
+    return _leaf(node, kind) if value is None else _leaf(node, f"{kind} {value.flat}", value.value)
 
 
 def _open(part: Part, children: list[Part], defaults: _Defaults) -> None:

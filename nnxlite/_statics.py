@@ -41,7 +41,7 @@ COPIED: frozenset[type] = frozenset({list, dict, set})
 
 
 PURE = frozenset({"optax"})
-"""Packages whose functions and objects neither edit what they hold nor hand it out to be edited."""
+"""Packages whose functions and objects neither edit what they contain nor hand it out to be edited."""
 
 
 class UnhashableStatic(TypeError):
@@ -125,10 +125,10 @@ def static_key(value: tp.Any) -> tp.Any:
     >>> static_key(make(1)) == static_key(make(1)), static_key(make(1)) == static_key(make(2))
     (True, False)
     """
-    return _key(value, None)
+    return _key(value, ())
 
 
-def _key(value: tp.Any, inside: tuple[tp.Any, ...] | None) -> tp.Any:
+def _key(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
     kind = type(value)
     if kind in PLAIN:
         return value
@@ -140,7 +140,7 @@ def _key(value: tp.Any, inside: tuple[tp.Any, ...] | None) -> tp.Any:
     if isinstance(value, np.generic):
         return (kind, value.tobytes())
     if _is_pure_object(value):
-        return _held(value, inside or ())
+        return _by_content(value, inside)
     try:
         hash(value)
     except TypeError as error:
@@ -195,22 +195,20 @@ def _or_identity(value: tp.Any, inside: tp.Any) -> tp.Any:
         return ById(value)
 
 
-def _function(fun: types.FunctionType, inside: tuple[tp.Any, ...] | None) -> tp.Any:
+def _function(fun: types.FunctionType, inside: tuple[tp.Any, ...]) -> tp.Any:
     closure = fun.__closure__
     defaults, keywords = fun.__defaults__, fun.__kwdefaults__
     own = fun.__dict__  # such as `__wrapped__`
     if closure is None and defaults is None and keywords is None and not own:
         return (_function, ById(fun.__code__), ById(fun.__globals__))
-    if inside is None:
-        inside = (fun,)
-    elif any(f is fun for f in inside):  # a recursive function captures itself
-        return ("recursion", next(i for i, f in enumerate(inside) if f is fun))
-    else:
-        inside = (*inside, fun)
+    for depth, outer in enumerate(inside):  # a recursive function captures itself
+        if outer is fun:
+            return ("recursion", depth)
+    inside = (*inside, fun)
     pure = _is_pure(fun.__globals__.get("__name__"))
     if closure and not pure and writes_outside(fun.__code__):
         return ById(fun)
-    key = _held if pure else _captured
+    key = _by_content if pure else _captured
     captured: list[tp.Any] = []
     for cell in closure or ():
         try:
@@ -244,7 +242,7 @@ def writes_outside(code: types.CodeType) -> bool:
     return False
 
 
-def _captured(value: tp.Any, inside: tuple[tp.Any, ...] | None) -> tp.Any:
+def _captured(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
     """Captured values compare by content only where nobody can edit them in place."""
     kind = type(value)
     if kind in PLAIN or kind in _IMMUTABLE or isinstance(value, _VALUES):
@@ -257,7 +255,7 @@ def _captured(value: tp.Any, inside: tuple[tp.Any, ...] | None) -> tp.Any:
     return ById(value)
 
 
-def _held(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
+def _by_content(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
     """What an object of a pure library contains compares by content: nobody else can edit it.
 
     Whole numbers compare without their type, since `optax.cosine_decay_schedule` turns the ints that
@@ -267,15 +265,15 @@ def _held(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
     if kind is float and value and value.is_integer():
         return _number(int(value), inside)
     if kind is dict:
-        return (dict, *[(_held(k, inside), _held(v, inside)) for k, v in value.items()])
+        return (dict, *[(_by_content(k, inside), _by_content(v, inside)) for k, v in value.items()])
     if kind is list or kind.__hash__ is tuple.__hash__:
-        return (kind, *[_held(v, inside) for v in value])
+        return (kind, *[_by_content(v, inside) for v in value])
     if not _is_pure_object(value):
         return _captured(value, inside)
     for depth, outer in enumerate(inside):
         if outer is value:
             return ("recursion", depth)
-    return (kind, _held(vars(value), (*inside, value)))
+    return (kind, _by_content(vars(value), (*inside, value)))
 
 
 def _is_pure_object(value: tp.Any) -> bool:
@@ -308,7 +306,7 @@ def _slice(value: slice, inside: tp.Any) -> tp.Any:
 
 def _method(value: types.MethodType, inside: tp.Any) -> tp.Any:
     owner = value.__self__
-    key = _held(owner, inside or ()) if _is_pure_object(owner) else ById(owner)
+    key = _by_content(owner, inside) if _is_pure_object(owner) else ById(owner)
     return (types.MethodType, _key(value.__func__, inside), key)
 
 

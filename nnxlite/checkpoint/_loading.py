@@ -20,9 +20,11 @@ from nnxlite.checkpoint._mapping import (
     Keep,
     Mapping,
     Rule,
+    any_matches,
     conversions,
     has,
     names_of_constant,
+    without_rule,
 )
 from nnxlite.checkpoint._matching import check, compatible, match, nearest
 from nnxlite.checkpoint._operations import Tie, same_bits
@@ -140,13 +142,7 @@ def compare(
     """What a mapping has to read from a source, once it is known to match."""
     made = conversions(mapping, contents, strict)
     comparison = Comparison(source, contents, cast)
-    ruled = {name for conversion in made for name in conversion.ours}
-    keep = [Pattern(entry.ours) for entry in mapping.entries if isinstance(entry, Keep)]
-    comparison.missing += [
-        name
-        for name, leaf in contents.leaves.items()
-        if name not in ruled and only(leaf) and not _any_matches(keep, name)
-    ]
+    comparison.missing += without_rule(mapping, made, contents.leaves, only)
     for conversion in made:
         names = [name for name in conversion.ours if only(contents.leaves[name])]
         if names:
@@ -162,14 +158,10 @@ def compare(
             case Rule() | Keep():
                 pass
     comparison.left_over = [
-        name for name in source.specs if name not in used and not _any_matches(ignored, name)
+        name for name in source.specs if name not in used and not any_matches(ignored, name)
     ]
     check(comparison.report, contents, strict)
     return comparison
-
-
-def _any_matches(patterns: list[Pattern], name: str) -> bool:
-    return any(pattern.match(name) is not None for pattern in patterns)
 
 
 @dataclasses.dataclass

@@ -38,11 +38,12 @@ from nnxlite.checkpoint._operations import (
 )
 
 if tp.TYPE_CHECKING:
-    from nnxlite.checkpoint._contents import Contents
+    from nnxlite.checkpoint._contents import Contents, Leaf
     from nnxlite.checkpoint._report import Report
     from nnxlite.filters import Filter
 
 Names: tp.TypeAlias = str | Sequence[str]
+Choice: tp.TypeAlias = "tp.Callable[[Leaf], bool]"
 
 
 class MappingError(CheckpointError):
@@ -326,6 +327,11 @@ def names_of_constant(constant: Constant, ours: Iterable[str]) -> list[str]:
     return [foreign.fill(found) for name in ours if (found := each.match(name)) is not None]
 
 
+def any_matches(patterns: Iterable[Pattern], name: str) -> bool:
+    """Whether one of the patterns matches a name."""
+    return any(pattern.match(name) is not None for pattern in patterns)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Conversion:
     """A rule, applied to certain arrays.
@@ -408,6 +414,16 @@ def conversions(mapping: Mapping, contents: Contents, strict: bool = True) -> li
         name = type(contents.root).__name__
         raise MappingError(f"The mapping does not suit {name}:", problems)
     return made
+
+
+def without_rule(
+    mapping: Mapping, made: Iterable[Conversion], leaves: tp.Mapping[str, Leaf], only: Choice
+) -> list[str]:
+    """The chosen arrays of ours that neither a conversion nor a `Keep` is for."""
+    ruled = {name for conversion in made for name in conversion.ours}
+    keep = [Pattern(entry.ours) for entry in mapping.entries if isinstance(entry, Keep)]
+    chosen = (name for name, leaf in leaves.items() if name not in ruled and only(leaf))
+    return [name for name in chosen if not any_matches(keep, name)]
 
 
 def _applied_rule(

@@ -11,18 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._patterns import Pattern
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, spec_of
 from nnxlite.checkpoint._errors import CheckpointError
 from nnxlite.checkpoint._loading import only_of
 from nnxlite.checkpoint._mapping import (
     Constant,
     Conversion,
-    Keep,
     Mapping,
     MappingError,
     conversions,
     names_of_constant,
+    without_rule,
 )
 from nnxlite.checkpoint._operations import same_bits
 
@@ -81,12 +80,9 @@ def exported(model: tp.Any, only: tp.Any, mapping: Mapping | None) -> Exported:
 def _mapped(contents: Contents, only: tp.Callable[[Leaf], bool], mapping: Mapping) -> Exported:
     leaves = contents.leaves
     made = conversions(mapping, contents)
-    ruled = {name for conversion in made for name in conversion.ours}
-    keep = [Pattern(entry.ours) for entry in mapping.entries if isinstance(entry, Keep)]
     problems = [
         f"{name}: no rule is for it; add one, or Keep({name!r})."
-        for name, leaf in leaves.items()
-        if name not in ruled and only(leaf) and all(p.match(name) is None for p in keep)
+        for name in without_rule(mapping, made, leaves, only)
     ]
     wanted = [c for c in made if any(only(leaves[name]) for name in c.ours)]
     wanted.sort(key=lambda c: c.is_tied)  # the rule that a foreign array belongs to comes first

@@ -14,6 +14,7 @@ with number n was saved when n steps were done, so that a run resumes with step 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import operator
 import signal
@@ -158,6 +159,7 @@ class Step:
         return f"Step({self.number})"
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Loop:
     """What `loop` returns: iterate over it once.
 
@@ -178,21 +180,16 @@ class Loop:
         steps_per_second: as measured without the first step, which compiles; 0 before.
     """
 
-    def __init__(
-        self,
-        steps: int,
-        start: int | None,
-        checkpoints: Checkpoints | None,
-        items: Mapping[str, tp.Any],
-        save_every: int | None,
-        evaluate: tp.Callable[[], Mapping[str, tp.Any]] | None,
-        evaluate_every: int | None,
-        progress: bool,
-    ) -> None:
-        self.steps, self.start = steps, start
-        self.checkpoints, self.items = checkpoints, items
-        self.save_every, self.evaluate_every = save_every, evaluate_every
-        self.evaluate, self.progress = evaluate, progress
+    steps: int
+    start: int | None
+    checkpoints: Checkpoints | None
+    items: Mapping[str, tp.Any]
+    save_every: int | None
+    evaluate: tp.Callable[[], Mapping[str, tp.Any]] | None
+    evaluate_every: int | None
+    progress: bool
+
+    def __post_init__(self) -> None:
         self.history: list[dict[str, tp.Any]] = []
         self.stop = Stop()
         self.interrupted = False
