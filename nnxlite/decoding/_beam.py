@@ -23,6 +23,7 @@ from nnxlite.decoding._generate import (
     Request,
     Setup,
     check_finite,
+    cut,
     new_tokens,
     prepare,
     start,
@@ -51,11 +52,7 @@ class Beams(tp.NamedTuple):
 
     def lists(self) -> list[tp.Any]:
         """The new tokens as lists: one for each beam, in a list for each prompt of a batch."""
-        tokens, lengths = np.asarray(self.tokens), np.asarray(self.lengths)
-        cut = lambda rows, sizes: [row[:size].tolist() for row, size in zip(rows, sizes)]
-        if tokens.ndim == 2:
-            return cut(tokens, lengths)
-        return [cut(rows, sizes) for rows, sizes in zip(tokens, lengths)]
+        return cut(np.asarray(self.tokens), np.asarray(self.lengths))
 
 
 def beam_search(

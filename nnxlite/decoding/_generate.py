@@ -67,10 +67,14 @@ class Generated(tp.NamedTuple):
 
     def lists(self) -> list[tp.Any]:
         """The new tokens as a list of integers for each row, or one list for a single prompt."""
-        tokens, lengths = np.asarray(self.tokens), np.asarray(self.lengths)
-        if tokens.ndim == 1:
-            return tokens[: int(lengths)].tolist()
-        return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+        return cut(np.asarray(self.tokens), np.asarray(self.lengths))
+
+
+def cut(tokens: np.ndarray, lengths: np.ndarray) -> list[tp.Any]:
+    """Each row of some tokens up to its length, as nested lists."""
+    if tokens.ndim == 1:
+        return tokens[: int(lengths)].tolist()
+    return [cut(row, length) for row, length in zip(tokens, lengths, strict=True)]
 
 
 class Setup(tp.NamedTuple):

@@ -12,7 +12,6 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._errors import path_text, short_type
@@ -20,7 +19,7 @@ from nnxlite._jax import key_name
 from nnxlite._state import content
 from nnxlite.graph import GraphDef, Path, compare, differences_text, iter_graph, merge, split
 from nnxlite.objects import List
-from nnxlite.variables import PLACEMENT, Variable
+from nnxlite.variables import PLACEMENT, Variable, changed_names
 
 M = tp.TypeVar("M")
 Change: tp.TypeAlias = tp.Callable[[tuple[tp.Any, ...]], tuple[tp.Any, ...]]
@@ -168,14 +167,9 @@ def _shape(value: tp.Any) -> tuple[int, ...]:
 def _metadata(variable: Variable[tp.Any], value: tp.Any, change: Change) -> dict[str, tp.Any]:
     """The entries of the metadata that are others with other axes."""
     new: dict[str, tp.Any] = {}
-    names: tp.Any
     names, sharding = variable.sharding_names, getattr(value, "sharding", None)
-    if isinstance(names, Format):  # its layout is one of other axes
-        names = names.sharding
-    if isinstance(names, NamedSharding):
-        new["out_sharding"] = _changed(names, change)
-    elif names is not None:
-        new["out_sharding"] = change(tuple(names))
+    if names is not None:
+        new["out_sharding"] = changed_names(names, change)
     if PLACEMENT in variable.get_metadata() and isinstance(sharding, NamedSharding):
         spec = tuple(sharding.spec)
         new[PLACEMENT] = PartitionSpec(*spec, *[None] * (value.ndim - len(spec)))
@@ -183,10 +177,7 @@ def _metadata(variable: Variable[tp.Any], value: tp.Any, change: Change) -> dict
 
 
 def _changed(sharding: tp.Any, change: Change) -> NamedSharding | None:
-    if not isinstance(sharding, NamedSharding):
-        return None
-    spec = PartitionSpec(*change(tuple(sharding.spec)))
-    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+    return changed_names(sharding, change) if isinstance(sharding, NamedSharding) else None
 
 
 def _computed(f: tp.Callable[[tp.Any], tp.Any], values: tp.Any, shardings: tp.Any) -> tp.Any:

@@ -21,8 +21,6 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Format
-from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._errors import filter_text, short_type
 from nnxlite._jax import new_ref
@@ -46,7 +44,7 @@ from nnxlite.training._leaves import (
     read,
     write_together,
 )
-from nnxlite.variables import Param, Variable
+from nnxlite.variables import Param, Variable, changed_names
 
 M = tp.TypeVar("M")
 T = tp.TypeVar("T")
@@ -470,7 +468,8 @@ def _fit_sharding(
         return
     extra = len(shape) - len(param_shape)
     if extra > 0 and shape[extra:] == param_shape:
-        leaf.set_metadata(out_sharding=_with_leading_axes(names, extra))
+        longer = changed_names(names, lambda names: (*[None] * extra, *names))
+        leaf.set_metadata(out_sharding=longer)
     else:
         leaf.set_metadata(out_sharding=None)
 
@@ -487,16 +486,6 @@ def _kept(
     known = set(paths(params))
     rows = zip(paths(tree), old, new, strict=True)
     return [a if parameter_of(path, known) in frozen else b for path, a, b in rows]
-
-
-def _with_leading_axes(annotation: tp.Any, extra: int) -> tp.Any:
-    """A sharding annotation with `extra` leading axes that are not sharded."""
-    if isinstance(annotation, Format):  # its layout is for fewer axes
-        annotation = annotation.sharding
-    if isinstance(annotation, NamedSharding):
-        spec = PartitionSpec(*[None] * extra, *annotation.spec)
-        return NamedSharding(annotation.mesh, spec, memory_kind=annotation.memory_kind)
-    return (*[None] * extra, *annotation)
 
 
 def _pure_argument(value: tp.Any) -> tp.Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import typing as tp
 
+from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite.variables._definition import HOOKS
@@ -53,6 +54,13 @@ def remove_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
     variable.remove_axis(index, names[PARTITION_NAME])
     if new:
         variable.set_metadata(**new)
+
+
+def changed_names(annotation: tp.Any, change: tp.Callable[[tuple[tp.Any, ...]], tp.Any]) -> tp.Any:
+    """A sharding annotation of the same kind with other names: `change` of those that it has."""
+    if isinstance(annotation, Format):  # its layout is for other axes
+        annotation = annotation.sharding
+    return _annotation(annotation, change(tuple(_names_in(annotation))))
 
 
 def _axis_names(
