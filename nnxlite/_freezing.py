@@ -1,9 +1,10 @@
-"""Freezing: which Variables `nnx.grad` and the optimizers leave alone, said once.
+"""Freezing: which Variables `nnx.grad` and the optimizers leave alone.
 
-A frozen Variable has one entry more in its metadata.  `grad` and `value_and_grad` do not differentiate
-it, and an `Optimizer` does not change it, whatever their filters select.  As metadata it is part of the
-structure: it goes through `split`, `clone` and every transform, a compiled step is compiled once more
-after a change, and to unfreeze brings the former program back.  What is never frozen costs nothing.
+A frozen Variable has an additional entry in its metadata.  `grad` and `value_and_grad` do not
+differentiate it, and an `Optimizer` does not change it, whatever their filters select.  Metadata is part
+of the structure: it goes through `split`, `clone` and every transform, a compiled step is compiled again
+after a change, and unfreezing brings the former program back.  Models without frozen Variables pay
+nothing.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def matches(
     Args:
         model: an object, or a pytree of objects.
         filter: the filter.
-        wanted: whether a node counts at all.
-        what: the wanted nodes are called.
+        wanted: whether a node is considered.
+        what: the name of the wanted nodes, for messages.
         caller: the user's call, for messages.
 
     Raises ValueError, which suggests similar names, if none matches.

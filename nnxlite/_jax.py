@@ -134,7 +134,7 @@ def flatten_one_level(
     tree: tp.Any,
 ) -> tuple[list[tuple[tp.Any, tp.Any]], PyTreeDef]:
     """The direct children of a registered pytree with their key entries, and its one-level treedef."""
-    first = iter((False,))  # the tree itself is asked about first
+    first = iter((False,))  # the first call is for the tree itself
     pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda _: next(first, True))
     return [(path[0] if path else None, child) for path, child in pairs], treedef
 
@@ -143,7 +143,7 @@ def without_literals(tree: T) -> T:
     """A tree of results with arrays in place of literals.
 
     Outside a program, functions made by `jax.checkpoint` and `checkify` return a scalar that is the
-    same for all arguments as the literal that it was in their program, which is no `jax.Array`.
+    same for all arguments as the literal that it was in their program, which is not a `jax.Array`.
     """
     return jax.tree_util.tree_map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), tree)
 

@@ -58,20 +58,20 @@ def _wait_for(manager: tp.Any) -> None:
 
 
 class Manager:
-    """The checkpoints of a training run: which are kept, which is the best, and the way back to one.
+    """The checkpoints of a training run: saves them, deletes old ones, and restores one.
 
-    A checkpoint is written in the background while training goes on, and is there when it is complete;
-    an older one is deleted only after that. Use it as a context, or call `close`, so that the last one
-    is finished. On another run of the program the manager finds what is in its folder.
+    A checkpoint is written in the background while training continues, and appears when it is complete;
+    only then is an older one deleted. Use the manager as a context, or call `close`, so that the last
+    checkpoint is completed. In the next run of the program it finds what is in its folder.
 
     Args:
         directory: the folder of the run, which is made by the first `save`.
         keep: how many of the newest checkpoints are kept; None for all.
         best: the name of the metric by which checkpoints are compared, if any.
         mode: "min" where smaller is better, "max" where larger is.
-        keep_best: how many of the best ones are kept besides.
-        keep_every: checkpoints whose step is a multiple of this are kept for ever.
-        every: `save` does something only for steps that are multiples of this.
+        keep_best: how many of the best ones are kept in addition.
+        keep_every: checkpoints whose step is a multiple of this are never deleted.
+        every: `save` ignores steps that are not multiples of this.
         asynchronous: whether arrays are written in the background.
 
     Raises:

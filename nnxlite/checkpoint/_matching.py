@@ -46,19 +46,19 @@ def match(
     """Find the stored leaf for each leaf that is wanted.
 
     Args:
-        stored: what there is, by name.
+        stored: the stored leaves, by name.
         wanted: the objects.
         source: what is read, in words, for messages.
         aliases: of what is stored, as in `Contents`.
         only: whether the leaf of a name is wanted; others are left alone, as are stored ones of their
             names.
-        within: the first parts of names that are looked at; by default all.
+        within: the first parts of names that are considered; by default all.
         rename: see `Renaming`; the first pattern that matches a stored name counts.
-        strict: whether a report that is not complete is refused.
+        strict: whether an incomplete report is an error.
         cast: whether a value may lose precision or range by a cast; None for no casts at all.
 
     Raises:
-        MismatchError: when it is refused; also without `strict` for a leaf that has no value yet.
+        MismatchError: for an incomplete report; also without `strict` for a leaf that has no value yet.
         CheckpointError: for a renaming that matches no stored name, or that leads two to one.
     """
     names = renamed(stored, rename or {})

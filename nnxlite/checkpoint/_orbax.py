@@ -360,10 +360,10 @@ def read_stored(path: epath.Path, items: tp.Collection[str] = ()) -> Stored:
 
     Args:
         path: of the folder.
-        items: the names that are asked for; a tree that Orbax wrote without nnxlite has the only one.
+        items: the requested names; a tree that Orbax wrote without nnxlite can be only one item.
 
     Raises:
-        NotFoundError: where there is none; the message says what there is.
+        NotFoundError: if there is none; the message says what is there instead.
         DamagedError: where it cannot be read.
     """
     about = path / ABOUT / "metadata"

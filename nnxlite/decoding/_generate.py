@@ -9,10 +9,10 @@ for the token after each of them.  There are two ways to run it.
 - Without one: if there is no `Cache` after that, each step calls the model on the whole sequence,
   padded to its final length, and reads the logits of one position.  The model must be causal.
 
-All rows are at the same position at all times: the loop goes from position to position, and at each
-one a row whose prompt goes on takes its next prompt token, another one what was sampled.  Rows of
-different lengths so need neither masks nor shifted positions, and none depends on the others.  The
-positions that are prompt in every row are read in a few large steps before the loop begins.
+All rows are always at the same position: at each step of the loop, a row with prompt tokens left takes
+the next of them, and any other row the token that was sampled.  So rows of different lengths need
+neither masks nor shifted positions, and are independent of each other.  The positions that are prompt in
+every row are read in a few large steps before the loop begins.
 
 Nothing is written to the model: caches belong to a view of it that exists while it is traced.
 """

@@ -17,7 +17,7 @@ from nnxlite._errors import NnxError
 from nnxlite._jax import coordination
 
 TIMEOUT = 600.0
-"""Seconds that processes wait for each other, where nothing else is said."""
+"""Seconds that processes wait for each other by default."""
 
 _USES: collections.Counter[str] = collections.Counter()
 _LOCK = threading.Lock()
@@ -108,8 +108,8 @@ def _texts(client: tp.Any, folder: str) -> dict[int, str]:
 def agreed(name: str, timeout: float = TIMEOUT) -> Iterator[None]:
     """A block that succeeds in all processes, or fails in all.
 
-    At its end they wait for each other. Where the block raised, that error goes on; the other processes
-    raise a `ProcessError` that quotes it. Nothing inside may wait for another process.
+    At its end they wait for each other. A process whose block raised raises that error; the others raise
+    a `ProcessError` that quotes it. Nothing inside may wait for another process.
 
     Args:
         name: the same in all processes.

@@ -213,7 +213,7 @@ class _Group:
         return f"ended with status {status} {after}"
 
     def repeat(self, index: int) -> None:
-        """Print the last lines of a process once more, where they are found."""
+        """Print the last lines of a process again, at the end, where a person looks for them."""
         self.readers[index].join(timeout=1)
         if lines := list(self.last[index]):
             self.say(f"the last lines of process {index}:")
@@ -234,7 +234,7 @@ class _Group:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 break
-            except KeyboardInterrupt:  # once more: at once
+            except KeyboardInterrupt:  # a second Ctrl-C: do not wait
                 break
         self.send(signal.SIGKILL)
         for process in self.processes:

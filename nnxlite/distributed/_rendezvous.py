@@ -1,9 +1,9 @@
 """Waiting for all processes before JAX connects them.
 
-JAX ends a process by `abort` when the others do not come in time, and does not say who is missing.
+JAX aborts a process when the others do not arrive in time, and does not say which are missing.
 So they meet here first: process 0 listens at the address where JAX's service will be, the others
-say who they are, and once all are there, each gets an empty answer. Any other answer is the reason
-why there will be no run, the same for all.
+say who they are, and once all have arrived, each gets an empty answer. Any other answer is the reason
+why the run fails, the same for all.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Drawing:
     """A picture of a model, as `draw` returns it; a notebook shows it.
 
     Args:
-        picture: what `draw` has worked out.
+        picture: the boxes that `draw` found.
 
     Attributes:
         svg: the picture as an SVG document.

@@ -74,7 +74,7 @@ class Profile:
     uncounted: tuple[str, ...] = ()
 
     def to_depth(self, depth: int) -> Profile:
-        """The profile with at most so many names in a path; what is deeper counts for its owner.
+        """The profile with paths of at most `depth` names; deeper modules count towards their owner.
 
         Args:
             depth: the number of names, 1 for the whole model.

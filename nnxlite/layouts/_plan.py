@@ -21,10 +21,10 @@ USUAL_AXES: dict[str, tuple[str, ...]] = {
     "tensor": ("tensor", "model"),
     "expert": ("expert",),
 }
-"""The parts of a plan, and the mesh axes that they use where no other is given: the first there is."""
+"""The parts of a plan, and the mesh axes that they use by default: the first one that exists."""
 
 WORDS = ("column", "row", "replicated")
-"""What a rule can be besides a spec."""
+"""The words that a rule can be instead of a spec."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Sequential(Module, tp.Generic[R]):
         self.layers = List(fns)
 
     def __iter__(self) -> tp.Iterator[tp.Callable[..., tp.Any]]:
-        """The functions, in their order."""
+        """The functions, in order."""
         return iter(self.layers)
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:

@@ -73,7 +73,7 @@ def promote_dtype(
 
 
 def _agree(arrays: tuple[tp.Any, ...], dtype: tp.Any, inexact: bool) -> bool:
-    """Whether all are JAX arrays of the dtype asked for, none weakly typed: nothing is to be cast."""
+    """Whether all are JAX arrays of the requested dtype, none weakly typed: no cast is needed."""
     common = dtype
     for x in arrays:
         if x is None:

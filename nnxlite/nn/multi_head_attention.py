@@ -82,7 +82,7 @@ class MultiHeadAttention(Module):
         cached_key, cached_value, cache_index: `Cache`s made by `init_cache`, or None.
 
     Raises:
-        ValueError: for numbers of heads that do not divide as said above.
+        ValueError: for numbers of heads that do not divide the features or each other.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx

@@ -16,8 +16,8 @@ They differ in the *reduction axes*, over which the moments are computed, and in
 
 Moments are computed in float32 or better, whatever the dtype of the input.  Scale and bias run
 along the *feature axes*.  With `axis_name` the moments are those of the data of all devices on the
-named axis; a `mask` excludes elements from the moments (not from the result).  Of no elements at all,
-the mean is 0 and the variance 1, and running averages stay as they were.
+named axis; a `mask` excludes elements from the moments (not from the result).  Without any
+elements the mean is 0 and the variance 1, and running averages do not change.
 """
 
 from __future__ import annotations

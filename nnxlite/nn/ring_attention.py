@@ -143,7 +143,7 @@ def _axis(axis: str, mesh: tp.Any) -> tuple[int, bool, tp.Any]:
             "the one that the sequence lies along, as in functools.partial(nnx.ring_attention, "
             f"axis={next(iter(mesh.axis_names), 'sequence')!r})."
         )
-    # Inside a shard_map over other axes, JAX wants the mesh that says so.
+    # Inside a shard_map over other axes, JAX expects the mesh on which those are manual.
     return mesh.shape[axis], False, here if AxisType.Manual in kinds.values() else mesh
 
 

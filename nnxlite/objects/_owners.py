@@ -27,7 +27,7 @@ def owner_of(layer: tp.Any, frame: types.FrameType | None) -> tuple[Pytree, Path
     owners: dict[int, Pytree] = {}
     while frame is not None:
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-        # Before Python 3.13 a frame keeps what `f_locals` gave, so it is not asked in vain.
+        # Before Python 3.13 a frame keeps what `f_locals` returned, so it is read only where needed.
         values = frame.f_locals if names else {}
         for name in names:
             value = values.get(name)

@@ -26,7 +26,7 @@ Change: tp.TypeAlias = tp.Callable[[tuple[tp.Any, ...]], tuple[tp.Any, ...]]
 
 
 def stack_layers(layers: tp.Iterable[M], *, partition: str | None = None) -> M:
-    """One layer in place of equal ones: each of its arrays has a leading axis, with an entry a layer.
+    """One layer in place of equal ones: each array has a leading axis, with one entry per layer.
 
     Each layer keeps what it has: parameters, statistics, and the random streams that are its own.
 

@@ -78,7 +78,7 @@ class Exported:
         """The result for arguments of the shapes and dtypes that were exported.
 
         Args:
-            *args: the arguments that are not objects, in their order.
+            *args: the arguments that are not objects, in order.
 
         Raises ValueError where they do not match, or on another platform.
         """

@@ -1,4 +1,4 @@
-"""What is known of an exported call besides its program and weights: all that is stored as JSON."""
+"""The signature of an exported call: all that is stored as JSON, beside program and weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Aval(tp.NamedTuple):
 
 
 class Signature(tp.NamedTuple):
-    """What is known of an exported call besides its program: all that is stored as JSON."""
+    """All that is known about an exported call, beside its program and weights."""
 
     name: str
     parameters: tuple[str, ...]  # a name for each argument

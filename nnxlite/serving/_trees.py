@@ -56,7 +56,7 @@ def flatten(tree: tp.Any, what: str) -> tuple[list[tp.Any], Structure, list[str]
 
 
 def leaves_of(structure: tp.Any) -> list[int]:
-    """The numbers of the leaves of a structure in their order; ValueError for what is not one."""
+    """The numbers of the leaves of a structure, in order; ValueError for anything else."""
     if structure is None:
         return []
     if type(structure) is int:

@@ -314,9 +314,9 @@ def loop(
         start: the number of the first step; by default that after the newest checkpoint, or 0.
         checkpoints: where to save, such as a `nnx.checkpoint.Manager`.
         items: what to save, by name: model, optimizer, metrics, random streams.
-        save_every: save when the number of done steps is a multiple of this, besides the end.
+        save_every: save when the number of done steps is a multiple of this, and at the end.
         evaluate: measures, and returns numbers by name; they are logged, and passed to `save`.
-        evaluate_every: evaluate when the number of done steps is a multiple of this, besides before
+        evaluate_every: evaluate when the number of done steps is a multiple of this, and before
             each save.
         progress: whether to show a progress bar, on standard error.
 

@@ -1,4 +1,4 @@
-"""`restack`: an optimizer goes on after the layers of its model were stacked, or unstacked."""
+"""`restack`: the state of an optimizer after the layers of its model were stacked or unstacked."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ class Policy:
         """Set the `dtype` of layers, and cast their parameters, in place.
 
         A layer is any object with the attributes `dtype` and `param_dtype`. Optimizer states stay as
-        they are. A compiled function is compiled once more.
+        they are. A compiled function is compiled again.
 
         Args:
             model: an object, or a pytree of objects.
