@@ -292,8 +292,5 @@ def coordination() -> tuple[tp.Any, int, int]:
     from jax._src import distributed
 
     state = distributed.global_state
-    return (
-        (state.client if state.num_processes > 1 else None),
-        state.num_processes,
-        state.process_id,
-    )
+    client = state.client if state.num_processes > 1 else None
+    return client, state.num_processes, state.process_id

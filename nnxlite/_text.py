@@ -265,11 +265,9 @@ def can_be_read(array: tp.Any) -> bool:
         return False
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return False
-    return (
-        type(array).__name__ == "ArrayImpl"
-        and not array.is_deleted()
-        and (array.is_fully_addressable)
-    )
+    if type(array).__name__ != "ArrayImpl" or array.is_deleted():
+        return False
+    return array.is_fully_addressable
 
 
 # Expanding -----------------------------------------------------------------------------------
@@ -555,10 +553,8 @@ class Shown:
     def __str__(self) -> str:
         shown = type(self).__repr__
         generated = hasattr(shown, "__wrapped__") and dataclasses.is_dataclass(self)
-        is_own = (shown is not Shown.__repr__ and not generated) or hasattr(
-            type(self), "__nnx_repr__"
-        )
-        if is_own:
+        is_own = shown is not Shown.__repr__ and not generated
+        if is_own or hasattr(type(self), "__nnx_repr__"):
             return repr(self)
         from nnxlite._outline import outline_of
 

@@ -44,12 +44,10 @@ def local_sum(array: jax.Array | np.ndarray) -> int:
 
 def _sum(part: np.ndarray, starts: tuple[int, ...], shape: tuple[int, ...]) -> int:
     """The sum of bits times (2 position + 1), for a block of an array of a shape."""
-    bits = np.ascontiguousarray(part)
+    bits = np.ascontiguousarray(part)  # which has one axis, if `part` is a scalar
     if bits.dtype.itemsize > 8:  # complex128
         bits, starts, shape = bits[..., None].view(np.uint64), (*starts, 0), (*shape, 2)
-    bits = (
-        bits.view(f"u{bits.dtype.itemsize}") if bits.ndim else bits[None].view(f"u{bits.itemsize}")
-    )
+    bits = bits.view(f"u{bits.dtype.itemsize}")
     starts, shape = starts or (0,), shape or (1,)
     strides = list(itertools.accumulate(reversed(shape[1:]), lambda a, b: a * b, initial=1))[::-1]
     total = 0

@@ -602,14 +602,8 @@ def _checked(
     if right and verify and whole and name in stored.checksums:
         right = checksum(array) == stored.checksums[name]
     if not right:
-        raise DamagedError(
-            f"{path} is damaged: '{name}' is not what was saved"
-            + (
-                f" ({array.dtype}{list(array.shape)}, saved as {spec})."
-                if array is not None
-                else "."
-            )
-        )
+        got = "" if array is None else f" ({array.dtype}{list(array.shape)}, saved as {spec})"
+        raise DamagedError(f"{path} is damaged: '{name}' is not what was saved{got}.")
     if spec.key_impl and array is not None and array.dtype == np.uint32:
         return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=spec.key_impl)
     return array

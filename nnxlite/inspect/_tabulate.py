@@ -204,7 +204,8 @@ def _table(
     for row in rows:
         cells: list[tp.Any] = [PathCell(_path_text(row.path)), Text(row.type.__name__)]
         cells += [Text(" / ".join(dtypes[row.object_id]).strip(" /"))] * in_others
-        cells += [_shapes(row.inputs_repr), _shapes(_outputs_text(row))]
+        outputs = "" if row.outputs is None else layout(row.outputs)
+        cells += [_shapes(row.inputs_repr), _shapes(outputs)]
         cells += [Text(f"{getattr(row, cost):,}") for cost in costs]
         table.add_row(*cells, *(_kind_cell(contents[row.object_id], kind) for kind in kinds))
     return table
@@ -256,10 +257,6 @@ NARROWEST = 12
 """How many characters of a path are shown in the narrowest table."""
 
 
-def _outputs_text(row: CallInfo) -> str:
-    return "" if row.outputs is None else layout(row.outputs)
-
-
 def _kind_cell(contents: _Contents, kind: str) -> Text:
     from rich.text import Text
 
@@ -294,9 +291,8 @@ def printed(table: Table, console_kwargs: Options = _NONE) -> str:
     options = {**defaults, **console_kwargs}
     console = Console(**options)
     if "width" not in options and not _is_terminal(sys.stdout):
-        console = Console(
-            **{**options, "width": max(console.width, _natural_width(table, console))}
-        )
+        width = max(console.width, _natural_width(table, console))
+        console = Console(**{**options, "width": width})
     with console.capture() as capture:
         console.print(table)
     return capture.get()

@@ -222,7 +222,8 @@ class Layout:
             entry = same[0]
             count = f"{len(same)} x" if len(same) > 1 else ""
             size = human_bytes(entry.bytes_per_device * len(same))
-            cells = (name, count, _tuple(entry.shape), entry.dtype, spec_text(entry.spec), size)
+            shape = str(entry.shape).replace(",)", ")")
+            cells = (name, count, shape, entry.dtype, spec_text(entry.spec), size)
             table.add_row(*map(Text, (*cells, entry.why)))
         head = f"Layout on {_devices(self.mesh)}; plan: {self.plan}"
         whole = sum(entry.bytes for entry in self.replicated)
@@ -239,10 +240,6 @@ class Layout:
 def _common_name(entries: list[Placement]) -> str:
     keys = zip(*(entry.path for entry in entries))
     return ".".join(str(same[0]) if len(set(same)) == 1 else "*" for same in keys)
-
-
-def _tuple(shape: tuple[int, ...]) -> str:
-    return str(shape).replace(",)", ")")
 
 
 def _devices(mesh: AnyMesh) -> str:

@@ -61,7 +61,7 @@ class Plan:
     min_size: int = 1024
 
     def __str__(self) -> str:
-        parts = [f"{name}={_axes_text(axes)}" for name, axes in self.parts() if axes]
+        parts = [f"{name}={'*'.join(names_in(axes))}" for name, axes in self.parts() if axes]
         if self.rules:
             parts.append(f"{len(self.rules)} {'rule' if len(self.rules) == 1 else 'rules'}")
         return ", ".join(parts) or "no parts"
@@ -89,10 +89,6 @@ PlanLike: tp.TypeAlias = "Plan | str | tp.Iterable[str] | tp.Mapping[str, Rule]"
 def names_in(axes: tp.Any) -> tuple[str, ...]:
     """The names of mesh axes in one entry of a spec."""
     return () if axes is None else tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
-
-
-def _axes_text(axes: Axes) -> str:
-    return "*".join(names_in(axes))
 
 
 def as_plan(plan: PlanLike, mesh: AnyMesh, caller: str) -> Plan:

@@ -236,10 +236,7 @@ class NnxRules:
             return
         wrt = any(arg.keyword and arg.keyword.value == "wrt" for arg in node.value.args)
         if wrt and self._path(node.value.func) == "nnxlite.Optimizer":
-            targets = (
-                [t.target for t in node.targets] if isinstance(node, cst.Assign) else [node.target]
-            )
-            self.optimizers.update(map(self.program.text_of, targets))
+            self.optimizers.update(map(self.program.text_of, _targets(node)))
 
     def _update_call(self, node: cst.Call) -> None:
         """`optimizer.update(grads)` of an Optimizer that needs the model, too."""
@@ -262,12 +259,7 @@ class NnxRules:
             return
         for inner in walk(node.body):
             if isinstance(inner, (cst.Assign, cst.AugAssign)):
-                targets = (
-                    [t.target for t in inner.targets]
-                    if isinstance(inner, cst.Assign)
-                    else [inner.target]
-                )
-                for target in targets:
+                for target in _targets(inner):
                     text = self.program.text_of(target)
                     if text.startswith(("self.__dict__[", "vars(self)[")):
                         self._hidden_write(target)
@@ -366,6 +358,10 @@ class NnxRules:
             return (f"from {path} import {alias_text(tp.cast(str, alias.name.value), alias)}",)
 
         self.edits += rewrite(self.program, node, moved)
+
+
+def _targets(node: cst.Assign | cst.AnnAssign | cst.AugAssign) -> list[cst.BaseExpression]:
+    return [t.target for t in node.targets] if isinstance(node, cst.Assign) else [node.target]
 
 
 def _is_nnx(alias: cst.ImportAlias) -> bool:

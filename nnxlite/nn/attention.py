@@ -149,10 +149,8 @@ def _terms(
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Bias and mask as arrays that broadcast to the logits."""
     shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
-    bias, mask = (
-        logit_like("dot_product_attention", name, x, shape)
-        for name, x in (("bias", bias), ("mask", mask))
-    )
+    bias = logit_like("dot_product_attention", "bias", bias, shape)
+    mask = logit_like("dot_product_attention", "mask", mask, shape)
     return bias, None if mask is None else mask.astype(bool)
 
 

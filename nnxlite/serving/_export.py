@@ -193,7 +193,7 @@ def export(
     leaf_names = [_weight_name(path, roots) for path in _paths(state)]
     values, structure = jax.tree.flatten(state)
     weights = {path: jnp.asarray(x) for path, x in zip(leaf_names, values, strict=True)}
-    avals = tuple(_aval(path, x) for path, x in weights.items())
+    avals = tuple(Aval(path, dtype_name(x.dtype), x.shape) for path, x in weights.items())
 
     inputs, leaves, paths = [], [], []
     parameters = tuple(n for n, x in zip(labels, positional) if not isinstance(x, Pytree))
@@ -224,7 +224,8 @@ def export(
             if not isinstance(x, (jax.Array, np.ndarray, int, float, complex, np.generic)):
                 raise TypeError(f"export: {path} of {name} is a {short_type(x)}, not an array.")
         arrays = [jnp.asarray(x) for x in out]
-        found["keys"] = {i: _impl(x) for i, x in enumerate(arrays) if is_key(x)}
+        keys = ((i, x) for i, x in enumerate(arrays) if is_key(x))
+        found["keys"] = {i: str(jax.random.key_impl(x)) for i, x in keys}
         return [to_data(x) for x in arrays]
 
     program = jax.export.export(jax.jit(run), platforms=platforms)(
@@ -372,14 +373,6 @@ def _dtype_of(x: tp.Any) -> tp.Any:
     if is_key(x):
         return x.dtype
     return jax.dtypes.canonicalize_dtype(x.dtype if hasattr(x, "dtype") else jnp.result_type(x))
-
-
-def _aval(path: str, x: jax.Array) -> Aval:
-    return Aval(path, dtype_name(x.dtype), x.shape)
-
-
-def _impl(x: tp.Any) -> str:
-    return str(jax.random.key_impl(x))
 
 
 def _data_struct(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

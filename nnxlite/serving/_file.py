@@ -49,7 +49,8 @@ def write(
         for aval in signature.weights:
             buffer = io.BytesIO()
             array = np.asarray(to_data(weights[aval.path]))
-            np.lib.format.write_array(buffer, _known(array), allow_pickle=False)
+            known = array.view(_storage(array.dtype))
+            np.lib.format.write_array(buffer, known, allow_pickle=False)
             entry = _entry(aval.path)
             digests[entry] = hashlib.sha256(buffer.getbuffer()).hexdigest()
             archive.writestr(entry, buffer.getbuffer())
@@ -290,10 +291,6 @@ def _entry(path: str) -> str:
 def _storage(dtype: np.dtype[tp.Any]) -> np.dtype[tp.Any]:
     """The dtype under which an array is stored: its own, if NumPy alone knows it."""
     return dtype if dtype.kind in "?biufc" else np.dtype(f"u{dtype.itemsize}")
-
-
-def _known(array: np.ndarray) -> np.ndarray:
-    return array.view(_storage(array.dtype))
 
 
 def _check_flatbuffers() -> None:

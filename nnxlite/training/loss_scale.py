@@ -120,9 +120,8 @@ class StaticLossScale(Pytree):
 
         @functools.wraps(f)
         def scaled(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-            loss, aux = (
-                value_and_aux(f(*args, **kwargs), f) if has_aux else (f(*args, **kwargs), None)
-            )
+            result = f(*args, **kwargs)
+            loss, aux = value_and_aux(result, f) if has_aux else (result, None)
             return self.scale(loss), (loss, aux)
 
         differentiate = value_and_grad(scaled, argnums=argnums, has_aux=True)
