@@ -144,19 +144,28 @@ def _closing(init: tp.Any, written: bool) -> tp.Any:
 
     @functools.wraps(init)
     def __init__(self: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> None:
-        building = _building.get()
-        if id(self) in building:  # called by the `__init__` of a subclass
-            init(self, *args, **kwargs)
-            return
-        token = _building.set(building | {id(self)})
-        try:
-            init(self, *args, **kwargs)
-            _complete(self)
-        finally:
-            _building.reset(token)
+        _build(init, self, *args, **kwargs)
 
     __init__._nnx_written = written  # type: ignore[attr-defined]
     return __init__
+
+
+def _build(init: tp.Any, self: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> None:
+    """Run an `__init__`, and close the object unless that of a subclass is still running.
+
+    A function of its own, since cloudpickle copies the globals of `_closing`'s with a class of the
+    user's own, and a ContextVar cannot be copied.
+    """
+    building = _building.get()
+    if id(self) in building:  # called by the `__init__` of a subclass
+        init(self, *args, **kwargs)
+        return
+    token = _building.set(building | {id(self)})
+    try:
+        init(self, *args, **kwargs)
+        _complete(self)
+    finally:
+        _building.reset(token)
 
 
 def _complete(node: tp.Any) -> None:

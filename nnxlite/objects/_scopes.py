@@ -14,8 +14,9 @@ import typing as tp
 
 import jax
 
+from nnxlite import _jax
 from nnxlite._config import NAMED_SCOPES
-from nnxlite._jax import EAGER, is_recording, trace_state
+from nnxlite._jax import is_recording
 from nnxlite.graph import Path
 from nnxlite.objects._owners import Paths, owner_of, paths_in
 
@@ -50,7 +51,9 @@ def scoped(call: C) -> C:
 
     @functools.wraps(call)
     def __call__(self: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        if trace_state.value is EAGER:
+        # By way of the module: cloudpickle, which copies the globals of this function with a class
+        # of the user's own, copies no module, and JAX's state can be neither copied nor pickled.
+        if _jax.trace_state.value is _jax.EAGER:
             return call(self, *args, **kwargs)
         return in_scope(call, self, *args, **kwargs)
 

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import pickle
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import pytest
@@ -128,6 +129,19 @@ def test_methods_are_pytrees():
     assert model.twice != Affine(2.0).twice and model.twice.__name__ == "twice"
     assert "bound method Affine.twice" in repr(model.twice)
     assert Affine.twice(model, 1.0) == 4
+
+
+def test_a_local_class_survives_cloudpickle():
+    class Local(nnx.Module, frozen=True):
+        weight: jax.Array
+
+        def __call__(self, x):
+            return self.weight * x
+
+    new = pickle.loads(cloudpickle.dumps(Local(jnp.ones(1))))
+    assert new(2.0).tolist() == [2.0]
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'weight'"):
+        new.weight = jnp.zeros(1)
 
 
 def test_copies_and_pickles():

@@ -607,8 +607,14 @@ def test_a_local_class_survives_cloudpickle():
         def double(self):
             return self.w * 2
 
+        def __call__(self, x):
+            return jnp.sin(self.w * x)
+
     new = pickle.loads(cloudpickle.dumps(Local()))
     assert new.double().tolist() == [2.0]
+    assert new(0.0).tolist() == [0.0]
+    program = jax.make_jaxpr(new)(0.0)
+    assert str(program.eqns[-1].source_info.name_stack) == "Local"
 
 
 class Selective(nnx.Module):
