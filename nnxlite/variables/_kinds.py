@@ -12,7 +12,6 @@ import typing as tp
 from nnxlite.variables._variable import MISSING, T, Variable
 
 _types: dict[str, type[Variable[tp.Any]]] = {}
-_names: dict[type[Variable[tp.Any]], str] = {}
 
 C = tp.TypeVar("C", bound=type[Variable[tp.Any]])
 
@@ -51,7 +50,6 @@ def register_variable_name(name: str, typ: tp.Any = MISSING, *, overwrite: bool 
             f"{typ.__name__} instead, pass overwrite=True."
         )
     _types[name] = typ
-    _names[typ] = name
     return typ
 
 
@@ -86,7 +84,7 @@ def variable_type_from_name(
 
 
 def variable_name_from_type(typ: type[Variable[tp.Any]], /, *, allow_register: bool = False) -> str:
-    """The registered name of a Variable class.
+    """The registered name of a Variable class, the first one if it has several.
 
     Args:
         typ: the class.
@@ -102,17 +100,19 @@ def variable_name_from_type(typ: type[Variable[tp.Any]], /, *, allow_register: b
     >>> nnx.variable_name_from_type(nnx.Param), nnx.variable_name_from_type(nnx.BatchStat)
     ('params', 'batch_stats')
     """
-    if typ not in _names:
-        if not allow_register:
-            raise ValueError(
-                f"Type {typ.__name__} is not registered in the registry. Give it a name with "
-                "register_variable_name, or pass allow_register=True."
-            )
-        name = typ.__name__
-        if name in _types:
-            name = _free_name(name)
-        register_variable_name(name, typ)
-    return _names[typ]
+    for name, registered in tuple(_types.items()):  # another thread may register one
+        if registered is typ:
+            return name
+    if not allow_register:
+        raise ValueError(
+            f"Type {typ.__name__} is not registered in the registry. Give it a name with "
+            "register_variable_name, or pass allow_register=True."
+        )
+    name = typ.__name__
+    if name in _types:
+        name = _free_name(name)
+    register_variable_name(name, typ)
+    return name
 
 
 def _free_name(name: str) -> str:

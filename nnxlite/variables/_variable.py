@@ -200,11 +200,9 @@ class Variable(Shown, Operators[T]):
             create = _create_hooks[type(self)]
         box = _boxed(definition, raw)
         _set_box(self, box)
-        if type(self).create_value is not _create_value:
-            raw = self.create_value(raw)
-        else:
-            for hook in create:
-                raw = hook(self, raw)
+        for hook in create:
+            raw = hook(self, raw)
+        raw = self.create_value(raw)
         if metadata and definition.metadata.get("out_sharding") is not None:
             raw = _sharding_hook.place(raw, definition.metadata)
         if ref and not is_ref(raw):
@@ -343,13 +341,11 @@ class Variable(Shown, Operators[T]):
         self.set_raw_value(value)
 
     def create_value(self, value: T) -> T:
-        """What `value` becomes at creation: the result of the `on_create_value` callbacks.
+        """What the initial value becomes: that value, unless a class overrides this.
 
         Args:
-            value: the value that the Variable is made with.
+            value: the value after the `on_create_value` callbacks.
         """
-        for hook in self._box.definition.hooks("on_create_value"):
-            value = hook(self, value)
         return value
 
     def _read(self, index: tp.Any = MISSING) -> tp.Any:
@@ -738,7 +734,6 @@ class Variable(Shown, Operators[T]):
         return variable_node(type(self), value[...] if is_ref(value) else value, shown)
 
 
-_create_value = Variable.create_value
 _get_box = Variable.__dict__["_box"].__get__
 _set_box = Variable.__dict__["_box"].__set__
 

@@ -76,6 +76,20 @@ def doubling(nnx: tp.Any) -> tp.Any:
 
 
 @program
+def overriding_create_value(nnx):
+    class Own(nnx.Variable):
+        def on_create_value(self, value):
+            return value * 10
+
+        def create_value(self, value):
+            return value * self.scale
+
+    hook = lambda variable, value: value + 1
+    made = Own(1.0, scale=2), Own(1.0, scale=2, on_create_value=hook)
+    return [v.value for v in made], nnx.Param(1.0, on_create_value=hook).create_value(2.0)
+
+
+@program
 def overriding_get_value(nnx):
     v = doubling(nnx)(jnp.array([1.0, 2.0]))
     read = [v, v[...], v[0], v.value, v.get_value(), v + 1, v == 202, jnp.asarray(v), list(v)]

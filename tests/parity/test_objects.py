@@ -503,6 +503,26 @@ def taken_name(nnx):
     return nnx.register_variable_name("params", type("Other", (nnx.Variable,), {}))
 
 
+@program
+def several_names_of_one_kind(nnx):
+    kinds = [type(f"Named{i}", (nnx.Variable,), {}) for i in range(2)]
+    nnx.register_variable_name("parity_first", kinds[0])
+    nnx.register_variable_name("parity_second", kinds[0])
+    names = [nnx.variable_name_from_type(kinds[0])]
+    for name in ("parity_second", "parity_first"):
+        nnx.register_variable_name(name, kinds[1], overwrite=True)
+        names.append(nnx.variable_name_from_type(kinds[1]))
+    return [*names, nnx.variable_name_from_type(kinds[0], allow_register=True)]
+
+
+@program
+def a_kind_whose_names_are_taken_over(nnx):
+    kinds = [type(f"Taken{i}", (nnx.Variable,), {}) for i in range(2)]
+    nnx.register_variable_name("parity_taken", kinds[0])
+    nnx.register_variable_name("parity_taken", kinds[1], overwrite=True)
+    return nnx.variable_name_from_type(kinds[0])
+
+
 # Modules -----------------------------------------------------------------------------------------
 
 
