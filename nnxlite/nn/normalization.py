@@ -188,10 +188,9 @@ def _normalized_by_itself(
     """The input normalised by its own moments over some axes."""
     x = jnp.asarray(x)
     feature_axes = _absolute(layer, x, layer.feature_axes)
-    if layer.scale is not None or bias is not None:
-        _check_features(layer, x, feature_axes, layer.num_features)
-    axes = _absolute(layer, x, reduction_axes)
     parameters = (value_of(layer.scale), value_of(bias))
+    _check_features(layer, x, feature_axes, *map(jnp.size, _present(*parameters)))
+    axes = _absolute(layer, x, reduction_axes)
     x, scale, bias_value = layer.promote_dtype((x, *parameters), dtype=layer.dtype)
     moments = _moments(layer, x, axes, _checked_mask(layer, mask, x.shape), centred)
     sizes = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
@@ -211,15 +210,24 @@ def _absolute(layer: tp.Any, x: jax.Array, axes: Axes) -> tuple[int, ...]:
     return tuple(sorted({axis % x.ndim for axis in chosen}))
 
 
+def _present(*arrays: jax.Array | None) -> list[jax.Array]:
+    return [array for array in arrays if array is not None]
+
+
 def _check_features(
-    layer: tp.Any, x: jax.Array, feature_axes: tuple[int, ...], expected: int
+    layer: tp.Any, x: jax.Array, feature_axes: tuple[int, ...], *sizes: int
 ) -> None:
+    """Raise TypeError unless the input has as many features as the arrays of the layer.
+
+    Those count, not `num_features`: a layer may get parameters of another size after it is made.
+    """
     features = math.prod(x.shape[axis] for axis in feature_axes)
-    if features != expected:
-        raise TypeError(
-            f"{layer_name(layer)} was made for {expected} feature(s), and its input of shape "
-            f"{x.shape} has {features} along axes {feature_axes}."
-        )
+    for expected in sizes:
+        if features != expected:
+            raise TypeError(
+                f"{layer_name(layer)} was made for {expected} feature(s), and its input of shape "
+                f"{x.shape} has {features} along axes {feature_axes}."
+            )
 
 
 def _checked_mask(layer: tp.Any, mask: tp.Any, shape: tuple[int, ...]) -> jax.Array | None:
@@ -335,10 +343,10 @@ class BatchNorm(_Normalization):
             self, "use_running_average", use_running_average, self.use_running_average
         )
         feature_axes = _absolute(self, x, self.axis)
-        _check_features(self, x, feature_axes, self.num_features)
         average, spread = self.mean.get_value(), self.var.get_value()
-        arrays = (x, average, spread, value_of(self.scale), value_of(self.bias))
-        x, _, _, scale, bias = self.promote_dtype(arrays, dtype=self.dtype)
+        arrays = (average, spread, value_of(self.scale), value_of(self.bias))
+        _check_features(self, x, feature_axes, *map(jnp.size, _present(*arrays)))
+        x, _, _, scale, bias = self.promote_dtype((x, *arrays), dtype=self.dtype)
         # In float32 even if `x` is of half precision, like the moments of a batch.
         mean, var = (a.astype(jnp.promote_types(a.dtype, x.dtype)) for a in (average, spread))
         if not use_running_average:

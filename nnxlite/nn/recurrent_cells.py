@@ -189,12 +189,15 @@ def _first_carry(
     return tuple(init(key(), shape, cell.param_dtype) for _ in range(parts))
 
 
-def _check(cell: tp.Any, inputs: jax.Array, *hidden: jax.Array) -> None:
-    """Raise TypeError unless the input and every array of the carry have the right shape."""
+def _check(
+    cell: tp.Any, of_input: tp.Any, of_hidden: tp.Any, inputs: jax.Array, *hidden: jax.Array
+) -> None:
+    """Raise TypeError unless the input and every array of the carry match the projections."""
     batch = jnp.shape(inputs)[:-1]
+    wanted = _features(of_hidden, cell.hidden_features)
     for name, x, features in (
-        ("an input", inputs, cell.in_features),
-        *(("a carry", h, cell.hidden_features) for h in hidden),
+        ("an input", inputs, _features(of_input, cell.in_features)),
+        *(("a carry", h, wanted) for h in hidden),
     ):
         shape = jnp.shape(x)
         if not shape or shape[-1] != features or not broadcast_together(shape[:-1], batch):
@@ -202,6 +205,12 @@ def _check(cell: tp.Any, inputs: jax.Array, *hidden: jax.Array) -> None:
                 f"{layer_name(cell)} takes {name} of shape (*batch, {features}); got "
                 f"{shape}, where the input has shape {jnp.shape(inputs)}."
             )
+
+
+def _features(projection: tp.Any, declared: int) -> int:
+    """How many features a projection takes: its kernel may be of another size than it was made with."""
+    kernel = getattr(projection, "kernel", None)
+    return declared if kernel is None else kernel.shape[-2]
 
 
 class SimpleCell(_Cell):
@@ -267,7 +276,7 @@ class SimpleCell(_Cell):
             carry: (*batch, hidden_features).
             inputs: (*batch, in_features).
         """
-        _check(self, inputs, carry)
+        _check(self, self.dense_i, self.dense_h, inputs, carry)
         total = self.dense_i(inputs) + self.dense_h(carry)
         if self.residual:
             total = total + carry
@@ -330,6 +339,7 @@ def _memory_step(
     cell: tp.Any,
     carry: tuple[jax.Array, jax.Array],
     inputs: jax.Array,
+    projections: tuple[tp.Any, tp.Any],
     gates: tp.Callable[[jax.Array], tp.Iterable[jax.Array]],
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     """One step of long short-term memory.
@@ -338,6 +348,7 @@ def _memory_step(
         cell: the cell.
         carry: memory and hidden array.
         inputs: (*batch, in_features).
+        projections: one of the input and one of the hidden array.
         gates: maps a hidden array to input gate, forget gate, candidate and output gate, before
             their activations.
     """
@@ -347,7 +358,7 @@ def _memory_step(
             f"initialize_carry makes it; got {short_type(carry)}."
         )
     c, h = carry
-    _check(cell, inputs, c, h)
+    _check(cell, *projections, inputs, c, h)
     i, f, g, o = gates(h)
     new_c = cell.gate_fn(f) * c + cell.gate_fn(i) * cell.activation_fn(g)
     new_h = cell.gate_fn(o) * cell.activation_fn(new_c)
@@ -419,7 +430,7 @@ class LSTMCell(_MemoryCell):
         def gates(h: jax.Array) -> tp.Iterable[jax.Array]:
             return [of_input(inputs) + of_hidden(h) for of_input, of_hidden in pairs]
 
-        return _memory_step(self, carry, inputs, gates)
+        return _memory_step(self, carry, inputs, pairs[0], gates)
 
 
 class OptimizedLSTMCell(_MemoryCell):
@@ -460,7 +471,7 @@ class OptimizedLSTMCell(_MemoryCell):
         def gates(h: jax.Array) -> tp.Iterable[jax.Array]:
             return jnp.split(self.dense_i(inputs) + self.dense_h(h), 4, axis=-1)
 
-        return _memory_step(self, carry, inputs, gates)
+        return _memory_step(self, carry, inputs, (self.dense_i, self.dense_h), gates)
 
 
 class GRUCell(_GatedCell):
@@ -502,7 +513,7 @@ class GRUCell(_GatedCell):
             inputs: (*batch, in_features).
         """
         h = carry
-        _check(self, inputs, h)
+        _check(self, self.dense_i, self.dense_h, inputs, h)
         i_r, i_z, i_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
         h_r, h_z, h_n = jnp.split(self.dense_h(h), 3, axis=-1)
         r = self.gate_fn(i_r + h_r)

@@ -262,6 +262,17 @@ def test_weight_norm_is_that_of_the_reference(options):
     assert_same_programs(*layers, x, factor=10)
 
 
+@pytest.mark.parametrize("name", ["BatchNorm", "LayerNorm", "RMSNorm", "InstanceNorm"])
+def test_parameters_of_another_size_can_be_loaded(name):
+    x = jnp.asarray(normal(2, 3, 4))
+    results = []
+    for lib in (nnx, ref):
+        layer, wider = (getattr(lib, name)(n, rngs=lib.Rngs(0)) for n in (2, 4))
+        lib.update(layer, lib.state(wider))
+        results.append(layer(x))
+    assert_equal_results(*results)
+
+
 MASKED = {
     "BatchNorm": ((4,), {}),
     "LayerNorm": ((4,), {}),

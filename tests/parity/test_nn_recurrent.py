@@ -220,3 +220,15 @@ def test_signatures_are_those_of_the_reference(name):
     np.testing.assert_array_equal(
         nnx.Bidirectional.merge_fn(X, X), ref.Bidirectional.merge_fn(X, X)
     )
+
+
+@pytest.mark.parametrize("name", ["SimpleCell", "GRUCell", "LSTMCell", "OptimizedLSTMCell"])
+@pytest.mark.parametrize("sizes", [(4, 3), (2, 5), (4, 5)])
+def test_parameters_of_another_size_can_be_loaded(name, sizes):
+    results = []
+    for lib in (nnx, ref):
+        cell, other = (getattr(lib, name)(*n, rngs=lib.Rngs(0)) for n in ((2, 3), sizes))
+        lib.update(cell, lib.state(other))
+        x = jnp.linspace(-1.0, 1.0, 2 * sizes[0]).reshape(2, -1)
+        results.append(cell(other.initialize_carry(x.shape, lib.Rngs(0)), x)[1])
+    np.testing.assert_allclose(*results, rtol=1e-5)
