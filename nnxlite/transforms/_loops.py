@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._config import Modes
-from nnxlite._jax import Tracer
+from nnxlite._jax import Tracer, is_ref
 from nnxlite.boundary import (
     OTHER,
     Body,
@@ -165,7 +165,12 @@ class Loop(CarryLoop):
                 self._check_test(call, leave(inner, None).definition)
                 return verdict
 
-            final = jax.lax.while_loop(proceed, advance, loop.start)
+            if any(map(is_ref, leaves)):  # JAX's condition sees them as they were before the loop
+                start = proceed(loop.start), loop.start
+                step = lambda state: (proceed(new := advance(state[1])), new)
+                _, final = jax.lax.while_loop(lambda state: state[0], step, start)
+            else:
+                final = jax.lax.while_loop(proceed, advance, loop.start)
         return crossing(body, [Carry] * len(result_leaves(body.shapes)), final)
 
     def _check_test(self, call: CallDef, left: OutDef) -> None:

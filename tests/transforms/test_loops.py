@@ -203,6 +203,23 @@ def test_a_condition_may_look_at_variables():
     assert not v.value
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("jit", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+def test_a_condition_sees_what_the_body_writes_into_references(jit, mode):
+    def body(carry):
+        i, m = carry
+        m.total[...] += 2.0
+        return i + 1, m
+
+    def run(m):
+        more = lambda carry: (carry[1].total[...] < 5) & (carry[0] < 10)
+        return nnx.while_loop(more, body, (0, m), **mode)[0]
+
+    m = nnx.Dict(total=nnx.Variable(jnp.float32(0.0), ref=True))
+    assert (int(jit(run)(m)), float(m.total[...])) == (3, 6.0)
+    assert (int(jit(run)(m)), float(m.total[...])) == (0, 6.0)
+
+
 @every_loop
 def test_a_python_scalar_takes_the_type_that_the_body_gives_it(loop):
     v = nnx.Variable(0)
