@@ -71,11 +71,12 @@ def refuse_aliases(inner: Inner, result: tp.Any, roots: list[tp.Any]) -> None:
         places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
         above = [path for path, value in places if is_root(value)][number]
         raise ValueError(
-            f"Duplicate {type(variable).__name__}: the result holds it at "
-            f"'{path_text((*map(key_name, above), *below))}', and it came in at "
-            f"'{call.graph_leaves()[leaf].text()}'. With "
-            "graph_updates=False (or graph=False) only values leave: return the value "
-            "(variable[...]); what is written into the Variable is kept in any case."
+            f"Duplicate {type(variable).__name__} found at paths: "
+            f"'{path_text((*map(key_name, above), *below))}' of the result, "
+            f"'{call.graph_leaves()[leaf].text()}' of the arguments. A transform with "
+            "graph_updates=False (or graph=False) does not support Variable aliasing, only values "
+            "leave: return the value (variable[...]); what is written into the Variable is kept in "
+            "any case."
         )
 
 

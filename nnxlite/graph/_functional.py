@@ -71,9 +71,12 @@ def refuse_sharing(
         whole = paths if len(starts) > 1 else [(0, *path) for path in paths]
         paths = [(*starts[root], *below) for root, *below in whole]
     shown = ", ".join(repr(path_text(path)) for path in paths)
+    mode = "Tree mode (graph=False) does not support shared references"
+    if roots is not None:
+        mode = f"nnxlite.{caller} with graph=False does not support Variable aliasing"
     raise ValueError(
-        f"Duplicate {name} found at paths: {shown}. With graph=False objects must form a "
-        f"tree. Remove the sharing, or pass graph=True to nnxlite.{caller}."
+        f"Duplicate {name} found at paths: {shown}. {mode}: objects must form a tree. Remove the "
+        f"sharing, or pass graph=True to nnxlite.{caller}."
     )
 
 

@@ -44,6 +44,7 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
         hash(key)
     except (UnhashableStatic, TypeError):
         raise ValueError(
+            "Non-hashable static arguments are not supported. "
             f"Static argument {_shown(name, fun)} of {name_of(fun)} is unhashable: it is of type "
             f"'{type(value).__name__}'. Pass a hashable value, such as a tuple, or make the "
             "argument a traced one."
@@ -190,8 +191,8 @@ def refuse_shared_result(result: tp.Any, name: str, graph: bool) -> None:
             texts = [path_text(map(key_name, p)) for p in (first[id(leaf)], path)]
             raise ValueError(
                 f"Duplicate {type(leaf).__name__} found at paths of the result: {texts[0]!r}, "
-                f"{texts[1]!r}. With graph=False objects must form a tree. Remove the sharing, or "
-                f"pass graph=True to nnxlite.{name}."
+                f"{texts[1]!r}. nnxlite.{name} with graph=False does not support Variable aliasing: "
+                f"objects must form a tree. Remove the sharing, or pass graph=True to nnxlite.{name}."
             )
 
 

@@ -162,7 +162,7 @@ def switch(
     """
     branches = tuple(branches)
     if not branches:
-        raise ValueError("switch needs at least one branch.")
+        raise ValueError("Empty branch sequence: switch needs at least one branch.")
     return _choose("switch", index, branches, operands, graph, graph_updates)
 
 

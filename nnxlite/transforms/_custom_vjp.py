@@ -346,8 +346,8 @@ class CustomVjp(Unequal, Transformed[P, R]):
     def _refuse_states(self) -> tp.NoReturn:
         """Raise ValueError: the signature without updates has no States."""
         raise ValueError(
-            "custom_vjp: nondiff_argnums cannot contain DiffState objects when graph=False or "
-            "graph_updates=False, where cotangents have the form of whole arguments. Remove the "
+            "custom_vjp: `nondiff_argnums` cannot contain `DiffState` objects when `graph=False` or "
+            "`graph_updates=False`, where cotangents have the form of whole arguments. Remove the "
             "DiffState, or pass graph=True and graph_updates=True."
         )
 

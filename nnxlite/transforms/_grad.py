@@ -317,9 +317,10 @@ def grad_options(
     state = next((a for a in checked if isinstance(a, DiffState)), None)
     if state is not None and not modes.updates:
         raise ValueError(
-            f"argnums cannot contain {state!r} with graph=False or graph_updates=False, where "
-            "gradients have the arguments' own type and hold every leaf. Use graph=True and "
-            "graph_updates=True, or split the argument and differentiate one of the states."
+            "`argnums` cannot contain `DiffState` objects when `graph=False` or "
+            f"`graph_updates=False`, got {state!r}: gradients have the arguments' own type and hold "
+            "every leaf there. Use graph=True and graph_updates=True, or split the argument and "
+            "differentiate one of the states."
         )
     return GradOptions(name, tuple(checked), single, has_aux, modes, tuple(jax_options.items()))
 

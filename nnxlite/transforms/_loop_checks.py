@@ -40,18 +40,21 @@ def check_loop(name: str, updates: bool, num_bounds: int, call: CallDef, body: B
     # The reference's classes: a loop over objects compares references first.
     references = name == "while_loop" or not updates
     error = ValueError if references and call.where else TypeError
-    what = "reference and pytree structure" if error is ValueError else "pytree structure"
-    start = f"{name} body function carry input and carry output must have the same {what}, but "
+    start = "body function carry input and carry output must have the same pytree structure"
+    if error is ValueError:
+        start = "requires body function's input and output to have the same reference and pytree "
+        start += "structure"
+    start = f"{name} {start}, but they differ"
     before = {position - num_bounds for position in call.where}
     if treedef != wanted:
         error = structure_error(wanted, treedef, before)
-        raise error(f"{start}they differ: the output is {tree_difference(wanted, treedef)}.")
+        raise error(f"{start}: the output is {tree_difference(wanted, treedef)}.")
     misplaced = sorted(before ^ set(body.definition.where))
     if misplaced:
         path = call.paths()[misplaced[0] + num_bounds][1:]
         sides = ["an object", "an array"][:: 1 if misplaced[0] in before else -1]
         raise error(
-            f"{start}they differ at '{path_text(path)}': the input is {sides[0]}, the output "
+            f"{start} at '{path_text(path)}': the input is {sides[0]}, the output "
             f"{sides[1]}. Return objects and Variables where they came in."
         )
     handover: Handover | str = body.extra[-1]
@@ -62,15 +65,15 @@ def check_loop(name: str, updates: bool, num_bounds: int, call: CallDef, body: B
         if edits or graph.kinds:
             changes = edits_text(call, graph)
             raise error(
-                f"{start}the body changes {changes}. A loop cannot change the structure of its "
+                f"{start}: the body changes {changes}. A loop cannot change the structure of its "
                 "carry: make attributes and objects before the loop."
             )
     if isinstance(handover, str):
         result = _result_graphdef(graph, len(body.definition.where)) if graph else call.graphdef
         if result is not call.graphdef:
             difference = graph_difference(call.graphdef, result, call.root_paths())
-            raise error(f"{start}the objects differ: {difference}.")
-        raise error(f"{start}the body {handover}.")
+            raise error(f"{start} in the objects: {difference}.")
+        raise error(f"{start}: the body {handover}.")
     if not updates:
         refuse_replaced(call, handover, name)
 

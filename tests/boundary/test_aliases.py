@@ -9,8 +9,8 @@ import nnxlite as nnx
 
 MODES = [{"graph_updates": False}, {"graph": False}]
 MESSAGE = (
-    r"Duplicate Param: the result holds it at 'seen.w', and it came in at '0.w'\. With "
-    r"graph_updates=False \(or graph=False\) only values leave"
+    r"Duplicate Param found at paths: 'seen.w' of the result, '0.w' of the arguments\. A transform with "
+    r"graph_updates=False \(or graph=False\) does not support Variable aliasing, only values leave"
 )
 
 
@@ -75,7 +75,8 @@ RESULTS = {
 @pytest.mark.parametrize("name", RESULTS)
 def test_results_are_trees_where_graphs_are_off(name):
     message = (
-        r"Duplicate Param found at paths of the result: '(1\.)?a\.w', '(1\.)?b\.0'\. With graph=False "
+        r"Duplicate Param found at paths of the result: '(1\.)?a\.w', '(1\.)?b\.0'\. "
+        rf"nnxlite\.{name} with graph=False does not support Variable aliasing: "
         rf"objects must form a tree\. Remove the sharing, or pass graph=True to nnxlite\.{name}"
     )
     with pytest.raises(ValueError, match=message):

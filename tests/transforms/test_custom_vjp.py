@@ -515,7 +515,7 @@ def test_arguments_that_the_rules_cannot_get_are_refused():
 
 
 def test_a_diff_state_needs_the_signature_with_updates():
-    message = "nondiff_argnums cannot contain DiffState objects when"
+    message = "`nondiff_argnums` cannot contain `DiffState` objects when"
     only_x = nnx.DiffState(0, "x")
     with pytest.raises(ValueError, match=message):
         rules(None, lambda r, g: (None, None), nondiff_argnums=only_x, **PLAIN)
