@@ -12,6 +12,7 @@ from nnxlite.boundary import (
     SHARED,
     Body,
     CallDef,
+    CameIn,
     Carry,
     Edit,
     FilterMapping,
@@ -179,7 +180,7 @@ def check_body(
                     "an argument that is carried or broadcast. Create it before the loop, or "
                     "give the argument an axis."
                 )
-        if _restructures(call, graph, handover.edits, roles, fresh_settings):
+        if _restructures(updates, call, graph, handover.edits, roles, fresh_settings):
             raise error(
                 "scan body function carry input and carry output must have the same pytree "
                 f"structure, but they differ: the body changes {edits_text(call, graph)}, of "
@@ -205,6 +206,7 @@ def _added(graph: OutGraph, number: int) -> str:
 
 
 def _restructures(
+    updates: bool,
     call: CallDef,
     graph: OutGraph,
     edits: tp.Sequence[Edit],
@@ -216,20 +218,28 @@ def _restructures(
     codes_in, codes_out = dict(came_in.children), dict(decoded.children)
     if any(roles[came_in.node_leaves[old]] is Carry for old, _ in graph.kinds):
         return True
+    only_adds = all(
+        not removed
+        and not {*names} & {*came_in.node_defs[tp.cast(int, graph.origin[number])].layout.data}
+        for number, names, removed in graph.edits
+    )
     for number, names, removed in edits:
         old = tp.cast(int, graph.origin[number])
-        held = {roles[leaf] for code in codes_in[old] for leaf, _ in leaves_of_code(came_in, code)}
         before = dict(zip(came_in.node_defs[old].layout.data, codes_in[old]))
         after = dict(zip(decoded.node_defs[number].layout.data, codes_out[number]))
         for name in (*names, *removed):
             settings = [
                 roles[leaf] for leaf, _ in leaves_of_code(came_in, before.get(name, _NO_LEAVES))
             ]
-            is_new, is_broadcast = not settings, held == {None}
-            for leaf, _ in leaves_of_code(decoded, after.get(name, _NO_LEAVES)):
-                settings.append(graph.sources[leaf].pick(roles, fresh))
-            if is_new and is_broadcast and {*settings} == {None}:
-                continue  # another name for what is there in every iteration
+            sources = [
+                graph.sources[leaf]
+                for leaf, _ in leaves_of_code(decoded, after.get(name, _NO_LEAVES))
+            ]
+            added = [source.pick(roles, fresh) for source in sources]
+            if only_adds and all(isinstance(source, CameIn) for source in sources):
+                if updates or {*added} == {None}:
+                    continue  # another name for what is there in every iteration
+            settings += added
             if not all(isinstance(s, int) for s in settings):
                 return True
     return False

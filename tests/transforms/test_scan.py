@@ -827,6 +827,44 @@ def test_a_broadcast_object_may_get_another_name_for_what_it_has():
         m.other = m.a
         return m
 
-    with pytest.raises(TypeError, match=r"the body changes attributes \['other'\]"):
-        carried(m, jnp.ones(3))
-    assert set(m) == {"a", "alias"}
+    assert carried(m, jnp.ones(3)) is m
+    assert m.other is m.a and set(m) == {"a", "alias", "other"}
+
+
+@pytest.mark.parametrize("axes", [nnx.Carry, nnx.StateAxes({...: nnx.Carry})])
+def test_a_carried_object_may_get_another_name_for_what_stays_in_its_place(axes):
+    def name(m, x):
+        m.part.alias, m.box = m.part.n, nnx.List([m.part.n])
+        m.part.n[...] += x
+
+    def run(body, m, **mode):
+        if axes is nnx.Carry:
+            return nnx.scan(
+                lambda m, x: (body(m, x), m)[1], in_axes=(axes, 0), out_axes=axes, **mode
+            )(m, jnp.arange(3.0))
+        nnx.scan(body, in_axes=(axes, 0), out_axes=0, **mode)(m, jnp.arange(3.0))
+        return m
+
+    n = nnx.Variable(jnp.array(1.0))
+    m = nnx.Dict(part=nnx.Dict(n=n))
+    assert run(name, m) is m
+    assert m.part.alias is m.box[0] is m.part.n is n and n.value == 4
+
+    def replace(m, x):
+        m.before, m.n = m.n, nnx.Variable(m.n + x)
+
+    def copy(m, x):
+        m.copy = nnx.Variable(m.n[...])
+
+    def move(m, x):
+        m.other = m.n
+        del m.n
+
+    for body, wrong in ((replace, "'before', 'n'"), (copy, "adds Variable 'copy'"), (move, "'n'")):
+        m = nnx.Dict(n=n)
+        with pytest.raises(TypeError, match=f"the body .*{wrong}"):
+            run(body, m)
+        assert list(m) == ["n"]
+    if axes is nnx.Carry:
+        with pytest.raises(ValueError, match="the body changes attributes"):
+            run(name, nnx.Dict(part=nnx.Dict(n=n)), graph_updates=False)

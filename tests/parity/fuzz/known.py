@@ -143,6 +143,14 @@ _theirs(
     "e = nnx.EMA(m, 0.5, only=nnx.Variable)",
 )
 _theirs(
+    "other names in a carry",
+    "A carried object may get another name for a Variable; the reference refuses one that sorts first.",
+    "^TypeError: scan body function carry input and carry output must have the same pytree structure",
+    MODEL,
+    "r = nnx.scan(lambda m, x: (setattr(m, 'a0', m.b), (m, x))[1])(m, jnp.ones(2))",
+    text=r"scan\(",
+)
+_theirs(
     "objects on several devices",
     "What a jitted function does not use may be on any devices.",
     "^ValueError: Received incompatible devices for jitted computation. Got argument",
