@@ -144,7 +144,7 @@ class GraphDef(Shown, tp.Generic[N]):
         return self
 
     def __nnx_text__(self) -> Text:
-        return graphdef_node(self)
+        return graphdef_node(self.decoded)
 
     # derived facts, each worked out once -------------------------------------------------------
 

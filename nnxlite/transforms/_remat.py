@@ -12,6 +12,7 @@ import jax
 
 from nnxlite._config import Modes
 from nnxlite._jax import without_literals
+from nnxlite._typing import RematPolicy
 from nnxlite.boundary import CallDef, Crossing, describe, enter, leave, replay_crossing
 from nnxlite.closures import Surroundings
 from nnxlite.transforms._arguments import (
@@ -30,8 +31,6 @@ from nnxlite.variables import MISSING
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import RematKeywords
 
-Policy = tp.Callable[..., bool]
-
 
 class RematOptions(tp.NamedTuple):
     """The options of `remat`, as they travel together."""
@@ -39,7 +38,7 @@ class RematOptions(tp.NamedTuple):
     name: str
     static_argnums: tuple[int, ...]
     prevent_cse: bool
-    policy: Policy | None
+    policy: RematPolicy | None
     modes: Modes
 
 
@@ -125,7 +124,7 @@ def remat(
     *,
     prevent_cse: bool = True,
     static_argnums: int | tuple[int, ...] = (),
-    policy: Policy | None = None,
+    policy: RematPolicy | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> tp.Any:

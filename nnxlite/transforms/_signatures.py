@@ -12,13 +12,10 @@ import typing as tp
 import jax
 
 from nnxlite._state import State
-from nnxlite._typing import Numbers
+from nnxlite._typing import Numbers, RematPolicy
 from nnxlite.objects import Pytree
 from nnxlite.transforms._wrapper import P, R, Transformed
 from nnxlite.variables import Variable
-
-if tp.TYPE_CHECKING:
-    from nnxlite.transforms._remat import Policy
 
 A = tp.TypeVar("A")
 T = tp.TypeVar("T")
@@ -105,7 +102,7 @@ class RematKeywords(ModeKeywords, total=False):
 
     prevent_cse: bool
     static_argnums: int | tuple[int, ...]
-    policy: Policy | None
+    policy: RematPolicy | None
 
 
 class NumericGradKeywords(tp.TypedDict, total=False):
