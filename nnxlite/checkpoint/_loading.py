@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing as tp
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +13,20 @@ import numpy as np
 from nnxlite._patterns import Pattern
 from nnxlite.checkpoint._contents import PYTHON_TYPES, Contents, Leaf, Spec, spec_of
 from nnxlite.checkpoint._errors import CheckpointError, MismatchError
-from nnxlite.checkpoint._mapping import (
+from nnxlite.checkpoint._matching import check, compatible, match, nearest
+from nnxlite.checkpoint._operations import Tie, as_dtype, same_bits
+from nnxlite.checkpoint._report import Mismatch, Report
+from nnxlite.checkpoint._rules import (
     Constant,
     Conversion,
+    Entry,
     Ignore,
     Keep,
-    Mapping,
     Rule,
     conversions,
     has,
     names_of_constant,
 )
-from nnxlite.checkpoint._matching import check, compatible, match, nearest
-from nnxlite.checkpoint._operations import Tie, as_dtype, same_bits
-from nnxlite.checkpoint._report import Mismatch, Report
 from nnxlite.filters import to_predicate
 
 
@@ -97,17 +97,17 @@ def load(
     model: tp.Any,
     *,
     only: tp.Any = ...,
-    mapping: Mapping | None = None,
+    entries: Sequence[Entry] | None = None,
     rename: tp.Mapping[str, str] | None = None,
     strict: bool = True,
     cast: bool | None = False,
 ) -> Report:
-    """Load what a source has into a model."""
+    """Load what a source has into a model; `entries` are those of a mapping."""
     contents, wanted = Contents(model), only_of(only)
-    if mapping is not None:
+    if entries is not None:
         if rename is not None:
             raise ValueError("Pass `mapping` or `rename`, not both: the rules of a mapping rename.")
-        comparison = compare(source, contents, wanted, mapping, strict=strict, cast=cast)
+        comparison = compare(source, contents, wanted, entries, strict=strict, cast=cast)
         contents.write(dict(comparison.read()))
         return comparison.report
     matching = match(
@@ -132,16 +132,16 @@ def compare(
     source: Source,
     contents: Contents,
     only: tp.Callable[[Leaf], bool],
-    mapping: Mapping,
+    entries: Sequence[Entry],
     *,
     strict: bool,
     cast: bool | None,
 ) -> Comparison:
     """What a mapping has to read from a source, once it is known to match."""
-    made = conversions(mapping, contents, strict)
+    made = conversions(entries, contents, strict)
     comparison = Comparison(source, contents, cast)
     ruled = {name for conversion in made for name in conversion.ours}
-    keep = [Pattern(entry.ours) for entry in mapping.entries if isinstance(entry, Keep)]
+    keep = [Pattern(entry.ours) for entry in entries if isinstance(entry, Keep)]
     comparison.missing += [
         name
         for name, leaf in contents.leaves.items()
@@ -153,7 +153,7 @@ def compare(
             comparison.add(conversion, names)
     used = {name for conversion in made for name in conversion.foreign}
     ignored: list[Pattern] = []
-    for entry in mapping.entries:
+    for entry in entries:
         match entry:
             case Constant():
                 used.update(names_of_constant(entry, contents.leaves))
