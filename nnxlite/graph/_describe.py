@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite._text import Atom, Entry, Shown, Text
+from nnxlite._outline import Shown
+from nnxlite._text import Atom, Entry, Text
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
 from nnxlite.graph._kinds import DICT, TUPLE
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode

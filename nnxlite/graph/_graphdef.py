@@ -13,8 +13,9 @@ import jax
 
 from nnxlite import filters
 from nnxlite._interning import Table
+from nnxlite._outline import Shown
 from nnxlite._state import FlatState, State
-from nnxlite._text import Shown, Text
+from nnxlite._text import Text
 from nnxlite._typing import ApplyCaller
 from nnxlite.filters import Filter, Predicate, filters_to_predicates
 from nnxlite.graph._defs import (
