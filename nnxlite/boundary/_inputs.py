@@ -319,10 +319,10 @@ _CALLS_PER_PLAN = 64
 # a whole definition (bench `dispatch`, steps of 72 arrays).
 _OPENED = frozenset({LIST, TUPLE, DICT, PYTREE})
 
-Form = tuple[PyTreeDef, tuple[int, ...], tuple[int, ...]]
+CallForm = tuple[PyTreeDef, tuple[int, ...], tuple[int, ...]]
 """The treedef of some arguments, and the positions of the roots and of the other leaves."""
 
-_forms: dict[tp.Any, Form] = {}
+_forms: dict[tp.Any, CallForm] = {}
 _MOST_FORMS = 1024
 # Key: the types of the arguments, none of them a container, and the names of keywords. Nothing to
 # invalidate: only types whose kind is final are cached. Threads: each entry is a single write of a dict.
@@ -344,7 +344,7 @@ def _positions(leaves: tp.Sequence[tp.Any]) -> tuple[tuple[int, ...], tuple[int,
 
 def _form_of(
     key: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], leaves: tuple[tp.Any, ...]
-) -> Form | None:
+) -> CallForm | None:
     """The form of some arguments; None where one is a container.
 
     Remembered under the types of the arguments, where what is known of each is final.

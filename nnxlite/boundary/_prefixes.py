@@ -58,7 +58,7 @@ class FilterMapping(PrefixMapping):
             if predicate(path, variable):
                 return setting
         raise ValueError(
-            f"No {self.what} found for {described(variable)} at '{path_text(path)}': none of the "
+            f"No {self.what} found for {leaf_kind(variable)} at '{path_text(path)}': none of the "
             f"filters {self._filters} of {type(self).__name__} matches. Add one, or `...: None`."
         )
 
@@ -93,7 +93,7 @@ def _by_setting(state: State) -> list[tuple[Filter, tp.Any]]:
     return [(PathIn(*paths), setting) for setting, paths in pairs]
 
 
-def described(variable: tp.Any) -> str:
+def leaf_kind(variable: tp.Any) -> str:
     """The class of a Variable, for messages."""
     return type(variable).__name__ if isinstance(variable, Variable) else "array"
 
@@ -195,7 +195,7 @@ class NodePrefix(FilterMapping):
         place = self._place(path)
         if place is None:
             raise ValueError(
-                f"No setting found for {described(variable)} at '{path_text(path)}': the prefix of "
+                f"No setting found for {leaf_kind(variable)} at '{path_text(path)}': the prefix of "
                 f"type {self._kind} has {self._listed()}. A prefix must have the structure of "
                 "what it is for: make it with nnx.prefix."
             )
@@ -445,7 +445,7 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
             if other is not out[leaf] and other != out[leaf]:
                 raise ValueError(
                     f"Inconsistent aliasing detected: different {what} for a shared "
-                    f"{described(seen[leaf])}: at "
+                    f"{leaf_kind(seen[leaf])}: at "
                     f"'{leaves[leaf].text()}' it is "
                     f"{out[leaf]!r}, at '{call.text_of(root, below)}' it is "
                     f"{other!r}. Give both the same {what}, or do not share the Variable."

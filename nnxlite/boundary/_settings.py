@@ -24,8 +24,8 @@ from nnxlite.boundary._prefixes import (
     PrefixMapping,
     array_settings,
     broadcast,
-    described,
     is_setting,
+    leaf_kind,
     leaves_of_code,
     shown,
 )
@@ -165,7 +165,7 @@ def _check_shared(
                 where = "at its first place"
             raise ValueError(
                 f"Inconsistent aliasing detected: different {what} for a shared "
-                f"{described(shown(decoded, leaf))}: the result refers to it at "
+                f"{leaf_kind(shown(decoded, leaf))}: the result refers to it at "
                 f"'{path_text(path)}' with {setting!r}, {where} it has {before!r}. "
                 "Give both the same setting, or return a copy (nnx.clone)."
             )

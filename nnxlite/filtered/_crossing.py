@@ -32,8 +32,8 @@ from nnxlite.transforms import (
     StaticArgument,
     Unbound,
     Wrapper,
+    boxed,
     call_object,
-    hidden_argument,
     rewrap,
     unbind,
     unwrapped,
@@ -72,7 +72,7 @@ def divide(
 ) -> tuple[Division, list[list[tp.Any]]]:
     """The static leaves, which are the last group, and the other groups."""
     *groups, statics = partition.split(leaves)
-    return Division(partition, tuple(map(hidden_argument, statics))), groups
+    return Division(partition, tuple(map(boxed, statics))), groups
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,7 @@ Aux = tp.TypeVar("Aux")
 Primals = tp.TypeVarTuple("Primals")
 
 
-class GradOptions(tp.NamedTuple):
+class FilterGradOptions(tp.NamedTuple):
     """The options of `filter_grad` and its kin."""
 
     name: str
@@ -58,7 +58,7 @@ class GradOptions(tp.NamedTuple):
 class _Derivative(Filtered[..., tp.Any]):
     """Base of functions that differentiate another with respect to its first argument."""
 
-    options: GradOptions
+    options: FilterGradOptions
 
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -129,7 +129,7 @@ def _grad(fun: tp.Any, name: str, has_aux: bool, options: dict[str, tp.Any]) -> 
             f"{name} takes no argnums=: it differentiates its first argument. To differentiate "
             "several things, pass them together in a tuple as the first argument."
         )
-    chosen = GradOptions(name, has_aux, arg, tuple(options.items()))
+    chosen = FilterGradOptions(name, has_aux, arg, tuple(options.items()))
     return decorated(FilterGrad, fun, chosen)
 
 
@@ -475,7 +475,7 @@ def filter_jacfwd(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     >>> nnx.filter_jacfwd(lambda p: p[0] * p[1])((jnp.ones(2), 3))[0].tolist()
     [[3.0, 0.0], [0.0, 3.0]]
     """
-    return FilterJacobian(fun, GradOptions("filter_jacfwd", has_aux))
+    return FilterJacobian(fun, FilterGradOptions("filter_jacfwd", has_aux))
 
 
 @tp.overload
@@ -503,7 +503,7 @@ def filter_jacrev(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     >>> nnx.filter_jacrev(lambda p: p[0] * p[1])((jnp.ones(2), 3))[0].tolist()
     [[3.0, 0.0], [0.0, 3.0]]
     """
-    return FilterJacobian(fun, GradOptions("filter_jacrev", has_aux))
+    return FilterJacobian(fun, FilterGradOptions("filter_jacrev", has_aux))
 
 
 @tp.overload

@@ -65,7 +65,7 @@ GROUPS = KEPT, DONATED, STATIC = "kept", "donated", "static"
 """The groups of leaves: traced ones whose buffers stay or are given away, and those in the key."""
 
 
-class JitOptions(tp.NamedTuple):
+class FilterJitOptions(tp.NamedTuple):
     """The options of `filter_jit`."""
 
     donate: str
@@ -75,7 +75,7 @@ class JitOptions(tp.NamedTuple):
     max_traces: int | None = None
 
 
-class Key(tp.NamedTuple):
+class FilterJitKey(tp.NamedTuple):
     """What besides the structure of the arguments identifies a compiled program.
 
     Where all leaves are traced and none is donated it is the context alone.
@@ -91,16 +91,16 @@ class Key(tp.NamedTuple):
     values: PyTreeDef
 
 
-class JitCore(Core):
+class FilterJitCore(Core):
     """The compiled side of one function under one set of options."""
 
-    options: JitOptions
+    options: FilterJitOptions
     traced_late = True
 
     def __init__(
         self,
         funs: tuple[tp.Callable[..., tp.Any], ...],
-        options: JitOptions,
+        options: FilterJitOptions,
         seen: Surroundings | None = None,
     ) -> None:
         super().__init__(funs, options, seen)
@@ -122,7 +122,7 @@ class JitCore(Core):
         call = operands.call
         names = self.names(call).leaves
         groups: tp.Sequence[tp.Any] = (names, [])
-        if isinstance(call.extra, Key):
+        if isinstance(call.extra, FilterJitKey):
             form = Form(call.treedef, call.where, call.graphdef, call.extra.values)
             inside = [
                 names[call.num_arrays + n] + "".join(f"[{k!r}]" for k in keys)
@@ -137,7 +137,7 @@ class JitCore(Core):
         call, leaves = operands.call, operands.leaves
         key: tp.Any = call.extra
         donated: tp.Collection[int] = ()
-        if isinstance(key, Key):
+        if isinstance(key, FilterJitKey):
             form = Form(call.treedef, call.where, call.graphdef, key.values)
             leaves = form.for_boundary(key.division.join(leaves, donated_leaves))
             donated = form.numbers([x == DONATED for x in key.division.partition.labels])
@@ -175,11 +175,11 @@ class FilterJit(Filtered[P, R]):
     """A compiled function, as `filter_jit` returns it."""
 
     name = "filter_jit"
-    options: JitOptions
+    options: FilterJitOptions
 
-    def __init__(self, fun: tp.Any, options: JitOptions) -> None:
+    def __init__(self, fun: tp.Any, options: FilterJitOptions) -> None:
         super().__init__(fun, options)
-        self._core: JitCore = core_for(JitCore, (self.bound.fun,), options)
+        self._core: FilterJitCore = core_for(FilterJitCore, (self.bound.fun,), options)
         self._default = options.specs == ARRAYS and options.donate == "none"
 
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef, tp.Any]:
@@ -194,7 +194,7 @@ class FilterJit(Filtered[P, R]):
         call = inputs.define(key)
         return inputs, call, (Operands(call, kept), donated)
 
-    def _divided(self, call: Call, args: tp.Any, kwargs: tp.Any) -> tuple[Key, tp.Any]:
+    def _divided(self, call: Call, args: tp.Any, kwargs: tp.Any) -> tuple[FilterJitKey, tp.Any]:
         """The key and the groups, where each leaf is looked at."""
         traced = self._traced(call, args, kwargs)
         groups = [KEPT if t else STATIC for t in traced]
@@ -203,7 +203,7 @@ class FilterJit(Filtered[P, R]):
         partition = Partition(tuple(groups), GROUPS)
         kept, donated, _ = partition.split(call.leaves)
         division = Division(partition, self._boxes(call, partition.positions[2]))
-        return Key(context_key(), division, call.form.values), (kept, donated)
+        return FilterJitKey(context_key(), division, call.form.values), (kept, donated)
 
     def _traced(self, call: Call, args: tp.Any, kwargs: tp.Any) -> list[bool]:
         """Whether each leaf is traced.
@@ -437,5 +437,5 @@ def filter_jit(
                 "by leaf. Use args=, kwargs= and donate=."
             )
     specs = ArgumentSpecs.given(default, fn, args, kwargs)
-    options = JitOptions(donate, specs, out, tuple(jitkwargs.items()), max_traces)
+    options = FilterJitOptions(donate, specs, out, tuple(jitkwargs.items()), max_traces)
     return decorated(FilterJit, fun, options)

@@ -40,8 +40,8 @@ from nnxlite.filtered._specs import answers, root_parts
 from nnxlite.graph import Path
 from nnxlite.transforms import (
     PerFunction,
+    boxed,
     decorated,
-    hidden_argument,
     marks_errors,
     passed_through,
     run_donating,
@@ -54,7 +54,7 @@ OUT_GROUPS = FRONT, WHOLE, STATIC = "front", "whole", "static"
 """What leaves a mapping: with the mapped axis in front, the same in all slices, or not an array."""
 
 
-class MapOptions(tp.NamedTuple):
+class FilterMapOptions(tp.NamedTuple):
     """The options of a mapping transform.
 
     Attributes:
@@ -76,7 +76,7 @@ class FilterVmap(Filtered[P, R]):
     """A function over slices of its arguments, as `filter_vmap` returns it."""
 
     name = "filter_vmap"
-    options: MapOptions
+    options: FilterMapOptions
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         staged, donate = self.staged(args, kwargs), self.options.donate
@@ -154,7 +154,7 @@ class FilterPmap(FilterVmap[P, R]):
             return program, self._transform(jax.pmap, program, donate_argnums=(2,))
 
         key = call.inputs.define((traced_context(), division, axes, call.form.values))
-        return key, *_programs.get(call.fun, (key, hidden_argument(self.options)), make)
+        return key, *_programs.get(call.fun, (key, boxed(self.options)), make)
 
     def lower(self, *args: tp.Any, **kwargs: tp.Any) -> FilterLowered:
         """Lower the function for these arguments, without running it."""
@@ -334,7 +334,7 @@ def _mapped(
     else:
         specs = ArgumentSpecs(in_axes, arrays, None)
     jax_options = (("axis_name", axis_name), *more.items())
-    options = MapOptions(specs, out_axes, axis_size, donate, jax_options)
+    options = FilterMapOptions(specs, out_axes, axis_size, donate, jax_options)
     return decorated(kind, fun, options)
 
 

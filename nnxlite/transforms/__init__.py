@@ -44,9 +44,9 @@ from nnxlite.transforms._wrapper import StaticArgument as StaticArgument
 from nnxlite.transforms._wrapper import Unbound as Unbound
 from nnxlite.transforms._wrapper import Unequal as Unequal
 from nnxlite.transforms._wrapper import Wrapper as Wrapper
+from nnxlite.transforms._wrapper import boxed as boxed
 from nnxlite.transforms._wrapper import call_object as call_object
 from nnxlite.transforms._wrapper import decorated as decorated
-from nnxlite.transforms._wrapper import hidden_argument as hidden_argument
 from nnxlite.transforms._wrapper import name_of as name_of
 from nnxlite.transforms._wrapper import program_name as program_name
 from nnxlite.transforms._wrapper import rewrap as rewrap

@@ -16,7 +16,7 @@ from nnxlite.closures import replaced_functions
 from nnxlite.transforms._wrapper import (
     StaticArgument,
     Unbound,
-    hidden_argument,
+    boxed,
     holds_object,
     name_of,
 )
@@ -76,13 +76,13 @@ def with_statics(
     return tuple(out), kwargs
 
 
-Hidden = tuple[tuple[int, StaticArgument], ...]
-"""Arguments that JAX never sees, by number; None is passed in their positions."""
+Statics = tuple[tuple[int, StaticArgument], ...]
+"""Static arguments, by number; JAX is given None in their positions."""
 
 
-def hide(
+def blank_statics(
     args: tuple[tp.Any, ...], numbers: tp.Iterable[int], first: int, name: str
-) -> tuple[tuple[tp.Any, ...], Hidden]:
+) -> tuple[tuple[tp.Any, ...], Statics]:
     """Arguments with None in place of the static ones, and these.
 
     Args:
@@ -93,7 +93,7 @@ def hide(
 
     Raises ValueError for a number out of range.
     """
-    left, hidden = list(args), []
+    left, statics = list(args), []
     for number in numbers:
         if not -len(args) <= number < len(args):
             raise ValueError(
@@ -101,15 +101,15 @@ def hide(
                 f"arguments; numbers from {-len(args)} to {len(args) - 1} are possible."
             )
         number %= len(args)
-        hidden.append((first + number, hidden_argument(args[number])))
+        statics.append((first + number, boxed(args[number])))
         left[number] = None
-    return tuple(left), tuple(sorted(hidden, key=lambda pair: pair[0]))
+    return tuple(left), tuple(sorted(statics, key=lambda pair: pair[0]))
 
 
-def reveal(args: tuple[tp.Any, ...], hidden: Hidden) -> list[tp.Any]:
-    """The inverse of `hide`."""
+def fill_statics(args: tuple[tp.Any, ...], statics: Statics) -> list[tp.Any]:
+    """The inverse of `blank_statics`."""
     out = list(args)
-    for number, box in hidden:
+    for number, box in statics:
         out[number] = box.value
     return out
 
@@ -218,7 +218,7 @@ def positional(
     return tuple(moved), rest
 
 
-def by_position(
+def positional_with_defaults(
     fun: tp.Callable[..., tp.Any],
     args: tuple[tp.Any, ...],
     kwargs: dict[str, tp.Any],

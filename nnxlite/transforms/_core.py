@@ -170,7 +170,7 @@ def core_for(kind: type[C], funs: tuple[tp.Callable[..., tp.Any], ...], options:
         return make()
     replaced = replaced_functions() if kind.traced_late else ()  # others have them in their calls
     key = (kind, options, seen, replaced)
-    if seen is None or not seen.constant or not all(_is_closed(kind, fun) for fun in funs):
+    if seen is None or not seen.constant or not all(_can_be_kept(kind, fun) for fun in funs):
         owner = funs[0]
         if seen is not None and not kind.traced_late:  # else the key does not tell bodies apart
             owner = common_owner([unwrapped(fun)[0] for fun in funs]) or owner
@@ -187,6 +187,6 @@ def core_for(kind: type[C], funs: tuple[tp.Callable[..., tp.Any], ...], options:
     return tp.cast(C, core)
 
 
-def _is_closed(kind: type[Core], fun: tp.Any) -> bool:
+def _can_be_kept(kind: type[Core], fun: tp.Any) -> bool:
     """Whether a function can be kept beside its core: nobody can rebind what a late trace reads."""
     return type(fun) is types.FunctionType and not (kind.traced_late and fun.__closure__)

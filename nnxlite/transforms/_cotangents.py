@@ -146,17 +146,19 @@ def constant_if(before: list[tp.Any], after: list[tp.Any]) -> list[tp.Any]:
 
 @functools.partial(constant_if.defjvp, symbolic_zeros=True)
 def _constant_if_jvp(primals: tp.Any, tangents: tp.Any) -> tp.Any:
-    moves = [
-        not all(map(is_zero, jax.tree_util.tree_leaves(tree, is_leaf=is_zero)))
-        for tree in tangents[0]
-    ]
-    still = lambda x: x if is_zero(x) else _Zero.from_primal_value(x)
+    moves = [not all_zero(tree) for tree in tangents[0]]
+    still = lambda x: x if is_symbolic_zero(x) else _Zero.from_primal_value(x)
     out = [t if m else jax.tree_util.tree_map(still, t) for m, t in zip(moves, tangents[1])]
     return primals[1], out
 
 
-def is_zero(x: tp.Any) -> bool:
+def is_symbolic_zero(x: tp.Any) -> bool:
     return isinstance(x, _Zero)
+
+
+def all_zero(tree: tp.Any) -> bool:
+    """Whether all leaves of a tree are symbolic zeros."""
+    return all(map(is_symbolic_zero, jax.tree_util.tree_leaves(tree, is_leaf=is_symbolic_zero)))
 
 
 def instantiated(x: tp.Any) -> tp.Any:

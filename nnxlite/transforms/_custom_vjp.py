@@ -45,23 +45,24 @@ from nnxlite.boundary import (
     settings_by_leaf,
 )
 from nnxlite.transforms._arguments import (
-    Hidden,
-    hide,
+    Statics,
+    blank_statics,
+    fill_statics,
     naming_arguments,
     refuse_shared_result,
-    reveal,
 )
 from nnxlite.transforms._cotangents import (
     Cotangents,
     Shapes,
+    all_zero,
     constant_if,
     instantiated,
     is_perturbed,
-    is_zero,
+    is_symbolic_zero,
     values_of,
 )
 from nnxlite.transforms._tangents import (
-    Form,
+    TangentForm,
     by_leaf,
     tangent_leaves,
 )
@@ -76,22 +77,22 @@ Bwd = tp.Callable[..., tp.Any]
 Argnums = int | DiffState | tuple[int | DiffState, ...]
 
 
-class CallKey(tp.NamedTuple):
+class VjpKey(tp.NamedTuple):
     """What besides the arguments' structure identifies a call.
 
     Attributes:
-        hidden: nondifferentiated arguments that JAX never sees.
+        statics: nondifferentiated arguments that contain nothing for JAX.
         num_args: how many arguments the function is called with.
         updates: whether structure changes propagate, and which signature `bwd` has.
     """
 
-    hidden: Hidden
+    statics: Statics
     num_args: int
     updates: bool
 
 
-class Sorted(tp.NamedTuple):
-    """The arguments of a call, sorted.
+class ArgumentSplit(tp.NamedTuple):
+    """Which arguments of a call are differentiated, and which are not.
 
     Attributes:
         diff: numbers of the arguments that are differentiated, at least in part.
@@ -131,7 +132,9 @@ class CustomVjp(Unequal, Transformed[P, R]):
         except (ValueError, TypeError):  # a callable without signature
             self._signature = None
         self._function: tp.Any = None
-        self._sorted: weakref.WeakKeyDictionary[CallDef, Sorted] = weakref.WeakKeyDictionary()
+        self._splits: weakref.WeakKeyDictionary[CallDef, ArgumentSplit] = (
+            weakref.WeakKeyDictionary()
+        )
         self._left: weakref.WeakKeyDictionary[CallDef, OutDef] = weakref.WeakKeyDictionary()
 
     def defvjp(self, fwd: Fwd, bwd: Bwd, symbolic_zeros: bool = False) -> None:
@@ -168,12 +171,13 @@ class CustomVjp(Unequal, Transformed[P, R]):
         updates = self._updates()
         diff, nondiff, states = self._argnums(len(args), updates)
         static = [number for number in nondiff if not _crosses(args[number])]
-        args, hidden = hide(args, static, 0, repr(self))
+        args, statics = blank_statics(args, static, 0, repr(self))
         inputs = Inputs(args).in_mode(self.options.modes.graph, "custom_vjp", self._named)
-        call = inputs.define(CallKey(hidden, len(args), updates))
-        if call not in self._sorted:
-            self._sorted[call] = Sorted(diff, nondiff, _select(self._named(call), diff, states))
-        chosen, rest = self._sorted[call].selected.split(inputs.leaves)
+        call = inputs.define(VjpKey(statics, len(args), updates))
+        if call not in self._splits:
+            selected = _select(self._named(call), diff, states)
+            self._splits[call] = ArgumentSplit(diff, nondiff, selected)
+        chosen, rest = self._splits[call].selected.split(inputs.leaves)
         with naming_arguments(
             repr(self), self._named(call), inputs, ", or name it in nondiff_argnums"
         ):
@@ -237,9 +241,9 @@ class CustomVjp(Unequal, Transformed[P, R]):
     # what JAX sees -----------------------------------------------------------------------------
 
     def _arguments(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], Inner]:
-        leaves = self._sorted[call].selected.join(chosen, rest)
+        leaves = self._splits[call].selected.join(chosen, rest)
         tree, inner = enter(call, leaves)
-        return reveal(tree, call.extra.hidden), inner
+        return fill_statics(tree, call.extra.statics), inner
 
     def _run(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
         """The function itself."""
@@ -276,7 +280,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
             self._refuse_other(call, known, out.definition)
         shapes = Shapes.of((chosen_values, rest_values))
         fixed = Fixed((call, out.definition, kept.define(), shapes))
-        saved_rest = rest_values if self._sorted[call].nondiff else None
+        saved_rest = rest_values if self._splits[call].nondiff else None
         crossing = Fixed(out.definition), *values_of((out.result, out.written, out.fresh))
         return crossing, (fixed, kept.leaves, saved_rest)
 
@@ -285,7 +289,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
         fixed, leaves, rest = residual
         call, definition, form, shapes = fixed.value
         chosen_shapes, rest_shapes = shapes.tree()
-        diff, numbers, selected = self._sorted[call]
+        diff, numbers, selected = self._splits[call]
         saved, _ = enter(form, leaves)
         nondiff: list[tp.Any] = []
         if numbers:
@@ -294,7 +298,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
             nondiff = [args[number] for number in numbers]
         written = cotangents[2]
         if not self.symbolic_zeros:
-            cotangents = jax.tree_util.tree_map(instantiated, cotangents, is_leaf=is_zero)
+            cotangents = jax.tree_util.tree_map(instantiated, cotangents, is_leaf=is_symbolic_zero)
         all_shapes = selected.join(chosen_shapes, rest_shapes)
         given = Cotangents(call, definition, cotangents, call.by_side(all_shapes)[1])
         if call.extra.updates:
@@ -313,7 +317,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
 
         Raises TypeError where it does not fit the arguments, ValueError for another shape.
         """
-        diff, _, selected = self._sorted[call]
+        diff, _, selected = self._splits[call]
         rule = f"custom_vjp: the backward rule of {name_of(self.fun)}"
         several = isinstance(grads, (tuple, list))
         if not several or len(grads) != len(diff):
@@ -323,7 +327,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
             )
         tree = call.template()
         pairs = [(tree[n], g) for n, g in zip(diff, grads) if g is not None]
-        form = Form(
+        form = TangentForm(
             self._named(call),
             tuple(template for template, _ in pairs),
             shapes,
@@ -363,7 +367,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
 
     def _refuse_lost(self, call: CallDef, rest: tp.Any) -> None:
         """Raise ValueError where a leaf that has no cotangent is differentiated outside."""
-        positions = self._sorted[call].selected.positions[1]
+        positions = self._splits[call].selected.positions[1]
         for position in [i for i, x in zip(positions, rest) if is_perturbed(x)]:
             where = self._named(call).leaves()[position].text()
             raise ValueError(
@@ -379,11 +383,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
         """
         if self.takes_updates:
             return
-        used = [
-            leaf
-            for leaf, tree in zip(definition.written, written)
-            if not all(map(is_zero, jax.tree_util.tree_leaves(tree, is_leaf=is_zero)))
-        ]
+        used = [leaf for leaf, tree in zip(definition.written, written) if not all_zero(tree)]
         if used:
             name = self._named(call).graph_leaves()[used[0]].text()
             raise ValueError(

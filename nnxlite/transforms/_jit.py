@@ -79,7 +79,7 @@ class JitOptions(tp.NamedTuple):
     max_traces: int | None = None
 
 
-class CallKey(tp.NamedTuple):
+class JitKey(tp.NamedTuple):
     """What besides the arguments' structure identifies a compiled program."""
 
     context: tuple[tp.Any, ...]
@@ -251,7 +251,7 @@ class JitWrapped(Transformed[P, R]):
         self._core = core
         self._has_static = options.static.any
         self._graph = options.modes.graph
-        self._last_key: CallKey | None = None
+        self._last_key: JitKey | None = None
         self.jitted_fn: tp.Any = core if core.placement else core.jitted
 
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]:
@@ -266,7 +266,7 @@ class JitWrapped(Transformed[P, R]):
             inputs.in_mode(False, "jit", lambda call: named_call(call, self._fun))
         context, key = context_key(), self._last_key
         if statics or key is None or key.context is not context:
-            key = CallKey(context, statics, bound)
+            key = JitKey(context, statics, bound)
             if not statics:
                 self._last_key = key
         return inputs, inputs.define(key)

@@ -49,9 +49,9 @@ from nnxlite.closures import replaced_functions
 from nnxlite.graph import GraphDef
 from nnxlite.transforms._arguments import (
     as_tuple,
-    by_position,
     check_arguments,
     context_key,
+    positional_with_defaults,
     refuse_shared_result,
     static_argument,
 )
@@ -183,7 +183,7 @@ class MapCore:
         if known.shardings is None or known.shardings[0] != mesh:
             values = call.by_side(known.settings)[1]
             known.shardings = (mesh, [_sharding(mesh, setting) for setting in values])
-        moved = [_moved(*pair) for pair in zip(inputs.values, known.shardings[1])]
+        moved = [_put(*pair) for pair in zip(inputs.values, known.shardings[1])]
         rest = set(range(len(moved))) - set(written)
         write_leaves(inputs, {i: moved[i] for i in rest if moved[i] is not inputs.values[i]})
 
@@ -263,14 +263,14 @@ class MapWrapped(Transformed[..., tp.Any]):
 
     def __init__(self, fun: tp.Any, options: MapOptions) -> None:
         super().__init__(fun, options)
-        self._core = core_for(self.bound, name_of(fun), options)
+        self._core = _core_of(self.bound, name_of(fun), options)
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         options, bound = self.options, self.bound
         prefix = options.in_prefix
         wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
         if len(args) < wanted or (kwargs and self._settings_reach_keywords()):
-            args, kwargs = by_position(bound.fun, args, kwargs, bound, wanted)
+            args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
         if wanted and len(args) != wanted and options.in_name == "in_axes":
             every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
             check_arguments(options.name, bound.fun, every, keywords)
@@ -291,7 +291,7 @@ CALLS_PER_CORE = 64
 """For how many kinds of arguments a core keeps what it worked out."""
 
 
-def core_for(bound: Unbound, name: str, options: MapOptions) -> MapCore:
+def _core_of(bound: Unbound, name: str, options: MapOptions) -> MapCore:
     """The core of a function under some options; the same one as before where that is possible."""
     new = functools.partial(MapCore, name, bound, options)
     replaced = replaced_functions() if options.name == "pmap" else ()  # its programs are kept
@@ -315,7 +315,7 @@ def _sharding(mesh: Mesh, setting: tp.Any) -> NamedSharding:
     return NamedSharding(mesh, setting or PartitionSpec())
 
 
-def _moved(value: tp.Any, sharding: NamedSharding) -> tp.Any:
+def _put(value: tp.Any, sharding: NamedSharding) -> tp.Any:
     """The value with a sharding, where it is an array."""
     if not isinstance(value, jax.Array | np.ndarray):
         return value

@@ -106,7 +106,7 @@ class Placement:
         if self._in_shardings is None or is_tracing():
             return {}
         before, shardings = inputs.values, self._shardings_in(call)[0]
-        moved = [_moved(*pair) for pair in zip(inputs.leaves, shardings)]
+        moved = [_put_if_uncommitted(*pair) for pair in zip(inputs.leaves, shardings)]
         inputs.arrays, inputs.values = call.by_side(moved)
         pairs = zip(before, inputs.values)
         return {leaf: new for leaf, (old, new) in enumerate(pairs) if new is not old}
@@ -119,7 +119,7 @@ class Placement:
             known.clear()
 
 
-def _moved(value: tp.Any, sharding: tp.Any) -> tp.Any:
+def _put_if_uncommitted(value: tp.Any, sharding: tp.Any) -> tp.Any:
     if sharding is None or getattr(value, "committed", not isinstance(value, np.ndarray)):
         return value
     return jax.device_put(value, sharding)

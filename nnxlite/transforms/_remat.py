@@ -16,12 +16,12 @@ from nnxlite._typing import RematPolicy
 from nnxlite.boundary import CallDef, Crossing, describe, enter, leave, replay_crossing
 from nnxlite.closures import Surroundings
 from nnxlite.transforms._arguments import (
-    Hidden,
-    by_position,
-    hide,
+    Statics,
+    blank_statics,
+    fill_statics,
     naming_arguments,
+    positional_with_defaults,
     refuse_shared_result,
-    reveal,
     traced_context,
 )
 from nnxlite.transforms._core import Core, core_for
@@ -42,20 +42,20 @@ class RematOptions(tp.NamedTuple):
     modes: Modes
 
 
-class CallKey(tp.NamedTuple):
+class RematKey(tp.NamedTuple):
     """What besides the arguments' structure identifies a call.
 
     Attributes:
         context: the settings that the function can see.
-        hidden: the static arguments.
+        statics: the static arguments.
     """
 
     context: tuple[tuple[str, tp.Any], ...]
-    hidden: Hidden
+    statics: Statics
 
 
 class Remat(Core):
-    """What stands behind a function under `remat`."""
+    """The compiled side of a function under `remat`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Remat(Core):
 
     def _body(self, seen: Surroundings | None, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         (args, kwargs), inner = enter(call, leaves)
-        args = reveal(args, call.extra.hidden)
+        args = fill_statics(args, call.extra.statics)
         result = self.fun(*args, **kwargs)
         modes = self.options.modes
         refuse_shared_result(result, "remat", modes.graph)
@@ -100,13 +100,15 @@ class RematWrapped(Transformed[..., tp.Any]):
     options: RematOptions
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        hidden: Hidden = ()
-        bound, static = self.bound, self.options.static_argnums
-        if static:
-            args, kwargs = by_position(bound.fun, args, kwargs, bound, max(static) + 1)
-            args, hidden = hide(args, static, len(bound.args), repr(self))
+        statics: Statics = ()
+        bound, numbers = self.bound, self.options.static_argnums
+        if numbers:
+            args, kwargs = positional_with_defaults(
+                bound.fun, args, kwargs, bound, max(numbers) + 1
+            )
+            args, statics = blank_statics(args, numbers, len(bound.args), repr(self))
         inputs = self.inputs(args, kwargs)
-        call = inputs.define(CallKey(traced_context(), hidden))
+        call = inputs.define(RematKey(traced_context(), statics))
         core = core_for(Remat, (bound.fun,), self.options)
         with naming_arguments(
             repr(self), core.in_words(call), inputs, ", or make it static with static_argnums"

@@ -40,8 +40,8 @@ from nnxlite.boundary import (
     with_arrays,
 )
 from nnxlite.transforms._arguments import (
-    by_position,
     check_arguments,
+    positional_with_defaults,
     refuse_shared_result,
     traced_context,
 )
@@ -72,7 +72,7 @@ class ScanOptions(tp.NamedTuple):
     num_bound: int = 0
 
 
-def _moved(tree: tp.Any, source: int, target: int) -> tp.Any:
+def _axis_moved(tree: tp.Any, source: int, target: int) -> tp.Any:
     """A leaf (or a Variable's pytree) with an axis moved."""
     if source == target:
         return tree
@@ -99,7 +99,7 @@ class Scan(CarryLoop):
         roles = self._roles(call)
         scanned = roles.scanned()
         length = common_length(self.in_words(call), leaves, roles.leaves, scanned, options.length)
-        whole = [_moved(leaves[i], roles.leaves[i], 0) for i in scanned]
+        whole = [_axis_moved(leaves[i], roles.leaves[i], 0) for i in scanned]
         slices = map(_abstract_slice, whole)
         loop = self.prepare(call, replaced(leaves, scanned, slices), roles)
         settings = loop.body.extra[0]
@@ -118,7 +118,7 @@ class Scan(CarryLoop):
             _split_transpose=options.split_transpose,
         )
         axes = _stacked(loop.body, Outputs(loop.body.definition, *settings))
-        moved = [[_moved(x, 0, axis) for x, axis in zip(*pair)] for pair in zip(stacked, axes)]
+        moved = [[_axis_moved(x, 0, axis) for x, axis in zip(*pair)] for pair in zip(stacked, axes)]
         return crossing(loop.body, settings[0], final, moved)
 
     def _roles(self, call: CallDef) -> Roles:
@@ -259,7 +259,7 @@ class ScanWrapped(Transformed[..., tp.Any]):
         bound, axes = self.bound, self.options.in_axes
         wanted = len(axes) if isinstance(axes, tuple) else int(axes is Carry)
         if kwargs or len(args) < wanted:
-            args, kwargs = by_position(bound.fun, args, kwargs, bound, wanted)
+            args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
         if wanted and len(args) != wanted:
             every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
             check_arguments("scan", bound.fun, every, keywords)

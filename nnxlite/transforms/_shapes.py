@@ -26,11 +26,11 @@ from nnxlite.boundary import (
 )
 from nnxlite.graph import view
 from nnxlite.transforms._arguments import (
-    Hidden,
-    hide,
+    Statics,
+    blank_statics,
+    fill_statics,
     naming_arguments,
     refuse_shared_result,
-    reveal,
 )
 from nnxlite.transforms._wrapper import P, R, Transformed, Unbound, decorated, name_of, unbind
 from nnxlite.variables import MISSING, Variable
@@ -58,10 +58,10 @@ class Look:
     ) -> None:
         self._fun, bound, given = unbound
         self._options = options
-        self._hidden: Hidden = ()
+        self._statics: Statics = ()
         if options.static_argnums:
             name = f"{options.name}({name_of(self._fun)})"
-            args, self._hidden = hide(args, options.static_argnums, len(bound), name)
+            args, self._statics = blank_statics(args, options.static_argnums, len(bound), name)
         inputs = Inputs(((*bound, *args), {**given, **kwargs}))
         self.inputs = inputs.in_mode(
             options.modes.graph, options.name, lambda call: named_call(call, self._fun)
@@ -76,7 +76,7 @@ class Look:
     def outputs(self, leaves: list[tp.Any]) -> tuple[tp.Any, Outputs]:
         """Run the function on leaves: its result as it is, and everything that leaves."""
         (args, kwargs), inner = enter(self.call, leaves)
-        result = self._fun(*reveal(args, self._hidden), **kwargs)
+        result = self._fun(*fill_statics(args, self._statics), **kwargs)
         graph, updates = self._options.modes
         refuse_shared_result(result, self._options.name, graph)
         captured = updates or self._options.name != "checkify"  # else nothing is computed

@@ -26,7 +26,7 @@ Place = tuple[int, Path]
 MISSING_LEAF: tp.Any = object()
 
 
-class Form(tp.NamedTuple):
+class TangentForm(tp.NamedTuple):
     """What tangents are compared with.
 
     Attributes:
@@ -56,7 +56,7 @@ class Form(tp.NamedTuple):
         return self.call.text_of(*place, self.skip)
 
 
-def by_leaf(form: Form, given: tp.Any) -> dict[int, tp.Any]:
+def by_leaf(form: TangentForm, given: tp.Any) -> dict[int, tp.Any]:
     """The leaves of a tangent, by number of the leaf of the values that they belong to.
 
     Raises `form.error` where the tangent has another structure.
@@ -83,7 +83,7 @@ def by_leaf(form: Form, given: tp.Any) -> dict[int, tp.Any]:
     return {**arrays, **{form.call.num_arrays + leaf: x for leaf, x in graph.items()}}
 
 
-def _graph_leaves(form: Form, roots: dict[int, tp.Any]) -> dict[int, tp.Any]:
+def _graph_leaves(form: TangentForm, roots: dict[int, tp.Any]) -> dict[int, tp.Any]:
     """The tangents of graph leaves, by leaf number, from those of the roots."""
     decoded = form.call.graphdef.decoded
     objects: dict[int, tp.Any] = {}
@@ -113,7 +113,7 @@ def _graph_leaves(form: Form, roots: dict[int, tp.Any]) -> dict[int, tp.Any]:
     return {**out, **_matched(form, objects, given)}
 
 
-def _matched(form: Form, objects: dict[int, tp.Any], given: Inputs) -> dict[int, tp.Any]:
+def _matched(form: TangentForm, objects: dict[int, tp.Any], given: Inputs) -> dict[int, tp.Any]:
     """Tangents of graph leaves, matched by their places."""
     back = dict(enumerate(objects))
     wanted = places(form.call)
@@ -156,7 +156,7 @@ def places(call: CallDef) -> dict[Place, int]:
 
 
 def tangent_leaves(
-    form: Form, tangents: tp.Mapping[int, tp.Any], wanted: tp.Iterable[int]
+    form: TangentForm, tangents: tp.Mapping[int, tp.Any], wanted: tp.Iterable[int]
 ) -> list[tp.Any]:
     """The tangents of some leaves; zero where none was given.
 
@@ -167,7 +167,7 @@ def tangent_leaves(
     return [_checked(form, i, form.leaves[i], tangents.get(i, MISSING_LEAF)) for i in wanted]
 
 
-def _checked(form: Form, leaf: int, value: tp.Any, tangent: tp.Any) -> tp.Any:
+def _checked(form: TangentForm, leaf: int, value: tp.Any, tangent: tp.Any) -> tp.Any:
     """The tangent of a leaf that has this value."""
 
     def name() -> str:

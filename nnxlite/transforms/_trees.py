@@ -194,7 +194,7 @@ def to_tree(
     pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_graph_node)
     settings = _settings(prefix, treedef)
     if check_aliasing and prefix is not MISSING:
-        refuse_aliases(tree, prefix)
+        _refuse_inconsistent_prefixes(tree, prefix)
     with split_context(ctxtag) as ctx:
         out = [
             split_fn(ctx, path, setting, x) if map_non_graph_nodes or is_graph_node(x) else x
@@ -256,7 +256,7 @@ def _settings(prefix: tp.Any, treedef: tp.Any) -> list[tp.Any]:
     )
 
 
-def refuse_aliases(tree: tp.Any, prefix: tp.Any) -> None:
+def _refuse_inconsistent_prefixes(tree: tp.Any, prefix: tp.Any) -> None:
     """Raise ValueError where a shared node has two different prefixes."""
     call = Inputs((tree, {})).define()
     template, _ = call.template()

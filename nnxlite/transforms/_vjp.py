@@ -30,7 +30,7 @@ from nnxlite.transforms._arguments import naming_arguments, refuse_shared_result
 from nnxlite.transforms._grad import value_and_aux
 from nnxlite.transforms._tangents import (
     FLOAT0,
-    Form,
+    TangentForm,
     abstract,
     by_leaf,
     tangent_dtype,
@@ -211,7 +211,7 @@ def _pull_back(
     """The function that `vjp` returns; it keeps no primal alive but what the derivative needs."""
     call, selected, num_bound = flat.call, flat.selected, flat.num_bound
     shapes = jax.tree_util.tree_map(abstract, leaves)
-    shown = Form(form, form.template(), shapes, skip=0, what="cotangent", error=ValueError)
+    shown = TangentForm(form, form.template(), shapes, skip=0, what="cotangent", error=ValueError)
     references = [i for i in selected.positions[0] if is_ref(flat.leaves[i])]
     name, named = f"vjp({name_of(flat.fun)})", flat.named
     others = (flat.leaves[i] for i in selected.positions[1])
@@ -301,7 +301,7 @@ def jvp(
             f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
         )
     flat = Linearized(f, tuple(primals), JacobianOptions("jvp", has_aux, modes))
-    form = Form(flat.named, flat.template, flat.leaves, 1, "tangent", TypeError)
+    form = TangentForm(flat.named, flat.template, flat.leaves, 1, "tangent", TypeError)
     given = by_leaf(form, tuple(tangents))
     with flat.naming_arguments():
         along = tangent_leaves(form, given, flat.selected.positions[0])

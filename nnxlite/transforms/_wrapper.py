@@ -118,7 +118,7 @@ def unwrapped(fun: tp.Any) -> tuple[tp.Any, Layers]:
     """The function inside of wrappers, and these."""
     layers: list[tuple[type[Wrapper[..., tp.Any]], StaticArgument]] = []
     while isinstance(fun, Wrapper) and type(fun).__eq__ is Wrapper.__eq__:
-        layers.append((type(fun), hidden_argument(fun.options)))
+        layers.append((type(fun), boxed(fun.options)))
         fun = fun.__wrapped__
     return fun, tuple(layers)
 
@@ -352,7 +352,7 @@ class StaticArgument:
         return f"StaticArgument({self.value!r})"
 
 
-def hidden_argument(value: tp.Any) -> StaticArgument:
+def boxed(value: tp.Any) -> StaticArgument:
     """Box a static argument of any kind; an unhashable one counts by identity."""
     try:
         key = static_key(value)
