@@ -11,6 +11,8 @@ import warnings
 
 import jax
 
+T = tp.TypeVar("T")
+
 
 class NnxError(Exception):
     """Base of exceptions for which no builtin class is suitable.
@@ -82,6 +84,19 @@ def path_text(path: tp.Iterable[tp.Any]) -> str:
     'layers.0.kernel'
     """
     return ".".join(str(part) for part in path) or "<root>"
+
+
+def listed(
+    items: tp.Sequence[T], most: int, text: tp.Callable[[T], str] = str, between: str = ", "
+) -> str:
+    """The first few of some items as text, and how many more there are.
+
+    >>> from nnxlite._errors import listed
+    >>> listed(["a", "b", "c", "d"], 2)
+    'a, b and 2 more'
+    """
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return between.join(map(text, items[:most])) + more
 
 
 def short_type(value: tp.Any) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import typing as tp
 
-from nnxlite._errors import path_text
+from nnxlite._errors import listed, path_text
 from nnxlite._jax import trace_state
 from nnxlite.filters import Filter, OfType, PathContains, WithTag, to_predicate
 from nnxlite.graph import Path, iter_graph
@@ -148,5 +148,4 @@ def _similar(word: str, words: tp.Iterable[str], where: str) -> str:
 def _listed(nodes: Pairs, what: str) -> str:
     if not nodes:
         return f"It has no {what}s."
-    more = f" and {len(nodes) - MOST_PATHS} more" if len(nodes) > MOST_PATHS else ""
-    return f"It has {', '.join(path_text(path) for path, _ in nodes[:MOST_PATHS])}{more}."
+    return f"It has {listed(nodes, MOST_PATHS, lambda pair: path_text(pair[0]))}."

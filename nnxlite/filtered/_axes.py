@@ -6,7 +6,7 @@ import typing as tp
 
 import jax.numpy as jnp
 
-from nnxlite._errors import short_type
+from nnxlite._errors import listed, short_type
 from nnxlite.filtered._errors import must_be_traced
 from nnxlite.filtered._leaves import Leaves
 from nnxlite.filtered._predicates import is_array_like
@@ -59,14 +59,11 @@ def check_axes(what: str, tree: Leaves, axes: list[tp.Any], axis_size: int | Non
         sizes.add(shape[axis])
         mapped.append((place, leaf, axis))
     if len(sizes) > 1:
-        shown = "; ".join(
-            f"'{tree.text_of(p)}' {short_type(x)}: axis {a!r}" for p, x, a in mapped[:SHOWN]
-        )
-        more = f" and {len(mapped) - SHOWN} more" if len(mapped) > SHOWN else ""
+        text = lambda one: f"'{tree.text_of(one[0])}' {short_type(one[1])}: axis {one[2]!r}"
         given = "" if axis_size is None else f", axis_size={axis_size}"
         raise ValueError(
             f"{what}: inconsistent sizes for array axes to be mapped. Mapped leaves: "
-            f"{shown}{more}{given}."
+            f"{listed(mapped, SHOWN, text, between='; ')}{given}."
         )
     if not sizes:
         raise ValueError(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._config import GRAPH_MODE
-from nnxlite._errors import path_text
+from nnxlite._errors import listed, path_text
 from nnxlite._state import FlatState, State
 from nnxlite._typing import ApplyCaller
 from nnxlite.filters import Filter
@@ -146,20 +146,15 @@ def select(seen: View, filters: tuple[Filter, ...], *, exhaustive: bool = True) 
     leaves = seen.leaves
     programs, rest = seen.graphdef.groups(filters, leaves)
     if rest and exhaustive:
-        left = [f"{path_text(seen.graphdef.paths[i])} ({_kind_name(leaves[i])})" for i in rest[:8]]
-        more = f" and {len(rest) - 8} more" if len(rest) > 8 else ""
+        paths = seen.graphdef.paths
+        left = listed(rest, 8, lambda i: f"{path_text(paths[i])} ({type(leaves[i]).__name__})")
         raise ValueError(
-            f"Non-exhaustive filters, got a non-empty remainder: no filter matches {', '.join(left)}"
-            f"{more}. Add a filter for them, or `...` as the last one to match all remaining "
-            "elements."
+            f"Non-exhaustive filters, got a non-empty remainder: no filter matches {left}. Add a "
+            "filter for them, or `...` as the last one to match all remaining elements."
         )
     if seen.graphdef.is_leaf:
         return [leaves[0] if p.leaves else State({}) for p in programs]
     return [p.build([leaves[i] for i in p.leaves]) for p in programs]
-
-
-def _kind_name(leaf: tp.Any) -> str:
-    return type(leaf).__name__
 
 
 @tp.overload
@@ -426,8 +421,7 @@ def _leaves_by_path(definition: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -
     missing = [path for path, number in numbers.items() if out[number] is _MISSING]
     if missing or surplus:
         parts = [
-            f"{word} {', '.join(repr(path_text(p)) for p in paths[:8])}"
-            + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")
+            f"{word} {listed(paths, 8, lambda path: repr(path_text(path)))}"
             for word, paths in (("missing", missing), ("unknown", surplus))
             if paths
         ]

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from nnxlite._errors import path_text, short_type
+from nnxlite._errors import listed, path_text, short_type
 from nnxlite._freezing import MOST_PATHS, freeze, matches
 from nnxlite.filters import All, Filter, Not
 from nnxlite.graph import Path, iter_graph
@@ -285,8 +285,9 @@ def _check_kernels(model: tp.Any, layers: list[tuple[Path, tp.Any]], weight: str
         or id(value) in bases
     ]
     if adapted:
+        known = listed(adapted, MOST_PATHS, lambda pair: path_text(pair[0]))
         raise ValueError(
-            f"lora.inject: already adapted: {_listed(adapted)}. Choose other layers, or call "
+            f"lora.inject: already adapted: {known}. Choose other layers, or call "
             "nnx.lora.remove(model) first (after nnx.lora.merge, to keep what they learned)."
         )
     wrappers = [(p, w) for p, w in iter_graph(model) if isinstance(w, (SpectralNorm, WeightNorm))]
@@ -304,11 +305,6 @@ def _check_kernels(model: tp.Any, layers: list[tuple[Path, tp.Any]], weight: str
                 f"lora.inject: {name} is {short_type(kernel)}; a kernel that can be adapted is a "
                 "floating array of two or more axes."
             )
-
-
-def _listed(pairs: list[tuple[Path, tp.Any]]) -> str:
-    more = f" and {len(pairs) - MOST_PATHS} more" if len(pairs) > MOST_PATHS else ""
-    return ", ".join(path_text(path) for path, _ in pairs[:MOST_PATHS]) + more
 
 
 def _kernels(model: tp.Any) -> list[LoRAKernel]:

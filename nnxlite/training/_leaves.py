@@ -12,7 +12,7 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._errors import path_text, short_type
+from nnxlite._errors import listed, path_text, short_type
 from nnxlite._jax import is_ref, key_name, trace_state
 from nnxlite.variables import FROZEN, Variable, store_together
 
@@ -89,10 +89,7 @@ def compare(expected: tp.Any, got: tp.Any, *, what: str, of: str | None = None) 
 def _difference(title: str, some: tp.Iterable[Path], others: tp.Iterable[Path]) -> str:
     others = set(others)
     only = [path_text(p) for p in some if p not in others]
-    if not only:
-        return ""
-    more = f" and {len(only) - MOST_PATHS} more" if len(only) > MOST_PATHS else ""
-    return f"{title}: {', '.join(only[:MOST_PATHS])}{more}"
+    return f"{title}: {listed(only, MOST_PATHS)}" if only else ""
 
 
 def _shape(value: tp.Any) -> tp.Any:

@@ -24,6 +24,7 @@ import jax
 import jax.monitoring
 from jax.core import Tracer
 
+from nnxlite._errors import listed
 from nnxlite._interning import LOCK
 from nnxlite._text import safely, short
 from nnxlite.boundary import ArgumentNames, CallDef, described
@@ -245,10 +246,7 @@ class Traces:
         where = f"Raised in {layer}, while" if layer else "Raised while"
         pairs = [f"{n}: {t}" for n, t in zip(trace.names.leaves, trace.types)]
         arrays = pairs[: trace.call.num_arrays] or pairs
-        more = f" and {len(arrays) - SHOWN} more" if len(arrays) > SHOWN else ""
-        error.add_note(
-            f"{where} {self.function} was traced with {', '.join(arrays[:SHOWN])}{more}."
-        )
+        error.add_note(f"{where} {self.function} was traced with {listed(arrays, SHOWN)}.")
 
     def explain(self) -> Explanation:
         """Why the function was compiled last."""

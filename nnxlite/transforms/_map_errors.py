@@ -14,6 +14,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
+from nnxlite._errors import listed
 from nnxlite._jax import PyTreeDef
 from nnxlite.boundary import CallDef, Inputs, Layout, output_names, refuse_non_arrays
 
@@ -21,20 +22,6 @@ SHOWN = 12
 """How many settings a message lists."""
 
 T = tp.TypeVar("T")
-
-
-class Options(tp.Protocol):
-    """What the options of a mapping transform say about its settings."""
-
-    @property
-    def in_name(self) -> str:
-        """Of the parameter for the arguments."""
-        ...
-
-    @property
-    def out_name(self) -> str:
-        """Of the parameter for the results."""
-        ...
 
 
 class MapNames:
@@ -67,7 +54,8 @@ class MapNames:
 
 def explained(
     name: str,
-    options: Options,
+    in_name: str,
+    out_name: str,
     error: Exception,
     axes: list[tp.Any],
     names: MapNames,
@@ -77,7 +65,7 @@ def explained(
 
     Args:
         name: of the mapped function.
-        options: those of its transform.
+        in_name, out_name: the parameters that have the settings of arguments and results.
         error: the complaint.
         axes: the setting of each leaf of the arguments.
         names, inputs: the leaves.
@@ -98,15 +86,14 @@ def explained(
             "in in_axes if it belongs to an argument."
         )
     text = _in_words(str(error), names)
-    if options.out_name in text and names.outputs:
+    if out_name in text and names.outputs:
         settings = tp.cast(Layout, names.layout).partition.labels
-        listed = [f"{output}: {setting!r}" for output, setting in zip(names.outputs, settings)]
-        what = f"{options.out_name} by output"
+        each = [f"{output}: {setting!r}" for output, setting in zip(names.outputs, settings)]
+        what = f"{out_name} by output"
     else:
-        listed = [f"{n!r}: {setting!r}" for n, setting in zip(names.arguments, axes)]
-        what = f"{options.in_name} by argument"
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    tail = f"\n{what}: {', '.join(listed[:SHOWN])}{more}." if listed else ""
+        each = [f"{n!r}: {setting!r}" for n, setting in zip(names.arguments, axes)]
+        what = f"{in_name} by argument"
+    tail = f"\n{what}: {listed(each, SHOWN)}." if each else ""
     return kind(f"{name}: {text}{tail}")
 
 
@@ -145,16 +132,11 @@ def _axis_complaint(names: list[str], leaves: list[tp.Any], axes: list[tp.Any]) 
             sizes.setdefault(shape[axis], []).append(name)
     if len(sizes) < 2:
         return None
-    parts = [f"{size} at {_listed(places)}" for size, places in sizes.items()]
+    parts = [f"{size} at {listed(at, 3, repr)}" for size, at in sizes.items()]
     return (
         f"got inconsistent sizes for array axes to be mapped: {', '.join(parts)}. Give all the "
         "same size, or None to what is passed whole."
     )
-
-
-def _listed(places: list[str]) -> str:
-    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-    return ", ".join(map(repr, places[:3])) + more
 
 
 def marks_errors(fun: tp.Callable[..., T]) -> tp.Callable[..., T]:

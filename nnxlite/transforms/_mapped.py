@@ -160,8 +160,9 @@ class MapCore:
             if passed_through(error):
                 raise  # the function's own, or said by this library
             names = MapNames(self._named(call), known.last)
+            in_name, out_name = self._options.in_name, self._options.out_name
             raise explained(
-                repr(self), self._options, error, known.settings, names, inputs
+                repr(self), in_name, out_name, error, known.settings, names, inputs
             ) from None
         outputs = unpack(layout.value, groups)
         self._move_what_was_read(inputs, call, known, groups, outputs.definition.written)
