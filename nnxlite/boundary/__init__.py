@@ -39,8 +39,10 @@ from nnxlite.boundary._operands import Operands as Operands
 from nnxlite.boundary._operands import argument_names as argument_names
 from nnxlite.boundary._operands import describe as describe
 from nnxlite.boundary._operands import named_call as named_call
+from nnxlite.boundary._operands import names_by_position as names_by_position
 from nnxlite.boundary._operands import of_arguments as of_arguments
 from nnxlite.boundary._operands import parameter_names as parameter_names
+from nnxlite.boundary._operands import parameters_of as parameters_of
 from nnxlite.boundary._outdef import CameIn as CameIn
 from nnxlite.boundary._outdef import Crossing as Crossing
 from nnxlite.boundary._outdef import Edit as Edit

@@ -115,13 +115,22 @@ def _step(name: tp.Any) -> str:
     return f".{name}" if isinstance(name, str) and name.isidentifier() else f"[{name!r}]"
 
 
+def parameters_of(fun: tp.Any) -> list[inspect.Parameter] | None:
+    """The parameters of a function; None where it has no signature."""
+    try:
+        return [*inspect.signature(fun).parameters.values()]
+    except (TypeError, ValueError):
+        return None
+
+
+def names_by_position(parameters: tp.Iterable[inspect.Parameter]) -> list[str]:
+    """The names of the parameters that may be given by position."""
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
 def parameter_names(fun: tp.Any) -> list[str]:
     """The names of the parameters of a function that may be given by position."""
-    try:
-        parameters = inspect.signature(fun).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return names_by_position(parameters_of(fun) or ())
 
 
 class _Source:

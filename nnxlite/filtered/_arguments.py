@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import typing as tp
 
+from nnxlite.boundary import names_by_position, parameters_of
 from nnxlite.transforms import Unbound, name_of
 
 
@@ -80,11 +80,8 @@ class ArgumentSpecs(tp.NamedTuple):
         """
         if not self.kwargs:
             return []
-        try:
-            parameters = list(inspect.signature(fun).parameters.values())
-        except (TypeError, ValueError):
-            parameters = []
-        positional = [p.name for p in parameters[:count] if p.kind in _BY_POSITION]
+        parameters = parameters_of(fun) or []
+        positional = names_by_position(parameters[:count])
         known = [p.name for p in parameters]
         anything = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
         unknown = [name for name, _ in self.kwargs if name not in known and not anything]
@@ -100,6 +97,3 @@ class ArgumentSpecs(tp.NamedTuple):
                 "does not give. Pass them, or leave them out."
             )
         return positional
-
-
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -10,7 +10,6 @@ A call that writes Variables is refused: a server that answers requests at once 
 
 from __future__ import annotations
 
-import inspect
 import typing as tp
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import path_text, short_type
+from nnxlite.boundary import parameter_names
 from nnxlite.graph import merge, split
 from nnxlite.objects import Pytree
 from nnxlite.serving import _trees
@@ -278,11 +278,7 @@ def load_exported(path: tp.Any) -> Exported:
 
 def _labels(fun: tp.Any, positional: tp.Sequence[tp.Any]) -> list[str]:
     """A name for each argument: that of its parameter, or its number."""
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    named = parameter_names(fun)
     return [named[i] if i < len(named) else f"args[{i}]" for i in range(len(positional))]
 
 

@@ -10,8 +10,8 @@ import jax
 from nnxlite._config import context_key
 from nnxlite._errors import path_text
 from nnxlite._jax import key_name
-from nnxlite._statics import UnhashableStatic, static_key
-from nnxlite.boundary import CallDef, Inputs, parameter_names
+from nnxlite._statics import UnhashableStatic
+from nnxlite.boundary import CallDef, Inputs, names_by_position, parameter_names, parameters_of
 from nnxlite.closures import replaced_functions
 from nnxlite.transforms._wrapper import (
     StaticArgument,
@@ -40,15 +40,13 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
         )
     try:
         hash(value)  # a list has a key, but may change while a program that has seen it lives on
-        key = static_key(value)
-        hash(key)
+        return StaticArgument.of(value)
     except (UnhashableStatic, TypeError):
         raise ValueError(
             f"Static argument {_shown(name, fun)} of {name_of(fun)} is unhashable: it is of type "
             f"'{type(value).__name__}'. Pass a hashable value, such as a tuple, or make the "
             "argument a traced one."
         ) from None
-    return StaticArgument(value, key)
 
 
 def _shown(name: int | str, fun: tp.Callable[..., tp.Any]) -> str:
@@ -143,16 +141,12 @@ def select_arguments(
     numbers, names = set(as_tuple(argnums)), set(as_tuple(argnames))
     if not numbers and not names:
         return _NOTHING
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
+    parameters = parameters_of(fun)
+    if parameters is None:
         return Selection(frozenset(numbers), frozenset(names))
-    kinds = inspect.Parameter
-    positional = [
-        p.name for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-    ]
-    variadic = any(p.kind is kinds.VAR_POSITIONAL for p in parameters)
-    keywords = any(p.kind is kinds.VAR_KEYWORD for p in parameters)
+    positional = names_by_position(parameters)
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
     count = len(positional)
     for number in list(numbers):
         if not -count <= number < count and not variadic:
@@ -170,7 +164,7 @@ def select_arguments(
                 f"{what}_argnames={argnames!r}: {name_of(fun)} has no argument {name!r}; it has "
                 f"{sorted(known)}."
             )
-    by_name = {p.name for p in parameters if p.kind is not kinds.POSITIONAL_ONLY}
+    by_name = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
     names |= {positional[n] for n in numbers if 0 <= n < count and positional[n] in by_name}
     numbers |= {positional.index(name) for name in names if name in positional}
     return Selection(frozenset(numbers), frozenset(names))
@@ -205,13 +199,10 @@ def positional(
     """Arguments up to number `last` made positional, where they were given by keyword."""
     if last < len(args):
         return args, kwargs
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())[bound:]
-    except (TypeError, ValueError):
-        return args, kwargs
+    parameters = (parameters_of(fun) or [])[bound:]
     moved, rest = list(args), dict(kwargs)
     for parameter in parameters[len(args) : last + 1]:
-        wanted = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        wanted = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         if not wanted or parameter.name not in rest:
             break
         moved.append(rest.pop(parameter.name))
@@ -238,20 +229,16 @@ def positional_with_defaults(
     """
     if not kwargs and len(args) >= wanted:
         return args, kwargs
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())[len(bound.args) :]
-    except (TypeError, ValueError):
-        return args, kwargs
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = {p.name: i for i, p in enumerate(parameters) if p.kind in kinds}
-    last = max((names.get(name, -1) for name in kwargs), default=-1)
+    parameters = (parameters_of(fun) or [])[len(bound.args) :]
+    names = names_by_position(parameters)
+    last = max((names.index(name) for name in kwargs if name in names), default=-1)
     out, rest = list(args), dict(kwargs)
     for parameter in parameters[len(args) : max(last + 1, wanted)]:
         if parameter.name not in names or parameter.name in bound.kwargs:
             break
         if parameter.name in rest:
             out.append(rest.pop(parameter.name))
-        elif parameter.default is not inspect.Parameter.empty:
+        elif parameter.default is not parameter.empty:
             out.append(parameter.default)
         else:
             return args, kwargs  # the call itself will say what is missing

@@ -41,6 +41,7 @@ from nnxlite.boundary import (
     leaves_of_code,
     of_arguments,
     parameter_names,
+    parameters_of,
     replay,
     settings_by_leaf,
 )
@@ -426,18 +427,11 @@ def _crosses(value: tp.Any) -> bool:
 
 def _takes(fun: tp.Callable[..., tp.Any], name: str) -> bool:
     """Whether a function has a parameter of this name, or takes any keyword."""
-    try:
-        parameters = inspect.signature(fun).parameters
-    except (TypeError, ValueError):
-        return False
-    kinds = inspect.Parameter
-    parameter = parameters.get(name)
-    if parameter is not None and parameter.kind in (
-        kinds.POSITIONAL_OR_KEYWORD,
-        kinds.KEYWORD_ONLY,
-    ):
-        return True
-    return any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
+    return any(
+        p.kind is p.VAR_KEYWORD
+        or (p.name == name and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        for p in parameters_of(fun) or ()
+    )
 
 
 @tp.overload

@@ -32,7 +32,16 @@ from nnxlite.transforms._arguments import (
     naming_arguments,
     refuse_shared_result,
 )
-from nnxlite.transforms._wrapper import P, R, Transformed, Unbound, decorated, name_of, unbind
+from nnxlite.transforms._wrapper import (
+    P,
+    R,
+    Transformed,
+    Unbound,
+    decorated,
+    inputs_in_mode,
+    name_of,
+    unbind,
+)
 from nnxlite.variables import MISSING, Variable
 
 if tp.TYPE_CHECKING:
@@ -56,16 +65,15 @@ class Look:
     def __init__(
         self, unbound: Unbound, args: tp.Any, kwargs: tp.Any, options: LookOptions
     ) -> None:
-        self._fun, bound, given = unbound
+        self._fun = unbound.fun
         self._options = options
         self._statics: Statics = ()
         if options.static_argnums:
             name = f"{options.name}({name_of(self._fun)})"
-            args, self._statics = blank_statics(args, options.static_argnums, len(bound), name)
-        inputs = Inputs(((*bound, *args), {**given, **kwargs}))
-        self.inputs = inputs.in_mode(
-            options.modes.graph, options.name, lambda call: named_call(call, self._fun)
-        )
+            args, self._statics = blank_statics(
+                args, options.static_argnums, len(unbound.args), name
+            )
+        self.inputs = inputs_in_mode(unbound, args, kwargs, options)
         self.call = self.inputs.define()
 
     def naming_arguments(self, remedy: str = "") -> naming_arguments:

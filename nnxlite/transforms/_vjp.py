@@ -37,7 +37,7 @@ from nnxlite.transforms._tangents import (
     tangent_leaves,
     zero_tangent,
 )
-from nnxlite.transforms._wrapper import R, Wrapper, decorated, name_of, unbind
+from nnxlite.transforms._wrapper import R, Wrapper, decorated, inputs_in_mode, name_of, unbind
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
@@ -72,13 +72,11 @@ class Linearized:
         primals: tp.Sequence[tp.Any],
         options: JacobianOptions,
     ) -> None:
-        self.fun, bound, kwargs = unbind(fun)
+        bound = unbind(fun)
+        self.fun = bound.fun
         self.options = options
-        self.num_bound = len(bound)
-        inputs = Inputs(((*bound, *primals), kwargs))
-        self.inputs = inputs.in_mode(
-            options.modes.graph, options.name, lambda call: named_call(call, self.fun)
-        )
+        self.num_bound = len(bound.args)
+        self.inputs = inputs_in_mode(bound, tuple(primals), {}, options)
         self.call = self.inputs.define()
         self.leaves = self.inputs.leaves
         self.selected = self._select()

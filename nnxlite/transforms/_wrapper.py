@@ -19,7 +19,7 @@ import jax
 from nnxlite._config import Modes
 from nnxlite._jax import EAGER, trace_state
 from nnxlite._statics import ById, UnhashableStatic, static_key
-from nnxlite.boundary import Inputs, is_root, named_call
+from nnxlite.boundary import Inputs, is_root, named_call, parameters_of
 from nnxlite.objects import BoundMethod, Module, in_scope
 from nnxlite.variables import MISSING
 
@@ -269,9 +269,8 @@ def _signature_of_rest(
     fun: tp.Callable[..., tp.Any], layout: tuple[tp.Any, ...], constants: dict[str, tp.Any]
 ) -> inspect.Signature | None:
     """The signature of a function without the arguments that are constants."""
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
+    parameters = parameters_of(fun)
+    if parameters is None:
         return None
     fixed = {p.name for p, x in zip(parameters, layout) if x is not _HOLE} | set(constants)
     return inspect.Signature([p for p in parameters if p.name not in fixed])
@@ -295,6 +294,15 @@ class Options(tp.Protocol):
         ...
 
 
+def inputs_in_mode(
+    bound: Unbound, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], options: Options
+) -> Inputs:
+    """The arguments of a call, after those that the function carries."""
+    inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
+    in_words = lambda call: named_call(call, bound.fun)
+    return inputs.in_mode(options.modes.graph, options.name, in_words)
+
+
 class Transformed(Wrapper[P, R]):
     """Base of what the transforms of objects return.
 
@@ -313,11 +321,7 @@ class Transformed(Wrapper[P, R]):
 
     def inputs(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Inputs:
         """The arguments of a call, after those that the function carries."""
-        bound = self.bound
-        inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
-        if self.options.modes.graph:
-            return inputs
-        return inputs.in_mode(False, self.name, lambda call: named_call(call, bound.fun))
+        return inputs_in_mode(self.bound, args, kwargs, self.options)
 
 
 class Decorator(tp.Protocol):
@@ -342,6 +346,13 @@ class StaticArgument:
         self.value = value
         self.key = key
 
+    @classmethod
+    def of(cls, value: tp.Any) -> StaticArgument:
+        """A static argument with its key; raises TypeError or UnhashableStatic where it has none."""
+        key = static_key(value)
+        hash(key)
+        return cls(value, key)
+
     def __eq__(self, other: tp.Any) -> bool:
         return isinstance(other, StaticArgument) and self.key == other.key
 
@@ -355,11 +366,9 @@ class StaticArgument:
 def boxed(value: tp.Any) -> StaticArgument:
     """Box a static argument of any kind; an unhashable one counts by identity."""
     try:
-        key = static_key(value)
-        hash(key)
+        return StaticArgument.of(value)
     except (UnhashableStatic, TypeError):
-        key = ById(value)
-    return StaticArgument(value, key)
+        return StaticArgument(value, ById(value))
 
 
 def program_name(fun: tp.Any) -> str:
