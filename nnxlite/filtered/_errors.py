@@ -5,7 +5,6 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite._errors import path_text, short_type
-from nnxlite._jax import is_compiling
 from nnxlite.boundary import ArgumentLeaf, Inner, leave
 from nnxlite.filtered._leaves import Leaves
 from nnxlite.variables import Variable
@@ -62,19 +61,3 @@ def refuse_writes(inner: Inner, what: str) -> None:
             f"{what} changes its arguments ({names or 'their structure'}), and the change cannot "
             "leave it. Return the new value instead, and write it outside."
         )
-
-
-def refuse_shared_buffers(what: str, tree: Leaves, donated: tp.Sequence[bool]) -> None:
-    """Raise ValueError where one buffer would be donated twice, or donated and read."""
-    if not is_compiling():
-        return  # nothing is donated
-    buffers = {id(x) for x, d in zip(tree.leaves, donated) if d}
-    first: dict[int, int] = {}
-    for leaf, x in enumerate(tree.leaves):
-        if id(x) in buffers and first.setdefault(id(x), leaf) != leaf:
-            one, two = (tree.text_of(tree.form.places[i]) for i in (first[id(x)], leaf))
-            raise ValueError(
-                f"{what}: the same array buffer is donated at '{one}' and used at '{two}'. A donated "
-                "buffer can be used once: copy the array in one of the two places, share one "
-                "Variable between them, or do not donate."
-            )

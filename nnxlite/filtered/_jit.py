@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import typing as tp
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +11,17 @@ from jax.core import Tracer
 
 from nnxlite._config import context_key
 from nnxlite._jax import PyTreeDef
-from nnxlite._statics import UnhashableStatic, static_key
+from nnxlite._statics import UnhashableStatic
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
-    ArgumentNames,
     CallDef,
     Inputs,
     Operands,
     Partition,
-    argument_names,
     call_difference,
     describe,
     enter,
     leave,
-    of_arguments,
-    parameter_names,
 )
 from nnxlite.closures import Surroundings
 from nnxlite.filtered._arguments import ArgumentSpecs
@@ -39,15 +33,24 @@ from nnxlite.filtered._crossing import (
     put_back,
     take_out,
 )
-from nnxlite.filtered._errors import must_be_traced, refuse_shared_buffers
+from nnxlite.filtered._donation import (
+    DONATED,
+    GROUPS,
+    KEPT,
+    STATIC,
+    Donate,
+    refuse_shared_buffers,
+    without_warnings,
+)
+from nnxlite.filtered._errors import must_be_traced
 from nnxlite.filtered._leaves import Form, leaves_of
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
+from nnxlite.filtered._stages import FilterLowered, Staged
 from nnxlite.transforms import (
     CacheInfo,
     Core,
     Explanation,
-    Stage,
     StaticArgument,
     Traces,
     core_for,
@@ -58,11 +61,6 @@ from nnxlite.transforms import (
     run_donating,
 )
 from nnxlite.variables import MISSING
-
-Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
-
-GROUPS = KEPT, DONATED, STATIC = "kept", "donated", "static"
-"""The groups of leaves: traced ones whose buffers stay or are given away, and those in the key."""
 
 
 class FilterJitOptions(tp.NamedTuple):
@@ -112,10 +110,6 @@ class FilterJitCore(Core):
         self.traces = Traces(
             f"filter_jit({name_of(funs[0])})", funs[0], program, options.max_traces
         )
-
-    def names(self, call: CallDef) -> ArgumentNames:
-        """The names of the arguments of a call."""
-        return argument_names(call, of_arguments(parameter_names(self.fun)))
 
     def named(self, operands: Operands, donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, with the names of the arguments that they are of."""
@@ -236,8 +230,7 @@ class FilterJit(Filtered[P, R]):
         for number in numbers:
             leaf = call.leaves[number]
             try:
-                key = static_key(leaf)
-                hash(key)
+                out.append(StaticArgument.of(leaf))
             except (UnhashableStatic, TypeError):
                 path = call.text_of(call.form.places[number])
                 raise ValueError(
@@ -245,7 +238,6 @@ class FilterJit(Filtered[P, R]):
                     f"type '{type(leaf).__name__}'. Static leaves are part of the key of a compiled "
                     "program. Pass a hashable value, such as a tuple or frozenset, or an array."
                 ) from None
-            out.append(StaticArgument(leaf, key))
         return tuple(out)
 
     @is_call
@@ -283,77 +275,6 @@ class FilterJit(Filtered[P, R]):
 
 ARRAYS = ArgumentSpecs.given(is_array, is_array, (), None)
 """The specs by default: arrays are traced, and all else is static."""
-
-
-@contextlib.contextmanager
-def without_warnings(donate: str) -> tp.Iterator[None]:
-    """Without JAX's warnings of buffers that are not reused, unless `donate=` asks for them."""
-    if not donate.startswith("all"):
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        yield
-
-
-class Staged(tp.NamedTuple):
-    """A call of a compiled function, before it is made.
-
-    Attributes:
-        key: the same object for all calls of the same program.
-        jitted: JAX's function.
-        groups: its arguments.
-        finish: from JAX's result to the caller's.
-        named: gives the arrays among the arguments, with their names.
-        program: the function that JAX traces, where the caller needs it.
-        difference: how the structure of the arguments differs from that of another key, in words.
-    """
-
-    key: tp.Any
-    jitted: tp.Any
-    groups: tp.Sequence[tp.Any]
-    finish: tp.Callable[[tp.Any], tp.Any]
-    named: tp.Callable[[], tp.Iterable[tuple[str, tp.Any]]]
-    program: tp.Any = None
-    difference: tp.Callable[[tp.Any], str] = lambda key: ""
-
-
-class FilterLowered(Stage[R]):
-    """A lowered function; `compile` makes it callable."""
-
-    @classmethod
-    def of(cls, owner: tp.Any, args: tp.Any, kwargs: tp.Any) -> FilterLowered[R]:
-        """Lower the program of a call."""
-        staged = owner.staged(args, kwargs)
-        return cls(owner, staged.key, staged.jitted.lower(*staged.groups))
-
-    @property
-    def lowered(self) -> tp.Any:
-        """JAX's own object."""
-        return self._stage
-
-    def compile(self, *args: tp.Any, **kwargs: tp.Any) -> FilterCompiled[R]:
-        """Compile the program, with options as for `jax.stages.Lowered.compile`."""
-        return FilterCompiled(self._wrapped, self._call, self._stage.compile(*args, **kwargs))
-
-
-class FilterCompiled(Stage[R]):
-    """A compiled function for arguments of one structure."""
-
-    @property
-    def compiled(self) -> tp.Any:
-        """JAX's own object."""
-        return self._stage
-
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
-        staged = tp.cast(tp.Any, self._wrapped).staged(args, kwargs)
-        if staged.key is not self._call:
-            what = staged.difference(self._call)
-            raise TypeError(
-                f"{self._wrapped!r} was compiled for arguments of another structure: "
-                f"{what or 'the static leaves, or settings, differ'}. Lower and compile it for these."
-            )
-        return run_donating(self._stage, staged.groups, staged.finish, staged.named)
 
 
 @tp.overload

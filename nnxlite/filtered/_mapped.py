@@ -33,10 +33,17 @@ from nnxlite.boundary import (
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._axes import IN_AXES, OUT_AXES, check_axes, is_mapped
 from nnxlite.filtered._crossing import Call, Division, Filtered, OutForm, divide
-from nnxlite.filtered._errors import must_be_traced, refuse_shared_buffers
-from nnxlite.filtered._jit import DONATED, GROUPS, KEPT, FilterLowered, Staged, without_warnings
+from nnxlite.filtered._donation import (
+    DONATED,
+    GROUPS,
+    KEPT,
+    refuse_shared_buffers,
+    without_warnings,
+)
+from nnxlite.filtered._errors import must_be_traced
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import answers, root_parts
+from nnxlite.filtered._stages import FilterLowered, Staged
 from nnxlite.graph import Path
 from nnxlite.transforms import (
     PerFunction,

@@ -142,11 +142,16 @@ class Donor:
         twice = next((f for key, f in names.items() if key in seen and len(f) > 1), None)
         if twice is None:  # Python scalars may well be the same object
             return
-        raise ValueError(
-            f"jit({self._name}): the same array buffer is donated at {twice[0]} and used at "
-            f"{twice[1]}. A donated buffer can be used once: copy the array in one of the two "
-            "places, share one Variable between them, or do not donate."
-        )
+        raise shared_buffer(f"jit({self._name})", *twice[:2])
+
+
+def shared_buffer(what: str, donated: str, used: str) -> ValueError:
+    """The error for a buffer that a call donates in one place and uses in another."""
+    return ValueError(
+        f"{what}: the same array buffer is donated at {donated} and used at {used}. A donated buffer "
+        "can be used once: copy the array in one of the two places, share one Variable between "
+        "them, or do not donate."
+    )
 
 
 def run_donating(
