@@ -54,6 +54,17 @@ def is_root(value: tp.Any) -> bool:
     return kind_of(value) in _ROOTS
 
 
+def template_of(treedef: PyTreeDef) -> tp.Any:
+    """The tree with the positions of its leaves in their places."""
+    return jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
+
+
+def paths_of(treedef: PyTreeDef) -> list[Path]:
+    """The path of each leaf of a tree."""
+    pairs = jax.tree_util.tree_leaves_with_path(template_of(treedef))
+    return [tuple(map(key_name, path)) for path, _ in pairs]
+
+
 class ArgumentLeaf(tp.NamedTuple):
     """One leaf of some arguments, without its value.
 
@@ -132,12 +143,11 @@ class CallDef:
 
     def template(self) -> tp.Any:
         """The argument tree with the positions of its leaves and roots in their places."""
-        return jax.tree_util.tree_unflatten(self.treedef, range(self.treedef.num_leaves))
+        return template_of(self.treedef)
 
     def paths(self) -> list[Path]:
         """The path of each position of the treedef."""
-        pairs = jax.tree_util.tree_leaves_with_path(self.template())
-        return [tuple(map(key_name, path)) for path, _ in pairs]
+        return paths_of(self.treedef)
 
     def root_paths(self) -> list[Path]:
         """The path of each root, without its first name; see `ArgumentLeaf.text`."""

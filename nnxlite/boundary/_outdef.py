@@ -142,6 +142,11 @@ class Outputs(tp.NamedTuple):
     written: list[tp.Any]
     fresh: list[tp.Any]
 
+    @property
+    def treedef(self) -> PyTreeDef:
+        """Of the result, with roots as leaves."""
+        return self.definition.treedef or jax.tree_util.tree_structure(self.result)
+
     def crossing(self) -> Crossing:
         """The same as it crosses a JAX transform: a static node, and trees of leaves."""
         definition, result, written, fresh = self

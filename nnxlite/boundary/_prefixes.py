@@ -14,7 +14,7 @@ import jax
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite._state import State
-from nnxlite.boundary._inputs import CallDef, is_root
+from nnxlite.boundary._inputs import CallDef, is_root, paths_of
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
 from nnxlite.graph import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
 from nnxlite.variables import Variable, VariableDef
@@ -402,9 +402,7 @@ def array_settings(
     arrays = [i for i in range(treedef.num_leaves) if i not in roots]
     bad = next((i for i in arrays if isinstance(settings[i], PrefixMapping)), None)
     if bad is not None:
-        tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-        keys = next(p for p, i in jax.tree_util.tree_leaves_with_path(tree) if i == bad)
-        path = tuple(map(key_name, keys)) if paths is None else paths()[bad][1:]
+        path = paths_of(treedef)[bad] if paths is None else paths()[bad][1:]
         raise ValueError(
             f"Cannot use {settings[bad]!r} on non-graph nodes: as {what} it is given to the array at "
             f"'{path_text(path)}', which has no Variables. Give the array "

@@ -10,7 +10,7 @@ import jax
 
 from nnxlite._errors import path_text
 from nnxlite._jax import describe_trace, key_name, trace_state
-from nnxlite.boundary._inputs import Inner, is_root
+from nnxlite.boundary._inputs import Inner, is_root, paths_of
 from nnxlite.boundary._outdef import OutGraph, Outputs
 from nnxlite.graph import GraphDef, traverse
 from nnxlite.variables import Variable
@@ -28,12 +28,10 @@ def refuse_foreign_result(out: Outputs, name: str = "the function") -> None:
                 treedef = definition.treedef
                 roots = set(definition.where)
                 number = [i for i in range(treedef.num_leaves) if i not in roots][number]
-            tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-            path = jax.tree_util.tree_leaves_with_path(tree)[number][0]
             raise TypeError(
                 f"{name} returned a value of type '{type(leaf).__name__}' at "
-                f"'{path_text(map(key_name, path))}', which is not a valid JAX type. Return arrays, "
-                "objects, or pytrees of these; static values can be attributes of objects."
+                f"'{path_text(paths_of(treedef)[number])}', which is not a valid JAX type. Return "
+                "arrays, objects, or pytrees of these; static values can be attributes of objects."
             ) from None
 
 

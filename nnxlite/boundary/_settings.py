@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._errors import path_text
-from nnxlite._jax import PyTreeDef, key_name
-from nnxlite.boundary._inputs import CallDef
+from nnxlite._jax import PyTreeDef
+from nnxlite.boundary._inputs import CallDef, paths_of, template_of
 from nnxlite.boundary._outdef import CameIn, Fresh, OutDef, OutGraph, Outputs, Source
 from nnxlite.boundary._partition import Partition
 from nnxlite.boundary._prefixes import (
@@ -29,7 +29,7 @@ from nnxlite.boundary._prefixes import (
     leaves_of_code,
     shown,
 )
-from nnxlite.graph import NodeCode
+from nnxlite.graph import NodeCode, Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +97,7 @@ def output_settings(
         treedef = jax.tree_util.tree_structure(out.result)
         result = array_settings(settings, treedef, (), what)
     else:
-        count = definition.treedef.num_leaves
-        tree = jax.tree_util.tree_unflatten(definition.treedef, range(count))
-        settings = broadcast(out_prefix, tree, what)
+        settings = broadcast(out_prefix, template_of(definition.treedef), what)
         result = array_settings(settings, definition.treedef, definition.where, what)
     written = [value_settings[leaf] for leaf in definition.written]
     fresh: list[tp.Any] = [default] * len(out.fresh)
@@ -182,28 +180,36 @@ def fresh_variables(out: Outputs) -> list[tp.Any]:
 
 
 def output_names(
-    call: CallDef, definition: OutDef, treedef: PyTreeDef, leaf_names: tp.Sequence[str]
+    definition: OutDef, treedef: PyTreeDef, leaf_names: tp.Sequence[str]
 ) -> OutSettings:
     """What each output is, for messages.
 
     Args:
-        call, definition: what came in and what leaves.
+        definition: what leaves.
         treedef: of the result, with roots as leaves.
         leaf_names: of the graph leaves that came in.
     """
-    tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    plain = [path for i, path in enumerate(paths) if i not in set(definition.where)]
-    result = [f"the result '{path_text(map(key_name, path))}'" for path in plain]
+    arrays, fresh = output_paths(definition, treedef)
+    result = [f"the result '{path_text(path)}'" for path in arrays]
     written = [f"the value at '{leaf_names[leaf]}'" for leaf in definition.written]
-    fresh: dict[int, str] = {}
+    return OutSettings(result, written, [f"the new Variable '{path_text(path)}'" for path in fresh])
+
+
+def output_paths(definition: OutDef, treedef: PyTreeDef) -> tuple[list[Path], list[Path]]:
+    """The paths of the array leaves of the result, and of the values that did not come in.
+
+    Args:
+        definition: what leaves.
+        treedef: of the result, with roots as leaves.
+    """
+    result = [path for i, path in enumerate(paths_of(treedef)) if i not in definition.where]
+    fresh: dict[int, Path] = {}
     if definition.graph is not None:
         decoded = definition.graph.graphdef.decoded
         for leaf, source in enumerate(definition.graph.sources):
             if isinstance(source, Fresh):
-                path = decoded.path(decoded.leaf_frames[leaf])[1:]
-                fresh[source.number] = f"the new Variable '{path_text(path)}'"
-    return OutSettings(result, written, [fresh[i] for i in sorted(fresh)])
+                fresh[source.number] = decoded.path(decoded.leaf_frames[leaf])[1:]
+    return result, [fresh[i] for i in sorted(fresh)]
 
 
 def no_room(axis: tp.Any, value: tp.Any, name: str) -> str | None:

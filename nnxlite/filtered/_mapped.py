@@ -14,12 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import path_text
-from nnxlite._jax import key_name
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
     CallDef,
     Fixed,
-    Fresh,
     Outputs,
     Partition,
     Source,
@@ -27,6 +25,7 @@ from nnxlite.boundary import (
     is_root,
     leave,
     named_call,
+    output_paths,
     output_settings,
     replay,
 )
@@ -284,23 +283,11 @@ class _Program:
 
 def _out_paths(call: CallDef, out: Outputs) -> list[Path]:
     """The path of each output: of the result, of written leaves, of new ones."""
-    definition, treedef = out.definition, out.definition.treedef
-    if treedef is None:
-        treedef = jax.tree_util.tree_structure(out.result)
-    tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-    pairs = enumerate(jax.tree_util.tree_leaves_with_path(tree))
-    paths: list[Path] = [
-        ("result", *map(key_name, keys)) for i, (keys, _) in pairs if i not in definition.where
-    ]
+    arrays, fresh = output_paths(out.definition, out.treedef)
     came_in = call.graph_leaves()
-    paths += [came_in[number].path[1:] for number in definition.written]
-    fresh: dict[int, Path] = {}
-    if definition.graph is not None:
-        decoded = definition.graph.graphdef.decoded
-        for leaf, source in enumerate(definition.graph.sources):
-            if isinstance(source, Fresh):
-                fresh[source.number] = ("result", *decoded.path(decoded.leaf_frames[leaf])[1:])
-    return paths + [fresh[i] for i in sorted(fresh)]
+    written = [came_in[number].path[1:] for number in out.definition.written]
+    result, new = ([("result", *path) for path in paths] for paths in (arrays, fresh))
+    return [*result, *written, *new]
 
 
 def _outputs(fixed: Fixed, front: tp.Sequence[tp.Any], whole: tp.Sequence[tp.Any]) -> Outputs:

@@ -18,6 +18,7 @@ from nnxlite.boundary import (
     edits_text,
     graph_difference,
     node_text,
+    paths_of,
     tree_difference,
 )
 from nnxlite.graph import NodeCode, Path
@@ -114,11 +115,8 @@ def _root_paths(call: CallDef, definition: OutDef) -> list[Path]:
     """Where the roots of what a branch leaves are: those of the arguments, then of the result."""
     roots = call.root_paths()
     if definition.treedef is not None:
-        tree = jax.tree_util.tree_unflatten(
-            definition.treedef, range(definition.treedef.num_leaves)
-        )
-        of_result = jax.tree_util.tree_leaves_with_path(tree)
-        roots += [("result", *map(key_name, of_result[p][0])) for p in definition.where]
+        of_result = paths_of(definition.treedef)
+        roots += [("result", *of_result[position]) for position in definition.where]
     return roots
 
 

@@ -32,7 +32,7 @@ def check_loop(name: str, updates: bool, num_bounds: int, call: CallDef, body: B
         call: the arguments.
         body: the body.
     """
-    treedef = body.definition.treedef or jax.tree_util.tree_structure(body.shapes.result)
+    treedef = body.shapes.treedef
     tree = call.template()[2] if num_bounds else call.template()
     wanted = jax.tree_util.tree_structure(tree)
     graph = body.definition.graph

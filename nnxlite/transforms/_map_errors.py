@@ -44,7 +44,7 @@ class MapNames:
             return []
         treedef = tp.cast(PyTreeDef, self.layout.treedef or self.layout.definition.treedef)
         values = self.call.by_side(self.arguments)[1]
-        return output_names(self.call, self.layout.definition, treedef, values).all()
+        return output_names(self.layout.definition, treedef, values).all()
 
     def output(self, group: int, number: int) -> str:
         """What an output is, by group and number in it."""

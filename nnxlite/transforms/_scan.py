@@ -35,6 +35,7 @@ from nnxlite.boundary import (
     refuse_foreign_axes,
     replaced,
     settings_by_leaf,
+    template_of,
     trace_body,
     warn_of_streams,
     with_arrays,
@@ -203,8 +204,7 @@ class Scan(CarryLoop):
     def _result_roots(self, definition: OutDef) -> list[tp.Any]:
         if definition.treedef is None:
             return []
-        count = definition.treedef.num_leaves
-        tree = jax.tree_util.tree_unflatten(definition.treedef, range(count))
+        tree = template_of(definition.treedef)
         settings = broadcast(self.options.out_axes, tree, "out_axes")
         return [settings[p] for p in definition.where]
 

@@ -23,6 +23,7 @@ from nnxlite.boundary import (
     output_names,
     refuse_replaced,
     structure_error,
+    template_of,
     tree_difference,
 )
 from nnxlite.graph import StaticDef
@@ -242,9 +243,8 @@ def _check_room(name: str, call: CallDef, body: Body) -> None:
     axes = [axis for part in body.extra[0] for axis in part]
     for number, (axis, value) in enumerate(zip(axes, [*result, *shapes.written, *shapes.fresh])):
         if no_room(axis, value, ""):
-            treedef = body.definition.treedef or jax.tree_util.tree_structure(shapes.result)
             leaves = [leaf.text() for leaf in call.graph_leaves()]
-            output = output_names(call, body.definition, treedef, leaves).all()[number]
+            output = output_names(body.definition, shapes.treedef, leaves).all()[number]
             raise ValueError(f"{name}: {no_room(axis, value, output)}")
 
 
@@ -256,8 +256,7 @@ def _check_structure(
     out_carry: tp.Callable[[tp.Any], tp.Any],
 ) -> None:
     """Raise where the carry comes out as another pytree than it went in."""
-    treedef = body.definition.treedef or jax.tree_util.tree_structure(body.shapes.result)
-    after = out_carry(jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves)))
+    after = out_carry(template_of(body.shapes.treedef))
     structures = [jax.tree_util.tree_structure(part) for part in (before, after)]
     if structures[0] != structures[1]:
         # The reference's classes: with updates it compares references first.

@@ -26,6 +26,7 @@ from nnxlite.boundary import (
     is_root,
     merge_context,
     split_context,
+    template_of,
 )
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import GraphDef, Path, is_graph_node
@@ -251,9 +252,7 @@ def from_tree(
 def _settings(prefix: tp.Any, treedef: tp.Any) -> list[tp.Any]:
     if prefix is MISSING:
         return [MISSING] * treedef.num_leaves
-    return broadcast(
-        prefix, jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves)), "prefix"
-    )
+    return broadcast(prefix, template_of(treedef), "prefix")
 
 
 def _refuse_inconsistent_prefixes(tree: tp.Any, prefix: tp.Any) -> None:
