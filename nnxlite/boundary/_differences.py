@@ -1,4 +1,4 @@
-"""Differences of structures, by path: what messages say where two structures should be equal."""
+"""Differences of structures, by path, for messages about structures that should be equal."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from nnxlite.graph import SHOWN, GraphDef, Path, compare, differences_text
 def structure_error(
     before: PyTreeDef, after: PyTreeDef, roots: tp.Container[int] = ()
 ) -> type[Exception]:
-    """The class of the error for a carry that comes out as another pytree; the reference's classes.
+    """The class of the error for a carry that changes its structure, as in the reference.
 
-    It is TypeError where nothing but arrays became trees; `roots` are the leaves that are objects.
+    It is TypeError where only arrays became trees; `roots` are the leaves that are objects.
     """
     try:
         parts = before.flatten_up_to(template_of(after))
@@ -40,7 +40,7 @@ def tree_difference(before: PyTreeDef, after: PyTreeDef) -> str:
 
 
 def _difference(before: tp.Iterable[Path], after: tp.Iterable[Path]) -> str:
-    """The paths that only one of two trees has; nothing where a tree has but one leaf."""
+    """The paths that only one of two trees has; nothing where a tree has only one leaf."""
     old, new = (dict.fromkeys(map(path_text, paths)) for paths in (before, after))
     if _ROOT in old or _ROOT in new:
         return ""

@@ -1,7 +1,7 @@
 """Partition: the leaves of a call divided into groups, and joined again.
 
-Each transform treats some leaves in one way and some in another: differentiated or not, mapped along
-an axis, carried, constant, donated.  It gives every leaf a label, and JAX one list for each label.
+Each transform treats leaves in different ways: differentiated or not, mapped along an axis, carried,
+constant, donated.  It gives every leaf a label, and passes JAX one list for each label.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import typing as tp
 class Partition:
     """A division of leaves into groups; static and comparable.
 
-    `join(*split(leaves))` are the same leaves.
+    `join(*split(leaves))` gives the same leaves.
 
     Attributes:
         labels: the group of each leaf.

@@ -287,7 +287,7 @@ class DiffState(PrefixMapping):
 
 
 class _Named(type):
-    """A class that is shown by its name alone."""
+    """A class whose `repr` is its name alone."""
 
     def __repr__(cls) -> str:
         return cls.__name__
@@ -306,14 +306,14 @@ class Carry(metaclass=_Named):
 
 
 def is_setting(value: tp.Any) -> bool:
-    """Whether a part of a prefix is a setting rather than more structure."""
+    """Whether a part of a prefix is a setting, and not a container of settings."""
     return value is None or isinstance(value, PrefixMapping) or value is Carry
 
 
 def by_path(prefix: tp.Any) -> tp.Any:
-    """A prefix with its objects and States of settings as mappings from paths to settings.
+    """A prefix in which objects and States of settings are replaced by mappings from paths to settings.
 
-    Raises ValueError for a Variable: a setting itself is expected.
+    Raises ValueError for a Variable in place of a setting.
     """
 
     def one(part: tp.Any) -> tp.Any:
@@ -352,7 +352,7 @@ def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
 def broadcast(prefix: tp.Any, tree: tp.Any, what: str) -> list[tp.Any]:
     """The setting of each leaf of a tree.
 
-    Raises ValueError where the prefix does not fit the tree.
+    Raises ValueError where the prefix does not match the tree.
     """
     settings, treedef = jax.tree_util.tree_flatten(prefix, is_leaf=is_setting)
     try:
@@ -459,9 +459,9 @@ def refuse_non_arrays(
     leaves: tp.Sequence[tp.Any],
     remedy: str,
 ) -> None:
-    """Raise TypeError naming the first leaf of the arguments that JAX cannot take.
+    """Raise TypeError naming the first leaf of the arguments that JAX does not accept.
 
-    Called after JAX refused the arguments; returns where it was for another reason.
+    Called after JAX refused the arguments; returns if JAX had another reason.
 
     Args:
         name: of the transform.
@@ -480,7 +480,7 @@ def refuse_non_arrays(
 
 
 class _Unseen:
-    """Stands for an array when filters look at it: whatever asks about its value is refused."""
+    """Stands for an array when filters look at it; raises for every question about its value."""
 
     type = jax.Array
 
@@ -513,7 +513,7 @@ def shown(decoded: Decoded, leaf: int) -> tp.Any:
 
 
 def aliases(call: CallDef) -> tp.Iterator[tuple[int, int, Path]]:
-    """Every further place of a node: (node, root, path from that root)."""
+    """Every further path of a node: (node, root, path from that root)."""
     decoded = call.graphdef.decoded
     seen: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""What a function may not return, store or change, with the messages."""
+"""Errors for what a function must not return, store or change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refuse_foreign_result(out: Outputs, name: str = "the function") -> None:
 def refuse_captured(
     nodes: list[tp.Any], origin: tuple[int | None, ...], graphdef: GraphDef[tp.Any]
 ) -> None:
-    """Raise ValueError where an object from outside the transform would leave it."""
+    """Raise ValueError where the outputs contain an object from outside the transform."""
     here = trace_state.value
     for number, (node, old) in enumerate(zip(nodes, origin)):
         trace = node._box.trace if isinstance(node, Variable) else getattr(node, "_nnx_trace", here)
@@ -111,7 +111,7 @@ def refuse_fixed(outer: list[tp.Any], graph: OutGraph) -> None:
 
 
 def structure_changed(node: tp.Any, names: tuple[tp.Any, ...]) -> str:
-    """What is wrong when a function changes a structure that must stay as it is."""
+    """The message for a function that changes a structure that must stay the same."""
     what = ", ".join(repr(name) for name in names)
     return (
         f"The graph structure of a {type(node).__name__} was changed where it must stay the same "

@@ -1,8 +1,8 @@
 """Output leaves in groups: how results whose structure is known only after tracing get their settings.
 
-`vmap`, `pmap` and `shard_map` want to know the axis (or spec) of each output before they call the
-function, but what a function writes is known only after.  So outputs leave in groups, one for each
-setting that the prefixes mention; which leaf went where travels as static data.
+`vmap`, `pmap` and `shard_map` need the axis (or spec) of each output before they call the function, but
+what the function writes is known only afterwards.  So outputs leave in groups, one for each setting in
+the prefixes; which leaf is in which group crosses as static data.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from nnxlite.graph import NodeCode, Path
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What leaves in groups, without its values.
+    """The layout of outputs in groups, without their values.
 
     Attributes:
         definition: what leaves.
-        treedef: of a result that crosses as it is, else None.
+        treedef: of a result that crosses as it is; otherwise None.
         partition: the groups of all output leaves: those of the result, written and fresh ones.
     """
 
@@ -70,7 +70,7 @@ class OutSettings(tp.NamedTuple):
 
 
 Resolve: tp.TypeAlias = tp.Callable[[tp.Any, tuple[tp.Any, ...], tp.Any, Source], tp.Any]
-"""From a setting, a path, a Variable and where its value comes from, to the setting of that leaf."""
+"""From a setting, a path, a Variable and the source of its value to the setting of that leaf."""
 
 
 def output_settings(
@@ -83,7 +83,7 @@ def output_settings(
     default: tp.Any,
     resolve: Resolve | None = None,
 ) -> OutSettings:
-    """Settings of everything that leaves, from those of the graph leaves and roots that came in.
+    """Settings of all outputs, from those of the graph leaves and roots of the arguments.
 
     Written Variables keep their input setting; new Variables of an argument follow its prefix; the
     result follows `out_prefix`. `default` is the setting where none is given; None leaves it open.
@@ -123,7 +123,7 @@ def output_settings(
 
 
 def _where_from(call: CallDef, graph: OutGraph, root: int) -> tuple[tp.Any, ...]:
-    """Where an object came in that is now neither below an argument nor in the result: root and path."""
+    """The original root and path of an object that is no longer in an argument or in the result."""
     code = graph.graphdef.decoded.roots[root]
     origin = graph.origin[code.number] if isinstance(code, NodeCode) else None
     assert origin is not None, "what leaves on its own came in"
@@ -170,7 +170,7 @@ def _check_shared(
 
 
 def fresh_variables(out: Outputs) -> list[tp.Any]:
-    """What filters see of each value that did not come in."""
+    """For each fresh value what filters see of it."""
     seen: dict[int, tp.Any] = {}
     graph = out.definition.graph
     for leaf, source in enumerate(() if graph is None else graph.sources):
@@ -182,12 +182,12 @@ def fresh_variables(out: Outputs) -> list[tp.Any]:
 def output_names(
     definition: OutDef, treedef: PyTreeDef, leaf_names: tp.Sequence[str]
 ) -> OutSettings:
-    """What each output is, for messages.
+    """The names of all outputs, for messages.
 
     Args:
         definition: what leaves.
         treedef: of the result, with roots as leaves.
-        leaf_names: of the graph leaves that came in.
+        leaf_names: of the graph leaves of the arguments.
     """
     arrays, fresh = output_paths(definition, treedef)
     result = [f"the result '{path_text(path)}'" for path in arrays]
@@ -196,7 +196,7 @@ def output_names(
 
 
 def output_paths(definition: OutDef, treedef: PyTreeDef) -> tuple[list[Path], list[Path]]:
-    """The paths of the array leaves of the result, and of the values that did not come in.
+    """The paths of the array leaves of the result, and of the fresh values.
 
     Args:
         definition: what leaves.
@@ -213,7 +213,7 @@ def output_paths(definition: OutDef, treedef: PyTreeDef) -> tuple[list[Path], li
 
 
 def no_room(axis: tp.Any, value: tp.Any, name: str) -> str | None:
-    """What is wrong where one slice of an output has no room for the axis it is to get, or None."""
+    """The problem if an output cannot get its axis, because its slices have too few; or None."""
     if not isinstance(axis, int) or axis in (0, -1):
         return None
     for shape in map(jnp.shape, jax.tree_util.tree_leaves(value)):

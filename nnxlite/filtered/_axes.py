@@ -1,4 +1,4 @@
-"""Axes of leaves: the specs of `filter_vmap` and `filter_pmap`, and what is wrong with some axes."""
+"""Axes of leaves: the specs of `filter_vmap` and `filter_pmap`, and their checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUT_AXES = IN_AXES._replace(name="out_axes")
 
 
 def is_mapped(axis: tp.Any) -> bool:
-    """Whether a leaf is mapped; None and True send it whole to every slice, False makes it static."""
+    """Whether a leaf is mapped; None and True pass it whole to every slice, False makes it static."""
     return axis is not None and not isinstance(axis, bool)
 
 

@@ -13,12 +13,12 @@ from nnxlite.transforms import shared_buffer
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
 GROUPS = KEPT, DONATED, STATIC = "kept", "donated", "static"
-"""The groups of leaves: traced ones whose buffers stay or are given away, and those in the key."""
+"""The groups of leaves: traced ones, whose buffers are kept or donated, and those in the key."""
 
 
 @contextlib.contextmanager
 def without_warnings(donate: str) -> tp.Iterator[None]:
-    """Without JAX's warnings of buffers that are not reused, unless `donate=` asks for them."""
+    """Suppress JAX's warnings about buffers that are not reused, unless `donate=` asks for them."""
     if not donate.startswith("all"):
         yield
         return

@@ -17,7 +17,7 @@ def not_a_prefix(
 
     Args:
         what: the spec.
-        tree, place: the tree, and the place of a leaf that the spec has nothing for.
+        tree, place: the tree, and a leaf for which the spec has no answer.
         part: the object in the spec.
         leaf: the leaf, where the tree has a leaf in place of an object.
     """
@@ -33,7 +33,7 @@ def not_a_prefix(
 def two_answers(
     what: str, tree: Leaves, leaf: int, place: ArgumentLeaf, one: tp.Any, other: tp.Any
 ) -> ValueError:
-    """The error for a leaf that gets one answer at its first place, and another at a further one."""
+    """The error for a shared leaf that gets different answers at two paths."""
     variable, first = tree.variable(leaf), tree.form.places[leaf]
     kind = type(variable).__name__ if isinstance(variable, Variable) else "leaf"
     return ValueError(
@@ -44,7 +44,7 @@ def two_answers(
 
 
 def must_be_traced(what: str, where: str, value: tp.Any) -> TypeError:
-    """The error for a leaf that was to be traced and is not an array."""
+    """The error for a leaf that must be traced and is not an array."""
     return TypeError(
         f"{what}: the leaf at '{where}' must be traced, but {short_type(value)} "
         f"{value!r} is neither an array nor a number."
@@ -52,7 +52,7 @@ def must_be_traced(what: str, where: str, value: tp.Any) -> TypeError:
 
 
 def refuse_writes(inner: Inner, what: str) -> None:
-    """Raise ValueError where a function changed its arguments and the change would be lost."""
+    """Raise ValueError where a function changed its arguments and the change would be dropped."""
     definition = leave(inner, None).definition
     if definition.written or definition.graph is not None:
         leaves = inner.call.graph_leaves()

@@ -76,7 +76,7 @@ class FilterJitOptions(tp.NamedTuple):
 class FilterJitKey(tp.NamedTuple):
     """What besides the structure of the arguments identifies a compiled program.
 
-    Where all leaves are traced and none is donated it is the context alone.
+    It is the context alone if all leaves are traced and none is donated.
 
     Attributes:
         context: settings in force.
@@ -112,7 +112,7 @@ class FilterJitCore(Core):
         )
 
     def named(self, operands: Operands, donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
-        """The leaves that JAX is given, with the names of the arguments that they are of."""
+        """The leaves that JAX is given, with the names of their arguments."""
         call = operands.call
         names = self.names(call).leaves
         groups: tp.Sequence[tp.Any] = (names, [])
@@ -127,7 +127,7 @@ class FilterJitCore(Core):
             yield from zip(group, leaves)
 
     def traced(self, operands: Operands, donated_leaves: list[tp.Any]) -> tp.Any:
-        """The function that JAX traces, from leaves to what leaves the call."""
+        """The function that JAX traces, from leaves to the outputs of the call."""
         call, leaves = operands.call, operands.leaves
         key: tp.Any = call.extra
         donated: tp.Collection[int] = ()
@@ -144,9 +144,9 @@ class FilterJitCore(Core):
 
 
 def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
-    """The result with arrays where `out` says traced.
+    """The result, with arrays where `out` is true.
 
-    Raises ValueError for a traced value where it says static, TypeError for the opposite.
+    Raises ValueError for a traced value where `out` is false, TypeError for the opposite.
     """
     tree = leaves_of(result)
     leaves = []
@@ -179,7 +179,7 @@ class FilterJit(Filtered[P, R]):
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef, tp.Any]:
         """The arguments, the key of the program, and the groups of leaves that it takes."""
         inputs = inputs_of_call(self.bound, args, kwargs)
-        # What training loops do, arrays only and nothing donated, needs no look at each leaf; it is
+        # Training loops pass arrays only and donate nothing: no leaf needs a check of its own. That is
         # 1.4x of `jax.jit` for 72 arrays, and would be 2.3x (benchmarks/filtered.py).
         if self._default and only_arrays(inputs.leaves):
             call = inputs.define(context_key())
@@ -189,7 +189,7 @@ class FilterJit(Filtered[P, R]):
         return inputs, call, (Operands(call, kept), donated)
 
     def _divided(self, call: Call, args: tp.Any, kwargs: tp.Any) -> tuple[FilterJitKey, tp.Any]:
-        """The key and the groups, where each leaf is looked at."""
+        """The key and the groups, from a check of each leaf."""
         traced = self._traced(call, args, kwargs)
         groups = [KEPT if t else STATIC for t in traced]
         if self.options.donate != "none":
@@ -202,7 +202,7 @@ class FilterJit(Filtered[P, R]):
     def _traced(self, call: Call, args: tp.Any, kwargs: tp.Any) -> list[bool]:
         """Whether each leaf is traced.
 
-        Raises TypeError for one that must be and cannot be.
+        Raises TypeError for a leaf that must be traced and cannot be.
         """
         if self.options.specs == ARRAYS:
             return are_arrays(call.leaves)
@@ -214,7 +214,7 @@ class FilterJit(Filtered[P, R]):
         return traced
 
     def _donate(self, call: Call, groups: list[str]) -> None:
-        """Move the leaves whose buffers are given away to their group."""
+        """Move the donated leaves to their group."""
         spare_first = self.options.donate.endswith("except-first")
         for number, (leaf, owner) in enumerate(zip(call.leaves, call.owners())):
             if groups[number] == KEPT and is_array(leaf) and not (spare_first and owner == 0):
@@ -252,7 +252,7 @@ class FilterJit(Filtered[P, R]):
             return run_donating(core.jitted, groups, finish, lambda: core.named(*groups))
 
     def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
-        """A call up to the point where JAX takes over."""
+        """A call, ready for JAX."""
         inputs, definition, groups = self._enter(args, kwargs)
         finish, core = functools.partial(put_back, inputs), self._core
         difference = lambda key: call_difference(*map(core.in_words, (key, definition)))
@@ -260,7 +260,7 @@ class FilterJit(Filtered[P, R]):
         return Staged(definition, core.jitted, groups, finish, named, difference=difference)
 
     def explain(self) -> Explanation:
-        """Why this function was compiled last; see `JitWrapped.explain`."""
+        """Why this function was last compiled; see `JitWrapped.explain`."""
         return self._core.traces.explain()
 
     def cache_info(self) -> CacheInfo:
@@ -314,7 +314,7 @@ def filter_jit(
     max_traces: int | None = None,
     **jitkwargs: tp.Any,
 ) -> tp.Any:
-    """Compile a function of anything: arrays are traced, everything else is static.
+    """Compile a function of any pytrees: arrays are traced, everything else is static.
 
     Arguments and results may be any pytrees and graph objects, with leaves of any type. What the
     function writes into objects stays there, as with `nnx.jit`. Equal static leaves compile once.
@@ -322,14 +322,14 @@ def filter_jit(
     Args:
         fun: the function; a bound method or callable object enters with its arrays traced. Without
             it a decorator is returned.
-        donate: whose arrays the call may reuse: `"all"`, `"all-except-first"` (argument), `"none"`;
+        donate: the arguments whose arrays the call may reuse: `"all"`, `"all-except-first"`, `"none"`;
             with `"warn"` and `"warn-except-first"` JAX warns of those it could not use.
         default: a spec of the traced leaves in every argument: a bool, a function of a leaf, a Variable
             filter, or a prefix of these.
         fn: the same for the function itself.
         args: the same for the first positional arguments, in order.
         kwargs: the same for arguments by name, positional or not.
-        out: the same for the result: leaves that must be arrays, and those that must not depend on one.
+        out: the same for the result: which leaves must be arrays; the others must not depend on one.
         max_traces: how many times the function may be traced; one more raises RuntimeError with the
             reason.
         jitkwargs: as for `jax.jit`.
@@ -340,7 +340,7 @@ def filter_jit(
 
     Raises:
         ValueError: for a static leaf that is unhashable, or a spec that is not a prefix.
-        TypeError: for a leaf that is to be traced and is not an array or number.
+        TypeError: for a leaf that must be traced and is not an array or number.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> @nnx.filter_jit

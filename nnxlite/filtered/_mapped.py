@@ -1,7 +1,7 @@
 """`filter_vmap` and `filter_pmap`: an axis for each leaf.
 
-Inside the mapping every mapped result has its new axis in front, because JAX asks for the axes
-before the function runs; outside it is moved to where `out_axes` says.
+Inside, every mapped result has its new axis in front, because JAX needs the axes before the function
+runs; outside, the axis is moved to the position in `out_axes`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from nnxlite.transforms import (
 from nnxlite.variables import MISSING
 
 OUT_GROUPS = FRONT, WHOLE, STATIC = "front", "whole", "static"
-"""What leaves a mapping: with the mapped axis in front, the same in all slices, or not an array."""
+"""The groups of outputs: with the mapped axis in front, the same in all slices, or not an array."""
 
 
 class FilterMapOptions(tp.NamedTuple):
@@ -100,7 +100,7 @@ class FilterVmap(Filtered[P, R]):
         return staged.finish(out)
 
     def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
-        """A call up to the point where JAX takes over."""
+        """A call, ready for JAX."""
         call, options = self.call(args, kwargs), self.options
         specs = options.in_axes
         spec = specs.of_call(self.__wrapped__, self.bound, args, kwargs, repr(self))
@@ -125,7 +125,7 @@ class FilterVmap(Filtered[P, R]):
     def _program(
         self, call: Call, division: Division, axes: tuple[tp.Any, ...], spec: tp.Any
     ) -> tp.Any:
-        """A key that equal calls have in common, the program, and JAX's function of its leaves."""
+        """The key, which equal calls share, the program, and JAX's function of its leaves."""
         program = _Program(call, division, axes, spec, self.options.out_axes)
         return None, program, self._transform(jax.vmap, program)
 
@@ -167,7 +167,7 @@ class FilterPmap(FilterVmap[P, R]):
         return FilterLowered.of(self, args, kwargs)
 
 
-# `jax.pmap` compiles again for each new function that it is given, so the one for equal calls is kept.
+# `jax.pmap` compiles again for each new function that it is given, so equal calls share a cached one.
 # Key: the user's function; structure, static leaves, axes, settings in force, options. It is dropped
 # with the function, or when there are more than 64 for it. Threads: two may make the same, one stays.
 # Without it every call compiles (test_pmap in tests/filtered/test_mapped.py counts the traces).
@@ -218,7 +218,7 @@ class _Program:
     def _take_out(
         self, out: Outputs, inputs: list[tp.Any]
     ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
-        """What leaves: static data, mapped arrays, and those that are the same in all slices."""
+        """The outputs: static data, mapped arrays, and those that are the same in all slices."""
         leaves, treedef = jax.tree_util.tree_flatten((out.result, out.written, out.fresh))
         paths, axes = self._out_axes_of(out, inputs)
         for path, leaf, axis in zip(paths, leaves, axes):
@@ -236,7 +236,7 @@ class _Program:
         return Fixed((form, final_axes)), list(map(jnp.asarray, front)), whole
 
     def _out_axes_of(self, out: Outputs, inputs: list[tp.Any]) -> tuple[list[Path], list[tp.Any]]:
-        """The path and the final axis of each leaf of what leaves."""
+        """The path and the final axis of each output leaf."""
 
         def axis_of(setting: tp.Any, path: Path, variable: tp.Any, source: Source) -> tp.Any:
             leaves = jax.tree_util.tree_leaves(source.pick(values_in, out.fresh))
@@ -271,7 +271,7 @@ class _Program:
         return paths, axes
 
     def explained(self, error: ValueError) -> str:
-        """JAX's complaint, in terms of the user's results where it is about one of them."""
+        """JAX's message, with the path of the result if it is about one of them."""
         batched = re.search(r"out_axes\[2\]\[(\d+)\]", str(error))
         if batched is None:
             return str(error)
@@ -291,7 +291,7 @@ def _out_paths(call: CallDef, out: Outputs) -> list[Path]:
 
 
 def _outputs(fixed: Fixed, front: tp.Sequence[tp.Any], whole: tp.Sequence[tp.Any]) -> Outputs:
-    """What left a mapping, each array with its axis where it belongs."""
+    """The outputs of a mapping, with the axes of arrays in their final positions."""
     form, axes = fixed.value
     arrays = map(jnp.asarray, front)  # `jax.vmap` gives back NumPy arrays that pass through as such
     moved = [x if axis == 0 else jnp.moveaxis(x, 0, axis) for x, axis in zip(arrays, axes)]

@@ -41,12 +41,12 @@ def is_filter(literal: tp.Any) -> bool:
 
 
 class SpecKind(tp.NamedTuple):
-    """What the answers of a spec are.
+    """The kind of the answers of a spec.
 
     Attributes:
         name: of the spec, in messages.
         is_answer: whether a literal is an answer by itself.
-        needs: what literals may be, in messages.
+        needs: the valid literals, in messages.
         matched, unmatched: the answer of a filter that matches, or does not.
     """
 

@@ -1,4 +1,4 @@
-"""The stages of `filter_jit` and `filter_pmap` ahead of time, as those of `jit`."""
+"""Ahead-of-time compilation of `filter_jit` and `filter_pmap`, in the stages of `jit`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nnxlite.transforms import Stage, run_donating
 
 
 class Staged(tp.NamedTuple):
-    """A call of a compiled function, before it is made.
+    """A call of a compiled function, ready for JAX.
 
     Attributes:
         key: the same object for all calls of the same program.

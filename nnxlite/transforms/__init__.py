@@ -1,4 +1,4 @@
-"""Transforms: JAX's own, over the one boundary."""
+"""Transforms: those of JAX, for functions of mutable objects."""
 
 from nnxlite.transforms._arguments import positional as positional
 from nnxlite.transforms._arguments import traced_context as traced_context

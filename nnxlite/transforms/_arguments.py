@@ -1,4 +1,4 @@
-"""Arguments of transformed functions: static ones, those chosen by number or name, and complaints."""
+"""Arguments of transformed functions: static ones, those chosen by number or name, and their errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nnxlite.variables import Variable
 
 
 def traced_context() -> tp.Any:
-    """What else a trace depends on: the settings in force, and functions of JAX that are replaced."""
+    """What else a trace depends on: the settings in force, and replaced functions of JAX."""
     return context_key(), replaced_functions()
 
 
@@ -39,7 +39,7 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
             "values would be constants of the program. Make the argument a traced one."
         )
     try:
-        hash(value)  # a list has a key, but may change while a program that has seen it lives on
+        hash(value)  # a list has a key, but a cached program would not see a later change of it
         return StaticArgument.of(value)
     except (UnhashableStatic, TypeError):
         raise ValueError(
@@ -50,7 +50,7 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
 
 
 def _shown(name: int | str, fun: tp.Callable[..., tp.Any]) -> str:
-    """An argument that is given by number or name, by its name if that is known."""
+    """The name of an argument that is given by number or name, if it is known."""
     known = parameter_names(fun)
     return repr(known[name] if isinstance(name, int) and 0 <= name < len(known) else name)
 
@@ -61,7 +61,7 @@ def with_statics(
     kwargs: dict[str, tp.Any],
     first: int = 0,
 ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
-    """Arguments with the static ones put back; `first` is the number of the first that is given."""
+    """Arguments with the static ones inserted; `first` is the number of the first argument given."""
     if not statics:
         return args, kwargs
     out = list(args)
@@ -81,12 +81,12 @@ Statics = tuple[tuple[int, StaticArgument], ...]
 def blank_statics(
     args: tuple[tp.Any, ...], numbers: tp.Iterable[int], first: int, name: str
 ) -> tuple[tuple[tp.Any, ...], Statics]:
-    """Arguments with None in place of the static ones, and these.
+    """The arguments with None in place of the static ones, and the static ones.
 
     Args:
         args: the arguments.
         numbers: which are static, negative ones from the end.
-        first: how many arguments will come before these in the call.
+        first: how many arguments come before these in the call.
         name: of the transform and its function, for the message.
 
     Raises ValueError for a number out of range.
@@ -136,7 +136,7 @@ def select_arguments(
 ) -> Selection:
     """Arguments given by number or name; each also under its other name, as `jax.jit` does.
 
-    Raises ValueError for a number or name that the function cannot have.
+    Raises ValueError for a number or name that the function does not have.
     """
     numbers, names = set(as_tuple(argnums)), set(as_tuple(argnames))
     if not numbers and not names:
@@ -196,7 +196,7 @@ def positional(
     last: int,
     bound: int,
 ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
-    """Arguments up to number `last` made positional, where they were given by keyword."""
+    """Arguments up to number `last` moved to their positions, where they were given by keyword."""
     if last < len(args):
         return args, kwargs
     parameters = (parameters_of(fun) or [])[bound:]
@@ -216,15 +216,15 @@ def positional_with_defaults(
     bound: Unbound,
     wanted: int,
 ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
-    """Keyword arguments put at their positions, where a setting for each position finds them.
+    """Keyword arguments moved to their positions, for which there are settings.
 
-    Defaults fill the gaps between, and further positions as long as fewer than `wanted` are given.
-    What has no position stays a keyword.
+    Defaults fill the gaps in between, and further positions until there are `wanted` arguments.
+    Keyword-only arguments stay keywords.
 
     Args:
         fun: the function.
-        args, kwargs: what the call gives.
-        bound: what the function carries already.
+        args, kwargs: the arguments of the call.
+        bound: the parts of the function, with the arguments that it carries.
         wanted: for how many positions there are settings.
     """
     if not kwargs and len(args) >= wanted:
@@ -241,14 +241,14 @@ def positional_with_defaults(
         elif parameter.default is not parameter.empty:
             out.append(parameter.default)
         else:
-            return args, kwargs  # the call itself will say what is missing
+            return args, kwargs  # the call itself raises for the missing one
     return tuple(out), rest
 
 
 def check_arguments(
     name: str, fun: tp.Callable[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
 ) -> None:
-    """Raise TypeError where the function of a transform cannot be called like this."""
+    """Raise TypeError where the function of a transform cannot be called with these arguments."""
     try:
         signature = inspect.signature(fun)
     except (TypeError, ValueError):
@@ -260,7 +260,7 @@ def check_arguments(
 
 
 class naming_arguments:
-    """A context in which JAX's complaint about an argument that is not an array names the argument.
+    """A context in which JAX's error for an argument that is not an array names the argument.
 
     Args:
         name: of the transform and its function.
@@ -291,7 +291,7 @@ class naming_arguments:
 
 
 def _no_array(call: CallDef, inputs: Inputs) -> tuple[str, tp.Any] | None:
-    """The first leaf of some arguments that JAX does not know, with its path."""
+    """The first leaf of some arguments that JAX does not accept, with its path."""
     for leaf, value in sorted(zip(call.leaves(), inputs.leaves), key=lambda pair: pair[0].position):
         for part in jax.tree_util.tree_leaves(value):
             if not _is_array(part):

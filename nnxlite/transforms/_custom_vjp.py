@@ -1,16 +1,16 @@
 """`custom_vjp`: functions of objects with a backward rule of their own.
 
-To JAX the function is one of bare leaves: those that are differentiated, and the rest.  Its outputs
-are the leaves of the result and the values it wrote.  The user's rules see objects again:
+To JAX it is a function of leaves: those that are differentiated, and the rest.  Its outputs are the
+leaves of the result and the values it wrote.  The user's rules see objects again:
 
-    fwd(*args) -> (result, residual)          args and residual may hold objects
+    fwd(*args) -> (result, residual)          args and residual may contain objects
     bwd(*nondiff, residual, cotangent)        -> one cotangent for each differentiated argument
 
-What the cotangent is depends on `graph_updates`.  With updates the arguments are outputs, too, as the
-function left them: `cotangent` is `(inputs, result)`, with a State in place of each object (and None in
-place of each array of the inputs), and so are the cotangents that `bwd` returns.  Without updates
-`cotangent` has the form of the result, and cotangents of objects are objects of the same form; the
-cotangents of what was written are a further argument, for a rule that names it `updates_g`.
+The form of the cotangent depends on `graph_updates`.  With updates the arguments, as the function left
+them, are outputs, too: `cotangent` is `(inputs, result)`, with a State in place of each object (and None
+in place of each array of the inputs), and so are the cotangents that `bwd` returns.  Without updates
+`cotangent` has the form of the result, and cotangents of objects are objects of the same form; a rule
+with a parameter `updates_g` also gets the cotangents of the written Variables.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class VjpKey(tp.NamedTuple):
     """What besides the arguments' structure identifies a call.
 
     Attributes:
-        statics: nondifferentiated arguments that contain nothing for JAX.
+        statics: nondifferentiated arguments without arrays or objects.
         num_args: how many arguments the function is called with.
         updates: whether structure changes propagate, and which signature `bwd` has.
     """
@@ -97,7 +97,7 @@ class ArgumentSplit(tp.NamedTuple):
 
     Attributes:
         diff: numbers of the arguments that are differentiated, at least in part.
-        nondiff: numbers of the arguments that the backward rule gets as they are.
+        nondiff: numbers of the arguments that the backward rule gets unchanged.
         selected: which leaves are differentiated.
     """
 
@@ -107,7 +107,7 @@ class ArgumentSplit(tp.NamedTuple):
 
 
 class VjpOptions(tp.NamedTuple):
-    """The options of `custom_vjp`, as they travel together."""
+    """The options of `custom_vjp`, in one object."""
 
     name: str
     nondiff_argnums: tuple[int | DiffState, ...]
@@ -217,7 +217,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
     def _argnums(
         self, num_args: int, updates: bool
     ) -> tuple[list[int], list[int], dict[int, DiffState]]:
-        """Numbers of differentiated and nondifferentiated arguments, and what restricts the former."""
+        """Numbers of differentiated and nondifferentiated arguments, and the filters of the former."""
         first = len(self.bound.args)
         visible = num_args - first
         nondiff: list[int] = []
@@ -314,9 +314,9 @@ class CustomVjp(Unequal, Transformed[P, R]):
         return Fixed(call), self._checked(call, grads, all_shapes), None
 
     def _checked(self, call: CallDef, grads: tp.Any, shapes: list[tp.Any]) -> list[tp.Any]:
-        """What the backward rule returned, as leaves.
+        """The result of the backward rule, as leaves.
 
-        Raises TypeError where it does not fit the arguments, ValueError for another shape.
+        Raises TypeError where it does not match the arguments, ValueError for another shape.
         """
         diff, _, selected = self._splits[call]
         rule = f"custom_vjp: the backward rule of {name_of(self.fun)}"
@@ -357,7 +357,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
         )
 
     def _refuse_other(self, call: CallDef, fun: OutDef, fwd: OutDef) -> tp.NoReturn:
-        """Raise TypeError: the forward rule does not leave what the function leaves."""
+        """Raise TypeError: the forward rule has other outputs than the function."""
         leaves, more = self._named(call).graph_leaves(), set(fwd.written) - set(fun.written)
         names = ", ".join(f"'{leaves[leaf].text()}'" for leaf in sorted(more))
         what = f"it writes {names}" if names else "result or structure of the arguments differ"
@@ -407,7 +407,7 @@ def _select(call: CallDef, diff: list[int], states: dict[int, DiffState]) -> Par
 
 
 def _returned(call: CallDef, definition: OutDef) -> set[int]:
-    """The Variables of the arguments that the result contains: outputs, even if only read."""
+    """The Variables of the arguments that are in the result: outputs, even if only read."""
     graph, decoded = definition.graph, call.graphdef.decoded
     if graph is None:
         leaves = {leaf for node in definition.nodes for leaf, _ in leaves_of_code(decoded, node)}
@@ -420,7 +420,7 @@ def _returned(call: CallDef, definition: OutDef) -> set[int]:
 
 
 def _crosses(value: tp.Any) -> bool:
-    """Whether an argument contains something for JAX: an object or an array."""
+    """Whether an argument contains an object or an array, and so is passed to JAX."""
     leaves = jax.tree_util.tree_leaves(value, is_leaf=is_root)
     return any(is_root(x) or isinstance(x, (jax.Array, np.ndarray)) for x in leaves)
 
@@ -458,19 +458,19 @@ def custom_vjp(
 
     `fwd(*args)` returns `(result, residual)`; `bwd(*nondiff, residual, cotangent)` returns one
     cotangent for each differentiated argument, None for zero. Arguments, result and residual may
-    hold objects; what the function (or `fwd`) writes is kept.
+    contain objects; what the function (or `fwd`) writes is kept.
 
     With `graph_updates` on, `cotangent` is `(inputs, result)`: the cotangents of the differentiated
     arguments as the function left them, and of its result. A State stands in place of each
     object, None in place of each array of the inputs; `bwd` returns States for objects. With
     `graph_updates=False`, `cotangent` has the form of the result, and `bwd` returns objects
     of the arguments' form. If `bwd` has a parameter `updates_g`, it gets the cotangents of what was
-    written by this keyword: the arguments, with None in place of all that was not written.
+    written by this keyword: the arguments, with None in place of everything that was not written.
 
     Args:
         fun: the function; without it the result is a decorator.
-        nondiff_argnums: numbers of arguments that are not differentiated, passed to `bwd` as they
-            are; `DiffState(number, filter)` names the Variables of an argument that are.
+        nondiff_argnums: numbers of arguments that are not differentiated, passed to `bwd` unchanged;
+            `DiffState(number, filter)` names the Variables of an argument that are.
         graph: False refuses shared references, and implies the signature without updates.
         graph_updates: which signature `bwd` has, and whether structure changes propagate.
 
@@ -479,9 +479,9 @@ def custom_vjp(
 
     Raises:
         ValueError: for a call before `defvjp`; for a leaf that is differentiated outside although
-            `nondiff_argnums` excludes it; for a cotangent of a written Variable that would be lost,
-            since `bwd` has no `updates_g`.
-        TypeError: for a backward rule whose cotangents do not fit the arguments.
+            `nondiff_argnums` excludes it; for a cotangent of a written Variable that would be dropped,
+            because `bwd` has no `updates_g`.
+        TypeError: for a backward rule whose cotangents do not match the arguments.
 
     >>> import nnxlite as nnx, jax
     >>> @nnx.custom_vjp

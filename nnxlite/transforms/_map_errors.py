@@ -1,7 +1,6 @@
 """Errors of `vmap`, `pmap` and `shard_map`, with the user's names.
 
-JAX speaks of the lists of leaves that it was given; here their places become paths of arguments and
-results.
+JAX's messages name positions in lists of leaves; here they become paths of arguments and results.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ T = tp.TypeVar("T")
 
 
 class MapNames:
-    """Names of the leaves that come in and leave.
+    """Names of the leaves of arguments and outputs.
 
     Args:
         call: the arguments.
-        layout: what leaves, if that is known.
+        layout: of the outputs, if it is known.
     """
 
     def __init__(self, call: CallDef, layout: Layout | None) -> None:
@@ -39,7 +38,7 @@ class MapNames:
 
     @functools.cached_property
     def outputs(self) -> list[str]:
-        """What each output is, in the order of the layout; nothing where that is not known."""
+        """The names of the outputs, in the order of the layout; empty if that is not known."""
         if self.layout is None:
             return []
         treedef = tp.cast(PyTreeDef, self.layout.treedef or self.layout.definition.treedef)
@@ -47,7 +46,7 @@ class MapNames:
         return output_names(self.layout.definition, treedef, values).all()
 
     def output(self, group: int, number: int) -> str:
-        """What an output is, by group and number in it."""
+        """The name of an output, by group and number in it."""
         partition = tp.cast(Layout, self.layout).partition
         return self.outputs[partition.positions[group][number]]
 
@@ -61,12 +60,12 @@ def explained(
     names: MapNames,
     inputs: Inputs,
 ) -> Exception:
-    """JAX's complaint about a mapped function, with the user's names for leaves.
+    """JAX's error for a mapped function, with the user's names for leaves.
 
     Args:
         name: of the mapped function.
         in_name, out_name: the parameters that have the settings of arguments and results.
-        error: the complaint.
+        error: JAX's error.
         axes: the setting of each leaf of the arguments.
         names, inputs: the leaves.
     """
@@ -98,7 +97,7 @@ def explained(
 
 
 def _in_words(text: str, names: MapNames) -> str:
-    """A message of JAX with names in place of its own."""
+    """A message of JAX with the user's names in place of its own."""
     argument = lambda i: repr(names.arguments[int(i)])
     output = lambda group, i: names.output(int(group), int(i))
     for pattern, name in (
@@ -118,7 +117,7 @@ def _named(name: tp.Callable[..., str], match: re.Match[str]) -> str:
 
 
 def _axis_complaint(names: list[str], leaves: list[tp.Any], axes: list[tp.Any]) -> str | None:
-    """What is wrong with the sizes of mapped axes; None where nothing is."""
+    """The problem with the sizes of mapped axes; None if there is none."""
     sizes: dict[int, list[str]] = {}
     for name, leaf, axis in zip(names, leaves, axes):
         for part in jax.tree_util.tree_leaves(leaf) if isinstance(axis, int) else ():
@@ -140,7 +139,7 @@ def _axis_complaint(names: list[str], leaves: list[tp.Any], axes: list[tp.Any]) 
 
 
 def marks_errors(fun: tp.Callable[..., T]) -> tp.Callable[..., T]:
-    """Let `passed_through` know of what a function raises: JAX removes our frames from the traceback."""
+    """Mark what a function raises, for `passed_through`: JAX removes our frames from the traceback."""
 
     @functools.wraps(fun)
     def marked(*args: tp.Any, **kwargs: tp.Any) -> T:

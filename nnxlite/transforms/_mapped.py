@@ -1,8 +1,7 @@
 """`vmap`, `pmap` and `shard_map`: one function over many slices.
 
-The three differ in what JAX function runs and in what a setting is (an axis, or a partition spec);
-everything else is shared: each leaf of the arguments gets its setting, and outputs leave in groups
-of equal setting.
+The three differ only in the function of JAX that runs and in the kind of settings (axes, or partition
+specs).  Each leaf of the arguments gets its setting, and outputs leave in groups of equal setting.
 """
 
 from __future__ import annotations
@@ -80,12 +79,12 @@ if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import G, PmapKeywords, ShardMapKeywords, VmapKeywords
 
 Make: tp.TypeAlias = tp.Callable[..., tp.Callable[..., tp.Any]]
-"""What makes JAX's transform of a function: of it, the settings of its arguments, those of its outputs
-(None for the static data, and one for each group), and further options."""
+"""Makes JAX's transform of a function, from the function, the settings of its arguments, those of its
+outputs (None for the static data, and one for each group), and further options."""
 
 
 class MapOptions(tp.NamedTuple):
-    """The options of a mapping transform, as they travel together."""
+    """The options of a mapping transform, in one object."""
 
     name: str
     in_prefix: tp.Any
@@ -102,15 +101,15 @@ class MapOptions(tp.NamedTuple):
 
 @dataclasses.dataclass
 class MapCall:
-    """What a mapping transform works out once for each structure of arguments.
+    """What a mapping transform computes once for each structure of arguments.
 
     Attributes:
         settings: that of each leaf of the arguments.
         roots: that of each root.
         order: all settings that an output may have.
         mapped: JAX's transform of the function, between leaves.
-        last: what left it in the last trace.
-        shardings: a mesh, and where it puts each graph leaf.
+        last: the layout of its outputs in the last trace.
+        shardings: a mesh, and the sharding of each graph leaf on it.
     """
 
     settings: list[tp.Any]
@@ -125,9 +124,9 @@ RUN = inspect.signature(lambda leaves: None)
 
 
 class MapCore:
-    """What stands behind a mapped function; equal wrappers of one function share it.
+    """The compiled side of a mapped function, shared by equal wrappers.
 
-    JAX's caches go by the functions that it is given: they hit where these are the same ones.
+    JAX caches by the identity of the functions that it is given, so these are cached here.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class MapCore:
             layout, groups = known.mapped(inputs.leaves)
         except (TypeError, ValueError, IndexError) as error:
             if passed_through(error):
-                raise  # the function's own, or said by this library
+                raise  # by the function itself, or by this library
             names = MapNames(self._named(call), known.last)
             in_name, out_name = self._options.in_name, self._options.out_name
             raise explained(
@@ -176,7 +175,7 @@ class MapCore:
         groups: tp.Any,
         written: tp.Sequence[int],
     ) -> None:
-        """Leave arrays that were only read where they were put, for the next call."""
+        """Keep arrays that were only read where they were moved, for the next call."""
         options = self._options
         mesh = _mesh_of(groups) if options.name == "pmap" else options.jax_options.get("mesh")
         if not isinstance(mesh, Mesh) or is_tracing() or not options.modes.updates:
@@ -203,14 +202,14 @@ class MapCore:
         for name in sorted(kwargs):
             setting = options.constant if name in self._bound_names else options.default
             settings += [setting] * len(jax.tree_util.tree_leaves(kwargs[name]))
-        if options.constant is not None:  # None is another way to say it
+        if options.constant is not None:  # None means the same
             settings = [options.constant if s is None else s for s in settings]
         by_leaf = settings_by_leaf(self._named(call), settings, options.in_name)
         order = mentioned(prefix, options.out_prefix, options.default, options.constant)
         known = MapCall(by_leaf, [settings[i] for i in call.where], order)
         run = functools.partial(self._run, call, known)
         run.__name__ = self._name  # type: ignore[attr-defined]
-        run.__signature__ = RUN  # type: ignore[attr-defined]  # JAX asks, and it is long to work out
+        run.__signature__ = RUN  # type: ignore[attr-defined]  # which JAX asks for, and takes long
         known.mapped = options.make(run, (by_leaf,), order, **options.jax_options)
         return known
 
@@ -258,7 +257,7 @@ class MapCore:
 
 
 class MapWrapped(Transformed[..., tp.Any]):
-    """A function mapped over slices of its arguments, as `vmap` and its kin return it."""
+    """A function mapped over slices of its arguments, as `vmap`, `pmap` and `shard_map` return it."""
 
     options: MapOptions
 
@@ -281,21 +280,21 @@ class MapWrapped(Transformed[..., tp.Any]):
     def _settings_reach_keywords(self) -> bool:
         """Whether keyword arguments get the settings of their positions.
 
-        With graph updates off `vmap` and `pmap` are called as JAX's: their keyword arguments have
-        axis 0, unless there are more settings than positional arguments.
+        With graph updates off `vmap` and `pmap` treat them as JAX does: keyword arguments have axis 0,
+        unless there are more settings than positional arguments.
         """
         return self.options.in_name != "in_axes" or self.options.modes.updates
 
 
 _cores: PerFunction[MapCore] = PerFunction()
 CALLS_PER_CORE = 64
-"""For how many kinds of arguments a core keeps what it worked out."""
+"""How many `MapCall`s a core caches."""
 
 
 def _core_of(bound: Unbound, name: str, options: MapOptions) -> MapCore:
-    """The core of a function under some options; the same one as before where that is possible."""
+    """The core of a function under some options; the cached one where possible."""
     new = functools.partial(MapCore, name, bound, options)
-    replaced = replaced_functions() if options.name == "pmap" else ()  # its programs are kept
+    replaced = replaced_functions() if options.name == "pmap" else ()  # which keeps its programs
     try:
         key = static_key((name, len(bound.args), *bound.kwargs, options)), replaced
     except UnhashableStatic:
@@ -304,13 +303,13 @@ def _core_of(bound: Unbound, name: str, options: MapOptions) -> MapCore:
 
 
 def _mesh_of(outputs: tp.Any) -> tp.Any:
-    """The mesh that JAX has made for a `pmap`; None where nothing on it came out."""
+    """The mesh that JAX has made for a `pmap`; None where no output is on it."""
     shardings = (getattr(x, "sharding", None) for x in jax.tree_util.tree_leaves(outputs))
     return next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
 
 
 def _sharding(mesh: Mesh, setting: tp.Any) -> NamedSharding:
-    """Where a spec, or an axis, puts an array on a mesh."""
+    """The sharding on a mesh of an array with a spec, or an axis."""
     if isinstance(setting, int):
         setting = PartitionSpec(*[None] * setting, *mesh.axis_names)
     return NamedSharding(mesh, setting or PartitionSpec())
@@ -325,7 +324,7 @@ def _put(value: tp.Any, sharding: NamedSharding) -> tp.Any:
 
 
 def _from_front(axis: int, slice_: tp.Any) -> int:
-    """The number from the front of an axis of the whole, given one slice of it."""
+    """The non-negative number of an axis of a whole array, given a slice of it."""
     rank = getattr(slice_, "ndim", None)
     return axis if axis >= 0 or rank is None else axis + rank + 1
 
@@ -333,7 +332,7 @@ def _from_front(axis: int, slice_: tp.Any) -> int:
 def remove_axis_names(
     inner: Inner, value_settings: list[tp.Any], names: tp.Mapping[str, tp.Any]
 ) -> None:
-    """Take the mapped axis out of the annotations of Variables: inside there is one slice of them."""
+    """Remove the mapped axis from the annotations of Variables, which inside are slices."""
     for leaf, node in enumerate(inner.call.graphdef.decoded.leaf_nodes):
         variable = inner.nodes[node] if node >= 0 else None
         axis = value_settings[leaf]
@@ -390,7 +389,7 @@ def axis_options(
     make: Make,
     given: dict[str, tp.Any],
 ) -> MapOptions:
-    """The options of a transform with axes; TypeError where something is no axis."""
+    """The options of a transform with axes; TypeError for a setting that is not an axis."""
     in_axes, out_axes = by_path(in_axes), by_path(out_axes)
     refuse_foreign_axes(name, "in_axes", in_axes)
     refuse_foreign_axes(name, "out_axes", out_axes)
@@ -434,7 +433,7 @@ def vmap(
         stacked objects.
 
     Raises:
-        ValueError: for a prefix that does not fit, sizes that differ, a Variable shared under two
+        ValueError: for a prefix that does not match, sizes that differ, a Variable shared under two
             axes, or one with axis None that is written differently by each slice.
 
     >>> import nnxlite as nnx, jax
@@ -489,8 +488,8 @@ def pmap(
     """Run a function on several devices, one slice of its arguments on each.
 
     Arguments as for `vmap` and `jax.pmap`. Donated arguments must not be objects: their Variables
-    live on. What leaves with axis None is what the first device has, as in `jax.pmap`: make it equal
-    on all of them (`jax.lax.pmean`) before it is written.
+    live on. An output with axis None is that of the first device, as in `jax.pmap`: make it equal on
+    all of them (`jax.lax.pmean`) before it is written.
 
     Args:
         f: the function; without it a decorator is returned.

@@ -1,7 +1,8 @@
-"""`remat`: compute again in the backward pass instead of remembering.
+"""`remat`: compute again in the backward pass instead of keeping intermediate values.
 
-What JAX caches per function it is given holds here too, where that is safe: a function that captures
-only constants has one core, whose trace is reused; one that captures objects is traced each time.
+JAX's caches for the functions that it is given work here, too, where that is safe: a function that
+captures only constants has one core, whose trace is reused; one that captures objects is traced each
+time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if tp.TYPE_CHECKING:
 
 
 class RematOptions(tp.NamedTuple):
-    """The options of `remat`, as they travel together."""
+    """The options of `remat`, in one object."""
 
     name: str
     static_argnums: tuple[int, ...]
@@ -130,15 +131,15 @@ def remat(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> tp.Any:
-    """A function that remembers little for its gradient, and computes the rest again.
+    """A function that keeps few intermediate values for its gradient, and computes the rest again.
 
-    Value, gradient, and what the function leaves in its arguments are those of the function itself.
+    Its value, its gradient and its effects on the arguments are those of the function itself.
 
     Args:
         f: the function; without it the result is a decorator.
         prevent_cse: as in `jax.checkpoint`; False is safe, and faster, in the body of a `scan`.
         static_argnums: arguments that JAX never sees, such as flags.
-        policy: which intermediate values to remember, one of `jax.checkpoint_policies`.
+        policy: which intermediate values to keep, one of `jax.checkpoint_policies`.
         graph: False refuses shared references.
         graph_updates: False propagates values of Variables only, not structure.
 
