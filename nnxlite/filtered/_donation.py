@@ -27,11 +27,11 @@ def without_warnings(donate: str) -> tp.Iterator[None]:
         yield
 
 
-def refuse_shared_buffers(what: str, tree: Leaves, donated: tp.Sequence[bool]) -> None:
+def refuse_shared_buffers(what: str, tree: Leaves, groups: tp.Sequence[str]) -> None:
     """Raise ValueError where one buffer would be donated twice, or donated and read."""
     if not is_compiling():
         return  # nothing is donated
-    buffers = {id(x) for x, d in zip(tree.leaves, donated) if d}
+    buffers = {id(x) for x, group in zip(tree.leaves, groups) if group == DONATED}
     first: dict[int, int] = {}
     for leaf, x in enumerate(tree.leaves):
         if id(x) in buffers and first.setdefault(id(x), leaf) != leaf:

@@ -219,7 +219,7 @@ class FilterJit(Filtered[P, R]):
         for number, (leaf, owner) in enumerate(zip(call.leaves, call.owners())):
             if groups[number] == KEPT and is_array(leaf) and not (spare_first and owner == 0):
                 groups[number] = DONATED
-        refuse_shared_buffers(repr(self), call, [group == DONATED for group in groups])
+        refuse_shared_buffers(repr(self), call, groups)
 
     def _boxes(self, call: Call, numbers: list[int]) -> tuple[StaticArgument, ...]:
         """Static leaves, given by number, as part of a key.

@@ -109,7 +109,7 @@ class FilterVmap(Filtered[P, R]):
         may_donate = options.donate != "none"
         groups = [_group(axis, leaf, may_donate) for axis, leaf in zip(axes, call.leaves)]
         if may_donate:
-            refuse_shared_buffers(repr(self), call, [group == DONATED for group in groups])
+            refuse_shared_buffers(repr(self), call, groups)
         division, (kept, donated) = divide(call.leaves, Partition(tuple(groups), GROUPS))
         key, program, mapped = self._program(call, division, tuple(axes), spec)
         # JAX needs one mapped argument to know the size of the axis

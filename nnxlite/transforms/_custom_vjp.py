@@ -173,21 +173,21 @@ class CustomVjp(Unequal, Transformed[P, R]):
         diff, nondiff, states = self._argnums(len(args), updates)
         static = [number for number in nondiff if not _crosses(args[number])]
         args, statics = blank_statics(args, static, 0, repr(self))
-        inputs = Inputs(args).in_mode(self.options.modes.graph, "custom_vjp", self._named)
+        inputs = Inputs(args).in_mode(self.options.modes.graph, "custom_vjp", self._in_words)
         call = inputs.define(VjpKey(statics, len(args), updates))
         if call not in self._splits:
-            selected = _select(self._named(call), diff, states)
+            selected = _select(self._in_words(call), diff, states)
             self._splits[call] = ArgumentSplit(diff, nondiff, selected)
         chosen, rest = self._splits[call].selected.split(inputs.leaves)
         with naming_arguments(
-            repr(self), self._named(call), inputs, ", or name it in nondiff_argnums"
+            repr(self), self._in_words(call), inputs, ", or name it in nondiff_argnums"
         ):
             fixed, result, written, fresh = self._function(Fixed(call), chosen, rest)
         if written and not updates and not self.takes_updates:
             written = constant_if([inputs.values[i] for i in fixed.value.written], written)
         return replay(inputs, Outputs(fixed.value, result, written, fresh))
 
-    def _named(self, call: CallDef) -> CallDef:
+    def _in_words(self, call: CallDef) -> CallDef:
         """A call for messages, with the user's names for its arguments."""
         return NamedCall(call, self._naming)
 
@@ -329,7 +329,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
         tree = call.template()
         pairs = [(tree[n], g) for n, g in zip(diff, grads) if g is not None]
         form = TangentForm(
-            self._named(call),
+            self._in_words(call),
             tuple(template for template, _ in pairs),
             shapes,
             skip=1,
@@ -358,7 +358,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
 
     def _refuse_other(self, call: CallDef, fun: OutDef, fwd: OutDef) -> tp.NoReturn:
         """Raise TypeError: the forward rule has other outputs than the function."""
-        leaves, more = self._named(call).graph_leaves(), set(fwd.written) - set(fun.written)
+        leaves, more = self._in_words(call).graph_leaves(), set(fwd.written) - set(fun.written)
         names = ", ".join(f"'{leaves[leaf].text()}'" for leaf in sorted(more))
         what = f"it writes {names}" if names else "result or structure of the arguments differ"
         raise TypeError(
@@ -370,7 +370,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
         """Raise ValueError where a leaf that has no cotangent is differentiated outside."""
         positions = self._splits[call].selected.positions[1]
         for position in [i for i, x in zip(positions, rest) if is_perturbed(x)]:
-            where = self._named(call).leaves()[position].text()
+            where = self._in_words(call).leaves()[position].text()
             raise ValueError(
                 f"custom_vjp: '{where}' of {name_of(self.fun)} is being "
                 "differentiated, but nondiff_argnums excludes it: its gradient would be lost. Leave "
@@ -386,7 +386,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
             return
         used = [leaf for leaf, tree in zip(definition.written, written) if not all_zero(tree)]
         if used:
-            name = self._named(call).graph_leaves()[used[0]].text()
+            name = self._in_words(call).graph_leaves()[used[0]].text()
             raise ValueError(
                 f"custom_vjp: {name_of(self.fun)} writes the Variable '{name}', which is being "
                 "differentiated, and the new value is used: its cotangent would be lost. With "

@@ -82,7 +82,7 @@ class Linearized:
         self.chosen, self._rest = self.selected.split(self.leaves)
 
     @property
-    def named(self) -> CallDef:
+    def in_words(self) -> CallDef:
         """The call for messages, with the user's names for its arguments."""
         return named_call(self.call, self.fun)
 
@@ -90,7 +90,7 @@ class Linearized:
         self.template = self.call.template()[0][self.num_bound :]
         visible = set(jax.tree_util.tree_leaves(self.template))
         settings: list[tp.Any] = [i in visible for i in range(self.call.treedef.num_leaves)]
-        flags = settings_by_leaf(self.named, settings, "differentiation")
+        flags = settings_by_leaf(self.in_words, settings, "differentiation")
         # JAX has no tangents for references to integers.
         pairs = zip(flags, self.leaves)
         return Partition(
@@ -113,7 +113,7 @@ class Linearized:
     def naming_arguments(self) -> naming_arguments:
         """A context in which JAX's errors for arguments name them."""
         return naming_arguments(
-            f"{self.options.name}({name_of(self.fun)})", self.named, self.inputs
+            f"{self.options.name}({name_of(self.fun)})", self.in_words, self.inputs
         )
 
     def replay(self, crossing: tp.Any) -> tuple[tp.Any, tp.Any]:
@@ -210,7 +210,7 @@ def _pull_back(
     shapes = jax.tree_util.tree_map(abstract, leaves)
     shown = TangentForm(form, form.template(), shapes, skip=0, what="cotangent", error=ValueError)
     references = [i for i in selected.positions[0] if is_ref(flat.leaves[i])]
-    name, named = f"vjp({name_of(flat.fun)})", flat.named
+    name, named = f"vjp({name_of(flat.fun)})", flat.in_words
     others = (flat.leaves[i] for i in selected.positions[1])
     nothing = [zero_tangent(abstract(x)) if is_ref(x) else None for x in others]
 
@@ -298,7 +298,7 @@ def jvp(
             f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
         )
     flat = Linearized(f, tuple(primals), JacobianOptions("jvp", has_aux, modes))
-    form = TangentForm(flat.named, flat.template, flat.leaves, 1, "tangent", TypeError)
+    form = TangentForm(flat.in_words, flat.template, flat.leaves, 1, "tangent", TypeError)
     given = by_leaf(form, tuple(tangents))
     with flat.naming_arguments():
         along = tangent_leaves(form, given, flat.selected.positions[0])
