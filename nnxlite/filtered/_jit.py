@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from nnxlite._config import context_key
 from nnxlite._jax import PyTreeDef
-from nnxlite._statics import UnhashableStatic
+from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
     CallDef,
@@ -230,7 +230,8 @@ class FilterJit(Filtered[P, R]):
         for number in numbers:
             leaf = call.leaves[number]
             try:
-                out.append(StaticArgument.of(leaf))
+                key = static_key(leaf)
+                hash(key)
             except (UnhashableStatic, TypeError):
                 path = call.text_of(call.form.places[number])
                 raise ValueError(
@@ -238,6 +239,7 @@ class FilterJit(Filtered[P, R]):
                     f"type '{type(leaf).__name__}'. Static leaves are part of the key of a compiled "
                     "program. Pass a hashable value, such as a tuple or frozenset, or an array."
                 ) from None
+            out.append(StaticArgument(leaf, key))
         return tuple(out)
 
     @is_call

@@ -10,7 +10,7 @@ import jax
 from nnxlite._config import context_key
 from nnxlite._errors import path_text
 from nnxlite._jax import key_name
-from nnxlite._statics import UnhashableStatic
+from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import CallDef, Inputs, names_by_position, parameter_names, parameters_of
 from nnxlite.closures import replaced_functions
 from nnxlite.transforms._wrapper import (
@@ -40,13 +40,15 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
         )
     try:
         hash(value)  # a list has a key, but a cached program would not see a later change of it
-        return StaticArgument.of(value)
+        key = static_key(value)
+        hash(key)
     except (UnhashableStatic, TypeError):
         raise ValueError(
             f"Static argument {_shown(name, fun)} of {name_of(fun)} is unhashable: it is of type "
             f"'{type(value).__name__}'. Pass a hashable value, such as a tuple, or make the "
             "argument a traced one."
         ) from None
+    return StaticArgument(value, key)
 
 
 def _shown(name: int | str, fun: tp.Callable[..., tp.Any]) -> str:

@@ -346,13 +346,6 @@ class StaticArgument:
         self.value = value
         self.key = key
 
-    @classmethod
-    def of(cls, value: tp.Any) -> StaticArgument:
-        """A static argument with its key; raises TypeError or UnhashableStatic where it has none."""
-        key = static_key(value)
-        hash(key)
-        return cls(value, key)
-
     def __eq__(self, other: tp.Any) -> bool:
         return isinstance(other, StaticArgument) and self.key == other.key
 
@@ -366,9 +359,11 @@ class StaticArgument:
 def boxed(value: tp.Any) -> StaticArgument:
     """A static argument of any type; an unhashable one is compared by identity."""
     try:
-        return StaticArgument.of(value)
+        key = static_key(value)
+        hash(key)
     except (UnhashableStatic, TypeError):
-        return StaticArgument(value, ById(value))
+        key = ById(value)
+    return StaticArgument(value, key)
 
 
 def program_name(fun: tp.Any) -> str:
