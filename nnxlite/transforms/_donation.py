@@ -7,7 +7,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text
+from nnxlite._errors import listed, path_text
 from nnxlite._jax import Tracer, is_compiling
 from nnxlite.boundary import Body, CallDef, Partition
 from nnxlite.transforms._arguments import Selection
@@ -183,11 +183,10 @@ def run_donating(
             with contextlib.suppress(Exception):  # the error itself matters more
                 finish(returned[0])
         elif gone := [name for name, x in named() if _is_gone(x)]:
-            more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
             error.add_note(
-                f"The arrays of {gone[0]}{more} are gone: this call, or one before it, was to reuse "
-                "their memory. Restore them, from a checkpoint for example. A call that does not "
-                "donate leaves all objects as they were when it fails."
+                f"The arrays of {listed(gone, most=1)} are gone: this call, or one before it, was to "
+                "reuse their memory. Restore them, from a checkpoint for example. A call that does "
+                "not donate leaves all objects as they were when it fails."
             )
         raise
 
