@@ -11,6 +11,8 @@ import warnings
 
 import jax
 
+T = tp.TypeVar("T")
+
 
 class NnxError(Exception):
     """Base of exceptions for which no builtin class is suitable.
@@ -88,15 +90,20 @@ MOST_PATHS = 8
 """How many paths a message lists."""
 
 
-def listed(texts: tp.Sequence[str], most: int = MOST_PATHS, between: str = ", ") -> str:
-    """The first few texts, and how many more there are.
+def listed(
+    items: tp.Sequence[T],
+    most: int = MOST_PATHS,
+    text: tp.Callable[[T], str] = str,
+    between: str = ", ",
+) -> str:
+    """The first few of some items as text, and how many more there are.
 
     >>> from nnxlite._errors import listed
-    >>> listed(["a", "b", "c"], most=2)
-    'a, b and 1 more'
+    >>> listed(["a", "b", "c", "d"], most=2)
+    'a, b and 2 more'
     """
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return between.join(texts[:most]) + more
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return between.join(map(text, items[:most])) + more
 
 
 def short_type(value: tp.Any) -> str:

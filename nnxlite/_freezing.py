@@ -142,4 +142,4 @@ def _similar(word: str, words: tp.Iterable[str], where: str) -> str:
 def _listed(nodes: Pairs, what: str) -> str:
     if not nodes:
         return f"It has no {what}s."
-    return f"It has {listed([path_text(path) for path, _ in nodes])}."
+    return f"It has {listed(nodes, text=lambda pair: path_text(pair[0]))}."

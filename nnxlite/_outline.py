@@ -14,7 +14,8 @@ One line for each object, Variable and array; arrays by dtype and shape, those o
 value too.  Settings are in the line of their object, without those that have the default of
 `__init__`.  Equal neighbours are shown once, with their number: objects always, others in a sequence.
 It is made of the same nodes as the unabridged text, from the last to the first, so that the lines of
-the children are known when those of their parent are written; nothing recurses.
+the children are known when those of their parent are written; nothing recurses.  `Shown` is the base
+of the classes that have both texts.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ from nnxlite._text import (
     WIDTH,
     Atom,
     Node,
+    Text,
     can_be_read,
     clip,
+    drawn,
     expanded,
     is_array,
     key_text,
     safely,
     short,
     summary,
+    text_of,
 )
 
 MAX_CHILDREN = 50  # further lines of one level are counted, not shown
@@ -268,3 +272,29 @@ def _defaults_of(owner: type) -> dict[str, tp.Any]:
                 name: p.default for name, p in parameters.items() if p.default is not p.empty
             }
     return defaults
+
+
+class Shown:
+    """Base of objects with a text form: unabridged as `repr`, an outline as `str`.
+
+    A class that defines its own `__repr__` (or `__nnx_repr__`) has that as its `str`.
+    """
+
+    __slots__ = ()
+
+    def __nnx_text__(self) -> Text:
+        """One level of the text form."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def __repr__(self) -> str:
+        return text_of(self)
+
+    def __str__(self) -> str:
+        shown = type(self).__repr__
+        generated = hasattr(shown, "__wrapped__") and dataclasses.is_dataclass(self)
+        is_own = shown is not Shown.__repr__ and not generated
+        if is_own or hasattr(type(self), "__nnx_repr__"):
+            return repr(self)
+        return outline_of(self)
+
+    __treescope_repr__ = drawn

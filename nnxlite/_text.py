@@ -539,37 +539,6 @@ def _lay_out(root: Node, few: int) -> str:
     return "\n".join(lines)
 
 
-class Shown:
-    """Base of objects with a text form: unabridged as `repr`, an outline as `str`.
-
-    A class that defines its own `__repr__` (or `__nnx_repr__`) has that as its `str`.
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return text_of(self)
-
-    def __str__(self) -> str:
-        shown = type(self).__repr__
-        generated = hasattr(shown, "__wrapped__") and dataclasses.is_dataclass(self)
-        is_own = shown is not Shown.__repr__ and not generated
-        if is_own or hasattr(type(self), "__nnx_repr__"):
-            return repr(self)
-        from nnxlite._outline import outline_of
-
-        return outline_of(self)
-
-    def __nnx_text__(self) -> Text:
-        """One level of the text form."""
-        raise NotImplementedError  # pragma: no cover - abstract
-
-    def __treescope_repr__(self, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
-        from nnxlite.inspect._treescope import render
-
-        return render(self, path, subtree_renderer)
-
-
 def text_of(obj: tp.Any) -> str:
     """The text form of an object, as its `__repr__` gives it.
 
@@ -582,3 +551,10 @@ def text_of(obj: tp.Any) -> str:
         few = FEW if top is None else top.few
         _fold(order, few)
         return _lay_out(order[0], few)
+
+
+def drawn(obj: HasText, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
+    """The drawing of an object, as its `__treescope_repr__` gives it."""
+    from nnxlite.inspect._treescope import render
+
+    return render(obj, path, subtree_renderer)

@@ -24,6 +24,9 @@ Node = tp.TypeVar("Node")
 Numbers: tp.TypeAlias = "jax.Array | np.ndarray | complex"
 """Arrays and numbers: `complex` includes int and float for type checkers."""
 
+RematPolicy: tp.TypeAlias = tp.Callable[..., bool]
+"""Which intermediate values `remat` keeps for the backward pass; see `jax.checkpoint_policies`."""
+
 
 class Key(tp.Hashable, tp.Protocol):
     """A key of a path: hashable, with an order."""

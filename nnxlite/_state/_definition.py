@@ -10,6 +10,7 @@ import typing as tp
 import jax
 
 from nnxlite._errors import path_text
+from nnxlite._outline import Shown
 from nnxlite._state._keys import Path, in_order, sorted_keys, sorted_pairs
 from nnxlite._state._leaves import same, same_leaf
 from nnxlite._state._pure import ExtractFn, ReplaceFn, extract_value, replacements
@@ -24,7 +25,7 @@ from nnxlite._state._walk import (
     reaches,
     transformed,
 )
-from nnxlite._text import Shown, Text, mapping_node, sequence_node
+from nnxlite._text import Text, mapping_node, sequence_node
 from nnxlite._versions import touch
 from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
 

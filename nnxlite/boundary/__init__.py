@@ -31,6 +31,8 @@ from nnxlite.boundary._inputs import Inner as Inner
 from nnxlite.boundary._inputs import Inputs as Inputs
 from nnxlite.boundary._inputs import enter as enter
 from nnxlite.boundary._inputs import is_root as is_root
+from nnxlite.boundary._inputs import paths_of as paths_of
+from nnxlite.boundary._inputs import template_of as template_of
 from nnxlite.boundary._operands import ArgumentNames as ArgumentNames
 from nnxlite.boundary._operands import KeyPath as KeyPath
 from nnxlite.boundary._operands import NamedCall as NamedCall
@@ -39,8 +41,10 @@ from nnxlite.boundary._operands import Operands as Operands
 from nnxlite.boundary._operands import argument_names as argument_names
 from nnxlite.boundary._operands import describe as describe
 from nnxlite.boundary._operands import named_call as named_call
+from nnxlite.boundary._operands import names_by_position as names_by_position
 from nnxlite.boundary._operands import of_arguments as of_arguments
 from nnxlite.boundary._operands import parameter_names as parameter_names
+from nnxlite.boundary._operands import parameters_of as parameters_of
 from nnxlite.boundary._outdef import CameIn as CameIn
 from nnxlite.boundary._outdef import Crossing as Crossing
 from nnxlite.boundary._outdef import Edit as Edit
@@ -82,6 +86,7 @@ from nnxlite.boundary._settings import fresh_variables as fresh_variables
 from nnxlite.boundary._settings import mentioned as mentioned
 from nnxlite.boundary._settings import no_room as no_room
 from nnxlite.boundary._settings import output_names as output_names
+from nnxlite.boundary._settings import output_paths as output_paths
 from nnxlite.boundary._settings import output_settings as output_settings
 from nnxlite.boundary._settings import pack as pack
 from nnxlite.boundary._settings import unpack as unpack

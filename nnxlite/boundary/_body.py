@@ -1,8 +1,8 @@
-"""Bodies of loops and branches: traced once, to learn what they write, then used as often as needed.
+"""Bodies of loops and branches: traced once to find out what they write, then run as often as needed.
 
-A loop must know its carry, and a branch what the other branches write, before JAX sees either.  So
-the user function is traced to a jaxpr first; what it wrote is then known, and the jaxpr itself is
-what the loop runs.  The user's Python runs once.
+A loop must know its carry, and a branch must know what the other branches write, before JAX sees
+either.  So the user function is traced to a jaxpr first.  The trace shows what the function writes, and
+the loop runs the jaxpr: the user's Python code runs once.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def trace_body(
         call: how the arguments are rebuilt.
         fun: from the argument tree (and what `more` gives) to the result.
         leaves: those of the arguments, possibly abstract.
-        more: what else the function is called with.
-        user: the function and the names of leaves that JAX's messages speak of.
+        more: further arguments of the function.
+        user: the function, and the names of its leaves for JAX's messages.
         structure, captured: see `leave`.
         before: called with the rebuilt arguments before the function runs.
-        after: called with what leaves; returns it, with whatever is to be kept.
+        after: called with the outputs; returns them, and what to keep as `extra`.
     """
 
     def run(leaves: list[tp.Any], more: tuple[tp.Any, ...]) -> tp.Any:
@@ -99,9 +99,9 @@ def trace_body(
 
 
 def promoted(start: tp.Any, end: tp.Any) -> tp.Any | None:
-    """The initial value of a carry, converted where Python scalars would make its type drift.
+    """The initial value of a carry, converted where a Python scalar would change type in the loop.
 
-    Returns None where the type changes for good.
+    Returns None where no conversion keeps the type.
     """
     aval = jax.typeof(start) if not isinstance(start, jax.ShapeDtypeStruct) else start
     if tuple(aval.shape) != tuple(end.shape):
@@ -114,7 +114,7 @@ def promoted(start: tp.Any, end: tp.Any) -> tp.Any | None:
 
 
 def with_matching_types(starts: list[tp.Any], ends: list[tp.Any]) -> tuple[list[tp.Any], list[int]]:
-    """Initial carry leaves of the types the body gives them, and the numbers of those that cannot be.
+    """Initial carry leaves with the types the body gives them, and the numbers of those without one.
 
     Variables may contain pytrees; those are compared leaf by leaf.
     """
@@ -151,5 +151,5 @@ def described(value: tp.Any) -> str:
 
 
 def same(starts: list[tp.Any], other: list[tp.Any]) -> bool:
-    """Whether two lists hold the very same objects."""
+    """Whether two lists contain the same objects."""
     return all(a is b for a, b in zip(starts, other))

@@ -1,10 +1,10 @@
 """What a loop body returns as its carry: the objects it was given, or others in their positions.
 
-The values of a carry are carried by position. An object or Variable that the body returns in its own
-position is the caller's: what was written to it is carried, and it ends with what the last iteration
-wrote.  In other positions the body may leave new objects and Variables of the same kind, or those of
-the carry itself in another order: the values in a position are the next ones there, and after the loop
-everything is where one run of the body would have put it, with the last values.
+The values of a carry are carried by position.  An object or Variable that the body returns in its own
+position is the caller's: its new value is carried, and after the loop it has the value that the last
+iteration wrote.  In other positions the body may return new objects and Variables of the same kind, or
+those of the carry in another order.  The next iteration gets the values in their new positions; after
+the loop, everything is where a single run of the body would have put it, with the last values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Handover(tp.NamedTuple):
 
     Attributes:
         slots: the graph leaves whose values change, each with the source of its next value.
-        edits: the structure changes after which the next iteration would find another structure.
+        edits: the structure changes that the next iteration would see.
     """
 
     slots: tuple[tuple[int, Source], ...]
@@ -46,7 +46,7 @@ class Handover(tp.NamedTuple):
         return tuple(leaf for leaf, _ in self.slots)
 
     def values(self, out: Outputs) -> list[tp.Any]:
-        """The next values of these leaves, from what an iteration leaves."""
+        """The next values of these leaves, from the outputs of an iteration."""
         written = dict(zip(out.definition.written, out.written))
         return [source.pick(written, out.fresh) for _, source in self.slots]
 
@@ -81,19 +81,19 @@ def hand_over(
     statics: bool = False,
     is_carried: tp.Callable[[int], bool] = lambda leaf: True,
 ) -> tuple[Outputs, Handover | str]:
-    """How the carry of a loop changes, and what leaves with the values that it needs.
+    """How the carry of a loop changes, and the outputs with all values that it needs.
 
     Args:
-        inner: what came in.
-        out: what a body leaves.
+        inner: the arguments.
+        out: the outputs of the body.
         pairs: the roots of the carry: number among those of the arguments, and of the result.
-        new_objects: whether objects may be returned in the positions of others.
-        moves: whether what came in may be returned in other positions.
-        only_carry: whether structure changes outside the carry are of no interest.
+        new_objects: whether new objects may take the positions of others.
+        moves: whether objects of the arguments may be returned in other positions.
+        only_carry: whether structure changes outside the carry are ignored.
         statics: whether an object may be replaced by one with other static attributes.
-        is_carried: whether a leaf that came in belongs to the carry.
+        is_carried: whether a leaf of the arguments belongs to the carry.
 
-    Returns a text in place of the handover where there is none.
+    Instead of a handover that is not possible, returns a text that says why.
     """
     definition = out.definition
     roots = inner.call.graphdef.decoded.roots
@@ -105,7 +105,7 @@ def hand_over(
     if problem is not None:
         return out, problem
     places = matching.places
-    if only_carry:  # writes to what is not in the carry go on, too
+    if only_carry:  # writes to Variables outside the carry are carried, too
         known = set(places.values())
         places |= {
             leaf: CameIn(leaf)
@@ -131,10 +131,10 @@ def hand_over(
 
 
 def refuse_replaced(call: CallDef, handover: Handover, name: str) -> None:
-    """Raise ValueError where a Variable of the carry is no longer the one that came in.
+    """Raise ValueError where a Variable of the carry was replaced by another one.
 
     Args:
-        call: what came in.
+        call: the arguments.
         handover: how the carry changes.
         name: of the loop.
     """
@@ -151,13 +151,13 @@ def refuse_replaced(call: CallDef, handover: Handover, name: str) -> None:
 
 @dataclasses.dataclass
 class _Attempt:
-    """A match in progress: what is still to be matched, and what it has noted so far.
+    """A match in progress: what is still to be matched, and what has been matched so far.
 
     Attributes:
         pending: pairs of codes, and whether they are below a new object.
         nodes: pairs of nodes that were matched.
-        leaves: the leaves whose sources were noted.
-        edited: objects that stay and have other attributes.
+        leaves: the leaves whose sources were recorded.
+        edited: objects that stay and whose attributes changed.
     """
 
     pending: list[tuple[Code, Code, bool]]
@@ -167,7 +167,7 @@ class _Attempt:
 
 
 class _Matching:
-    """What a body leaves in the position of everything that came in.
+    """What a body returns in the positions of its arguments.
 
     Attributes:
         places: for each leaf the source of its next value, as in `Handover.slots`.
@@ -209,7 +209,7 @@ class _Matching:
         self._left: dict[int, tuple[tp.Any, ...]] = {}
 
     def match_roots(self, pairs: tp.Sequence[tuple[int, int]], only_carry: bool) -> str | None:
-        """Match the roots of the carry, then others with carried leaves; returns what is wrong."""
+        """Match the roots of the carry, then others with carried leaves; returns the problem."""
         carry = [(self.before.roots[a], self.results[b], False) for a, b in pairs]
         problem = self._match(carry) or self._match_edited()
         if problem or only_carry:
@@ -255,7 +255,7 @@ class _Matching:
         return None
 
     def _match(self, pending: list[tuple[Code, Code, bool]]) -> str | None:
-        """Match pairs of codes and what is below; where that fails, nothing of it stays."""
+        """Match pairs of codes and what is below; a match that fails is undone."""
         attempt = _Attempt(pending)
         problem = None
         while attempt.pending and problem is None:
@@ -281,7 +281,7 @@ class _Matching:
         return problem
 
     def _match_nodes(self, old: int, new: int, inside: bool, attempt: _Attempt) -> str | None:
-        """Match two nodes; what is below them becomes pending. Returns what is wrong."""
+        """Match two nodes; what is below them becomes pending. Returns the problem."""
         if old in self.forward or new in self.backward:
             if self.forward.get(old) == new and self.backward.get(new) == old:
                 return None
@@ -316,7 +316,7 @@ class _Matching:
         return None if isinstance(kind, VariableDef) and not kind.is_ref else OTHER
 
     def _place(self, leaf: int, source: Source, attempt: _Attempt) -> str | None:
-        """Note the source of the next value of a leaf; returns what is wrong."""
+        """Record the source of the next value of a leaf; returns the problem."""
         if leaf not in self.places:
             both = {leaf, source.leaf} if isinstance(source, CameIn) else {leaf}
             if source != CameIn(leaf) and not all(map(self.is_carried, both)):
@@ -333,7 +333,7 @@ def _alike(a: tp.Any, b: tp.Any) -> bool:
 
 
 def with_arrays(inner: Inner, out: Outputs) -> Outputs:
-    """What leaves, where arrays that the result took over from the arguments leave as new ones.
+    """The outputs, with arrays of the arguments that are in the result as new arrays.
 
     Arrays have no identity: a result with an array that came in is the same as one with a copy.
     """

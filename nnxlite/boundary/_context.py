@@ -3,12 +3,12 @@
 Objects cross in four steps, two outside and two inside the transformed function:
 
     (1) split  outside: objects to definition and state; the context remembers the objects
-    (2) merge  inside:  fresh objects; the context remembers which number each one came in with
-    (3) split  inside:  objects as the function left them; the definition says who came in as whom
-    (4) merge  outside: the objects of (1) are redefined and refilled in place, new ones are made
+    (2) merge  inside:  new objects; the context remembers the number of each in step 1
+    (3) split  inside:  objects as the function left them; the definition has their numbers of step 1
+    (4) merge  outside: the objects of (1) are updated in place, and new ones are created
 
-All the calls of one step share one numbering, so that sharing holds across several objects.  The
-inside objects are forgotten after (3), everything else when the context ends.
+All calls of one step share one numbering, so that sharing between several objects is kept.  The
+context drops the inside objects after (3), and everything else when it ends.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class UpdateContext:
     Attributes:
         tag: the name by which `split_context` and `merge_context` find the context.
         outer_ref_outer_index: numbers of the outside objects, since step 1.
-        outer_index_inner_ref: inside objects by the number they came in with, from step 2 to 3.
+        outer_index_inner_ref: inside objects by outside number, from step 2 to 3.
         outer_index_outer_ref: outside objects by number, since step 1.
-        inner_ref_outer_index: the number that each inside object came in with, from step 2 to 3.
+        inner_ref_outer_index: the outside number of each inside object, from step 2 to 3.
         static_cache: accepted for compatibility.
 
     >>> import nnxlite as nnx
@@ -64,7 +64,7 @@ class UpdateContext:
     static_cache: tp.MutableMapping[tp.Any, tp.Any] | None = None
 
     def flatten_end(self, ref_index: RefMap) -> None:
-        """End a split: the first one numbers the outside objects, later ones forget the inside.
+        """End a split: the first one numbers the outside objects, later ones drop those inside.
 
         Args:
             ref_index: the number of each node that was split.
@@ -148,7 +148,7 @@ class UpdateContextManager:
         context._forget()
 
     def __call__(self, fun: F) -> F:
-        """The function with a fresh context around each call."""
+        """The function with a new context around each call."""
 
         @functools.wraps(fun)
         def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
@@ -165,8 +165,8 @@ def update_context(tag: tp.Hashable) -> UpdateContextManager:
     """A context in which objects cross a JAX transform by hand, changes of structure included.
 
     Inside the context call `split` outside the transform, `merge` and `split` inside, and `merge`
-    outside again. The last merge gives back the very objects of the first split, changed as the
-    function changed its own.
+    outside again. The last merge returns the objects of the first split, with the changes that the
+    function made to its own.
 
     Args:
         tag: a name; `split_context` and `merge_context` find the context by it.

@@ -1,14 +1,12 @@
-"""Differences of structures, by path: what messages say where two structures should be equal."""
+"""Differences of structures, by path, for messages about structures that should be equal."""
 
 from __future__ import annotations
 
 import typing as tp
 
-import jax
-
 from nnxlite._errors import path_text
-from nnxlite._jax import PyTreeDef, key_name
-from nnxlite.boundary._inputs import CallDef
+from nnxlite._jax import PyTreeDef
+from nnxlite.boundary._inputs import CallDef, paths_of, template_of
 from nnxlite.boundary._outdef import OutGraph
 from nnxlite.graph import SHOWN, GraphDef, Path, compare, differences_text
 
@@ -16,13 +14,12 @@ from nnxlite.graph import SHOWN, GraphDef, Path, compare, differences_text
 def structure_error(
     before: PyTreeDef, after: PyTreeDef, roots: tp.Container[int] = ()
 ) -> type[Exception]:
-    """The class of the error for a carry that comes out as another pytree; the reference's classes.
+    """The class of the error for a carry that changes its structure, as in the reference.
 
-    It is TypeError where nothing but arrays became trees; `roots` are the leaves that are objects.
+    It is TypeError where only arrays became trees; `roots` are the leaves that are objects.
     """
-    tree = jax.tree_util.tree_unflatten(after, range(after.num_leaves))
     try:
-        parts = before.flatten_up_to(tree)
+        parts = before.flatten_up_to(template_of(after))
     except ValueError:
         return ValueError
     kept = all(isinstance(part, int) for i, part in enumerate(parts) if i in roots)
@@ -38,12 +35,12 @@ def tree_difference(before: PyTreeDef, after: PyTreeDef) -> str:
     >>> tree_difference(before, after)
     "without 'b', with 'c.0', 'c.1'"
     """
-    difference = _difference(_leaf_paths(before), _leaf_paths(after))
+    difference = _difference(paths_of(before), paths_of(after))
     return difference or f"{after} in place of {before}"
 
 
 def _difference(before: tp.Iterable[Path], after: tp.Iterable[Path]) -> str:
-    """The paths that only one of two trees has; nothing where a tree has but one leaf."""
+    """The paths that only one of two trees has; nothing where a tree has only one leaf."""
     old, new = (dict.fromkeys(map(path_text, paths)) for paths in (before, after))
     if _ROOT in old or _ROOT in new:
         return ""
@@ -57,12 +54,6 @@ def _difference(before: tp.Iterable[Path], after: tp.Iterable[Path]) -> str:
 
 
 _ROOT = path_text(())
-
-
-def _leaf_paths(treedef: PyTreeDef) -> list[Path]:
-    tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    return [tuple(map(key_name, path)) for path, _ in paths]
 
 
 def graph_difference(

@@ -1,4 +1,4 @@
-"""Entering a transform: arguments to bare leaves, and back to fresh objects inside.
+"""Entering a transform: arguments to leaves, and back to new objects inside.
 
 The arguments are flattened as JAX would, except that graph objects, Variables and States are not
 opened: they are the *roots* of one graph with one numbering, so that an object in two
@@ -54,6 +54,17 @@ def is_root(value: tp.Any) -> bool:
     return kind_of(value) in _ROOTS
 
 
+def template_of(treedef: PyTreeDef) -> tp.Any:
+    """The tree with the positions of its leaves in their places."""
+    return jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
+
+
+def paths_of(treedef: PyTreeDef) -> list[Path]:
+    """The path of each leaf of a tree."""
+    pairs = jax.tree_util.tree_leaves_with_path(template_of(treedef))
+    return [tuple(map(key_name, path)) for path, _ in pairs]
+
+
 class ArgumentLeaf(tp.NamedTuple):
     """One leaf of some arguments, without its value.
 
@@ -70,7 +81,7 @@ class ArgumentLeaf(tp.NamedTuple):
     path: Path
 
     def text(self, skip: int = 1) -> str:
-        """Its path for messages; the first `skip` names mean nothing to the user."""
+        """Its path for messages, without the first `skip` names, which mean nothing to the user."""
         return path_text(self.path[skip:])
 
 
@@ -83,8 +94,8 @@ class CallDef:
         treedef: of the arguments, with roots as leaves.
         where: positions of the roots among the leaves.
         graphdef: the graph below the roots.
-        extra: whatever else the transform wants to be part of the key.
-        trees: whether numbers and the like in plain containers are leaves, as with `graph=False`.
+        extra: what else the transform adds to the key.
+        trees: whether numbers and other static values in containers are leaves, as with `graph=False`.
     """
 
     __slots__ = ("__weakref__", "cache", "extra", "graphdef", "key", "treedef", "trees", "where")
@@ -106,10 +117,10 @@ class CallDef:
         self.cache: dict[tp.Any, tp.Any] = {}
 
     def remember(self, key: tp.Any, value: T) -> T:
-        """Add to the `cache` what follows from this call and a key; returns it.
+        """Add a value that follows from this call and a key to the `cache`; returns it.
 
-        The cache is emptied when it is full: a key may be a filter that is another function in each step
-        of training, and the call lives as long as the model.
+        The cache is emptied when it is full: a key may contain a filter that is a new function in each
+        training step, and the call lives as long as the model.
         """
         if len(self.cache) >= _ENTRIES_PER_CALL:
             self.cache.clear()
@@ -132,12 +143,11 @@ class CallDef:
 
     def template(self) -> tp.Any:
         """The argument tree with the positions of its leaves and roots in their places."""
-        return jax.tree_util.tree_unflatten(self.treedef, range(self.treedef.num_leaves))
+        return template_of(self.treedef)
 
     def paths(self) -> list[Path]:
         """The path of each position of the treedef."""
-        pairs = jax.tree_util.tree_leaves_with_path(self.template())
-        return [tuple(map(key_name, path)) for path, _ in pairs]
+        return paths_of(self.treedef)
 
     def root_paths(self) -> list[Path]:
         """The path of each root, without its first name; see `ArgumentLeaf.text`."""
@@ -218,7 +228,7 @@ class Inputs:
 
     @classmethod
     def of_call(cls, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Inputs:
-        """The same as `Inputs((args, kwargs))`, quicker where no argument is a plain container."""
+        """The same as `Inputs((args, kwargs))`, faster where no argument is a container."""
         if kwargs:
             names = sorted(kwargs)
             leaves = (*args, *[kwargs[name] for name in names])
@@ -238,7 +248,7 @@ class Inputs:
 
     @classmethod
     def rebuilt(cls, call: CallDef, leaves: tp.Sequence[tp.Any]) -> Inputs:
-        """New objects for the arguments of a call, with these leaves in them, of whatever type."""
+        """New objects for the arguments of a call, with these leaves, of any type."""
         new = object.__new__(cls)
         new.treedef, new.where = call.treedef, call.where
         new.graphdef, new.trees = call.graphdef, call.trees
@@ -319,10 +329,10 @@ _CALLS_PER_PLAN = 64
 # a whole definition (bench `dispatch`, steps of 72 arrays).
 _OPENED = frozenset({LIST, TUPLE, DICT, PYTREE})
 
-Form = tuple[PyTreeDef, tuple[int, ...], tuple[int, ...]]
+CallForm = tuple[PyTreeDef, tuple[int, ...], tuple[int, ...]]
 """The treedef of some arguments, and the positions of the roots and of the other leaves."""
 
-_forms: dict[tp.Any, Form] = {}
+_forms: dict[tp.Any, CallForm] = {}
 _MOST_FORMS = 1024
 # Key: the types of the arguments, none of them a container, and the names of keywords. Nothing to
 # invalidate: only types whose kind is final are cached. Threads: each entry is a single write of a dict.
@@ -344,10 +354,10 @@ def _positions(leaves: tp.Sequence[tp.Any]) -> tuple[tuple[int, ...], tuple[int,
 
 def _form_of(
     key: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], leaves: tuple[tp.Any, ...]
-) -> Form | None:
+) -> CallForm | None:
     """The form of some arguments; None where one is a container.
 
-    Remembered under the types of the arguments, where what is known of each is final.
+    It is cached under the types of the arguments, where the kind of each type is final.
     """
     if any(leaf is None or kind_of(leaf) in _OPENED for leaf in leaves):
         return None
@@ -364,10 +374,10 @@ class Inner:
     """The arguments rebuilt inside a transform.
 
     Attributes:
-        nodes: the fresh objects, by node number.
-        values: the raw values that came in, by leaf number.
-        watched: what carries the structural version of each fresh node.
-        versions: the versions as the nodes were made, 0 for what has none.
+        nodes: the new objects, by node number.
+        values: the raw values of the arguments, by leaf number.
+        watched: for each new node the object that has its structural version.
+        versions: the versions when the nodes were made; 0 for nodes without one.
     """
 
     __slots__ = ("call", "nodes", "start", "values", "versions", "watched")
@@ -387,7 +397,7 @@ class Inner:
 
 
 def enter(call: CallDef, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
-    """The argument tree, rebuilt of fresh objects at the present trace level."""
+    """The argument tree, rebuilt with new objects at the current trace level."""
     arrays, values = call.by_side(leaves)
     inner = Inner(call, values)
     if not call.where:

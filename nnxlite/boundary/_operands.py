@@ -1,9 +1,9 @@
-"""Operands: the leaves of a call as JAX sees them, under the names that the user knows them by.
+"""Operands: the leaves of a call as JAX sees them, with the names that the user knows.
 
-`Operands` is one pytree: its leaves are those of a call, its structure is the `CallDef`.  JAX keys
-what it compiles by that structure.  Its messages, jaxprs and HLO take the names of arguments from the
-signature of the function that is traced: `describe` gives that function a signature which names each
-leaf as the user would write it (`model.l1.kernel`, `batch['x']`), and the user's function as its source.
+`Operands` is one pytree: its leaves are those of a call, its structure is the `CallDef`, by which JAX
+caches what it compiles.  JAX's messages, jaxprs and HLO take the names of arguments from the signature
+of the function that is traced.  `describe` gives that function a signature that names each leaf as the
+user would write it (`model.l1.kernel`, `batch['x']`), and the source of the user's function.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def of_arguments(parameters: tp.Sequence[str] = ()) -> Naming:
 
 
 class NamedCall(CallDef):
-    """A CallDef for messages, whose paths begin with what the user calls the arguments.
+    """A CallDef for messages, whose paths begin with the user's names for the arguments.
 
-    It is made where something is checked, and never kept: the naming may refer to the function.
+    It is made where a message may need it, and never cached: the naming may refer to the function.
     """
 
     __slots__ = ("_naming",)
@@ -76,7 +76,7 @@ class NamedCall(CallDef):
         self._naming = naming
 
     def paths(self) -> list[Path]:
-        """The path of each position of the treedef, behind a first name that says nothing."""
+        """The path of each position of the treedef, after a first name that messages leave out."""
         naming = self._naming()
         pairs = jax.tree_util.tree_leaves_with_path(self.template())
         named = [naming(path) for path, _ in pairs]
@@ -89,7 +89,7 @@ def named_call(call: CallDef, fun: tp.Any) -> NamedCall:
 
 
 class ArgumentNames(tp.NamedTuple):
-    """What the arguments of a call are called: `model.layers[0].kernel`, `args[1]`.
+    """The names of the arguments of a call: `model.layers[0].kernel`, `args[1]`.
 
     Attributes:
         leaves: the name of each leaf.
@@ -115,17 +115,26 @@ def _step(name: tp.Any) -> str:
     return f".{name}" if isinstance(name, str) and name.isidentifier() else f"[{name!r}]"
 
 
-def parameter_names(fun: tp.Any) -> list[str]:
-    """The names of the parameters of a function that may be given by position."""
+def parameters_of(fun: tp.Any) -> list[inspect.Parameter] | None:
+    """The parameters of a function; None where it has no signature."""
     try:
-        parameters = inspect.signature(fun).parameters.values()
+        return [*inspect.signature(fun).parameters.values()]
     except (TypeError, ValueError):
-        return []
+        return None
+
+
+def names_by_position(parameters: tp.Iterable[inspect.Parameter]) -> list[str]:
+    """The names of the parameters that may be given by position."""
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
+def parameter_names(fun: tp.Any) -> list[str]:
+    """The names of the parameters of a function that may be given by position."""
+    return names_by_position(parameters_of(fun) or ())
+
+
 class _Source:
-    """Where a function is defined, without the function."""
+    """The source location of a function, without the function."""
 
     def __init__(self, fun: tp.Any) -> None:
         self.__name__ = getattr(fun, "__name__", type(fun).__name__)
@@ -135,8 +144,8 @@ class _Source:
 class _Signature(inspect.Signature):
     """A signature that gives the leaves of arguments names of their own.
 
-    JAX keeps the signature of a function in caches that refer to the function itself weakly. So this one
-    does not refer to the names, which lead to the function: it asks the function for them.
+    JAX caches the signature of a function under a weak reference to the function. So the signature does
+    not refer to the names, which lead to the function: it asks the function for them.
     """
 
     fun: tp.Callable[[], tp.Any]
@@ -151,9 +160,9 @@ def describe(
     """`run` as a function that JAX's messages call by the name and source of the user's function.
 
     Args:
-        run: what JAX is to trace; it may refer to `fun` weakly, and the result still does.
+        run: the function for JAX to trace; if it refers to `fun` weakly, so does the result.
         fun: the user's function.
-        name: what JAX is to call the program.
+        name: of the program, for JAX.
         names: gives names to the leaves of the arguments of `run`.
     """
 

@@ -1,4 +1,4 @@
-"""What leaves a transform: static data that says what the leaves are, and the leaves."""
+"""What leaves a transform: leaves, and static data that says what they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nnxlite.variables import VariableDef
 
 
 class Edit(tp.NamedTuple):
-    """The structure changes of an object that came in.
+    """The structure changes of an object of the arguments.
 
     Attributes:
         node: its number in the graph that leaves.
@@ -29,28 +29,28 @@ class Edit(tp.NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CameIn:
-    """The value of a leaf that leaves is, or replaces, that of a graph leaf of the arguments."""
+    """A source: the value is that of a graph leaf of the arguments, or replaces it."""
 
     leaf: int
 
     def pick(self, of_arguments: tp.Any, of_fresh: tp.Any) -> tp.Any:
-        """What is known of this value: of the graph leaves of the arguments, and of fresh values."""
+        """The entry for this value, of a list for graph leaves and one for new values."""
         return of_arguments[self.leaf]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fresh:
-    """The value of a leaf that leaves did not come in: it is one of the outputs `fresh`."""
+    """A source: the value did not come in, but is one of the outputs `fresh`."""
 
     number: int
 
     def pick(self, of_arguments: tp.Any, of_fresh: tp.Any) -> tp.Any:
-        """What is known of this value: of the graph leaves of the arguments, and of fresh values."""
+        """The entry for this value, of a list for graph leaves and one for new values."""
         return of_fresh[self.number]
 
 
 Source: tp.TypeAlias = CameIn | Fresh
-"""Which value outside a leaf that leaves has."""
+"""Where the value of an output leaf comes from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,8 @@ class OutGraph:
     Attributes:
         graphdef: its definition; the first roots are those of the arguments.
         origin: for each node the number it came in with, or None for a new one.
-        sources: for each leaf which value it has outside.
-        edits: objects that came in and changed structure.
+        sources: for each leaf where its value comes from.
+        edits: objects of the arguments whose structure changed.
         first_result: number of the first root that belongs to the result.
         kinds: input Variables whose metadata changed: (input node, new definition).
     """
@@ -79,13 +79,12 @@ class OutDef:
     """The static side of what leaves a transform.
 
     Attributes:
-        written: numbers of the input leaves (Variables, or places that hold an array) whose values
-            are outputs, in order.
-        treedef: of a result with graph nodes, else None: it crosses as it is.
+        written: numbers of the input leaves (Variables, and arrays outside Variables) whose values are
+            outputs, in order.
+        treedef: of a result with graph nodes; None for any other, which crosses as it is.
         where: positions of the roots among the leaves of the result.
         nodes: without structure changes, each root of the result, among the nodes that came in.
         graph: the structure changes, or None.
-        num_results: how many roots the result has.
     """
 
     written: tuple[int, ...]
@@ -112,10 +111,10 @@ class Fixed:
 
 
 class _Again(dict[tuple[()], Fixed]):
-    """The structure of a `Fixed`, which is found in it under its children: there are none.
+    """The structure of a `Fixed`: a dict that contains it, under its children, of which there are none.
 
-    So JAX makes what a program returns without running Python code, where an interrupt would be raised
-    and the result be lost, with buffers that were donated for it.
+    So JAX builds the result of a program without running Python code. There, an interrupt would be
+    raised and the result dropped, and with it the buffers that were donated for it.
     """
 
     def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] - never edited
@@ -142,8 +141,13 @@ class Outputs(tp.NamedTuple):
     written: list[tp.Any]
     fresh: list[tp.Any]
 
+    @property
+    def treedef(self) -> PyTreeDef:
+        """Of the result, with roots as leaves."""
+        return self.definition.treedef or jax.tree_util.tree_structure(self.result)
+
     def crossing(self) -> Crossing:
-        """The same as it crosses a JAX transform: a static node, and trees of leaves."""
+        """The outputs as they cross a JAX transform: a static node, and trees of leaves."""
         definition, result, written, fresh = self
         return Fixed(definition), result, written, fresh
 

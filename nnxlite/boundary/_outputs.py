@@ -1,8 +1,8 @@
 """Leaving a transform: what the function returned and what it wrote, as bare leaves.
 
-Only what changed crosses: a Variable that still has the value it came in with is not an output.
-Structure changes (attributes, new objects, sharing, cycles) are detected once, at trace time, and
-travel as static data: the `OutDef`.  `_replay.py` repeats them outside.
+Only changes cross: a Variable that still has its input value is not an output.  Structure changes
+(attributes, new objects, sharing, cycles) are detected once, at trace time, and cross as static data,
+the `OutDef`.  `_replay.py` repeats them outside.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def leave(
     Args:
         inner: the arguments as they were rebuilt.
         result: what the function returned.
-        all_written: input leaves that count as written in any case.
-        structure: whether structure changes of the arguments are repeated outside, and arrays held
-            without a Variable written back; else the result may not hold Variables of the arguments.
-        captured: whether objects from outside, which the function captured, may leave it as copies.
+        all_written: input leaves that always count as written.
+        structure: whether structure changes of the arguments are repeated outside, and arrays outside
+            Variables written back; otherwise the result must not contain Variables of the arguments.
+        captured: whether objects that the function captured may leave it, as copies.
 
     Raises:
-        ValueError: for a result that contains what it must not.
+        ValueError: for a result that contains an object or Variable that it must not contain.
     """
     leaves, treedef = jax.tree_util.tree_flatten(result, is_leaf=is_root)
     where = tuple(i for i, leaf in enumerate(leaves) if is_root(leaf))
@@ -74,7 +74,7 @@ def leave(
 
     def keep_given() -> None:
         leaf_nodes = inner.call.graphdef.decoded.leaf_nodes
-        for leaf in all_written:  # whatever became of its place, the buffer that came in is gone
+        for leaf in all_written:  # even if the array was replaced: its buffer is gone
             if leaf_nodes[leaf] < 0:
                 new.setdefault(leaf, inner.values[leaf])
 
@@ -100,7 +100,7 @@ def leave(
 
 
 def only_structure_of(out: Outputs, nodes: tp.Container[int]) -> Outputs:
-    """What leaves, with structure changes of some objects only, by their numbers afterwards."""
+    """The outputs with the structure changes of some objects only, by their new numbers."""
     definition, graph = out.definition, out.definition.graph
     if graph is None:
         return out
@@ -116,7 +116,7 @@ def only_structure_of(out: Outputs, nodes: tp.Container[int]) -> Outputs:
 
 
 def _known_roots(graph: OutGraph, count: int) -> tuple[NodeCode, ...] | None:
-    """The roots of the result among the nodes that came in, or None where one did not."""
+    """The roots of the result as nodes of the arguments; None where one is not among them."""
     first = graph.first_result
     codes = graph.graphdef.decoded.roots[first : first + count]
     numbers = [graph.origin[code.number] for code in codes if isinstance(code, NodeCode)]
@@ -163,10 +163,10 @@ def _restructured(inner: Inner) -> bool:
 def _graph_of(
     inner: Inner, roots: list[tp.Any], all_written: tp.Collection[int], captured: bool
 ) -> tuple[OutGraph, list[tp.Any], dict[int, tp.Any]]:
-    """The graph as it is now, compared with the one that came in.
+    """The graph as it is now, compared with that of the arguments.
 
-    Returns the comparison, the values of leaves that did not come in, and, by leaf number, arrays
-    that took the place of others.
+    Returns the comparison, the values that did not come in, and, by leaf number, arrays that replaced
+    others.
     """
     arguments = inner.roots()
     every = [*arguments, *roots, *_detached(inner)]
@@ -178,7 +178,7 @@ def _graph_of(
     if not captured:
         refuse_captured(walk.nodes, origin, graphdef)
     came_in = inner.call.graphdef.decoded
-    arrays: dict[int, list[int]] = {}  # one value may have come in at several places
+    arrays: dict[int, list[int]] = {}  # one array may be at several paths
     for leaf, node in enumerate(came_in.leaf_nodes):
         if node < 0 and leaf not in all_written:
             arrays.setdefault(id(inner.values[leaf]), []).append(leaf)
@@ -222,7 +222,7 @@ class _FreshValues:
         }
 
     def source(self, leaf: tp.Any) -> Source:
-        """Which value a leaf has outside."""
+        """Where the value of a leaf comes from."""
         value = leaf._box.value if isinstance(leaf, Variable) else leaf
         new: Source = Fresh(len(self.values))
         source = self._refs.setdefault(id(value), new) if is_ref(value) else new
@@ -240,16 +240,16 @@ def _result_graph(
     origin = (None,) * len(walk.nodes)
     variables = [node for node in walk.nodes if isinstance(node, Variable)]
     if not captured and any(v._box.trace is not trace_state.value for v in variables):
-        refuse_captured(walk.nodes, origin, graphdef)  # objects without them are made anew outside
+        refuse_captured(walk.nodes, origin, graphdef)  # without Variables they are built again
     fresh = _FreshValues(inner)
     sources = tuple(map(fresh.source, walk.leaves))
     return OutGraph(graphdef, origin, sources, 0, (), ()), fresh.values
 
 
 def _detached(inner: Inner) -> list[tp.Any]:
-    """What came in and may have changed: walked even where nothing refers to it any more.
+    """Nodes of the arguments that may have changed: walked even if nothing refers to them any more.
 
-    A version does not notify of edits to plain containers and static values.
+    No version moves with edits of plain containers and mutable static values.
     """
     decoded = inner.call.graphdef.decoded
     loose = {owner for owner, _, code in decoded.raw_slots if not isinstance(code, ArrayCode)}
@@ -273,10 +273,9 @@ def _edits(
     origin: tuple[int | None, ...],
     sources: list[Source | None],
 ) -> tuple[tuple[Edit, ...], dict[int, int]]:
-    """Objects that came in, compared attribute by attribute.
+    """Compare the objects of the arguments attribute by attribute.
 
-    Returns the structure changes, and the leaves (old number: new number) that took the place of
-    others.
+    Returns the structure changes, and the leaves (old number: new number) that replaced others.
     """
     children_in = dict(came_in.children)
     edits: list[Edit] = []

@@ -1,7 +1,7 @@
 """Partition: the leaves of a call divided into groups, and joined again.
 
-Each transform treats some leaves in one way and some in another: differentiated or not, mapped along
-an axis, carried, constant, donated.  It gives every leaf a label, and JAX one list for each label.
+Each transform treats leaves in different ways: differentiated or not, mapped along an axis, carried,
+constant, donated.  It gives every leaf a label, and passes JAX one list for each label.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 import typing as tp
 
-Leaves = list[tp.Any]
-
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
     """A division of leaves into groups; static and comparable.
 
-    `join(*split(leaves))` are the same leaves.
+    `join(*split(leaves))` gives the same leaves.
 
     Attributes:
         labels: the group of each leaf.
@@ -41,19 +39,19 @@ class Partition:
             positions[self.order.index(label)].append(position)
         object.__setattr__(self, "positions", positions)
 
-    def split(self, leaves: tp.Sequence[tp.Any]) -> tuple[Leaves, ...]:
+    def split(self, leaves: tp.Sequence[tp.Any]) -> tuple[list[tp.Any], ...]:
         """The leaves of each group."""
         return tuple([leaves[i] for i in positions] for positions in self.positions)
 
-    def join(self, *groups: tp.Sequence[tp.Any]) -> Leaves:
+    def join(self, *groups: tp.Sequence[tp.Any]) -> list[tp.Any]:
         """The leaves in their own order, from the groups."""
-        leaves: Leaves = [None] * len(self.labels)
+        leaves: list[tp.Any] = [None] * len(self.labels)
         for positions, group in zip(self.positions, groups):
             put(leaves, positions, group)
         return leaves
 
 
-def put(leaves: Leaves, positions: tp.Iterable[int], values: tp.Iterable[tp.Any]) -> None:
+def put(leaves: list[tp.Any], positions: tp.Iterable[int], values: tp.Iterable[tp.Any]) -> None:
     """Store values at some positions of a list."""
     for position, value in zip(positions, values):
         leaves[position] = value
@@ -61,7 +59,7 @@ def put(leaves: Leaves, positions: tp.Iterable[int], values: tp.Iterable[tp.Any]
 
 def replaced(
     leaves: tp.Sequence[tp.Any], positions: tp.Iterable[int], values: tp.Iterable[tp.Any]
-) -> Leaves:
+) -> list[tp.Any]:
     """A list with other values at some positions."""
     out = [*leaves]
     put(out, positions, values)

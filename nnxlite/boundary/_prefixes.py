@@ -14,7 +14,7 @@ import jax
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite._state import State
-from nnxlite.boundary._inputs import CallDef, is_root
+from nnxlite.boundary._inputs import CallDef, is_root, paths_of
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
 from nnxlite.graph import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
 from nnxlite.variables import Variable, VariableDef
@@ -58,7 +58,7 @@ class FilterMapping(PrefixMapping):
             if predicate(path, variable):
                 return setting
         raise ValueError(
-            f"No {self.what} found for {described(variable)} at '{path_text(path)}': none of the "
+            f"No {self.what} found for {leaf_kind(variable)} at '{path_text(path)}': none of the "
             f"filters {self._filters} of {type(self).__name__} matches. Add one, or `...: None`."
         )
 
@@ -93,7 +93,7 @@ def _by_setting(state: State) -> list[tuple[Filter, tp.Any]]:
     return [(PathIn(*paths), setting) for setting, paths in pairs]
 
 
-def described(variable: tp.Any) -> str:
+def leaf_kind(variable: tp.Any) -> str:
     """The class of a Variable, for messages."""
     return type(variable).__name__ if isinstance(variable, Variable) else "array"
 
@@ -195,7 +195,7 @@ class NodePrefix(FilterMapping):
         place = self._place(path)
         if place is None:
             raise ValueError(
-                f"No setting found for {described(variable)} at '{path_text(path)}': the prefix of "
+                f"No setting found for {leaf_kind(variable)} at '{path_text(path)}': the prefix of "
                 f"type {self._kind} has {self._listed()}. A prefix must have the structure of "
                 "what it is for: make it with nnx.prefix."
             )
@@ -287,7 +287,7 @@ class DiffState(PrefixMapping):
 
 
 class _Named(type):
-    """A class that is shown by its name alone."""
+    """A class whose `repr` is its name alone."""
 
     def __repr__(cls) -> str:
         return cls.__name__
@@ -306,14 +306,14 @@ class Carry(metaclass=_Named):
 
 
 def is_setting(value: tp.Any) -> bool:
-    """Whether a part of a prefix is a setting rather than more structure."""
+    """Whether a part of a prefix is a setting, and not a container of settings."""
     return value is None or isinstance(value, PrefixMapping) or value is Carry
 
 
 def by_path(prefix: tp.Any) -> tp.Any:
-    """A prefix with its objects and States of settings as mappings from paths to settings.
+    """A prefix in which objects and States of settings are replaced by mappings from paths to settings.
 
-    Raises ValueError for a Variable: a setting itself is expected.
+    Raises ValueError for a Variable in place of a setting.
     """
 
     def one(part: tp.Any) -> tp.Any:
@@ -352,7 +352,7 @@ def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
 def broadcast(prefix: tp.Any, tree: tp.Any, what: str) -> list[tp.Any]:
     """The setting of each leaf of a tree.
 
-    Raises ValueError where the prefix does not fit the tree.
+    Raises ValueError where the prefix does not match the tree.
     """
     settings, treedef = jax.tree_util.tree_flatten(prefix, is_leaf=is_setting)
     try:
@@ -402,9 +402,7 @@ def array_settings(
     arrays = [i for i in range(treedef.num_leaves) if i not in roots]
     bad = next((i for i in arrays if isinstance(settings[i], PrefixMapping)), None)
     if bad is not None:
-        tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-        keys = next(p for p, i in jax.tree_util.tree_leaves_with_path(tree) if i == bad)
-        path = tuple(map(key_name, keys)) if paths is None else paths()[bad][1:]
+        path = paths_of(treedef)[bad] if paths is None else paths()[bad][1:]
         raise ValueError(
             f"Cannot use {settings[bad]!r} on non-graph nodes: as {what} it is given to the array at "
             f"'{path_text(path)}', which has no Variables. Give the array "
@@ -445,7 +443,7 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
             if other is not out[leaf] and other != out[leaf]:
                 raise ValueError(
                     f"Inconsistent aliasing detected: different {what} for a shared "
-                    f"{described(seen[leaf])}: at "
+                    f"{leaf_kind(seen[leaf])}: at "
                     f"'{leaves[leaf].text()}' it is "
                     f"{out[leaf]!r}, at '{call.text_of(root, below)}' it is "
                     f"{other!r}. Give both the same {what}, or do not share the Variable."
@@ -461,9 +459,9 @@ def refuse_non_arrays(
     leaves: tp.Sequence[tp.Any],
     remedy: str,
 ) -> None:
-    """Raise TypeError naming the first leaf of the arguments that JAX cannot take.
+    """Raise TypeError naming the first leaf of the arguments that JAX does not accept.
 
-    Called after JAX refused the arguments; returns where it was for another reason.
+    Called after JAX refused the arguments; returns if JAX had another reason.
 
     Args:
         name: of the transform.
@@ -482,7 +480,7 @@ def refuse_non_arrays(
 
 
 class _Unseen:
-    """Stands for an array when filters look at it: whatever asks about its value is refused."""
+    """Stands for an array when filters look at it; raises for every question about its value."""
 
     type = jax.Array
 
@@ -515,7 +513,7 @@ def shown(decoded: Decoded, leaf: int) -> tp.Any:
 
 
 def aliases(call: CallDef) -> tp.Iterator[tuple[int, int, Path]]:
-    """Every further place of a node: (node, root, path from that root)."""
+    """Every further path of a node: (node, root, path from that root)."""
     decoded = call.graphdef.decoded
     seen: set[int] = set()
 

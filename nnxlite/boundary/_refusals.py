@@ -1,4 +1,4 @@
-"""What a function may not return, store or change, with the messages."""
+"""Errors for what a function must not return, store or change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 
 from nnxlite._errors import path_text
 from nnxlite._jax import describe_trace, key_name, trace_state
-from nnxlite.boundary._inputs import Inner, is_root
+from nnxlite.boundary._inputs import Inner, is_root, paths_of
 from nnxlite.boundary._outdef import OutGraph, Outputs
 from nnxlite.graph import GraphDef, traverse
 from nnxlite.variables import Variable
@@ -28,19 +28,17 @@ def refuse_foreign_result(out: Outputs, name: str = "the function") -> None:
                 treedef = definition.treedef
                 roots = set(definition.where)
                 number = [i for i in range(treedef.num_leaves) if i not in roots][number]
-            tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-            path = jax.tree_util.tree_leaves_with_path(tree)[number][0]
             raise TypeError(
                 f"{name} returned a value of type '{type(leaf).__name__}' at "
-                f"'{path_text(map(key_name, path))}', which is not a valid JAX type. Return arrays, "
-                "objects, or pytrees of these; static values can be attributes of objects."
+                f"'{path_text(paths_of(treedef)[number])}', which is not a valid JAX type. Return "
+                "arrays, objects, or pytrees of these; static values can be attributes of objects."
             ) from None
 
 
 def refuse_captured(
     nodes: list[tp.Any], origin: tuple[int | None, ...], graphdef: GraphDef[tp.Any]
 ) -> None:
-    """Raise ValueError where an object from outside the transform would leave it."""
+    """Raise ValueError where the outputs contain an object from outside the transform."""
     here = trace_state.value
     for number, (node, old) in enumerate(zip(nodes, origin)):
         trace = node._box.trace if isinstance(node, Variable) else getattr(node, "_nnx_trace", here)
@@ -114,7 +112,7 @@ def refuse_fixed(outer: list[tp.Any], graph: OutGraph) -> None:
 
 
 def structure_changed(node: tp.Any, names: tuple[tp.Any, ...]) -> str:
-    """What is wrong when a function changes a structure that must stay as it is."""
+    """The message for a function that changes a structure that must stay the same."""
     what = ", ".join(repr(name) for name in names)
     return (
         f"The graph structure of a {type(node).__name__} was changed where it must stay the same "

@@ -1,7 +1,7 @@
-"""After a transform: what left it is repeated on the caller's own objects.
+"""After a transform: its outputs are replayed on the caller's own objects.
 
-New values are written into the same Variables, structure changes are made on the same objects, new
-objects are made once.  Everything that may be refused is refused before anything is written.
+New values are written into the same Variables, structure changes are made on the same objects, and new
+objects are made once.  All checks come first: a call that is refused has written nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from nnxlite.variables import VariableDef, make, note_definition, note_raw
 
 
 def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
-    """Write what left the transform into the caller's objects; returns the caller's result.
+    """Write the outputs of a transform into the caller's objects; returns the caller's result.
 
     Raises TraceContextError, before anything is written, where an object that must change belongs to
     another trace level.
@@ -46,7 +46,7 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
 
 
 def replay_crossing(inputs: Inputs, crossing: Crossing) -> tp.Any:
-    """`replay` of outputs as they crossed."""
+    """`replay` of outputs in the form in which they crossed."""
     fixed, result, written, fresh = crossing
     return _replay(inputs, fixed.value, result, written, fresh)
 
@@ -88,7 +88,7 @@ def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
 
 
 def _note_values(writes: Writes, inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
-    """Note the writes of values, after checking that they are allowed."""
+    """Collect the writes of values, after checking that they are allowed."""
     nodes = inputs.nodes()
     leaf_nodes = inputs.graphdef.decoded.leaf_nodes
     variables: list[tuple[tp.Any, tp.Any]] = []
@@ -116,7 +116,7 @@ def _note_values(writes: Writes, inputs: Inputs, at: tuple[int, ...], values: li
 def _places(
     decoded: Decoded, nodes: list[tp.Any], arrays: dict[int, tp.Any]
 ) -> list[tuple[tp.Any, tp.Any, Code]]:
-    """The attributes in which arrays are to be replaced: object, name, and what is there.
+    """The attributes in which arrays must be replaced: object, name, and code of the present value.
 
     Raises TraceContextError where an object belongs to another trace level.
     """
@@ -137,7 +137,7 @@ def _array_leaves(code: Code) -> tp.Iterator[int]:
 
 
 def _with_arrays(held: tp.Any, code: Code, arrays: dict[int, tp.Any], writes: Writes) -> tp.Any:
-    """The value of an attribute, with new arrays; lists, dicts and States are to be changed in place."""
+    """The value of an attribute, with new arrays; lists, dicts and States are changed in place."""
     if not isinstance(code, ContainerCode):
         return arrays.get(code.leaf, held) if isinstance(code, ArrayCode) else held
     keys = code.definition.keys
@@ -217,7 +217,7 @@ def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
 
 
 def _make_refs(graph: OutGraph, leaves: list[tp.Any]) -> None:
-    """Put new references in place of the arrays that left for references made inside."""
+    """Make new references of the arrays that crossed for references made inside."""
     decoded = graph.graphdef.decoded
     made: dict[Source, tp.Any] = {}
     for node, leaf in enumerate(decoded.node_leaves) if decoded.has_refs else ():
@@ -240,7 +240,7 @@ def _note_edit(
     nodes: list[tp.Any],
     leaves: list[tp.Any],
 ) -> None:
-    """Note the writes that repeat the changes of one object on the caller's own."""
+    """Collect the writes that repeat the changes of one object on the caller's own."""
     custom = CUSTOM_NODES.get(node_def.type)
     if custom is not None:
         for name in removed:

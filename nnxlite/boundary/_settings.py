@@ -1,8 +1,8 @@
 """Output leaves in groups: how results whose structure is known only after tracing get their settings.
 
-`vmap`, `pmap` and `shard_map` want to know the axis (or spec) of each output before they call the
-function, but what a function writes is known only after.  So outputs leave in groups, one for each
-setting that the prefixes mention; which leaf went where travels as static data.
+`vmap`, `pmap` and `shard_map` need the axis (or spec) of each output before they call the function, but
+what the function writes is known only afterwards.  So outputs leave in groups, one for each setting in
+the prefixes; which leaf is in which group crosses as static data.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._errors import path_text
-from nnxlite._jax import PyTreeDef, key_name
-from nnxlite.boundary._inputs import CallDef
+from nnxlite._jax import PyTreeDef
+from nnxlite.boundary._inputs import CallDef, paths_of, template_of
 from nnxlite.boundary._outdef import CameIn, Fresh, OutDef, OutGraph, Outputs, Source
 from nnxlite.boundary._partition import Partition
 from nnxlite.boundary._prefixes import (
@@ -24,21 +24,21 @@ from nnxlite.boundary._prefixes import (
     PrefixMapping,
     array_settings,
     broadcast,
-    described,
     is_setting,
+    leaf_kind,
     leaves_of_code,
     shown,
 )
-from nnxlite.graph import NodeCode
+from nnxlite.graph import NodeCode, Path
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What leaves in groups, without its values.
+    """The layout of outputs in groups, without their values.
 
     Attributes:
         definition: what leaves.
-        treedef: of a result that crosses as it is, else None.
+        treedef: of a result that crosses as it is; otherwise None.
         partition: the groups of all output leaves: those of the result, written and fresh ones.
     """
 
@@ -70,7 +70,7 @@ class OutSettings(tp.NamedTuple):
 
 
 Resolve: tp.TypeAlias = tp.Callable[[tp.Any, tuple[tp.Any, ...], tp.Any, Source], tp.Any]
-"""From a setting, a path, a Variable and where its value comes from, to the setting of that leaf."""
+"""From a setting, a path, a Variable and the source of its value to the setting of that leaf."""
 
 
 def output_settings(
@@ -83,7 +83,7 @@ def output_settings(
     default: tp.Any,
     resolve: Resolve | None = None,
 ) -> OutSettings:
-    """Settings of everything that leaves, from those of the graph leaves and roots that came in.
+    """Settings of all outputs, from those of the graph leaves and roots of the arguments.
 
     Written Variables keep their input setting; new Variables of an argument follow its prefix; the
     result follows `out_prefix`. `default` is the setting where none is given; None leaves it open.
@@ -97,9 +97,7 @@ def output_settings(
         treedef = jax.tree_util.tree_structure(out.result)
         result = array_settings(settings, treedef, (), what)
     else:
-        count = definition.treedef.num_leaves
-        tree = jax.tree_util.tree_unflatten(definition.treedef, range(count))
-        settings = broadcast(out_prefix, tree, what)
+        settings = broadcast(out_prefix, template_of(definition.treedef), what)
         result = array_settings(settings, definition.treedef, definition.where, what)
     written = [value_settings[leaf] for leaf in definition.written]
     fresh: list[tp.Any] = [default] * len(out.fresh)
@@ -125,7 +123,7 @@ def output_settings(
 
 
 def _where_from(call: CallDef, graph: OutGraph, root: int) -> tuple[tp.Any, ...]:
-    """Where an object came in that is now neither below an argument nor in the result: root and path."""
+    """The original root and path of an object that is no longer in an argument or in the result."""
     code = graph.graphdef.decoded.roots[root]
     origin = graph.origin[code.number] if isinstance(code, NodeCode) else None
     assert origin is not None, "what leaves on its own came in"
@@ -165,14 +163,14 @@ def _check_shared(
                 where = "at its first place"
             raise ValueError(
                 f"Inconsistent aliasing detected: different {what} for a shared "
-                f"{described(shown(decoded, leaf))}: the result refers to it at "
+                f"{leaf_kind(shown(decoded, leaf))}: the result refers to it at "
                 f"'{path_text(path)}' with {setting!r}, {where} it has {before!r}. "
                 "Give both the same setting, or return a copy (nnx.clone)."
             )
 
 
 def fresh_variables(out: Outputs) -> list[tp.Any]:
-    """What filters see of each value that did not come in."""
+    """For each fresh value what filters see of it."""
     seen: dict[int, tp.Any] = {}
     graph = out.definition.graph
     for leaf, source in enumerate(() if graph is None else graph.sources):
@@ -182,32 +180,40 @@ def fresh_variables(out: Outputs) -> list[tp.Any]:
 
 
 def output_names(
-    call: CallDef, definition: OutDef, treedef: PyTreeDef, leaf_names: tp.Sequence[str]
+    definition: OutDef, treedef: PyTreeDef, leaf_names: tp.Sequence[str]
 ) -> OutSettings:
-    """What each output is, for messages.
+    """The names of all outputs, for messages.
 
     Args:
-        call, definition: what came in and what leaves.
+        definition: what leaves.
         treedef: of the result, with roots as leaves.
-        leaf_names: of the graph leaves that came in.
+        leaf_names: of the graph leaves of the arguments.
     """
-    tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    plain = [path for i, path in enumerate(paths) if i not in set(definition.where)]
-    result = [f"the result '{path_text(map(key_name, path))}'" for path in plain]
+    arrays, fresh = output_paths(definition, treedef)
+    result = [f"the result '{path_text(path)}'" for path in arrays]
     written = [f"the value at '{leaf_names[leaf]}'" for leaf in definition.written]
-    fresh: dict[int, str] = {}
+    return OutSettings(result, written, [f"the new Variable '{path_text(path)}'" for path in fresh])
+
+
+def output_paths(definition: OutDef, treedef: PyTreeDef) -> tuple[list[Path], list[Path]]:
+    """The paths of the array leaves of the result, and of the fresh values.
+
+    Args:
+        definition: what leaves.
+        treedef: of the result, with roots as leaves.
+    """
+    result = [path for i, path in enumerate(paths_of(treedef)) if i not in definition.where]
+    fresh: dict[int, Path] = {}
     if definition.graph is not None:
         decoded = definition.graph.graphdef.decoded
         for leaf, source in enumerate(definition.graph.sources):
             if isinstance(source, Fresh):
-                path = decoded.path(decoded.leaf_frames[leaf])[1:]
-                fresh[source.number] = f"the new Variable '{path_text(path)}'"
-    return OutSettings(result, written, [fresh[i] for i in sorted(fresh)])
+                fresh[source.number] = decoded.path(decoded.leaf_frames[leaf])[1:]
+    return result, [fresh[i] for i in sorted(fresh)]
 
 
 def no_room(axis: tp.Any, value: tp.Any, name: str) -> str | None:
-    """What is wrong where one slice of an output has no room for the axis it is to get, or None."""
+    """The problem if an output cannot get its axis, because its slices have too few; or None."""
     if not isinstance(axis, int) or axis in (0, -1):
         return None
     for shape in map(jnp.shape, jax.tree_util.tree_leaves(value)):

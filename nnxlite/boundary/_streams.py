@@ -19,14 +19,14 @@ def is_random(call: CallDef, leaf: int) -> bool:
 def warn_of_streams(
     call: CallDef, leaves: tp.Iterable[int], warned: set[str], what: str, remedy: str
 ) -> None:
-    """Tell once of each random stream that draws the same keys again.
+    """Warn once of each random stream that draws the same keys again.
 
-    Recurrent layers start every sequence alike: nothing is said of their stream "carry".
+    Not of the stream "carry": recurrent layers start every sequence with the same keys.
 
     Args:
         call: the arguments.
         leaves: the broadcast leaves that were written.
-        warned: tags of the streams that were mentioned already.
+        warned: tags of the streams that the user was warned of.
         what: what happens to the stream.
         remedy: what to do instead.
     """

@@ -10,12 +10,7 @@ from nnxlite.checkpoint._errors import DamagedError as DamagedError
 from nnxlite.checkpoint._errors import MismatchError as MismatchError
 from nnxlite.checkpoint._errors import NotFoundError as NotFoundError
 from nnxlite.checkpoint._manager import Manager as Manager
-from nnxlite.checkpoint._mapping import Constant as Constant
-from nnxlite.checkpoint._mapping import Ignore as Ignore
-from nnxlite.checkpoint._mapping import Keep as Keep
 from nnxlite.checkpoint._mapping import Mapping as Mapping
-from nnxlite.checkpoint._mapping import MappingError as MappingError
-from nnxlite.checkpoint._mapping import Rule as Rule
 from nnxlite.checkpoint._operations import Cast as Cast
 from nnxlite.checkpoint._operations import Concatenate as Concatenate
 from nnxlite.checkpoint._operations import Rearrange as Rearrange
@@ -25,5 +20,10 @@ from nnxlite.checkpoint._operations import Tie as Tie
 from nnxlite.checkpoint._operations import Unstack as Unstack
 from nnxlite.checkpoint._report import Mismatch as Mismatch
 from nnxlite.checkpoint._report import Report as Report
+from nnxlite.checkpoint._rules import Constant as Constant
+from nnxlite.checkpoint._rules import Ignore as Ignore
+from nnxlite.checkpoint._rules import Keep as Keep
+from nnxlite.checkpoint._rules import MappingError as MappingError
+from nnxlite.checkpoint._rules import Rule as Rule
 from nnxlite.checkpoint._safetensors import load_safetensors as load_safetensors
 from nnxlite.checkpoint._safetensors import save_safetensors as save_safetensors

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import typing as tp
 from collections.abc import Iterator
 
 from nnxlite._errors import NnxError
 from nnxlite._untrusted import printable_lines
+from nnxlite.checkpoint._report import Report
 from nnxlite.distributed import ProcessError, agreed
-
-if tp.TYPE_CHECKING:
-    from nnxlite.checkpoint._report import Report
 
 
 class CheckpointError(NnxError, ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing as tp
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,15 @@ import numpy as np
 from nnxlite._patterns import Pattern
 from nnxlite.checkpoint._contents import PYTHON_TYPES, Contents, Leaf, Spec, spec_of
 from nnxlite.checkpoint._errors import CheckpointError, MismatchError
-from nnxlite.checkpoint._mapping import (
+from nnxlite.checkpoint._matching import check, compatible, match, nearest
+from nnxlite.checkpoint._operations import Tie, same_bits
+from nnxlite.checkpoint._report import Mismatch, Report
+from nnxlite.checkpoint._rules import (
     Constant,
     Conversion,
+    Entry,
     Ignore,
     Keep,
-    Mapping,
     Rule,
     any_matches,
     conversions,
@@ -26,9 +29,6 @@ from nnxlite.checkpoint._mapping import (
     names_of_constant,
     without_rule,
 )
-from nnxlite.checkpoint._matching import check, compatible, match, nearest
-from nnxlite.checkpoint._operations import Tie, same_bits
-from nnxlite.checkpoint._report import Mismatch, Report
 from nnxlite.filters import to_predicate
 
 
@@ -99,17 +99,17 @@ def load(
     model: tp.Any,
     *,
     only: tp.Any = ...,
-    mapping: Mapping | None = None,
+    entries: Sequence[Entry] | None = None,
     rename: tp.Mapping[str, str] | None = None,
     strict: bool = True,
     cast: bool | None = False,
 ) -> Report:
-    """Load what a source has into a model."""
+    """Load what a source has into a model; `entries` are those of a mapping."""
     contents, wanted = Contents(model), only_of(only)
-    if mapping is not None:
+    if entries is not None:
         if rename is not None:
             raise ValueError("Pass `mapping` or `rename`, not both: the rules of a mapping rename.")
-        comparison = compare(source, contents, wanted, mapping, strict=strict, cast=cast)
+        comparison = compare(source, contents, wanted, entries, strict=strict, cast=cast)
         contents.write(dict(comparison.read()))
         return comparison.report
     matching = match(
@@ -134,22 +134,22 @@ def compare(
     source: Source,
     contents: Contents,
     only: tp.Callable[[Leaf], bool],
-    mapping: Mapping,
+    entries: Sequence[Entry],
     *,
     strict: bool,
     cast: bool | None,
 ) -> Comparison:
     """What a mapping has to read from a source, once it is known to match."""
-    made = conversions(mapping, contents, strict)
+    made = conversions(entries, contents, strict)
     comparison = Comparison(source, contents, cast)
-    comparison.missing += without_rule(mapping, made, contents.leaves, only)
+    comparison.missing += without_rule(entries, made, contents.leaves, only)
     for conversion in made:
         names = [name for name in conversion.ours if only(contents.leaves[name])]
         if names:
             comparison.add(conversion, names)
     used = {name for conversion in made for name in conversion.foreign}
     ignored: list[Pattern] = []
-    for entry in mapping.entries:
+    for entry in entries:
         match entry:
             case Constant():
                 used.update(names_of_constant(entry, contents.leaves))

@@ -9,10 +9,11 @@ import typing as tp
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._errors import MOST_PATHS
 from nnxlite._patterns import Pattern
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, other_names
 from nnxlite.checkpoint._errors import CheckpointError, MismatchError
-from nnxlite.checkpoint._report import SHOWN, Mismatch, Report
+from nnxlite.checkpoint._report import Mismatch, Report
 
 Renaming: tp.TypeAlias = tp.Mapping[str, str]
 """Patterns of stored names, and what each becomes: `{"encoder.**": "backbone.**"}`."""
@@ -104,7 +105,8 @@ def match(
 
 
 def nearest(missing: tp.Sequence[str], left_over: tp.Sequence[str]) -> dict[str, str]:
-    near = {name: difflib.get_close_matches(name, left_over[:500], 1) for name in missing[:SHOWN]}
+    some = missing[:MOST_PATHS]
+    near = {name: difflib.get_close_matches(name, left_over[:500], 1) for name in some}
     return {name: found[0] for name, found in near.items() if found}
 
 

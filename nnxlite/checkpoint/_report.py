@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import typing as tp
 
+from nnxlite._errors import MOST_PATHS
 from nnxlite._untrusted import printable
-
-SHOWN = 8
-"""How many names of each kind a text lists."""
 
 
 class Mismatch(tp.NamedTuple):
@@ -117,5 +115,6 @@ class Report:
 
 
 def _line(title: str, names: tp.Sequence[tp.Any]) -> str:
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return f"{title}, {len(names):,}: {', '.join(printable(str(n)) for n in names[:SHOWN])}{more}"
+    more = f" and {len(names) - MOST_PATHS:,} more" if len(names) > MOST_PATHS else ""
+    shown = ", ".join(printable(str(name)) for name in names[:MOST_PATHS])
+    return f"{title}, {len(names):,}: {shown}{more}"

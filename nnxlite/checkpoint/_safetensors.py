@@ -13,9 +13,7 @@ from nnxlite.checkpoint._loading import load
 from nnxlite.checkpoint._mapping import Mapping
 from nnxlite.checkpoint._report import Report
 from nnxlite.checkpoint._saving import exported
-
-if tp.TYPE_CHECKING:
-    from nnxlite.filters import Filter
+from nnxlite.filters import Filter
 
 
 def save_safetensors(
@@ -64,7 +62,7 @@ def save_safetensors(
     target = Path(path)
     if target.is_dir() or target.suffix != SUFFIX:
         target = target / f"model{SUFFIX}"
-    outgoing = exported(model, only, mapping)
+    outgoing = exported(model, only, None if mapping is None else mapping.entries)
     check_specs(outgoing.specs)
     if jax.process_index() == 0:
         texts = {"format": "pt"} if metadata is None else metadata
@@ -120,6 +118,7 @@ def load_safetensors(
     /.../model.safetensors: 1 restored
     unexpected, 1: bias
     """
+    entries = None if mapping is None else mapping.entries
     return load(
-        Files(path), model, only=only, mapping=mapping, rename=rename, strict=strict, cast=cast
+        Files(path), model, only=only, entries=entries, rename=rename, strict=strict, cast=cast
     )

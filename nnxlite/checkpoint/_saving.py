@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import typing as tp
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +14,16 @@ import numpy as np
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, spec_of
 from nnxlite.checkpoint._errors import CheckpointError
 from nnxlite.checkpoint._loading import only_of
-from nnxlite.checkpoint._mapping import (
+from nnxlite.checkpoint._operations import same_bits
+from nnxlite.checkpoint._rules import (
     Constant,
     Conversion,
-    Mapping,
+    Entry,
     MappingError,
     conversions,
     names_of_constant,
     without_rule,
 )
-from nnxlite.checkpoint._operations import same_bits
 
 _PYTHON = {"Python bool": "bool", "Python int": "int64", "Python float": "float64"}
 """The dtypes that Python numbers are written in."""
@@ -60,14 +60,14 @@ def _alignment(piece: Piece) -> int:
     return -jnp.dtype(spec.dtype).itemsize
 
 
-def exported(model: tp.Any, only: tp.Any, mapping: Mapping | None) -> Exported:
-    """The arrays of a model, under foreign names if there is a mapping."""
+def exported(model: tp.Any, only: tp.Any, entries: Sequence[Entry] | None) -> Exported:
+    """The arrays of a model, under foreign names if there are entries of a mapping."""
     contents, wanted = Contents(model), only_of(only)
     for name, leaf in contents.leaves.items():
         if wanted(leaf):
             _check_concrete(name, leaf)
-    if mapping is not None:
-        return _mapped(contents, wanted, mapping)
+    if entries is not None:
+        return _mapped(contents, wanted, entries)
     return Exported(
         [
             Piece({name: _spec(leaf)}, lambda leaf=leaf: [_host(leaf)])
@@ -77,12 +77,14 @@ def exported(model: tp.Any, only: tp.Any, mapping: Mapping | None) -> Exported:
     )
 
 
-def _mapped(contents: Contents, only: tp.Callable[[Leaf], bool], mapping: Mapping) -> Exported:
+def _mapped(
+    contents: Contents, only: tp.Callable[[Leaf], bool], entries: Sequence[Entry]
+) -> Exported:
     leaves = contents.leaves
-    made = conversions(mapping, contents)
+    made = conversions(entries, contents)
     problems = [
         f"{name}: no rule is for it; add one, or Keep({name!r})."
-        for name in without_rule(mapping, made, leaves, only)
+        for name in without_rule(entries, made, leaves, only)
     ]
     wanted = [c for c in made if any(only(leaves[name]) for name in c.ours)]
     wanted.sort(key=lambda c: c.is_tied)  # the rule that a foreign array belongs to comes first
@@ -101,7 +103,7 @@ def _mapped(contents: Contents, only: tp.Callable[[Leaf], bool], mapping: Mappin
         dtype = dtypes[0] if conversion.cast is None else conversion.cast.name
         specs = {name: Spec(shape, dtype) for name, shape in conversion.foreign_shape.items()}
         pieces.append(Piece(specs, functools.partial(_saved, conversion, leaves)))
-    for name, value in _constants(mapping, leaves):
+    for name, value in _constants(entries, leaves):
         if name in owners:
             problems.append(f"{name}: it is a constant, and {owners[name].rule} is for it, too.")
         pieces.append(Piece({name: tp.cast(Spec, spec_of(value))}, lambda value=value: [value]))
@@ -115,8 +117,10 @@ def _mapped(contents: Contents, only: tp.Callable[[Leaf], bool], mapping: Mappin
     return Exported(pieces)
 
 
-def _constants(mapping: Mapping, names: tp.Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-    for entry in mapping.entries:
+def _constants(
+    entries: Sequence[Entry], names: tp.Iterable[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    for entry in entries:
         if isinstance(entry, Constant):
             value = np.asarray(entry.value)
             yield from ((name, value) for name in names_of_constant(entry, names))

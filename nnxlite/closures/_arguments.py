@@ -46,7 +46,7 @@ def _brought_by(call: CallDef) -> tuple[list[type], list[tp.Any]]:
     if cached is not None:
         return cached
     classes: list[type] = []
-    statics: list[tp.Any] = [box.value for _, box in getattr(call.extra, "hidden", ())]
+    statics: list[tp.Any] = [box.value for _, box in getattr(call.extra, "statics", ())]
     trees = [call.treedef]
     for token in call.graphdef.tokens:
         if isinstance(token, (ObjectDef, VariableDef)):

@@ -1,10 +1,10 @@
-"""Specs of the arguments of a function: from those that the user gives to one for each argument."""
+"""Specs of the arguments of a function: from the user's to one for each argument of a call."""
 
 from __future__ import annotations
 
-import inspect
 import typing as tp
 
+from nnxlite.boundary import names_by_position, parameters_of
 from nnxlite.transforms import Unbound, name_of
 
 
@@ -17,8 +17,8 @@ class ArgumentSpecs(tp.NamedTuple):
         fn: for what the function carries itself.
         args: for the first positional arguments, in order.
         kwargs: for arguments by name, positional or not.
-        exactly: name of the parameter with `args` or `kwargs`, where the call must give just these
-            positional arguments, or all the named ones; else empty.
+        exactly: name of the parameter with `args` or `kwargs`, if the call must give exactly these
+            positional arguments, or all the named ones; otherwise empty.
     """
 
     default: tp.Any
@@ -43,15 +43,15 @@ class ArgumentSpecs(tp.NamedTuple):
         kwargs: tp.Mapping[str, tp.Any],
         what: str,
     ) -> tp.Any:
-        """The specs of a call, in the form of `(args, kwargs)`, what the function carries first.
+        """The specs of a call, in the form of `(args, kwargs)`, those of carried arguments first.
 
         Args:
-            fun: the function, with all that it is bound to: a method, an object, a partial.
+            fun: the function as the user gave it: a method, an object, a partial.
             bound: its parts.
-            args, kwargs: what the call gives.
+            args, kwargs: the arguments of the call.
             what: the transform, in messages.
 
-        Raises ValueError for specs of arguments that are not there.
+        Raises ValueError for specs of arguments that are not given.
         """
         count, given = len(args), len(self.args)
         if self.exactly and not self.kwargs and given != count:
@@ -76,15 +76,12 @@ class ArgumentSpecs(tp.NamedTuple):
     ) -> list[str]:
         """The names of the positional arguments of a call, where there are specs by name.
 
-        Raises ValueError for a spec of an argument that is not there.
+        Raises ValueError for a spec of an argument that is not given.
         """
         if not self.kwargs:
             return []
-        try:
-            parameters = list(inspect.signature(fun).parameters.values())
-        except (TypeError, ValueError):
-            parameters = []
-        positional = [p.name for p in parameters[:count] if p.kind in _BY_POSITION]
+        parameters = parameters_of(fun) or []
+        positional = names_by_position(parameters[:count])
         known = [p.name for p in parameters]
         anything = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
         unknown = [name for name, _ in self.kwargs if name not in known and not anything]
@@ -100,6 +97,3 @@ class ArgumentSpecs(tp.NamedTuple):
                 "does not give. Pass them, or leave them out."
             )
         return positional
-
-
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -1,4 +1,4 @@
-"""Axes of leaves: the specs of `filter_vmap` and `filter_pmap`, and what is wrong with some axes."""
+"""Axes of leaves: the specs of `filter_vmap` and `filter_pmap`, and their checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUT_AXES = IN_AXES._replace(name="out_axes")
 
 
 def is_mapped(axis: tp.Any) -> bool:
-    """Whether a leaf is mapped; None and True send it whole to every slice, False makes it static."""
+    """Whether a leaf is mapped; None and True pass it whole to every slice, False makes it static."""
     return axis is not None and not isinstance(axis, bool)
 
 
@@ -59,11 +59,11 @@ def check_axes(what: str, tree: Leaves, axes: list[tp.Any], axis_size: int | Non
         sizes.add(shape[axis])
         mapped.append((place, leaf, axis))
     if len(sizes) > 1:
-        shown = [f"'{tree.text_of(p)}' {short_type(x)}: axis {a!r}" for p, x, a in mapped]
+        text = lambda one: f"'{tree.text_of(one[0])}' {short_type(one[1])}: axis {one[2]!r}"
         given = "" if axis_size is None else f", axis_size={axis_size}"
         raise ValueError(
             f"{what}: inconsistent sizes for array axes to be mapped. Mapped leaves: "
-            f"{listed(shown, SHOWN, '; ')}{given}."
+            f"{listed(mapped, SHOWN, text, between='; ')}{given}."
         )
     if not sizes:
         raise ValueError(

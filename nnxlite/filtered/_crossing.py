@@ -1,7 +1,7 @@
 """Crossing a JAX transform with leaves of any type: arrays are traced, the rest is static.
 
-On the way in, the leaves that are not traced become part of the key (`jit`) or are captured (the
-others).  On the way out, leaves that are not arrays travel as static data beside the `OutDef`.
+On the way in, leaves that are not traced become part of the key (`filter_jit`) or are captured (the
+other transforms).  On the way out, leaves that are not arrays cross as static data beside the `OutDef`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from nnxlite.transforms import (
     StaticArgument,
     Unbound,
     Wrapper,
+    boxed,
     call_object,
-    hidden_argument,
     rewrap,
     unbind,
     unwrapped,
@@ -50,10 +50,10 @@ def chosen_first(chosen: tp.Iterable[tp.Any]) -> Partition:
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """Leaves of which some are static.
+    """A division of leaves into groups, one of which is static.
 
     Attributes:
-        partition: the groups; the last one is that of the static leaves.
+        partition: the groups; the last one contains the static leaves.
         statics: the static leaves themselves.
     """
 
@@ -72,12 +72,12 @@ def divide(
 ) -> tuple[Division, list[list[tp.Any]]]:
     """The static leaves, which are the last group, and the other groups."""
     *groups, statics = partition.split(leaves)
-    return Division(partition, tuple(map(hidden_argument, statics))), groups
+    return Division(partition, tuple(map(boxed, statics))), groups
 
 
 @dataclasses.dataclass(frozen=True)
 class OutForm:
-    """The static side of what leaves a transform, static leaves included.
+    """The static side of the outputs of a transform, static leaves included.
 
     Attributes:
         definition: see `Outputs`.
@@ -98,14 +98,14 @@ Crossed = tuple[Fixed, list[tp.Any]]
 
 
 def take_out(out: Outputs) -> Crossed:
-    """What leaves a transform as static data and a list of arrays."""
+    """The outputs of a transform as static data and a list of arrays."""
     leaves, treedef = jax.tree_util.tree_flatten((out.result, out.written, out.fresh))
     division, (arrays,) = divide(leaves, chosen_first(map(is_array, leaves)))
     return Fixed(OutForm(out.definition, treedef, division)), arrays
 
 
 def put_back(inputs: Inputs, crossed: Crossed) -> tp.Any:
-    """Write back what left a transform; returns the caller's result."""
+    """Write the outputs of a transform back; returns the caller's result."""
     form: OutForm = crossed[0].value
     return replay(inputs, form.outputs(form.division.join(crossed[1])))
 
@@ -140,7 +140,7 @@ class Call(Leaves):
     """One call of a function: the leaves of its arguments.
 
     Attributes:
-        fun: the function without arguments that it carries.
+        fun: the function, without the arguments that it carries.
         num_bound: how many arguments the function carries; they come first.
     """
 
@@ -164,7 +164,7 @@ class Call(Leaves):
         return [owner(*place.path) for place in self.form.places]
 
     def text_of(self, place: ArgumentLeaf) -> str:
-        """Where a leaf is, for messages: by the name of its parameter."""
+        """The path of a leaf, for messages, from the name of its parameter."""
         call = self.form.call
         starts = (c.paths()[place.position] for c in (call, named_call(call, self.fun)))
         start, named = starts
@@ -176,12 +176,12 @@ class Call(Leaves):
         return inner, self.fun(*args, **kwargs)
 
     def run_out(self, leaves: tp.Sequence[tp.Any]) -> Crossed:
-        """The same, with what leaves the function as static data and arrays."""
+        """The same, with the outputs as static data and arrays."""
         inner, result = self.run(leaves)
         return take_out(leave(inner, result))
 
     def put_back(self, crossed: Crossed) -> tp.Any:
-        """Write back what left the call; returns the caller's result."""
+        """Write the outputs of the call back; returns the caller's result."""
         return put_back(self.inputs, crossed)
 
     def arguments(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, ...]:
@@ -206,7 +206,7 @@ class Filtered(Wrapper[P, R]):
 
 
 def inputs_of_call(bound: Unbound, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Inputs:
-    """The arguments of a call on their way in, after those that the function carries."""
+    """The arguments of a call, after those that the function carries."""
     if bound.args or bound.kwargs:
         args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
     return Inputs.of_call(tuple(args), kwargs)

@@ -1,4 +1,4 @@
-"""Derivative rules by hand, for functions of anything; and closures made explicit."""
+"""Custom derivative rules for functions of any pytrees; closures as explicit leaves."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def _is_zero(x: tp.Any) -> bool:
 class _Rule(Unequal, Filtered[P, R]):
     """Base of functions with a derivative rule.
 
-    They are equal to themselves only, as the rule is set after they are made.
+    Each is equal only to itself, since its rule is set after it is made.
 
     Attributes:
         differentiated: what the rule differentiates, in messages.
-        refusal: the class of the error where anything else is to be differentiated.
+        refusal: the class of the error if something else is differentiated.
     """
 
     differentiated: tp.ClassVar[str]
@@ -145,9 +145,9 @@ class FilterCustomJvp(_Rule[P, R]):
 
 
 def filter_custom_jvp(fn: tp.Callable[P, R]) -> FilterCustomJvp[P, R]:
-    """A function whose forward derivative is given by hand; `jax.custom_jvp` for arguments of any type.
+    """A function with a custom forward derivative; `jax.custom_jvp` for arguments of any type.
 
-    Differentiated are the floating-point and complex arrays of the positional arguments. The function
+    The floating-point and complex arrays of the positional arguments are differentiated. The function
     must not change its arguments.
 
     Args:
@@ -198,8 +198,7 @@ class FilterCustomVjp(_Rule[P, R]):
     def def_fwd(self, fn_fwd: F) -> F:
         """Set the forward rule, `(perturbed, vjp_arg, *args, **kwargs) -> (value, residuals)`.
 
-        `perturbed` has the form of `vjp_arg` and says of each leaf whether it is being
-        differentiated.
+        `perturbed` has the form of `vjp_arg`, with a bool for each leaf: whether it is differentiated.
         """
         self._fwd, self._perturbed = fn_fwd, True
         return fn_fwd
@@ -262,10 +261,10 @@ class FilterCustomVjp(_Rule[P, R]):
 
 
 def filter_custom_vjp(fn: tp.Callable[P, R]) -> FilterCustomVjp[P, R]:
-    """A function whose backward derivative is given by hand; `jax.custom_vjp` for anything.
+    """A function with a custom backward derivative; `jax.custom_vjp` for arguments of any type.
 
-    Differentiated are the floating-point and complex arrays of its first argument. Arguments, result
-    and residuals may be of any type. The function must not change its arguments.
+    The floating-point and complex arrays of its first argument are differentiated. Arguments, result and
+    residuals may be of any type. The function must not change its arguments.
 
     Args:
         fn: a function of anything; give its derivative with `defvjp`.
@@ -309,7 +308,7 @@ class _Traced(tp.NamedTuple):
 
 @jax.tree_util.register_pytree_node_class
 class ClosureConverted(tp.Generic[P, R]):
-    """A function with all that it captured as leaves, as `filter_closure_convert` returns it.
+    """A function whose captured arrays are leaves, as `filter_closure_convert` returns it.
 
     Attributes:
         consts: the captured arrays.
@@ -363,7 +362,7 @@ def _forms(arrays: tp.Iterable[tp.Any]) -> list[tp.Any]:
 def filter_closure_convert(
     fn: tp.Callable[P, R], *args: tp.Any, **kwargs: tp.Any
 ) -> ClosureConverted[P, R]:
-    """A function with every array it captured made explicit, as leaves of the function itself.
+    """A function whose captured arrays are explicit: they are leaves of the function itself.
 
     The function is traced for the example arguments, not run; call the result with arguments of the
     same structure, shapes, dtypes and static leaves. A `jax.ShapeDtypeStruct` is an example of an
@@ -378,7 +377,7 @@ def filter_closure_convert(
         has the shapes and dtypes of its result.
 
     Raises:
-        ValueError: (by the result) when it is called with other arguments than it was traced for.
+        ValueError: (by the result) for arguments of another form than the example.
 
     >>> import nnxlite as nnx, jax, jax.numpy as jnp
     >>> weight = jnp.array(3.0)

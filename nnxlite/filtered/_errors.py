@@ -5,7 +5,6 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite._errors import path_text, short_type
-from nnxlite._jax import is_compiling
 from nnxlite.boundary import ArgumentLeaf, Inner, leave
 from nnxlite.filtered._leaves import Leaves
 from nnxlite.variables import Variable
@@ -18,7 +17,7 @@ def not_a_prefix(
 
     Args:
         what: the spec.
-        tree, place: the tree, and the place of a leaf that the spec has nothing for.
+        tree, place: the tree, and a leaf for which the spec has no answer.
         part: the object in the spec.
         leaf: the leaf, where the tree has a leaf in place of an object.
     """
@@ -34,7 +33,7 @@ def not_a_prefix(
 def two_answers(
     what: str, tree: Leaves, leaf: int, place: ArgumentLeaf, one: tp.Any, other: tp.Any
 ) -> ValueError:
-    """The error for a leaf that gets one answer at its first place, and another at a further one."""
+    """The error for a shared leaf that gets different answers at two paths."""
     variable, first = tree.variable(leaf), tree.form.places[leaf]
     kind = type(variable).__name__ if isinstance(variable, Variable) else "leaf"
     return ValueError(
@@ -45,7 +44,7 @@ def two_answers(
 
 
 def must_be_traced(what: str, where: str, value: tp.Any) -> TypeError:
-    """The error for a leaf that was to be traced and is not an array."""
+    """The error for a leaf that must be traced and is not an array."""
     return TypeError(
         f"{what}: the leaf at '{where}' must be traced, but {short_type(value)} "
         f"{value!r} is neither an array nor a number."
@@ -53,7 +52,7 @@ def must_be_traced(what: str, where: str, value: tp.Any) -> TypeError:
 
 
 def refuse_writes(inner: Inner, what: str) -> None:
-    """Raise ValueError where a function changed its arguments and the change would be lost."""
+    """Raise ValueError where a function changed its arguments and the change would be dropped."""
     definition = leave(inner, None).definition
     if definition.written or definition.graph is not None:
         leaves = inner.call.graph_leaves()
@@ -62,19 +61,3 @@ def refuse_writes(inner: Inner, what: str) -> None:
             f"{what} changes its arguments ({names or 'their structure'}), and the change cannot "
             "leave it. Return the new value instead, and write it outside."
         )
-
-
-def refuse_shared_buffers(what: str, tree: Leaves, donated: tp.Sequence[bool]) -> None:
-    """Raise ValueError where one buffer would be donated twice, or donated and read."""
-    if not is_compiling():
-        return  # nothing is donated
-    buffers = {id(x) for x, d in zip(tree.leaves, donated) if d}
-    first: dict[int, int] = {}
-    for leaf, x in enumerate(tree.leaves):
-        if id(x) in buffers and first.setdefault(id(x), leaf) != leaf:
-            one, two = (tree.text_of(tree.form.places[i]) for i in (first[id(x)], leaf))
-            raise ValueError(
-                f"{what}: the same array buffer is donated at '{one}' and used at '{two}'. A donated "
-                "buffer can be used once: copy the array in one of the two places, share one "
-                "Variable between them, or do not donate."
-            )

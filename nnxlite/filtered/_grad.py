@@ -1,7 +1,7 @@
 """Derivatives with respect to some leaves of the arguments.
 
-Each function of objects becomes a function of the differentiated leaves alone; derivatives come back
-in trees of the arguments' own types, with None at every other leaf.
+Each function of objects becomes a function of the differentiated leaves alone; derivatives are returned
+in trees of the arguments' own types, with None at all other leaves.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ Aux = tp.TypeVar("Aux")
 Primals = tp.TypeVarTuple("Primals")
 
 
-class GradOptions(tp.NamedTuple):
-    """The options of `filter_grad` and its kin."""
+class FilterGradOptions(tp.NamedTuple):
+    """The options of `filter_grad`, `filter_value_and_grad` and the Jacobians."""
 
     name: str
     has_aux: bool
@@ -58,7 +58,7 @@ class GradOptions(tp.NamedTuple):
 class _Derivative(Filtered[..., tp.Any]):
     """Base of functions that differentiate another with respect to its first argument."""
 
-    options: GradOptions
+    options: FilterGradOptions
 
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -129,7 +129,7 @@ def _grad(fun: tp.Any, name: str, has_aux: bool, options: dict[str, tp.Any]) -> 
             f"{name} takes no argnums=: it differentiates its first argument. To differentiate "
             "several things, pass them together in a tuple as the first argument."
         )
-    chosen = GradOptions(name, has_aux, arg, tuple(options.items()))
+    chosen = FilterGradOptions(name, has_aux, arg, tuple(options.items()))
     return decorated(FilterGrad, fun, chosen)
 
 
@@ -224,11 +224,11 @@ def aligned(
     required: bool = False,
     error: type[Exception] = TypeError,
 ) -> list[tp.Any]:
-    """For each chosen leaf its tangent in another tree of the same form, None where there is none.
+    """For each chosen leaf its tangent, from another tree of the same form; None where it has none.
 
     Raises:
-        ValueError: where the other tree has a leaf that is not chosen, lacks one that is required, or
-            where two leaves differ in shape.
+        ValueError: where the other tree has a leaf that is not chosen, lacks a required one, or where
+            two leaves differ in shape.
         error: for a tangent of another dtype.
     """
     other = leaves_of(given)
@@ -314,7 +314,7 @@ class Derived(tp.NamedTuple):
         return self.partition.split(self.call.leaves)[0]
 
     def run(self, chosen: list[tp.Any]) -> tuple[list[tp.Any], tuple[Fixed, Crossed]]:
-        """The differentiated leaves of the result; its form, and all that leaves the call."""
+        """The differentiated leaves of the result; its form, and the outputs of the call."""
         rest = self.partition.split(self.call.leaves)[1]
         inner, result = self.call.run(self.partition.join(chosen, rest))
         tree = leaves_of(result[0] if self.has_aux else result)
@@ -364,8 +364,8 @@ def filter_jvp(
         kwargs: further arguments, which are constants.
 
     Returns:
-        `(fn(*primals), tangents_out)`; the latter in the form of the result, with None at leaves
-        that do not depend on what has a tangent.
+        `(fn(*primals), tangents_out)`; the latter in the form of the result, with None at leaves that do
+        not depend on a leaf with a tangent.
 
     Raises:
         ValueError: for tangents of another form, naming the path.
@@ -406,7 +406,7 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
 
     Args:
         fun: a function of `primals`; it may return anything.
-        primals: the arguments; differentiated are their floating-point and complex arrays.
+        primals: the arguments, whose floating-point and complex arrays are differentiated.
         has_aux: `fun` returns `(value, aux)`, of which only the value is differentiated.
 
     Returns:
@@ -464,7 +464,7 @@ def filter_jacfwd(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     """The Jacobian with respect to the first argument, by forward differentiation.
 
     Args:
-        fun: a function of anything that returns anything.
+        fun: a function of any pytrees that returns any pytree.
         has_aux: it returns `(value, aux)`; the result is then `(jacobian, aux)`.
 
     Returns:
@@ -475,7 +475,7 @@ def filter_jacfwd(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     >>> nnx.filter_jacfwd(lambda p: p[0] * p[1])((jnp.ones(2), 3))[0].tolist()
     [[3.0, 0.0], [0.0, 3.0]]
     """
-    return FilterJacobian(fun, GradOptions("filter_jacfwd", has_aux))
+    return FilterJacobian(fun, FilterGradOptions("filter_jacfwd", has_aux))
 
 
 @tp.overload
@@ -492,7 +492,7 @@ def filter_jacrev(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     As `filter_jacfwd` otherwise.
 
     Args:
-        fun: a function of anything that returns anything.
+        fun: a function of any pytrees that returns any pytree.
         has_aux: the function returns `(value, aux)`; the result is then `(jacobian, aux)`.
 
     Returns:
@@ -503,7 +503,7 @@ def filter_jacrev(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     >>> nnx.filter_jacrev(lambda p: p[0] * p[1])((jnp.ones(2), 3))[0].tolist()
     [[3.0, 0.0], [0.0, 3.0]]
     """
-    return FilterJacobian(fun, GradOptions("filter_jacrev", has_aux))
+    return FilterJacobian(fun, FilterGradOptions("filter_jacrev", has_aux))
 
 
 @tp.overload
@@ -518,7 +518,7 @@ def filter_hessian(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     """The Hessian with respect to the first argument.
 
     Args:
-        fun: a function of anything that returns anything, such as a scalar.
+        fun: a function of any pytrees that returns any pytree, such as a scalar.
         has_aux: the function returns `(value, aux)`; the result is then `(hessian, aux)`.
 
     Returns:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import typing as tp
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +14,14 @@ from nnxlite._jax import PyTreeDef
 from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
-    ArgumentNames,
     CallDef,
     Inputs,
     Operands,
     Partition,
-    argument_names,
     call_difference,
     describe,
     enter,
     leave,
-    of_arguments,
-    parameter_names,
 )
 from nnxlite.closures import Surroundings
 from nnxlite.filtered._arguments import ArgumentSpecs
@@ -39,15 +33,24 @@ from nnxlite.filtered._crossing import (
     put_back,
     take_out,
 )
-from nnxlite.filtered._errors import must_be_traced, refuse_shared_buffers
+from nnxlite.filtered._donation import (
+    DONATED,
+    GROUPS,
+    KEPT,
+    STATIC,
+    Donate,
+    refuse_shared_buffers,
+    without_warnings,
+)
+from nnxlite.filtered._errors import must_be_traced
 from nnxlite.filtered._leaves import Form, leaves_of
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
+from nnxlite.filtered._stages import FilterLowered, Staged
 from nnxlite.transforms import (
     CacheInfo,
     Core,
     Explanation,
-    Stage,
     StaticArgument,
     Traces,
     core_for,
@@ -59,13 +62,8 @@ from nnxlite.transforms import (
 )
 from nnxlite.variables import MISSING
 
-Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
-GROUPS = KEPT, DONATED, STATIC = "kept", "donated", "static"
-"""The groups of leaves: traced ones whose buffers stay or are given away, and those in the key."""
-
-
-class JitOptions(tp.NamedTuple):
+class FilterJitOptions(tp.NamedTuple):
     """The options of `filter_jit`."""
 
     donate: str
@@ -75,10 +73,10 @@ class JitOptions(tp.NamedTuple):
     max_traces: int | None = None
 
 
-class Key(tp.NamedTuple):
+class FilterJitKey(tp.NamedTuple):
     """What besides the structure of the arguments identifies a compiled program.
 
-    Where all leaves are traced and none is donated it is the context alone.
+    It is the context alone if all leaves are traced and none is donated.
 
     Attributes:
         context: settings in force.
@@ -91,16 +89,16 @@ class Key(tp.NamedTuple):
     values: PyTreeDef
 
 
-class JitCore(Core):
+class FilterJitCore(Core):
     """The compiled side of one function under one set of options."""
 
-    options: JitOptions
+    options: FilterJitOptions
     traced_late = True
 
     def __init__(
         self,
         funs: tuple[tp.Callable[..., tp.Any], ...],
-        options: JitOptions,
+        options: FilterJitOptions,
         seen: Surroundings | None = None,
     ) -> None:
         super().__init__(funs, options, seen)
@@ -113,16 +111,12 @@ class JitCore(Core):
             f"filter_jit({name_of(funs[0])})", funs[0], program, options.max_traces
         )
 
-    def names(self, call: CallDef) -> ArgumentNames:
-        """The names of the arguments of a call."""
-        return argument_names(call, of_arguments(parameter_names(self.fun)))
-
     def named(self, operands: Operands, donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
-        """The leaves that JAX is given, with the names of the arguments that they are of."""
+        """The leaves that JAX is given, with the names of their arguments."""
         call = operands.call
         names = self.names(call).leaves
         groups: tp.Sequence[tp.Any] = (names, [])
-        if isinstance(call.extra, Key):
+        if isinstance(call.extra, FilterJitKey):
             form = Form(call.treedef, call.where, call.graphdef, call.extra.values)
             inside = [
                 names[call.num_arrays + n] + "".join(f"[{k!r}]" for k in keys)
@@ -133,11 +127,11 @@ class JitCore(Core):
             yield from zip(group, leaves)
 
     def traced(self, operands: Operands, donated_leaves: list[tp.Any]) -> tp.Any:
-        """The function that JAX traces, from leaves to what leaves the call."""
+        """The function that JAX traces, from leaves to the outputs of the call."""
         call, leaves = operands.call, operands.leaves
         key: tp.Any = call.extra
         donated: tp.Collection[int] = ()
-        if isinstance(key, Key):
+        if isinstance(key, FilterJitKey):
             form = Form(call.treedef, call.where, call.graphdef, key.values)
             leaves = form.for_boundary(key.division.join(leaves, donated_leaves))
             donated = form.numbers([x == DONATED for x in key.division.partition.labels])
@@ -150,9 +144,9 @@ class JitCore(Core):
 
 
 def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
-    """The result with arrays where `out` says traced.
+    """The result, with arrays where `out` is true.
 
-    Raises ValueError for a traced value where it says static, TypeError for the opposite.
+    Raises ValueError for a traced value where `out` is false, TypeError for the opposite.
     """
     tree = leaves_of(result)
     leaves = []
@@ -175,17 +169,17 @@ class FilterJit(Filtered[P, R]):
     """A compiled function, as `filter_jit` returns it."""
 
     name = "filter_jit"
-    options: JitOptions
+    options: FilterJitOptions
 
-    def __init__(self, fun: tp.Any, options: JitOptions) -> None:
+    def __init__(self, fun: tp.Any, options: FilterJitOptions) -> None:
         super().__init__(fun, options)
-        self._core: JitCore = core_for(JitCore, (self.bound.fun,), options)
+        self._core: FilterJitCore = core_for(FilterJitCore, (self.bound.fun,), options)
         self._default = options.specs == ARRAYS and options.donate == "none"
 
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef, tp.Any]:
         """The arguments, the key of the program, and the groups of leaves that it takes."""
         inputs = inputs_of_call(self.bound, args, kwargs)
-        # What training loops do, arrays only and nothing donated, needs no look at each leaf; it is
+        # Training loops pass arrays only and donate nothing: no leaf needs a check of its own. That is
         # 1.4x of `jax.jit` for 72 arrays, and would be 2.3x (benchmarks/filtered.py).
         if self._default and only_arrays(inputs.leaves):
             call = inputs.define(context_key())
@@ -194,8 +188,8 @@ class FilterJit(Filtered[P, R]):
         call = inputs.define(key)
         return inputs, call, (Operands(call, kept), donated)
 
-    def _divided(self, call: Call, args: tp.Any, kwargs: tp.Any) -> tuple[Key, tp.Any]:
-        """The key and the groups, where each leaf is looked at."""
+    def _divided(self, call: Call, args: tp.Any, kwargs: tp.Any) -> tuple[FilterJitKey, tp.Any]:
+        """The key and the groups, from a check of each leaf."""
         traced = self._traced(call, args, kwargs)
         groups = [KEPT if t else STATIC for t in traced]
         if self.options.donate != "none":
@@ -203,12 +197,12 @@ class FilterJit(Filtered[P, R]):
         partition = Partition(tuple(groups), GROUPS)
         kept, donated, _ = partition.split(call.leaves)
         division = Division(partition, self._boxes(call, partition.positions[2]))
-        return Key(context_key(), division, call.form.values), (kept, donated)
+        return FilterJitKey(context_key(), division, call.form.values), (kept, donated)
 
     def _traced(self, call: Call, args: tp.Any, kwargs: tp.Any) -> list[bool]:
         """Whether each leaf is traced.
 
-        Raises TypeError for one that must be and cannot be.
+        Raises TypeError for a leaf that must be traced and cannot be.
         """
         if self.options.specs == ARRAYS:
             return are_arrays(call.leaves)
@@ -220,12 +214,12 @@ class FilterJit(Filtered[P, R]):
         return traced
 
     def _donate(self, call: Call, groups: list[str]) -> None:
-        """Move the leaves whose buffers are given away to their group."""
+        """Move the donated leaves to their group."""
         spare_first = self.options.donate.endswith("except-first")
         for number, (leaf, owner) in enumerate(zip(call.leaves, call.owners())):
             if groups[number] == KEPT and is_array(leaf) and not (spare_first and owner == 0):
                 groups[number] = DONATED
-        refuse_shared_buffers(repr(self), call, [group == DONATED for group in groups])
+        refuse_shared_buffers(repr(self), call, groups)
 
     def _boxes(self, call: Call, numbers: list[int]) -> tuple[StaticArgument, ...]:
         """Static leaves, given by number, as part of a key.
@@ -260,7 +254,7 @@ class FilterJit(Filtered[P, R]):
             return run_donating(core.jitted, groups, finish, lambda: core.named(*groups))
 
     def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
-        """A call up to the point where JAX takes over."""
+        """A call, ready for JAX."""
         inputs, definition, groups = self._enter(args, kwargs)
         finish, core = functools.partial(put_back, inputs), self._core
         difference = lambda key: call_difference(*map(core.in_words, (key, definition)))
@@ -268,7 +262,7 @@ class FilterJit(Filtered[P, R]):
         return Staged(definition, core.jitted, groups, finish, named, difference=difference)
 
     def explain(self) -> Explanation:
-        """Why this function was compiled last; see `JitWrapped.explain`."""
+        """Why this function was last compiled; see `JitWrapped.explain`."""
         return self._core.traces.explain()
 
     def cache_info(self) -> CacheInfo:
@@ -283,77 +277,6 @@ class FilterJit(Filtered[P, R]):
 
 ARRAYS = ArgumentSpecs.given(is_array, is_array, (), None)
 """The specs by default: arrays are traced, and all else is static."""
-
-
-@contextlib.contextmanager
-def without_warnings(donate: str) -> tp.Iterator[None]:
-    """Without JAX's warnings of buffers that are not reused, unless `donate=` asks for them."""
-    if not donate.startswith("all"):
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        yield
-
-
-class Staged(tp.NamedTuple):
-    """A call of a compiled function, before it is made.
-
-    Attributes:
-        key: the same object for all calls of the same program.
-        jitted: JAX's function.
-        groups: its arguments.
-        finish: from JAX's result to the caller's.
-        named: gives the arrays among the arguments, with their names.
-        program: the function that JAX traces, where the caller needs it.
-        difference: how the structure of the arguments differs from that of another key, in words.
-    """
-
-    key: tp.Any
-    jitted: tp.Any
-    groups: tp.Sequence[tp.Any]
-    finish: tp.Callable[[tp.Any], tp.Any]
-    named: tp.Callable[[], tp.Iterable[tuple[str, tp.Any]]]
-    program: tp.Any = None
-    difference: tp.Callable[[tp.Any], str] = lambda key: ""
-
-
-class FilterLowered(Stage[R]):
-    """A lowered function; `compile` makes it callable."""
-
-    @classmethod
-    def of(cls, owner: tp.Any, args: tp.Any, kwargs: tp.Any) -> FilterLowered[R]:
-        """Lower the program of a call."""
-        staged = owner.staged(args, kwargs)
-        return cls(owner, staged.key, staged.jitted.lower(*staged.groups))
-
-    @property
-    def lowered(self) -> tp.Any:
-        """JAX's own object."""
-        return self._stage
-
-    def compile(self, *args: tp.Any, **kwargs: tp.Any) -> FilterCompiled[R]:
-        """Compile the program, with options as for `jax.stages.Lowered.compile`."""
-        return FilterCompiled(self._wrapped, self._call, self._stage.compile(*args, **kwargs))
-
-
-class FilterCompiled(Stage[R]):
-    """A compiled function for arguments of one structure."""
-
-    @property
-    def compiled(self) -> tp.Any:
-        """JAX's own object."""
-        return self._stage
-
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
-        staged = tp.cast(tp.Any, self._wrapped).staged(args, kwargs)
-        if staged.key is not self._call:
-            what = staged.difference(self._call)
-            raise TypeError(
-                f"{self._wrapped!r} was compiled for arguments of another structure: "
-                f"{what or 'the static leaves, or settings, differ'}. Lower and compile it for these."
-            )
-        return run_donating(self._stage, staged.groups, staged.finish, staged.named)
 
 
 @tp.overload
@@ -393,7 +316,7 @@ def filter_jit(
     max_traces: int | None = None,
     **jitkwargs: tp.Any,
 ) -> tp.Any:
-    """Compile a function of anything: arrays are traced, everything else is static.
+    """Compile a function of any pytrees: arrays are traced, everything else is static.
 
     Arguments and results may be any pytrees and graph objects, with leaves of any type. What the
     function writes into objects stays there, as with `nnx.jit`. Equal static leaves compile once.
@@ -401,14 +324,14 @@ def filter_jit(
     Args:
         fun: the function; a bound method or callable object enters with its arrays traced. Without
             it a decorator is returned.
-        donate: whose arrays the call may reuse: `"all"`, `"all-except-first"` (argument), `"none"`;
+        donate: the arguments whose arrays the call may reuse: `"all"`, `"all-except-first"`, `"none"`;
             with `"warn"` and `"warn-except-first"` JAX warns of those it could not use.
         default: a spec of the traced leaves in every argument: a bool, a function of a leaf, a Variable
             filter, or a prefix of these.
         fn: the same for the function itself.
         args: the same for the first positional arguments, in order.
         kwargs: the same for arguments by name, positional or not.
-        out: the same for the result: leaves that must be arrays, and those that must not depend on one.
+        out: the same for the result: which leaves must be arrays; the others must not depend on one.
         max_traces: how many times the function may be traced; one more raises RuntimeError with the
             reason.
         jitkwargs: as for `jax.jit`.
@@ -419,7 +342,7 @@ def filter_jit(
 
     Raises:
         ValueError: for a static leaf that is unhashable, or a spec that is not a prefix.
-        TypeError: for a leaf that is to be traced and is not an array or number.
+        TypeError: for a leaf that must be traced and is not an array or number.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> @nnx.filter_jit
@@ -437,5 +360,5 @@ def filter_jit(
                 "by leaf. Use args=, kwargs= and donate=."
             )
     specs = ArgumentSpecs.given(default, fn, args, kwargs)
-    options = JitOptions(donate, specs, out, tuple(jitkwargs.items()), max_traces)
+    options = FilterJitOptions(donate, specs, out, tuple(jitkwargs.items()), max_traces)
     return decorated(FilterJit, fun, options)

@@ -1,9 +1,9 @@
 """A tree as a list of leaves, and back, with its sharing.
 
-Leaves are what a user would call so: arrays, numbers, functions and so on at the ends of a pytree,
-and, in the graph objects of the tree, the values of Variables and of data attributes.  A Variable
-(or object) with several paths is one: its value is one leaf, and the tree that is built again refers
-to it by all of these paths.  None is not a leaf.
+Leaves are what a user expects: arrays, numbers, functions and so on at the ends of a pytree, and, in
+its graph objects, the values of Variables and of data attributes.  A Variable (or object) with several
+paths is one: its value is one leaf, and the rebuilt tree refers to it by all of these paths.  None is
+not a leaf.
 
 `Leaves` are the leaves of one tree; its `Form` is everything else, and builds trees of other leaves.
 """
@@ -33,7 +33,7 @@ IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
 
 
 class _Closed:
-    """A part of a tree that is to be one leaf, whatever it is."""
+    """A part of a tree that counts as one leaf."""
 
     __slots__ = ("value",)
 
@@ -52,7 +52,7 @@ def close(tree: tp.Any, is_leaf: IsLeaf) -> tp.Any:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Everything about a tree but its leaves, of which those in graph objects come last.
+    """Everything about a tree except its leaves, of which those in graph objects come last.
 
     Attributes:
         treedef, where, graphdef: see `CallDef`.
@@ -66,16 +66,16 @@ class Form:
 
     @functools.cached_property
     def call(self) -> CallDef:
-        """The tree for the boundary; not interned, as static data of a tree may be unhashable."""
+        """The tree for the boundary; not interned, because static data of a tree may be unhashable."""
         return CallDef(self.treedef, self.where, self.graphdef, None)
 
     def for_boundary(self, leaves: tp.Sequence[tp.Any]) -> list[tp.Any]:
-        """Leaves as the boundary takes them: the values of graph leaves as wholes."""
+        """Leaves in the form of the boundary, where a graph leaf may have a pytree as its value."""
         count = self.call.num_arrays
         return [*leaves[:count], *jax.tree_util.tree_unflatten(self.values, leaves[count:])]
 
     def enter(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
-        """The tree with these leaves, and what the boundary needs to let it out again."""
+        """The tree with these leaves, and the objects that `leave` needs."""
         return enter(self.call, self.for_boundary(leaves))
 
     def build(self, leaves: tp.Sequence[tp.Any]) -> tp.Any:
@@ -91,7 +91,7 @@ class Form:
 
     @functools.cached_property
     def places(self) -> list[ArgumentLeaf]:
-        """Where each leaf is; the first place where it has several."""
+        """The path of each leaf; the first one of a leaf with several."""
         places, count = self.call.leaves(), self.call.num_arrays
         return places[:count] + [
             places[count + number]._replace(path=(*places[count + number].path, *end))
@@ -99,7 +99,7 @@ class Form:
         ]
 
     def further_places(self) -> tp.Iterator[tuple[int, ArgumentLeaf]]:
-        """The other places of leaves that have several, each with the position of the leaf."""
+        """The further paths of leaves that have several, each with the position of the leaf."""
         leaves: dict[int, list[tuple[int, Path]]] = {}
         for leaf, (number, end) in enumerate(self.inside, self.call.num_arrays):
             leaves.setdefault(number, []).append((leaf, end))
@@ -125,7 +125,7 @@ class Leaves:
     """The leaves of a tree.
 
     Attributes:
-        inputs: the tree on its way through the boundary.
+        inputs: the tree, for the boundary.
         leaves: the leaves.
         form: everything else.
     """
@@ -138,11 +138,11 @@ class Leaves:
         self.form = _form(inputs, values)
 
     def text_of(self, place: ArgumentLeaf) -> str:
-        """Where a leaf is, for messages."""
+        """The path of a leaf, for messages."""
         return place.text(0)
 
     def variable(self, leaf: int) -> tp.Any:
-        """What a Variable filter looks at: the Variable that contains a leaf, or the leaf itself."""
+        """What Variable filters see: the Variable that contains a leaf, or the leaf itself."""
         form = self.form
         if leaf < form.call.num_arrays:
             return self.leaves[leaf]
@@ -152,9 +152,9 @@ class Leaves:
 
 
 def _form(inputs: Inputs, values: PyTreeDef) -> Form:
-    """The form of a tree: the same object for equal ones, so that its places are worked out once.
+    """The form of a tree: the same object for equal ones, so that its paths are computed once.
 
-    Key: the structure of the tree, and of the values in it. Nothing makes it invalid. It is dropped with
+    Key: the structure of the tree, and of the values in it. Nothing invalidates it. It is dropped with
     the interned CallDef, of which a plan keeps 64. Threads may make equal ones; the first one stays.
     Bench: a call of `filter_jit(donate="all-except-first")` with 72 arrays, 230 us for 1,280 without it.
     """

@@ -1,7 +1,7 @@
 """`filter_vmap` and `filter_pmap`: an axis for each leaf.
 
-Inside the mapping every mapped result has its new axis in front, because JAX asks for the axes
-before the function runs; outside it is moved to where `out_axes` says.
+Inside, every mapped result has its new axis in front, because JAX needs the axes before the function
+runs; outside, the axis is moved to the position in `out_axes`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import path_text
-from nnxlite._jax import key_name
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
     CallDef,
     Fixed,
-    Fresh,
     Outputs,
     Partition,
     Source,
@@ -27,21 +25,29 @@ from nnxlite.boundary import (
     is_root,
     leave,
     named_call,
+    output_paths,
     output_settings,
     replay,
 )
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._axes import IN_AXES, OUT_AXES, check_axes, is_mapped
 from nnxlite.filtered._crossing import Call, Division, Filtered, OutForm, divide
-from nnxlite.filtered._errors import must_be_traced, refuse_shared_buffers
-from nnxlite.filtered._jit import DONATED, GROUPS, KEPT, FilterLowered, Staged, without_warnings
+from nnxlite.filtered._donation import (
+    DONATED,
+    GROUPS,
+    KEPT,
+    refuse_shared_buffers,
+    without_warnings,
+)
+from nnxlite.filtered._errors import must_be_traced
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import answers, root_parts
+from nnxlite.filtered._stages import FilterLowered, Staged
 from nnxlite.graph import Path
 from nnxlite.transforms import (
     PerFunction,
+    boxed,
     decorated,
-    hidden_argument,
     marks_errors,
     passed_through,
     run_donating,
@@ -51,10 +57,10 @@ from nnxlite.transforms import (
 from nnxlite.variables import MISSING
 
 OUT_GROUPS = FRONT, WHOLE, STATIC = "front", "whole", "static"
-"""What leaves a mapping: with the mapped axis in front, the same in all slices, or not an array."""
+"""The groups of outputs: with the mapped axis in front, the same in all slices, or not an array."""
 
 
-class MapOptions(tp.NamedTuple):
+class FilterMapOptions(tp.NamedTuple):
     """The options of a mapping transform.
 
     Attributes:
@@ -76,7 +82,7 @@ class FilterVmap(Filtered[P, R]):
     """A function over slices of its arguments, as `filter_vmap` returns it."""
 
     name = "filter_vmap"
-    options: MapOptions
+    options: FilterMapOptions
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         staged, donate = self.staged(args, kwargs), self.options.donate
@@ -94,7 +100,7 @@ class FilterVmap(Filtered[P, R]):
         return staged.finish(out)
 
     def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
-        """A call up to the point where JAX takes over."""
+        """A call, ready for JAX."""
         call, options = self.call(args, kwargs), self.options
         specs = options.in_axes
         spec = specs.of_call(self.__wrapped__, self.bound, args, kwargs, repr(self))
@@ -103,7 +109,7 @@ class FilterVmap(Filtered[P, R]):
         may_donate = options.donate != "none"
         groups = [_group(axis, leaf, may_donate) for axis, leaf in zip(axes, call.leaves)]
         if may_donate:
-            refuse_shared_buffers(repr(self), call, [group == DONATED for group in groups])
+            refuse_shared_buffers(repr(self), call, groups)
         division, (kept, donated) = divide(call.leaves, Partition(tuple(groups), GROUPS))
         key, program, mapped = self._program(call, division, tuple(axes), spec)
         # JAX needs one mapped argument to know the size of the axis
@@ -119,7 +125,7 @@ class FilterVmap(Filtered[P, R]):
     def _program(
         self, call: Call, division: Division, axes: tuple[tp.Any, ...], spec: tp.Any
     ) -> tp.Any:
-        """A key that equal calls have in common, the program, and JAX's function of its leaves."""
+        """The key, which equal calls share, the program, and JAX's function of its leaves."""
         program = _Program(call, division, axes, spec, self.options.out_axes)
         return None, program, self._transform(jax.vmap, program)
 
@@ -154,14 +160,14 @@ class FilterPmap(FilterVmap[P, R]):
             return program, self._transform(jax.pmap, program, donate_argnums=(2,))
 
         key = call.inputs.define((traced_context(), division, axes, call.form.values))
-        return key, *_programs.get(call.fun, (key, hidden_argument(self.options)), make)
+        return key, *_programs.get(call.fun, (key, boxed(self.options)), make)
 
     def lower(self, *args: tp.Any, **kwargs: tp.Any) -> FilterLowered:
         """Lower the function for these arguments, without running it."""
         return FilterLowered.of(self, args, kwargs)
 
 
-# `jax.pmap` compiles again for each new function that it is given, so the one for equal calls is kept.
+# `jax.pmap` compiles again for each new function that it is given, so equal calls share a cached one.
 # Key: the user's function; structure, static leaves, axes, settings in force, options. It is dropped
 # with the function, or when there are more than 64 for it. Threads: two may make the same, one stays.
 # Without it every call compiles (test_pmap in tests/filtered/test_mapped.py counts the traces).
@@ -212,7 +218,7 @@ class _Program:
     def _take_out(
         self, out: Outputs, inputs: list[tp.Any]
     ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
-        """What leaves: static data, mapped arrays, and those that are the same in all slices."""
+        """The outputs: static data, mapped arrays, and those that are the same in all slices."""
         leaves, treedef = jax.tree_util.tree_flatten((out.result, out.written, out.fresh))
         paths, axes = self._out_axes_of(out, inputs)
         for path, leaf, axis in zip(paths, leaves, axes):
@@ -230,7 +236,7 @@ class _Program:
         return Fixed((form, final_axes)), list(map(jnp.asarray, front)), whole
 
     def _out_axes_of(self, out: Outputs, inputs: list[tp.Any]) -> tuple[list[Path], list[tp.Any]]:
-        """The path and the final axis of each leaf of what leaves."""
+        """The path and the final axis of each output leaf."""
 
         def axis_of(setting: tp.Any, path: Path, variable: tp.Any, source: Source) -> tp.Any:
             leaves = jax.tree_util.tree_leaves(source.pick(values_in, out.fresh))
@@ -265,7 +271,7 @@ class _Program:
         return paths, axes
 
     def explained(self, error: ValueError) -> str:
-        """JAX's complaint, in terms of the user's results where it is about one of them."""
+        """JAX's message, with the path of the result if it is about one of them."""
         batched = re.search(r"out_axes\[2\]\[(\d+)\]", str(error))
         if batched is None:
             return str(error)
@@ -277,27 +283,15 @@ class _Program:
 
 def _out_paths(call: CallDef, out: Outputs) -> list[Path]:
     """The path of each output: of the result, of written leaves, of new ones."""
-    definition, treedef = out.definition, out.definition.treedef
-    if treedef is None:
-        treedef = jax.tree_util.tree_structure(out.result)
-    tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-    pairs = enumerate(jax.tree_util.tree_leaves_with_path(tree))
-    paths: list[Path] = [
-        ("result", *map(key_name, keys)) for i, (keys, _) in pairs if i not in definition.where
-    ]
+    arrays, fresh = output_paths(out.definition, out.treedef)
     came_in = call.graph_leaves()
-    paths += [came_in[number].path[1:] for number in definition.written]
-    fresh: dict[int, Path] = {}
-    if definition.graph is not None:
-        decoded = definition.graph.graphdef.decoded
-        for leaf, source in enumerate(definition.graph.sources):
-            if isinstance(source, Fresh):
-                fresh[source.number] = ("result", *decoded.path(decoded.leaf_frames[leaf])[1:])
-    return paths + [fresh[i] for i in sorted(fresh)]
+    written = [came_in[number].path[1:] for number in out.definition.written]
+    result, new = ([("result", *path) for path in paths] for paths in (arrays, fresh))
+    return [*result, *written, *new]
 
 
 def _outputs(fixed: Fixed, front: tp.Sequence[tp.Any], whole: tp.Sequence[tp.Any]) -> Outputs:
-    """What left a mapping, each array with its axis where it belongs."""
+    """The outputs of a mapping, with the axes of arrays in their final positions."""
     form, axes = fixed.value
     arrays = map(jnp.asarray, front)  # `jax.vmap` gives back NumPy arrays that pass through as such
     moved = [x if axis == 0 else jnp.moveaxis(x, 0, axis) for x, axis in zip(arrays, axes)]
@@ -334,7 +328,7 @@ def _mapped(
     else:
         specs = ArgumentSpecs(in_axes, arrays, None)
     jax_options = (("axis_name", axis_name), *more.items())
-    options = MapOptions(specs, out_axes, axis_size, donate, jax_options)
+    options = FilterMapOptions(specs, out_axes, axis_size, donate, jax_options)
     return decorated(kind, fun, options)
 
 

@@ -1,4 +1,4 @@
-"""Partition and combine: a tree as the sum of two, and back."""
+"""`partition` and `combine`: a tree split into two by its leaves, and joined again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def filter(
 
     Raises:
         ValueError: for a spec that is not a prefix of the tree, or one that selects a shared Variable
-            in one place and not in another.
+            by one path and not by another.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter([jnp.array(1.0), "name"], nnx.is_array)
@@ -53,7 +53,7 @@ def filter(
 
 
 def _leaves(tree: tp.Any, spec: tp.Any, is_leaf: IsLeaf | None) -> Leaves:
-    """The leaves of a tree; `is_leaf` is asked only about parts below the literals of the spec."""
+    """The leaves of a tree; `is_leaf` is called only for parts below the literals of the spec."""
     if is_leaf is None:
         return leaves_of(tree)
     ends = lambda part: is_root(part) or MASK.is_literal(part)

@@ -1,4 +1,4 @@
-"""Predicates: questions about one leaf of a tree, used as specs of what to trace or differentiate."""
+"""Predicates of leaves, used as specs of which ones to trace or to differentiate."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def is_array(element: tp.Any) -> tp.TypeGuard[jax.Array | np.ndarray]:
 
 
 def only_arrays(leaves: tp.Sequence[tp.Any]) -> bool:
-    """Whether all leaves are arrays by their class; cheap for many leaves, as classes are few."""
+    """Whether all leaves are of classes of arrays; cheap for many leaves, as they have few classes."""
     return all(issubclass(kind, _ARRAYS) for kind in set(map(type, leaves)))
 
 
 def are_arrays(leaves: tp.Sequence[tp.Any]) -> list[bool]:
-    """`is_array` of each leaf; a class of arrays is asked about once."""
+    """`is_array` of each leaf; each class is checked once."""
     by_class = {kind: issubclass(kind, _ARRAYS) for kind in set(map(type, leaves))}
     return [by_class[type(leaf)] or is_array(leaf) for leaf in leaves]
 

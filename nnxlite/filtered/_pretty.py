@@ -56,7 +56,7 @@ def _leaf_text(leaf: tp.Any, style: _Style) -> str:
     return repr(leaf) if is_array(leaf) or struct else short(leaf)
 
 
-def _level(value: tp.Any, style: _Style) -> Text | None:
+def _opened(value: tp.Any, style: _Style) -> Text | None:
     if is_array(value) or isinstance(value, jax.ShapeDtypeStruct) or style.truncate_leaf(value):
         return None
     return open_up(value)
@@ -68,7 +68,7 @@ def _lines(value: tp.Any, style: _Style, used: int, outer: tuple[int, ...]) -> s
     It is one line if that fits, and always where the width is infinite; `outer` are the ids of the
     values around it.
     """
-    text = _level(value, style)
+    text = _opened(value, style)
     if text is None:
         return _leaf_text(value, style)
     if id(value) in outer:

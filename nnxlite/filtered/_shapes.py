@@ -1,4 +1,4 @@
-"""Programs and shapes of functions of anything; checkpoints, shardings and callbacks."""
+"""Programs and shapes of functions of any pytrees; checkpoints, shardings and callbacks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ T = tp.TypeVar("T")
 def filter_make_jaxpr(
     fun: tp.Callable[P, R],
 ) -> tp.Callable[P, tuple[ClosedJaxpr, tp.Any, tp.Any]]:
-    """The program of a function of anything.
+    """The program of a function of any pytrees.
 
     Arrays and `jax.ShapeDtypeStruct`s among the arguments are traced, all else is static. Leaves that
-    the function carries (a module that is called, say) are constants of the program.
+    the function carries (such as those of a module that is called) are constants of the program.
 
     Args:
-        fun: a function of anything.
+        fun: a function of any pytrees.
 
     Returns:
         A function of example arguments that gives `(closed_jaxpr, shapes, statics)`: the program; the
@@ -74,7 +74,7 @@ def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.A
         args, kwargs: its arguments, with arrays or `jax.ShapeDtypeStruct`s.
 
     Returns:
-        The result, with `jax.ShapeDtypeStruct`s for arrays and all other leaves as they are.
+        The result, with `jax.ShapeDtypeStruct`s for arrays; all other leaves are unchanged.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.filter_eval_shape(lambda x, name: (x @ x.T, name), jnp.ones((2, 3)), "gram")
@@ -108,7 +108,7 @@ def filter_checkpoint(
     """A function whose intermediate values are computed again on the backward pass.
 
     Args:
-        fun: a function of anything; without it a decorator is returned.
+        fun: a function of any pytrees; without it a decorator is returned.
         prevent_cse, policy: as for `jax.checkpoint`.
 
     Returns:
@@ -145,7 +145,7 @@ SHARDING = SpecKind(
 
 
 def filter_shard(x: T, device_or_shardings: tp.Any) -> T:
-    """A tree with its arrays on a device, or sharded; other leaves are as they were.
+    """A tree with its arrays on a device, or sharded; other leaves are unchanged.
 
     Under `jit` it constrains the shardings. Graph objects in the result are new.
 
@@ -209,9 +209,9 @@ def filter_pure_callback(
 
     Args:
         callback: a function without side effects; it gets concrete arrays.
-        args, kwargs: its arguments; leaves that are not arrays reach it as they are.
+        args, kwargs: its arguments; leaves that are not arrays are passed unchanged.
         result_shape_dtypes: the form of its result: a `jax.ShapeDtypeStruct` for each array; other
-            leaves are returned as they are.
+            leaves are returned unchanged.
         sharding, vmap_method: as for `jax.pure_callback`.
         vectorized: the older name of `vmap_method="legacy_vectorized"` and `"sequential"`.
 

@@ -1,6 +1,6 @@
-"""What type checkers know of `filter_grad` and `filter_value_and_grad`.
+"""Types of `filter_grad` and `filter_value_and_grad` for type checkers.
 
-The gradient has the type of the first argument, which is known from the call.
+The gradient has the type of the first argument of the call.
 """
 
 from __future__ import annotations

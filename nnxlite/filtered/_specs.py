@@ -16,7 +16,7 @@ import jax
 
 from nnxlite import filters
 from nnxlite._errors import path_text, short_type
-from nnxlite.boundary import ArgumentLeaf, is_root
+from nnxlite.boundary import ArgumentLeaf, is_root, template_of
 from nnxlite.filtered._errors import not_a_prefix, two_answers
 from nnxlite.filtered._leaves import Form, Leaves
 from nnxlite.filtered._walk import children
@@ -41,12 +41,12 @@ def is_filter(literal: tp.Any) -> bool:
 
 
 class SpecKind(tp.NamedTuple):
-    """What the answers of a spec are.
+    """The kind of the answers of a spec.
 
     Attributes:
         name: of the spec, in messages.
         is_answer: whether a literal is an answer by itself.
-        needs: what literals may be, in messages.
+        needs: the valid literals, in messages.
         matched, unmatched: the answer of a filter that matches, or does not.
     """
 
@@ -137,16 +137,14 @@ def root_parts(form: Form, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
 
 def _by_position(form: Form, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
     """The part of a spec that belongs to each argument leaf or root."""
-    treedef = form.treedef
     stop = lambda x: is_root(x) or kind.is_literal(x)
     parts, spec_def = jax.tree_util.tree_flatten(spec, is_leaf=stop)
-    tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
     try:
-        below = spec_def.flatten_up_to(tree)
+        below = spec_def.flatten_up_to(template_of(form.treedef))
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"{kind.name} is not a prefix of the tree: it has the structure {spec_def}, the tree "
-            f"has {treedef}. ({error})"
+            f"has {form.treedef}. ({error})"
         ) from None
     out: list[tp.Any] = []
     for part, tree_below in zip(parts, below):

@@ -1,12 +1,12 @@
 """`tree_at`: a tree with some parts replaced.
 
-The tree is copied with a mark in place of every leaf.  `where` is called with this copy, and the
-parts that it returns are recognised by identity.  A second copy has leaves again in place of the
-marks, and the replacements.
+The tree is copied with a mark in place of every leaf.  `where` is called with this copy, and the parts
+that it returns are recognised by identity.  A second copy has the leaves again in place of the marks,
+and the replacements.
 
-None is the same object wherever it is, so it cannot be recognised; and it cannot have a mark, as
-`where` may ask whether something is None.  If `where` returns a None, it is called a second time,
-with a mark in place of every None.
+Every None is the same object, so it cannot be recognised; and it cannot have a mark, because `where`
+may check whether something is None.  If `where` returns a None, it is called a second time, with a mark
+in place of every None.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Mark:
 
 
 class _Empty(tuple):
-    """An empty tuple that is not identical with all others."""
+    """An empty tuple with an identity of its own."""
 
     __slots__ = ()
 
@@ -219,7 +219,7 @@ def _check_parts(parts: list[tp.Any], marked: tp.Any) -> None:
 def _replacement(
     part: tp.Any, value: tp.Any, replace_fn: tp.Callable[[tp.Any], tp.Any] | None
 ) -> tp.Callable[[tp.Any], tp.Any]:
-    """From the old part to the new one; for a Variable, a bare value becomes one of the same kind."""
+    """From the old part to the new one; a value for a Variable becomes a Variable of the same kind."""
 
     def replace(old: tp.Any) -> tp.Any:
         if isinstance(old, Variable):
@@ -239,11 +239,11 @@ def tree_at(
     replace_fn: tp.Callable[[tp.Any], tp.Any] = MISSING,
     is_leaf: IsLeaf | None = None,
 ) -> T:
-    """A tree with some of its parts replaced; the tree itself stays as it is.
+    """A tree with some of its parts replaced; the tree itself is not changed.
 
     Graph objects in the result are new, with the types and the sharing of the old; a shared Variable
-    is one part. Where a Variable is replaced by anything but a Variable or None, its kind and metadata
-    stay, and its value is new.
+    is one part. Where a Variable is replaced by a value other than a Variable or None, it keeps its kind
+    and metadata.
 
     Args:
         where: a function from the tree to one of its parts (a leaf or node of its argument) or a
@@ -255,12 +255,12 @@ def tree_at(
         is_leaf: parts for which it is true are leaves.
 
     Returns:
-        A tree of the structure of `pytree` but for the parts that were replaced.
+        A tree of the structure of `pytree`, except for the parts that were replaced.
 
     Raises:
         ValueError: unless exactly one of `replace` and `replace_fn` is given; where `where` returns
-            anything but parts of the tree, a part twice, or a part inside another; where the number
-            of replacements differs from that of parts; for a path that does not exist.
+            something that is not a part of the tree, a part twice, or a part in another; where the
+            numbers of parts and replacements differ; for a path that does not exist.
 
     >>> import nnxlite as nnx
     >>> nnx.tree_at(lambda t: t["a"][1], {"a": [1, 2], "b": 3}, replace=0)

@@ -20,7 +20,7 @@ T = tp.TypeVar("T")
 
 
 def apply_updates(model: T, updates: tp.Any) -> T:
-    """A tree with updates added; where an update is None the leaf stays as it is.
+    """A tree with updates added; where an update is None the leaf is unchanged.
 
     Args:
         model: any pytree, or a graph object. It is not changed; the result has its sharing.
@@ -30,7 +30,7 @@ def apply_updates(model: T, updates: tp.Any) -> T:
         A tree of the structure of `model`; graph objects in it are new.
 
     Raises:
-        ValueError: for updates of another structure, naming the path, or of what is None.
+        ValueError: for updates of another structure, naming the path, or an update of a None.
 
     >>> import nnxlite as nnx
     >>> nnx.apply_updates([1.0, "name"], [0.5, None])

@@ -1,6 +1,6 @@
 """Walking trees level by level, and copying them with their sharing.
 
-Recursion is written as generators and run by a loop, so that no depth meets the recursion limit.
+Recursion is written as generators and run by a loop, so that depth is not limited.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def children(value: tp.Any, also: tuple[type, ...] = ()) -> list[tuple[Path, tp.
 
 
 class _Keys(tp.NamedTuple):
-    """The form of a dict, whose keys need not be of one type, as they must be for JAX."""
+    """The form of a dict, whose keys may be of several types, unlike for JAX."""
 
     keys: tuple[tp.Any, ...]
 
@@ -79,10 +79,10 @@ def lead_of(values: Values) -> tp.Any:
 
 
 class Copier:
-    """Copies a tree, with its sharing; subclasses say what becomes of its parts.
+    """Copies a tree, with its sharing; subclasses define the copies of its parts.
 
-    Several trees may be walked in step: `values` are what they have at one path, None where one has
-    nothing.  The first that is not None, the lead, gives the form, and what is static in objects.
+    Several trees may be walked together: `values` are their parts at one path, None where a tree has
+    none.  The first that is not None, the lead, gives the form, and the static parts of objects.
 
     Args:
         what: the function that copies, for messages.
@@ -101,11 +101,11 @@ class Copier:
         return run_deep(self.part((), trees, False))
 
     def stops(self, lead: tp.Any) -> bool:
-        """Whether a part is not opened, but a leaf of its own."""
+        """Whether a part is a leaf, and not walked into."""
         return False
 
     def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
-        """What stands for a leaf in the copy.
+        """The copy of a leaf.
 
         Args:
             path, values: of the leaf.
@@ -117,7 +117,7 @@ class Copier:
         """Called for each static attribute of a copied object."""
 
     def part(self, path: Path, values: Values, in_container: bool) -> Steps:
-        """What stands for a part in the copy."""
+        """The copy of a part."""
         lead = lead_of(values)
         if lead is None or self.stops(lead):
             return self.leaf(path, values, in_container)
@@ -206,11 +206,11 @@ def combined(
     what: str,
     is_leaf: tp.Callable[[tp.Any], bool] | None = None,
 ) -> tp.Any:
-    """Trees joined leaf by leaf: `fun(*leaves)`, None where a tree has nothing.
+    """Trees joined leaf by leaf: `fun(*leaves)`, with None where a tree has no leaf.
 
-    The first tree that is not None gives the form at each path, and what is static in objects: their
-    static attributes, and in their containers all that is not data. Where all the trees are None, or
-    all but one below a container, `fun` still decides about every leaf.
+    The first tree that is not None gives the form at each path, and the static parts of objects: their
+    static attributes, and everything in their containers that is not data. `fun` decides about every
+    leaf, also where all trees, or below a container all but one, are None.
 
     Raises ValueError naming the path where two trees differ in structure.
     """

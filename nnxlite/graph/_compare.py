@@ -13,7 +13,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text
+from nnxlite._errors import listed, path_text
 from nnxlite._jax import Ref
 from nnxlite._statics import content_key
 from nnxlite._text import safely, short
@@ -162,9 +162,8 @@ def differences_text(differences: tp.Sequence[Difference]) -> str:
     >>> differences_text([Difference(("mode",), "setting", "a", "b")])
     "'mode': 'a' became 'b'"
     """
-    more = f" and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
-    shown = [f"'{path_text(one.path)}': {one.words}" for one in differences[:SHOWN]]
-    return "; ".join(shown) + more
+    text = lambda one: f"'{path_text(one.path)}': {one.words}"
+    return listed(differences, SHOWN, text, between="; ")
 
 
 class _Attribute(StaticDef):

@@ -18,21 +18,18 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite._text import Atom, Entry, Shown, Text
+from nnxlite._outline import Shown
+from nnxlite._text import Atom, Entry, Text
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
 from nnxlite.graph._kinds import DICT, TUPLE
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode
 from nnxlite.variables import VariableDef
 
-if tp.TYPE_CHECKING:
-    from nnxlite.graph._graphdef import GraphDef
-
 _EVERY_VARIABLE_HAS = ("hijax", "ref", "eager_sharding")
 
 
-def graphdef_node(graphdef: GraphDef[tp.Any]) -> Text:
+def graphdef_node(decoded: Decoded) -> Text:
     """One level of a graph definition; a single root is shown as the definition itself."""
-    decoded = graphdef.decoded
     objects, leaves = len(decoded.children), decoded.num_leaves
     comment = (
         f"{objects} object{'s' * (objects != 1)}, {leaves} {'leaf' if leaves == 1 else 'leaves'}"

@@ -149,18 +149,16 @@ def select(seen: View, filters: tuple[Filter, ...], *, exhaustive: bool = True) 
     leaves = seen.leaves
     programs, rest = seen.graphdef.groups(filters, leaves)
     if rest and exhaustive:
-        left = [f"{path_text(seen.graphdef.paths[i])} ({_kind_name(leaves[i])})" for i in rest]
+        paths = seen.graphdef.paths
+        text = lambda i: f"{path_text(paths[i])} ({type(leaves[i]).__name__})"
         raise ValueError(
-            f"Non-exhaustive filters, got a non-empty remainder: no filter matches {listed(left)}. Add "
-            "a filter for them, or `...` as the last one to match all remaining elements."
+            "Non-exhaustive filters, got a non-empty remainder: no filter matches "
+            f"{listed(rest, text=text)}. Add a filter for them, or `...` as the last one to match all "
+            "remaining elements."
         )
     if seen.graphdef.is_leaf:
         return [leaves[0] if p.leaves else State({}) for p in programs]
     return [p.build([leaves[i] for i in p.leaves]) for p in programs]
-
-
-def _kind_name(leaf: tp.Any) -> str:
-    return type(leaf).__name__
 
 
 @tp.overload
@@ -427,7 +425,7 @@ def _leaves_by_path(definition: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -
     missing = [path for path, number in numbers.items() if out[number] is _MISSING]
     if missing or surplus:
         parts = [
-            f"{word} {listed([repr(path_text(p)) for p in paths])}"
+            f"{word} {listed(paths, text=lambda path: repr(path_text(path)))}"
             for word, paths in (("missing", missing), ("unknown", surplus))
             if paths
         ]

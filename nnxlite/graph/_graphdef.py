@@ -13,8 +13,9 @@ import jax
 
 from nnxlite import filters
 from nnxlite._interning import Table
+from nnxlite._outline import Shown
 from nnxlite._state import FlatState, State
-from nnxlite._text import Shown, Text
+from nnxlite._text import Text
 from nnxlite._typing import ApplyCaller
 from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
 from nnxlite.graph._defs import (
@@ -144,7 +145,7 @@ class GraphDef(Shown, tp.Generic[N]):
         return self
 
     def __nnx_text__(self) -> Text:
-        return graphdef_node(self)
+        return graphdef_node(self.decoded)
 
     # derived facts, each worked out once -------------------------------------------------------
 

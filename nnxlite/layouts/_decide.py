@@ -17,7 +17,8 @@ from nnxlite._state import content
 from nnxlite._text import mesh_text
 from nnxlite.graph import Path, find_duplicates, iter_graph
 from nnxlite.layouts._layers import Choice, by_columns, by_rows, choices, is_linear, is_of_experts
-from nnxlite.layouts._layout import Layout, Placement
+from nnxlite.layouts._layout import Layout
+from nnxlite.layouts._placement import Placement
 from nnxlite.layouts._plan import WORDS, AnyMesh, Plan, Rule, names_in
 from nnxlite.layouts._specs import names_in_spec, spec_text, ways
 from nnxlite.sharding import get_var_pspec

@@ -12,6 +12,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from nnxlite._text import human_bytes, mesh_text
+from nnxlite.layouts._picture import draw
+from nnxlite.layouts._placement import Placement
 from nnxlite.layouts._plan import AnyMesh, Plan
 from nnxlite.layouts._specs import spec_text, ways
 
@@ -20,46 +22,6 @@ if tp.TYPE_CHECKING:
 
 MOST_ROWS = 60
 """How many rows the text of a layout has; those of the largest arrays."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where one array lies.
-
-    Attributes:
-        path: attribute names, keys and indices.
-        shape: of the whole array.
-        dtype: its name.
-        spec: for each array axis the mesh axis (or axes) that divides it, or None.
-        bytes: of the whole array.
-        bytes_per_device: of the part on each device.
-        why: what decided, or why every device has the whole array.
-
-    >>> import nnxlite as nnx
-    >>> mesh = nnx.make_mesh(data=-1)
-    >>> layout = nnx.plan_layout(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), mesh, "fsdp")
-    >>> kernel = next(entry for entry in layout.entries if entry.name == "kernel")
-    >>> tuple(kernel.spec), kernel.why
-    (('data', None), 'fsdp')
-    """
-
-    path: tuple[tp.Any, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    spec: PartitionSpec
-    bytes: int
-    bytes_per_device: int
-    why: str
-
-    @property
-    def name(self) -> str:
-        """The path, joined by dots."""
-        return ".".join(map(str, self.path))
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether every device has the whole array."""
-        return not any(self.spec)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -178,9 +140,7 @@ class Layout:
         Raises:
             ImportError: without matplotlib.
         """
-        from nnxlite.layouts._picture import draw
-
-        figure = draw(self)
+        figure = draw(self.rows(), self.mesh)
         if path is not None:
             figure.savefig(path)
         return figure

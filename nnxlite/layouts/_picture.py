@@ -8,30 +8,31 @@ import numpy as np
 
 from nnxlite._errors import importing
 from nnxlite._text import clip, human_bytes
+from nnxlite.layouts._placement import Placement
+from nnxlite.layouts._plan import AnyMesh
 from nnxlite.layouts._specs import parts_of, spec_text, ways
 
 if tp.TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from nnxlite.layouts._layout import Layout
 
 MOST_ROWS = 32
 MOST_DEVICES = 64
 """How much fits a picture: the largest arrays, and the first devices."""
 
 
-def draw(layout: Layout) -> Figure:
-    """The picture of a layout; see `Layout.draw`."""
+def draw(rows: list[tuple[str, list[Placement]]], mesh: AnyMesh) -> Figure:
+    """The picture of a layout, from its rows; see `Layout.draw`."""
     with importing('Drawing a layout needs matplotlib: pip install "nnxlite[examples]".'):
         from matplotlib.figure import Figure
 
-    rows = sorted(layout.rows(), key=lambda row: -sum(entry.bytes for entry in row[1]))[:MOST_ROWS]
-    axes = tuple(layout.mesh.shape.items())
+    entries = [entry for _, same in rows for entry in same]
+    rows = sorted(rows, key=lambda row: -sum(entry.bytes for entry in row[1]))[:MOST_ROWS]
+    axes = tuple(mesh.shape.items())
     devices = int(np.prod([size for _, size in axes]))
     shown = min(devices, MOST_DEVICES)
-    parts = np.array([_shades(same[0], layout, axes, shown) for _, same in rows])
-    whole = [entry.bytes_per_device for entry in layout if entry.is_replicated]
-    divided = layout.bytes_per_device - sum(whole)
+    parts = np.array([_shades(same[0], mesh, axes, shown) for _, same in rows])
+    whole = sum(entry.bytes_per_device for entry in entries if entry.is_replicated)
+    divided = sum(entry.bytes_per_device for entry in entries) - whole
 
     figure = Figure(figsize=(6 + 0.25 * shown, 2.2 + 0.24 * len(rows)), layout="constrained")
     grid, bars = figure.subplots(2, 1, height_ratios=[max(len(rows), 4), 4], sharex=True)
@@ -42,12 +43,10 @@ def draw(layout: Layout) -> Figure:
     grid.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
     grid.grid(which="minor", color="white", linewidth=1)
     grid.tick_params(which="both", length=0)
-    mesh = " x ".join(f"{name} {size}" for name, size in axes)
-    grid.set_title(f"Parts by device ({mesh}); one colour, one part", fontsize=9)
+    described = " x ".join(f"{name} {size}" for name, size in axes)
+    grid.set_title(f"Parts by device ({described}); one colour, one part", fontsize=9)
     bars.bar(range(shown), [divided] * shown, color="tab:blue", label="divided")
-    bars.bar(
-        range(shown), [sum(whole)] * shown, bottom=divided, color="tab:gray", label="replicated"
-    )
+    bars.bar(range(shown), [whole] * shown, bottom=divided, color="tab:gray", label="replicated")
     bars.yaxis.set_major_formatter(lambda size, _: human_bytes(int(size)))
     bars.tick_params(labelsize=7)
     more = f" (the first {shown} of {devices:,})" if shown < devices else ""
@@ -56,13 +55,13 @@ def draw(layout: Layout) -> Figure:
     return figure
 
 
-def _shades(entry: tp.Any, layout: Layout, axes: tp.Any, shown: int) -> list[float]:
+def _shades(entry: Placement, mesh: AnyMesh, axes: tp.Any, shown: int) -> list[float]:
     """A number from 0 to 1 for the part of each device; NaN, which is not drawn, for all of it."""
-    count = ways(entry.spec, layout.mesh)
+    count = ways(entry.spec, mesh)
     parts = parts_of(entry.spec, axes)[:shown]
     return [np.nan if count == 1 else part / (count - 1) for part in parts]
 
 
-def _label(name: str, same: list[tp.Any]) -> str:
+def _label(name: str, same: list[Placement]) -> str:
     count = f"{len(same)} x " if len(same) > 1 else ""
     return f"{clip(name, 48)}  {count}{same[0].shape}  {spec_text(same[0].spec)}"

@@ -24,7 +24,8 @@ import jax
 
 from nnxlite._errors import TraceContextError
 from nnxlite._jax import describe_trace, own_annotations, trace_state
-from nnxlite._text import Shown, Text, object_node
+from nnxlite._outline import Shown
+from nnxlite._text import Text, object_node
 from nnxlite._together import Writes
 from nnxlite.graph import (
     ARRAY,

@@ -10,17 +10,14 @@ import jax
 
 from nnxlite._errors import MOST_PATHS, path_text
 from nnxlite._patterns import Pattern
+from nnxlite._typing import P, R, RematPolicy
 from nnxlite.graph import is_graph_node
 from nnxlite.objects import Module, iter_modules, observed
 from nnxlite.transforms import name_of, remat
 
-P = tp.ParamSpec("P")
-R = tp.TypeVar("R")
-Policy = tp.Callable[..., bool]
-
 
 def remat_layers(
-    f: tp.Callable[P, R], policies: tp.Mapping[str, Policy | None]
+    f: tp.Callable[P, R], policies: tp.Mapping[str, RematPolicy | None]
 ) -> tp.Callable[P, R]:
     """A function in which some modules of its arguments are called under `nnx.remat`.
 
@@ -52,7 +49,7 @@ def remat_layers(
 
     @functools.wraps(f)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        chosen: dict[int, Policy | None] = {}
+        chosen: dict[int, RematPolicy | None] = {}
         used, names, methods = set[str](), list[str](), list[tuple[type, str]]()
         for model in jax.tree.leaves((args, kwargs), is_leaf=is_graph_node):
             for path, module in iter_modules(model) if isinstance(model, Module) else ():

@@ -93,9 +93,7 @@ def compare(expected: tp.Any, got: tp.Any, *, what: str, of: str | None = None) 
 def _difference(title: str, some: tp.Iterable[Path], others: tp.Iterable[Path]) -> str:
     others = set(others)
     only = [path_text(p) for p in some if p not in others]
-    if not only:
-        return ""
-    return f"{title}: {listed(only)}"
+    return f"{title}: {listed(only)}" if only else ""
 
 
 def _shape(value: tp.Any) -> tp.Any:

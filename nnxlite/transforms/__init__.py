@@ -1,4 +1,4 @@
-"""Transforms: JAX's own, over the one boundary."""
+"""Transforms: those of JAX, for functions of mutable objects."""
 
 from nnxlite.transforms._arguments import positional as positional
 from nnxlite.transforms._arguments import traced_context as traced_context
@@ -13,6 +13,7 @@ from nnxlite.transforms._core import Core as Core
 from nnxlite.transforms._core import core_for as core_for
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
 from nnxlite.transforms._donation import run_donating as run_donating
+from nnxlite.transforms._donation import shared_buffer as shared_buffer
 from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import value_and_aux as value_and_aux
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
@@ -44,9 +45,9 @@ from nnxlite.transforms._wrapper import StaticArgument as StaticArgument
 from nnxlite.transforms._wrapper import Unbound as Unbound
 from nnxlite.transforms._wrapper import Unequal as Unequal
 from nnxlite.transforms._wrapper import Wrapper as Wrapper
+from nnxlite.transforms._wrapper import boxed as boxed
 from nnxlite.transforms._wrapper import call_object as call_object
 from nnxlite.transforms._wrapper import decorated as decorated
-from nnxlite.transforms._wrapper import hidden_argument as hidden_argument
 from nnxlite.transforms._wrapper import name_of as name_of
 from nnxlite.transforms._wrapper import program_name as program_name
 from nnxlite.transforms._wrapper import rewrap as rewrap

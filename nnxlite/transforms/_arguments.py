@@ -1,4 +1,4 @@
-"""Arguments of transformed functions: static ones, those chosen by number or name, and complaints."""
+"""Arguments of transformed functions: static ones, those chosen by number or name, and their errors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from nnxlite._config import context_key
 from nnxlite._errors import path_text
 from nnxlite._jax import key_name
 from nnxlite._statics import UnhashableStatic, static_key
-from nnxlite.boundary import CallDef, Inputs, parameter_names
+from nnxlite.boundary import CallDef, Inputs, names_by_position, parameter_names, parameters_of
 from nnxlite.closures import replaced_functions
 from nnxlite.transforms._wrapper import (
     StaticArgument,
     Unbound,
-    hidden_argument,
+    boxed,
     holds_object,
     name_of,
 )
@@ -24,7 +24,7 @@ from nnxlite.variables import Variable
 
 
 def traced_context() -> tp.Any:
-    """What else a trace depends on: the settings in force, and functions of JAX that are replaced."""
+    """What else a trace depends on: the settings in force, and replaced functions of JAX."""
     return context_key(), replaced_functions()
 
 
@@ -39,7 +39,7 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
             "values would be constants of the program. Make the argument a traced one."
         )
     try:
-        hash(value)  # a list has a key, but may change while a program that has seen it lives on
+        hash(value)  # a list has a key, but a cached program would not see a later change of it
         key = static_key(value)
         hash(key)
     except (UnhashableStatic, TypeError):
@@ -53,7 +53,7 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
 
 
 def _shown(name: int | str, fun: tp.Callable[..., tp.Any]) -> str:
-    """An argument that is given by number or name, by its name if that is known."""
+    """The name of an argument that is given by number or name, if it is known."""
     known = parameter_names(fun)
     return repr(known[name] if isinstance(name, int) and 0 <= name < len(known) else name)
 
@@ -64,7 +64,7 @@ def with_statics(
     kwargs: dict[str, tp.Any],
     first: int = 0,
 ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
-    """Arguments with the static ones put back; `first` is the number of the first that is given."""
+    """Arguments with the static ones inserted; `first` is the number of the first argument given."""
     if not statics:
         return args, kwargs
     out = list(args)
@@ -77,24 +77,24 @@ def with_statics(
     return tuple(out), kwargs
 
 
-Hidden = tuple[tuple[int, StaticArgument], ...]
-"""Arguments that JAX never sees, by number; None is passed in their positions."""
+Statics = tuple[tuple[int, StaticArgument], ...]
+"""Static arguments, by number; JAX is given None in their positions."""
 
 
-def hide(
+def blank_statics(
     args: tuple[tp.Any, ...], numbers: tp.Iterable[int], first: int, name: str
-) -> tuple[tuple[tp.Any, ...], Hidden]:
-    """Arguments with None in place of the static ones, and these.
+) -> tuple[tuple[tp.Any, ...], Statics]:
+    """The arguments with None in place of the static ones, and the static ones.
 
     Args:
         args: the arguments.
         numbers: which are static, negative ones from the end.
-        first: how many arguments will come before these in the call.
+        first: how many arguments come before these in the call.
         name: of the transform and its function, for the message.
 
     Raises ValueError for a number out of range.
     """
-    left, hidden = list(args), []
+    left, statics = list(args), []
     for number in numbers:
         if not -len(args) <= number < len(args):
             raise ValueError(
@@ -102,15 +102,15 @@ def hide(
                 f"arguments; numbers from {-len(args)} to {len(args) - 1} are possible."
             )
         number %= len(args)
-        hidden.append((first + number, hidden_argument(args[number])))
+        statics.append((first + number, boxed(args[number])))
         left[number] = None
-    return tuple(left), tuple(sorted(hidden, key=lambda pair: pair[0]))
+    return tuple(left), tuple(sorted(statics, key=lambda pair: pair[0]))
 
 
-def reveal(args: tuple[tp.Any, ...], hidden: Hidden) -> list[tp.Any]:
-    """The inverse of `hide`."""
+def fill_statics(args: tuple[tp.Any, ...], statics: Statics) -> list[tp.Any]:
+    """The inverse of `blank_statics`."""
     out = list(args)
-    for number, box in hidden:
+    for number, box in statics:
         out[number] = box.value
     return out
 
@@ -139,21 +139,17 @@ def select_arguments(
 ) -> Selection:
     """Arguments given by number or name; each also under its other name, as `jax.jit` does.
 
-    Raises ValueError for a number or name that the function cannot have.
+    Raises ValueError for a number or name that the function does not have.
     """
     numbers, names = set(as_tuple(argnums)), set(as_tuple(argnames))
     if not numbers and not names:
         return _NOTHING
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
+    parameters = parameters_of(fun)
+    if parameters is None:
         return Selection(frozenset(numbers), frozenset(names))
-    kinds = inspect.Parameter
-    positional = [
-        p.name for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-    ]
-    variadic = any(p.kind is kinds.VAR_POSITIONAL for p in parameters)
-    keywords = any(p.kind is kinds.VAR_KEYWORD for p in parameters)
+    positional = names_by_position(parameters)
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
     count = len(positional)
     for number in list(numbers):
         if not -count <= number < count and not variadic:
@@ -171,7 +167,7 @@ def select_arguments(
                 f"{what}_argnames={argnames!r}: {name_of(fun)} has no argument {name!r}; it has "
                 f"{sorted(known)}."
             )
-    by_name = {p.name for p in parameters if p.kind is not kinds.POSITIONAL_ONLY}
+    by_name = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
     names |= {positional[n] for n in numbers if 0 <= n < count and positional[n] in by_name}
     numbers |= {positional.index(name) for name in names if name in positional}
     return Selection(frozenset(numbers), frozenset(names))
@@ -203,66 +199,59 @@ def positional(
     last: int,
     bound: int,
 ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
-    """Arguments up to number `last` made positional, where they were given by keyword."""
+    """Arguments up to number `last` moved to their positions, where they were given by keyword."""
     if last < len(args):
         return args, kwargs
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())[bound:]
-    except (TypeError, ValueError):
-        return args, kwargs
+    parameters = (parameters_of(fun) or [])[bound:]
     moved, rest = list(args), dict(kwargs)
     for parameter in parameters[len(args) : last + 1]:
-        wanted = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        wanted = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         if not wanted or parameter.name not in rest:
             break
         moved.append(rest.pop(parameter.name))
     return tuple(moved), rest
 
 
-def by_position(
+def positional_with_defaults(
     fun: tp.Callable[..., tp.Any],
     args: tuple[tp.Any, ...],
     kwargs: dict[str, tp.Any],
     bound: Unbound,
     wanted: int,
 ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
-    """Keyword arguments put at their positions, where a setting for each position finds them.
+    """Keyword arguments moved to their positions, for which there are settings.
 
-    Defaults fill the gaps between, and further positions as long as fewer than `wanted` are given.
-    What has no position stays a keyword.
+    Defaults fill the gaps in between, and further positions until there are `wanted` arguments.
+    Keyword-only arguments stay keywords.
 
     Args:
         fun: the function.
-        args, kwargs: what the call gives.
-        bound: what the function carries already.
+        args, kwargs: the arguments of the call.
+        bound: the parts of the function, with the arguments that it carries.
         wanted: for how many positions there are settings.
     """
     if not kwargs and len(args) >= wanted:
         return args, kwargs
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())[len(bound.args) :]
-    except (TypeError, ValueError):
-        return args, kwargs
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = {p.name: i for i, p in enumerate(parameters) if p.kind in kinds}
-    last = max((names.get(name, -1) for name in kwargs), default=-1)
+    parameters = (parameters_of(fun) or [])[len(bound.args) :]
+    names = names_by_position(parameters)
+    last = max((names.index(name) for name in kwargs if name in names), default=-1)
     out, rest = list(args), dict(kwargs)
     for parameter in parameters[len(args) : max(last + 1, wanted)]:
         if parameter.name not in names or parameter.name in bound.kwargs:
             break
         if parameter.name in rest:
             out.append(rest.pop(parameter.name))
-        elif parameter.default is not inspect.Parameter.empty:
+        elif parameter.default is not parameter.empty:
             out.append(parameter.default)
         else:
-            return args, kwargs  # the call itself will say what is missing
+            return args, kwargs  # the call itself raises for the missing one
     return tuple(out), rest
 
 
 def check_arguments(
     name: str, fun: tp.Callable[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
 ) -> None:
-    """Raise TypeError where the function of a transform cannot be called like this."""
+    """Raise TypeError where the function of a transform cannot be called with these arguments."""
     try:
         signature = inspect.signature(fun)
     except (TypeError, ValueError):
@@ -274,7 +263,7 @@ def check_arguments(
 
 
 class naming_arguments:
-    """A context in which JAX's complaint about an argument that is not an array names the argument.
+    """A context in which JAX's error for an argument that is not an array names the argument.
 
     Args:
         name: of the transform and its function.
@@ -305,7 +294,7 @@ class naming_arguments:
 
 
 def _no_array(call: CallDef, inputs: Inputs) -> tuple[str, tp.Any] | None:
-    """The first leaf of some arguments that JAX does not know, with its path."""
+    """The first leaf of some arguments that JAX does not accept, with its path."""
     for leaf, value in sorted(zip(call.leaves(), inputs.leaves), key=lambda pair: pair[0].position):
         for part in jax.tree_util.tree_leaves(value):
             if not _is_array(part):

@@ -1,4 +1,4 @@
-"""What branches must have in common, and how two that differ are described."""
+"""Checks that branches leave the same structure, and descriptions of how two differ."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from nnxlite.boundary import (
     edits_text,
     graph_difference,
     node_text,
+    paths_of,
     tree_difference,
 )
 from nnxlite.graph import NodeCode, Path
@@ -25,7 +26,7 @@ from nnxlite.transforms._wrapper import name_of
 
 
 def branch_name(name: str, number: int) -> str:
-    """What a branch is called in messages and among the operands."""
+    """The name of a branch in messages and among the operands."""
     return ("true_fun", "false_fun")[number] if name == "cond" else f"branch {number}"
 
 
@@ -61,9 +62,9 @@ def check_branches(
 def _pairs(
     call: CallDef, one: Body, other: Body, definition: OutDef, values: list[tp.Any]
 ) -> tp.Iterator[tuple[str, tp.Callable[[], str], tp.Any, tp.Any]]:
-    """What two branches of equal structure leave: what must be equal, where, and both sides.
+    """The outputs of two branches of equal structure: what must be equal, where, and both sides.
 
-    Where it is takes long to say, and is asked of one that differs.
+    The path takes long to compute, so `where` is a function, which is called only for a difference.
     """
     results = jax.tree_util.tree_leaves_with_path(one.shapes.result)
     for (path, x), y in zip(results, jax.tree_util.tree_leaves(other.shapes.result)):
@@ -73,7 +74,7 @@ def _pairs(
         of_fresh = lambda number=number: f"'{_fresh_text(call, definition, number)}'"
         yield "leave equal types", of_fresh, x, y
     a, b = (dict(zip(body.definition.written, body.shapes.written)) for body in (one, other))
-    for leaf in definition.written:  # a branch that does not write leaves what came in
+    for leaf in definition.written:  # a branch that does not write leaves the old value
         of_leaf = lambda leaf=leaf: f"'{call.graph_leaves()[leaf].text()}'"
         yield "leave equal types", of_leaf, a.get(leaf, values[leaf]), b.get(leaf, values[leaf])
 
@@ -111,19 +112,16 @@ def _returned_text(call: CallDef, definition: OutDef) -> str:
 
 
 def _root_paths(call: CallDef, definition: OutDef) -> list[Path]:
-    """Where the roots of what a branch leaves are: those of the arguments, then of the result."""
+    """The paths of the roots of a branch's outputs: those of the arguments, then of the result."""
     roots = call.root_paths()
     if definition.treedef is not None:
-        tree = jax.tree_util.tree_unflatten(
-            definition.treedef, range(definition.treedef.num_leaves)
-        )
-        of_result = jax.tree_util.tree_leaves_with_path(tree)
-        roots += [("result", *map(key_name, of_result[p][0])) for p in definition.where]
+        of_result = paths_of(definition.treedef)
+        roots += [("result", *of_result[position]) for position in definition.where]
     return roots
 
 
 def _fresh_text(call: CallDef, definition: OutDef, number: int) -> str:
-    """The path of a value that a branch leaves and that did not come in."""
+    """The path of a fresh value of a branch."""
     graph = tp.cast(OutGraph, definition.graph)
     decoded = graph.graphdef.decoded
     root, *path = decoded.path(decoded.leaf_frames[graph.sources.index(Fresh(number))])

@@ -40,7 +40,7 @@ class Branches(Core):
         return "pred" if self.name == "cond" else "index"
 
     def naming(self, number: int = 0) -> Naming:
-        """What the arguments are called by one of the branches."""
+        """The names of the arguments in one of the branches."""
         operands = of_arguments(parameter_names(self.funs[number]))
         carried = of_arguments()
         return lambda path: (

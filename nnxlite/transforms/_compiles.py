@@ -1,8 +1,8 @@
-"""Why a function was compiled again: a record of each trace, and what sets it apart from earlier ones.
+"""Why a function was compiled again: a record of each trace, and its differences from earlier ones.
 
-A trace is recorded where JAX runs the function that it was given, so a call that does not trace pays
-nothing.  The differences are worked out when somebody asks: by `explain`, inside `explain_compiles`, or
-because `max_traces` is exceeded.  JAX reports how long it lowered and compiled through `jax.monitoring`.
+A trace is recorded where JAX runs the function that it was given, so a call that does not trace costs
+nothing more.  The differences are computed on demand: by `explain`, inside `explain_compiles`, or when
+`max_traces` is exceeded.  JAX reports the times of lowering and compiling through `jax.monitoring`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nnxlite.objects import failing_layer
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 RECORDS_PER_FUNCTION = 16
-"""How many traces a function remembers: the last one is compared with those before."""
+"""How many traces are kept for a function: the last one is compared with those before."""
 
 PLACES_KNOWN = 1024
 
@@ -63,7 +63,7 @@ class Trace:
         return self.find_names(self.call)
 
     def causes(self, before: Trace) -> list[str]:
-        """What sets this trace apart from an earlier one, a line for each difference."""
+        """The differences from an earlier trace, a line for each."""
         old, new = before.call, self.call
         causes = [] if old is new else [*_structure(before, self), *_statics(before, self)]
         pairs = (before.types, self.types), (before.places, self.places)
@@ -127,14 +127,14 @@ def _statics(before: Trace, after: Trace) -> tp.Iterator[str]:
 
 
 class Explanation(tp.NamedTuple):
-    """Why a function was compiled last; `str` gives it as text.
+    """Why a function was last compiled; `str` gives it as text.
 
     Attributes:
         function: its name.
         traces: how many times it has been traced.
-        seconds: how long the last time took: tracing, lowering and compiling.
-        causes: what was different from the most similar earlier call, a line each; empty for the
-            first one, and where nothing was compiled yet.
+        seconds: how long that took: tracing, lowering and compiling.
+        causes: the differences from the most similar earlier call, a line for each; empty for the
+            first call, and if nothing has been compiled yet.
     """
 
     function: str
@@ -153,7 +153,7 @@ class Explanation(tp.NamedTuple):
 
 
 class CacheInfo(tp.NamedTuple):
-    """What is compiled of a function.
+    """The compiled programs of a function.
 
     Attributes:
         traces: how many times it has been traced.
@@ -205,9 +205,9 @@ class Traces:
         find_names: tp.Callable[[CallDef], ArgumentNames],
         leaves: tp.Sequence[tp.Any],
     ) -> _Recording:
-        """Record the trace that runs in a `with` block; one that fails does not count.
+        """Record the trace that runs in a `with` block; a trace that fails does not count.
 
-        Raises RuntimeError where it is one more than allowed.
+        Raises RuntimeError where it is one more than `max_traces` allows.
         """
         trace = Trace(call, find_names, tuple(map(_type_text, leaves)))
         if self.limit is not None and self.count >= self.limit:
@@ -238,7 +238,7 @@ class Traces:
         return ()
 
     def note_on(self, error: BaseException, trace: Trace) -> None:
-        """Add to an error where it was raised: the module, and the function with its arguments."""
+        """Add a note to an error: in which module, and for which arguments of the function."""
         if getattr(error, "_nnx_noted", False):  # by a function that this one called
             return
         error._nnx_noted = True  # type: ignore[attr-defined]
@@ -249,7 +249,7 @@ class Traces:
         error.add_note(f"{where} {self.function} was traced with {listed(arrays, SHOWN)}.")
 
     def explain(self) -> Explanation:
-        """Why the function was compiled last."""
+        """Why the function was last compiled."""
         log = self.log.copy()  # another thread may add to it
         if not log:
             return Explanation(self.function, 0, 0.0, ())
@@ -258,7 +258,7 @@ class Traces:
         return Explanation(self.function, self.count, last.seconds, causes)
 
     def _causes(self, trace: Trace, earlier: list[Trace]) -> list[str]:
-        """What sets a trace apart from the most similar earlier one."""
+        """The differences of a trace from the most similar earlier one."""
         first = []
         if not earlier and self._former is not None:
             first = [f"another function: {self.function} has been defined again since"]
@@ -270,12 +270,12 @@ class Traces:
         return [*first, *(cause for cause in causes if not (first and "nothing in" in cause))]
 
     def info(self, programs: int) -> CacheInfo:
-        """What is compiled."""
+        """The number of traces and programs, and the time they took."""
         return CacheInfo(self.count, programs, self.seconds)
 
 
 class _Recording:
-    """A trace that runs."""
+    """A trace in progress."""
 
     def __init__(self, traces: Traces, trace: Trace) -> None:
         self._traces, self._trace = traces, trace
@@ -305,7 +305,7 @@ _by_place: dict[tp.Any, weakref.ReferenceType[Traces]] = {}
 
 
 class _Latest(threading.local):
-    """The trace that has ended last in a thread: what JAX compiles next is for it."""
+    """The last trace of a thread: the next program that JAX compiles there belongs to it."""
 
     trace: tuple[Traces, Trace] | None = None
 
@@ -317,7 +317,7 @@ _listening = False
 
 
 def _listen() -> None:
-    """Have JAX report how long it compiles, from the first trace on."""
+    """Register for JAX's reports of compile times, at the first trace."""
     global _listening
     with LOCK:
         if _listening:
@@ -327,7 +327,7 @@ def _listen() -> None:
 
 
 def _note(event: str, duration_secs: float, **about: tp.Any) -> None:
-    """Add what JAX reports to the trace that it belongs to; show why, where that was asked for."""
+    """Add a time that JAX reports to its trace; show the causes, if the user asked for them."""
     compiled = event == "/jax/core/compile/backend_compile_duration"
     if not compiled and event != "/jax/core/compile/jaxpr_to_mlir_module_duration":
         return
@@ -348,7 +348,7 @@ def _note(event: str, duration_secs: float, **about: tp.Any) -> None:
         _latest.trace = None
         show = _printer.get()
         if show is None and getattr(jax.config, "jax_explain_cache_misses", False):
-            show = _logger.warning  # beside what JAX says, which knows no names
+            show = _logger.warning  # beside JAX's explanation, which has no names
         if show is not None:
             show(str(traces.explain()))
 
@@ -356,15 +356,15 @@ def _note(event: str, duration_secs: float, **about: tp.Any) -> None:
 def _running_call() -> (
     tuple[Traces, CallDef, tp.Callable[[CallDef], ArgumentNames], list[tp.Any]] | None
 ):
-    """The call of a compiled function for which JAX is at work in this thread.
+    """The call of a compiled function that JAX is running in this thread.
 
-    JAX does not say which one it compiles for; it is the innermost one on the stack.
+    JAX does not report which function it compiles; it is the innermost one on the stack.
     """
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code in _calls:
             here = frame.f_locals
-            if "core" not in here:  # it is still looking at its arguments
+            if "core" not in here:  # it still flattens its arguments
                 return None
             core = here["core"]
             return core.traces, here["call"], core.names, here["inputs"].leaves
@@ -399,9 +399,9 @@ class explain_compiles:
     """Print why functions are compiled, as it happens.
 
     For each program that `jit` or `filter_jit` compiles: how long it took, and what was different
-    from the most similar earlier call of the function. It holds until the end of a `with` block, or, as
-    a plain call, until it is called with False. Where JAX explains its cache misses (the setting
-    `jax_explain_cache_misses`), the same texts go to the logger `nnxlite`.
+    from the most similar earlier call of the function. It is on until the end of a `with` block, or,
+    after a call without `with`, until it is called with False. Where JAX explains its cache misses (the
+    setting `jax_explain_cache_misses`), the same texts go to the logger `nnxlite`.
 
     Args:
         on: whether to print.

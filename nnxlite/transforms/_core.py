@@ -1,13 +1,13 @@
 """Cores: the compiled side of a transformed function, shared by equal wrappers.
 
-JAX caches traces by the identity of the function it is given.  So that its caches hit, a user
-function under one set of options has one *core*, kept as long as the function lives; what JAX is
-given is made from the core and the interned `CallDef` alone.
+JAX caches traces by the identity of the function it is given.  For its caches to hit, a user function
+under one set of options has one *core*, which lives as long as the function; what JAX is given is made
+from the core and the interned `CallDef` alone.
 
-Loops and branches run as one compiled program where no program is being recorded around them:
-outside every transform, or in an eager `grad` or `vmap`.  So the second call does not trace.  That
-is right only while everything that the functions see besides their arguments is what it was when
-they were traced: `surroundings` has a key for it.
+Loops and branches run as one compiled program where no program is being recorded around them: outside
+every transform, or in an eager `grad` or `vmap`.  So the second call does not trace.  That is valid
+only while everything that the functions see besides their arguments is unchanged since the trace:
+`surroundings` computes a key for it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Core:
 
     Attributes:
         funs: the user functions, behind weak references where possible.
-        options: everything else the transform was given; hashable where it can be.
+        options: all other arguments of the transform; hashable where possible.
         seen: what the functions see besides their arguments, or None if that may change.
         warned: random streams that the user was warned of; see `warn_of_streams`.
         name: of the transform, for messages.
@@ -78,7 +78,7 @@ class Core:
         self.jitted = jax.jit(describe(self._run, funs[0], self.name), static_argnums=(0, 1))
 
     def hold(self, funs: tuple[tp.Callable[..., tp.Any], ...]) -> None:
-        """Trace these functions from now on: equal ones may since have come to see something else."""
+        """Trace these functions from now on: equal functions may by now see something else."""
         self._funs = tuple(map(weakly, funs))
 
     @property
@@ -99,10 +99,10 @@ class Core:
         return self.run(call, leaves)
 
     def _number_of(self, seen: Surroundings) -> int:
-        """A number for what a trace may keep, which stands for it in JAX's key.
+        """A number that stands in JAX's key for what the functions see.
 
         JAX keeps static arguments long after the function is gone, and what a function sees may be a
-        large array. Key: `seen`. Bound: KEPT_PER_FUNCTION; a number is never given again. Threads: two
+        large array. Key: `seen`. Bound: KEPT_PER_FUNCTION; a number is never used again. Threads: two
         may get two numbers for one content, which costs one more trace.
         """
         number = self._numbers.get(seen)
@@ -113,7 +113,7 @@ class Core:
         return number
 
     def constants(self, call: CallDef, values: list[tp.Any]) -> Surroundings | None:
-        """What a trace for a call may keep; None where anything may change that it would keep."""
+        """The constants that a trace for a call may contain; None where any of them may change."""
         return (
             None if self.seen is None else surroundings_of_call(self.funs, self.seen, call, values)
         )
@@ -132,7 +132,7 @@ class Core:
         return argument_names(call, self.naming())
 
     def naming(self) -> Naming:
-        """What the arguments are called."""
+        """The names of the arguments."""
         return of_arguments(parameter_names(self.fun))
 
     def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
@@ -168,9 +168,9 @@ def core_for(kind: type[C], funs: tuple[tp.Callable[..., tp.Any], ...], options:
     make = functools.partial(kind, funs, options, seen)
     if seen is None and funs[1:]:
         return make()
-    replaced = replaced_functions() if kind.traced_late else ()  # others have them in their calls
+    replaced = replaced_functions() if kind.traced_late else ()  # else their calls have them
     key = (kind, options, seen, replaced)
-    if seen is None or not seen.constant or not all(_is_closed(kind, fun) for fun in funs):
+    if seen is None or not seen.constant or not all(_can_be_kept(kind, fun) for fun in funs):
         owner = funs[0]
         if seen is not None and not kind.traced_late:  # else the key does not tell bodies apart
             owner = common_owner([unwrapped(fun)[0] for fun in funs]) or owner
@@ -187,6 +187,6 @@ def core_for(kind: type[C], funs: tuple[tp.Callable[..., tp.Any], ...], options:
     return tp.cast(C, core)
 
 
-def _is_closed(kind: type[Core], fun: tp.Any) -> bool:
-    """Whether a function can be kept beside its core: nobody can rebind what a late trace reads."""
+def _can_be_kept(kind: type[Core], fun: tp.Any) -> bool:
+    """Whether a function can be cached with its core: nobody can rebind what a late trace reads."""
     return type(fun) is types.FunctionType and not (kind.traced_late and fun.__closure__)

@@ -1,7 +1,6 @@
-"""What the backward rule of a `custom_vjp` gets: cotangents of all that left the function.
+"""The arguments of the backward rule of a `custom_vjp`: cotangents of all outputs of the function.
 
-Beside that: what JAX wraps around leaves to say which of them are differentiated, and which cotangents
-are zero.
+Also JAX's wrappers of leaves, which say which of them are differentiated and which cotangents are zero.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Shapes(tp.NamedTuple):
 
 
 class Cotangents:
-    """Cotangents of everything that left the function, in the forms that a backward rule sees."""
+    """Cotangents of all outputs of a function, in the forms that a backward rule sees."""
 
     def __init__(
         self, call: CallDef, definition: OutDef, cotangents: tp.Any, values: list[tp.Any]
@@ -60,7 +59,7 @@ class Cotangents:
 
     @functools.cached_property
     def _leaves(self) -> list[tp.Any]:
-        """The cotangents of all leaves of the graph that left; zeros where nothing was written."""
+        """The cotangents of all leaves of the output graph; zeros where nothing was written."""
         of_input = dict(zip(self._definition.written, self._written))
 
         def came_in(leaf: int) -> tp.Any:
@@ -77,7 +76,7 @@ class Cotangents:
         ]
 
     def inputs(self, numbers: list[int]) -> tuple[tp.Any, ...]:
-        """The arguments as the function left them: States for objects, None for arrays."""
+        """Cotangents of the arguments after the call: States for objects, None for arrays."""
         call = self._call
         tree = call.template()
         roots = {position: root for root, position in enumerate(call.where)}
@@ -88,7 +87,7 @@ class Cotangents:
         return tuple(jax.tree_util.tree_map(shown, tree[n]) for n in numbers)
 
     def updates(self, first: int, numbers: list[int]) -> tuple[tp.Any, ...]:
-        """The arguments from a first one on, with None for everything that was not written."""
+        """Cotangents of the arguments from number `first` on, None where nothing was written."""
         call, new = self._call, dict(zip(self._definition.written, self._written))
         values = [new.get(leaf) for leaf in range(call.graphdef.num_leaves)]
         args, inner = enter(call, [*[None] * call.num_arrays, *values])
@@ -107,7 +106,7 @@ class Cotangents:
         return tuple(map(of_argument, range(first, len(args))))
 
     def result_states(self) -> tp.Any:
-        """The result, with States for objects."""
+        """Cotangents of the result, with States for objects."""
         graph, where = self._definition.graph, self._definition.where
         if graph is None:  # arguments that are returned: their cotangents are among the inputs
             return self._result([State({}) for _ in where])
@@ -119,7 +118,7 @@ class Cotangents:
         return States(self._graphdef, dict(enumerate(self._leaves)))
 
     def result_objects(self) -> tp.Any:
-        """The result, with objects for objects."""
+        """Cotangents of the result, with objects for objects."""
         if self._definition.treedef is None:
             return self._plain
         nodes = build_nodes(self._graphdef.decoded, self._leaves)
@@ -139,24 +138,26 @@ class Cotangents:
 def constant_if(before: list[tp.Any], after: list[tp.Any]) -> list[tp.Any]:
     """New values of Variables; constants where the old ones are not differentiated.
 
-    So the statistics that a model keeps carry no gradient from one call to the next.
+    So the running statistics of a model carry no gradient from one call to the next.
     """
     return after
 
 
 @functools.partial(constant_if.defjvp, symbolic_zeros=True)
 def _constant_if_jvp(primals: tp.Any, tangents: tp.Any) -> tp.Any:
-    moves = [
-        not all(map(is_zero, jax.tree_util.tree_leaves(tree, is_leaf=is_zero)))
-        for tree in tangents[0]
-    ]
-    still = lambda x: x if is_zero(x) else _Zero.from_primal_value(x)
+    moves = [not all_zero(tree) for tree in tangents[0]]
+    still = lambda x: x if is_symbolic_zero(x) else _Zero.from_primal_value(x)
     out = [t if m else jax.tree_util.tree_map(still, t) for m, t in zip(moves, tangents[1])]
     return primals[1], out
 
 
-def is_zero(x: tp.Any) -> bool:
+def is_symbolic_zero(x: tp.Any) -> bool:
     return isinstance(x, _Zero)
+
+
+def all_zero(tree: tp.Any) -> bool:
+    """Whether all leaves of a tree are symbolic zeros."""
+    return all(map(is_symbolic_zero, jax.tree_util.tree_leaves(tree, is_leaf=is_symbolic_zero)))
 
 
 def instantiated(x: tp.Any) -> tp.Any:

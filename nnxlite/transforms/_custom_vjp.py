@@ -1,16 +1,16 @@
 """`custom_vjp`: functions of objects with a backward rule of their own.
 
-To JAX the function is one of bare leaves: those that are differentiated, and the rest.  Its outputs
-are the leaves of the result and the values it wrote.  The user's rules see objects again:
+To JAX it is a function of leaves: those that are differentiated, and the rest.  Its outputs are the
+leaves of the result and the values it wrote.  The user's rules see objects again:
 
-    fwd(*args) -> (result, residual)          args and residual may hold objects
+    fwd(*args) -> (result, residual)          args and residual may contain objects
     bwd(*nondiff, residual, cotangent)        -> one cotangent for each differentiated argument
 
-What the cotangent is depends on `graph_updates`.  With updates the arguments are outputs, too, as the
-function left them: `cotangent` is `(inputs, result)`, with a State in place of each object (and None in
-place of each array of the inputs), and so are the cotangents that `bwd` returns.  Without updates
-`cotangent` has the form of the result, and cotangents of objects are objects of the same form; the
-cotangents of what was written are a further argument, for a rule that names it `updates_g`.
+The form of the cotangent depends on `graph_updates`.  With updates the arguments, as the function left
+them, are outputs, too: `cotangent` is `(inputs, result)`, with a State in place of each object (and None
+in place of each array of the inputs), and so are the cotangents that `bwd` returns.  Without updates
+`cotangent` has the form of the result, and cotangents of objects are objects of the same form; a rule
+with a parameter `updates_g` also gets the cotangents of the written Variables.
 """
 
 from __future__ import annotations
@@ -41,27 +41,29 @@ from nnxlite.boundary import (
     leaves_of_code,
     of_arguments,
     parameter_names,
+    parameters_of,
     replay,
     settings_by_leaf,
 )
 from nnxlite.transforms._arguments import (
-    Hidden,
-    hide,
+    Statics,
+    blank_statics,
+    fill_statics,
     naming_arguments,
     refuse_shared_result,
-    reveal,
 )
 from nnxlite.transforms._cotangents import (
     Cotangents,
     Shapes,
+    all_zero,
     constant_if,
     instantiated,
     is_perturbed,
-    is_zero,
+    is_symbolic_zero,
     values_of,
 )
 from nnxlite.transforms._tangents import (
-    Form,
+    TangentForm,
     by_leaf,
     tangent_leaves,
 )
@@ -76,26 +78,26 @@ Bwd = tp.Callable[..., tp.Any]
 Argnums = int | DiffState | tuple[int | DiffState, ...]
 
 
-class CallKey(tp.NamedTuple):
+class VjpKey(tp.NamedTuple):
     """What besides the arguments' structure identifies a call.
 
     Attributes:
-        hidden: nondifferentiated arguments that JAX never sees.
+        statics: nondifferentiated arguments without arrays or objects.
         num_args: how many arguments the function is called with.
         updates: whether structure changes propagate, and which signature `bwd` has.
     """
 
-    hidden: Hidden
+    statics: Statics
     num_args: int
     updates: bool
 
 
-class Sorted(tp.NamedTuple):
-    """The arguments of a call, sorted.
+class ArgumentSplit(tp.NamedTuple):
+    """Which arguments of a call are differentiated, and which are not.
 
     Attributes:
         diff: numbers of the arguments that are differentiated, at least in part.
-        nondiff: numbers of the arguments that the backward rule gets as they are.
+        nondiff: numbers of the arguments that the backward rule gets unchanged.
         selected: which leaves are differentiated.
     """
 
@@ -105,7 +107,7 @@ class Sorted(tp.NamedTuple):
 
 
 class VjpOptions(tp.NamedTuple):
-    """The options of `custom_vjp`, as they travel together."""
+    """The options of `custom_vjp`, in one object."""
 
     name: str
     nondiff_argnums: tuple[int | DiffState, ...]
@@ -131,7 +133,9 @@ class CustomVjp(Unequal, Transformed[P, R]):
         except (ValueError, TypeError):  # a callable without signature
             self._signature = None
         self._function: tp.Any = None
-        self._sorted: weakref.WeakKeyDictionary[CallDef, Sorted] = weakref.WeakKeyDictionary()
+        self._splits: weakref.WeakKeyDictionary[CallDef, ArgumentSplit] = (
+            weakref.WeakKeyDictionary()
+        )
         self._left: weakref.WeakKeyDictionary[CallDef, OutDef] = weakref.WeakKeyDictionary()
 
     def defvjp(self, fwd: Fwd, bwd: Bwd, symbolic_zeros: bool = False) -> None:
@@ -168,21 +172,22 @@ class CustomVjp(Unequal, Transformed[P, R]):
         updates = self._updates()
         diff, nondiff, states = self._argnums(len(args), updates)
         static = [number for number in nondiff if not _crosses(args[number])]
-        args, hidden = hide(args, static, 0, repr(self))
-        inputs = Inputs(args).in_mode(self.options.modes.graph, "custom_vjp", self._named)
-        call = inputs.define(CallKey(hidden, len(args), updates))
-        if call not in self._sorted:
-            self._sorted[call] = Sorted(diff, nondiff, _select(self._named(call), diff, states))
-        chosen, rest = self._sorted[call].selected.split(inputs.leaves)
+        args, statics = blank_statics(args, static, 0, repr(self))
+        inputs = Inputs(args).in_mode(self.options.modes.graph, "custom_vjp", self._in_words)
+        call = inputs.define(VjpKey(statics, len(args), updates))
+        if call not in self._splits:
+            selected = _select(self._in_words(call), diff, states)
+            self._splits[call] = ArgumentSplit(diff, nondiff, selected)
+        chosen, rest = self._splits[call].selected.split(inputs.leaves)
         with naming_arguments(
-            repr(self), self._named(call), inputs, ", or name it in nondiff_argnums"
+            repr(self), self._in_words(call), inputs, ", or name it in nondiff_argnums"
         ):
             fixed, result, written, fresh = self._function(Fixed(call), chosen, rest)
         if written and not updates and not self.takes_updates:
             written = constant_if([inputs.values[i] for i in fixed.value.written], written)
         return replay(inputs, Outputs(fixed.value, result, written, fresh))
 
-    def _named(self, call: CallDef) -> CallDef:
+    def _in_words(self, call: CallDef) -> CallDef:
         """A call for messages, with the user's names for its arguments."""
         return NamedCall(call, self._naming)
 
@@ -212,7 +217,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
     def _argnums(
         self, num_args: int, updates: bool
     ) -> tuple[list[int], list[int], dict[int, DiffState]]:
-        """Numbers of differentiated and nondifferentiated arguments, and what restricts the former."""
+        """Numbers of differentiated and nondifferentiated arguments, and the filters of the former."""
         first = len(self.bound.args)
         visible = num_args - first
         nondiff: list[int] = []
@@ -237,9 +242,9 @@ class CustomVjp(Unequal, Transformed[P, R]):
     # what JAX sees -----------------------------------------------------------------------------
 
     def _arguments(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], Inner]:
-        leaves = self._sorted[call].selected.join(chosen, rest)
+        leaves = self._splits[call].selected.join(chosen, rest)
         tree, inner = enter(call, leaves)
-        return reveal(tree, call.extra.hidden), inner
+        return fill_statics(tree, call.extra.statics), inner
 
     def _run(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
         """The function itself."""
@@ -276,7 +281,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
             self._refuse_other(call, known, out.definition)
         shapes = Shapes.of((chosen_values, rest_values))
         fixed = Fixed((call, out.definition, kept.define(), shapes))
-        saved_rest = rest_values if self._sorted[call].nondiff else None
+        saved_rest = rest_values if self._splits[call].nondiff else None
         crossing = Fixed(out.definition), *values_of((out.result, out.written, out.fresh))
         return crossing, (fixed, kept.leaves, saved_rest)
 
@@ -285,7 +290,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
         fixed, leaves, rest = residual
         call, definition, form, shapes = fixed.value
         chosen_shapes, rest_shapes = shapes.tree()
-        diff, numbers, selected = self._sorted[call]
+        diff, numbers, selected = self._splits[call]
         saved, _ = enter(form, leaves)
         nondiff: list[tp.Any] = []
         if numbers:
@@ -294,7 +299,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
             nondiff = [args[number] for number in numbers]
         written = cotangents[2]
         if not self.symbolic_zeros:
-            cotangents = jax.tree_util.tree_map(instantiated, cotangents, is_leaf=is_zero)
+            cotangents = jax.tree_util.tree_map(instantiated, cotangents, is_leaf=is_symbolic_zero)
         all_shapes = selected.join(chosen_shapes, rest_shapes)
         given = Cotangents(call, definition, cotangents, call.by_side(all_shapes)[1])
         if call.extra.updates:
@@ -309,11 +314,11 @@ class CustomVjp(Unequal, Transformed[P, R]):
         return Fixed(call), self._checked(call, grads, all_shapes), None
 
     def _checked(self, call: CallDef, grads: tp.Any, shapes: list[tp.Any]) -> list[tp.Any]:
-        """What the backward rule returned, as leaves.
+        """The result of the backward rule, as leaves.
 
-        Raises TypeError where it does not fit the arguments, ValueError for another shape.
+        Raises TypeError where it does not match the arguments, ValueError for another shape.
         """
-        diff, _, selected = self._sorted[call]
+        diff, _, selected = self._splits[call]
         rule = f"custom_vjp: the backward rule of {name_of(self.fun)}"
         several = isinstance(grads, (tuple, list))
         if not several or len(grads) != len(diff):
@@ -323,8 +328,8 @@ class CustomVjp(Unequal, Transformed[P, R]):
             )
         tree = call.template()
         pairs = [(tree[n], g) for n, g in zip(diff, grads) if g is not None]
-        form = Form(
-            self._named(call),
+        form = TangentForm(
+            self._in_words(call),
             tuple(template for template, _ in pairs),
             shapes,
             skip=1,
@@ -352,8 +357,8 @@ class CustomVjp(Unequal, Transformed[P, R]):
         )
 
     def _refuse_other(self, call: CallDef, fun: OutDef, fwd: OutDef) -> tp.NoReturn:
-        """Raise TypeError: the forward rule does not leave what the function leaves."""
-        leaves, more = self._named(call).graph_leaves(), set(fwd.written) - set(fun.written)
+        """Raise TypeError: the forward rule has other outputs than the function."""
+        leaves, more = self._in_words(call).graph_leaves(), set(fwd.written) - set(fun.written)
         names = ", ".join(f"'{leaves[leaf].text()}'" for leaf in sorted(more))
         what = f"it writes {names}" if names else "result or structure of the arguments differ"
         raise TypeError(
@@ -363,9 +368,9 @@ class CustomVjp(Unequal, Transformed[P, R]):
 
     def _refuse_lost(self, call: CallDef, rest: tp.Any) -> None:
         """Raise ValueError where a leaf that has no cotangent is differentiated outside."""
-        positions = self._sorted[call].selected.positions[1]
+        positions = self._splits[call].selected.positions[1]
         for position in [i for i, x in zip(positions, rest) if is_perturbed(x)]:
-            where = self._named(call).leaves()[position].text()
+            where = self._in_words(call).leaves()[position].text()
             raise ValueError(
                 f"custom_vjp: '{where}' of {name_of(self.fun)} is being "
                 "differentiated, but nondiff_argnums excludes it: its gradient would be lost. Leave "
@@ -379,13 +384,9 @@ class CustomVjp(Unequal, Transformed[P, R]):
         """
         if self.takes_updates:
             return
-        used = [
-            leaf
-            for leaf, tree in zip(definition.written, written)
-            if not all(map(is_zero, jax.tree_util.tree_leaves(tree, is_leaf=is_zero)))
-        ]
+        used = [leaf for leaf, tree in zip(definition.written, written) if not all_zero(tree)]
         if used:
-            name = self._named(call).graph_leaves()[used[0]].text()
+            name = self._in_words(call).graph_leaves()[used[0]].text()
             raise ValueError(
                 f"custom_vjp: {name_of(self.fun)} writes the Variable '{name}', which is being "
                 "differentiated, and the new value is used: its cotangent would be lost. With "
@@ -406,7 +407,7 @@ def _select(call: CallDef, diff: list[int], states: dict[int, DiffState]) -> Par
 
 
 def _returned(call: CallDef, definition: OutDef) -> set[int]:
-    """The Variables of the arguments that the result contains: outputs, even if only read."""
+    """The Variables of the arguments that are in the result: outputs, even if only read."""
     graph, decoded = definition.graph, call.graphdef.decoded
     if graph is None:
         leaves = {leaf for node in definition.nodes for leaf, _ in leaves_of_code(decoded, node)}
@@ -419,25 +420,18 @@ def _returned(call: CallDef, definition: OutDef) -> set[int]:
 
 
 def _crosses(value: tp.Any) -> bool:
-    """Whether an argument contains something for JAX: an object or an array."""
+    """Whether an argument contains an object or an array, and so is passed to JAX."""
     leaves = jax.tree_util.tree_leaves(value, is_leaf=is_root)
     return any(is_root(x) or isinstance(x, (jax.Array, np.ndarray)) for x in leaves)
 
 
 def _takes(fun: tp.Callable[..., tp.Any], name: str) -> bool:
     """Whether a function has a parameter of this name, or takes any keyword."""
-    try:
-        parameters = inspect.signature(fun).parameters
-    except (TypeError, ValueError):
-        return False
-    kinds = inspect.Parameter
-    parameter = parameters.get(name)
-    if parameter is not None and parameter.kind in (
-        kinds.POSITIONAL_OR_KEYWORD,
-        kinds.KEYWORD_ONLY,
-    ):
-        return True
-    return any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
+    return any(
+        p.kind is p.VAR_KEYWORD
+        or (p.name == name and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        for p in parameters_of(fun) or ()
+    )
 
 
 @tp.overload
@@ -464,19 +458,19 @@ def custom_vjp(
 
     `fwd(*args)` returns `(result, residual)`; `bwd(*nondiff, residual, cotangent)` returns one
     cotangent for each differentiated argument, None for zero. Arguments, result and residual may
-    hold objects; what the function (or `fwd`) writes is kept.
+    contain objects; what the function (or `fwd`) writes is kept.
 
     With `graph_updates` on, `cotangent` is `(inputs, result)`: the cotangents of the differentiated
     arguments as the function left them, and of its result. A State stands in place of each
     object, None in place of each array of the inputs; `bwd` returns States for objects. With
     `graph_updates=False`, `cotangent` has the form of the result, and `bwd` returns objects
     of the arguments' form. If `bwd` has a parameter `updates_g`, it gets the cotangents of what was
-    written by this keyword: the arguments, with None in place of all that was not written.
+    written by this keyword: the arguments, with None in place of everything that was not written.
 
     Args:
         fun: the function; without it the result is a decorator.
-        nondiff_argnums: numbers of arguments that are not differentiated, passed to `bwd` as they
-            are; `DiffState(number, filter)` names the Variables of an argument that are.
+        nondiff_argnums: numbers of arguments that are not differentiated, passed to `bwd` unchanged;
+            `DiffState(number, filter)` names the Variables of an argument that are.
         graph: False refuses shared references, and implies the signature without updates.
         graph_updates: which signature `bwd` has, and whether structure changes propagate.
 
@@ -485,9 +479,9 @@ def custom_vjp(
 
     Raises:
         ValueError: for a call before `defvjp`; for a leaf that is differentiated outside although
-            `nondiff_argnums` excludes it; for a cotangent of a written Variable that would be lost,
-            since `bwd` has no `updates_g`.
-        TypeError: for a backward rule whose cotangents do not fit the arguments.
+            `nondiff_argnums` excludes it; for a cotangent of a written Variable that would be dropped,
+            because `bwd` has no `updates_g`.
+        TypeError: for a backward rule whose cotangents do not match the arguments.
 
     >>> import nnxlite as nnx, jax
     >>> @nnx.custom_vjp

@@ -1,4 +1,4 @@
-"""Donation: which leaves of a jitted call give their buffers away."""
+"""Donation: which leaves of a jitted call are donated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text
+from nnxlite._errors import listed, path_text
 from nnxlite._jax import Tracer, is_compiling
 from nnxlite.boundary import Body, CallDef, Partition
 from nnxlite.transforms._arguments import Selection
@@ -17,8 +17,8 @@ class Donation(tp.NamedTuple):
     """What `donate="written"` reuses for one structure of arguments.
 
     Attributes:
-        paths: where the donated Variables are, argument first.
-        bytes: the memory that their buffers give back in each call.
+        paths: of the donated Variables, argument first.
+        bytes: the memory that is reused in each call.
     """
 
     paths: tuple[str, ...]
@@ -28,7 +28,7 @@ class Donation(tp.NamedTuple):
 R = tp.TypeVar("R")
 
 Groups = tuple[list[tp.Any], list[tp.Any]]
-"""The leaves that stay, and those that are donated."""
+"""The leaves that are kept, and those that are donated."""
 
 
 class Donor:
@@ -37,8 +37,8 @@ class Donor:
     Args:
         name: of the function.
         chosen: the arguments to donate.
-        trace: gives the traced body for some leaves, where what it writes is to be donated.
-        in_words: a call for messages.
+        trace: gives the traced body for some leaves, where the written ones are donated.
+        in_words: gives a call for messages.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Donor:
         self._trace = trace
         self._in_words = in_words
         self._traced: tuple[CallDef, Body] | None = None
-        # Here, not on the CallDef, which outlives functions. JAX keeps the CallDefs of a function, too.
+        # Not on the CallDef, which outlives functions. JAX keeps the CallDefs of a function, too.
         self._partitions: dict[CallDef, Partition] = {}
 
     def split(self, call: CallDef, leaves: list[tp.Any]) -> Groups:
@@ -92,7 +92,7 @@ class Donor:
         named = lambda: zip(leaf_texts(self._in_words(call)), self.join(call, groups))
         try:
             return run_donating(jitted, groups, finish, named)
-        except (ValueError, RuntimeError):  # which of them depends on JAX's own path
+        except (ValueError, RuntimeError):  # which of the two depends on JAX
             self.refuse_shared_buffers(call, groups)
             raise
 
@@ -119,7 +119,7 @@ class Donor:
         return {i - call.num_arrays for i in positions if i >= call.num_arrays}
 
     def take_traced(self, call: CallDef, leaves: list[tp.Any]) -> Body | None:
-        """The body that was traced already, if it is for these arguments; it is used once."""
+        """The body that was already traced, if it is for these arguments; it is used once."""
         traced, self._traced = self._traced, None
         if traced is None or traced[0] is not call or not traced[1].accepts(leaves):
             return None
@@ -140,13 +140,18 @@ class Donor:
             places = names.setdefault(id(x), [])
             places.insert(0 if donated else len(places), text)
         twice = next((f for key, f in names.items() if key in seen and len(f) > 1), None)
-        if twice is None:  # Python scalars may well be the same object
+        if twice is None:  # equal Python scalars may be one object
             return
-        raise ValueError(
-            f"jit({self._name}): the same array buffer is donated at {twice[0]} and used at "
-            f"{twice[1]}. A donated buffer can be used once: copy the array in one of the two "
-            "places, share one Variable between them, or do not donate."
-        )
+        raise shared_buffer(f"jit({self._name})", *twice[:2])
+
+
+def shared_buffer(what: str, donated: str, used: str) -> ValueError:
+    """The error for a buffer that a call donates in one place and uses in another."""
+    return ValueError(
+        f"{what}: the same array buffer is donated at {donated} and used at {used}. A donated buffer "
+        "can be used once: copy the array in one of the two places, share one Variable between "
+        "them, or do not donate."
+    )
 
 
 def run_donating(
@@ -157,14 +162,14 @@ def run_donating(
 ) -> R:
     """Call a function of JAX that donates, and finish with what it returns.
 
-    An interrupt that arrives while JAX runs is raised as soon as Python code runs again. The buffers
-    that came in are gone then, so what came out in their place is written back first. Where nothing
-    came out, as after an error on the device, the exception says which arrays are gone.
+    An interrupt that arrives while JAX runs is raised as soon as Python code runs again. By then the
+    donated buffers are gone, so the outputs are written back first. If there are none, as after an
+    error on the device, the exception names the arrays that are gone.
 
     Args:
         jitted: the function.
         groups: its arguments.
-        finish: what is to be done with its result.
+        finish: from its result to the caller's.
         named: gives the leaves of the arguments with their names, for messages.
     """
     returned: list[tp.Any] = []
@@ -178,11 +183,10 @@ def run_donating(
             with contextlib.suppress(Exception):  # the error itself matters more
                 finish(returned[0])
         elif gone := [name for name, x in named() if _is_gone(x)]:
-            more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
             error.add_note(
-                f"The arrays of {gone[0]}{more} are gone: this call, or one before it, was to reuse "
-                "their memory. Restore them, from a checkpoint for example. A call that does not "
-                "donate leaves all objects as they were when it fails."
+                f"The arrays of {listed(gone, most=1)} are gone: this call, or one before it, was to "
+                "reuse their memory. Restore them, from a checkpoint for example. A call that does "
+                "not donate leaves all objects as they were when it fails."
             )
         raise
 
@@ -193,7 +197,7 @@ def _is_gone(leaf: tp.Any) -> bool:
 
 
 def leaf_texts(call: CallDef) -> list[str]:
-    """Where each leaf is among the arguments, in words."""
+    """The path of each leaf among the arguments, as text."""
 
     def text(path: tuple[tp.Any, ...]) -> str:
         _, name, *inside = path

@@ -1,4 +1,4 @@
-"""What `cond`, `switch`, `while_loop` and `fori_loop` have in common: they are called at once."""
+"""Shared by `cond`, `switch`, `while_loop` and `fori_loop`, which run when they are called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnxlite.variables import Variable
 
 
 class FlowOptions(tp.NamedTuple):
-    """The options of control flow, as they travel together."""
+    """The options of control flow, in one object."""
 
     name: str
     modes: Modes
@@ -31,7 +31,7 @@ def run_flow(
 
 
 def loop_arguments(tree: tp.Any, modes: Modes) -> tp.Any:
-    """What a loop is given: without updates new objects around the same Variables, which keep writes."""
+    """The arguments of a loop: without updates, new objects with the same Variables."""
     if modes.updates:
         return tree
     seen = view(tree)
@@ -39,5 +39,5 @@ def loop_arguments(tree: tp.Any, modes: Modes) -> tp.Any:
 
 
 def unwrapped_value(value: tp.Any) -> tp.Any:
-    """The value of a Variable; anything else as it is."""
+    """The value of a Variable; anything else unchanged."""
     return value.get_value() if isinstance(value, Variable) else value

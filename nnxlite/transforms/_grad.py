@@ -44,7 +44,7 @@ Aux = tp.TypeVar("Aux")
 
 
 class GradOptions(tp.NamedTuple):
-    """The options of the differentiating transforms, as they travel together."""
+    """The options of the differentiating transforms, in one object."""
 
     name: str
     argnums: tuple[DiffState | int, ...]
@@ -135,9 +135,10 @@ def _frozen(call: CallDef) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ByDefault:
-    """Whether a leaf is differentiated where no DiffState says so.
+    """Whether a leaf is differentiated where there is no DiffState.
 
-    A Variable that is given bare and in an object may be both: its first place decides.
+    For a Variable that is an argument itself and also in an object the two may differ: its first path
+    decides.
     """
 
     chosen: bool
@@ -153,7 +154,7 @@ class _ByDefault:
 
 
 class _ParamsByDefault(DiffState):
-    """The Params of an object, which no DiffState asks for."""
+    """The Params of an object without a DiffState."""
 
     def map_prefix(self, path: tp.Any, variable: tp.Any) -> tp.Any:
         """Whether a Variable is a Param."""
@@ -202,7 +203,7 @@ def _refuse(name: str, where: str, value: tp.Any) -> tp.NoReturn:
 def gradients(
     call: CallDef, options: GradOptions, num_bound: int, selected: Partition, grads: list[tp.Any]
 ) -> tp.Any:
-    """Gradients of leaves put together in the form of the arguments."""
+    """Gradients in the form of the arguments, from those of the leaves."""
     by_leaf = dict(zip(selected.positions[0], grads))
     arrays = {p: by_leaf.get(i) for i, p in enumerate(call.array_positions())}
     leaf_grads = {i - call.num_arrays: x for i, x in by_leaf.items() if i >= call.num_arrays}
@@ -269,7 +270,7 @@ class GradWrapped(Transformed[..., tp.Any]):
 
 
 def value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:
-    """What a function with `has_aux=True` returned; TypeError or ValueError unless it is a pair."""
+    """The result of a function with `has_aux=True`; TypeError or ValueError unless it is a pair."""
     several = isinstance(result, (tuple, list))
     if not several or len(result) != 2:
         raise (ValueError if several else TypeError)(  # as unpacking does
@@ -291,8 +292,8 @@ def grad_options(
 ) -> GradOptions:
     """Check and collect the options of `grad`.
 
-    Raises TypeError where `argnums` is no int, DiffState, or sequence of these; ValueError where it
-    is empty, or has a DiffState although gradients have the arguments' own type.
+    Raises TypeError where `argnums` is not an int, DiffState, or sequence of these; ValueError where it
+    is empty, or contains a DiffState although gradients have the arguments' own type.
     """
     single = isinstance(argnums, DiffState) or not isinstance(argnums, (tuple, list))
     given = (argnums,) if single else tuple(tp.cast(tp.Sequence[tp.Any], argnums))
@@ -402,8 +403,7 @@ def grad(
 
     For an object the gradient is a State of its `Param`s (or of the Variables that a `DiffState`
     chooses) without those that `nnx.freeze` has frozen; for any other pytree it has the argument's
-    own structure. What the function writes
-    into its arguments (running statistics, counters) is kept.
+    own structure. What the function writes into its arguments (running statistics, counters) is kept.
 
     Args:
         f: the function; without it `grad` returns a decorator.

@@ -1,8 +1,8 @@
 """`jit`: compile functions of mutable objects, at the cost of `jax.jit` over flat leaves.
 
-Per call: flatten the arguments (graph objects stay closed), find their plan, read the leaves, run
-the compiled function, store what was written.  The compiled function is one `jax.jit` object for
-each user function; its static argument is the interned `CallDef`.
+Each call flattens the arguments (but not graph objects), finds their plan, reads the leaves, runs the
+compiled function, and stores the values that it wrote.  The compiled function is one `jax.jit` object
+for each user function; its cache key is the interned `CallDef`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if tp.TYPE_CHECKING:
 
 
 class JitOptions(tp.NamedTuple):
-    """The options of `jit`, as they travel together."""
+    """The options of `jit`, in one object."""
 
     name: str
     static: Selection
@@ -79,7 +79,7 @@ class JitOptions(tp.NamedTuple):
     max_traces: int | None = None
 
 
-class CallKey(tp.NamedTuple):
+class JitKey(tp.NamedTuple):
     """What besides the arguments' structure identifies a compiled program."""
 
     context: tuple[tp.Any, ...]
@@ -92,8 +92,8 @@ class JitCore:
 
     Attributes:
         jitted: the `jax.jit` object, of a function of the interned `CallDef` and groups of leaves.
-        donor: what decides about donation, if anything is donated.
-        placement: what decides about shardings, if any are given.
+        donor: decides about donation, if anything is donated.
+        placement: decides about shardings, if any are given.
     """
 
     def __init__(self, fun: tp.Callable[..., tp.Any], options: JitOptions) -> None:
@@ -122,7 +122,7 @@ class JitCore:
         options = {**dict(self.options.jax_options), **shardings}
         if self.donor is not None:
             options["donate_argnums"] = 1
-            options["keep_unused"] = True  # so that XLA sees what shares a donated buffer
+            options["keep_unused"] = True  # so that XLA sees all users of a donated buffer
         return jax.jit(self.run, **options)
 
     def names(self, call: CallDef) -> ArgumentNames:
@@ -149,14 +149,14 @@ class JitCore:
             yield from zip(names, group)
 
     def result(self, call: CallDef, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
-        """What the function gives for the rebuilt arguments of a call, and its static ones."""
+        """The result of the function for the rebuilt arguments of a call, and its static ones."""
         args, kwargs = with_statics(call.extra.statics, args, kwargs)
         result = self.fun()(*args, **kwargs)
         refuse_shared_result(result, "jit", self.options.modes.graph)
         return result
 
     def trace_written(self, call: CallDef, leaves: list[tp.Any]) -> Body | None:
-        """The body, traced to learn what it writes; None unless that is what is donated."""
+        """The body, traced to find out what it writes; None unless `donate="written"`."""
         if not self.options.donate_written:
             return None
         updates = self.options.modes.updates
@@ -169,7 +169,7 @@ class JitCore:
         return self.jitted if self.placement is None else self.placement.jitted_for(call, groups)
 
     def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
-        """Run the compiled function, and write back, where something is donated or has a sharding."""
+        """Run and write back, where something is donated or has a sharding."""
         donor, placement = self.donor, self.placement
         moved = {} if placement is None else placement.move(call, inputs)
         groups = self.groups(call, inputs.leaves)
@@ -185,7 +185,7 @@ class JitCore:
         return donor.run(call, jitted, groups, finish)
 
     def clear_cache(self) -> None:
-        """Forget every compiled program."""
+        """Drop all compiled programs."""
         self.jitted.clear_cache()
         if self.placement is not None:
             self.placement.clear_cache()
@@ -195,7 +195,7 @@ class JitCore:
         return sum(jitted._cache_size() for jitted in (self.jitted, *placed))
 
     def groups(self, call: CallDef, leaves: list[tp.Any]) -> tuple[tp.Any, ...]:
-        """Leaves in the groups in which they are handed to JAX, the first as `Operands`."""
+        """Leaves in the groups that are passed to JAX, the first as `Operands`."""
         if self.donor is None:
             return (Operands(call, leaves),)
         kept, donated = self.donor.split(call, leaves)
@@ -234,9 +234,9 @@ class JitWrapped(Transformed[P, R]):
 
     Attributes:
         fun: the function that was given to `jit`.
-        jitted_fn: the `jax.jit` object under it, which takes leaves (where shardings are given there
-            are several, and this is what they have in common); `jitted_fn._cache_size()` tells how many
-            programs were compiled. What wraps a compiled function with `functools.wraps` has it, too.
+        jitted_fn: the `jax.jit` object, which takes leaves (with shardings there are several, and this
+            is the object that manages them); `jitted_fn._cache_size()` is the number of compiled
+            programs. A function that wraps this one with `functools.wraps` has it, too.
     """
 
     options: JitOptions
@@ -251,7 +251,7 @@ class JitWrapped(Transformed[P, R]):
         self._core = core
         self._has_static = options.static.any
         self._graph = options.modes.graph
-        self._last_key: CallKey | None = None
+        self._last_key: JitKey | None = None
         self.jitted_fn: tp.Any = core if core.placement else core.jitted
 
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]:
@@ -266,7 +266,7 @@ class JitWrapped(Transformed[P, R]):
             inputs.in_mode(False, "jit", lambda call: named_call(call, self._fun))
         context, key = context_key(), self._last_key
         if statics or key is None or key.context is not context:
-            key = CallKey(context, statics, bound)
+            key = JitKey(context, statics, bound)
             if not statics:
                 self._last_key = key
         return inputs, inputs.define(key)
@@ -345,7 +345,7 @@ class JitWrapped(Transformed[P, R]):
         return Donation(names, sum(getattr(x, "nbytes", 0) for x in leaves))
 
     def explain(self) -> Explanation:
-        """Why this function was compiled last: what was new in its most recent trace.
+        """Why this function was last compiled: what was new in its most recent trace.
 
         >>> import nnxlite as nnx, jax.numpy as jnp
         >>> step = nnx.jit(lambda model, x: model(x))
@@ -361,7 +361,7 @@ class JitWrapped(Transformed[P, R]):
         return self._core.traces.info(self._core._cache_size())
 
     def clear_cache(self) -> None:
-        """Forget every compiled program of this function."""
+        """Drop all compiled programs of this function."""
         self._core.clear_cache()
 
     def _cache_size(self) -> int:

@@ -1,4 +1,4 @@
-"""What the body of a loop must leave of its carry."""
+"""Checks that the body of a loop keeps the structure of its carry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nnxlite.graph import GraphDef, build_nodes, resolve, traverse
 
 
 def check_loop(name: str, updates: bool, num_bounds: int, call: CallDef, body: Body) -> None:
-    """Raise ValueError or TypeError where the body's result has not the structure of the carry.
+    """Raise ValueError or TypeError where the body's result does not have the structure of the carry.
 
     Args:
         name: of the loop.
@@ -32,7 +32,7 @@ def check_loop(name: str, updates: bool, num_bounds: int, call: CallDef, body: B
         call: the arguments.
         body: the body.
     """
-    treedef = body.definition.treedef or jax.tree_util.tree_structure(body.shapes.result)
+    treedef = body.shapes.treedef
     tree = call.template()[2] if num_bounds else call.template()
     wanted = jax.tree_util.tree_structure(tree)
     graph = body.definition.graph

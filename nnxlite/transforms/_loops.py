@@ -1,8 +1,8 @@
-"""`while_loop` and `fori_loop`: the body gets what it left before; also the base of `scan`.
+"""`while_loop` and `fori_loop`, in which the body gets its own last result; also the base of `scan`.
 
-A loop is traced once, as a function from the leaves of its arguments to what leaves the body.  Then it
-is known which leaves change from one iteration to the next: these are the state of JAX's loop, all
-others are constants of it, neither copied nor returned.
+The body is traced once, as a function from the leaves of its arguments to its outputs.  The trace shows
+which leaves change from one iteration to the next: these are the state of JAX's loop.  All others are
+constants of it, neither copied nor returned.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Roles(tp.NamedTuple):
 
 
 class LoopBody(tp.NamedTuple):
-    """A traced loop body, and what its loop starts with.
+    """A traced loop body, and the leaves that its loop starts with.
 
     Attributes:
         body: the body, a function of the leaves of the arguments.
@@ -92,11 +92,11 @@ class CarryLoop(Core):
     """Base of loops with a carry."""
 
     def trace(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> Body:
-        """The body, traced for some leaves; its `extra` is what `hand_over` gives, last."""
+        """The body, traced for some leaves; its `extra` ends with the result of `hand_over`."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def check(self, call: CallDef, body: Body, roles: Roles) -> None:
-        """Raise where the body does something that a loop cannot repeat."""
+        """Raise an error where the body does something that a loop cannot repeat."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def next_state(self, body: Body, out: Outputs) -> list[tp.Any]:
@@ -104,9 +104,9 @@ class CarryLoop(Core):
         raise NotImplementedError  # pragma: no cover - abstract
 
     def prepare(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> LoopBody:
-        """Trace the body until the types of the carry stay: Python scalars may need a second round.
+        """Trace the body until the types of the carry are stable: Python scalars may take two traces.
 
-        Raises TypeError where they never will.
+        Raises TypeError where they never are.
         """
         carried_arrays = [i for i in range(call.num_arrays) if roles.leaves[i] is Carry]
         while True:
@@ -130,7 +130,7 @@ class CarryLoop(Core):
 
 
 def handover_of(body: Body) -> Handover:
-    """How the graph leaves of the carry change in a body that was checked."""
+    """How the graph leaves of the carry change in a checked body."""
     return body.extra[-1]
 
 
@@ -217,7 +217,7 @@ class Loop(CarryLoop):
         return lambda path: (("lower", "upper", carry)[path[0].idx], path[1:])
 
     def _hand_over(self, inner: Inner, out: Outputs) -> tuple[Outputs, tuple[Handover | str]]:
-        """What leaves a body, with how its carry changes."""
+        """The outputs of a body, and how its carry changes."""
         count = len(inner.call.where)
         if count != len(out.definition.where):
             return out, (OTHER,)
@@ -232,7 +232,7 @@ class Loop(CarryLoop):
         return out, (handover,)
 
     def check(self, call: CallDef, body: Body, roles: Roles) -> None:
-        """Raise where the result of the body has not the structure of the carry."""
+        """Raise an error where the result of the body does not have the structure of the carry."""
         check_loop(
             self.name, self.options.modes.updates, self.num_bounds, self.in_words(call), body
         )
@@ -249,13 +249,13 @@ def crossing(
     final: list[tp.Any],
     stacked: tp.Sequence[tp.Iterable[tp.Any]] = ((), (), ()),
 ) -> Crossing:
-    """What leaves a loop: the last state, and what was stacked, where the body left its own.
+    """The outputs of a loop: those of the body, with the last state and stacked values.
 
     Args:
         body: the body.
         result_settings: `Carry` for each array leaf of the result that is part of the state.
         final: the last state.
-        stacked: all else that the iterations left: of the result, written, and fresh.
+        stacked: all other outputs of the iterations: of the result, written, and fresh.
     """
     definition = body.definition
     count = sum(setting is Carry for setting in result_settings)
@@ -280,9 +280,9 @@ def while_loop(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> C:
-    """Run `body_fun` on the carry as long as `cond_fun` says so.
+    """Run `body_fun` on the carry as long as `cond_fun` is true.
 
-    The carry may be any pytree of objects and arrays. Objects that the body returns in their places
+    The carry may be any pytree of objects and arrays. Objects that the body returns in their positions
     are the caller's own, and keep what was written. Variables that are only read are constants.
 
     Args:
@@ -346,7 +346,7 @@ def fori_loop(
     6
     """
     lower, upper = unwrapped_value(lower), unwrapped_value(upper)
-    if unroll is not None:  # JAX wants bounds that it knows
+    if unroll is not None:  # JAX needs concrete bounds
         lower, upper = (int(b) if _is_known(b) else b for b in (lower, upper))
     known = (lower, upper) if type(lower) is int and type(upper) is int else None
     modes = Modes.of(graph, graph_updates)

@@ -1,7 +1,6 @@
 """Errors of `vmap`, `pmap` and `shard_map`, with the user's names.
 
-JAX speaks of the lists of leaves that it was given; here their places become paths of arguments and
-results.
+JAX's messages name positions in lists of leaves; here they become paths of arguments and results.
 """
 
 from __future__ import annotations
@@ -24,26 +23,12 @@ SHOWN = 12
 T = tp.TypeVar("T")
 
 
-class Options(tp.Protocol):
-    """What the options of a mapping transform say about its settings."""
-
-    @property
-    def in_name(self) -> str:
-        """Of the parameter for the arguments."""
-        ...
-
-    @property
-    def out_name(self) -> str:
-        """Of the parameter for the results."""
-        ...
-
-
 class MapNames:
-    """Names of the leaves that come in and leave.
+    """Names of the leaves of arguments and outputs.
 
     Args:
         call: the arguments.
-        layout: what leaves, if that is known.
+        layout: of the outputs, if it is known.
     """
 
     def __init__(self, call: CallDef, layout: Layout | None) -> None:
@@ -53,33 +38,34 @@ class MapNames:
 
     @functools.cached_property
     def outputs(self) -> list[str]:
-        """What each output is, in the order of the layout; nothing where that is not known."""
+        """The names of the outputs, in the order of the layout; empty if that is not known."""
         if self.layout is None:
             return []
         treedef = tp.cast(PyTreeDef, self.layout.treedef or self.layout.definition.treedef)
         values = self.call.by_side(self.arguments)[1]
-        return output_names(self.call, self.layout.definition, treedef, values).all()
+        return output_names(self.layout.definition, treedef, values).all()
 
     def output(self, group: int, number: int) -> str:
-        """What an output is, by group and number in it."""
+        """The name of an output, by group and number in it."""
         partition = tp.cast(Layout, self.layout).partition
         return self.outputs[partition.positions[group][number]]
 
 
 def explained(
     name: str,
-    options: Options,
+    in_name: str,
+    out_name: str,
     error: Exception,
     axes: list[tp.Any],
     names: MapNames,
     inputs: Inputs,
 ) -> Exception:
-    """JAX's complaint about a mapped function, with the user's names for leaves.
+    """JAX's error for a mapped function, with the user's names for leaves.
 
     Args:
         name: of the mapped function.
-        options: those of its transform.
-        error: the complaint.
+        in_name, out_name: the parameters that have the settings of arguments and results.
+        error: JAX's error.
         axes: the setting of each leaf of the arguments.
         names, inputs: the leaves.
     """
@@ -99,19 +85,19 @@ def explained(
             "in in_axes if it belongs to an argument."
         )
     text = _in_words(str(error), names)
-    if options.out_name in text and names.outputs:
+    if out_name in text and names.outputs:
         settings = tp.cast(Layout, names.layout).partition.labels
-        given = [f"{output}: {setting!r}" for output, setting in zip(names.outputs, settings)]
-        what = f"{options.out_name} by output"
+        each = [f"{output}: {setting!r}" for output, setting in zip(names.outputs, settings)]
+        what = f"{out_name} by output"
     else:
-        given = [f"{n!r}: {setting!r}" for n, setting in zip(names.arguments, axes)]
-        what = f"{options.in_name} by argument"
-    tail = f"\n{what}: {listed(given, SHOWN)}." if given else ""
+        each = [f"{n!r}: {setting!r}" for n, setting in zip(names.arguments, axes)]
+        what = f"{in_name} by argument"
+    tail = f"\n{what}: {listed(each, SHOWN)}." if each else ""
     return kind(f"{name}: {text}{tail}")
 
 
 def _in_words(text: str, names: MapNames) -> str:
-    """A message of JAX with names in place of its own."""
+    """A message of JAX with the user's names in place of its own."""
     argument = lambda i: repr(names.arguments[int(i)])
     output = lambda group, i: names.output(int(group), int(i))
     for pattern, name in (
@@ -131,7 +117,7 @@ def _named(name: tp.Callable[..., str], match: re.Match[str]) -> str:
 
 
 def _axis_complaint(names: list[str], leaves: list[tp.Any], axes: list[tp.Any]) -> str | None:
-    """What is wrong with the sizes of mapped axes; None where nothing is."""
+    """The problem with the sizes of mapped axes; None if there is none."""
     sizes: dict[int, list[str]] = {}
     for name, leaf, axis in zip(names, leaves, axes):
         for part in jax.tree_util.tree_leaves(leaf) if isinstance(axis, int) else ():
@@ -145,7 +131,7 @@ def _axis_complaint(names: list[str], leaves: list[tp.Any], axes: list[tp.Any]) 
             sizes.setdefault(shape[axis], []).append(name)
     if len(sizes) < 2:
         return None
-    parts = [f"{size} at {listed([*map(repr, places)], 3)}" for size, places in sizes.items()]
+    parts = [f"{size} at {listed(at, most=3, text=repr)}" for size, at in sizes.items()]
     return (
         f"got inconsistent sizes for array axes to be mapped: {', '.join(parts)}. Give all the "
         "same size, or None to what is passed whole."
@@ -153,7 +139,7 @@ def _axis_complaint(names: list[str], leaves: list[tp.Any], axes: list[tp.Any]) 
 
 
 def marks_errors(fun: tp.Callable[..., T]) -> tp.Callable[..., T]:
-    """Let `passed_through` know of what a function raises: JAX removes our frames from the traceback."""
+    """Mark what a function raises, for `passed_through`: JAX removes our frames from the traceback."""
 
     @functools.wraps(fun)
     def marked(*args: tp.Any, **kwargs: tp.Any) -> T:

@@ -1,8 +1,7 @@
 """`vmap`, `pmap` and `shard_map`: one function over many slices.
 
-The three differ in what JAX function runs and in what a setting is (an axis, or a partition spec);
-everything else is shared: each leaf of the arguments gets its setting, and outputs leave in groups
-of equal setting.
+The three differ only in the function of JAX that runs and in the kind of settings (axes, or partition
+specs).  Each leaf of the arguments gets its setting, and outputs leave in groups of equal setting.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ from nnxlite.closures import replaced_functions
 from nnxlite.graph import GraphDef
 from nnxlite.transforms._arguments import (
     as_tuple,
-    by_position,
     check_arguments,
     context_key,
+    positional_with_defaults,
     refuse_shared_result,
     static_argument,
 )
@@ -81,12 +80,12 @@ if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import G, PmapKeywords, ShardMapKeywords, VmapKeywords
 
 Make: tp.TypeAlias = tp.Callable[..., tp.Callable[..., tp.Any]]
-"""What makes JAX's transform of a function: of it, the settings of its arguments, those of its outputs
-(None for the static data, and one for each group), and further options."""
+"""Makes JAX's transform of a function, from the function, the settings of its arguments, those of its
+outputs (None for the static data, and one for each group), and further options."""
 
 
 class MapOptions(tp.NamedTuple):
-    """The options of a mapping transform, as they travel together."""
+    """The options of a mapping transform, in one object."""
 
     name: str
     in_prefix: tp.Any
@@ -103,15 +102,15 @@ class MapOptions(tp.NamedTuple):
 
 @dataclasses.dataclass
 class MapCall:
-    """What a mapping transform works out once for each structure of arguments.
+    """What a mapping transform computes once for each structure of arguments.
 
     Attributes:
         settings: that of each leaf of the arguments.
         roots: that of each root.
         order: all settings that an output may have.
         mapped: JAX's transform of the function, between leaves.
-        last: what left it in the last trace.
-        shardings: a mesh, and where it puts each graph leaf.
+        last: the layout of its outputs in the last trace.
+        shardings: a mesh, and the sharding of each graph leaf on it.
     """
 
     settings: list[tp.Any]
@@ -126,9 +125,9 @@ RUN = inspect.signature(lambda leaves: None)
 
 
 class MapCore:
-    """What stands behind a mapped function; equal wrappers of one function share it.
+    """The compiled side of a mapped function, shared by equal wrappers.
 
-    JAX's caches go by the functions that it is given: they hit where these are the same ones.
+    JAX caches by the identity of the functions that it is given, so these are cached here.
     """
 
     def __init__(
@@ -159,10 +158,11 @@ class MapCore:
             layout, groups = known.mapped(inputs.leaves)
         except (TypeError, ValueError, IndexError) as error:
             if passed_through(error):
-                raise  # the function's own, or said by this library
-            names = MapNames(self._named(call), known.last)
+                raise  # by the function itself, or by this library
+            names = MapNames(self._in_words(call), known.last)
+            in_name, out_name = self._options.in_name, self._options.out_name
             raise explained(
-                repr(self), self._options, error, known.settings, names, inputs
+                repr(self), in_name, out_name, error, known.settings, names, inputs
             ) from None
         outputs = unpack(layout.value, groups)
         self._move_what_was_read(inputs, call, known, groups, outputs.definition.written)
@@ -176,7 +176,7 @@ class MapCore:
         groups: tp.Any,
         written: tp.Sequence[int],
     ) -> None:
-        """Leave arrays that were only read where they were put, for the next call."""
+        """Keep arrays that were only read where they were moved, for the next call."""
         options = self._options
         mesh = _mesh_of(groups) if options.name == "pmap" else options.jax_options.get("mesh")
         if not isinstance(mesh, Mesh) or is_tracing() or not options.modes.updates:
@@ -184,11 +184,11 @@ class MapCore:
         if known.shardings is None or known.shardings[0] != mesh:
             values = call.by_side(known.settings)[1]
             known.shardings = (mesh, [_sharding(mesh, setting) for setting in values])
-        moved = [_moved(*pair) for pair in zip(inputs.values, known.shardings[1])]
+        moved = [_put(*pair) for pair in zip(inputs.values, known.shardings[1])]
         rest = set(range(len(moved))) - set(written)
         write_leaves(inputs, {i: moved[i] for i in rest if moved[i] is not inputs.values[i]})
 
-    def _named(self, call: CallDef) -> CallDef:
+    def _in_words(self, call: CallDef) -> CallDef:
         return named_call(call, self._fun())
 
     def _prepare(self, call: CallDef) -> MapCall:
@@ -203,14 +203,14 @@ class MapCore:
         for name in sorted(kwargs):
             setting = options.constant if name in self._bound_names else options.default
             settings += [setting] * len(jax.tree_util.tree_leaves(kwargs[name]))
-        if options.constant is not None:  # None is another way to say it
+        if options.constant is not None:  # None means the same
             settings = [options.constant if s is None else s for s in settings]
-        by_leaf = settings_by_leaf(self._named(call), settings, options.in_name)
+        by_leaf = settings_by_leaf(self._in_words(call), settings, options.in_name)
         order = mentioned(prefix, options.out_prefix, options.default, options.constant)
         known = MapCall(by_leaf, [settings[i] for i in call.where], order)
         run = functools.partial(self._run, call, known)
         run.__name__ = self._name  # type: ignore[attr-defined]
-        run.__signature__ = RUN  # type: ignore[attr-defined]  # JAX asks, and it is long to work out
+        run.__signature__ = RUN  # type: ignore[attr-defined]  # which JAX asks for, and takes long
         known.mapped = options.make(run, (by_leaf,), order, **options.jax_options)
         return known
 
@@ -229,7 +229,7 @@ class MapCore:
         out = with_arrays(inner, leave(inner, result, structure=options.modes.updates))
         refuse_foreign_result(out, repr(self))
         settings = output_settings(
-            self._named(call),
+            self._in_words(call),
             out,
             value_settings,
             known.roots,
@@ -246,7 +246,7 @@ class MapCore:
         for number, (axis, group) in enumerate(zip(known.order, groups)):
             for i, value in enumerate(group):
                 if no_room(axis, value, ""):
-                    name = MapNames(self._named(call), layout).output(number, i)
+                    name = MapNames(self._in_words(call), layout).output(number, i)
                     raise ValueError(f"{self!r}: {no_room(axis, value, name)}")
         return Fixed(layout), groups
 
@@ -274,20 +274,20 @@ def _is_whole(setting: tp.Any) -> bool:
 
 
 class MapWrapped(Transformed[..., tp.Any]):
-    """A function mapped over slices of its arguments, as `vmap` and its kin return it."""
+    """A function mapped over slices of its arguments, as `vmap`, `pmap` and `shard_map` return it."""
 
     options: MapOptions
 
     def __init__(self, fun: tp.Any, options: MapOptions) -> None:
         super().__init__(fun, options)
-        self._core = core_for(self.bound, name_of(fun), options)
+        self._core = _core_of(self.bound, name_of(fun), options)
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         options, bound = self.options, self.bound
         prefix = options.in_prefix
         wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
         if len(args) < wanted or (kwargs and self._settings_reach_keywords()):
-            args, kwargs = by_position(bound.fun, args, kwargs, bound, wanted)
+            args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
         if wanted and len(args) != wanted and options.in_name == "in_axes":
             every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
             check_arguments(options.name, bound.fun, every, keywords)
@@ -297,21 +297,21 @@ class MapWrapped(Transformed[..., tp.Any]):
     def _settings_reach_keywords(self) -> bool:
         """Whether keyword arguments get the settings of their positions.
 
-        With graph updates off `vmap` and `pmap` are called as JAX's: their keyword arguments have
-        axis 0, unless there are more settings than positional arguments.
+        With graph updates off `vmap` and `pmap` treat them as JAX does: keyword arguments have axis 0,
+        unless there are more settings than positional arguments.
         """
         return self.options.in_name != "in_axes" or self.options.modes.updates
 
 
 _cores: PerFunction[MapCore] = PerFunction()
 CALLS_PER_CORE = 64
-"""For how many kinds of arguments a core keeps what it worked out."""
+"""How many `MapCall`s a core caches."""
 
 
-def core_for(bound: Unbound, name: str, options: MapOptions) -> MapCore:
-    """The core of a function under some options; the same one as before where that is possible."""
+def _core_of(bound: Unbound, name: str, options: MapOptions) -> MapCore:
+    """The core of a function under some options; the cached one where possible."""
     new = functools.partial(MapCore, name, bound, options)
-    replaced = replaced_functions() if options.name == "pmap" else ()  # its programs are kept
+    replaced = replaced_functions() if options.name == "pmap" else ()  # which keeps its programs
     try:
         key = static_key((name, len(bound.args), *bound.kwargs, options)), replaced
     except UnhashableStatic:
@@ -320,19 +320,19 @@ def core_for(bound: Unbound, name: str, options: MapOptions) -> MapCore:
 
 
 def _mesh_of(outputs: tp.Any) -> tp.Any:
-    """The mesh that JAX has made for a `pmap`; None where nothing on it came out."""
+    """The mesh that JAX has made for a `pmap`; None where no output is on it."""
     shardings = (getattr(x, "sharding", None) for x in jax.tree_util.tree_leaves(outputs))
     return next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
 
 
 def _sharding(mesh: Mesh, setting: tp.Any) -> NamedSharding:
-    """Where a spec, or an axis, puts an array on a mesh."""
+    """The sharding on a mesh of an array with a spec, or an axis."""
     if isinstance(setting, int):
         setting = PartitionSpec(*[None] * setting, *mesh.axis_names)
     return NamedSharding(mesh, setting or PartitionSpec())
 
 
-def _moved(value: tp.Any, sharding: NamedSharding) -> tp.Any:
+def _put(value: tp.Any, sharding: NamedSharding) -> tp.Any:
     """The value with a sharding, where it is an array."""
     if not isinstance(value, jax.Array | np.ndarray):
         return value
@@ -341,7 +341,7 @@ def _moved(value: tp.Any, sharding: NamedSharding) -> tp.Any:
 
 
 def _from_front(axis: int, slice_: tp.Any) -> int:
-    """The number from the front of an axis of the whole, given one slice of it."""
+    """The non-negative number of an axis of a whole array, given a slice of it."""
     rank = getattr(slice_, "ndim", None)
     return axis if axis >= 0 or rank is None else axis + rank + 1
 
@@ -349,7 +349,7 @@ def _from_front(axis: int, slice_: tp.Any) -> int:
 def remove_axis_names(
     inner: Inner, value_settings: list[tp.Any], names: tp.Mapping[str, tp.Any]
 ) -> None:
-    """Take the mapped axis out of the annotations of Variables: inside there is one slice of them."""
+    """Remove the mapped axis from the annotations of Variables, which inside are slices."""
     for leaf, node in enumerate(inner.call.graphdef.decoded.leaf_nodes):
         variable = inner.nodes[node] if node >= 0 else None
         axis = value_settings[leaf]
@@ -406,7 +406,7 @@ def axis_options(
     make: Make,
     given: dict[str, tp.Any],
 ) -> MapOptions:
-    """The options of a transform with axes; TypeError where something is no axis."""
+    """The options of a transform with axes; TypeError for a setting that is not an axis."""
     in_axes, out_axes = by_path(in_axes), by_path(out_axes)
     refuse_foreign_axes(name, "in_axes", in_axes)
     refuse_foreign_axes(name, "out_axes", out_axes)
@@ -450,7 +450,7 @@ def vmap(
         stacked objects.
 
     Raises:
-        ValueError: for a prefix that does not fit, sizes that differ, a Variable shared under two
+        ValueError: for a prefix that does not match, sizes that differ, a Variable shared under two
             axes, or one with axis None that is written differently by each slice.
 
     >>> import nnxlite as nnx, jax
@@ -505,8 +505,8 @@ def pmap(
     """Run a function on several devices, one slice of its arguments on each.
 
     Arguments as for `vmap` and `jax.pmap`. Donated arguments must not be objects: their Variables
-    live on. What leaves with axis None is what the first device has, as in `jax.pmap`: make it equal
-    on all of them (`jax.lax.pmean`) before it is written.
+    live on. An output with axis None is that of the first device, as in `jax.pmap`: make it equal on
+    all of them (`jax.lax.pmean`) before it is written.
 
     Args:
         f: the function; without it a decorator is returned.

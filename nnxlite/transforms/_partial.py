@@ -1,7 +1,8 @@
 """`jit_partial` and `cached_partial`: functions with their first arguments given once.
 
-In the reference these exist to walk an object graph once instead of on every call. Here every call
-does that; the two are front ends of the same protocol, kept for programs that use them.
+In the reference these walk an object graph once instead of in every call.  Here no call of a transform
+walks a graph that has not changed; the two are front ends of the same protocol, for programs that use
+them.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class CachedPartial(tp.Generic[P, R]):
         return out
 
     def _check(self) -> None:
-        """Raise ValueError where a function that is no transform changed a structure."""
+        """Raise ValueError where a function that is not a transform changed a structure."""
         plan = find_plan(self._roots) if self._roots else None
         if (
             plan is not None
@@ -224,10 +225,10 @@ def cached_partial(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> tp.Any:
-    """A function with its first arguments given, whose structure must stay as it is.
+    """A function with its first arguments given, whose structure must stay the same.
 
-    The function gets clones of the objects, made once, that hold the same Variables: what it writes
-    into them is seen by everybody. Changes of structure are possible for the duration of a call,
+    The function gets clones of the objects, made once, that contain the same Variables: what it writes
+    into them is visible to all users of the Variables. Changes of structure are allowed during a call,
     if they are undone before it ends.
 
     Args:

@@ -1,7 +1,7 @@
 """Placement: where the arguments and results of a jitted function are put, if shardings are given.
 
-JAX takes the shardings of outputs with the function, and what leaves is known only when it is traced:
-so each kind of call has a `jax.jit` object of its own.
+JAX needs the shardings of outputs together with the function, and the outputs are known only after a
+trace: so each kind of call has its own `jax.jit` object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Placement:
     Args:
         make: makes a `jax.jit` object of the function, with shardings as keywords.
         groups: puts leaves into the groups that the function takes.
-        in_words: a call for messages.
+        in_words: gives a call for messages.
         in_shardings, out_shardings: as given to `jit`.
 
     Attributes:
@@ -48,11 +48,11 @@ class Placement:
         self._resolved: dict[CallDef, tuple[list[tp.Any], list[tp.Any]]] = {}
 
     def jitted_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
-        """The `jax.jit` object that puts what leaves a call where it is to be."""
+        """The `jax.jit` object for a call, with the shardings of its outputs."""
         return self.by_call.get(call) or self._place(call, groups)
 
     def _place(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
-        """A new one, for what leaves with the given leaves; JAX does not trace again to run it."""
+        """A new one, for the outputs with the given leaves; JAX does not trace again to run it."""
         shardings: dict[str, tp.Any] = {}
         if self._in_shardings is not None:
             shardings["in_shardings"] = self._groups(call, self._shardings_in(call)[0])
@@ -78,7 +78,7 @@ class Placement:
             return again(*groups)
 
     def _shardings_out(self, call: CallDef, out: tp.Any) -> tp.Any:
-        """Where JAX is to put what leaves; what belongs to an argument stays where that one is."""
+        """The shardings of the outputs; what belongs to an argument keeps the argument's."""
         fixed, result, written, fresh = out
         leaves, roots = self._shardings_in(call)
         values = call.by_side(leaves)[1]
@@ -98,42 +98,42 @@ class Placement:
         return known
 
     def move(self, call: CallDef, inputs: Inputs) -> dict[int, tp.Any]:
-        """Put arrays that no device was chosen for where `in_shardings` says.
+        """Put uncommitted arrays where `in_shardings` says.
 
-        JAX would do it in every call, and for what is only read throw the result away.
+        JAX would do this in every call, and drop the result for arrays that are only read.
         Returns the values that moved, by leaf number.
         """
         if self._in_shardings is None or is_tracing():
             return {}
         before, shardings = inputs.values, self._shardings_in(call)[0]
-        moved = [_moved(*pair) for pair in zip(inputs.leaves, shardings)]
+        moved = [_put_if_uncommitted(*pair) for pair in zip(inputs.leaves, shardings)]
         inputs.arrays, inputs.values = call.by_side(moved)
         pairs = zip(before, inputs.values)
         return {leaf: new for leaf, (old, new) in enumerate(pairs) if new is not old}
 
     def clear_cache(self) -> None:
-        """Forget every compiled program."""
+        """Drop all compiled programs."""
         for jitted in self.by_call.values():
             jitted.clear_cache()
         for known in (self.by_call, self._leaving, self._resolved):
             known.clear()
 
 
-def _moved(value: tp.Any, sharding: tp.Any) -> tp.Any:
+def _put_if_uncommitted(value: tp.Any, sharding: tp.Any) -> tp.Any:
     if sharding is None or getattr(value, "committed", not isinstance(value, np.ndarray)):
         return value
     return jax.device_put(value, sharding)
 
 
 def stay_in_place(call: CallDef, leaves: list[tp.Any], out: Outputs) -> None:
-    """Constrain what is written to Variables that `shard` has placed to where they lie.
+    """Constrain the new values of Variables that `shard` has placed to their present shardings.
 
-    XLA would choose by what the new value is computed from, and the next call be another program.
+    Otherwise XLA would choose a sharding for the new value, and the next call would compile again.
 
     Args:
-        call: what came in.
-        leaves: what it has come in with.
-        out: what leaves; its written values are replaced.
+        call: the arguments.
+        leaves: of the arguments.
+        out: the outputs; their written values are replaced.
     """
     decoded, values = call.graphdef.decoded, call.by_side(leaves)[1]
     for i, leaf in enumerate(out.definition.written):
@@ -144,14 +144,14 @@ def stay_in_place(call: CallDef, leaves: list[tp.Any], out: Outputs) -> None:
 
 
 def _in_place(new: tp.Any, old: tp.Any, spec: PartitionSpec) -> tp.Any:
-    """A new value where the old one lay, if that was by this spec."""
+    """A new value with the sharding of the old one, if that has this spec."""
     if not isinstance(old, jax.Array) or not isinstance(new, jax.Array):
         return new
     if new.shape != old.shape or new.ndim != len(spec):
         return new  # within a loop over layers, say, a Variable has one axis less
     mesh = jax.typeof(old).sharding.mesh
     if mesh.empty or set(mesh.axis_types) != {AxisType.Auto}:
-        return new  # explicit axes keep their place by themselves
+        return new  # explicit axes keep their sharding by themselves
     try:
         sharding = NamedSharding(mesh, spec)
         sharding.shard_shape(new.shape)

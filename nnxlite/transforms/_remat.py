@@ -1,7 +1,8 @@
-"""`remat`: compute again in the backward pass instead of remembering.
+"""`remat`: compute again in the backward pass instead of keeping intermediate values.
 
-What JAX caches per function it is given holds here too, where that is safe: a function that captures
-only constants has one core, whose trace is reused; one that captures objects is traced each time.
+JAX's caches for the functions that it is given work here, too, where that is safe: a function that
+captures only constants has one core, whose trace is reused; one that captures objects is traced each
+time.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import jax
 
 from nnxlite._config import Modes
 from nnxlite._jax import without_literals
+from nnxlite._typing import RematPolicy
 from nnxlite.boundary import CallDef, Crossing, describe, enter, leave, replay_crossing
 from nnxlite.closures import Surroundings
 from nnxlite.transforms._arguments import (
-    Hidden,
-    by_position,
-    hide,
+    Statics,
+    blank_statics,
+    fill_statics,
     naming_arguments,
+    positional_with_defaults,
     refuse_shared_result,
-    reveal,
     traced_context,
 )
 from nnxlite.transforms._core import Core, core_for
@@ -30,33 +32,31 @@ from nnxlite.variables import MISSING
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import RematKeywords
 
-Policy = tp.Callable[..., bool]
-
 
 class RematOptions(tp.NamedTuple):
-    """The options of `remat`, as they travel together."""
+    """The options of `remat`, in one object."""
 
     name: str
     static_argnums: tuple[int, ...]
     prevent_cse: bool
-    policy: Policy | None
+    policy: RematPolicy | None
     modes: Modes
 
 
-class CallKey(tp.NamedTuple):
+class RematKey(tp.NamedTuple):
     """What besides the arguments' structure identifies a call.
 
     Attributes:
         context: the settings that the function can see.
-        hidden: the static arguments.
+        statics: the static arguments.
     """
 
     context: tuple[tuple[str, tp.Any], ...]
-    hidden: Hidden
+    statics: Statics
 
 
 class Remat(Core):
-    """What stands behind a function under `remat`."""
+    """The compiled side of a function under `remat`."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Remat(Core):
 
     def _body(self, seen: Surroundings | None, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         (args, kwargs), inner = enter(call, leaves)
-        args = reveal(args, call.extra.hidden)
+        args = fill_statics(args, call.extra.statics)
         result = self.fun(*args, **kwargs)
         modes = self.options.modes
         refuse_shared_result(result, "remat", modes.graph)
@@ -101,13 +101,15 @@ class RematWrapped(Transformed[..., tp.Any]):
     options: RematOptions
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        hidden: Hidden = ()
-        bound, static = self.bound, self.options.static_argnums
-        if static:
-            args, kwargs = by_position(bound.fun, args, kwargs, bound, max(static) + 1)
-            args, hidden = hide(args, static, len(bound.args), repr(self))
+        statics: Statics = ()
+        bound, numbers = self.bound, self.options.static_argnums
+        if numbers:
+            args, kwargs = positional_with_defaults(
+                bound.fun, args, kwargs, bound, max(numbers) + 1
+            )
+            args, statics = blank_statics(args, numbers, len(bound.args), repr(self))
         inputs = self.inputs(args, kwargs)
-        call = inputs.define(CallKey(traced_context(), hidden))
+        call = inputs.define(RematKey(traced_context(), statics))
         core = core_for(Remat, (bound.fun,), self.options)
         with naming_arguments(
             repr(self), core.in_words(call), inputs, ", or make it static with static_argnums"
@@ -125,19 +127,19 @@ def remat(
     *,
     prevent_cse: bool = True,
     static_argnums: int | tuple[int, ...] = (),
-    policy: Policy | None = None,
+    policy: RematPolicy | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> tp.Any:
-    """A function that remembers little for its gradient, and computes the rest again.
+    """A function that keeps few intermediate values for its gradient, and computes the rest again.
 
-    Value, gradient, and what the function leaves in its arguments are those of the function itself.
+    Its value, its gradient and its effects on the arguments are those of the function itself.
 
     Args:
         f: the function; without it the result is a decorator.
         prevent_cse: as in `jax.checkpoint`; False is safe, and faster, in the body of a `scan`.
         static_argnums: arguments that JAX never sees, such as flags.
-        policy: which intermediate values to remember, one of `jax.checkpoint_policies`.
+        policy: which intermediate values to keep, one of `jax.checkpoint_policies`.
         graph: False refuses shared references.
         graph_updates: False propagates values of Variables only, not structure.
 

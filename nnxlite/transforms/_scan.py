@@ -1,8 +1,7 @@
 """`scan`: a loop over slices of mutable objects, with a carry.
 
-Every leaf of the arguments is scanned (it has an axis), carried, or constant.  Of the carried
-Variables only those that the body writes are carried; those it only reads are constants of the
-loop, and are neither copied nor returned.
+Every leaf of the arguments is scanned (it has an axis), carried, or constant.  Variables of the carry
+that the body only reads are constants of the loop, and are neither copied nor returned.
 """
 
 from __future__ import annotations
@@ -35,13 +34,14 @@ from nnxlite.boundary import (
     refuse_foreign_axes,
     replaced,
     settings_by_leaf,
+    template_of,
     trace_body,
     warn_of_streams,
     with_arrays,
 )
 from nnxlite.transforms._arguments import (
-    by_position,
     check_arguments,
+    positional_with_defaults,
     refuse_shared_result,
     traced_context,
 )
@@ -58,7 +58,7 @@ if tp.TYPE_CHECKING:
 
 
 class ScanOptions(tp.NamedTuple):
-    """The options of `scan`, as they travel together."""
+    """The options of `scan`, in one object."""
 
     name: str
     length: int | None
@@ -72,7 +72,7 @@ class ScanOptions(tp.NamedTuple):
     num_bound: int = 0
 
 
-def _moved(tree: tp.Any, source: int, target: int) -> tp.Any:
+def _axis_moved(tree: tp.Any, source: int, target: int) -> tp.Any:
     """A leaf (or a Variable's pytree) with an axis moved."""
     if source == target:
         return tree
@@ -99,7 +99,7 @@ class Scan(CarryLoop):
         roles = self._roles(call)
         scanned = roles.scanned()
         length = common_length(self.in_words(call), leaves, roles.leaves, scanned, options.length)
-        whole = [_moved(leaves[i], roles.leaves[i], 0) for i in scanned]
+        whole = [_axis_moved(leaves[i], roles.leaves[i], 0) for i in scanned]
         slices = map(_abstract_slice, whole)
         loop = self.prepare(call, replaced(leaves, scanned, slices), roles)
         settings = loop.body.extra[0]
@@ -118,7 +118,7 @@ class Scan(CarryLoop):
             _split_transpose=options.split_transpose,
         )
         axes = _stacked(loop.body, Outputs(loop.body.definition, *settings))
-        moved = [[_moved(x, 0, axis) for x, axis in zip(*pair)] for pair in zip(stacked, axes)]
+        moved = [[_axis_moved(x, 0, axis) for x, axis in zip(*pair)] for pair in zip(stacked, axes)]
         return crossing(loop.body, settings[0], final, moved)
 
     def _roles(self, call: CallDef) -> Roles:
@@ -141,7 +141,7 @@ class Scan(CarryLoop):
         return [*[x for x, s in pairs if s is Carry], *handover_of(body).values(out)]
 
     def trace(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> Body:
-        """The body, traced for slices; its `extra` are the settings of what leaves, and the handover."""
+        """The body, traced for slices; its `extra` are the settings of its outputs, and the handover."""
         options: ScanOptions = self.options
         axis_names, structure = dict(options.axis_names), options.modes.updates
         values = call.by_side(roles.leaves)[1]
@@ -164,7 +164,7 @@ class Scan(CarryLoop):
                     "give each iteration a key of its own with nnx.split_rngs(splits=...) and an "
                     "axis.",
                 )
-            out = _without(out, constants)  # the next iteration finds what came in
+            out = _without(out, constants)  # the next iteration has the input values
             out, handover = self._hand_over(inner, with_arrays(inner, out), roles, structure)
             settings = output_settings(
                 self.in_words(call), out, values, roles.roots, options.out_axes, "out_axes", None
@@ -184,7 +184,7 @@ class Scan(CarryLoop):
     def _hand_over(
         self, inner: Inner, out: Outputs, roles: Roles, structure: bool
     ) -> tuple[Outputs, Handover | str]:
-        """What leaves the body, with how its carry changes."""
+        """The outputs of the body, and how its carry changes."""
         before = [i for i, s in enumerate(roles.roots) if s is Carry]
         after = [i for i, s in enumerate(self._result_roots(out.definition)) if s is Carry]
         if len(before) != len(after):
@@ -203,13 +203,12 @@ class Scan(CarryLoop):
     def _result_roots(self, definition: OutDef) -> list[tp.Any]:
         if definition.treedef is None:
             return []
-        count = definition.treedef.num_leaves
-        tree = jax.tree_util.tree_unflatten(definition.treedef, range(count))
+        tree = template_of(definition.treedef)
         settings = broadcast(self.options.out_axes, tree, "out_axes")
         return [settings[p] for p in definition.where]
 
     def check(self, call: CallDef, body: Body, roles: Roles) -> None:
-        """Raise where the body writes what it must not, or changes the structure of its carry."""
+        """Raise an error where the body writes a constant, or changes the structure of its carry."""
         options: ScanOptions = self.options
         values = call.by_side(roles.leaves)[1]
         in_carry = _carry_part(options.in_axes, call.template()[0][options.num_bound :])
@@ -241,7 +240,7 @@ def _without(out: Outputs, leaves: tp.Container[int]) -> Outputs:
 
 
 def _stacked(body: Body, out: Outputs) -> tuple[list[tp.Any], ...]:
-    """What an iteration leaves besides its carry: of the result, written, and fresh."""
+    """The outputs of an iteration besides its carry: of the result, written, and fresh."""
     settings, handover = body.extra
     carried = {source for _, source in handover.slots}
     result = [x for x, s in zip(result_leaves(out), settings[0]) if s is not Carry]
@@ -259,7 +258,7 @@ class ScanWrapped(Transformed[..., tp.Any]):
         bound, axes = self.bound, self.options.in_axes
         wanted = len(axes) if isinstance(axes, tuple) else int(axes is Carry)
         if kwargs or len(args) < wanted:
-            args, kwargs = by_position(bound.fun, args, kwargs, bound, wanted)
+            args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
         if wanted and len(args) != wanted:
             every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
             check_arguments("scan", bound.fun, every, keywords)
@@ -310,10 +309,10 @@ def scan(
 
     Returns:
         A function of the same arguments, which returns the last carry and the stacked outputs, in
-        the places that `out_axes` gives them.
+        the positions that `out_axes` gives them.
 
     Raises:
-        ValueError: for prefixes or sizes that do not fit, a result that would be broadcast, a
+        ValueError: for prefixes or sizes that do not match, a result that would be broadcast, a
             broadcast Variable that is written, or a carry whose objects are replaced or whose
             structure changes.
         TypeError: where types of the carry change, or (with `graph_updates=False`) an array of it

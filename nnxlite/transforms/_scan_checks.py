@@ -1,4 +1,4 @@
-"""What `scan` accepts: prefixes, sizes of axes, and what its body may leave."""
+"""Checks of `scan`: prefixes, sizes of axes, and the outputs of its body."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from nnxlite.boundary import (
     output_names,
     refuse_replaced,
     structure_error,
+    template_of,
     tree_difference,
 )
 from nnxlite.graph import StaticDef
@@ -32,7 +33,7 @@ _NO_LEAVES = StaticDef(None)
 
 
 def check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:
-    """Raise ValueError where Carry is used in a way that cannot be."""
+    """Raise ValueError for an invalid use of Carry."""
     for axes in (in_axes, out_axes):
         parts = axes if isinstance(axes, tuple) else (axes,)
         for part in parts:
@@ -88,7 +89,7 @@ def common_length(
 ) -> int | None:
     """The number of iterations.
 
-    Raises ValueError where sizes and `length` disagree, or nothing says how many.
+    Raises ValueError where sizes and `length` disagree, or there are neither.
 
     Args:
         call, leaves: the arguments.
@@ -137,7 +138,7 @@ def check_body(
     in_carry: tp.Any,
     out_carry: tp.Callable[[tp.Any], tp.Any],
 ) -> None:
-    """Raise where the body writes what it must not, or changes the structure of its carry.
+    """Raise an error where the body writes a constant, or changes the structure of its carry.
 
     Args:
         name: of the scanned function.
@@ -194,7 +195,7 @@ def check_body(
 
 
 def _added(graph: OutGraph, number: int) -> str:
-    """What the body adds, and where, by the number of its fresh value."""
+    """The leaf that the body adds, and its path, by the number of its fresh value."""
     decoded = graph.graphdef.decoded
     for leaf, source in enumerate(graph.sources):
         if source == Fresh(number):
@@ -213,7 +214,7 @@ def _restructures(
     roles: list[tp.Any],
     fresh: tp.Sequence[tp.Any],
 ) -> bool:
-    """Whether the next iteration would find other Variables than this one in its places."""
+    """Whether the next iteration would have other Variables than this one at some paths."""
     came_in, decoded = call.graphdef.decoded, graph.graphdef.decoded
     codes_in, codes_out = dict(came_in.children), dict(decoded.children)
     if any(roles[came_in.node_leaves[old]] is Carry for old, _ in graph.kinds):
@@ -238,7 +239,7 @@ def _restructures(
             added = [source.pick(roles, fresh) for source in sources]
             if only_adds and all(isinstance(source, CameIn) for source in sources):
                 if updates or {*added} == {None}:
-                    continue  # another name for what is there in every iteration
+                    continue  # another name for a Variable that every iteration has
             settings += added
             if not all(isinstance(s, int) for s in settings):
                 return True
@@ -246,15 +247,14 @@ def _restructures(
 
 
 def _check_room(name: str, call: CallDef, body: Body) -> None:
-    """Raise ValueError where an output has no room for the axis it is to get."""
+    """Raise ValueError for an output whose slices have too few axes for the axis that it gets."""
     shapes = body.shapes
     result = jax.tree_util.tree_leaves(shapes.result)
     axes = [axis for part in body.extra[0] for axis in part]
     for number, (axis, value) in enumerate(zip(axes, [*result, *shapes.written, *shapes.fresh])):
         if no_room(axis, value, ""):
-            treedef = body.definition.treedef or jax.tree_util.tree_structure(shapes.result)
             leaves = [leaf.text() for leaf in call.graph_leaves()]
-            output = output_names(call, body.definition, treedef, leaves).all()[number]
+            output = output_names(body.definition, shapes.treedef, leaves).all()[number]
             raise ValueError(f"{name}: {no_room(axis, value, output)}")
 
 
@@ -265,9 +265,8 @@ def _check_structure(
     before: tp.Any,
     out_carry: tp.Callable[[tp.Any], tp.Any],
 ) -> None:
-    """Raise where the carry comes out as another pytree than it went in."""
-    treedef = body.definition.treedef or jax.tree_util.tree_structure(body.shapes.result)
-    after = out_carry(jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves)))
+    """Raise an error where the carry comes out as another pytree than it went in."""
+    after = out_carry(template_of(body.shapes.treedef))
     structures = [jax.tree_util.tree_structure(part) for part in (before, after)]
     if structures[0] != structures[1]:
         # The reference's classes: with updates it compares references first.

@@ -1,4 +1,4 @@
-"""`eval_shape`, `make_jaxpr`, `checkify`: looking at what a function would do."""
+"""`eval_shape`, `make_jaxpr`, `checkify`: what a function would do, and what it checks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,22 @@ from nnxlite.boundary import (
 )
 from nnxlite.graph import view
 from nnxlite.transforms._arguments import (
-    Hidden,
-    hide,
+    Statics,
+    blank_statics,
+    fill_statics,
     naming_arguments,
     refuse_shared_result,
-    reveal,
 )
-from nnxlite.transforms._wrapper import P, R, Transformed, Unbound, decorated, name_of, unbind
+from nnxlite.transforms._wrapper import (
+    P,
+    R,
+    Transformed,
+    Unbound,
+    decorated,
+    inputs_in_mode,
+    name_of,
+    unbind,
+)
 from nnxlite.variables import MISSING, Variable
 
 if tp.TYPE_CHECKING:
@@ -42,7 +51,7 @@ if tp.TYPE_CHECKING:
 
 
 class LookOptions(tp.NamedTuple):
-    """The options of these transforms, as they travel together."""
+    """The options of these transforms, in one object."""
 
     name: str
     modes: Modes
@@ -56,30 +65,29 @@ class Look:
     def __init__(
         self, unbound: Unbound, args: tp.Any, kwargs: tp.Any, options: LookOptions
     ) -> None:
-        self._fun, bound, given = unbound
+        self._fun = unbound.fun
         self._options = options
-        self._hidden: Hidden = ()
+        self._statics: Statics = ()
         if options.static_argnums:
             name = f"{options.name}({name_of(self._fun)})"
-            args, self._hidden = hide(args, options.static_argnums, len(bound), name)
-        inputs = Inputs(((*bound, *args), {**given, **kwargs}))
-        self.inputs = inputs.in_mode(
-            options.modes.graph, options.name, lambda call: named_call(call, self._fun)
-        )
+            args, self._statics = blank_statics(
+                args, options.static_argnums, len(unbound.args), name
+            )
+        self.inputs = inputs_in_mode(unbound, args, kwargs, options)
         self.call = self.inputs.define()
 
     def naming_arguments(self, remedy: str = "") -> naming_arguments:
-        """A context in which complaints about arguments name them."""
+        """A context in which JAX's errors for arguments name them."""
         name = f"{self._options.name}({name_of(self._fun)})"
         return naming_arguments(name, named_call(self.call, self._fun), self.inputs, remedy)
 
     def outputs(self, leaves: list[tp.Any]) -> tuple[tp.Any, Outputs]:
-        """Run the function on leaves: its result as it is, and everything that leaves."""
+        """Run the function on leaves: its result, and all outputs."""
         (args, kwargs), inner = enter(self.call, leaves)
-        result = self._fun(*reveal(args, self._hidden), **kwargs)
+        result = self._fun(*fill_statics(args, self._statics), **kwargs)
         graph, updates = self._options.modes
         refuse_shared_result(result, self._options.name, graph)
-        captured = updates or self._options.name != "checkify"  # else nothing is computed
+        captured = updates or self._options.name != "checkify"  # without it, nothing is computed
         return result, leave(inner, result, structure=updates, captured=captured)
 
     def run(self, leaves: list[tp.Any]) -> Crossing:
@@ -104,7 +112,7 @@ def eval_shape(
         f: the function.
         args, kwargs: its arguments, arrays or ShapeDtypeStructs.
         graph: False refuses shared references.
-        graph_updates: False leaves structure changes of arguments out of account.
+        graph_updates: False ignores structure changes of arguments.
 
     Returns:
         The result of `f`, with new objects in it.
@@ -142,7 +150,7 @@ def _shape_of(x: tp.Any) -> tp.Any:
 def place_abstract(tree: tp.Any) -> None:
     """Give abstract values of Variables without a sharding the annotated one.
 
-    On a mesh, what has no annotation is replicated.
+    On a mesh, Variables without an annotation are replicated.
     """
     mesh = current_mesh()
     replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
@@ -283,7 +291,7 @@ def checkify(
 
 
 class Checked(Transformed[..., tp.Any]):
-    """A function with its errors as values, as `checkify` returns it."""
+    """The result of `checkify`: a function that returns its errors as values."""
 
     options: LookOptions
 

@@ -1,8 +1,8 @@
-"""What type checkers know of the transforms: the options that overloads share, and derivatives.
+"""Types of the transforms for type checkers: the options that overloads share, and derivatives.
 
 A transform is declared twice, as a function of a function and as a decorator, and `grad` several times,
-since what it returns depends on its options and on the argument that is differentiated.  The options
-are listed once, here; a test compares them with the parameters of the transforms.
+since its result depends on its options and on the argument that is differentiated.  The options are
+listed once, here; a test compares them with the parameters of the transforms.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ import typing as tp
 import jax
 
 from nnxlite._state import State
-from nnxlite._typing import Numbers
+from nnxlite._typing import Numbers, RematPolicy
 from nnxlite.objects import Pytree
 from nnxlite.transforms._wrapper import P, R, Transformed
 from nnxlite.variables import Variable
-
-if tp.TYPE_CHECKING:
-    from nnxlite.transforms._remat import Policy
 
 A = tp.TypeVar("A")
 T = tp.TypeVar("T")
@@ -105,7 +102,7 @@ class RematKeywords(ModeKeywords, total=False):
 
     prevent_cse: bool
     static_argnums: int | tuple[int, ...]
-    policy: Policy | None
+    policy: RematPolicy | None
 
 
 class NumericGradKeywords(tp.TypedDict, total=False):
@@ -129,8 +126,8 @@ class GradKeywords(NumericGradKeywords, ModeKeywords, total=False):
 
 # Derivatives --------------------------------------------------------------------------------------
 #
-# The gradient of an object is a State; that of a State, a Variable or an array is another one. What is
-# differentiated is known from the call, so that the gradient has a type for a loss function without
+# The gradient of an object is a State; that of a State, a Variable or an array is another one. The type
+# of the argument is known from the call, so the gradient has a type for a loss function without
 # annotations, too.
 
 Leaf = tp.TypeVar("Leaf", bound=AnyState | Variable[tp.Any])

@@ -1,4 +1,4 @@
-"""The stages of compilation ahead of time: `Traced`, `Lowered`, `Compiled`, as `jax.stages` has them."""
+"""The stages of ahead-of-time compilation: `Traced`, `Lowered`, `Compiled`, as in `jax.stages`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nnxlite.transforms._wrapper import R
 
 
 class Jitted(tp.Protocol):
-    """What a stage needs of the jitted function that it belongs to."""
+    """The part of a jitted function that its stages use."""
 
     _core: tp.Any
     partial_args: tuple[tp.Any, ...]
@@ -55,7 +55,7 @@ class Lowered(Stage[R]):
 class Compiled(Stage[R]):
     """A compiled function, callable with arguments of the structure it was lowered for.
 
-    Static arguments are part of it and are left out of the call, as with `jax.stages.Compiled`.
+    Calls leave out static arguments, which are part of it, as with `jax.stages.Compiled`.
     """
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:

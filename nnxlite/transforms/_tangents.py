@@ -1,8 +1,8 @@
-"""Tangents and cotangents: from trees in the form of some values to the leaves that JAX wants.
+"""Tangents and cotangents: from trees in the form of some values to the leaves that JAX needs.
 
 A tangent has the form of its primal: an array for an array, an object of the same kind for an
 object (or `None`, or a State where only some of the Variables matter).  Leaves are matched by path,
-so static attributes play no part; what is shared in the primal must be shared in the tangent.
+so static attributes do not matter; what is shared in the primal must be shared in the tangent.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from nnxlite.graph import STATE, ArrayCode, Code, ContainerCode, GraphDef, NodeC
 from nnxlite.variables import Variable, VariableDef, make
 
 Place = tuple[int, Path]
-"""Where a leaf is: number of its root, path from there."""
+"""The root of a leaf, by number, and the path from there."""
 
 MISSING_LEAF: tp.Any = object()
 
 
-class Form(tp.NamedTuple):
+class TangentForm(tp.NamedTuple):
     """What tangents are compared with.
 
     Attributes:
         call: the values, without their leaves.
-        template: the part of the values' tree that tangents are given for, positions for leaves.
+        template: the part of the values' tree that has tangents, with positions for leaves.
         leaves: the leaves of the values.
         skip: how many steps of a leaf's path to leave out in messages.
         what: "tangent" or "cotangent".
         error: makes the errors about structure.
         partial: whether a State may lack leaves, which are then zero.
         wanted: for each leaf whether it can have a tangent; None for all.
-        lenient: whether tangents of what has no derivative are ignored, whatever they are.
+        lenient: whether any tangent of a leaf without a derivative is ignored.
     """
 
     call: CallDef
@@ -52,11 +52,11 @@ class Form(tp.NamedTuple):
     lenient: bool = False
 
     def text_of(self, place: Place) -> str:
-        """Where a graph leaf is, for messages."""
+        """The path of a graph leaf, for messages."""
         return self.call.text_of(*place, self.skip)
 
 
-def by_leaf(form: Form, given: tp.Any) -> dict[int, tp.Any]:
+def by_leaf(form: TangentForm, given: tp.Any) -> dict[int, tp.Any]:
     """The leaves of a tangent, by number of the leaf of the values that they belong to.
 
     Raises `form.error` where the tangent has another structure.
@@ -83,7 +83,7 @@ def by_leaf(form: Form, given: tp.Any) -> dict[int, tp.Any]:
     return {**arrays, **{form.call.num_arrays + leaf: x for leaf, x in graph.items()}}
 
 
-def _graph_leaves(form: Form, roots: dict[int, tp.Any]) -> dict[int, tp.Any]:
+def _graph_leaves(form: TangentForm, roots: dict[int, tp.Any]) -> dict[int, tp.Any]:
     """The tangents of graph leaves, by leaf number, from those of the roots."""
     decoded = form.call.graphdef.decoded
     objects: dict[int, tp.Any] = {}
@@ -113,8 +113,8 @@ def _graph_leaves(form: Form, roots: dict[int, tp.Any]) -> dict[int, tp.Any]:
     return {**out, **_matched(form, objects, given)}
 
 
-def _matched(form: Form, objects: dict[int, tp.Any], given: Inputs) -> dict[int, tp.Any]:
-    """Tangents of graph leaves, matched by their places."""
+def _matched(form: TangentForm, objects: dict[int, tp.Any], given: Inputs) -> dict[int, tp.Any]:
+    """Tangents of graph leaves, matched by their paths."""
     back = dict(enumerate(objects))
     wanted = places(form.call)
     if form.wanted is not None:
@@ -156,7 +156,7 @@ def places(call: CallDef) -> dict[Place, int]:
 
 
 def tangent_leaves(
-    form: Form, tangents: tp.Mapping[int, tp.Any], wanted: tp.Iterable[int]
+    form: TangentForm, tangents: tp.Mapping[int, tp.Any], wanted: tp.Iterable[int]
 ) -> list[tp.Any]:
     """The tangents of some leaves; zero where none was given.
 
@@ -167,13 +167,13 @@ def tangent_leaves(
     return [_checked(form, i, form.leaves[i], tangents.get(i, MISSING_LEAF)) for i in wanted]
 
 
-def _checked(form: Form, leaf: int, value: tp.Any, tangent: tp.Any) -> tp.Any:
+def _checked(form: TangentForm, leaf: int, value: tp.Any, tangent: tp.Any) -> tp.Any:
     """The tangent of a leaf that has this value."""
 
     def name() -> str:
         return form.call.leaves()[leaf].text(form.skip)
 
-    if is_ref(value):  # its tangent lives in a reference, too
+    if is_ref(value):  # its tangent is a reference, too
         content = tangent[...] if is_ref(tangent) else tangent
         return new_ref(_checked(form, leaf, abstract(value), content))
     leaves, treedef = jax.tree_util.tree_flatten(value)
@@ -205,8 +205,8 @@ def _checked(form: Form, leaf: int, value: tp.Any, tangent: tp.Any) -> tp.Any:
 class States:
     """The leaves of a graph in the form that gradients have with graph updates on.
 
-    A State stands in place of each object. What has several paths has its leaves at the
-    first one; an empty State stands at the others.
+    Each object is a State. A shared object has its leaves at its first path, and is an empty State at
+    the others.
     """
 
     def __init__(self, graphdef: GraphDef[tp.Any], leaves: tp.Mapping[int, tp.Any]) -> None:
@@ -214,7 +214,7 @@ class States:
         self._leaves = leaves
 
     def of_root(self, root: int) -> tp.Any:
-        """What stands in place of a root; a State is without what has no leaf here."""
+        """The gradient of a root; that of a State is without the entries that have no leaf here."""
         decoded = self._graphdef.decoded
         code = decoded.roots[root]
         if isinstance(code, ContainerCode) and code.definition.kind == STATE:
@@ -257,7 +257,7 @@ class States:
 
 
 FLOAT0 = np.dtype(jax.dtypes.float0)
-"""The dtype of tangents of what has no derivative."""
+"""The dtype of tangents of values without a derivative."""
 
 
 def _shape(x: tp.Any) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""Trees of nodes and trees of states: what a raw JAX transform of one's own needs.
+"""Trees of nodes and trees of states, for one's own use of JAX's transforms.
 
-`to_tree` replaces the graph nodes of a pytree by `NodeStates` (definition and states), which are plain
-pytrees; `from_tree` goes back.  All nodes of one tree share one numbering, so that sharing survives
-the way there and back.  `prefix` turns filters into a prefix that matches a tree.
+`to_tree` replaces the graph nodes of a pytree by `NodeStates` (definition and states), which are
+ordinary pytrees; `from_tree` is the inverse.  All nodes of one tree share one numbering, so sharing is
+kept both ways.  `prefix` turns filters into a prefix that matches a tree.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from nnxlite.boundary import (
     is_root,
     merge_context,
     split_context,
+    template_of,
 )
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import GraphDef, Path, is_graph_node
@@ -34,9 +35,9 @@ from nnxlite.variables import MISSING, Variable
 
 KeyPath = tuple[tp.Any, ...]
 SplitFn = tp.Callable[[SplitContext, KeyPath, tp.Any, tp.Any], tp.Any]
-"""From context, key path, prefix and node to what stands for the node."""
+"""From context, key path, prefix and node to the tree that stands for the node."""
 MergeFn = tp.Callable[[MergeContext, KeyPath, tp.Any, tp.Any], tp.Any]
-"""From context, key path, prefix and what stands for a node to the node."""
+"""From context, key path, prefix and the tree that stands for a node to the node."""
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -137,7 +138,7 @@ class NodeStates:
 
 
 def is_tree_node(x: tp.Any) -> bool:
-    """Whether something stands for a graph node."""
+    """Whether a tree stands for a graph node."""
     return isinstance(x, NodeStates)
 
 
@@ -194,7 +195,7 @@ def to_tree(
     pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_graph_node)
     settings = _settings(prefix, treedef)
     if check_aliasing and prefix is not MISSING:
-        refuse_aliases(tree, prefix)
+        _refuse_inconsistent_prefixes(tree, prefix)
     with split_context(ctxtag) as ctx:
         out = [
             split_fn(ctx, path, setting, x) if map_non_graph_nodes or is_graph_node(x) else x
@@ -222,7 +223,7 @@ def from_tree(
         prefix: a prefix of it, handed to `merge_fn` node by node.
         merge_fn: what puts a node together, by default from `NodeStates`.
         is_node_leaf: what stands for a node.
-        is_leaf: what the tree is not opened below.
+        is_leaf: nodes of the tree that are leaves.
         map_non_graph_nodes: whether `merge_fn` sees other leaves, too.
         is_inner: with a `ctxtag`, whether this is the inside of the transform.
         ctxtag: the tag of an active `update_context`, or None.
@@ -251,12 +252,10 @@ def from_tree(
 def _settings(prefix: tp.Any, treedef: tp.Any) -> list[tp.Any]:
     if prefix is MISSING:
         return [MISSING] * treedef.num_leaves
-    return broadcast(
-        prefix, jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves)), "prefix"
-    )
+    return broadcast(prefix, template_of(treedef), "prefix")
 
 
-def refuse_aliases(tree: tp.Any, prefix: tp.Any) -> None:
+def _refuse_inconsistent_prefixes(tree: tp.Any, prefix: tp.Any) -> None:
     """Raise ValueError where a shared node has two different prefixes."""
     call = Inputs((tree, {})).define()
     template, _ = call.template()
@@ -284,7 +283,7 @@ def prefix(
 
     Returns:
         The tree with settings in place of Variables and arrays; in place of each object, a pytree
-        of settings by path. The first place of what is shared decides; the others have no leaf.
+        of settings by path. A shared leaf has the setting of its first path; the others have no leaf.
 
     Raises ValueError where no filter matches.
 
@@ -323,7 +322,7 @@ def _is_closed(x: tp.Any) -> bool:
 def _node_prefixes(
     roots: list[tuple[Path, tp.Any]], choose: tp.Callable[[Path, tp.Any], tp.Any]
 ) -> list[tp.Any]:
-    """What stands in place of objects and Variables that have one numbering, given with paths."""
+    """The prefixes of objects and Variables with one numbering, given with their paths."""
     inputs = Inputs([x for _, x in roots])
     decoded, nodes = inputs.graphdef.decoded, inputs.nodes()
     settings: list[dict[Path, tp.Any]] = [{} for _ in roots]

@@ -1,8 +1,7 @@
 """`vjp` and `jvp`: products with the Jacobian of a function of objects.
 
-Both treat a function of objects as a function of bare leaves; values it writes are not
-differentiated, they are the state it leaves.  Tangents and cotangents have the form of what they
-belong to: an object for an object.
+Both treat a function of objects as a function of leaves.  Values that it writes are not differentiated.
+Tangents and cotangents have the form of their primals: an object for an object.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from nnxlite.transforms._arguments import naming_arguments, refuse_shared_result
 from nnxlite.transforms._grad import value_and_aux
 from nnxlite.transforms._tangents import (
     FLOAT0,
-    Form,
+    TangentForm,
     abstract,
     by_leaf,
     tangent_dtype,
     tangent_leaves,
     zero_tangent,
 )
-from nnxlite.transforms._wrapper import R, Wrapper, decorated, name_of, unbind
+from nnxlite.transforms._wrapper import R, Wrapper, decorated, inputs_in_mode, name_of, unbind
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
@@ -48,7 +47,7 @@ Aux = tp.TypeVar("Aux")
 
 
 class JacobianOptions(tp.NamedTuple):
-    """The options of `vjp` and `jvp`, as they travel together."""
+    """The options of `vjp` and `jvp`, in one object."""
 
     name: str
     has_aux: bool
@@ -63,7 +62,7 @@ class Linearized:
         leaves: those of the arguments.
         selected: which of them are differentiated.
         chosen: the differentiated ones.
-        num_bound: how many arguments the function brought itself; they are not differentiated.
+        num_bound: how many arguments the function carries; they are not differentiated.
     """
 
     def __init__(
@@ -72,20 +71,18 @@ class Linearized:
         primals: tp.Sequence[tp.Any],
         options: JacobianOptions,
     ) -> None:
-        self.fun, bound, kwargs = unbind(fun)
+        bound = unbind(fun)
+        self.fun = bound.fun
         self.options = options
-        self.num_bound = len(bound)
-        inputs = Inputs(((*bound, *primals), kwargs))
-        self.inputs = inputs.in_mode(
-            options.modes.graph, options.name, lambda call: named_call(call, self.fun)
-        )
+        self.num_bound = len(bound.args)
+        self.inputs = inputs_in_mode(bound, tuple(primals), {}, options)
         self.call = self.inputs.define()
         self.leaves = self.inputs.leaves
         self.selected = self._select()
         self.chosen, self._rest = self.selected.split(self.leaves)
 
     @property
-    def named(self) -> CallDef:
+    def in_words(self) -> CallDef:
         """The call for messages, with the user's names for its arguments."""
         return named_call(self.call, self.fun)
 
@@ -93,7 +90,7 @@ class Linearized:
         self.template = self.call.template()[0][self.num_bound :]
         visible = set(jax.tree_util.tree_leaves(self.template))
         settings: list[tp.Any] = [i in visible for i in range(self.call.treedef.num_leaves)]
-        flags = settings_by_leaf(self.named, settings, "differentiation")
+        flags = settings_by_leaf(self.in_words, settings, "differentiation")
         # JAX has no tangents for references to integers.
         pairs = zip(flags, self.leaves)
         return Partition(
@@ -101,7 +98,7 @@ class Linearized:
         )
 
     def run(self, chosen: tp.Any) -> tuple[tp.Any, tp.Any]:
-        """The leaves of the result, and everything that leaves undifferentiated."""
+        """The leaves of the result, and the outputs that are not differentiated."""
         leaves = self.selected.join(chosen, self._rest)
         (args, kwargs), inner = enter(self.call, leaves)
         result, aux = self.fun(*args, **kwargs), None
@@ -114,9 +111,9 @@ class Linearized:
         return shown.leaves, (fixed, out.result, out.written, out.fresh)
 
     def naming_arguments(self) -> naming_arguments:
-        """A context in which complaints about arguments name them."""
+        """A context in which JAX's errors for arguments name them."""
         return naming_arguments(
-            f"{self.options.name}({name_of(self.fun)})", self.named, self.inputs
+            f"{self.options.name}({name_of(self.fun)})", self.in_words, self.inputs
         )
 
     def replay(self, crossing: tp.Any) -> tuple[tp.Any, tp.Any]:
@@ -165,10 +162,10 @@ def vjp(
     The cotangent of an object is an object of the same form that contains the cotangents of all its
     leaves; those of integers and keys have the dtype `float0`.
     What the function writes into its arguments is kept, and is not differentiated. Arguments that a
-    bound method or a `functools.partial` brings along are constants.
+    bound method or a `functools.partial` carries are constants.
 
     Args:
-        f: the function; alone, the result is the function with its primals still to come.
+        f: the function; without primals, the result is a function of the primals.
         primals: its arguments.
         has_aux: the function returns `(value, aux)`; the result is then `(value, vjp_fun, aux)`.
         reduce_axes: as in `jax.vjp`.
@@ -179,7 +176,7 @@ def vjp(
         `(value, vjp_fun)`. The cotangent given to `vjp_fun` has the form of the value.
 
     Raises:
-        ValueError: by `vjp_fun`, for a cotangent that does not fit the value, and where an argument
+        ValueError: by `vjp_fun`, for a cotangent that does not match the value, and where an argument
             has an array reference: JAX returns no cotangents of those.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
@@ -208,12 +205,12 @@ def _pull_back(
     leaves: list[tp.Any],
     pull_leaves: tp.Callable[..., tp.Any],
 ) -> tp.Callable[[tp.Any], tuple[tp.Any, ...]]:
-    """The function that `vjp` returns; it keeps no primal alive but what the derivative needs."""
+    """The function that `vjp` returns; it keeps only those primals alive that the derivative needs."""
     call, selected, num_bound = flat.call, flat.selected, flat.num_bound
     shapes = jax.tree_util.tree_map(abstract, leaves)
-    shown = Form(form, form.template(), shapes, skip=0, what="cotangent", error=ValueError)
+    shown = TangentForm(form, form.template(), shapes, skip=0, what="cotangent", error=ValueError)
     references = [i for i in selected.positions[0] if is_ref(flat.leaves[i])]
-    name, named = f"vjp({name_of(flat.fun)})", flat.named
+    name, named = f"vjp({name_of(flat.fun)})", flat.in_words
     others = (flat.leaves[i] for i in selected.positions[1])
     nothing = [zero_tangent(abstract(x)) if is_ref(x) else None for x in others]
 
@@ -301,7 +298,7 @@ def jvp(
             f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
         )
     flat = Linearized(f, tuple(primals), JacobianOptions("jvp", has_aux, modes))
-    form = Form(flat.named, flat.template, flat.leaves, 1, "tangent", TypeError)
+    form = TangentForm(flat.in_words, flat.template, flat.leaves, 1, "tangent", TypeError)
     given = by_leaf(form, tuple(tangents))
     with flat.naming_arguments():
         along = tangent_leaves(form, given, flat.selected.positions[0])
@@ -321,7 +318,7 @@ class LaterOptions(tp.NamedTuple):
 
 
 class Later(Wrapper[..., tp.Any]):
-    """A function to be differentiated, whose primals are still to come."""
+    """A function to differentiate, waiting for its primals."""
 
     options: LaterOptions
 

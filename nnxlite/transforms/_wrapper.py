@@ -1,8 +1,8 @@
 """What a transform returns: a function under a transform, and what it carries.
 
-Every transform returns a `Wrapper`: a function, and the options of the transform.  `unbind` takes what
-a user passes (a bound method, a partial, an object that can be called, another wrapper) apart into a
-plain function and the arguments that it carries, which so enter the transform as arguments.
+Every transform returns a `Wrapper`: a function, and the options of the transform.  `unbind` splits the
+callable that a user passes (a bound method, a partial, a callable object, another wrapper) into a
+function and the arguments that it carries, so that these enter the transform as arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 from nnxlite._config import Modes
 from nnxlite._jax import EAGER, trace_state
 from nnxlite._statics import ById, UnhashableStatic, static_key
-from nnxlite.boundary import Inputs, is_root, named_call
+from nnxlite.boundary import Inputs, is_root, named_call, parameters_of
 from nnxlite.objects import BoundMethod, Module, in_scope
 from nnxlite.variables import MISSING
 
@@ -30,13 +30,13 @@ T = tp.TypeVar("T")
 
 
 class Wrapper(tp.Generic[P, R]):
-    """Base of what a transform returns: equal to another one of the same function and options.
+    """Base of the results of transforms; equal to another one of the same function and options.
 
-    So a transform that is applied in every step of a loop finds what was compiled in the first.
+    So a transform that is applied in every step of a loop uses the program of the first step.
 
     Attributes:
         __wrapped__: the function.
-        options: all else that `type(self)(function, options)` needs; it does not hold the function.
+        options: all else that `type(self)(function, options)` needs; they do not refer to the function.
         name: of the transform.
     """
 
@@ -47,7 +47,7 @@ class Wrapper(tp.Generic[P, R]):
     _calls_module = False
 
     def __init__(self, fun: tp.Any, options: tp.Any) -> None:
-        functools.update_wrapper(tp.cast(tp.Any, self), fun)  # first: its attributes give way
+        functools.update_wrapper(tp.cast(tp.Any, self), fun)  # first, so that own attributes win
         self.__wrapped__ = fun
         self.options = options
 
@@ -91,9 +91,9 @@ class Wrapper(tp.Generic[P, R]):
 
 
 def _has_name(fun: tp.Any) -> bool:
-    """Whether a module has this object under its name, so that it can be pickled by that.
+    """Whether a module has this object under its name, so that it can be pickled by name.
 
-    The main module of this process is another one in the next.
+    Not in `__main__`, which is another module in another process.
     """
     module = getattr(fun, "__module__", None)
     found: tp.Any = None if module in (None, "__main__") else sys.modules.get(module)
@@ -103,7 +103,7 @@ def _has_name(fun: tp.Any) -> bool:
 
 
 class Unequal:
-    """Mixin for wrappers that hold more than function and options: each is equal to itself only."""
+    """Mixin for wrappers with more state than function and options, each equal only to itself."""
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -111,14 +111,14 @@ class Unequal:
 
 
 Layers = tuple[tuple["type[Wrapper[..., tp.Any]]", "StaticArgument"], ...]
-"""What makes a wrapper of a function: classes and options, the outermost first."""
+"""The wrappers around a function: classes and options, the outermost first."""
 
 
 def unwrapped(fun: tp.Any) -> tuple[tp.Any, Layers]:
-    """The function inside of wrappers, and these."""
+    """The function inside all wrappers, and the wrappers."""
     layers: list[tuple[type[Wrapper[..., tp.Any]], StaticArgument]] = []
     while isinstance(fun, Wrapper) and type(fun).__eq__ is Wrapper.__eq__:
-        layers.append((type(fun), hidden_argument(fun.options)))
+        layers.append((type(fun), boxed(fun.options)))
         fun = fun.__wrapped__
     return fun, tuple(layers)
 
@@ -131,9 +131,9 @@ def wrapped(fun: tp.Any, layers: Layers) -> tp.Any:
 
 
 class PerFunction(tp.Generic[T]):
-    """What is made once for each function and each key, and kept as long as the function lives.
+    """A cache of one value for each function and key, which lives as long as the function.
 
-    It must not refer to the function, but weakly.
+    The values must not refer to the function, except weakly.
     """
 
     def __init__(self) -> None:
@@ -141,10 +141,10 @@ class PerFunction(tp.Generic[T]):
         self._known = weakref.WeakKeyDictionary()
 
     def get(self, fun: tp.Callable[..., tp.Any], key: tp.Any, make: tp.Callable[[], T]) -> T:
-        """What was made before, if it can be remembered; else a new one."""
+        """The cached value; a new one if there is none, or if it cannot be cached."""
         fun, layers = unwrapped(fun)
         key = (key, layers) if layers else key
-        if type(fun).__eq__ is not object.__eq__:  # an equal one may live longer than the first
+        if type(fun).__eq__ is not object.__eq__:  # an equal function may outlive the first
             return make()
         try:
             mine = self._known.setdefault(fun, {})
@@ -154,12 +154,12 @@ class PerFunction(tp.Generic[T]):
         if known is None:
             while len(mine) >= KEPT_PER_FUNCTION:
                 mine.pop(next(iter(tuple(mine)), None), None)
-            known = mine.setdefault(key, make())  # or what another thread has made
+            known = mine.setdefault(key, make())  # or that of another thread
         return known
 
 
 KEPT_PER_FUNCTION = 64
-"""For how many keys something is kept for one function."""
+"""How many values are cached for one function."""
 
 
 def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
@@ -175,7 +175,7 @@ def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
 
 
 class Unbound(tp.NamedTuple):
-    """A callable as a plain function and the arguments that it carries."""
+    """A callable as a function and the arguments that it carries."""
 
     fun: tp.Callable[..., tp.Any]
     args: tuple[tp.Any, ...]
@@ -185,9 +185,9 @@ class Unbound(tp.NamedTuple):
 def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
     """Split bound methods, partials and callable objects into function and arguments.
 
-    What they carry enters the transform as arguments, so that a model behind a bound method is
-    treated like a model that is passed. Arguments of a partial that hold no objects stay where they
-    are: they are constants, and may be anything.
+    What they carry enters the transform as arguments, so the model of a bound method is treated like a
+    model that is passed. Arguments of a partial without objects stay in the partial: they are constants
+    of any type.
     """
     if not callable(fun):
         raise TypeError(f"Expected a callable to transform, got {type(fun).__name__}.")
@@ -197,7 +197,7 @@ def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
     if isinstance(fun, functools.partial):
         return _unbind_partial(fun)
     if is_root(fun) and not isinstance(fun, type):
-        # The class's own function where it is one, so that each class has programs of its own.
+        # The function of the class, if it is one, so that each class has its own programs.
         called = type(fun).__call__
         return Unbound(called if inspect.isfunction(called) else call_object, (fun,), {})
     inner, layers = unwrapped(fun)
@@ -208,7 +208,7 @@ def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
 
 
 def rewrap(unbound: Unbound, layers: Layers) -> Unbound:
-    """The callable that wrappers make of an unbound one; it carries the same."""
+    """An unbound callable under wrappers, with the same arguments carried."""
     if not (unbound.args or unbound.kwargs):
         return unbound._replace(fun=wrapped(unbound.fun, layers))
     return unbound._replace(
@@ -247,7 +247,7 @@ _HOLE = object()
 
 
 def holds_object(value: tp.Any) -> bool:
-    """Whether a value is, or holds, an object, Variable or State."""
+    """Whether a value is, or contains, an object, Variable or State."""
     return any(map(is_root, jax.tree_util.tree_leaves(value, is_leaf=is_root)))
 
 
@@ -259,7 +259,7 @@ def _call_partly(
     *args: tp.Any,
     **kwargs: tp.Any,
 ) -> tp.Any:
-    """Call a function some of whose arguments are constants; the given ones fill the holes first."""
+    """Call a function some of whose arguments are constants; the others fill the holes in order."""
     given = iter(args)
     first = [next(given) if x is _HOLE else x for x in layout]
     return fun(*first, *given, **constants, **kwargs)
@@ -269,9 +269,8 @@ def _signature_of_rest(
     fun: tp.Callable[..., tp.Any], layout: tuple[tp.Any, ...], constants: dict[str, tp.Any]
 ) -> inspect.Signature | None:
     """The signature of a function without the arguments that are constants."""
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
+    parameters = parameters_of(fun)
+    if parameters is None:
         return None
     fixed = {p.name for p, x in zip(parameters, layout) if x is not _HOLE} | set(constants)
     return inspect.Signature([p for p in parameters if p.name not in fixed])
@@ -282,7 +281,7 @@ def call_object(fun: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
 
 
 class Options(tp.Protocol):
-    """What the options of every transform of objects have."""
+    """The options that all transforms of objects have."""
 
     @property
     def name(self) -> str:
@@ -295,8 +294,17 @@ class Options(tp.Protocol):
         ...
 
 
+def inputs_in_mode(
+    bound: Unbound, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], options: Options
+) -> Inputs:
+    """The arguments of a call, after those that the function carries."""
+    inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
+    in_words = lambda call: named_call(call, bound.fun)
+    return inputs.in_mode(options.modes.graph, options.name, in_words)
+
+
 class Transformed(Wrapper[P, R]):
-    """Base of what the transforms of objects return.
+    """Base of the results of the transforms of objects.
 
     Attributes:
         bound: the function, and the arguments that it carries.
@@ -313,15 +321,11 @@ class Transformed(Wrapper[P, R]):
 
     def inputs(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Inputs:
         """The arguments of a call, after those that the function carries."""
-        bound = self.bound
-        inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
-        if self.options.modes.graph:
-            return inputs
-        return inputs.in_mode(False, self.name, lambda call: named_call(call, bound.fun))
+        return inputs_in_mode(self.bound, args, kwargs, self.options)
 
 
 class Decorator(tp.Protocol):
-    """A transform whose function is still to come."""
+    """A transform that waits for its function."""
 
     def __call__(self, f: tp.Callable[P, R], /) -> Transformed[P, R]:
         """The function under the transform."""
@@ -352,8 +356,8 @@ class StaticArgument:
         return f"StaticArgument({self.value!r})"
 
 
-def hidden_argument(value: tp.Any) -> StaticArgument:
-    """Box a static argument of any kind; an unhashable one counts by identity."""
+def boxed(value: tp.Any) -> StaticArgument:
+    """A static argument of any type; an unhashable one is compared by identity."""
     try:
         key = static_key(value)
         hash(key)
@@ -363,7 +367,7 @@ def hidden_argument(value: tp.Any) -> StaticArgument:
 
 
 def program_name(fun: tp.Any) -> str:
-    """What JAX is to call the program of a function: the last part of its name, without brackets."""
+    """The name of a function's program in JAX: the last part of its name, without brackets."""
     return name_of(fun).rpartition(".")[2].strip("<>") or "fun"
 
 

@@ -31,7 +31,8 @@ from nnxlite._config import EAGER_SHARDING, REF_VARIABLES
 from nnxlite._errors import TraceContextError, short_type
 from nnxlite._interning import LOCK
 from nnxlite._jax import TraceRef, describe_trace, is_ref, new_ref, same_form, trace_state
-from nnxlite._text import Shown, Text, variable_node
+from nnxlite._outline import Shown
+from nnxlite._text import Text, variable_node
 from nnxlite._together import Writes, run_together
 from nnxlite._versions import touch
 from nnxlite.variables._definition import REQUIRED, VariableDef, define

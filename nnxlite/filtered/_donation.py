@@ -1,0 +1,39 @@
+"""Donation, leaf by leaf: the groups of leaves of a compiled call, and which may be donated."""
+
+from __future__ import annotations
+
+import contextlib
+import typing as tp
+import warnings
+
+from nnxlite._jax import is_compiling
+from nnxlite.filtered._leaves import Leaves
+from nnxlite.transforms import shared_buffer
+
+Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+
+GROUPS = KEPT, DONATED, STATIC = "kept", "donated", "static"
+"""The groups of leaves: traced ones, whose buffers are kept or donated, and those in the key."""
+
+
+@contextlib.contextmanager
+def without_warnings(donate: str) -> tp.Iterator[None]:
+    """Suppress JAX's warnings about buffers that are not reused, unless `donate=` asks for them."""
+    if not donate.startswith("all"):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        yield
+
+
+def refuse_shared_buffers(what: str, tree: Leaves, groups: tp.Sequence[str]) -> None:
+    """Raise ValueError where one buffer would be donated twice, or donated and read."""
+    if not is_compiling():
+        return  # nothing is donated
+    buffers = {id(x) for x, group in zip(tree.leaves, groups) if group == DONATED}
+    first: dict[int, int] = {}
+    for leaf, x in enumerate(tree.leaves):
+        if id(x) in buffers and first.setdefault(id(x), leaf) != leaf:
+            one, two = (tree.text_of(tree.form.places[i]) for i in (first[id(x)], leaf))
+            raise shared_buffer(what, f"'{one}'", f"'{two}'")
