@@ -51,7 +51,10 @@ def checked_view(node: tp.Any, graph: bool | None, caller: str) -> View:
 
 
 def refuse_sharing(
-    graphdef: GraphDef[tp.Any], caller: str, roots: tp.Callable[[], tp.Sequence[Path]] | None = None
+    graphdef: GraphDef[tp.Any],
+    caller: str,
+    roots: tp.Callable[[], tp.Sequence[Path]] | None = None,
+    owner: str = "",
 ) -> None:
     """Raise ValueError when a definition refers to a node with state twice.
 
@@ -59,6 +62,7 @@ def refuse_sharing(
         graphdef: the definition.
         caller: the function that refuses it.
         roots: gives the paths of its roots.
+        owner: words for what has these paths.
     """
     shared = graphdef.shared
     if shared is None:
@@ -72,7 +76,7 @@ def refuse_sharing(
         paths = [(*starts[root], *below) for root, *below in whole]
     shown = ", ".join(repr(path_text(path)) for path in paths)
     raise ValueError(
-        f"Duplicate {name} found at paths: {shown}. With graph=False objects must form a "
+        f"Duplicate {name} found at paths{owner}: {shown}. With graph=False objects must form a "
         f"tree. Remove the sharing, or pass graph=True to nnxlite.{caller}."
     )
 
