@@ -380,6 +380,7 @@ class Slow(World):
         found = [x for x in references(here) if isinstance(x, objects.Stream)]
         if any(x.key.get_value().ndim != self.depth for x in found):
             raise Refused
+        _ = [(x.tag, x.count.get_value()) for x in found]
         f = jax.random.split
         for _ in range(self.depth):
             f = jax.vmap(f, in_axes=(0, None))
