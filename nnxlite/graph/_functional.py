@@ -51,7 +51,10 @@ def checked_view(node: tp.Any, graph: bool | None, caller: str) -> View:
 
 
 def refuse_sharing(
-    graphdef: GraphDef[tp.Any], caller: str, roots: tp.Callable[[], tp.Sequence[Path]] | None = None
+    graphdef: GraphDef[tp.Any],
+    caller: str,
+    roots: tp.Callable[[], tp.Sequence[Path]] | None = None,
+    owner: str = "",
 ) -> None:
     """Raise ValueError when a definition refers to a node with state twice.
 
@@ -59,6 +62,7 @@ def refuse_sharing(
         graphdef: the definition.
         caller: the function that refuses it.
         roots: gives the paths of its roots.
+        owner: words for what has these paths.
     """
     shared = graphdef.shared
     if shared is None:
@@ -75,8 +79,8 @@ def refuse_sharing(
     if roots is not None:
         mode = f"nnxlite.{caller} with graph=False does not support Variable aliasing"
     raise ValueError(
-        f"Duplicate {name} found at paths: {shown}. {mode}: objects must form a tree. Remove the "
-        f"sharing, or pass graph=True to nnxlite.{caller}."
+        f"Duplicate {name} found at paths{owner}: {shown}. {mode}: objects must form a tree. Remove "
+        f"the sharing, or pass graph=True to nnxlite.{caller}."
     )
 
 

@@ -8,11 +8,18 @@ import typing as tp
 import jax
 
 from nnxlite._config import context_key
-from nnxlite._errors import path_text
 from nnxlite._jax import key_name
 from nnxlite._statics import UnhashableStatic, static_key
-from nnxlite.boundary import CallDef, Inputs, names_by_position, parameter_names, parameters_of
+from nnxlite.boundary import (
+    CallDef,
+    Inputs,
+    is_root,
+    names_by_position,
+    parameter_names,
+    parameters_of,
+)
 from nnxlite.closures import replaced_functions
+from nnxlite.graph import GraphDef, refuse_sharing, traverse
 from nnxlite.transforms._wrapper import (
     StaticArgument,
     Unbound,
@@ -20,7 +27,6 @@ from nnxlite.transforms._wrapper import (
     holds_object,
     name_of,
 )
-from nnxlite.variables import Variable
 
 
 def traced_context() -> tp.Any:
@@ -177,19 +183,14 @@ _NOTHING = Selection(frozenset(), frozenset())
 
 
 def refuse_shared_result(result: tp.Any, name: str, graph: bool) -> None:
-    """Raise ValueError where a result contains one Variable twice, and `graph` is False."""
+    """Raise ValueError where a result contains a node with state twice, and `graph` is False."""
     if graph:
         return
-    first: dict[int, tp.Any] = {}
-    leaves = jax.tree_util.tree_leaves_with_path(result, is_leaf=lambda x: isinstance(x, Variable))
-    for path, leaf in leaves:
-        if isinstance(leaf, Variable) and first.setdefault(id(leaf), path) is not path:
-            texts = [path_text(map(key_name, p)) for p in (first[id(leaf)], path)]
-            raise ValueError(
-                f"Duplicate {type(leaf).__name__} found at paths of the result: {texts[0]!r}, "
-                f"{texts[1]!r}. nnxlite.{name} with graph=False does not support Variable aliasing: "
-                f"objects must form a tree. Remove the sharing, or pass graph=True to nnxlite.{name}."
-            )
+    places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
+    places = [(path, value) for path, value in places if is_root(value)]
+    walk = traverse([value for _, value in places], trees=True)
+    starts = [tuple(map(key_name, path)) for path, _ in places]
+    refuse_sharing(GraphDef(walk.tokens, len(places)), name, lambda: starts, " of the result")
 
 
 def positional(

@@ -27,7 +27,6 @@ from nnxlite.boundary import (
     describe,
     enter,
     leave,
-    named_call,
     of_arguments,
     parameter_names,
     refuse_foreign_result,
@@ -262,13 +261,13 @@ class JitWrapped(Transformed[P, R]):
         if self._has_static:
             args, kwargs, statics = self._take_statics(args, kwargs, bound)
         inputs = Inputs.of_call(args, kwargs)
-        if not self._graph:
-            inputs.in_mode(False, "jit", lambda call: named_call(call, self._fun))
         context, key = context_key(), self._last_key
         if statics or key is None or key.context is not context:
             key = JitKey(context, statics, bound)
             if not statics:
                 self._last_key = key
+        if not self._graph:
+            inputs.in_mode(False, "jit", lambda _: self._core.in_words(inputs.define(key)))
         return inputs, inputs.define(key)
 
     def _take_statics(self, args: tp.Any, kwargs: tp.Any, bound: int) -> tp.Any:

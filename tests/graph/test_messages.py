@@ -147,6 +147,14 @@ def test_tree_mode_refuses_shared_variables_cycles_and_references():
     )
 
 
+def test_tree_mode_names_the_arguments_beside_static_ones():
+    pair = [weight := nnx.Param(ONE), weight]
+    for options in ({"static_argnums": 0}, {"static_argnames": "size"}):
+        apply = nnx.jit(lambda size, pair: pair[0] * size, graph=False, **options)
+        with pytest.raises(ValueError, match=r"found at paths: 'pair\.0', 'pair\.1'"):
+            apply(2, pair)
+
+
 def test_tree_mode_takes_shared_objects_without_state():
     rate = nnx.Dropout(0.5, deterministic=True)
     model = nnx.Dict(a=rate, b=nnx.List([rate]), w=nnx.Param(ONE))

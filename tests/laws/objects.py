@@ -108,7 +108,7 @@ class Loose(Thing): ...
 class Stream(Thing):
     def __init__(self, key: tp.Any, *, tag: str) -> None:
         self.tag = tag
-        self.key = RngKey(frozen(key), tag=tag)
+        self.key = RngKey(key, tag=tag)
         self.count = RngCount(frozen(np.zeros(key.shape, np.uint32)), tag=tag)
 
 

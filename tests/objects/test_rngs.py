@@ -680,3 +680,12 @@ def test_a_stream_that_several_rules_select():
     with pytest.raises(ValueError, match=message):
         nnx.with_rngs(rngs, split={"params": 2}, fork="params")
     assert rngs.params.count.value == 0 and rngs.dropout.count.value == 0
+
+
+def test_split_rngs_draws_from_no_stream_where_another_one_is_broken():
+    for name in ("tag", "count"):
+        streams = nnx.List([nnx.RngStream(0, tag="a"), nnx.RngStream(1, tag="b")])
+        delattr(streams[1], name)
+        with pytest.raises(AttributeError, match=name):
+            nnx.split_rngs(streams, splits=2)
+        assert streams[0].count[...] == 0 and streams[0].key.shape == ()

@@ -23,21 +23,28 @@ import traceback
 import typing as tp
 import weakref
 
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # as in `tests.conftest`
+# As in `tests.conftest`.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import jax
+import numpy as np
 
 import nnxlite as nnx
 from tests.laws import model, objects
 from tests.laws.programs import pick, references
 from tests.reliability import programs
 from tests.reliability.compare import Mismatch, Pairs, compare
-from tests.reliability.programs import EDIT, KEEPING, VALUE_STEPS, Step, run
-from tests.reliability.worlds import Broken, Slow, form
+from tests.reliability.programs import EDIT, KEEPING, LOOPS, OPTIONS, VALUE_STEPS, Step, run
+from tests.reliability.worlds import Adam, Broken, Slow, form, params_of, values_in
 
 COUNTS: collections.Counter[str] = collections.Counter()
 """Steps really executed, by name."""
 
+FIRST = ("Node", "Dict", "Stream")
+"""The roots of a new session."""
+FIRST_STEPS = [Step("new_variable", number // 4, number, number) for number in range(10)]
+"""What is done to them."""
 LARGEST = 4
 """Roots from which on no new one is added."""
 
@@ -55,20 +62,27 @@ def random_step(
         return Step(rng.choice(SESSION_STEPS), *numbers)
     if depth == 0 or chance < 0.65:
         return Step(rng.choice(list(EDIT)), *numbers)
-    name = rng.choice(calls)
+    return random_call(rng, rng.choice(calls), depth, calls)
+
+
+def random_call(rng: random.Random, name: str, depth: int, calls: tp.Sequence[str]) -> Step:
+    """A call with a program, whose calls are some of `calls`."""
     if name in programs.DIFFERENTIATED:  # where a derivative by hand matters
         calls = [*calls, *["custom_vjp"] * 8]
-    calls = [call for call in calls if call not in programs.UNDIFFERENTIABLE.get(name, ())]
-    if name == "scan" or (name in KEEPING and rng.random() < 0.8):
+    calls = [call for call in calls if call not in programs.NOT_INSIDE.get(name, ())]
+    if name in LOOPS or rng.random() < 0.8 * (name in KEEPING) + 0.6 * (name in OPTIONS):
         inner = [
             Step(rng.choice(VALUE_STEPS), *(rng.randrange(12) for _ in range(3)))
             for _ in range(rng.randrange(4))
         ]
     else:
         inner = [random_step(rng, min(depth, 2) - 1, calls) for _ in range(rng.randrange(5))]
+    mapped = [call for call in OPTIONS if call in calls]
+    if name in programs.SPLITTING and mapped:
+        inner.insert(0, random_call(rng, rng.choice(mapped), min(depth, 2) - 1, calls))
     if rng.random() < 0.15:
         inner.insert(rng.randint(0, len(inner)), Step("fail", rng.randrange(6), rng.randrange(6)))
-    return Step(name, *numbers, tuple(inner))
+    return Step(name, *(rng.randrange(12) for _ in range(3)), tuple(inner))
 
 
 # The session --------------------------------------------------------------------------------------
@@ -81,18 +95,33 @@ INSIDE_OTHERS: set[tuple[tp.Any, ...]] = set()
 """Calls that were in programs of others, of whatever form: those may be traced already, too."""
 
 
+JITTED_OPTIMIZE = nnx.jit(programs.REAL.optimize, static_argnums=2)
+
+
+class Optimizing(tp.NamedTuple):
+    """An optimizer of a root (whose Params had these paths and shapes), and its slow counterpart."""
+
+    root: tp.Any
+    params: list[tp.Any]
+    optimizer: nnx.Optimizer
+    moments: Adam
+
+
 class Session:
     """A few object graphs, and the same ones in the slow model."""
 
     def __init__(self) -> None:
         self.real, self.slow = programs.REAL, Slow()
         self.real.outer.clear()
-        self.reals: tuple[tp.Any, ...] = (self.real.new("Node"), self.real.new("Dict"))
-        self.slows: tuple[tp.Any, ...] = (self.slow.new("Node"), self.slow.new("Dict"))
+        self.reals: tuple[tp.Any, ...] = tuple(map(self.real.new, FIRST))
+        self.slows: tuple[tp.Any, ...] = tuple(map(self.slow.new, FIRST))
         self.pairs = Pairs()
         self.inside: list[weakref.ref] = []
+        self.optimizers: dict[int, Optimizing] = {}
         programs.INSIDE[:] = [self.notice]
         self.check()
+        for step in FIRST_STEPS:
+            self.step(step)
 
     def notice(self, here: tp.Any) -> None:
         """Note what a function got: what is inside of a transform must not outlive the call."""
@@ -138,8 +167,10 @@ class Session:
         """How often the call may run the function: once for each form, where the model knows."""
         if step.name not in COUNTED:
             return None
-        targets = programs.targets_of(step, self.slows)
-        key = hash((step.name, step.program, step.b, form(list(targets))))
+        targets = programs.targets_of(self.slow, step, self.slows)
+        reals = programs.targets_of(self.real, step, self.reals)
+        types = tuple(map(jax.typeof, values_in(reals)))  # the mesh of an array is part of its type
+        key = hash((step.name, step.program, step.b, form(list(targets)), types))
         number = TRACED.get(key)
         if number is None:
             TRACED[key] = len(TRACED)
@@ -197,6 +228,24 @@ class Session:
         self.reals = replaced(self.reals, index, new)
         self.slows = replaced(self.slows, index, self.slow.clone(self.slows[index]))
 
+    def optimize(self, a: int, b: int, c: int) -> None:
+        """Update the Params of a root with an optimizer that stays, in `jit` or outside."""
+        index = a % len(self.reals)
+        real, slow = self.reals[index], self.slows[index]
+        params = [(path, x.value.shape) for path, x in params_of(slow)]
+        known = self.optimizers.get(id(slow))
+        if known is None or known.params != params or known.moments.count == Adam.EXACT:
+            known = Optimizing(slow, params, self.real.optimizer(real), self.slow.optimizer(slow))
+            self.optimizers[id(slow)] = known
+        if c % 4 == 0:
+            known = self.optimizers[id(slow)] = known._replace(optimizer=nnx.clone(known.optimizer))
+        for _ in range(1 + b % 2):
+            pick([JITTED_OPTIMIZE, self.real.optimize], c)(known.optimizer, real, b)
+            self.slow.optimize(known.moments, slow, b)
+            found, expected = self.real.moments(known.optimizer), known.moments.all()
+            if len(found) != len(expected) or not all(map(np.array_equal, found, expected)):
+                raise Mismatch("moments", f"{found} instead of {expected}")
+
     def collect(self, a: int, b: int, c: int) -> None:
         """What is not reachable any more is gone, and so is all that was inside of transforms."""
         gc.collect()
@@ -251,6 +300,8 @@ SESSION_STEPS = (
     "renew",
     "copy",
     "copy",
+    "optimize",
+    "optimize",
     "collect",
     "threads",
     "threads",

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
 from tests.laws import model, objects
@@ -27,14 +29,19 @@ from tests.reliability.worlds import (
     Dual,
     Real,
     Refused,
+    Sliced,
     Slow,
     World,
     arithmetic,
     form,
+    frozen,
     has_array,
+    in_slices,
     is_float,
+    is_tree,
     on_read,
     on_write,
+    static_items,
     undone_on_failure,
     values_in,
     variables,
@@ -66,7 +73,7 @@ LARGEST = 20
 
 KINDS = ("Param", "BatchStat", "Count", "Cell", "Intermediate")
 OBJECTS = ("Node", "Twin", "Loose", "List", "Dict", "Stream")
-SHAPES = ((2,), (), (2, 2))
+SHAPES = ((2,), (), (2, 2), (2,), (2, 2))
 
 # Steps that edit ----------------------------------------------------------------------------------
 
@@ -302,32 +309,47 @@ def values_only(program: Program, b: int, *here: tp.Any) -> tuple[tp.Any, ...]:
 
 def call(w: World, step: Step, here: tuple[tp.Any, ...]) -> None:
     """Call a transform with some of the objects, and put what it returns into one of them."""
-    targets = targets_of(step, here)
+    targets = targets_of(w, step, here)
+    if step.name in TREES and static_items(targets):  # which are arrays there
+        step = step._replace(name="jit_values")
     if step.name in DONATING:  # an array that is in two places cannot be donated in one of them
         w.own(targets)
         if any(model.is_array(leaf) for _, leaf in model.leaves(targets)):
             step = step._replace(name="jit")
-    if step.name != "plain":  # the rules of a custom_vjp may run where the caller does
+    if step.name in PLACING:  # also what is only read is on the devices afterwards
+        w.own(targets)
+    if step.name not in PLAIN:  # the rules of a custom_vjp may run where the caller does
         w.outer.append(() if step.name == "custom_vjp" else targets)
     try:
         if isinstance(w, Slow):
-            with undone_on_failure(() if step.name == "plain" else targets):
+            with undone_on_failure(() if step.name in PLAIN else targets):
                 result = SLOW_CALLS[step.name](w, step.program, step.b, *targets)
         else:
             result = REAL_CALLS[step.name](step.program, step.b, *targets)
     finally:
-        if step.name != "plain":
+        if step.name not in PLAIN:
             w.outer.pop()
     if result is not None:
         put(targets[0], step.c, result)
 
 
-def targets_of(step: Step, here: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
+def targets_of(w: World, step: Step, here: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
     """The objects that a call gets."""
     things = [x for x in references(here) if model.is_object(x)]
+    if step.b % 4:
+        things = [x for x in things if is_wanted(w, step.name, x)] or things
     if step.name in ONE_TARGET or step.c % 3 == 0:
         return (pick(things, step.a),)
     return pick(things, step.a), pick(things, step.a + step.c)
+
+
+def is_wanted(w: World, name: str, x: tp.Any) -> bool:
+    """Whether a call with some object has a chance not to be refused."""
+    if name in SPLITTING:
+        return bool(streams(x))
+    if name in OPTIONS:
+        return any(fits(w, settings, x) for settings in options_of(w, name))
+    return name not in TREES or is_tree(x)
 
 
 def real(name: str) -> tp.Callable[..., tp.Any]:
@@ -339,6 +361,9 @@ def slow(*names: str) -> tp.Callable[..., tp.Any]:
 
 
 DONATING = ("donated", "donated_argnums")
+SPLITTING = ("split_rngs", "with_split_rngs")
+PLAIN = ("plain", *SPLITTING)
+"""Calls that are no transforms: a failure in them does not undo what was done before it."""
 
 REAL_CALLS["plain"] = enter
 REAL_CALLS["jit"] = nnx.jit(enter, static_argnums=(0, 1))
@@ -417,6 +442,23 @@ def _(program, b, *here):
             return context.merge(*parts)[1]
 
 
+@real("split_rngs")
+def _(program, b, *here):
+    return nnx.split_rngs(splits=2)(enter)(program, b, *here)
+
+
+@real("with_split_rngs")
+def _(program, b, *here):
+    with nnx.split_rngs(here, splits=2):
+        return enter(program, b, *here)
+
+
+@slow(*SPLITTING)
+def _(w, program, b, *here):
+    with w.split(here):
+        return run_in_place(w, program, b, *here)
+
+
 @slow("contexts")
 def _(w, program, b, *here):
     w.own(here)  # all values are outputs
@@ -483,6 +525,189 @@ def _(program, b, *here):
 
 
 SLOW_CALLS["vmap_none"] = run_in_place
+
+
+# Some Variables are mapped, others are not
+
+AXES = (
+    {"RngKey": 0, "RngCount": 0},
+    {"Param": 0},
+    {"Count": 0, "BatchStat": 0},
+    {"RngKey": 0, "RngCount": 0, "BatchStat": 1},
+    {"Param": -1, "RngKey": None, "RngCount": None, "Cell": 0},
+)
+"""For `vmap`: an axis for each kind of Variable, None for all others."""
+
+DEVICE_AXES = AXES[:4]
+"""The same for `pmap`, which takes no negative ones."""
+
+LOOP_AXES = (
+    {"RngCount": nnx.Carry, "Param": None, "Cell": nnx.Carry},
+    {"Param": 0, "BatchStat": nnx.Carry},
+    {"Param": nnx.Carry, "BatchStat": -1},
+    {"RngKey": 0, "RngCount": 0, "BatchStat": 0, "Cell": nnx.Carry},
+    {"Count": 0, "RngKey": None, "RngCount": None, "Cell": nnx.Carry},
+)
+"""The same for `scan`."""
+
+SPECS = (
+    {"Param": 0},
+    {"Count": 0, "BatchStat": 0},
+    {"Param": 0, "RngKey": None, "RngCount": None, "Cell": 1},
+)
+"""The same for `shard_map`: the axis that is divided among two devices."""
+
+MESH = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+
+
+OPTIONS = {"vmap_axes": AXES, "pmap": DEVICE_AXES, "scan_axes": LOOP_AXES, "shard_map": SPECS}
+
+
+def options_of(w: World, name: str) -> list[dict[type, tp.Any]]:
+    """The settings for a call, with the classes of a world."""
+    kinds = objects.REAL if isinstance(w, Real) else {kind: kind for kind in objects.REAL}
+    return [
+        {kinds[getattr(objects, kind)]: setting for kind, setting in settings.items()}
+        for settings in OPTIONS[name]
+    ]
+
+
+def fits(w: World, settings: dict[type, tp.Any], here: tp.Any) -> bool:
+    """Whether some Variables have a setting, and those that have an axis have room for it."""
+    found = [x for x in references(here) if model.is_variable(x)]
+    chosen = [(x, setting_of(settings, x)) for x in found]
+    return any(setting is not None for _, setting in chosen) and all(
+        value.shape[w.depth :][axis:][:1] == (2,)
+        for x, axis in chosen
+        if isinstance(axis, int)
+        for value in jax.tree.leaves(x.get_raw_value())
+    )
+
+
+def settings_of(w: World, name: str, b: int, here: tp.Any) -> dict[type, tp.Any]:
+    """One of the settings for a call, if possible one that fits."""
+    options = options_of(w, name)
+    fitting = [settings for settings in options if fits(w, settings, here)]
+    return pick(fitting if fitting and b % 4 else options, b)
+
+
+def setting_of(settings: dict[type, tp.Any], x: tp.Any) -> tp.Any:
+    return next((setting for kind, setting in settings.items() if isinstance(x, kind)), None)
+
+
+def state_axes(name: str, b: int, here: tp.Any) -> nnx.StateAxes:
+    return nnx.StateAxes({**settings_of(REAL, name, b, here), ...: None})
+
+
+@real("vmap_axes")
+def _(program, b, *here):
+    axes = state_axes("vmap_axes", b, here)
+    f = functools.partial(enter, program, b)
+    return nnx.vmap(f, in_axes=axes, out_axes=axes, axis_size=2)(*here)
+
+
+@real("pmap")
+def _(program, b, *here):
+    def f(x, *here):
+        return enter(program, b, *here)
+
+    axes = state_axes("pmap", b, here)
+    return nnx.pmap(f, in_axes=(0, *[axes] * len(here)), out_axes=axes)(jnp.zeros(2), *here)
+
+
+@real("shard_map")
+def _(program, b, *here):
+    given = settings_of(REAL, "shard_map", b, here).items()
+    specs = {kind: P() if axis is None else P(*[None] * axis, "a") for kind, axis in given}
+    specs = nnx.StateSharding({**specs, ...: P()})
+    f = functools.partial(enter, program, b)
+    mapped = nnx.shard_map(f, mesh=MESH, in_specs=specs, out_specs=specs)
+    return (nnx.jit(mapped) if b % 4 else mapped)(*here)
+
+
+@slow("vmap_axes")
+def _(w, program, b, *here):
+    return run_in_slices(w, program, b, here, settings_of(w, "vmap_axes", b, here), item, "stack")
+
+
+@slow("pmap")
+def _(w, program, b, *here):
+    settings = settings_of(w, "pmap", b, here)
+    return run_in_slices(w, program, b, here, settings, item, "stack", checked=False)
+
+
+@slow("shard_map")
+def _(w, program, b, *here):
+    settings = settings_of(w, "shard_map", b, here)
+    return run_in_slices(w, program, b, here, settings, half, "concatenate")
+
+
+def run_in_slices(w, program, b, here, settings, cut, join, checked=True):
+    """Run a program for two slices at once.
+
+    What differs between them must not be left where there is no axis; not `checked`, one of them is.
+    """
+    call, everything = len(w.outer), references(here)
+    before = {id(x): (x.value, x.value) for x in everything if model.is_variable(x)}
+
+    def enter_slices(value: tp.Any, axis: int) -> Sliced:
+        def part(number: int) -> tp.Any:
+            return in_slices(lambda v: cut(v, axis, number, w.depth), value)
+
+        return Sliced((part(0), part(1)), call)
+
+    def leave_slices(value: tp.Any, axis: int | None) -> tp.Any:
+        sliced = isinstance(value, Sliced) and value.call == call
+        if axis is None:
+            if sliced and checked:
+                raise Refused
+            return value.slices[0] if sliced else value
+        pair = value.slices if sliced else (value, value)
+        return in_slices(lambda *pair: joined(join, pair, axis, w.depth), *pair)
+
+    for x in everything:
+        axis = setting_of(settings, x) if model.is_variable(x) else None
+        if axis is not None:
+            old, x.value = x.value, jax.tree.map(lambda v, k=axis: enter_slices(v, k), x.value)
+            before[id(x)] = old, x.value
+    result = run_in_place(w, program, b, *here)
+    for x in references((here, result, *everything)):
+        if model.is_variable(x):
+            old, inside = before.get(id(x), (None, None))
+            axis = setting_of(settings, x)
+            new = jax.tree.map(lambda v, k=axis: leave_slices(v, k), x.value)
+            x.value = old if x.value is inside else new
+    return result
+
+
+def joined(how: str, parts: tp.Sequence[tp.Any], axis: int, depth: int) -> tp.Any:
+    """Parts of a value as one: "stack" or "concatenate"."""
+    f = getattr(jnp if objects.is_key(parts[0]) else np, how)
+    return objects.frozen(f(parts, position(parts[0], axis, depth, int(how == "stack"))))
+
+
+def position(value: tp.Any, axis: int, depth: int, more: int = 0) -> int:
+    """An axis, counted with those that are mapped already."""
+    rank = value.ndim - depth + more
+    if not -rank <= axis < rank:
+        raise Refused
+    return axis % rank + depth
+
+
+def item(value: tp.Any, axis: int, number: int, depth: int) -> tp.Any:
+    """One of two slices."""
+    place = position(value, axis, depth)
+    if value.shape[place] != 2:
+        raise Refused
+    return value[(slice(None),) * place + (number,)]
+
+
+def half(value: tp.Any, axis: int, number: int, depth: int) -> tp.Any:
+    place = position(value, axis, depth)
+    size, odd = divmod(value.shape[place], 2)
+    if odd:
+        raise Refused
+    return value[(slice(None),) * place + (slice(number * size, (number + 1) * size),)]
 
 
 def total(here: tp.Any) -> tp.Any:
@@ -621,7 +846,7 @@ def differentiated(w, program, b, here, params, derivatives):
 
 def without_derivative(value: tp.Any, the_call: object) -> tp.Any:
     if isinstance(value, Dual) and value.call is the_call:
-        return value.value if isinstance(value.value, Dual) else objects.frozen(value.value)
+        return frozen(value.value)
     return value
 
 
@@ -730,10 +955,13 @@ def _(program, b, *here):
 
 @slow("cond", "switch")
 def _(w, program, b, *here):
-    half = program[: b % 3]
-    left = form_after(w, half if b % 2 else program, here)
-    run(w, program if b % 2 else half, here)
-    if form(here) != left:
+    part, came_in = (
+        program[: b % 3],
+        references(here),
+    )  # none of these by another one like it, either
+    left = form_after(w, part if b % 2 else program, here, came_in)
+    run(w, program if b % 2 else part, here)
+    if form((here, came_in)) != left:
         raise Refused
 
 
@@ -741,8 +969,8 @@ class Undo(Exception):
     """Raised to end `undone_on_failure` in any case."""
 
 
-def form_after(w, program, here):
-    """The structure a program would leave.
+def form_after(w, program, here, came_in=()):
+    """The structure a program would leave, with what became of some references.
 
     It is undone, but what it would write has a new array with the old value afterwards: it is an output
     of the compiled program.
@@ -752,7 +980,7 @@ def form_after(w, program, here):
     try:
         with undone_on_failure(here):
             run(w, program, here)
-            left = form(here)
+            left = form((here, came_in))
             written = [x for x, value in before if x.value is not value]
             raise Undo
     except Undo:
@@ -777,13 +1005,13 @@ def _(w, program, b, *here):
 def repeat(w, program, here, times):
     """Run a program several times; the structure must stay, even where it never runs."""
     came_in = references(here)
-    before = form(here), [form(x) for x in came_in]
+    before = form((here, ())), [form(x) for x in came_in]
     if form_after(w, program, here) != before[0]:
         raise Refused
     for _ in range(times):
         run(w, program, here)
         # An object that another one has replaced must not have changed, either.
-        if (form(here), [form(x) for x in came_in]) != before:
+        if (form((here, ())), [form(x) for x in came_in]) != before:
             raise Refused
 
 
@@ -812,9 +1040,103 @@ def _(w, program, b, here):
     repeat(w, program, (here,), 1 + b % 2)
 
 
+@real("scan_axes")
+def _(program, b, *here):
+    def body(*here):
+        enter(program, b, *here)
+
+    axes = state_axes("scan_axes", b, here)
+    nnx.scan(body, in_axes=(axes,) * len(here), out_axes=0, length=2)(*here)
+
+
+@slow("scan_axes")
+def _(w, program, b, *here):
+    settings = settings_of(w, "scan_axes", b, here)
+    found = [(x, setting_of(settings, x)) for x in references(here) if model.is_variable(x)]
+    scanned = [(x, axis, x.value, []) for x, axis in found if isinstance(axis, int)]
+    constants = [(x, x.value) for x, setting in found if setting is None]
+    written = False
+    for number in (0, 1):
+        for x, axis, value, _ in scanned:
+            cut = functools.partial(item, axis=axis, number=number, depth=w.depth)
+            x.value = jax.tree.map(lambda v, f=cut: w.copy(f(v)), value)
+        inside, structure = [x.value for x, *_ in scanned], form(here)
+        run(w, program, here)
+        if form(here) != structure:
+            raise Refused
+        for x, value in constants:
+            if x.value is not value and not isinstance(x, (objects.RngKey, objects.RngCount)):
+                raise Refused
+            x.value = value  # every iteration draws the same keys
+        written = [x.value is not value for (x, *_), value in zip(scanned, inside, strict=True)]
+        for x, _, _, pieces in scanned:
+            pieces.append(x.value)
+    for (x, axis, value, pieces), new in zip(scanned, written, strict=True):
+        stack = functools.partial(joined, "stack", axis=axis, depth=w.depth)
+        x.value = jax.tree.map(lambda *parts, f=stack: f(parts), *pieces) if new else value
+
+
+# Without graph updates
+
+
+def enter_apart(program: Program, b: int, *here: tp.Any) -> tp.Any:
+    """`enter`, with a copy of its result: what came in cannot be returned."""
+    result = enter(program, b, *here)
+    return None if static_items(result) else nnx.clone(result)
+
+
+def apart(tree: bool, f: tp.Callable[..., tp.Any]) -> tp.Callable[..., tp.Any]:
+    """A call on copies, of which only values come back to the Variables; with `tree` without sharing."""
+
+    def g(w, program, b, *here):
+        if tree and not is_tree(here):
+            raise Refused
+        copies: list[tuple[tp.Any, tp.Any]] = []
+
+        def variable(x: tp.Any) -> tp.Any:
+            copies.append((x, model.copied_variable(x)))
+            return copies[-1][1]
+
+        result = f(w, program, b, *model.copied(here, variable=variable))
+        if tree and not static_items(result) and not is_tree(result):
+            raise Refused
+        for x, copy in copies:
+            x.value = copy.value
+        return None if result is None or static_items(result) else w.clone(result)
+
+    return g
+
+
+def without_updates(name: str, tree: bool, **mode: bool) -> None:
+    """`jit`, `vmap` and `scan` in a mode."""
+
+    @real(f"vmap_{name}")
+    def _(program, b, *here):
+        return nnx.vmap(functools.partial(enter_apart, program, b), axis_size=2, **mode)(*here)
+
+    @real(f"scan_{name}")
+    def _(program, b, here):
+        def body(here, x):
+            enter(program, b, here)
+            return here
+
+        axes = nnx.Carry, 0
+        nnx.scan(body, in_axes=axes, out_axes=nnx.Carry, **mode)(here, jnp.zeros(1 + b % 2))
+
+    REAL_CALLS[f"jit_{name}"] = nnx.jit(enter_apart, static_argnums=(0, 1), **mode)
+    for call in ("jit", "vmap", "scan"):
+        SLOW_CALLS[f"{call}_{name}"] = apart(tree, SLOW_CALLS[call])
+
+
+without_updates("values", tree=False, graph_updates=False)
+without_updates("tree", tree=True, graph=False)
+
 CALLS = tuple(REAL_CALLS)
+TREES = ("jit_tree", "vmap_tree", "scan_tree")
 DIFFERENTIATED = ("grad", "filter_grad", "vjp", "jvp")
-ONE_TARGET = (*DIFFERENTIATED, "optimizer", "scan")
+LOOPS = ("scan", "scan_axes", "scan_values", "scan_tree")
+"""Calls whose program has nothing but steps that write values."""
+ONE_TARGET = (*DIFFERENTIATED, "optimizer", "scan", "scan_values", "scan_tree")
 KEEPING = (
     "optimizer",
     "cached_partial",
@@ -823,16 +1145,22 @@ KEEPING = (
     "switch",
     "fori_loop",
     "while_loop",
-    "scan",
+    *LOOPS,
 )
 """Calls in which the structure may not change."""
-UNDIFFERENTIABLE = {
-    **dict.fromkeys(DIFFERENTIATED, ("while_loop", *DONATING)),
-    "jvp": ("while_loop", "custom_vjp", *DONATING),
+PLACING = ("pmap", "shard_map")
+THROUGH = (*PLAIN, "jit", "filter_jit", "jit_partial", "jit_values")
+"""Calls in and around which several devices are used."""
+NOT_INSIDE: dict[str, set[str]] = {
+    # A derivative may need an array that a call in it has donated.
+    **dict.fromkeys(DIFFERENTIATED, {"while_loop", *DONATING, "vmap_axes", "scan_axes"}),
+    "jvp": {"while_loop", "custom_vjp", *DONATING, "vmap_axes", "scan_axes"},
+    "vmap_axes": {*KEEPING, *LOOPS},  # there JAX maps what it may have to, the model what it must
+    **{name: {*CALLS} - {*THROUGH} for name in PLACING},
 }
-"""What JAX has no derivative of, by the call that it may not be in.
-
-(A derivative may need an array that a call in it has donated.)
-"""
+"""What JAX, or the model, cannot do inside of a call."""
+for _name in CALLS:
+    if _name not in THROUGH:
+        NOT_INSIDE[_name] = NOT_INSIDE.get(_name, set()) | {*PLACING}
 
 assert set(REAL_CALLS) == set(SLOW_CALLS)

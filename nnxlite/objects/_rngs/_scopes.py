@@ -507,6 +507,7 @@ def _apply(
         renew = plan(path, stream)
         if renew is not None:
             stream.check_scalar(f" at path {path_text(path)}")
+            _ = stream.tag, stream.count.value  # what a stream lacks is noticed before a draw
             chosen[path] = stream, renew
     if not (in_place and updates):
 
