@@ -289,7 +289,6 @@ def run_row(row: Row, folder: Path, tier: str, workers: str, fresh: bool) -> Res
             command += [*chosen(tier), "-n", workers, f"--junitxml={report}"]
         log.flush()
         variables = {**os.environ, "JAX_PLATFORMS": "cpu", "CI": "true"}
-        variables.pop("PYTHONPATH", None)
         where = folder / row.name if row.wheel else ROOT
         done = subprocess.run(command, cwd=where, env=variables, stdout=log, stderr=log)
     if not row.wheel and report.exists():
@@ -365,6 +364,7 @@ def main(arguments: tp.Sequence[str] | None = None) -> int:
     parser.add_argument("--fresh", action="store_true", help="make each environment again")
     parser.add_argument("-n", dest="workers", default="0", help="processes, as of pytest-xdist")
     options = parser.parse_args(arguments)
+    os.environ.pop("PYTHONPATH", None)  # pip takes what is found there as installed
     claims = Claims((ROOT / "pyproject.toml").read_text())
     rows = rows_for(claims, interpreters(options.python), registered)
     if options.what == "list":
