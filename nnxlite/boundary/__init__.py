@@ -54,6 +54,8 @@ from nnxlite.boundary._outdef import OutDef as OutDef
 from nnxlite.boundary._outdef import OutGraph as OutGraph
 from nnxlite.boundary._outdef import Outputs as Outputs
 from nnxlite.boundary._outdef import Source as Source
+from nnxlite.boundary._outdef import fresh_text as fresh_text
+from nnxlite.boundary._outdef import output_roots as output_roots
 from nnxlite.boundary._outputs import leave as leave
 from nnxlite.boundary._partition import Partition as Partition
 from nnxlite.boundary._partition import put as put
@@ -76,7 +78,7 @@ from nnxlite.boundary._prefixes import refuse_foreign_axes as refuse_foreign_axe
 from nnxlite.boundary._prefixes import refuse_non_arrays as refuse_non_arrays
 from nnxlite.boundary._prefixes import settings_by_leaf as settings_by_leaf
 from nnxlite.boundary._refusals import fixed_structure as fixed_structure
-from nnxlite.boundary._refusals import refuse_foreign_result as refuse_foreign_result
+from nnxlite.boundary._refusals import refuse_foreign_outputs as refuse_foreign_outputs
 from nnxlite.boundary._refusals import structure_changed as structure_changed
 from nnxlite.boundary._replay import replay as replay
 from nnxlite.boundary._replay import replay_crossing as replay_crossing

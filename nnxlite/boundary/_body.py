@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from nnxlite._jax import jaxpr_as_fun
 from nnxlite._outline import array_text
 from nnxlite.boundary._inputs import CallDef, Inner, enter
-from nnxlite.boundary._operands import ArgumentNames, describe
+from nnxlite.boundary._operands import NamedCall, Naming, argument_names, describe
 from nnxlite.boundary._outdef import Fixed, OutDef, Outputs
 from nnxlite.boundary._outputs import leave
-from nnxlite.boundary._refusals import refuse_foreign_result
+from nnxlite.boundary._refusals import refuse_foreign_outputs
 
 
 class Body:
@@ -52,8 +52,8 @@ class Body:
         )
 
 
-User: tp.TypeAlias = tuple[tp.Callable[..., tp.Any], tp.Callable[[CallDef], ArgumentNames]]
-"""A function, and what gives the names of the arguments of a call."""
+User: tp.TypeAlias = tuple[tp.Callable[..., tp.Any], tp.Callable[[], Naming]]
+"""A function, and what gives the naming of its arguments."""
 
 
 def trace_body(
@@ -74,7 +74,7 @@ def trace_body(
         fun: from the argument tree (and what `more` gives) to the result.
         leaves: those of the arguments, possibly abstract.
         more: further arguments of the function.
-        user: the function, and the names of its leaves for JAX's messages.
+        user: the function, and the naming of its arguments, for messages.
         structure, captured: see `leave`.
         before: called with the rebuilt arguments before the function runs.
         after: called with the outputs; returns them, and what to keep as `extra`.
@@ -85,14 +85,15 @@ def trace_body(
         if before is not None:
             before(inner)
         out = leave(inner, fun(tree, *more), structure=structure, captured=captured)
-        refuse_foreign_result(out)
+        refuse_foreign_outputs(NamedCall(call, naming), out)
         extra = None
         if after is not None:
             out, extra = after(inner, out)
         return Fixed((out.definition, extra)), out.result, out.written, out.fresh
 
-    user_fun, names = user
-    pairs = lambda leaves, more: [*zip(names(call).leaves, leaves), ("more", more)]
+    user_fun, naming = user
+    names = lambda: argument_names(call, naming()).leaves
+    pairs = lambda leaves, more: [*zip(names(), leaves), ("more", more)]
     body = describe(run, user_fun, "run", pairs)
     closed, shapes = jax.make_jaxpr(body, return_shape=True)([*leaves], more)
     return Body(closed, shapes)

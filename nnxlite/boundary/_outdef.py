@@ -8,8 +8,10 @@ import typing as tp
 
 import jax
 
+from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
-from nnxlite.graph import GraphDef, NodeCode
+from nnxlite.boundary._inputs import CallDef, paths_of
+from nnxlite.graph import GraphDef, NodeCode, Path
 from nnxlite.variables import VariableDef
 
 
@@ -101,6 +103,23 @@ class OutDef:
 
     def __hash__(self) -> int:
         return hash((self.written, self.where, self.nodes, self.graph, self.treedef))
+
+
+def output_roots(call: CallDef, definition: OutDef) -> list[Path]:
+    """The paths of the roots of some outputs: those of the arguments, then of the result."""
+    roots = call.root_paths()
+    if definition.treedef is not None:
+        of_result = paths_of(definition.treedef)
+        roots += [("result", *of_result[position]) for position in definition.where]
+    return roots
+
+
+def fresh_text(call: CallDef, definition: OutDef, number: int) -> str:
+    """The path of a fresh value, for messages."""
+    graph = tp.cast(OutGraph, definition.graph)
+    decoded = graph.graphdef.decoded
+    root, *path = decoded.path(decoded.leaf_frames[graph.sources.index(Fresh(number))])
+    return path_text((*output_roots(call, definition)[root], *path))
 
 
 @dataclasses.dataclass(frozen=True)

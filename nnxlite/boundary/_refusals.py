@@ -10,29 +10,48 @@ import jax
 
 from nnxlite._errors import path_text
 from nnxlite._jax import describe_trace, key_name, trace_state
-from nnxlite.boundary._inputs import Inner, is_root, paths_of
-from nnxlite.boundary._outdef import OutGraph, Outputs
+from nnxlite.boundary._inputs import CallDef, Inner, is_root, paths_of
+from nnxlite.boundary._outdef import OutGraph, Outputs, fresh_text
 from nnxlite.graph import GraphDef, traverse
 from nnxlite.variables import Variable
 
 
-def refuse_foreign_result(out: Outputs, name: str = "the function") -> None:
-    """Raise TypeError where a result contains something that JAX cannot return."""
+def refuse_foreign_outputs(call: CallDef, out: Outputs, name: str = "the function") -> None:
+    """Raise TypeError where a function returned or stored something that JAX cannot return.
+
+    Args:
+        call: the arguments, with the user's names.
+        out: the outputs.
+        name: of the function.
+    """
     definition = out.definition
-    leaves, treedef = jax.tree_util.tree_flatten(out.result)
-    for number, leaf in enumerate(leaves):
-        try:
-            jax.typeof(leaf)
-        except TypeError:
-            if definition.treedef is not None:
-                treedef = definition.treedef
-                roots = set(definition.where)
-                number = [i for i in range(treedef.num_leaves) if i not in roots][number]
+    for number, leaf in enumerate(jax.tree_util.tree_leaves(out.result)):
+        if _is_foreign(leaf):
+            roots = set(definition.where)
+            positions = [i for i in range(out.treedef.num_leaves) if i not in roots]
+            path = paths_of(out.treedef)[positions[number]]
             raise TypeError(
-                f"{name} returned a value of type '{type(leaf).__name__}' at "
-                f"'{path_text(paths_of(treedef)[number])}', which is not a valid JAX type. Return "
-                "arrays, objects, or pytrees of these; static values can be attributes of objects."
-            ) from None
+                f"{name} returned a value of type '{type(leaf).__name__}' at '{path_text(path)}', "
+                "which is not a valid JAX type. Return arrays, objects, or pytrees of these; static "
+                "values can be attributes of objects."
+            )
+    texts = [lambda n=n: call.graph_leaves()[n].text() for n in definition.written]
+    texts += [lambda n=n: fresh_text(call, definition, n) for n in range(len(out.fresh))]
+    for text, value in zip(texts, [*out.written, *out.fresh]):
+        for leaf in filter(_is_foreign, jax.tree_util.tree_leaves(value)):
+            raise TypeError(
+                f"{name} stored a value of type '{type(leaf).__name__}' at '{text()}', which is not a "
+                "valid JAX type. Store an array; to make an attribute static, assign "
+                "nnx.static(value)."
+            )
+
+
+def _is_foreign(value: tp.Any) -> bool:
+    try:
+        jax.typeof(value)
+    except TypeError:
+        return True
+    return False
 
 
 def refuse_captured(

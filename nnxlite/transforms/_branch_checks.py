@@ -11,17 +11,16 @@ from nnxlite._jax import key_name
 from nnxlite.boundary import (
     Body,
     CallDef,
-    Fresh,
     OutDef,
-    OutGraph,
     described,
     edits_text,
+    fresh_text,
     graph_difference,
     node_text,
-    paths_of,
+    output_roots,
     tree_difference,
 )
-from nnxlite.graph import NodeCode, Path
+from nnxlite.graph import NodeCode
 from nnxlite.transforms._wrapper import name_of
 
 
@@ -71,7 +70,7 @@ def _pairs(
         of_result = lambda path=path: f"'{path_text(map(key_name, path))}' of their results"
         yield "have equal output types", of_result, x, y
     for number, (x, y) in enumerate(zip(one.shapes.fresh, other.shapes.fresh)):
-        of_fresh = lambda number=number: f"'{_fresh_text(call, definition, number)}'"
+        of_fresh = lambda number=number: f"'{fresh_text(call, definition, number)}'"
         yield "leave equal types", of_fresh, x, y
     a, b = (dict(zip(body.definition.written, body.shapes.written)) for body in (one, other))
     for leaf in definition.written:  # a branch that does not write leaves the old value
@@ -92,7 +91,7 @@ def _structure_difference(
     if parts[0] != parts[1]:
         return f"the first changes {parts[0]}, the second {parts[1]}"
     results = [call.graphdef if d.graph is None else d.graph.graphdef for d in (a, b)]
-    difference = graph_difference(results[0], results[1], _root_paths(call, a))
+    difference = graph_difference(results[0], results[1], output_roots(call, a))
     return f"from the first to the second, {difference}"
 
 
@@ -109,20 +108,3 @@ def _returned_text(call: CallDef, definition: OutDef) -> str:
         kinds = ["State" if n is None else decoded.node_defs[n].type.__name__ for n in numbers]
     texts = [f"a new {k}" if n is None else node_text(call, n) for n, k in zip(nodes, kinds)]
     return ", ".join(texts) or "no object"
-
-
-def _root_paths(call: CallDef, definition: OutDef) -> list[Path]:
-    """The paths of the roots of a branch's outputs: those of the arguments, then of the result."""
-    roots = call.root_paths()
-    if definition.treedef is not None:
-        of_result = paths_of(definition.treedef)
-        roots += [("result", *of_result[position]) for position in definition.where]
-    return roots
-
-
-def _fresh_text(call: CallDef, definition: OutDef, number: int) -> str:
-    """The path of a fresh value of a branch."""
-    graph = tp.cast(OutGraph, definition.graph)
-    decoded = graph.graphdef.decoded
-    root, *path = decoded.path(decoded.leaf_frames[graph.sources.index(Fresh(number))])
-    return path_text((*_root_paths(call, definition)[root], *path))

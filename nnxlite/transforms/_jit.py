@@ -29,7 +29,7 @@ from nnxlite.boundary import (
     leave,
     of_arguments,
     parameter_names,
-    refuse_foreign_result,
+    refuse_foreign_outputs,
     refuse_non_arrays,
     replay_crossing,
     trace_body,
@@ -160,7 +160,7 @@ class JitCore:
             return None
         updates = self.options.modes.updates
         run = lambda tree: self.result(call, *tree)
-        user = self.fun(), self.names
+        user = self.fun(), lambda: self._naming(call)
         return trace_body(call, run, leaves, user=user, structure=updates)
 
     def jitted_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
@@ -220,7 +220,7 @@ def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         kept = () if donor is None else donor.donated(call)
         updates = core.options.modes.updates
         out = leave(inner, result, all_written=kept, structure=updates)
-        refuse_foreign_result(out, core.name)
+        refuse_foreign_outputs(core.in_words(call), out, core.name)
     stay_in_place(call, leaves, out)
     return out.crossing()
 

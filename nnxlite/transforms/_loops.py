@@ -203,7 +203,7 @@ class Loop(CarryLoop):
             fun,
             leaves,
             *index,
-            user=(step, self.names),
+            user=(step, self.naming),
             structure=True,
             captured=self.name == "fori_loop" and self.options.modes.updates,
             after=self._hand_over,

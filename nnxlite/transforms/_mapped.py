@@ -37,7 +37,7 @@ from nnxlite.boundary import (
     output_settings,
     pack,
     refuse_foreign_axes,
-    refuse_foreign_result,
+    refuse_foreign_outputs,
     replay,
     settings_by_leaf,
     unpack,
@@ -227,7 +227,7 @@ class MapCore:
         result = self._fun()(*args, **kwargs)
         refuse_shared_result(result, options.name, options.modes.graph)
         out = with_arrays(inner, leave(inner, result, structure=options.modes.updates))
-        refuse_foreign_result(out, repr(self))
+        refuse_foreign_outputs(self._in_words(call), out, repr(self))
         settings = output_settings(
             self._in_words(call),
             out,

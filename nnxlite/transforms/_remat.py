@@ -14,7 +14,15 @@ import jax
 from nnxlite._config import Modes
 from nnxlite._jax import without_literals
 from nnxlite._typing import RematPolicy
-from nnxlite.boundary import CallDef, Crossing, describe, enter, leave, replay_crossing
+from nnxlite.boundary import (
+    CallDef,
+    Crossing,
+    describe,
+    enter,
+    leave,
+    refuse_foreign_outputs,
+    replay_crossing,
+)
 from nnxlite.closures import Surroundings
 from nnxlite.transforms._arguments import (
     Statics,
@@ -26,7 +34,7 @@ from nnxlite.transforms._arguments import (
     traced_context,
 )
 from nnxlite.transforms._core import Core, core_for
-from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated
+from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated, name_of
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
@@ -85,6 +93,7 @@ class Remat(Core):
         modes = self.options.modes
         refuse_shared_result(result, "remat", modes.graph)
         out = leave(inner, result, structure=modes.updates, captured=modes.updates)
+        refuse_foreign_outputs(self.in_words(call), out, f"remat({name_of(self.fun)})")
         return out.crossing()
 
     def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:

@@ -178,7 +178,7 @@ class Scan(CarryLoop):
             refuse_shared_result(result, "scan", options.modes.graph)
             return result
 
-        user = self.fun, self.names
+        user = self.fun, self.naming
         return trace_body(call, run, leaves, user=user, structure=True, before=before, after=after)
 
     def _hand_over(

@@ -21,6 +21,7 @@ from nnxlite.boundary import (
     enter,
     leave,
     named_call,
+    refuse_foreign_outputs,
     replaced,
     replay_crossing,
 )
@@ -68,18 +69,18 @@ class Look:
         self._fun = unbound.fun
         self._options = options
         self._statics: Statics = ()
+        self._name = f"{options.name}({name_of(self._fun)})"
         if options.static_argnums:
-            name = f"{options.name}({name_of(self._fun)})"
             args, self._statics = blank_statics(
-                args, options.static_argnums, len(unbound.args), name
+                args, options.static_argnums, len(unbound.args), self._name
             )
         self.inputs = inputs_in_mode(unbound, args, kwargs, options)
         self.call = self.inputs.define()
 
     def naming_arguments(self, remedy: str = "") -> naming_arguments:
         """A context in which JAX's errors for arguments name them."""
-        name = f"{self._options.name}({name_of(self._fun)})"
-        return naming_arguments(name, named_call(self.call, self._fun), self.inputs, remedy)
+        call = named_call(self.call, self._fun)
+        return naming_arguments(self._name, call, self.inputs, remedy)
 
     def outputs(self, leaves: list[tp.Any]) -> tuple[tp.Any, Outputs]:
         """Run the function on leaves: its result, and all outputs."""
@@ -88,7 +89,9 @@ class Look:
         graph, updates = self._options.modes
         refuse_shared_result(result, self._options.name, graph)
         captured = updates or self._options.name != "checkify"  # without it, nothing is computed
-        return result, leave(inner, result, structure=updates, captured=captured)
+        out = leave(inner, result, structure=updates, captured=captured)
+        refuse_foreign_outputs(named_call(self.call, self._fun), out, self._name)
+        return result, out
 
     def run(self, leaves: list[tp.Any]) -> Crossing:
         """The function between leaves."""

@@ -181,3 +181,50 @@ def test_an_error_outside_of_modules_is_noted_with_the_function():
         nnx.jit(function_of_a_model)(MLP())
     (note,) = [n for n in caught.value.__notes__ if "was traced with" in n]
     assert note.startswith("Raised while jit(")
+
+
+class Named(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(2))
+        self.label = nnx.Variable(jnp.zeros(()))
+
+
+def writes_text(m):
+    m.w.value = "x"
+
+
+def replaces_variable(m):
+    m.label = "new"
+
+
+@pytest.mark.parametrize(
+    ("transform", "name"),
+    [
+        (nnx.jit, "{f}"),
+        (nnx.jit(donate="written"), "the function"),
+        (lambda f: nnx.vmap(f, in_axes=None, axis_size=2), r"vmap\({f}\)"),
+        (nnx.remat, r"remat\({f}\)"),
+        (lambda f: lambda m: nnx.eval_shape(f, m), r"eval_shape\({f}\)"),
+        (nnx.make_jaxpr, r"make_jaxpr\({f}\)"),
+        (nnx.checkify, r"checkify\({f}\)"),
+        (lambda f: lambda m: nnx.cond(True, f, f, m), "the function"),
+        (lambda f: lambda m: nnx.fori_loop(0, 2, lambda i, m: f(m) or m, m), "the function"),
+    ],
+)
+@pytest.mark.parametrize(("fun", "path"), [(writes_text, "w"), (replaces_variable, "label")])
+def test_a_text_that_is_stored_in_the_place_of_an_array(transform, name, fun, path):
+    m = Named()
+    name = name.format(f=fun.__name__)
+    text = rf"^{name} stored a value of type 'str' at 'm\.{path}', which is not a valid JAX type"
+    with pytest.raises(TypeError, match=text):
+        transform(fun)(m)
+    assert m.w.value.tolist() == [1.0, 1.0] and isinstance(m.label, nnx.Variable)
+
+
+def test_an_attribute_that_had_an_array_becomes_static():
+    def rename(m):
+        m.label = nnx.static("new")
+
+    m = Named()
+    nnx.jit(rename)(m)
+    assert m.label == "new" and list(nnx.state(m)) == ["w"]
