@@ -365,6 +365,7 @@ def main(arguments: tp.Sequence[str] | None = None) -> int:
     parser.add_argument("-n", dest="workers", default="0", help="processes, as of pytest-xdist")
     options = parser.parse_args(arguments)
     os.environ.pop("PYTHONPATH", None)  # pip takes what is found there as installed
+    os.environ.pop("XLA_FLAGS", None)  # those of the JAX that is here
     claims = Claims((ROOT / "pyproject.toml").read_text())
     rows = rows_for(claims, interpreters(options.python), registered)
     if options.what == "list":
