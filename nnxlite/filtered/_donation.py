@@ -31,9 +31,13 @@ def refuse_shared_buffers(what: str, tree: Leaves, groups: tp.Sequence[str]) -> 
     """Raise ValueError where one buffer would be donated twice, or donated and read."""
     if not is_compiling():
         return  # nothing is donated
-    buffers = {id(x) for x, group in zip(tree.leaves, groups) if group == DONATED}
-    first: dict[int, int] = {}
-    for leaf, x in enumerate(tree.leaves):
-        if id(x) in buffers and first.setdefault(id(x), leaf) != leaf:
-            one, two = (tree.text_of(tree.form.places[i]) for i in (first[id(x)], leaf))
+    donated_first = sorted(enumerate(tree.leaves), key=lambda pair: groups[pair[0]] != DONATED)
+    buffers: dict[int, int] = {}
+    for leaf, x in donated_first:
+        if groups[leaf] == DONATED:
+            donor = buffers.setdefault(id(x), leaf)
+        else:
+            donor = buffers.get(id(x), leaf)
+        if donor != leaf:
+            one, two = (tree.text_of(tree.form.places[i]) for i in (donor, leaf))
             raise shared_buffer(what, f"'{one}'", f"'{two}'")
