@@ -370,16 +370,22 @@ REAL_CALLS["jit"] = nnx.jit(enter, static_argnums=(0, 1))
 REAL_CALLS["filter_jit"] = nnx.filter_jit(enter)
 
 
-def donating(f: tp.Any) -> tp.Any:
-    """`f` without JAX's warning."""
+def ignoring(message: str) -> tp.Callable[[tp.Any], tp.Any]:
+    """A decorator: the call without a warning that starts like this."""
 
-    def g(program, b, *here):
-        with warnings.catch_warnings():  # a buffer for a value of another shape is not used again
-            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-            return f(program, b, *here)
+    def decorator(f: tp.Any) -> tp.Any:
+        def g(program, b, *here):
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message)
+                return f(program, b, *here)
 
-    return g
+        return g
 
+    return decorator
+
+
+# A buffer for a value of another shape is not used again.
+donating = ignoring("Some donated buffers were not usable")
 
 for _name, _donated in (
     ("donated", nnx.jit(enter, static_argnums=(0, 1), donate="written")),
@@ -616,6 +622,7 @@ def _(program, b, *here):
 
 
 @real("shard_map")
+@ignoring("The random stream .* is replicated")
 def _(program, b, *here):
     given = settings_of(REAL, "shard_map", b, here).items()
     specs = {kind: P() if axis is None else P(*[None] * axis, "a") for kind, axis in given}
