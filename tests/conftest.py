@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 from pathlib import Path
 
 DEVICES = 8
@@ -38,6 +39,10 @@ settings.register_profile(
 # In CI the same commit tests the same examples every time, so that a red run can be repeated.
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# Shells start what runs in the background with Ctrl-C ignored; tests send it to themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Every compiled program holds a few memory maps; Linux grants a process 65,530 of them.
 MAPS_KEPT = 20_000

@@ -117,12 +117,9 @@ def test_nothing_outlives_the_launcher(tmp_path, number):
     )
     command = [sys.executable, "-m", "nnxlite.distributed", "-n", "2", str(program)]
     root = Path(__file__).parents[2]
-    # A shell that runs the tests in the background has it ignored, which a program would inherit.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     launcher = subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": str(root)}, stderr=subprocess.PIPE, text=True
     )
-    signal.signal(signal.SIGINT, before)
     with launcher:
         try:
             for _ in range(600):
