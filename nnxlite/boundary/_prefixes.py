@@ -27,6 +27,10 @@ class PrefixMapping:
         """The setting for the Variable (or array) at a path."""
         raise NotImplementedError  # pragma: no cover - abstract
 
+    def finds(self, path: Path, variable: tp.Any) -> bool:
+        """Whether a filter matches."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
 
 class FilterMapping(PrefixMapping):
     """Settings by filter; the first filter that matches decides."""
@@ -271,6 +275,14 @@ class DiffState(PrefixMapping):
             path: its path in the argument.
             variable: the Variable, or an array.
         """
+        return self.finds(path, variable)
+
+    def finds(self, path: Path, variable: tp.Any) -> bool:
+        """Whether the filter matches.
+
+        Args:
+            path, variable: as for `map_prefix`.
+        """
         return self._predicate(path, variable)
 
     def __eq__(self, other: tp.Any) -> bool:
@@ -436,7 +448,7 @@ def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.A
     for number, root, path in aliases(call):
         for leaf, tail in leaves_below(call, number):
             given, below = by_root[root], (*path, *tail)
-            if root == leaves[leaf].root and isinstance(given, FilterMapping) and root not in asked:
+            if root == leaves[leaf].root and isinstance(given, PrefixMapping) and root not in asked:
                 if not given.finds(below, seen[leaf]):
                     continue  # its first place decides
             other = setting(root, below, leaf)
