@@ -64,8 +64,6 @@ LAZILY_UPWARD = {
 
 LAZILY_BACK = {
     ("graph", "_graphdef", "_functional"): "methods of a definition that rebuild its objects",
-    ("checkpoint", "_mapping", "_loading"): "a method of a mapping that loads arrays",
-    ("checkpoint", "_mapping", "_saving"): "a method of a mapping that exports arrays",
 }
 """Imports inside functions that close a circle within a package."""
 
