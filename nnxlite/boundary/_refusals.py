@@ -64,10 +64,10 @@ def refuse_captured(
         if old is None and trace is not here:
             root, *path = graphdef.decoded.path(graphdef.decoded.node_frames[number])
             raise ValueError(
-                f"Cannot return or store the {type(node).__name__} found at "
-                f"'{path_text(path)}' (of value {root}) from a different trace level: it belongs "
-                f"to {describe_trace(trace)}. Pass it to the transformed function as an argument "
-                "instead of capturing it."
+                "Cannot extract graph node from different trace level: the "
+                f"{type(node).__name__} at '{path_text(path)}' (of value {root}) is returned or "
+                f"stored, and belongs to {describe_trace(trace)}. Pass it to the transformed function "
+                "as an argument instead of capturing it."
             )
 
 

@@ -375,7 +375,7 @@ def test_switch_names_its_branches_by_number():
         (lambda m: nnx.cond(True, up, 3, m), "Expected a callable to transform, got int", TypeError),
         (lambda m: nnx.cond(True, lambda: up(m), lambda: 1.0), "BatchStat.* from a different trace",
          nnx.TraceContextError),
-        (lambda m: nnx.switch(0, [lambda: m], graph=False), "Cannot return or store the Foo",
+        (lambda m: nnx.switch(0, [lambda: m], graph=False), "different trace level: the Foo",
          ValueError),
         (lambda m: nnx.cond(True, lambda a, b: a.x, lambda a, b: b.x, m, m, graph=False),
          "Duplicate Foo.*nnxlite.cond", ValueError),

@@ -534,7 +534,7 @@ def test_failures_and_captured_objects_leave_everything_as_it_was():
         nnx.TraceContextError, match="Cannot mutate BatchStat from a different trace level"
     ):
         nnx.vmap(lambda x: m.n.set_value(x))(jnp.ones(3))
-    with pytest.raises(ValueError, match="Cannot return or store the Wide found at '<root>'"):
+    with pytest.raises(ValueError, match="from different trace level: the Wide at '<root>'"):
         nnx.vmap(lambda x: m)(jnp.ones(3))
     assert snapshot(m) == before
     assert nnx.vmap(lambda x: m.w.sum() * x)(jnp.arange(2.0)).tolist() == [0.0, 6.0]
