@@ -30,18 +30,18 @@ def of_jit():
         return Calls(lambda: step._enter((model, ROW), {}))
 
     def values() -> Calls:
-        _, _, inputs, _ = warm()
-        return Calls(inputs.plan.values)
+        model, _, inputs, _ = warm()
+        return Calls(lambda: (model, inputs.plan.values()))  # a plan refers to the model weakly
 
     def dealing() -> Calls:
         _, step, inputs, call = warm()
         return Calls(lambda: step._core.groups(call, inputs.leaves))
 
     def leaving() -> Calls:
-        _, step, inputs, call = warm()
+        model, step, inputs, call = warm()
         core = step._core
         crossing = core.jitted(*core.groups(call, inputs.leaves))
-        return Calls(lambda: replay_crossing(inputs, crossing))
+        return Calls(lambda: (model, replay_crossing(inputs, crossing)))
 
     return {
         "nnxlite": lambda: Calls(read_mostly_step("nnxlite", donate="written")),
