@@ -55,6 +55,7 @@ def refuse_sharing(
     caller: str,
     roots: tp.Callable[[], tp.Sequence[Path]] | None = None,
     owner: str = "",
+    arrays: bool = True,
 ) -> None:
     """Raise ValueError when a definition refers to a node with state twice.
 
@@ -63,8 +64,9 @@ def refuse_sharing(
         caller: the function that refuses it.
         roots: gives the paths of its roots.
         owner: words for what has these paths.
+        arrays: whether arrays outside Variables count as state.
     """
-    shared = graphdef.shared
+    shared = graphdef.shared if arrays else graphdef.shared_with_state(arrays=False)
     if shared is None:
         return
     definition = graphdef.decoded.node_defs[shared]

@@ -198,10 +198,18 @@ class GraphDef(Shown, tp.Generic[N]):
         An object counts if there is a leaf below it, or it contains itself: another one is the same
         as a copy in each of its places.
         """
-        numbers = (t for t in self.tokens if type(t) is int)
-        return self._once("shared", lambda: next(filter(self._has_state, numbers), None))
+        return self._once("shared", lambda: self.shared_with_state(arrays=True))
 
-    def _has_state(self, number: int) -> bool:
+    def shared_with_state(self, arrays: bool) -> int | None:
+        """The same, where arrays outside Variables may not count as state.
+
+        Args:
+            arrays: whether they count.
+        """
+        numbers = (t for t in self.tokens if type(t) is int)
+        return next((number for number in numbers if self._has_state(number, arrays)), None)
+
+    def _has_state(self, number: int, arrays: bool) -> bool:
         decoded = self.decoded
         children = dict(decoded.children)
         pending: list[Code] = [NodeCode(number)]
@@ -210,7 +218,7 @@ class GraphDef(Shown, tp.Generic[N]):
             code = pending.pop()
             if isinstance(code, ContainerCode):
                 pending.extend(code.codes)
-            elif isinstance(code, ArrayCode):
+            elif isinstance(code, ArrayCode) and arrays:
                 return True
             elif isinstance(code, NodeCode) and code.number not in seen:
                 seen.add(code.number)

@@ -183,14 +183,18 @@ _NOTHING = Selection(frozenset(), frozenset())
 
 
 def refuse_shared_result(result: tp.Any, name: str, graph: bool) -> None:
-    """Raise ValueError where a result contains a node with state twice, and `graph` is False."""
+    """Raise ValueError where a result contains a Variable twice, or itself, and `graph` is False.
+
+    Objects without Variables may be there twice, as in the reference.
+    """
     if graph:
         return
     places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
     places = [(path, value) for path, value in places if is_root(value)]
     walk = traverse([value for _, value in places], trees=True)
     starts = [tuple(map(key_name, path)) for path, _ in places]
-    refuse_sharing(GraphDef(walk.tokens, len(places)), name, lambda: starts, " of the result")
+    graphdef = GraphDef(walk.tokens, len(places))
+    refuse_sharing(graphdef, name, lambda: starts, " of the result", arrays=False)
 
 
 def positional(

@@ -87,24 +87,34 @@ def test_results_are_trees_where_graphs_are_off(name):
 
 
 def knot(x):
-    node = nnx.Dict(w=nnx.Param(x))
+    node = nnx.Dict(x=x)
     node.inner = nnx.Dict(again=node)
     return {"a": node}
 
 
-def arrays_only(x):
-    node = nnx.Dict(x=x)
+def shared(x):
+    node = nnx.Dict(w=nnx.Param(x))
     return {"a": nnx.Dict(n=node, scale=2), "b": [node]}
 
 
 @pytest.mark.parametrize(
-    ("fun", "paths"), [(knot, "'a', 'a.inner.again'"), (arrays_only, "'a.n', 'b.0'")]
+    ("fun", "paths"), [(knot, "'a', 'a.inner.again'"), (shared, "'a.n', 'b.0'")]
 )
 @pytest.mark.parametrize("transform", [nnx.jit, nnx.vmap, nnx.remat])
 def test_results_that_contain_an_object_twice_are_no_trees(transform, fun, paths):
     with pytest.raises(ValueError, match=f"Duplicate Dict found at paths of the result: {paths}"):
         transform(fun, graph=False)(jnp.ones(2))
     transform(fun, graph_updates=False)(jnp.ones(2))
+
+
+@pytest.mark.parametrize("transform", [nnx.jit, nnx.vmap, nnx.remat])
+def test_results_may_contain_an_object_without_variables_twice(transform):
+    def twice(x):
+        node = nnx.Dict(x=x)
+        return {"a": nnx.Dict(n=node, scale=2), "b": [node]}
+
+    out = transform(twice, graph=False)(jnp.arange(2.0))
+    assert out["a"].n.x.tolist() == out["b"][0].x.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "tree"])

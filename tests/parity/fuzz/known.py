@@ -728,7 +728,7 @@ _theirs(
 )
 def _(d: Difference) -> bool:
     pairs = [
-        ("carry output must have the same .*metadata", "pytree node metadata does not match"),
+        ("have the same .* changes metadata", "pytree node metadata does not match"),
         ("which is no array", "is not a valid JAX type"),
         (r"has shape \(\) and no axis \d+ to scan over", "tuple index out of range"),
     ]
