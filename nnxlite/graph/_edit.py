@@ -330,8 +330,12 @@ class _Update:
             return
         if given is None:
             raise self._unknown(place, names, new, f"holds an array of shape {shape}")
+        reference = is_ref(old)
+        boxed = kind_of(new) == PYTREE and kind_of(old) != PYTREE and _is_box(new)
+        if not boxed and not reference and len(shape) == len(given):
+            return
         where = f"'{path_text(place.path(*names))}'"
-        if kind_of(new) == PYTREE and kind_of(old) != PYTREE and _is_box(new):
+        if boxed:
             raise ValueError(
                 f"update: {where} of {type(self.root.node).__name__} holds an array of shape "
                 f"{shape}, the state brings a {type(new).__qualname__} of {type(new).__module__}, "
@@ -339,9 +343,6 @@ class _Update:
                 "the arrays themselves: a State of Flax becomes a dict of them with "
                 "flax.nnx.to_pure_dict(state)."
             )
-        reference = is_ref(old)
-        if not reference and len(shape) == len(given):
-            return
         if reference and shape != given:
             raise ValueError(
                 f"update: the reference at {where} has shape {shape}, the state brings "
