@@ -31,13 +31,10 @@ def refuse_shared_buffers(what: str, tree: Leaves, groups: tp.Sequence[str]) -> 
     """Raise ValueError where one buffer would be donated twice, or donated and read."""
     if not is_compiling():
         return  # nothing is donated
-    donated_first = sorted(enumerate(tree.leaves), key=lambda pair: groups[pair[0]] != DONATED)
-    buffers: dict[int, int] = {}
-    for leaf, x in donated_first:
-        if groups[leaf] == DONATED:
-            donor = buffers.setdefault(id(x), leaf)
-        else:
-            donor = buffers.get(id(x), leaf)
+    donated = [leaf for leaf, group in enumerate(groups) if group == DONATED]
+    donors = {id(tree.leaves[leaf]): leaf for leaf in reversed(donated)}  # the first of each buffer
+    for leaf, x in enumerate(tree.leaves):
+        donor = donors.get(id(x), leaf)
         if donor != leaf:
             one, two = (tree.text_of(tree.form.places[i]) for i in (donor, leaf))
             raise shared_buffer(what, f"'{one}'", f"'{two}'")
