@@ -5,6 +5,7 @@ The environment variables are set before anything imports JAX, which reads them 
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 import signal
@@ -74,6 +75,12 @@ QUICK = frozenset(
 """The quick tier, `pytest -m quick`: some of every package, in less than two minutes on two cores."""
 
 
+def pytest_collection_finish() -> None:
+    """Spare later collections what has been imported: many tests collect, and count objects."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of the quick tier."""
     here = Path(__file__).parent
@@ -98,9 +105,12 @@ def quick_compilation():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def bounded_memory_maps():
-    """Drop the compiled programs after a module where a long run has gathered too many."""
+def bounded_caches():
+    """Spare later collections what a module leaves; drop programs where there are too many."""
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MAPS_KEPT:
+        gc.unfreeze()
         jax.clear_caches()
+    gc.collect()
+    gc.freeze()

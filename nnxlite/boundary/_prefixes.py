@@ -17,7 +17,7 @@ from nnxlite._state import State
 from nnxlite.boundary._inputs import CallDef, is_root, paths_of
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
 from nnxlite.graph import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
-from nnxlite.variables import Variable, VariableDef
+from nnxlite.variables import Variable, VariableDef, make
 
 
 class PrefixMapping:
@@ -384,13 +384,21 @@ def broadcast(prefix: tp.Any, tree: tp.Any, what: str) -> list[tp.Any]:
     return out
 
 
-def settings_by_leaf(call: CallDef, settings: list[tp.Any], what: str) -> list[tp.Any]:
+def settings_by_leaf(
+    call: CallDef, settings: list[tp.Any], what: str, values: tp.Sequence[tp.Any] | None = None
+) -> list[tp.Any]:
     """The setting of each leaf of the arguments, from that of each position of their treedef.
+
+    Args:
+        call, settings: the arguments, and the settings.
+        what: the settings, for messages.
+        values: of the graph leaves, where the result is for this call alone; else filters that ask for a
+            value raise TypeError.
 
     Raises ValueError where a shared Variable would get two different settings.
     """
     arrays = array_settings(settings, call.treedef, call.where, what, call.paths)
-    return arrays + graph_settings(call, [settings[i] for i in call.where], what)
+    return arrays + graph_settings(call, [settings[i] for i in call.where], what, values)
 
 
 def array_settings(
@@ -423,15 +431,19 @@ def array_settings(
     return [settings[i] for i in arrays]
 
 
-def graph_settings(call: CallDef, by_root: list[tp.Any], what: str) -> list[tp.Any]:
-    """The setting of each graph leaf, from that of each root.
+def graph_settings(
+    call: CallDef, by_root: list[tp.Any], what: str, values: tp.Sequence[tp.Any] | None = None
+) -> list[tp.Any]:
+    """The setting of each graph leaf, from that of each root; see `settings_by_leaf`.
 
     Raises ValueError where a shared Variable would get two different settings.
     """
     decoded = call.graphdef.decoded
     if all(s is by_root[0] and not isinstance(s, PrefixMapping) for s in by_root):
         return by_root[:1] * len(decoded.leaf_nodes)  # sharing cannot disagree
-    seen = [shown(decoded, leaf) for leaf in range(len(decoded.leaf_nodes))]
+    if values is None:
+        values = [_UNSEEN] * len(decoded.leaf_nodes)
+    seen = [shown(decoded, leaf, value) for leaf, value in enumerate(values)]
 
     asked: dict[int, list[Path]] = {i: [] for i, s in enumerate(by_root) if type(s) is NodePrefix}
 
@@ -515,13 +527,16 @@ class _Unseen:
 _UNSEEN = _Unseen()
 
 
-def shown(decoded: Decoded, leaf: int) -> tp.Any:
-    """What filters see of a leaf: its Variable, or the array, without the value."""
+def shown(decoded: Decoded, leaf: int, value: tp.Any = _UNSEEN) -> tp.Any:
+    """What filters see of a leaf: its Variable, or the array; without a value, unless one is given."""
     node = decoded.leaf_nodes[leaf]
     definition = decoded.node_defs[node] if node >= 0 else None
     if not isinstance(definition, VariableDef):
-        return _UNSEEN
-    return definition.type.from_metadata(_UNSEEN, definition.metadata)
+        return value
+    if value is _UNSEEN:  # no hook can read it
+        definition = VariableDef(definition.type, definition.metadata)
+        definition.plain_read = True
+    return make(definition, value)
 
 
 def aliases(call: CallDef) -> tp.Iterator[tuple[int, int, Path]]:

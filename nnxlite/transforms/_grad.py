@@ -65,15 +65,18 @@ class GradOptions(tp.NamedTuple):
 
 
 def select(
-    call: CallDef, options: GradOptions, fun: tp.Any, num_args: int, num_bound: int
+    inputs: Inputs, options: GradOptions, fun: tp.Any, num_args: int, num_bound: int
 ) -> Partition:
     """Which leaves are differentiated, and which are not; cached on the call.
+
+    A filter that looks at values decides again in each call.
 
     Raises:
         TypeError: where an argument number is too large.
         ValueError: where one is too small or given twice, or a shared Variable is differentiated by
             one path and not by another.
     """
+    call = inputs.define()
     key = (select, options.argnums, options.as_tree, num_bound)
     known = call.cache.get(key)
     if known is not None:
@@ -114,10 +117,17 @@ def select(
             settings.append(_ByDefault(True))
         else:
             settings.append(_ParamsByDefault(leaf, Param))
-    flags = settings_by_leaf(named_call(call, fun), settings, "differentiation")
+    named = named_call(call, fun)
+    by_value = False
+    try:
+        flags = settings_by_leaf(named, settings, "differentiation")
+    except TypeError:
+        by_value = True
+        flags = settings_by_leaf(named, settings, "differentiation", inputs.values)
     for leaf in _frozen(call):
         flags[call.num_arrays + leaf] = False
-    return call.remember(key, Partition(tuple(map(bool, flags))))
+    selected = Partition(tuple(map(bool, flags)))
+    return selected if by_value else call.remember(key, selected)
 
 
 def _frozen(call: CallDef) -> list[int]:
@@ -245,7 +255,7 @@ class GradWrapped(Transformed[..., tp.Any]):
             args, kwargs = positional(fun, args, kwargs, options.last, bound)
         inputs = self.inputs(args, kwargs)
         call = inputs.define()
-        selected = select(call, options, fun, bound + len(args), bound)
+        selected = select(inputs, options, fun, bound + len(args), bound)
         check_differentiable(call, selected, inputs, options, name, fun)
 
         def run(chosen: list[tp.Any], rest: list[tp.Any]) -> tp.Any:

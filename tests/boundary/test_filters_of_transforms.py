@@ -58,7 +58,6 @@ ASKED = {
     "dtype": lambda path, x: getattr(x, "dtype", None) == jnp.float32,
 }
 TRANSFORMS = {
-    "grad": lambda f: nnx.grad(product, argnums=nnx.DiffState(0, f)),
     "vmap": lambda f: nnx.vmap(product, in_axes=nnx.StateAxes({f: 0, ...: None})),
     "scan": lambda f: nnx.scan(product, in_axes=nnx.StateAxes({f: 0, ...: None}), out_axes=0),
     "jit": lambda f: nnx.jit(product, in_shardings=(nnx.StateSharding({f: None, ...: None}),)),
@@ -76,6 +75,48 @@ def test_functions_that_ask_for_the_value_are_refused(transform, asked):
     ):
         TRANSFORMS[transform](ASKED[asked])(model)
     assert all(x is y for x, (_, y) in zip(before, nnx.iter_graph(model), strict=True))
+
+
+@pytest.mark.parametrize("chosen", [lambda p, x: x.ndim > 1, lambda p, x: jnp.ndim(x[...]) > 1])
+def test_grad_takes_functions_that_ask_for_the_shape(chosen):
+    model = Model()
+    model.kernel = nnx.Param(jnp.ones((3, 2)))
+    grad = nnx.grad(product, argnums=nnx.DiffState(0, chosen))
+    assert set(grad(model)) == set(nnx.jit(lambda m: grad(m))(model)) == {"kernel"}
+    model.bias.set_value(jnp.ones((3, 2)))  # the structure is the same
+    assert set(grad(model)) == {"kernel", "bias"}
+
+
+def test_grad_takes_functions_that_ask_for_the_value():
+    model = Model()
+    ones = nnx.DiffState(0, lambda path, x: bool((jnp.asarray(x) == 1).all()))
+    grad = nnx.grad(product, argnums=ones)
+    assert set(grad(model)) == set()
+    model.bias[...] = jnp.ones(2)
+    assert set(grad(model)) == {"bias"}
+
+
+def doubled(variable, value):
+    return value * 2
+
+
+class Doubled(nnx.Param):
+    def get_value(self, **kwargs):
+        return super().get_value(**kwargs) * 2
+
+
+def test_filters_that_look_for_metadata_run_no_hook():
+    model = nnx.Dict(
+        a=nnx.Param(jnp.ones(2), on_get_value=doubled),
+        b=Doubled(jnp.ones(2)),
+        c=nnx.Param(jnp.ones(2), tag="t"),
+    )
+    tagged = nnx.WithTag("t")
+    grad = nnx.grad(lambda m: (m.a * m.b * m.c).sum(), argnums=nnx.DiffState(0, tagged))
+    assert {name: x[...].tolist() for name, x in grad(model).items()} == {"c": [4.0, 4.0]}
+    axes = nnx.StateAxes({tagged: 0, ...: None})
+    out = nnx.vmap(lambda m: m.a[...] + m.b[...] + m.c[...], in_axes=(axes,))(model)
+    assert out.tolist() == [[5.0, 5.0]] * 2
 
 
 def test_a_state_of_axes_chooses_by_path():
