@@ -61,7 +61,9 @@ def main() -> None:
                     print(f"    {frame.filename.rsplit('/')[-1]}:{frame.lineno} {frame.name}")
             ended["generator failed"] += 1
             if isinstance(error, RecursionError):
-                print(f"jaxlib gives no stack back here: go on with --seed {seed + 1}, in a new process")
+                print(
+                    f"jaxlib gives no stack back here: go on with --seed {seed + 1}, in a new process"
+                )
                 break
             continue
         program = [step.text for step in theirs]
