@@ -409,7 +409,7 @@ def switch(world):
     inner = light(world)
 
     def body_one(model, other, x):
-        return inner(model, other, x)
+        return inner(model, other, x).astype(x.dtype)  # a stream draws float64 under x64
 
     def body_two(model, other, x):
         other.extra[...] *= 2.0

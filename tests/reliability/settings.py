@@ -22,8 +22,10 @@ import time
 import typing as tp
 import weakref
 
-import jax
-import jax.numpy as jnp
+import tests.conftest  # noqa: F401  # the environment, before anything imports JAX
+
+import jax  # isort: skip
+import jax.numpy as jnp  # isort: skip
 
 import nnxlite as nnx
 from tests.reliability import faults
