@@ -15,6 +15,7 @@ from nnxlite.boundary import (
     DiffState,
     Inputs,
     Partition,
+    PrefixMapping,
     enter,
     leave,
     named_call,
@@ -111,12 +112,11 @@ def select(
             settings.append(setting is not False)
             continue
         code = codes[call.where.index(leaf)]
-        if isinstance(setting, DiffState):
-            settings.append(setting if _is_object(call, code) else True)
-        elif options.as_tree or not _is_object(call, code):
-            settings.append(_ByDefault(True))
+        state = setting if isinstance(setting, DiffState) else None
+        if not _is_object(call, code) or (options.as_tree and state is None):
+            settings.append(_Chosen(True, state, first_decides=True))
         else:
-            settings.append(_ParamsByDefault(leaf, Param))
+            settings.append(_InObject(state))
     named = named_call(call, fun)
     by_value = False
     try:
@@ -144,31 +144,48 @@ def _frozen(call: CallDef) -> list[int]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _ByDefault:
-    """Whether a leaf is differentiated where there is no DiffState.
+class _Chosen:
+    """Whether a leaf is differentiated.
 
-    For a Variable that is an argument itself and also in an object the two may differ: its first path
-    decides.
+    Attributes:
+        chosen: whether it is.
+        state: the DiffState of the argument, None where there is none.
+        first_decides: whether the first place of a shared Variable decides, as between an object and a
+            Variable that is in the same argument itself.
     """
 
     chosen: bool
+    state: DiffState | None
+    first_decides: bool
 
     def __bool__(self) -> bool:
         return self.chosen
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByDefault) or self.chosen is other
+        if not isinstance(other, _Chosen):
+            return self.chosen is other
+        first_decides = (self.first_decides or other.first_decides) and self.state is other.state
+        return first_decides or self.chosen is other.chosen
 
     def __repr__(self) -> str:
         return repr(self.chosen)
 
 
-class _ParamsByDefault(DiffState):
-    """The Params of an object without a DiffState."""
+class _InObject(PrefixMapping):
+    """Which Variables of an object are differentiated: those of its DiffState, by default the Params."""
+
+    def __init__(self, state: DiffState | None) -> None:
+        self._state = state
+        self._filter = state or DiffState(0, Param)
 
     def map_prefix(self, path: tp.Any, variable: tp.Any) -> tp.Any:
-        """Whether a Variable is a Param."""
-        return _ByDefault(super().map_prefix(path, variable))
+        """Whether a Variable is."""
+        chosen = self._filter.map_prefix(path, variable)
+        return _Chosen(chosen, self._state, first_decides=self._state is None)
+
+    def finds(self, path: tp.Any, variable: tp.Any) -> bool:
+        """The same."""
+        return self._filter.finds(path, variable)
 
 
 def _is_object(call: CallDef, code: tp.Any) -> bool:

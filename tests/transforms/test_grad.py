@@ -302,6 +302,28 @@ def test_a_diff_state_that_matches_only_a_later_place_of_a_shared_variable():
         nnx.grad(lambda m: m(X).sum(), argnums=nnx.DiffState(0, nnx.PathContains("b")))(m)
 
 
+@pytest.mark.parametrize("kind", [nnx.BatchStat, nnx.Param])
+def test_the_first_place_decides_between_a_variable_and_the_object_that_has_it(kind):
+    m = nnx.Dict(n=nnx.BatchStat(jnp.array(3.0)))
+    of = nnx.DiffState(0, kind)
+    g, rest = nnx.grad(lambda pair: pair[0] * pair[1].n, argnums=of)([m.n, m])
+    assert g.value == 6.0 and not rest
+    state, g = nnx.grad(lambda pair: pair[1] * pair[0].n, argnums=of)([m, m.n])
+    assert {name: x.value.item() for name, x in state.items()} == (
+        {"n": 6.0} if kind is nnx.BatchStat else {}
+    )
+    assert g == nnx.State({})
+
+
+def test_a_variable_that_one_argument_differentiates_and_another_does_not():
+    m = nnx.Dict(n=nnx.BatchStat(jnp.array(3.0)))
+    params = nnx.DiffState(1, nnx.Param)
+    with pytest.raises(ValueError, match="at 'v' it is True, at 'm.n' it is False"):
+        nnx.grad(lambda v, m: v * m.n, argnums=(0, params))(m.n, m)
+    with pytest.raises(ValueError, match="at 'm.n' it is False, at 'v' it is True"):
+        nnx.grad(lambda m, v: v * m.n, argnums=nnx.DiffState(1, nnx.Param))(m, m.n)
+
+
 # What has a derivative ------------------------------------------------------------------------------
 
 
