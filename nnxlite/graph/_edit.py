@@ -287,11 +287,11 @@ class _Update:
         node = place.node
         if not isinstance(value, Variable) or not node_of(node).grows:
             raise self._unknown(place, (name,), value)
-        if isinstance(name, int) and isinstance(node, MutableSequence):
+        if isinstance(node, MutableSequence):
             size = len(tp.cast(tp.Sized, node))
             new = [n for n in self._bound(place) if isinstance(n, int) and n >= size]
             if name != size + len(new):
-                raise self._unknown(place, (name,), value, "would leave a gap in a list")
+                raise self._unknown(place, (name,), value, "is not the next item of a list")
         check_trace(place)
         if kind_of(node) == OBJECT and name not in place.node._nnx_status:
             place.node._nnx_decide(name, value)  # raises where the attribute is declared static

@@ -50,6 +50,13 @@ def test_with_updates_the_result_holds_the_own_variable(name):
     assert (out["seen"].w is m.w) == (name != "eval_shape")
 
 
+@pytest.mark.parametrize("mode", MODES, ids=["plain", "tree"])
+def test_a_variable_that_is_the_argument_itself_is_no_result(mode):
+    message = "Duplicate Param found at paths: '<root>' of the result, '0' of the arguments"
+    with pytest.raises(ValueError, match=message):
+        nnx.jit(lambda v: v, **mode)(nnx.Param(jnp.ones(2)))
+
+
 def twice(x):
     p = nnx.Param(x)
     return {"a": nnx.Dict(w=p), "b": [p]}

@@ -257,7 +257,7 @@ def test_split_contexts_number_objects_for_the_context_they_belong_to():
             graphdef, _ = second.split(inside)
         assert second.is_inner
         assert graphdef.outer == (0,)
-        assert context.inner_ref_outer_index is None
+        assert context.inner_ref_outer_index is context.outer_index_inner_ref is None
     assert context.outer_ref_outer_index is None
 
 

@@ -383,6 +383,19 @@ def test_strict_names_both_sides_and_the_remedy(tmp_path):
     assert bits(model) == before
 
 
+@pytest.mark.parametrize(
+    ("near", "name", "remedy"),
+    [
+        ("a.kernel", "b.kernel", 'rename={"a.**": "b.**"}'),
+        ("a.first.kernel", "b.kernel", 'rename={"a.first.**": "b.**"}'),
+        ("a.kernel", "kernel", 'rename={"a.kernel": "kernel"}'),
+        ("kernel", "a.kernel", 'rename={"kernel": "a.kernel"}'),
+    ],
+)
+def test_the_remedy_renames_what_differs(near, name, remedy):
+    assert checkpoint.Report("c", (), (name,), (near,), near={name: near}).remedy() == remedy
+
+
 def test_without_strict_what_matches_is_restored(tmp_path):
     old = nnx.Dict(a=linear(), gone=linear())
     checkpoint.save(tmp_path / "c", model=old)
@@ -455,6 +468,16 @@ def test_a_replacement_that_was_interrupted_is_found_and_completed(tmp_path, lef
     with pytest.raises(FileExistsError):
         checkpoint.save(tmp_path / "c", step=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
+
+
+def test_a_checkpoint_that_is_there_comes_before_one_beside_it(tmp_path):
+    for step, name in ((1, "c"), (2, ".c.new")):
+        checkpoint.save(tmp_path / "s", step=step)
+        (tmp_path / "s").rename(tmp_path / name)
+    assert checkpoint.info(tmp_path / "c").values == {"step": 1}
+    checkpoint.save(tmp_path / "c", step=3, overwrite=True)
+    assert checkpoint.restore(tmp_path / "c", step=0).values["step"] == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
@@ -637,6 +660,9 @@ def test_what_is_there_instead_of_a_checkpoint(tmp_path):
     small(tmp_path)
     (tmp_path / "c/nnxlite/metadata").unlink()
     assert "its arrays are there, but not their description" in message("c")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/_CHECKPOINT_METADATA").touch()
+    assert message("theirs").endswith("it was written by Orbax, but not by nnxlite.checkpoint.")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").touch()
     assert message("mine").endswith("the folder contains notes.txt.")

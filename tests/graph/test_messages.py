@@ -353,7 +353,8 @@ UNKNOWN = "Remove it from the state, or bring a Variable to be added to an exist
         ({"words": {0: {"x": 6}}}, ["path 'words.0' of Model holds a leaf, not a node"]),
         ({"words": {1: 6}}, ["path 'words.1' of Model is static"]),
         ({"plain": {2: nnx.Param(ONE)}}, ["path 'plain.2' of Model does not exist"]),
-        ({"layers": {2: nnx.Param(ONE)}}, ["path 'layers.2' of Model would leave a gap"]),
+        ({"layers": {2: nnx.Param(ONE)}}, ["path 'layers.2' of Model is not the next item"]),
+        ({"layers": {"x": nnx.Param(ONE)}}, ["path 'layers.x' of Model is not the next item"]),
         ({"pair": {"third": nnx.Param(ONE)}}, ["path 'pair.third' of Model does not exist"]),
         (
             {"layer": {"bias": {"x": 1}}},

@@ -513,6 +513,35 @@ def test_a_buffer_is_not_donated_and_used(how, options, used_before):
             jitted(m, x)
 
 
+@pytest.mark.parametrize("returned", ["nothing", "an object"])
+def test_a_donated_array_that_a_call_without_updates_replaces_stays(returned):
+    model = nnx.Dict(w=nnx.Param(jnp.ones(3)), scale=nnx.data(jnp.arange(3.0)))
+
+    @nnx.jit(donate_argnums=0, graph_updates=False)
+    def double(m):
+        m.scale = m.scale * 2
+        return nnx.Dict(w=nnx.Param(m.w + 1)) if returned == "an object" else None
+
+    for _ in range(2):
+        double(model)
+    assert model.scale.tolist() == [0, 1, 2] and model.w.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("content", [{"c": 1}, {"a": 0, "b": 1}, {}])
+def test_a_plain_dict_stays_the_callers_own(content):
+    model = nnx.Dict(parts=nnx.data({"a": nnx.Param(jnp.ones(2))}))
+    held, variable = model.parts, model.parts["a"]
+
+    @nnx.jit
+    def edit(m):
+        old = m.parts["a"]
+        m.parts = {k: old if k == "a" else nnx.Param(jnp.zeros(2)) for k in content}
+
+    edit(model)
+    assert model.parts is held and set(held) == set(content)
+    assert "a" not in held or held["a"] is variable
+
+
 def test_one_shared_variable_is_donated_once():
     m = Tied()
     jitted = nnx.jit(lambda m, n: setattr(m.a, "value", m.a * 2), donate="written")
@@ -1118,6 +1147,20 @@ def test_a_variable_that_was_placed_and_is_now_on_another_mesh_is_written():
 
     double(model)
     assert model.w.value.tolist() == [0, 2, 4, 6]
+
+
+def test_a_variable_that_was_placed_and_is_now_on_a_larger_mesh_is_written():
+    spec = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    model = nnx.Dict(w=nnx.Param(jnp.arange(6.0), nnx_placement=spec("data")))  # by two, say
+    model.w.value = jax.device_put(model.w.value, jax.NamedSharding(mesh, spec()))
+
+    @nnx.jit
+    def double(model):
+        model.w[...] *= 2
+
+    double(model)
+    assert model.w.value.tolist() == [0, 2, 4, 6, 8, 10]
 
 
 def test_what_a_method_carries_is_not_mapped_by_a_wrapper_inside():

@@ -868,3 +868,34 @@ def test_a_carried_object_may_get_another_name_for_what_stays_in_its_place(axes)
     if axes is nnx.Carry:
         with pytest.raises(ValueError, match="the body changes attributes"):
             run(name, nnx.Dict(part=nnx.Dict(n=n)), graph_updates=False)
+
+
+def metadata(m):
+    m.x.set_metadata("tag", 1)
+
+
+def new_entry(m):
+    m.parts["b"] = nnx.Param(jnp.ones(2))
+
+
+def new_variable(m):
+    m.x = nnx.Param(m.x * 2)
+
+
+@pytest.mark.parametrize("edit", [metadata, new_entry, new_variable])
+@pytest.mark.parametrize("axis", [None, 0], ids=["broadcast", "scanned"])
+@pytest.mark.parametrize("mode", [{"graph_updates": False}, {"graph": False}])
+def test_without_updates_a_body_edits_its_own_arguments(edit, axis, mode):
+    def body(carry, m):
+        edit(m)
+        carry.n[...] += m.x.sum()
+        return carry
+
+    m = nnx.Dict(x=nnx.Param(jnp.ones(2)), parts=nnx.data({"a": nnx.Param(jnp.ones(2))}))
+    carry = nnx.Dict(n=nnx.Param(jnp.array(0.0)))
+    if axis == 0:
+        m = nnx.vmap(lambda _: nnx.clone(m))(jnp.ones(3))
+    before = nnx.graphdef(m)
+    nnx.scan(body, in_axes=(nnx.Carry, axis), out_axes=nnx.Carry, length=3, **mode)(carry, m)
+    assert nnx.graphdef(m) == before and m.x.tolist() == jnp.ones_like(m.x).tolist()
+    assert carry.n[...] == (12.0 if edit is new_variable else 6.0)

@@ -296,3 +296,15 @@ def test_keys_are_backed_up_without_counts():
     nnx.restore_rngs(backups)
     assert [bool(s.key.value == key) for (s, _), key in zip(backups, before)] == [True, True]
     assert int(rngs.params.count.value) == 2
+
+
+def test_numbers_in_containers_are_leaves_after_a_call_that_took_them_as_static():
+    seen = []
+
+    def look(m):
+        seen.append(isinstance(m.sizes[0], int))
+
+    m = nnx.Dict(sizes=nnx.data([3, nnx.Param(jnp.ones(2))]))
+    for options in ({}, {}, {"graph": False}, {"graph": False}):
+        nnx.jit(look, **options)(m)
+    assert seen == [True, False]
