@@ -471,8 +471,8 @@ def test_a_replacement_that_was_interrupted_is_found_and_completed(tmp_path, lef
 
 
 def test_a_checkpoint_that_is_there_comes_before_one_beside_it(tmp_path):
-    for step, name in ((1, "c"), (2, ".c.new")):
-        checkpoint.save(tmp_path / "s", step=step)
+    for number, name in ((1, "c"), (2, ".c.new")):
+        checkpoint.save(tmp_path / "s", step=number)
         (tmp_path / "s").rename(tmp_path / name)
     assert checkpoint.info(tmp_path / "c").values == {"step": 1}
     checkpoint.save(tmp_path / "c", step=3, overwrite=True)
