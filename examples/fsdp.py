@@ -19,13 +19,9 @@ output folder: `fsdp.png` shows the losses, `layout.png` which device has which 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
-
-# For CPUs; it has to be there before JAX is imported.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import jax
 import matplotlib
@@ -138,6 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
+    jax.config.update("jax_num_cpu_devices", 8)  # means nothing where there are GPUs or TPUs
     options.out.mkdir(parents=True, exist_ok=True)
     blocks, steps, rows = (1, 8, 32) if options.quick else (2, 300, 64)
 

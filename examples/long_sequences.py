@@ -19,13 +19,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import sys
 import typing as tp
 from pathlib import Path
-
-# For CPUs; it has to be there before JAX is imported.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import jax
 import jax.numpy as jnp
@@ -233,6 +229,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
+    jax.config.update("jax_num_cpu_devices", 8)  # means nothing where there are GPUs or TPUs
     options.out.mkdir(parents=True, exist_ok=True)
     options.steps, options.rows, options.length = (3, 8, 64) if options.quick else (200, 16, 128)
     lengths = [256] if options.quick else [256, 512, 1024, 2048, 4096]

@@ -16,13 +16,7 @@ of each expert, with the letters that it serves, and `moe.png` with the same by 
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
-
-# JAX reads this when it starts; it means nothing where there are GPUs or TPUs.
-if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8".strip()
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
     parser.add_argument("--quick", action="store_true", help="a short run")
     options = parser.parse_args(arguments)
+    jax.config.update("jax_num_cpu_devices", 8)  # means nothing where there are GPUs or TPUs
     steps = 150 if options.quick else 600
     try:
         options.out.mkdir(parents=True, exist_ok=True)

@@ -12,20 +12,24 @@ import signal
 from pathlib import Path
 
 DEVICES = 8
-FLAGS = [f"--xla_force_host_platform_device_count={DEVICES}"]
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    # A small program compiles in less than half of the time. Newer versions do not know the flag.
-    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+
+
+def xla_flags(devices: int | None = None) -> str:
+    """XLA_FLAGS for a process with so many CPU devices; None leaves their number to the process."""
+    flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f]
+    if devices is not None:
+        flags.append(f"--xla_force_host_platform_device_count={devices}")
+    fast = "--xla_cpu_use_fusion_emitters=false"
+    if importlib.metadata.version("jaxlib").startswith("0.10.") and fast not in flags:
+        # A small program compiles in less than half of the time. Newer versions do not know the flag.
+        flags.append(fast)
+    return " ".join(flags)
+
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # The tests compile thousands of small programs and run each once or twice.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        *(f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f),
-        *FLAGS,
-    ]
-)
+os.environ["XLA_FLAGS"] = xla_flags(DEVICES)
 
 # Tracing makes many objects and little garbage: collections took a tenth of the time.
 gc.set_threshold(20_000, 20, 20)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import xla_flags
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,7 +19,7 @@ def python(*args: object, devices: int = 1, **options) -> str:
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": xla_flags(devices),
     }
     done = subprocess.run(
         [sys.executable, *map(str, args)], env=env, capture_output=True, text=True, **options

@@ -16,6 +16,7 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite.distributed._launcher import _free_port
+from tests.conftest import xla_flags
 from tests.distributed.training import build, mesh_of, train
 
 pytest.importorskip("orbax.checkpoint")
@@ -205,7 +206,7 @@ def test_a_process_that_is_killed_while_saving_ends_all_and_costs_no_checkpoint(
     for index in range(2):
         env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_COORDINATOR_ADDRESS": address}
         env |= {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index)}
-        env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
+        env["XLA_FLAGS"] = xla_flags(devices=1)
         processes.append(
             subprocess.Popen(
                 [sys.executable, "-c", DYING, str(tmp_path / "last")],

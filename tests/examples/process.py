@@ -7,17 +7,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.conftest import xla_flags
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def environment() -> dict[str, str]:
+    """That of a user's process, which has one CPU device, not the eight of these tests."""
+    return {**os.environ, "XLA_FLAGS": xla_flags()}
 
 
 def quick_run(name: str, folder: Path) -> str:
     """The output of an example with `--quick`, run in a folder, which has to succeed."""
-    # A user's process has one CPU device, not the eight of these tests.
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     run = subprocess.run(
         [sys.executable, EXAMPLES / name, "--quick"],
         cwd=folder,
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,

@@ -13,6 +13,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from tests.examples.process import environment
+
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
@@ -20,12 +22,10 @@ DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 
 
 def digits(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    # A user's process has one CPU device, not the eight of these tests.
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     return subprocess.run(
         [sys.executable, DIGITS, *arguments],
         cwd=cwd,
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.examples.process import environment
 
 pytest.importorskip("matplotlib")
 
@@ -24,10 +25,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     ],
 )
 def test_quick_run_reaches_its_result(name, said, least, most, tmp_path):
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     run = subprocess.run(
         [sys.executable, EXAMPLES / f"{name}.py", "--quick", "--out", str(tmp_path)],
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,

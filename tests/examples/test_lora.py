@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from tests.examples.process import environment
+
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
@@ -18,10 +19,9 @@ LORA = Path(__file__).parents[2] / "examples" / "lora.py"
 
 
 def test_quick_run_adapts_and_restores(tmp_path):
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     run = subprocess.run(
         [sys.executable, LORA, "--quick", "--out", tmp_path],
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,
