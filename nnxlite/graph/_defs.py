@@ -211,6 +211,7 @@ def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
     if fresh:
         current = _look_up(node)
         _set_def(node, current)
+        _set_status(node, current.layout.status)  # shared: half of what a small module takes
         return current
     start = epoch.now
     version = observe(node)
