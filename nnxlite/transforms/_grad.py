@@ -179,12 +179,12 @@ class _InObject(PrefixMapping):
         self._filter = state or DiffState(0, Param)
 
     def map_prefix(self, path: tp.Any, variable: tp.Any) -> tp.Any:
-        """Whether a Variable is."""
+        """Whether a Variable is differentiated."""
         chosen = self._filter.map_prefix(path, variable)
         return _Chosen(chosen, self._state, first_decides=self._state is None)
 
     def finds(self, path: tp.Any, variable: tp.Any) -> bool:
-        """The same."""
+        """Whether the filter matches."""
         return self._filter.finds(path, variable)
 
 

@@ -205,6 +205,13 @@ def test_somebody_else_is_at_the_address(quick, answer, why):
         thread.join()
 
 
+def test_nobody_answers_at_the_address(quick):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match=rf"{address} within 0.1 s \(no answer\). Is"):
+            _rendezvous.meet(address, 2, 1, 0.1)
+
+
 def test_two_numbers_of_processes(quick):
     errors = meeting((0, 3), (1, 2))
     assert errors[0] == errors[1] and errors[0].endswith(
