@@ -82,12 +82,6 @@ QUICK = frozenset(
 """The quick tier, `pytest -m quick`: some of every package, in less than two minutes on two cores."""
 
 
-def pytest_collection_finish() -> None:
-    """Spare later collections what has been imported: many tests collect, and count objects."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of the quick tier."""
     here = Path(__file__).parent
@@ -113,11 +107,14 @@ def quick_compilation():
 
 @pytest.fixture(autouse=True, scope="module")
 def bounded_caches():
-    """Spare later collections what a module leaves; drop programs where there are too many."""
+    """Spare the collections of a module what was there before, and drop programs that are too many.
+
+    Many tests collect garbage, and count objects.
+    """
+    gc.collect()
+    gc.freeze()
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MAPS_KEPT:
         gc.unfreeze()
         jax.clear_caches()
-    gc.collect()
-    gc.freeze()

@@ -66,18 +66,22 @@ class GradOptions(tp.NamedTuple):
 
 
 def select(
-    inputs: Inputs, options: GradOptions, fun: tp.Any, num_args: int, num_bound: int
+    call: CallDef,
+    values: tp.Sequence[tp.Any],
+    options: GradOptions,
+    fun: tp.Any,
+    num_args: int,
+    num_bound: int,
 ) -> Partition:
     """Which leaves are differentiated, and which are not; cached on the call.
 
-    A filter that looks at values decides again in each call.
+    A filter that looks at the values of the graph leaves decides again in each call.
 
     Raises:
         TypeError: where an argument number is too large.
         ValueError: where one is too small or given twice, or a shared Variable is differentiated by
             one path and not by another.
     """
-    call = inputs.define()
     key = (select, options.argnums, options.as_tree, num_bound)
     known = call.cache.get(key)
     if known is not None:
@@ -123,7 +127,7 @@ def select(
         flags = settings_by_leaf(named, settings, "differentiation")
     except TypeError:
         by_value = True
-        flags = settings_by_leaf(named, settings, "differentiation", inputs.values)
+        flags = settings_by_leaf(named, settings, "differentiation", values)
     for leaf in _frozen(call):
         flags[call.num_arrays + leaf] = False
     selected = Partition(tuple(map(bool, flags)))
@@ -272,7 +276,7 @@ class GradWrapped(Transformed[..., tp.Any]):
             args, kwargs = positional(fun, args, kwargs, options.last, bound)
         inputs = self.inputs(args, kwargs)
         call = inputs.define()
-        selected = select(inputs, options, fun, bound + len(args), bound)
+        selected = select(call, inputs.values, options, fun, bound + len(args), bound)
         check_differentiable(call, selected, inputs, options, name, fun)
 
         def run(chosen: list[tp.Any], rest: list[tp.Any]) -> tp.Any:
