@@ -8,15 +8,14 @@
 
 __version__ = "0.1.0"  # the only place to change it: see docs/releasing.md
 
+import importlib as _importlib
 import sys as _sys
-from typing import NoReturn as _NoReturn
+import typing as _tp
 
 from nnxlite import _paths
 from nnxlite import _state as statelib
 from nnxlite import _traversals as traversals
-from nnxlite import checkpoint as checkpoint
 from nnxlite import compat as compat
-from nnxlite import distributed as distributed
 from nnxlite import errors as errors
 from nnxlite import filters as filterlib
 from nnxlite import graph as graphlib
@@ -64,15 +63,6 @@ from nnxlite.boundary import current_update_context as current_update_context
 from nnxlite.boundary import merge_context as merge_context
 from nnxlite.boundary import split_context as split_context
 from nnxlite.boundary import update_context as update_context
-from nnxlite.checkpoint import load_safetensors as load_safetensors
-from nnxlite.checkpoint import save_safetensors as save_safetensors
-from nnxlite.decoding import Beams as Beams
-from nnxlite.decoding import Generated as Generated
-from nnxlite.decoding import Sampler as Sampler
-from nnxlite.decoding import beam_search as beam_search
-from nnxlite.decoding import generate as generate
-from nnxlite.decoding import generate_stream as generate_stream
-from nnxlite.decoding import sampling as sampling
 from nnxlite.filtered import apply_updates as apply_updates
 from nnxlite.filtered import branched_error_if as branched_error_if
 from nnxlite.filtered import combine as combine
@@ -148,34 +138,6 @@ from nnxlite.graph import update as update
 from nnxlite.graph import variables as variables
 from nnxlite.graph import vars_as as vars_as
 from nnxlite.graph import with_vars as with_vars
-from nnxlite.inspect import Collective as Collective
-from nnxlite.inspect import Collectives as Collectives
-from nnxlite.inspect import Diff as Diff
-from nnxlite.inspect import Drawing as Drawing
-from nnxlite.inspect import Finding as Finding
-from nnxlite.inspect import Findings as Findings
-from nnxlite.inspect import GradientStatistics as GradientStatistics
-from nnxlite.inspect import Memory as Memory
-from nnxlite.inspect import OutputStatistics as OutputStatistics
-from nnxlite.inspect import Statistics as Statistics
-from nnxlite.inspect import StepMemory as StepMemory
-from nnxlite.inspect import check as check
-from nnxlite.inspect import collectives as collectives
-from nnxlite.inspect import diff as diff
-from nnxlite.inspect import display as display
-from nnxlite.inspect import draw as draw
-from nnxlite.inspect import find_nan as find_nan
-from nnxlite.inspect import memory as memory
-from nnxlite.inspect import profile as profile
-from nnxlite.inspect import statistics as statistics
-from nnxlite.inspect import tabulate as tabulate
-from nnxlite.layouts import Layout as Layout
-from nnxlite.layouts import Placement as Placement
-from nnxlite.layouts import Plan as Plan
-from nnxlite.layouts import init_sharded as init_sharded
-from nnxlite.layouts import make_mesh as make_mesh
-from nnxlite.layouts import plan_layout as plan_layout
-from nnxlite.layouts import shard as shard
 from nnxlite.nn import RNN as RNN
 from nnxlite.nn import Bidirectional as Bidirectional
 from nnxlite.nn import GRUCell as GRUCell
@@ -274,15 +236,6 @@ from nnxlite.objects import view as view
 from nnxlite.objects import view_info as view_info
 from nnxlite.objects import with_attributes as with_attributes
 from nnxlite.objects import with_rngs as with_rngs
-from nnxlite.parallel import pipeline as pipeline
-from nnxlite.parallel import remat_layers as remat_layers
-from nnxlite.parallel import stack_layers as stack_layers
-from nnxlite.parallel import unstack_layers as unstack_layers
-from nnxlite.serving import Bucketed as Bucketed
-from nnxlite.serving import Exported as Exported
-from nnxlite.serving import bucketed as bucketed
-from nnxlite.serving import export as export
-from nnxlite.serving import load_exported as load_exported
 from nnxlite.sharding import abstract_with_sharding as abstract_with_sharding
 from nnxlite.sharding import as_abstract as as_abstract
 from nnxlite.sharding import get_abstract_model as get_abstract_model
@@ -357,13 +310,99 @@ from nnxlite.variables._refs import ArrayRef as ArrayRef
 from nnxlite.variables._refs import array_ref as array_ref
 from nnxlite.variables._refs import is_array_ref as is_array_ref
 
+_LATER = {
+    "checkpoint": "load_safetensors save_safetensors",
+    "decoding": "Beams Generated Sampler beam_search generate generate_stream sampling",
+    "distributed": "",
+    "inspect": "Collective Collectives Diff Drawing Finding Findings GradientStatistics Memory "
+    "OutputStatistics Statistics StepMemory check collectives diff display draw "
+    "find_nan memory profile statistics tabulate",
+    "layouts": "Layout Placement Plan init_sharded make_mesh plan_layout shard",
+    "parallel": "pipeline remat_layers stack_layers unstack_layers",
+    "serving": "Bucketed Exported bucketed export load_exported",
+    "summary": "",
+    "visualization": "",
+}
+"""Packages that are imported when one of their names is first used, which keeps the import light."""
+
+_PACKAGE_OF = {name: package for package, names in _LATER.items() for name in names.split()}
+
+if _tp.TYPE_CHECKING:  # the names of `_LATER`, for editors and type checkers
+    from nnxlite import checkpoint as checkpoint
+    from nnxlite import decoding as decoding
+    from nnxlite import distributed as distributed
+    from nnxlite import inspect as inspect
+    from nnxlite import layouts as layouts
+    from nnxlite import parallel as parallel
+    from nnxlite import serving as serving
+    from nnxlite import summary as summary
+    from nnxlite import visualization as visualization
+    from nnxlite.checkpoint import load_safetensors as load_safetensors
+    from nnxlite.checkpoint import save_safetensors as save_safetensors
+    from nnxlite.decoding import Beams as Beams
+    from nnxlite.decoding import Generated as Generated
+    from nnxlite.decoding import Sampler as Sampler
+    from nnxlite.decoding import beam_search as beam_search
+    from nnxlite.decoding import generate as generate
+    from nnxlite.decoding import generate_stream as generate_stream
+    from nnxlite.decoding import sampling as sampling
+    from nnxlite.inspect import Collective as Collective
+    from nnxlite.inspect import Collectives as Collectives
+    from nnxlite.inspect import Diff as Diff
+    from nnxlite.inspect import Drawing as Drawing
+    from nnxlite.inspect import Finding as Finding
+    from nnxlite.inspect import Findings as Findings
+    from nnxlite.inspect import GradientStatistics as GradientStatistics
+    from nnxlite.inspect import Memory as Memory
+    from nnxlite.inspect import OutputStatistics as OutputStatistics
+    from nnxlite.inspect import Statistics as Statistics
+    from nnxlite.inspect import StepMemory as StepMemory
+    from nnxlite.inspect import check as check
+    from nnxlite.inspect import collectives as collectives
+    from nnxlite.inspect import diff as diff
+    from nnxlite.inspect import display as display
+    from nnxlite.inspect import draw as draw
+    from nnxlite.inspect import find_nan as find_nan
+    from nnxlite.inspect import memory as memory
+    from nnxlite.inspect import profile as profile
+    from nnxlite.inspect import statistics as statistics
+    from nnxlite.inspect import tabulate as tabulate
+    from nnxlite.layouts import Layout as Layout
+    from nnxlite.layouts import Placement as Placement
+    from nnxlite.layouts import Plan as Plan
+    from nnxlite.layouts import init_sharded as init_sharded
+    from nnxlite.layouts import make_mesh as make_mesh
+    from nnxlite.layouts import plan_layout as plan_layout
+    from nnxlite.layouts import shard as shard
+    from nnxlite.parallel import pipeline as pipeline
+    from nnxlite.parallel import remat_layers as remat_layers
+    from nnxlite.parallel import stack_layers as stack_layers
+    from nnxlite.parallel import unstack_layers as unstack_layers
+    from nnxlite.serving import Bucketed as Bucketed
+    from nnxlite.serving import Exported as Exported
+    from nnxlite.serving import bucketed as bucketed
+    from nnxlite.serving import export as export
+    from nnxlite.serving import load_exported as load_exported
+else:  # so that type checkers see a wrong name
+
+    def __getattr__(name: str) -> _tp.Any:
+        if name in _LATER:
+            return _importlib.import_module(f"nnxlite.{name}")
+        if package := _PACKAGE_OF.get(name):
+            value = getattr(_importlib.import_module(f"nnxlite.{package}"), name)
+            globals()[name] = value  # found without this function from now on
+            return value
+        if name == "__all__":  # `from nnxlite import *` has all names, too
+            return [name for name in __dir__() if not name.startswith("_")]
+        if name == "bridge":
+            raise AttributeError(
+                "nnxlite has no `bridge`: modules of Linen cannot be wrapped. Rewrite them as "
+                "nnx.Module (the layers have the same names), and copy their weights with nnx.update."
+            )
+        raise AttributeError(f"module 'nnxlite' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER, *_PACKAGE_OF})
+
+
 _paths.install(_sys.modules[__name__])
-
-
-def __getattr__(name: str) -> _NoReturn:
-    if name == "bridge":
-        raise AttributeError(
-            "nnxlite has no `bridge`: modules of Linen cannot be wrapped. Rewrite them as "
-            "nnx.Module (the layers have the same names), and copy their weights with nnx.update."
-        )
-    raise AttributeError(f"module 'nnxlite' has no attribute {name!r}")

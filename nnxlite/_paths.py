@@ -46,14 +46,12 @@ PATHS: dict[str, str] = {
     "pytreelib": "A ObjectMeta P Variable register_data_type",
     "rnglib": "A F Key Variable",
     "statelib": "A K Key S V",
-    "summary": "tabulate",
     "transforms.autodiff": "DiffState custom_vjp grad jvp remat value_and_grad vjp",
     "transforms.compilation": "Compiled JitWrapped Lowered StateSharding Traced jit jit_partial "
     "shard_map",
     "transforms.iteration": "Carry StateAxes fori_loop pmap scan transform_metadata vmap while_loop",
     "transforms.transforms": "checkify cond eval_shape make_jaxpr switch",
     "variablelib": "A B C F V use_eager_sharding using_eager_sharding",
-    "visualization": "display",
 }
 """For each submodule, further names in it; a submodule that does not exist is made of these."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import pathlib
 
 import pytest
@@ -42,7 +43,7 @@ LAYERS = [
     {"sharding", "filtered", "distributed"},
     {"nn"},
     {"training", "inspect", "checkpoint", "decoding", "serving", "layouts", "parallel"},
-    {"compat", "helpers", "lora", "wrappers", "_paths"},
+    {"compat", "helpers", "lora", "summary", "visualization", "wrappers", "_paths"},
     {"migrate"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -177,7 +178,9 @@ def test_semi_private_jax_is_used_in_one_module_only():
 def test_private_names_are_left_to_those_who_subclass():
     """A module with a `_cache` or `_pad` of its own works; so does a State with such keys."""
     bases = (nnxlite.Pytree, nnxlite.State)
-    classes = [c for c in vars(nnxlite).values() if isinstance(c, type) and issubclass(c, bases)]
+    classes = [
+        c for _, c in inspect.getmembers(nnxlite) if isinstance(c, type) and issubclass(c, bases)
+    ]
     taken = {
         (cls.__name__, name)
         for cls in classes
@@ -193,7 +196,7 @@ def test_layers_take_no_name_that_objects_use_inside():
     core = ("nnxlite.objects", "nnxlite.graph")
     inside = {n for base in nnxlite.Module.__mro__ for n in vars(base) if n.startswith("_nnx_")}
     settings = {"_nnx_is_pytree", "_nnx_declared", "_nnx_definitions"}  # each has its own
-    classes = [c for c in vars(nnxlite).values() if isinstance(c, type)]
+    classes = [c for _, c in inspect.getmembers(nnxlite) if isinstance(c, type)]
     layers = {
         base
         for cls in classes

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import nnxlite as nnx
 
 LATER = [
     "flax",
@@ -13,7 +19,14 @@ LATER = [
     "jax.extend",
     "libcst",
     "matplotlib",
+    "nnxlite.checkpoint",
+    "nnxlite.decoding",
+    "nnxlite.distributed",
+    "nnxlite.inspect",
+    "nnxlite.layouts",
     "nnxlite.migrate",
+    "nnxlite.parallel",
+    "nnxlite.serving",
     "optax",
     "orbax",
     "rich",
@@ -53,3 +66,41 @@ def imported() -> set[str]:
 @pytest.mark.parametrize("library", LATER)
 def test_it_is_imported_by_those_who_need_it(imported, library):
     assert library not in imported
+
+
+def imported_for_type_checkers() -> dict[str, str]:
+    """Where each name comes from that a type checker is shown, and Python finds when it is used."""
+    tree = ast.parse(Path(nnx.__file__).read_text())
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    return {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+
+
+def test_names_imported_at_first_use_are_those_that_type_checkers_see():
+    declared = imported_for_type_checkers()
+    packages = dict.fromkeys(nnx._LATER, "nnxlite")
+    later = {name: f"nnxlite.{package}" for name, package in nnx._PACKAGE_OF.items()}
+    assert declared == packages | later
+    for name, module in declared.items():
+        found = getattr(nnx, name)
+        if module == "nnxlite":
+            assert found is sys.modules[f"nnxlite.{name}"]
+        else:
+            assert found is getattr(importlib.import_module(module), name)
+
+
+def test_names_imported_at_first_use_are_found_by_every_way():
+    """By attribute, by `from`, by a star and by `dir`, each in a new interpreter."""
+    assert after_import("print(nnxlite.tabulate.__module__)") == "nnxlite.inspect._tabulate"
+    assert after_import("from nnxlite import shard, serving; print(serving.Bucketed.__name__)") == (
+        "Bucketed"
+    )
+    assert after_import("from nnxlite.summary import tabulate; print(callable(tabulate))") == "True"
+    star = "exec('from nnxlite import *'); print(callable(draw), Linear is nnxlite.Linear)"
+    assert after_import(star) == "True True"
+    assert after_import("print({'tabulate', 'inspect', 'Linear'} <= set(dir(nnxlite)))") == "True"
+    assert "tabulate" in dict(inspect.getmembers(nnx))

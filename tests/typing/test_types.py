@@ -25,7 +25,7 @@ FILES = sorted(path for path in HERE.glob("*.py") if not path.name.startswith("t
 
 PUBLIC = {
     name: value
-    for name, value in vars(nnx).items()
+    for name, value in inspect.getmembers(nnx)
     if not name.startswith("_") and not isinstance(value, types.ModuleType)
 }
 

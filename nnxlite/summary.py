@@ -1,0 +1,3 @@
+"""`nnx.summary`: `tabulate`, where the reference has it."""
+
+from nnxlite.inspect import tabulate as tabulate

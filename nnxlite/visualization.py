@@ -1,0 +1,3 @@
+"""`nnx.visualization`: `display`, where the reference has it."""
+
+from nnxlite.inspect import display as display
