@@ -36,6 +36,7 @@ from nnxlite.nn._common import (
     Axes,
     Metadata,
     as_tuple,
+    broadcastable,
     value_of,
     without_numpy,
 )
@@ -88,7 +89,7 @@ def _moments(
     centred: bool = True,
     count: Count | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance over `axes`, which are removed; the mean is 0 unless `centred`.
+    """Mean and variance over `axes`, which are kept with size one; the mean is 0 unless `centred`.
 
     The fast variance, E|x|^2 - |E x|^2, reads the input once and needs one communication between
     devices; it loses digits if the mean is much larger than the deviation.
@@ -103,8 +104,7 @@ def _moments(
         var = jnp.maximum(0.0, square - _abs_squared(mean))
         return mean, _unless_of_none(var, count, 1)
     (mean,) = _means(layer, (x,), axes, mask, count)
-    deviation = x - jnp.expand_dims(mean, axes)
-    (var,) = _means(layer, (_abs_squared(deviation),), axes, mask, count)
+    (var,) = _means(layer, (_abs_squared(x - mean),), axes, mask, count)
     return mean, _unless_of_none(var, count, 1)
 
 
@@ -121,7 +121,7 @@ def _count(
     """How many elements the moments are of: without a mask, on each device; with one, on all."""
     if mask is None:
         return math.prod(shape[axis] for axis in axes)
-    count = jnp.sum(jnp.broadcast_to(mask, shape), axes, dtype=jnp.int32)
+    count = jnp.sum(jnp.broadcast_to(mask, shape), axes, dtype=jnp.int32, keepdims=True)
     if layer.axis_name is None:
         return count
     return lax.psum(count, layer.axis_name, axis_index_groups=layer.axis_index_groups)
@@ -141,10 +141,10 @@ def _means(
     """
     name, groups = layer.axis_name, layer.axis_index_groups
     if name is None or mask is None:
-        means = tuple(jnp.mean(a, axes, where=mask) for a in arrays)
+        means = tuple(jnp.mean(a, axes, where=mask, keepdims=True) for a in arrays)
         means = means if name is None else lax.pmean(means, name, axis_index_groups=groups)
     else:
-        sums = tuple(jnp.sum(a, axes, where=mask) for a in arrays)
+        sums = tuple(jnp.sum(a, axes, where=mask, keepdims=True) for a in arrays)
         means = tuple(a / count for a in lax.psum(sums, name, axis_index_groups=groups))
     return tuple(_unless_of_none(mean, count, 0) for mean in means)
 
@@ -152,8 +152,8 @@ def _means(
 def _abs_squared(x: jax.Array) -> jax.Array:
     """|x|^2, real also for complex x."""
     if jnp.iscomplexobj(x):
-        return lax.square(x.real) + lax.square(x.imag)
-    return lax.square(x)
+        return jnp.square(x.real) + jnp.square(x.imag)
+    return jnp.square(x)
 
 
 def _normalized(
@@ -166,14 +166,14 @@ def _normalized(
     bias: jax.Array | None = None,
 ) -> jax.Array:
     """(x - mean) / sqrt(var + epsilon) * scale + bias; the moments have as many axes as `x`."""
-    along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
+    along = tuple(n if axis in feature_axes else 1 for axis, n in enumerate(x.shape))
     y = x - mean
     factor = lax.rsqrt(var + layer.epsilon)
     if scale is not None:
-        factor = factor * scale.reshape(along)
+        factor = factor * broadcastable(scale, along)
     y = y * factor
     if bias is not None:
-        y = y + bias.reshape(along)
+        y = y + broadcastable(bias, along)
     return jnp.asarray(y, canonicalize_dtype(x, scale, bias, dtype=layer.dtype))
 
 
@@ -192,9 +192,7 @@ def _normalized_by_itself(
     _check_features(layer, x, feature_axes, *map(jnp.size, _present(*parameters)))
     axes = _absolute(layer, x, reduction_axes)
     x, scale, bias_value = layer.promote_dtype((x, *parameters), dtype=layer.dtype)
-    moments = _moments(layer, x, axes, _checked_mask(layer, mask, x.shape), centred)
-    sizes = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
-    mean, var = (moment.reshape(sizes) for moment in moments)
+    mean, var = _moments(layer, x, axes, _checked_mask(layer, mask, x.shape), centred)
     return _normalized(layer, x, mean, var, feature_axes, scale, bias_value)
 
 
@@ -347,16 +345,16 @@ class BatchNorm(_Normalization):
         arrays = (average, spread, value_of(self.scale), value_of(self.bias))
         _check_features(self, x, feature_axes, *map(jnp.size, _present(*arrays)))
         x, _, _, scale, bias = self.promote_dtype((x, *arrays), dtype=self.dtype)
-        # In float32 even if `x` is of half precision, like the moments of a batch.
-        mean, var = (a.astype(jnp.promote_types(a.dtype, x.dtype)) for a in (average, spread))
-        if not use_running_average:
+        if use_running_average:  # in float32 even if `x` is not, like the moments of a batch
+            along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
+            wide = (a.astype(jnp.promote_types(a.dtype, x.dtype)) for a in (average, spread))
+            mean, var = (a.reshape(along) for a in wide)
+        else:
             mask, axes = _checked_mask(self, mask, x.shape), _all_but(x, feature_axes)
             count = _count(self, x.shape, axes, mask)
             mean, var = _moments(self, x, axes, mask, count=count)
             self.mean.set_value(_updated(average, mean, self.momentum, count))
             self.var.set_value(_updated(spread, var, self.momentum, count))
-        along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
-        mean, var = mean.reshape(along), var.reshape(along)
         return _normalized(self, x, mean, var, feature_axes, scale, bias)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
@@ -374,11 +372,12 @@ def _updated(average: jax.Array, moment: jax.Array, momentum: float, count: Coun
 
     The moment of no elements leaves it as it was.
     """
+    moment = moment.reshape(average.shape)
     new = lax.stop_gradient(momentum * average + (1 - momentum) * moment)
     new = new if jnp.iscomplexobj(new) else new.astype(average.dtype)
     if isinstance(count, int):
         return new if count else average
-    return jnp.where(count > 0, new, lax.stop_gradient(average))
+    return jnp.where(count.reshape(average.shape) > 0, new, lax.stop_gradient(average))
 
 
 class LayerNorm(_Normalization):
@@ -608,8 +607,7 @@ class GroupNorm(_Normalization):
             mask = mask.reshape(*mask.shape[:-1], *groups)
         grouped = x.reshape(*x.shape[:-1], self.num_groups, self.group_size)
         moments = _moments(self, grouped, (*axes[:-1], x.ndim), mask)
-        sizes = [1 if axis in axes[:-1] else n for axis, n in enumerate(x.shape)]
-        mean, var = (jnp.repeat(m, self.group_size, axis=-1).reshape(sizes) for m in moments)
+        mean, var = (jnp.repeat(m.squeeze(-1), self.group_size, axis=-1) for m in moments)
         return _normalized(self, x, mean, var, feature_axes, scale, bias)
 
 
