@@ -19,6 +19,7 @@ from nnxlite.boundary import (
     Inputs,
     Outputs,
     enter,
+    is_root,
     leave,
     named_call,
     refuse_foreign_outputs,
@@ -89,6 +90,8 @@ class Look:
         graph, updates = self._options.modes
         refuse_shared_result(result, self._options.name, graph)
         captured = updates or self._options.name != "checkify"  # without it, nothing is computed
+        if self._options.name == "eval_shape":  # which leaves the arguments as they are
+            updates = updates and any(map(is_root, jax.tree.leaves(result, is_leaf=is_root)))
         out = leave(inner, result, structure=updates, captured=captured)
         refuse_foreign_outputs(named_call(self.call, self._fun), out, self._name)
         return result, out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 
 import jax
@@ -197,6 +198,15 @@ def replaces_variable(m):
     m.label = "new"
 
 
+def returning_argument(f):
+    @functools.wraps(f)
+    def wrapped(m):
+        f(m)
+        return m
+
+    return wrapped
+
+
 @pytest.mark.parametrize(
     ("transform", "name"),
     [
@@ -204,7 +214,7 @@ def replaces_variable(m):
         (nnx.jit(donate="written"), "the function"),
         (lambda f: nnx.vmap(f, in_axes=None, axis_size=2), r"vmap\({f}\)"),
         (nnx.remat, r"remat\({f}\)"),
-        (lambda f: lambda m: nnx.eval_shape(f, m), r"eval_shape\({f}\)"),
+        (lambda f: lambda m: nnx.eval_shape(returning_argument(f), m), r"eval_shape\({f}\)"),
         (nnx.make_jaxpr, r"make_jaxpr\({f}\)"),
         (nnx.checkify, r"checkify\({f}\)"),
         (lambda f: lambda m: nnx.cond(True, f, f, m), "the function"),

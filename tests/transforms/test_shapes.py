@@ -60,6 +60,19 @@ def test_arguments_stay_as_they_are(mode):
     assert shape(out.extra.value) == ("ShapeDtypeStruct", (2, 2), "float32")
 
 
+def test_what_a_function_does_to_its_arguments_does_not_matter_without_them_in_the_result():
+    """The arguments stay as they are, so that a text in the place of an array is no error."""
+    m = Counted()
+    before = snapshot(m)
+
+    def f(m):
+        m.w = "text"
+        return jnp.ones(3)
+
+    assert shape(nnx.eval_shape(f, m)) == ("ShapeDtypeStruct", (3,), "float32")
+    assert snapshot(m) == before
+
+
 def test_sharing_and_cycles_in_the_result():
     out, again = nnx.eval_shape(lambda m: (m, {"m": m}), Tied())
     assert again["m"] is out and out.a is out.b and out.child.owner is out
