@@ -146,13 +146,13 @@ def _run(
         scores = jnp.where(reading, state.scores, jnp.take_along_axis(total, chosen, axis=1))
         rows = (first + jnp.where(reading, jnp.arange(beams), chosen // size)).reshape(-1)
         reading = reading.reshape(-1)
+        nan = jnp.isnan(logits).any(-1) & ~reading & ~done  # before rows move: logits do not
         following = lax.dynamic_index_in_dim(tokens, position + 1, 1, keepdims=False)
         tokens, counts, done = tokens[rows], counts[rows], done[rows]
         token = jnp.where(done, request.pad, (chosen % size).reshape(-1))
         token = jnp.where(reading, following, token).astype(jnp.int32)
         counts += ~reading & ~done
         ends = jnp.isin(token, request.stop) | (counts >= setup.max_new)
-        nan = jnp.isnan(logits).any(-1) & ~reading & ~done
         tokens = lax.dynamic_update_index_in_dim(tokens, token, position + 1, 1)
         nan_at = jnp.where(nan.any(), position + 1, -1)
         progress = Progress(position + 1, tokens, counts, done | (~reading & ends), nan_at)

@@ -98,6 +98,31 @@ def test_caches_move_with_their_rows_along_any_axis():
     )
 
 
+class Table(nnx.Module):
+    """The probabilities of the next token depend on the last one alone."""
+
+    def __init__(self, rows):
+        table = np.zeros((VOCAB, VOCAB), np.float32)
+        for token, probabilities in rows.items():
+            for following, p in probabilities.items():
+                table[token, following] = p
+        self.logits = nnx.data(jnp.log(jnp.array(table)))
+
+    def __call__(self, tokens):
+        return self.logits[tokens]
+
+
+def test_nan_after_the_end_of_a_beam_is_not_an_error():
+    """A beam ends, is overtaken by a longer one, and the model gives NaN for its padding."""
+    rows = {1: {3: 0.5, 2: 0.45, 4: 0.05}, 2: {5: 0.5, 4: 0.3, 6: 0.2}, 5: {6: 1.0}, 6: {7: 1.0}}
+    model = Table(rows | {4: {4: 1.0}, 7: {7: 1.0}, 9: {0: np.nan}})
+    out = nnx.beam_search(model, [1], 3, beams=2, stop=STOP, pad=9, length_penalty=1.0)
+    assert out.lists() == [[2, 5, 6], [3]]
+    model = Table(rows | {5: {0: np.nan}})
+    with pytest.raises(ValueError, match="gave logits that are NaN for the token at position 3"):
+        nnx.beam_search(model, [1], 3, beams=2, stop=STOP, pad=9, length_penalty=1.0)
+
+
 def test_bad_input(model):
     with pytest.raises(
         ValueError, match="beam_search: beams must be a whole number from 1 up, not 0"
