@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import path_text, short_type
-from nnxlite._jax import key_name
-from nnxlite.boundary import parameter_names
-from nnxlite.graph import merge, split
+from nnxlite.boundary import Partition, parameter_names
+from nnxlite.graph import flat_pairs, merge, split
 from nnxlite.objects import Pytree
 from nnxlite.serving import _trees
 from nnxlite.serving._file import read, write
@@ -63,16 +62,15 @@ class Exported:
         self.name = signature.name
         self.platforms = signature.platforms
 
-        def call(
-            weights: list[jax.Array], given: list[jax.Array], donated: list[jax.Array]
-        ) -> tp.Any:
-            rest, gone = iter(given), iter(donated)
-            leaves = [
-                next(gone if i in signature.donated else rest) for i in range(len(signature.avals))
-            ]
-            return program.call(weights, leaves)
+        groups = Partition(tuple(i in signature.donated for i in range(len(signature.avals))))
 
-        self._call: tp.Any = jax.jit(call, donate_argnums=2)
+        def call(
+            weights: list[jax.Array], donated: list[jax.Array], given: list[jax.Array]
+        ) -> tp.Any:
+            return program.call(weights, groups.join(donated, given))
+
+        self._groups = groups
+        self._call: tp.Any = jax.jit(call, donate_argnums=1)
 
     def __call__(self, *args: tp.Any) -> tp.Any:
         """The result for arguments of the shapes and dtypes that were exported.
@@ -102,9 +100,7 @@ class Exported:
                 raise ValueError(f"{name}: {error}") from None
         leaves = [_as_operand(name, aval, x) for aval, x in zip(signature.avals, values)]
         weights = [to_data(self.weights[aval.path]) for aval in signature.weights]
-        given = [x for i, x in enumerate(leaves) if i not in signature.donated]
-        donated = [leaves[i] for i in signature.donated]
-        out = list(self._call(weights, given, donated))
+        out = list(self._call(weights, *self._groups.split(leaves)))
         for i, impl in signature.keys.items():
             out[i] = jax.random.wrap_key_data(out[i], impl=impl)
         return _trees.unflatten(signature.outputs, out)
@@ -146,8 +142,8 @@ def export(
     """A call as a program with weights, to be saved and run without the code that made it.
 
     Objects among the arguments, the model itself and the object of a method are weights: their
-    Variables are stored, and calls of the result do without them.  What else is an array is an argument
-    of the result; arrays that the function captures become constants of the program.
+    Variables are stored, so the exported call does not take them.  All other arrays are its
+    arguments; arrays that the function captures become constants of the program.
 
     Args:
         fun: a module, a method of one, or a function of objects and arrays.
@@ -190,7 +186,7 @@ def export(
     labels = ["self"] * len(bound.args) + _labels(fun, args)
     roots = [label for label, x in zip(labels, positional) if isinstance(x, Pytree)]
     graphdef, state = split(objects)
-    leaf_names = [_weight_name(path, roots) for path in _paths(state)]
+    leaf_names = [_weight_name(path, roots) for path, _ in flat_pairs(state)]
     values, structure = jax.tree.flatten(state)
     weights = {path: jnp.asarray(x) for path, x in zip(leaf_names, values, strict=True)}
     avals = tuple(Aval(path, dtype_name(x.dtype), x.shape) for path, x in weights.items())
@@ -198,16 +194,15 @@ def export(
     inputs, leaves, paths = [], [], []
     parameters = tuple(n for n, x in zip(labels, positional) if not isinstance(x, Pytree))
     for label, x in zip(parameters, given):
-        own, tree, at = _trees.flatten(x, label)
-        inputs.append(_shifted(tree, len(leaves)))
+        own, tree, at = _trees.flatten(x, label, len(leaves))
+        inputs.append(tree)
         leaves += own
         paths += at
     specs = _specs(name, parameters, given, leaves, paths, shapes, constraints)
     numbers = {donate} if isinstance(donate, int) else set(donate)
     if not numbers <= set(range(len(given))):
         raise ValueError(f"export: donate is {donate!r}, and {name} has {len(given)} arguments.")
-    ends = np.cumsum([0, *(len(jax.tree.leaves(x)) for x in given)])
-    donated = tuple(i for n in sorted(numbers) for i in range(ends[n], ends[n + 1]))
+    donated = tuple(i for n in sorted(numbers) for i in _trees.leaves_of(inputs[n]))
     found: dict[str, tp.Any] = {}
 
     def run(weights: list[jax.Array], leaves: list[jax.Array]) -> list[jax.Array]:
@@ -284,25 +279,10 @@ def _labels(fun: tp.Any, positional: tp.Sequence[tp.Any]) -> list[str]:
     return names + [f"args[{i}]" for i in range(len(names), len(positional))]
 
 
-def _paths(state: tp.Any) -> list[tp.Any]:
-    """The path of each Variable of a state."""
-    pairs, _ = jax.tree_util.tree_flatten_with_path(
-        state, is_leaf=lambda x: isinstance(x, Variable)
-    )
-    return [[key_name(key) for key in path] for path, _ in pairs]
-
-
 def _weight_name(path: tp.Any, roots: tp.Sequence[str]) -> str:
     """The path of a weight, after the name of its root if there are several."""
     number, *rest = path
-    return path_text(rest if len(roots) == 1 else [roots[int(number)], *rest])
-
-
-def _shifted(structure: _trees.Structure, by: int) -> _trees.Structure:
-    if structure is None or isinstance(structure, int):
-        return structure if structure is None else structure + by
-    kind, names, children = structure
-    return [kind, names, [_shifted(child, by) for child in children]]
+    return path_text(rest if len(roots) == 1 else [roots[number], *rest])
 
 
 def _specs(

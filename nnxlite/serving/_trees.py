@@ -17,8 +17,8 @@ Structure: tp.TypeAlias = tp.Any
 """A number for a leaf, None, or [kind, names, structures]."""
 
 
-def flatten(tree: tp.Any, what: str) -> tuple[list[tp.Any], Structure, list[str]]:
-    """The leaves of a tree, its structure, and the path of each leaf as text.
+def flatten(tree: tp.Any, what: str, first: int = 0) -> tuple[list[tp.Any], Structure, list[str]]:
+    """The leaves of a tree, its structure with numbers from `first`, and their paths as text.
 
     Raises TypeError for a container that cannot be stored, naming `what`.
     """
@@ -50,7 +50,7 @@ def flatten(tree: tp.Any, what: str) -> tuple[list[tp.Any], Structure, list[str]
             )
         leaves.append(node)
         paths.append(path)
-        return len(leaves) - 1
+        return first + len(leaves) - 1
 
     return leaves, visit(tree, what), paths
 
@@ -95,9 +95,8 @@ def unflatten(structure: Structure, leaves: tp.Sequence[tp.Any]) -> tp.Any:
 def matching(structure: Structure, tree: tp.Any, path: str) -> tp.Iterator[tp.Any]:
     """The leaves of a tree that must have a structure.
 
-    Raises ValueError that names the path and both sides where it has not.
+    Raises ValueError, naming the path and both structures, if they differ.
     """
-
     if structure is None or isinstance(structure, int):
         if (structure is None) is not (tree is None):
             expected = "None" if structure is None else "an array"

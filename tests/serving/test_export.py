@@ -163,6 +163,18 @@ def test_donated_arguments():
     assert state.is_deleted() and not x.is_deleted()
 
 
+def test_donated_arguments_in_any_order(tmp_path):
+    tree = {"a": jnp.ones(3), "b": jnp.zeros(3)}
+    exported = nnx.export(lambda x, tree: (x - tree["a"], tree["b"]), jnp.ones(3), tree, donate=1)
+    exported.save(tmp_path / "a")
+    path = changed(tmp_path / "a", tmp_path / "b", in_signature(donated=[2, 1]))
+    for loaded in map(nnx.load_exported, (tmp_path / "a", path)):
+        tree = {"a": jnp.ones(3), "b": jnp.zeros(3)}
+        difference, b = loaded(3 * jnp.ones(3), tree)
+        assert difference.tolist() == [2, 2, 2] and b.tolist() == [0, 0, 0]
+        assert tree["a"].is_deleted() and tree["b"].is_deleted()
+
+
 def test_constraints():
     exported = nnx.export(lambda x: x.sum(-1), X, shapes="b, 2", constraints=["b <= 8", "b >= 2"])
     assert exported(X).shape == (5,)
