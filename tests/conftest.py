@@ -96,15 +96,6 @@ def doctest_names(doctest_namespace: dict[str, object]) -> None:
     doctest_namespace.update(jax=jax, jnp=jnp)
 
 
-@pytest.fixture(scope="module")
-def quick_compilation():
-    """Compile with few optimisations: most of the time of the tests that ask for it goes to XLA."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.fixture(autouse=True, scope="module")
 def bounded_caches():
     """Spare the collections of a module what was there before, and drop programs that are too many.

@@ -10,7 +10,6 @@ import pytest
 import nnxlite as nnx
 from tests.decoding.test_generate import VOCAB, Decoder
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 STOP = 3
 
 

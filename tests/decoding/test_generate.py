@@ -12,7 +12,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import nnxlite as nnx
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 VOCAB = 11
 TRACES = []
 

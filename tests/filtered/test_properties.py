@@ -5,16 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nnxlite as nnx
 from tests.laws import model
 from tests.laws.programs import content, pairs, references, variables
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 KINDS = [nnx.Param, nnx.BatchStat, nnx.Variable, ..., False, nnx.is_array, nnx.is_inexact_array]
 

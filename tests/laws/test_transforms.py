@@ -29,9 +29,6 @@ from tests.laws.programs import (
 few = settings(max_examples=40)
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
 def is_float(value) -> bool:
     return model.is_array(value) and jnp.issubdtype(value.dtype, jnp.floating)
 

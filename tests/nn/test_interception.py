@@ -41,9 +41,6 @@ LOOPS = ("RNN", "Bidirectional")
 every_layer = pytest.mark.parametrize("name", [name for name in LAYERS if CALLED[name]])
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
 @pytest.fixture(autouse=True)
 def nothing_seen():
     spies.SEEN.clear()

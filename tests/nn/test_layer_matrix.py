@@ -22,9 +22,6 @@ DEPTH = 3
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
 @functools.cache
 def prototype(name):
     """The layer of an entry."""

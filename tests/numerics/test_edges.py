@@ -10,8 +10,6 @@ import pytest
 import nnxlite as nnx
 from tests.nn.quick import normal
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def finite(tree):
     return all(np.isfinite(np.asarray(x, np.float64)).all() for x in jax.tree.leaves(tree))

@@ -15,7 +15,6 @@ import nnxlite as nnx
 from tests.numerics import checks
 from tests.numerics.cases import FAMILIES
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 SAMPLES = {
     "linear": ("remat", 2),
     "convolutions": ("vmap", 5),

@@ -8,7 +8,6 @@ import pytest
 from tests.numerics import checks
 from tests.numerics.cases import FAMILIES
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 

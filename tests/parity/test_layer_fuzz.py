@@ -13,10 +13,7 @@ from tests.parity.batches import batches, differences
 from tests.parity.layer_fuzz import difference, program_of
 from tests.parity.layers import OLDER, ref
 
-pytestmark = [
-    pytest.mark.skipif(OLDER, reason="the reference is older than the one we follow"),
-    pytest.mark.usefixtures("quick_compilation"),
-]
+pytestmark = pytest.mark.skipif(OLDER, reason="the reference is older than the one we follow")
 
 
 @pytest.mark.filterwarnings("ignore")

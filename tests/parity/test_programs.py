@@ -19,8 +19,6 @@ from jax.sharding import PartitionSpec as P
 
 import nnxlite
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 flax = pytest.importorskip("flax")
 from flax import nnx as flax_nnx  # noqa: E402
 

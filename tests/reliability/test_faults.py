@@ -13,8 +13,6 @@ from tests.laws.programs import content
 from tests.reliability import faults
 from tests.reliability.fault_cases import CASES
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 IN_SUITE = ["jit", "jit_donated", "grad", "scan"]
 
 

@@ -12,8 +12,6 @@ import pytest
 
 import nnxlite as nnx
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 DONATION = [{}, {"donate": "written"}, {"donate_argnums": 0}]
 
 

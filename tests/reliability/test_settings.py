@@ -12,8 +12,6 @@ import nnxlite as nnx
 from tests.reliability import settings
 from tests.reliability.fault_cases import CASES
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 STRUCTURE = ["jit", "grad"]
 
 

@@ -22,8 +22,6 @@ from tests.reliability.interleave import interleaved
 from tests.reliability.thread_cases import CASES, Layer, Model, consistent
 from tests.reliability.threads import Counts, run_case
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def in_time(work: tp.Callable[[], object]) -> None:
     """Run something that must not wait for itself."""

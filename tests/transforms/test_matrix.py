@@ -26,9 +26,6 @@ from tests.transforms.models import (
     snapshot,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
 X = jnp.array([[1.0, 2.0], [0.5, -1.0], [-1.0, 0.25]])
 OTHER = nnx.Not(nnx.Param)
 
