@@ -239,10 +239,14 @@ def current(fun: tp.Any) -> tp.Any:
     return fun
 
 
-def accumulation(layer: tp.Any) -> dict[str, tp.Any]:
-    """The option `preferred_element_type` if it is set: replacements of JAX's products may lack it."""
+def product_options(layer: tp.Any, out_sharding: OutSharding) -> dict[str, tp.Any]:
+    """The options of a layer's product.
+
+    `preferred_element_type` is among them only if it is set: replacements of JAX's products may lack it.
+    """
+    options = {"precision": layer.precision, "out_sharding": out_sharding}
     dtype = layer.preferred_element_type
-    return {} if dtype is None else {"preferred_element_type": dtype}
+    return options if dtype is None else options | {"preferred_element_type": dtype}
 
 
 def add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -253,10 +257,10 @@ def add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
 
 
 def broadcastable(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`x` in a shape of as many axes as its partner; as it is where JAX adds those in front itself.
+    """`x` reshaped to `shape`, or unchanged if JAX adds the missing leading axes itself.
 
-    A reshape takes longer to differentiate than the sum after it. JAX can be told to refuse other
-    numbers of axes (`jax_numpy_rank_promotion`).
+    Differentiating a reshape costs more than the addition after it. `jax_numpy_rank_promotion` may
+    forbid that; then `x` is reshaped.
     """
     added = len(shape) - x.ndim
     if jax.config.jax_numpy_rank_promotion == "allow" and (1,) * added + x.shape == shape:

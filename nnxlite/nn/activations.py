@@ -47,8 +47,7 @@ from jax.nn import (
 from jax.numpy import tanh
 
 from nnxlite.nn._common import NO_METADATA, Metadata
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
-from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.objects import Module
 from nnxlite.variables import Param
 

@@ -5,9 +5,9 @@
 The attribute that was a Variable becomes a `LoRAKernel`, which contains that same Variable as `base` and
 reads like it, so that every layer computes with the adapted weight and none has to know.  A kernel with
 several axes is adapted as the matrix of its input axes by its output axes.  The layers of a stack, made
-by `vmap`, have an adapter each.  An input passes no thin matrices here, as it does in `LoRA`: the
-product of the two is as large as the kernel for the time of a call, and in exchange any layer can be
-adapted, and a merged model computes the same.
+by `vmap`, have an adapter each.  Unlike `LoRA`, inputs are not multiplied by the thin matrices.
+The full product is formed in each call, which costs memory the size of the kernel; in return any layer
+can be adapted, and a merged model computes the same.
 """
 
 from __future__ import annotations
@@ -381,7 +381,7 @@ def unmerge(model: tp.Any) -> None:
 def remove(model: tp.Any) -> None:
     """Take the adapters out: the attributes are the Variables again that they were before.
 
-    They have the values that they have: merged ones where the model is merged, else those of before.
+    A merged model keeps its merged weights; otherwise the weights are those before `inject`.
     What is frozen stays so; `nnx.unfreeze` changes that.
 
     Args:

@@ -30,8 +30,7 @@ from jax import lax
 
 from nnxlite.nn._common import Precision
 from nnxlite.nn._shapes import broadcast_together, broadcasts_to
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
-from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.objects import Module
 from nnxlite.variables import Intermediate
 
@@ -257,7 +256,7 @@ def _weights(
         logits = product("...qhgd,...khd->...hgqk", query, key)
         logits = logits.reshape(*logits.shape[:-4], heads, *logits.shape[-2:])
     if bias is not None:
-        # Of a row of -inf, which excludes all keys, the softmax and its gradient would be NaN.
+        # A row of -inf (all keys excluded) would make the softmax and its gradient NaN.
         logits = jnp.maximum(logits + bias, jnp.finfo(logits.dtype).min)
     if is_causal:
         causal = jnp.tril(jnp.ones(logits.shape[-2:], bool))

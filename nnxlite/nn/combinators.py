@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import types
 import typing as tp
 
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._typing import R
+from nnxlite.boundary import parameters_of
 from nnxlite.nn._common import Precision, check_size
 from nnxlite.nn.activations import identity, relu
 from nnxlite.nn.dtypes import Dtype
@@ -96,26 +96,18 @@ class Sequential(Module, tp.Generic[R]):
 
 def _accepted(fun: tp.Callable[..., tp.Any], options: dict[str, tp.Any]) -> dict[str, tp.Any]:
     """The options for which `fun` has a parameter."""
-    try:
-        parameters = inspect.signature(fun).parameters
-    except (TypeError, ValueError):  # builtins may have no signature
-        return {}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    parameters = parameters_of(fun) or ()  # builtins may have no signature
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return options
-    named = {
-        name
-        for name, p in parameters.items()
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return {name: value for name, value in options.items() if name in named}
 
 
 class Identity(Module):
-    """Args:
-        args, kwargs: anything.
+    """Returns its input.
 
-    Returns:
-        Its input. Arguments of the constructor, and further ones of the call, are ignored.
+    Args:
+        args, kwargs: ignored, as are further arguments of a call.
 
     >>> import nnxlite as nnx
     >>> nnx.Identity()(3)

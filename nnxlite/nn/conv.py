@@ -32,16 +32,15 @@ from nnxlite.nn._common import (
     Metadata,
     OutSharding,
     Precision,
-    accumulation,
     add_bias,
     check_size,
     check_sizes,
     current,
+    product_options,
     value_of,
     without_numpy,
 )
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
-from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import default_bias_init, default_kernel_init
 from nnxlite.objects import Rngs, layer_name
@@ -348,16 +347,14 @@ class Conv(_Convolution):
             rhs_dilation=_per_axis(self, "kernel_dilation"),
             dimension_numbers=_dimension_numbers(x.ndim),
             feature_group_count=self.feature_group_count,
-            precision=self.precision,
-            out_sharding=out_sharding,
-            **accumulation(self),
+            **product_options(self, out_sharding),
         )
         y = add_bias(y, bias)
         return y if batch is None else jnp.reshape(y, (*batch, *y.shape[1:]))
 
 
 def _padded(layer: Conv, x: jax.Array) -> tuple[jax.Array, Pads]:
-    """The input, padded if JAX's convolution does not know the padding, and what JAX is to pad."""
+    """The input, padded here if JAX does not support this padding, and the padding left to JAX."""
     pads = _pads(layer)
     if pads not in ("CAUSAL", "CIRCULAR", "REFLECT"):
         return x, pads

@@ -72,6 +72,10 @@ def promote_dtype(
     return tuple(None if x is None else jnp.asarray(x, target) for x in arrays)
 
 
+default_promote_dtype = promote_dtype
+"""`promote_dtype` where a parameter of this name hides it: the default of that parameter."""
+
+
 def _agree(arrays: tuple[tp.Any, ...], dtype: tp.Any, inexact: bool) -> bool:
     """Whether all are JAX arrays of the requested dtype, none weakly typed: no cast is needed."""
     common = dtype

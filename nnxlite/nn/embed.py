@@ -10,8 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Metadata, OutSharding, check_size, new_param
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
-from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects import Module, Rngs, layer_name
 from nnxlite.variables import Param

@@ -33,17 +33,16 @@ from nnxlite.nn._common import (
     Metadata,
     OutSharding,
     Precision,
-    accumulation,
     add_bias,
     as_tuple,
     check_size,
     check_sizes,
     current,
     feature_mismatch,
+    product_options,
     promoted,
 )
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
-from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects import Rngs, layer_name
 from nnxlite.variables import VariableMetadata
@@ -130,9 +129,7 @@ class Linear(AffineLayer):
             x,
             kernel,
             (((x.ndim - 1,), (0,)), ((), ())),
-            precision=self.precision,
-            out_sharding=out_sharding,
-            **accumulation(self),
+            **product_options(self, out_sharding),
         )
         return add_bias(y, bias)
 
@@ -258,9 +255,7 @@ class LinearGeneral(AffineLayer):
             x,
             kernel,
             ((axes, tuple(range(len(batch), len(batch) + len(axes)))), (batch, batch)),
-            precision=self.precision,
-            out_sharding=out_sharding,
-            **accumulation(self),
+            **product_options(self, out_sharding),
         )
         if bias is not None and batch:
             between = x.ndim - len(batch) - len(axes)
@@ -407,9 +402,7 @@ class Einsum(AffineLayer):
             equation,
             x,
             kernel,
-            precision=self.precision,
-            out_sharding=out_sharding,
-            **accumulation(self),
+            **product_options(self, out_sharding),
         )
         if bias is None:
             return y

@@ -24,8 +24,7 @@ from nnxlite.nn._common import (
     feature_mismatch,
     new_param,
 )
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
-from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Linear
 from nnxlite.objects import Module, Rngs, layer_name

@@ -30,8 +30,7 @@ from nnxlite.graph import iter_graph
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Arguments, Metadata, Precision, check_size, value_of
 from nnxlite.nn.activations import gelu
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
-from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects import Module, Rngs, layer_name
 from nnxlite.variables import Param, Variable

@@ -13,7 +13,6 @@ positions in one call over the whole sequence with `is_causal=True`.
 from __future__ import annotations
 
 import functools
-import inspect
 import typing as tp
 
 import jax
@@ -21,14 +20,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
+from nnxlite.boundary import parameters_of
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, DotGeneralFn, Metadata, OutSharding, Precision
 from nnxlite.nn._keys import KeySource, draw_key, own_stream
 from nnxlite.nn._modes import resolve_mode
 from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.attention import dot_product_attention
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
-from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import LinearGeneral, default_kernel_init
 from nnxlite.nn.normalization import LayerNorm
@@ -384,7 +383,9 @@ class MultiHeadAttention(Module):
                 self.init_cache((*sizes, self.in_features), dtype)
 
 
-_PURPOSE = "'rngs' must be provided for dropout (deterministic=True and model.eval() do without)"
+_PURPOSE = (
+    "'rngs' must be provided for dropout (not needed with deterministic=True or after model.eval())"
+)
 
 # These functions read public attributes of a layer only, so that `nnx.MultiHeadAttention.__call__(other,
 # x)` works for any object that has the same attributes.
@@ -482,8 +483,5 @@ def _known(index: jax.Array) -> bool:
 
 def takes_positions(attention_fn: tp.Callable[..., tp.Any]) -> bool:
     """Whether an attention function has a parameter `input_positions` that is None by default."""
-    try:
-        parameter = inspect.signature(attention_fn).parameters.get("input_positions")
-    except (TypeError, ValueError):  # a callable without a signature
-        return False
-    return parameter is not None and parameter.default is None
+    parameters = parameters_of(attention_fn) or ()  # a callable may have no signature
+    return any(p.name == "input_positions" and p.default is None for p in parameters)

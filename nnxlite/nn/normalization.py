@@ -42,8 +42,7 @@ from nnxlite.nn._common import (
 )
 from nnxlite.nn._modes import resolve_mode
 from nnxlite.nn._shapes import broadcasts_to
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype
-from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects import Module, Rngs, layer_name
 from nnxlite.variables import BatchStat, Param
@@ -109,7 +108,7 @@ def _moments(
 
 
 def _unless_of_none(moment: jax.Array, count: Count, default: float) -> jax.Array:
-    """A moment; where it is of no elements, a default with which the result is finite."""
+    """The moment, or `default` where it was computed from no elements: the result stays finite."""
     if isinstance(count, int):
         return moment if count else jnp.full_like(moment, default)
     return jnp.where(count > 0, moment, default)
@@ -286,7 +285,7 @@ class BatchNorm(_Normalization):
 
     bias: Param[jax.Array] | None
     use_bias: bool
-    use_running_average: bool
+    use_running_average: bool | None
     axis: tp.Any
     momentum: float
 
@@ -294,7 +293,7 @@ class BatchNorm(_Normalization):
         self,
         num_features: int,
         *,
-        use_running_average: bool = False,
+        use_running_average: bool | None = False,
         axis: int = -1,
         momentum: float = 0.99,
         epsilon: float = 1e-5,
@@ -511,7 +510,7 @@ class RMSNorm(_Normalization):
 
         Raises:
             ValueError: if the mask does not broadcast.
-            TypeError: for another number of features than that of scale and bias.
+            TypeError: for another number of features than that of the scale.
             IndexError: if the input does not have such an axis.
         """
         return _normalized_by_itself(self, x, self.reduction_axes, mask, centred=False)
@@ -721,8 +720,7 @@ class InstanceNorm(_Normalization):
         feature_axes = _absolute(self, x, self.feature_axes)
         if 0 in feature_axes:
             raise ValueError(
-                f"{layer_name(self)}: The channel axes cannot include the leading dimension, for "
-                f"examples lie along it: feature_axes={self.feature_axes}, and the input has shape "
-                f"{x.shape}."
+                f"{layer_name(self)}: The channel axes cannot include the leading dimension, which "
+                f"is the batch: feature_axes={self.feature_axes}, and the input has shape {x.shape}."
             )
         return _normalized_by_itself(self, x, _all_but(x, (0, *feature_axes)), mask, self.bias)

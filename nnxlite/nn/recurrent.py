@@ -189,7 +189,10 @@ class RNN(Module):
 
 
 def _run(rnn: RNN, carry: tp.Any, xs: tp.Any, lengths: jax.Array | None) -> tuple[tp.Any, tp.Any]:
-    """Run the cell over (time, *batch, *features); with lengths, the carry is the one at these."""
+    """Run the cell over (time, *batch, *features).
+
+    With `lengths`, the carry returned is the one after that many steps.
+    """
     step: tp.Callable[..., tp.Any] = _step
     constants: tuple[tp.Any, ...] = ()
     if lengths is not None:
@@ -360,7 +363,7 @@ class Bidirectional(Module):
         backward_rnn: the RNN that runs from the end; its outputs are returned in the order of the
             inputs.  The options of this layer override those of the two RNNs.
         merge_fn: merges the outputs of the two; by default it concatenates them along the last axis.
-        time_major: the time axis comes first; otherwise it stands before the features.
+        time_major: the time axis comes first; otherwise it comes before the features.
         return_carry: return the last carries of both, too.
         rngs: the source of keys for the carries: True for a stream of its own that starts from
             seed 0, an Rngs to fork the stream "carry" from, a stream to draw from, or False to leave

@@ -19,8 +19,7 @@ from nnxlite.nn._common import NO_METADATA, Arguments, Metadata
 from nnxlite.nn._keys import KEYLESS, KeySource, draw_key, own_stream
 from nnxlite.nn._shapes import broadcast_together
 from nnxlite.nn.activations import sigmoid, tanh
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
-from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Linear, default_kernel_init
 from nnxlite.objects import Module, Rngs, RngStream, data, layer_name

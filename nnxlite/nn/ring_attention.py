@@ -27,8 +27,7 @@ from jax.sharding import AxisType, PartitionSpec
 from nnxlite._jax import current_mesh
 from nnxlite.nn._common import Precision
 from nnxlite.nn.attention import check_shapes, logit_like
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
-from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 
 
 def ring_attention(
@@ -169,7 +168,7 @@ class _Settings(tp.NamedTuple):
 
 
 class _Part(tp.NamedTuple):
-    """What the queries of a device have to do with the keys that it has now."""
+    """The logits of a device's queries for the keys it currently has, with mask and dropout."""
 
     logits: jax.Array  # (*batch, key heads, group, query length, key length)
     allowed: jax.Array | None  # of a shape that broadcasts to it
@@ -301,7 +300,10 @@ def _forward(
 
 
 def _backward(settings: _Settings, saved: tp.Any, cotangent: jax.Array) -> tp.Any:
-    """The cotangents; those of keys and values travel with them, and arrive where they belong."""
+    """The cotangents of the operands.
+
+    Those of keys and values travel round the ring with them, back to the device that owns them.
+    """
     query, key, value, mask, rng, out, top, total = saved
     grouped = _grouped(query, key)
     cotangent = _grouped(cotangent, value)

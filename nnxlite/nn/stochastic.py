@@ -116,12 +116,12 @@ class Dropout(Module):
 
 _PURPOSE = (
     "`deterministic` is False, but no `rngs` argument was provided to Dropout "
-    "(deterministic=True and model.eval() do without)"
+    "(not needed with deterministic=True or after model.eval())"
 )
 
 
 def _named(layer: Dropout, rngs: tp.Any) -> tp.Any:
-    """Of several streams, the layer's; by item, as an `Rngs` may have an attribute of this name."""
+    """The layer's stream of an `Rngs`; looked up by item, since an attribute may have the same name."""
     return rngs[layer.rng_collection] if isinstance(rngs, Rngs) else rngs
 
 

@@ -22,8 +22,7 @@ from nnxlite.graph import variables
 from nnxlite.nn import initializers
 from nnxlite.nn._common import Axes, as_tuple, new_param, params_key
 from nnxlite.nn._keys import KEYLESS
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype
-from nnxlite.nn.dtypes import promote_dtype as default_promote_dtype
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects import Module, Pytree, Rngs, data, layer_name
 from nnxlite.variables import BatchStat, Param, Variable
