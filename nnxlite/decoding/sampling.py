@@ -201,7 +201,7 @@ def _flatten(sampler: Sampler) -> tuple[tuple[tp.Any, ...], int | None]:
 
 
 def _unflatten(top_k: int | None, children: tp.Any) -> Sampler:
-    """A sampler of whatever JAX puts in the place of numbers, which is not to be checked."""
+    """A sampler without validation: JAX also unflattens with placeholders."""
     sampler = object.__new__(Sampler)
     temperature, top_p, min_p = children
     for name, value in zip(_FIELDS, (temperature, top_k, top_p, min_p), strict=True):

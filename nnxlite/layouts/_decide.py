@@ -236,9 +236,7 @@ def check_spec(
                     "Logical names are mapped to mesh axes by nnx.logical_axis_rules."
                 )
             if mesh_axis in used:
-                raise ValueError(
-                    f"{begin}: {mesh_axis!r} stands there twice. Divide one axis by it."
-                )
+                raise ValueError(f"{begin}: {mesh_axis!r} is used twice. Divide one axis by it.")
             used.add(mesh_axis)
         number = ways(PartitionSpec(part), mesh)
         if shape[axis] % number:

@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def batch(self) -> NamedSharding:
-        """The sharding of batches: their first axis is divided by the axes of `data` and `fsdp`."""
+        """The sharding of batches: their first axis is divided by `data`, `fsdp` and `expert`."""
         axes = self.plan.batch_axes(self.mesh)
         spec = PartitionSpec(*([axes] if len(axes) > 1 else axes))
         return NamedSharding(tp.cast(jax.sharding.Mesh, self.mesh), spec)
@@ -119,7 +119,7 @@ class Layout:
                 where = jax.tree_util.keystr(path)
                 raise ValueError(
                     f"put: batch{where} has {np.shape(x)[0]} rows, which {number} devices "
-                    f"({self.batch.spec[0]!r}) cannot divide equally. Leave out or fill up the last."
+                    f"({self.batch.spec[0]!r}) cannot divide equally. Drop or pad the last batch."
                 )
             whole = NamedSharding(self.batch.mesh, PartitionSpec())
             return jax.device_put(x, self.batch if np.ndim(x) else whole)

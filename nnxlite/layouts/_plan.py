@@ -32,8 +32,8 @@ class Plan:
     """Which axes of a mesh divide a model, and how.
 
     For each array the first of these decides: a rule whose pattern matches its path; the sharding
-    annotation of its Variable; `expert` and `tensor`, for the layers of this library. What `fsdp`
-    divides, it divides along an axis that these have left whole.
+    annotation of its Variable; `expert` and `tensor`, for the layers of this library. `fsdp`
+    then divides an axis that none of these divides.
 
     Attributes:
         data: the mesh axis (or axes) along which batches are divided, and arrays are not.

@@ -87,8 +87,8 @@ def shard(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
     """
     if is_tracing():
         raise ValueError(
-            "shard: inside a transform an array lies nowhere yet. Call it outside, or build the model "
-            "by nnx.init_sharded."
+            "shard: an array inside a transform has no placement yet. Call it outside, or build the "
+            "model by nnx.init_sharded."
         )
     leaves, layout = _decided(tree, mesh, plan, "shard")
     if isinstance(mesh, jax.sharding.Mesh):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -28,7 +27,6 @@ def ways(spec: PartitionSpec, mesh: AnyMesh) -> int:
     return math.prod(mesh.shape[name] for name in names_in_spec(spec))
 
 
-@functools.lru_cache(maxsize=1024)
 def parts_of(spec: PartitionSpec, axes: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
     """Which part of an array each device has, by its number in the mesh."""
     names = [name for name, _ in axes]

@@ -91,8 +91,8 @@ def unstack_layers(layer: M) -> List[M]:
     >>> bool((again[2].kernel.value == layers[2].kernel.value).all()), len(again)
     (True, 4)
     """
-    count = num_layers(layer, "unstack_layers")
     stacked = _Leaves(layer)
+    count = _leading_size(stacked, layer, "unstack_layers")
     rest: Change = lambda names: names[1:]
     shardings = [_changed(getattr(v, "sharding", None), rest) for v in stacked.values]
     rows = _computed(
@@ -111,7 +111,10 @@ def num_layers(stacked: tp.Any, caller: str) -> int:
 
     Raises ValueError, in the name of the caller, if they have no such axis.
     """
-    leaves = _Leaves(stacked)
+    return _leading_size(_Leaves(stacked), stacked, caller)
+
+
+def _leading_size(leaves: _Leaves, stacked: tp.Any, caller: str) -> int:
     sizes = {p: _shape(v)[:1] for p, v in zip(leaves.paths, leaves.values)}
     (path, size), *_ = [*sizes.items(), ((), ())]
     if not size:
@@ -165,7 +168,7 @@ def _shape(value: tp.Any) -> tuple[int, ...]:
 
 
 def _metadata(variable: Variable[tp.Any], value: tp.Any, change: Change) -> dict[str, tp.Any]:
-    """The entries of the metadata that are others with other axes."""
+    """The metadata entries that change when axes are added or removed."""
     new: dict[str, tp.Any] = {}
     names, sharding = variable.sharding_names, getattr(value, "sharding", None)
     if names is not None:

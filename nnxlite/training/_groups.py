@@ -14,6 +14,9 @@ from nnxlite.training._leaves import Path, flatten, paths
 if tp.TYPE_CHECKING:
     import optax
 
+Patterns: tp.TypeAlias = dict[str, Pattern]
+"""The patterns in their order, by text."""
+
 _left_out: contextvars.ContextVar[tp.Iterable[Path]] = contextvars.ContextVar("_left_out")
 
 
@@ -36,9 +39,8 @@ def by_path(
 
     Raises:
         TypeError: if a pattern is not text, or what belongs to one is not a transformation.
-        ValueError: if `groups` is empty; and when it begins, in `nnx.Optimizer(...)` or `init`, if a
-            parameter matches no pattern, or a pattern that no parameter matches. (`"**"` as the
-            last one may be left with nothing.)
+        ValueError: if `groups` is empty; in `nnx.Optimizer(...)` and at `init`, if a parameter matches
+            no pattern or a pattern gets no parameter (a final `"**"` may be empty).
 
     >>> import nnxlite as nnx, optax
     >>> model = nnx.Dict(encoder=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), head=nnx.Param(1.0))
@@ -60,9 +62,12 @@ def by_path(
             raise TypeError(
                 f"by_path: {text!r} needs an optax transformation, got {type(tx).__name__}."
             )
-    patterns = tuple(groups)
+    texts = tuple(
+        groups
+    )  # what a compiled step captures compares by content, and a Pattern does not
 
     def labels(params: tp.Any) -> tp.Any:
+        patterns = _compiled(texts)
         _, treedef = flatten(params)
         return treedef.unflatten([_pattern_of(path, patterns) for path in paths(params)])
 
@@ -70,7 +75,7 @@ def by_path(
     inner = optax.partition(labelled, labels)
 
     def init(params: tp.Any) -> tp.Any:
-        _check_used([*paths(params), *_left_out.get(())], patterns)
+        _check_used([*paths(params), *_left_out.get(())], _compiled(texts))
         return inner.init(params)
 
     return optax.GradientTransformationExtraArgs(init, inner.update)
@@ -90,12 +95,16 @@ def leaving_out(left_out: tp.Iterable[Path]) -> tp.Iterator[None]:
         _left_out.reset(token)
 
 
-def _first(path: Path, patterns: tp.Sequence[str]) -> str | None:
+def _compiled(texts: tp.Iterable[str]) -> Patterns:
+    return {text: Pattern(text) for text in texts}
+
+
+def _first(path: Path, patterns: Patterns) -> str | None:
     name = path_text(path)
-    return next((p for p in patterns if Pattern(p).match(name) is not None), None)
+    return next((text for text, p in patterns.items() if p.match(name) is not None), None)
 
 
-def _pattern_of(path: Path, patterns: tp.Sequence[str]) -> str:
+def _pattern_of(path: Path, patterns: Patterns) -> str:
     found = _first(path, patterns)
     if found is None:
         raise ValueError(
@@ -105,17 +114,18 @@ def _pattern_of(path: Path, patterns: tp.Sequence[str]) -> str:
     return found
 
 
-def _check_used(every: tp.Sequence[Path], patterns: tp.Sequence[str]) -> None:
+def _check_used(every: tp.Sequence[Path], patterns: Patterns) -> None:
     """Raise ValueError for a pattern that no parameter belongs to."""
     used = {_first(path, patterns) for path in every}
     names = [path_text(path) for path in every]
-    for pattern in patterns:
-        if pattern in used or (pattern == "**" == patterns[-1]):
+    *_, last = patterns
+    for text, pattern in patterns.items():
+        if text in used or (text == "**" == last):
             continue
-        taken = [name for name in names if Pattern(pattern).match(name) is not None]
+        taken = [name for name in names if pattern.match(name) is not None]
         if taken:
             why = f"what it matches, such as {taken[0]}, belongs to a pattern before it"
         else:
-            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5) or names[:MOST_PATHS]
+            near = difflib.get_close_matches(text, names, n=3, cutoff=0.5) or names[:MOST_PATHS]
             why = f"there are parameters such as {', '.join(near)}" if near else "there are none"
-        raise ValueError(f"by_path: no parameter belongs to the pattern {pattern!r}: {why}.")
+        raise ValueError(f"by_path: no parameter belongs to the pattern {text!r}: {why}.")

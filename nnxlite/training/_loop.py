@@ -4,10 +4,10 @@ A step is what the caller writes in the body of a `for` loop; the loop counts, s
 losses, evaluates, saves and stops. It knows nothing of models and optimizers, and each part can be left
 out or used alone: `interruptible` is the part that answers Ctrl-C, `resume` the one that restores.
 
-Nothing here waits for the device: what is logged stays an array until the device is `LAG` steps further,
-so that the next steps are enqueued meanwhile, yet never more than these.
+Logging does not wait for the device: what is logged stays an array until `LAG` further steps are
+enqueued. Only then does the loop wait for it, so that no more steps than these are ever under way.
 
-The number of a step is all there is to the position in the data: batch n belongs to step n. A checkpoint
+The step number is the only record of the position in the data: batch n belongs to step n. A checkpoint
 with number n was saved when n steps were done, so that a run resumes with step n.
 """
 
@@ -316,8 +316,8 @@ def loop(
         items: what to save, by name: model, optimizer, metrics, random streams.
         save_every: save when the number of done steps is a multiple of this, and at the end.
         evaluate: measures, and returns numbers by name; they are logged, and passed to `save`.
-        evaluate_every: evaluate when the number of done steps is a multiple of this, and before
-            each save.
+        evaluate_every: evaluate when the number of done steps is a multiple of this. The
+            evaluations before each save and at the end do not depend on it.
         progress: whether to show a progress bar, on standard error.
 
     Returns:

@@ -9,9 +9,9 @@ rate) becomes an `OptArray`.
 An update works on flat lists of leaves and is atomic: first the gradients are compared with the
 parameters, then the results of optax are checked, and only then is anything written.
 
-What is frozen when an optimizer is made has no state in it; once unfrozen, its state is added by the
-next update.  What is frozen later takes part with a gradient of zero, as the state has its place, but
-neither it nor its state is written.
+A parameter that is frozen when an optimizer is made has no state in it; once unfrozen, its state is
+added by the next update.  A parameter frozen later keeps its place in the state: it gets a zero
+gradient, and neither it nor its state is written.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         return params, frozen - without_state, opt_state, without_state
 
     def _nnx_adopt(self, opt_state: tp.Any, without_state: Paths) -> None:
-        """Contain a state with that of further parameters."""
+        """Store a state that includes parameters unfrozen since."""
         if without_state == self.without_state:
             return
         self.opt_state = data(opt_state)

@@ -193,7 +193,7 @@ REFUSED = [
     ),
     ({"head.kernel": ("modle", None)}, r"no 'modle' \(is 'model' meant\?\). Logical names"),
     ({"head.bias": ("data", "data")}, r"head.bias has shape \(64,\), .*: 2 entries. Give one name"),
-    ({"head.kernel": ("data", "data")}, "'data' stands there twice"),
+    ({"head.kernel": ("data", "data")}, "'data' is used twice"),
     (
         {"hed.kernel": None},
         "the rule 'hed.kernel' matches no array. The nearest paths are head.kernel",

@@ -258,7 +258,7 @@ def test_what_a_step_writes_in_another_shape_goes_where_xla_puts_it():
 
 def test_nothing_moves_inside_a_transform():
     model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="shard: inside a transform an array lies nowhere yet"):
+    with pytest.raises(ValueError, match="shard: an array inside a transform has no placement yet"):
         nnx.jit(lambda m: nnx.shard(m, mesh_of(), "fsdp") and None)(model)
     with pytest.raises(ValueError, match="init_sharded: call it outside of transforms"):
         nnx.jit(lambda: nnx.init_sharded(Everything, mesh_of(), "fsdp"))()
