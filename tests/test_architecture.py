@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import pathlib
+import re
 
 import pytest
 
@@ -163,6 +164,18 @@ def test_nothing_imports_the_package_root(path):
 
 def test_every_room_has_a_layer():
     assert {room_of(p) for p in FILES} <= LEVEL.keys()
+
+
+def test_the_map_for_contributors_has_these_layers():
+    page = (ROOT.parent / "docs" / "contributing.md").read_text()
+    rows = re.findall(r"^\| (\d*) ?\| (`[^|]*) \|", page.partition("## The map")[2], re.MULTILINE)
+    found: list[set[str]] = []
+    for number, names in rows:
+        if number:
+            assert int(number) == len(LAYERS) - len(found)
+            found.append(set())
+        found[-1].update(re.findall(r"`(\w+)`", names))
+    assert found == LAYERS[::-1]
 
 
 def test_semi_private_jax_is_used_in_one_module_only():

@@ -121,7 +121,7 @@ class State(tp.NamedTuple):
 def _run(
     model: tp.Any, request: Request, penalty: jax.Array, beams: int, setup: Setup
 ) -> tuple[Beams, jax.Array]:
-    """The beams, and the position of NaN."""
+    """The beams, and the position whose logits have a NaN (-1 without one)."""
     batch = len(request.prompt)
     request = request._replace(
         prompt=jnp.repeat(request.prompt, beams, axis=0),

@@ -183,7 +183,7 @@ def _along(shape: tuple[int, ...], axis: int, names: tp.Any) -> tuple[tp.Any, ..
 
 
 def _with_fsdp(leaf: Leaf, division: Division, plan: Plan, mesh: AnyMesh) -> Division:
-    """The division with one more axis of the array divided, where that can be."""
+    """The division with one more axis divided by `fsdp`, if one can be divided equally."""
     spec, why, _ = division
     shape = leaf.value.shape
     if plan.fsdp is None:
@@ -352,23 +352,23 @@ class Rules:
         return (None,) * len(shape) if axis is None else _along(shape, axis, tensor)
 
 
-# What stands for a parameter ---------------------------------------------------------------------
+# The state of optimizers -------------------------------------------------------------------------
 
 
 def _follow_parameters(leaves: list[Leaf], divisions: list[Division], own: list[bool]) -> None:
-    """Divide what an optimizer keeps for a parameter as the parameter is divided.
+    """Divide the state that an optimizer has for a parameter like the parameter.
 
     Its path ends like the parameter's, and it has the same shape. A rule or an annotation of its own
-    counts more.
+    takes precedence.
     """
     parameters: dict[tuple[Path, tuple[int, ...]], int] = {}
     for i, leaf in enumerate(leaves):
-        if not _stands_for_another(leaf):
+        if not _is_of_optimizer(leaf):
             for start in range(len(leaf.path)):
                 whole = (*leaf.path[start:], *leaf.keys)
                 parameters.setdefault((whole, leaf.value.shape), i)
     for i, leaf in enumerate(leaves):
-        if _stands_for_another(leaf) and leaf.value.shape and not own[i]:
+        if _is_of_optimizer(leaf) and leaf.value.shape and not own[i]:
             whole = (*leaf.path, *leaf.keys)
             ends = ((whole[start:], leaf.value.shape) for start in range(len(whole)))
             found = next((parameters[end] for end in ends if end in parameters), None)
@@ -376,5 +376,5 @@ def _follow_parameters(leaves: list[Leaf], divisions: list[Division], own: list[
                 divisions[i] = divisions[found]._replace(why="like its parameter")
 
 
-def _stands_for_another(leaf: Leaf) -> bool:
+def _is_of_optimizer(leaf: Leaf) -> bool:
     return "opt_state" in leaf.path

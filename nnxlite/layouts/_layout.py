@@ -1,4 +1,4 @@
-"""`Layout`: what lies where, as a report and as shardings."""
+"""`Layout`: where each array is on a mesh, as a report and as shardings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_ROWS = 60
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Layout:
-    """What lies where on a mesh, as `nnx.shard` and `nnx.plan_layout` return it.
+    """Where each array is on a mesh; `nnx.shard` and `nnx.plan_layout` return it.
 
     Printed it is a table: path, shape, spec, bytes on each device, and why. Layers that are divided
     alike are one line.

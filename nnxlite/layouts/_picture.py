@@ -1,4 +1,4 @@
-"""The picture of a layout: which device has which part of what."""
+"""The picture of a layout: which part of each array a device has."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def draw(rows: list[tuple[str, list[Placement]]], mesh: AnyMesh) -> Figure:
 
 
 def _shades(entry: Placement, mesh: AnyMesh, axes: tp.Any, shown: int) -> list[float]:
-    """A number from 0 to 1 for the part of each device; NaN, which is not drawn, for all of it."""
+    """For each device a number from 0 to 1 for its part; NaN, which is not drawn, for a whole array."""
     count = ways(entry.spec, mesh)
     parts = parts_of(entry.spec, axes)[:shown]
     return [np.nan if count == 1 else part / (count - 1) for part in parts]

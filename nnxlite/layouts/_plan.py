@@ -1,4 +1,4 @@
-"""Plans: which mesh axes divide what."""
+"""Plans: which mesh axes divide batches and arrays."""
 
 from __future__ import annotations
 

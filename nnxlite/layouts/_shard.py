@@ -28,7 +28,7 @@ def plan_layout(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
 
     Args:
         tree: a module, also an abstract one of `nnx.eval_shape`; or a tuple of objects, such as
-            `(model, optimizer)`: what the optimizer keeps for a parameter lies as the parameter does.
+            `(model, optimizer)`: the optimizer's state is divided like the parameters.
         mesh: the devices; a `jax.sharding.AbstractMesh` stands for devices that this machine lacks.
         plan: "data", "fsdp", "tensor", "expert", a combination such as "fsdp+tensor", a mapping from
             patterns of paths to specs, or a `Plan`.
@@ -72,7 +72,7 @@ def shard(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
         plan: as for `plan_layout`.
 
     Returns:
-        What lies where: a `Layout`, which prints as a table.
+        A `Layout`, which says where each array is and prints as a table.
 
     Raises:
         ValueError: as `plan_layout`; and inside a transform.
@@ -170,7 +170,7 @@ def init_sharded(build: tp.Callable[[], M], mesh: jax.sharding.Mesh, plan: PlanL
 
     Args:
         build: a function without arguments that returns a model, or a tuple such as
-            `(model, optimizer)`. The optimizer's state lies as the parameters do.
+            `(model, optimizer)`. The optimizer's state is divided like the parameters.
         mesh: the devices.
         plan: as for `plan_layout`.
 

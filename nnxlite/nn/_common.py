@@ -263,6 +263,7 @@ def broadcastable(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     forbid that; then `x` is reshaped.
     """
     added = len(shape) - x.ndim
-    if jax.config.jax_numpy_rank_promotion == "allow" and (1,) * added + x.shape == shape:
+    rank_promotion = jax.config.jax_numpy_rank_promotion  # pyright: ignore[reportAttributeAccessIssue]
+    if rank_promotion == "allow" and (1,) * added + x.shape == shape:
         return x
     return lax.reshape(x, shape)

@@ -5,7 +5,7 @@ among the arguments, and the leaves of the other arguments.  Neither list knows 
 `jax.export` can store it, and a process can run it, that has none of the code the model was made of.
 Random keys cross as their data.
 
-A call that writes Variables is refused: a server that answers requests at once has no place to write.
+A call that writes Variables is refused: requests that are answered at the same time share no state.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def _specs(
     shapes: tp.Any,
     constraints: tp.Sequence[str],
 ) -> list[tuple[Aval, jax.ShapeDtypeStruct]]:
-    """For each leaf what it must be, and the operand of the program."""
+    """For each leaf the array it must be, and the operand of the program."""
     for path, x in zip(paths, leaves):
         if not isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex)) and not (
             hasattr(x, "shape") and hasattr(x, "dtype")
@@ -325,7 +325,7 @@ def _specs(
 
 
 def _texts(entry: tp.Any, tree: tp.Any, path: str) -> tp.Iterator[str | None]:
-    """For each leaf of an argument what an entry of `shapes` says of it."""
+    """The text in an entry of `shapes` for each leaf of an argument."""
     if entry is None or isinstance(entry, str):
         yield from [entry] * len(jax.tree.leaves(tree))
     elif isinstance(entry, dict) and isinstance(tree, dict) and entry.keys() == tree.keys():

@@ -72,7 +72,7 @@ def read(path: Path) -> tuple[jax.export.Exported, dict[str, jax.Array], Signatu
         if not zipfile.is_zipfile(file):
             file.seek(0)
             raise ValueError(
-                f"{path} is not an exported call, or only a part of one: it is no zip archive, and "
+                f"{path} is not an exported call, or only a part of one: it is not a zip archive, and "
                 f"begins with {file.read(8)!r}."
             )
         broken = (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, struct.error)
@@ -130,7 +130,7 @@ def _read(
     expected = {PROGRAM, *(_entry(aval.path) for aval in signature.weights)}
     for names, what in (
         (expected - entries.keys(), "lacks"),
-        (entries.keys() - expected - {MANIFEST}, "has, besides what it should,"),
+        (entries.keys() - expected - {MANIFEST}, "has the unexpected entries"),
         (expected - digests.keys(), "has no SHA-256 of"),
     ):
         if names:
@@ -179,7 +179,7 @@ def _read(
 
 
 def _signature(fields: dict[str, tp.Any]) -> Signature:
-    """The signature in a manifest; ValueError or its kin for anything that is not one."""
+    """The signature in a manifest; ValueError or the like for anything else."""
     avals, weights = (
         tuple(_aval(entry) for entry in _list(fields[name], list)) for name in ("avals", "weights")
     )
@@ -280,7 +280,7 @@ def _weight(
         )
     array = np.frombuffer(data, form[2]).reshape(shape)
     if name == "bool" and (array.view(np.uint8) > 1).any():
-        raise ValueError(f"{path} was changed: {info.filename} has bytes that are no truth values.")
+        raise ValueError(f"{path} was changed: {info.filename} has bytes other than 0 and 1.")
     return from_data(jnp.asarray(array.view(dtype)), aval.dtype)
 
 

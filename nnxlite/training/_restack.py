@@ -26,9 +26,9 @@ STACK = -1
 def restack(optimizer: Optimizer[tp.Any], model: tp.Any) -> None:
     """Restructure an optimizer's state, in place, after its model's layers were stacked or unstacked.
 
-    After `model.blocks = nnx.stack_layers(model.blocks)`, what the optimizer keeps for
-    `blocks.0.kernel`, `blocks.1.kernel`, ... becomes what it keeps for `blocks.kernel`; after
-    `nnx.unstack_layers`, the other way round. It has the sharding of the parameter. Counts go on.
+    After `model.blocks = nnx.stack_layers(model.blocks)`, the states of
+    `blocks.0.kernel`, `blocks.1.kernel`, ... become the state of `blocks.kernel`, with the sharding of
+    that parameter; after `nnx.unstack_layers`, the other way round. Counts continue.
 
     The next updates are those of the model as it was, if the transformation treats each number by itself
     (SGD, Adam, ...) or all parameters together (clipping by the global norm). One that looks at

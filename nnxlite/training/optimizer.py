@@ -129,7 +129,7 @@ def _opt_leaf(leaf: tp.Any) -> OptState[tp.Any]:
 
 
 def _set_first_value(leaf: OptState[tp.Any], value: tp.Any) -> None:
-    """Set the first value of an optimizer's Variable, sharded and in a reference if it is to be."""
+    """Set the first value of an optimizer's Variable, sharded, and in its reference if it has one."""
     value = place(value, leaf.get_metadata())
     in_reference = leaf.ref and isinstance(value, jax.Array)  # unless it is abstract
     leaf.set_raw_value(new_ref(value) if in_reference else value)
@@ -363,7 +363,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         grads: list[tp.Any],
         error: Exception | None,
     ) -> None:
-        """Raise a better error if shapes of gradients, or another model, are the cause."""
+        """Raise an error that says so if the gradients' shapes or another model caused one."""
         wrong = misshapen(params, values, grads, what="gradient", of="parameter")
         if wrong:
             raise ValueError(

@@ -116,7 +116,7 @@ def _is_layer(node: tp.Any) -> bool:
 
 
 def _within(path: Path, places: tp.Mapping[Path, T]) -> T | None:
-    """What belongs to the innermost of some places that a path is at or below."""
+    """The value for the longest of the `places` that a path begins with; None without any."""
     inner = (path[:length] for length in range(len(path), -1, -1))
     return next((places[place] for place in inner if place in places), None)
 
