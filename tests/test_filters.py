@@ -236,3 +236,39 @@ def test_match_index_is_the_first_that_matches():
     assert filters.match_index(predicates, (), nnx.Param(1)) == 0
     assert filters.match_index(predicates, (), nnx.BatchStat(1)) == 1
     assert filters.match_index(predicates, (), 1) is None
+
+
+class Positive(nnx.WithTag):
+    """A filter of the user's that looks at values, though its base class does not."""
+
+    def __call__(self, path, x):
+        return isinstance(x, nnx.Variable) and bool((x.value > 0).all())
+
+
+class Computed(nnx.Variable):
+    @property
+    def tag(self):
+        return "positive" if self.value > 0 else "negative"
+
+
+class Tagged(float):
+    tag = "mine"
+
+
+@pytest.mark.parametrize(
+    ("graph", "filter", "matched"),
+    [
+        (lambda: {"a": nnx.Param(jnp.ones(1)), "b": nnx.Param(-jnp.ones(1))}, Positive("x"), "a"),
+        (lambda: {"a": Computed(jnp.ones(())), "b": Computed(-jnp.ones(()))}, "positive", "a"),
+        (lambda: {"a": nnx.Param(Tagged(1)), "b": nnx.Param(2.0)}, "mine", "a"),
+        (lambda: {"a": nnx.Param(1.0), "b": nnx.Param(1.0)}, nnx.PathContains(["a"]), ""),
+    ],
+)
+def test_filters_that_look_at_values_are_asked_about_every_leaf(graph, filter, matched):
+    assert list(nnx.state(nnx.Dict(graph()), filter)) == list(matched)
+
+
+def test_equal_keys_that_are_spelled_differently():
+    model = nnx.Dict({"a1": nnx.Param(1.0), "True": nnx.Param(1.0)})
+    for key, matched in ((True, "True"), (1, "a1")):
+        assert list(nnx.state(model, nnx.PathContains(key, exact=False))) == [matched]

@@ -159,6 +159,14 @@ def test_any_pytree_of_variables():
     assert with_vars(nnx.state(Model()), ref=True)["w"].ref
 
 
+@pytest.mark.parametrize("convert", [to_refs, to_arrays, with_vars], ids=lambda f: f.__name__)
+def test_a_list_that_contains_itself(convert):
+    endless: list = [nnx.Param(jnp.ones(1))]
+    endless.append(endless)
+    with pytest.raises(ValueError, match="The list at '1' contains itself"):
+        convert(endless)
+
+
 def test_shared_variables():
     shared = nnx.Param(jnp.ones(1))
     with pytest.raises(ValueError, match="Found duplicate at paths:\n  ---\n  a\n  b\n  ---"):

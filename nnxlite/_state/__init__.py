@@ -31,5 +31,6 @@ from nnxlite._state._functions import restore_int_paths as restore_int_paths
 from nnxlite._state._functions import split_state as split_state
 from nnxlite._state._functions import to_flat_state as to_flat_state
 from nnxlite._state._functions import to_pure_dict as to_pure_dict
+from nnxlite._state._keys import sort_key as sort_key
 from nnxlite._state._keys import sorted_keys as sorted_keys
 from nnxlite._state._leaves import content as content

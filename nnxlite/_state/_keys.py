@@ -19,8 +19,8 @@ _orders: dict[Path, Order] = {}
 _ORDERS_KEPT = 4096
 
 
-def _rank(key: tp.Any) -> tuple[tp.Any, ...]:
-    """A sort key for keys of different kinds."""
+def sort_key(key: tp.Any) -> tuple[tp.Any, ...]:
+    """A key under which keys of different kinds have one order, the same in every process."""
     if isinstance(key, (int, float)):
         return (0, "", key)
     if isinstance(key, str):
@@ -29,7 +29,7 @@ def _rank(key: tp.Any) -> tuple[tp.Any, ...]:
 
 
 def _path_rank(path: Path) -> tuple[tp.Any, ...]:
-    return tuple([_rank(key) for key in path])
+    return tuple([sort_key(key) for key in path])
 
 
 def sorted_keys(keys: abc.Iterable[tp.Any]) -> list[tp.Any]:
@@ -43,7 +43,7 @@ def sorted_keys(keys: abc.Iterable[tp.Any]) -> list[tp.Any]:
     try:
         return sorted(keys)
     except TypeError:  # keys of different kinds
-        return sorted(keys, key=_rank)
+        return sorted(keys, key=sort_key)
 
 
 def sorted_pairs(pairs: abc.Iterable[tuple[Path, V]]) -> list[tuple[Path, V]]:

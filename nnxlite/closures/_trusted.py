@@ -16,9 +16,9 @@ import numpy as np
 from nnxlite._statics import ById
 
 TRUSTED = {
-    "abc", "builtins", "chex", "collections", "dataclasses", "einops", "enum", "functools",
-    "itertools", "jax", "jaxlib", "jaxtyping", "math", "nnxlite", "numpy", "operator", "optax",
-    "string", "types", "typing",
+    "_functools", "_operator", "abc", "builtins", "chex", "collections", "dataclasses", "einops",
+    "enum", "functools", "itertools", "jax", "jaxlib", "jaxtyping", "math", "nnxlite", "numpy",
+    "operator", "optax", "string", "types", "typing",
 }  # fmt: skip
 """Packages whose functions depend on nothing that changes, except `numpy.random`; see `trust`."""
 

@@ -9,7 +9,8 @@ import typing as tp
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import flatten_one_level, is_pytree_leaf, key_name
-from nnxlite.graph import OBJECT, VARIABLE, Path, is_data, kind_of, sorted_items
+from nnxlite._state import sorted_keys
+from nnxlite.graph import OBJECT, VARIABLE, Path, is_data, kind_of
 from nnxlite.variables import make
 
 Steps = tp.Generator["Steps", tp.Any, tp.Any]
@@ -66,8 +67,8 @@ class _Keys(tp.NamedTuple):
 def _level(value: tp.Any) -> tuple[list[tuple[tp.Any, tp.Any]], tp.Any] | None:
     if type(value) is not dict:
         return level(value)
-    items = sorted_items(value)
-    return items, _Keys(tuple(key for key, _ in items))
+    keys = tuple(sorted_keys(value))
+    return [(key, value[key]) for key in keys], _Keys(keys)
 
 
 Values = tuple[tp.Any, ...]

@@ -78,8 +78,6 @@ from nnxlite.graph._kinds import kind_by_type as kind_by_type
 from nnxlite.graph._kinds import kind_of as kind_of
 from nnxlite.graph._kinds import register_data_type as register_data_type
 from nnxlite.graph._kinds import register_graph_node_type as register_graph_node_type
-from nnxlite.graph._kinds import sort_key as sort_key
-from nnxlite.graph._kinds import sorted_items as sorted_items
 from nnxlite.graph._nodes import children_of as children_of
 from nnxlite.graph._plan import Stale as Stale
 from nnxlite.graph._plan import View as View

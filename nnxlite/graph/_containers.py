@@ -13,6 +13,7 @@ import typing as tp
 import jax
 
 from nnxlite._jax import PyTreeDef, flatten_one_level, key_name
+from nnxlite._state import sort_key, sorted_keys
 from nnxlite._together import Writes
 from nnxlite.graph._kinds import (
     CONTAINERS,
@@ -23,8 +24,6 @@ from nnxlite.graph._kinds import (
     TUPLE,
     is_data,
     kind_of,
-    sort_key,
-    sorted_items,
 )
 
 Children = tp.Sequence[tp.Any]
@@ -95,13 +94,11 @@ class Container(Node):
 
     Attributes:
         notifies: whether nothing in it can be replaced without a new version or a new container.
-        brackets: around its children in the text of a definition, in place of its class and keys.
     """
 
     in_place = False
     grows = False
     notifies: tp.ClassVar[bool] = False
-    brackets: tp.ClassVar[tuple[str, str] | None] = None
 
     def items(self, value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
         keys, children, _ = self.flatten(value)
@@ -122,7 +119,6 @@ class Container(Node):
 
 class _List(Container):
     in_place = True
-    brackets = ("[", "]")
 
     def flatten(self, value: tp.Any) -> Flat:
         return Flat(tuple(range(len(value))), value)
@@ -137,7 +133,6 @@ class _List(Container):
 class _Tuple(_List):
     in_place = False
     notifies = True
-    brackets = ("(", ")")
 
     def build(self, form: Form, children: Children) -> tp.Any:
         return tuple(children)
@@ -146,15 +141,15 @@ class _Tuple(_List):
 class _Dict(Container):
     in_place = True
     grows = True
-    brackets = ("{", "}")
 
     def mapping(self, value: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
         """The dict that contains the children."""
         return value
 
     def flatten(self, value: tp.Any) -> Flat:
-        pairs = sorted_items(self.mapping(value))
-        return Flat(tuple(key for key, _ in pairs), [child for _, child in pairs])
+        mapping = self.mapping(value)
+        keys = tuple(sorted_keys(mapping))
+        return Flat(keys, [mapping[key] for key in keys])
 
     def build(self, form: Form, children: Children) -> tp.Any:
         return dict(zip(form.keys, children))
@@ -171,7 +166,6 @@ class _Dict(Container):
 
 class _State(_Dict):
     notifies = True
-    brackets = None
 
     def mapping(self, value: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
         """The dict that contains the children."""
@@ -248,11 +242,11 @@ def has_data(value: tp.Any, /) -> bool:
 def walk(value: tp.Any) -> tp.Iterator[tp.Any]:
     """A value and, through plain containers and pytree nodes, everything inside it."""
     pending = [value]
-    depth_guard: set[int] = set()
+    entered: dict[int, tp.Any] = {}  # with the values: some are new, and their ids must stay taken
     while pending:
         value = pending.pop()
         yield value
         kind = kind_of(value)
-        if kind in CONTAINERS and id(value) not in depth_guard:
-            depth_guard.add(id(value))
+        if kind in CONTAINERS and id(value) not in entered:
+            entered[id(value)] = value
             pending.extend(part for _, part in container_of(type(value), kind).items(value))

@@ -26,6 +26,7 @@ import typing as tp
 import jax
 
 from nnxlite._interning import LOCK, Table
+from nnxlite._state import sort_key, sorted_keys
 from nnxlite._statics import (
     FIXED,
     MUTABLE,
@@ -38,13 +39,7 @@ from nnxlite._statics import (
 from nnxlite._together import Writes
 from nnxlite._versions import epoch, observe, touch
 from nnxlite.graph._containers import container_of, has_data
-from nnxlite.graph._kinds import (
-    CONTAINERS,
-    PYTREE,
-    GraphNode,
-    kind_of,
-    sort_key,
-)
+from nnxlite.graph._kinds import CONTAINERS, PYTREE, GraphNode, kind_of
 from nnxlite.variables import VariableDef
 
 Status = tp.Mapping[tp.Any, bool]
@@ -80,21 +75,13 @@ class Layout:
         self.static_values = values_getter(self.static)
 
 
-def sorted_names(names: tp.Iterable[tp.Any]) -> list[tp.Any]:
-    """Names in the one order of the library: numbers first, then text."""
-    try:
-        return sorted(names)
-    except TypeError:
-        return sorted(names, key=sort_key)
-
-
 _layouts: Table[Layout] = Table("key")
 
 
 def layout_of(status: Status) -> Layout:
     """The interned layout for a status mapping, whatever its order."""
     status = dict(status)  # another thread may be editing it
-    names = sorted_names(status)
+    names = sorted_keys(status)
     key = (*names, *[status[n] for n in names])
     return _layouts.find(key) or _layouts.add(key, Layout(names, status, key))
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite._outline import Shown
-from nnxlite._text import Atom, Entry, Text
+from nnxlite._text import Atom, Entry, Text, open_up
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
-from nnxlite.graph._kinds import DICT, TUPLE
+from nnxlite.graph._kinds import DICT, LIST, TUPLE
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode
 from nnxlite.variables import VariableDef
 
@@ -118,16 +118,7 @@ def _variable(definition: VariableDef) -> Text:
 
 
 def _container(definition: ContainerDef, children: list[tp.Any]) -> Text:
-    brackets = definition.container.brackets
-    opening, closing = brackets or ("(", ")")
-    if definition.kind == TUPLE and len(children) == 1:
-        closing = ",)"
-    names = definition.keys if len(definition.keys) == len(children) else range(len(children))
-    labels = [""] * len(children)
-    if definition.kind == DICT:
-        labels = [f"{key!r}: " for key in names]
-    elif brackets is None:
-        labels = [f"{key}=" for key in names]
-    entries = tuple(map(Entry, names, labels, children))
-    name = "" if brackets else definition.type.__name__
-    return Text(name, opening, closing, entries, identity=False, breaks=False)
+    if definition.kind in (LIST, TUPLE, DICT):
+        return tp.cast(Text, open_up(definition.build(children)))
+    entries = _labelled(dict(zip(definition.keys, children)))
+    return Text(definition.type.__name__, entries=entries, identity=False, breaks=False)

@@ -19,6 +19,7 @@ import numpy as np
 from nnxlite._config import GRAPH_MODE
 from nnxlite._errors import listed, path_text
 from nnxlite._state import FlatState, State
+from nnxlite._traversals import flatten_to_sequence
 from nnxlite._typing import ApplyCaller
 from nnxlite.filters import Filter
 from nnxlite.graph._compare import compare, differences_text
@@ -28,7 +29,7 @@ from nnxlite.graph._kinds import is_data
 from nnxlite.graph._plan import View, view
 from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.graph._traverse import Traversal, traverse
-from nnxlite.variables import Variable, make
+from nnxlite.variables import MISSING, Variable, make
 
 N = tp.TypeVar("N")
 AnyState: tp.TypeAlias = State[tp.Any, tp.Any]
@@ -419,7 +420,7 @@ def root_leaves(states: tp.Iterable[tp.Any]) -> list[tp.Any]:
 
 def _leaves_by_path(definition: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.Any]:
     numbers = {path: i for i, path in enumerate(definition.paths)}
-    out: list[tp.Any] = [_MISSING] * len(numbers)
+    out: list[tp.Any] = [MISSING] * len(numbers)
     surplus: list[Path] = []
     for given in states:
         for path, leaf in flat_pairs(given, numbers):
@@ -428,7 +429,7 @@ def _leaves_by_path(definition: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -
                 surplus.append(path)
             else:
                 out[number] = leaf
-    missing = [path for path, number in numbers.items() if out[number] is _MISSING]
+    missing = [path for path, number in numbers.items() if out[number] is MISSING]
     if missing or surplus:
         parts = [
             f"{word} {listed(paths, text=lambda path: repr(path_text(path)))}"
@@ -444,13 +445,6 @@ def _leaves_by_path(definition: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -
     return out
 
 
-class _MissingLeaf:
-    pass
-
-
-_MISSING: tp.Any = _MissingLeaf()
-
-
 def flat_pairs(given: tp.Any, stops: tp.Container[Path] = ()) -> tp.Iterator[tuple[Path, tp.Any]]:
     """The (path, leaf) pairs of a State, FlatState, or nested mapping.
 
@@ -459,20 +453,13 @@ def flat_pairs(given: tp.Any, stops: tp.Container[Path] = ()) -> tp.Iterator[tup
     Raises TypeError for anything else.
     """
     if isinstance(given, FlatState):
-        yield from given
-        return
+        return iter(given)
     if not isinstance(given, Mapping):
         raise TypeError(
             "Expected a State (or a nested dict of leaves), got "
             f"{type(given).__name__}. split and state give one."
         )
-    pending: list[tuple[Path, tp.Any]] = [((), given)]
-    while pending:
-        path, value = pending.pop()
-        if isinstance(value, Mapping) and (path not in stops or not path):
-            pending.extend(((*path, k), v) for k, v in reversed(list(value.items())))
-        else:
-            yield path, value
+    return iter(flatten_to_sequence(given, is_leaf=lambda path, _: path != () and path in stops))
 
 
 def _copied(leaf: tp.Any) -> tp.Any:

@@ -338,24 +338,27 @@ class GraphDef(Shown, tp.Generic[N]):
     ) -> tuple[list[StateProgram], list[int]]:
         """For each filter how to build its State, and the leaves that no filter matches.
 
-        Cached where the result depends on the definition alone.  Key: the filters.  Bound: GROUPS_KEPT.
+        Cached where the filters look only at paths and classes of Variables.  Key: the filters.  Bound:
+        GROUPS_KEPT.
         Threads: they may work one out twice.  Earned by `pop` in a loop that sows (bench `loops`): 8 %.
 
         Args:
             wanted: the filters.
             leaves: the leaves, in order.
         """
-        if self.decoded.has_arrays or not all(map(_static_filter, wanted)):
-            return self._group(filters_to_predicates(wanted), leaves, False)
+        predicates = filters_to_predicates(wanted)
+        parts = [part for predicate in predicates for part in _parts(predicate)]
+        if self.decoded.has_arrays or not all(map(_is_of_definition, parts)):
+            return self._group(predicates, leaves, False)
         groups = self._once("groups", dict)
-        key = _as_key(wanted)
-        group_list = groups.get(key)
+        group_list = groups.get(predicates)
         if group_list is None:
-            by_kind = not any(map(_looks_at_path, wanted))
-            group_list = self._group(filters_to_predicates(wanted), leaves, by_kind)
+            group_list = self._group(
+                predicates, leaves, not any(type(p) in _OF_PATHS for p in parts)
+            )
             if len(groups) >= GROUPS_KEPT:
                 groups.clear()
-            groups[key] = group_list
+            groups[predicates] = group_list
         return group_list
 
     def _group(
@@ -456,37 +459,29 @@ _interned: Table[GraphDef[tp.Any]] = Table("_key")
 jax.tree_util.register_static(GraphDef)
 
 
-def _static_filter(filter: tp.Any) -> bool:
-    """Whether a filter looks only at paths, classes and metadata."""
-    if filter is ... or filter is None or isinstance(filter, (bool, str)):
-        return True
-    if isinstance(filter, type):
-        return issubclass(filter, Variable)
-    if isinstance(filter, (list, tuple)):
-        return all(map(_static_filter, filter))
-    if isinstance(filter, filters.OfType):
-        return _static_filter(filter.type)
-    if isinstance(filter, (filters.Any, filters.All)):
-        return all(map(_static_filter, filter.predicates))
-    if isinstance(filter, filters.Not):
-        return _static_filter(filter.predicate)
-    return isinstance(filter, _STATIC_FILTERS)
+def _parts(predicate: Predicate) -> tp.Iterator[Predicate]:
+    """A predicate, or those that it combines."""
+    if type(predicate) in (filters.Any, filters.All):
+        for part in predicate.predicates:
+            yield from _parts(part)
+    elif type(predicate) is filters.Not:
+        yield from _parts(predicate.predicate)
+    else:
+        yield predicate
 
 
-def _as_key(filter: tp.Any) -> tp.Any:
-    """A filter, or several, with tuples in place of lists."""
-    return tuple(map(_as_key, filter)) if isinstance(filter, (list, tuple)) else filter
+def _is_of_definition(predicate: Predicate) -> bool:
+    """Whether a predicate looks only at paths and at classes of Variables.
 
-
-def _looks_at_path(filter: tp.Any) -> bool:
-    """Whether a static filter looks at more than class and metadata."""
-    if isinstance(filter, (list, tuple)):
-        return any(map(_looks_at_path, filter))
-    if isinstance(filter, (filters.Any, filters.All)):
-        return any(map(_looks_at_path, filter.predicates))
-    if isinstance(filter, filters.Not):
-        return _looks_at_path(filter.predicate)
-    return isinstance(filter, (filters.PathContains, filters.PathIn))
+    Not a tag, which may also be an attribute of the value or a property of the class.  Nor a part of a
+    key, since `True` and `1` are equal and differ as text.
+    """
+    if type(predicate) is filters.OfType:
+        kinds = predicate.type if isinstance(predicate.type, tuple) else (predicate.type,)
+        return all(isinstance(kind, type) and issubclass(kind, Variable) for kind in kinds)
+    if type(predicate) is filters.PathContains:
+        return predicate.exact and isinstance(predicate.key, (str, int))
+    return type(predicate) in (filters.PathIn, filters.Everything, filters.Nothing)
 
 
 NAMES_KEPT = 1_000_000
@@ -495,13 +490,7 @@ NAMES_KEPT = 1_000_000
 GROUPS_KEPT = 32
 """For how many different filters a definition caches which leaves they match."""
 
-_STATIC_FILTERS = (
-    filters.WithTag,
-    filters.PathContains,
-    filters.PathIn,
-    filters.Everything,
-    filters.Nothing,
-)
+_OF_PATHS = (filters.PathContains, filters.PathIn)
 
 
 def spell(graphdef: GraphDef[tp.Any]) -> tuple[list[tp.Any], list[tuple[tp.Any, tp.Any]]]:

@@ -184,23 +184,9 @@ def is_data(value: tp.Any, /) -> bool:
     return kind in _DATA_KINDS
 
 
+def is_setting(value: tp.Any) -> bool:
+    """Whether a value in a container is static: no data by its type, and nothing that contains any."""
+    return kind_of(value) == OTHER and type(value) not in DATA_TYPES
+
+
 _DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})
-
-
-def sorted_items(mapping: tp.Mapping[tp.Any, tp.Any]) -> list[tuple[tp.Any, tp.Any]]:
-    """The items of a mapping by key: numbers before strings before the rest."""
-    try:
-        return sorted(mapping.items(), key=_first)
-    except TypeError:
-        return sorted(mapping.items(), key=lambda pair: sort_key(pair[0]))
-
-
-def _first(pair: tuple[tp.Any, tp.Any]) -> tp.Any:
-    return pair[0]
-
-
-def sort_key(key: tp.Any) -> tp.Any:
-    """A key under which keys of different types have one order, the same in every process."""
-    if isinstance(key, (int, float)):
-        return (0, key, "")
-    return (1, 0, key) if isinstance(key, str) else (2, 0, f"{type(key).__qualname__}:{key!r}")

@@ -15,9 +15,8 @@ from nnxlite.graph._kinds import (
     CONTAINERS,
     CUSTOM,
     CUSTOM_NODES,
-    DATA_TYPES,
     OBJECT,
-    OTHER,
+    is_setting,
     kind_of,
 )
 
@@ -42,7 +41,7 @@ class _Custom(Node):
         return list(CUSTOM_NODES[type(value)].flatten(value)[0])
 
     def is_static(self, value: tp.Any, name: tp.Any, child: tp.Any) -> bool:
-        return kind_of(child) == OTHER and type(child) not in DATA_TYPES
+        return is_setting(child)
 
     def edit(self, writes: Writes, value: tp.Any, assigned: Assigned, removed: Names = ()) -> None:
         custom = CUSTOM_NODES[type(value)]

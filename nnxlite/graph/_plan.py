@@ -13,6 +13,7 @@ the Variables, which takes half as long as through the Variables themselves.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import operator
@@ -405,7 +406,13 @@ def view(*roots: tp.Any, trees: bool = False, open_roots: bool = False) -> View:
     start = epoch.now
     traversal = traverse(roots, trees=trees, open_roots=open_roots)
     graphdef: GraphDef[tp.Any] = GraphDef(traversal.tokens, len(roots))
-    plan = remember(roots, traversal, graphdef, start, trees)
+    plan = None
+    if traversal.exact and isinstance(roots[0], GraphNode):
+        with contextlib.suppress(TypeError):  # something that cannot be referred to weakly
+            plan = Plan(roots, traversal, graphdef, start, trees)
+            if roots[0]._nnx_plans is None:
+                _set_plans(roots[0], {})
+            _store(roots[0]._nnx_plans, _plan_key(roots, trees), plan)
     return View(graphdef, lambda: traversal.nodes, traversal.leaves, plan, traversal.nested)
 
 
@@ -489,29 +496,3 @@ def usual_plan(root: tp.Any) -> Plan | None:
     elif root._nnx_plans.pop((id(root),), None) is None:  # not one that has just become untrue
         return view(root).plan
     return None
-
-
-def remember(
-    roots: tuple[tp.Any, ...],
-    traversal: Traversal,
-    graphdef: GraphDef[tp.Any],
-    start: int,
-    trees: bool = False,
-) -> Plan | None:
-    """A plan made of a traversal that began at epoch `start`, owned by the first root.
-
-    None where there can be none: the first root must be a graph object, and everything in the graph
-    must tell of its edits and allow weak references.
-    """
-    first = roots[0]
-    if not traversal.exact or not isinstance(first, GraphNode):
-        return None
-    try:
-        plan = Plan(roots, traversal, graphdef, start, trees)
-    except TypeError:  # something that cannot be referred to weakly
-        return None
-    plans = first._nnx_plans
-    if plans is None:
-        _set_plans(first, plans := {})
-    _store(plans, _plan_key(roots, trees), plan)
-    return plan

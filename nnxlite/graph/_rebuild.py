@@ -234,11 +234,11 @@ _set_version = GraphNode.__dict__["_nnx_version"].__set__
 _set_plans = GraphNode.__dict__["_nnx_plans"].__set__
 
 
-def new_shell(cls: type, definition: ObjectDef, trace: tp.Any) -> tp.Any:
-    """An object of a class, unfilled, that belongs to the given trace."""
+def new_shell(cls: type, definition: ObjectDef | None, trace: tp.Any) -> tp.Any:
+    """An object of a class, unfilled, that belongs to the given trace; one that is not defined yet."""
     new = object.__new__(cls)
     _set_def(new, definition)
-    _set_status(new, definition.layout.status)
+    _set_status(new, {} if definition is None else definition.layout.status)
     _set_trace(new, trace)
     _set_version(new, 0)
     _set_plans(new, None)

@@ -181,9 +181,9 @@ def _convert(
     allow_duplicates: bool = False,
 ) -> A:
     """A copy of a graph whose wanted leaves are converted."""
+    seen = checked_view(node, True, "map")
     if not allow_duplicates:
         _refuse_duplicates(node, wanted)
-    seen = checked_view(node, True, "map")
     leaves = [
         convert(leaf) if wanted(path, leaf) else leaf
         for path, leaf in zip(seen.graphdef.paths, seen.leaves)

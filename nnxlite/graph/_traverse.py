@@ -23,7 +23,6 @@ from nnxlite.graph._kinds import (
     ARRAY,
     CUSTOM,
     CUSTOM_NODES,
-    DATA_TYPES,
     OBJECT,
     OTHER,
     REF,
@@ -31,7 +30,7 @@ from nnxlite.graph._kinds import (
     VARIABLE,
     GraphNode,
     classify,
-    is_data,
+    is_setting,
     kind_by_type,
 )
 
@@ -237,14 +236,7 @@ def define_container(
     keys, children, treedef = container_of(type(value), kind).flatten(value)
     definition = container_def(kind, type(value), keys, treedef)
     parts = definition.in_order(children)
-    return definition, parts if loose else [_marked(v) for v in parts]
-
-
-def _marked(value: tp.Any) -> tp.Any:
-    kind = kind_by_type.get(type(value))
-    if kind is None:
-        kind = classify(value)
-    return _Static(value) if kind == OTHER and type(value) not in DATA_TYPES else value
+    return definition, parts if loose else [_Static(v) if is_setting(v) else v for v in parts]
 
 
 def define_custom(value: tp.Any) -> tuple[tp.Any, list[tp.Any]]:
@@ -252,12 +244,7 @@ def define_custom(value: tp.Any) -> tuple[tp.Any, list[tp.Any]]:
     custom = CUSTOM_NODES[type(value)]
     pairs, metadata = custom.flatten(value)
     attributes = dict(pairs)
-    status = {k: is_data(v) or not _plain(v) for k, v in attributes.items()}
+    status = {k: not is_setting(v) for k, v in attributes.items()}
     layout = layout_of(status)
     definition = intern_object(type(value), layout, layout.static_values(attributes), metadata)
     return definition, [attributes[name] for name in layout.data]
-
-
-def _plain(value: tp.Any) -> bool:
-    kind = kind_by_type.get(type(value))
-    return (classify(value) if kind is None else kind) == OTHER

@@ -22,8 +22,8 @@ import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._interning import LOCK
-from nnxlite._state import State
-from nnxlite.graph import GraphNode, Path, flat_pairs, sort_key
+from nnxlite._state import State, sort_key
+from nnxlite.graph import GraphNode, Path, flat_pairs
 from nnxlite.objects._containers import Dict, List
 from nnxlite.objects._module import CAPTURES, Kind, Module, iter_modules
 from nnxlite.objects._observed import observed

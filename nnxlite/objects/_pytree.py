@@ -45,6 +45,7 @@ from nnxlite.graph import (
     has_data,
     is_data,
     kind_of,
+    new_shell,
     note_definition_of,
     own_status,
     set_definition,
@@ -262,13 +263,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
     def __new__(cls, *args: tp.Any, **kwargs: tp.Any) -> tp.Self:
         if (args or kwargs) and cls.__init__ is object.__init__:
             raise TypeError(f"{cls.__name__}() takes no arguments: it has no __init__.")
-        new = object.__new__(cls)
-        _set_status(new, {})
-        _set_def(new, None)
-        _set_plans(new, None)
-        _set_version(new, 0)
-        _set_trace(new, trace_state.value)
-        return new
+        return new_shell(cls, None, trace_state.value)
 
     def __init_subclass__(cls, *, pytree: bool | None = None, **kwargs: tp.Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -512,9 +507,6 @@ class Object(Pytree, pytree=False):
 _set_dict = GraphNode.__dict__["__dict__"].__set__
 _set_def = GraphNode.__dict__["_nnx_def"].__set__
 _set_status = GraphNode.__dict__["_nnx_status"].__set__
-_set_trace = GraphNode.__dict__["_nnx_trace"].__set__
-_set_version = GraphNode.__dict__["_nnx_version"].__set__
-_set_plans = GraphNode.__dict__["_nnx_plans"].__set__
 
 
 def _are_alike(old: tp.Any, new: tp.Any) -> bool:
@@ -573,12 +565,7 @@ def _register(cls: type[Pytree]) -> None:
         return [(cls._nnx_key(n), v) for n, v in zip(found.layout.data, values)], found
 
     def unflatten(found: ObjectDef, children: tp.Iterable[tp.Any]) -> tp.Any:
-        new = object.__new__(cls)
-        _set_status(new, found.layout.status)
-        _set_def(new, found)
-        _set_plans(new, None)
-        _set_version(new, 0)
-        _set_trace(new, trace_state.value)
+        new = new_shell(cls, found, trace_state.value)
         attributes = found.fresh_template()
         attributes.update(zip(found.layout.data, children))
         _set_dict(new, attributes)

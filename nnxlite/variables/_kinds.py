@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import typing as tp
 
+from nnxlite._interning import LOCK
 from nnxlite.variables._variable import MISSING, T, Variable
 
 _types: dict[str, type[Variable[tp.Any]]] = {}
@@ -44,12 +45,13 @@ def register_variable_name(name: str, typ: tp.Any = MISSING, *, overwrite: bool 
         return lambda cls: register_variable_name(name, cls, overwrite=overwrite)
     if not (isinstance(typ, type) and issubclass(typ, Variable)):
         raise TypeError(f"Expected a Variable class for the name {name!r}, got {typ!r}.")
-    if name in _types and not overwrite:
-        raise ValueError(
-            f"Name {name} already mapped to type {_types[name].__name__}. To map it to "
-            f"{typ.__name__} instead, pass overwrite=True."
-        )
-    _types[name] = typ
+    with LOCK:
+        if name in _types and not overwrite:
+            raise ValueError(
+                f"Name {name} already mapped to type {_types[name].__name__}. To map it to "
+                f"{typ.__name__} instead, pass overwrite=True."
+            )
+        _types[name] = typ
     return typ
 
 
@@ -79,7 +81,7 @@ def variable_type_from_name(
                 f"Name {name} is not registered in the registry. Register it with "
                 "register_variable_name, or pass allow_register=True."
             )
-        register_variable_name(name, type(name, (base,), {}))
+        _types.setdefault(name, type(name, (base,), {}))  # another thread may have been faster
     return _types[name]
 
 
@@ -108,10 +110,11 @@ def variable_name_from_type(typ: type[Variable[tp.Any]], /, *, allow_register: b
             f"Type {typ.__name__} is not registered in the registry. Give it a name with "
             "register_variable_name, or pass allow_register=True."
         )
-    name = typ.__name__
-    if name in _types:
-        name = _free_name(name)
-    register_variable_name(name, typ)
+    with LOCK:
+        name = typ.__name__
+        if name in _types:
+            name = _free_name(name)
+        register_variable_name(name, typ)
     return name
 
 

@@ -1585,6 +1585,12 @@ def test_a_package_can_be_trusted(monkeypatch):
         TRUSTED.remove("package_of_a_test")
 
 
+def test_functions_of_the_standard_library_that_are_written_in_c():
+    """Their modules are called `_operator` and `_functools`."""
+    f, runs = counted(lambda x: functools.reduce(operator.add, [x, x]))
+    assert [float(nnx.switch(0, [f], X)) for _ in range(3)] == [2.0] * 3 and runs() == 1
+
+
 def test_a_chain_of_functions_without_end_may_change():
     f = times_two
     for _ in range(1000):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
+from nnxlite._state import sorted_keys
 from tests.laws import model as slow
 from tests.laws.graphs import Box, Pair
 
@@ -254,3 +255,42 @@ def test_children_of_pytree_nodes_are_sorted_and_go_back_to_their_places(make):
     step(holder)
     step(holder)
     assert [float(x) for x in jax.tree.leaves(holder)] == [5.0, 2.0, 3.0, 2.0]
+
+
+def test_containers_that_are_made_anew_while_they_are_searched():
+    """The `flatten` of a pytree node may make a list, whose id the next one has soon afterwards."""
+
+    @jax.tree_util.register_pytree_node_class
+    class Bag:
+        def __init__(self, items):
+            self.items = items
+
+        def tree_flatten(self):
+            return [list(self.items)], None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            return cls(children[0])
+
+    class Shelf(nnx.Module):
+        def __init__(self, at):
+            self.bags = [Bag([jnp.ones(1)] if i == at else ["text"]) for i in range(21)]
+
+    assert [len(jax.tree.leaves(nnx.state(Shelf(at)))) for at in range(21)] == [1] * 21
+
+
+def test_keys_of_mixed_types_have_one_order_in_states_and_definitions():
+    class A:
+        class B(int):
+            pass
+
+        def __init__(self, name):
+            self.name = name
+
+        def __repr__(self):
+            return self.name
+
+    a, b = type("A", (A,), {})("1"), type("A.B", (A,), {})("0")
+    for keys in (["x", a, b], [b, a, "x"]):
+        graphdef, _ = nnx.split({key: jnp.ones(1) for key in keys})
+        assert [path[-1] for path in graphdef.paths] == sorted_keys(keys) == ["x", a, b]

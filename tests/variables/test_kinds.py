@@ -57,6 +57,17 @@ def test_a_taken_name_is_refused():
     assert nnx.variable_type_from_name("params") is nnx.Param
 
 
+def test_a_name_that_another_thread_registers_in_the_meantime():
+    class Base(nnx.Variable):
+        def __init_subclass__(cls):
+            if not made:  # what another thread may do at this moment
+                made.append(nnx.variable_type_from_name("test_race", allow_register=True))
+
+    made: list[type] = []
+    found = nnx.variable_type_from_name("test_race", base=Base, allow_register=True)
+    assert made == [found]
+
+
 def test_only_variable_classes_have_names():
     for kind in (int, 3, nnx.Param(1)):
         with pytest.raises(TypeError, match="Expected a Variable class for the name 'x', got"):
