@@ -28,6 +28,7 @@ _FILTERS = (
     str,
     types.EllipsisType,
     filters.Everything,
+    filters.Frozen,
     filters.Nothing,
     filters.OfType,
     filters.WithTag,

@@ -177,10 +177,10 @@ def core_for(kind: type[C], funs: tuple[tp.Callable[..., tp.Any], ...], options:
         core = _cores.get(owner, key, make)
     else:
         try:
-            core, _ = _constant_cores.get(key) or (make(), None)
+            core, _ = _constant_cores.pop(key, None) or (make(), None)
         except TypeError:  # unhashable options
             return make()
-        _constant_cores[key] = core, funs
+        _constant_cores[key] = core, funs  # at the end: those used last stay
         if len(_constant_cores) > CONSTANT_CORES:
             _constant_cores.popitem(last=False)
     core.hold(funs)

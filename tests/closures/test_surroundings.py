@@ -33,6 +33,7 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite.closures import TRUSTED, _bytecode, surroundings, trust
+from nnxlite.transforms import _core
 
 WAYS: dict[str, tp.Any] = {}
 FOLDER: list[pathlib.Path] = []
@@ -1589,6 +1590,18 @@ def test_functions_of_the_standard_library_that_are_written_in_c():
     """Their modules are called `_operator` and `_functools`."""
     f, runs = counted(lambda x: functools.reduce(operator.add, [x, x]))
     assert [float(nnx.switch(0, [f], X)) for _ in range(3)] == [2.0] * 3 and runs() == 1
+
+
+def test_of_bodies_that_capture_nothing_those_used_last_stay(monkeypatch):
+    monkeypatch.setattr(_core, "_constant_cores", collections.OrderedDict())
+    monkeypatch.setattr(_core, "CONSTANT_CORES", 2)
+    nnx.switch(0, [times_two], X)
+    [(first, _)] = _core._constant_cores.values()
+    for other in (lambda x: x + 1, lambda x: x + 2, lambda x: x + 3):
+        nnx.switch(0, [other], X)
+        nnx.switch(0, [times_two], X)
+    assert len(_core._constant_cores) == 2
+    assert [core is first for core, _ in _core._constant_cores.values()] == [False, True]
 
 
 def test_a_chain_of_functions_without_end_may_change():

@@ -261,3 +261,12 @@ def test_parts_are_leaves_from_where_the_spec_ends():
     assert nnx.filter(tree, spec, is_leaf=stop) == {"a": (1, None), "b": [(2, "y"), None]}
     with pytest.raises(ValueError, match="filter_spec is not a prefix of the tree"):
         nnx.filter(tree, {"a": [True, False], "b": True}, is_leaf=stop)
+
+
+def test_frozen_variables_as_a_spec():
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    nnx.freeze(model.bias)
+    frozen, rest = nnx.partition(model, nnx.Frozen())
+    assert [jnp.shape(leaf) for leaf in jax.tree.leaves((frozen, rest))] == [(3,), (2, 3)]
+    grads = nnx.filter_grad(lambda m: m(jnp.ones((1, 2))).sum(), arg=nnx.Not(nnx.Frozen()))(model)
+    assert [jnp.shape(leaf) for leaf in jax.tree.leaves(grads)] == [(2, 3)]
