@@ -62,9 +62,8 @@ def by_path(
             raise TypeError(
                 f"by_path: {text!r} needs an optax transformation, got {type(tx).__name__}."
             )
-    texts = tuple(
-        groups
-    )  # what a compiled step captures compares by content, and a Pattern does not
+    # As text, since a compiled step captures it: that compares by content, and a Pattern does not.
+    texts = tuple(groups)
 
     def labels(params: tp.Any) -> tp.Any:
         patterns = _compiled(texts)
