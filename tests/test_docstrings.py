@@ -51,7 +51,7 @@ def public_objects() -> dict[str, tp.Any]:
     return {
         prefix + name: value
         for prefix, module in modules.items()
-        for name, value in vars(module).items()
+        for name, value in inspect.getmembers(module)
         if not name.startswith("_")
         and (inspect.isclass(value) or inspect.isfunction(value))
         and is_ours(value)

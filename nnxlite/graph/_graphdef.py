@@ -459,7 +459,7 @@ _interned: Table[GraphDef[tp.Any]] = Table("_key")
 jax.tree_util.register_static(GraphDef)
 
 
-def _parts(predicate: Predicate) -> tp.Iterator[Predicate]:
+def _parts(predicate: tp.Any) -> tp.Iterator[Predicate]:
     """A predicate, or those that it combines."""
     if type(predicate) in (filters.Any, filters.All):
         for part in predicate.predicates:
@@ -470,7 +470,7 @@ def _parts(predicate: Predicate) -> tp.Iterator[Predicate]:
         yield predicate
 
 
-def _is_of_definition(predicate: Predicate) -> bool:
+def _is_of_definition(predicate: tp.Any) -> bool:
     """Whether a predicate looks only at paths and at classes of Variables.
 
     Not a tag, which may also be an attribute of the value or a property of the class.  Nor a part of a

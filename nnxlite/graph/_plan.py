@@ -410,9 +410,10 @@ def view(*roots: tp.Any, trees: bool = False, open_roots: bool = False) -> View:
     if traversal.exact and isinstance(roots[0], GraphNode):
         with contextlib.suppress(TypeError):  # something that cannot be referred to weakly
             plan = Plan(roots, traversal, graphdef, start, trees)
-            if roots[0]._nnx_plans is None:
-                _set_plans(roots[0], {})
-            _store(roots[0]._nnx_plans, _plan_key(roots, trees), plan)
+            plans = roots[0]._nnx_plans
+            if plans is None:
+                _set_plans(roots[0], plans := {})
+            _store(plans, _plan_key(roots, trees), plan)
     return View(graphdef, lambda: traversal.nodes, traversal.leaves, plan, traversal.nested)
 
 
