@@ -184,9 +184,9 @@ def is_data(value: tp.Any, /) -> bool:
     return kind in _DATA_KINDS
 
 
+_DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})
+
+
 def is_setting(value: tp.Any) -> bool:
     """Whether a value in a container is static: no data by its type, and nothing that contains any."""
     return kind_of(value) == OTHER and type(value) not in DATA_TYPES
-
-
-_DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})

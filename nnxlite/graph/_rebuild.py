@@ -235,7 +235,7 @@ _set_plans = GraphNode.__dict__["_nnx_plans"].__set__
 
 
 def new_shell(cls: type, definition: ObjectDef | None, trace: tp.Any) -> tp.Any:
-    """An object of a class, unfilled, that belongs to the given trace; one that is not defined yet."""
+    """An object of a class, unfilled, that belongs to the given trace; `definition` may be None yet."""
     new = object.__new__(cls)
     _set_def(new, definition)
     _set_status(new, {} if definition is None else definition.layout.status)

@@ -281,9 +281,6 @@ def test_containers_that_are_made_anew_while_they_are_searched():
 
 def test_keys_of_mixed_types_have_one_order_in_states_and_definitions():
     class A:
-        class B(int):
-            pass
-
         def __init__(self, name):
             self.name = name
 
