@@ -19,7 +19,6 @@ from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._outdef import Crossing, Fresh, OutDef, OutGraph, Outputs, Source
 from nnxlite.boundary._refusals import refuse_fixed
 from nnxlite.graph import (
-    CUSTOM_NODES,
     REF_LEAF,
     ArrayCode,
     Code,
@@ -27,13 +26,13 @@ from nnxlite.graph import (
     Decoded,
     GraphNode,
     ObjectDef,
+    add_nodes,
     children_of,
-    fill,
-    new_shell,
+    node_of,
     note_definition_of,
     resolve,
 )
-from nnxlite.variables import VariableDef, make, note_definition, note_raw
+from nnxlite.variables import VariableDef, note_definition, note_raw
 
 
 def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
@@ -102,15 +101,12 @@ def _note_values(writes: Writes, inputs: Inputs, at: tuple[int, ...], values: li
     for variable, value in variables:
         note_raw(writes, variable, value)
     for node, name, code in places:
-        custom = CUSTOM_NODES.get(type(node))
-        if custom is None:
-            attributes = node.__dict__
-            new = _with_arrays(attributes[name], code, arrays, writes)
-            writes.add(attributes.__setitem__, name, new)
+        kind = node_of(node)
+        new = _with_arrays(kind.mapping(node)[name], code, arrays, writes)
+        if isinstance(node, GraphNode):
+            writes.add(node.__dict__.__setitem__, name, new)
         else:
-            held = dict(custom.flatten(node)[0])[name]
-            new = _with_arrays(held, code, arrays, writes)
-            writes.add_foreign(custom.set_key, node, name, new)
+            kind.edit(writes, node, {name: new})
 
 
 def _places(
@@ -180,28 +176,11 @@ def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
         _note_values(writes, inputs, definition.written, outputs.written)
     leaves = [source.pick(inputs.values, outputs.fresh) for source in graph.sources]
     _make_refs(graph, leaves)
-    nodes: list[tp.Any] = []
-    for i, node_def in enumerate(decoded.node_defs):
-        old = graph.origin[i]
-        if old is not None:
-            nodes.append(outer[old])
-        elif isinstance(node_def, ObjectDef):
-            custom = CUSTOM_NODES.get(node_def.type)
-            if custom is None:
-                nodes.append(new_shell(node_def.type, node_def, trace))
-            else:
-                nodes.append(custom.create_empty(node_def.metadata))
-        elif isinstance(node_def, VariableDef):
-            nodes.append(make(node_def, leaves[decoded.node_leaves[i]]))
-        else:
-            nodes.append(leaves[decoded.node_leaves[i]])
+    nodes = [None if old is None else outer[old] for old in graph.origin]
+    add_nodes(decoded, leaves, nodes)
     for old, kind in graph.kinds:
         note_definition(writes, outer[old], kind)
     codes_of = dict(decoded.children)
-    for number, codes in decoded.children:
-        if graph.origin[number] is None:
-            values = [resolve(code, nodes, leaves) for code in codes]
-            fill(nodes[number], decoded.node_defs[number], values)
     for number, names, removed in graph.edits:
         node_def = decoded.node_defs[number]
         codes = dict(zip(node_def.layout.data, codes_of[number]))
@@ -241,15 +220,11 @@ def _note_edit(
     leaves: list[tp.Any],
 ) -> None:
     """Collect the writes that repeat the changes of one object on the caller's own."""
-    custom = CUSTOM_NODES.get(node_def.type)
-    if custom is not None:
-        for name in removed:
-            writes.add_foreign(custom.pop_key, node, name)
-        for name in names:
-            value = (
-                resolve(codes[name], nodes, leaves) if name in codes else node_def.template[name]
-            )
-            writes.add_foreign(custom.set_key, node, name, value)
+    if not isinstance(node, GraphNode):
+        new = {n: resolve(codes[n], nodes, leaves) for n in names if n in codes}
+        node_of(node).edit(
+            writes, node, {n: node_def.template[n] for n in names if n not in codes} | new, removed
+        )
         return
     attributes = node.__dict__
     for name in removed:

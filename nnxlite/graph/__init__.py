@@ -79,6 +79,7 @@ from nnxlite.graph._kinds import kind_of as kind_of
 from nnxlite.graph._kinds import register_data_type as register_data_type
 from nnxlite.graph._kinds import register_graph_node_type as register_graph_node_type
 from nnxlite.graph._nodes import children_of as children_of
+from nnxlite.graph._nodes import node_of as node_of
 from nnxlite.graph._plan import Stale as Stale
 from nnxlite.graph._plan import View as View
 from nnxlite.graph._plan import find_plan as find_plan
@@ -89,8 +90,8 @@ from nnxlite.graph._rebuild import Code as Code
 from nnxlite.graph._rebuild import ContainerCode as ContainerCode
 from nnxlite.graph._rebuild import Decoded as Decoded
 from nnxlite.graph._rebuild import NodeCode as NodeCode
+from nnxlite.graph._rebuild import add_nodes as add_nodes
 from nnxlite.graph._rebuild import build_nodes as build_nodes
-from nnxlite.graph._rebuild import fill as fill
 from nnxlite.graph._rebuild import new_shell as new_shell
 from nnxlite.graph._rebuild import resolve as resolve
 from nnxlite.graph._refs import to_arrays as to_arrays

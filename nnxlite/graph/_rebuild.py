@@ -245,6 +245,13 @@ def new_shell(cls: type, definition: ObjectDef | None, trace: tp.Any) -> tp.Any:
     return new
 
 
+def new_node(definition: ObjectDef, trace: tp.Any) -> tp.Any:
+    """An object that a definition describes, or an instance of a registered class, unfilled."""
+    if CUSTOM_NODES and definition.type in CUSTOM_NODES:
+        return CUSTOM_NODES[definition.type].create_empty(definition.metadata)
+    return new_shell(definition.type, definition, trace)
+
+
 def set_attributes(node: GraphNode, attributes: dict[tp.Any, tp.Any]) -> None:
     """Replace all attributes of an object, around `__setattr__`."""
     _set_dict(node, attributes)
@@ -265,37 +272,42 @@ def build_nodes(
 
     Raises TraceContextError, before any change, where a known node belongs to another trace.
     """
-    trace = trace_state.value
-    definitions = decoded.node_defs
-    nodes: list[tp.Any] = [None] * len(definitions)
-    if known is not None:
-        _refuse_foreign(decoded, known, trace)
-        nodes = list(known)
+    if known is None:
+        nodes: list[tp.Any] = [None] * len(decoded.node_defs)
+        add_nodes(decoded, leaves, nodes, recreate_variables)
+        return nodes
+    _refuse_foreign(decoded, known, trace_state.value)
     for number, leaf in zip(decoded.leaf_nodes, leaves):
-        if number < 0:
-            continue
-        if nodes[number] is not None:
-            _take_over(nodes[number], definitions[number], leaf)
-        elif (
-            not recreate_variables or isinstance(leaf, Variable) or definitions[number] is REF_LEAF
-        ):
-            nodes[number] = leaf
-        else:
-            nodes[number] = make(definitions[number], leaf)
-    fillers = decoded.fillers()
-    fresh = [filler for filler in fillers if nodes[filler[0]] is None]
-    for number, definition, _, _ in fresh:
-        if CUSTOM_NODES and definition.type in CUSTOM_NODES:
-            nodes[number] = CUSTOM_NODES[definition.type].create_empty(definition.metadata)
-        else:
-            nodes[number] = new_shell(definition.type, definition, trace)
-    for number, definition, codes, pick in fillers:
-        values = [resolve(c, nodes, leaves) for c in codes] if pick is None else pick(nodes)
-        if known is None or known[number] is None:
-            fill(nodes[number], definition, values)
-        else:
-            refill(nodes[number], definition, values)
+        if number >= 0 and known[number] is not None:
+            _take_over(known[number], decoded.node_defs[number], leaf)
+    nodes = list(known)
+    add_nodes(decoded, leaves, nodes, recreate_variables)
+    for number, codes in decoded.children:
+        if known[number] is not None:
+            values = [resolve(code, nodes, leaves) for code in codes]
+            refill(nodes[number], decoded.node_defs[number], values)
     return nodes
+
+
+def add_nodes(
+    decoded: Decoded,
+    leaves: tp.Sequence[tp.Any],
+    nodes: list[tp.Any],
+    recreate_variables: bool = True,
+) -> None:
+    """Put new nodes in the places of a list that have None, as `build_nodes` makes them."""
+    trace, definitions = trace_state.value, decoded.node_defs
+    for number, leaf in zip(decoded.leaf_nodes, leaves):
+        if number >= 0 and nodes[number] is None:
+            itself = not recreate_variables or isinstance(leaf, Variable)
+            itself = itself or definitions[number] is REF_LEAF
+            nodes[number] = leaf if itself else make(definitions[number], leaf)
+    fresh = [filler for filler in decoded.fillers() if nodes[filler[0]] is None]
+    for number, definition, _, _ in fresh:
+        nodes[number] = new_node(definition, trace)
+    for number, definition, codes, pick in fresh:
+        values = [resolve(c, nodes, leaves) for c in codes] if pick is None else pick(nodes)
+        fill(nodes[number], definition, values)
 
 
 def _refuse_foreign(decoded: Decoded, known: tp.Sequence[tp.Any], trace: tp.Any) -> None:

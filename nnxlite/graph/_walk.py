@@ -23,7 +23,7 @@ from nnxlite.graph._kinds import (
     kind_of,
 )
 from nnxlite.graph._nodes import NODES, children_of
-from nnxlite.graph._rebuild import fill, new_shell
+from nnxlite.graph._rebuild import fill, new_node
 from nnxlite.graph._traverse import contains_itself, define_container, define_custom
 
 N = tp.TypeVar("N")
@@ -299,11 +299,9 @@ def recursive_map(
                 names.append(name)
             results.append([])
             kind = kind_of(value)
-            if kind == OBJECT:
-                copies[id(value)] = new_shell(type(value), definition(value), trace)
-            elif kind == CUSTOM:
-                form, _ = define_custom(value)
-                copies[id(value)] = CUSTOM_NODES[type(value)].create_empty(form.metadata)
+            if kind in (OBJECT, CUSTOM):
+                form = definition(value) if kind == OBJECT else define_custom(value)[0]
+                copies[id(value)] = new_node(form, trace)
         else:
             copy = _with_children(value, copies.get(id(value)), results.pop())
             given.append(copy)
