@@ -46,7 +46,6 @@ from nnxlite.boundary import (
     settings_by_leaf,
 )
 from nnxlite.transforms._arguments import (
-    Statics,
     blank_statics,
     fill_statics,
     naming_arguments,
@@ -76,20 +75,6 @@ if tp.TYPE_CHECKING:
 Fwd = tp.Callable[..., tuple[tp.Any, tp.Any]]
 Bwd = tp.Callable[..., tp.Any]
 Argnums = int | DiffState | tuple[int | DiffState, ...]
-
-
-class VjpKey(tp.NamedTuple):
-    """What besides the arguments' structure identifies a call.
-
-    Attributes:
-        statics: nondifferentiated arguments without arrays or objects.
-        num_args: how many arguments the function is called with.
-        updates: whether structure changes propagate, and which signature `bwd` has.
-    """
-
-    statics: Statics
-    num_args: int
-    updates: bool
 
 
 class ArgumentSplit(tp.NamedTuple):
@@ -126,8 +111,13 @@ class CustomVjp(Unequal, Transformed[P, R]):
         self.bwd: Bwd | None = None
         self.symbolic_zeros = False
         self.takes_updates = False
-        if any(isinstance(n, DiffState) for n in options.nondiff_argnums) and not self._updates():
-            self._refuse_states()
+        self._updates = options.modes.updates  # structure, too, and the signature of the rule
+        if not self._updates and any(isinstance(n, DiffState) for n in options.nondiff_argnums):
+            raise ValueError(
+                "custom_vjp: `nondiff_argnums` cannot contain `DiffState` objects when `graph=False` or "
+                "`graph_updates=False`, where cotangents have the form of whole arguments. Remove the "
+                "DiffState, or pass graph=True and graph_updates=True."
+            )
         try:
             self._signature: inspect.Signature | None = inspect.signature(self.bound.fun)
         except (ValueError, TypeError):  # a callable without signature
@@ -148,7 +138,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
                 may get `SymbolicZero`s for cotangents.
         """
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
-        self.takes_updates = _takes(bwd, "updates_g") and not self._updates()
+        self.takes_updates = _takes(bwd, "updates_g") and not self._updates
         # Plain functions: JAX asks for their signatures at each call, which is slow for methods.
         self._function = jax.custom_vjp(
             lambda call, chosen, rest: self._run(call.value, chosen, rest)
@@ -164,17 +154,16 @@ class CustomVjp(Unequal, Transformed[P, R]):
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
         if self._function is None:
-            raise (ValueError if self._updates() else AttributeError)(
+            raise (ValueError if self._updates else AttributeError)(
                 f"No VJP defined for custom_vjp function {name_of(self.fun)}: call its "
                 "defvjp(fwd, bwd) before the function."
             )
         args = self._positional(args, kwargs)
-        updates = self._updates()
-        diff, nondiff, states = self._argnums(len(args), updates)
+        diff, nondiff, states = self._argnums(len(args))
         static = [number for number in nondiff if not _crosses(args[number])]
         args, statics = blank_statics(args, static, 0, repr(self))
         inputs = Inputs(args).in_mode(self.options.modes.graph, "custom_vjp", self._in_words)
-        call = inputs.define(VjpKey(statics, len(args), updates))
+        call = inputs.define(statics)
         if call not in self._splits:
             selected = _select(self._in_words(call), diff, states)
             self._splits[call] = ArgumentSplit(diff, nondiff, selected)
@@ -183,7 +172,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
             repr(self), self._in_words(call), inputs, ", or name it in nondiff_argnums"
         ):
             fixed, result, written, fresh = self._function(Fixed(call), chosen, rest)
-        if written and not updates and not self.takes_updates:
+        if written and not self._updates and not self.takes_updates:
             written = constant_if([inputs.values[i] for i in fixed.value.written], written)
         return replay(inputs, Outputs(fixed.value, result, written, fresh))
 
@@ -214,9 +203,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
             )
         return bound.args
 
-    def _argnums(
-        self, num_args: int, updates: bool
-    ) -> tuple[list[int], list[int], dict[int, DiffState]]:
+    def _argnums(self, num_args: int) -> tuple[list[int], list[int], dict[int, DiffState]]:
         """Numbers of differentiated and nondifferentiated arguments, and the filters of the former."""
         first = len(self.bound.args)
         visible = num_args - first
@@ -230,12 +217,10 @@ class CustomVjp(Unequal, Transformed[P, R]):
                     f"with {visible} arguments. Give numbers from {-visible} to {visible - 1}."
                 )
             number = first + (number if number >= 0 else number + visible)
-            if not isinstance(entry, DiffState):
-                nondiff.append(number)
-            elif updates:
+            if isinstance(entry, DiffState):
                 states[number] = entry
             else:
-                self._refuse_states()
+                nondiff.append(number)
         diff = [n for n in range(first, num_args) if n not in nondiff]
         return diff, sorted(nondiff), states
 
@@ -244,14 +229,14 @@ class CustomVjp(Unequal, Transformed[P, R]):
     def _arguments(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], Inner]:
         leaves = self._splits[call].selected.join(chosen, rest)
         tree, inner = enter(call, leaves)
-        return fill_statics(tree, call.extra.statics), inner
+        return fill_statics(tree, call.extra), inner
 
     def _run(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
         """The function itself."""
         args, inner = self._arguments(call, chosen, rest)
         result = self.bound.fun(*args)
         refuse_shared_result(result, "custom_vjp", self.options.modes.graph)
-        out = leave(inner, result, structure=call.extra.updates)
+        out = leave(inner, result, structure=self._updates)
         returned = _returned(call, out.definition)
         if returned - set(out.definition.written):
             out = leave(inner, result, all_written=returned)
@@ -273,10 +258,9 @@ class CustomVjp(Unequal, Transformed[P, R]):
             )
         result, residual = pair
         kept = Inputs(residual, call.trees)
-        updates = call.extra.updates
         known = self._left.get(call)
         written = known.written if known is not None else ()
-        out = leave(inner, result, all_written=written, structure=updates)
+        out = leave(inner, result, all_written=written, structure=self._updates)
         if known is not None and known != out.definition:
             self._refuse_other(call, known, out.definition)
         shapes = Shapes.of((chosen_values, rest_values))
@@ -302,7 +286,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
             cotangents = jax.tree_util.tree_map(instantiated, cotangents, is_leaf=is_symbolic_zero)
         all_shapes = selected.join(chosen_shapes, rest_shapes)
         given = Cotangents(call, definition, cotangents, call.by_side(all_shapes)[1])
-        if call.extra.updates:
+        if self._updates:
             shown: tp.Any = (given.inputs(diff), given.result_states())
         else:
             shown = given.result_objects()
@@ -342,19 +326,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
         given = by_leaf(form, tuple(g for _, g in pairs))
         return tangent_leaves(form, given, selected.positions[0])
 
-    def _updates(self) -> bool:
-        """Whether structure changes propagate, and which signature the backward rule has."""
-        return self.options.modes.updates
-
     # refusals ----------------------------------------------------------------------------------
-
-    def _refuse_states(self) -> tp.NoReturn:
-        """Raise ValueError: the signature without updates has no States."""
-        raise ValueError(
-            "custom_vjp: `nondiff_argnums` cannot contain `DiffState` objects when `graph=False` or "
-            "`graph_updates=False`, where cotangents have the form of whole arguments. Remove the "
-            "DiffState, or pass graph=True and graph_updates=True."
-        )
 
     def _refuse_other(self, call: CallDef, fun: OutDef, fwd: OutDef) -> tp.NoReturn:
         """Raise TypeError: the forward rule has other outputs than the function."""
