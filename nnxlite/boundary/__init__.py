@@ -57,6 +57,7 @@ from nnxlite.boundary._outdef import Source as Source
 from nnxlite.boundary._outdef import fresh_text as fresh_text
 from nnxlite.boundary._outdef import output_roots as output_roots
 from nnxlite.boundary._outputs import leave as leave
+from nnxlite.boundary._partition import Division as Division
 from nnxlite.boundary._partition import Partition as Partition
 from nnxlite.boundary._partition import put as put
 from nnxlite.boundary._partition import replaced as replaced
@@ -75,10 +76,11 @@ from nnxlite.boundary._prefixes import leaf_shardings as leaf_shardings
 from nnxlite.boundary._prefixes import leaves_below as leaves_below
 from nnxlite.boundary._prefixes import leaves_of_code as leaves_of_code
 from nnxlite.boundary._prefixes import refuse_foreign_axes as refuse_foreign_axes
-from nnxlite.boundary._prefixes import refuse_non_arrays as refuse_non_arrays
 from nnxlite.boundary._prefixes import settings_by_leaf as settings_by_leaf
+from nnxlite.boundary._refusals import first_foreign as first_foreign
 from nnxlite.boundary._refusals import fixed_structure as fixed_structure
 from nnxlite.boundary._refusals import refuse_foreign_outputs as refuse_foreign_outputs
+from nnxlite.boundary._refusals import refuse_non_arrays as refuse_non_arrays
 from nnxlite.boundary._refusals import structure_changed as structure_changed
 from nnxlite.boundary._replay import replay as replay
 from nnxlite.boundary._replay import replay_crossing as replay_crossing

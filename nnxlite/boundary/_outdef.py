@@ -75,6 +75,10 @@ class OutGraph:
     edits: tuple[Edit, ...]
     kinds: tuple[tuple[int, VariableDef], ...]
 
+    def fresh_leaves(self) -> dict[int, int]:
+        """The leaf of each value that did not come in, by its number."""
+        return {s.number: leaf for leaf, s in enumerate(self.sources) if isinstance(s, Fresh)}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OutDef:

@@ -477,32 +477,6 @@ def graph_settings(
     return out
 
 
-def refuse_non_arrays(
-    name: str,
-    call: CallDef,
-    leaves: tp.Sequence[tp.Any],
-    remedy: str,
-) -> None:
-    """Raise TypeError naming the first leaf of the arguments that JAX does not accept.
-
-    Called after JAX refused the arguments; returns if JAX had another reason.
-
-    Args:
-        name: of the transform.
-        call, leaves: the arguments.
-        remedy: what to do instead.
-    """
-    for leaf, value in zip(call.leaves(), leaves):
-        for part in jax.tree_util.tree_leaves(value):
-            try:
-                jax.typeof(part)
-            except TypeError:
-                raise TypeError(
-                    f"{name}: cannot interpret argument '{leaf.text()}' as an array, it is of type "
-                    f"'{type(part).__name__}'. {remedy}"
-                ) from None
-
-
 class _Unseen:
     """Stands for an array when filters look at it; raises for every question about its value."""
 

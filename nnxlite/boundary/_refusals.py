@@ -10,7 +10,7 @@ import jax
 
 from nnxlite._errors import path_text
 from nnxlite._jax import describe_trace, key_name, trace_state
-from nnxlite.boundary._inputs import CallDef, Inner, is_root, paths_of
+from nnxlite.boundary._inputs import ArgumentLeaf, CallDef, Inner, is_root, paths_of
 from nnxlite.boundary._outdef import OutGraph, Outputs, fresh_text
 from nnxlite.graph import GraphDef, traverse
 from nnxlite.variables import Variable
@@ -44,6 +44,34 @@ def refuse_foreign_outputs(call: CallDef, out: Outputs, name: str = "the functio
                 "valid JAX type. Store an array; to make an attribute static, assign "
                 "nnx.static(value)."
             )
+
+
+def first_foreign(
+    leaves: tp.Iterable[tuple[ArgumentLeaf, tp.Any]],
+) -> tuple[str, tp.Any] | None:
+    """The path of the first leaf of some arguments that JAX does not accept, and what is in it."""
+    for leaf, value in leaves:
+        for part in filter(_is_foreign, jax.tree_util.tree_leaves(value)):
+            return leaf.text(), part
+    return None
+
+
+def refuse_non_arrays(name: str, call: CallDef, leaves: tp.Sequence[tp.Any], remedy: str) -> None:
+    """Raise TypeError naming the first leaf of the arguments that JAX does not accept.
+
+    Called after JAX refused the arguments; returns if JAX had another reason.
+
+    Args:
+        name: of the transform.
+        call, leaves: the arguments.
+        remedy: what to do instead.
+    """
+    bad = first_foreign(zip(call.leaves(), leaves))
+    if bad is not None:
+        raise TypeError(
+            f"{name}: cannot interpret argument '{bad[0]}' as an array, it is of type "
+            f"'{type(bad[1]).__name__}'. {remedy}"
+        ) from None
 
 
 def _is_foreign(value: tp.Any) -> bool:

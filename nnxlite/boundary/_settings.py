@@ -8,7 +8,6 @@ the prefixes; which leaf is in which group crosses as static data.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import typing as tp
 
 import jax
@@ -17,8 +16,8 @@ import jax.numpy as jnp
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
 from nnxlite.boundary._inputs import CallDef, paths_of, template_of
-from nnxlite.boundary._outdef import CameIn, Fresh, OutDef, OutGraph, Outputs, Source
-from nnxlite.boundary._partition import Partition
+from nnxlite.boundary._outdef import CameIn, OutDef, OutGraph, Outputs, Source
+from nnxlite.boundary._partition import Division, Partition
 from nnxlite.boundary._prefixes import (
     FilterMapping,
     PrefixMapping,
@@ -38,13 +37,13 @@ class Layout:
 
     Attributes:
         definition: what leaves.
-        treedef: of a result that crosses as it is; otherwise None.
-        partition: the groups of all output leaves: those of the result, written and fresh ones.
+        treedef: of (result, written, fresh).
+        division: of the leaves of that tree.
     """
 
     definition: OutDef
-    treedef: PyTreeDef | None
-    partition: Partition
+    treedef: PyTreeDef
+    division: Division
 
 
 def mentioned(*prefixes: tp.Any) -> tuple[tp.Any, ...]:
@@ -171,12 +170,11 @@ def _check_shared(
 
 def fresh_variables(out: Outputs) -> list[tp.Any]:
     """For each fresh value what filters see of it."""
-    seen: dict[int, tp.Any] = {}
     graph = out.definition.graph
-    for leaf, source in enumerate(() if graph is None else graph.sources):
-        if graph is not None and isinstance(source, Fresh):
-            seen[source.number] = shown(graph.graphdef.decoded, leaf)
-    return [seen.get(number, value) for number, value in enumerate(out.fresh)]
+    if graph is None:
+        return []
+    leaves = graph.fresh_leaves()
+    return [shown(graph.graphdef.decoded, leaves[number]) for number in range(len(out.fresh))]
 
 
 def output_names(
@@ -203,13 +201,10 @@ def output_paths(definition: OutDef, treedef: PyTreeDef) -> tuple[list[Path], li
         treedef: of the result, with roots as leaves.
     """
     result = [path for i, path in enumerate(paths_of(treedef)) if i not in definition.where]
-    fresh: dict[int, Path] = {}
-    if definition.graph is not None:
-        decoded = definition.graph.graphdef.decoded
-        for leaf, source in enumerate(definition.graph.sources):
-            if isinstance(source, Fresh):
-                fresh[source.number] = decoded.path(decoded.leaf_frames[leaf])[1:]
-    return result, [fresh[i] for i in sorted(fresh)]
+    if definition.graph is None:
+        return result, []
+    decoded, fresh = definition.graph.graphdef.decoded, definition.graph.fresh_leaves()
+    return result, [decoded.path(decoded.leaf_frames[fresh[i]])[1:] for i in sorted(fresh)]
 
 
 def no_room(axis: tp.Any, value: tp.Any, name: str) -> str | None:
@@ -229,23 +224,14 @@ def pack(
     out: Outputs, settings: OutSettings, order: tuple[tp.Any, ...]
 ) -> tuple[Layout, tuple[list[tp.Any], ...]]:
     """Output leaves in groups, one for each setting in `order`."""
-    treedef = None
-    leaves = out.result
-    if out.definition.treedef is None:
-        leaves, treedef = jax.tree_util.tree_flatten(out.result)
+    leaves = [*jax.tree_util.tree_leaves(out.result), *out.written, *out.fresh]
+    blank = out.result, [0] * len(out.written), [0] * len(out.fresh)
     partition = Partition(tuple(settings.all()), order)
-    groups = partition.split([*leaves, *out.written, *out.fresh])
-    return Layout(out.definition, treedef, partition), groups
+    layout = Layout(out.definition, jax.tree_util.tree_structure(blank), Division(partition))
+    return layout, partition.split(leaves)
 
 
 def unpack(layout: Layout, groups: tp.Sequence[tp.Sequence[tp.Any]]) -> Outputs:
     """The inverse of `pack`, outside."""
-    definition, treedef = layout.definition, layout.treedef
-    leaves = iter(layout.partition.join(*groups))
-    whole = definition.treedef if treedef is None else treedef
-    count = tp.cast(PyTreeDef, whole).num_leaves - len(definition.where)
-    result: tp.Any = list(itertools.islice(leaves, count))
-    if treedef is not None:
-        result = jax.tree_util.tree_unflatten(treedef, result)
-    written = list(itertools.islice(leaves, len(definition.written)))
-    return Outputs(definition, result, written, list(leaves))
+    leaves = layout.division.join(*groups)
+    return Outputs(layout.definition, *jax.tree_util.tree_unflatten(layout.treedef, leaves))

@@ -15,6 +15,7 @@ from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
     CallDef,
+    Division,
     Inputs,
     Operands,
     Partition,
@@ -23,11 +24,9 @@ from nnxlite.boundary import (
     enter,
     leave,
 )
-from nnxlite.closures import Surroundings
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import (
     Call,
-    Division,
     Filtered,
     inputs_of_call,
     put_back,
@@ -95,21 +94,13 @@ class FilterJitCore(Core):
     options: FilterJitOptions
     traced_late = True
 
-    def __init__(
-        self,
-        funs: tuple[tp.Callable[..., tp.Any], ...],
-        options: FilterJitOptions,
-        seen: Surroundings | None = None,
-    ) -> None:
-        super().__init__(funs, options, seen)
-        program = program_name(funs[0])
-        more = dict(options.jax_options)
-        if options.donate != "none":
+    def _make_jitted(self, fun: tp.Callable[..., tp.Any]) -> None:
+        program, more = program_name(fun), dict(self.options.jax_options)
+        if self.options.donate != "none":
             more["donate_argnums"] = (1,)
-        self.jitted = jax.jit(describe(self.traced, funs[0], program, self.named), **more)
-        self.traces = Traces(
-            f"filter_jit({name_of(funs[0])})", funs[0], program, options.max_traces
-        )
+        self.jitted = jax.jit(describe(self.traced, fun, program, self.named), **more)
+        name = f"filter_jit({name_of(fun)})"
+        self.traces = Traces(name, fun, program, self.options.max_traces)
 
     def named(self, operands: Operands, donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, with the names of their arguments."""

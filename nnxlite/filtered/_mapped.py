@@ -17,7 +17,9 @@ from nnxlite._errors import path_text
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
     CallDef,
+    Division,
     Fixed,
+    Layout,
     Outputs,
     Partition,
     Source,
@@ -28,10 +30,11 @@ from nnxlite.boundary import (
     output_paths,
     output_settings,
     replay,
+    unpack,
 )
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._axes import IN_AXES, OUT_AXES, check_axes, is_mapped
-from nnxlite.filtered._crossing import Call, Division, Filtered, OutForm, divide
+from nnxlite.filtered._crossing import Call, Filtered, divide
 from nnxlite.filtered._donation import (
     DONATED,
     GROUPS,
@@ -231,7 +234,7 @@ class _Program:
         partition = Partition(tuple(groups), OUT_GROUPS)
         division, (front, whole) = divide(leaves, partition)
         self.whole_paths[:] = partition.split(paths)[1]
-        form = OutForm(out.definition, treedef, division)
+        form = Layout(out.definition, treedef, division)
         final_axes = tuple(partition.split(axes)[0])
         return Fixed((form, final_axes)), list(map(jnp.asarray, front)), whole
 
@@ -295,7 +298,7 @@ def _outputs(fixed: Fixed, front: tp.Sequence[tp.Any], whole: tp.Sequence[tp.Any
     form, axes = fixed.value
     arrays = map(jnp.asarray, front)  # `jax.vmap` gives back NumPy arrays that pass through as such
     moved = [x if axis == 0 else jnp.moveaxis(x, 0, axis) for x, axis in zip(arrays, axes)]
-    return form.outputs(form.division.join(moved, whole))
+    return unpack(form, (moved, whole))
 
 
 def _mapped(

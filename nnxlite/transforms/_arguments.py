@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import typing as tp
 
@@ -13,6 +14,7 @@ from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import (
     CallDef,
     Inputs,
+    first_foreign,
     is_root,
     names_by_position,
     parameter_names,
@@ -267,7 +269,10 @@ def check_arguments(
         raise TypeError(f"{name}({name_of(fun)}): {error}.") from None
 
 
-class naming_arguments:
+@contextlib.contextmanager
+def naming_arguments(
+    name: str, call: CallDef, inputs: Inputs, remedy: str = ""
+) -> tp.Iterator[None]:
     """A context in which JAX's error for an argument that is not an array names the argument.
 
     Args:
@@ -276,42 +281,14 @@ class naming_arguments:
         inputs: the same with their leaves.
         remedy: what to do instead.
     """
-
-    def __init__(self, name: str, call: CallDef, inputs: Inputs, remedy: str = "") -> None:
-        self._name = name
-        self._call = call
-        self._inputs = inputs
-        self._remedy = remedy
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: tp.Any, error: tp.Any, traceback: tp.Any) -> None:
-        if not isinstance(error, TypeError):
-            return
-        bad = _no_array(self._call, self._inputs)
-        if bad is not None:
-            path, value = bad
-            raise TypeError(
-                f"{self._name}: the argument at '{path}' is of type {type(value).__name__}, which "
-                f"is no array. Give it to the function with functools.partial{self._remedy}."
-            ) from error
-
-
-def _no_array(call: CallDef, inputs: Inputs) -> tuple[str, tp.Any] | None:
-    """The first leaf of some arguments that JAX does not accept, with its path."""
-    for leaf, value in sorted(zip(call.leaves(), inputs.leaves), key=lambda pair: pair[0].position):
-        for part in jax.tree_util.tree_leaves(value):
-            if not _is_array(part):
-                return leaf.text(), part
-    return None
-
-
-def _is_array(value: tp.Any) -> bool:
-    if isinstance(value, jax.ShapeDtypeStruct):
-        return True
     try:
-        jax.typeof(value)
-    except TypeError:
-        return False
-    return True
+        yield
+    except TypeError as error:
+        leaves = sorted(zip(call.leaves(), inputs.leaves), key=lambda pair: pair[0].position)
+        bad = first_foreign(leaves)
+        if bad is None:
+            raise
+        raise TypeError(
+            f"{name}: the argument at '{bad[0]}' is of type {type(bad[1]).__name__}, which is no "
+            f"array. Give it to the function with functools.partial{remedy}."
+        ) from error

@@ -75,7 +75,11 @@ class Core:
         self.seen = seen
         self.warned: set[str] = set()
         self._numbers: dict[tp.Any, int] = {}
-        self.jitted = jax.jit(describe(self._run, funs[0], self.name), static_argnums=(0, 1))
+        self._make_jitted(funs[0])
+
+    def _make_jitted(self, fun: tp.Callable[..., tp.Any]) -> None:
+        """Make what JAX is given; the function is named in messages, and must not be kept alive."""
+        self.jitted = jax.jit(describe(self._run, fun, self.name), static_argnums=(0, 1))
 
     def hold(self, funs: tuple[tp.Callable[..., tp.Any], ...]) -> None:
         """Trace these functions from now on: equal functions may by now see something else."""

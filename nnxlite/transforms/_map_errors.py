@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._errors import listed
-from nnxlite._jax import PyTreeDef
 from nnxlite.boundary import CallDef, Inputs, Layout, output_names, refuse_non_arrays
 
 SHOWN = 12
@@ -41,13 +40,13 @@ class MapNames:
         """The names of the outputs, in the order of the layout; empty if that is not known."""
         if self.layout is None:
             return []
-        treedef = tp.cast(PyTreeDef, self.layout.treedef or self.layout.definition.treedef)
+        treedef = self.layout.definition.treedef or self.layout.treedef.children()[0]
         values = self.call.by_side(self.arguments)[1]
         return output_names(self.layout.definition, treedef, values).all()
 
     def output(self, group: int, number: int) -> str:
         """The name of an output, by group and number in it."""
-        partition = tp.cast(Layout, self.layout).partition
+        partition = tp.cast(Layout, self.layout).division.partition
         return self.outputs[partition.positions[group][number]]
 
 
@@ -86,7 +85,7 @@ def explained(
         )
     text = _in_words(str(error), names)
     if out_name in text and names.outputs:
-        settings = tp.cast(Layout, names.layout).partition.labels
+        settings = tp.cast(Layout, names.layout).division.partition.labels
         each = [f"{output}: {setting!r}" for output, setting in zip(names.outputs, settings)]
         what = f"{out_name} by output"
     else:

@@ -48,9 +48,11 @@ from nnxlite.boundary import (
 from nnxlite.closures import replaced_functions
 from nnxlite.graph import GraphDef
 from nnxlite.transforms._arguments import (
+    Statics,
     as_tuple,
     check_arguments,
     context_key,
+    fill_statics,
     positional_with_defaults,
     refuse_shared_result,
     static_argument,
@@ -98,6 +100,7 @@ class MapOptions(tp.NamedTuple):
     metadata: dict[str, tp.Any]
     make: Make
     jax_options: dict[str, tp.Any]
+    statics: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass
@@ -221,6 +224,7 @@ class MapCore:
         options = self._options
         value_settings = call.by_side(known.settings)[1]
         (args, kwargs), inner = enter(call, leaves)
+        args = fill_statics(args, call.extra[1])
         named = PARTITION_NAME in options.metadata
         if named:
             remove_axis_names(inner, value_settings, options.metadata)
@@ -284,15 +288,33 @@ class MapWrapped(Transformed[..., tp.Any]):
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         options, bound = self.options, self.bound
+        args, statics = self._take_statics(args) if options.statics else (args, ())
         prefix = options.in_prefix
         wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
-        if len(args) < wanted or (kwargs and self._settings_reach_keywords()):
+        if not statics and (len(args) < wanted or (kwargs and self._settings_reach_keywords())):
             args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
         if wanted and len(args) != wanted and options.in_name == "in_axes":
             every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
             check_arguments(options.name, bound.fun, every, keywords)
         inputs = self.inputs(args, kwargs)
-        return self._core(inputs, inputs.define(context_key()))
+        return self._core(inputs, inputs.define((context_key(), statics)))
+
+    def _take_statics(self, args: tuple[tp.Any, ...]) -> tuple[tuple[tp.Any, ...], Statics]:
+        """The arguments with None in place of the static ones, and the static ones.
+
+        Raises ValueError for a number out of range, or a static argument that is unhashable.
+        """
+        count, first, fun = len(args), len(self.bound.args), self.__wrapped__
+        for number in self.options.statics:
+            if not -count <= number < count:
+                raise ValueError(
+                    f"{self!r}: static_broadcasted_argnums has {number}, but the call has {count} "
+                    "positional arguments."
+                )
+        numbers = sorted({number % count for number in self.options.statics})
+        statics = [(first + n, static_argument(args[n], n, fun)) for n in numbers]
+        blank = [None if n in numbers else arg for n, arg in enumerate(args)]
+        return tuple(blank), tuple(statics)
 
     def _settings_reach_keywords(self) -> bool:
         """Whether keyword arguments get the settings of their positions.
@@ -368,32 +390,23 @@ def with_axis_names(
     graph = out.definition.graph
     if graph is None:
         return out
-    decoded = graph.graphdef.decoded
-    tokens = list(graph.graphdef.tokens)
-    variable_tokens = [i for i, t in enumerate(tokens) if isinstance(t, VariableDef)]
-    changed: dict[int, VariableDef] = {}
-    node_of_token = [i for i, d in enumerate(decoded.node_defs) if isinstance(d, VariableDef)]
-    for token, node in zip(variable_tokens, node_of_token):
-        leaf = decoded.node_leaves[node]
-        source = graph.sources[leaf]
+    decoded, tokens = graph.graphdef.decoded, list(graph.graphdef.tokens)
+    came_in = inner.call.graphdef.decoded.node_defs
+    kinds: list[tuple[int, VariableDef]] = []
+    for node, definition in enumerate(decoded.node_defs):
+        if not isinstance(definition, VariableDef):
+            continue
+        source, old = graph.sources[decoded.node_leaves[node]], graph.origin[node]
         axis = source.pick(value_settings, fresh_settings)
         if isinstance(axis, int):
-            definition = tp.cast(VariableDef, tokens[token])
             carrier = definition.type.from_metadata(None, definition.metadata)
             slice_ = source.pick(inner.values, out.fresh)
             add_axis(carrier, _from_front(axis, slice_), names)
-            changed[node] = tokens[token] = carrier._box.definition
-    came_in = inner.call.graphdef.decoded
-    kinds = tuple(
-        (old, changed.get(node, decoded.node_defs[node]))
-        for node, old in enumerate(graph.origin)
-        if old is not None
-        and isinstance(decoded.node_defs[node], VariableDef)
-        and changed.get(node, decoded.node_defs[node]) is not came_in.node_defs[old]
-    )
-    new = dataclasses.replace(
-        graph, graphdef=GraphDef(tokens, graph.graphdef.num_roots), kinds=kinds
-    )
+            definition = tokens[decoded.node_tokens[node]] = carrier._box.definition
+        if old is not None and definition is not came_in[old]:
+            kinds.append((old, definition))
+    graphdef: GraphDef[tp.Any] = GraphDef(tokens, graph.graphdef.num_roots)
+    new = dataclasses.replace(graph, graphdef=graphdef, kinds=tuple(kinds))
     return out._replace(definition=dataclasses.replace(out.definition, graph=new))
 
 
@@ -533,50 +546,11 @@ def pmap(
     modes, metadata = Modes.of(graph, graph_updates), dict(transform_metadata)
     options = axis_options("pmap", in_axes, out_axes, modes, metadata, _pmapped, given)
     statics = as_tuple(static_broadcasted_argnums)
-    if not statics:
-        return decorated(MapWrapped, f, options)
-    if f is MISSING:
-        return lambda fun: _with_statics(fun, options, statics)
-    return _with_statics(f, options, statics)
+    return decorated(MapWrapped, f, options._replace(statics=statics))
 
 
 def _pmapped(run: tp.Any, in_axes: tp.Any, order: tuple[tp.Any, ...], **given: tp.Any) -> tp.Any:
     return jax.pmap(run, in_axes=in_axes, out_axes=(None, order), **given)
-
-
-def _with_statics(
-    f: tp.Callable[..., tp.Any], options: MapOptions, statics: tuple[int, ...]
-) -> tp.Callable[..., tp.Any]:
-    """A mapped function some of whose positional arguments are constants of the program."""
-    by_statics: dict[tp.Any, MapWrapped] = {}
-
-    @functools.wraps(f)
-    def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        for number in statics:
-            if not -len(args) <= number < len(args):
-                raise ValueError(
-                    f"pmap({name_of(f)}): static_broadcasted_argnums has {number}, but the call "
-                    f"has {len(args)} positional arguments."
-                )
-        numbers = sorted({number % len(args) for number in statics})
-        fixed = {number: static_argument(args[number], number, f) for number in numbers}
-        key = tuple(fixed.items())
-        if key not in by_statics:
-            prefix = options.in_prefix
-            if isinstance(prefix, (tuple, list)):
-                prefix = tuple(p for i, p in enumerate(prefix) if i not in fixed)
-
-            def fun(*rest: tp.Any, **named: tp.Any) -> tp.Any:
-                every = list(rest)
-                for number in numbers:
-                    every.insert(number, fixed[number].value)
-                return f(*every, **named)
-
-            fun.__qualname__ = name_of(f)
-            by_statics[key] = MapWrapped(fun, options._replace(in_prefix=prefix))
-        return by_statics[key](*[a for i, a in enumerate(args) if i not in fixed], **kwargs)
-
-    return wrapper
 
 
 @tp.overload

@@ -66,13 +66,7 @@ class RematKey(tp.NamedTuple):
 class Remat(Core):
     """The compiled side of a function under `remat`."""
 
-    def __init__(
-        self,
-        funs: tuple[tp.Callable[..., tp.Any], ...],
-        options: RematOptions,
-        seen: Surroundings | None = None,
-    ) -> None:
-        super().__init__(funs, options, seen)
+    def _make_jitted(self, fun: tp.Callable[..., tp.Any]) -> None:
         self._stable = self._checkpointed()
 
     def _checkpointed(self) -> tp.Callable[..., tp.Any]:

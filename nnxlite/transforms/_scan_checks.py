@@ -197,13 +197,11 @@ def check_body(
 def _added(graph: OutGraph, number: int) -> str:
     """The leaf that the body adds, and its path, by the number of its fresh value."""
     decoded = graph.graphdef.decoded
-    for leaf, source in enumerate(graph.sources):
-        if source == Fresh(number):
-            root, *path = decoded.path(decoded.leaf_frames[leaf])
-            node = decoded.leaf_nodes[leaf]
-            kind = decoded.node_defs[node].type.__name__ if node >= 0 else "array"
-            return f"{kind} '{path_text(path)}'"
-    return "a Variable"
+    leaf = graph.fresh_leaves()[number]
+    _, *path = decoded.path(decoded.leaf_frames[leaf])
+    node = decoded.leaf_nodes[leaf]
+    kind = decoded.node_defs[node].type.__name__ if node >= 0 else "array"
+    return f"{kind} '{path_text(path)}'"
 
 
 def _restructures(

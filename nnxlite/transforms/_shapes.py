@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import typing as tp
 
@@ -78,7 +79,7 @@ class Look:
         self.inputs = inputs_in_mode(unbound, args, kwargs, options)
         self.call = self.inputs.define()
 
-    def naming_arguments(self, remedy: str = "") -> naming_arguments:
+    def naming_arguments(self, remedy: str = "") -> contextlib.AbstractContextManager[None]:
         """A context in which JAX's errors for arguments name them."""
         call = named_call(self.call, self._fun)
         return naming_arguments(self._name, call, self.inputs, remedy)

@@ -6,6 +6,7 @@ Tangents and cotangents have the form of their primals: an object for an object.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import typing as tp
 
@@ -110,7 +111,7 @@ class Linearized:
         fixed = Fixed((out.definition, shown.define()))
         return shown.leaves, (fixed, out.result, out.written, out.fresh)
 
-    def naming_arguments(self) -> naming_arguments:
+    def naming_arguments(self) -> contextlib.AbstractContextManager[None]:
         """A context in which JAX's errors for arguments name them."""
         return naming_arguments(
             f"{self.options.name}({name_of(self.fun)})", self.in_words, self.inputs

@@ -113,6 +113,20 @@ def test_static_arguments_devices_and_keywords():
     assert repr(nnx.pmap(call)) == "pmap(call)"
 
 
+def test_static_arguments_of_a_method_that_writes():
+    class Counted(Row):
+        def scaled(self, how, x):
+            self.n[...] += len(how)
+            return self.w * x
+
+    model = Counted()
+    scaled = nnx.pmap(model.scaled, static_broadcasted_argnums=0)
+    assert repr(scaled).startswith("pmap(") and scaled.__name__ == "scaled"
+    for how, total in (("ab", 2), ("abc", 5)):
+        assert scaled(how, jnp.arange(8.0)).tolist() == [[i, 2 * i] for i in range(8)]
+        assert model.n[...] == total
+
+
 def test_a_stream_that_all_devices_share_is_told_of():
     with pytest.warns(UserWarning, match=r"stream 'default' is broadcast under pmap\(.*split_rngs"):
         nnx.pmap(lambda r, x: x + r.uniform(), in_axes=(None, 0))(nnx.Rngs(0), jnp.ones(8))
