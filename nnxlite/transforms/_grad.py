@@ -13,7 +13,6 @@ from nnxlite._config import Modes
 from nnxlite.boundary import (
     CallDef,
     DiffState,
-    Inputs,
     Partition,
     PrefixMapping,
     enter,
@@ -24,9 +23,10 @@ from nnxlite.boundary import (
 )
 from nnxlite.graph import STATE, ContainerCode, NodeCode, ObjectDef, build_nodes, resolve
 from nnxlite.transforms._arguments import positional, refuse_shared_result
+from nnxlite.transforms._flow import unwrapped_value
 from nnxlite.transforms._tangents import States
 from nnxlite.transforms._wrapper import P, R, Transformed, decorated, name_of
-from nnxlite.variables import FROZEN, MISSING, Param, Variable, VariableDef
+from nnxlite.variables import FROZEN, MISSING, Param, VariableDef
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import (
@@ -63,75 +63,6 @@ class GradOptions(tp.NamedTuple):
     def as_tree(self) -> bool:
         """Whether gradients have the arguments' own type instead of being States."""
         return not self.modes.updates
-
-
-def select(
-    call: CallDef,
-    values: tp.Sequence[tp.Any],
-    options: GradOptions,
-    fun: tp.Any,
-    num_args: int,
-    num_bound: int,
-) -> Partition:
-    """Which leaves are differentiated, and which are not; cached on the call.
-
-    A filter that looks at the values of the graph leaves decides again in each call.
-
-    Raises:
-        TypeError: where an argument number is too large.
-        ValueError: where one is too small or given twice, or a shared Variable is differentiated by
-            one path and not by another.
-    """
-    key = (select, options.argnums, options.as_tree, num_bound)
-    known = call.cache.get(key)
-    if known is not None:
-        return known
-    args, _ = call.template()
-    by_leaf: list[tp.Any] = [False] * call.treedef.num_leaves
-    visible = num_args - num_bound
-    chosen: set[int] = set()
-    for argnum in options.argnums:
-        state = argnum if isinstance(argnum, DiffState) else None
-        number = state.argnum if state is not None else tp.cast(int, argnum)
-        if not -visible <= number < visible:
-            needed = number + 1 if number >= 0 else -number
-            error = TypeError if number >= 0 else ValueError  # as in JAX
-            raise error(
-                f"differentiating with respect to argnums={number} requires at least {needed} "
-                f"positional arguments, but the function was called with {visible}."
-            )
-        position = num_bound + (number if number >= 0 else number + visible)
-        if position in chosen:
-            raise ValueError(
-                f"argnums names argument {position - num_bound} twice. Give it once, with a "
-                "DiffState whose filter matches all that is wanted."
-            )
-        chosen.add(position)
-        for leaf in jax.tree_util.tree_leaves(args[position]):
-            by_leaf[leaf] = state or True
-    codes = call.graphdef.decoded.roots
-    settings: list[tp.Any] = []
-    for leaf, setting in enumerate(by_leaf):
-        if leaf not in call.where or setting is False:
-            settings.append(setting is not False)
-            continue
-        code = codes[call.where.index(leaf)]
-        state = setting if isinstance(setting, DiffState) else None
-        if not _is_object(call, code) or (options.as_tree and state is None):
-            settings.append(_Chosen(True, state, first_decides=True))
-        else:
-            settings.append(_InObject(state))
-    named = named_call(call, fun)
-    by_value = False
-    try:
-        flags = settings_by_leaf(named, settings, "differentiation")
-    except TypeError:
-        by_value = True
-        flags = settings_by_leaf(named, settings, "differentiation", values)
-    for leaf in _frozen(call):
-        flags[call.num_arrays + leaf] = False
-    selected = Partition(tuple(map(bool, flags)))
-    return selected if by_value else call.remember(key, selected)
 
 
 def _frozen(call: CallDef) -> list[int]:
@@ -200,68 +131,11 @@ def _is_object(call: CallDef, code: tp.Any) -> bool:
     return isinstance(definition, ObjectDef)
 
 
-def check_differentiable(
-    call: CallDef, selected: Partition, inputs: Inputs, options: GradOptions, name: str, fun: tp.Any
-) -> None:
-    """Raise TypeError naming the first leaf that has no derivative."""
-    jax_options = dict(options.jax_options)
-    if jax_options.get("allow_int") or jax_options.get("holomorphic"):
-        return
-    leaves = inputs.leaves
-    for leaf in selected.positions[0]:
-        for part in jax.tree_util.tree_leaves(leaves[leaf]):
-            if not _inexact(part):
-                _refuse(name, named_call(call, fun).leaves()[leaf].text(), part)
-
-
 def _inexact(value: tp.Any) -> bool:
     try:
         return jnp.issubdtype(getattr(value, "dtype", None) or jnp.result_type(value), jnp.inexact)
     except TypeError:
         return False
-
-
-def _refuse(name: str, where: str, value: tp.Any) -> tp.NoReturn:
-    dtype = getattr(value, "dtype", None)
-    kind = str(dtype) if dtype is not None else f"a value of type {type(value).__name__}"
-    raise TypeError(
-        f"{name} requires real- or complex-valued inputs (input dtype that is a sub-dtype of "
-        f"np.inexact), but argument '{where}' is {kind}. Differentiate only float leaves: choose "
-        "them with DiffState(argnum, filter), or pass allow_int=True."
-    )
-
-
-def gradients(
-    call: CallDef, options: GradOptions, num_bound: int, selected: Partition, grads: list[tp.Any]
-) -> tp.Any:
-    """Gradients in the form of the arguments, from those of the leaves."""
-    by_leaf = dict(zip(selected.positions[0], grads))
-    arrays = {p: by_leaf.get(i) for i, p in enumerate(call.array_positions())}
-    leaf_grads = {i - call.num_arrays: x for i, x in by_leaf.items() if i >= call.num_arrays}
-    args, _ = call.template()
-    visible = len(args) - num_bound
-    decoded = call.graphdef.decoded
-    roots = {leaf: root for root, leaf in enumerate(call.where)}
-    if options.as_tree:
-        every = [leaf_grads.get(i) for i in range(decoded.num_leaves)]
-        nodes = build_nodes(decoded, every) if call.where else []
-        of_root: tp.Any = lambda root: resolve(decoded.roots[root], nodes, every)
-    else:
-        of_root = States(call.graphdef, leaf_grads).of_root
-
-    def of_leaf(leaf: int) -> tp.Any:
-        return of_root(roots[leaf]) if leaf in roots else arrays[leaf]
-
-    out = []
-    for argnum in options.argnums:
-        number = argnum.argnum if isinstance(argnum, DiffState) else argnum
-        position = num_bound + (number if number >= 0 else number + visible)
-        out.append(jax.tree_util.tree_map(of_leaf, args[position]))
-    return out[0] if options.single else tuple(out)
-
-
-def _unwrapped(value: tp.Any) -> tp.Any:
-    return value.get_value() if isinstance(value, Variable) else value
 
 
 class GradWrapped(Transformed[..., tp.Any]):
@@ -270,14 +144,13 @@ class GradWrapped(Transformed[..., tp.Any]):
     options: GradOptions
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        options, fun, name = self.options, self.bound.fun, self.name
-        bound = len(self.bound.args)
+        options, fun = self.options, self.bound.fun
         if kwargs:
-            args, kwargs = positional(fun, args, kwargs, options.last, bound)
+            args, kwargs = positional(fun, args, kwargs, options.last, len(self.bound.args))
         inputs = self.inputs(args, kwargs)
         call = inputs.define()
-        selected = select(call, inputs.values, options, fun, bound + len(args), bound)
-        check_differentiable(call, selected, inputs, options, name, fun)
+        selected = self._select(call, inputs.values)
+        self._refuse_others(call, selected, inputs.leaves)
 
         def run(chosen: list[tp.Any], rest: list[tp.Any]) -> tp.Any:
             leaves = selected.join(chosen, rest)
@@ -286,18 +159,126 @@ class GradWrapped(Transformed[..., tp.Any]):
             aux = None
             if options.has_aux:
                 result, aux = value_and_aux(result, fun)
-                refuse_shared_result(aux, name, options.modes.graph)
+                refuse_shared_result(aux, self.name, options.modes.graph)
             updates = options.modes.updates
             out = leave(inner, aux, structure=updates, captured=updates)
-            return _unwrapped(result), out.crossing()
+            return unwrapped_value(result), out.crossing()
 
         differentiated = jax.value_and_grad(run, has_aux=True, **dict(options.jax_options))
         (value, crossing), grads = differentiated(*selected.split(inputs.leaves))
         aux = replay_crossing(inputs, crossing)
-        grads = gradients(call, options, bound, selected, grads)
-        if name == "value_and_grad":
+        grads = self._gradients(call, selected, grads)
+        if self.name == "value_and_grad":
             return ((value, aux), grads) if options.has_aux else (value, grads)
         return (grads, aux) if options.has_aux else grads
+
+    def _select(self, call: CallDef, values: tp.Sequence[tp.Any]) -> Partition:
+        """Which leaves are differentiated, and which are not; cached on the call.
+
+        A filter that looks at the values of the graph leaves decides again in each call.
+
+        Raises:
+            TypeError: where an argument number is too large.
+            ValueError: where one is too small or given twice, or a shared Variable is differentiated by
+                one path and not by another.
+        """
+        options, num_bound = self.options, len(self.bound.args)
+        key = (GradWrapped, options.argnums, options.as_tree, num_bound)
+        known = call.cache.get(key)
+        if known is not None:
+            return known
+        args, _ = call.template()
+        by_leaf: list[tp.Any] = [False] * call.treedef.num_leaves
+        visible = len(args) - num_bound
+        chosen: set[int] = set()
+        for argnum in options.argnums:
+            state = argnum if isinstance(argnum, DiffState) else None
+            number = state.argnum if state is not None else tp.cast(int, argnum)
+            if not -visible <= number < visible:
+                needed = number + 1 if number >= 0 else -number
+                error = TypeError if number >= 0 else ValueError  # as in JAX
+                raise error(
+                    f"differentiating with respect to argnums={number} requires at least {needed} "
+                    f"positional arguments, but the function was called with {visible}."
+                )
+            position = num_bound + (number if number >= 0 else number + visible)
+            if position in chosen:
+                raise ValueError(
+                    f"argnums names argument {position - num_bound} twice. Give it once, with a "
+                    "DiffState whose filter matches all that is wanted."
+                )
+            chosen.add(position)
+            for leaf in jax.tree_util.tree_leaves(args[position]):
+                by_leaf[leaf] = state or True
+        codes = call.graphdef.decoded.roots
+        settings: list[tp.Any] = []
+        for leaf, setting in enumerate(by_leaf):
+            if leaf not in call.where or setting is False:
+                settings.append(setting is not False)
+                continue
+            code = codes[call.where.index(leaf)]
+            state = setting if isinstance(setting, DiffState) else None
+            if not _is_object(call, code) or (options.as_tree and state is None):
+                settings.append(_Chosen(True, state, first_decides=True))
+            else:
+                settings.append(_InObject(state))
+        named = named_call(call, self.bound.fun)
+        by_value = False
+        try:
+            flags = settings_by_leaf(named, settings, "differentiation")
+        except TypeError:
+            by_value = True
+            flags = settings_by_leaf(named, settings, "differentiation", values)
+        for leaf in _frozen(call):
+            flags[call.num_arrays + leaf] = False
+        selected = Partition(tuple(map(bool, flags)))
+        return selected if by_value else call.remember(key, selected)
+
+    def _refuse_others(self, call: CallDef, selected: Partition, leaves: list[tp.Any]) -> None:
+        """Raise TypeError naming the first leaf that has no derivative."""
+        jax_options = dict(self.options.jax_options)
+        if jax_options.get("allow_int") or jax_options.get("holomorphic"):
+            return
+        parts = (
+            (i, x) for i in selected.positions[0] for x in jax.tree_util.tree_leaves(leaves[i])
+        )
+        for leaf, part in parts:
+            if not _inexact(part):
+                dtype = getattr(part, "dtype", None)
+                kind = str(dtype) if dtype is not None else f"a value of type {type(part).__name__}"
+                where = named_call(call, self.bound.fun).leaves()[leaf].text()
+                raise TypeError(
+                    f"{self.name} requires real- or complex-valued inputs (input dtype that is a "
+                    f"sub-dtype of np.inexact), but argument '{where}' is {kind}. Differentiate only "
+                    "float leaves: choose them with DiffState(argnum, filter), or pass allow_int=True."
+                )
+
+    def _gradients(self, call: CallDef, selected: Partition, grads: list[tp.Any]) -> tp.Any:
+        """Gradients in the form of the arguments, from those of the leaves."""
+        options, num_bound = self.options, len(self.bound.args)
+        by_leaf = dict(zip(selected.positions[0], grads))
+        arrays = {p: by_leaf.get(i) for i, p in enumerate(call.array_positions())}
+        leaf_grads = {i - call.num_arrays: x for i, x in by_leaf.items() if i >= call.num_arrays}
+        args, _ = call.template()
+        visible = len(args) - num_bound
+        decoded = call.graphdef.decoded
+        roots = {leaf: root for root, leaf in enumerate(call.where)}
+        if options.as_tree:
+            every = [leaf_grads.get(i) for i in range(decoded.num_leaves)]
+            nodes = build_nodes(decoded, every) if call.where else []
+            of_root: tp.Any = lambda root: resolve(decoded.roots[root], nodes, every)
+        else:
+            of_root = States(call.graphdef, leaf_grads).of_root
+
+        def of_leaf(leaf: int) -> tp.Any:
+            return of_root(roots[leaf]) if leaf in roots else arrays[leaf]
+
+        out = []
+        for argnum in options.argnums:
+            number = argnum.argnum if isinstance(argnum, DiffState) else argnum
+            position = num_bound + (number if number >= 0 else number + visible)
+            out.append(jax.tree_util.tree_map(of_leaf, args[position]))
+        return out[0] if options.single else tuple(out)
 
 
 def value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:

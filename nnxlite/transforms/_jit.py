@@ -448,51 +448,37 @@ def jit(
     >>> step.cache_info().traces
     1
     """
-    graph, graph_updates = Modes.of(graph, graph_updates)
-    if fun is MISSING:
-        return functools.partial(
-            jit,
-            in_shardings=in_shardings,
-            out_shardings=out_shardings,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-            keep_unused=keep_unused,
-            device=device,
-            backend=backend,
-            inline=inline,
-            donate=donate,
+    modes = Modes.of(graph, graph_updates)
+
+    def jitted(fun: tp.Any) -> JitWrapped[..., tp.Any]:
+        if donate not in (None, "written"):
+            raise ValueError(f"donate must be 'written' or None, got {donate!r}.")
+        if donate and (donate_argnums is not None or donate_argnames is not None):
+            raise ValueError("Give either donate='written' or donate_argnums/donate_argnames.")
+        jax_options: dict[str, tp.Any] = {"keep_unused": keep_unused, "inline": inline}
+        if device is not None:
+            jax_options["device"] = device
+        if backend is not None:
+            jax_options["backend"] = backend
+        options = JitOptions(
+            name="jit",
+            static=select_arguments(fun, static_argnums, static_argnames, "static"),
+            donate=select_arguments(fun, donate_argnums, donate_argnames, "donate"),
+            donate_written=donate == "written",
+            in_shardings=by_path(in_shardings),
+            out_shardings=by_path(out_shardings),
+            modes=modes,
+            jax_options=tuple(sorted(jax_options.items())),
             max_traces=max_traces,
-            graph=graph,
-            graph_updates=graph_updates,
         )
-    if donate not in (None, "written"):
-        raise ValueError(f"donate must be 'written' or None, got {donate!r}.")
-    if donate and (donate_argnums is not None or donate_argnames is not None):
-        raise ValueError("Give either donate='written' or donate_argnums/donate_argnames.")
-    jax_options: dict[str, tp.Any] = {"keep_unused": keep_unused, "inline": inline}
-    if device is not None:
-        jax_options["device"] = device
-    if backend is not None:
-        jax_options["backend"] = backend
-    options = JitOptions(
-        name="jit",
-        static=select_arguments(fun, static_argnums, static_argnames, "static"),
-        donate=select_arguments(fun, donate_argnums, donate_argnames, "donate"),
-        donate_written=donate == "written",
-        in_shardings=by_path(in_shardings),
-        out_shardings=by_path(out_shardings),
-        modes=Modes(graph, graph_updates),
-        jax_options=tuple(sorted(jax_options.items())),
-        max_traces=max_traces,
-    )
-    both = (options.static.names & options.donate.names) or (
-        options.static.numbers & options.donate.numbers
-    )
-    if both:
-        raise ValueError(
-            f"jit({name_of(fun)}): an argument is either static or donated, but "
-            f"{sorted(both)} are given as both."
+        both = (options.static.names & options.donate.names) or (
+            options.static.numbers & options.donate.numbers
         )
-    return JitWrapped(fun, options)
+        if both:
+            raise ValueError(
+                f"jit({name_of(fun)}): an argument is either static or donated, but "
+                f"{sorted(both)} are given as both."
+            )
+        return JitWrapped(fun, options)
+
+    return jitted if fun is MISSING else jitted(fun)
