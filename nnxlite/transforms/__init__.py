@@ -4,6 +4,10 @@ from nnxlite.transforms._arguments import positional as positional
 from nnxlite.transforms._arguments import traced_context as traced_context
 from nnxlite.transforms._branches import cond as cond
 from nnxlite.transforms._branches import switch as switch
+from nnxlite.transforms._call import Call as Call
+from nnxlite.transforms._call import gradients as gradients
+from nnxlite.transforms._call import of_chosen as of_chosen
+from nnxlite.transforms._call import value_and_aux as value_and_aux
 from nnxlite.transforms._compiles import CacheInfo as CacheInfo
 from nnxlite.transforms._compiles import Explanation as Explanation
 from nnxlite.transforms._compiles import Traces as Traces
@@ -15,7 +19,6 @@ from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
 from nnxlite.transforms._donation import run_donating as run_donating
 from nnxlite.transforms._donation import shared_buffer as shared_buffer
 from nnxlite.transforms._grad import grad as grad
-from nnxlite.transforms._grad import value_and_aux as value_and_aux
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
 from nnxlite.transforms._jit import jit as jit
 from nnxlite.transforms._loops import fori_loop as fori_loop

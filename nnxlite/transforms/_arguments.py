@@ -29,6 +29,7 @@ from nnxlite.transforms._wrapper import (
     holds_object,
     name_of,
 )
+from nnxlite.variables import Variable
 
 
 def traced_context() -> tp.Any:
@@ -197,6 +198,11 @@ def refuse_shared_result(result: tp.Any, name: str, graph: bool) -> None:
     starts = [tuple(map(key_name, path)) for path, _ in places]
     graphdef = GraphDef(walk.tokens, len(places))
     refuse_sharing(graphdef, name, lambda: starts, " of the result", arrays=False)
+
+
+def unwrapped_value(value: tp.Any) -> tp.Any:
+    """The value of a Variable; anything else unchanged."""
+    return value.get_value() if isinstance(value, Variable) else value
 
 
 def positional(

@@ -21,10 +21,10 @@ from nnxlite.boundary import (
     trace_body,
     with_arrays,
 )
-from nnxlite.transforms._arguments import refuse_shared_result
+from nnxlite.transforms._arguments import refuse_shared_result, unwrapped_value
 from nnxlite.transforms._branch_checks import branch_name, check_branches
 from nnxlite.transforms._core import Core
-from nnxlite.transforms._flow import FlowOptions, run_flow, unwrapped_value
+from nnxlite.transforms._flow import FlowOptions, run_flow
 from nnxlite.transforms._wrapper import R, unbind
 
 Operands = tp.TypeVarTuple("Operands")

@@ -9,7 +9,6 @@ from nnxlite.boundary import Inputs
 from nnxlite.graph import build, view
 from nnxlite.transforms._arguments import traced_context
 from nnxlite.transforms._core import Core, core_for
-from nnxlite.variables import Variable
 
 
 class FlowOptions(tp.NamedTuple):
@@ -36,8 +35,3 @@ def loop_arguments(tree: tp.Any, modes: Modes) -> tp.Any:
         return tree
     seen = view(tree)
     return build(seen.graphdef, seen.leaves)
-
-
-def unwrapped_value(value: tp.Any) -> tp.Any:
-    """The value of a Variable; anything else unchanged."""
-    return value.get_value() if isinstance(value, Variable) else value

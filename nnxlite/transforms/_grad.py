@@ -7,7 +7,6 @@ import operator
 import typing as tp
 
 import jax
-import jax.numpy as jnp
 
 from nnxlite._config import Modes
 from nnxlite.boundary import (
@@ -15,17 +14,13 @@ from nnxlite.boundary import (
     DiffState,
     Partition,
     PrefixMapping,
-    enter,
-    leave,
-    named_call,
-    replay_crossing,
     settings_by_leaf,
 )
 from nnxlite.graph import STATE, ContainerCode, NodeCode, ObjectDef, build_nodes, resolve
-from nnxlite.transforms._arguments import positional, refuse_shared_result
-from nnxlite.transforms._flow import unwrapped_value
+from nnxlite.transforms._arguments import positional
+from nnxlite.transforms._call import Call, gradients
 from nnxlite.transforms._tangents import States
-from nnxlite.transforms._wrapper import P, R, Transformed, decorated, name_of
+from nnxlite.transforms._wrapper import P, R, Transformed, decorated
 from nnxlite.variables import FROZEN, MISSING, Param, VariableDef
 
 if tp.TYPE_CHECKING:
@@ -131,48 +126,22 @@ def _is_object(call: CallDef, code: tp.Any) -> bool:
     return isinstance(definition, ObjectDef)
 
 
-def _inexact(value: tp.Any) -> bool:
-    try:
-        return jnp.issubdtype(getattr(value, "dtype", None) or jnp.result_type(value), jnp.inexact)
-    except TypeError:
-        return False
-
-
 class GradWrapped(Transformed[..., tp.Any]):
     """A differentiated function, as `grad` and `value_and_grad` return it."""
 
     options: GradOptions
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        options, fun = self.options, self.bound.fun
+        options, bound = self.options, self.bound
         if kwargs:
-            args, kwargs = positional(fun, args, kwargs, options.last, len(self.bound.args))
-        inputs = self.inputs(args, kwargs)
-        call = inputs.define()
-        selected = self._select(call, inputs.values)
-        self._refuse_others(call, selected, inputs.leaves)
+            args, kwargs = positional(bound.fun, args, kwargs, options.last, len(bound.args))
+        call = Call.under(options, bound, args, kwargs, captured=options.modes.updates)
+        selected = self._select(call)
+        shown = lambda grads: self._gradients(call.definition, selected, grads)
+        remedy = "choose them with DiffState(argnum, filter), or pass allow_int=True"
+        return gradients(call, selected, options, shown, remedy)
 
-        def run(chosen: list[tp.Any], rest: list[tp.Any]) -> tp.Any:
-            leaves = selected.join(chosen, rest)
-            (inner_args, inner_kwargs), inner = enter(call, leaves)
-            result = fun(*inner_args, **inner_kwargs)
-            aux = None
-            if options.has_aux:
-                result, aux = value_and_aux(result, fun)
-                refuse_shared_result(aux, self.name, options.modes.graph)
-            updates = options.modes.updates
-            out = leave(inner, aux, structure=updates, captured=updates)
-            return unwrapped_value(result), out.crossing()
-
-        differentiated = jax.value_and_grad(run, has_aux=True, **dict(options.jax_options))
-        (value, crossing), grads = differentiated(*selected.split(inputs.leaves))
-        aux = replay_crossing(inputs, crossing)
-        grads = self._gradients(call, selected, grads)
-        if self.name == "value_and_grad":
-            return ((value, aux), grads) if options.has_aux else (value, grads)
-        return (grads, aux) if options.has_aux else grads
-
-    def _select(self, call: CallDef, values: tp.Sequence[tp.Any]) -> Partition:
+    def _select(self, given: Call) -> Partition:
         """Which leaves are differentiated, and which are not; cached on the call.
 
         A filter that looks at the values of the graph leaves decides again in each call.
@@ -182,7 +151,8 @@ class GradWrapped(Transformed[..., tp.Any]):
             ValueError: where one is too small or given twice, or a shared Variable is differentiated by
                 one path and not by another.
         """
-        options, num_bound = self.options, len(self.bound.args)
+        call = given.definition
+        options, num_bound = self.options, given.num_bound
         key = (GradWrapped, options.argnums, options.as_tree, num_bound)
         known = call.cache.get(key)
         if known is not None:
@@ -222,36 +192,17 @@ class GradWrapped(Transformed[..., tp.Any]):
                 settings.append(_Chosen(True, state, first_decides=True))
             else:
                 settings.append(_InObject(state))
-        named = named_call(call, self.bound.fun)
         by_value = False
         try:
-            flags = settings_by_leaf(named, settings, "differentiation")
+            flags = settings_by_leaf(given.in_words, settings, "differentiation")
         except TypeError:
             by_value = True
-            flags = settings_by_leaf(named, settings, "differentiation", values)
+            values = given.inputs.values
+            flags = settings_by_leaf(given.in_words, settings, "differentiation", values)
         for leaf in _frozen(call):
             flags[call.num_arrays + leaf] = False
         selected = Partition(tuple(map(bool, flags)))
         return selected if by_value else call.remember(key, selected)
-
-    def _refuse_others(self, call: CallDef, selected: Partition, leaves: list[tp.Any]) -> None:
-        """Raise TypeError naming the first leaf that has no derivative."""
-        jax_options = dict(self.options.jax_options)
-        if jax_options.get("allow_int") or jax_options.get("holomorphic"):
-            return
-        parts = (
-            (i, x) for i in selected.positions[0] for x in jax.tree_util.tree_leaves(leaves[i])
-        )
-        for leaf, part in parts:
-            if not _inexact(part):
-                dtype = getattr(part, "dtype", None)
-                kind = str(dtype) if dtype is not None else f"a value of type {type(part).__name__}"
-                where = named_call(call, self.bound.fun).leaves()[leaf].text()
-                raise TypeError(
-                    f"{self.name} requires real- or complex-valued inputs (input dtype that is a "
-                    f"sub-dtype of np.inexact), but argument '{where}' is {kind}. Differentiate only "
-                    "float leaves: choose them with DiffState(argnum, filter), or pass allow_int=True."
-                )
 
     def _gradients(self, call: CallDef, selected: Partition, grads: list[tp.Any]) -> tp.Any:
         """Gradients in the form of the arguments, from those of the leaves."""
@@ -279,17 +230,6 @@ class GradWrapped(Transformed[..., tp.Any]):
             position = num_bound + (number if number >= 0 else number + visible)
             out.append(jax.tree_util.tree_map(of_leaf, args[position]))
         return out[0] if options.single else tuple(out)
-
-
-def value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:
-    """The result of a function with `has_aux=True`; TypeError or ValueError unless it is a pair."""
-    several = isinstance(result, (tuple, list))
-    if not several or len(result) != 2:
-        raise (ValueError if several else TypeError)(  # as unpacking does
-            f"With has_aux=True {name_of(fun)} must return a pair (value, aux), got "
-            f"{type(result).__name__}{f' of {len(result)}' if several else ''}."
-        )
-    return result[0], result[1]
 
 
 def grad_options(

@@ -41,8 +41,9 @@ from nnxlite.boundary import (
     with_arrays,
     with_matching_types,
 )
+from nnxlite.transforms._arguments import unwrapped_value
 from nnxlite.transforms._core import Core
-from nnxlite.transforms._flow import FlowOptions, loop_arguments, run_flow, unwrapped_value
+from nnxlite.transforms._flow import FlowOptions, loop_arguments, run_flow
 from nnxlite.transforms._loop_checks import check_loop
 from nnxlite.transforms._wrapper import name_of
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import typing as tp
 
@@ -15,34 +14,20 @@ from nnxlite._config import Modes
 from nnxlite._jax import current_mesh, without_literals
 from nnxlite.boundary import (
     CallDef,
-    Crossing,
     Fresh,
     Inputs,
     Outputs,
-    enter,
     is_root,
-    leave,
-    named_call,
-    refuse_foreign_outputs,
     replaced,
     replay_crossing,
 )
 from nnxlite.graph import view
-from nnxlite.transforms._arguments import (
-    Statics,
-    blank_statics,
-    fill_statics,
-    naming_arguments,
-    refuse_shared_result,
-)
+from nnxlite.transforms._call import Call
 from nnxlite.transforms._wrapper import (
     P,
     R,
     Transformed,
-    Unbound,
     decorated,
-    inputs_in_mode,
-    name_of,
     unbind,
 )
 from nnxlite.variables import MISSING, Variable
@@ -62,45 +47,13 @@ class LookOptions(tp.NamedTuple):
     errors: frozenset[tp.Any] = frozenset()
 
 
-class Look:
-    """One call, ready to be traced: its arguments, and the function between leaves."""
+class Look(Call):
+    """A call that leaves its arguments as they are."""
 
-    def __init__(
-        self, unbound: Unbound, args: tp.Any, kwargs: tp.Any, options: LookOptions
-    ) -> None:
-        self._fun = unbound.fun
-        self._options = options
-        self._statics: Statics = ()
-        self._name = f"{options.name}({name_of(self._fun)})"
-        if options.static_argnums:
-            args, self._statics = blank_statics(
-                args, options.static_argnums, len(unbound.args), self._name
-            )
-        self.inputs = inputs_in_mode(unbound, args, kwargs, options)
-        self.call = self.inputs.define()
-
-    def naming_arguments(self, remedy: str = "") -> contextlib.AbstractContextManager[None]:
-        """A context in which JAX's errors for arguments name them."""
-        call = named_call(self.call, self._fun)
-        return naming_arguments(self._name, call, self.inputs, remedy)
-
-    def outputs(self, leaves: list[tp.Any]) -> tuple[tp.Any, Outputs]:
-        """Run the function on leaves: its result, and all outputs."""
-        (args, kwargs), inner = enter(self.call, leaves)
-        result = self._fun(*fill_statics(args, self._statics), **kwargs)
-        graph, updates = self._options.modes
-        refuse_shared_result(result, self._options.name, graph)
-        captured = updates or self._options.name != "checkify"  # without it, nothing is computed
-        if self._options.name == "eval_shape":  # which leaves the arguments as they are
-            updates = updates and any(map(is_root, jax.tree.leaves(result, is_leaf=is_root)))
-        out = leave(inner, result, structure=updates, captured=captured)
-        refuse_foreign_outputs(named_call(self.call, self._fun), out, self._name)
-        return result, out
-
-    def run(self, leaves: list[tp.Any]) -> Crossing:
-        """The function between leaves."""
-        _, out = self.outputs(leaves)
-        return out.crossing()
+    def propagates_structure(self, result: tp.Any) -> bool:
+        """Only where objects are returned; what is stored in arguments is lost with them."""
+        returned = jax.tree_util.tree_leaves(result, is_leaf=is_root)
+        return super().propagates_structure(result) and any(map(is_root, returned))
 
 
 def eval_shape(
@@ -132,12 +85,12 @@ def eval_shape(
     >>> model.kernel.value
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
-    look = Look(unbind(f), args, kwargs, LookOptions("eval_shape", Modes.of(graph, graph_updates)))
-    inputs = look.inputs
-    with look.naming_arguments():
-        crossing = jax.eval_shape(look.run, inputs.leaves)
-    shapes = jax.tree_util.tree_map(_shape_of, inputs.leaves)
-    out = replay_crossing(Inputs.rebuilt(look.call, shapes), crossing)
+    options = LookOptions("eval_shape", Modes.of(graph, graph_updates))
+    call = Look.under(options, unbind(f), args, kwargs, captured=True)
+    with call.naming_arguments():
+        crossing = jax.eval_shape(call.run_out, call.leaves)
+    shapes = jax.tree_util.tree_map(_shape_of, call.leaves)
+    out = replay_crossing(Inputs.rebuilt(call.definition, shapes), crossing)
     place_abstract(out)
     return out
 
@@ -227,21 +180,26 @@ class JaxprMaker(Transformed[..., tp.Any]):
     options: LookOptions
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        look = Look(self.bound, args, kwargs, self.options)
-        inputs, call = look.inputs, look.call
-        order = _order(call)
+        options = self.options
+        call = Call.under(
+            options,
+            self.bound,
+            args,
+            kwargs,
+            static_argnums=options.static_argnums,
+            captured=True,
+        )
+        order = _order(call.definition)
 
         def run(*ordered: tp.Any) -> list[tp.Any]:
-            leaves = replaced(ordered, order, ordered)
-            result, out = look.outputs(leaves)
-            shown = Inputs(result, call.trees)
+            result, out = call.outputs(replaced(ordered, order, ordered))
+            shown = Inputs(result, call.definition.trees)
             every = shown.leaves
             leaves_out = [every[i] for i in _order(shown.define())]
-            return [*leaves_out, *_updates(out)] if self.options.modes.updates else leaves_out
+            return [*leaves_out, *_updates(out)] if options.modes.updates else leaves_out
 
-        with look.naming_arguments(", or make it static with static_argnums"):
-            leaves = inputs.leaves
-            return jax.make_jaxpr(run)(*[leaves[i] for i in order])
+        with call.naming_arguments(", or make it static with static_argnums"):
+            return jax.make_jaxpr(run)(*[call.leaves[i] for i in order])
 
 
 def _order(call: CallDef) -> list[int]:
@@ -303,8 +261,7 @@ class Checked(Transformed[..., tp.Any]):
     options: LookOptions
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tuple[tp.Any, tp.Any]:
-        look = Look(self.bound, args, kwargs, self.options)
-        inputs = look.inputs
-        checked = jax_checkify.checkify(look.run, self.options.errors)
-        error, crossing = checked(inputs.leaves)
-        return error, replay_crossing(inputs, without_literals(crossing))
+        options = self.options
+        call = Call.under(options, self.bound, args, kwargs, captured=options.modes.updates)
+        error, crossing = jax_checkify.checkify(call.run_out, options.errors)(call.leaves)
+        return error, call.put_back(without_literals(crossing))

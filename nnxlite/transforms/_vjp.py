@@ -6,7 +6,6 @@ Tangents and cotangents have the form of their primals: an object for an object.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import typing as tp
 
@@ -14,20 +13,8 @@ import jax
 
 from nnxlite._config import Modes
 from nnxlite._jax import is_ref
-from nnxlite.boundary import (
-    CallDef,
-    Fixed,
-    Inputs,
-    Outputs,
-    Partition,
-    enter,
-    leave,
-    named_call,
-    replay,
-    settings_by_leaf,
-)
-from nnxlite.transforms._arguments import naming_arguments, refuse_shared_result
-from nnxlite.transforms._grad import value_and_aux
+from nnxlite.boundary import CallDef, Inputs, Partition, enter, settings_by_leaf
+from nnxlite.transforms._call import Call, Parts, of_chosen
 from nnxlite.transforms._tangents import (
     FLOAT0,
     TangentForm,
@@ -37,7 +24,7 @@ from nnxlite.transforms._tangents import (
     tangent_leaves,
     zero_tangent,
 )
-from nnxlite.transforms._wrapper import R, Wrapper, decorated, inputs_in_mode, name_of, unbind
+from nnxlite.transforms._wrapper import R, Wrapper, decorated, unbind
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
@@ -51,76 +38,30 @@ class JacobianOptions(tp.NamedTuple):
     """The options of `vjp` and `jvp`, in one object."""
 
     name: str
-    has_aux: bool
     modes: Modes
 
 
-class Linearized:
-    """One call as a function of the leaves that are differentiated.
+def _selected(call: Call) -> Partition:
+    """Which leaves are differentiated: those of the arguments that the function does not carry."""
+    template = call.definition.template()[0][call.num_bound :]
+    visible = set(jax.tree_util.tree_leaves(template))
+    settings: list[tp.Any] = [i in visible for i in range(call.definition.treedef.num_leaves)]
+    flags = settings_by_leaf(call.in_words, settings, "differentiation")
+    # JAX has no tangents for references to integers.
+    pairs = zip(flags, call.leaves)
+    return Partition(
+        tuple(flag and not (is_ref(x) and tangent_dtype(x) == FLOAT0) for flag, x in pairs)
+    )
 
-    Attributes:
-        call: how the arguments are rebuilt.
-        leaves: those of the arguments.
-        selected: which of them are differentiated.
-        chosen: the differentiated ones.
-        num_bound: how many arguments the function carries; they are not differentiated.
-    """
 
-    def __init__(
-        self,
-        fun: tp.Callable[..., tp.Any],
-        primals: tp.Sequence[tp.Any],
-        options: JacobianOptions,
-    ) -> None:
-        bound = unbind(fun)
-        self.fun = bound.fun
-        self.options = options
-        self.num_bound = len(bound.args)
-        self.inputs = inputs_in_mode(bound, tuple(primals), {}, options)
-        self.call = self.inputs.define()
-        self.leaves = self.inputs.leaves
-        self.selected = self._select()
-        self.chosen, self._rest = self.selected.split(self.leaves)
+def _parts(call: Call) -> tp.Callable[[tp.Any], Parts]:
+    """Divides a value into all its leaves and the rest; it also crosses as a whole, as an object."""
 
-    @property
-    def in_words(self) -> CallDef:
-        """The call for messages, with the user's names for its arguments."""
-        return named_call(self.call, self.fun)
+    def parts(value: tp.Any) -> Parts:
+        shown = Inputs(value, call.definition.trees)
+        return shown.leaves, shown.define(), value
 
-    def _select(self) -> Partition:
-        self.template = self.call.template()[0][self.num_bound :]
-        visible = set(jax.tree_util.tree_leaves(self.template))
-        settings: list[tp.Any] = [i in visible for i in range(self.call.treedef.num_leaves)]
-        flags = settings_by_leaf(self.in_words, settings, "differentiation")
-        # JAX has no tangents for references to integers.
-        pairs = zip(flags, self.leaves)
-        return Partition(
-            tuple(flag and not (is_ref(x) and tangent_dtype(x) == FLOAT0) for flag, x in pairs)
-        )
-
-    def run(self, chosen: tp.Any) -> tuple[tp.Any, tp.Any]:
-        """The leaves of the result, and the outputs that are not differentiated."""
-        leaves = self.selected.join(chosen, self._rest)
-        (args, kwargs), inner = enter(self.call, leaves)
-        result, aux = self.fun(*args, **kwargs), None
-        if self.options.has_aux:
-            result, aux = value_and_aux(result, self.fun)
-        refuse_shared_result((result, aux), self.options.name, self.options.modes.graph)
-        shown = Inputs(result, self.call.trees)
-        out = leave(inner, (result, aux), structure=self.options.modes.updates)
-        fixed = Fixed((out.definition, shown.define()))
-        return shown.leaves, (fixed, out.result, out.written, out.fresh)
-
-    def naming_arguments(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which JAX's errors for arguments name them."""
-        return naming_arguments(
-            f"{self.options.name}({name_of(self.fun)})", self.in_words, self.inputs
-        )
-
-    def replay(self, crossing: tp.Any) -> tuple[tp.Any, tp.Any]:
-        """Write back what the function changed; its result and auxiliary output."""
-        fixed, result, written, fresh = crossing
-        return replay(self.inputs, Outputs(fixed.value[0], result, written, fresh))
+    return parts
 
 
 @tp.overload
@@ -191,28 +132,32 @@ def vjp(
     if f is MISSING or not primals:
         given = {"has_aux": has_aux, "reduce_axes": tuple(reduce_axes)}
         return decorated(Later, f, LaterOptions(vjp, modes, given))
-    flat = Linearized(f, primals, JacobianOptions("vjp", has_aux, modes))
+    call = Call.under(JacobianOptions("vjp", modes), unbind(f), primals, {})
+    selected = _selected(call)
+    run = of_chosen(call, selected, has_aux, _parts(call))
     extra = {"reduce_axes": tuple(reduce_axes)} if reduce_axes else {}
-    with flat.naming_arguments():
-        leaves, pull_leaves, crossing = jax.vjp(flat.run, flat.chosen, has_aux=True, **extra)
-    value, aux = flat.replay(crossing)
-    pull = _pull_back(flat, crossing[0].value[1], leaves, pull_leaves)
-    return (value, pull, aux) if has_aux else (value, pull)
+    with call.naming_arguments():
+        chosen = selected.split(call.leaves)[0]
+        leaves, pull_leaves, (form, crossing) = jax.vjp(run, chosen, has_aux=True, **extra)
+    result = call.put_back(crossing)
+    pull = _pull_back(call, selected, form.value, leaves, pull_leaves)
+    return (result[0], pull, result[1]) if has_aux else (result, pull)
 
 
 def _pull_back(
-    flat: Linearized,
+    given: Call,
+    selected: Partition,
     form: CallDef,
     leaves: list[tp.Any],
     pull_leaves: tp.Callable[..., tp.Any],
 ) -> tp.Callable[[tp.Any], tuple[tp.Any, ...]]:
     """The function that `vjp` returns; it keeps only those primals alive that the derivative needs."""
-    call, selected, num_bound = flat.call, flat.selected, flat.num_bound
+    call, num_bound = given.definition, given.num_bound
     shapes = jax.tree_util.tree_map(abstract, leaves)
     shown = TangentForm(form, form.template(), shapes, skip=0, what="cotangent", error=ValueError)
-    references = [i for i in selected.positions[0] if is_ref(flat.leaves[i])]
-    name, named = f"vjp({name_of(flat.fun)})", flat.in_words
-    others = (flat.leaves[i] for i in selected.positions[1])
+    references = [i for i in selected.positions[0] if is_ref(given.leaves[i])]
+    name, named = given.name, given.in_words
+    others = (given.leaves[i] for i in selected.positions[1])
     nothing = [zero_tangent(abstract(x)) if is_ref(x) else None for x in others]
 
     def vjp_fun(cotangent: tp.Any) -> tuple[tp.Any, ...]:
@@ -298,16 +243,18 @@ def jvp(
             "primal and tangent arguments to jvp must be tuples or lists, one entry for each "
             f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
         )
-    flat = Linearized(f, tuple(primals), JacobianOptions("jvp", has_aux, modes))
-    form = TangentForm(flat.in_words, flat.template, flat.leaves, 1, "tangent", TypeError)
+    call = Call.under(JacobianOptions("jvp", modes), unbind(f), tuple(primals), {})
+    template, selected = call.definition.template()[0][call.num_bound :], _selected(call)
+    form = TangentForm(call.in_words, template, call.leaves, 1, "tangent", TypeError)
     given = by_leaf(form, tuple(tangents))
-    with flat.naming_arguments():
-        along = tangent_leaves(form, given, flat.selected.positions[0])
-        _, moved, crossing = jax.jvp(flat.run, (flat.chosen,), (along,), has_aux=True)
-    result: CallDef = crossing[0].value[1]
-    tangent, _ = enter(result, moved)
-    value, aux = flat.replay(crossing)
-    return (value, tangent, aux) if has_aux else (value, tangent)
+    run = of_chosen(call, selected, has_aux, _parts(call))
+    with call.naming_arguments():
+        along = tangent_leaves(form, given, selected.positions[0])
+        chosen = selected.split(call.leaves)[0]
+        _, moved, (shown, crossing) = jax.jvp(run, (chosen,), (along,), has_aux=True)
+    tangent, _ = enter(shown.value, moved)
+    result = call.put_back(crossing)
+    return (result[0], tangent, result[1]) if has_aux else (result, tangent)
 
 
 class LaterOptions(tp.NamedTuple):
