@@ -11,6 +11,7 @@ import typing as tp
 
 import jax
 
+from nnxlite import transforms
 from nnxlite._errors import path_text
 from nnxlite._jax import is_pytree_leaf
 from nnxlite._typing import P, R
@@ -98,17 +99,12 @@ def tree_out(tree: tp.Any, is_dynamic: tp.Callable[[tp.Any], bool] = is_array) -
 # Calls --------------------------------------------------------------------------------------------
 
 
-class Call(Leaves):
-    """One call of a function: the leaves of its arguments.
-
-    Attributes:
-        fun: the function, without the arguments that it carries.
-        num_bound: how many arguments the function carries; they come first.
-    """
+class Call(transforms.Call, Leaves):
+    """One call of a function with leaves of any type: arrays cross, all else is static or captured."""
 
     def __init__(self, bound: Unbound, inputs: Inputs) -> None:
-        super().__init__(inputs)
-        self.fun, self.num_bound = bound.fun, len(bound.args)
+        transforms.Call.__init__(self, bound, inputs)
+        Leaves.__init__(self, inputs)
 
     @classmethod
     def of(cls, fun: tp.Any, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:
@@ -132,19 +128,25 @@ class Call(Leaves):
         start, named = starts
         return path_text((*named[1:], *place.path[len(start) :]))
 
-    def run(self, leaves: tp.Sequence[tp.Any]) -> tuple[Inner, tp.Any]:
-        """Call the function with other leaves in place of its own."""
-        (args, kwargs), inner = self.form.enter(leaves)
-        return inner, self.fun(*args, **kwargs)
+    def leaf_text(self, leaf: int) -> str:
+        """The same of a leaf by number."""
+        return self.text_of(self.form.places[leaf])
 
-    def run_out(self, leaves: tp.Sequence[tp.Any]) -> Crossed:
-        """The same, with the outputs as static data and arrays."""
-        inner, result = self.run(leaves)
+    def enter(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
+        """The arguments `(args, kwargs)` with other leaves, and the objects that `leave` needs."""
+        return self.form.enter(leaves)
+
+    def leave(self, inner: Inner, result: tp.Any) -> Crossed:
+        """What leaves the function with this result, as static data and arrays."""
         return take_out(leave(inner, result))
 
-    def put_back(self, crossed: Crossed) -> tp.Any:
-        """Write the outputs of the call back; returns the caller's result."""
-        return put_back(self.inputs, crossed)
+    def run_out(self, leaves: tp.Sequence[tp.Any]) -> Crossed:
+        """The function between leaves: from those of the arguments to what leaves it."""
+        return self.leave(*self.run(leaves))
+
+    def put_back(self, crossing: Crossed) -> tp.Any:
+        """Write what left the function into the caller's objects; returns the caller's result."""
+        return put_back(self.inputs, crossing)
 
     def arguments(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, ...]:
         """The positional arguments of the caller, with other leaves; their objects are new."""

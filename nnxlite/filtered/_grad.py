@@ -14,24 +14,17 @@ import jax.numpy as jnp
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import in_this_trace
 from nnxlite._typing import F, P
-from nnxlite.boundary import Fixed, Partition, leave
-from nnxlite.filtered._crossing import (
-    Call,
-    Crossed,
-    Filtered,
-    chosen_first,
-    take_out,
-)
+from nnxlite.boundary import Partition
+from nnxlite.filtered._crossing import Call, Filtered, chosen_first
 from nnxlite.filtered._leaves import Form, leaves_of
 from nnxlite.filtered._predicates import (
-    is_array,
     is_array_like,
     is_inexact_array,
     is_inexact_array_like,
 )
 from nnxlite.filtered._specs import answers
-from nnxlite.transforms import decorated, name_of
-from nnxlite.variables import MISSING, Variable
+from nnxlite.transforms import decorated, gradients, of_chosen
+from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
     from nnxlite.filtered._signatures import (
@@ -83,42 +76,8 @@ class FilterGrad(_Derivative):
 
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         call, partition = self.divided(args, kwargs)
-        options, (given, rest) = self.options, partition.split(call.leaves)
-        jax_options = dict(options.jax_options)
-        if not jax_options.get("allow_int"):
-            self._refuse_others(call, partition)
-
-        def run(chosen: list[tp.Any]) -> tuple[tp.Any, Crossed]:
-            inner, result = call.run(partition.join(chosen, rest))
-            aux = None
-            if options.has_aux:
-                if not (isinstance(result, tuple) and len(result) == 2):
-                    raise TypeError(
-                        f"With has_aux=True {name_of(self.__wrapped__)} must return a pair (value, "
-                        f"aux), got {type(result).__name__}."
-                    )
-                result, aux = result
-            if isinstance(result, Variable):
-                result = result.get_value()
-            return result, take_out(leave(inner, aux))
-
-        transform = jax.value_and_grad(run, has_aux=True, **jax_options)
-        (value, crossed), grads = transform(given)
-        aux = call.put_back(crossed)
-        grad = call.arguments(partition.join(grads))[0]
-        if options.name == "filter_grad":
-            return (grad, aux) if options.has_aux else grad
-        return ((value, aux), grad) if options.has_aux else (value, grad)
-
-    def _refuse_others(self, call: Call, partition: Partition) -> None:
-        """Raise TypeError for a chosen leaf that has no derivative."""
-        for number, (leaf, chosen) in enumerate(zip(call.leaves, partition.labels)):
-            if chosen and not is_inexact_array_like(leaf):
-                raise TypeError(
-                    f"{self!r}: the leaf at '{call.text_of(call.form.places[number])}' is to be "
-                    f"differentiated, and {short_type(leaf)} {leaf if not is_array(leaf) else ''} "
-                    "has no derivative. Select floating-point leaves only."
-                )
+        shown = lambda grads: call.arguments(partition.join(grads))[0]
+        return gradients(call, partition, self.options, shown, "choose them with arg=")
 
 
 def _grad(fun: tp.Any, name: str, has_aux: bool, options: dict[str, tp.Any]) -> tp.Any:
@@ -295,34 +254,17 @@ class Result(tp.NamedTuple):
         return self.form.build(self.partition.join(leaves))
 
 
-class Derived(tp.NamedTuple):
-    """A call as a function from the differentiated leaves of its arguments to those of its result.
+def _parts(wanted: tp.Callable[[tp.Any], bool]) -> tp.Callable[[tp.Any], tp.Any]:
+    """Divides a value into the leaves that are differentiated, and the rest."""
 
-    Attributes:
-        call, partition: the call, and its leaves, divided into those to differentiate and the rest.
-        wanted: which leaves of the result are differentiated.
-        has_aux: whether only the first part of the result is.
-    """
-
-    call: Call
-    partition: Partition
-    wanted: tp.Callable[[tp.Any], bool]
-    has_aux: bool = False
-
-    def given(self) -> list[tp.Any]:
-        """The leaves to differentiate."""
-        return self.partition.split(self.call.leaves)[0]
-
-    def run(self, chosen: list[tp.Any]) -> tuple[list[tp.Any], tuple[Fixed, Crossed]]:
-        """The differentiated leaves of the result; its form, and the outputs of the call."""
-        rest = self.partition.split(self.call.leaves)[1]
-        inner, result = self.call.run(self.partition.join(chosen, rest))
-        tree = leaves_of(result[0] if self.has_aux else result)
-        partition = chosen_first(map(self.wanted, tree.leaves))
+    def parts(value: tp.Any) -> tp.Any:
+        tree = leaves_of(value)
+        partition = chosen_first(map(wanted, tree.leaves))
         leaves = [jnp.asarray(x) for x in partition.split(tree.leaves)[0]]
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
-        form = Result(tree.form, partition, tuple(partition.join(shapes)))
-        return leaves, (Fixed(form), take_out(leave(inner, result)))
+        return leaves, Result(tree.form, partition, tuple(partition.join(shapes))), value
+
+    return parts
 
 
 class Pullback:
@@ -386,10 +328,11 @@ def filter_jvp(
     shown = ((*[None] * call.num_bound, *tangents), {})
     given = aligned(call.form, call.leaves, shown, possible, "filter_jvp: tangents")
     partition = chosen_first(t is not None for t in possible.join(given))
-    derived = Derived(call, partition, lambda x: is_inexact_array(x) and in_this_trace(x))
-    primals_in = list(map(jnp.asarray, derived.given()))
+    depends = lambda x: is_inexact_array(x) and in_this_trace(x)
+    run = of_chosen(call, partition, False, _parts(depends))
+    primals_in = [*map(jnp.asarray, partition.split(call.leaves)[0])]
     tangents_in = [t for t in given if t is not None]
-    _, out, (form, crossed) = jax.jvp(derived.run, (primals_in,), (tangents_in,), has_aux=True)
+    _, out, (form, crossed) = jax.jvp(run, (primals_in,), (tangents_in,), has_aux=True)
     return call.put_back(crossed), form.value.build(out)
 
 
@@ -425,8 +368,9 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
     call = Call.of(fun, primals, {})
     owners = zip(call.leaves, call.owners())
     partition = chosen_first(isinstance(i, int) and is_inexact_array(x) for x, i in owners)
-    derived = Derived(call, partition, is_inexact_array, has_aux)
-    _, vjp, (form, crossed) = jax.vjp(derived.run, derived.given(), has_aux=True)
+    run = of_chosen(call, partition, has_aux, _parts(is_inexact_array))
+    given = partition.split(call.leaves)[0]
+    _, vjp, (form, crossed) = jax.vjp(run, given, has_aux=True)
     result = call.put_back(crossed)
     vjp_fun = jax.tree_util.Partial(Pullback(call, partition, form.value), vjp)
     if has_aux:
@@ -443,9 +387,10 @@ class FilterJacobian(_Derivative):
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         call, partition = self.divided(args, kwargs)
         options = self.options
-        derived = Derived(call, partition, is_inexact_array_like, options.has_aux)
+        run = of_chosen(call, partition, options.has_aux, _parts(is_inexact_array_like))
         transform = getattr(jax, options.name.removeprefix("filter_"))
-        jacobian, (form, crossed) = transform(derived.run, has_aux=True)(derived.given())
+        given = partition.split(call.leaves)[0]
+        jacobian, (form, crossed) = transform(run, has_aux=True)(given)
         rows = [call.arguments(partition.join(row))[0] for row in jacobian]
         result = call.put_back(crossed)
         tree = form.value.build(rows)

@@ -256,6 +256,6 @@ def _refuse_others(call: Call, selected: Partition, name: str, remedy: str) -> N
 
 def _inexact(value: tp.Any) -> bool:
     try:
-        return jnp.issubdtype(getattr(value, "dtype", None) or jnp.result_type(value), jnp.inexact)
+        return jnp.issubdtype(getattr(value, "dtype", None) or jax.typeof(value).dtype, jnp.inexact)
     except TypeError:
         return False

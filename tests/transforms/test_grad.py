@@ -352,11 +352,12 @@ def test_holomorphic():
         (np.arange(2), "x", "int64"),
         ({"a": [1.0, 2]}, "x.a.1", "a value of type int"),
         ("text", "x", "a value of type str"),
+        ("float32", "x", "a value of type str"),  # NumPy reads it as a dtype
         (nnx.Dict(deep=nnx.List([nnx.Param(jnp.array(2))])), "x.deep.0", "int32"),
         (nnx.Param({"k": jnp.array(2)}), "x", "int32"),
         (nnx.state(nnx.Rngs(0), nnx.RngKey), "x.default.key", "key<fry>"),
     ],
-    ids=["int", "bool", "numpy", "pytree", "text", "object", "Variable", "key"],
+    ids=["int", "bool", "numpy", "pytree", "text", "dtype", "object", "Variable", "key"],
 )
 def test_a_leaf_without_a_derivative_is_named(transform, argument, where, kind):
     with pytest.raises(TypeError) as error:
