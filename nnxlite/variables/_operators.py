@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 T = tp.TypeVar("T")
+V = tp.TypeVar("V")
 
 
 def unwrap(operand: tp.Any) -> tp.Any:
@@ -33,6 +34,39 @@ def unwrap(operand: tp.Any) -> tp.Any:
     (3, 4)
     """
     return operand.get_value() if isinstance(operand, ArrayOperators) else operand
+
+
+Binary: tp.TypeAlias = tp.Callable[[tp.Any, tp.Any], tp.Any]
+
+
+def _binary(operate: Binary) -> Binary:
+    def method(self: tp.Any, other: tp.Any) -> tp.Any:
+        return operate(self.get_value(), unwrap(other))
+
+    return _named(method, "", operate)
+
+
+def _reflected(operate: Binary) -> Binary:
+    def method(self: tp.Any, other: tp.Any) -> tp.Any:
+        return operate(unwrap(other), self.get_value())
+
+    return _named(method, "r", operate)
+
+
+def _in_place(operate: Binary) -> tp.Callable[[V, tp.Any], V]:
+    def method(self: tp.Any, other: tp.Any) -> tp.Any:
+        self.set_value(operate(self.get_value(), unwrap(other)))
+        return self
+
+    return _named(method, "i", operate)
+
+
+def _named(method: tp.Any, prefix: str, operate: Binary) -> tp.Any:
+    """A method under the name by which Python calls it, in tracebacks too."""
+    name = f"__{prefix}{operate.__name__.strip('_')}__"
+    method.__name__, method.__qualname__ = name, f"ArrayOperators.{name}"
+    method.__code__ = method.__code__.replace(co_name=name, co_qualname=method.__qualname__)
+    return method
 
 
 class ArrayOperators(tp.Generic[T]):
@@ -60,166 +94,66 @@ class ArrayOperators(tp.Generic[T]):
 
     # arithmetic and bitwise ------------------------------------------------------------------
 
-    def __add__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() + unwrap(other)
-
-    def __sub__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() - unwrap(other)
-
-    def __mul__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() * unwrap(other)
-
-    def __truediv__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() / unwrap(other)
-
-    def __floordiv__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() // unwrap(other)
-
-    def __mod__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() % unwrap(other)
-
-    def __matmul__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() @ unwrap(other)
-
-    def __lshift__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() << unwrap(other)
-
-    def __rshift__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() >> unwrap(other)
-
-    def __and__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() & unwrap(other)
-
-    def __or__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() | unwrap(other)
-
-    def __xor__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() ^ unwrap(other)
+    __add__ = _binary(operator.add)
+    __sub__ = _binary(operator.sub)
+    __mul__ = _binary(operator.mul)
+    __truediv__ = _binary(operator.truediv)
+    __floordiv__ = _binary(operator.floordiv)
+    __mod__ = _binary(operator.mod)
+    __matmul__ = _binary(operator.matmul)
+    __lshift__ = _binary(operator.lshift)
+    __rshift__ = _binary(operator.rshift)
+    __and__ = _binary(operator.and_)
+    __or__ = _binary(operator.or_)
+    __xor__ = _binary(operator.xor)
+    __divmod__ = _binary(divmod)
 
     def __pow__(self, other: tp.Any, modulo: tp.Any = None) -> tp.Any:
         return pow(self.get_value(), unwrap(other), unwrap(modulo))
 
-    def __divmod__(self, other: tp.Any) -> tp.Any:
-        return divmod(self.get_value(), unwrap(other))
-
     # the same with the operands reflected ----------------------------------------------------
 
-    def __radd__(self, other: tp.Any) -> tp.Any:
-        return unwrap(other) + self.get_value()
-
-    def __rsub__(self, other: tp.Any) -> tp.Any:
-        return unwrap(other) - self.get_value()
-
-    def __rmul__(self, other: tp.Any) -> tp.Any:
-        return unwrap(other) * self.get_value()
-
-    def __rtruediv__(self, other: tp.Any) -> tp.Any:
-        return unwrap(other) / self.get_value()
-
-    def __rfloordiv__(self, other: tp.Any) -> tp.Any:
-        return unwrap(other) // self.get_value()
-
-    def __rmod__(self, other: tp.Any) -> tp.Any:
-        return unwrap(other) % self.get_value()
-
-    def __rmatmul__(self, other: tp.Any) -> tp.Any:
-        return unwrap(other) @ self.get_value()
-
-    def __rlshift__(self, other: tp.Any) -> tp.Any:
-        return unwrap(other) << self.get_value()
-
-    def __rrshift__(self, other: tp.Any) -> tp.Any:
-        return unwrap(other) >> self.get_value()
-
-    def __rand__(self, other: tp.Any) -> tp.Any:
-        return unwrap(other) & self.get_value()
-
-    def __ror__(self, other: tp.Any) -> tp.Any:
-        return unwrap(other) | self.get_value()
-
-    def __rxor__(self, other: tp.Any) -> tp.Any:
-        return unwrap(other) ^ self.get_value()
+    __radd__ = _reflected(operator.add)
+    __rsub__ = _reflected(operator.sub)
+    __rmul__ = _reflected(operator.mul)
+    __rtruediv__ = _reflected(operator.truediv)
+    __rfloordiv__ = _reflected(operator.floordiv)
+    __rmod__ = _reflected(operator.mod)
+    __rmatmul__ = _reflected(operator.matmul)
+    __rlshift__ = _reflected(operator.lshift)
+    __rrshift__ = _reflected(operator.rshift)
+    __rand__ = _reflected(operator.and_)
+    __ror__ = _reflected(operator.or_)
+    __rxor__ = _reflected(operator.xor)
+    __rdivmod__ = _reflected(divmod)
 
     def __rpow__(self, other: tp.Any, modulo: tp.Any = None) -> tp.Any:
         return pow(unwrap(other), self.get_value(), unwrap(modulo))
 
-    def __rdivmod__(self, other: tp.Any) -> tp.Any:
-        return divmod(unwrap(other), self.get_value())
-
     # in place: the value is replaced, the Variable stays -------------------------------------
 
-    def __iadd__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() + unwrap(other))
-        return self
-
-    def __isub__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() - unwrap(other))
-        return self
-
-    def __imul__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() * unwrap(other))
-        return self
-
-    def __itruediv__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() / unwrap(other))
-        return self
-
-    def __ifloordiv__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() // unwrap(other))
-        return self
-
-    def __imod__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() % unwrap(other))
-        return self
-
-    def __imatmul__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() @ unwrap(other))
-        return self
-
-    def __ilshift__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() << unwrap(other))
-        return self
-
-    def __irshift__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() >> unwrap(other))
-        return self
-
-    def __iand__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() & unwrap(other))
-        return self
-
-    def __ior__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() | unwrap(other))
-        return self
-
-    def __ixor__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() ^ unwrap(other))
-        return self
-
-    def __ipow__(self, other: tp.Any) -> tp.Self:
-        self.set_value(self.get_value() ** unwrap(other))
-        return self
+    __iadd__ = _in_place(operator.add)
+    __isub__ = _in_place(operator.sub)
+    __imul__ = _in_place(operator.mul)
+    __itruediv__ = _in_place(operator.truediv)
+    __ifloordiv__ = _in_place(operator.floordiv)
+    __imod__ = _in_place(operator.mod)
+    __imatmul__ = _in_place(operator.matmul)
+    __ilshift__ = _in_place(operator.lshift)
+    __irshift__ = _in_place(operator.rshift)
+    __iand__ = _in_place(operator.and_)
+    __ior__ = _in_place(operator.or_)
+    __ixor__ = _in_place(operator.xor)
+    __ipow__ = _in_place(operator.pow)
 
     # comparison, elementwise -----------------------------------------------------------------
 
-    def __eq__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() == unwrap(other)
-
-    def __ne__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() != unwrap(other)
-
-    def __lt__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() < unwrap(other)
-
-    def __le__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() <= unwrap(other)
-
-    def __gt__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() > unwrap(other)
-
-    def __ge__(self, other: tp.Any) -> tp.Any:
-        return self.get_value() >= unwrap(other)
-
+    __eq__ = _binary(operator.eq)
+    __ne__ = _binary(operator.ne)
+    __lt__ = _binary(operator.lt)
+    __le__ = _binary(operator.le)
+    __gt__ = _binary(operator.gt)
+    __ge__ = _binary(operator.ge)
     __hash__ = object.__hash__  # by identity: the value may change
 
     # one operand -----------------------------------------------------------------------------

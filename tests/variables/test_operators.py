@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import pickle
 import typing as tp
 
 import jax
@@ -274,3 +275,18 @@ def test_in_place_forms_on_references():
     ref *= 3
     assert ref.get_raw_value() is raw
     assert_same(raw[...], FLOATS * 3)
+
+
+@pytest.mark.parametrize("name", [n for n, v in vars(ArrayOperators).items() if callable(v)])
+def test_operators_are_called_what_python_calls_them(name):
+    operator_of = vars(ArrayOperators)[name]
+    if name != "__hash__":
+        assert operator_of.__name__ == operator_of.__code__.co_name == name
+        assert operator_of.__qualname__ == f"ArrayOperators.{name}"
+        assert pickle.loads(pickle.dumps(operator_of)) is operator_of
+
+
+def test_a_traceback_names_the_operator():
+    with pytest.raises(TypeError) as raised:
+        Box(FLOATS) @ "text"
+    assert "__matmul__" in [entry.name for entry in raised.traceback]
