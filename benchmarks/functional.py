@@ -5,6 +5,8 @@ from __future__ import annotations
 import typing as tp
 from collections.abc import Callable
 
+import jax
+
 from benchmarks.harness import Budget, Calls, Prepared, Sampler, case
 from benchmarks.models import library, linears
 
@@ -52,6 +54,26 @@ def first(name: str, operation: Operation) -> Sampler:
     """The operation on a model that nothing has looked at yet."""
     nnx = library(name)
     return Prepared(lambda: linears(nnx, LAYERS), operation(nnx))
+
+
+def steps_of_state(name: str) -> Sampler:
+    """Steps that a State goes through, from one to the next."""
+    nnx = library(name)
+    state = nnx.state(linears(nnx, LAYERS))
+    step = jax.jit(lambda state: jax.tree.map(lambda x: 0.999 * x, state))
+
+    def run():
+        nonlocal state
+        state = step(state)
+        return jax.block_until_ready(state["layers"][0]["kernel"])
+
+    return Calls(run)
+
+
+@case("functional", "State through jax.jit", Budget(1.0, "flax"))
+def states():
+    """What a loop does that was written for functions of arrays."""
+    return {name: lambda name=name: steps_of_state(name) for name in ("nnxlite", "flax")}
 
 
 def register(operation: Operation, sampler: Callable[..., Sampler], when: str, faster: float):

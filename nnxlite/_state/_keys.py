@@ -17,6 +17,9 @@ Order: tp.TypeAlias = tuple[Path, abc.Callable[[dict[tp.Any, tp.Any]], abc.Seque
 
 _orders: dict[Path, Order] = {}
 _ORDERS_KEPT = 4096
+# Key: the keys of a mapping, all of them text. Nothing to invalidate: an order depends on nothing else.
+# Threads: each entry is a single write of a dict. Earned by a State that goes through `jax.jit`
+# (`functional`): 7 % of a step, and 30 % of one that only reads.
 
 
 def sort_key(key: tp.Any) -> tuple[tp.Any, ...]:
