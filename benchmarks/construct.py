@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks.harness import Budget, Calls, Sampler, case
 from benchmarks.models import WIDTH, library
@@ -44,6 +45,20 @@ def small_object(cls) -> Calls:
     return Calls(lambda: cls(3, "small"))
 
 
+def activated(name: str) -> Sampler:
+    """A module with an activation function that captured a number."""
+    nnx = library(name)
+
+    def leaky(slope: float):
+        return lambda x: jnp.where(x > 0, x, slope * x)
+
+    class Activated(nnx.Module):
+        def __init__(self):
+            self.activation = leaky(0.1)
+
+    return Calls(lambda: nnx.graphdef(Activated()))
+
+
 def linear(name: str) -> Sampler:
     """A Linear, its random numbers included."""
     nnx = library(name)
@@ -68,6 +83,12 @@ def small():
         "flax": lambda: small_object(small_class("flax")),
         "equinox": lambda: small_object(small_equinox()),
     }
+
+
+@case("construct", "GraphDef of a module with a closure", Budget(50e-6))
+def with_closure():
+    """A closure is made in each round: what it captured decides whether two modules are equal."""
+    return {name: lambda name=name: activated(name) for name in ("nnxlite", "flax")}
 
 
 @case("construct", f"Linear({WIDTH}, {WIDTH})")

@@ -227,6 +227,8 @@ def _function(fun: types.FunctionType, inside: tuple[tp.Any, ...]) -> tp.Any:
     )
 
 
+# Key: the code, which never changes. Bound: 4096. Threads: as lru_cache. Earned where a loop makes
+# modules with a closure among their static values (`construct`): 60 % of the time of their GraphDef.
 @functools.lru_cache(maxsize=4096)
 def writes_outside(code: types.CodeType) -> bool:
     """Whether code, inner functions included, rebinds variables of its closure or globals."""
@@ -286,7 +288,6 @@ def _is_pure_object(value: tp.Any) -> bool:
     )
 
 
-@functools.cache
 def _is_pure(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] in PURE
 

@@ -310,7 +310,7 @@ class GraphDef(Shown, tp.Generic[N]):
         """
         if chosen is None:
             return self._once("program", lambda: self._program(tuple(range(self.num_leaves))))
-        return self._once(("program", chosen), lambda: self._program(chosen))
+        return self._program(chosen)
 
     def _program(self, chosen: tuple[int, ...]) -> StateProgram:
         decoded = self.decoded
@@ -384,15 +384,12 @@ class GraphDef(Shown, tp.Generic[N]):
     @property
     def nodes(self) -> list[NodeDef | NodeRef | VariableRecord]:
         """The nodes in traversal order, spelled out."""
-        return self._spelled()[0]
+        return spell(self)[0]
 
     @property
     def attributes(self) -> list[tuple[tp.Any, NodeAttr | LeafAttr | Static]]:
         """The attributes in traversal order, spelled out."""
-        return self._spelled()[1]
-
-    def _spelled(self) -> tuple[list[tp.Any], list[tuple[tp.Any, tp.Any]]]:
-        return self._once("spelled", lambda: spell(self))
+        return spell(self)[1]
 
     # use ---------------------------------------------------------------------------------------
 

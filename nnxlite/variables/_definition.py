@@ -28,6 +28,7 @@ class VariableDef:
 
     __slots__ = (
         "__weakref__",
+        "create_hooks",
         "get_hooks",
         "is_ref",
         "key",
@@ -47,6 +48,7 @@ class VariableDef:
         self.key = key
         self.stability = max(map(stability, metadata.values()), default=FIXED)
         self.is_ref = bool(metadata.get("ref", False))
+        self.create_hooks = self.hooks("on_create_value")
         self.get_hooks = self.hooks("on_get_value")
         self.set_hooks = self.hooks("on_set_value")
         self.plain_read = not self.get_hooks and not self.is_ref and type_._nnx_reads_plainly

@@ -195,13 +195,11 @@ class Variable(Shown, Operators[T]):
             eager_sharding = EAGER_SHARDING.get()
         if metadata or ref or not eager_sharding:
             definition = define(type(self), _normal(metadata, ref, eager_sharding))
-            create = definition.hooks("on_create_value")
         else:
             definition = type(self)._nnx_plain_def
-            create = _create_hooks[type(self)]
         box = _boxed(definition, raw)
         _set_box(self, box)
-        for hook in create:
+        for hook in definition.create_hooks:
             raw = hook(self, raw)
         raw = self.create_value(raw)
         if metadata and definition.metadata.get("out_sharding") is not None:
@@ -741,7 +739,6 @@ _set_box = Variable.__dict__["_box"].__set__
 _KEPT = ("hijax", "ref", FROZEN, PLACEMENT)
 """Metadata that a Variable keeps when it takes over that of another."""
 _REQUIRED_DEFAULTS = {"hijax": False, "ref": False, "eager_sharding": True}
-_create_hooks: dict[type, tuple[tp.Any, ...]] = {}
 
 
 def make(definition: VariableDef, value: tp.Any) -> Variable[tp.Any]:
@@ -860,8 +857,6 @@ def _flatten_with_keys(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], Varia
 def _register(cls: type[Variable[tp.Any]]) -> None:
     cls._nnx_reads_plainly = cls.get_value is Variable.get_value
     cls._nnx_plain_def = define(cls, dict(_REQUIRED_DEFAULTS))
-    own = getattr(cls, "on_create_value", None)
-    _create_hooks[cls] = () if own is None else (own,)
 
     def unflatten(definition: VariableDef, children: tp.Iterable[tp.Any]) -> Variable[tp.Any]:
         new = object.__new__(cls)

@@ -320,3 +320,12 @@ def test_the_text_of_a_definition_shows_what_is_in_plain_containers():
         "  e=(Param,)",
         ")",
     ]
+
+
+def test_lists_of_a_definition_belong_to_the_caller():
+    graphdef = nnx.graphdef(nnx.Dict(a=nnx.Param(1.0)))
+    nodes, attributes = list(graphdef.nodes), list(graphdef.attributes)
+    graphdef.nodes.clear()
+    graphdef.attributes.clear()
+    assert graphdef.nodes == nodes
+    assert graphdef.attributes == attributes
