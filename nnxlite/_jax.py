@@ -25,19 +25,7 @@ T = tp.TypeVar("T")
 TraceRef = weakref.ReferenceType  # JAX hands out one weak reference per trace; compare with `is`
 
 
-if hasattr(_core, "trace_state"):
-    # A C++ configuration holder whose value is the running trace's own weak reference.
-    _trace_state: tp.Any = _core.trace_state
-else:  # pragma: no cover - older JAX
-
-    class _TraceState:
-        @property
-        def value(self) -> TraceRef:
-            return _core.trace_ctx.trace._weakref
-
-    _trace_state = _TraceState()
-
-trace_state: tp.Any = _trace_state
+trace_state: tp.Any = _core.trace_state
 """Holder of the running trace: `trace_state.value` is a weak reference, the same object each time."""
 
 EAGER: TraceRef = trace_state.value

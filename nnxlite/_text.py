@@ -107,7 +107,7 @@ def object_node(obj: tp.Any, attributes: tp.Mapping[tp.Any, tp.Any]) -> Text:
         for name, value in attributes.items()
         if not str(name).startswith("_")
     )
-    return Text(_name(obj), entries=entries, totals=True, few=1, owner=type(obj))
+    return Text(type(obj).__name__, entries=entries, totals=True, few=1, owner=type(obj))
 
 
 def variable_node(type_: type, value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> Text:
@@ -124,17 +124,13 @@ def variable_node(type_: type, value: tp.Any, metadata: tp.Mapping[str, tp.Any])
 def mapping_node(owner: tp.Any, mapping: tp.Mapping[tp.Any, tp.Any]) -> Text:
     """A mapping type by its items; one inside another of the same type has bare braces."""
     entries = tuple(Entry(key, f"{key!r}: ", value) for key, value in mapping.items())
-    return Text(_name(owner), "({", "})", entries, totals=True)
+    return Text(type(owner).__name__, "({", "})", entries, totals=True)
 
 
 def sequence_node(owner: tp.Any, items: tp.Iterable[tp.Any]) -> Text:
     """A sequence type by its items."""
     entries = tuple(Entry(index, "", item) for index, item in enumerate(items))
-    return Text(_name(owner), "([", "])", entries, totals=True)
-
-
-def _name(owner: tp.Any) -> str:
-    return owner if isinstance(owner, str) else type(owner).__name__
+    return Text(type(owner).__name__, "([", "])", entries, totals=True)
 
 
 def counted_as(type_: type) -> str:

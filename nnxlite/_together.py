@@ -40,9 +40,6 @@ class Writes:
         self._foreign: list[tuple[tp.Any, ...]] = []
         self._changed: list[Versioned] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._calls or self._foreign)
-
     def add(self, function: tp.Any, *args: tp.Any) -> None:
         """Note a write by a builtin function."""
         self._calls.append((function, *args))

@@ -18,7 +18,6 @@ All of it is iterative: depth is bounded by memory, not by Python's recursion li
 
 from nnxlite._state._definition import FlatState as FlatState
 from nnxlite._state._definition import State as State
-from nnxlite._state._definition import non_exhaustive as non_exhaustive
 from nnxlite._state._functions import as_pure as as_pure
 from nnxlite._state._functions import diff as diff
 from nnxlite._state._functions import filter_state as filter_state

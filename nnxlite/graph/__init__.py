@@ -58,7 +58,6 @@ from nnxlite.graph._graphdef import GraphDef as GraphDef
 from nnxlite.graph._graphdef import Path as Path
 from nnxlite.graph._graphstate import GraphState as GraphState
 from nnxlite.graph._kinds import ARRAY as ARRAY
-from nnxlite.graph._kinds import CONTAINERS as CONTAINERS
 from nnxlite.graph._kinds import CUSTOM as CUSTOM
 from nnxlite.graph._kinds import CUSTOM_NODES as CUSTOM_NODES
 from nnxlite.graph._kinds import DATA_TYPES as DATA_TYPES
@@ -112,4 +111,4 @@ from nnxlite.graph._walk import recursive_map as recursive_map
 from nnxlite.variables import Variable as Variable
 from nnxlite.variables import is_array_ref as is_array_ref
 
-VariableDef = VariableRecord
+VariableDef = VariableRecord  # the reference's name; inside, a VariableDef is what is interned

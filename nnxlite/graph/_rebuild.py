@@ -252,11 +252,6 @@ def new_node(definition: ObjectDef, trace: tp.Any) -> tp.Any:
     return new_shell(definition.type, definition, trace)
 
 
-def set_attributes(node: GraphNode, attributes: dict[tp.Any, tp.Any]) -> None:
-    """Replace all attributes of an object, around `__setattr__`."""
-    _set_dict(node, attributes)
-
-
 def build_nodes(
     decoded: Decoded,
     leaves: tp.Sequence[tp.Any],

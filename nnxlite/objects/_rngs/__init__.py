@@ -20,7 +20,6 @@ from nnxlite.objects._rngs._scopes import split_rngs as split_rngs
 from nnxlite.objects._rngs._scopes import with_rngs as with_rngs
 from nnxlite.objects._rngs._streams import Rngs as Rngs
 from nnxlite.objects._rngs._streams import RngStream as RngStream
-from nnxlite.objects._rngs._streams import RngValue as RngValue
 from nnxlite.variables import RngCount as RngCount
 from nnxlite.variables import RngKey as RngKey
 from nnxlite.variables import RngState as RngState
