@@ -16,7 +16,7 @@ from nnxlite._errors import filter_text, listed, path_text
 from nnxlite._jax import trace_state
 from nnxlite.filters import Filter, OfType, PathContains, WithTag, to_predicate
 from nnxlite.graph import Path, iter_graph
-from nnxlite.variables import FROZEN, Variable
+from nnxlite.variables import FROZEN, Variable, is_variable
 
 Pairs = list[tuple[Path, tp.Any]]
 
@@ -72,7 +72,6 @@ def unfreeze(model: tp.Any, filter: Filter = ..., /) -> None:
 
 def _chosen(model: tp.Any, filter: Filter, caller: str) -> list[Variable[tp.Any]]:
     """The Variables that a filter matches, all of the present trace."""
-    is_variable = lambda node: isinstance(node, Variable)
     chosen = [variable for _, variable in matches(model, filter, is_variable, "Variable", caller)]
     for variable in chosen:
         if variable._box.trace is not trace_state.value:

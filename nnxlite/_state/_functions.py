@@ -14,7 +14,7 @@ from nnxlite._state._pure import ExtractFn, ReplaceFn, to_int
 from nnxlite._state._walk import Mapping, flat, transformed
 from nnxlite._traversals import flatten_to_sequence, unflatten_mapping
 from nnxlite.filters import Filter
-from nnxlite.variables import Variable
+from nnxlite.variables import Variable, is_variable
 
 V = tp.TypeVar("V")
 A = tp.TypeVar("A")
@@ -289,11 +289,7 @@ def pure(tree: tp.Any) -> tp.Any:
 
 
 def _pure_tree(tree: tp.Any) -> tp.Any:
-    return jax.tree.map(_pure_leaf, tree, is_leaf=_is_variable)
-
-
-def _is_variable(x: tp.Any) -> bool:
-    return isinstance(x, Variable)
+    return jax.tree.map(_pure_leaf, tree, is_leaf=is_variable)
 
 
 def _pure_leaf(leaf: tp.Any) -> tp.Any:

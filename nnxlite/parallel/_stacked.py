@@ -19,7 +19,7 @@ from nnxlite._jax import key_name
 from nnxlite._state import content
 from nnxlite.graph import GraphDef, Path, compare, differences_text, iter_graph, merge, split
 from nnxlite.objects import List
-from nnxlite.variables import PLACEMENT, Variable, changed_names
+from nnxlite.variables import PLACEMENT, Variable, changed_names, is_variable
 
 M = tp.TypeVar("M")
 Change: tp.TypeAlias = tp.Callable[[tuple[tp.Any, ...]], tuple[tp.Any, ...]]
@@ -146,8 +146,7 @@ class _Leaves:
     def __init__(self, layer: tp.Any) -> None:
         self.graphdef: GraphDef[tp.Any]
         self.graphdef, state = split(layer)
-        is_leaf = lambda x: isinstance(x, Variable)
-        pairs, self._treedef = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_leaf)
+        pairs, self._treedef = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)
         self.paths: list[Path] = [tuple(map(key_name, path)) for path, _ in pairs]
         self._leaves = [leaf for _, leaf in pairs]
         self.values = [content(leaf) for leaf in self._leaves]

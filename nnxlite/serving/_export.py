@@ -25,7 +25,7 @@ from nnxlite.serving import _trees
 from nnxlite.serving._file import read, write
 from nnxlite.serving._signature import Aval, Signature, dtype_name, from_data, is_key, to_data
 from nnxlite.transforms import name_of, unbind
-from nnxlite.variables import Variable
+from nnxlite.variables import Variable, is_variable
 
 
 class Exported:
@@ -391,7 +391,7 @@ def _refuse_written(
     name: str, graphdef: tp.Any, inner: tp.Any, values: list[tp.Any], names: list[str]
 ) -> None:
     after, state = split(inner)
-    now = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Variable))
+    now = jax.tree.leaves(state, is_leaf=is_variable)
     now = [x.get_value() if isinstance(x, Variable) else x for x in now]
     if after != graphdef or len(now) != len(values):
         raise ValueError(

@@ -24,7 +24,14 @@ from nnxlite._jax import constrained, current_mesh, is_ref, is_tracing
 from nnxlite.boundary import Inputs, broadcast, by_path, settings_by_leaf
 from nnxlite.graph import iter_graph
 from nnxlite.transforms import name_of, positional
-from nnxlite.variables import MISSING, PARTITION_NAME, Variable, VariableMetadata, with_metadata
+from nnxlite.variables import (
+    MISSING,
+    PARTITION_NAME,
+    Variable,
+    VariableMetadata,
+    is_variable,
+    with_metadata,
+)
 from nnxlite.variables import add_axis as _add_axis
 from nnxlite.variables import remove_axis as _remove_axis
 
@@ -228,11 +235,6 @@ def with_partitioning(
     """
     names = tuple(sharding) if isinstance(sharding, list) else sharding
     return with_metadata(initializer, out_sharding=names, mesh=mesh, **metadata)
-
-
-def is_variable(x: tp.Any) -> bool:
-    """Whether a value is a Variable."""
-    return isinstance(x, Variable)
 
 
 # Reading annotations -----------------------------------------------------------------------------

@@ -14,15 +14,10 @@ import numpy as np
 
 from nnxlite._errors import MOST_PATHS, listed, path_text, short_type
 from nnxlite._jax import is_ref, key_name, trace_state
-from nnxlite.variables import FROZEN, Variable, store_together
+from nnxlite.variables import FROZEN, Variable, is_variable, store_together
 
 Path: tp.TypeAlias = tuple[tp.Any, ...]
 TreeDef: tp.TypeAlias = tp.Any  # to a type checker jax.tree_util.PyTreeDef is a value
-
-
-def is_variable(value: tp.Any) -> bool:
-    """Whether a value is a Variable, the leaves of the trees here."""
-    return isinstance(value, Variable)
 
 
 def is_frozen(value: tp.Any) -> bool:

@@ -14,8 +14,8 @@ from nnxlite.filters import Filter
 from nnxlite.graph import merge, split
 from nnxlite.graph import state as state_of
 from nnxlite.objects import Pytree, data
-from nnxlite.training._leaves import compare, flatten, is_variable, misshapen, pairs, read, write
-from nnxlite.variables import Variable
+from nnxlite.training._leaves import compare, flatten, misshapen, pairs, read, write
+from nnxlite.variables import Variable, is_variable
 
 A = tp.TypeVar("A")
 

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 
 from nnxlite.graph import state as state_of
 from nnxlite.objects import Pytree
-from nnxlite.training._leaves import flatten, is_variable, read, write
+from nnxlite.training._leaves import flatten, read, write
 from nnxlite.training.optimizer import ModelAndOptimizer, Optimizer
 from nnxlite.transforms import value_and_aux, value_and_grad
-from nnxlite.variables import Variable
+from nnxlite.variables import Variable, is_variable
 
 T = tp.TypeVar("T")
 

@@ -36,7 +36,6 @@ from nnxlite.training._leaves import (
     compare,
     flatten,
     is_frozen,
-    is_variable,
     misshapen,
     pairs,
     paths,
@@ -44,7 +43,7 @@ from nnxlite.training._leaves import (
     read,
     write_together,
 )
-from nnxlite.variables import Param, Variable, changed_names
+from nnxlite.variables import Param, Variable, changed_names, is_variable
 
 M = tp.TypeVar("M")
 T = tp.TypeVar("T")

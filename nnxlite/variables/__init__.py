@@ -5,7 +5,6 @@ from nnxlite.variables._axes import add_axis as add_axis
 from nnxlite.variables._axes import changed_names as changed_names
 from nnxlite.variables._axes import remove_axis as remove_axis
 from nnxlite.variables._definition import VariableDef as VariableDef
-from nnxlite.variables._definition import define as define
 from nnxlite.variables._kinds import BatchStat as BatchStat
 from nnxlite.variables._kinds import Cache as Cache
 from nnxlite.variables._kinds import Intermediate as Intermediate
@@ -29,6 +28,7 @@ from nnxlite.variables._refs import is_array_ref as is_array_ref
 from nnxlite.variables._variable import MISSING as MISSING
 from nnxlite.variables._variable import VarDefaults as VarDefaults
 from nnxlite.variables._variable import Variable as Variable
+from nnxlite.variables._variable import is_variable as is_variable
 from nnxlite.variables._variable import make as make
 from nnxlite.variables._variable import note_definition as note_definition
 from nnxlite.variables._variable import note_raw as note_raw

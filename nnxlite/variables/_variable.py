@@ -741,6 +741,11 @@ _KEPT = ("hijax", "ref", FROZEN, PLACEMENT)
 _REQUIRED_DEFAULTS = {"hijax": False, "ref": False, "eager_sharding": True}
 
 
+def is_variable(value: tp.Any) -> bool:
+    """Whether a value is a Variable, where trees end."""
+    return isinstance(value, Variable)
+
+
 def make(definition: VariableDef, value: tp.Any) -> Variable[tp.Any]:
     """A Variable of a known definition at the present trace level.  For the engine only."""
     new = object.__new__(definition.type)
