@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gc
 import pickle
 import typing as tp
 import weakref
@@ -15,6 +16,7 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite._state import sorted_keys
+from nnxlite.graph import _kinds
 from tests.laws import model as slow
 from tests.laws.graphs import Box, Pair
 
@@ -291,3 +293,19 @@ def test_keys_of_mixed_types_have_one_order_in_states_and_definitions():
     for keys in (["x", a, b], [b, a, "x"]):
         graphdef, _ = nnx.split({key: jnp.ones(1) for key in keys})
         assert [path[-1] for path in graphdef.paths] == sorted_keys(keys) == ["x", a, b]
+
+
+def test_the_kinds_of_classes_are_bounded(monkeypatch):
+    monkeypatch.setattr(_kinds, "MOST_KINDS", len(_kinds.kind_by_type) + 3)
+
+    def new_class():
+        pair = collections.namedtuple("pair", "a b")
+        model = nnx.Dict(pair=nnx.data(pair(nnx.Param(1.0), [nnx.Param(2.0)])))
+        assert len(nnx.to_flat_state(nnx.state(model))) == 2
+        return weakref.ref(pair)
+
+    first, *_ = [new_class() for _ in range(6)]
+    gc.collect()
+    assert first() is None
+    assert len(_kinds.kind_by_type) <= _kinds.MOST_KINDS
+    assert _kinds.kind_of([]) == _kinds.LIST and _kinds.kind_of(ONE) == _kinds.ARRAY
