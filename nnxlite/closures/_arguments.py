@@ -10,7 +10,7 @@ import numpy as np
 from nnxlite._jax import Ref, Tracer
 from nnxlite.boundary import CallDef
 from nnxlite.closures._key import Surroundings, surroundings
-from nnxlite.closures._trusted import CONSTANTS, is_trusted_class
+from nnxlite.closures._trusted import CONSTANTS, LAYERS, is_trusted_class
 from nnxlite.graph import ContainerDef, ObjectDef, StaticDef
 from nnxlite.variables import VariableDef
 
@@ -78,7 +78,7 @@ def _nodes_of(trees: list[tp.Any]) -> tuple[list[type], list[tp.Any]]:
 def _to_be_seen(classes: list[type], statics: list[tp.Any]) -> tuple[list[type], list[tp.Any]]:
     """Those of some classes and static values that a function may see more through than their type."""
     own = dict.fromkeys(
-        c for c in classes if not is_trusted_class(c) or "nnxlite.nn" in c.__module__
+        c for c in classes if not is_trusted_class(c) or c.__module__.startswith(LAYERS)
     )
     unique = {id(value): value for value in statics if type(value) not in CONSTANTS}
     return [*own], [*unique.values()]

@@ -16,6 +16,7 @@ from nnxlite._statics import ById, static_key
 from nnxlite.boundary import is_root
 from nnxlite.closures._bytecode import is_tested, references
 from nnxlite.closures._trusted import (
+    ADDING,
     BY_NAME,
     CONSTANTS,
     CONSTRUCTORS,
@@ -25,7 +26,9 @@ from nnxlite.closures._trusted import (
     JITTED,
     KNOWN,
     SETTINGS,
+    UNCOMPUTED,
     UNUSED,
+    WRAPPERS,
     is_trusted,
     is_trusted_class,
 )
@@ -168,7 +171,7 @@ class _Collector:
     def _wrapper(self, value: tp.Any) -> None:
         """A function under `jax.jit`, or under a transform that is nothing but function and options."""
         kind = type(value)
-        ours = kind.__module__.startswith("nnxlite.") and kind.__eq__ is not object.__eq__
+        ours = kind.__module__.startswith(WRAPPERS) and kind.__eq__ is not object.__eq__
         if not (ours or kind is JITTED) or is_root(value):
             raise MayChange
         if self._is_repeated(value):
@@ -207,7 +210,7 @@ class _Collector:
                 value = _content_of(cells[name])
             else:  # None where there is no such name: the function will raise a NameError
                 value = fun.__globals__.get(name, fun.__builtins__.get(name))
-            if type(value) is list and attributes[:1] == ("append",):
+            if type(value) is list and attributes and attributes[0] in ADDING:
                 self.constant = self.constant and not is_cell
                 self.key.append(ById(value))
             else:
@@ -259,7 +262,7 @@ class _Collector:
             for name, value in namespace.items()
             if name in self._attributes
             or (name not in UNUSED and _is_special(name, value))
-            or (self._computes_names and not name.startswith(("__", "_abc_", "_nnx_")))
+            or (self._computes_names and not name.startswith(UNCOMPUTED))
         ]
 
 

@@ -22,6 +22,12 @@ TRUSTED = {
 }  # fmt: skip
 """Packages whose functions depend on nothing that changes, except `numpy.random`; see `trust`."""
 
+LAYERS = "nnxlite.nn"
+"""The trusted package whose classes are followed: layers call functions that are their attributes."""
+
+WRAPPERS = "nnxlite."
+"""Where the transformed functions that compare by content are nothing but function and attributes."""
+
 IMPURE = frozenset(
     {"breakpoint", "eval", "exec", "globals", "input", "locals", "open", "vars", "__import__"}
 )
@@ -58,12 +64,19 @@ CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
 UNUSED = CONSTRUCTORS | {"__repr__"}
 """Special methods that are followed only where code mentions them."""
 
+UNCOMPUTED = ("__", "_abc_", "_nnx_")
+"""Prefixes of entries of classes to which no computed name refers."""
+
+ADDING = frozenset({"append"})
+"""Methods by which functions only add to a list, so that its items are no part of what they see."""
+
 
 def trust(*packages: str) -> None:
     """Add packages whose functions depend on nothing that changes, by their top-level names.
 
     Eager loops and branches that call their functions are then compiled once, without reading the
-    functions' code.
+    functions' code. It holds for the whole process, in all threads, since it says what a package is and
+    not how a program runs.
 
     >>> from nnxlite.closures import TRUSTED, trust
     >>> trust("colorsys")
