@@ -262,8 +262,9 @@ class _Program:
             if_array(0),
             axis_of,
         )
-        values = [*jax.tree_util.tree_leaves(out.result), *out.written, *out.fresh]
-        variables = [*values[: -len(out.fresh) or None], *fresh_variables(out)]
+        values = [*jax.tree_util.tree_leaves(out.result), *out.written]
+        variables = [*values, *fresh_variables(out)]
+        values += out.fresh
         paths: list[Path] = []
         axes: list[tp.Any] = []
         outputs = zip(_out_paths(call, out), values, variables, settings.all())
