@@ -68,13 +68,15 @@ from nnxlite.boundary._prefixes import NodePrefix as NodePrefix
 from nnxlite.boundary._prefixes import PrefixMapping as PrefixMapping
 from nnxlite.boundary._prefixes import StateAxes as StateAxes
 from nnxlite.boundary._prefixes import StateSharding as StateSharding
-from nnxlite.boundary._prefixes import aliases as aliases
+from nnxlite.boundary._prefixes import agreed as agreed
 from nnxlite.boundary._prefixes import broadcast as broadcast
 from nnxlite.boundary._prefixes import by_path as by_path
+from nnxlite.boundary._prefixes import further_places as further_places
 from nnxlite.boundary._prefixes import graph_settings as graph_settings
 from nnxlite.boundary._prefixes import leaf_shardings as leaf_shardings
-from nnxlite.boundary._prefixes import leaves_below as leaves_below
 from nnxlite.boundary._prefixes import leaves_of_code as leaves_of_code
+from nnxlite.boundary._prefixes import node_prefix as node_prefix
+from nnxlite.boundary._prefixes import not_for_arrays as not_for_arrays
 from nnxlite.boundary._prefixes import refuse_foreign_axes as refuse_foreign_axes
 from nnxlite.boundary._prefixes import settings_by_leaf as settings_by_leaf
 from nnxlite.boundary._refusals import first_foreign as first_foreign

@@ -7,17 +7,18 @@ Variable that is reached by two paths must get the same setting by both.
 
 from __future__ import annotations
 
+import collections
 import typing as tp
 
 import jax
 
 from nnxlite._errors import path_text
-from nnxlite._jax import PyTreeDef, key_name
+from nnxlite._jax import PyTreeDef, flatten_one_level, is_pytree_leaf, key_name
 from nnxlite._state import State
-from nnxlite.boundary._inputs import CallDef, is_root, paths_of
+from nnxlite.boundary._inputs import ArgumentLeaf, CallDef, is_root, paths_of
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
 from nnxlite.graph import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
-from nnxlite.variables import Variable, VariableDef, make
+from nnxlite.variables import MISSING, Variable, VariableDef, make
 
 
 class PrefixMapping:
@@ -322,6 +323,10 @@ def is_setting(value: tp.Any) -> bool:
     return value is None or isinstance(value, PrefixMapping) or value is Carry
 
 
+Stops: tp.TypeAlias = tp.Callable[[tp.Any], bool]
+"""Whether a part of a prefix is a setting itself, as opposed to a container of settings."""
+
+
 def by_path(prefix: tp.Any) -> tp.Any:
     """A prefix in which objects and States of settings are replaced by mappings from paths to settings.
 
@@ -334,18 +339,35 @@ def by_path(prefix: tp.Any) -> tp.Any:
                 f"Variables prefixes are not supported: found a {type(part).__name__} in place of "
                 "a setting. Give the setting itself, for the entire Variable."
             )
-        if is_setting(part) or not is_root(part):
-            return part
-        pairs, _ = jax.tree_util.tree_flatten_with_path(
-            part, is_leaf=lambda x: is_setting(x) or isinstance(x, Variable)
-        )
-        settings = {
-            tuple(map(key_name, keys)): x.get_raw_value() if isinstance(x, Variable) else x
-            for keys, x in pairs
-        }
-        return NodePrefix(type(part).__name__, settings)
+        return part if is_setting(part) or not is_root(part) else node_prefix(part)
 
     return jax.tree_util.tree_map(one, prefix, is_leaf=lambda x: is_setting(x) or is_root(x))
+
+
+def node_prefix(part: tp.Any, stops: Stops = is_setting) -> NodePrefix:
+    """The settings in an object, a State or a Variable, by path.
+
+    An object in a cycle has further paths, which lead through it, and a prefix must cover those, too;
+    so the walk goes around a cycle a few times before it stops.
+    """
+    settings: dict[Path, tp.Any] = {}
+    rounds: collections.Counter[int] = collections.Counter()
+    pending: list[tuple[Path, tp.Any, tuple[int, ...]]] = [((), part, ())]
+    while pending:
+        path, value, above = pending.pop()
+        if isinstance(value, Variable) or stops(value) or is_pytree_leaf(value):
+            settings[path] = value.get_raw_value() if isinstance(value, Variable) else value
+            continue
+        if is_root(value):
+            rounds[id(value)] += id(value) in above
+            above = (*above, id(value))
+        if rounds[id(value)] < _MOST_ROUNDS:
+            below = reversed(flatten_one_level(value)[0])
+            pending += [((*path, key_name(key)), child, above) for key, child in below]
+    return NodePrefix(type(part).__name__, settings)
+
+
+_MOST_ROUNDS = 9
 
 
 def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
@@ -361,22 +383,30 @@ def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
                 )
 
 
-def broadcast(prefix: tp.Any, tree: tp.Any, what: str) -> list[tp.Any]:
+def broadcast(
+    prefix: tp.Any, tree: tp.Any, what: str, stops: Stops = is_setting, chooser: str = ""
+) -> list[tp.Any]:
     """The setting of each leaf of a tree.
+
+    Args:
+        prefix, tree: the settings, and what they are for.
+        what: the settings, for messages.
+        stops: which parts of the prefix are settings.
+        chooser: what chooses by Variable, for messages.
 
     Raises ValueError where the prefix does not match the tree.
     """
-    settings, treedef = jax.tree_util.tree_flatten(prefix, is_leaf=is_setting)
+    settings, treedef = jax.tree_util.tree_flatten(prefix, is_leaf=stops)
     try:
         below = treedef.flatten_up_to(tree)
     except (ValueError, TypeError):
-        of = "result" if what.startswith("out") else "arguments"
+        of = {"in": "arguments", "out": "result"}.get(what.partition("_")[0], "tree")
         structure = jax.tree_util.tree_structure(tree)
-        mapping = "StateAxes" if what.endswith("axes") else "StateSharding"
+        chooser = chooser or f"nnx.State{'Axes' if what.endswith('axes') else 'Sharding'}"
         raise ValueError(
-            f"{what} is no prefix of the {of}: {what}={prefix!r} has the structure {treedef}, the "
+            f"{what} is not a prefix of the {of}: {what}={prefix!r} has the structure {treedef}, the "
             f"structure of the {of} is {structure}. Give one setting to each part, or to all; an "
-            f"object is one part, and nnx.{mapping} chooses by Variable."
+            f"object is one part, and {chooser} chooses by Variable."
         ) from None
     out: list[tp.Any] = []
     for setting, part in zip(settings, below):
@@ -423,12 +453,16 @@ def array_settings(
     bad = next((i for i in arrays if isinstance(settings[i], PrefixMapping)), None)
     if bad is not None:
         path = paths_of(treedef)[bad] if paths is None else paths()[bad][1:]
-        raise ValueError(
-            f"Cannot use {settings[bad]!r} on non-graph nodes: as {what} it is given to the array at "
-            f"'{path_text(path)}', which has no Variables. Give the array "
-            "a setting of its own."
-        )
+        raise not_for_arrays(settings[bad], what, path_text(path))
     return [settings[i] for i in arrays]
+
+
+def not_for_arrays(setting: PrefixMapping, what: str, where: str) -> ValueError:
+    """The error for a setting that depends on the Variable, and is given to a leaf without any."""
+    return ValueError(
+        f"Cannot use {setting!r} on non-graph nodes: as {what} it is given to the leaf at '{where}', "
+        "which has no Variables. Give the leaf a setting of its own."
+    )
 
 
 def graph_settings(
@@ -444,37 +478,68 @@ def graph_settings(
     if values is None:
         values = [_UNSEEN] * len(decoded.leaf_nodes)
     seen = [shown(decoded, leaf, value) for leaf, value in enumerate(values)]
-
     asked: dict[int, list[Path]] = {i: [] for i, s in enumerate(by_root) if type(s) is NodePrefix}
+    places = call.graph_leaves()
 
-    def setting(root: int, path: Path, leaf: int) -> tp.Any:
-        given = by_root[root]
-        if isinstance(given, PrefixMapping):
-            if root in asked:
-                asked[root].append(path)
-            return given.map_prefix(path, seen[leaf])
-        return given
+    def setting(leaf: int, place: ArgumentLeaf) -> tp.Any:
+        root = tp.cast(int, place.root)
+        part, first = by_root[root], places[leaf]
+        if root in asked:
+            asked[root].append(place.below)
+        elif isinstance(part, PrefixMapping) and place is not first and root == first.root:
+            if not part.finds(place.below, seen[leaf]):
+                return MISSING
+        return setting_of(part, place.below, seen[leaf])
 
-    leaves = call.graph_leaves()
-    out = [setting(tp.cast(int, x.root), x.below, i) for i, x in enumerate(leaves)]
-    for number, root, path in aliases(call):
-        for leaf, tail in leaves_below(call, number):
-            given, below = by_root[root], (*path, *tail)
-            if root == leaves[leaf].root and isinstance(given, PrefixMapping) and root not in asked:
-                if not given.finds(below, seen[leaf]):
-                    continue  # its first place decides
-            other = setting(root, below, leaf)
-            if other is not out[leaf] and other != out[leaf]:
-                raise ValueError(
-                    f"Inconsistent aliasing detected: different {what} for a shared "
-                    f"{leaf_kind(seen[leaf])}: at "
-                    f"'{leaves[leaf].text()}' it is "
-                    f"{out[leaf]!r}, at '{call.text_of(root, below)}' it is "
-                    f"{other!r}. Give both the same {what}, or do not share the Variable."
-                )
+    out = agreed(what, places, further_places(call), setting, seen.__getitem__)
     for root, paths in asked.items():
         by_root[root].refuse_unused(paths)
     return out
+
+
+def setting_of(part: tp.Any, path: Path, variable: tp.Any) -> tp.Any:
+    """What a part of a prefix says of a Variable (or array), by its path from there."""
+    return part.map_prefix(path, variable) if isinstance(part, PrefixMapping) else part
+
+
+def agreed(
+    what: str,
+    places: tp.Sequence[ArgumentLeaf],
+    further: tp.Iterable[tuple[int, ArgumentLeaf]],
+    setting: tp.Callable[[int, ArgumentLeaf], tp.Any],
+    variable: tp.Callable[[int], tp.Any],
+    text_of: tp.Callable[[ArgumentLeaf], str] = ArgumentLeaf.text,
+) -> list[tp.Any]:
+    """The setting of each leaf, which must be the same by all of its paths.
+
+    Args:
+        what: the settings, for messages.
+        places: the first path of each leaf.
+        further: the leaves that have further paths, each with one of them.
+        setting: gives that of a leaf by one of its paths; MISSING where the first path decides.
+        variable: gives what filters see of a leaf.
+        text_of: gives a path for messages.
+
+    Raises ValueError where a shared leaf would get two different settings.
+    """
+    out = [setting(leaf, place) for leaf, place in enumerate(places)]
+    for leaf, place in further:
+        one, other = out[leaf], setting(leaf, place)
+        if not (other is one or other is MISSING or other == one):
+            first, again = (f"at '{text_of(x)}'" for x in (places[leaf], place))
+            raise conflict(what, variable(leaf), first, one, again, other)
+    return out
+
+
+def conflict(
+    what: str, variable: tp.Any, first: str, one: tp.Any, again: str, other: tp.Any
+) -> ValueError:
+    """The error for a shared leaf with two different settings, and where it has them."""
+    return ValueError(
+        f"Inconsistent aliasing detected: different {what} for a shared {leaf_kind(variable)}: "
+        f"{first} it is {one!r}, {again} it is {other!r}. Give both the same setting, or use a copy "
+        "(nnx.clone) in one of the places."
+    )
 
 
 class _Unseen:
@@ -513,9 +578,17 @@ def shown(decoded: Decoded, leaf: int, value: tp.Any = _UNSEEN) -> tp.Any:
     return make(definition, value)
 
 
-def aliases(call: CallDef) -> tp.Iterator[tuple[int, int, Path]]:
+def further_places(call: CallDef) -> tp.Iterator[tuple[int, ArgumentLeaf]]:
+    """Every further path of the graph leaves that have several, each with the number of the leaf."""
+    decoded, paths = call.graphdef.decoded, call.paths()
+    for number, root, path in _aliases(decoded):
+        for leaf, tail in leaves_of_code(decoded, NodeCode(number)):
+            position, below = call.where[root], (*path, *tail)
+            yield leaf, ArgumentLeaf(position, root, below, (*paths[position], *below))
+
+
+def _aliases(decoded: Decoded) -> tp.Iterator[tuple[int, int, Path]]:
     """Every further path of a node: (node, root, path from that root)."""
-    decoded = call.graphdef.decoded
     seen: set[int] = set()
 
     def visit(code: Code, path: Path) -> tp.Iterator[tuple[int, Path]]:
@@ -537,11 +610,6 @@ def aliases(call: CallDef) -> tp.Iterator[tuple[int, int, Path]]:
             seen.add(number)
             continue
         yield number, path[0], path[1:]
-
-
-def leaves_below(call: CallDef, number: int) -> list[tuple[int, Path]]:
-    """The leaves at or below a node, each with its path from there."""
-    return leaves_of_code(call.graphdef.decoded, NodeCode(number))
 
 
 def leaves_of_code(decoded: Decoded, code: Code) -> list[tuple[int, Path]]:

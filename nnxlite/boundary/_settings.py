@@ -20,12 +20,12 @@ from nnxlite.boundary._outdef import CameIn, OutDef, OutGraph, Outputs, Source
 from nnxlite.boundary._partition import Division, Partition
 from nnxlite.boundary._prefixes import (
     FilterMapping,
-    PrefixMapping,
     array_settings,
     broadcast,
+    conflict,
     is_setting,
-    leaf_kind,
     leaves_of_code,
+    setting_of,
     shown,
 )
 from nnxlite.graph import NodeCode, Path
@@ -68,8 +68,8 @@ class OutSettings(tp.NamedTuple):
         return [*self.result, *self.written, *self.fresh]
 
 
-Resolve: tp.TypeAlias = tp.Callable[[tp.Any, tuple[tp.Any, ...], tp.Any, Source], tp.Any]
-"""From a setting, a path, a Variable and the source of its value to the setting of that leaf."""
+Meaning: tp.TypeAlias = tp.Callable[[tp.Any, Path, tp.Any, Source], tp.Any]
+"""From a setting, a path, a Variable and the source of its value to the setting of that one leaf."""
 
 
 def output_settings(
@@ -80,24 +80,20 @@ def output_settings(
     out_prefix: tp.Any,
     what: str,
     default: tp.Any,
-    resolve: Resolve | None = None,
+    meaning: Meaning = lambda setting, *_: setting,
 ) -> OutSettings:
     """Settings of all outputs, from those of the graph leaves and roots of the arguments.
 
     Written Variables keep their input setting; new Variables of an argument follow its prefix; the
     result follows `out_prefix`. `default` is the setting where none is given; None leaves it open.
-    `resolve` says what a setting means for one leaf, where settings may be functions of leaves.
+    `meaning` says what a setting means for one leaf, where settings may be functions of leaves.
 
     Raises ValueError where the result refers to a leaf that has another setting already.
     """
     definition = out.definition
-    if definition.treedef is None:
-        settings = broadcast(out_prefix, out.result, what)
-        treedef = jax.tree_util.tree_structure(out.result)
-        result = array_settings(settings, treedef, (), what)
-    else:
-        settings = broadcast(out_prefix, template_of(definition.treedef), what)
-        result = array_settings(settings, definition.treedef, definition.where, what)
+    tree = out.result if definition.treedef is None else template_of(definition.treedef)
+    settings = broadcast(out_prefix, tree, what)
+    result = array_settings(settings, out.treedef, definition.where, what)
     written = [value_settings[leaf] for leaf in definition.written]
     fresh: list[tp.Any] = [default] * len(out.fresh)
     graph = definition.graph
@@ -114,10 +110,8 @@ def output_settings(
             else:
                 came_from, *start = _where_from(call, graph, root)
                 setting, path = root_settings[came_from], [*start, *path]
-            if isinstance(setting, PrefixMapping):
-                setting = setting.map_prefix(tuple(path), shown(decoded, leaf))
-            fresh[source.number] = setting
-    _check_shared(call, out, value_settings, settings, fresh, what, default, resolve)
+            fresh[source.number] = setting_of(setting, tuple(path), shown(decoded, leaf))
+    _refuse_conflicts(call, out, value_settings, settings, fresh, what, default, meaning)
     return OutSettings(result, written, fresh)
 
 
@@ -130,7 +124,7 @@ def _where_from(call: CallDef, graph: OutGraph, root: int) -> tuple[tp.Any, ...]
     return path if call.graphdef.num_roots != 1 else (0, *path)
 
 
-def _check_shared(
+def _refuse_conflicts(
     call: CallDef,
     out: Outputs,
     value_settings: tp.Sequence[tp.Any],
@@ -138,7 +132,7 @@ def _check_shared(
     fresh: list[tp.Any],
     what: str,
     default: tp.Any,
-    resolve: Resolve | None,
+    meaning: Meaning,
 ) -> None:
     """Raise ValueError where the result refers to a leaf that has another setting already."""
     definition, graph = out.definition, out.definition.graph
@@ -147,25 +141,19 @@ def _check_shared(
     for position, code in zip(definition.where, codes):
         for leaf, path in leaves_of_code(decoded, code):
             source = CameIn(leaf) if graph is None else graph.sources[leaf]
-            before = source.pick(value_settings, fresh)
-            setting = settings[position]
-            if isinstance(setting, PrefixMapping):
-                setting = setting.map_prefix(path, shown(decoded, leaf))
-            if resolve is not None:
-                variable = shown(decoded, leaf)
-                setting, before = (resolve(x, path, variable, source) for x in (setting, before))
-            if setting is before or setting == before or (setting is None and default is None):
+            here, before = settings[position], source.pick(value_settings, fresh)
+            if here is before:
                 continue
-            if isinstance(source, CameIn):
-                where = f"as the argument '{call.graph_leaves()[source.leaf].text()}'"
-            else:
-                where = "at its first place"
-            raise ValueError(
-                f"Inconsistent aliasing detected: different {what} for a shared "
-                f"{leaf_kind(shown(decoded, leaf))}: the result refers to it at "
-                f"'{path_text(path)}' with {setting!r}, {where} it has {before!r}. "
-                "Give both the same setting, or return a copy (nnx.clone)."
-            )
+            variable = shown(decoded, leaf)
+            here = setting_of(here, path, variable)
+            here, before = (meaning(x, path, variable, source) for x in (here, before))
+            if not (here is before or here == before or (here is None and default is None)):
+                first = "at its first place"
+                if isinstance(source, CameIn):
+                    first = f"at '{call.graph_leaves()[source.leaf].text()}'"
+                again = path_text((*paths_of(out.treedef)[position], *path))
+                again = f"in the result at '{again}'"
+                raise conflict(what, variable, first, before, again, here)
 
 
 def fresh_variables(out: Outputs) -> list[tp.Any]:

@@ -22,10 +22,9 @@ from nnxlite.boundary import (
     CallDef,
     Inner,
     Inputs,
-    aliases,
     enter,
+    further_places,
     is_root,
-    leaves_below,
 )
 from nnxlite.graph import GraphDef, Path
 
@@ -103,13 +102,9 @@ class Form:
         leaves: dict[int, list[tuple[int, Path]]] = {}
         for leaf, (number, end) in enumerate(self.inside, self.call.num_arrays):
             leaves.setdefault(number, []).append((leaf, end))
-        paths = self.call.paths()
-        for node, root, path in aliases(self.call):
-            for number, below in leaves_below(self.call, node):
-                position, below = self.where[root], (*path, *below)
-                for leaf, end in leaves.get(number, ()):
-                    whole = (*paths[position], *below, *end)
-                    yield leaf, ArgumentLeaf(position, root, below, whole)
+        for number, place in further_places(self.call):
+            for leaf, end in leaves.get(number, ()):
+                yield leaf, place._replace(path=(*place.path, *end)) if end else place
 
     def paths(self) -> list[Path]:
         """The path of each leaf."""

@@ -8,19 +8,22 @@ has a graph object the spec may have one of the same form, whose leaves are lite
 
 from __future__ import annotations
 
-import collections
 import types
 import typing as tp
 
-import jax
-
 from nnxlite import filters
 from nnxlite._errors import path_text, short_type
-from nnxlite.boundary import ArgumentLeaf, is_root, template_of
-from nnxlite.filtered._errors import not_a_prefix, two_answers
+from nnxlite.boundary import (
+    ArgumentLeaf,
+    NodePrefix,
+    agreed,
+    broadcast,
+    is_root,
+    node_prefix,
+    not_for_arrays,
+)
 from nnxlite.filtered._leaves import Form, Leaves
-from nnxlite.filtered._walk import children
-from nnxlite.graph import OBJECT, Path, kind_of
+from nnxlite.graph import Path
 
 _PATH_FILTERS = (filters.PathContains, filters.PathIn, filters._Joined, filters.Not)
 _FILTERS = (
@@ -102,32 +105,21 @@ def answers(tree: Leaves, spec: tp.Any, kind: SpecKind = MASK) -> list[tp.Any]:
     """
     form = tree.form
     parts = _by_position(form, spec, kind)
-    literals = {p: _by_path(parts[p]) for p in form.where if is_root(parts[p])}
 
     def answer(leaf: int, place: ArgumentLeaf) -> tp.Any:
-        part = parts[place.position]
+        part, variable = parts[place.position], tree.variable(leaf)
         path = place.path if place.root is None else place.below
-        if place.root is None and is_root(part):
-            raise not_a_prefix(kind.name, tree, place, part, tree.leaves[leaf])
-        if place.position in literals:
-            inside = literals[place.position]
-            ends = range(len(path), -1, -1)
-            above = next((path[:end] for end in ends if path[:end] in inside), None)
-            if above is None:
-                raise not_a_prefix(kind.name, tree, place, part)
-            part = inside[above]
-        return kind.answer(part, path, tree.variable(leaf), tree.leaves[leaf])
+        if isinstance(part, NodePrefix):
+            if place.root is None:
+                raise not_for_arrays(part, kind.name, tree.text_of(place))
+            part = part.map_prefix(path, variable)
+        return kind.answer(part, path, variable, tree.leaves[leaf])
 
-    out = [answer(*pair) for pair in enumerate(form.places)]
     first = parts[form.where[0]] if form.where else None
-    if not (is_root(first) or isinstance(first, _PATH_FILTERS)):
-        if all(parts[position] is first for position in form.where):
-            return out  # no answer depends on the path
-    for leaf, place in form.further_places():
-        other = answer(leaf, place)
-        if other != out[leaf]:
-            raise two_answers(kind.name, tree, leaf, place, out[leaf], other)
-    return out
+    asks_path = isinstance(first, (NodePrefix, *_PATH_FILTERS))
+    differ = asks_path or any(parts[position] is not first for position in form.where)
+    further = form.further_places() if differ else ()  # one literal gives all paths the same answer
+    return agreed(kind.name, form.places, further, answer, tree.variable, tree.text_of)
 
 
 def root_parts(form: Form, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
@@ -138,34 +130,6 @@ def root_parts(form: Form, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
 
 def _by_position(form: Form, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
     """The part of a spec that belongs to each argument leaf or root."""
-    stop = lambda x: is_root(x) or kind.is_literal(x)
-    parts, spec_def = jax.tree_util.tree_flatten(spec, is_leaf=stop)
-    try:
-        below = spec_def.flatten_up_to(template_of(form.treedef))
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"{kind.name} is not a prefix of the tree: it has the structure {spec_def}, the tree "
-            f"has {form.treedef}. ({error})"
-        ) from None
-    out: list[tp.Any] = []
-    for part, tree_below in zip(parts, below):
-        out += [part] * len(jax.tree_util.tree_leaves(tree_below))
-    return out
-
-
-def _by_path(spec: tp.Any) -> dict[Path, tp.Any]:
-    """The literals inside a graph object, by path from it."""
-    out: dict[Path, tp.Any] = {}
-    pending: list[tuple[Path, tp.Any]] = [((), spec)]
-    visits: collections.Counter[int] = collections.Counter()
-    while pending:
-        path, value = pending.pop()
-        is_object = kind_of(value) == OBJECT
-        visits[id(value)] += is_object
-        if visits[id(value)] > 9:  # a cycle
-            continue
-        parts = children(value)
-        pending += [((*path, *step), child) for step, child in parts]
-        if not (parts or is_object or value is None):
-            out[path] = value
-    return out
+    stops = lambda part: is_root(part) or kind.is_literal(part)
+    parts = broadcast(spec, form.call.template(), kind.name, stops, "a filter")
+    return [node_prefix(x, kind.is_literal) if is_root(x) else x for x in parts]

@@ -8,6 +8,7 @@ so static attributes do not matter; what is shared in the primal must be shared 
 from __future__ import annotations
 
 import functools
+import itertools
 import typing as tp
 
 import jax
@@ -16,7 +17,7 @@ import numpy as np
 
 from nnxlite._jax import is_ref, new_ref
 from nnxlite._state import State
-from nnxlite.boundary import CallDef, Inputs, aliases, is_root, leaves_below, leaves_of_code
+from nnxlite.boundary import CallDef, Inputs, further_places, is_root, leaves_of_code
 from nnxlite.graph import STATE, ArrayCode, Code, ContainerCode, GraphDef, NodeCode, Path, StaticDef
 from nnxlite.variables import Variable, VariableDef, make
 
@@ -147,12 +148,8 @@ def _matched(form: TangentForm, objects: dict[int, tp.Any], given: Inputs) -> di
 
 def places(call: CallDef) -> dict[Place, int]:
     """Each graph leaf by every path that it has."""
-    leaves = enumerate(call.graph_leaves())
-    out: dict[Place, int] = {(tp.cast(int, x.root), x.below): leaf for leaf, x in leaves}
-    for number, root, path in aliases(call):
-        for leaf, tail in leaves_below(call, number):
-            out[root, (*path, *tail)] = leaf
-    return out
+    every = itertools.chain(enumerate(call.graph_leaves()), further_places(call))
+    return {(tp.cast(int, place.root), place.below): leaf for leaf, place in every}
 
 
 def tangent_leaves(

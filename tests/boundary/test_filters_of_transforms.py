@@ -156,6 +156,6 @@ def test_a_filter_that_asks_for_what_no_array_has():
 def test_filters_given_to_an_array_are_refused_at_its_path():
     axes = nnx.StateAxes({nnx.Param: 0})
     with pytest.raises(
-        ValueError, match=r"out_axes it is given to the array at '1\.b', which has no"
+        ValueError, match=r"out_axes it is given to the leaf at '1\.b', which has no"
     ):
         nnx.vmap(lambda x: (x, {"b": x}), out_axes=(0, {"b": axes}))(jnp.ones(2))

@@ -180,7 +180,7 @@ def test_specs_of_the_result():
     )
     out = f(jnp.ones(2))
     assert isinstance(out["a"], jax.Array) and type(out["b"][0]) is int
-    with pytest.raises(ValueError, match="out is not a prefix of the tree"):
+    with pytest.raises(ValueError, match="out is not a prefix of the result"):
         nnx.filter_jit(lambda x: {"a": x}, out={"b": True})(1)
 
 

@@ -80,7 +80,7 @@ def test_specs_of_the_result(transform):
     out = transform(f, args=(0,), out={"a": (1, 0), "b": None, "c": 0})(MATRIX)
     assert out["a"][0].tolist() == MATRIX.T.tolist() and out["a"][1].tolist() == [1, 1]
     assert out["b"] == "text" and out["c"].tolist() == [2, 2]
-    with pytest.raises(ValueError, match="out_axes is no prefix of the result"):
+    with pytest.raises(ValueError, match="out_axes is not a prefix of the result"):
         transform(f, out={"a": 0})(MATRIX)
 
 
@@ -385,8 +385,18 @@ def test_an_argument_may_be_returned_and_gets_what_is_new_along_its_axes():
     assert only_params(model, jnp.arange(2.0)) is model
     assert (model.new.shape, model.mean.shape) == ((2,), (3,))
 
-    with pytest.raises(ValueError, match="different out_axes for a shared Param.*'w' with None"):
+    with pytest.raises(
+        ValueError,
+        match="different out_axes for a shared Param: at 'm.w' it is 0, in the result at 'w' it is None",
+    ):
         nnx.filter_vmap(lambda m: m, in_axes=nnx.Param, out_axes=None)(model)
+
+
+def test_an_object_of_axes_may_have_none():
+    model = nnx.Dict(w=nnx.Param(jnp.arange(2.0)), c=nnx.Param(jnp.ones(())))
+    axes = nnx.prefix(model, {nnx.PathContains("w"): 0, ...: None}, graph=False)
+    run = nnx.filter_vmap(lambda m: m.w + m.c, in_axes=(axes,))
+    assert run(model).tolist() == [1.0, 2.0]
 
 
 def test_filters_choose_the_axes_of_a_result():

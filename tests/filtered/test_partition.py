@@ -198,6 +198,21 @@ def test_a_spec_of_the_objects_own_form():
     assert found.first.kernel.value is not None
 
 
+def test_a_spec_of_the_objects_own_form_may_share_its_parts_and_have_cycles():
+    tree = nnx.List([nnx.Dict(a=nnx.Param(i), b=nnx.Param(i)) for i in range(12)])
+    spec = nnx.List([nnx.Dict(a=nnx.Param(True), b=nnx.Param(False))] * 12)
+    found = nnx.filter(tree, spec)
+    assert [part.a.value for part in found] == [*range(12)]
+    assert all(part.b.value is None for part in found)
+
+    tree, spec = nnx.Dict(a=nnx.Param(1), b=nnx.Param(2)), nnx.Dict(a=nnx.Param(True), b=False)
+    spec.b = nnx.data(False)
+    for part in (tree, spec):
+        part.me = part
+    found = nnx.filter(tree, spec)
+    assert found.me is found and (found.a.value, found.b.value) == (1, None)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -215,17 +230,17 @@ def test_a_spec_of_the_objects_own_form():
         (lambda: nnx.filter([1], lambda x: "yes"), "answered 'yes' for the leaf"),
         (
             lambda: nnx.filter([1], [Tied()]),
-            "has a Tied for '0', where the tree has a leaf int",
+            "as filter_spec it is given to the leaf at '0', which has no Variables. Give the leaf a",
         ),
         (
             lambda: nnx.filter(Tied(), nnx.List([True])),
-            "the List given for '<root>' says nothing about 'first.bias'",
+            "No setting found for Param at 'first.bias': the prefix of type List has nothing",
         ),
         (
             lambda: nnx.filter(Tied(), nnx.PathContains("first")),
             (
-                "Inconsistent filter_spec for a shared Param: at 'first.kernel' it is True, at "
-                "'second.kernel' it is False"
+                "Inconsistent aliasing detected: different filter_spec for a shared Param: at "
+                "'first.kernel' it is True, at 'second.kernel' it is False"
             ),
         ),
         (lambda: nnx.combine(), "combine needs at least one pytree"),

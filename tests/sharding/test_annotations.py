@@ -605,9 +605,9 @@ def test_transform_metadata_leaves_annotations_as_they_were_when_it_fails():
         nnx.transform_metadata(f, **over)(variable)
     with pytest.raises(ValueError, match="axis 0 is 'stages', not 'layers'"):
         nnx.transform_metadata(f, **over)(variable, other)
-    with pytest.raises(ValueError, match="in_axes is no prefix of the arguments"):
+    with pytest.raises(ValueError, match="in_axes is not a prefix of the arguments"):
         nnx.transform_metadata(f, in_axes=(0, 0), **over)(variable)
-    with pytest.raises(ValueError, match="out_axes is no prefix of the result"):
+    with pytest.raises(ValueError, match="out_axes is not a prefix of the result"):
         nnx.transform_metadata(lambda v: (v, v), out_axes=(0,), **over)(variable)
     with pytest.raises(ValueError, match="different in_axes for a shared Param"):
         nnx.transform_metadata(f, in_axes=(0, None), **over)(variable, variable)

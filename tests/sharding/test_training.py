@@ -405,9 +405,9 @@ def test_jit_bad_shardings():
 
     with pytest.raises(ValueError, match="No sharding found for Param at 'bias'.*PathContains"):
         called((nnx.StateSharding({nnx.PathContains("kernel"): whole}),), model)
-    with pytest.raises(ValueError, match="in_shardings is no prefix of the arguments"):
+    with pytest.raises(ValueError, match="in_shardings is not a prefix of the arguments"):
         called((whole, whole, whole), model, X)
-    with pytest.raises(ValueError, match="out_shardings is no prefix of the result"):
+    with pytest.raises(ValueError, match="out_shardings is not a prefix of the result"):
         called(whole, model, out_shardings=(whole, whole))
     with pytest.raises(
         ValueError,

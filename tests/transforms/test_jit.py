@@ -561,7 +561,7 @@ def test_in_and_out_shardings():
     m = Counted()
     y = f(m, jnp.ones(8))
     assert y.sharding == rows and y.tolist() == [3.0] * 8 and float(m.count.value) == 4.0
-    with refuses(ValueError, "out_shardings is no prefix of the result"):
+    with refuses(ValueError, "out_shardings is not a prefix of the result"):
         nnx.jit(lambda x: x, out_shardings=(rows, rows))(jnp.ones(8))
 
 

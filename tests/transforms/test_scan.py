@@ -637,8 +637,8 @@ BAD = [
             carry=(Foo(), Foo())),
     refused("array for a Variable", "Carry references must be the same", lambda c, x: (c + x, x),
             carry=nnx.Variable(0.0)),
-    refused("carry in a slice", r"different out_axes for a shared Param: the result refers to it "
-            r"at 'y' with 0, as the argument 'c.y' it has Carry", lambda c, x: (c, c)),
+    refused("carry in a slice", r"different out_axes for a shared Param: at 'c.y' it is "
+            r"Carry, in the result at '1.y' it is 0", lambda c, x: (c, c)),
     refused("constant written", r"the body writes 'c.n', which is broadcast \(axis None\): the "
             r"writes of the iterations would be lost. Carry it, .*or give it an axis",
             writes_constant, args=(Foo(),), carry=XS, in_axes=(0, None), out_axes=0),
@@ -654,13 +654,13 @@ BAD = [
             in_axes=(0, CARRY), out_axes=(0, CARRY)),
     refused("no room", r"scan\(count\): axis 2 of the result '1' is out of bounds: each slice of it "
             r"has shape \(\)\. Give it another axis, in out_axes", count, out_axes=(CARRY, 2)),
-    refused("prefix", r"in_axes is no prefix of the arguments: in_axes=\(Carry, 0, 0\) has",
+    refused("prefix", r"in_axes is not a prefix of the arguments: in_axes=\(Carry, 0, 0\) has",
             count, in_axes=(CARRY, 0, 0)),
     refused("too few arguments", r"scan\(count\): missing a required argument: 'x'", count, args=(),
             error=TypeError),
     refused("too many arguments", r"scan\(count\): too many positional arguments", count,
             args=(XS, XS), error=TypeError),
-    refused("out prefix", r"out_axes is no prefix of the result: out_axes=\(Carry, 0, 0\) has",
+    refused("out prefix", r"out_axes is not a prefix of the result: out_axes=\(Carry, 0, 0\) has",
             count, out_axes=(CARRY, 0, 0)),
     refused("no match", r"No axis found for Param at 'x': none of the filters .* matches", count,
             in_axes=(nnx.StateAxes({nnx.BatchStat: CARRY}), 0), out_axes=0),

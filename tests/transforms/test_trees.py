@@ -96,7 +96,7 @@ def test_inconsistent_prefixes_of_a_shared_node_are_refused_by_path():
         nnx.to_tree((m.x, m), prefix=(0, 1))
     nnx.to_tree((m, {"a": m}), prefix=(0, 0))
     nnx.to_tree((m, {"a": m}), prefix=(0, 1), check_aliasing=False)
-    with pytest.raises(ValueError, match="prefix is no prefix of the arguments"):
+    with pytest.raises(ValueError, match="prefix is not a prefix of the tree"):
         nnx.to_tree((m, 1), prefix=(0, 1, 2))
 
 
@@ -248,9 +248,9 @@ def test_an_object_of_settings_that_does_not_fit_is_refused_by_path():
         ValueError, match=r"Cannot use Dict\({'m\.c': 0, 'w': 0}\) on non-graph node"
     ):
         run(nnx.prefix(m, {...: 0}, graph=False), jnp.ones(2))
-    with pytest.raises(ValueError, match=r"as out_axes it is given to the array at '1', which has"):
+    with pytest.raises(ValueError, match=r"as out_axes it is given to the leaf at '1', which has"):
         nnx.vmap(lambda x: (x, x), out_axes=(0, nnx.StateAxes({...: 0})))(jnp.ones(2))
-    with pytest.raises(ValueError, match=r"as out_shardings it is given to the array at '<root>'"):
+    with pytest.raises(ValueError, match=r"as out_shardings it is given to the leaf at '<root>'"):
         nnx.jit(lambda x: x, out_shardings=nnx.StateSharding({...: None}))(jnp.ones(2))
 
 

@@ -427,24 +427,26 @@ BAD = [
         axis_size=5,
     ),
     refused(
-        r"in_axes is no prefix of the arguments: in_axes=\(0, 0, 0\) .* nnx.StateAxes chooses by",
+        r"in_axes is not a prefix of the arguments: in_axes=\(0, 0, 0\) .* nnx.StateAxes chooses by",
         in_axes=(0, 0, 0),
     ),
-    refused(r"in_axes is no prefix of the arguments: .*'w': ", in_axes=({"w": 0}, 0)),
-    refused(r"out_axes is no prefix of the result: .* is PyTreeDef\(\*\)\. Give", out_axes=(0, 0)),
+    refused(r"in_axes is not a prefix of the arguments: .*'w': ", in_axes=({"w": 0}, 0)),
+    refused(
+        r"out_axes is not a prefix of the result: .* is PyTreeDef\(\*\)\. Give", out_axes=(0, 0)
+    ),
     refused(
         r"vmap\(call\): axis 4 of the result '<root>' is out of bounds: each slice of it has shape "
         r"\(2,\)\. Give it another axis, in out_axes",
         out_axes=4,
     ),
     refused(
-        r"out_axes for a shared Param: the result refers to it at 'w' with None, as the argument "
-        r"'m.w' it has 0\. .*nnx.clone",
+        r"out_axes for a shared Param: at 'm.w' it is 0, in the result at '1.m.w' it is None\. "
+        r".*nnx.clone",
         fun=lambda m, x: (x, {"m": m}),
         out_axes=(0, None),
     ),
     refused(
-        r"different out_axes .* at '<root>' with 1, at its first place it has 0",
+        r"different out_axes .* at its first place it is 0, in the result at '1' it is 1",
         fun=lambda m, x: (lambda p: (p, p))(nnx.Param(m.w + x)),
         out_axes=(0, 1),
     ),
