@@ -31,10 +31,8 @@ from nnxlite.boundary._inputs import Inner as Inner
 from nnxlite.boundary._inputs import Inputs as Inputs
 from nnxlite.boundary._inputs import enter as enter
 from nnxlite.boundary._inputs import is_root as is_root
-from nnxlite.boundary._inputs import paths_of as paths_of
 from nnxlite.boundary._inputs import template_of as template_of
 from nnxlite.boundary._operands import ArgumentNames as ArgumentNames
-from nnxlite.boundary._operands import KeyPath as KeyPath
 from nnxlite.boundary._operands import NamedCall as NamedCall
 from nnxlite.boundary._operands import Naming as Naming
 from nnxlite.boundary._operands import Operands as Operands
@@ -59,7 +57,6 @@ from nnxlite.boundary._outdef import output_roots as output_roots
 from nnxlite.boundary._outputs import leave as leave
 from nnxlite.boundary._partition import Division as Division
 from nnxlite.boundary._partition import Partition as Partition
-from nnxlite.boundary._partition import put as put
 from nnxlite.boundary._partition import replaced as replaced
 from nnxlite.boundary._prefixes import Carry as Carry
 from nnxlite.boundary._prefixes import DiffState as DiffState
