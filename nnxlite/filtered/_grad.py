@@ -209,7 +209,7 @@ def aligned(
             )
         tangents.append(None if value is None else _as_tangent(value, leaf, at, error))
     if by_path:  # the other tree may have lost its sharing
-        known = {place.path for _, place in form.further_places()}
+        known = {place.path for _, place in form.further_places}
         unknown = next((path for path in by_path if path not in known), None)
         if unknown is not None:
             raise ValueError(

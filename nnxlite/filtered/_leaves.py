@@ -97,14 +97,17 @@ class Form:
             for number, end in self.inside
         ]
 
-    def further_places(self) -> tp.Iterator[tuple[int, ArgumentLeaf]]:
+    @functools.cached_property
+    def further_places(self) -> list[tuple[int, ArgumentLeaf]]:
         """The further paths of leaves that have several, each with the position of the leaf."""
         leaves: dict[int, list[tuple[int, Path]]] = {}
         for leaf, (number, end) in enumerate(self.inside, self.call.num_arrays):
             leaves.setdefault(number, []).append((leaf, end))
-        for number, place in further_places(self.call):
-            for leaf, end in leaves.get(number, ()):
-                yield leaf, place._replace(path=(*place.path, *end)) if end else place
+        return [
+            (leaf, place._replace(path=(*place.path, *end)))
+            for number, place in further_places(self.call)
+            for leaf, end in leaves.get(number, ())
+        ]
 
     def paths(self) -> list[Path]:
         """The path of each leaf."""

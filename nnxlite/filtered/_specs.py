@@ -118,7 +118,7 @@ def answers(tree: Leaves, spec: tp.Any, kind: SpecKind = MASK) -> list[tp.Any]:
     first = parts[form.where[0]] if form.where else None
     asks_path = isinstance(first, (NodePrefix, *_PATH_FILTERS))
     differ = asks_path or any(parts[position] is not first for position in form.where)
-    further = form.further_places() if differ else ()  # one literal gives all paths the same answer
+    further = form.further_places if differ else ()  # one literal gives all paths the same answer
     return agreed(kind.name, form.places, further, answer, tree.variable, tree.text_of)
 
 
