@@ -6,9 +6,9 @@ import contextlib
 import typing as tp
 import warnings
 
-from nnxlite._jax import is_compiling
-from nnxlite.filtered._leaves import Leaves
-from nnxlite.transforms import shared_buffer
+from nnxlite.boundary import Partition
+from nnxlite.filtered._crossing import Call
+from nnxlite.transforms import refuse_shared_buffers
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
@@ -27,14 +27,12 @@ def without_warnings(donate: str) -> tp.Iterator[None]:
         yield
 
 
-def refuse_shared_buffers(what: str, tree: Leaves, groups: tp.Sequence[str]) -> None:
-    """Raise ValueError where one buffer would be donated twice, or donated and read."""
-    if not is_compiling():
-        return  # nothing is donated
-    donated = [leaf for leaf, group in enumerate(groups) if group == DONATED]
-    donors = {id(tree.leaves[leaf]): leaf for leaf in reversed(donated)}  # the first of each buffer
-    for leaf, x in enumerate(tree.leaves):
-        donor = donors.get(id(x), leaf)
-        if donor != leaf:
-            one, two = (tree.text_of(tree.form.places[i]) for i in (donor, leaf))
-            raise shared_buffer(what, f"'{one}'", f"'{two}'")
+def grouped(what: object, call: Call, groups: tp.Sequence[str]) -> Partition:
+    """The leaves of a call of `what` in their groups.
+
+    Raises ValueError where one buffer would be donated twice, or donated and read.
+    """
+    partition = Partition(tuple(groups), GROUPS)
+    find_texts = lambda: [f"'{call.text_of(place)}'" for place in call.form.places]
+    refuse_shared_buffers(what, call.leaves, partition.positions[1], find_texts)
+    return partition

@@ -18,7 +18,6 @@ from nnxlite.boundary import (
     Division,
     Inputs,
     Operands,
-    Partition,
     call_difference,
     describe,
     enter,
@@ -34,11 +33,10 @@ from nnxlite.filtered._crossing import (
 )
 from nnxlite.filtered._donation import (
     DONATED,
-    GROUPS,
     KEPT,
     STATIC,
     Donate,
-    refuse_shared_buffers,
+    grouped,
     without_warnings,
 )
 from nnxlite.filtered._errors import must_be_traced
@@ -185,7 +183,7 @@ class FilterJit(Filtered[P, R]):
         groups = [KEPT if t else STATIC for t in traced]
         if self.options.donate != "none":
             self._donate(call, groups)
-        partition = Partition(tuple(groups), GROUPS)
+        partition = grouped(self, call, groups)
         kept, donated, _ = partition.split(call.leaves)
         division = Division(partition, self._boxes(call, partition.positions[2]))
         return FilterJitKey(context_key(), division, call.form.values), (kept, donated)
@@ -210,7 +208,6 @@ class FilterJit(Filtered[P, R]):
         for number, (leaf, owner) in enumerate(zip(call.leaves, call.owners())):
             if groups[number] == KEPT and is_array(leaf) and not (spare_first and owner == 0):
                 groups[number] = DONATED
-        refuse_shared_buffers(repr(self), call, groups)
 
     def _boxes(self, call: Call, numbers: list[int]) -> tuple[StaticArgument, ...]:
         """Static leaves, given by number, as part of a key.

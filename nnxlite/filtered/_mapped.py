@@ -35,13 +35,7 @@ from nnxlite.boundary import (
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._axes import IN_AXES, OUT_AXES, check_axes, is_mapped
 from nnxlite.filtered._crossing import Call, Filtered, divide
-from nnxlite.filtered._donation import (
-    DONATED,
-    GROUPS,
-    KEPT,
-    refuse_shared_buffers,
-    without_warnings,
-)
+from nnxlite.filtered._donation import DONATED, KEPT, grouped, without_warnings
 from nnxlite.filtered._errors import must_be_traced
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import answers, root_parts
@@ -111,9 +105,7 @@ class FilterVmap(Filtered[P, R]):
         check_axes(repr(self), call, axes, options.axis_size)
         may_donate = options.donate != "none"
         groups = [_group(axis, leaf, may_donate) for axis, leaf in zip(axes, call.leaves)]
-        if may_donate:
-            refuse_shared_buffers(repr(self), call, groups)
-        division, (kept, donated) = divide(call.leaves, Partition(tuple(groups), GROUPS))
+        division, (kept, donated) = divide(call.leaves, grouped(self, call, groups))
         key, program, mapped = self._program(call, division, tuple(axes), spec)
         # JAX needs one mapped argument to know the size of the axis
         size = [] if options.axis_size is None else [np.zeros(options.axis_size, bool)]

@@ -16,8 +16,8 @@ from nnxlite.transforms._compiles import is_call as is_call
 from nnxlite.transforms._core import Core as Core
 from nnxlite.transforms._core import core_for as core_for
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
+from nnxlite.transforms._donation import refuse_shared_buffers as refuse_shared_buffers
 from nnxlite.transforms._donation import run_donating as run_donating
-from nnxlite.transforms._donation import shared_buffer as shared_buffer
 from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
 from nnxlite.transforms._jit import jit as jit

@@ -127,31 +127,39 @@ class Donor:
 
     def refuse_shared_buffers(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> None:
         """Raise ValueError where one buffer would be donated twice, or donated and read."""
-        if not is_compiling():
-            return  # nothing is donated
-        kept, given = groups
-        seen = set(map(id, given))
-        if len(seen) == len(given) and seen.isdisjoint(map(id, kept)):
-            return
-        seen = {id(x) for x in given if isinstance(x, jax.Array)}
-        leaves, flags = self.join(call, groups), self._partitions[call].labels
-        names: dict[int, list[str]] = {}
-        for x, donated, text in zip(leaves, flags, leaf_texts(self._in_words(call))):
-            places = names.setdefault(id(x), [])
-            places.insert(0 if donated else len(places), text)
-        twice = next((f for key, f in names.items() if key in seen and len(f) > 1), None)
-        if twice is None:  # equal Python scalars may be one object
-            return
-        raise shared_buffer(f"jit({self._name})", *twice[:2])
+        _, donated = self._partitions[call].positions
+        find_texts = lambda: leaf_texts(self._in_words(call))
+        leaves = self.join(call, groups)
+        refuse_shared_buffers(f"jit({self._name})", leaves, donated, find_texts)
 
 
-def shared_buffer(what: str, donated: str, used: str) -> ValueError:
-    """The error for a buffer that a call donates in one place and uses in another."""
-    return ValueError(
-        f"{what}: the same array buffer is donated at {donated} and used at {used}. A donated buffer "
-        "can be used once: copy the array in one of the two places, share one Variable between "
-        "them, or do not donate."
-    )
+def refuse_shared_buffers(
+    what: object,
+    leaves: tp.Sequence[tp.Any],
+    donated: tp.Sequence[int],
+    find_texts: tp.Callable[[], tp.Sequence[str]],
+) -> None:
+    """Raise ValueError where one buffer would be donated twice, or donated and read.
+
+    Args:
+        what: the function, for the message.
+        leaves: of the arguments of a call.
+        donated: the positions of those that are donated.
+        find_texts: gives the path of each leaf, for the message.
+    """
+    if not (donated and is_compiling()):
+        return  # nothing is donated
+    first = {id(leaves[position]): position for position in reversed(donated)}
+    for position, leaf in enumerate(leaves):
+        donor = first.get(id(leaf), position)
+        # JAX copies NumPy arrays, and equal Python scalars may be one object.
+        if donor != position and isinstance(leaf, jax.Array):
+            texts = find_texts()
+            raise ValueError(
+                f"{what}: the same array buffer is donated at {texts[donor]} and used at "
+                f"{texts[position]}. A donated buffer can be used once: copy the array in one of the "
+                "two places, share one Variable between them, or do not donate."
+            )
 
 
 def run_donating(

@@ -328,6 +328,14 @@ def test_a_buffer_that_is_donated_twice(donate, by_variable, places):
     assert not x.is_deleted() and other.b.get_raw_value() is x
 
 
+def test_a_numpy_array_in_two_places_is_donated_in_both():
+    """JAX copies it, so no buffer is shared."""
+    x = np.ones(2, np.float32)
+    add = nnx.filter_jit(lambda x, y: x + y, donate="all")
+    assert add(x, x).tolist() == [2, 2]
+    assert x.tolist() == [1, 1]
+
+
 def test_modules_of_another_library():
     eqx = pytest.importorskip("equinox")
     inner, traces = counted(lambda m, x: (m, m(x)))

@@ -513,6 +513,14 @@ def test_a_buffer_is_not_donated_and_used(how, options, used_before):
             jitted(m, x)
 
 
+def test_of_two_donated_places_the_first_is_named_first():
+    x, add = jnp.ones(2), lambda x, y: x + y
+    with refuses(ValueError, "donated at argument 'x' and used at argument 'y'"):
+        nnx.jit(add, donate_argnums=(0, 1))(x, x)
+    with refuses(ValueError, "donated at 'x' and used at 'y'"):
+        nnx.filter_jit(add, donate="all")(x, x)
+
+
 @pytest.mark.parametrize("returned", ["nothing", "an object"])
 def test_a_donated_array_that_a_call_without_updates_replaces_stays(returned):
     model = nnx.Dict(w=nnx.Param(jnp.ones(3)), scale=nnx.data(jnp.arange(3.0)))
