@@ -43,17 +43,19 @@ from nnxlite.filtered._errors import must_be_traced
 from nnxlite.filtered._leaves import Form, leaves_of
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
-from nnxlite.filtered._stages import FilterLowered, Staged
 from nnxlite.transforms import (
     CacheInfo,
     Core,
     Explanation,
+    Lowered,
+    Staged,
     StaticArgument,
     Traces,
     core_for,
     decorated,
     is_call,
     name_of,
+    other_structure,
     program_name,
     run_donating,
 )
@@ -130,6 +132,11 @@ class FilterJitCore(Core):
             if self.options.out is not is_array:
                 result = _checked_result(result, self.options.out)
             return take_out(leave(inner, result, all_written=donated))
+
+    def run_donating(self, inputs: Inputs, jitted: tp.Any, groups: tp.Any) -> tp.Any:
+        """Call the function, or what it was compiled to, and write back; arrays may be donated."""
+        finish = functools.partial(put_back, inputs)
+        return run_donating(jitted, groups, finish, lambda: self.named(*groups))
 
 
 def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
@@ -238,16 +245,17 @@ class FilterJit(Filtered[P, R]):
         if donate == "none":
             return put_back(inputs, core.jitted(*groups))
         with without_warnings(donate):
-            finish = functools.partial(put_back, inputs)
-            return run_donating(core.jitted, groups, finish, lambda: core.named(*groups))
+            return core.run_donating(inputs, core.jitted, groups)
 
-    def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
-        """A call, ready for JAX."""
-        inputs, definition, groups = self._enter(args, kwargs)
-        finish, core = functools.partial(put_back, inputs), self._core
-        difference = lambda key: call_difference(*map(core.in_words, (key, definition)))
-        named = lambda: core.named(*groups)
-        return Staged(definition, core.jitted, groups, finish, named, difference=difference)
+    def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
+        """A call, ready for JAX; see `Stageable`."""
+        inputs, call, groups = self._enter(args, kwargs)
+        core = self._core
+        if program is not None and call is not program:
+            what = call_difference(*map(core.in_words, (program, call)))
+            raise other_structure(self, what)
+        run = lambda jitted: core.run_donating(inputs, jitted, groups)
+        return Staged(call, lambda: core.jitted, groups, run)
 
     def explain(self) -> Explanation:
         """Why this function was last compiled; see `JitWrapped.explain`."""
@@ -258,9 +266,10 @@ class FilterJit(Filtered[P, R]):
         jitted: tp.Any = self._core.jitted
         return self._core.traces.info(jitted._cache_size())
 
-    def lower(self, *args: P.args, **kwargs: P.kwargs) -> FilterLowered[R]:
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
-        return FilterLowered.of(self, args, kwargs)
+        with without_warnings(self.options.donate):
+            return Lowered.of("lower", self, args, kwargs)
 
 
 ARRAYS = ArgumentSpecs.given(is_array, is_array, (), None)

@@ -24,6 +24,7 @@ from nnxlite.boundary import (
     Outputs,
     Partition,
     Source,
+    call_difference,
     fresh_variables,
     leave,
     named_call,
@@ -39,13 +40,15 @@ from nnxlite.filtered._donation import DONATED, KEPT, grouped, without_warnings
 from nnxlite.filtered._errors import must_be_traced
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import answers, root_parts
-from nnxlite.filtered._stages import FilterLowered, Staged
 from nnxlite.graph import Path
 from nnxlite.transforms import (
+    Lowered,
     PerFunction,
+    Staged,
     boxed,
     decorated,
     marks_errors,
+    other_structure,
     passed_through,
     run_donating,
     traced_context,
@@ -82,22 +85,11 @@ class FilterVmap(Filtered[P, R]):
     options: FilterMapOptions
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        staged, donate = self.staged(args, kwargs), self.options.donate
-        try:
-            if donate == "none":
-                out = staged.jitted(*staged.groups)
-            else:
-                with without_warnings(donate):
-                    finish = marks_errors(staged.finish)
-                    return run_donating(staged.jitted, staged.groups, finish, staged.named)
-        except ValueError as error:
-            if passed_through(error):
-                raise  # by the function itself, or by this library
-            raise ValueError(f"{self!r}: {staged.program.explained(error)}") from None
-        return staged.finish(out)
+        staged = self.staged(args, kwargs)
+        return staged.run(staged.jitted())
 
-    def staged(self, args: tp.Any, kwargs: tp.Any) -> Staged:
-        """A call, ready for JAX."""
+    def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
+        """A call, ready for JAX; see `Stageable`."""
         call, options = self.call(args, kwargs), self.options
         specs = options.in_axes
         spec = specs.of_call(self.__wrapped__, self.bound, args, kwargs, repr(self))
@@ -106,12 +98,28 @@ class FilterVmap(Filtered[P, R]):
         may_donate = options.donate != "none"
         groups = [_group(axis, leaf, may_donate) for axis, leaf in zip(axes, call.leaves)]
         division, (kept, donated) = divide(call.leaves, grouped(self, call, groups))
-        key, program, mapped = self._program(call, division, tuple(axes), spec)
+        key, traced, mapped = self._program(call, division, tuple(axes), spec)
+        if program is not None and key is not program:
+            what = call_difference(*(named_call(k, call.fun) for k in (program, key)))
+            raise other_structure(self, what)
         # JAX needs one mapped argument to know the size of the axis
         size = [] if options.axis_size is None else [np.zeros(options.axis_size, bool)]
-        finish = lambda out: replay(call.inputs, _outputs(*out))
+        arguments = size, kept, donated
+        finish = marks_errors(lambda out: replay(call.inputs, _outputs(*out)))
         named = lambda: zip(map(call.text_of, call.form.places), call.leaves)
-        return Staged(key, mapped, (size, kept, donated), finish, named, program)
+
+        def run(jitted: tp.Any) -> tp.Any:
+            try:
+                if options.donate == "none":
+                    return finish(jitted(*arguments))
+                with without_warnings(options.donate):
+                    return run_donating(jitted, arguments, finish, named)
+            except ValueError as error:
+                if passed_through(error):
+                    raise  # by the function itself, or by this library
+                raise ValueError(f"{self!r}: {traced.explained(error)}") from None
+
+        return Staged(key, lambda: mapped, arguments, run)
 
     def _axes(self, call: Call, spec: tp.Any) -> list[tp.Any]:
         """The axis of each leaf."""
@@ -157,9 +165,10 @@ class FilterPmap(FilterVmap[P, R]):
         key = call.inputs.define((traced_context(), division, axes, call.form.values))
         return key, *_programs.get(call.fun, (key, boxed(self.options)), make)
 
-    def lower(self, *args: tp.Any, **kwargs: tp.Any) -> FilterLowered:
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
-        return FilterLowered.of(self, args, kwargs)
+        with without_warnings(self.options.donate):
+            return Lowered.of("lower", self, args, kwargs)
 
 
 # `jax.pmap` compiles again for each new function that it is given, so equal calls share a cached one.

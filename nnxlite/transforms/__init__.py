@@ -35,7 +35,9 @@ from nnxlite.transforms._scan import scan as scan
 from nnxlite.transforms._shapes import checkify as checkify
 from nnxlite.transforms._shapes import eval_shape as eval_shape
 from nnxlite.transforms._shapes import make_jaxpr as make_jaxpr
-from nnxlite.transforms._stages import Stage as Stage
+from nnxlite.transforms._stages import Lowered as Lowered
+from nnxlite.transforms._stages import Staged as Staged
+from nnxlite.transforms._stages import other_structure as other_structure
 from nnxlite.transforms._tangents import zero_tangent as zero_tangent
 from nnxlite.transforms._trees import NodeStates as NodeStates
 from nnxlite.transforms._trees import from_tree as from_tree

@@ -24,6 +24,7 @@ from nnxlite.boundary import (
     Operands,
     argument_names,
     by_path,
+    call_difference,
     describe,
     enter,
     leave,
@@ -47,7 +48,7 @@ from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces, is_call
 from nnxlite.transforms._donation import Donation, Donor
 from nnxlite.transforms._placement import Placement, stay_in_place
 from nnxlite.transforms._shapes import place_abstract
-from nnxlite.transforms._stages import Lowered, Traced
+from nnxlite.transforms._stages import Lowered, Staged, Traced, other_structure
 from nnxlite.transforms._wrapper import (
     P,
     PerFunction,
@@ -180,8 +181,7 @@ class JitCore:
 
         if donor is None:
             return finish(tp.cast(Placement, placement)(call, groups))
-        jitted = self.jitted if placement is None else placement.jitted_for(call, groups)
-        return donor.run(call, jitted, groups, finish)
+        return donor.run(call, self.jitted_for(call, groups), groups, finish)
 
     def clear_cache(self) -> None:
         """Drop all compiled programs."""
@@ -304,20 +304,38 @@ class JitWrapped(Transformed[P, R]):
 
     # ahead of time -----------------------------------------------------------------------------
 
-    def _staged(self, method: str, args: tp.Any, kwargs: tp.Any) -> tuple[CallDef, tp.Any]:
+    def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
+        """A call, ready for JAX; see `Stageable`."""
+        statics = () if program is None else program.extra.statics
+        given_again = any(where in kwargs for where, _ in statics)
+        if program is not None:
+            first = program.extra.num_bound + len(self.partial_args)
+            args, kwargs = with_statics(statics, args, kwargs, first)
         inputs, call = self._enter(args, kwargs)
-        groups = self._core.groups(call, inputs.leaves)
-        return call, getattr(self._core.jitted_for(call, groups), method)(*groups)
+        core = self._core
+        if program is not None and (call is not program or given_again):
+            what = [call_difference(*map(core.in_words, (program, call)))]
+            if statics or call.extra.statics:
+                what.append("a static argument, which is part of the program, was given again")
+            what = ", or ".join(filter(None, what)) or "settings of nnxlite differ"
+            raise other_structure(self, what)
+        groups = core.groups(call, inputs.leaves)
+        finish = functools.partial(replay_crossing, inputs)
+
+        def run(jitted: tp.Any) -> tp.Any:
+            if core.donor is None:
+                return finish(jitted(*groups))
+            return core.donor.run(call, jitted, groups, finish)
+
+        return Staged(call, lambda: core.jitted_for(call, groups), groups, run)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
-        call, lowered = self._staged("lower", args, kwargs)
-        return Lowered(self, call, lowered)
+        return Lowered.of("lower", self, args, kwargs)
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
         """Trace the function for these arguments, without lowering it."""
-        call, traced = self._staged("trace", args, kwargs)
-        return Traced(self, call, traced)
+        return Traced.of("trace", self, args, kwargs)
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> tp.Any:
         """The result with `jax.ShapeDtypeStruct`s for arrays; nothing is computed or written."""

@@ -1,31 +1,69 @@
-"""The stages of ahead-of-time compilation: `Traced`, `Lowered`, `Compiled`, as in `jax.stages`."""
+"""The stages of ahead-of-time compilation: `Traced`, `Lowered`, `Compiled`, as in `jax.stages`.
+
+They are the same for `jit`, `filter_jit` and `filter_pmap`, each of which gives a call as a `Staged`.
+"""
 
 from __future__ import annotations
 
-import functools
 import typing as tp
 
-from nnxlite.boundary import CallDef, Inputs, call_difference, replay_crossing
-from nnxlite.transforms._arguments import with_statics
+from nnxlite.boundary import CallDef
 from nnxlite.transforms._wrapper import R
 
 
-class Jitted(tp.Protocol):
-    """The part of a jitted function that its stages use."""
+class Staged(tp.NamedTuple):
+    """A call of a compiled function, ready for JAX.
 
-    _core: tp.Any
-    partial_args: tuple[tp.Any, ...]
+    Attributes:
+        key: the same object for all calls of the same program.
+        jitted: finds JAX's function, which must be traced for its shardings first, if it has any.
+        groups: its arguments.
+        run: calls the function, or what it was compiled to, and gives the caller's result.
+    """
 
-    def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]: ...
+    key: CallDef
+    jitted: tp.Callable[[], tp.Any]
+    groups: tp.Sequence[tp.Any]
+    run: tp.Callable[[tp.Any], tp.Any]
+
+
+class Stageable(tp.Protocol):
+    """A function that can be compiled ahead of time."""
+
+    def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
+        """A call, ready for JAX.
+
+        Args:
+            args, kwargs: its arguments.
+            program: the key of a compiled program that is called, without its static arguments.
+
+        Raises TypeError, which `other_structure` makes, for a call of another program.
+        """
+        ...
+
+
+def other_structure(function: object, what: str) -> TypeError:
+    """The error for a call of a compiled function whose arguments have another structure."""
+    return TypeError(
+        f"{function!r} was compiled for arguments of another structure: "
+        f"{what or 'the static leaves, or settings, differ'}. Lower and compile it again for these "
+        "arguments."
+    )
 
 
 class Stage(tp.Generic[R]):
     """A stage of ahead-of-time compilation; attributes it lacks are those of JAX's own stage."""
 
-    def __init__(self, wrapped: Jitted, call: CallDef, stage: tp.Any) -> None:
-        self._wrapped = wrapped
-        self._call = call
+    def __init__(self, function: Stageable, key: CallDef, stage: tp.Any) -> None:
+        self._function = function
+        self._key = key
         self._stage = stage
+
+    @classmethod
+    def of(cls, method: str, function: Stageable, args: tp.Any, kwargs: tp.Any) -> tp.Self:
+        """The first stage of a call, which a method of JAX's function makes."""
+        staged = function.staged(args, kwargs)
+        return cls(function, staged.key, getattr(staged.jitted(), method)(*staged.groups))
 
     def __getattr__(self, name: str) -> tp.Any:
         if name.startswith("__"):
@@ -33,7 +71,7 @@ class Stage(tp.Generic[R]):
         return getattr(self._stage, name)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._wrapped!r})"
+        return f"{type(self).__name__}({self._function!r})"
 
 
 class Traced(Stage[R]):
@@ -41,45 +79,37 @@ class Traced(Stage[R]):
 
     def lower(self, *args: tp.Any, **kwargs: tp.Any) -> Lowered[R]:
         """Lower the traced function."""
-        return Lowered(self._wrapped, self._call, self._stage.lower(*args, **kwargs))
+        return Lowered(self._function, self._key, self._stage.lower(*args, **kwargs))
 
 
 class Lowered(Stage[R]):
     """A lowered function; as `jax.stages.Lowered`."""
 
+    @property
+    def lowered(self) -> tp.Any:
+        """JAX's own object."""
+        return self._stage
+
     def compile(self, *args: tp.Any, **kwargs: tp.Any) -> Compiled[R]:
         """Compile the lowered function; the result is callable with objects."""
-        return Compiled(self._wrapped, self._call, self._stage.compile(*args, **kwargs))
+        return Compiled(self._function, self._key, self._stage.compile(*args, **kwargs))
 
 
 class Compiled(Stage[R]):
     """A compiled function, callable with arguments of the structure it was lowered for.
 
-    Calls leave out static arguments, which are part of it, as with `jax.stages.Compiled`.
+    Calls leave out static arguments, which are part of it, as with `jax.stages.Compiled`; static leaves
+    of `filter_jit` are given again.
     """
 
+    @property
+    def compiled(self) -> tp.Any:
+        """JAX's own object."""
+        return self._stage
+
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
-        key = self._call.extra
-        given_again = any(where in kwargs for where, _ in key.statics)
-        first = key.num_bound + len(self._wrapped.partial_args)
-        whole = with_statics(key.statics, args, kwargs, first)
-        inputs, call = self._wrapped._enter(*whole)
-        core = self._wrapped._core
-        if call is not self._call or given_again:
-            what = [call_difference(*map(core.in_words, (self._call, call)))]
-            if key.statics or call.extra.statics:
-                what.append("a static argument, which is part of the program, was given again")
-            what = ", or ".join(filter(None, what)) or "settings of nnxlite differ"
-            raise TypeError(
-                f"{self._wrapped!r} was compiled for arguments of another structure: {what}. Lower "
-                "and compile it again for these arguments."
-            )
-        groups = core.groups(call, inputs.leaves)
-        finish = functools.partial(replay_crossing, inputs)
+        staged = self._function.staged(args, kwargs, self._key)
         try:
-            if core.donor is not None:
-                return core.donor.run(call, self._stage, groups, finish)
-            crossing = self._stage(*groups)
+            return staged.run(self._stage)
         except TypeError as error:
-            raise TypeError(f"{self._wrapped!r}: {error}") from None
-        return finish(crossing)
+            raise TypeError(f"{self._function!r}: {error}") from None

@@ -208,6 +208,17 @@ def test_ahead_of_time():
         compiled(model, jnp.ones((1, 2)))
 
 
+@pytest.mark.parametrize("transform", [nnx.filter_jit, nnx.filter_pmap])
+def test_ahead_of_time_a_buffer_that_is_not_reused_is_warned_of_if_wanted(transform):
+    x, total = jnp.ones((1, 3)), lambda x: x.sum()
+    compiled = transform(total, donate="all").lower(x).compile()  # warnings are errors here
+    with pytest.warns(UserWarning, match="Some donated buffers were not usable"):
+        transform(total, donate="warn").lower(x)
+    assert compiled(x) == 3
+    with pytest.raises(TypeError, match=rf"(?s){transform.__name__}\(.*>\): .*'.*' compiled with"):
+        compiled(jnp.ones((1, 4)))
+
+
 def test_frozen_modules_with_static_leaves_compile_once():
     class Layer(nnx.Module, frozen=True):
         weight: jax.Array

@@ -345,8 +345,11 @@ def test_pmap_with_a_size_alone_and_ahead_of_time():
     run = lowered.compile()
     run(model, jnp.arange(2.0), 2)
     assert model.n.value.tolist() == [0, 2]
-    with pytest.raises(TypeError, match="was compiled for arguments of another structure"):
+    other = "was compiled for arguments of another structure"
+    with pytest.raises(TypeError, match=f"{other}: the static leaves, or settings, differ. Lower"):
         run(model, jnp.arange(2.0), 3)
+    with pytest.raises(TypeError, match=f"{other}: the arguments are without 'k'. Lower"):
+        run(model, jnp.arange(2.0))
 
 
 def test_pmap_keeps_programs_by_function_and_nothing_else_alive():
