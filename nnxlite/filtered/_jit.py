@@ -44,9 +44,8 @@ from nnxlite.filtered._leaves import Form, leaves_of
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
 from nnxlite.transforms import (
-    CacheInfo,
     Core,
-    Explanation,
+    Jitted,
     Lowered,
     Staged,
     StaticArgument,
@@ -161,7 +160,7 @@ def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
     return result if tree.form.where else tree.form.build(leaves)
 
 
-class FilterJit(Filtered[P, R]):
+class FilterJit(Filtered[P, R], Jitted):
     """A compiled function, as `filter_jit` returns it."""
 
     name = "filter_jit"
@@ -170,6 +169,7 @@ class FilterJit(Filtered[P, R]):
     def __init__(self, fun: tp.Any, options: FilterJitOptions) -> None:
         super().__init__(fun, options)
         self._core: FilterJitCore = core_for(FilterJitCore, (self.bound.fun,), options)
+        self.jitted_fn = self._core.jitted
         self._default = options.specs == ARRAYS and options.donate == "none"
 
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef, tp.Any]:
@@ -257,15 +257,6 @@ class FilterJit(Filtered[P, R]):
         run = lambda jitted: core.run_donating(inputs, jitted, groups)
         return Staged(call, lambda: core.jitted, groups, run)
 
-    def explain(self) -> Explanation:
-        """Why this function was last compiled; see `JitWrapped.explain`."""
-        return self._core.traces.explain()
-
-    def cache_info(self) -> CacheInfo:
-        """How many times this function was traced, the programs in the cache, and the time it took."""
-        jitted: tp.Any = self._core.jitted
-        return self._core.traces.info(jitted._cache_size())
-
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
         with without_warnings(self.options.donate):
@@ -335,7 +326,7 @@ def filter_jit(
 
     Returns:
         A function of the same arguments, compiled for each structure of them; its methods `lower`,
-        `explain` and `cache_info` are those of `nnx.jit`.
+        `explain`, `cache_info` and `clear_cache` are those of `nnx.jit`.
 
     Raises:
         ValueError: for a static leaf that is unhashable, or a spec that is not a prefix.

@@ -6,6 +6,7 @@ runs; outside, the axis is moved to the position in `out_axes`.
 
 from __future__ import annotations
 
+import functools
 import re
 import typing as tp
 
@@ -105,21 +106,22 @@ class FilterVmap(Filtered[P, R]):
         # JAX needs one mapped argument to know the size of the axis
         size = [] if options.axis_size is None else [np.zeros(options.axis_size, bool)]
         arguments = size, kept, donated
-        finish = marks_errors(lambda out: replay(call.inputs, _outputs(*out)))
-        named = lambda: zip(map(call.text_of, call.form.places), call.leaves)
-
-        def run(jitted: tp.Any) -> tp.Any:
-            try:
-                if options.donate == "none":
-                    return finish(jitted(*arguments))
-                with without_warnings(options.donate):
-                    return run_donating(jitted, arguments, finish, named)
-            except ValueError as error:
-                if passed_through(error):
-                    raise  # by the function itself, or by this library
-                raise ValueError(f"{self!r}: {traced.explained(error)}") from None
-
+        run = functools.partial(self._run, call, traced, arguments)
         return Staged(key, lambda: mapped, arguments, run)
+
+    def _run(self, call: Call, program: _Program, arguments: tp.Any, jitted: tp.Any) -> tp.Any:
+        """Call JAX's function, or what it was compiled to, and write back what it returns."""
+        finish = marks_errors(lambda out: replay(call.inputs, _outputs(*out)))
+        try:
+            if self.options.donate == "none":
+                return finish(jitted(*arguments))
+            named = lambda: zip(map(call.text_of, call.form.places), call.leaves)
+            with without_warnings(self.options.donate):
+                return run_donating(jitted, arguments, finish, named)
+        except ValueError as error:
+            if passed_through(error):
+                raise  # by the function itself, or by this library
+            raise ValueError(f"{self!r}: {program.explained(error)}") from None
 
     def _axes(self, call: Call, spec: tp.Any) -> list[tp.Any]:
         """The axis of each leaf."""

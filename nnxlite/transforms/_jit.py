@@ -109,11 +109,9 @@ class JitCore:
         if any(s is not None for s in shardings):
             self.placement = Placement(self.make, self.groups, self.in_words, *shardings)
         self.plain = self.donor is None and self.placement is None
-        run = functools.partial(_run, self)
         program = program_name(fun)
-        self.run = describe(
-            run, fun, program, self.named
-        )  # one for all, so that JAX traces it once
+        # One function for all `jax.jit` objects, so that JAX traces it once.
+        self.run = describe(functools.partial(_run, self), fun, program, self.named)
         self.jitted = self.make()
         self.traces = Traces(f"jit({self.name})", fun, program, options.max_traces)
 
@@ -228,14 +226,47 @@ def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
 _cores: PerFunction[JitCore] = PerFunction()
 
 
-class JitWrapped(Transformed[P, R]):
+class Jitted:
+    """The programs of a function that `jit` or `filter_jit` returned.
+
+    Attributes:
+        jitted_fn: the `jax.jit` object, which takes leaves (with shardings there are several, and this
+            is the object that manages them); `jitted_fn._cache_size()` is the number of compiled
+            programs. A function that wraps this one with `functools.wraps` has it, too.
+    """
+
+    _core: tp.Any
+    jitted_fn: tp.Any
+
+    def explain(self) -> Explanation:
+        """Why this function was last compiled: what was new in its most recent trace.
+
+        >>> import nnxlite as nnx, jax.numpy as jnp
+        >>> step = nnx.jit(lambda model, x: model(x))
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> _ = step(model, jnp.ones((1, 2))), step(model, jnp.ones((5, 2)))
+        >>> step.explain().causes
+        ('x: float32[1,2] -> float32[5,2]',)
+        """
+        return self._core.traces.explain()
+
+    def cache_info(self) -> CacheInfo:
+        """How many times this function was traced, the programs in the cache, and the time it took."""
+        return self._core.traces.info(self._cache_size())
+
+    def clear_cache(self) -> None:
+        """Drop all compiled programs of this function."""
+        self.jitted_fn.clear_cache()
+
+    def _cache_size(self) -> int:
+        return self.jitted_fn._cache_size()
+
+
+class JitWrapped(Transformed[P, R], Jitted):
     """A compiled function, as `jit` returns it.
 
     Attributes:
         fun: the function that was given to `jit`.
-        jitted_fn: the `jax.jit` object, which takes leaves (with shardings there are several, and this
-            is the object that manages them); `jitted_fn._cache_size()` is the number of compiled
-            programs. A function that wraps this one with `functools.wraps` has it, too.
     """
 
     options: JitOptions
@@ -247,11 +278,11 @@ class JitWrapped(Transformed[P, R]):
         self._fun, self._args, self._kwargs = self.bound
         key = (options, replaced_functions())
         core = _cores.get(self._fun, key, functools.partial(JitCore, self._fun, options))
-        self._core = core
+        self._core: JitCore = core
         self._has_static = options.static.any
         self._graph = options.modes.graph
         self._last_key: JitKey | None = None
-        self.jitted_fn: tp.Any = core if core.placement else core.jitted
+        self.jitted_fn = core if core.placement else core.jitted
 
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]:
         bound = len(self._args)
@@ -360,29 +391,6 @@ class JitWrapped(Transformed[P, R]):
         names = tuple(places[i].text() for i in chosen)
         leaves = jax.tree_util.tree_leaves([inputs.values[i] for i in chosen])
         return Donation(names, sum(getattr(x, "nbytes", 0) for x in leaves))
-
-    def explain(self) -> Explanation:
-        """Why this function was last compiled: what was new in its most recent trace.
-
-        >>> import nnxlite as nnx, jax.numpy as jnp
-        >>> step = nnx.jit(lambda model, x: model(x))
-        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-        >>> _ = step(model, jnp.ones((1, 2))), step(model, jnp.ones((5, 2)))
-        >>> step.explain().causes
-        ('x: float32[1,2] -> float32[5,2]',)
-        """
-        return self._core.traces.explain()
-
-    def cache_info(self) -> CacheInfo:
-        """How many times this function was traced, the programs in the cache, and the time it took."""
-        return self._core.traces.info(self._core._cache_size())
-
-    def clear_cache(self) -> None:
-        """Drop all compiled programs of this function."""
-        self._core.clear_cache()
-
-    def _cache_size(self) -> int:
-        return self._core._cache_size()
 
 
 @tp.overload

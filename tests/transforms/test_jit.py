@@ -773,16 +773,21 @@ def test_clear_cache():
         return m.x * 1
 
     mesh = NamedSharding(mesh_of(), PartitionSpec())
-    for options in ({}, {"in_shardings": (mesh,)}, {"donate": "written"}):
-        jitted, m = nnx.jit(f, **options), Foo()
-        start = len(traces)
+    functions = {
+        "jit": nnx.jit(f),
+        "placed": nnx.jit(f, in_shardings=(mesh,)),
+        "donating": nnx.jit(f, donate="written"),
+        "filter_jit": nnx.filter_jit(f),
+    }
+    for name, jitted in functions.items():
+        start, m = len(traces), Foo()
         jitted(m)
         jitted(m)
         assert len(traces) == start + 1
         jitted.clear_cache()
         assert jitted._cache_size() == 0
         jitted(m)
-        assert len(traces) == start + 2, options
+        assert len(traces) == start + 2, name
 
 
 # Captured objects, failures, leaks ------------------------------------------------------------------
