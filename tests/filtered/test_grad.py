@@ -94,7 +94,7 @@ def test_train_step_in_the_filtered_style():
         (
             lambda: nnx.filter_grad(lambda p: 1.0, arg=True)([1.0, "a"]),
             TypeError,
-            "but argument 'p.1' is a value of type str. Differentiate only float leaves: choose them with",
+            "'p.1' is a value of type str. Differentiate only float leaves: choose them with arg=.",
         ),
         (lambda: nnx.filter_grad(lambda x: x, has_aux=True)(jnp.ones(())), TypeError, "a pair"),
         (
