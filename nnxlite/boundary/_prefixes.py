@@ -3,6 +3,9 @@
 A prefix such as `in_axes=(0, None)` gives one setting to each argument.  For graph objects a setting
 can depend on the Variable: `StateAxes`, `StateSharding` and `DiffState` map filters to settings.  A
 Variable that is reached by two paths must get the same setting by both.
+
+The specs of the filtered transforms are prefixes, too, of other settings: `broadcast` and `node_prefix`
+are told which parts of a prefix are settings, and `agreed` what one means for a leaf.
 """
 
 from __future__ import annotations
