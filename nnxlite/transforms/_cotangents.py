@@ -16,7 +16,7 @@ from nnxlite._state import State
 from nnxlite.boundary import CallDef, CameIn, OutDef, enter
 from nnxlite.graph import GraphDef, build_nodes, resolve
 from nnxlite.transforms._tangents import FLOAT0, States, abstract, zero_tangent
-from nnxlite.variables import Variable
+from nnxlite.variables import Variable, is_variable
 
 _Primal: tp.Any = jax.custom_derivatives.CustomVJPPrimal
 _Zero: tp.Any = jax.custom_derivatives.SymbolicZero
@@ -100,8 +100,7 @@ class Cotangents:
         def of_argument(number: int) -> tp.Any:
             if number not in numbers:
                 return None
-            is_leaf = lambda x: isinstance(x, Variable)
-            return jax.tree_util.tree_map(shown, args[number], is_leaf=is_leaf)
+            return jax.tree_util.tree_map(shown, args[number], is_leaf=is_variable)
 
         return tuple(map(of_argument, range(first, len(args))))
 

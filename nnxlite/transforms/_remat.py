@@ -55,11 +55,11 @@ class RematKey(tp.NamedTuple):
     """What besides the arguments' structure identifies a call.
 
     Attributes:
-        context: the settings that the function can see.
+        context: what else the function can see; see `traced_context`.
         statics: the static arguments.
     """
 
-    context: tuple[tuple[str, tp.Any], ...]
+    context: tp.Any
     statics: Statics
 
 

@@ -31,7 +31,7 @@ from nnxlite.boundary import (
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import GraphDef, Path, is_graph_node
 from nnxlite.transforms._tangents import places
-from nnxlite.variables import MISSING, Variable
+from nnxlite.variables import MISSING, Variable, is_variable
 
 KeyPath = tuple[tp.Any, ...]
 SplitFn = tp.Callable[[SplitContext, KeyPath, tp.Any, tp.Any], tp.Any]
@@ -300,7 +300,7 @@ def prefix(
     """
     choose = filter_map if callable(filter_map) else _chooser(filter_map)
     graph = GRAPH_MODE.given(graph)
-    closed = _is_closed if graph else _is_variable
+    closed = _is_closed if graph else is_variable
     pairs, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=closed)
     leaves = [(tuple(map(key_name, keys)), x) for keys, x in pairs]
     out = [None if is_root(x) else choose(path, x) for path, x in leaves]
@@ -309,10 +309,6 @@ def prefix(
         for i, setting in zip(group, _node_prefixes([leaves[i] for i in group], choose)):
             out[i] = setting
     return jax.tree_util.tree_unflatten(treedef, out)
-
-
-def _is_variable(x: tp.Any) -> bool:
-    return isinstance(x, Variable)
 
 
 def _is_closed(x: tp.Any) -> bool:
