@@ -103,8 +103,8 @@ class Call(transforms.Call, Leaves):
     """One call of a function with leaves of any type: arrays cross, all else is static or captured."""
 
     def __init__(self, bound: Unbound, inputs: Inputs) -> None:
-        transforms.Call.__init__(self, bound, inputs)
         Leaves.__init__(self, inputs)
+        transforms.Call.__init__(self, bound, inputs, self.leaves, self.form.call)
 
     @classmethod
     def of(cls, fun: tp.Any, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:

@@ -8,7 +8,6 @@ with leaves of any type.
 from __future__ import annotations
 
 import contextlib
-import functools
 import typing as tp
 
 import jax
@@ -41,58 +40,27 @@ Parts = tuple[tp.Any, tp.Any, tp.Any]
 """Of a value that is differentiated: its leaves, their form (static), and what crosses as an object."""
 
 
-class Call:
-    """One call of a function.
+class Traceable:
+    """A function of objects as a function of leaves, for JAX to trace.
 
     Attributes:
         fun: the function, without the arguments that it carries.
-        num_bound: how many arguments it carries; they come first.
-        inputs: the arguments.
-        leaves: their leaves.
+        definition: the static side of its arguments.
         options: of the transform.
+        statics: the static arguments.
         captured: whether objects that the function captured may leave it; see `leave` of the boundary.
     """
 
     def __init__(
         self,
-        bound: Unbound,
-        inputs: Inputs,
-        options: tp.Any = None,
+        fun: tp.Callable[..., tp.Any],
+        definition: CallDef,
+        options: tp.Any,
         statics: Statics = (),
         captured: bool = False,
     ) -> None:
-        self.fun, self.num_bound = bound.fun, len(bound.args)
-        self.inputs, self.leaves = inputs, inputs.leaves
-        self.options, self.captured = options, captured
-        self._statics = statics
-
-    @classmethod
-    def under(
-        cls,
-        options: Options,
-        bound: Unbound,
-        args: tuple[tp.Any, ...],
-        kwargs: dict[str, tp.Any],
-        *,
-        static_argnums: tuple[int, ...] = (),
-        captured: bool = False,
-    ) -> tp.Self:
-        """A call under a transform with these options.
-
-        Raises ValueError for a static argument that is not given, or with `graph=False` for an object
-        in several places.
-        """
-        statics: Statics = ()
-        if static_argnums:
-            name = f"{options.name}({name_of(bound.fun)})"
-            args, statics = blank_statics(args, static_argnums, len(bound.args), name)
-        inputs = inputs_in_mode(bound, args, kwargs, options)
-        return cls(bound, inputs, options, statics, captured)
-
-    @functools.cached_property
-    def definition(self) -> CallDef:
-        """The static side of the arguments."""
-        return self.inputs.define()
+        self.fun, self.definition, self.options = fun, definition, options
+        self.statics, self.captured = statics, captured
 
     @property
     def name(self) -> str:
@@ -104,22 +72,14 @@ class Call:
         """The arguments for messages, with the user's names for them."""
         return named_call(self.definition, self.fun)
 
-    def leaf_text(self, leaf: int) -> str:
-        """The path of a leaf, for messages."""
-        return self.in_words.leaves()[leaf].text()
-
-    def naming_arguments(self, remedy: str = "") -> contextlib.AbstractContextManager[None]:
-        """A context in which JAX's errors for arguments name them."""
-        return naming_arguments(self.name, self.in_words, self.inputs, remedy)
-
     def enter(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
-        """The arguments `(args, kwargs)` with other leaves, and the objects that `leave` needs."""
+        """The arguments `(args, kwargs)` with these leaves, and the objects that `leave` needs."""
         return enter(self.definition, leaves)
 
     def run(self, leaves: tp.Sequence[tp.Any]) -> tuple[Inner, tp.Any]:
-        """Call the function with other leaves in place of its own."""
+        """Call the function with these leaves."""
         (args, kwargs), inner = self.enter(leaves)
-        return inner, self.fun(*fill_statics(args, self._statics), **kwargs)
+        return inner, self.fun(*fill_statics(args, self.statics), **kwargs)
 
     def propagates_structure(self, result: tp.Any) -> bool:
         """Whether structure changes of the arguments are repeated outside."""
@@ -135,7 +95,7 @@ class Call:
         return leave(inner, result, structure=structure, captured=self.captured)
 
     def outputs(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Outputs]:
-        """The result of the function for other leaves, and what leaves it.
+        """The result of the function for these leaves, and what leaves it.
 
         Raises TypeError where it returned or stored something that JAX cannot return.
         """
@@ -147,6 +107,80 @@ class Call:
     def run_out(self, leaves: tp.Sequence[tp.Any]) -> tp.Any:
         """The function between leaves: from those of the arguments to what leaves it; see `outputs`."""
         return self.outputs(leaves)[1].crossing()
+
+
+class CallKey(tp.NamedTuple):
+    """What besides the arguments' structure identifies a program.
+
+    Attributes:
+        context: what else a trace depends on; see `traced_context`.
+        statics: the static arguments.
+    """
+
+    context: tp.Any
+    statics: Statics
+
+
+class Call(Traceable):
+    """One call of a function: what JAX traces, the arguments, and the way back.
+
+    Attributes:
+        num_bound: how many arguments the function carries; they come first.
+        inputs: the arguments.
+        leaves: their leaves.
+    """
+
+    def __init__(
+        self,
+        bound: Unbound,
+        inputs: Inputs,
+        leaves: list[tp.Any],
+        definition: CallDef,
+        options: tp.Any = None,
+        statics: Statics = (),
+        captured: bool = False,
+    ) -> None:
+        super().__init__(bound.fun, definition, options, statics, captured)
+        self.num_bound, self.inputs, self.leaves = len(bound.args), inputs, leaves
+
+    @classmethod
+    def under(
+        cls,
+        options: Options,
+        bound: Unbound,
+        args: tuple[tp.Any, ...],
+        kwargs: dict[str, tp.Any],
+        *,
+        static_argnums: tuple[int, ...] = (),
+        captured: bool = False,
+        context: tp.Any = None,
+    ) -> tp.Self:
+        """A call under a transform with these options.
+
+        Args:
+            options, bound, args, kwargs: the transform, the function, and the arguments.
+            static_argnums: which of the arguments are static.
+            captured: see the class.
+            context: what else a trace depends on, where JAX may use it again.
+
+        Raises ValueError for a static argument that is not given, or with `graph=False` for an object
+        in several places.
+        """
+        statics: Statics = ()
+        if static_argnums:
+            name = f"{options.name}({name_of(bound.fun)})"
+            args, statics = blank_statics(args, static_argnums, len(bound.args), name)
+        inputs = inputs_in_mode(bound, args, kwargs, options)
+        definition = inputs.define(None if context is None else CallKey(context, statics))
+        return cls(bound, inputs, inputs.leaves, definition, options, statics, captured)
+
+    def leaf_text(self, leaf: int) -> str:
+        """The path of a leaf, for messages."""
+        return self.in_words.leaves()[leaf].text()
+
+    def naming_arguments(self, remedy: str = "") -> contextlib.AbstractContextManager[None]:
+        """A context in which JAX's errors for arguments name them."""
+        return naming_arguments(self.name, self.in_words, self.inputs, remedy)
 
     def put_back(self, crossing: tp.Any) -> tp.Any:
         """Write what left the function into the caller's objects; returns the caller's result."""

@@ -14,27 +14,12 @@ import jax
 from nnxlite._config import Modes
 from nnxlite._jax import without_literals
 from nnxlite._typing import RematPolicy
-from nnxlite.boundary import (
-    CallDef,
-    Crossing,
-    describe,
-    enter,
-    leave,
-    refuse_foreign_outputs,
-    replay_crossing,
-)
+from nnxlite.boundary import CallDef, Crossing, describe
 from nnxlite.closures import Surroundings
-from nnxlite.transforms._arguments import (
-    Statics,
-    blank_statics,
-    fill_statics,
-    naming_arguments,
-    positional_with_defaults,
-    refuse_shared_result,
-    traced_context,
-)
+from nnxlite.transforms._arguments import positional_with_defaults, traced_context
+from nnxlite.transforms._call import Call, Traceable
 from nnxlite.transforms._core import Core, core_for
-from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated, name_of
+from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
@@ -49,18 +34,6 @@ class RematOptions(tp.NamedTuple):
     prevent_cse: bool
     policy: RematPolicy | None
     modes: Modes
-
-
-class RematKey(tp.NamedTuple):
-    """What besides the arguments' structure identifies a call.
-
-    Attributes:
-        context: what else the function can see; see `traced_context`.
-        statics: the static arguments.
-    """
-
-    context: tp.Any
-    statics: Statics
 
 
 class Remat(Core):
@@ -81,14 +54,9 @@ class Remat(Core):
         )
 
     def _body(self, seen: Surroundings | None, call: CallDef, leaves: list[tp.Any]) -> Crossing:
-        (args, kwargs), inner = enter(call, leaves)
-        args = fill_statics(args, call.extra.statics)
-        result = self.fun(*args, **kwargs)
-        modes = self.options.modes
-        refuse_shared_result(result, "remat", modes.graph)
-        out = leave(inner, result, structure=modes.updates, captured=modes.updates)
-        refuse_foreign_outputs(self.in_words(call), out, f"remat({name_of(self.fun)})")
-        return out.crossing()
+        captured = self.options.modes.updates
+        traceable = Traceable(self.fun, call, self.options, call.extra.statics, captured)
+        return traceable.run_out(leaves)
 
     def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         """Apply the transform to the leaves of a call."""
@@ -104,21 +72,16 @@ class RematWrapped(Transformed[..., tp.Any]):
     options: RematOptions
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        statics: Statics = ()
-        bound, numbers = self.bound, self.options.static_argnums
-        if numbers:
-            args, kwargs = positional_with_defaults(
-                bound.fun, args, kwargs, bound, max(numbers) + 1
-            )
-            args, statics = blank_statics(args, numbers, len(bound.args), repr(self))
-        inputs = self.inputs(args, kwargs)
-        call = inputs.define(RematKey(traced_context(), statics))
-        core = core_for(Remat, (bound.fun,), self.options)
-        with naming_arguments(
-            repr(self), core.in_words(call), inputs, ", or make it static with static_argnums"
-        ):
-            crossing = core.run(call, inputs.leaves)
-        return replay_crossing(inputs, without_literals(crossing))
+        bound, options = self.bound, self.options
+        if numbers := options.static_argnums:
+            wanted = max(numbers) + 1
+            args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
+        context = traced_context()
+        call = Call.under(options, bound, args, kwargs, static_argnums=numbers, context=context)
+        core = core_for(Remat, (bound.fun,), options)
+        with call.naming_arguments(", or make it static with static_argnums"):
+            crossing = core.run(call.definition, call.leaves)
+        return call.put_back(without_literals(crossing))
 
 
 @tp.overload
