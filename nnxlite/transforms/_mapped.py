@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from nnxlite._config import Modes
+from nnxlite._config import Modes, context_key
 from nnxlite._jax import is_tracing
 from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import (
@@ -51,12 +51,12 @@ from nnxlite.transforms._arguments import (
     Statics,
     as_tuple,
     check_arguments,
-    context_key,
     fill_statics,
     positional_with_defaults,
     refuse_shared_result,
     static_argument,
 )
+from nnxlite.transforms._call import CallKey
 from nnxlite.transforms._map_errors import MapNames, explained, marks_errors, passed_through
 from nnxlite.transforms._wrapper import (
     Decorator,
@@ -224,7 +224,7 @@ class MapCore:
         options = self._options
         value_settings = call.by_side(known.settings)[1]
         (args, kwargs), inner = enter(call, leaves)
-        args = fill_statics(args, call.extra[1])
+        args = fill_statics(args, call.extra.statics)
         named = PARTITION_NAME in options.metadata
         if named:
             remove_axis_names(inner, value_settings, options.metadata)
@@ -297,7 +297,7 @@ class MapWrapped(Transformed[..., tp.Any]):
             every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
             check_arguments(options.name, bound.fun, every, keywords)
         inputs = self.inputs(args, kwargs)
-        return self._core(inputs, inputs.define((context_key(), statics)))
+        return self._core(inputs, inputs.define(CallKey(context_key(), statics)))
 
     def _take_statics(self, args: tuple[tp.Any, ...]) -> tuple[tuple[tp.Any, ...], Statics]:
         """The arguments with None in place of the static ones, and the static ones.
