@@ -5,9 +5,6 @@ from nnxlite.transforms._arguments import traced_context as traced_context
 from nnxlite.transforms._branches import cond as cond
 from nnxlite.transforms._branches import switch as switch
 from nnxlite.transforms._call import Call as Call
-from nnxlite.transforms._call import gradients as gradients
-from nnxlite.transforms._call import of_chosen as of_chosen
-from nnxlite.transforms._call import value_and_aux as value_and_aux
 from nnxlite.transforms._compiles import CacheInfo as CacheInfo
 from nnxlite.transforms._compiles import Explanation as Explanation
 from nnxlite.transforms._compiles import Traces as Traces
@@ -16,6 +13,9 @@ from nnxlite.transforms._compiles import is_call as is_call
 from nnxlite.transforms._core import Core as Core
 from nnxlite.transforms._core import core_for as core_for
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
+from nnxlite.transforms._derivatives import gradients as gradients
+from nnxlite.transforms._derivatives import of_chosen as of_chosen
+from nnxlite.transforms._derivatives import value_and_aux as value_and_aux
 from nnxlite.transforms._donation import refuse_shared_buffers as refuse_shared_buffers
 from nnxlite.transforms._donation import run_donating as run_donating
 from nnxlite.transforms._grad import grad as grad

@@ -1,7 +1,7 @@
 """One call of a function under a transform: its arguments, and what runs inside.
 
-To JAX such a call is one of two functions of leaves: `run_out`, of all leaves of the arguments, or
-`of_chosen`, of those that are differentiated.  The filtered transforms have a kind of call of their own,
+A transform that runs its function once, where it is called, gives JAX `run_out` of a `Call`, a function
+of leaves, and what comes back to `put_back`.  The filtered transforms have a kind of call of their own,
 with leaves of any type.
 """
 
@@ -10,16 +10,11 @@ from __future__ import annotations
 import contextlib
 import typing as tp
 
-import jax
-import jax.numpy as jnp
-
 from nnxlite.boundary import (
     CallDef,
-    Fixed,
     Inner,
     Inputs,
     Outputs,
-    Partition,
     enter,
     leave,
     named_call,
@@ -32,12 +27,8 @@ from nnxlite.transforms._arguments import (
     fill_statics,
     naming_arguments,
     refuse_shared_result,
-    unwrapped_value,
 )
 from nnxlite.transforms._wrapper import Options, Unbound, inputs_in_mode, name_of
-
-Parts = tuple[tp.Any, tp.Any, tp.Any]
-"""Of a value that is differentiated: its leaves, their form (static), and what crosses as an object."""
 
 
 class Traceable:
@@ -185,111 +176,3 @@ class Call(Traceable):
     def put_back(self, crossing: tp.Any) -> tp.Any:
         """Write what left the function into the caller's objects; returns the caller's result."""
         return replay_crossing(self.inputs, crossing)
-
-
-def of_chosen(
-    call: Call, selected: Partition, has_aux: bool, parts: tp.Callable[[tp.Any], Parts]
-) -> tp.Callable[[list[tp.Any]], tp.Any]:
-    """A call as a function of the leaves that are differentiated.
-
-    It returns the leaves of the value; and beside them their form, and what else leaves the function.
-
-    Args:
-        call: the call, of either kind.
-        selected: its leaves, the differentiated ones first.
-        has_aux: whether the function returns `(value, aux)`.
-        parts: divides a value.
-    """
-    rest = selected.split(call.leaves)[1]
-
-    def run(chosen: list[tp.Any]) -> tp.Any:
-        inner, result = call.run(selected.join(chosen, rest))
-        value, aux = value_and_aux(result, call.fun) if has_aux else (result, None)
-        leaves, form, crossing = parts(value)
-        left = call.leave(inner, (crossing, aux) if has_aux else crossing)
-        return leaves, (Fixed(form), left)
-
-    return run
-
-
-def value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:
-    """The result of a function with `has_aux=True`; TypeError or ValueError unless it is a pair."""
-    several = isinstance(result, (tuple, list))
-    if not several or len(result) != 2:
-        raise (ValueError if several else TypeError)(  # as unpacking does
-            f"With has_aux=True {name_of(fun)} must return a pair (value, aux), got "
-            f"{type(result).__name__}{f' of {len(result)}' if several else ''}."
-        )
-    return result[0], result[1]
-
-
-class GradLike(tp.Protocol):
-    """The options of transforms that give gradients."""
-
-    @property
-    def name(self) -> str:
-        """Of the transform; with "value_and_grad" in it, the value is returned, too."""
-        ...
-
-    @property
-    def has_aux(self) -> bool:
-        """Whether the function returns `(value, aux)`."""
-        ...
-
-    @property
-    def jax_options(self) -> tuple[tuple[str, tp.Any], ...]:
-        """For `jax.value_and_grad`."""
-        ...
-
-
-def gradients(
-    call: Call,
-    selected: Partition,
-    options: GradLike,
-    shown: tp.Callable[[list[tp.Any]], tp.Any],
-    remedy: str,
-) -> tp.Any:
-    """The result of `grad` or `value_and_grad`, of either kind.
-
-    Args:
-        call, selected: the call, and its leaves, the differentiated ones first.
-        options: of the transform.
-        shown: from the gradients of leaves to what the user gets.
-        remedy: what to do about a leaf without a derivative.
-
-    Raises TypeError for such a leaf.
-    """
-    jax_options = dict(options.jax_options)
-    if not (jax_options.get("allow_int") or jax_options.get("holomorphic")):
-        _refuse_others(call, selected, options.name, remedy)
-    run = of_chosen(
-        call, selected, options.has_aux, lambda value: (unwrapped_value(value), None, None)
-    )
-    differentiated = jax.value_and_grad(run, has_aux=True, **jax_options)
-    (value, (_, crossing)), grads = differentiated(selected.split(call.leaves)[0])
-    left = call.put_back(crossing)
-    grads = shown(grads)
-    if options.name.endswith("value_and_grad"):
-        return ((value, left[1]), grads) if options.has_aux else (value, grads)
-    return (grads, left[1]) if options.has_aux else grads
-
-
-def _refuse_others(call: Call, selected: Partition, name: str, remedy: str) -> None:
-    """Raise TypeError naming the first chosen leaf that has no derivative."""
-    for leaf in selected.positions[0]:
-        for part in jax.tree_util.tree_leaves(call.leaves[leaf]):
-            if not _inexact(part):
-                dtype = getattr(part, "dtype", None)
-                kind = str(dtype) if dtype is not None else f"a value of type {type(part).__name__}"
-                raise TypeError(
-                    f"{name} requires real- or complex-valued inputs (input dtype that is a "
-                    f"sub-dtype of np.inexact), but argument '{call.leaf_text(leaf)}' is {kind}. "
-                    f"Differentiate only float leaves: {remedy}."
-                )
-
-
-def _inexact(value: tp.Any) -> bool:
-    try:
-        return jnp.issubdtype(getattr(value, "dtype", None) or jax.typeof(value).dtype, jnp.inexact)
-    except TypeError:
-        return False

@@ -18,7 +18,8 @@ from nnxlite.boundary import (
 )
 from nnxlite.graph import STATE, ContainerCode, NodeCode, ObjectDef, build_nodes, resolve
 from nnxlite.transforms._arguments import positional
-from nnxlite.transforms._call import Call, gradients
+from nnxlite.transforms._call import Call
+from nnxlite.transforms._derivatives import gradients
 from nnxlite.transforms._tangents import States
 from nnxlite.transforms._wrapper import P, R, Transformed, decorated
 from nnxlite.variables import FROZEN, MISSING, Param, VariableDef

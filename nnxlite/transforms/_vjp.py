@@ -14,7 +14,8 @@ import jax
 from nnxlite._config import Modes
 from nnxlite._jax import is_ref
 from nnxlite.boundary import CallDef, Inputs, Partition, enter, settings_by_leaf
-from nnxlite.transforms._call import Call, Parts, of_chosen
+from nnxlite.transforms._call import Call
+from nnxlite.transforms._derivatives import Parts, of_chosen
 from nnxlite.transforms._tangents import (
     FLOAT0,
     TangentForm,
