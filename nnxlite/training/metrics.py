@@ -7,6 +7,7 @@ can be stacked, sharded and saved like a model.
 
 from __future__ import annotations
 
+import functools
 import typing as tp
 
 import jax
@@ -21,6 +22,10 @@ from nnxlite.training._struct import Struct
 from nnxlite.variables import Variable
 
 T = tp.TypeVar("T")
+
+# Compiled, since `jnp.zeros` runs its operations one by one: a loop that resets its metrics after every
+# ten steps takes 5 % longer with it (bench `loops`).
+_zero = jax.jit(functools.partial(jnp.zeros, ()), static_argnums=0)
 
 
 class MetricState(Variable[T]):
@@ -108,8 +113,8 @@ class Average(Metric):
 
     def reset(self) -> None:
         """Discard all values."""
-        self.total.value = jnp.zeros((), jnp.float32)
-        self.count.value = jnp.zeros((), jnp.int32)
+        self.total.value = _zero(jnp.float32)
+        self.count.value = _zero(jnp.int32)
 
     def update(self, mask: tp.Any = None, **kwargs: tp.Any) -> None:
         """Add values.
@@ -193,9 +198,9 @@ class Welford(Metric):
 
     def reset(self) -> None:
         """Discard all values."""
-        self.count.value = jnp.zeros((), jnp.int32)
-        self.mean.value = jnp.zeros((), jnp.float32)
-        self.m2.value = jnp.zeros((), jnp.float32)
+        self.count.value = _zero(jnp.int32)
+        self.mean.value = _zero(jnp.float32)
+        self.m2.value = _zero(jnp.float32)
 
     def update(self, **kwargs: tp.Any) -> None:
         """Add values: as `Average.update`, with the mask among the keyword arguments.
