@@ -8,6 +8,7 @@ with leaves of any type.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import typing as tp
 
 from nnxlite.boundary import (
@@ -100,8 +101,9 @@ class Traceable:
         return self.outputs(leaves)[1].crossing()
 
 
-class CallKey(tp.NamedTuple):
-    """What besides the arguments' structure identifies a program.
+@dataclasses.dataclass(frozen=True)
+class CallKey:
+    """What besides the arguments' structure identifies a program; never equal to a key of another kind.
 
     Attributes:
         context: what else a trace depends on; see `traced_context`.

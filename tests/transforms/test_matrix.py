@@ -9,6 +9,7 @@ the identity of every object that was there, and how often the Python function r
 
 from __future__ import annotations
 
+import functools
 import typing as tp
 
 import jax
@@ -450,3 +451,47 @@ def test_statistics_and_dropout_through_pairs(name, outer, inner):
 def test_every_pair_of_transforms(outer, inner):
     chain = [TRANSFORMS[outer], TRANSFORMS[inner]]
     check(Medley, any(t.loops for t in chain), chain)
+
+
+def add(a, b):
+    return a + b
+
+
+def carried(a, b):
+    return a + b, a
+
+
+SAME_ARGUMENTS = {
+    "scan": nnx.scan(carried),
+    "vmap": nnx.vmap(add, in_axes=(None, 0)),
+    "remat": nnx.remat(add),
+    "jit": nnx.jit(add),
+    "pmap": nnx.pmap(add, in_axes=(None, 0)),
+    "pmap, static": nnx.pmap(lambda n, a, b: n * (a + b), in_axes=(None, None, 0),
+                             static_broadcasted_argnums=0),
+    "grad": nnx.grad(lambda a, b: (a + b).sum()),
+    "checkify": nnx.checkify(add),
+    "make_jaxpr": lambda a, b: str(nnx.make_jaxpr(add)(a, b)),
+    "eval_shape": functools.partial(nnx.eval_shape, add),
+    "vjp": lambda a, b: nnx.vjp(add, a, b)[1](b),
+    "cond": lambda a, b: nnx.cond(True, add, add, a, b),
+    "filter_jit": nnx.filter_jit(add),
+    "filter_vmap": nnx.filter_vmap(add, in_axes=(None, 0)),
+    "filter_pmap": nnx.filter_pmap(add, in_axes=(None, 0)),
+    "filter_checkpoint": nnx.filter_checkpoint(add),
+    "filter_grad": nnx.filter_grad(lambda a, b: (a + b).sum()),
+}  # fmt: skip
+
+
+def test_calls_of_the_same_arguments_are_kept_apart():
+    """Equal static sides are one object, so what each transform adds to them must differ."""
+
+    def run(name):
+        a, b = jnp.float32(1), jnp.arange(2.0)
+        args = (3, a, b) if name == "pmap, static" else (a, b)
+        return str(SAME_ARGUMENTS[name](*args))
+
+    first = {name: run(name) for name in SAME_ARGUMENTS}
+    assert first["vmap"] == "[1. 2.]" and first["pmap, static"] == "[3. 6.]"
+    for name in reversed(SAME_ARGUMENTS):
+        assert run(name) == first[name]
