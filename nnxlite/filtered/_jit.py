@@ -101,11 +101,11 @@ class FilterJitCore(Core):
         name = f"filter_jit({name_of(fun)})"
         self.traces = Traces(name, fun, program, self.options.max_traces)
 
-    def named(self, operands: Operands, donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
+    def named(self, operands: Operands, *donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, with the names of their arguments."""
         call = operands.call
         names = self.names(call).leaves
-        groups: tp.Sequence[tp.Any] = (names, [])
+        groups: tp.Sequence[tp.Any] = (names,)
         if isinstance(call.extra, FilterJitKey):
             form = Form(call.treedef, call.where, call.graphdef, call.extra.values)
             inside = [
@@ -113,17 +113,17 @@ class FilterJitCore(Core):
                 for n, keys in form.inside
             ]
             groups = call.extra.division.partition.split([*names[: call.num_arrays], *inside])
-        for group, leaves in zip(groups, (operands, donated)):
+        for group, leaves in zip(groups, (operands, *donated)):
             yield from zip(group, leaves)
 
-    def traced(self, operands: Operands, donated_leaves: list[tp.Any]) -> tp.Any:
+    def traced(self, operands: Operands, *donated_leaves: list[tp.Any]) -> tp.Any:
         """The function that JAX traces, from leaves to the outputs of the call."""
         call, leaves = operands.call, operands.leaves
         key: tp.Any = call.extra
         donated: tp.Collection[int] = ()
         if isinstance(key, FilterJitKey):
             form = Form(call.treedef, call.where, call.graphdef, key.values)
-            leaves = form.for_boundary(key.division.join(leaves, donated_leaves))
+            leaves = form.for_boundary(key.division.join(leaves, *donated_leaves))
             donated = form.numbers([x == DONATED for x in key.division.partition.labels])
         with self.traces.recorded(call, self.names, leaves):
             (args, kwargs), inner = enter(call, leaves)
@@ -180,7 +180,7 @@ class FilterJit(Filtered[P, R], Jitted):
         leaves = inputs.leaves
         if self._default and only_arrays(leaves):
             call = inputs.define(context_key())
-            return inputs, call, (Operands(call, leaves), [])
+            return inputs, call, (Operands(call, leaves),)
         key, (kept, donated) = self._divided(Call(self.bound, inputs), args, kwargs)
         call = inputs.define(key)
         return inputs, call, (Operands(call, kept), donated)
