@@ -91,7 +91,12 @@ Statics = tuple[tuple[int, StaticArgument], ...]
 
 
 def blank_statics(
-    args: tuple[tp.Any, ...], numbers: tp.Iterable[int], first: int, name: str
+    args: tuple[tp.Any, ...],
+    numbers: tp.Iterable[int],
+    first: int,
+    name: str,
+    option: str = "static_argnums",
+    box: tp.Callable[[tp.Any, int], StaticArgument] = lambda value, number: boxed(value),
 ) -> tuple[tuple[tp.Any, ...], Statics]:
     """The arguments with None in place of the static ones, and the static ones.
 
@@ -100,6 +105,8 @@ def blank_statics(
         numbers: which are static, negative ones from the end.
         first: how many arguments come before these in the call.
         name: of the transform and its function, for the message.
+        option: the name of the numbers, for the message.
+        box: from a static argument, and its number, to a part of a key.
 
     Raises ValueError for a number out of range.
     """
@@ -107,11 +114,11 @@ def blank_statics(
     for number in numbers:
         if not -len(args) <= number < len(args):
             raise ValueError(
-                f"{name}: static_argnums has {number}, but the call has {len(args)} positional "
+                f"{name}: {option} has {number}, but the call has {len(args)} positional "
                 f"arguments; numbers from {-len(args)} to {len(args) - 1} are possible."
             )
         number %= len(args)
-        statics.append((first + number, boxed(args[number])))
+        statics.append((first + number, box(args[number], number)))
         left[number] = None
     return tuple(left), tuple(sorted(statics, key=lambda pair: pair[0]))
 

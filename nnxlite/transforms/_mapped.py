@@ -50,6 +50,7 @@ from nnxlite.graph import GraphDef
 from nnxlite.transforms._arguments import (
     Statics,
     as_tuple,
+    blank_statics,
     check_arguments,
     fill_statics,
     positional_with_defaults,
@@ -288,7 +289,13 @@ class MapWrapped(Transformed[..., tp.Any]):
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         options, bound = self.options, self.bound
-        args, statics = self._take_statics(args) if options.statics else (args, ())
+        statics: Statics = ()
+        if options.statics:
+            option = "static_broadcasted_argnums"
+            box = lambda value, number: static_argument(value, number, self.__wrapped__)
+            args, statics = blank_statics(
+                args, options.statics, len(bound.args), repr(self), option, box
+            )
         prefix = options.in_prefix
         wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
         if not statics and (len(args) < wanted or (kwargs and self._settings_reach_keywords())):
@@ -298,23 +305,6 @@ class MapWrapped(Transformed[..., tp.Any]):
             check_arguments(options.name, bound.fun, every, keywords)
         inputs = self.inputs(args, kwargs)
         return self._core(inputs, inputs.define(CallKey(context_key(), statics)))
-
-    def _take_statics(self, args: tuple[tp.Any, ...]) -> tuple[tuple[tp.Any, ...], Statics]:
-        """The arguments with None in place of the static ones, and the static ones.
-
-        Raises ValueError for a number out of range, or a static argument that is unhashable.
-        """
-        count, first, fun = len(args), len(self.bound.args), self.__wrapped__
-        for number in self.options.statics:
-            if not -count <= number < count:
-                raise ValueError(
-                    f"{self!r}: static_broadcasted_argnums has {number}, but the call has {count} "
-                    "positional arguments."
-                )
-        numbers = sorted({number % count for number in self.options.statics})
-        statics = [(first + n, static_argument(args[n], n, fun)) for n in numbers]
-        blank = [None if n in numbers else arg for n, arg in enumerate(args)]
-        return tuple(blank), tuple(statics)
 
     def _settings_reach_keywords(self) -> bool:
         """Whether keyword arguments get the settings of their positions.
