@@ -329,8 +329,8 @@ def filter_jvp(
     given = aligned(call.form, call.leaves, shown, possible, "filter_jvp: tangents")
     partition = chosen_first(t is not None for t in possible.join(given))
     depends = lambda x: is_inexact_array(x) and in_this_trace(x)
-    run = of_chosen(call, partition, False, _parts(depends))
-    primals_in = [*map(jnp.asarray, partition.split(call.leaves)[0])]
+    run, chosen = of_chosen(call, partition, False, _parts(depends))
+    primals_in = [*map(jnp.asarray, chosen)]
     tangents_in = [t for t in given if t is not None]
     _, out, (form, crossed) = jax.jvp(run, (primals_in,), (tangents_in,), has_aux=True)
     return call.put_back(crossed), form.value.build(out)
@@ -368,9 +368,8 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
     call = Call.of(fun, primals, {})
     owners = zip(call.leaves, call.owners())
     partition = chosen_first(isinstance(i, int) and is_inexact_array(x) for x, i in owners)
-    run = of_chosen(call, partition, has_aux, _parts(is_inexact_array))
-    given = partition.split(call.leaves)[0]
-    _, vjp, (form, crossed) = jax.vjp(run, given, has_aux=True)
+    run, chosen = of_chosen(call, partition, has_aux, _parts(is_inexact_array))
+    _, vjp, (form, crossed) = jax.vjp(run, chosen, has_aux=True)
     result = call.put_back(crossed)
     vjp_fun = jax.tree_util.Partial(Pullback(call, partition, form.value), vjp)
     if has_aux:
@@ -387,10 +386,9 @@ class FilterJacobian(_Derivative):
     def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         call, partition = self.divided(args, kwargs)
         options = self.options
-        run = of_chosen(call, partition, options.has_aux, _parts(is_inexact_array_like))
+        run, chosen = of_chosen(call, partition, options.has_aux, _parts(is_inexact_array_like))
         transform = getattr(jax, options.name.removeprefix("filter_"))
-        given = partition.split(call.leaves)[0]
-        jacobian, (form, crossed) = transform(run, has_aux=True)(given)
+        jacobian, (form, crossed) = transform(run, has_aux=True)(chosen)
         rows = [call.arguments(partition.join(row))[0] for row in jacobian]
         result = call.put_back(crossed)
         tree = form.value.build(rows)

@@ -22,8 +22,8 @@ Parts = tuple[tp.Any, tp.Any, tp.Any]
 
 def of_chosen(
     call: Call, selected: Partition, has_aux: bool, parts: tp.Callable[[tp.Any], Parts]
-) -> tp.Callable[[list[tp.Any]], tp.Any]:
-    """A call as a function of the leaves that are differentiated.
+) -> tuple[tp.Callable[[list[tp.Any]], tp.Any], list[tp.Any]]:
+    """A call as a function of the leaves that are differentiated, and these leaves.
 
     It returns the leaves of the value; and beside them their form, and what else leaves the function.
 
@@ -33,7 +33,7 @@ def of_chosen(
         has_aux: whether the function returns `(value, aux)`.
         parts: divides a value.
     """
-    rest = selected.split(call.leaves)[1]
+    given, rest = selected.split(call.leaves)
 
     def run(chosen: list[tp.Any]) -> tp.Any:
         inner, result = call.run(selected.join(chosen, rest))
@@ -42,7 +42,7 @@ def of_chosen(
         left = call.leave(inner, (crossing, aux) if has_aux else crossing)
         return leaves, (Fixed(form), left)
 
-    return run
+    return run, given
 
 
 def value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:
@@ -95,11 +95,10 @@ def gradients(
     jax_options = dict(options.jax_options)
     if not (jax_options.get("allow_int") or jax_options.get("holomorphic")):
         _refuse_others(call, selected, options.name, remedy)
-    run = of_chosen(
-        call, selected, options.has_aux, lambda value: (unwrapped_value(value), None, None)
-    )
+    parts = lambda value: (unwrapped_value(value), None, None)
+    run, chosen = of_chosen(call, selected, options.has_aux, parts)
     differentiated = jax.value_and_grad(run, has_aux=True, **jax_options)
-    (value, (_, crossing)), grads = differentiated(selected.split(call.leaves)[0])
+    (value, (_, crossing)), grads = differentiated(chosen)
     left = call.put_back(crossing)
     grads = shown(grads)
     if options.name.endswith("value_and_grad"):

@@ -51,9 +51,9 @@ class GradOptions(tp.NamedTuple):
     jax_options: tuple[tuple[str, tp.Any], ...]
 
     @property
-    def last(self) -> int:
-        """The largest argument number."""
-        return max(a.argnum if isinstance(a, DiffState) else a for a in self.argnums)
+    def numbers(self) -> list[int]:
+        """The argument numbers, negative ones from the end."""
+        return [a.argnum if isinstance(a, DiffState) else a for a in self.argnums]
 
     @property
     def as_tree(self) -> bool:
@@ -135,7 +135,9 @@ class GradWrapped(Transformed[..., tp.Any]):
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         options, bound = self.options, self.bound
         if kwargs:
-            args, kwargs = positional(bound.fun, args, kwargs, options.last, len(bound.args))
+            args, kwargs = positional(
+                bound.fun, args, kwargs, max(options.numbers), len(bound.args)
+            )
         call = Call.under(options, bound, args, kwargs, captured=options.modes.updates)
         selected = self._select(call)
         shown = lambda grads: self._gradients(call.definition, selected, grads)
@@ -162,9 +164,7 @@ class GradWrapped(Transformed[..., tp.Any]):
         by_leaf: list[tp.Any] = [False] * call.treedef.num_leaves
         visible = len(args) - num_bound
         chosen: set[int] = set()
-        for argnum in options.argnums:
-            state = argnum if isinstance(argnum, DiffState) else None
-            number = state.argnum if state is not None else tp.cast(int, argnum)
+        for argnum, number in zip(options.argnums, options.numbers):
             if not -visible <= number < visible:
                 needed = number + 1 if number >= 0 else -number
                 error = TypeError if number >= 0 else ValueError  # as in JAX
@@ -172,7 +172,7 @@ class GradWrapped(Transformed[..., tp.Any]):
                     f"differentiating with respect to argnums={number} requires at least {needed} "
                     f"positional arguments, but the function was called with {visible}."
                 )
-            position = num_bound + (number if number >= 0 else number + visible)
+            position = num_bound + number % visible
             if position in chosen:
                 raise ValueError(
                     f"argnums names argument {position - num_bound} twice. Give it once, with a "
@@ -180,7 +180,7 @@ class GradWrapped(Transformed[..., tp.Any]):
                 )
             chosen.add(position)
             for leaf in jax.tree_util.tree_leaves(args[position]):
-                by_leaf[leaf] = state or True
+                by_leaf[leaf] = argnum if isinstance(argnum, DiffState) else True
         codes = call.graphdef.decoded.roots
         settings: list[tp.Any] = []
         for leaf, setting in enumerate(by_leaf):
@@ -225,11 +225,8 @@ class GradWrapped(Transformed[..., tp.Any]):
         def of_leaf(leaf: int) -> tp.Any:
             return of_root(roots[leaf]) if leaf in roots else arrays[leaf]
 
-        out = []
-        for argnum in options.argnums:
-            number = argnum.argnum if isinstance(argnum, DiffState) else argnum
-            position = num_bound + (number if number >= 0 else number + visible)
-            out.append(jax.tree_util.tree_map(of_leaf, args[position]))
+        positions = [num_bound + number % visible for number in options.numbers]
+        out = [jax.tree_util.tree_map(of_leaf, args[position]) for position in positions]
         return out[0] if options.single else tuple(out)
 
 

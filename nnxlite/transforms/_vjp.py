@@ -135,10 +135,9 @@ def vjp(
         return decorated(Later, f, LaterOptions(vjp, modes, given))
     call = Call.under(JacobianOptions("vjp", modes), unbind(f), primals, {})
     selected = _selected(call)
-    run = of_chosen(call, selected, has_aux, _parts(call))
+    run, chosen = of_chosen(call, selected, has_aux, _parts(call))
     extra = {"reduce_axes": tuple(reduce_axes)} if reduce_axes else {}
     with call.naming_arguments():
-        chosen = selected.split(call.leaves)[0]
         leaves, pull_leaves, (form, crossing) = jax.vjp(run, chosen, has_aux=True, **extra)
     result = call.put_back(crossing)
     pull = _pull_back(call, selected, form.value, leaves, pull_leaves)
@@ -248,10 +247,9 @@ def jvp(
     template, selected = call.definition.template()[0][call.num_bound :], _selected(call)
     form = TangentForm(call.in_words, template, call.leaves, 1, "tangent", TypeError)
     given = by_leaf(form, tuple(tangents))
-    run = of_chosen(call, selected, has_aux, _parts(call))
+    run, chosen = of_chosen(call, selected, has_aux, _parts(call))
     with call.naming_arguments():
         along = tangent_leaves(form, given, selected.positions[0])
-        chosen = selected.split(call.leaves)[0]
         _, moved, (shown, crossing) = jax.jvp(run, (chosen,), (along,), has_aux=True)
     tangent, _ = enter(shown.value, moved)
     result = call.put_back(crossing)
