@@ -558,3 +558,13 @@ def test_filters_by_path_need_not_match_the_other_places_of_a_shared_variable():
     assert out.tolist() == [3, 5]
     with pytest.raises(ValueError, match="No axis found for Param at 'c'"):
         nnx.vmap(lambda m, n: m.a + n.a, in_axes=(0, axes))(nnx.Dict(c=m.a), nnx.Dict(c=m.b))
+
+
+def test_an_object_of_axes_that_contains_itself_is_refused():
+    model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+    axes = nnx.Dict(w=nnx.data(0))
+    model.me, axes.me = model, axes
+    with pytest.raises(
+        ValueError, match=r"prefix of type Dict has 0 at 'me\.me\..*make it with nnx"
+    ):
+        nnx.vmap(lambda m, x: m.w * x, in_axes=(axes, 0))(model, jnp.ones(2))
