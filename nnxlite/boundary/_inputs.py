@@ -38,6 +38,7 @@ from nnxlite.graph import (
     find_plan,
     kind_by_type,
     kind_of,
+    note_entered,
     refuse_sharing,
     resolve,
     view,
@@ -402,6 +403,8 @@ def enter(call: CallDef, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
     inner = Inner(call, values)
     if not call.where:
         return jax.tree_util.tree_unflatten(call.treedef, arrays), inner
-    for position, root in zip(call.where, inner.roots()):
+    roots = inner.roots()
+    note_entered(roots)
+    for position, root in zip(call.where, roots):
         arrays.insert(position, root)
     return jax.tree_util.tree_unflatten(call.treedef, arrays), inner

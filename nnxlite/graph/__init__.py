@@ -34,6 +34,8 @@ from nnxlite.graph._edit import note_update as note_update
 from nnxlite.graph._edit import pop as pop
 from nnxlite.graph._edit import set_metadata as set_metadata
 from nnxlite.graph._edit import update as update
+from nnxlite.graph._entered import entered_objects as entered_objects
+from nnxlite.graph._entered import note_entered as note_entered
 from nnxlite.graph._functional import IndexMap as IndexMap
 from nnxlite.graph._functional import PureState as PureState
 from nnxlite.graph._functional import RefMap as RefMap

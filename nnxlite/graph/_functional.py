@@ -23,6 +23,7 @@ from nnxlite._traversals import flatten_to_sequence
 from nnxlite._typing import ApplyCaller
 from nnxlite.filters import Filter
 from nnxlite.graph._compare import compare, differences_text
+from nnxlite.graph._entered import note_entered
 from nnxlite.graph._graphdef import GraphDef, Path, flat_state
 from nnxlite.graph._graphstate import GraphState
 from nnxlite.graph._kinds import is_data
@@ -367,7 +368,9 @@ def build(
     """The root of the graph that a definition and its leaves make."""
     decoded = definition.decoded
     nodes = build_nodes(decoded, leaves, recreate_variables=recreate_variables)
-    return resolve(decoded.roots[0], nodes, leaves)  # type: ignore[return-value]
+    root = resolve(decoded.roots[0], nodes, leaves)
+    note_entered((root,))
+    return root  # type: ignore[return-value]
 
 
 def leaves_of(definition: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list[tp.Any]:
@@ -763,4 +766,6 @@ def unflatten(
     nodes = build_nodes(decoded, leaves, known, recreate_variables=recreate_variables)
     if index_ref is not None:
         index_ref.update(enumerate(nodes))
-    return resolve(decoded.roots[0], nodes, leaves)  # type: ignore[return-value]
+    root = resolve(decoded.roots[0], nodes, leaves)
+    note_entered((root,))
+    return root  # type: ignore[return-value]

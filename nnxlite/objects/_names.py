@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import inspect
 import sys
-import types
 import typing as tp
 
 from nnxlite._errors import path_text
+from nnxlite.graph import entered_objects
 from nnxlite.objects._module import Module
-from nnxlite.objects._owners import owner_of
+from nnxlite.objects._owners import arguments_of, on_the_stack, owner_of
 
 
-def layer_name(layer: tp.Any, frame: types.FrameType | None = None) -> str:
-    """For example "Linear at `blocks.1` of Net", or "Linear" if it is not part of another object.
+def layer_name(layer: tp.Any) -> str:
+    """For example "Linear at `blocks.1` of Net", or "Linear" if it is not part of another object."""
+    return _name_in(layer, [*entered_objects(), *on_the_stack(sys._getframe(1))])
 
-    Args:
-        layer: an object.
-        frame: where it was called; by default the stack of the caller is searched.
-    """
+
+def _name_in(layer: tp.Any, candidates: tp.Iterable[tp.Any]) -> str:
     name = type(layer).__name__
-    found = owner_of(layer, frame or sys._getframe(1))
+    found = owner_of(layer, candidates)
     if found is None:
         return name
     owner, paths = found
@@ -34,17 +33,21 @@ def note_layer(error: Exception, layer: tp.Any) -> None:
 
 
 def failing_layer(error: BaseException) -> str | None:
-    """The name of the innermost module whose method an error came out of, if there is one."""
-    inner: tuple[tp.Any, types.FrameType] | None = None
-    trace = error.__traceback__
+    """The name of the innermost module whose method an error came out of, if there is one.
+
+    It is called by a function that the error has just reached: all frames below have ended, so that to
+    read their arguments keeps nothing alive that they do not.
+    """
+    inner, owners = None, entered_objects()
+    trace = error.__traceback__ and error.__traceback__.tb_next
     while trace is not None:
         frame = trace.tb_frame
-        code = frame.f_code
-        names = code.co_varnames[: code.co_argcount][:1]
-        owner = frame.f_locals.get(names[0]) if names else None
-        if isinstance(owner, Module):
-            method: tp.Any = getattr(type(owner), code.co_name, None)
+        arguments = arguments_of(frame)
+        owners += arguments
+        if arguments and isinstance(arguments[0], Module):
+            code = frame.f_code
+            method: tp.Any = getattr(type(arguments[0]), code.co_name, None)
             is_method = getattr(inspect.unwrap(method), "__code__", None) is code
-            inner = (owner, frame) if is_method else inner  # else it is a function of a module
+            inner = arguments[0] if is_method else inner  # else it is a function of a module
         trace = trace.tb_next
-    return None if inner is None else layer_name(*inner)
+    return None if inner is None else _name_in(inner, owners)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import sys
-import types
 import typing as tp
 
 import jax
@@ -17,7 +15,7 @@ import jax
 from nnxlite import _jax
 from nnxlite._config import NAMED_SCOPES
 from nnxlite._jax import is_recording
-from nnxlite.graph import Path
+from nnxlite.graph import Path, entered_objects
 from nnxlite.objects._owners import Paths, owner_of, paths_in
 
 C = tp.TypeVar("C", bound=tp.Callable[..., tp.Any])
@@ -28,6 +26,7 @@ class _Call(tp.NamedTuple):
 
     module: tp.Any
     path: Path
+    owner: tp.Any
     paths: Paths
 
 
@@ -66,7 +65,7 @@ def in_scope(call: tp.Any, module: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -
     again = around is not None and around.module is module  # such as by `super().__call__`
     if again or not NAMED_SCOPES.get() or not is_recording():
         return call(module, *args, **kwargs)
-    names, here = _enter(module, around, sys._getframe(1))
+    names, here = _enter(module, around)
     token = _running.set(here)
     try:
         with jax.named_scope("/".join(names)):
@@ -75,17 +74,21 @@ def in_scope(call: tp.Any, module: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -
         _running.reset(token)
 
 
-def _enter(module: tp.Any, around: _Call | None, frame: types.FrameType) -> tuple[list[str], _Call]:
+def _enter(module: tp.Any, around: _Call | None) -> tuple[list[str], _Call]:
     """The names of the scope of a call inside another one, or of the outermost one."""
-    if around is not None and id(module) in around.paths:
-        path, _ = around.paths[id(module)]
-        inside = path[: len(around.path)] == around.path
-        names = path[len(around.path) :] if inside else path
-        return [*map(str, names)] or [type(module).__name__], _Call(module, path, around.paths)
-    owner, paths = owner_of(module, frame) or (module, paths_in(module))
+    if around is not None:
+        paths = around.paths
+        if id(module) not in paths:  # as where the call made it
+            paths = paths_in(around.owner)
+        if id(module) in paths:
+            path, _ = paths[id(module)]
+            inside = path[: len(around.path)] == around.path
+            names = [*map(str, path[len(around.path) :] if inside else path)]
+            return names or [type(module).__name__], _Call(module, path, around.owner, paths)
+    owner, paths = owner_of(module, entered_objects()) or (module, paths_in(module))
     path, _ = paths[id(module)] if id(module) in paths else ((), module)
     names = [*map(str, path)]
     copied = around is not None and type(owner) is type(around.module)  # by a transform
     if not (path and copied):
         names.insert(0, type(owner).__name__)
-    return names, _Call(module, path, paths)
+    return names, _Call(module, path, owner, paths)

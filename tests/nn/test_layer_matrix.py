@@ -6,6 +6,7 @@ objects are the layers, and what is expected is what the layer does without the 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import pickle
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
+from nnxlite.objects import layer_name
 from tests.nn.catalogue import LAYERS
 
 DEPTH = 3
@@ -187,6 +189,22 @@ def test_vmap(name):
     expected = stack([run(single, x) for single, x in zip(singles, xs, strict=True)])
     assert_close(nnx.jit(nnx.vmap(run))(layers, xs), expected)
     assert_close(leaves(layers), stack([leaves(single) for single in singles]))
+
+
+@every_layer
+def test_nothing_leaks_where_jax_looks_for_leaks(name):
+    """A traced call keeps no tracer, nor does one that fails inside the trace."""
+    layer, (run, x) = fresh(name), LAYERS[name][2:0:-1]
+
+    def called(layer, x):
+        y = run(layer, x)
+        with contextlib.suppress(Exception):
+            layer(jnp.zeros((3, 1, 7, 5, 2, 11)), nonsense=layer_name(layer))
+        return y
+
+    with jax.checking_leaks():
+        found = nnx.eval_shape(nnx.jit(called), layer, x)
+    assert_shapes(found, plain_call(name)[0])
 
 
 @every_layer

@@ -495,3 +495,22 @@ def test_calls_of_the_same_arguments_are_kept_apart():
     assert first["vmap"] == "[1. 2.]" and first["pmap, static"] == "[3. 6.]"
     for name in reversed(SAME_ARGUMENTS):
         assert run(name) == first[name]
+
+
+@pytest.mark.parametrize("inside", ["eager", "nnx.jit", "jax.jit"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_nothing_leaks_where_jax_looks_for_leaks(name, inside):
+    """Scopes, paths in messages and caches keep no tracer until the end of its trace."""
+    model, f = Medley(), TRANSFORMS[name].ours(lambda m, x: m(x))
+    model(X)
+    expected = f(nnx.clone(model), X)
+    with jax.checking_leaks():
+        match inside:
+            case "eager":
+                y = f(model, X)
+            case "nnx.jit":
+                y = nnx.jit(lambda m, x: f(m, x))(model, X)
+            case _:
+                graphdef, state = nnx.split(model)
+                y = jax.jit(lambda state, x: f(nnx.merge(graphdef, state), x))(state, X)
+    assert_close(y, expected, 1e-5)
