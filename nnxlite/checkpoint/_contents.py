@@ -137,7 +137,8 @@ class Contents:
     """The leaves of an object, or of a pytree of objects, by name.
 
     Attributes:
-        root: the object; `write` changes it.
+        root: the object. `write` changes it, or puts another one here where it cannot be changed: a
+            frozen module, or one of Equinox.
         leaves: by name, in the order of their paths.
         aliases: further paths of shared references, as text, with the first path of each.
     """
@@ -212,10 +213,12 @@ class Contents:
                     )
                 writes.add_foreign(operator.setitem, ref, ..., value)
             else:
-                bare.append((path, value))
+                bare.append(((0, *path), value))
+        holder = [self.root]
         if bare:
-            note_update(writes, self.root, FlatState(bare, sort=False))
+            note_update(writes, holder, FlatState(bare, sort=False))
         writes.make()
+        (self.root,) = holder
 
 
 def _is_shared(path: Path, value: tp.Any) -> bool:

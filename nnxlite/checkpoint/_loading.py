@@ -111,7 +111,7 @@ def load(
             raise ValueError("Pass `mapping` or `rename`, not both: the rules of a mapping rename.")
         comparison = compare(source, contents, wanted, entries, strict=strict, cast=cast)
         contents.write(dict(comparison.read()))
-        return comparison.report
+        return dataclasses.replace(comparison.report, values={"model": contents.root})
     matching = match(
         source.specs,
         contents,
@@ -127,7 +127,7 @@ def load(
             for name, old in matching.sources.items()
         }
     )
-    return matching.report
+    return dataclasses.replace(matching.report, values={"model": contents.root})
 
 
 def compare(

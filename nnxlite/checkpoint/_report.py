@@ -46,7 +46,7 @@ class Report:
         near: for the first missing names, the stored name left over that is most like it.
         step: that of the checkpoint, where a `Manager` restored it.
         values: the items by name: the objects given, changed in place, a new value for a number, text
-            or another item that cannot be changed; and numbers and texts that are stored and were not
+            or another item that cannot be changed, such as a frozen module; and numbers and texts that are stored and were not
             asked for.
         foreign: with a `Mapping`, the foreign name that was looked for in place of one that is missing.
 

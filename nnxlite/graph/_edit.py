@@ -5,6 +5,7 @@ Every edit is worked out whole before the first write, so that a refused one cha
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import typing as tp
 from collections.abc import Mapping, MutableSequence
@@ -22,7 +23,7 @@ from nnxlite.graph._functional import AnyState, root_leaves
 from nnxlite.graph._graphdef import GraphDef, Path
 from nnxlite.graph._graphstate import GraphState
 from nnxlite.graph._kinds import OBJECT, PYTREE, GraphNode, kind_of
-from nnxlite.graph._nodes import NODES, node_of
+from nnxlite.graph._nodes import NODES, children_of, node_of
 from nnxlite.graph._plan import Stale, usual_plan, view
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
 from nnxlite.graph._traverse import define_container
@@ -131,6 +132,7 @@ class _Update:
             the value, the Variable itself and whose metadata it takes over (or None).
         references: array references with their new contents.
         bindings: new children of objects and containers, by their place.
+        frozen: what takes the place of frozen objects, by their ids.
         first: whether no earlier state has brought a value that a Variable is to have.
     """
 
@@ -140,6 +142,7 @@ class _Update:
         self.variables: list[tuple[tp.Any, tp.Any, tp.Any, Variable[tp.Any] | None]] = []
         self.references: list[tuple[tp.Any, tp.Any]] = []
         self.bindings: dict[tp.Any, tuple[Place, dict[tp.Any, tp.Any]]] = {}
+        self.frozen: dict[int, _Changed] = {}
 
     # gathering -------------------------------------------------------------------------------
 
@@ -300,15 +303,54 @@ class _Update:
     def _bound(self, place: Place) -> dict[tp.Any, tp.Any]:
         """The new children noted for a place."""
         if not node_of(place.node).in_place:
-            if place.above is None:
-                raise ValueError(
-                    f"update cannot change an array inside a {type(place.node).__name__} in place; "
-                    "pass the object that holds it."
-                )
-            above = self._bound(place.above)
-            return above.setdefault(place.name, _Changed(place.node, {})).children
+            return self._changed(place).children
         key = None if place.above is None else (id(place.above.node), place.name)
         return self.bindings.setdefault(key, (place, {}))[1]
+
+    def _changed(self, place: Place) -> _Changed:
+        """The replacement of a node that cannot be changed: one for all paths of a frozen object."""
+        if place.above is None:
+            name = type(place.node).__name__
+            if kind_of(place.node) == OBJECT:
+                raise dataclasses.FrozenInstanceError(
+                    f"update cannot change {name}, a frozen module, in place. Make another one of the "
+                    "state, nnx.merge(nnx.graphdef(module), state), or pass the object that contains it."
+                )
+            raise ValueError(
+                f"update cannot change an array inside a {name} in place; pass the object that holds it."
+            )
+        above = self._bound(place.above)
+        changed = above.get(place.name)
+        if type(changed) is not _Changed:
+            shared = kind_of(place.node) == OBJECT
+            changed = self.frozen.get(id(place.node)) if shared else None
+            if changed is None:
+                changed = _Changed(place.node)
+                if shared:
+                    self.frozen[id(place.node)] = changed
+            above[place.name] = changed
+        return changed
+
+    def _rebind(self) -> None:
+        """Note the other paths of the frozen objects that are replaced."""
+        entered: set[int] = set()
+        pending = [self.root]
+        places: list[Place] = []
+        while pending:
+            place = pending.pop()
+            if kind_of(place.node) == OBJECT:
+                places.append(place)
+                if id(place.node) in entered:
+                    continue
+                entered.add(id(place.node))
+            pending += [Place(child, name, place) for name, child in children_of(place.node)]
+        known = 0
+        while known != len(self.frozen):  # those of a frozen object may be in another one
+            known = len(self.frozen)
+            for place in places:
+                if id(place.node) in self.frozen:
+                    check_trace(place)
+                    self._changed(place)
 
     # checking --------------------------------------------------------------------------------
 
@@ -393,6 +435,8 @@ class _Update:
                 note_raw(writes, special, value)
         for ref, value in self.references:
             writes.add_foreign(operator.setitem, ref, ..., value[...] if is_ref(value) else value)
+        if self.frozen:
+            self._rebind()
         for place, children in self.bindings.values():
             made = {n: v.made() if type(v) is _Changed else v for n, v in children.items()}
             node_of(place.node).edit(writes, place.node, made)
@@ -410,19 +454,28 @@ def _fits(box: tp.Any, definition: tp.Any, new: tp.Any, trace: tp.Any) -> bool:
     )
 
 
-class _Changed(tp.NamedTuple):
-    """A tuple, or another container that cannot change, and children it shall have instead."""
+class _Changed:
+    """A tuple, frozen object, or other node that cannot change, and children it shall have instead."""
 
-    node: tp.Any
-    children: dict[tp.Any, tp.Any]
+    def __init__(self, node: tp.Any) -> None:
+        self.node = node
+        self.children: dict[tp.Any, tp.Any] = {}
+        self._new: tp.Any = _MISSING
 
     def made(self) -> tp.Any:
-        """A new container with the children it shall have."""
+        """A new node with the children it shall have; the same one each time."""
+        if self._new is _MISSING:
+            self._new = self._make()
+        return self._new
+
+    def _make(self) -> tp.Any:
+        new = {n: p.made() if type(p) is _Changed else p for n, p in self.children.items()}
         kind = kind_of(self.node)
+        if kind == OBJECT:
+            return self.node._nnx_replaced(new)
         definition, _ = define_container(self.node, kind)
-        children = {**node_of(self.node).mapping(self.node), **self.children}
-        parts = [children[key] for key in definition.keys]
-        return definition.build([p.made() if type(p) is _Changed else p for p in parts])
+        children = {**node_of(self.node).mapping(self.node), **new}
+        return definition.build([children[key] for key in definition.keys])
 
 
 def _shape_of(value: tp.Any) -> tuple[int, ...] | None:

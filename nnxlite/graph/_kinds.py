@@ -18,8 +18,8 @@ from nnxlite._state import State
 from nnxlite.variables import Variable
 
 OBJECT, VARIABLE, STATE, LIST, TUPLE, DICT, PYTREE, ARRAY, REF, CUSTOM, OTHER = range(11)
-"""Graph object, Variable, State, builtin containers, other registered pytree node, array-like leaf,
-array reference, user-registered graph node, and everything else."""
+"""Graph object, Variable, State, builtin containers, other registered pytree node, array (abstract
+ones, `jax.ShapeDtypeStruct`, included), array reference, user-registered graph node, and everything else."""
 
 CONTAINERS = frozenset({STATE, LIST, TUPLE, DICT, PYTREE})
 
@@ -29,6 +29,8 @@ class GraphNode:
 
     Its attributes live in `__dict__`; each is data or static as `_nnx_status` says.  `_nnx_def` is
     the interned definition of the present structure, or None where it must be worked out again.
+    `_nnx_closed` says that nothing can be assigned to it: another object takes its place instead, made
+    by `_nnx_replaced`.
     """
 
     __slots__ = (
@@ -41,8 +43,10 @@ class GraphNode:
         "_nnx_version",
     )
 
+    _nnx_closed: bool = False
     _nnx_def: tp.Any
     _nnx_definitions: tp.ClassVar[dict[tp.Any, tp.Any]]
+    _nnx_frozen: tp.ClassVar[bool] = False
     _nnx_plans: dict[tp.Any, tp.Any] | None
     _nnx_status: tp.Mapping[tp.Any, bool]
     _nnx_trace: weakref.ReferenceType
@@ -103,7 +107,7 @@ def classify(value: tp.Any) -> int:
         return REF
     elif issubclass(cls, Tracer):
         return REF if is_ref(value) else ARRAY
-    elif isinstance(value, (jax.Array, np.ndarray)):
+    elif isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         kind = ARRAY
     elif isinstance(value, tuple) and hasattr(cls, "_fields"):
         kind = PYTREE

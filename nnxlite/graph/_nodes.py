@@ -51,7 +51,15 @@ class _Custom(Node):
             writes.add_foreign(custom.set_key, value, name, child)
 
 
+class _Frozen(_Object):
+    """Replaced by a copy, like a tuple, where its attributes are to change."""
+
+    in_place = False
+    grows = False
+
+
 _KINDS: dict[int, Node] = {OBJECT: _Object(), CUSTOM: _Custom()}
+_FROZEN = _Frozen()
 NODES = CONTAINERS | frozenset(_KINDS)
 """The kinds of values that have children."""
 
@@ -59,6 +67,8 @@ NODES = CONTAINERS | frozenset(_KINDS)
 def node_of(value: tp.Any) -> Node:
     """How the children of a node are listed and edited."""
     kind = kind_of(value)
+    if kind == OBJECT and value._nnx_closed:
+        return _FROZEN
     return _KINDS.get(kind) or container_of(type(value), kind)
 
 

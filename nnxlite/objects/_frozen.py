@@ -130,6 +130,8 @@ def freeze(cls: type[Pytree]) -> None:
     cls._nnx_declared = {**declared, **_declared(cls)}
     cls._nnx_assign = _assign
     cls._nnx_edit = _edit
+    cls._nnx_closed = property(_is_closed)  # pyright: ignore[reportAttributeAccessIssue]
+    cls._nnx_replaced = _replaced
     for name, value in list(cls.__dict__.items()):
         if isinstance(value, types.FunctionType) and not _is_special(name):
             setattr(cls, name, _Method(value))
@@ -210,6 +212,19 @@ def _assign(self: tp.Any, name: tp.Any, value: tp.Any) -> None:
             f"module in the class body, such as `{name}: jax.Array`."
         )
     Pytree._nnx_assign(self, name, value)
+
+
+def _is_closed(node: tp.Any) -> bool:
+    """Whether the `__init__` of an object has ended."""
+    return id(node) not in _building.get()
+
+
+def _replaced(self: tp.Any, assigned: Assigned) -> tp.Any:
+    """A copy with other values of some fields."""
+    new, writes = self.__copy__(), Writes()
+    Pytree._nnx_edit(new, writes, assigned)
+    writes.make()
+    return new
 
 
 def _edit(self: tp.Any, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:

@@ -108,8 +108,6 @@ class Module(Pytree):
 
     __slots__ = ()
 
-    _nnx_frozen: tp.ClassVar[bool] = False
-
     def __init_subclass__(cls, *, frozen: bool = False, **kwargs: tp.Any) -> None:
         super().__init_subclass__(**kwargs)
         if frozen or cls._nnx_frozen:

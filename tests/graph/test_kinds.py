@@ -54,7 +54,9 @@ class Table:
 
 
 def test_what_is_data():
-    for value in (ONE, np.ones(2), nnx.Param(1), nnx.Dict(), jax.new_ref(ONE), Table(1), Foreign()):
+    abstract = jax.ShapeDtypeStruct((2,), jnp.float32)
+    datas = (ONE, np.ones(2), abstract, nnx.Param(1), nnx.Dict(), jax.new_ref(ONE), Table(1))
+    for value in (*datas, Foreign()):
         assert nnx.is_data(value) and nnx.has_data(value)
     for value in (1, "a", None, [ONE], {"a": ONE}, nnx.State({}), Pair(ONE, 1), double, object()):
         assert not nnx.is_data(value)
@@ -66,6 +68,41 @@ def test_what_is_data():
 
 def double(x):
     return 2 * x
+
+
+class Tables(nnx.Module):
+    """Arrays without a Variable, in each kind of container."""
+
+    def __init__(self):
+        self.bare, self.pair, self.named = ONE, (ONE, ONE), Pair(ONE, "name")
+        self.listed, self.by_name = nnx.data([ONE, 3]), nnx.data({"a": {"b": ONE}})
+        self.box, self.weight = nnx.data(Box(ONE)), nnx.Param(ONE)
+
+    def __call__(self, x):
+        return self.listed[0] * x + self.by_name["a"]["b"] + self.box.content + self.weight
+
+
+ABSTRACT = {
+    "eval_shape": lambda: nnx.eval_shape(Tables),
+    "as_abstract": lambda: nnx.as_abstract(Tables()),
+    "abstract state": lambda: nnx.merge(*nnx.split(nnx.eval_shape(Tables))),
+}
+
+
+@pytest.mark.parametrize("how", ABSTRACT)
+def test_an_abstract_array_counts_as_an_array_in_every_container(how):
+    abstract, model = ABSTRACT[how](), Tables()
+    paths = [path for path, _ in nnx.to_flat_state(nnx.state(model))]
+    assert len(paths) == 8
+    assert [path for path, _ in nnx.to_flat_state(nnx.state(abstract))] == paths
+    graphdef = nnx.graphdef(abstract)
+    assert graphdef == nnx.graphdef(model)
+    assert nnx.tree_equal(nnx.merge(graphdef, nnx.state(model)), model)
+    compiled = nnx.jit(lambda m, x: m(x)).lower(abstract, abstract.bare).compile()
+    assert compiled(model, ONE).tolist() == [4, 4]
+    assert nnx.tabulate(abstract, abstract.bare) == nnx.tabulate(model, ONE)
+    nnx.update(abstract, nnx.state(model))
+    assert abstract(ONE).tolist() == [4, 4]
 
 
 def test_what_is_a_node():

@@ -64,6 +64,15 @@ def test_L1_flatten_and_unflatten_are_inverse(root):
 
 
 @given(roots)
+def test_L1_an_abstract_graph_has_the_structure_of_the_concrete_one(root):
+    graphdef, state = nnx.split(root)
+    again, shapes = nnx.split(nnx.as_abstract(root))
+    assert again == graphdef
+    assert [path for path, _ in flat(shapes)] == [path for path, _ in flat(state)]
+    assert model.canonical(nnx.merge(again, state)) == model.canonical(root)
+
+
+@given(roots)
 def test_L1_clone_shares_nothing_but_values(root):
     copy = nnx.clone(root)
     assert model.canonical(copy) == model.canonical(root)

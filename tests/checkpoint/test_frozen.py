@@ -1,0 +1,121 @@
+"""Objects that cannot be changed: another one takes their place, and is in the report."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+
+
+class Scale(nnx.Module, frozen=True):
+    factor: jax.Array
+    count: nnx.Variable
+    name: str = nnx.field(static=True, default="scale")
+
+
+class Pair(nnx.Module, frozen=True):
+    first: Scale
+    rest: tuple
+
+
+class Theirs(eqx.Module):
+    factor: jax.Array
+    activation: object = jax.nn.relu
+
+
+def scale(x):
+    return Scale(jnp.full(2, x), nnx.Variable(jnp.full(1, x)))
+
+
+def shared(x):
+    one = scale(x)
+    return nnx.Dict(one=one, pair=Pair(one, (one, jnp.full(3, x))), items=nnx.data([(one,)]))
+
+
+FORMS = {
+    "frozen": scale,
+    "frozen in frozen": lambda x: Pair(scale(x), (scale(x), jnp.full(3, x))),
+    "frozen in a module": lambda x: nnx.Dict(s=scale(x)),
+    "frozen in containers": lambda x: nnx.Dict(s=nnx.data([scale(x), {"a": (scale(x),)}])),
+    "shared": shared,
+    "Equinox": lambda x: Theirs(jnp.full(2, x)),
+    "Equinox in a module": lambda x: nnx.Dict(s=Theirs(jnp.full(2, x))),
+    "frozen in Equinox": lambda x: Theirs(scale(x)),
+}
+
+
+def by_checkpoint(folder, source, target):
+    nnx.checkpoint.save(folder / "c", model=source)
+    return nnx.checkpoint.restore(folder / "c", model=target).values["model"]
+
+
+def by_manager(folder, source, target):
+    with nnx.checkpoint.Manager(folder) as manager:
+        manager.save(1, model=source)
+        return manager.restore(model=target).values["model"]
+
+
+def by_safetensors(folder, source, target):
+    nnx.save_safetensors(folder / "w.safetensors", source)
+    return nnx.load_safetensors(folder / "w.safetensors", target).values["model"]
+
+
+def by_update(folder, source, target):
+    holder = [target]
+    nnx.update(holder, nnx.state([source]))
+    return holder[0]
+
+
+WAYS = [by_checkpoint, by_manager, by_safetensors, by_update]
+
+
+def references(tree):
+    return {path: x for path, x in nnx.iter_graph(tree) if nnx.graphlib.is_graph_node(x)}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("abstract", [False, True], ids=["concrete", "abstract"])
+def test_what_cannot_be_changed_is_replaced(tmp_path, form, way, abstract):
+    source, target = FORMS[form](1.0), FORMS[form](0.0)
+    if abstract:
+        target = nnx.as_abstract(target)
+    before = references(target)
+    factors = [x.factor for x in before.values() if isinstance(x, Scale)]
+    new = way(tmp_path, source, target)
+    assert nnx.tree_equal(new, source)
+    assert nnx.graphdef(new) == nnx.graphdef(source)  # with its sharing
+    replaced = [x for path, x in references(new).items() if x is not before[path]]
+    assert all(isinstance(x, (Scale, Pair)) for x in replaced)  # all else is the caller's own
+    assert (new is target) == isinstance(target, nnx.Dict)
+    old = [x.factor for x in before.values() if isinstance(x, Scale)]
+    assert all(x is y for x, y in zip(old, factors, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("root", "error", "message"),
+    [
+        (
+            scale(1.0),
+            dataclasses.FrozenInstanceError,
+            "update cannot change Scale, a frozen module",
+        ),
+        (Theirs(jnp.ones(2)), ValueError, "update cannot change an array inside a Theirs in place"),
+    ],
+    ids=["frozen", "Equinox"],
+)
+def test_update_has_nowhere_to_put_another_root(root, error, message):
+    with pytest.raises(error, match=message):
+        nnx.update(root, {"factor": jnp.zeros(2)})
+    assert root.factor.sum() == 2
+
+
+def test_the_remedy_for_a_frozen_root_works():
+    module = scale(1.0)
+    new = nnx.merge(nnx.graphdef(module), nnx.state(scale(2.0)))
+    assert new.factor.tolist() == [2, 2] and module.factor.tolist() == [1, 1]
