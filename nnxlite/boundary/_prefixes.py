@@ -14,6 +14,7 @@ import collections
 import typing as tp
 
 import jax
+import numpy as np
 
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, flatten_one_level, is_pytree_leaf, key_name
@@ -418,20 +419,23 @@ def broadcast(
 
 
 def settings_by_leaf(
-    call: CallDef, settings: list[tp.Any], what: str, values: tp.Sequence[tp.Any] | None = None
+    call: CallDef,
+    settings: list[tp.Any],
+    what: str,
+    value: tp.Callable[[int], tp.Any] | None = None,
 ) -> list[tp.Any]:
     """The setting of each leaf of the arguments, from that of each position of their treedef.
 
     Args:
         call, settings: the arguments, and the settings.
         what: the settings, for messages.
-        values: of the graph leaves, where the result is for this call alone; else filters that ask for a
-            value raise TypeError.
+        value: gives that of a graph leaf, for a filter that asks for it: the result is then for this
+            call alone. Without it such a filter raises TypeError.
 
     Raises ValueError where a shared Variable would get two different settings.
     """
     arrays = array_settings(settings, call.treedef, call.where, what, call.paths)
-    return arrays + graph_settings(call, [settings[i] for i in call.where], what, values)
+    return arrays + graph_settings(call, [settings[i] for i in call.where], what, value)
 
 
 def array_settings(
@@ -469,7 +473,10 @@ def not_for_arrays(setting: PrefixMapping, what: str, where: str) -> ValueError:
 
 
 def graph_settings(
-    call: CallDef, by_root: list[tp.Any], what: str, values: tp.Sequence[tp.Any] | None = None
+    call: CallDef,
+    by_root: list[tp.Any],
+    what: str,
+    value: tp.Callable[[int], tp.Any] | None = None,
 ) -> list[tp.Any]:
     """The setting of each graph leaf, from that of each root; see `settings_by_leaf`.
 
@@ -478,21 +485,37 @@ def graph_settings(
     decoded = call.graphdef.decoded
     if all(s is by_root[0] and not isinstance(s, PrefixMapping) for s in by_root):
         return by_root[:1] * len(decoded.leaf_nodes)  # sharing cannot disagree
-    if values is None:
-        values = [_UNSEEN] * len(decoded.leaf_nodes)
-    seen = [shown(decoded, leaf, value) for leaf, value in enumerate(values)]
+    unseen = [_Unseen() for _ in decoded.leaf_nodes]
+    seen = [shown(decoded, leaf, stand_in) for leaf, stand_in in enumerate(unseen)]
     asked: dict[int, list[Path]] = {i: [] for i, s in enumerate(by_root) if type(s) is NodePrefix}
     places = call.graph_leaves()
+
+    def decided(decide: tp.Callable[[Path, tp.Any], tp.Any], leaf: int, below: Path) -> tp.Any:
+        """What a filter says of a leaf, without its value, or with it if the filter asked for it."""
+        stand_in = unseen[leaf]
+        try:
+            answer = decide(below, seen[leaf])
+        except Exception:
+            if value is None or not stand_in.asked:
+                raise  # the filter's own: it runs no second time
+            answer = MISSING
+        if value is None or not stand_in.asked:
+            return answer
+        stand_in.asked = False
+        seen[leaf] = shown(decoded, leaf, value(leaf))
+        return decide(below, seen[leaf])
 
     def setting(leaf: int, place: ArgumentLeaf) -> tp.Any:
         root = tp.cast(int, place.root)
         part, first = by_root[root], places[leaf]
+        if not isinstance(part, PrefixMapping):
+            return part
         if root in asked:
             asked[root].append(place.below)
-        elif isinstance(part, PrefixMapping) and place is not first and root == first.root:
-            if not part.finds(place.below, seen[leaf]):
+        elif place is not first and root == first.root:
+            if not decided(part.finds, leaf, place.below):
                 return MISSING
-        return setting_of(part, place.below, seen[leaf])
+        return decided(part.map_prefix, leaf, place.below)
 
     out = agreed(what, places, further_places(call), setting, seen.__getitem__)
     for root, paths in asked.items():
@@ -546,9 +569,17 @@ def conflict(
 
 
 class _Unseen:
-    """Stands for an array when filters look at it; raises for every question about its value."""
+    """Stands for an array when filters look at it; raises for every question about its value.
+
+    Attributes:
+        asked: whether there was one.
+    """
 
     type = jax.Array
+    __slots__ = ("asked",)
+
+    def __init__(self) -> None:
+        self.asked = False
 
     @property
     def __class__(self) -> tp.Any:  # pyright: ignore[reportIncompatibleMethodOverride] # no setter
@@ -556,7 +587,12 @@ class _Unseen:
 
     def __getattr__(self, name: str) -> tp.Any:
         if not hasattr(jax.Array, name):
+            self.asked = hasattr(np.ndarray, name)  # as concrete arrays have, such as `tolist`
             raise AttributeError(f"An array has no attribute {name!r}.")
+        return self._refuse(name)
+
+    def _refuse(self, name: str) -> tp.NoReturn:
+        self.asked = True
         raise TypeError(
             "A filter given to a transform decides by path, class and metadata, not by the value, "
             f"and asked for {name!r}. Mark the Variables that are meant, with set_metadata."
@@ -566,16 +602,22 @@ class _Unseen:
         return "array"
 
 
-_UNSEEN = _Unseen()
+# Python looks for operators on the class.
+_OPERATORS = {name for name in {*dir(jax.Array)} - {*dir(object)} if name.startswith("__")}
+_OPERATORS |= {f"__{name}__" for name in "len iter contains eq lt le gt ge".split()}
+for _name in _OPERATORS:
+    if callable(getattr(jax.Array, _name, len)):
+        setattr(_Unseen, _name, lambda self, *_, name=_name: self._refuse(name))
 
 
-def shown(decoded: Decoded, leaf: int, value: tp.Any = _UNSEEN) -> tp.Any:
+def shown(decoded: Decoded, leaf: int, value: tp.Any = MISSING) -> tp.Any:
     """What filters see of a leaf: its Variable, or the array; without a value, unless one is given."""
+    value = _Unseen() if value is MISSING else value
     node = decoded.leaf_nodes[leaf]
     definition = decoded.node_defs[node] if node >= 0 else None
     if not isinstance(definition, VariableDef):
         return value
-    if value is _UNSEEN:  # no hook can read it
+    if type(value) is _Unseen:  # no hook can read it
         definition = VariableDef(definition.type, definition.metadata)
         definition.plain_read = True
     return make(definition, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import typing as tp
+import weakref
 
 import jax
 
@@ -53,8 +54,10 @@ class Donor:
         self._trace = trace
         self._in_words = in_words
         self._traced: tuple[CallDef, Body] | None = None
-        # Not on the CallDef, which outlives functions. JAX keeps the CallDefs of a function, too.
-        self._partitions: dict[CallDef, Partition] = {}
+        # Not on the CallDef, which outlives functions. JAX keeps the CallDefs of the programs in its
+        # cache, and a plan those of its calls: an entry is needed no longer than one of the two.
+        self._partitions: weakref.WeakKeyDictionary[CallDef, Partition]
+        self._partitions = weakref.WeakKeyDictionary()
 
     def split(self, call: CallDef, leaves: list[tp.Any]) -> Groups:
         """The leaves in the two groups.

@@ -111,7 +111,7 @@ class _InObject(PrefixMapping):
 
     def map_prefix(self, path: tp.Any, variable: tp.Any) -> tp.Any:
         """Whether a Variable is differentiated."""
-        chosen = self._filter.map_prefix(path, variable)
+        chosen = bool(self._filter.map_prefix(path, variable))
         return _Chosen(chosen, self._state, first_decides=self._state is None)
 
     def finds(self, path: tp.Any, variable: tp.Any) -> bool:
@@ -193,17 +193,17 @@ class GradWrapped(Transformed[..., tp.Any]):
                 settings.append(_Chosen(True, state, first_decides=True))
             else:
                 settings.append(_InObject(state))
-        by_value = False
-        try:
-            flags = settings_by_leaf(given.in_words, settings, "differentiation")
-        except TypeError:
-            by_value = True
-            values = given.inputs.values
-            flags = settings_by_leaf(given.in_words, settings, "differentiation", values)
+        read: list[int] = []  # the leaves whose values a filter asked for
+
+        def value(leaf: int) -> tp.Any:
+            read.append(leaf)
+            return given.inputs.values[leaf]
+
+        flags = settings_by_leaf(given.in_words, settings, "differentiation", value)
         for leaf in _frozen(call):
             flags[call.num_arrays + leaf] = False
         selected = Partition(tuple(map(bool, flags)))
-        return selected if by_value else call.remember(key, selected)
+        return selected if read else call.remember(key, selected)
 
     def _gradients(self, call: CallDef, selected: Partition, grads: list[tp.Any]) -> tp.Any:
         """Gradients in the form of the arguments, from those of the leaves."""

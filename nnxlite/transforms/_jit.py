@@ -46,6 +46,7 @@ from nnxlite.transforms._arguments import (
 )
 from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces, is_call
 from nnxlite.transforms._donation import Donation, Donor
+from nnxlite.transforms._map_errors import marks_errors
 from nnxlite.transforms._placement import Placement, stay_in_place
 from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._stages import Lowered, Staged, Traced, other_structure
@@ -111,7 +112,8 @@ class JitCore:
         self.plain = self.donor is None and self.placement is None
         program = program_name(fun)
         # One function for all `jax.jit` objects, so that JAX traces it once.
-        self.run = describe(functools.partial(_run, self), fun, program, self.named)
+        run = _run if self.placement is None else marks_errors(_run)
+        self.run = describe(functools.partial(run, self), fun, program, self.named)
         self.jitted = self.make()
         self.traces = Traces(f"jit({self.name})", fun, program, options.max_traces)
 
@@ -188,8 +190,8 @@ class JitCore:
             self.placement.clear_cache()
 
     def _cache_size(self) -> int:
-        placed = () if self.placement is None else self.placement.by_call.values()
-        return sum(jitted._cache_size() for jitted in (self.jitted, *placed))
+        placed = 0 if self.placement is None else self.placement.cache_size()
+        return self.jitted._cache_size() + placed
 
     def groups(self, call: CallDef, leaves: list[tp.Any]) -> tuple[tp.Any, ...]:
         """Leaves in the groups that are passed to JAX, the first as `Operands`."""

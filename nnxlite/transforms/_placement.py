@@ -14,7 +14,22 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from nnxlite._jax import constrained, is_tracing
 from nnxlite.boundary import CallDef, Inputs, Outputs, leaf_shardings, output_settings
+from nnxlite.transforms._map_errors import passed_through
 from nnxlite.variables import PLACEMENT
+
+T = tp.TypeVar("T")
+
+
+class Placed(tp.NamedTuple):
+    """What is cached for one kind of call.
+
+    Attributes:
+        jitted: the `jax.jit` object.
+        leaving: the structure of the outputs that it has shardings for.
+    """
+
+    jitted: tp.Any
+    leaving: tp.Any
 
 
 class Placement:
@@ -25,9 +40,6 @@ class Placement:
         groups: puts leaves into the groups that the function takes.
         in_words: gives a call for messages.
         in_shardings, out_shardings: as given to `jit`.
-
-    Attributes:
-        by_call: the `jax.jit` object for each kind of call.
     """
 
     def __init__(
@@ -38,44 +50,45 @@ class Placement:
         in_shardings: tp.Any,
         out_shardings: tp.Any,
     ) -> None:
-        self.by_call: dict[CallDef, tp.Any] = {}
+        # Both by call, which is what they follow from; bound: CALLS_PER_PLACEMENT. The programs refer to
+        # their calls, so weak keys would keep both for ever.
+        self._by_call: dict[CallDef, Placed] = {}
+        self._resolved: dict[CallDef, tuple[list[tp.Any], list[tp.Any]]] = {}
         self._make = make
         self._groups = groups
         self._in_words = in_words
         self._in_shardings = in_shardings
         self._out_shardings = out_shardings
-        self._leaving: dict[CallDef, tp.Any] = {}  # the structure that was placed
-        self._resolved: dict[CallDef, tuple[list[tp.Any], list[tp.Any]]] = {}
 
     def jitted_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
         """The `jax.jit` object for a call, with the shardings of its outputs."""
-        return self.by_call.get(call) or self._place(call, groups)
+        return (self._by_call.get(call) or self._place(call, groups)).jitted
 
-    def _place(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
+    def _place(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> Placed:
         """A new one, for the outputs with the given leaves; JAX does not trace again to run it."""
         shardings: dict[str, tp.Any] = {}
         if self._in_shardings is not None:
             shardings["in_shardings"] = self._groups(call, self._shardings_in(call)[0])
         out = self._make(**shardings).trace(*groups).out_info
         shardings["out_shardings"] = self._shardings_out(call, out)
-        self._leaving[call] = jax.tree_util.tree_structure(out)
-        jitted = self.by_call[call] = self._make(**shardings)
-        return jitted
+        placed = Placed(self._make(**shardings), jax.tree_util.tree_structure(out))
+        return _remember(self._by_call, call, placed)
 
     def __call__(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
         """Call the function, whose result may have another structure for other shapes of leaves."""
-        jitted = self.jitted_for(call, groups)
-        before = self._leaving.get(call)
+        placed = self._by_call.get(call) or self._place(call, groups)
         try:
-            return jitted(*groups)
+            return placed.jitted(*groups)
         except ValueError as error:
+            if passed_through(error):
+                raise  # by the user's function, which runs no second time
             try:
                 again = self._place(call, groups)
             except Exception:
                 raise error from None
-            if self._leaving[call] == before:
+            if again.leaving == placed.leaving:
                 raise
-            return again(*groups)
+            return again.jitted(*groups)
 
     def _shardings_out(self, call: CallDef, out: tp.Any) -> tp.Any:
         """The shardings of the outputs; what belongs to an argument keeps the argument's."""
@@ -94,7 +107,8 @@ class Placement:
         """`in_shardings` of the leaves, and of the roots."""
         known = self._resolved.get(call)
         if known is None:
-            known = self._resolved[call] = leaf_shardings(self._in_words(call), self._in_shardings)
+            found = leaf_shardings(self._in_words(call), self._in_shardings)
+            known = _remember(self._resolved, call, found)
         return known
 
     def move(self, call: CallDef, inputs: Inputs) -> dict[int, tp.Any]:
@@ -113,10 +127,25 @@ class Placement:
 
     def clear_cache(self) -> None:
         """Drop all compiled programs."""
-        for jitted in self.by_call.values():
-            jitted.clear_cache()
-        for known in (self.by_call, self._leaving, self._resolved):
-            known.clear()
+        for placed in tuple(self._by_call.values()):
+            placed.jitted.clear_cache()
+        self._by_call.clear()
+        self._resolved.clear()
+
+    def cache_size(self) -> int:
+        """The number of compiled programs."""
+        return sum(placed.jitted._cache_size() for placed in tuple(self._by_call.values()))
+
+
+CALLS_PER_PLACEMENT = 64
+
+
+def _remember(cache: dict[CallDef, T], call: CallDef, value: T) -> T:
+    """Add an entry to a cache, which drops its oldest one when it is full; returns the entry."""
+    for oldest in tuple(cache)[: len(cache) + 1 - CALLS_PER_PLACEMENT]:
+        cache.pop(oldest, None)  # another thread may be faster
+    cache[call] = value
+    return value
 
 
 def _put_if_uncommitted(value: tp.Any, sharding: tp.Any) -> tp.Any:

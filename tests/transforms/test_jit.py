@@ -18,6 +18,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import nnxlite as nnx
+from nnxlite.transforms._compiles import RECORDS_PER_FUNCTION
+from nnxlite.transforms._placement import CALLS_PER_PLACEMENT
 from tests.sharding.meshes import mesh_of
 from tests.transforms.models import Counted, Foo, Tied, refuses, snapshot, values
 
@@ -602,6 +604,64 @@ def test_out_shardings_where_the_result_depends_on_shapes():
     for _ in range(2):
         with refuses(ValueError, "four"):
             f(jnp.ones(4))
+
+
+PLACED = {
+    "out": {"out_shardings": None},
+    "in": {"in_shardings": None},
+    "both": {"in_shardings": None, "out_shardings": None},
+    "donated": {"out_shardings": None, "donate_argnums": 0},
+    "written": {"out_shardings": None, "donate": "written"},
+}
+
+
+class Refusal(ValueError):
+    pass
+
+
+@pytest.mark.parametrize("options", PLACED)
+@pytest.mark.parametrize("error", [ValueError, Refusal, TypeError, RuntimeError, KeyError])
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_function_with_shardings_that_raises_runs_once(options, error, inner):
+    whole = NamedSharding(mesh_of(), PartitionSpec())
+    runs = []
+
+    def f(m, x):
+        runs.append(x.shape)
+        if len(x) == 3:
+            raise error("mine")
+        m.w.value = m.w.value * 2
+        return (x, x) if len(x) == 2 else x
+
+    keywords = {k: whole if v is None else v for k, v in PLACED[options].items()}
+    jitted = nnx.jit(f, **keywords)
+    if inner:
+        jitted = nnx.jit(lambda m, x, f=jitted: f(m, x), **keywords)
+    m = Counted()
+    jitted(m, jnp.ones(4))
+    for _ in range(2):
+        runs.clear()
+        with pytest.raises(error, match="mine"):
+            jitted(m, jnp.ones(3))
+        assert runs == [(3,)] and m.w.value.tolist() == [2.0, 4.0]
+
+
+def test_programs_with_shardings_and_donation_are_bounded():
+    whole = NamedSharding(mesh_of(), PartitionSpec())
+    placed = nnx.jit(lambda m: m.w * 1, out_shardings=whole)
+    donating = nnx.jit(lambda m: m.w.set_value(m.w * 1), donate="written")
+    for n in range(CALLS_PER_PLACEMENT + 10):
+        model = Counted()
+        model.number = n
+        placed(model)
+        assert donating.donation(model).bytes == 8
+    assert len(placed._core.placement._by_call) == CALLS_PER_PLACEMENT
+    del model
+    placed.clear_cache()
+    jax.clear_caches()
+    gc.collect()
+    # What is left are the calls in the log of `explain`, and that of the body traced last.
+    assert len(donating._core.donor._partitions) <= RECORDS_PER_FUNCTION + 1
 
 
 def test_inline_and_keep_unused():
