@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._errors import filter_text, short_type
 from nnxlite._text import human_bytes
 from nnxlite._untrusted import printable
 from nnxlite.checkpoint import _orbax
@@ -23,6 +24,7 @@ from nnxlite.checkpoint._errors import CheckpointError, together
 from nnxlite.checkpoint._matching import Renaming, match
 from nnxlite.checkpoint._report import Report
 from nnxlite.filters import Filter, to_predicate
+from nnxlite.graph import is_graph_node
 
 if tp.TYPE_CHECKING:
     from etils import epath
@@ -39,7 +41,7 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
         only: a filter for the leaves, with paths within the items; by default all are saved.
         overwrite: replace a checkpoint that is there, once the new one is complete.
         items: what is saved: modules, optimizers, metrics, `Rngs`, States or other pytrees, numbers and
-            texts, each under a name of its own.
+            texts, each under a name of its own. An item cannot be called `only` or `overwrite`.
 
     Raises:
         FileExistsError: if the path exists, and `overwrite` is false or it is not a checkpoint.
@@ -59,6 +61,7 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
     >>> report.values["step"], bool((model.kernel != 0).any())
     (100, True)
     """
+    check_options("nnx.checkpoint.save", only=only, overwrite=overwrite)
     target = _orbax.folder(path)
     new, old = _beside(target)
     with together(f"nnx.checkpoint.save: {target}"):
@@ -77,6 +80,51 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
             new.rename(target)
             if old.exists():
                 old.rmtree()
+
+
+def check_options(call: str, **options: tp.Any) -> None:
+    """Refuse an option whose value is meant as an item: `overwrite=model`, `metrics=MultiMetric()`."""
+    for name, value in options.items():
+        match name:
+            case "only":
+                what, fits = "a filter", _may_be_filter(value)
+            case "rename":
+                what, fits = "patterns by name, or None", value is None or _is_table(value, str)
+            case "metrics":
+                what, fits = "numbers by name, or None", value is None or _is_table(value, None)
+            case "cast":
+                what, fits = "True, False or None", value is None or isinstance(value, bool)
+            case _:
+                what, fits = "True or False", isinstance(value, (bool, np.bool_))
+        if not fits:
+            way = (
+                f"Restore an item that was saved as {name!r} under another name: "
+                f'rename={{"{name}.**": "other.**"}}, other=...'
+                if "restore" in call
+                else f"Save an item under another name, such as `other_{name}=`."
+            )
+            raise CheckpointError(
+                f"{call}: `{name}` is an option ({what}), and got {short_type(value)}. {way}"
+            )
+
+
+def _may_be_filter(value: tp.Any) -> bool:
+    """Whether a value can be a filter; a module is not, although it can be called."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_may_be_filter, value))
+    return not (isinstance(value, tp.Mapping) or is_graph_node(value))
+
+
+def _is_table(value: tp.Any, kind: type | None) -> bool:
+    """Whether a value is a dictionary with texts as keys, and as values texts or single numbers."""
+    if not isinstance(value, tp.Mapping) or is_graph_node(value):
+        return False
+    fits = _is_number if kind is None else lambda x: isinstance(x, kind)
+    return all(isinstance(key, str) and fits(x) for key, x in value.items())
+
+
+def _is_number(value: tp.Any) -> bool:
+    return isinstance(value, (bool, int, float)) or getattr(value, "size", 0) == 1
 
 
 def _make_room(target: epath.Path, overwrite: bool) -> None:
@@ -132,11 +180,17 @@ def contents_of(items: dict[str, tp.Any]) -> Contents:
 
 
 def chosen(contents: Contents, only: Filter) -> dict[str, Leaf]:
-    """The leaves that a filter matches, which sees paths within the items."""
+    """The leaves that a filter matches, which sees paths within the items; CheckpointError for none."""
     predicate = to_predicate(only)
-    return {
+    found = {
         name: leaf for name, leaf in contents.leaves.items() if predicate(leaf.path[1:], leaf.owner)
     }
+    if contents.leaves and not found:
+        raise CheckpointError(
+            f"only={filter_text(only)} matches none of the {len(contents.leaves):,} leaves of "
+            f"{', '.join(items_of(contents.leaves))}, such as '{next(iter(contents.leaves))}'."
+        )
+    return found
 
 
 def restore(
@@ -193,6 +247,9 @@ def restore(
     >>> report.restored
     ('model.new.bias', 'model.new.kernel')
     """
+    check_options(
+        "nnx.checkpoint.restore", only=only, rename=rename, strict=strict, cast=cast, verify=verify
+    )
     place = locate(_orbax.folder(path))
     with together(f"nnx.checkpoint.restore: {place}"):
         contents = contents_of(dict(items))

@@ -14,7 +14,7 @@ import jax
 
 from nnxlite._errors import warn_user
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._checkpoint import chosen, contents_of, restore
+from nnxlite.checkpoint._checkpoint import check_options, chosen, contents_of, restore
 from nnxlite.checkpoint._errors import DamagedError, NotFoundError, together
 from nnxlite.checkpoint._matching import Renaming
 from nnxlite.checkpoint._report import Report
@@ -174,7 +174,7 @@ class Manager:
             metrics: numbers to be stored with it; the one named `best` is compared.
             only: as in `nnx.checkpoint.save`.
             force: save also where the step is not a multiple of `every`.
-            items: as in `nnx.checkpoint.save`.
+            items: as in `nnx.checkpoint.save`. An item cannot be called `metrics`, `only` or `force`.
 
         Returns:
             Whether it was saved.
@@ -185,6 +185,7 @@ class Manager:
                 Also if this one, or the one before it in the background, could not be written, as on a
                 full disk; those before are as they were.
         """
+        check_options("Manager.save", only=only, force=force, metrics=metrics)
         numbers = {name: float(value) for name, value in (metrics or {}).items()}
         if self.best_metric is not None and self.best_metric not in numbers:
             raise ValueError(
@@ -239,6 +240,9 @@ class Manager:
         Warns:
             UserWarning: if a damaged checkpoint is passed over for the one before it.
         """
+        check_options(
+            "Manager.restore", only=only, rename=rename, strict=strict, cast=cast, verify=verify
+        )
         self.wait()
         steps = self.steps
         if not steps or (step is not None and step not in steps):

@@ -443,6 +443,54 @@ def test_what_cannot_be_saved(tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+OPTIONS = {
+    "save": ("only", "overwrite"),
+    "restore": ("only", "rename", "strict", "cast", "verify"),
+    "Manager.save": ("only", "force", "metrics"),
+    "Manager.restore": ("only", "rename", "strict", "cast", "verify"),
+}
+
+
+@pytest.mark.parametrize("kind", ["object", "number", "text", "arrays", "list"])
+@pytest.mark.parametrize(
+    ("call", "name"), [(call, name) for call, names in OPTIONS.items() for name in names]
+)
+def test_an_item_with_the_name_of_an_option_is_refused(tmp_path, call, name, kind):
+    item = {
+        "object": nnx.MultiMetric(loss=nnx.metrics.Average("loss")),
+        "number": 3,
+        "text": "x",
+        "arrays": {"a": jnp.ones(3)},
+        "list": [nnx.Linear(1, 1, rngs=nnx.Rngs(0))],
+    }[kind]
+    model, path = linear(), tmp_path / "1"
+    if "restore" in call:
+        checkpoint.save(path, model=linear(1))
+    before = bits(model)
+    with checkpoint.Manager(tmp_path) as manager:
+        function = getattr(manager if "Manager" in call else checkpoint, call.split(".")[-1])
+        message = f"{call}: `{name}` is an option .*, and got .* under another name"
+        if name == "only":
+            message += "|is not a filter|only='x' matches none of the 2 leaves of model, such as"
+        with pytest.raises((checkpoint.CheckpointError, TypeError), match=message):
+            function(1 if "Manager" in call else path, model=model, **{name: item})
+    assert bits(model) == before and path.exists() is ("restore" in call)
+
+
+@pytest.mark.parametrize("name", sorted({name for names in OPTIONS.values() for name in names}))
+def test_items_with_the_name_of_another_calls_option(tmp_path, name):
+    """`save` stores an item called `strict`; `restore` brings it back under another name."""
+    item, new = linear(3), linear()
+    if name in OPTIONS["save"]:
+        return
+    checkpoint.save(tmp_path / "c", **{name: item})
+    if name in OPTIONS["restore"]:
+        checkpoint.restore(tmp_path / "c", other=new, rename={f"{name}.**": "other.**"})
+    else:
+        checkpoint.restore(tmp_path / "c", **{name: new})
+    assert bits(new) == bits(item)
+
+
 # folders
 
 
