@@ -142,7 +142,7 @@ CALLS_PER_PLACEMENT = 64
 
 def _remember(cache: dict[CallDef, T], call: CallDef, value: T) -> T:
     """Add an entry to a cache, which drops its oldest one when it is full; returns the entry."""
-    for oldest in tuple(cache)[: len(cache) + 1 - CALLS_PER_PLACEMENT]:
+    for oldest in tuple(cache)[: max(0, len(cache) + 1 - CALLS_PER_PLACEMENT)]:
         cache.pop(oldest, None)  # another thread may be faster
     cache[call] = value
     return value
