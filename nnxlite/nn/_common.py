@@ -14,6 +14,7 @@ from jax import lax
 from nnxlite._errors import short_type
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.initializers import Initializer
+from nnxlite.nn.lora_kernel import weight_of
 from nnxlite.objects import Module, Rngs, data, layer_name
 from nnxlite.variables import Param, Variable
 
@@ -37,15 +38,20 @@ def value_of(parameter: Variable[jax.Array] | None) -> jax.Array | None:
 
 
 def params_key(layer: tp.Any, rngs: tp.Any) -> jax.Array:
-    """The next key of the stream "params"; raises AttributeError where `rngs` has no streams."""
+    """The next key of the stream "params"; raises AttributeError where `rngs` has no streams.
+
+    Args:
+        layer: the layer, or the name of a function that adds to one.
+        rngs: its source of keys.
+    """
     try:
         stream = rngs.params
     except AttributeError:
         if isinstance(rngs, Rngs):  # its own error names the missing stream
             raise
+        name = layer if isinstance(layer, str) else type(layer).__name__
         raise AttributeError(
-            f"{type(layer).__name__}: `rngs` must be an Rngs, such as rngs=nnx.Rngs(0); got "
-            f"{short_type(rngs)}."
+            f"{name}: `rngs` must be an Rngs, such as rngs=nnx.Rngs(0); got {short_type(rngs)}."
         ) from None
     return stream()
 
@@ -124,8 +130,8 @@ class AffineLayer(Module):
 
 
 def promoted(layer: tp.Any, inputs: tp.Any) -> tuple[tp.Any, ...]:
-    """Input, kernel and bias (or None) in the dtype of the computation."""
-    arrays = (inputs, layer.kernel[...], value_of(layer.bias))
+    """Input, kernel without an adapter, and bias (or None) in the dtype of the computation."""
+    arrays = (inputs, weight_of(layer.kernel), value_of(layer.bias))
     return layer.promote_dtype(arrays, dtype=layer.dtype)
 
 

@@ -3,11 +3,9 @@
     kernel  ->  base + alpha / rank * (lora_a @ lora_b)
 
 The attribute that was a Variable becomes a `LoRAKernel`, which contains that same Variable as `base` and
-reads like it, so that every layer computes with the adapted weight and none has to know.  A kernel with
-several axes is adapted as the matrix of its input axes by its output axes.  The layers of a stack, made
-by `vmap`, have an adapter each.  Unlike `LoRA`, inputs are not multiplied by the thin matrices.
-The full product is formed in each call, which costs memory the size of the kernel; in return any layer
-can be adapted, and a merged model computes the same.
+reads like it.  The layers of the library multiply their input by the thin matrices, as `LoRA` does;
+other objects read the sum.  A kernel with several axes is adapted as the matrix of its input axes by
+its output axes.  The layers of a stack, made by `vmap`, have an adapter each.
 """
 
 from __future__ import annotations
@@ -17,117 +15,62 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._errors import listed, path_text, short_type
 from nnxlite._freezing import freeze, matches
 from nnxlite.filters import All, Filter, Not
 from nnxlite.graph import Path, iter_graph
 from nnxlite.graph import state as state_of
-from nnxlite.nn._common import new_param
+from nnxlite.nn._common import params_key
 from nnxlite.nn.conv import Conv, ConvTranspose
 from nnxlite.nn.dtypes import Dtype
 from nnxlite.nn.embed import Embed
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Einsum, Linear, LinearGeneral
 from nnxlite.nn.lora import LoRALinear, LoRAParam, default_a_initializer, default_b_initializer
+from nnxlite.nn.lora_kernel import LoRAKernel as LoRAKernel
+from nnxlite.nn.lora_kernel import entries_of_matrices
 from nnxlite.nn.stochastic import Dropout
 from nnxlite.nn.weight_normalization import SpectralNorm, WeightNorm
 from nnxlite.objects import Pytree, Rngs, data
-from nnxlite.variables import ArrayOperators, Param, Variable
+from nnxlite.variables import Param, Variable
 
 if tp.TYPE_CHECKING:
     from nnxlite._state import State
 
 
-class LoRAKernel(Pytree, ArrayOperators[jax.Array]):
-    """A kernel with a low-rank adapter; it reads like the Variable that it replaces.
-
-    `nnx.lora.inject` makes these.
-
-    Attributes:
-        base: the Variable that was there before.
-        lora_a: LoRAParam of shape (*stack, rows, rank), where the kernel is a matrix (rows, columns).
-        lora_b: LoRAParam of shape (*stack, rank, columns), zero at first.
-        rank, alpha: the product of the two matrices counts `alpha / rank` times.
-        dropout: a `Dropout` for the rows of `lora_a`, or None.
-        original: the value of `base` before it was merged; None where it is not merged.
-
-    >>> import nnxlite as nnx
-    >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-    >>> nnx.lora.inject(layer, nnx.Linear, rank=2, rngs=nnx.Rngs(1))
-    >>> layer.kernel.shape, layer.kernel.lora_a.shape, layer.kernel.lora_b.shape
-    ((3, 4), (3, 2), (2, 4))
-    """
-
-    base: Variable[jax.Array]
-    lora_a: Variable[jax.Array]
-    lora_b: Variable[jax.Array]
-    dropout: Dropout | None
-    original: Variable[jax.Array] | None
-
-    def __init__(
-        self,
-        base: Variable[jax.Array],
-        axes: tuple[int, int],
-        *,
-        rank: int,
-        alpha: float,
-        dropout: float,
-        param_dtype: Dtype,
-        a_initializer: Initializer,
-        rngs: Rngs,
-    ) -> None:
-        stacked, outputs = axes
-        stack = base.shape[:stacked]
-        rows = math.prod(base.shape[stacked : base.ndim - outputs])
-        columns = math.prod(base.shape[base.ndim - outputs :])
-        of_a, of_b = _annotations(base)
-        make = _stacked(a_initializer, stack)
-        self.base = base
-        self.lora_a = new_param(self, rngs, make, (rows, rank), param_dtype, of_a, LoRAParam)
-        zero = default_b_initializer(jax.random.key(0), (*stack, rank, columns), param_dtype)
-        self.lora_b = LoRAParam(zero, **of_b)
-        self.rank = rank
-        self.alpha = alpha
-        self.dropout = data(Dropout(dropout, broadcast_dims=(-1,), rngs=rngs) if dropout else None)
-        self.original = data(None)
-
-    def get_value(self, *, index: tp.Any = ...) -> jax.Array:
-        """The adapted kernel, of the base's shape and dtype; where it is merged, the base."""
-        base = self.base.get_value()
-        if self.original is None:
-            base = self._nnx_adapted(base, self.dropout)
-        return base if index is Ellipsis else base[index]
-
-    def _nnx_adapted(self, base: jax.Array, dropout: Dropout | None = None) -> jax.Array:
-        a = self.lora_a.get_value()
-        a = a if dropout is None else dropout(a)
-        delta = jnp.matmul(a, self.lora_b.get_value()) * (self.alpha / self.rank)
-        return (base + delta.reshape(base.shape)).astype(base.dtype)
-
-    def __getitem__(self, index: tp.Any) -> jax.Array:
-        return self.get_value(index=index)
-
-    @property
-    def value(self) -> jax.Array:
-        """The adapted kernel."""
-        return self.get_value()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the kernel."""
-        return self.base.shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes of the kernel."""
-        return self.base.ndim
-
-    @property
-    def dtype(self) -> tp.Any:
-        """The dtype of the kernel."""
-        return self.base.dtype
+def _adapted(
+    base: Variable[jax.Array],
+    stacked: int,
+    outputs: int,
+    *,
+    rank: int,
+    alpha: float,
+    dropout: float,
+    param_dtype: Dtype,
+    a_initializer: Initializer,
+    rngs: Rngs,
+) -> LoRAKernel:
+    """A kernel with a new adapter; see `LoRAKernel`."""
+    split = base.ndim - outputs
+    stack, rows = base.shape[:stacked], math.prod(base.shape[stacked:split])
+    columns = math.prod(base.shape[split:])
+    key = params_key("lora.inject", rngs)
+    a = _stacked(a_initializer, stack)(key, (rows, rank), param_dtype)
+    b = default_b_initializer(key, (*stack, rank, columns), param_dtype)
+    a, b = _placed(base, stacked, outputs, (a, b))
+    of_a, of_b = _annotations(base, stacked, outputs)
+    return LoRAKernel(
+        base,
+        LoRAParam(a, **of_a),
+        LoRAParam(b, **of_b),
+        rank=rank,
+        alpha=alpha,
+        outputs=outputs,
+        dropout=Dropout(dropout, rngs=rngs) if dropout else None,
+    )
 
 
 def _stacked(init: Initializer, stack: tuple[int, ...]) -> tp.Any:
@@ -142,13 +85,32 @@ def _stacked(init: Initializer, stack: tuple[int, ...]) -> tp.Any:
     return make
 
 
-def _annotations(base: Variable[tp.Any]) -> tuple[dict[str, tp.Any], dict[str, tp.Any]]:
-    """Sharding metadata for the two matrices, from that of a kernel which is a matrix."""
+def _annotations(
+    base: Variable[tp.Any], stacked: int, outputs: int
+) -> tuple[dict[str, tp.Any], dict[str, tp.Any]]:
+    """Sharding metadata for the two matrices, from that of their kernel."""
     names = base.sharding_names
-    if base.ndim != 2 or not isinstance(names, (tuple, PartitionSpec)) or len(names) != 2:
+    if not isinstance(names, (tuple, PartitionSpec)) or len(names) != base.ndim:
         return {}, {}
-    rows, columns = names
-    return {"sharding_names": (rows, None)}, {"sharding_names": (None, columns)}
+    of_a, of_b = entries_of_matrices(tuple(names), stacked, outputs)
+    return {"sharding_names": of_a}, {"sharding_names": of_b}
+
+
+def _placed(
+    base: Variable[jax.Array], stacked: int, outputs: int, matrices: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """The two matrices on the devices of their kernel, divided as it is."""
+    value = base.get_value()
+    sharding = getattr(value, "sharding", None)
+    if isinstance(value, Tracer) or not isinstance(sharding, NamedSharding):
+        return matrices
+    mesh, spec = sharding.mesh, sharding.spec
+    entries = (*spec, *(None,) * (base.ndim - len(spec)))
+    of_a, of_b = (
+        NamedSharding(mesh, PartitionSpec(*of_one))
+        for of_one in entries_of_matrices(entries, stacked, outputs)
+    )
+    return jax.device_put(matrices[0], of_a), jax.device_put(matrices[1], of_b)
 
 
 class _Form(tp.NamedTuple):
@@ -192,7 +154,7 @@ def _name_of(layer: tp.Any, weight: str | None) -> str:
 def _axes_of(layer: tp.Any, weight: str | None) -> tuple[int, int]:
     """How many axes of a layer's kernel are those of a stack, in front, and how many the outputs."""
     form = _form_of(layer)
-    if weight is not None or form is None:
+    if form is None or weight not in (None, form.name):
         return 0, 1
     return getattr(layer, form.name).ndim - form.axes(layer), form.outputs(layer)
 
@@ -222,10 +184,11 @@ def inject(
             of path and layer, `...` for all.
         rank: columns of the first matrix and rows of the second.
         alpha: the product counts `alpha / rank` times; by default once.
-        dropout: the probability with which, in training, the adapter of a kernel does not see an
-            input feature (for all examples of a batch).
+        dropout: the probability with which, in training, the adapter of a layer does not see an
+            element of its input. (Where a layer of your own reads its kernel, or a convolution has a
+            mask, an input feature is dropped for all examples.)
         weight: the attribute that contains the kernel, for layers of your own: a Variable whose last
-            axis is the output's.
+            axis is the output's. It reads as the adapted kernel, which takes memory of that size.
         param_dtype: dtype of the two matrices.
         a_initializer: initializer of the first matrix.
         freeze_base: freeze all `Param`s of `model` but `LoRAParam`s; see `nnx.freeze`.
@@ -250,9 +213,9 @@ def inject(
     for _, layer in layers:
         base = getattr(layer, _name_of(layer, weight))
         if id(base) not in made:
-            made[id(base)] = LoRAKernel(
+            made[id(base)] = _adapted(
                 base,
-                _axes_of(layer, weight),
+                *_axes_of(layer, weight),
                 rank=rank,
                 alpha=float(rank if alpha is None else alpha),
                 dropout=dropout,

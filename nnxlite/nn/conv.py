@@ -43,6 +43,7 @@ from nnxlite.nn._common import (
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import default_bias_init, default_kernel_init
+from nnxlite.nn.lora_kernel import adapter_of, add_adapter, weight_of
 from nnxlite.objects import Rngs, layer_name
 
 Padding = str | int | tp.Sequence[int | tuple[int, int]]
@@ -215,10 +216,11 @@ def _check_mask(layer: tp.Any, kernel_shape: tuple[int, ...]) -> None:
 
 
 def _parameters(layer: tp.Any) -> tuple[jax.Array, jax.Array | None]:
-    """The kernel, multiplied by the mask if there is one, and the bias."""
-    kernel, bias = layer.kernel[...], value_of(layer.bias) if layer.use_bias else None
+    """The kernel, without an adapter, and the bias; with a mask, the (adapted) kernel times the mask."""
+    bias = value_of(layer.bias) if layer.use_bias else None
     if layer.mask is None:
-        return kernel, bias
+        return weight_of(layer.kernel), bias
+    kernel = layer.kernel[...]
     _check_mask(layer, kernel.shape)
     return kernel * jnp.asarray(layer.mask), bias
 
@@ -338,19 +340,37 @@ class Conv(_Convolution):
         x, batch = _one_batch_axis(self, inputs, kernel.shape[-2] * self.feature_group_count)
         x, pads = _padded(self, x)
         x, kernel, bias = self.promote_dtype((x, kernel, bias), dtype=self.dtype)
-        y = current(self.conv_general_dilated)(
-            x,
-            kernel,
-            _per_axis(self, "strides"),
-            pads,
-            lhs_dilation=_per_axis(self, "input_dilation"),
-            rhs_dilation=_per_axis(self, "kernel_dilation"),
-            dimension_numbers=_dimension_numbers(x.ndim),
-            feature_group_count=self.feature_group_count,
-            **product_options(self, out_sharding),
-        )
+        options = product_options(self, out_sharding)
+        y = _convolved(self, current(self.conv_general_dilated), x, kernel, pads, options)
+        if self.mask is None:
+            product = lambda x, a, **kwargs: _convolved(
+                self, lax.conv_general_dilated, x, a, pads, kwargs
+            )
+            y = add_adapter(y, x, self.kernel, product, options, self.feature_group_count)
         y = add_bias(y, bias)
         return y if batch is None else jnp.reshape(y, (*batch, *y.shape[1:]))
+
+
+def _convolved(
+    layer: Conv,
+    convolve: tp.Any,
+    x: jax.Array,
+    kernel: jax.Array,
+    pads: Pads,
+    options: dict[str, tp.Any],
+) -> jax.Array:
+    """The convolution of a padded input with a kernel that may have other output features."""
+    return convolve(
+        x,
+        kernel,
+        _per_axis(layer, "strides"),
+        pads,
+        lhs_dilation=_per_axis(layer, "input_dilation"),
+        rhs_dilation=_per_axis(layer, "kernel_dilation"),
+        dimension_numbers=_dimension_numbers(x.ndim),
+        feature_group_count=layer.feature_group_count,
+        **options,
+    )
 
 
 def _padded(layer: Conv, x: jax.Array) -> tuple[jax.Array, Pads]:
@@ -451,26 +471,44 @@ class ConvTranspose(_Convolution):
         kernel, bias = _parameters(self)
         x, batch = _one_batch_axis(self, inputs, kernel.shape[-1 if self.transpose_kernel else -2])
         x, kernel, bias = self.promote_dtype((x, kernel, bias), dtype=self.dtype)
-        pads, strides = _pads_of_transpose(self), _per_axis(self, "strides")
-        if pads == "SAME_LOWER" and any(stride != 1 for stride in strides):
+        strides = _per_axis(self, "strides")
+        if _pads_of_transpose(self) == "SAME_LOWER" and any(stride != 1 for stride in strides):
             raise ValueError(
                 f"{layer_name(self)}: 'SAME_LOWER' padding needs strides of one, got strides="
                 f"{self.strides}. Use 'SAME', or give the padding as numbers."
             )
-        y = lax.conv_transpose(
-            x,
-            kernel,
-            strides,
-            "VALID" if pads == "CIRCULAR" else pads,
-            rhs_dilation=_per_axis(self, "kernel_dilation"),
-            transpose_kernel=self.transpose_kernel,
-            precision=self.precision,
-            preferred_element_type=self.preferred_element_type,
-        )
-        if pads == "CIRCULAR":
-            y = _wrapped(y, x.shape[1:-1], strides, self.transpose_kernel)
+        y = _transposed(self, x, kernel)
+        if self.mask is None:
+            y = _with_adapter(self, y, x)
         y = add_bias(y, bias)
         return y if batch is None else jnp.reshape(y, (*batch, *y.shape[1:]))
+
+
+def _transposed(layer: ConvTranspose, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The transposed convolution of an input with a kernel that may have other features."""
+    pads, strides = _pads_of_transpose(layer), _per_axis(layer, "strides")
+    y = lax.conv_transpose(
+        x,
+        kernel,
+        strides,
+        "VALID" if pads == "CIRCULAR" else pads,
+        rhs_dilation=_per_axis(layer, "kernel_dilation"),
+        transpose_kernel=layer.transpose_kernel,
+        precision=layer.precision,
+        preferred_element_type=layer.preferred_element_type,
+    )
+    return _wrapped(y, x.shape[1:-1], strides, layer.transpose_kernel) if pads == "CIRCULAR" else y
+
+
+def _with_adapter(layer: ConvTranspose, y: jax.Array, x: jax.Array) -> jax.Array:
+    """`y` plus the transposed convolution of its input with the kernel's adapter, if there is one."""
+    if not layer.transpose_kernel:
+        return add_adapter(y, x, layer.kernel, lambda x, a: _transposed(layer, x, a))
+    adapter = adapter_of(layer.kernel, x.dtype)  # the last axis of the kernel is that of the input
+    if adapter is None:
+        return y
+    thin = jnp.matmul(adapter.dropped(x), adapter.b.T, precision=layer.precision)
+    return y + _transposed(layer, thin, adapter.a).astype(y.dtype)
 
 
 def _wrapped(

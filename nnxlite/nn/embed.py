@@ -12,6 +12,7 @@ from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Metadata, OutSharding, check_size, new_param
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
+from nnxlite.nn.lora_kernel import adapter_of, thin_options, weight_of
 from nnxlite.objects import Module, Rngs, layer_name
 from nnxlite.variables import Param
 
@@ -94,14 +95,18 @@ class Embed(Module):
             )
         if indices.dtype.itemsize < 4:  # a negative index plus the number of rows may not fit
             indices = indices.astype(jnp.int32)
-        (embedding,) = self.promote_dtype((self.embedding[...],), dtype=self.dtype, inexact=False)
-        if embedding.shape[0] == 1:
-            return jnp.broadcast_to(embedding[0], (*indices.shape, embedding.shape[1]))
+        table = weight_of(self.embedding)
+        (embedding,) = self.promote_dtype((table,), dtype=self.dtype, inexact=False)
         if out_sharding is None:
             out_sharding = _sharding_of_rows(embedding, indices)
-        if out_sharding is not None:
-            return embedding.at[indices].get(mode="fill", out_sharding=out_sharding)
-        return jnp.take(embedding, indices, axis=0)
+        rows = _rows(embedding, indices, out_sharding)
+        matrices = adapter_of(self.embedding, rows.dtype)
+        if matrices is None:
+            return rows
+        options = {"out_sharding": out_sharding}
+        thin = _rows(matrices.a, indices, thin_options(options, rows.ndim - 1)["out_sharding"])
+        thin *= matrices.dropped(jnp.ones((*indices.shape, 1), thin.dtype))  # a one-hot input
+        return rows + jnp.dot(thin, matrices.b, **options)
 
     def attend(self, query: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
         """The scalar product of queries with every row, (..., features) -> (..., num_embeddings).
@@ -117,13 +122,30 @@ class Embed(Module):
         >>> nnx.Embed(5, 3, rngs=nnx.Rngs(0)).attend(jnp.ones((2, 3))).shape
         (2, 5)
         """
-        query, embedding = self.promote_dtype((query, self.embedding[...]), dtype=self.dtype)
+        table = weight_of(self.embedding)
+        query, embedding = self.promote_dtype((query, table), dtype=self.dtype)
         if query.shape[-1:] != embedding.shape[1:]:
             raise TypeError(
                 f"{layer_name(self)}.attend expects vectors of length {embedding.shape[1]}: "
                 f"`embedding` has shape {embedding.shape}; got a query of shape {query.shape}."
             )
-        return jnp.dot(query, embedding.T, out_sharding=out_sharding)
+        scores = jnp.dot(query, embedding.T, out_sharding=out_sharding)
+        matrices = adapter_of(self.embedding, query.dtype)
+        if matrices is None:
+            return scores
+        options = {"out_sharding": out_sharding}
+        thin = thin_options(options, scores.ndim - 1)
+        thin = jnp.dot(matrices.dropped(query), matrices.b.T, **thin)
+        return scores + jnp.dot(thin, matrices.a.T, **options)
+
+
+def _rows(table: jax.Array, indices: jax.Array, out_sharding: OutSharding) -> jax.Array:
+    """The rows of a table at some indices; NaN where there is no such row."""
+    if table.shape[0] == 1:
+        return jnp.broadcast_to(table[0], (*indices.shape, table.shape[1]))
+    if out_sharding is not None:
+        return table.at[indices].get(mode="fill", out_sharding=out_sharding)
+    return jnp.take(table, indices, axis=0)
 
 
 def _sharding_of_rows(table: jax.Array, indices: jax.Array) -> NamedSharding | None:

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import string
 import types
 import typing as tp
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite.nn import initializers
 from nnxlite.nn._common import (
@@ -44,6 +47,7 @@ from nnxlite.nn._common import (
 )
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
+from nnxlite.nn.lora_kernel import Product, adapter_of, add_adapter
 from nnxlite.objects import Rngs, layer_name
 from nnxlite.variables import VariableMetadata
 
@@ -125,13 +129,16 @@ class Linear(AffineLayer):
         x, kernel, bias = promoted(self, inputs)
         if x.shape[-1:] != kernel.shape[:1]:
             raise TypeError(feature_mismatch(self, x, kernel))
-        y = current(self.dot_general)(
-            x,
-            kernel,
-            (((x.ndim - 1,), (0,)), ((), ())),
-            **product_options(self, out_sharding),
-        )
+        axes = (((x.ndim - 1,), (0,)), ((), ()))
+        options = product_options(self, out_sharding)
+        y = current(self.dot_general)(x, kernel, axes, **options)
+        y = add_adapter(y, x, self.kernel, _dot_general(axes), options)
         return add_bias(y, bias)
+
+
+def _dot_general(numbers: lax.DotDimensionNumbers) -> Product:
+    """JAX's product along these axes, for an adapter."""
+    return lambda x, kernel, **options: lax.dot_general(x, kernel, numbers, **options)
 
 
 class LinearGeneral(AffineLayer):
@@ -251,12 +258,10 @@ class LinearGeneral(AffineLayer):
         _check_input(self, x, kernel, axes, batch)
         dot_general = self.dot_general if self.dot_general_cls is None else self.dot_general_cls()
         dot_general = lax.dot_general if dot_general is None else current(dot_general)
-        y = dot_general(
-            x,
-            kernel,
-            ((axes, tuple(range(len(batch), len(batch) + len(axes)))), (batch, batch)),
-            **product_options(self, out_sharding),
-        )
+        numbers = ((axes, tuple(range(len(batch), len(batch) + len(axes)))), (batch, batch))
+        options = product_options(self, out_sharding)
+        y = dot_general(x, kernel, numbers, **options)
+        y = add_adapter(y, x, self.kernel, _dot_general(numbers), options)
         if bias is not None and batch:
             between = x.ndim - len(batch) - len(axes)
             sizes = bias.shape
@@ -398,12 +403,9 @@ class Einsum(AffineLayer):
         equation = self.einsum_str if einsum_str is None else _checked_equation(self, einsum_str)
         x, kernel, bias = promoted(self, inputs)
         _check_operands(self, equation, x.shape, kernel.shape)
-        y = current(self.einsum_op)(
-            equation,
-            x,
-            kernel,
-            **product_options(self, out_sharding),
-        )
+        options = product_options(self, out_sharding)
+        y = current(self.einsum_op)(equation, x, kernel, **options)
+        y = _with_adapter(y, equation, x, self.kernel, options)
         if bias is None:
             return y
         shape = _bias_in_output(equation, x.ndim, kernel.shape)
@@ -414,6 +416,59 @@ class Einsum(AffineLayer):
                 f"have the sizes {tuple(n for n in shape if n != 1)}."
             )
         return y + jnp.reshape(bias, shape)
+
+
+def _with_adapter(
+    y: jax.Array, equation: str, x: jax.Array, kernel: tp.Any, options: dict[str, tp.Any]
+) -> jax.Array:
+    """The einsum `y`, plus that of the same input with the adapter of its kernel, if there is one.
+
+    The last axis of the kernel is `columns`; its matrix is multiplied first if the input has this axis.
+    """
+    adapter = adapter_of(kernel, x.dtype)
+    if adapter is None:
+        return y
+    a, b, dropped = adapter
+    x = dropped(x)
+    operands, output = equation.split("->")
+    of_x, of_kernel = operands.split(",")
+    rows, columns = of_kernel[:-1], of_kernel[-1]
+    if columns == ".":  # an axis without a letter of its own
+        delta = jnp.einsum(equation, x, jnp.tensordot(a, b, 1), **options)
+        return y + delta.astype(y.dtype)
+    rank = next(label for label in string.ascii_letters if label not in equation)
+    first, second = (a, rows + rank), (b, rank + columns)
+    if columns in of_x:
+        first, second = second, first
+    names = _names(of_x + first[1])
+    needed = _names(output + second[1])
+    between = "".join(name for name in dict.fromkeys(names) if name in needed)
+    thin_sharding = _sharding_of(between, output, y.ndim, options)
+    z = jnp.einsum(f"{of_x},{first[1]}->{between}", x, first[0], **thin_sharding)
+    delta = jnp.einsum(f"{between},{second[1]}->{output}", z, second[0], **options)
+    return y + delta.astype(y.dtype)
+
+
+def _names(term: str) -> list[str]:
+    """The letters of a term, and its `...`."""
+    return re.findall(r"\.\.\.|.", term)
+
+
+def _sharding_of(
+    term: str, output: str, ndim: int, options: dict[str, tp.Any]
+) -> dict[str, tp.Any]:
+    """The options of an einsum with the output `term`, whose axes are divided as those of `output`."""
+    sharding = options["out_sharding"]
+    if sharding is None:
+        return options
+    labels = _labels(output, ndim)
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
+    entries = dict(zip(labels, (*spec, *(None,) * (ndim - len(spec)))))
+    hidden = sum(isinstance(label, int) for label in labels) if "..." in term else 0
+    ours = _labels(term, len(term.replace("...", "")) + hidden)
+    parts = PartitionSpec(*(entries.get(label) for label in ours))
+    named = isinstance(sharding, NamedSharding)
+    return options | {"out_sharding": NamedSharding(sharding.mesh, parts) if named else parts}
 
 
 def _checked_equation(layer: Einsum, equation: str) -> str:

@@ -27,6 +27,7 @@ from nnxlite.nn._common import (
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Linear
+from nnxlite.nn.lora_kernel import low_rank
 from nnxlite.objects import Module, Rngs, layer_name
 from nnxlite.variables import Param, Variable
 
@@ -130,7 +131,7 @@ class LoRA(Module):
         x, a, b = self.promote_dtype((x, self.lora_a[...], self.lora_b[...]), dtype=self.dtype)
         if x.shape[-1:] != a.shape[:1]:
             raise TypeError(feature_mismatch(self, x, a, "lora_a"))
-        y = x @ a @ b
+        y = low_rank(x, a, b)
         if self.base_module is not None:
             y = y + self.base_module(x, **kwargs)
         return y

@@ -202,6 +202,168 @@ def test_half_precision_keeps_its_dtype():
     assert layer(jnp.ones((1, 4), jnp.bfloat16)).dtype == jnp.bfloat16
 
 
+R = nnx.Rngs(0)
+EACH = {
+    "linear": (lambda: nnx.Linear(3, 4, rngs=R), (5, 3)),
+    "no bias, vector": (lambda: nnx.Linear(3, 4, use_bias=False, rngs=R), (3,)),
+    "heads": (lambda: nnx.LinearGeneral(3, (2, 4), rngs=R), (5, 3)),
+    "from heads": (lambda: nnx.LinearGeneral((2, 4), 3, axis=(-2, -1), rngs=R), (5, 2, 4)),
+    "batch axes": (lambda: nnx.LinearGeneral(3, 4, axis=2, batch_axis={0: 2}, rngs=R), (2, 5, 3)),
+    "einsum": (lambda: nnx.Einsum("nta,hab->nthb", (8, 2, 4), (8, 4), rngs=R), (5, 3, 2)),
+    "einsum, last axis of the input": (lambda: nnx.Einsum("bi,ji->bj", (6, 3), rngs=R), (5, 3)),
+    "einsum, batch label": (lambda: nnx.Einsum("be,he->bhe", (4, 3), rngs=R), (5, 3)),
+    "einsum, dots": (lambda: nnx.Einsum("...a,...ab->...b", (2, 3, 4), rngs=R), (2, 3)),
+    "einsum, last dots": (lambda: nnx.Einsum("ab,b...->a...", (3, 4), rngs=R), (5, 3)),
+    "conv": (lambda: nnx.Conv(4, 6, (3, 2), strides=2, rngs=R), (2, 6, 5, 4)),
+    "conv, no batch": (lambda: nnx.Conv(4, 6, 3, padding="CAUSAL", rngs=R), (7, 4)),
+    "conv, circular": (lambda: nnx.Conv(4, 6, 3, padding="CIRCULAR", rngs=R), (2, 7, 4)),
+    "conv, groups": (lambda: nnx.Conv(4, 6, 3, feature_group_count=2, rngs=R), (2, 7, 4)),
+    "conv, depthwise": (lambda: nnx.Conv(4, 4, 3, feature_group_count=4, rngs=R), (2, 7, 4)),
+    "conv, mask": (lambda: nnx.Conv(4, 6, 3, mask=jnp.eye(3, 24).reshape(3, 4, 6), rngs=R), (7, 4)),
+    "transposed": (lambda: nnx.ConvTranspose(4, 6, (3,), strides=2, rngs=R), (2, 7, 4)),
+    "flipped": (lambda: nnx.ConvTranspose(4, 6, (3,), transpose_kernel=True, rngs=R), (2, 7, 4)),
+    "wrapped": (lambda: nnx.ConvTranspose(4, 6, (3,), padding="CIRCULAR", rngs=R), (2, 7, 4)),
+    "attention": (lambda: nnx.MultiHeadAttention(2, 4, rngs=R, decode=False), (2, 5, 4)),
+}
+
+
+def with_random_adapters(layer, **options):
+    inject(layer, ..., **options)
+    for path, leaf in nnx.to_flat_state(nnx.lora.adapters(layer)):
+        leaf[...] = jax.random.normal(jax.random.key(len(path)), leaf.shape)
+    return layer
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_an_adapter_adds_what_the_merged_kernel_would(name):
+    """In each kind of layer, in value and gradient."""
+    make, shape = EACH[name]
+    layer = with_random_adapters(make())
+    x = jax.random.normal(jax.random.key(1), shape)
+    y = layer(x)
+    by_input = jax.grad(lambda x: (layer(x) ** 2).sum())(x)
+    nnx.lora.merge(layer)
+    np.testing.assert_allclose(y, layer(x), rtol=1e-4, atol=1e-4)
+    expected = jax.grad(lambda x: (layer(x) ** 2).sum())(x)
+    np.testing.assert_allclose(by_input, expected, rtol=1e-3, atol=1e-2)
+
+
+def test_an_adapted_table():
+    table = with_random_adapters(nnx.Embed(5, 4, rngs=R))
+    x, ids = jax.random.normal(jax.random.key(1), (2, 4)), jnp.array([[0, 4, -1, 7]])
+    rows, scores = table(ids), table.attend(x)
+    nnx.lora.merge(table)
+    np.testing.assert_allclose(rows, table(ids), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(scores, table.attend(x), rtol=1e-4, atol=1e-4)
+
+
+def sizes_of(jaxpr):
+    """The sizes of the arrays that a program computes; what only moves elements does not count."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name not in ("transpose", "rev", "reshape", "concatenate"):
+            yield from (v.aval.size for v in eqn.outvars)
+        for inner in eqn.params.values():
+            inner = getattr(inner, "jaxpr", inner)
+            yield from sizes_of(inner) if hasattr(inner, "eqns") else ()
+
+
+WIDE = {
+    "linear": (lambda: nnx.Linear(64, 64, rngs=R), (2, 64)),
+    "heads": (lambda: nnx.LinearGeneral(64, (8, 8), rngs=R), (2, 64)),
+    "einsum": (lambda: nnx.Einsum("ta,hab->thb", (8, 64, 8), rngs=R), (2, 64)),
+    "conv": (lambda: nnx.Conv(64, 64, 3, rngs=R), (1, 4, 64)),
+    "groups": (lambda: nnx.Conv(64, 64, 3, feature_group_count=2, rngs=R), (1, 4, 64)),
+    "transposed": (lambda: nnx.ConvTranspose(64, 64, 3, rngs=R), (1, 4, 64)),
+    "table": (lambda: nnx.Embed(64, 64, rngs=R), (2, 64)),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_nothing_as_large_as_a_kernel_is_formed(name):
+    make, shape = WIDE[name]
+    layer = make()
+    inject(layer, ..., dropout=0.1)
+
+    def loss(x, layer):
+        y = layer.attend(layer(jnp.arange(2)) * x) if name == "table" else layer(x)
+        return y.sum()
+
+    program = jax.make_jaxpr(lambda x: nnx.grad(loss, argnums=(0, 1))(x, nnx.clone(layer)))
+    kernel = layer.embedding if name == "table" else layer.kernel
+    assert max(sizes_of(program(jnp.ones(shape)).jaxpr)) < kernel.base.size
+
+
+def test_an_injected_layer_costs_and_computes_what_a_LoRALinear_does():
+    built = nnx.LoRALinear(256, 128, lora_rank=4, rngs=nnx.Rngs(0))
+    layer = nnx.Linear(256, 128, rngs=nnx.Rngs(0))
+    nnx.lora.inject(layer, ..., rank=4, rngs=nnx.Rngs(1))
+    for name in ("lora_a", "lora_b"):
+        value = jax.random.normal(jax.random.key(2), getattr(built.lora, name).shape)
+        for owner in (built.lora, layer.kernel):
+            getattr(owner, name)[...] = value
+    x = jax.random.normal(jax.random.key(1), (8, 256))
+    np.testing.assert_allclose(layer(x), built(x), rtol=1e-5, atol=1e-4)
+    costs = []
+    for model in (layer, built):
+        program = jax.jit(lambda x, model=model: model(x)).lower(x).compile()
+        costs.append(program.cost_analysis()["flops"])
+    assert costs[0] <= 1.05 * costs[1]
+
+
+@pytest.mark.parametrize("name", ["linear", "conv", "einsum", "heads", "transposed", "flipped"])
+def test_dropout_is_for_the_inputs(name):
+    """Each element of the input is dropped by itself, in training alone."""
+    make, shape = EACH[name]
+    layer = with_random_adapters(make(), dropout=0.5)
+    x = jnp.broadcast_to(jax.random.normal(jax.random.key(1), shape[1:]), (16, *shape[1:]))
+    y = layer(x)
+    assert len({row.tobytes() for row in np.asarray(y)}) > 3
+    layer.eval()
+    y = layer(x)
+    np.testing.assert_allclose(y, jnp.broadcast_to(y[0], y.shape), rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_of_a_table_drops_lookups():
+    table = with_random_adapters(nnx.Embed(5, 4, rngs=R), dropout=0.5)
+    dropped = (table(jnp.zeros(64, int)) == table.embedding.base[0]).all(1)
+    assert 0 < dropped.sum() < 64
+
+
+def test_adapters_lie_where_their_kernel_lies():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("model",))
+    sharding = lambda *spec: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    for spec, a, b in (
+        ((None, "model"), (None, None), (None, "model")),
+        (("model", None), ("model", None), (None, None)),
+    ):
+        layer = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+        layer.kernel[...] = jax.device_put(layer.kernel[...], sharding(*spec))
+        inject(layer, ...)
+        assert layer.kernel.lora_a[...].sharding == sharding(*a)
+        assert layer.kernel.lora_b[...].sharding == sharding(*b)
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "a", "b"),
+    [
+        (lambda m: nnx.LinearGeneral(3, (2, 4), kernel_metadata=m, rngs=R), "ehd", "e.", ".h"),
+        (
+            lambda m: nnx.LinearGeneral((2, 4), 3, axis=(-2, -1), kernel_metadata=m, rngs=R),
+            "hde",
+            "h.",
+            ".e",
+        ),
+        (lambda m: nnx.Conv(3, 4, (2, 5), kernel_metadata=m, rngs=R), ".xio", "..", ".o"),
+    ],
+)
+def test_sharding_annotations_of_several_axes(make, names, a, b):
+    named = lambda text: tuple(None if name == "." else name for name in text)
+    layer = make({"sharding_names": named(names)})
+    inject(layer, ...)
+    assert layer.kernel.lora_a.sharding_names == named(a)
+    assert layer.kernel.lora_b.sharding_names == named(b)
+
+
 @pytest.mark.quick
 def test_messages():
     model = Net(nnx.Rngs(0))

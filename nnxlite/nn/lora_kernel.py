@@ -1,0 +1,218 @@
+"""`LoRAKernel`: a kernel with a low-rank adapter, which a layer computes with on the side of its input.
+
+    y = product(x, base) + alpha / rank * product(dropout(x), lora_a) @ lora_b
+
+`product` is the layer's own, and linear in the kernel.  The first thin matrix is a kernel of the same
+layer with `rank` output features, and the second one maps these to the outputs, so that nothing as large
+as the kernel is formed.  `LoRA` is the same for a plain matrix product (`low_rank`).
+
+An object that the library does not know reads its attribute like an array: then, and only then, the
+sum `base + alpha / rank * lora_a @ lora_b` is formed.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from nnxlite.objects import Pytree, data
+from nnxlite.variables import ArrayOperators, Variable
+
+if tp.TYPE_CHECKING:
+    from nnxlite.nn.stochastic import Dropout
+
+Product: tp.TypeAlias = tp.Callable[..., jax.Array]
+"""The product of a layer: `product(x, kernel, **options)`."""
+
+NO_OPTIONS: tp.Final[dict[str, tp.Any]] = {}
+
+
+class Adapter(tp.NamedTuple):
+    """The matrices of an adapter, for one call of a layer.
+
+    Attributes:
+        a: a kernel with the input axes of the layer's, and `rank` outputs.
+        b: shape (rank, *output axes), times `alpha / rank`.
+        dropped: applies dropout to what the first of them is multiplied by.
+    """
+
+    a: jax.Array
+    b: jax.Array
+    dropped: tp.Callable[[jax.Array], jax.Array]
+
+
+class LoRAKernel(Pytree, ArrayOperators[jax.Array]):
+    """A kernel with a low-rank adapter; it reads like the Variable that it replaces.
+
+    `nnx.lora.inject` makes these.
+
+    Attributes:
+        base: the Variable that was there before.
+        lora_a: LoRAParam of shape (*stack, rows, rank), where the kernel is a matrix (rows, columns).
+        lora_b: LoRAParam of shape (*stack, rank, columns), zero at first.
+        rank, alpha: the product of the two matrices counts `alpha / rank` times.
+        outputs: how many of the kernel's last axes are the columns; those before them are the rows.
+        dropout: a `Dropout` for the inputs of the adapter, or None.
+        original: the value of `base` before it was merged; None where it is not merged.
+
+    >>> import nnxlite as nnx
+    >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    >>> nnx.lora.inject(layer, nnx.Linear, rank=2, rngs=nnx.Rngs(1))
+    >>> layer.kernel.shape, layer.kernel.lora_a.shape, layer.kernel.lora_b.shape
+    ((3, 4), (3, 2), (2, 4))
+    """
+
+    base: Variable[jax.Array]
+    lora_a: Variable[jax.Array]
+    lora_b: Variable[jax.Array]
+    dropout: Dropout | None
+    original: Variable[jax.Array] | None
+
+    def __init__(
+        self,
+        base: Variable[jax.Array],
+        lora_a: Variable[jax.Array],
+        lora_b: Variable[jax.Array],
+        *,
+        rank: int,
+        alpha: float,
+        outputs: int,
+        dropout: Dropout | None,
+    ) -> None:
+        self.base = base
+        self.lora_a = lora_a
+        self.lora_b = lora_b
+        self.rank = rank
+        self.alpha = alpha
+        self.outputs = outputs
+        self.dropout = data(dropout)
+        self.original = data(None)
+
+    def get_value(self, *, index: tp.Any = ...) -> jax.Array:
+        """The adapted kernel, of the base's shape and dtype; where it is merged, the base."""
+        base = self.base.get_value()
+        if self.original is None:
+            base = self._nnx_adapted(base, self.dropout)
+        return base if index is Ellipsis else base[index]
+
+    def _nnx_adapted(self, base: jax.Array, dropout: Dropout | None = None) -> jax.Array:
+        a = self.lora_a.get_value()
+        if dropout is not None:  # no input is known here: a row is dropped for all of them
+            a = a * dropout(jnp.ones((*a.shape[:-1], 1), a.dtype))
+        delta = jnp.matmul(a, self.lora_b.get_value()) * (self.alpha / self.rank)
+        return (base + delta.reshape(base.shape)).astype(base.dtype)
+
+    def __getitem__(self, index: tp.Any) -> jax.Array:
+        return self.get_value(index=index)
+
+    @property
+    def value(self) -> jax.Array:
+        """The adapted kernel."""
+        return self.get_value()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the kernel."""
+        return self.base.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of the kernel."""
+        return self.base.ndim
+
+    @property
+    def dtype(self) -> tp.Any:
+        """The dtype of the kernel."""
+        return self.base.dtype
+
+
+def low_rank(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """The product of an input with two thin matrices, (..., rows) -> (..., columns)."""
+    return x @ a @ b
+
+
+def weight_of(kernel: tp.Any) -> jax.Array:
+    """The array of a kernel, without an adapter: a layer adds that on the side of its input."""
+    return kernel.base[...] if isinstance(kernel, LoRAKernel) else kernel[...]
+
+
+def adapter_of(kernel: tp.Any, dtype: tp.Any) -> Adapter | None:
+    """The adapter of a layer's kernel; None where there is none, or it is merged.
+
+    Args:
+        kernel: a Variable, or a `LoRAKernel`.
+        dtype: of the computation.
+    """
+    if not isinstance(kernel, LoRAKernel) or kernel.original is not None:
+        return None
+    shape, rank = kernel.base.shape, kernel.rank
+    split = len(shape) - kernel.outputs
+    a = lax.reshape(kernel.lora_a.get_value(), (*shape[:split], rank))
+    b = lax.reshape(kernel.lora_b.get_value(), (rank, *shape[split:]))
+    dropped = (lambda x: x) if kernel.dropout is None else kernel.dropout
+    return Adapter(a.astype(dtype), b.astype(dtype) * (kernel.alpha / rank), dropped)
+
+
+def add_adapter(
+    y: jax.Array,
+    x: jax.Array,
+    kernel: tp.Any,
+    product: Product,
+    options: dict[str, tp.Any] = NO_OPTIONS,
+    groups: int = 1,
+) -> jax.Array:
+    """`y`, a layer's product with its kernel, plus that with the kernel's adapter, if there is one.
+
+    Args:
+        y: array of shape (..., *output axes).
+        x: the input, in the dtype of the computation.
+        kernel: a Variable, or a `LoRAKernel`.
+        product: multiplies an input by a kernel that has `rank` outputs for each group.
+        options: keywords of a product, among them perhaps the sharding of `y`.
+        groups: groups of features, each of which gives an equal part of the last axis.
+    """
+    adapter = adapter_of(kernel, x.dtype)
+    if adapter is None:
+        return y
+    a, b, dropped = adapter
+    if groups > 1:
+        z = product(dropped(x), jnp.tile(a, groups), **options)
+        z = jnp.reshape(z, (*z.shape[:-1], groups, -1))
+        delta = jnp.einsum("...gr,rgo->...go", z, jnp.reshape(b, (b.shape[0], groups, -1)))
+        return y + jnp.reshape(delta, y.shape).astype(y.dtype)
+    z = product(dropped(x), a, **thin_options(options, y.ndim - b.ndim + 1))
+    delta = lax.dot_general(z, b, (((z.ndim - 1,), (0,)), ((), ())), **options)
+    return y + delta.astype(y.dtype)
+
+
+def entries_of_matrices(
+    entries: tp.Sequence[tp.Any], stacked: int, outputs: int
+) -> tuple[tuple[tp.Any, ...], tuple[tp.Any, ...]]:
+    """One entry for each axis of the two matrices, from one for each axis of their kernel.
+
+    An entry is the name or mesh axis that an axis is divided by.  Rows and columns are several axes in
+    one: they are divided as the first of these is.
+
+    Args:
+        entries: those of the kernel.
+        stacked: how many axes in front are those of a stack.
+        outputs: how many of the last axes are the columns.
+    """
+    stack, split = tuple(entries[:stacked]), len(entries) - outputs
+    return (*stack, entries[stacked], None), (*stack, None, entries[split])
+
+
+def thin_options(options: dict[str, tp.Any], axes: int) -> dict[str, tp.Any]:
+    """The options of a product whose output has `axes` axes of the whole one, and one of size `rank`."""
+    sharding = options.get("out_sharding")
+    if sharding is None:
+        return options
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
+    thin = PartitionSpec(*(*spec, *(None,) * axes)[:axes], None)
+    if isinstance(sharding, NamedSharding):
+        thin = NamedSharding(sharding.mesh, thin)
+    return options | {"out_sharding": thin}
