@@ -26,7 +26,7 @@ from nnxlite._state._walk import (
     transformed,
 )
 from nnxlite._text import Text, mapping_node, sequence_node
-from nnxlite._versions import touch
+from nnxlite._versions import epoch, touch
 from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
 
 K = tp.TypeVar("K")
@@ -103,8 +103,14 @@ class State(Shown, _Methods[K, V]):
             source = transformed(source, wrap)
         else:
             source = adopted(source, wrap)
+        try:
+            former = _get_version(self)
+        except AttributeError:  # a new State; else its plans read another mapping now
+            former = 0
         _set_mapping(self, source)
         _set_version(self, 0)
+        if former:
+            epoch.move()
 
     def __init_subclass__(cls, **kwargs: tp.Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -391,6 +397,7 @@ tp.cast(tp.Any, abc.MutableMapping).register(State)
 _SLOTS = frozenset({"_mapping", "_nnx_version"})
 _set_mapping = State.__dict__["_mapping"].__set__
 _set_version = State.__dict__["_nnx_version"].__set__
+_get_version = State.__dict__["_nnx_version"].__get__
 
 
 def _as_dict(cls: type, pairs: tp.Any) -> dict[tp.Any, tp.Any]:

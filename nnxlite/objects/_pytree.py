@@ -213,6 +213,20 @@ _CONTAINERS = frozenset({list, tuple, dict})
 _WHOLE = frozenset({"__dict__", "__class__"})  # assigning to these replaces the whole object
 
 
+def _noticed(method: tp.Callable[..., tp.Any]) -> tp.Callable[..., tp.Any]:
+    """A `__setstate__` of the user's: it may write to `__dict__`, which notifies nobody."""
+
+    @functools.wraps(method)
+    def __setstate__(self: tp.Any, state: tp.Any) -> None:
+        set_definition(self, None)
+        try:
+            method(self, state)
+        finally:
+            set_definition(self, None)
+
+    return __setstate__
+
+
 def set_by_class(cls: type, name: str) -> bool:
     """Whether a descriptor of the class, such as a property, handles assignments to the name."""
     if getattr(cls, name, MISSING) is MISSING:  # nearly always; faster than the search below
@@ -281,6 +295,8 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             )
         cls._nnx_is_pytree = cls._nnx_can_be_pytree if pytree is None else pytree
         cls._nnx_declared = None
+        if "__setstate__" in cls.__dict__:
+            cls.__setstate__ = _noticed(cls.__dict__["__setstate__"])
         if cls._nnx_is_pytree:
             _register(cls)
 
@@ -476,10 +492,15 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         return {**self.__dict__, _STATUS: dict(self._nnx_status)}
 
     def __setstate__(self, state: tp.Any) -> None:
+        """Replace all attributes by those of a state that `__getstate__` returned."""
+        if trace_state.value is not self._nnx_trace:
+            self._nnx_refuse("__setstate__")
         attributes = dict(state)
-        _set_status(self, attributes.pop(_STATUS, {}))  # a subclass may leave the statuses out
+        status = attributes.pop(_STATUS, {})  # a subclass may leave the statuses out
+        set_definition(self, None)
+        _set_status(self, dict(status))
         _set_dict(self, attributes)
-        _set_def(self, None)
+        set_definition(self, None)
 
     # text ------------------------------------------------------------------------------------
 

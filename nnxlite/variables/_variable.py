@@ -533,6 +533,17 @@ class Variable(Shown, Operators[T]):
             self._box.definition = definition
             touch(self._box)
 
+    def _become(self, kind: type[Variable[tp.Any]]) -> None:
+        """Change the class: the definition names it."""
+        box = self._box
+        if trace_state.value is not box.trace:
+            self._refuse_write("__class__")
+        definition = define(kind, box.definition.metadata)
+        touch(box)
+        object.__setattr__(self, "__class__", kind)
+        box.definition = definition
+        touch(box)
+
     def __getattr__(self, name: str) -> tp.Any:
         lacks = f"'{type(self).__name__}' object has no attribute"
         if name.startswith("__") and name.endswith("__") and name not in _ARRAY_PROTOCOLS:
@@ -554,6 +565,9 @@ class Variable(Shown, Operators[T]):
 
     def __setattr__(self, name: str, value: tp.Any) -> None:
         kept = getattr(type(self), name, None)
+        if name == "__class__":
+            self._become(value)
+            return
         if kept is not None and not (isinstance(kept, property) and kept.fset is None):
             object.__setattr__(self, name, value)
             return
@@ -706,11 +720,20 @@ class Variable(Shown, Operators[T]):
         }
 
     def __setstate__(self, state: tp.Any) -> None:
+        """Replace the value and the metadata by those of a state that `__getstate__` returned."""
         definition, value = define(type(self), state["metadata"]), state["value"]
-        _set_box(
-            self,
-            _boxed(definition, _new_ref_of(type(self), value) if definition.is_ref else value),
-        )
+        if definition.is_ref:
+            value = _new_ref_of(type(self), value)
+        try:
+            box = _get_box(self)
+        except AttributeError:  # a new Variable, as it is unpickled
+            _set_box(self, _boxed(definition, value))
+            return
+        if trace_state.value is not box.trace:
+            self._refuse_write("__setstate__")
+        touch(box)
+        box.definition, box.value = definition, value
+        touch(box)
 
     def __reduce_ex__(self, protocol: tp.SupportsIndex) -> tp.Any:
         return _empty, (type(self),), self.__getstate__()

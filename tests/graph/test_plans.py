@@ -6,6 +6,8 @@ are compared with those for a copy that was built by hand and that nothing has l
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import gc
 import types
 import typing as tp
@@ -495,3 +497,128 @@ def test_a_flag_that_a_compiled_function_sets_is_set_outside():
         swap(net)
         assert net.mode == f"was {was}"
         assert nnx.merge(*nnx.split(net)).shared.use_running_average is not was
+
+
+# Replacing the content of an object ---------------------------------------------------------------
+
+
+class Filled(nnx.Module):
+    def __init__(self, value, times):
+        self.scale = Count(jnp.float32(value))
+        self.times = times
+        self.inner = nnx.Dict(shift=nnx.Param(jnp.float32(value)))
+
+    def __call__(self):
+        return self.scale[...] * self.times + self.inner.shift[...]
+
+
+class Negative(Filled):
+    def __call__(self):
+        return -super().__call__()
+
+
+class WithState(Filled):
+    """It restores itself as most classes do, around `__setattr__`."""
+
+    def __getstate__(self):
+        return dict(vars(self))
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+
+
+class Unchecked(nnx.Object):
+    __init__, __call__ = Filled.__init__, Filled.__call__
+
+
+@dataclasses.dataclass
+class Fields(nnx.Module):
+    scale: nnx.Variable
+    times: int
+    inner: nnx.Dict
+
+    __call__ = Filled.__call__
+
+    @classmethod
+    def of(cls, value, times):
+        net = Filled(value, times)
+        return cls(net.scale, times, net.inner)
+
+
+class OtherCount(nnx.Variable): ...
+
+
+REPLACED = {
+    "setstate": lambda net, other: net.__setstate__(other.__getstate__()),
+    "the state of a copy": lambda net, other: net.__setstate__(copy.copy(other).__getstate__()),
+    "as unpickling does": lambda net, other: net.__setstate__(other.__reduce_ex__(2)[2]),
+    "setstate without statuses": lambda net, other: net.__setstate__(dict(vars(other))),
+    "setstate of a child": lambda net, other: net.inner.__setstate__(other.inner.__getstate__()),
+    "setstate of a Variable": lambda net, other: net.scale.__setstate__(other.scale.__getstate__()),
+    "init": lambda net, other: net.__init__(*(other.scale, 3, other.inner)[: INIT[type(net)]]),
+    "init of a child": lambda net, other: net.inner.__init__(shift=other.inner.shift),
+    "init of a Variable": lambda net, other: net.scale.__init__(other.scale[...], tag="new"),
+    "dict": lambda net, other: setattr(net, "__dict__", dict(vars(other))),
+    "class": lambda net, other: setattr(net, "__class__", CLASS.get(type(net), type(net))),
+    "class of a Variable": lambda net, other: setattr(net.scale, "__class__", OtherCount),
+    "setattr": lambda net, other: [setattr(net, name, value) for name, value in vars(other).items()],
+    "delattr": lambda net, other: [delattr(net, "scale"), setattr(net, "scale", other.scale)],
+    "items": lambda net, other: net.inner.update(other.inner),
+    "update": lambda net, other: nnx.update(net, nnx.state(other)),
+}  # fmt: skip
+CLASS = {Filled: Negative}
+INIT = {Filled: 2, WithState: 2, Unchecked: 2, Fields: 3}
+
+
+@pytest.mark.parametrize("make", [Filled, WithState, Unchecked, Fields.of])
+@pytest.mark.parametrize("way", REPLACED)
+def test_whatever_replaces_the_content_is_seen(way, make):
+    """Each way to give an object another content leaves no plan of the former one valid."""
+    net, other, former = make(1.0, 2), make(5.0, 3), []
+    results = {
+        "jit": nnx.jit(lambda net: net()),
+        "split": lambda net: nnx.merge(*nnx.split(net))(),
+        "clone": lambda net: nnx.clone(net)(),
+        "vmap": lambda net: nnx.vmap(lambda net, x: net() * x, in_axes=(None, 0))(net, jnp.ones(1))[0],
+    }  # fmt: skip
+    kinds = nnx.jit(lambda net: former.append(type(net.scale)) or net.scale * 1)
+    kinds(net)
+    for result in results.values():
+        assert float(result(net)) == 3.0
+    kept = [
+        net.scale,
+        net.inner,
+        net.inner.shift,
+    ]  # they live on, as do the plans that contain them
+    REPLACED[way](net, other)
+    expected = float(net())
+    assert {name: float(result(net)) for name, result in results.items()} == dict.fromkeys(
+        results, expected
+    )
+    kinds(net)
+    assert former[-1] is type(net.scale)
+    assert len(nnx.to_flat_state(nnx.state(net, type(net.scale)))) == 1
+    del kept
+
+
+def test_a_state_that_is_filled_again_is_seen():
+    state = nnx.State({"a": nnx.Param(ONE), "b": nnx.Param(TWO)})
+    read = nnx.jit(lambda state: [*jax.tree.leaves(state)])
+    assert len(read(state)) == 2
+    state.__init__({"c": nnx.Param(3 * ONE)})
+    assert [leaf.tolist() for leaf in read(state)] == [(3 * ONE).tolist()]
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda net: net.__setstate__(net.__getstate__()),
+        lambda net: net.scale.__setstate__(net.scale.__getstate__()),
+        lambda net: setattr(net.scale, "__class__", OtherCount),
+    ],
+)
+def test_the_content_of_a_captured_object_stays_inside_a_transform(replace):
+    net = Filled(1.0, 2)
+    with pytest.raises(nnx.TraceContextError, match=r"write of '__(setstate|class)__'"):
+        jax.jit(lambda x: replace(net) or x)(1.0)
+    assert float(net()) == 3.0 and type(net.scale) is Count
