@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import typing as tp
 
 import jax
@@ -26,6 +25,7 @@ from nnxlite.boundary import (
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import (
     Call,
+    Crossed,
     Filtered,
     inputs_of_call,
     put_back,
@@ -52,11 +52,13 @@ from nnxlite.transforms import (
     Traces,
     core_for,
     decorated,
+    has_several_cpus,
     is_call,
     name_of,
     other_structure,
     program_name,
     run_donating,
+    wait_in_turn,
 )
 from nnxlite.variables import MISSING
 
@@ -87,11 +89,17 @@ class FilterJitKey(tp.NamedTuple):
     values: PyTreeDef
 
 
+def _finish_in_turn(inputs: Inputs, crossed: Crossed) -> tp.Any:
+    wait_in_turn(crossed[1])
+    return put_back(inputs, crossed)
+
+
 class FilterJitCore(Core):
     """The compiled side of one function under one set of options."""
 
     options: FilterJitOptions
     traced_late = True
+    finish: tp.Callable[[Inputs, Crossed], tp.Any] = staticmethod(put_back)
 
     def _make_jitted(self, fun: tp.Callable[..., tp.Any]) -> None:
         program, more = program_name(fun), dict(self.options.jax_options)
@@ -121,6 +129,8 @@ class FilterJitCore(Core):
         call, leaves = operands.call, operands.leaves
         key: tp.Any = call.extra
         donated: tp.Collection[int] = ()
+        if has_several_cpus():
+            self.finish = _finish_in_turn
         if isinstance(key, FilterJitKey):
             form = Form(call.treedef, call.where, call.graphdef, key.values)
             leaves = form.for_boundary(key.division.join(leaves, *donated_leaves))
@@ -134,7 +144,7 @@ class FilterJitCore(Core):
 
     def run_donating(self, inputs: Inputs, jitted: tp.Any, groups: tp.Any) -> tp.Any:
         """Call the function, or what it was compiled to, and write back; arrays may be donated."""
-        finish = functools.partial(put_back, inputs)
+        finish = lambda crossed: self.finish(inputs, crossed)  # which the trace may set
         return run_donating(jitted, groups, finish, lambda: self.named(*groups))
 
 
@@ -244,7 +254,8 @@ class FilterJit(Filtered[P, R], Jitted):
         core = self._core
         donate = self.options.donate
         if donate == "none":
-            return put_back(inputs, core.jitted(*groups))
+            crossed = core.jitted(*groups)
+            return core.finish(inputs, crossed)
         with without_warnings(donate):
             return core.run_donating(inputs, core.jitted, groups)
 

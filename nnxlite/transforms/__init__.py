@@ -20,6 +20,8 @@ from nnxlite.transforms._donation import refuse_shared_buffers as refuse_shared_
 from nnxlite.transforms._donation import run_donating as run_donating
 from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
+from nnxlite.transforms._in_flight import has_several_cpus as has_several_cpus
+from nnxlite.transforms._in_flight import wait_in_turn as wait_in_turn
 from nnxlite.transforms._jit import Jitted as Jitted
 from nnxlite.transforms._jit import jit as jit
 from nnxlite.transforms._loops import fori_loop as fori_loop

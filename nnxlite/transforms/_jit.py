@@ -46,6 +46,7 @@ from nnxlite.transforms._arguments import (
 )
 from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces, is_call
 from nnxlite.transforms._donation import Donation, Donor
+from nnxlite.transforms._in_flight import has_several_cpus, wait_in_turn
 from nnxlite.transforms._map_errors import marks_errors
 from nnxlite.transforms._placement import Placement, stay_in_place
 from nnxlite.transforms._shapes import place_abstract
@@ -95,7 +96,10 @@ class JitCore:
         jitted: the `jax.jit` object, of a function of the interned `CallDef` and groups of leaves.
         donor: decides about donation, if anything is donated.
         placement: decides about shardings, if any are given.
+        finish: writes outputs back; set when the function is traced, see `_in_flight`.
     """
+
+    finish: tp.Callable[[Inputs, Crossing], tp.Any] = staticmethod(replay_crossing)
 
     def __init__(self, fun: tp.Callable[..., tp.Any], options: JitOptions) -> None:
         self.options = options
@@ -177,7 +181,7 @@ class JitCore:
         def finish(out: tp.Any) -> tp.Any:
             if moved:
                 write_leaves(inputs, moved)
-            return replay_crossing(inputs, out)
+            return self.finish(inputs, out)
 
         if donor is None:
             return finish(tp.cast(Placement, placement)(call, groups))
@@ -204,9 +208,16 @@ class JitCore:
 def _run(core: JitCore, operands: Operands, *groups: tp.Any) -> tp.Any:
     """What JAX traces: enter, run, leave."""
     call, donor = operands.call, core.donor
+    if has_several_cpus():
+        core.finish = _finish_in_turn
     leaves = operands.leaves if donor is None else donor.join(call, (operands, *groups))
     with core.traces.recorded(call, core.names, leaves):
         return _traced(core, call, leaves)
+
+
+def _finish_in_turn(inputs: Inputs, crossing: Crossing) -> tp.Any:
+    wait_in_turn(crossing[1:])
+    return replay_crossing(inputs, crossing)
 
 
 def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
@@ -333,7 +344,7 @@ class JitWrapped(Transformed[P, R], Jitted):
             remedy = "Make it static (static_argnums, static_argnames) if it is not a number."
             refuse_non_arrays(repr(self), core.in_words(call), inputs.leaves, remedy)
             raise
-        return replay_crossing(inputs, out)
+        return core.finish(inputs, out)
 
     # ahead of time -----------------------------------------------------------------------------
 
@@ -353,7 +364,7 @@ class JitWrapped(Transformed[P, R], Jitted):
             what = ", or ".join(filter(None, what)) or "settings of nnxlite differ"
             raise other_structure(self, what)
         groups = core.groups(call, inputs.leaves)
-        finish = functools.partial(replay_crossing, inputs)
+        finish = functools.partial(core.finish, inputs)
 
         def run(jitted: tp.Any) -> tp.Any:
             if core.donor is None:

@@ -58,6 +58,7 @@ from nnxlite.transforms._arguments import (
     static_argument,
 )
 from nnxlite.transforms._call import CallKey
+from nnxlite.transforms._in_flight import has_several_cpus, wait_in_turn
 from nnxlite.transforms._map_errors import MapNames, explained, marks_errors, passed_through
 from nnxlite.transforms._wrapper import (
     Decorator,
@@ -147,6 +148,7 @@ class MapCore:
         self._options = options
         self._calls: collections.OrderedDict[CallDef, MapCall] = collections.OrderedDict()
         self._warned: set[str] = set()
+        self._waits = False  # see `_in_flight`
 
     def __repr__(self) -> str:
         return f"{self._options.name}({self._name})"
@@ -156,6 +158,7 @@ class MapCore:
         known = self._calls.get(call)
         if known is None:
             known = self._calls[call] = self._prepare(call)
+            self._waits = self._options.name != "vmap" and has_several_cpus()
             if len(self._calls) > CALLS_PER_CORE:
                 self._calls.popitem(last=False)
         try:
@@ -170,6 +173,8 @@ class MapCore:
             ) from None
         outputs = unpack(layout.value, groups)
         self._move_what_was_read(inputs, call, known, groups, outputs.definition.written)
+        if self._waits:
+            wait_in_turn(groups)
         return replay(inputs, outputs)
 
     def _move_what_was_read(
