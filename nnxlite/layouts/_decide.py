@@ -15,7 +15,7 @@ from nnxlite._jax import key_name
 from nnxlite._patterns import Pattern
 from nnxlite._state import content
 from nnxlite._text import mesh_text
-from nnxlite.graph import Path, find_duplicates, iter_graph
+from nnxlite.graph import OBJECT, Path, find_duplicates, iter_graph, kind_of
 from nnxlite.layouts._layers import Choice, by_columns, by_rows, choices, is_linear, is_of_experts
 from nnxlite.layouts._layout import Layout
 from nnxlite.layouts._placement import Placement
@@ -28,6 +28,11 @@ MOST_REASONS = 5
 """How many arrays a message lists."""
 
 
+IN_OBJECT, IN_CONTAINER, IN_NAMED_TUPLE = range(3)
+"""Where an array is: in a module or other object; in a State, dict or other plain container; in a named
+tuple, as the states of optax are. An array follows one of a lower rank, see `_follow_parameters`."""
+
+
 class Leaf(tp.NamedTuple):
     """An array of a model, real or abstract.
 
@@ -38,6 +43,7 @@ class Leaf(tp.NamedTuple):
         variable: its Variable, if it has one.
         layer: the object that contains the Variable.
         parent: the object that contains the layer.
+        rank: IN_OBJECT, IN_CONTAINER or IN_NAMED_TUPLE.
     """
 
     path: Path
@@ -46,6 +52,7 @@ class Leaf(tp.NamedTuple):
     variable: Variable[tp.Any] | None
     layer: tp.Any
     parent: tp.Any
+    rank: int
 
     @property
     def name(self) -> str:
@@ -69,14 +76,22 @@ def leaves_of(tree: tp.Any) -> list[Leaf]:
     inside = {path for path, node in nodes if isinstance(node, Variable)}
     for path, node in nodes:
         layer, parent = by_path.get(path[:-1]), by_path.get(path[:-2])
+        rank = _rank(layer, [by_path.get(path[:end]) for end in range(len(path))])
         if isinstance(node, Variable):
             for keys, array in jax.tree_util.tree_flatten_with_path(content(node))[0]:
                 if is_array(array):
                     names = tuple(map(key_name, keys))
-                    found.append(Leaf(path, names, array, node, layer, parent))
+                    found.append(Leaf(path, names, array, node, layer, parent, rank))
         elif is_array(node) and path[:-1] not in inside:
-            found.append(Leaf(path, (), node, None, layer, parent))
+            found.append(Leaf(path, (), node, None, layer, parent, rank))
     return sorted(found, key=lambda leaf: [(str(type(k)), k) for k in leaf.path])
+
+
+def _rank(layer: tp.Any, above: list[tp.Any]) -> int:
+    if kind_of(layer) == OBJECT:
+        return IN_OBJECT
+    in_tuple = any(isinstance(part, tuple) and hasattr(part, "_fields") for part in above)
+    return IN_NAMED_TUPLE if in_tuple else IN_CONTAINER
 
 
 def paths_of(leaf: Leaf, duplicates: list[list[Path]]) -> list[Path]:
@@ -352,29 +367,21 @@ class Rules:
         return (None,) * len(shape) if axis is None else _along(shape, axis, tensor)
 
 
-# The state of optimizers -------------------------------------------------------------------------
+# Arrays that belong to parameters ------------------------------------------------------------------
 
 
 def _follow_parameters(leaves: list[Leaf], divisions: list[Division], own: list[bool]) -> None:
-    """Divide the state that an optimizer has for a parameter like the parameter.
+    """Divide what belongs to a parameter like the parameter: moments, averages, gradients.
 
-    Its path ends like the parameter's, and it has the same shape. A rule or an annotation of its own
-    takes precedence.
+    Such an array is outside of the model's objects (its rank is higher), its path ends like the
+    parameter's, and it has the same shape. A rule or an annotation of its own takes precedence.
     """
     parameters: dict[tuple[Path, tuple[int, ...]], int] = {}
-    for i, leaf in enumerate(leaves):
-        if not _is_of_optimizer(leaf):
-            for start in range(len(leaf.path)):
-                whole = (*leaf.path[start:], *leaf.keys)
-                parameters.setdefault((whole, leaf.value.shape), i)
-    for i, leaf in enumerate(leaves):
-        if _is_of_optimizer(leaf) and leaf.value.shape and not own[i]:
-            whole = (*leaf.path, *leaf.keys)
-            ends = ((whole[start:], leaf.value.shape) for start in range(len(whole)))
-            found = next((parameters[end] for end in ends if end in parameters), None)
-            if found is not None:
-                divisions[i] = divisions[found]._replace(why="like its parameter")
-
-
-def _is_of_optimizer(leaf: Leaf) -> bool:
-    return "opt_state" in leaf.path
+    for i in sorted(range(len(leaves)), key=lambda i: leaves[i].rank):
+        whole, shape = (*leaves[i].path, *leaves[i].keys), leaves[i].value.shape
+        ends = [(whole[start:], shape) for start in range(len(whole))]
+        found = next((parameters[end] for end in ends if end in parameters), None)
+        if found is not None and leaves[found].rank < leaves[i].rank and shape and not own[i]:
+            divisions[i] = divisions[found]._replace(why="like its parameter")
+        for end in ends:
+            parameters.setdefault(end, i)

@@ -19,7 +19,7 @@ from nnxlite.nn import Conv, Embed, Linear, LinearGeneral, MoE, MultiHeadAttenti
 ROW_NAMES = frozenset(
     "out out_proj o_proj proj c_proj projection output down down_proj w2 wo fc2 fc_out".split()
 )
-"""Names of linear layers that end a block; they decide where a kernel is square."""
+"""Names of linear layers that end a block; they decide where a kernel is square, and the layout says so."""
 
 
 class Choice(tp.NamedTuple):
@@ -32,6 +32,10 @@ class Choice(tp.NamedTuple):
 
     axis: int | None
     why: str
+
+    def because(self, reason: str) -> Choice:
+        """The same with a reason."""
+        return self._replace(why=f"{self.why} ({reason})")
 
 
 def choices(
@@ -58,8 +62,17 @@ def choices(
     if isinstance(layer, Conv) and layer.feature_group_count != 1:
         return [columns]
     inputs, outputs = _product(layer.in_features), _product(layer.out_features)
-    by_row = outputs < inputs or (outputs == inputs and str(layer_name) in ROW_NAMES)
-    return [rows, columns] if by_row else [columns, rows]
+    if inputs != outputs:
+        return [rows, columns] if outputs < inputs else [columns, rows]
+    if str(layer_name) in ROW_NAMES:
+        why = f"square, and named {layer_name!r}"
+        return [rows.because(why), columns]
+    why = (
+        "square"
+        if isinstance(layer_name, int)
+        else f"square, and {layer_name!r} names no last layer"
+    )
+    return [columns.because(why), rows]
 
 
 def is_of_experts(name: str, layer: tp.Any) -> bool:

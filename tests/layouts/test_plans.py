@@ -7,6 +7,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
@@ -81,7 +82,7 @@ def test_experts():
         nnx.plan_layout(layer, odd, "expert")
 
 
-def test_square_layers_are_divided_by_their_names():
+def test_square_layers_are_divided_by_their_names_and_the_layout_says_so():
     model = nnx.eval_shape(
         lambda: nnx.Dict(
             fc1=nnx.Linear(8, 8, rngs=nnx.Rngs(0)), proj=nnx.Linear(8, 8, rngs=nnx.Rngs(0))
@@ -89,6 +90,12 @@ def test_square_layers_are_divided_by_their_names():
     )
     found = specs(model, "tensor")
     assert found["fc1.kernel"] == (None, "model") and found["proj.kernel"] == ("model", None)
+    reasons = whys(model, "tensor")
+    assert reasons["proj.kernel"] == "tensor: rows (square, and named 'proj')"
+    assert reasons["fc1.kernel"] == "tensor: columns (square, and 'fc1' names no last layer)"
+    assert "named 'proj'" in str(nnx.plan_layout(model, MESH, "tensor"))
+    layers = nnx.eval_shape(lambda: nnx.List([nnx.Linear(8, 8, rngs=nnx.Rngs(0))] * 1))
+    assert whys(layers, "tensor")["0.kernel"] == "tensor: columns (square)"
     plan = nnx.Plan(tensor="model", rules={"fc1.*": "row", "proj.*": "column"})
     found = specs(model, plan)
     assert found == {
@@ -97,6 +104,65 @@ def test_square_layers_are_divided_by_their_names():
         "proj.bias": ("model",),
         "proj.kernel": (None, "model"),
     }
+
+
+ONE, OTHER = "w2 proj out down".split(), "last inner y dense".split()
+
+
+@pytest.mark.parametrize("sizes", [(8, 32), (32, 8), (8, 8)])
+@pytest.mark.parametrize("kind", ["Linear", "LinearGeneral", "Conv"])
+@pytest.mark.parametrize("one, other", [*zip(ONE, OTHER)])
+def test_a_renamed_layer_is_divided_alike_or_the_layout_tells_the_name(sizes, kind, one, other):
+    more = {"Conv": (3,)}.get(kind, ())
+
+    def entries(name):
+        build = lambda: nnx.Dict({name: getattr(nnx, kind)(*sizes, *more, rngs=nnx.Rngs(0))})
+        return {e.path[-1]: e for e in nnx.plan_layout(nnx.eval_shape(build), MESH, "tensor")}
+
+    for name, entry in entries(one).items():
+        renamed = entries(other)[name]
+        assert renamed.spec == entry.spec or (repr(one) in entry.why and repr(other) in renamed.why)
+
+
+RAW = optax.chain(optax.clip(1.0), optax.adamw(1e-3))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda model: nnx.Optimizer(model, RAW, wrt=nnx.Param),
+        lambda model: nnx.Dict(anything=nnx.Optimizer(model, RAW, wrt=nnx.Param)),
+        lambda model: RAW.init(nnx.state(model, nnx.Param)),
+        lambda model: {"anything": RAW.init(nnx.to_pure_dict(nnx.state(model, nnx.Param)))},
+        lambda model: nnx.EMA(model, decay=0.9),
+        lambda model: nnx.state(model, nnx.Param),
+    ],
+    ids=["optimizer", "in an object", "states", "dicts", "averages", "gradients"],
+)
+def test_what_belongs_to_parameters_is_divided_like_them_whatever_it_is_called(build):
+    def both():
+        model = nnx.Dict(up=nnx.Linear(32, 64, rngs=nnx.Rngs(0)), w=nnx.Param(jnp.ones((32, 64))))
+        return model, nnx.clone(build(model))
+
+    plan = nnx.Plan(tensor="model", fsdp="data", rules={"0.w": ("model", "data")})
+    layout = nnx.plan_layout(nnx.eval_shape(both), MESH, plan)
+    parameters = {e.path[1:]: e for e in layout if e.path[0] == 0}
+    others = [e for e in layout if e.path[0] == 1 and e.shape]
+    assert len(others) >= 3
+    for entry in others:
+        parameter = next(p for path, p in parameters.items() if entry.path[-len(path) :] == path)
+        assert (entry.spec, entry.why) == (parameter.spec, "like its parameter")
+
+
+def test_the_moments_of_a_train_state_are_divided_like_its_parameters():
+    def build():
+        graphdef, params = nnx.split(nnx.Linear(32, 64, rngs=nnx.Rngs(0)))
+        return nnx.TrainState.create(graphdef, params=params, tx=RAW)
+
+    plan = nnx.Plan(tensor="model", rules={"params.kernel": (None, "model")})
+    found = specs(nnx.eval_shape(build), plan)
+    kernels = [spec for name, spec in found.items() if name.endswith("kernel")]
+    assert kernels == [(None, "model")] * 3
 
 
 def test_fsdp_divides_the_largest_axis_that_can_be():
