@@ -1,11 +1,18 @@
-"""`Manager`: the checkpoints of one training run, a folder for each step."""
+"""`Manager`: the checkpoints of one training run, a folder for each step.
+
+Each checkpoint has a number, which counts the saves of the folder (`order`). A run that goes back to an
+earlier step saves smaller steps later: what is newest, and what is kept, goes by this number and not by
+the step.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import functools
 import math
+import os
 import threading
 import typing as tp
 import weakref
@@ -22,6 +29,30 @@ from nnxlite.filters import Filter
 
 _opened: weakref.WeakSet[tp.Any] = weakref.WeakSet()
 """Orbax's managers: those of managers that are there, and those whose threads still write."""
+
+
+def _finish(process: int) -> None:
+    """Complete what is being written when the program ends; raises what could not be written."""
+    if os.getpid() != process:  # a fork has none of the threads
+        return
+    errors = []
+    for manager in tuple(_opened):
+        try:
+            _wait_for(manager)
+        except Exception as error:
+            errors.append(_orbax.not_written(manager.directory, error))
+    for error in errors:
+        raise error
+
+
+@functools.cache
+def _finish_at_exit() -> None:
+    """Have `_finish` called at the end of the program, once.
+
+    `atexit` would be too late: before it, Python ends the executors that the threads of Orbax need.
+    """
+    at_exit = getattr(threading, "_register_atexit", atexit.register)
+    at_exit(functools.partial(_finish, os.getpid()))
 
 
 def _wait_for_others(directory: tp.Any) -> None:
@@ -57,12 +88,30 @@ def _wait_for(manager: tp.Any) -> None:
         raise errors[0]
 
 
+class _Newest:
+    """A policy of Orbax: keep those that were saved last, in the order of the saves."""
+
+    def __init__(self, count: int | None, order: dict[int, int]) -> None:
+        self.count = count
+        self.order = order
+
+    def should_preserve(self, checkpoints: tp.Sequence[tp.Any], *, context: tp.Any) -> list[bool]:
+        """Whether each checkpoint is kept."""
+        steps = sorted((c.step for c in checkpoints), key=lambda step: (self.order[step], step))
+        kept = steps if self.count is None else steps[-self.count :]
+        return [c.step in kept for c in checkpoints]
+
+
 class Manager:
     """The checkpoints of a training run: saves them, deletes old ones, and restores one.
 
     A checkpoint is written in the background while training continues, and appears when it is complete;
-    only then is an older one deleted. Use the manager as a context, or call `close`, so that the last
-    checkpoint is completed. In the next run of the program it finds what is in its folder.
+    only then is an older one deleted. Use the manager as a context, or call `close`, so that errors in
+    the background are raised; a program that ends without it completes the last checkpoint first. In the
+    next run of the program the manager finds what is in its folder.
+
+    A run may go back, to the best checkpoint for example, and train on from there: checkpoints that are
+    saved then are the newest, although their steps are smaller. They replace those of the same steps.
 
     Args:
         directory: the folder of the run, which is made by the first `save`.
@@ -116,6 +165,8 @@ class Manager:
         self._asynchronous = asynchronous
         self._orbax: tp.Any = None
         self._saved = False
+        self._at: int | None = None  # the step that this manager saved or restored last
+        self._order: dict[int, int] = {}
 
     def _open(self) -> tp.Any:
         """Orbax's manager."""
@@ -124,7 +175,9 @@ class Manager:
             ocp = _orbax.orbax()
             kept = ocp.checkpoint_managers
             keep, keep_best, keep_every = self._policies
-            policies = [kept.LatestN(keep)]
+            _finish_at_exit()
+            self._order.clear()
+            policies: list[tp.Any] = [_Newest(keep, self._order)]
             if self.best_metric is not None:
                 policies.append(
                     kept.BestN(
@@ -145,8 +198,14 @@ class Manager:
             self._orbax = ocp.CheckpointManager(
                 self.directory, options=options, handler_registry=handlers
             )
+            steps = self._orbax.all_steps()
+            self._order.update((step, self._order_of(step)) for step in steps)
             _opened.add(self._orbax)
         return self._orbax
+
+    def _order_of(self, step: int) -> int:
+        """Which save of the folder a checkpoint is; 0 for one of an earlier version."""
+        return _orbax.read_order(self.directory / str(step)) or self._order.get(step, 0)
 
     def _rank(self, metrics: tp.Any) -> float:
         """A number that is larger for a better checkpoint; the lowest for one that has none."""
@@ -170,7 +229,8 @@ class Manager:
         What has been passed may be changed, and its arrays donated, as soon as this returns.
 
         Args:
-            step: its number, larger than those before.
+            step: its number. Where it is not larger than those before, the run has gone back: the
+                checkpoint is the newest nonetheless, and replaces one of the same step.
             metrics: numbers to be stored with it; the one named `best` is compared.
             only: as in `nnx.checkpoint.save`.
             force: save also where the step is not a multiple of `every`.
@@ -180,7 +240,9 @@ class Manager:
             Whether it was saved.
 
         Raises:
-            ValueError: if `metrics` lacks the one named `best`, or the step has been saved.
+            ValueError: if `metrics` lacks the one named `best`, or the step has been saved: it is
+                that of the save or restore just before, or one of a former run, from which nothing has
+                been restored.
             nnxlite.checkpoint.CheckpointError: for a leaf that cannot be saved.
                 Also if this one, or the one before it in the background, could not be written, as on a
                 full disk; those before are as they were.
@@ -193,10 +255,11 @@ class Manager:
                 f"{sorted(numbers)}. Pass metrics={{{self.best_metric!r}: ...}}."
             )
         manager = self._open()
-        if not force and not manager.should_save(step):
+        there = manager.all_steps()
+        due = step % self._every == 0 or not there or manager.reached_preemption(step)
+        if not force and not due:
             return False
-        if step in manager.all_steps():
-            raise ValueError(f"Manager.save: step {step} is in {self.directory} already.")
+        self._check_new(step, there)
         if not self._saved:
             with together(f"nnx.checkpoint.Manager: {self.directory}"):
                 _wait_for_others(self.directory)
@@ -209,8 +272,29 @@ class Manager:
             leaves = chosen(contents, only)
         args = _orbax.arguments(contents, leaves)
         self.wait()
-        self._unless_failed(lambda: manager.save(step, args=args, metrics=numbers, force=True))
+
+        def write() -> None:
+            if step in there:
+                manager.delete(step)
+            self._order[step] = 1 + max(self._order.values(), default=0)
+            about = _orbax.with_order(self._order[step])
+            manager.save(step, args=args, metrics=numbers, force=True, custom_metadata=about)
+
+        self._unless_failed(write)
+        self._at = step
         return True
+
+    def _check_new(self, step: int, there: tp.Collection[int]) -> None:
+        """Refuse to replace a checkpoint, unless it is one from before this run went back."""
+        if step not in there or self._at not in (None, step):
+            return
+        why = (
+            " from a former run, which this one does not go on from. Restore a checkpoint of it first "
+            "(Manager.restore, nnx.training.resume), or save into another folder."
+            if self._at is None
+            else ", where the run is. Each save needs a step of its own."
+        )
+        raise ValueError(f"Manager.save: step {step} is in {self.directory} already{why}")
 
     def restore(
         self,
@@ -244,9 +328,9 @@ class Manager:
             "Manager.restore", only=only, rename=rename, strict=strict, cast=cast, verify=verify
         )
         self.wait()
-        steps = self.steps
+        steps = self._by_age(self.steps)
         if not steps or (step is not None and step not in steps):
-            there = f"steps {', '.join(map(str, steps))}" if steps else "no checkpoint"
+            there = f"steps {', '.join(map(str, sorted(steps)))}" if steps else "no checkpoint"
             what = "Nothing to restore" if step is None else f"No step {step}"
             raise NotFoundError(f"{what} in {self.directory}: there is {there}.")
         for number in reversed(steps) if step is None else [step]:
@@ -260,6 +344,7 @@ class Manager:
                     verify=verify,
                     **items,
                 )
+                self._at = number
                 return dataclasses.replace(report, step=number)
             except (DamagedError, NotFoundError) as error:
                 if step is not None or number == steps[0]:
@@ -269,13 +354,24 @@ class Manager:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints that are there, in ascending order."""
-        return sorted(self._open().all_steps()) if self.directory.exists() else []
+        """The steps of the checkpoints that are there and complete, in ascending order."""
+        if not self.directory.exists():
+            return []
+        complete = _orbax.complete_steps(self.directory)
+        if self._orbax is None:
+            return complete
+        kept = self._orbax.all_steps()
+        return [step for step in complete if step in kept or step not in self._order]
+
+    def _by_age(self, steps: tp.Iterable[int]) -> list[int]:
+        """Some steps, the newest last."""
+        return sorted(steps, key=lambda step: (self._order_of(step), step))
 
     @property
     def latest(self) -> int | None:
-        """The step of the newest checkpoint; None without any."""
-        return max(self.steps, default=None)
+        """The step that was saved last, also while it is still being written; None without any."""
+        written = [] if self._orbax is None else self._orbax.all_steps()
+        return (self._by_age({*self.steps, *written}) or [None])[-1]
 
     @property
     def best(self) -> int | None:
@@ -321,7 +417,7 @@ class Manager:
             raise _orbax.not_written(self.directory, error) from error
 
     def close(self) -> None:
-        """Wait, and end the threads that write."""
+        """Wait, and end the threads that write; CheckpointError if a checkpoint cannot be written."""
         self.wait()
         if self._orbax is not None:
             self._orbax.close()

@@ -355,6 +355,25 @@ def not_written(folder: epath.Path, error: Exception) -> CheckpointError:
     )
 
 
+def complete_steps(path: epath.Path) -> list[int]:
+    """The steps in the folder of a manager whose checkpoints are complete, in ascending order."""
+    return sorted(found.step for found in orbax().path.step.standard_name_format().find_all(path))
+
+
+def with_order(number: int) -> dict[str, tp.Any]:
+    """What Orbax is to write beside a checkpoint, so that `read_order` reads the number."""
+    return {"nnxlite": {"order": number}}
+
+
+def read_order(path: epath.Path) -> int:
+    """The number that was saved beside a checkpoint; 0 where there is none."""
+    try:
+        number = read_json(path / "_CHECKPOINT_METADATA")["custom_metadata"]["nnxlite"]["order"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return number if type(number) is int else 0
+
+
 def read_stored(path: epath.Path, items: tp.Collection[str] = ()) -> Stored:
     """The description of the checkpoint in a folder.
 

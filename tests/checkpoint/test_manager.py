@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import types
 
@@ -77,7 +80,113 @@ def test_steps_between_are_passed_over_unless_forced(tmp_path):
         assert manager.save(10, model=model())
         assert not manager.save(15, model=model())
         assert manager.save(17, model=model(), force=True)
+        manager.wait()
         assert manager.steps == [10, 17]
+
+
+@pytest.mark.parametrize("again", ["same manager", "another manager"])
+@pytest.mark.parametrize(
+    ("options", "steps", "kept"),
+    [
+        ({"keep": None}, [6, 7, 10, 11], [5, 6, 7, 10, 11, 15]),
+        ({"keep": 2}, [6, 7], [5, 6, 7]),  # 5 is the best one
+        ({"keep": 2}, [10, 11, 15], [5, 11, 15]),
+        ({"keep": 1}, [6], [5, 6]),
+        ({"keep": 1}, [15], [5, 15]),
+        ({"keep": 1, "keep_every": 5}, [6, 7], [5, 7, 10, 15]),
+        ({"keep": 3, "every": 5}, [8, 10], [5, 10, 15]),  # 8 is not a multiple
+        ({"keep": 2, "asynchronous": False}, [6, 10], [5, 6, 10]),
+    ],
+)
+def test_a_run_that_goes_back_is_saved_from_there(tmp_path, again, options, steps, kept):
+    """What is saved last is the newest, in this process and the next, whatever its step."""
+    manager = Manager(tmp_path, best="loss", **options)
+    for step in (5, 10, 15):
+        manager.save(step, model=model(step + 0.0), metrics={"loss": step})
+    if again == "another manager":
+        manager.close()
+        manager = Manager(tmp_path, best="loss", **options)
+    manager.restore(manager.best, model=model())
+    for step in steps:
+        saved = manager.save(step, model=model(step + 100.0), metrics={"loss": 50 + step})
+        assert saved is (step != 8)
+    manager.close()
+    last, new = steps[-1], model()
+    for found in (manager, Manager(tmp_path, best="loss")):
+        assert found.steps == kept and found.latest == last and found.best == 5
+        assert found.restore(model=new).step == last and new.w[0] == last + 100
+        assert found.restore(5, model=new).step == 5 and new.w[0] == 5
+    with Manager(tmp_path, best="loss") as goes_on:
+        assert nnx.training.resume(goes_on, model=new) == last
+        goes_on.save(last + 1, model=new, metrics={"loss": 99})
+    assert Manager(tmp_path).latest == last + 1
+
+
+def test_a_former_run_is_not_replaced_by_one_that_does_not_go_on_from_it(tmp_path):
+    run(tmp_path, [1, 2, 3]).close()
+    with Manager(tmp_path) as manager:
+        with pytest.raises(ValueError, match="step 2 is in .* already from a former run, .*folder"):
+            manager.save(2, model=model())
+        manager.restore(2, model=model())
+        with pytest.raises(ValueError, match="step 2 is in .* already, where the run is"):
+            manager.save(2, model=model())
+        manager.restore(1, model=model())
+        assert manager.save(2, model=model(7.0))
+    new = model()
+    assert Manager(tmp_path).restore(model=new).step == 2 and new.w[0] == 7
+
+
+def test_checkpoints_of_earlier_versions_are_ordered_by_their_steps(tmp_path):
+    run(tmp_path, [1, 2, 3]).close()
+    for file in tmp_path.glob("*/_CHECKPOINT_METADATA"):
+        given = json.loads(file.read_text())
+        assert given.pop("custom_metadata") == {"nnxlite": {"order": int(file.parent.name)}}
+        file.write_text(json.dumps(given))
+    with Manager(tmp_path) as manager:
+        assert manager.latest == 3 and manager.restore(1, model=model())
+        manager.save(2, model=model())
+    assert Manager(tmp_path).latest == 2 and Manager(tmp_path).steps == [1, 2, 3]
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0", "del manager"])
+def test_a_program_that_ends_completes_its_last_checkpoint(tmp_path, end):
+    program = f"""if True:
+        import jax.numpy as jnp, nnxlite as nnx
+        manager = nnx.checkpoint.Manager({str(tmp_path)!r})
+        manager.save(1, model=nnx.Dict(w=nnx.Param(jnp.ones((4000, 1000)))))
+        {end}
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == {"": 0, "raise SystemExit(3)": 3, "del manager": 0}.get(end, 1)
+    assert "new futures" not in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    new = nnx.Dict(w=nnx.Param(jnp.zeros((4000, 1000))))
+    assert Manager(tmp_path).restore(model=new).step == 1 and new.w[0, 0] == 1
+
+
+def test_a_program_that_ends_says_what_could_not_be_written(tmp_path):
+    program = f"""if True:
+        import os, jax.numpy as jnp, nnxlite as nnx
+        def fail(path, *args, rename=os.rename, **kwargs):
+            if "orbax-checkpoint-tmp" in str(path):
+                raise OSError("No space left on device")
+            return rename(path, *args, **kwargs)
+        os.rename = fail
+        nnx.checkpoint.Manager({str(tmp_path)!r}).save(1, model=nnx.Param(jnp.ones(3)))
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert f"The checkpoint could not be written into {tmp_path}" in ended.stderr
+    assert "No space left on device" in ended.stderr
+
+
+def test_what_is_being_written_is_not_among_the_steps(tmp_path, slow_disk):
+    manager = run_in_background(tmp_path, slow_disk)
+    assert manager.steps == Manager(tmp_path).steps == []
+    assert manager.latest == 1 and Manager(tmp_path).latest is None
+    slow_disk.go.set()
+    manager.wait()
+    assert manager.steps == Manager(tmp_path).steps == [1] and manager.latest == 1
+    manager.close()
 
 
 def test_nothing_is_made_before_the_first_save(tmp_path):
@@ -172,8 +281,11 @@ def test_saves_that_are_refused(tmp_path):
         ):
             manager.save(1, model=model(), metrics={"acc": 1})
         manager.save(1, model=model(), metrics={"loss": 1})
-        with pytest.raises(ValueError, match="step 1 is in .* already"):
-            manager.save(1, model=model(), metrics={"loss": 1}, force=True)
+        for force in (False, True):
+            with pytest.raises(
+                ValueError, match=r"step 1 is in .* already, where the run is\. Each save needs a s"
+            ):
+                manager.save(1, model=model(), metrics={"loss": 1}, force=force)
     with Manager(tmp_path) as manager:
         with pytest.raises(ValueError, match="name the metric first"):
             manager.best
@@ -253,7 +365,7 @@ def test_what_an_interrupted_close_is_writing_is_not_taken_away(
 def test_an_interrupted_manager_goes_on(tmp_path, slow_disk):
     manager = run_in_background(tmp_path, slow_disk, keep=1)
     interrupt_while(manager.wait)
-    assert manager.steps == [1]
+    assert manager.steps == [] and manager.latest == 1  # it is not complete
     threading.Timer(0.3, slow_disk.go.set).start()
     assert manager.save(2, model=model(2.0))
     manager.close()
