@@ -22,6 +22,17 @@ class NnxError(Exception):
     True
     """
 
+    def __reduce__(self) -> tuple[tp.Any, ...]:
+        # Exception would call the class with the message, whatever the arguments of `__init__` are.
+        return _rebuilt, (getattr(type(self), "_declared", type(self)), self.args), self.__dict__
+
+
+def _rebuilt(cls: type[NnxError], args: tuple[tp.Any, ...]) -> NnxError:
+    """An exception from a pickle or a copy, without its fields."""
+    error = cls.__new__(cls)
+    error.args = args
+    return error
+
 
 class TraceContextError(NnxError):
     """An object was changed from a trace level other than the one it belongs to.
@@ -73,7 +84,7 @@ class TraceContextError(NnxError):
 @functools.cache
 def _of_both(cls: type, reference: type) -> tp.Any:
     """A subclass of both, the same one each time."""
-    return type(cls.__name__, (cls, reference), {"__module__": cls.__module__})
+    return type(cls.__name__, (cls, reference), {"__module__": cls.__module__, "_declared": cls})
 
 
 def path_text(path: tp.Iterable[tp.Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import typing as tp
 from collections.abc import Iterator
 
 from nnxlite._errors import NnxError
@@ -57,6 +58,10 @@ class NotFoundError(CheckpointError, FileNotFoundError):
     >>> issubclass(nnx.checkpoint.NotFoundError, FileNotFoundError)
     True
     """
+
+    def __new__(cls, *args: tp.Any) -> tp.Self:
+        # Found by name, as a pickle does, `__new__` would be that of ValueError, which does not suit.
+        return FileNotFoundError.__new__(cls, *args)
 
 
 _KINDS: dict[str, type[Exception]] = {

@@ -1,0 +1,83 @@
+"""Exceptions of the package cross process pools: each can be pickled and copied, with its fields."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+import pkgutil
+import subprocess
+import sys
+import typing as tp
+
+import jax
+import pytest
+
+import nnxlite as nnx
+from nnxlite._errors import NnxError, TraceContextError
+from nnxlite._statics import UnhashableStatic
+from nnxlite.checkpoint import MappingError, Mismatch, MismatchError, Report
+from nnxlite.graph._plan import Stale
+from nnxlite.migrate._errors import UnreadableError
+
+text = "Expected 4 input features, got 5.\nIn MLP.l1"
+SAMPLES: dict[type, tp.Callable[[], BaseException]] = {
+    TraceContextError: lambda: TraceContextError("Variable", "value", "a", "b", variable=True),
+    MismatchError: lambda: MismatchError(
+        text, Report("c", ("a",), misshapen=(Mismatch("b", "float32[2]", "None"),))
+    ),
+    MappingError: lambda: MappingError(text, ["first", "second"]),
+    UnreadableError: lambda: UnreadableError(text, 3, 4),
+    nnx.distributed.ProcessError: lambda: nnx.distributed.ProcessError(text, "OSError"),
+}
+
+
+def all_classes() -> list[type[BaseException]]:
+    """The exception classes that the modules of the package define."""
+    found: dict[type[BaseException], None] = {}
+    for module in pkgutil.walk_packages(nnx.__path__, "nnxlite."):
+        if not module.name.endswith("__main__"):
+            for value in vars(importlib.import_module(module.name)).values():
+                if isinstance(value, type) and issubclass(value, BaseException):
+                    if value.__module__.startswith("nnxlite"):
+                        found[value] = None
+    return sorted(found, key=lambda cls: cls.__name__)
+
+
+def test_all_classes_are_found():
+    classes = set(all_classes())
+    assert {*SAMPLES, NnxError, UnhashableStatic, Stale} <= classes
+    assert nnx.checkpoint.NotFoundError in classes
+
+
+@pytest.mark.parametrize("cls", all_classes(), ids=lambda cls: cls.__name__)
+def test_an_exception_is_pickled_and_copied_with_its_fields(cls):
+    error = SAMPLES.get(cls, lambda: cls(text))()
+    error.add_note("in a worker")
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is type(error) and str(again) == str(error) and again.args == error.args
+        assert vars(again) == vars(error) and again.__notes__ == ["in a worker"]
+        with pytest.raises(cls, match="Expected 4|Cannot mutate Variable from a diff"):
+            raise again
+
+
+def test_a_write_from_another_trace_level_leaves_a_worker(tmp_path):
+    """Also where the reference is imported, whose class of this name the exception has as a base."""
+    count = nnx.Variable(0)
+    with pytest.raises(TraceContextError) as caught:
+        jax.make_jaxpr(count.set_value)(1)
+    (tmp_path / "error").write_bytes(pickle.dumps(caught.value))
+    for first in ("nnxlite", "flax.nnx"):
+        program = f"""if True:
+            import {first}, pickle, nnxlite as nnx
+            error = pickle.loads(open({str(tmp_path / "error")!r}, "rb").read())
+            assert isinstance(error, nnx.TraceContextError), type(error)
+            assert type(error).__name__ == "TraceContextError" and error.owner == "Variable"
+            again = pickle.loads(pickle.dumps(error))
+            assert str(again) == str(error) and type(again) is type(error), type(again)
+            print(error)
+        """
+        if first != "nnxlite":
+            pytest.importorskip("flax")
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert ended.stdout.strip() == str(caught.value), ended.stderr
