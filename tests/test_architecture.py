@@ -26,6 +26,7 @@ LAYERS = [
         "_replacing",
         "_together",
         "_statics",
+        "_integers",
         "_interning",
         "_patterns",
         "_untrusted",

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from nnxlite._errors import path_text
+from nnxlite._integers import as_integer
 from nnxlite._jax import PyTreeDef, flatten_one_level, is_pytree_leaf, key_name
 from nnxlite._state import State
 from nnxlite.boundary._inputs import ArgumentLeaf, CallDef, is_root, paths_of
@@ -50,7 +51,7 @@ class FilterMapping(PrefixMapping):
         pairs = mapping.items() if isinstance(mapping, tp.Mapping) else mapping
         pairs = tuple((f, s) for f, s in pairs)
         self._filters: tuple[Filter, ...] = tuple(f for f, _ in pairs)
-        self._settings: tuple[tp.Any, ...] = tuple(s for _, s in pairs)
+        self._settings: tuple[tp.Any, ...] = tuple(as_integer(s) for _, s in pairs)
         self._predicates: tuple[Predicate, ...] = tuple(map(to_predicate, self._filters))
 
     @property
@@ -188,7 +189,7 @@ class NodePrefix(FilterMapping):
     ) -> None:
         self._kind = kind
         self._aliases = tuple(aliases)
-        self._by_path = dict(settings)
+        self._by_path = {path: as_integer(setting) for path, setting in settings.items()}
         self._filters = tuple(self._by_path)
         self._settings = tuple(self._by_path.values())
 
@@ -269,7 +270,7 @@ class DiffState(PrefixMapping):
     """
 
     def __init__(self, argnum: int, filter: Filter) -> None:
-        self.argnum = argnum
+        self.argnum = as_integer(argnum)
         self.filter = filter
         self._predicate = to_predicate(filter)
 
@@ -343,7 +344,9 @@ def by_path(prefix: tp.Any) -> tp.Any:
                 f"Variables prefixes are not supported: found a {type(part).__name__} in place of "
                 "a setting. Give the setting itself, for the entire Variable."
             )
-        return part if is_setting(part) or not is_root(part) else node_prefix(part)
+        if is_setting(part) or not is_root(part):
+            return as_integer(part)
+        return node_prefix(part)
 
     return jax.tree_util.tree_map(one, prefix, is_leaf=lambda x: is_setting(x) or is_root(x))
 

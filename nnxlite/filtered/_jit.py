@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from nnxlite._config import context_key
+from nnxlite._integers import as_integer
 from nnxlite._jax import PyTreeDef
 from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite._typing import P, R
@@ -360,5 +361,5 @@ def filter_jit(
                 "by leaf. Use args=, kwargs= and donate=."
             )
     specs = ArgumentSpecs.given(default, fn, args, kwargs)
-    options = FilterJitOptions(donate, specs, out, tuple(jitkwargs.items()), max_traces)
+    options = FilterJitOptions(donate, specs, out, tuple(jitkwargs.items()), as_integer(max_traces))
     return decorated(FilterJit, fun, options)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import path_text
+from nnxlite._integers import as_integer
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
     CallDef,
@@ -335,7 +336,7 @@ def _mapped(
     else:
         specs = ArgumentSpecs(in_axes, arrays, None)
     jax_options = (("axis_name", axis_name), *more.items())
-    options = FilterMapOptions(specs, out_axes, axis_size, donate, jax_options)
+    options = FilterMapOptions(specs, out_axes, as_integer(axis_size), donate, jax_options)
     return decorated(kind, fun, options)
 
 

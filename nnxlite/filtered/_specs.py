@@ -16,6 +16,7 @@ import typing as tp
 
 from nnxlite import filters
 from nnxlite._errors import path_text, short_type
+from nnxlite._integers import as_integer
 from nnxlite.boundary import (
     ArgumentLeaf,
     NodePrefix,
@@ -72,6 +73,7 @@ class SpecKind(tp.NamedTuple):
 
         Raises ValueError for a literal of another type, or a function that gives no answer.
         """
+        literal = as_integer(literal)
         if self.is_answer(literal):
             return literal
         if is_filter(literal):

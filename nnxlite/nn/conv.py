@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from nnxlite._integers import as_integer
 from nnxlite.nn._common import (
     NO_METADATA,
     AffineLayer,
@@ -72,10 +73,11 @@ def canonicalize_padding(padding: Padding, rank: int) -> str | list[tuple[int, i
 
 def _pairs(padding: tp.Any, rank: int) -> tuple[tuple[int, int], ...] | None:
     """Padding given in numbers as a pair for each axis; None if it is something else."""
+    padding = without_numpy(as_integer(padding))
     if isinstance(padding, int):
         return ((padding, padding),) * rank
     if isinstance(padding, tp.Sequence) and len(padding) == rank:
-        pairs = [(p, p) if isinstance(p, int) else p for p in padding]
+        pairs = [(p, p) if isinstance(p, int) else p for p in map(as_integer, padding)]
         if all(isinstance(p, tp.Sequence) and len(p) == 2 for p in pairs):
             return tuple((p[0], p[1]) for p in pairs)
     return None

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from nnxlite._errors import short_type
+from nnxlite._integers import as_integer, as_integers
 from nnxlite._interning import LOCK
 from nnxlite.objects import Pytree
 from nnxlite.serving._export import Exported
@@ -200,13 +201,12 @@ def bucketed(
     is_module = issubclass(type(fun), Pytree)
     compiled = isinstance(fun, Exported) or (hasattr(fun, "lower") and not is_module)
     name = fun.name if isinstance(fun, Exported) else name_of(fun)
-    chosen = (batched,) if isinstance(batched, int) else batched
     return Bucketed(
         fun if compiled else jit(fun),
         type(fun).__name__ if is_module else name,
         ordered,
-        axis,
-        None if chosen is None else tuple(chosen),
+        as_integer(axis),
+        None if batched is None else as_integers(batched),
         larger,
     )
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import path_text, short_type
+from nnxlite._integers import as_integers
 from nnxlite.boundary import Partition, parameter_names
 from nnxlite.graph import flat_pairs, merge, split
 from nnxlite.objects import Pytree
@@ -199,7 +200,7 @@ def export(
         leaves += own
         paths += at
     specs = _specs(name, parameters, given, leaves, paths, shapes, constraints)
-    numbers = {donate} if isinstance(donate, int) else set(donate)
+    numbers = set(as_integers(donate))
     if not numbers <= set(range(len(given))):
         raise ValueError(f"export: donate is {donate!r}, and {name} has {len(given)} arguments.")
     donated = tuple(i for n in sorted(numbers) for i in _trees.leaves_of(inputs[n]))

@@ -9,6 +9,7 @@ import typing as tp
 import jax
 
 from nnxlite._config import context_key
+from nnxlite._integers import as_integers
 from nnxlite._jax import key_name
 from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import (
@@ -131,13 +132,6 @@ def fill_statics(args: tuple[tp.Any, ...], statics: Statics) -> list[tp.Any]:
     return out
 
 
-def as_tuple(given: tp.Any) -> tuple[tp.Any, ...]:
-    """None, one item, or several, as a tuple."""
-    if given is None:
-        return ()
-    return (given,) if isinstance(given, (int, str)) else tuple(given)
-
-
 class Selection(tp.NamedTuple):
     """Arguments chosen by number and by name."""
 
@@ -157,7 +151,7 @@ def select_arguments(
 
     Raises ValueError for a number or name that the function does not have.
     """
-    numbers, names = set(as_tuple(argnums)), set(as_tuple(argnames))
+    numbers, names = set(as_integers(argnums)), set(as_integers(argnames))
     if not numbers and not names:
         return _NOTHING
     parameters = parameters_of(fun)

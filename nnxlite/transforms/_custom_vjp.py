@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from nnxlite._config import Modes
+from nnxlite._integers import as_integers
 from nnxlite.boundary import (
     CallDef,
     CameIn,
@@ -469,7 +470,7 @@ def custom_vjp(
     >>> float(nnx.grad(twice)(nnx.Dict(x=nnx.Param(1.0)))["x"].value)
     20.0
     """
-    if isinstance(nondiff_argnums, (int, DiffState)):
+    if isinstance(nondiff_argnums, DiffState):
         nondiff_argnums = (nondiff_argnums,)
     modes = Modes.of(graph, graph_updates)
-    return decorated(CustomVjp, fun, VjpOptions("custom_vjp", tuple(nondiff_argnums), modes))
+    return decorated(CustomVjp, fun, VjpOptions("custom_vjp", as_integers(nondiff_argnums), modes))

@@ -13,6 +13,7 @@ import typing as tp
 import jax
 
 from nnxlite._config import Modes, context_key
+from nnxlite._integers import as_integer
 from nnxlite.boundary import (
     ArgumentNames,
     Body,
@@ -508,7 +509,7 @@ def jit(
             out_shardings=by_path(out_shardings),
             modes=modes,
             jax_options=tuple(sorted(jax_options.items())),
-            max_traces=max_traces,
+            max_traces=as_integer(max_traces),
         )
         both = (options.static.names & options.donate.names) or (
             options.static.numbers & options.donate.numbers

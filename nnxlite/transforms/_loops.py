@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._config import Modes
+from nnxlite._integers import as_integer
 from nnxlite._jax import Tracer, is_ref
 from nnxlite.boundary import (
     OTHER,
@@ -346,7 +347,7 @@ def fori_loop(
     >>> int(nnx.fori_loop(0, 4, lambda i, total: total + i, 0))
     6
     """
-    lower, upper = unwrapped_value(lower), unwrapped_value(upper)
+    lower, upper, unroll = unwrapped_value(lower), unwrapped_value(upper), as_integer(unroll)
     if unroll is not None:  # JAX needs concrete bounds
         lower, upper = (int(b) if _is_known(b) else b for b in (lower, upper))
     known = (lower, upper) if type(lower) is int and type(upper) is int else None

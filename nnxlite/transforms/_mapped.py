@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxlite._config import Modes, context_key
+from nnxlite._integers import as_integer, as_integers
 from nnxlite._jax import is_tracing
 from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import (
@@ -49,7 +50,6 @@ from nnxlite.closures import replaced_functions
 from nnxlite.graph import GraphDef
 from nnxlite.transforms._arguments import (
     Statics,
-    as_tuple,
     blank_statics,
     check_arguments,
     fill_statics,
@@ -481,7 +481,11 @@ def vmap(
     >>> create(nnx.Rngs(0)).bias.shape
     (4, 3)
     """
-    given = {"axis_name": axis_name, "axis_size": axis_size, "spmd_axis_name": spmd_axis_name}
+    given = {
+        "axis_name": axis_name,
+        "axis_size": as_integer(axis_size),
+        "spmd_axis_name": spmd_axis_name,
+    }
     modes, metadata = Modes.of(graph, graph_updates), dict(transform_metadata)
     options = axis_options("vmap", in_axes, out_axes, modes, metadata, _vmapped, given)
     return decorated(MapWrapped, f, options)
@@ -537,10 +541,15 @@ def pmap(
     """
     del donate_argnums  # results are the same without; buffers of objects must stay
     devices = None if devices is None else tuple(devices)
-    given = {"axis_name": axis_name, "devices": devices, "backend": backend, "axis_size": axis_size}
+    given = {
+        "axis_name": axis_name,
+        "devices": devices,
+        "backend": backend,
+        "axis_size": as_integer(axis_size),
+    }
     modes, metadata = Modes.of(graph, graph_updates), dict(transform_metadata)
     options = axis_options("pmap", in_axes, out_axes, modes, metadata, _pmapped, given)
-    statics = as_tuple(static_broadcasted_argnums)
+    statics = as_integers(static_broadcasted_argnums)
     return decorated(MapWrapped, f, options._replace(statics=statics))
 
 

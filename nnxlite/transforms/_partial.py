@@ -11,6 +11,7 @@ import functools
 import typing as tp
 
 from nnxlite._config import Modes
+from nnxlite._integers import as_integers
 from nnxlite.boundary import CallDef, Inputs, fixed_structure, structure_changed
 from nnxlite.graph import build, find_plan, view
 from nnxlite.transforms._jit import JitOptions, JitWrapped, jit
@@ -141,7 +142,7 @@ def _of_all(numbers: int | tp.Sequence[int] | None, count: int) -> list[int] | N
     if numbers is None:
         return None
     out: list[int] = []
-    for n in (numbers,) if isinstance(numbers, int) else numbers:
+    for n in as_integers(numbers):
         out += range(count) if n == 0 else [n + count - 1 if n > 0 else n]
     return out
 

@@ -12,6 +12,7 @@ import typing as tp
 import jax
 
 from nnxlite._config import Modes
+from nnxlite._integers import as_integers
 from nnxlite._jax import without_literals
 from nnxlite._typing import RematPolicy
 from nnxlite.boundary import CallDef, Crossing, describe
@@ -123,8 +124,6 @@ def remat(
     >>> bool((one["kernel"].value == two["kernel"].value).all())
     True
     """
-    if isinstance(static_argnums, int):
-        static_argnums = (static_argnums,)
     modes = Modes.of(graph, graph_updates)
-    options = RematOptions("remat", tuple(static_argnums), prevent_cse, policy, modes)
+    options = RematOptions("remat", as_integers(static_argnums), prevent_cse, policy, modes)
     return decorated(RematWrapped, f, options)

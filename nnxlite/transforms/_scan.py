@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._config import Modes
+from nnxlite._integers import as_integer
 from nnxlite._jax import is_ref
 from nnxlite.boundary import (
     OTHER,
@@ -342,9 +343,10 @@ def scan(
     refuse_foreign_axes("scan", "in_axes", in_axes)
     refuse_foreign_axes("scan", "out_axes", out_axes)
     check_prefixes(in_axes, out_axes)
+    unroll = as_integer(unroll)
     options = ScanOptions(
         "scan",
-        length,
+        as_integer(length),
         reverse,
         (type(unroll), unroll),
         _split_transpose,

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite import _sharding_hook
 from nnxlite._config import Modes
+from nnxlite._integers import as_integers
 from nnxlite._jax import current_mesh, without_literals
 from nnxlite.boundary import (
     CallDef,
@@ -169,7 +170,7 @@ def make_jaxpr(
     >>> [str(eqn.primitive) for eqn in jaxpr.eqns]
     ['add']
     """
-    numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    numbers = as_integers(static_argnums)
     options = LookOptions("make_jaxpr", Modes.of(graph, graph_updates), numbers)
     return decorated(JaxprMaker, f, options)
 
