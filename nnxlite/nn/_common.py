@@ -193,6 +193,33 @@ def check_size(layer: tp.Any, name: str, value: tp.Any) -> int:
     return size
 
 
+def check_rate(caller: tp.Any, name: str, rate: tp.Any, *, below_one: bool = True) -> None:
+    """Raise unless `rate` is a probability; a traced one is not looked at.
+
+    Args:
+        caller: the layer, or the name of the function.
+        name: of the argument.
+        rate: its value.
+        below_one: whether one is refused.
+
+    Raises:
+        TypeError: for anything but a number.
+        ValueError: for a number outside the range, NaN among them.
+    """
+    try:
+        number = None if isinstance(rate, str) else float(rate)
+    except jax.errors.ConcretizationTypeError:
+        return
+    except (TypeError, ValueError):
+        number = None
+    if number is not None and 0 <= number <= 1 and not (below_one and number == 1):
+        return
+    who = caller if isinstance(caller, str) else layer_name(caller)
+    span = "[0, 1)" if below_one else "[0, 1]"
+    kind = TypeError if number is None else ValueError
+    raise kind(f"{who}: `{name}` must be a probability in the range {span}, got {rate!r}.")
+
+
 def check_sizes(layer: tp.Any, name: str, values: Axes) -> tuple[int, ...]:
     """One or several sizes as a tuple."""
     values = without_numpy(values)

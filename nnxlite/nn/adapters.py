@@ -23,7 +23,7 @@ from nnxlite._freezing import freeze, matches
 from nnxlite.filters import All, Filter, Not
 from nnxlite.graph import Path, iter_graph
 from nnxlite.graph import state as state_of
-from nnxlite.nn._common import params_key
+from nnxlite.nn._common import check_rate, params_key
 from nnxlite.nn.conv import Conv, ConvTranspose
 from nnxlite.nn.dtypes import Dtype
 from nnxlite.nn.embed import Embed
@@ -233,8 +233,7 @@ def inject(
 def _check_settings(rank: tp.Any, dropout: float) -> None:
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise ValueError(f"lora.inject: rank must be a whole number, 1 or more, got {rank!r}.")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"lora.inject: dropout is a probability below 1, got {dropout!r}.")
+    check_rate("lora.inject", "dropout", dropout)
 
 
 def _check_kernels(model: tp.Any, layers: list[tuple[Path, tp.Any]], weight: str | None) -> None:

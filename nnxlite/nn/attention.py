@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from nnxlite.nn._common import Precision
+from nnxlite.nn._common import Precision, check_rate
 from nnxlite.nn._shapes import broadcast_together, broadcasts_to
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.objects import Module
@@ -95,6 +95,7 @@ def dot_product_attention(
     >>> nnx.dot_product_attention(query, key, value, is_causal=True)[0, :, 0, 0].tolist()
     [0.0, 0.5]
     """
+    check_rate("dot_product_attention", "dropout_rate", dropout_rate)
     query, key, value = promote_dtype((query, key, value), dtype=dtype)
     check_shapes(query, key, value)
     bias, mask = _terms(query, key, bias, mask)
@@ -134,6 +135,7 @@ def dot_product_attention_weights(
     >>> dot_product_attention_weights(query, key, is_causal=True)[0, 0].tolist()
     [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     """
+    check_rate("dot_product_attention_weights", "dropout_rate", dropout_rate)
     query, key = promote_dtype((query, key), dtype=dtype)
     check_shapes(query, key)
     bias, mask = _terms(query, key, bias, mask)
@@ -268,8 +270,6 @@ def _weights(
 
 def _dropout(weights: jax.Array, rate: float, key: jax.Array | None, broadcast: bool) -> jax.Array:
     """The weights with random ones set to zero and the others scaled up."""
-    if not rate < 1:
-        raise ValueError(f"dropout_rate must be in the range [0, 1), got {rate}.")
     if key is None:
         raise ValueError(
             "dot_product_attention: dropout_rng is required when dropout_rate > 0 and "

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from nnxlite._typing import R
 from nnxlite.boundary import parameters_of
-from nnxlite.nn._common import Precision, check_size
+from nnxlite.nn._common import Precision, check_rate, check_size
 from nnxlite.nn.activations import identity, relu
 from nnxlite.nn.dtypes import Dtype
 from nnxlite.nn.initializers import Initializer
@@ -191,6 +191,7 @@ class MLP(Module):
         check_size(self, "out_features", out_features)
         check_size(self, "width", width)
         check_size(self, "depth", depth)
+        check_rate(self, "dropout_rate", dropout_rate, below_one=False)
         self.in_features = in_features
         self.out_features = out_features
         self.width = width

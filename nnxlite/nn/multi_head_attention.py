@@ -22,7 +22,14 @@ from jax.core import Tracer
 
 from nnxlite.boundary import parameters_of
 from nnxlite.nn import initializers
-from nnxlite.nn._common import NO_METADATA, DotGeneralFn, Metadata, OutSharding, Precision
+from nnxlite.nn._common import (
+    NO_METADATA,
+    DotGeneralFn,
+    Metadata,
+    OutSharding,
+    Precision,
+    check_rate,
+)
 from nnxlite.nn._keys import KeySource, draw_key, own_stream
 from nnxlite.nn._modes import resolve_mode
 from nnxlite.nn._shapes import broadcasts_to
@@ -81,7 +88,8 @@ class MultiHeadAttention(Module):
         cached_key, cached_value, cache_index: `Cache`s made by `init_cache`, or None.
 
     Raises:
-        ValueError: for numbers of heads that do not divide the features or each other.
+        ValueError: for numbers of heads that do not divide the features or each other, or a dropout
+            rate outside [0, 1).
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -149,6 +157,7 @@ class MultiHeadAttention(Module):
         self.in_kv_features = in_features if in_kv_features is None else in_kv_features
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self._nnx_check_heads()
+        check_rate(self, "dropout_rate", dropout_rate)
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.broadcast_dropout = broadcast_dropout

@@ -25,7 +25,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from nnxlite._jax import current_mesh
-from nnxlite.nn._common import Precision
+from nnxlite.nn._common import Precision, check_rate
 from nnxlite.nn.attention import check_shapes, logit_like
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 
@@ -79,7 +79,8 @@ def ring_attention(
 
     Raises:
         ValueError: for shapes that do not match, lengths that the axis does not divide, a mesh that
-            is missing or has no such axis, weights that are to be recorded, dropout without a key.
+            is missing or has no such axis, weights that are to be recorded, a dropout rate outside
+            [0, 1), dropout without a key.
         TypeError: for a mask that does not broadcast.
 
     >>> import functools
@@ -94,6 +95,7 @@ def ring_attention(
     >>> bool(jnp.allclose(layer(x, is_causal=True), whole(x, is_causal=True), atol=1e-5))
     True
     """
+    check_rate("ring_attention", "dropout_rate", dropout_rate)
     query, key, value = promote_dtype((query, key, value), dtype=dtype)
     check_shapes(query, key, value)
     if module is not None:

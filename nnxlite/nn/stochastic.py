@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
+from nnxlite.nn._common import check_rate
 from nnxlite.nn._keys import KeySource, draw_key, own_stream
 from nnxlite.nn._modes import resolve_mode
 from nnxlite.objects import Module, Rngs, RngStream, data, layer_name
@@ -30,7 +31,8 @@ class Dropout(Module):
             `rng_collection` (or from the default one if there is none of this name).
 
     Raises:
-        TypeError: for `rngs` of another type, or an input that is not floating.
+        TypeError: for a rate that is not a number, `rngs` of another type, or an input that is not
+            floating.
         ValueError: for a rate outside [0, 1]; when called without a key, or without
             `deterministic` if the layer has none.
         KeyError: if `rngs` does not have this stream.
@@ -55,10 +57,7 @@ class Dropout(Module):
         rng_collection: str = "dropout",
         rngs: Rngs | RngStream | None = None,
     ) -> None:
-        if isinstance(rate, (int, float)) and not 0 <= rate <= 1:
-            raise ValueError(
-                f"{layer_name(self)}: `rate` is a probability, from 0 to 1; got {rate}."
-            )
+        check_rate(self, "rate", rate, below_one=False)
         self.rate = rate
         self.broadcast_dims = tuple(broadcast_dims)
         self.deterministic = deterministic
@@ -83,6 +82,8 @@ class Dropout(Module):
         if resolve_mode(self, "deterministic", deterministic, self.deterministic):
             return inputs
         fixed = not isinstance(self.rate, Tracer)
+        if fixed:
+            check_rate(self, "rate", self.rate, below_one=False)
         if fixed and self.rate == 0:
             return inputs
         if fixed and self.rate == 1:

@@ -378,7 +378,9 @@ def test_messages():
     for rank in (0, 2.0, True):
         with pytest.raises(ValueError, match="rank must be a whole number, 1 or more, got"):
             inject(model, ..., rank=rank)
-    with pytest.raises(ValueError, match="dropout is a probability below 1, got 1"):
+    with pytest.raises(
+        ValueError, match=r"`dropout` must be a probability in the range \[0, 1\), got 1"
+    ):
         inject(model, ..., dropout=1)
     for function in (nnx.lora.merge, nnx.lora.unmerge, nnx.lora.remove, nnx.lora.adapters):
         with pytest.raises(ValueError, match=f"lora.{function.__name__}: Net has no adapters. nnx"):

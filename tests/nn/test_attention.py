@@ -214,7 +214,7 @@ def test_masks_and_biases_must_broadcast(name):
 def test_dropout_messages():
     with pytest.raises(ValueError, match="dropout_rng is required when .* dropout_rate=0.5"):
         nnx.dot_product_attention(*arrays(), dropout_rate=0.5)
-    with pytest.raises(ValueError, match=r"must be in the range \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"must be a probability in the range \[0, 1\), got 1.0"):
         nnx.dot_product_attention(*arrays(), dropout_rate=1.0, dropout_rng=KEY)
 
 

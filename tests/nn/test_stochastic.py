@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
+from nnxlite.nn.attention import dot_product_attention_weights
 
 
 def test_dropout_keeps_the_mean_and_scales_what_it_keeps():
@@ -109,10 +110,87 @@ def test_without_a_mode_the_remedies_are_named():
         nnx.Dropout(0.5, deterministic=None, rngs=nnx.Rngs(0))(jnp.ones(3))
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.5, 2])
-def test_a_rate_is_a_probability(rate):
-    with pytest.raises(ValueError, match=f"`rate` is a probability, from 0 to 1; got {rate}"):
-        nnx.Dropout(rate, rngs=nnx.Rngs(0))
+ATTENTION = {"query": jnp.ones((1, 2, 1, 4)), "key": jnp.ones((1, 2, 1, 4))}
+RATES = {  # everything that takes a rate: how it is made, the names it says, whether one is allowed
+    "Dropout": (lambda rate: nnx.Dropout(rate, rngs=nnx.Rngs(0)), "Dropout: `rate`", True),
+    "MLP": (
+        lambda rate: nnx.MLP(2, 2, 2, 0, dropout_rate=rate, rngs=nnx.Rngs(0)),
+        "MLP: `dropout_rate`",
+        True,
+    ),
+    "MultiHeadAttention": (
+        lambda rate: nnx.MultiHeadAttention(2, 4, dropout_rate=rate, rngs=nnx.Rngs(0)),
+        "MultiHeadAttention: `dropout_rate`",
+        False,
+    ),
+    "dot_product_attention": (
+        lambda rate: nnx.dot_product_attention(
+            **ATTENTION, value=ATTENTION["key"], dropout_rate=rate, dropout_rng=jax.random.key(0)
+        ),
+        "dot_product_attention: `dropout_rate`",
+        False,
+    ),
+    "dot_product_attention_weights": (
+        lambda rate: dot_product_attention_weights(
+            **ATTENTION, dropout_rate=rate, dropout_rng=jax.random.key(0)
+        ),
+        "dot_product_attention_weights: `dropout_rate`",
+        False,
+    ),
+    "dot_product_attention_with_rope": (
+        lambda rate: nnx.dot_product_attention_with_rope(
+            **ATTENTION,
+            value=ATTENTION["key"],
+            rope=nnx.RoPE(),
+            dropout_rate=rate,
+            dropout_rng=jax.random.key(0),
+        ),
+        "dot_product_attention: `dropout_rate`",
+        False,
+    ),
+    "ring_attention": (
+        lambda rate: nnx.ring_attention(
+            **ATTENTION,
+            value=ATTENTION["key"],
+            dropout_rate=rate,
+            dropout_rng=jax.random.key(0),
+            mesh=jax.make_mesh((1,), ("sequence",), axis_types=(jax.sharding.AxisType.Auto,)),
+        ),
+        "ring_attention: `dropout_rate`",
+        False,
+    ),
+    "lora.inject": (
+        lambda rate: nnx.lora.inject(
+            nnx.Linear(2, 2, rngs=nnx.Rngs(0)), ..., rank=1, dropout=rate, rngs=nnx.Rngs(0)
+        ),
+        "lora.inject: `dropout`",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_a_rate_is_a_probability(name):
+    make, says, one = RATES[name]
+    wrong = [-0.5, 1.5, float("nan"), float("inf"), np.float32(-0.1), jnp.array(np.nan)]
+    for rate in wrong if one else [*wrong, 1, 1.0, True]:
+        with pytest.raises(ValueError, match=f"^{says} must be a probability in the range .0, 1"):
+            make(rate)
+    for rate in ("0.5", None, [0.1, 0.2]):
+        with pytest.raises(TypeError, match=f"^{says} must be a probability in the range .0, 1"):
+            make(rate)
+    for rate in (0, 0.0, 0.5, np.float32(0.25), jnp.array(0.25), *([1, 1.0] if one else [])):
+        make(rate)
+
+
+def test_a_rate_that_is_set_later_is_looked_at_in_the_call():
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    attention = nnx.MultiHeadAttention(2, 4, dropout_rate=0.5, decode=False, rngs=nnx.Rngs(0))
+    dropout.rate = attention.dropout_rate = 1.5
+    attention.deterministic = False
+    for layer in (dropout, attention):
+        with pytest.raises(ValueError, match="must be a probability in the range"):
+            layer(jnp.ones((1, 2, 4)))
 
 
 def test_sources_of_other_types_are_refused():
