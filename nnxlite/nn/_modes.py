@@ -12,6 +12,9 @@ from nnxlite.objects import layer_name
 
 M = tp.TypeVar("M")
 
+SET_BY_TRAIN: tp.Final = ("deterministic", "use_running_average")
+"""The modes that `Module.train` and `Module.eval` set."""
+
 
 def resolve_mode(layer: tp.Any, name: str, given: M | None, own: M | None) -> M:
     """The mode `name` of a layer: the argument of the call if there is one, else the attribute.
@@ -23,8 +26,11 @@ def resolve_mode(layer: tp.Any, name: str, given: M | None, own: M | None) -> M:
     if own is not None:
         return own
     kind = type(layer).__name__
+    ways = f"`model.set_attributes({name}=False)`"
+    if name in SET_BY_TRAIN:
+        ways = "`model.train()`, `model.eval()`"
     raise ValueError(
         f"{layer_name(layer)}: No `{name}` argument was provided to {kind}, and none is set. Pass "
         f"`{name}=...` to the call, give it to the constructor ({kind}(..., {name}=...)), or "
-        f"set it on a whole model with `model.train()`, `model.eval()` or `nnx.view(model, {name}=...)`."
+        f"set it on a whole model with {ways} or `nnx.view(model, {name}=...)`."
     )

@@ -342,9 +342,11 @@ class MultiHeadAttention(Module):
     def init_cache(self, input_shape: tp.Sequence[int], dtype: Dtype = jnp.float32) -> None:
         """Allocate an empty cache for decoding, in place of the present one if there is one.
 
+        A stack of layers, made by `vmap`, gets a cache for each of them, stacked like its parameters.
+
         Args:
             input_shape: the shape of a whole input, (*batch, length, features).
-            dtype: dtype of the cached keys and values.
+            dtype: dtype of the cached keys and values, to which they are rounded.
 
         Raises ValueError for a shape of fewer than two dimensions.
         """
@@ -353,10 +355,11 @@ class MultiHeadAttention(Module):
                 f"{layer_name(self)}: init_cache takes the shape of a whole input, (*batch, length, "
                 f"features); got {tuple(input_shape)}."
             )
-        shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
+        stack = _stack_of(self)
+        shape = (*stack, *input_shape[:-1], self.num_kv_heads, self.head_dim)
         self.cached_key = Cache(jnp.zeros(shape, dtype))
         self.cached_value = Cache(jnp.zeros(shape, dtype))
-        self.cache_index = Cache(jnp.array(0, jnp.int32))
+        self.cache_index = Cache(jnp.zeros(stack, jnp.int32))
 
     def set_view(
         self,
@@ -366,6 +369,8 @@ class MultiHeadAttention(Module):
         max_length: int | None = None,
     ) -> None:
         """Set the modes, and make sure that there is a cache; None leaves a mode unchanged.
+
+        A new cache has the dtype of the computation: `dtype`, or that of the parameters.
 
         Args:
             deterministic: whether to skip dropout.
@@ -387,9 +392,8 @@ class MultiHeadAttention(Module):
         if batch_size is not None and max_length is not None:
             batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
             sizes = *batch, max_length
-            if self.cached_key is None or self.cached_key.shape[:-2] != sizes:
-                dtype = jnp.float32 if self.dtype is None else self.dtype
-                self.init_cache((*sizes, self.in_features), dtype)
+            if self.cached_key is None or self.cached_key.shape[:-2] != (*_stack_of(self), *sizes):
+                self.init_cache((*sizes, self.in_features), _dtype_of(self))
 
 
 _PURPOSE = (
@@ -409,6 +413,23 @@ def _check_input(layer: MultiHeadAttention, name: str, x: jax.Array, features: i
             f"{layer_name(layer)}: Incompatible input dimension, got {got} but module expects "
             f"{features}: {name} has the shape (*batch, length, {features}); got {shape}."
         )
+
+
+def _stack_of(layer: MultiHeadAttention) -> tuple[int, ...]:
+    """The axes in front that the parameters of a stack of layers have."""
+    kernel = getattr(layer.key, "kernel", None)
+    return () if kernel is None else tuple(kernel.shape[:-3])
+
+
+def _dtype_of(layer: MultiHeadAttention) -> Dtype:
+    """The dtype that keys and values are computed in, for inputs that do not promote the parameters'."""
+    if layer.dtype is not None:
+        return layer.dtype
+    names = ("kernel", "bias", "scale")
+    parts = (layer.key, layer.value, layer.key_ln)
+    parameters = [getattr(part, name, None) for part in parts for name in names]
+    dtypes = [x.dtype for x in parameters if x is not None and jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.result_type(*dtypes) if dtypes else jnp.float32
 
 
 class _Step(tp.NamedTuple):
@@ -449,6 +470,7 @@ def _decode(
     values = lax.dynamic_update_slice_in_dim(values, value.astype(values.dtype), index, axis)
     cached_keys.set_value(keys)
     cached_values.set_value(values)
+    keys, values = keys.astype(key.dtype), values.astype(value.dtype)  # as without a cache
     count.set_value(index + steps)
     fits = None if _known(index) else index + steps <= length
     return _Step(keys, values, mask, positions, fits)

@@ -103,6 +103,37 @@ def test_equal_to_step_by_step(kind):
     assert given.tokens.tolist() == expected and given.lengths.tolist() == [6, 6, 6]
 
 
+class Scanned(nnx.Module):
+    """Blocks of attention in a stack, some of them stacked twice."""
+
+    def __init__(self, stacks=(3,)):
+        def make(rngs):
+            return nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+
+        for size in stacks:
+            make = nnx.split_rngs(splits=size)(nnx.vmap(make))
+        rngs = nnx.Rngs(0)
+        self.embed, self.positions = nnx.Embed(VOCAB, 8, rngs=rngs), nnx.Embed(24, 8, rngs=rngs)
+        self.blocks, self.depth = make(rngs), len(stacks)
+
+    def __call__(self, tokens, input_positions):
+        run = lambda x, block: x + block(x, is_causal=True)
+        for _ in range(self.depth):
+            run = nnx.scan(run, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        x = run(self.embed(tokens) + self.positions(input_positions), self.blocks)
+        return 8 * self.embed.attend(x)
+
+
+@pytest.mark.parametrize("stacks", [(3,), (2, 3)])
+def test_a_scanned_stack_of_blocks(stacks):
+    model = Scanned(stacks)
+    before = nnx.graphdef(model)
+    for function in (nnx.generate, functools.partial(nnx.beam_search, beams=2)):
+        cached = function(model, PROMPTS, 5)
+        assert cached.lists() == function(model, PROMPTS, 5, use_cache=False).lists()
+    assert nnx.graphdef(model) == before
+
+
 @pytest.mark.quick
 def test_state_of_the_models_own():
     model = Counter()

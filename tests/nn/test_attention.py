@@ -643,6 +643,60 @@ def test_set_view_makes_a_cache():
     assert m.decode and m.cached_value.shape == (2, 3, 4, 2, 4)
 
 
+BF16, F32 = jnp.bfloat16, jnp.float32
+
+
+@pytest.mark.parametrize("inputs", [BF16, F32])
+@pytest.mark.parametrize("parameters", [BF16, F32])
+@pytest.mark.parametrize("dtype", [None, BF16, F32])
+@pytest.mark.parametrize("cached", [None, BF16, F32])
+def test_a_step_computes_in_the_dtype_of_a_call_without_a_cache(dtype, parameters, inputs, cached):
+    m = layer(dtype=dtype, param_dtype=parameters, normalize_qk=True)
+    x = X.astype(inputs)
+    whole = m(x, is_causal=True)
+    m.set_view(decode=True, batch_size=3, max_length=6)
+    assert m.cached_key.dtype == m.cached_value.dtype == (dtype or parameters)
+    if cached is not None:
+        m.init_cache(x.shape, cached)
+    steps = jnp.concatenate([m(x[:, :4]), m(x[:, 4:])], axis=1)
+    assert steps.dtype == whole.dtype
+    assert m.cached_key.dtype == (cached or dtype or parameters)
+    exact = whole.dtype == m.cached_key.dtype == F32
+    tolerance = 1e-5 if exact else 0.05
+    np.testing.assert_allclose(steps.astype(F32), whole.astype(F32), rtol=tolerance, atol=tolerance)
+
+
+def test_a_stack_of_layers_has_a_cache_for_each():
+    make = lambda rngs: nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+    stack = nnx.split_rngs(splits=3)(nnx.vmap(make))(nnx.Rngs(0))
+    run = nnx.scan(lambda x, m: m(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    whole = nnx.scan(lambda x, m: m(x, is_causal=True), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(
+        X, stack
+    )
+    decoder = nnx.view(stack, decode=True, batch_size=3, max_length=6)
+    assert decoder.cached_key.shape == (3, 3, 6, 2, 4) and decoder.cache_index.shape == (3,)
+    steps = jnp.concatenate([run(X[:, :4], decoder), run(X[:, 4:5], decoder)], axis=1)
+    np.testing.assert_allclose(steps, whole[:, :5], rtol=1e-4, atol=1e-5)
+    again = nnx.view(decoder, batch_size=3, max_length=6)
+    assert again.cached_key is decoder.cached_key
+    stack.init_cache(X.shape)
+    assert stack.cached_value.shape == (3, 3, 6, 2, 4)
+
+
+def test_the_remedy_for_a_missing_mode_works():
+    model = nnx.Dict(a=layer(decode=None), drop=nnx.Dropout(0.5, deterministic=None))
+    with pytest.raises(
+        ValueError, match=r"with `model.set_attributes\(decode=False\)` or `nnx.view"
+    ):
+        model.a(X)
+    model.set_attributes(decode=False)
+    assert model.a(X).shape == X.shape
+    with pytest.raises(ValueError, match=r"with `model.train\(\)`, `model.eval\(\)` or `nnx.view"):
+        model.drop(X)
+    model.eval()
+    assert model.drop(X) is X
+
+
 @pytest.mark.parametrize("shape", [(3, 1, 1, 6), (1, 6), (2, 1, 6), (6,)])
 def test_a_mask_takes_places_of_the_cache_away(shape):
     m = layer()
