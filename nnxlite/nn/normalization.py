@@ -248,8 +248,8 @@ class BatchNorm(_Normalization):
     """Batch normalisation (Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167).
 
     In training (`use_running_average=False`) the moments are those of the batch, and the running
-    averages `mean` and `var` (`BatchStat`, float32) are updated with them:
-    `average = momentum * average + (1 - momentum) * moment`.  Otherwise the running averages are
+    averages `mean` and `var` (`BatchStat`, float32, also where they were cast before) are updated
+    with them: `average = momentum * average + (1 - momentum) * moment`.  Otherwise the running averages are
     used as the moments, and nothing is written.
 
     Args:
@@ -341,6 +341,8 @@ class BatchNorm(_Normalization):
         )
         feature_axes = _absolute(self, x, self.axis)
         average, spread = self.mean.get_value(), self.var.get_value()
+        if not use_running_average:  # a running average in bfloat16 stops moving on the way
+            average, spread = _wide(average), _wide(spread)
         arrays = (average, spread, value_of(self.scale), value_of(self.bias))
         _check_features(self, x, feature_axes, *map(jnp.size, _present(*arrays)))
         x, _, _, scale, bias = self.promote_dtype((x, *arrays), dtype=self.dtype)
@@ -366,8 +368,12 @@ class BatchNorm(_Normalization):
             self.use_running_average = use_running_average
 
 
+def _wide(average: jax.Array) -> jax.Array:
+    return average.astype(jnp.promote_types(average.dtype, jnp.float32))
+
+
 def _updated(average: jax.Array, moment: jax.Array, momentum: float, count: Count) -> jax.Array:
-    """A running average updated with the moment of a batch, in the dtype it had.
+    """A running average updated with the moment of a batch, in its dtype.
 
     The moment of no elements leaves it as it was.
     """

@@ -1,4 +1,9 @@
-"""`EMA`: an exponential moving average of a model's Variables."""
+"""`EMA`: an exponential moving average of a model's Variables.
+
+An average moves by `1 - decay` of a difference, which is less than bfloat16 or float16 can add to a
+number of that size: in them it stops moving on the way.  So averages are stored in float32 at least, and
+`apply_to` casts them to the dtypes of the model.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._state import State
@@ -14,7 +20,7 @@ from nnxlite.filters import Filter
 from nnxlite.graph import merge, split
 from nnxlite.graph import state as state_of
 from nnxlite.objects import Pytree, data
-from nnxlite.training._leaves import compare, flatten, misshapen, pairs, read, write
+from nnxlite.training._leaves import compare, flatten, misshapen, pairs, paths, read, write
 from nnxlite.variables import Variable, is_variable
 
 A = tp.TypeVar("A")
@@ -32,8 +38,8 @@ class EMA(Pytree):
     Attributes:
         params: the State of averages, in Variables with the kinds and metadata of the originals.
 
-    Floating and integer values are averaged in their own dtype; for keys and bools the latest
-    value is stored.
+    Averages are float32, or of a wider dtype that the values have. Integers, bools and keys are not
+    averaged: the latest value is stored.
 
     Raises:
         TypeError: if `decay` is not a number, or a selected leaf is an array without Variable.
@@ -68,7 +74,7 @@ class EMA(Pytree):
         self.graph = graph
         self.decay = decay
         self.filter = only
-        self.params = data(treedef.unflatten([_copied(leaf) for leaf in leaves]))
+        self.params = data(treedef.unflatten([_accumulator(leaf) for leaf in leaves]))
 
     def update(self, updates: tp.Any) -> None:
         """Update the averages with the present values of a model, or of a State.
@@ -97,7 +103,8 @@ class EMA(Pytree):
         """A copy of a model that has the averages in place of the averaged Variables.
 
         The objects are new; the Variables are those of this EMA or, if not averaged, those of the
-        model itself.
+        model itself. Where the model has a lower precision than the average (bfloat16, float16), the
+        Variable is a copy in the dtype of the model, which later updates of the average do not change.
 
         Args:
             model: a model with the structure of the averaged one.
@@ -109,7 +116,10 @@ class EMA(Pytree):
         wrong = compare(self.params, state, what="model")
         if wrong:
             raise ValueError(f"The structure of the model is not that of the average: {wrong}.")
-        return merge(graphdef, State.merge(state, self.params))
+        known = dict(pairs(state))
+        averages, treedef = flatten(self.params)
+        cast = [_in_dtype_of(known[path], a) for path, a in zip(paths(self.params), averages)]
+        return merge(graphdef, State.merge(state, treedef.unflatten(cast)))
 
 
 def _check_decay(decay: tp.Any) -> None:
@@ -121,18 +131,40 @@ def _check_decay(decay: tp.Any) -> None:
         raise ValueError(f"decay must be between 0 and 1, got {decay!r}.")
 
 
-def _copied(variable: Variable[tp.Any]) -> Variable[tp.Any]:
-    """A Variable of the same kind and metadata with a value of its own."""
+def _accumulator(variable: Variable[tp.Any]) -> Variable[tp.Any]:
+    """A Variable of the same kind and metadata with a value of its own, wide enough to average in."""
     value = read(variable)
-    metadata = {**variable.get_metadata(), "ref": False}
-    if isinstance(value, (jax.Array, numbers.Number)):
-        value = jnp.array(value)
-    return type(variable).from_metadata(value, metadata)
+    if isinstance(value, (jax.Array, np.ndarray, numbers.Number)):
+        value = jnp.array(value, dtype=_wide(value))
+    return _with_value(variable, value)
+
+
+def _with_value(variable: Variable[tp.Any], value: tp.Any) -> Variable[tp.Any]:
+    return type(variable).from_metadata(value, {**variable.get_metadata(), "ref": False})
+
+
+def _in_dtype_of(leaf: tp.Any, average: Variable[tp.Any]) -> Variable[tp.Any]:
+    """The average; in a copy if the leaf of the model has a lower precision."""
+    value, dtype = read(average), getattr(read(leaf), "dtype", None)
+    if dtype is None or getattr(value, "dtype", dtype) == dtype or _wide(read(leaf)) is None:
+        return average
+    return _with_value(average, value.astype(dtype))
+
+
+def _wide(value: tp.Any) -> tp.Any:
+    """The dtype in which a value is averaged; None if it is not."""
+    if not isinstance(value, (jax.Array, jax.ShapeDtypeStruct, np.ndarray, numbers.Number)):
+        return None
+    dtype = jnp.result_type(value)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return None
+    return dtype if dtype.itemsize >= 4 else jnp.dtype("float32")
 
 
 def _average(decay: tp.Any, average: tp.Any, value: tp.Any) -> tp.Any:
-    dtype = jnp.result_type(average) if not hasattr(average, "dtype") else average.dtype
-    if not jnp.issubdtype(dtype, jnp.number):
+    dtype = _wide(value)
+    if dtype is None:
         return value
-    new = decay * average + (1 - decay) * value
-    return new if new.dtype == dtype else new.astype(dtype)  # a cast would drop its weak type
+    average = jnp.asarray(average)
+    new = decay * average.astype(dtype) + (1 - decay) * jnp.asarray(value).astype(dtype)
+    return new if new.dtype == average.dtype else new.astype(average.dtype)

@@ -12,8 +12,10 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._errors import short_type
+from nnxlite._jax import Tracer
 from nnxlite.filters import Filter
 from nnxlite.graph import split
 from nnxlite.objects import Pytree
@@ -120,14 +122,14 @@ class Average(Metric):
         """Add values.
 
         Args:
-            mask: broadcastable to the values; those where it is zero or False are skipped, NaN
-                included. Other numbers are weights; their sum in each update, rounded down, is
+            mask: broadcast together with the values; those where it is zero or False are skipped,
+                NaN included. Other numbers are weights; their sum in each update, rounded down, is
                 added to the count.
             **kwargs: the values under the metric's `argname`, a number or an array of any shape;
                 other arguments are ignored, so that several metrics can be updated together.
 
-        Raises TypeError if the argument is missing, is not numeric, or the mask does not
-        broadcast.
+        Raises TypeError if the argument is missing, is not numeric, or the mask and the values do
+        not broadcast.
         """
         values, weights = _batch(self, self.argname, kwargs, mask)
         if weights is None:
@@ -205,30 +207,39 @@ class Welford(Metric):
     def update(self, **kwargs: tp.Any) -> None:
         """Add values: as `Average.update`, with the mask among the keyword arguments.
 
-        The mask only selects values; its numbers are not weights.
+        The mask only selects values; its numbers are not weights. The moments of a batch that is
+        an array of NumPy, or in float64, are computed in float64.
 
         Args:
             kwargs: the values, and the mask.
         """
+        given = kwargs.get(self.argname)
         values, weights = _batch(self, self.argname, kwargs, kwargs.get("mask"))
-        values = values.astype(jnp.float32)
+        xp: tp.Any = jnp
+        if isinstance(given, (np.ndarray, np.generic)) and not isinstance(weights, Tracer):
+            xp, dtype = np, np.float64  # JAX would round to float32 first
+            values = np.broadcast_to(given, values.shape)
+        else:
+            dtype = _moment_dtype(values.dtype)
+        values = values.astype(dtype)
         if weights is None:
             number = values.size
             if not number:
                 return
             batch_mean, batch_m2 = values.mean(), values.var() * number
         else:
-            chosen = weights != 0
+            chosen = xp.asarray(weights) != 0
             number = chosen.sum(dtype=jnp.int32)
-            batch_mean = jnp.where(chosen, values, 0).sum() / jnp.maximum(number, 1)
-            batch_m2 = jnp.where(chosen, (values - batch_mean) ** 2, 0).sum()
-        before = self.count.value
+            batch_mean = xp.where(chosen, values, 0).sum() / xp.maximum(number, 1)
+            batch_m2 = xp.where(chosen, (values - batch_mean) ** 2, 0).sum()
+        before, mean = self.count.value, self.mean.value
         count = before + number
         total = jnp.maximum(count, 1)
-        delta = batch_mean - self.mean.value
-        self.count.value = count
-        self.mean.value = self.mean.value + delta * number / total
-        self.m2.value = self.m2.value + (batch_m2 + delta * delta * number * before / total)
+        delta = batch_mean - mean
+        m2 = batch_m2 + delta * delta * number * before / total
+        self.count.value = count.astype(before.dtype)
+        self.mean.value = (mean + delta * number / total).astype(mean.dtype)
+        self.m2.value = (self.m2.value + m2).astype(self.m2.value.dtype)
 
     def compute(self) -> Statistics:
         """Mean, standard error and standard deviation; without values the latter two are NaN."""
@@ -246,7 +257,7 @@ class Accuracy(Average):
 
     Args:
         threshold: None for several classes, of which the one with the largest logit is predicted;
-            for two classes, the float above which a value predicts class 1.
+            for two classes, the float from which on a value predicts class 1.
         *args, **kwargs: as for `Average`.
 
     Raises TypeError if `threshold` is neither None nor a float.
@@ -275,8 +286,8 @@ class Accuracy(Average):
 
         Args:
             logits: shape `(*batch, classes)`, or `(*batch,)` with a threshold.
-            labels: integers of shape `(*batch,)`.
-            mask: broadcastable to the labels; those where it is zero or False are skipped.
+            labels: integers of shape `(*batch,)`; with a threshold, those above 0 are class 1.
+            mask: broadcast together with the labels; those where it is zero or False are skipped.
 
         Raises:
             ValueError: if the numbers of axes do not match or the labels are not integers.
@@ -301,8 +312,11 @@ class Accuracy(Average):
                 f"logits {short_type(logits)} and labels {short_type(labels)} are of different "
                 "batches."
             )
-        predicted = logits.argmax(axis=-1) if several else logits > self.threshold
-        super().update(mask=mask, **{self.argname: predicted == labels})
+        if several:
+            correct = logits.argmax(axis=-1) == labels
+        else:
+            correct = (logits >= self.threshold) == (labels > 0)
+        super().update(mask=mask, **{self.argname: correct})
 
 
 _METHODS = ("reset", "update", "compute")
@@ -385,7 +399,7 @@ class MultiMetric(Metric):
 def _batch(
     metric: Metric, argname: str, arguments: tp.Mapping[str, tp.Any], mask: tp.Any
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The values for a metric as an array, and the mask in their shape."""
+    """The values for a metric and the mask, as arrays of one shape."""
     where = f"{type(metric).__name__}.update"
     if argname not in arguments:
         given = ", ".join(sorted(arguments)) or "none"
@@ -401,9 +415,17 @@ def _batch(
         return values, None
     mask = jnp.asarray(mask)
     try:
-        return values, jnp.broadcast_to(mask, values.shape)
+        shape = jnp.broadcast_shapes(values.shape, mask.shape)
     except ValueError as error:
         raise TypeError(
-            f"{where}: a mask {short_type(mask)} does not broadcast to {argname} "
+            f"{where}: a mask {short_type(mask)} does not broadcast with {argname} "
             f"{short_type(values)}."
         ) from error
+    return jnp.broadcast_to(values, shape), jnp.broadcast_to(mask, shape)
+
+
+def _moment_dtype(dtype: tp.Any) -> tp.Any:
+    """The dtype to compute the moments of values in: float32 at least."""
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.float64 if dtype.itemsize > 4 else jnp.float32  # large integers are exact in it
+    return jnp.promote_types(dtype, jnp.float32)

@@ -526,3 +526,19 @@ def test_running_averages_of_float32_do_not_round_inputs_of_float64():
     with jax.enable_x64(True):
         y = norm(jnp.ones((1, 1), "float64"))
     np.testing.assert_allclose(y, [[1 / np.sqrt(3)]], rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_averages_that_were_cast_go_on_in_float32(dtype):
+    """In bfloat16, a momentum of 0.99 stopped them on the way."""
+    norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    nnx.cast(norm, dtype)
+    x = jnp.full((4, 2), 3, dtype)
+    norm.eval()
+    assert norm(x).dtype == norm.mean.dtype == dtype
+    norm.train()
+    for _ in range(500):
+        norm(x)
+    np.testing.assert_allclose(norm.mean[...], 3 * (1 - 0.99**500), rtol=1e-4)
+    np.testing.assert_allclose(norm.var[...], 0.99**500, rtol=1e-4)
+    assert norm.mean.dtype == norm.var.dtype == jnp.float32

@@ -71,22 +71,46 @@ def test_updates_may_be_given_as_a_state_of_the_whole_model():
     assert (ema.params["kernel"].value == 2).all()
 
 
-def test_dtypes_stay_and_keys_take_the_latest():
-    class Mixed(nnx.Module):
-        def __init__(self, n):
-            self.half = nnx.Param(jnp.full(2, n, jnp.bfloat16))
-            self.number = nnx.Variable(jnp.array(n))
-            self.flag = nnx.Variable(jnp.array(n > 3))
-            self.rngs = nnx.Rngs(n)
+class Mixed(nnx.Module):
+    def __init__(self, n, dtype=jnp.bfloat16):
+        self.half = nnx.Param(jnp.full(2, n, dtype))
+        self.number = nnx.Variable(jnp.array(n))
+        self.table = nnx.Variable({"a": n})
+        self.flag = nnx.Variable(jnp.array(n > 3))
+        self.rngs = nnx.Rngs(n)
 
+
+def test_integers_flags_and_keys_take_the_latest():
     ema = nnx.EMA(Mixed(3), 0.5)
     ema.update(Mixed(6))
-    assert ema.params["half"].value.dtype == jnp.bfloat16
     assert (ema.params["half"].value == 4.5).all()
-    assert ema.params["number"].value == 4 and ema.params["number"].value.dtype == jnp.int32
-    assert ema.params["flag"].value
+    assert ema.params["number"].value == 6 and ema.params["number"].value.dtype == jnp.int32
+    assert ema.params["flag"].value and ema.params["table"].value == {"a": 6}
     key = ema.params["rngs"]["default"]["key"].value
     assert (jax.random.key_data(key) == jax.random.key_data(jax.random.key(6))).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "float32", "complex64"])
+def test_an_average_in_low_precision_does_not_stall(dtype):
+    """In bfloat16, a decay of 0.999 stopped at half of the way."""
+    model = nnx.Dict(w=nnx.Param(jnp.zeros(2, dtype)))
+    ema = nnx.EMA(model, 0.999)
+    model.w[...] = jnp.ones(2, dtype)
+
+    @nnx.jit
+    def update(ema, model):
+        for _ in range(100):
+            ema.update(model)
+
+    for _ in range(30):
+        update(ema, model)
+    wide = jnp.dtype("complex64" if dtype == "complex64" else "float32")
+    assert ema.params.w.dtype == wide
+    np.testing.assert_allclose(ema.params.w[...], 1 - 0.999**3000, rtol=1e-4)
+    averaged = ema.apply_to(model)
+    assert averaged.w.dtype == model.w.dtype == dtype and type(averaged.w) is nnx.Param
+    np.testing.assert_array_equal(averaged.w[...], ema.params.w[...].astype(dtype))
+    assert (averaged.w is ema.params.w) == (dtype == wide)
 
 
 def test_shared_variables_are_averaged_once():

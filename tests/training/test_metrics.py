@@ -112,8 +112,26 @@ def test_average_without_its_argument():
 
 def test_a_mask_that_does_not_broadcast_names_both_shapes():
     metric = Average()
-    with pytest.raises(TypeError, match=r"mask bool\[2\] does not broadcast to values float"):
+    with pytest.raises(TypeError, match=r"mask bool\[2\] does not broadcast with values float"):
         metric.update(values=jnp.ones(3), mask=jnp.array([True, False]))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 5)])
+@pytest.mark.parametrize("mask", [[1, 0, 1, 0, 1], [[True, False, True, True, False]] * 3])
+def test_values_and_masks_are_broadcast_together(shape, mask):
+    """A loss that is one number, and the mask of the batch: as in the reference."""
+    mask = jnp.array(mask)
+    values = 2 * jnp.ones(shape)
+    average, spread = Average(), Welford()
+    average.update(values=values, mask=mask)
+    spread.update(values=values, mask=mask)
+    number = int(jnp.broadcast_to(mask, jnp.broadcast_shapes(shape, mask.shape)).sum())
+    assert average.count.value == spread.count.value == number
+    assert average.total.value == 2 * number and spread.compute().mean == 2
+    metrics = nnx.MultiMetric(accuracy=Accuracy(), loss=Average("loss"))
+    labels = jnp.zeros(5, int)
+    metrics.update(loss=jnp.array(2.0), logits=jnp.eye(5), labels=labels, mask=mask)
+    assert metrics.compute()["loss"] == 2 and metrics.accuracy.count.value == mask.sum()
 
 
 # Welford ----------------------------------------------------------------------------------------
@@ -143,6 +161,28 @@ def test_welford_does_not_cancel():
     for value in (10000.1, 10000.2, 10000.3):
         metric.update(values=value)
     assert 0.07 < float(metric.compute().standard_deviation) < 0.1
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+def test_welford_of_numpys_precision(dtype, masked):
+    """Values near 1e8 differ by less than float32 can tell."""
+    values = (2e8 + 4 * np.random.default_rng(0).normal(size=50)).astype(dtype)
+    metric, mask = Welford(), {"mask": jnp.ones(50)} if masked else {}
+    metric.update(values=values, **mask)
+    found = metric.compute()
+    np.testing.assert_allclose(found.standard_deviation, values.astype(float).std(), rtol=1e-5)
+    assert {v.dtype.name for v in values_of(metric).values()} == {"float32", "int32"}
+
+
+def test_welford_of_64_bits():
+    with jax.enable_x64(True):
+        values = jnp.asarray(1e12 + np.arange(50.0))
+        for given in (values, values.astype("int64"), np.asarray(values)):
+            metric = Welford()
+            nnx.jit(lambda metric, x: metric.update(values=x))(metric, given)
+            np.testing.assert_allclose(metric.m2.value, np.arange(50.0).var() * 50, rtol=1e-6)
+            assert metric.mean.value.dtype == metric.m2.value.dtype == jnp.float32
 
 
 def test_welford_with_a_mask_equals_welford_without_the_masked():
@@ -196,7 +236,25 @@ def test_accuracy_over_classes():
 def test_accuracy_of_two_classes():
     metric = Accuracy(threshold=0.5)
     metric.update(logits=jnp.array([0.1, 0.6, 0.5]), labels=jnp.array([0, 1, 1]))
-    np.testing.assert_allclose(metric.compute(), 2 / 3)
+    np.testing.assert_allclose(metric.compute(), 1)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "logits", "labels"),
+    [
+        (0.5, [0.5, 0.5, 0.1], [1, 1, 0]),
+        (0.0, [2.0, -2.0, 0.0, -3.0], [1, -1, 2, -1]),
+        (0.5, [0.9, 0.1, 0.7], np.array([255, 0, 128], "uint8")),
+        (0.5, [0.9, 0.1], [True, False]),
+        (0.5, [jnp.nan, 0.9], [0, 7]),
+    ],
+)
+def test_accuracy_of_two_classes_takes_the_threshold_in_and_labels_by_their_sign(
+    threshold, logits, labels
+):
+    metric = Accuracy(threshold=threshold)
+    metric.update(logits=jnp.array(logits), labels=jnp.array(labels))
+    assert metric.compute() == 1
 
 
 def test_accuracy_wants_fitting_shapes_and_integer_labels():
