@@ -28,6 +28,7 @@ LAYERS = [
         "_statics",
         "_integers",
         "_interning",
+        "_captures",
         "_patterns",
         "_untrusted",
     },

@@ -16,7 +16,7 @@ from nnxlite._jax import is_ref, trace_state
 from nnxlite._versions import epoch
 from nnxlite.boundary._inputs import Inner, is_root
 from nnxlite.boundary._outdef import CameIn, Edit, Fresh, OutDef, OutGraph, Outputs, Source
-from nnxlite.boundary._refusals import refuse_aliases, refuse_captured
+from nnxlite.boundary._refusals import refuse_aliases, refuse_captured, refuse_dead_tracers
 from nnxlite.graph import (
     CUSTOM_NODES,
     ArrayCode,
@@ -177,6 +177,7 @@ def _graph_of(
     origin = tuple(numbers.get(id(node)) for node in walk.nodes)
     if not captured:
         refuse_captured(walk.nodes, origin, graphdef)
+    refuse_dead_tracers(walk.nodes, graphdef)
     came_in = inner.call.graphdef.decoded
     arrays: dict[int, list[int]] = {}  # one array may be at several paths
     for leaf, node in enumerate(came_in.leaf_nodes):
@@ -241,6 +242,7 @@ def _result_graph(
     variables = [node for node in walk.nodes if isinstance(node, Variable)]
     if not captured and any(v._box.trace is not trace_state.value for v in variables):
         refuse_captured(walk.nodes, origin, graphdef)  # without Variables they are built again
+    refuse_dead_tracers(walk.nodes, graphdef)
     fresh = _FreshValues(inner)
     sources = tuple(map(fresh.source, walk.leaves))
     return OutGraph(graphdef, origin, sources, 0, (), ()), fresh.values

@@ -8,11 +8,12 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text
-from nnxlite._jax import describe_trace, key_name, trace_state
+from nnxlite._captures import captures
+from nnxlite._errors import path_text, short_type
+from nnxlite._jax import describe_trace, in_this_trace, key_name, trace_state
 from nnxlite.boundary._inputs import ArgumentLeaf, CallDef, Inner, is_root, paths_of
 from nnxlite.boundary._outdef import OutGraph, Outputs, fresh_text
-from nnxlite.graph import GraphDef, traverse
+from nnxlite.graph import GraphDef, GraphNode, traverse
 from nnxlite.variables import Variable
 
 
@@ -97,6 +98,44 @@ def refuse_captured(
                 f"stored, and belongs to {describe_trace(trace)}. Pass it to the transformed function "
                 "as an argument instead of capturing it."
             )
+
+
+def refuse_dead_tracers(nodes: list[tp.Any], graphdef: GraphDef[tp.Any]) -> None:
+    """Raise ValueError where a static attribute of an object that leaves captures a tracer."""
+    for number, node in enumerate(nodes):
+        if not isinstance(node, GraphNode):
+            continue
+        for name, value in vars(node).items():
+            tracer = _captured_tracer(value)
+            if tracer is None:
+                continue
+            _, *path = graphdef.decoded.path(graphdef.decoded.node_frames[number])
+            at = path_text((*path, name))
+            advice = getattr(node, "_nnx_captures_advice", "")
+            raise ValueError(
+                f"The {type(node).__name__} that leaves the transform captures a tracer "
+                f"{short_type(tracer)} in its static attribute '{at}', which is dead outside. "
+                + (advice or "Store the value in an nnx.Variable of the object, and read it there.")
+            )
+
+
+def _captured_tracer(value: tp.Any) -> tp.Any:
+    """A tracer of this trace that a function in a static value captures, or None."""
+    todo, seen = [value], dict[int, tp.Any]()
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, (str, jax.Array, Variable, GraphNode)):
+            continue
+        seen[id(item)] = item
+        if isinstance(item, dict):  # an element that is an array is data
+            todo += item.values()
+        elif isinstance(item, (tuple, list)) and not hasattr(item, "update"):
+            todo += item
+        else:
+            dead = next(filter(in_this_trace, captures(item)), None)
+            if dead is not None:
+                return dead
+    return None
 
 
 def refuse_aliases(inner: Inner, result: tp.Any, roots: list[tp.Any]) -> None:

@@ -249,8 +249,8 @@ class BatchNorm(_Normalization):
 
     In training (`use_running_average=False`) the moments are those of the batch, and the running
     averages `mean` and `var` (`BatchStat`, float32, also where they were cast before) are updated
-    with them: `average = momentum * average + (1 - momentum) * moment`.  Otherwise the running averages are
-    used as the moments, and nothing is written.
+    with them: `average = momentum * average + (1 - momentum) * moment`.  Otherwise the running
+    averages are used as the moments, and nothing is written.
 
     Args:
         num_features: size of the input along `axis`.

@@ -135,7 +135,7 @@ def _accumulator(variable: Variable[tp.Any]) -> Variable[tp.Any]:
     """A Variable of the same kind and metadata with a value of its own, wide enough to average in."""
     value = read(variable)
     if isinstance(value, (jax.Array, np.ndarray, numbers.Number)):
-        value = jnp.array(value, dtype=_wide(value))
+        value = _cast(jnp.array(value), _wide(value))
     return _with_value(variable, value)
 
 
@@ -165,6 +165,11 @@ def _average(decay: tp.Any, average: tp.Any, value: tp.Any) -> tp.Any:
     dtype = _wide(value)
     if dtype is None:
         return value
-    average = jnp.asarray(average)
-    new = decay * average.astype(dtype) + (1 - decay) * jnp.asarray(value).astype(dtype)
-    return new if new.dtype == average.dtype else new.astype(average.dtype)
+    stored = jnp.asarray(average)
+    new = decay * _cast(stored, dtype) + (1 - decay) * _cast(jnp.asarray(value), dtype)
+    return _cast(new, stored.dtype)
+
+
+def _cast(value: jax.Array, dtype: tp.Any) -> jax.Array:
+    """A value in a dtype, if it is not: a cast drops weak types."""
+    return value if dtype is None or value.dtype == dtype else value.astype(dtype)

@@ -5,6 +5,9 @@ makes all gradients larger; dividing them by it afterwards, in float32, restores
 scale changes during training, `DynamicLossScale` adapts it: it halves when a gradient is not finite
 (that step is skipped) and doubles after many finite steps (P. Micikevicius et al.,
 "Mixed precision training", 2018).
+
+A skipped step leaves everything as it was.  `step` restores parameters and optimizer.  The forward pass
+has written by then, the averages of a BatchNorm for example, so `value_and_grad` restores that.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from nnxlite.graph import iter_graph
 from nnxlite.graph import state as state_of
 from nnxlite.objects import Pytree
 from nnxlite.training._leaves import flatten, read, write
-from nnxlite.training.optimizer import ModelAndOptimizer, Optimizer
+from nnxlite.training.optimizer import ModelAndOptimizer, Optimizer, refuse_swapped
 from nnxlite.transforms import value_and_aux, value_and_grad
 from nnxlite.variables import Variable, is_variable
 
@@ -38,7 +43,7 @@ def all_finite(tree: tp.Any) -> jax.Array:
     """Whether every floating-point leaf of a tree is finite: a bool of shape `()`.
 
     Args:
-        tree: any pytree; leaves of other dtypes do not count.
+        tree: any pytree; Python's numbers count, leaves of other dtypes do not.
 
     Returns:
         A bool array of shape `()`.
@@ -50,7 +55,7 @@ def all_finite(tree: tp.Any) -> jax.Array:
     leaves = [x for x in jax.tree.leaves(tree) if _is_float(x)]
     if not leaves:
         return jnp.array(True)
-    return jnp.stack([jnp.isfinite(x).all() for x in leaves]).all()
+    return jnp.stack([_library(x).isfinite(x).all() for x in leaves]).all()
 
 
 class StaticLossScale(Pytree):
@@ -81,7 +86,11 @@ class StaticLossScale(Pytree):
             loss: a floating-point array, or a tree of some.
         """
         factor = self.scale_value.value
-        return jax.tree.map(lambda x: x * factor.astype(x.dtype) if _is_float(x) else x, loss)
+
+        def scaled(x: tp.Any) -> tp.Any:
+            return x * factor.astype(jnp.result_type(x)) if _is_float(x) else x
+
+        return jax.tree.map(scaled, loss)
 
     def unscale(self, grads: T) -> T:
         """The gradients divided by the scale, in float32 if they are of lower precision.
@@ -104,7 +113,9 @@ class StaticLossScale(Pytree):
     ) -> tp.Callable[..., tuple[tp.Any, tp.Any]]:
         """As `nnx.value_and_grad`, with gradients of the scaled loss, as `step` takes them.
 
-        The value is the loss itself.
+        The value is the loss itself. Where a gradient is not finite, so that `step` skips the update,
+        the Variables that `f` has written in its arguments (averages of a BatchNorm, counts, metrics)
+        are restored. `nnx.value_and_grad` of a loss times `scale` does not restore them.
 
         Args:
             f: the loss function, which knows nothing of the scale.
@@ -128,7 +139,14 @@ class StaticLossScale(Pytree):
 
         @functools.wraps(f)
         def call(*args: tp.Any, **kwargs: tp.Any) -> tuple[tp.Any, tp.Any]:
+            variables = [v for _, v in iter_graph((args, kwargs)) if is_variable(v)]
+            before = [read(v) for v in variables]
             (_, (loss, aux)), grads = differentiate(*args, **kwargs)
+            finite = all_finite(self.unscale(grads))
+            for variable, old in zip(variables, before, strict=True):
+                new = read(variable)
+                if new is not old and _same_forms(new, old):
+                    write(variable, _select(finite, new, old))
             return ((loss, aux) if has_aux else loss), grads
 
         return call
@@ -142,9 +160,11 @@ class StaticLossScale(Pytree):
             **kwargs: further arguments of its `update`.
 
         Returns whether the gradients were finite, a bool of shape `()`. If not, parameters and
-        optimizer are unchanged.
+        optimizer are unchanged. The state of the optimizer keeps its dtypes.
         """
         *model, grads = args
+        if model:
+            refuse_swapped(model[0], grads)
         grads = self.unscale(grads)
         finite = all_finite(grads)
         target = optimizer.model if isinstance(optimizer, ModelAndOptimizer) else model[0]
@@ -154,7 +174,7 @@ class StaticLossScale(Pytree):
         before = [read(v) for v in leaves]
         tp.cast(tp.Any, optimizer).update(*model, grads, **kwargs)
         for variable, old in zip(leaves, before, strict=True):
-            write(variable, _select(finite, read(variable), old))
+            write(variable, _select(finite, _in_dtypes_of(old, read(variable)), old))
         self.adjust(finite)
         return finite
 
@@ -180,8 +200,8 @@ class DynamicLossScale(StaticLossScale):
     >>> loss_scale = nnx.DynamicLossScale(2.0**15)
     >>> @nnx.jit
     ... def train_step(model, optimizer, loss_scale, x):
-    ...     loss_fn = lambda model: loss_scale.scale(model(x).sum())
-    ...     return loss_scale.step(optimizer, model, nnx.grad(loss_fn)(model))
+    ...     loss, grads = loss_scale.value_and_grad(lambda model: model(x).sum())(model)
+    ...     return loss_scale.step(optimizer, model, grads)
     >>> bool(train_step(model, optimizer, loss_scale, jnp.ones((1, 2))))
     True
     >>> bool(train_step(model, optimizer, loss_scale, jnp.full((1, 2), jnp.inf)))
@@ -229,12 +249,40 @@ _LARGEST = 2.0**126
 
 
 def _is_float(value: tp.Any) -> bool:
+    if isinstance(value, (float, complex)):
+        return True
     dtype = getattr(value, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
 
 
-def _wide(value: jax.Array) -> jax.Array:
-    return value.astype(jnp.promote_types(value.dtype, jnp.float32))
+def _library(value: tp.Any) -> tp.Any:
+    """JAX for its arrays, else NumPy: in float32, a large number of Python is not finite."""
+    return jnp if isinstance(value, jax.Array) else np
+
+
+def _wide(value: tp.Any) -> jax.Array:
+    value = jnp.asarray(value)
+    return value if value.dtype.itemsize >= 4 else value.astype(jnp.float32)
+
+
+def _in_dtypes_of(old: tp.Any, new: tp.Any) -> tp.Any:
+    """A value with the dtypes of another: gradients in float32 widen the moments of optax."""
+
+    def cast(a: tp.Any, b: tp.Any) -> tp.Any:
+        dtype = getattr(a, "dtype", None)
+        return b if dtype is None or b.dtype == dtype else b.astype(dtype)
+
+    return new if new is old else jax.tree.map(cast, old, new)
+
+
+def _same_forms(one: tp.Any, other: tp.Any) -> bool:
+    """Whether two values are arrays, or pytrees of some, of one structure and of the same shapes."""
+    leaves, treedef = jax.tree.flatten(one)
+    others, structure = jax.tree.flatten(other)
+    return treedef == structure and all(
+        hasattr(a, "dtype") and hasattr(b, "dtype") and a.shape == b.shape
+        for a, b in zip(leaves, others)
+    )
 
 
 def _select(condition: jax.Array, new: tp.Any, old: tp.Any) -> tp.Any:

@@ -12,21 +12,30 @@ parameters, then the results of optax are checked, and only then is anything wri
 A parameter that is frozen when an optimizer is made has no state in it; once unfrozen, its state is
 added by the next update.  A parameter frozen later keeps its place in the state: it gets a zero
 gradient, and neither it nor its state is written.
+
+Nothing is broadcast: gradients and state are compared with the parameters by shape, as a number that
+broadcasts would train a model that nobody meant.  Gradients may have further leading axes, since some
+transformations (of differential privacy) reduce them.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
+import traceback
 import typing as tp
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite._errors import filter_text, short_type
-from nnxlite._jax import new_ref
+from nnxlite._captures import captures
+from nnxlite._errors import filter_text, listed, path_text, short_type, warn_user
+from nnxlite._jax import Tracer, new_ref
 from nnxlite._sharding_hook import place
 from nnxlite._state import State, filter_state
 from nnxlite.filters import All, Filter, Frozen, Not, PathIn
+from nnxlite.graph import GraphNode, iter_graph
 from nnxlite.graph import state as state_of
 from nnxlite.graph import update as update_node
 from nnxlite.objects import Pytree, data
@@ -173,6 +182,12 @@ class Optimizer(Pytree, tp.Generic[M]):
 
     Raises:
         TypeError: if `tx` is not an optax transformation or `wrt` is not a filter.
+        ValueError: if the transformation contains a mask or labels that do not match the parameters.
+
+    Warns (UserWarning) if `wrt` selects nothing, as nothing is trained then.
+
+    A traced learning rate, as in `optax.adam(rate)` within `nnx.vmap`, must not leave with the
+    optimizer: `optax.inject_hyperparams(optax.adam)(rate)` stores it in the state.
 
     >>> import nnxlite as nnx, optax, jax.numpy as jnp
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -191,6 +206,10 @@ class Optimizer(Pytree, tp.Generic[M]):
     step: OptState[jax.Array]
     opt_state: tp.Any
     without_state: Paths = _NO_PATHS
+    _nnx_captures_advice: tp.ClassVar[str] = (
+        "Is it a learning rate? Give it to the state of the optimizer: "
+        "optax.inject_hyperparams(optax.adam)(learning_rate=rate) in place of optax.adam(rate)."
+    )
 
     @_explained("wrt", 3, "Say what is trained, as in Optimizer(model, tx, wrt=nnx.Param)")
     def __init__(
@@ -203,13 +222,15 @@ class Optimizer(Pytree, tp.Generic[M]):
                 "optax.adam(1e-3), ...)."
             )
         params = state_of(model, wrt, graph=graph)
+        if not flatten(params)[0]:
+            warn_user(_selects_nothing(type(self).__name__, wrt, state_of(model, graph=graph)))
         without_state = frozenset(paths(state_of(params, Frozen())))
         if without_state:
             params = state_of(params, Not(Frozen()))
             self.without_state = without_state  # static, and only where there is something
         opt_state = initial_state(tx, params, without_state)
         self.graph = graph
-        self.step = OptState(jnp.zeros((), jnp.uint32))
+        self.step = OptState(_beside(flatten(params)[0])(jnp.zeros((), jnp.uint32)))
         self.tx = tx
         self.opt_state = data(opt_state)
         self.wrt = wrt
@@ -231,18 +252,24 @@ class Optimizer(Pytree, tp.Generic[M]):
         Returns the updates that were added to the parameters, as a State of arrays.
 
         Raises:
-            ValueError: if the paths of the gradients are not those of the parameters, the updates
-                that `tx` computes have other shapes than the parameters (gradients may have), `tx`
-                returns a tree of another structure, the model is not like the one the optimizer was
-                made for, or all parameters are frozen. Nothing has changed then.
+            TypeError: if the model and the gradients are swapped.
+            ValueError: if the paths of the gradients are not those of the parameters, their shapes
+                would broadcast to those of the parameters (further leading axes are left to `tx`), the
+                updates that `tx` computes have other shapes than the parameters, `tx` returns a tree
+                of another structure, the model is not like the one the optimizer was made for, or all
+                parameters are frozen. Nothing has changed then.
         """
+        refuse_swapped(model, grads)
         params, frozen, old_state, without_state = self._nnx_parameters(model)
         leaves, treedef = flatten(params)
         values = [read(leaf) for leaf in leaves]
+        self._nnx_check_state(old_state, params, values)
         if frozen or without_state:
             grad_values = self._nnx_match_trained(grads, params, frozen, without_state)
         else:
             grad_values = self._nnx_match(grads, params, treedef, self.wrt)
+        if any(map(_broadcasts, grad_values, values)):
+            self._nnx_explain(params, values, grad_values, None)
         opt_leaves, opt_treedef = flatten(old_state)
         opt_values = [read(leaf) for leaf in opt_leaves]
 
@@ -259,6 +286,7 @@ class Optimizer(Pytree, tp.Generic[M]):
             new_params = optax.apply_updates(pure_params, updates)
         except (TypeError, ValueError) as error:
             self._nnx_explain(params, values, grad_values, error)
+            _explain_masks(self.tx, treedef.unflatten(values), error)
             raise
         new_values = _same_structure(treedef, new_params, "updates")
         new_opt_values = _same_structure(opt_treedef, opt_state, "state")
@@ -355,6 +383,50 @@ class Optimizer(Pytree, tp.Generic[M]):
             "argnums=nnx.DiffState(0, wrt))."
         )
 
+    def _nnx_check_state(self, opt_state: tp.Any, params: tp.Any, values: list[tp.Any]) -> None:
+        """Raise ValueError where the state was made for parameters of other shapes.
+
+        A shape that differs from its parameter's is compared with the one that `tx` begins with, since
+        some transformations have state of other shapes (factored moments, a history).
+        """
+        _, treedef = flatten(params)
+        shapes: dict[tp.Any, tp.Any] | None = None
+        different: list[tuple[tp.Any, tp.Any, tp.Any]] = []
+        for part in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, State)):
+            if not isinstance(part, State):
+                continue
+            leaves, structure = flatten(part)
+            if structure == treedef:
+                if all(map(_same_shape, leaves, values)):
+                    continue
+            shapes = shapes or dict(zip(paths(params), values, strict=True))
+            different += [
+                (path, leaf, shapes[path])
+                for path, leaf in pairs(part)
+                if isinstance(leaf, OptVariable) and path in shapes
+                if not _same_shape(leaf, shapes[path])
+            ]
+        if not different:
+            return
+        try:
+            pure_params = treedef.unflatten(values)
+            new = jax.tree.leaves(jax.eval_shape(self.tx.init, pure_params))
+        except Exception:  # a transformation that needs values; then nothing is known
+            return
+        old, _ = flatten(opt_state)
+        if len(old) == len(new) and all(
+            _same_shape(a, b) for a, b in zip(old, new) if isinstance(a, OptVariable)
+        ):
+            return
+        wrong = [
+            f"{path_text(path)}: state {short_type(read(leaf))}, parameter {short_type(value)}"
+            for path, leaf, value in different
+        ]
+        raise ValueError(
+            f"The state of this {type(self).__name__} was made for parameters of other shapes: "
+            f"{listed(wrong, between='; ')}. Make a new Optimizer after replacing a part of a model."
+        )
+
     def _nnx_explain(
         self,
         params: tp.Any,
@@ -429,8 +501,14 @@ def initial_state(tx: Transformation, params: tp.Any, left_out: Paths) -> tp.Any
         left_out: paths of parameters that it does not see yet.
     """
     leaves, treedef = flatten(params)
-    with leaving_out(left_out):
-        opt_state = tx.init(treedef.unflatten([_out_of_reference(v) for v in leaves]))
+    given = treedef.unflatten([_out_of_reference(v) for v in leaves])
+    try:
+        with leaving_out(left_out):
+            opt_state = tx.init(given)
+    except (TypeError, ValueError) as error:
+        _explain_masks(tx, pure(params), error)
+        raise
+    beside = _beside(leaves)
     opt_state = jax.tree.map(_opt_leaf, opt_state, is_leaf=is_variable)
     shapes = {path: getattr(read(leaf), "shape", None) for path, leaf in pairs(params)}
     buffers = {id(read(leaf)) for leaf in leaves}
@@ -440,8 +518,115 @@ def initial_state(tx: Transformation, params: tp.Any, left_out: Paths) -> tp.Any
         if id(value) in buffers and isinstance(value, jax.Array):
             value = jnp.copy(value)  # so that a transform may donate both
         _set_first_value(leaf, value)
+        if not leaf.ref:
+            leaf.set_raw_value(beside(leaf.get_raw_value()))
         buffers.add(id(leaf.get_raw_value()))
     return opt_state
+
+
+def _selects_nothing(name: str, wrt: Filter, everything: tp.Any) -> str:
+    """The warning for a filter that matches no leaf of a model."""
+    found = pairs(everything)
+    kinds = collections.Counter(type(leaf).__name__ for _, leaf in found)
+    shown = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
+    some = listed([path_text(path) for path, _ in found], most=3)
+    there = f"It contains {shown} (at {some})." if found else "It contains no Variables."
+    return (
+        f"{name}: wrt={filter_text(wrt)} selects nothing in the model, so that nothing is trained. "
+        f"{there} Choose another filter."
+    )
+
+
+def _beside(leaves: tp.Sequence[tp.Any]) -> tp.Callable[[tp.Any], tp.Any]:
+    """A function that places what is on no certain device where the parameters are.
+
+    The outputs of a step lie there: one whose inputs do not is compiled a second time.
+    """
+    values = [x for leaf in leaves for x in jax.tree.leaves(read(leaf))]
+    where: set[tp.Any] = set()
+    for value in values:
+        if isinstance(value, Tracer) or not isinstance(value, jax.Array) or not value.committed:
+            return lambda value: value
+        sharding = value.sharding
+        where.add(sharding.mesh if isinstance(sharding, NamedSharding) else sharding)
+    if len(where) != 1:
+        return lambda value: value
+    [place] = where
+    named = isinstance(place, (jax.sharding.Mesh, jax.sharding.AbstractMesh))
+    target = NamedSharding(place, PartitionSpec()) if named else place
+
+    def put(value: tp.Any) -> tp.Any:
+        array = isinstance(value, jax.Array) and not isinstance(value, Tracer)
+        return jax.device_put(value, target) if array and not value.committed else value
+
+    return put
+
+
+def refuse_swapped(model: tp.Any, grads: tp.Any) -> None:
+    """Raise TypeError where gradients are given as the model, and the model as the gradients.
+
+    Args:
+        model, grads: the arguments of an update.
+    """
+    if isinstance(model, GraphNode) or _has_objects(model) or not _has_objects(grads):
+        return
+    raise TypeError(
+        f"update takes the model and then the gradients; got {type(model).__name__} and "
+        f"{type(grads).__name__}. Swap them: optimizer.update(model, grads)."
+    )
+
+
+def _has_objects(tree: tp.Any) -> bool:
+    return any(isinstance(node, GraphNode) for _, node in iter_graph(tree))
+
+
+def _same_shape(leaf: tp.Any, other: tp.Any) -> bool:
+    """Whether two values have one shape, as far as they have one: other values are left to optax."""
+    one, other = (getattr(value, "shape", None) for value in (read(leaf), read(other)))
+    return one is None or other is None or one == other
+
+
+def _broadcasts(grad: tp.Any, value: tp.Any) -> bool:
+    """Whether a gradient is of another shape than its parameter, and is broadcast to it."""
+    one, other = getattr(grad, "shape", ()), getattr(value, "shape", ())
+    if one == other or not isinstance(one, tuple) or not isinstance(other, tuple):
+        return False
+    ends = zip(reversed(one), reversed(other))
+    return len(one) <= len(other) and all(a in (1, b) for a, b in ends)
+
+
+def _explain_masks(tx: tp.Any, params: tp.Any, error: Exception) -> None:
+    """Raise ValueError if masks or labels in a transformation are not like the parameters.
+
+    Those that a function returns are not known here; a note on the error says what they should be.
+    Errors that do not come from JAX's functions on trees are about something else.
+    """
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if not frame.f_globals.get("__name__", "").endswith("tree_util"):
+        return
+    structure, names = jax.tree.structure(params), paths(params)
+    advice = (
+        "Parameters come to optax as an nnx.State with arrays as leaves. Give it a function that maps "
+        "them, optax.masked(tx, lambda params: jax.tree.map(lambda x: x.ndim > 1, params)), or "
+        "groups by paths: nnx.by_path({'encoder.**': tx, '**': other})."
+    )
+    for item in captures(tx):
+        if not isinstance(item, (State, dict, list, tuple)):
+            continue
+        marks = jax.tree.leaves(item)
+        given = jax.tree.structure(item)
+        if not marks or given == structure or not all(isinstance(x, (bool, str)) for x in marks):
+            continue
+        marked = any(map(is_variable, flatten(item)[0]))
+        what = "masks" if all(isinstance(x, bool) for x in marks) else "labels"
+        kind = type(item).__name__ + (" of Variables" if marked else "")
+        there = listed([path_text(path) for path in paths(item)])
+        raise ValueError(
+            f"The optax transformation contains {what} as a {kind} for {there}, which is not a tree "
+            f"like the parameters, a {type(params).__name__} of arrays for "
+            f"{listed([path_text(path) for path in names])}. {advice}"
+        ) from error
+    error.add_note(f"If this is about a mask or labels: {advice}")
 
 
 def _out_of_reference(leaf: tp.Any) -> tp.Any:

@@ -306,3 +306,33 @@ def test_a_refused_plan_moves_nothing():
     with pytest.raises(ValueError, match="bias has shape"):
         nnx.shard(model, mesh_of(), {"kernel": ("data", None), "bias": ("data", "model")})
     assert model.kernel.value is before and not model.kernel.has_metadata("nnx_placement")
+
+
+@pytest.mark.parametrize("plan", ["data", "fsdp", "fsdp+tensor"])
+@pytest.mark.parametrize(
+    "tx", [optax.adam(1e-2), optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)]
+)
+def test_a_step_with_an_optimizer_made_after_sharding_compiles_once(plan, tx):
+    """Counts and the step lay on no certain device, and on the mesh after the first step."""
+    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    layout = nnx.shard(model, mesh_of(), plan)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    before = shardings(model, optimizer)
+    assert all(s.mesh == model.kernel.sharding.mesh for s in before)
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        optimizer.update(model, nnx.grad(lambda m: (m(x) ** 2).mean())(model))
+
+    for _ in range(3):
+        step(model, optimizer, layout.put(jnp.ones((8, 64))))
+    assert shardings(model, optimizer) == before and step._cache_size() == 1
+
+
+def test_an_optimizer_of_parameters_on_one_chosen_device_lies_there():
+    device = jax.devices()[3]
+    model = jax.device_put(nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(0))), device)
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    assert {next(iter(s.device_set)) for s in shardings(optimizer)} == {device}
+    free = nnx.Optimizer(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), optax.adam(0.1), wrt=nnx.Param)
+    assert not free.step.value.committed  # goes where the parameters go

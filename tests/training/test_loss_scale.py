@@ -124,3 +124,84 @@ def test_a_scale_does_not_grow_beyond_what_has_an_inverse():
     for _ in range(3):
         scale.adjust(jnp.array(True))
     assert float(scale.unscale(jnp.float32(2.0**126))) == 1.0
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), complex(0, float("inf")), np.inf])
+def test_numbers_of_python_and_numpy_are_looked_at(bad):
+    for value in (bad, np.float32(np.real(bad) * np.nan), np.array([1, bad])):
+        assert not nnx.all_finite({"a": 1.0, "b": value})
+    assert nnx.all_finite([1.0, 1e300, 2, True, np.array([1.0, 1e300]), np.array([10**12])])
+
+
+def test_numbers_of_python_are_scaled():
+    scale = nnx.StaticLossScale(8.0)
+    assert (scale.scale(2.0), scale.unscale(2.0), scale.scale(3)) == (16.0, 0.25, 3)
+
+
+class Forgetful(nnx.Module):
+    """Writes all kinds of state in a call."""
+
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(2, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.calls = nnx.Variable(jnp.array(0))
+        self.pair = nnx.Variable({"a": jnp.zeros(2), "b": (jnp.zeros(()),)})
+        self.linear = nnx.Linear(2, 1, rngs=rngs)
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        self.pair.set_value({"a": x.sum(0), "b": (x.sum(),)})
+        self.sow(nnx.Intermediate, "seen", x.sum())
+        return self.linear(self.dropout(self.norm(x)))
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("kind", [nnx.StaticLossScale, nnx.DynamicLossScale])
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, 1e30])
+def test_law_8_a_skipped_step_restores_everything(jitted, kind, bad):
+    model, metric = Forgetful(nnx.Rngs(0)), nnx.metrics.Average()
+    optimizer, scale = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param), kind(4.0)
+
+    def loss_fn(model, metric, x):
+        loss = (model(x) ** 2).sum() * jnp.where(x.max() > 1e20, jnp.inf, 1.0)
+        metric.update(values=loss)
+        return loss, x.sum()
+
+    def step(model, metric, optimizer, scale, x):
+        (loss, aux), grads = scale.value_and_grad(loss_fn, has_aux=True)(model, metric, x)
+        nnx.pop(model, nnx.Intermediate)
+        return scale.step(optimizer, model, grads)
+
+    step = nnx.jit(step) if jitted else step
+    x = jax.random.normal(jax.random.key(0), (4, 2))
+    items = {"model": model, "metric": metric, "optimizer": optimizer}
+    assert step(model, metric, optimizer, scale, x)
+    before = jax.tree.map(jnp.copy, nnx.state(items, nnx.Not(nnx.RngState)))
+    counts = [int(c[...]) for _, c in nnx.iter_graph(model) if isinstance(c, nnx.RngCount)]
+    assert not step(model, metric, optimizer, scale, x.at[0].set(bad))
+    after = nnx.state(items, nnx.Not(nnx.RngState))
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    assert counts == [int(c[...]) for _, c in nnx.iter_graph(model) if isinstance(c, nnx.RngCount)]
+    assert step(model, metric, optimizer, scale, x) and model.calls[...] == 2
+    assert optimizer.step[...] == 2 and metric.count[...] == 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("tx", [optax.adam(0.1), optax.sgd(0.1, momentum=0.9)], ids=["adam", "sgd"])
+def test_steps_keep_the_dtypes_of_the_optimizer(dtype, tx):
+    """Gradients in float32 made float32 of moments in float16: `scan` refuses that."""
+    model = nnx.Linear(2, 1, param_dtype=dtype, rngs=nnx.Rngs(0))
+    optimizer, scale = nnx.Optimizer(model, tx, wrt=nnx.Param), nnx.DynamicLossScale(2.0**4)
+    forms = jax.tree.map(lambda x: (x.shape, x.dtype), nnx.to_pure_dict(nnx.state(optimizer)))
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    def steps(carry, x):
+        model, optimizer, scale = carry
+        loss, grads = scale.value_and_grad(lambda m: (m(x) ** 2).mean())(model)
+        return carry, scale.step(optimizer, model, grads)
+
+    _, taken = steps((model, optimizer, scale), jnp.ones((3, 4, 2), dtype))
+    assert taken.all() and optimizer.step[...] == 3
+    assert forms == jax.tree.map(
+        lambda x: (x.shape, x.dtype), nnx.to_pure_dict(nnx.state(optimizer))
+    )

@@ -482,6 +482,123 @@ def test_law_7_gradients_of_another_shape_are_refused():
     refused(optimizer, model, grads, expected)
 
 
+@pytest.mark.parametrize("tx", [optax.sgd(1.0), optax.adam(0.1), optax.lion(0.1)])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 3), (2, 1), (1, 1)])
+def test_law_7_gradients_that_broadcast_are_refused(shape, tx):
+    model = Dense(2, 3)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    grads = nnx.State({"kernel": jnp.ones(shape), "bias": jnp.ones(3)})
+    expected = (
+        rf"kernel: gradient float32\[{', '.join(map(str, shape))}\], parameter float32\[2, 3\]"
+    )
+    refused(optimizer, model, grads, expected)
+
+
+@pytest.mark.parametrize("features", [1, 3, 6])
+@pytest.mark.parametrize(
+    "tx", [optax.sgd(0.1, momentum=0.9), optax.adam(0.1), optax.chain(optax.trace(0.9))]
+)
+def test_law_7_state_of_parameters_that_were_replaced_is_refused(tx, features):
+    """A head with another number of classes under the same path: old moments broadcast to it."""
+    model = nnx.Dict(body=Dense(2, 3), head=Dense(3, features))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    model.head = Dense(3, 2)
+    ones = jax.tree.map(jnp.ones_like, nnx.state(model))
+    expected = (
+        rf"head.kernel: state float32\[3, {features}\], parameter float32\[3, 2\].*new Optimi"
+    )
+    refused(optimizer, model, ones, expected)
+    with pytest.raises(ValueError, match=expected):
+        nnx.jit(lambda m, o, g: o.update(m, g))(model, optimizer, ones)
+
+
+def test_state_of_other_shapes_than_the_parameters_is_what_some_transformations_have():
+    model = nnx.Dict(w=nnx.Param(jnp.ones((200, 300))))
+    ones = jax.tree.map(jnp.ones_like, nnx.state(model))
+    for tx in (optax.adafactor(1e-3), optax.lbfgs(1.0, linesearch=None)):
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        optimizer.update(model, ones, value=jnp.ones(()), grad=ones, value_fn=lambda p: 1.0)
+    model.w = nnx.Param(jnp.ones((200, 301)))
+    ones = jax.tree.map(jnp.ones_like, nnx.state(model))
+    refused(optimizer, model, ones, r"w: state float32\[200, 300\], parameter float32\[200, 301\]")
+
+
+def test_a_model_and_gradients_that_are_swapped():
+    model = Dense(2, 3)
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    grads = jax.tree.map(jnp.ones_like, nnx.state(model))
+    expected = r"takes the model and then the gradients; got {} and Dense. Swap them: optimizer.upd"
+    refused(optimizer, grads, model, expected.format("State"), error=TypeError)
+    pure = nnx.to_pure_dict(grads)
+    with pytest.raises(TypeError, match=expected.format("dict")):
+        optimizer.update(pure, model)
+    with pytest.raises(TypeError, match="Swap them"):
+        nnx.StaticLossScale(1.0).step(optimizer, grads, model)
+    state = nnx.state(model)  # may be a model
+    nnx.Optimizer(state, optax.sgd(1.0), wrt=nnx.Param).update(state, grads)
+
+
+@pytest.mark.parametrize(
+    ("wrt", "shown"),
+    [
+        (nnx.LoRAParam, "LoRAParam"),
+        (nnx.PathContains("kernle"), "PathContains.*kernle"),
+        (nnx.All(nnx.Param, nnx.BatchStat), "All"),
+    ],
+)
+@pytest.mark.parametrize("make", [nnx.Optimizer, nnx.ModelAndOptimizer])
+def test_law_7_a_filter_that_selects_nothing_to_train(make, wrt, shown):
+    model = nnx.Dict(a=nnx.BatchNorm(3, rngs=nnx.Rngs(0)), b=nnx.Param(jnp.ones(1)))
+    expected = (
+        rf"{make.__name__}: wrt=.*{shown}.* selects nothing in the model, so that nothing is trained. "
+        r"It contains 3 Param, 2 BatchStat \(at .*a.bias, a.mean, a.scale and 2 more\). Choose another"
+    )
+    with pytest.warns(UserWarning, match=expected) as caught:
+        optimizer = make(model, optax.adam(1e-3), wrt=wrt)
+    assert caught[0].filename == __file__ and isinstance(optimizer, nnx.Optimizer)
+    with pytest.warns(UserWarning, match="contains no Variables"):
+        make(nnx.Dict(a=nnx.Dict()), optax.adam(1e-3), wrt=wrt)
+    nnx.freeze(model)
+    make(model, optax.adam(1e-3), wrt=nnx.Param)  # selects what may be unfrozen
+
+
+KINDS_OF_MARKS = {
+    "masks of State": lambda s: optax.masked(optax.sgd(1.0), jax.tree.map(lambda x: x.ndim > 1, s)),
+    "masks of dict": lambda s: optax.adamw(1.0, mask={"kernel": True, "bias": False}),
+    "labels of State": lambda s: optax.partition(
+        {"a": optax.sgd(1.0), "b": optax.adam(1.0)}, jax.tree.map(lambda x: "ab"[x.ndim > 1], s)
+    ),
+    "labels of dict": lambda s: optax.chain(
+        optax.clip(1.0), optax.partition({"a": optax.sgd(1.0)}, {"kernel": "a", "bias": "a"})
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_MARKS)
+def test_masks_and_labels_of_optax_that_are_not_like_the_parameters(kind):
+    model = Dense(2, 3)
+    ones = jax.tree.map(jnp.ones_like, nnx.state(model))
+    what, _, form = kind.split()
+    tx = KINDS_OF_MARKS[kind](nnx.state(model))
+    expected = (
+        rf"contains {what} as a {form}.* for .*kernel.*, which is not a tree like the parameters, a "
+        r"State of arrays for bias, kernel. .* optax.masked\(tx, lambda params: .*nnx.by_path\("
+    )
+    with pytest.raises(ValueError, match=expected):
+        nnx.Optimizer(model, tx, wrt=nnx.Param).update(model, ones)
+
+
+def test_masks_that_a_function_returns():
+    model = Dense(2, 3)
+    tx = optax.masked(optax.sgd(1.0), lambda params: {"kernel": True, "bias": False})
+    with pytest.raises(ValueError, match="structure") as caught:
+        nnx.Optimizer(model, tx, wrt=nnx.Param)
+    [note] = caught.value.__notes__
+    assert note.startswith(
+        "If this is about a mask or labels: Parameters come to optax as an nnx.St"
+    )
+
+
 def test_many_differences_are_counted_not_listed():
     model = nnx.List([nnx.Param(jnp.zeros(1)) for _ in range(12)])
     optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
@@ -592,3 +709,79 @@ def test_a_schedule_may_read_the_step():
 
     assert [float(step(model, optimizer)) for _ in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
     np.testing.assert_allclose(model.bias.value, -2.5)
+
+
+# tracers ----------------------------------------------------------------------------------------
+
+
+class Scaled(nnx.Module):
+    def __init__(self, rate):
+        self.schedule = lambda step: step * rate
+
+
+LEAVING = {
+    "vmap": lambda make: nnx.vmap(make)(jnp.ones(3)),
+    "jit": lambda make: nnx.jit(make)(1.0),
+    "eager vmap of jit": lambda make: nnx.vmap(nnx.jit(make))(jnp.ones(3)),
+    "eval_shape": lambda make: nnx.eval_shape(make, 1.0),
+    "grad": lambda make: nnx.grad(lambda rate: (rate, make(rate)), has_aux=True)(1.0),
+    "scan": lambda make: nnx.scan(lambda c, rate: (c, make(rate)))(0.0, jnp.ones(3)),
+    "attribute": lambda make: nnx.jit(lambda owner, rate: setattr(owner, "x", make(rate)))(
+        nnx.Dict(a=nnx.Param(jnp.ones(1))), 1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("way", LEAVING)
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adam,
+        lambda rate: optax.chain(optax.clip(1.0), optax.sgd(rate)),
+        lambda rate: optax.sgd(lambda step: rate / (step + 1)),
+        lambda rate: optax.MultiSteps(optax.sgd(rate), 2),
+    ],
+    ids=["adam", "chain", "schedule", "object"],
+)
+def test_law_9_a_traced_learning_rate_does_not_leave(way, tx):
+    def make(rate):
+        return nnx.Optimizer(nnx.Dict(w=nnx.Param(jnp.ones(2))), tx(rate), wrt=nnx.Param)
+
+    expected = (
+        r"The Optimizer that leaves the transform captures a tracer float32\[\] in its static "
+        r"attribute '.*tx', which is dead outside. .*optax.inject_hyperparams\(optax.adam\)"
+    )
+    with pytest.raises(ValueError, match=expected):
+        LEAVING[way](make)
+
+
+def test_law_9_any_function_that_captures_a_tracer():
+    expected = "The Scaled .* static attribute 'schedule', .* Store the value in an nnx.Variable"
+    with pytest.raises(ValueError, match=expected):
+        nnx.jit(Scaled)(1.0)
+    assert nnx.jit(lambda rate: Scaled(rate).schedule(2.0))(3.0) == 6
+    outer = nnx.jit(lambda rate: nnx.jit(lambda: Scaled(rate))().schedule(2.0))
+    assert outer(3.0) == 6  # alive where it is used
+
+
+def test_a_learning_rate_for_each_member():
+    @nnx.vmap
+    def train(rate):
+        model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+        optimizer = nnx.Optimizer(model, optax.sgd(rate), wrt=nnx.Param)
+        optimizer.update(model, nnx.State({"w": jnp.ones(2)}))
+        return model.w[...]
+
+    rates = jnp.array([0.25, 0.5])
+    np.testing.assert_array_equal(train(rates)[:, 0], 1 - rates)
+
+    @nnx.vmap
+    def make(rate):
+        model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+        tx = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    models, optimizers = make(rates)
+    update = nnx.vmap(lambda m, o: o.update(m, nnx.State({"w": jnp.ones(2)})) and None)
+    update(models, optimizers)
+    np.testing.assert_array_equal(models.w[:, 0], 1 - rates)
