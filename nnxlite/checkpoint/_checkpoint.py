@@ -19,10 +19,12 @@ from nnxlite._errors import filter_text, short_type
 from nnxlite._text import human_bytes
 from nnxlite._untrusted import printable
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._contents import PYTHON_TYPES, Contents, Leaf, Spec
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec
 from nnxlite.checkpoint._errors import CheckpointError, together
 from nnxlite.checkpoint._matching import Renaming, match
+from nnxlite.checkpoint._plain import FIXED
 from nnxlite.checkpoint._report import Report
+from nnxlite.checkpoint._values import Values
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import is_graph_node
 
@@ -40,14 +42,15 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
         path: of the folder, which must not exist.
         only: a filter for the leaves, with paths within the items; by default all are saved.
         overwrite: replace a checkpoint that is there, once the new one is complete.
-        items: what is saved: modules, optimizers, metrics, `Rngs`, States or other pytrees, numbers and
-            texts, each under a name of its own. An item cannot be called `only` or `overwrite`.
+        items: what is saved: modules, optimizers, metrics, `Rngs`, States or other pytrees, arrays,
+            numbers, text, bytes, None, and dictionaries, lists and tuples of these, each under a name of
+            its own. An item cannot be called `only` or `overwrite`.
 
     Raises:
         FileExistsError: if the path exists, and `overwrite` is false or it is not a checkpoint.
         nnxlite.checkpoint.CheckpointError: for a leaf that cannot be saved: traced, deleted, abstract,
-            or neither an array nor a number or text; without items; and if it cannot be written, as on a
-            full disk.
+            or of another type, such as a function or a set outside of an object; without items; and if
+            it cannot be written, as on a full disk.
         ImportError: without Orbax (`pip install "nnxlite[checkpoint]"`).
 
     >>> import nnxlite as nnx, optax, tempfile
@@ -65,7 +68,7 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
     target = _orbax.folder(path)
     new, old = _beside(target)
     with together(f"nnx.checkpoint.save: {target}"):
-        contents = contents_of(items)
+        contents = contents_of(items, only)
         leaves = chosen(contents, only)
     args = _orbax.arguments(contents, leaves)
     first = jax.process_index() == 0
@@ -172,11 +175,11 @@ def is_checkpoint(path: epath.Path) -> bool:
     return (path / _orbax.ABOUT / "metadata").exists()
 
 
-def contents_of(items: dict[str, tp.Any]) -> Contents:
-    """The contents of named items; CheckpointError without any."""
+def contents_of(items: dict[str, tp.Any], only: Filter = ...) -> Contents:
+    """The contents of named items; CheckpointError without any, and for what cannot be stored."""
     if not items:
         raise CheckpointError("Pass what is to be saved or restored by name: model=model, step=3.")
-    return Contents(items)
+    return Contents(items, only, items=True)
 
 
 def chosen(contents: Contents, only: Filter) -> dict[str, Leaf]:
@@ -222,7 +225,8 @@ def restore(
             None: nothing is cast, and the object takes the dtypes that were saved.
         verify: whether arrays are compared with the checksums that were saved.
         items: the objects, by the names they were saved by; a number, as in `step=0`, or another item
-            that cannot be changed in place is in the `values` of the report.
+            that cannot be changed in place is in the `values` of the report, as are all items that are
+            not passed.
 
     Returns:
         A `Report`: what was restored, renamed, cast, and, without `strict`, what was not restored.
@@ -252,9 +256,14 @@ def restore(
     )
     place = locate(_orbax.folder(path))
     with together(f"nnx.checkpoint.restore: {place}"):
-        contents = contents_of(dict(items))
+        contents = contents_of(dict(items), only)
         stored = _with_keys(_orbax.read_stored(place, items), contents)
-        leaves = chosen(contents, only)
+        leaves = {
+            name: leaf
+            for name, leaf in chosen(contents, only).items()
+            # Earlier versions stored nothing where there is None.
+            if stored.table is not None or not leaf.spec.is_plain or name in stored.specs
+        }
         matching = match(
             stored.specs,
             contents,
@@ -278,10 +287,10 @@ def restore(
         new = {
             name: as_wanted(arrays[old], leaves[name], cast is not None)
             for name, old in matching.sources.items()
+            if leaves[name].spec.dtype not in FIXED  # it is equal already
         }
     contents.write(new)
-    others = {name: v for name, v in stored.values.items() if name in items_of(stored.specs)}
-    return dataclasses.replace(matching.report, values={**others, **contents.root})
+    return dataclasses.replace(matching.report, values=Values(place, stored, contents.root))
 
 
 def check_sharding(leaf: Leaf, sharding: jax.sharding.Sharding | None) -> None:
@@ -324,7 +333,7 @@ def items_of(names: tp.Iterable[str]) -> list[str]:
 def as_wanted(value: tp.Any, leaf: Leaf, cast: bool = True) -> tp.Any:
     """A value that was read as the object needs it: its dtype, its kind of array, its sharding."""
     if leaf.spec.is_python:
-        return PYTHON_TYPES[leaf.spec.dtype](value)
+        return leaf.spec.as_python(value)
     sharding = leaf.sharding
     if sharding is not None and not sharding.is_fully_addressable:
         return _spread(value, leaf, sharding, cast)
@@ -422,6 +431,33 @@ def info(path: tp.Any, /) -> Info:
         stored.classes,
         sum(map(_nbytes, stored.specs.values())),
     )
+
+
+def values(path: tp.Any, /) -> tp.Mapping[str, tp.Any]:
+    """What a checkpoint contains, by item, without the objects that were saved.
+
+    Args:
+        path: of the folder.
+
+    Returns:
+        A mapping of the items. Numbers, text, bytes, None and plain containers are as they were saved,
+        with arrays of NumPy. Of an object there are its arrays, in dictionaries by attribute. The arrays
+        of an item are read when it is first asked for.
+
+    Raises:
+        nnxlite.checkpoint.NotFoundError: if there is no checkpoint.
+        nnxlite.checkpoint.DamagedError: if it cannot be read.
+
+    >>> import nnxlite as nnx, tempfile
+    >>> folder = tempfile.mkdtemp() + "/weights"
+    >>> settings = {"features": (2, 3), "seed": None}
+    >>> nnx.checkpoint.save(folder, model=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), settings=settings)
+    >>> found = nnx.checkpoint.values(folder)
+    >>> found["settings"], found["model"]["kernel"].shape
+    ({'features': (2, 3), 'seed': None}, (2, 3))
+    """
+    place = locate(_orbax.folder(path))
+    return Values(place, _orbax.read_stored(place))
 
 
 def _nbytes(spec: Spec) -> int:

@@ -5,8 +5,9 @@ order of attributes.  A Variable that several paths lead to has one name, that o
 other paths are aliases.  A dot, a slash or a percent sign within a key is written as `%2E`, `%2F`,
 `%25`.  Where the value of a Variable is a pytree, its leaves are named by their key paths.
 
-A leaf is an array, a typed random key, or a Python number or text.  What else there is, is part of the
-structure: a checkpoint describes it, and restoring leaves it alone.
+A leaf is an array, a typed random key, or a Python number or text.  What else there is in objects, is
+part of the structure: a checkpoint describes it, and restoring leaves it alone.  In plain data beside
+objects everything is stored, or refused; see `_plain`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from nnxlite._state import FlatState, content
 from nnxlite._text import safely, short
 from nnxlite._together import Writes
 from nnxlite.checkpoint._errors import CheckpointError
+from nnxlite.checkpoint._plain import FIXED, Table, entries, kind_name, leaf_name, refused, walk
+from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import (
     OTHER,
     Path,
@@ -50,7 +53,8 @@ class Spec:
     Attributes:
         shape: of an array; that of a random key is without the axis of its data.
         dtype: the name of an array's dtype, `key<...>` for random keys with their implementation,
-            or `Python int`, `Python float`, `Python bool`, `Python complex`, `Python str`.
+            or `Python int`, `Python float`, `Python bool`, `Python complex`, `Python str`; in plain
+            data also `Python bytes`, `None`, and `empty dict`, `empty list`, `empty tuple`.
 
     >>> from nnxlite.checkpoint._contents import Spec
     >>> str(Spec((2, 3), "float32")), str(Spec((), "Python int"))
@@ -62,8 +66,19 @@ class Spec:
 
     @property
     def is_python(self) -> bool:
-        """Whether it is a Python number or text."""
-        return self.dtype in PYTHON_TYPES
+        """Whether it is not an array, but a value of Python."""
+        return self.dtype in PYTHON_TYPES or self.is_plain
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is what is a leaf in plain data only."""
+        return self.dtype == "Python bytes" or self.dtype in FIXED
+
+    def as_python(self, value: tp.Any) -> tp.Any:
+        """A value of Python, of the type that this says."""
+        if self.dtype in FIXED:
+            return FIXED[self.dtype]()
+        return PYTHON_TYPES.get(self.dtype, bytes)(value)
 
     @property
     def key_impl(self) -> str | None:
@@ -84,7 +99,7 @@ def spec_of(value: tp.Any) -> Spec | None:
         return None
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return Spec(shape, f"key<{_impl_name(value)}>")
-    return None if np.dtype(dtype).kind == "O" else Spec(shape, np.dtype(dtype).name)
+    return None if np.dtype(dtype).kind in "OSUMm" else Spec(shape, np.dtype(dtype).name)
 
 
 def _impl_name(value: tp.Any) -> str:
@@ -139,22 +154,35 @@ class Contents:
     Attributes:
         root: the object. `write` changes it, or puts another one here where it cannot be changed: a
             frozen module, or one of Equinox.
-        leaves: by name, in the order of their paths.
+        leaves: by name, in the order of their paths; those of plain data that no array can be come last.
         aliases: further paths of shared references, as text, with the first path of each.
+
+    Args:
+        root: the object, or a dictionary of named items.
+        only: a filter; what it does not match may be something that cannot be stored.
+        items: whether the root is a dictionary of items, in which plain data is stored or refused.
+
+    Raises CheckpointError for what a checkpoint cannot contain, unless `only` leaves it out.
     """
 
-    def __init__(self, root: tp.Any) -> None:
+    def __init__(self, root: tp.Any, only: Filter = ..., items: bool = False) -> None:
         self.root = root
+        predicate = to_predicate(only)
         seen = view(root, trees=True)  # numbers in plain containers are leaves, too
         found = list(_leaves(zip(seen.graphdef.each_path(), seen.leaves)))
+        if items:
+            found += _plain_leaves(root, {(*f[0], *f[2]) for f in found})
         counts = collections.Counter(map(_plain_name, found))
         self.leaves: dict[str, Leaf] = {}
         for path, owner, keys, position, value in found:
             name = _plain_name((path, owner, keys, position, value))
             if counts[name] > 1:  # both 0 and "0" are keys
                 name = name_of((*path, *keys), quoted=True)
-            spec = _checked(name, value)
-            self.leaves[name] = Leaf(name, path, owner, position, value, spec)
+            if problem := _problem(name, value, items and position is None):
+                if predicate(path[1:] if items else path, owner):
+                    raise CheckpointError(problem)
+            if spec := _any_spec(value, items and position is None):
+                self.leaves[name] = Leaf(name, path, owner, position, value, spec)
         self.aliases: dict[str, str] = {}
         for first, *others in find_duplicates(self.root, only=_is_shared):
             self.aliases.update((name_of(path), name_of(first)) for path in others)
@@ -171,6 +199,34 @@ class Contents:
             for path, value in iter_graph(self.root)
             if kind_of(value) == OTHER and value is not None and path not in leaves
         }
+
+    def table(self, names: tp.Container[str]) -> Table:
+        """The containers of plain data that have some of the leaves, see `_plain`."""
+        names_of = {leaf.path: name for name, leaf in self.leaves.items() if leaf.position is None}
+        tops = {name: value for name, value in self.root.items() if kind_name(value)}
+        above = [(path, value) for path, value in walk(tops) if path not in names_of]
+        stored = [leaf.path for name, leaf in self.leaves.items() if name in names]
+        # Objects without leaves have their place, too.
+        stored += [path for path, value in above if not kind_name(value) and refused(value) is None]
+        kept = {path[:n] for path in stored for n in range(1, len(path) + 1)}
+        counts = collections.Counter(name_of(path) for path, _ in above)
+        counts.update(self.leaves.keys())
+        for path, value in above:
+            alike = kind_name(value) and counts[name_of(path)] > 1
+            names_of[path] = name_of(path, quoted=bool(alike))
+        table: Table = {}
+        for path, value in above:
+            if (kind := kind_name(value)) and path in kept:
+                below = [(key, (*path, key)) for key, _ in entries(value)]
+                table[names_of[path]] = (
+                    kind,
+                    [
+                        (key if isinstance(key, KEYS) else str(key), names_of[child])
+                        for key, child in below
+                        if child in kept
+                    ],
+                )
+        return table
 
     def classes(self) -> dict[str, str]:
         """The classes of objects and Variables, by name."""
@@ -268,30 +324,63 @@ def _segment(text: str) -> str:
 
 def other_names(name: str, aliases: tp.Mapping[str, str]) -> list[str]:
     """The names of a leaf that aliases of it, or of an object above it, give."""
-    starts = [(alias, first) for alias, first in aliases.items() if _below(name, first)]
+    starts = [(alias, first) for alias, first in aliases.items() if below(name, first)]
     return [alias + name[len(first) :] for alias, first in starts]
 
 
-def _below(name: str, above: str) -> bool:
+def below(name: str, above: str) -> bool:
     return name == above or name.startswith(above + ".") or not above
 
 
-def _checked(name: str, value: tp.Any) -> Spec:
-    """The spec of a leaf; CheckpointError where it is nothing that can be stored."""
+KEYS = (str, int, float, bool, type(None))
+"""Types of the keys of plain containers that are stored as they are; others are, as text."""
+
+
+def _plain_leaves(items: dict[str, tp.Any], known: set[Path]) -> tp.Iterator[Found]:
+    """What is in plain data of some items beside the leaves that are known, also what is refused."""
+    above = {path[:n] for path in known for n in range(1, len(path))}
+    for path, value in walk(items):
+        if path in known:
+            continue
+        if leaf_name(value):
+            yield path, value, (), None, value
+        elif not kind_name(value) and path not in above and (part := refused(value)) is not None:
+            yield path, value, (), None, _Refused(part)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Refused:
+    """In place of a leaf, a part of plain data that cannot be stored."""
+
+    part: tp.Any
+
+
+def _any_spec(value: tp.Any, plain: bool) -> Spec | None:
+    """The spec of a leaf; None for what cannot be stored."""
+    if plain and (name := leaf_name(value)):
+        return Spec((), name)
+    return spec_of(value)
+
+
+def _problem(name: str, value: tp.Any, plain: bool) -> str | None:
+    """Why a leaf cannot be stored; None where it can be."""
     if isinstance(value, Tracer):
-        raise CheckpointError(
-            f"'{name}' is traced: save and restore outside of transforms, with concrete values."
-        )
+        return f"'{name}' is traced: save and restore outside of transforms, with concrete values."
     if isinstance(value, jax.Array) and value.is_deleted():
-        raise CheckpointError(
+        return (
             f"'{name}' has been deleted, probably donated to a jitted function. Save the objects that "
             "hold its results, or do not donate it."
         )
-    spec = spec_of(value)
-    if spec is None:
-        raise CheckpointError(
+    if isinstance(value, _Refused):
+        return (
+            f"'{name}' is a {type(value.part).__name__}, which a checkpoint cannot contain. It stores "
+            "objects, arrays, random keys, numbers, text, bytes, None, and dictionaries, lists and "
+            "tuples of these. Leave it out, or save its content as these (dataclasses.asdict)."
+        )
+    if _any_spec(value, plain) is None:
+        return (
             f"'{name}' is a {type(value).__name__}, which a checkpoint cannot contain: leaves are "
             "arrays, random keys, numbers and text. Hold it in a static attribute, or leave it out "
             "by `only=`."
         )
-    return spec
+    return None

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._patterns import Pattern
-from nnxlite.checkpoint._contents import PYTHON_TYPES, Contents, Leaf, Spec, spec_of
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, spec_of
 from nnxlite.checkpoint._errors import CheckpointError, MismatchError
 from nnxlite.checkpoint._matching import check, compatible, match, nearest
 from nnxlite.checkpoint._operations import Tie, same_bits
@@ -105,7 +105,7 @@ def load(
     cast: bool | None = False,
 ) -> Report:
     """Load what a source has into a model; `entries` are those of a mapping."""
-    contents, wanted = Contents(model), only_of(only)
+    contents, wanted = Contents(model, only), only_of(only)
     if entries is not None:
         if rename is not None:
             raise ValueError("Pass `mapping` or `rename`, not both: the rules of a mapping rename.")
@@ -267,7 +267,7 @@ def placed(array: np.ndarray, leaf: Leaf, stored_dtype: bool = False) -> tp.Any:
     """An array in the form, sharding and dtype of a leaf, or in its own dtype; a copy."""
     spec = leaf.spec
     if spec.is_python:
-        return PYTHON_TYPES[spec.dtype](array.item())
+        return spec.as_python(array.item())
     if spec.key_impl:
         keys = jax.random.wrap_key_data(jnp.asarray(np.array(array)), impl=spec.key_impl)
         return keys if leaf.sharding is None else jax.device_put(keys, leaf.sharding)

@@ -268,7 +268,7 @@ class Manager:
                         unfinished.rmtree()  # of a process that was ended
             self._saved = True
         with together(f"nnx.checkpoint.Manager.save: step {step}"):
-            contents = contents_of(items)
+            contents = contents_of(items, only)
             leaves = chosen(contents, only)
         args = _orbax.arguments(contents, leaves)
         self.wait()

@@ -150,7 +150,9 @@ def compatible(stored: Spec, wanted: Spec, cast: bool | None) -> bool:
         return False
     if stored.dtype == wanted.dtype:
         return True
-    if stored.key_impl or wanted.key_impl or "Python str" in (stored.dtype, wanted.dtype):
+    if stored.key_impl or wanted.key_impl or stored.is_plain or wanted.is_plain:
+        return False
+    if "Python str" in (stored.dtype, wanted.dtype):
         return False
     return cast is None or cast or lossless(stored.dtype, wanted.dtype)
 

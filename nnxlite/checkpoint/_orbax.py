@@ -9,6 +9,7 @@ Orbax writes into a folder of another name and renames it when it is complete.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import glob
@@ -28,11 +29,13 @@ from nnxlite.checkpoint._checksums import checksum, local_sum
 from nnxlite.checkpoint._contents import PYTHON_TYPES, Contents, Leaf, Spec, name_of
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError, together
 from nnxlite.checkpoint._files import looks_like, raw_form
+from nnxlite.checkpoint._plain import FIXED, Table, checked_table
 from nnxlite.distributed import agreed, exchange
 
 ARRAYS, ABOUT = "arrays", "nnxlite"
 UNFINISHED = ".orbax-checkpoint-tmp"
-FORMAT = 1
+FORMATS = (1, 2)
+"""2 where there is a leaf that only plain data has, which earlier versions do not read."""
 
 if tp.TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -64,6 +67,7 @@ class Stored:
         sums: of arrays that were spread over several processes, see `_checksums`.
         values: numbers and texts, by name.
         aliases, settings, classes: see `Contents`.
+        table: of the containers of plain data; None for one of an earlier version.
         keys: where Orbax has each array, for a tree that it wrote without nnxlite.
     """
 
@@ -74,6 +78,7 @@ class Stored:
     settings: dict[str, str]
     classes: dict[str, str]
     sums: dict[str, int] = dataclasses.field(default_factory=dict)
+    table: Table | None = None
     keys: dict[str, tuple[tp.Any, ...]] | None = None
 
     def as_json(self) -> dict[str, tp.Any]:
@@ -87,14 +92,14 @@ class Stored:
                 leaves[name]["sum64"] = self.sums[name]
             if name in self.values:
                 value = self.values[name]
-                parts = [value.real, value.imag] if isinstance(value, complex) else value
-                leaves[name]["value"] = parts
+                leaves[name]["value"] = _as_json(value, spec)
         about = {
-            "format": FORMAT,
+            "format": FORMATS[any(spec.is_plain for spec in self.specs.values())],
             "leaves": leaves,
             "aliases": self.aliases,
             "settings": self.settings,
             "classes": self.classes,
+            "containers": self.table or {},
         }
         return sealed(about)
 
@@ -106,12 +111,12 @@ class Stored:
         JAX has, and a checksum, or a value of one of the types in `PYTHON_TYPES`.
         """
         try:
-            if type(given["format"]) is int and given["format"] > FORMAT:
+            if type(given["format"]) is int and given["format"] > FORMATS[-1]:
                 raise CheckpointError(
                     f"{where} was written by a later version of nnxlite (format {given['format']}; "
-                    f"this version reads {FORMAT}). Upgrade nnxlite."
+                    f"this version reads {FORMATS[-1]}). Upgrade nnxlite."
                 )
-            if given["format"] != FORMAT or ("crc32" in given and sealed(given) != given):
+            if given["format"] not in FORMATS or ("crc32" in given and sealed(given) != given):
                 raise ValueError("its content is not what was written")
             specs: dict[str, Spec] = {}
             found: dict[str, dict[str, tp.Any]] = {"crc32": {}, "sum64": {}, "value": {}}
@@ -121,7 +126,9 @@ class Stored:
                 if kind is not None:
                     found[kind][name] = value
             tables = [strings(given[table]) for table in ("aliases", "settings", "classes")]
-            return cls(specs, found["crc32"], found["value"], *tables, sums=found["sum64"])
+            containers = checked_table(given["containers"]) if "containers" in given else None
+            sums = found["sum64"]
+            return cls(specs, found["crc32"], found["value"], *tables, sums=sums, table=containers)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -167,12 +174,27 @@ def _stored_value(name: str, spec: Spec, entry: tp.Any) -> tuple[str | None, tp.
         if type(entry[kind]) is not int:
             raise ValueError(f"the checksum of {_shown(name)} is not a number")
         return kind, entry[kind]
-    type_, value = PYTHON_TYPES[spec.dtype], entry["value"]
+    type_, value = PYTHON_TYPES.get(spec.dtype, str), entry["value"]
+    if spec.dtype in FIXED:
+        type_ = type(None)
     if type_ is complex and isinstance(value, list) and [type(x) for x in value] == [float] * 2:
         value = complex(*value)
     if type(value) is not type_:
         raise ValueError(f"{_shown(name)} is {_shown(value)}, which is not a {spec}")
+    if spec.is_plain:
+        value = (
+            FIXED[spec.dtype]() if spec.dtype in FIXED else base64.b64decode(value, validate=True)
+        )
     return "value", value
+
+
+def _as_json(value: tp.Any, spec: Spec) -> tp.Any:
+    """A value of Python as JSON has it; see `_stored_value`."""
+    if spec.dtype in FIXED:
+        return None
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return [value.real, value.imag] if isinstance(value, complex) else value
 
 
 def arguments(contents: Contents, leaves: tp.Mapping[str, Leaf]) -> ocp.args.Composite:
@@ -212,6 +234,7 @@ def arguments(contents: Contents, leaves: tp.Mapping[str, Leaf]) -> ocp.args.Com
         contents.settings(),
         contents.classes(),
         sums,
+        contents.table(leaves),
     )
     args = {ABOUT: ocp.args.JsonSave(stored.as_json())}
     if arrays:  # Orbax refuses an empty item
@@ -568,6 +591,16 @@ def verify_sums(path: epath.Path, stored: Stored, arrays: tp.Mapping[str, tp.Any
             )
         for name in spread:
             sums[name] = sum(side[name] for side in sides) % 2**64
+    _compare_sums(path, stored, sums)
+
+
+def check_sums(path: epath.Path, stored: Stored, arrays: tp.Mapping[str, tp.Any]) -> None:
+    """`verify_sums` for arrays that this process has read as a whole; waits for no other."""
+    sums = {name: local_sum(arrays[name]) for name in stored.sums if name in arrays}
+    _compare_sums(path, stored, sums)
+
+
+def _compare_sums(path: epath.Path, stored: Stored, sums: tp.Mapping[str, int]) -> None:
     for name, value in sums.items():
         if value != stored.sums[name]:
             raise DamagedError(f"{path} is damaged: '{name}' is not what was saved.")

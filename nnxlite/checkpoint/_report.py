@@ -45,9 +45,9 @@ class Report:
         renamed: pairs of a stored name and the name it was restored by.
         near: for the first missing names, the stored name left over that is most like it.
         step: that of the checkpoint, where a `Manager` restored it.
-        values: the items by name: the objects given, changed in place, a new value for a number, text
-            or another item that cannot be changed, such as a frozen module; and numbers and texts that are stored and were not
-            asked for.
+        values: all items by name. Those that were passed: the objects, changed in place, and a new
+            value for what cannot be changed, such as a number, text or a frozen module. Others are as
+            `nnx.checkpoint.values` gives them.
         foreign: with a `Mapping`, the foreign name that was looked for in place of one that is missing.
 
     >>> from nnxlite.checkpoint import Report

@@ -98,8 +98,8 @@ def load_safetensors(
             that they have in the file.
 
     Returns:
-        A `Report`: what was restored, what was not, what was cast; `report.values["model"]` is the model,
-        another one where it cannot be changed (a frozen module, or one of Equinox).
+        A `Report`: what was restored, what was not, what was cast; `report.values["model"]` is the
+        model, another one where it cannot be changed (a frozen module, or one of Equinox).
 
     Raises:
         NotFoundError: (a FileNotFoundError) if there is no such file.

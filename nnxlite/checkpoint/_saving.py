@@ -62,7 +62,7 @@ def _alignment(piece: Piece) -> int:
 
 def exported(model: tp.Any, only: tp.Any, entries: Sequence[Entry] | None) -> Exported:
     """The arrays of a model, under foreign names if there are entries of a mapping."""
-    contents, wanted = Contents(model), only_of(only)
+    contents, wanted = Contents(model, only), only_of(only)
     for name, leaf in contents.leaves.items():
         if wanted(leaf):
             _check_concrete(name, leaf)

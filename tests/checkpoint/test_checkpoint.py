@@ -729,7 +729,7 @@ def test_descriptions_that_are_not_ours(tmp_path):
         assert not model.w.any()
         return str(caught.value)
 
-    assert "by a later version of nnxlite (format 99; this version reads 1). Upg" in refusal(
+    assert "by a later version of nnxlite (format 99; this version reads 2). Upg" in refusal(
         {**about, "format": 99}
     )
     assert "nnxlite/metadata is damaged (KeyError: 'format')" in refusal({})

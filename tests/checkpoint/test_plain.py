@@ -1,0 +1,261 @@
+"""Data beside objects: everything comes back as it was saved, or is refused; nothing vanishes."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import enum
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import nnxlite as nnx
+from nnxlite.checkpoint._orbax import sealed
+from tests.checkpoint.models import bits
+
+checkpoint = nnx.checkpoint
+
+
+@dataclasses.dataclass
+class Config:
+    rate: float = 0.1
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Registered:
+    rate: float = 0.1
+
+
+class Mode(enum.Enum):
+    FAST = 1
+
+
+class Text(str):
+    pass
+
+
+def linear(seed=0):
+    return nnx.Linear(2, 3, rngs=nnx.Rngs(seed))
+
+
+SIMPLE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.complex_numbers(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+)
+KEYS = st.one_of(st.text(max_size=3), st.integers(0, 3), st.booleans(), st.none())
+PLAIN = st.recursive(
+    SIMPLE,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(KEYS, inner, max_size=3),
+        st.dictionaries(st.sampled_from(["1", "None", "a.b", ""]), inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+def same(a, b) -> bool:
+    return repr(a) == repr(b)  # also of what is inside: 1 and True, 0.0 and -0.0
+
+
+def blank(value):
+    """The same structure with other values."""
+    match value:
+        case dict():
+            return {key: blank(part) for key, part in value.items()}
+        case list() | tuple():
+            return type(value)(map(blank, value))
+        case None:
+            return None
+        case _:
+            return type(value)()
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.dictionaries(st.sampled_from(["config", "history", "x"]), PLAIN, min_size=1))
+def test_plain_data_comes_back_as_it_was(tmp_path, items):
+    shutil.rmtree(tmp_path / "c", ignore_errors=True)
+    model = linear()
+    checkpoint.save(tmp_path / "c", model=model, **items)
+    found = checkpoint.values(tmp_path / "c")
+    report = checkpoint.restore(tmp_path / "c", model=linear(1))
+    given = checkpoint.restore(tmp_path / "c", model=linear(1), **blank(items))
+    assert given.complete
+    for values in (found, report.values, given.values):
+        assert set(values) == {"model", *items} and len(values) == 1 + len(items)
+        for name, value in items.items():
+            assert same(values[name], value)
+    np.testing.assert_array_equal(found["model"]["kernel"], model.kernel)
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "what"),
+    [
+        (Config(), "x", "Config"),
+        (Registered(), "x", "Registered"),
+        ({"deep": [1, Config()]}, "x.deep.1", "Config"),
+        (jax.nn.relu, "x", "custom_jvp"),
+        ((1, len), "x.1", "builtin_function_or_method"),
+        ({"seen": {1, 2}}, "x.seen", "set"),
+        (frozenset(), "x", "frozenset"),
+        (optax.adam(0.1), "x", "function"),
+        (collections.Counter("ab"), "x", "Counter"),
+        ([Mode.FAST], "x.0", "Mode"),
+        (Text("abc"), "x", "Text"),
+        (datetime.date(2026, 1, 1), "x", "date"),
+        (nnx.Linear, "x", "PytreeMeta"),
+        (jnp.dtype("float32"), "x", "Float32DType"),
+        (np.array(["a", "b"]), "x", "ndarray"),
+        (np.array([None]), "x", "ndarray"),
+        (np.datetime64("2026-01-01"), "x", "datetime64"),
+        (object(), "x", "object"),
+    ],
+)
+@pytest.mark.parametrize("call", ["save", "Manager.save", "restore"])
+def test_what_cannot_be_stored_is_refused_by_path(tmp_path, call, value, path, what):
+    model = linear()
+    checkpoint.save(tmp_path / "there", model=model)
+    before = bits(model)
+    with checkpoint.Manager(tmp_path / "run") as manager:
+        functions = {
+            "save": lambda **items: checkpoint.save(tmp_path / "c", **items),
+            "Manager.save": lambda **items: manager.save(1, **items),
+            "restore": lambda **items: checkpoint.restore(tmp_path / "there", **items),
+        }
+        with pytest.raises(
+            checkpoint.CheckpointError, match=rf"'{path}' is a {what}, which a checkpoint cannot"
+        ):
+            functions[call](model=model, x=value)
+    assert bits(model) == before and not (tmp_path / "c").exists() and manager.steps == []
+
+
+def test_a_filter_leaves_out_what_cannot_be_stored(tmp_path):
+    checkpoint.save(tmp_path / "c", only=nnx.Param, model=linear(), x={"a": len, "b": None})
+    assert set(checkpoint.values(tmp_path / "c")) == {"model"}
+    only = nnx.Not(nnx.PathContains("f"))
+    checkpoint.save(
+        tmp_path / "d", only=only, x={"f": len, "b": None}, v=nnx.Dict(f=nnx.Variable(len))
+    )
+    assert dict(checkpoint.values(tmp_path / "d")) == {"x": {"b": None}}
+
+
+def test_structure_of_optimizers_and_objects_is_no_plain_data(tmp_path):
+    """Attributes, fields of named tuples, and what their classes set, are built by the program."""
+
+    class State(optax.EmptyState):
+        pass
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.act, self.none, self.table = jax.nn.relu, None, {1: len, "w": jnp.ones(2)}
+
+    items = {
+        "model": Model(),
+        "state": optax.chain(optax.clip(1.0), optax.adam(0.1)).init({"w": jnp.ones(2)}),
+        "both": [linear(), {"n": 3}, nnx.Dropout(0.5), State()],
+        "average": nnx.metrics.Average(),
+    }
+    checkpoint.save(tmp_path / "c", **items)
+    assert checkpoint.restore(tmp_path / "c", **items).complete
+    found = checkpoint.values(tmp_path / "c")
+    assert repr(found) == "{'both': ..., 'state': ..., 'average': ..., 'model': ...}"
+    assert found["both"][1:3] == [{"n": 3}, {}] and found["both"][0]["kernel"].shape == (2, 3)
+    assert repr(found).startswith("{'both': [{'bias': array(")
+    assert found["model"]["table"]["w"].tolist() == [1, 1]
+
+
+def test_an_item_is_read_when_it_is_asked_for(tmp_path, monkeypatch):
+    model = linear()
+    items = {"model": model, "again": [model], "arr": jnp.arange(3), "key": jax.random.key(3)}
+    checkpoint.save(tmp_path / "c", **items, step=np.int64(3))
+    report = checkpoint.restore(tmp_path / "c", model=linear(1))
+    found = checkpoint.values(tmp_path / "c")
+    assert found["step"] == report.values["step"] == 3 and report.values["arr"].tolist() == [
+        0,
+        1,
+        2,
+    ]
+    np.testing.assert_array_equal(found["again"][0]["kernel"], model.kernel)
+    assert found["key"] == items["key"]
+    with pytest.raises(KeyError):
+        found["other"]
+    shutil.rmtree(tmp_path / "c/arrays")
+    assert found["step"] == 3
+    with pytest.raises(checkpoint.DamagedError, match="c is damaged"):
+        found["arr"]
+
+
+def test_values_of_what_orbax_wrote(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", nnx.state(nnx.Dict(fc=linear())))
+    found = checkpoint.values(tmp_path / "c")
+    assert found["fc"]["kernel"].shape == (2, 3)
+
+
+def test_what_differs_is_named(tmp_path):
+    checkpoint.save(tmp_path / "c", x={"a": None, "b": b"1", "c": [], "d": 2})
+    other = {"a": 1, "b": "1", "c": (), "d": None}
+    with pytest.raises(checkpoint.MismatchError) as caught:
+        checkpoint.restore(tmp_path / "c", x=other, cast=True)
+    for text in (
+        "x.a: stored None, wanted Python int",
+        "x.b: stored Python bytes, wanted Python str",
+        "x.c: stored empty list, wanted empty tuple",
+        "x.d: stored Python int, wanted None",
+    ):
+        assert text in str(caught.value)
+
+
+def test_checkpoints_of_earlier_versions_have_none_of_it(tmp_path):
+    """They dropped None and empty containers; what was stored comes back, containers as dictionaries."""
+    items = {"model": linear(), "x": {"a": 1, "b": None, "c": [], "d": [2, "t"]}}
+    checkpoint.save(tmp_path / "c", **items)
+    file = tmp_path / "c/nnxlite/metadata"
+    about = json.loads(file.read_text())
+    assert about["format"] == 2 and about.pop("containers")
+    for name in ("x.b", "x.c"):
+        about["leaves"].pop(name)
+    file.write_text(json.dumps(sealed({**about, "format": 1})))
+    report = checkpoint.restore(tmp_path / "c", model=linear(1), x=blank(items["x"]))
+    assert report.complete and report.values["x"] == items["x"]
+    assert checkpoint.values(tmp_path / "c")["x"] == {"a": 1, "d": {"0": 2, "1": "t"}}
+
+
+@pytest.mark.parametrize(
+    ("containers", "message"),
+    [
+        ({"x": ["set", []]}, "'set' is not a container"),
+        ({"x": ["list", [[0, "x"]]]}, "'x' contains itself"),
+        ({"y": ["list", []], "x": ["list", [[0, "y"]]]}, "'x' contains itself"),
+        ({"x": ["list", [[0, 1]]]}, "'x' has an entry without a name"),
+        ({"x": ["dict", [[[], "x.a"]]]}, "'x' has an entry without a name"),
+        ({"x": 3}, "metadata is damaged"),
+        ([], "metadata is damaged"),
+    ],
+)
+def test_a_table_of_containers_that_is_not_ours(tmp_path, containers, message):
+    checkpoint.save(tmp_path / "c", x=[1])
+    file = tmp_path / "c/nnxlite/metadata"
+    about = json.loads(file.read_text())
+    assert about["containers"] == {"x": ["list", [[0, "x.0"]]]} and about["format"] == 1
+    file.write_text(json.dumps(sealed({**about, "containers": containers})))
+    with pytest.raises(checkpoint.DamagedError, match=message):
+        checkpoint.values(tmp_path / "c")
