@@ -34,6 +34,7 @@ from nnxlite._config import use_eager_sharding as use_eager_sharding
 from nnxlite._config import use_named_scopes as use_named_scopes
 from nnxlite._config import using_eager_sharding as using_eager_sharding
 from nnxlite._errors import NnxError as NnxError
+from nnxlite._errors import RuntimeCheckError as RuntimeCheckError
 from nnxlite._errors import TraceContextError as TraceContextError
 from nnxlite._freezing import freeze as freeze
 from nnxlite._freezing import unfreeze as unfreeze

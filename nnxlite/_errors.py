@@ -87,6 +87,22 @@ def _of_both(cls: type, reference: type) -> tp.Any:
     return type(cls.__name__, (cls, reference), {"__module__": cls.__module__, "_declared": cls})
 
 
+class RuntimeCheckError(NnxError, jax.errors.JaxRuntimeError):
+    """A condition given to `error_if` was true.
+
+    It is raised in eager code and by every transform of this library. Under JAX's own `jax.jit` the error
+    is JAX's: `jax.errors.JaxRuntimeError`, of which this class is one, with the message at its end.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> positive = nnx.jit(lambda x: nnx.error_if(x, x < 0, "x is negative"))
+    >>> try:
+    ...     positive(jnp.array(-1.0))
+    ... except nnx.RuntimeCheckError as error:
+    ...     print(error)
+    x is negative
+    """
+
+
 def path_text(path: tp.Iterable[tp.Any]) -> str:
     """A path as text: `layers.0.kernel`; the root is `<root>`.
 

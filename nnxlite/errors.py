@@ -1,6 +1,7 @@
 """`nnx.errors`: the exceptions of the library."""
 
 from nnxlite._errors import NnxError as NnxError
+from nnxlite._errors import RuntimeCheckError as RuntimeCheckError
 from nnxlite._errors import TraceContextError as TraceContextError
 
 FlaxError = NnxError

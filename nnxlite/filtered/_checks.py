@@ -8,24 +8,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.errors import JaxRuntimeError
 
-from nnxlite._errors import NnxError
+from nnxlite._errors import RuntimeCheckError
+from nnxlite._jax import is_recording
 from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import is_array, is_inexact_array
+from nnxlite.transforms import failed_check, note_check
 
 T = tp.TypeVar("T")
 OnError = tp.Literal["default", "raise", "breakpoint", "nan", "off"]
 
 
-class RuntimeCheckError(NnxError, RuntimeError):
-    """A condition given to `error_if` was true."""
+def _nothing() -> None:
+    """What is called beside a check: an effect.
+
+    JAX calls a program without effects in another way from the second time on, and then raises an error of
+    another class (a ValueError) for a callback that fails.
+    """
 
 
 def error_if(x: T, pred: tp.Any, msg: str, *, on_error: OnError = "default") -> T:
     """The tree itself, with a check: an error when it is computed and a condition is true.
 
-    Under a transform the error comes at run time, as the one that JAX raises for a failed callback
-    (its class depends on JAX), with this message in it. Outside it is a RuntimeError at once.
+    The error is a `RuntimeCheckError` with this message: at once in eager code, and by the call in which
+    the condition is true under a transform of this library. A function under JAX's own `jax.jit` raises
+    JAX's `jax.errors.JaxRuntimeError`, of which `RuntimeCheckError` is one, with the message at its end.
 
     Args:
         x: any pytree, or a graph object. Its arrays carry the check, so use the returned tree.
@@ -39,7 +47,7 @@ def error_if(x: T, pred: tp.Any, msg: str, *, on_error: OnError = "default") -> 
 
     Raises:
         ValueError: for a tree without arrays when the condition is traced.
-        RuntimeError: where the condition is true.
+        RuntimeCheckError: where the condition is true.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.error_if(jnp.array(1.0), False, "never")
@@ -69,13 +77,13 @@ def branched_error_if(
         `x`, with the check in its arrays.
 
     Raises:
-        RuntimeError: where the condition is true.
+        RuntimeCheckError: where the condition is true.
         ValueError: for a tree without arrays when the condition is traced.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.branched_error_if(1.0, jnp.array(True), 1, ["first", "second"])
     Traceback (most recent call last):
-    nnxlite.filtered._checks.RuntimeCheckError: second
+    nnxlite._errors.RuntimeCheckError: second
     """
     if on_error not in tp.get_args(OnError):
         raise ValueError(f"on_error={on_error!r}; it must be one of {tp.get_args(OnError)}.")
@@ -106,8 +114,17 @@ def branched_error_if(
         )
     pred = jnp.any(jnp.asarray(pred))
     index = jnp.max(jnp.asarray(index))
-    fine = jax.pure_callback(
-        check, jax.ShapeDtypeStruct((), bool), pred, index, vmap_method="broadcast_all"
-    )
+    note_check()
+    if is_recording():
+        jax.debug.callback(_nothing)
+    try:
+        fine = jax.pure_callback(
+            check, jax.ShapeDtypeStruct((), bool), pred, index, vmap_method="broadcast_all"
+        )
+    except JaxRuntimeError as error:  # in an eager `vmap` or `grad`
+        failed = failed_check(error)
+        if failed is None:
+            raise
+        raise failed from None
     carry = lambda y: jnp.where(fine, y, jnp.zeros_like(y))
     return tree.form.build([carry(y) if is_array(y) else y for y in tree.leaves])

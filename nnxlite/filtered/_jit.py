@@ -7,6 +7,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.errors import JaxRuntimeError
 
 from nnxlite._config import context_key
 from nnxlite._integers import as_integer
@@ -51,8 +52,11 @@ from nnxlite.transforms import (
     Staged,
     StaticArgument,
     Traces,
+    Waiting,
+    checks_noted,
     core_for,
     decorated,
+    failed_check,
     has_several_cpus,
     is_call,
     name_of,
@@ -130,8 +134,9 @@ class FilterJitCore(Core):
         call, leaves = operands.call, operands.leaves
         key: tp.Any = call.extra
         donated: tp.Collection[int] = ()
-        if has_several_cpus():
+        if has_several_cpus() and self.finish is put_back:
             self.finish = _finish_in_turn
+        checks = checks_noted()
         if isinstance(key, FilterJitKey):
             form = Form(call.treedef, call.where, call.graphdef, key.values)
             leaves = form.for_boundary(key.division.join(leaves, *donated_leaves))
@@ -141,7 +146,10 @@ class FilterJitCore(Core):
             result = self.fun(*args, **kwargs)
             if self.options.out is not is_array:
                 result = _checked_result(result, self.options.out)
-            return take_out(leave(inner, result, all_written=donated))
+            out = take_out(leave(inner, result, all_written=donated))
+        if checks_noted() != checks and not isinstance(self.finish, Waiting):
+            self.finish = Waiting(self.finish)
+        return out
 
     def run_donating(self, inputs: Inputs, jitted: tp.Any, groups: tp.Any) -> tp.Any:
         """Call the function, or what it was compiled to, and write back; arrays may be donated."""
@@ -254,11 +262,17 @@ class FilterJit(Filtered[P, R], Jitted):
         inputs, call, groups = self._enter(args, kwargs)
         core = self._core
         donate = self.options.donate
-        if donate == "none":
-            crossed = core.jitted(*groups)
-            return core.finish(inputs, crossed)
-        with without_warnings(donate):
-            return core.run_donating(inputs, core.jitted, groups)
+        try:
+            if donate == "none":
+                crossed = core.jitted(*groups)
+                return core.finish(inputs, crossed)
+            with without_warnings(donate):
+                return core.run_donating(inputs, core.jitted, groups)
+        except JaxRuntimeError as error:
+            failed = failed_check(error)
+            if failed is None:
+                raise
+            raise failed from None
 
     def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
         """A call, ready for JAX; see `Stageable`."""

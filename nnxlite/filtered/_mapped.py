@@ -13,6 +13,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.errors import JaxRuntimeError
 
 from nnxlite._errors import path_text
 from nnxlite._integers import as_integer
@@ -49,6 +50,7 @@ from nnxlite.transforms import (
     Staged,
     boxed,
     decorated,
+    failed_check,
     marks_errors,
     other_structure,
     passed_through,
@@ -123,6 +125,11 @@ class FilterVmap(Filtered[P, R]):
             if passed_through(error):
                 raise  # by the function itself, or by this library
             raise ValueError(f"{self!r}: {program.explained(error)}") from None
+        except JaxRuntimeError as error:
+            failed = failed_check(error)
+            if failed is None:
+                raise
+            raise failed from None
 
     def _axes(self, call: Call, spec: tp.Any) -> list[tp.Any]:
         """The axis of each leaf."""

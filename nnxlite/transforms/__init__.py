@@ -34,6 +34,10 @@ from nnxlite.transforms._mapped import vmap as vmap
 from nnxlite.transforms._partial import cached_partial as cached_partial
 from nnxlite.transforms._partial import jit_partial as jit_partial
 from nnxlite.transforms._remat import remat as remat
+from nnxlite.transforms._run_time_checks import Waiting as Waiting
+from nnxlite.transforms._run_time_checks import checks_noted as checks_noted
+from nnxlite.transforms._run_time_checks import failed_check as failed_check
+from nnxlite.transforms._run_time_checks import note_check as note_check
 from nnxlite.transforms._scan import scan as scan
 from nnxlite.transforms._shapes import checkify as checkify
 from nnxlite.transforms._shapes import eval_shape as eval_shape

@@ -11,6 +11,7 @@ import functools
 import typing as tp
 
 import jax
+from jax.errors import JaxRuntimeError
 
 from nnxlite._config import Modes, context_key
 from nnxlite._integers import as_integer
@@ -50,6 +51,7 @@ from nnxlite.transforms._donation import Donation, Donor
 from nnxlite.transforms._in_flight import has_several_cpus, wait_in_turn
 from nnxlite.transforms._map_errors import marks_errors
 from nnxlite.transforms._placement import Placement, stay_in_place
+from nnxlite.transforms._run_time_checks import Waiting, checks_noted, failed_check
 from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._stages import Lowered, Staged, Traced, other_structure
 from nnxlite.transforms._wrapper import (
@@ -209,11 +211,15 @@ class JitCore:
 def _run(core: JitCore, operands: Operands, *groups: tp.Any) -> tp.Any:
     """What JAX traces: enter, run, leave."""
     call, donor = operands.call, core.donor
-    if has_several_cpus():
+    if has_several_cpus() and core.finish is replay_crossing:
         core.finish = _finish_in_turn
     leaves = operands.leaves if donor is None else donor.join(call, (operands, *groups))
+    checks = checks_noted()
     with core.traces.recorded(call, core.names, leaves):
-        return _traced(core, call, leaves)
+        out = _traced(core, call, leaves)
+    if checks_noted() != checks and not isinstance(core.finish, Waiting):
+        core.finish = Waiting(core.finish)
+    return out
 
 
 def _finish_in_turn(inputs: Inputs, crossing: Crossing) -> tp.Any:
@@ -339,13 +345,17 @@ class JitWrapped(Transformed[P, R], Jitted):
         try:
             if core.plain:
                 out = core.jitted(Operands(call, inputs.leaves))
-            else:
-                return core(inputs, call)
+                return core.finish(inputs, out)
+            return core(inputs, call)
         except TypeError:
             remedy = "Make it static (static_argnums, static_argnames) if it is not a number."
             refuse_non_arrays(repr(self), core.in_words(call), inputs.leaves, remedy)
             raise
-        return core.finish(inputs, out)
+        except JaxRuntimeError as error:
+            failed = failed_check(error)
+            if failed is None:
+                raise
+            raise failed from None
 
     # ahead of time -----------------------------------------------------------------------------
 

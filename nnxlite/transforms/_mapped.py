@@ -15,6 +15,7 @@ import typing as tp
 
 import jax
 import numpy as np
+from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxlite._config import Modes, context_key
@@ -60,6 +61,7 @@ from nnxlite.transforms._arguments import (
 from nnxlite.transforms._call import CallKey
 from nnxlite.transforms._in_flight import has_several_cpus, wait_in_turn
 from nnxlite.transforms._map_errors import MapNames, explained, marks_errors, passed_through
+from nnxlite.transforms._run_time_checks import failed_check
 from nnxlite.transforms._wrapper import (
     Decorator,
     P,
@@ -171,6 +173,11 @@ class MapCore:
             raise explained(
                 repr(self), in_name, out_name, error, known.settings, names, inputs
             ) from None
+        except JaxRuntimeError as error:
+            failed = failed_check(error)
+            if failed is None:
+                raise
+            raise failed from None
         outputs = unpack(layout.value, groups)
         self._move_what_was_read(inputs, call, known, groups, outputs.definition.written)
         if self._waits:

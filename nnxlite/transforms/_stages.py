@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import typing as tp
 
+from jax.errors import JaxRuntimeError
+
 from nnxlite.boundary import CallDef
+from nnxlite.transforms._run_time_checks import failed_check
 from nnxlite.transforms._wrapper import R
 
 
@@ -113,3 +116,8 @@ class Compiled(Stage[R]):
             return staged.run(self._stage)
         except TypeError as error:
             raise TypeError(f"{self._function!r}: {error}") from None
+        except JaxRuntimeError as error:
+            failed = failed_check(error)
+            if failed is None:
+                raise
+            raise failed from None

@@ -118,9 +118,9 @@ def test_a_callback_of_another_structure():
 def test_error_if_outside_jit():
     x = jnp.array(1.0)
     assert nnx.error_if(x, False, "no") is x
-    with pytest.raises(RuntimeError, match="too large"):
+    with pytest.raises(nnx.RuntimeCheckError, match="too large"):
         nnx.error_if(x, x > 0, "too large")
-    with pytest.raises(RuntimeError, match="second"):
+    with pytest.raises(nnx.RuntimeCheckError, match="second"):
         nnx.branched_error_if(x, jnp.array([False, True]), 1, ["first", "second"])
     assert nnx.error_if(x, True, "off", on_error="off") is x
     assert np.isnan(nnx.error_if(x, True, "nan", on_error="nan"))
@@ -128,17 +128,84 @@ def test_error_if_outside_jit():
         nnx.error_if(x, True, "x", on_error="often")
 
 
-def test_error_if_under_transforms():
+def failing(x):
+    return nnx.error_if(x, x.sum() > 2, "too large") * 2
+
+
+FAILING = {
+    "eager": failing,
+    "nnx.jit": nnx.jit(failing),
+    "nnx.jit, donated": nnx.jit(failing, donate_argnums=0),
+    "nnx.jit of nnx.jit": nnx.jit(lambda x: nnx.jit(failing)(x)),
+    "nnx.jit of jax.jit": nnx.jit(lambda x: jax.jit(failing)(x)),
+    "nnx.jit of nnx.scan": nnx.jit(lambda x: nnx.scan(lambda c, _: (failing(c), c), length=2)(x, None)[0]),
+    "nnx.jit of nnx.cond": nnx.jit(lambda x: nnx.cond(x.sum() > 1, failing, lambda x: x, x)),
+    "filter_jit": nnx.filter_jit(failing),
+    "filter_jit, donated": nnx.filter_jit(failing, donate="all"),
+    "ahead of time": lambda x: nnx.jit(failing).lower(x).compile()(x),
+    "nnx.vmap": lambda x: nnx.vmap(failing)(x[None])[0],
+    "nnx.pmap": lambda x: nnx.pmap(failing)(x[None])[0],
+    "filter_pmap": lambda x: nnx.filter_pmap(failing)(x[None])[0],
+    "nnx.grad": lambda x: nnx.grad(lambda x: (failing(x) ** 2).sum())(x),
+    "nnx.jit of nnx.grad": nnx.jit(nnx.grad(lambda x: (failing(x) ** 2).sum())),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+@pytest.mark.parametrize("way", FAILING)
+def test_error_if_raises_one_class_with_the_text_alone(way, caplog):
+    """Whatever was called before: it may succeed, fail, fail again and succeed."""
+    fine, bad = jnp.zeros(5), jnp.ones(5)
+    for x in (fine, bad, bad + 1, fine):
+        if x.sum() == 0:
+            jax.block_until_ready(FAILING[way](x + 0))
+            continue
+        with pytest.raises(nnx.RuntimeCheckError) as error:
+            FAILING[way](x + 0)
+        assert str(error.value) == "too large"
+        assert isinstance(error.value, (RuntimeError, jax.errors.JaxRuntimeError))
+        assert error.value.__cause__ is None and error.value.args == ("too large",)
+
+
+@pytest.mark.parametrize("jit", [nnx.jit, nnx.filter_jit])
+def test_a_failed_check_leaves_every_object_as_it_was(jit, caplog):
+    @jit
+    def step(model, x):
+        model.count[...] += 1
+        return nnx.error_if(x, x > 2, "too large\non two lines") * model.count
+
+    model = nnx.Dict(count=nnx.Variable(jnp.array(0)))
+    with pytest.raises(nnx.RuntimeCheckError, match="too large\non two lines$"):
+        step(model, jnp.array(3.0))
+    assert int(model.count[...]) == 0
+    assert step(model, jnp.array(1.0)) == 1 and int(model.count[...]) == 1
+
+
+def test_an_error_of_another_callback_is_what_it_was(caplog):
+    def other(x):
+        raise ValueError("RuntimeCheckError: of another kind")
+
+    @nnx.jit
+    def run(x):
+        y = jax.pure_callback(other, jax.ShapeDtypeStruct((), bool), x)
+        return nnx.error_if(x, x > 2, "too large") * y
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="of another kind") as error:
+        jax.block_until_ready(run(jnp.array(1.0)))
+    assert type(error.value) is jax.errors.JaxRuntimeError
+
+
+def test_error_if_under_transforms_of_jax():
     f = jax.jit(lambda x: nnx.error_if(x, x > 2, "too large") * 2)
     assert f(1.0) == 2
-    with pytest.raises(Exception, match="too large"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):
         jax.block_until_ready(f(3.0))
-    g = jax.jit(lambda x, i: nnx.branched_error_if(x, x > 2, i, ["first", "second"]))
-    with pytest.raises(Exception, match="second"):
-        jax.block_until_ready(g(3.0, 1))
+    g = nnx.jit(lambda x, i: nnx.branched_error_if(x, x > 2, i, ["first", "second"]))
+    with pytest.raises(nnx.RuntimeCheckError, match="second"):
+        g(3.0, 1)
     assert jax.grad(f)(1.0) == 2
     assert jax.vmap(f)(jnp.ones(2)).tolist() == [2, 2]
-    with pytest.raises(Exception, match="too large"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):
         jax.block_until_ready(jax.vmap(f)(jnp.array([1.0, 3.0])))
     with pytest.raises(ValueError, match="no array to carry the check"):
         jax.jit(lambda x: nnx.error_if("a", x > 0, "no"))(1.0)

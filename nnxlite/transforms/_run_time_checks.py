@@ -1,0 +1,68 @@
+"""What `error_if` and the transforms agree on: the error of a condition, and who waits for it.
+
+Under a transform the condition is checked by a callback of the compiled program.  Where a callback
+raises, JAX raises an error of its own class, whose text has that of the callback at its end; and it may
+do so later, when results are read.  The transforms raise the user's error in its place.  A function that
+contains a check waits for its results before it writes anything back: a failed call changes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import typing as tp
+
+import jax
+from jax.core import Tracer
+from jax.errors import JaxRuntimeError
+
+from nnxlite._errors import RuntimeCheckError
+
+F = tp.TypeVar("F", bound=tp.Callable[[tp.Any, tp.Any], tp.Any])
+
+
+class _Noted(threading.local):
+    """How many checks were traced in a thread."""
+
+    count = 0
+
+
+_noted = _Noted()
+
+
+def note_check() -> None:
+    """Note that a check is part of the function that is being traced."""
+    _noted.count += 1
+
+
+def checks_noted() -> int:
+    """How many checks have been traced in this thread; more at the end of a trace than before it mean
+    that the function has one.
+    """
+    return _noted.count
+
+
+class Waiting:
+    """Writes the results of a function back once they are there, as the check in it may fail.
+
+    Args:
+        finish: writes them back.
+    """
+
+    def __init__(self, finish: tp.Callable[[tp.Any, tp.Any], tp.Any]) -> None:
+        self._finish = finish
+
+    def __call__(self, inputs: tp.Any, results: tp.Any) -> tp.Any:
+        leaves = jax.tree_util.tree_leaves(results)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            note_check()  # of the function around this one, whose trace may not run the check again
+        else:
+            jax.block_until_ready(leaves)
+        return self._finish(inputs, results)
+
+
+def failed_check(error: JaxRuntimeError) -> RuntimeCheckError | None:
+    """The error of a condition that was true, for the one that JAX has raised; None for another one."""
+    if isinstance(error, RuntimeCheckError):
+        return error
+    _, found, message = str(error).partition(f"\n{RuntimeCheckError.__name__}: ")
+    return RuntimeCheckError(message) if found else None
