@@ -25,7 +25,9 @@ from nnxlite.distributed._joining import ADDRESS, COUNT, INDEX, JOINED, TIMEOUT
 LAST_LINES = 15
 """How many lines of a process that died are repeated."""
 GRACE = 5.0
-"""Seconds that processes have to end after SIGTERM, and after SIGINT for Ctrl-C."""
+"""Seconds that processes have to end after SIGTERM."""
+SAVING = 30.0
+"""Seconds that they have to end after SIGINT, for Ctrl-C: a training loop saves before it ends."""
 
 DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
@@ -55,10 +57,10 @@ def main(arguments: tp.Sequence[str] | None = None) -> int:
             return group.watch()
         except KeyboardInterrupt:
             group.say("interrupted; ending all processes.")
-            group.end(signal.SIGINT)
+            group.end(signal.SIGINT, SAVING)
             return 128 + signal.SIGINT
         finally:
-            group.end(signal.SIGTERM)
+            group.end(signal.SIGTERM, GRACE)
 
 
 def _options(arguments: tp.Sequence[str] | None) -> argparse.Namespace:
@@ -225,10 +227,10 @@ class _Group:
         with self.writing:
             print(f"nnxlite.distributed: {text}", file=sys.stderr, flush=True)
 
-    def end(self, first: signal.Signals) -> None:
+    def end(self, first: signal.Signals, seconds: float) -> None:
         """End what still runs, and all that it has started."""
         self.send(first)
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + seconds
         for process in self.processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))

@@ -2,7 +2,8 @@
 
 A step is what the caller writes in the body of a `for` loop; the loop counts, shows progress, collects
 losses, evaluates, saves and stops. It knows nothing of models and optimizers, and each part can be left
-out or used alone: `interruptible` is the part that answers Ctrl-C, `resume` the one that restores.
+out or used alone: `interruptible` is the part that answers Ctrl-C and SIGTERM, `resume` the one that
+restores.  Several processes stop before the same step (`_stopping.py`).
 
 Logging does not wait for the device: what is logged stays an array until `LAG` further steps are
 enqueued. Only then does the loop wait for it, so that no more steps than these are ever under way.
@@ -13,18 +14,21 @@ with number n was saved when n steps were done, so that a run resumes with step 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import inspect
 import operator
-import signal
-import sys
-import threading
+import textwrap
 import time
+import types
 import typing as tp
 from collections.abc import Iterator, Mapping
 
 import jax
+
+from nnxlite._errors import short_type
+from nnxlite.training._stopping import Agreement, Stop, interruptible
 
 LAG = 2
 """Steps that may be under way before their losses are read."""
@@ -49,56 +53,6 @@ class Checkpoints(tp.Protocol):
     def restore(self, step: int | None = None, /, **items: tp.Any) -> tp.Any:
         """Restore into objects, from the newest checkpoint without a number."""
         ...
-
-
-class Stop:
-    """Whether a stop was requested; true or false.
-
-    Args:
-        requested: the initial value.
-    """
-
-    def __init__(self, requested: bool = False) -> None:
-        self.requested = requested
-
-    def __bool__(self) -> bool:
-        return self.requested
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[Stop]:
-    """A context in which the first Ctrl-C only asks to stop; a second one interrupts at once.
-
-    The handler from before is back afterwards. Outside of the main thread it does nothing.
-
-    Yields:
-        A `Stop`, which becomes true.
-
-    >>> import nnxlite as nnx
-    >>> with nnx.training.interruptible() as stop:
-    ...     for number in range(3):
-    ...         if stop:
-    ...             break
-    >>> bool(stop)
-    False
-    """
-    stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def handle(number: int, frame: tp.Any) -> None:
-        if stop:
-            raise KeyboardInterrupt
-        stop.requested = True
-        print("\nStopping after this step; Ctrl-C again stops at once.", file=sys.stderr)
-
-    try:
-        signal.signal(signal.SIGINT, handle)
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 def resume(checkpoints: Checkpoints, **items: tp.Any) -> int:
@@ -176,7 +130,7 @@ class Loop:
     Attributes:
         start: the number of the first step, from the beginning of the iteration on.
         history: what was logged, in order: a dict for each step, with its number as "step".
-        interrupted: whether Ctrl-C ended the iteration.
+        interrupted: whether Ctrl-C or SIGTERM ended the iteration, in this process or another.
         steps_per_second: as measured without the first step, which compiles; 0 before.
     """
 
@@ -205,9 +159,13 @@ class Loop:
             self._saved = self.start or None
         self.start = done = self.start or 0
         seconds = 0.0
+        agreement, answering = Agreement(done), False
         with self._bar() as show, interruptible() as interrupt:
             try:
-                while done < self.steps and not self.stop and not interrupt:
+                while done < self.steps and not self.stop:
+                    if agreement.stops(done, bool(interrupt)):
+                        self.interrupted = True
+                        break
                     began = time.perf_counter()
                     yield Step(self, done)
                     done += 1
@@ -217,10 +175,12 @@ class Loop:
                         self.steps_per_second = (done - self.start - 1) / seconds
                     self._evaluate_and_save(done, self.evaluate_every, self.save_every)
                     show(done)
+                answering = True
                 if done > self.start:
                     self._evaluate_and_save(done, 1, 1, force=True)
             finally:
-                self.interrupted = bool(interrupt)
+                agreement.end(answering=answering)
+                self.interrupted = self.interrupted or bool(interrupt)
                 self._read(before=self.steps)
                 show(done)
         getattr(self.checkpoints, "wait", lambda: None)()
@@ -232,12 +192,12 @@ class Loop:
         saves = self.checkpoints is not None and _due(done, save_every) and self._saved != done
         if self.evaluate is not None and (saves or _due(done, evaluate_every)):
             if self._evaluated != done:
-                self._evaluation = {name: float(x) for name, x in self.evaluate().items()}
+                self._evaluation = _numbers(self.evaluate())
                 self._evaluated = done
                 self.log(done - 1, self._evaluation)
         if saves and self.checkpoints is not None:
             more = {"force": force, "metrics": self._evaluation or None}
-            known = inspect.signature(self.checkpoints.save).parameters
+            known = _parameters(self.checkpoints.save)
             named = {name: value for name, value in more.items() if name in known}
             if self.checkpoints.save(done, **named, **self.items) is not False:
                 self._saved = done
@@ -304,8 +264,9 @@ def loop(
 ) -> Loop:
     """The steps of a training run, to be iterated over; the body of the loop does the training.
 
-    With `checkpoints`, the run resumes from the newest one, saves, and ends with a save. Ctrl-C lets the
-    present step finish, evaluates and saves, and ends the iteration; a second one interrupts at once.
+    With `checkpoints`, the run resumes from the newest one, saves, and ends with a save. Ctrl-C and
+    SIGTERM let the present step finish, evaluate and save, and end the iteration; a second Ctrl-C
+    interrupts at once. Several processes, if one of them gets the signal, all end after the same step.
     What ends the iteration otherwise, an exception or `break`, does not save: the step may be half done.
     `step.stop()` ends it after the step.
 
@@ -313,7 +274,8 @@ def loop(
         steps: how many steps there are in all, those before a resume included.
         start: the number of the first step; by default that after the newest checkpoint, or 0.
         checkpoints: where to save, such as a `nnx.checkpoint.Manager`.
-        items: what to save, by name: model, optimizer, metrics, random streams.
+        items: what to save, by name: model, optimizer, metrics (under another name than "metrics",
+            which are the numbers of `evaluate`), random streams.
         save_every: save when the number of done steps is a multiple of this, and at the end.
         evaluate: measures, and returns numbers by name; they are logged, and passed to `save`.
         evaluate_every: evaluate when the number of done steps is a multiple of this. The
@@ -325,7 +287,10 @@ def loop(
         losses without waiting for them, and `loop.history` has them.
 
     Raises:
-        ValueError: for a number below its limit, or `items` without `checkpoints` or the reverse.
+        ValueError: for a number below its limit, `items` without `checkpoints` or the reverse, or an
+            item with the name of a parameter of `checkpoints.save` or `checkpoints.restore`.
+        TypeError: if `evaluate` needs arguments, or returns something else than numbers by name; a
+            function without a `return` is refused before the first step.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> run = nnx.training.loop(3, progress=False)
@@ -346,6 +311,17 @@ def loop(
         raise ValueError(f"loop: save_every={save_every} needs checkpoints and items.")
     if evaluate is None and evaluate_every is not None:
         raise ValueError(f"loop: evaluate_every={evaluate_every} needs evaluate, a function.")
+    if evaluate is not None:
+        _check_evaluate(evaluate)
+    for method in ("save", "restore") if checkpoints is not None else ():
+        parameters = _parameters(getattr(checkpoints, method))
+        for name in items or ():
+            if name in parameters:
+                raise ValueError(
+                    f"loop: the item {name!r} has the name of a parameter of "
+                    f"{type(checkpoints).__name__}.{method}; give it another name, such as "
+                    f"items={{'train_{name}': ...}}."
+                )
     return Loop(
         steps, start, checkpoints, items or {}, save_every, evaluate, evaluate_every, progress
     )
@@ -353,3 +329,71 @@ def loop(
 
 def _due(done: int, every: int | None) -> bool:
     return every is not None and done % every == 0
+
+
+def _parameters(function: tp.Callable[..., tp.Any]) -> set[str]:
+    """The names of what a function takes as keywords, items aside."""
+    keywords = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    return {p.name for p in inspect.signature(function).parameters.values() if p.kind in keywords}
+
+
+def _numbers(evaluation: tp.Any) -> dict[str, float]:
+    if not isinstance(evaluation, Mapping):
+        raise TypeError(_wrong_evaluation(type(evaluation).__name__))
+    numbers: dict[str, float] = {}
+    for name, value in evaluation.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError):
+            raise TypeError(_wrong_evaluation(f"{short_type(value)} as {name!r}")) from None
+    return numbers
+
+
+def _wrong_evaluation(what: str) -> str:
+    return (
+        f"loop: evaluate returns {what}, and has to return numbers by name, as in "
+        "return {'loss': 0.5} or return metrics.compute()."
+    )
+
+
+def _check_evaluate(evaluate: tp.Callable[..., tp.Any]) -> None:
+    """Raise TypeError if a function takes arguments or has no `return` with a value."""
+    try:
+        inspect.signature(evaluate).bind()
+    except ValueError:  # a builtin without a signature
+        return
+    except TypeError as error:
+        raise TypeError(f"loop: evaluate is called without arguments: {error}.") from None
+    function = getattr(evaluate, "__func__", evaluate)
+    if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
+        return
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
+    except (OSError, TypeError, SyntaxError):  # made where there is no source, or part of a line
+        return
+    match tree.body:
+        case [ast.FunctionDef(body=body)] if not _returns_value(body):
+            raise TypeError(_wrong_evaluation("None"))
+        case _:
+            pass
+
+
+def _returns_value(body: tp.Sequence[ast.AST]) -> bool:
+    """Whether a function returns a value other than None somewhere, or only raises."""
+    if isinstance(body[-1], ast.Raise):
+        return True
+    todo = list(body)
+    while todo:
+        node = todo.pop()
+        match node:
+            case ast.Return(value=value) if value is not None:
+                if not (isinstance(value, ast.Constant) and value.value is None):
+                    return True
+            case ast.Yield() | ast.YieldFrom():  # refused when it is called
+                return True
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() | ast.ClassDef():
+                continue
+            case _:
+                pass
+        todo += ast.iter_child_nodes(node)
+    return False

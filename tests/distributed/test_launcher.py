@@ -24,6 +24,7 @@ JOIN = (
 def launched(tmp_path, capfd, monkeypatch):
     """Launch a program; its status, and what came out and on the error stream."""
     monkeypatch.setattr(_launcher, "GRACE", 0.5)
+    monkeypatch.setattr(_launcher, "SAVING", 0.5)
     before = signal.getsignal(signal.SIGTERM)
 
     def launch(program: str, *options: str, count: int = 3, join: bool = True, arguments=()):

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import nnxlite as nnx
-from nnxlite.training import _loop
+from nnxlite.training import _loop, _stopping
 
 
 class Memory:
@@ -185,6 +185,21 @@ def test_ctrl_c_while_something_is_evaluated_saves_too():
     assert memory.events == [(2, {"a": 1.0}, True), "wait"]
 
 
+def test_sigterm_finishes_the_step_and_saves(capsys):
+    """What Slurm, Kubernetes and preemption send; a second one changes nothing."""
+    before, memory, done = signal.getsignal(signal.SIGTERM), Memory(), []
+    run = quiet(5, checkpoints=memory, items={"model": nnx.Dict(a=nnx.Param(1.0))})
+    for step in run:
+        if step.number == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            press()  # the first Ctrl-C
+        done.append(step.number)
+    assert run.interrupted and done == [0, 1, 2] and memory.events == [(3, None, True), "wait"]
+    assert "Stopping after this step, because of SIGTERM." in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_a_second_ctrl_c_interrupts_at_once():
     before, memory, model = signal.getsignal(signal.SIGINT), Memory(), nnx.Dict(a=nnx.Param(1.0))
     with pytest.raises(KeyboardInterrupt):
@@ -267,3 +282,109 @@ def test_what_cannot_be_logged():
     ):
         for step in quiet(3):
             step.log(loss=jnp.ones(2))
+
+
+def no_return():
+    print("loss", 1.0)
+
+
+def only_none():
+    if no_return:
+        return None
+
+    def inner():
+        return 3.0
+
+
+class Evaluator:
+    def evaluate(self):
+        self.result = {"a": 1.0}
+        if not self.result:
+            raise ValueError
+
+
+@pytest.mark.parametrize("evaluate", [no_return, only_none, Evaluator().evaluate])
+def test_an_evaluation_that_returns_nothing_is_refused_before_the_first_step(evaluate):
+    with pytest.raises(
+        TypeError, match="loop: evaluate returns None, and has to return numbers by n"
+    ):
+        quiet(3, evaluate=evaluate)
+
+
+def test_an_evaluation_that_takes_arguments():
+    with pytest.raises(
+        TypeError, match="loop: evaluate is called without arguments: missing a requi"
+    ):
+        quiet(3, evaluate=lambda model: {"a": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("result", "what"),
+    [
+        (None, "None"),
+        (1.0, "float"),
+        ({"spread": nnx.metrics.Statistics(1.0, 1.0, 1.0)}, "Statistics as 'spread'"),
+        ({"a": 1.0, "b": jnp.ones(2)}, r"float32\[2\] as 'b'"),
+    ],
+)
+def test_an_evaluation_that_returns_something_else(result, what):
+    run = quiet(3, evaluate=lambda: result, evaluate_every=1)
+    what = "NoneType" if result is None else what
+    with pytest.raises(
+        TypeError, match=f"loop: evaluate returns {what}, and has to return numbers by"
+    ):
+        for _ in run:
+            pass
+    for right in (lambda: {"a": np.float32(1)}, nnx.MultiMetric(a=nnx.metrics.Average()).compute):
+        quiet(3, evaluate=right, evaluate_every=1)
+
+
+@pytest.mark.parametrize("name", ["metrics", "force", "only", "strict"])
+def test_items_with_the_names_of_parameters_are_refused_before_the_first_step(name, tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    with nnx.checkpoint.Manager(tmp_path / "run") as manager:
+        method = "restore" if name == "strict" else "save"
+        expected = (
+            f"item '{name}' has the name of a parameter of Manager.{method}; .*'train_{name}'"
+        )
+        with pytest.raises(ValueError, match=expected):
+            quiet(3, checkpoints=manager, items={name: nnx.metrics.Average()})
+        for _ in quiet(3, checkpoints=manager, items={"step": nnx.metrics.Average()}):
+            pass
+    with pytest.raises(ValueError, match="item 'step' has the name of a parameter of Bare.save"):
+        quiet(3, checkpoints=Bare(), items={"step": nnx.metrics.Average()})
+
+
+class Service:
+    """The store of JAX's coordination service; tests/distributed has real processes."""
+
+    def __init__(self):
+        self.pairs = {}
+
+    def key_value_set(self, key, text):
+        self.pairs[key] = text
+
+    def key_value_dir_get(self, folder):
+        return [pair for pair in self.pairs.items() if pair[0].startswith(folder + "/")]
+
+
+@pytest.mark.parametrize(
+    ("others", "last"), [(["5", "8"], 9), (["2"], 4), (TimeoutError("1 of 2 came"), 4)]
+)
+def test_processes_stop_when_each_has_done_a_step_more_than_the_first(
+    monkeypatch, capsys, others, last
+):
+    def exchange(name, text, timeout):
+        if isinstance(others, Exception):
+            raise others
+        return [text, *others]
+
+    monkeypatch.setattr(_stopping, "coordination", lambda: (Service(), 2, 0))
+    monkeypatch.setattr(_stopping, "exchange", exchange)
+    agreement = _stopping.Agreement(0)
+    assert not any(agreement.stops(done, False) for done in range(4))
+    stops = [agreement.stops(done, True) for done in range(4, 10)]
+    assert stops == [done >= last for done in range(4, 10)]
+    agreement.end(answering=False)
+    alone = isinstance(others, Exception)
+    assert ("Stopping alone: 1 of 2 came" in capsys.readouterr().err) == alone

@@ -1,0 +1,52 @@
+"""Run by several processes, of which some get a signal while they train: all stop after the same step.
+
+python -m nnxlite.distributed -n 2 --devices-per-process 1 stopping.py FOLDER SIGNAL '{"1": 4}'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jax
+
+import nnxlite as nnx
+from tests.distributed.training import build, mesh_of, train
+
+nnx.distributed.initialize()
+
+folder, number = Path(sys.argv[1]), signal.Signals[sys.argv[2]]
+struck = json.loads(sys.argv[3])  # step by process
+me = jax.process_index()
+mesh = mesh_of(2)
+report = {}
+for run in ("first", "second"):
+    items = build(mesh, 0)
+    items["seen"] = items.pop("metrics")
+    with nnx.checkpoint.Manager(folder / run) as manager:
+        loop = nnx.training.loop(
+            400 if run == "first" else 3, checkpoints=manager, items=items, progress=False
+        )
+        for step in loop:
+            if run == "first" and struck.get(str(me)) == step.number:
+                os.kill(os.getpid(), number)
+            mine = {
+                "model": items["model"],
+                "optimizer": items["optimizer"],
+                "metrics": items["seen"],
+            }
+            [loss] = train(mesh, mine, range(step.number, step.number + 1))
+            step.log(loss=loss)
+            time.sleep(0.02 * (1 + me))
+        ended = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+        report[run] = {
+            "interrupted": loop.interrupted,
+            "done": len(loop.history),
+            "steps": manager.steps,
+            "handlers": ended == [signal.default_int_handler, signal.SIG_DFL],
+        }
+(folder / f"{me}.json").write_text(json.dumps(report))
