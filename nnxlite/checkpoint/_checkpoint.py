@@ -19,7 +19,7 @@ from nnxlite._errors import filter_text, short_type
 from nnxlite._text import human_bytes
 from nnxlite._untrusted import printable
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, cast_to, in_arrays
 from nnxlite.checkpoint._errors import CheckpointError, together
 from nnxlite.checkpoint._matching import Renaming, match
 from nnxlite.checkpoint._plain import FIXED
@@ -222,7 +222,9 @@ def restore(
         strict: whether leaves that are not stored, stored ones of the items that are not used, and
             leaves of other shapes are refused. If not, what matches is restored.
         cast: whether values may lose precision or range by a cast to the dtype that the object has.
-            None: nothing is cast, and the object takes the dtypes that were saved.
+            None: nothing is cast, and the object takes the dtypes that were saved. Without x64 JAX has
+            no arrays of 64 bits: those are cast to 32 bits then, and listed under `cast` in the report,
+            unless their values are outside of that range, which is an error.
         verify: whether arrays are compared with the checksums that were saved.
         items: the objects, by the names they were saved by; a number, as in `step=0`, or another item
             that cannot be changed in place is in the `values` of the report, as are all items that are
@@ -339,8 +341,10 @@ def as_wanted(value: tp.Any, leaf: Leaf, cast: bool = True) -> tp.Any:
         return _spread(value, leaf, sharding, cast)
     if leaf.spec.key_impl:
         return value if sharding is None else jax.device_put(value, sharding)
-    if cast and getattr(value, "dtype", None) != leaf.spec.dtype:
-        value = (value if hasattr(value, "astype") else np.asarray(value)).astype(leaf.spec.dtype)
+    value = value if hasattr(value, "dtype") else np.asarray(value)
+    dtype = in_arrays(leaf.spec.dtype if cast else value.dtype.name, leaf)
+    if value.dtype != dtype:
+        value = cast_to(value, dtype, None if cast else leaf.name)
     if isinstance(leaf.value, np.ndarray):
         return value
     if isinstance(leaf.value, np.generic):
@@ -354,9 +358,10 @@ def _spread(value: tp.Any, leaf: Leaf, sharding: jax.sharding.Sharding, cast: bo
         data = np.asarray(jax.random.key_data(value))
         whole = jax.make_array_from_callback(data.shape, sharding, data.__getitem__)
         return jax.random.wrap_key_data(whole, impl=leaf.spec.key_impl)
+    dtype = in_arrays(leaf.spec.dtype if cast else value.dtype.name, leaf)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        return value.astype(leaf.spec.dtype) if cast else value
-    array = np.asarray(value, jnp.dtype(leaf.spec.dtype) if cast else None)
+        return value.astype(dtype)
+    array = cast_to(value, dtype, None if cast else leaf.name)
     return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._jax import Tracer, is_ref, key_name
+from nnxlite._jax import Tracer, current_mesh, is_ref, key_name
 from nnxlite._state import FlatState, content
 from nnxlite._text import safely, short
 from nnxlite._together import Writes
@@ -142,10 +142,70 @@ class Leaf:
         if isinstance(self.value, jax.ShapeDtypeStruct):
             if self.value.sharding is None and isinstance(self.owner, Variable):
                 found = abstract_with_sharding(self.owner).get_raw_value()
-                return getattr(jax.tree.leaves(found)[self.position or 0], "sharding", None)
-            return self.value.sharding
+                found = getattr(jax.tree.leaves(found)[self.position or 0], "sharding", None)
+                return _with_devices(self.name, found)
+            return _with_devices(self.name, self.value.sharding)
         committed = isinstance(self.value, jax.Array) and self.value.committed
         return self.value.sharding if committed else None
+
+
+def _with_devices(
+    name: str, sharding: jax.sharding.Sharding | None
+) -> jax.sharding.Sharding | None:
+    """A sharding on the mesh in use, where it is only on the shape of a mesh.
+
+    Such a one is in the type of each array that is traced under a mesh with explicit axes.
+    """
+    abstract = getattr(sharding, "mesh", None)
+    if not isinstance(abstract, jax.sharding.AbstractMesh):
+        return sharding
+    mesh = current_mesh()
+    if not isinstance(mesh, jax.sharding.Mesh) or mesh.shape_tuple != abstract.shape_tuple:
+        raise CheckpointError(
+            f"'{name}' is abstract, on a mesh of {_axes(abstract)} whose devices are not known, and the "
+            f"mesh in use is {_axes(mesh)}. Restore inside `with jax.set_mesh(mesh):`, with such a mesh."
+        )
+    sharding = tp.cast(jax.sharding.NamedSharding, sharding)
+    return jax.sharding.NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+
+
+def _axes(mesh: tp.Any) -> str:
+    return "none" if mesh is None else ", ".join(f"{n}={size}" for n, size in mesh.shape_tuple)
+
+
+def in_arrays(dtype: str, leaf: Leaf) -> str:
+    """The dtype of a value in the place of a leaf: without x64, arrays of JAX have at most 32 bits."""
+    if (
+        leaf.spec.is_python
+        or leaf.spec.key_impl
+        or isinstance(leaf.value, (np.ndarray, np.generic))
+    ):
+        return dtype
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype)).name
+
+
+def cast_to(array: tp.Any, dtype: tp.Any, name: str | None = None) -> tp.Any:
+    """An array in another dtype, which the report says; NumPy would warn of what becomes infinite.
+
+    With the name of a leaf, raises CheckpointError where values are outside of the range of the dtype.
+    """
+    array = array if hasattr(array, "astype") else np.asarray(array)
+    with np.errstate(over="ignore", invalid="ignore"):
+        new = array.astype(dtype)
+        if name is not None and new.dtype != array.dtype:
+            whole = np.issubdtype(array.dtype, np.integer)
+            same = (
+                new.astype(array.dtype) == array
+                if whole
+                else np.isfinite(new) == np.isfinite(array)
+            )
+            if not same.all():
+                raise CheckpointError(
+                    f"'{name}' is stored as {array.dtype}, with values that {new.dtype} does not have, "
+                    f"and without x64 JAX has no arrays of {array.dtype}. Nothing was changed. Set "
+                    "jax.config.update('jax_enable_x64', True), or pass cast=True to cast nonetheless."
+                )
+    return new
 
 
 class Contents:

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._patterns import Pattern
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec, spec_of
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, cast_to, in_arrays, spec_of
 from nnxlite.checkpoint._errors import CheckpointError, MismatchError
-from nnxlite.checkpoint._matching import check, compatible, match, nearest
+from nnxlite.checkpoint._matching import changed, check, compatible, match, nearest
 from nnxlite.checkpoint._operations import Tie, same_bits
 from nnxlite.checkpoint._report import Mismatch, Report
 from nnxlite.checkpoint._rules import (
@@ -210,13 +210,14 @@ class Comparison:
 
     def _check_dtype(self, conversion: Conversion, name: str, dtype: str) -> bool:
         """Whether arrays of this dtype can be loaded into one of ours."""
-        wanted = self.contents.leaves[name].spec
+        leaf = self.contents.leaves[name]
+        wanted = leaf.spec
         stored = Spec(wanted.shape, dtype)
         good = compatible(stored, wanted, self.cast if conversion.cast is None else True)
         if not good:
             self.misshapen.append(Mismatch(name, str(stored), str(wanted)))
-        elif self.cast is not None and stored != wanted:
-            self.casts.append(Mismatch(name, str(stored), str(wanted)))
+        elif (change := changed(stored, leaf, self.cast)) is not None:
+            self.casts.append(change)
         return good
 
     @property
@@ -271,7 +272,9 @@ def placed(array: np.ndarray, leaf: Leaf, stored_dtype: bool = False) -> tp.Any:
     if spec.key_impl:
         keys = jax.random.wrap_key_data(jnp.asarray(np.array(array)), impl=spec.key_impl)
         return keys if leaf.sharding is None else jax.device_put(keys, leaf.sharding)
-    dtype = array.dtype if stored_dtype else jnp.dtype(spec.dtype)
+    dtype = jnp.dtype(in_arrays(array.dtype.name if stored_dtype else spec.dtype, leaf))
+    if array.dtype != dtype:
+        array = cast_to(array, dtype, leaf.name if stored_dtype else None)
     if isinstance(leaf.value, (np.ndarray, np.generic)):
         copied = np.array(array, dtype)
         return copied if isinstance(leaf.value, np.ndarray) else copied[()]

@@ -11,7 +11,7 @@ import numpy as np
 
 from nnxlite._errors import MOST_PATHS
 from nnxlite._patterns import Pattern
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec, other_names
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, in_arrays, other_names
 from nnxlite.checkpoint._errors import CheckpointError, MismatchError
 from nnxlite.checkpoint._report import Mismatch, Report
 
@@ -84,8 +84,8 @@ def match(
         if not compatible(stored[old], leaf.spec, cast):
             misshapen.append(difference)
             continue
-        if cast is not None and stored[old].dtype != leaf.spec.dtype:
-            casts.append(difference)
+        if (change := changed(stored[old], leaf, cast)) is not None:
+            casts.append(change)
         sources[name] = old
     left_over = [name for old, name in names.items() if old not in used]
     report = Report(
@@ -155,6 +155,17 @@ def compatible(stored: Spec, wanted: Spec, cast: bool | None) -> bool:
     if "Python str" in (stored.dtype, wanted.dtype):
         return False
     return cast is None or cast or lossless(stored.dtype, wanted.dtype)
+
+
+def changed(stored: Spec, leaf: Leaf, cast: bool | None) -> Mismatch | None:
+    """The cast of a stored leaf that takes the place of another, if there is one.
+
+    There may be one with `cast=None`: without x64 an array of JAX has no 64 bits.
+    """
+    wanted = stored.dtype if cast is None and not leaf.spec.is_python else leaf.spec.dtype
+    if cast is None and leaf.spec.is_python or (dtype := in_arrays(wanted, leaf)) == stored.dtype:
+        return None
+    return Mismatch(leaf.name, str(stored), str(Spec(leaf.spec.shape, dtype)))
 
 
 _CATEGORIES = {

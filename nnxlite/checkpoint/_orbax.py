@@ -495,7 +495,8 @@ def read_arrays(
         spec = stored.specs[name]
         if spec.is_python or 0 in spec.shape:
             continue
-        if sharding is None or spec.key_impl or (several and sharding.is_fully_addressable):
+        whole = sharding is None or (several and sharding.is_fully_addressable)
+        if whole or spec.key_impl or jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
             args[name] = ocp.RestoreArgs(restore_type=np.ndarray)
         else:
             args[name] = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=spec.shape)

@@ -95,7 +95,9 @@ def load_safetensors(
         strict: whether the file must have every array, and nothing else. Otherwise what matches is
             loaded.
         cast: whether to cast to dtypes of less precision or range, too. None: arrays keep the dtypes
-            that they have in the file.
+            that they have in the file. Without x64 JAX has no arrays of 64 bits: those are cast to 32
+            bits then, and listed under `cast` in the report, unless their values are outside of that
+            range, which is an error.
 
     Returns:
         A `Report`: what was restored, what was not, what was cast; `report.values["model"]` is the

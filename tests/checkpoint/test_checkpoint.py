@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -340,6 +341,62 @@ def test_dtypes(tmp_path):
     assert half.kernel.dtype == jnp.float32
 
 
+@pytest.mark.parametrize("place", ["free", "committed", "abstract", "NumPy"])
+@pytest.mark.parametrize("file", ["checkpoint", "safetensors", "mapping"])
+@pytest.mark.parametrize(
+    ("values", "fits"),
+    [
+        (np.array([7, -(2**31)]), True),
+        (np.array([2**40 + 5]), False),
+        (np.array([2**32 - 1], "uint64"), True),
+        (np.array([2**32], "uint64"), False),
+        (np.array([1 / 3, np.inf, np.nan]), True),
+        (np.array([1e300]), False),
+    ],
+)
+def test_64_bits_without_x64(tmp_path, values, fits, file, place):
+    """`cast=None` keeps dtypes; where JAX has none of 64 bits the report says so, or it is refused."""
+    stored = nnx.Dict(v=nnx.Variable(values))
+    small = jax.dtypes.canonicalize_dtype(values.dtype)
+    mapping = nnx.checkpoint.Mapping([nnx.checkpoint.Rule("v", "v")])
+    checkpoint.save(tmp_path / "c", model=stored)
+    nnx.save_safetensors(tmp_path / "s.safetensors", stored)
+    exported = mapping.export(stored)
+    read = {
+        "checkpoint": lambda model, cast: checkpoint.restore(
+            tmp_path / "c", model=model, cast=cast
+        ),
+        "safetensors": lambda model, cast: nnx.load_safetensors(
+            tmp_path / "s.safetensors", model, cast=cast
+        ),
+        "mapping": lambda model, cast: mapping.load(exported, model, cast=cast),
+    }[file]
+    zeros = np.zeros(values.shape, small)
+    made = {
+        "free": lambda: jnp.asarray(zeros),
+        "committed": lambda: jax.device_put(zeros, jax.devices()[3]),
+        "abstract": lambda: jax.ShapeDtypeStruct(zeros.shape, zeros.dtype),
+        "NumPy": lambda: zeros,
+    }[place]
+    model = nnx.Dict(v=nnx.Variable(made()))
+    before = model.v.get_value()
+    if place == "NumPy":
+        assert not read(model, None).cast and model.v.get_value().dtype == values.dtype
+        np.testing.assert_array_equal(model.v.get_value(), values)
+        return
+    if not fits:
+        message = f"v' is stored as {values.dtype}, with values that {small} does not have, .*x64"
+        with pytest.raises(checkpoint.CheckpointError, match=message):
+            read(model, None)
+        assert model.v.get_value() is before
+    for cast in (None, True) if fits else (True,):
+        (change,) = read(model, cast).cast
+        assert change[1:] == (f"{values.dtype}[{len(values)}]", f"{small}[{len(values)}]")
+        assert model.v.dtype == small
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(model.v, values.astype(small))
+
+
 def test_what_orbax_wrote_is_a_key_only_in_the_form_of_its_data(tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     data = {"right": jnp.arange(2, dtype="uint32"), "more": jnp.zeros((3, 2), "uint32")}
@@ -602,6 +659,43 @@ def test_an_annotated_abstract_model_comes_onto_the_mesh(tmp_path):
         abstract = nnx.eval_shape(annotated)
         checkpoint.restore(tmp_path / "c", model=abstract)
     assert abstract.kernel.get_value().sharding.spec == P(None, "model")
+    np.testing.assert_array_equal(abstract.kernel, model.kernel)
+
+
+@pytest.mark.parametrize("kind", list(jax.sharding.AxisType)[:2])
+@pytest.mark.parametrize("file", ["checkpoint", "safetensors"])
+def test_an_abstract_model_on_a_mesh_with_any_axes(tmp_path, file, kind):
+    """`jax.make_mesh` makes explicit axes: traced arrays are on the shape of a mesh, without devices."""
+
+    def build():
+        return nnx.Linear(8, 16, rngs=nnx.Rngs(0), kernel_metadata={"sharding": ("x", "y")})
+
+    model = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
+    checkpoint.save(tmp_path / "c", model=model)
+    nnx.save_safetensors(tmp_path / "s.safetensors", model)
+    here = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind, kind))
+    with jax.set_mesh(here):
+        abstract = nnx.eval_shape(build)
+
+    def read():
+        if file == "checkpoint":
+            return checkpoint.restore(tmp_path / "c", model=abstract)
+        return nnx.load_safetensors(tmp_path / "s.safetensors", abstract)
+
+    if kind == jax.sharding.AxisType.Explicit:
+        other = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind, kind))
+        for mesh, known in ((None, "none"), (other, "x=4, y=2")):
+            message = (
+                rf"(bias|kernel)' is abstract, on a mesh of x=2, y=4 .* in use is {known}\. Rest"
+            )
+            with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+                with pytest.raises(checkpoint.CheckpointError, match=message):
+                    read()
+            assert isinstance(abstract.kernel.get_value(), jax.ShapeDtypeStruct)
+    with jax.set_mesh(here):
+        read()
+    assert abstract.kernel.get_value().sharding == NamedSharding(here, P("x", "y"))
+    assert len(abstract.bias.get_value().devices()) == 8
     np.testing.assert_array_equal(abstract.kernel, model.kernel)
 
 
