@@ -259,7 +259,8 @@ class Comparison:
             if not same_bits(arrays[0], array):
                 raise MismatchError(
                     f"{self.source.text} has different values for '{names[0]}' and '{name}', which "
-                    f"{conversion.rule} ties. Nothing was changed.",
+                    f"{conversion.rule} ties. Nothing was changed. To load only '{names[0]}', leave the "
+                    f"other to Ignore({name!r}).",
                     self.report,
                 )
 

@@ -219,12 +219,43 @@ def _has_value(leaf: Leaf) -> bool:
     )
 
 
+def _castable(mismatch: Mismatch) -> bool:
+    """Whether `cast=` makes a mismatch none."""
+    stored, _, shape = mismatch.stored.partition("[")
+    wanted, _, other = mismatch.wanted.partition("[")
+    fixed = ("key<", "None", "empty ", "Python str", "Python bytes")
+    return shape == other and not stored.startswith(fixed) and not wanted.startswith(fixed)
+
+
+def _key_remedy(mismatch: Mismatch) -> str | None:
+    """What can be done about random keys of another implementation, or stored as numbers."""
+    stored, wanted = map(_implementation, mismatch[1:])
+    if stored and wanted and stored != wanted:
+        return (
+            f"random keys of {stored} cannot be cast to {wanted}: make the streams with keys of the "
+            f"stored implementation, nnx.Rngs(jax.random.key(0, impl='{stored}')), or leave them as "
+            "they are with only=nnx.Not(nnx.RngKey)"
+        )
+    if bool(stored) != bool(wanted):
+        return (
+            "a random key and other values are not cast to each other: jax.random.wrap_key_data makes "
+            "a key of its data"
+        )
+    return None
+
+
+def _implementation(form: str) -> str | None:
+    """That of the random keys which a text such as `key<rbg>[3]` describes; None for other leaves."""
+    return form[4:].partition(">")[0] if form.startswith("key<") else None
+
+
 def _refusal(report: Report) -> str:
     lines = [f"{report.source} does not match the objects, and nothing was changed."]
     lines += [f"  {line}" for line in report.problems()]
     remedies = []
-    if any(m.stored.partition("[")[2] == m.wanted.partition("[")[2] for m in report.misshapen):
+    if any(map(_castable, report.misshapen)):
         remedies.append("cast=True casts with loss of precision, cast=None keeps the stored dtypes")
+    remedies += list(dict.fromkeys(filter(None, map(_key_remedy, report.misshapen))))
     if remedy := report.remedy():
         remedies.append(f"{remedy} restores by another name")
     remedies.append("strict=False restores what matches and reports the rest")

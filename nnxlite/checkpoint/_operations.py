@@ -360,8 +360,10 @@ def _concatenated(operation: Operation, axis: int, shapes: Sequence[Shape]) -> S
 
 def _check_same(operation: Operation, shapes: Sequence[Shape]) -> None:
     if len(set(shapes)) > 1:
+        remedy = " Write a rule for each of the others." if isinstance(operation, Tie) else ""
         raise ValueError(
-            f"{operation}: our arrays must have one shape, and they have {', '.join(map(str, shapes))}."
+            f"{operation}: our arrays must have one shape, and they have "
+            f"{', '.join(map(str, shapes))}.{remedy}"
         )
 
 

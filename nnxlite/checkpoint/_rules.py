@@ -137,9 +137,12 @@ class Rule:
             number = result
         wanted = None if counted_ours else len(self.ours)
         if number != wanted:
+            remedy = "Add Split or Unstack, Concatenate or Stack, or Tie."
+            if any(isinstance(operation, Tie) for operation in self.operations):
+                remedy = _one_foreign(self.foreign, self.ours)
             raise ValueError(
                 f"{self} relates {start or 'counted'} foreign arrays to {wanted or 'counted'} of ours. "
-                "Add Split or Unstack, Concatenate or Stack, or Tie."
+                f"{remedy}"
             )
 
     def __repr__(self) -> str:
@@ -275,7 +278,10 @@ class Conversion:
         """
         for operation, shapes in zip(self.rule.operations[::-1], self.shapes[-2::-1]):
             if isinstance(operation, Tie) and not all(same_bits(arrays[0], x) for x in arrays):
-                raise MappingError(f"{', '.join(self.ours)} are tied by {self.rule}, and differ.")
+                raise MappingError(
+                    f"{', '.join(self.ours)} are tied by {self.rule}, and differ. Nothing was written. "
+                    "Share one Variable among them, or give each a foreign name and a rule of its own."
+                )
             arrays = applied(inverse(operation), arrays, shapes)
         return [x if self.cast is None else x.astype(self.cast) for x in arrays]
 
@@ -402,8 +408,23 @@ def _conflicts(made: Sequence[Conversion]) -> Iterator[str]:
                     continue
                 other = owners.setdefault(name, conversion)
                 if other is not conversion:
-                    remedy = " Tie() in all but one of them ties ours." if side == "foreign" else ""
-                    yield f"{name}: both {other.rule} and {conversion.rule} are for it.{remedy}"
+                    rule, remedy = conversion.rule, "Remove one of them."
+                    if side == "foreign" and has(rule, Tie):
+                        remedy = _one_foreign(rule.foreign, (*other.ours, *conversion.ours))
+                    elif side == "foreign" and len(conversion.foreign) == 1:
+                        tied = Rule(rule.foreign, rule.ours, *rule.operations, Tie())
+                        remedy = f"Where ours have the same values, write {tied} for the second."
+                    yield f"{name}: both {other.rule} and {conversion.rule} are for it. {remedy}"
+
+
+def _one_foreign(foreign: Sequence[str], ours: Sequence[str]) -> str:
+    """How several of ours are loaded from several foreign arrays that are the same."""
+    first, *others = foreign
+    ignored = ", ".join(f"Ignore({name!r})" for name in others)
+    return (
+        f"Tie() ties several arrays of one side to one of the other: write "
+        f"{Rule(first, tuple(ours), Tie())}, and {ignored}."
+    )
 
 
 def _near_text(name: str, names: Iterable[str]) -> str:

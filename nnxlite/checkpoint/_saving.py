@@ -132,7 +132,8 @@ def _check_tied(conversion: Conversion, owner: Conversion, leaves: tp.Mapping[st
     if not same_bits(_saved(conversion, leaves)[0], theirs):
         raise MappingError(
             f"'{conversion.ours[0]}' and '{owner.ours[0]}' are tied, as both are saved as '{name}', and "
-            "differ. Nothing was written."
+            "differ. Nothing was written. Share one Variable between them, or save one of them under "
+            "another foreign name."
         )
 
 

@@ -409,10 +409,17 @@ class _Update:
     def _unknown(
         self, place: Place, names: Path, value: tp.Any, why: str = "does not exist"
     ) -> ValueError:
+        remedy = "Remove it from the state, or bring a Variable to be added to an existing object."
+        if len(names) == 1 and isinstance(names[0], str) and names[0].isdecimal():
+            if int(names[0]) in node_of(place.node).mapping(place.node):
+                remedy = (
+                    f"The key there is the number {int(names[0])}, not a text: files have only keys of "
+                    "text. Pass nnx.restore_int_paths(state), which makes numbers of them."
+                )
         return ValueError(
             f"update: the path '{path_text(place.path(*names))}' of "
             f"{type(self.root.node).__name__} {why}, but the state holds a {short_type(value)} "
-            "there. Remove it from the state, or bring a Variable to be added to an existing object."
+            f"there. {remedy}"
         )
 
     # noting ----------------------------------------------------------------------------------

@@ -419,6 +419,40 @@ def test_keys_are_not_arrays(tmp_path):
             checkpoint.restore(tmp_path / "c", x=other, cast=True)
 
 
+@pytest.mark.parametrize("cast", [False, True, None])
+@pytest.mark.parametrize("file", ["checkpoint", "safetensors"])
+def test_keys_of_another_implementation_are_not_cast(tmp_path, file, cast):
+    """The message says what to do, which works."""
+
+    def read(impl, **options):
+        streams = nnx.Rngs(jax.random.key(5, impl=impl))
+        if file == "checkpoint":
+            checkpoint.restore(tmp_path / "c", rngs=streams, cast=cast, **options)
+        else:
+            nnx.load_safetensors(tmp_path / "c.safetensors", streams, cast=cast, **options)
+        return streams
+
+    saved = nnx.Rngs(0)
+    saved()
+    checkpoint.save(tmp_path / "c", rngs=saved)
+    nnx.save_safetensors(tmp_path / "c.safetensors", saved)
+    message = (
+        r"random keys of threefry2x32 cannot be cast to rbg: .*, impl='threefry2x32'\)\), .*RngKey"
+    )
+    with pytest.raises(checkpoint.MismatchError, match=message) as caught:
+        read("rbg")
+    assert "cast=True casts" not in str(caught.value)
+    assert read("threefry2x32")() == saved()
+    assert read("rbg", only=nnx.Not(nnx.RngKey)).default.count.value == 1
+
+
+def test_a_key_is_not_its_data(tmp_path):
+    checkpoint.save(tmp_path / "c", x=jax.random.key(0))
+    with pytest.raises(checkpoint.MismatchError, match="wrap_key_data makes a key") as caught:
+        checkpoint.restore(tmp_path / "c", x=jnp.uint32(0))
+    assert "cast=True casts" not in str(caught.value)
+
+
 # what does not match
 
 

@@ -183,7 +183,9 @@ def test_several_of_our_arrays_under_one_foreign_name():
         assert round_trip(mapping, model)["wte"].shape == (2, 3)
         changed = nnx.clone(model)
         changed.kernel[...] = 0
-        with pytest.raises(MappingError, match="are tied, as both are saved as 'wte', and differ"):
+        with pytest.raises(
+            MappingError, match="are tied, as both are saved as 'wte', and differ.* Share one"
+        ):
             mapping.export(changed)
     model = params(table=(2, 3), double=(3,))
     mapping = Mapping([Rule("b", "double", Tie()), Rule(["a", "b"], "table", Stack())])
@@ -193,7 +195,9 @@ def test_several_of_our_arrays_under_one_foreign_name():
     assert round_trip(mapping, model)["b"].tolist() == [3, 4, 5]
     model = params(a=(2,), b=(2,))
     mapping = Mapping([Rule("both", ["a", "b"], Tie())])
-    with pytest.raises(MappingError, match=r"a, b are tied by Rule\('both'.*, and differ\."):
+    with pytest.raises(
+        MappingError, match=r"a, b are tied by Rule\('both'.*, and differ\. .* Share one V"
+    ):
         mapping.export(model)
     model.b[...] = model.a[...]
     round_trip(mapping, model)
@@ -332,7 +336,19 @@ def test_foreign_arrays_that_are_merged_have_one_dtype():
         ([Rule("x", "bias"), Rule("*", "*as")], "bias: both Rule('x', 'bias') and Rule('*', '*as')"),
         (
             [Rule("x", "bias"), Rule("x", "bias2")],
-            "x: both Rule('x', 'bias') and Rule('x', 'bias2') are for it. Tie() in all but one",
+            "for it. Where ours have the same values, write Rule('x', 'bias2', Tie()) for the second.",
+        ),
+        (
+            [Rule(["x", "y"], "bias", Tie()), Rule(["x", "y"], "bias2", Tie())],
+            "write Rule('x', ('bias', 'bias2'), Tie()), and Ignore('y').",
+        ),
+        (
+            [Rule("x", "bias"), Rule(["x", "y"], "kernel", Concatenate())],
+            "and Rule(('x', 'y'), 'kernel', Concatenate(axis=0, sizes=None)) are for it. Remove one",
+        ),
+        (
+            [Rule("x", ["bias", "kernel"], Tie())],
+            "must have one shape, and they have (3,), (2, 3). Write a rule for each of the others.",
         ),
         (
             [Rule("x", ["bias", "baes"], Unstack())],
@@ -414,6 +430,10 @@ def test_saving_needs_a_rule_for_each_array():
         (
             lambda: Rule("a", ["b", "c"]),
             "Rule('a', ('b', 'c')) relates 1 foreign arrays to 2 of ours. Add Split or Unstack, ",
+        ),
+        (
+            lambda: Rule(["a", "b"], ["c", "d"], Tie()),
+            "one side to one of the other: write Rule('a', ('c', 'd'), Tie()), and Ignore('b').",
         ),
         (lambda: Rule(["a", "b"], "c", Split()), "Split(axis=0) takes one array, and gets 2."),
         (lambda: Rule([], "c"), "Rule((), 'c') names nothing on one side."),

@@ -354,6 +354,16 @@ UNKNOWN = "Remove it from the state, or bring a Variable to be added to an exist
         ({"words": {1: 6}}, ["path 'words.1' of Model is static"]),
         ({"plain": {2: nnx.Param(ONE)}}, ["path 'plain.2' of Model does not exist"]),
         ({"layers": {2: nnx.Param(ONE)}}, ["path 'layers.2' of Model is not the next item"]),
+        (
+            {"layers": {"0": {"weight": ONE}}},
+            [
+                "path 'layers.1' of Model does not exist",
+                "number 1, not a text",
+                "restore_int_paths(state)",
+            ],
+        ),
+        ({"plain": {"0": 4}}, ["path 'plain.0' of", "number 0, not", "nnx.restore_int_paths"]),
+        ({"layers": {"7": {"x": 1}}}, ["path 'layers.7' of Model does not exist", UNKNOWN]),
         ({"layers": {"x": nnx.Param(ONE)}}, ["path 'layers.x' of Model is not the next item"]),
         ({"pair": {"third": nnx.Param(ONE)}}, ["path 'pair.third' of Model does not exist"]),
         (
