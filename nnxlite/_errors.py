@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sys
+import types
 import typing as tp
 import warnings
 
@@ -32,6 +33,27 @@ def _rebuilt(cls: type[NnxError], args: tuple[tp.Any, ...]) -> NnxError:
     error = cls.__new__(cls)
     error.args = args
     return error
+
+
+def under_own_name(cls: type, *names: str) -> None:
+    """Give a class copies of methods that it inherits from a private base.
+
+    Python names a function by where it was defined: an error about its arguments would name the base.
+    """
+    for name in names:
+        inherited = getattr(cls, name)
+        method = types.FunctionType(
+            inherited.__code__,
+            inherited.__globals__,
+            name,
+            inherited.__defaults__,
+            inherited.__closure__,
+        )
+        functools.update_wrapper(method, inherited)
+        del method.__wrapped__
+        method.__kwdefaults__ = inherited.__kwdefaults__
+        method.__qualname__ = f"{cls.__qualname__}.{name}"
+        setattr(cls, name, method)
 
 
 class TraceContextError(NnxError):

@@ -23,6 +23,7 @@ import dataclasses
 import types
 import typing as tp
 
+from nnxlite._errors import under_own_name
 from nnxlite.variables import FROZEN, Variable
 
 PathParts: tp.TypeAlias = tuple[tp.Any, ...]
@@ -186,6 +187,9 @@ class _Joined:
     """Base of the filters that combine others."""
 
     predicates: tuple[Predicate, ...]
+
+    def __init_subclass__(cls) -> None:
+        under_own_name(cls, "__init__")
 
     def __init__(self, *filters: Filter) -> None:
         self.predicates = tuple(map(to_predicate, filters))

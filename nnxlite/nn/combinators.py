@@ -74,9 +74,12 @@ class Sequential(Module, tp.Generic[R]):
         named: dict[str, tp.Any] = {}
         for index, layer in enumerate(self.layers):
             if not callable(layer):
+                hint = ""
+                if isinstance(layer, (list, tuple, List)):
+                    hint = " Sequential takes the functions one by one: nnx.Sequential(*layers)."
                 raise TypeError(
                     f"{layer_name(self)}: layers[{index}] is not callable, it is of type "
-                    f"{type(layer).__name__}."
+                    f"{type(layer).__name__}.{hint}"
                 )
             options = _accepted(layer, kwargs) if kwargs else {}
             twice = sorted(named.keys() & options.keys())

@@ -65,6 +65,11 @@ def promote_dtype(
     >>> x.dtype, none
     (dtype(bfloat16), None)
     """
+    if not isinstance(args, tp.Iterable):
+        raise TypeError(
+            f"promote_dtype takes a tuple of arrays (or None), as in promote_dtype((x, kernel)); got "
+            f"{args!r} alone."
+        )
     arrays = tuple(args)
     if _agree(arrays, dtype, inexact):
         return arrays

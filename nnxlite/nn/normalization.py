@@ -109,9 +109,14 @@ def _moments(
 
 def _unless_of_none(moment: jax.Array, count: Count, default: float) -> jax.Array:
     """The moment, or `default` where it was computed from no elements: the result stays finite."""
-    if isinstance(count, int):
-        return moment if count else jnp.full_like(moment, default)
-    return jnp.where(count > 0, moment, default)
+    if isinstance(count, jax.Array):
+        return jnp.where(count > 0, moment, default)
+    return jnp.full_like(moment, default) if _is_zero(count) else moment
+
+
+def _is_zero(count: tp.Any) -> bool:
+    """Whether a size is zero; a symbolic one is at least one."""
+    return isinstance(count, int) and count == 0
 
 
 def _count(
@@ -380,9 +385,9 @@ def _updated(average: jax.Array, moment: jax.Array, momentum: float, count: Coun
     moment = moment.reshape(average.shape)
     new = lax.stop_gradient(momentum * average + (1 - momentum) * moment)
     new = new if jnp.iscomplexobj(new) else new.astype(average.dtype)
-    if isinstance(count, int):
-        return new if count else average
-    return jnp.where(count.reshape(average.shape) > 0, new, lax.stop_gradient(average))
+    if isinstance(count, jax.Array):
+        return jnp.where(count.reshape(average.shape) > 0, new, lax.stop_gradient(average))
+    return average if _is_zero(count) else new
 
 
 class LayerNorm(_Normalization):

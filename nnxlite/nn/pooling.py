@@ -1,8 +1,8 @@
 """Pooling: each window over the spatial axes becomes one number.
 
 Inputs have the layout `(*batch, *spatial, features)` with as many spatial axes as `window_shape`
-and any number of batch axes, none included.  Padding is "SAME", "VALID", or a pair of counts for
-each spatial axis; padded elements never win a maximum or minimum.
+and any number of batch axes, none included.  Padding is "SAME", "SAME_LOWER", "VALID", or a pair of
+counts for each spatial axis; padded elements never win a maximum or minimum.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.export import is_symbolic_dim
 
 from nnxlite.nn._common import without_numpy
 
@@ -30,28 +32,31 @@ def pool(
 ) -> jax.Array:
     """Reduce each window of `inputs` with an associative function of two arguments.
 
-    Args:
-        inputs: array of shape (*batch, *spatial, features).
-        init: the initial value, neutral for `reduce_fn`.
-        reduce_fn: such as `jax.lax.add`; JAX can differentiate `add`, `max` and `min`.
-        window_shape: size of the window along each spatial axis.
-        strides: steps between windows along each spatial axis; None for one.
-        padding: "SAME", "VALID", or a pair of counts for each spatial axis.
+        Args:
+            inputs: array of shape (*batch, *spatial, features).
+            init: the initial value, neutral for `reduce_fn`.
+            reduce_fn: such as `jax.lax.add`; JAX can differentiate `add`, `max` and `min`.
+            window_shape: size of the window along each spatial axis.
+            strides: steps between windows along each spatial axis; None for one.
+            padding: "SAME", "SAME_LOWER", "VALID", or a pair of counts for each spatial axis.
 
-    Returns:
-        An array with the axes of `inputs`, the spatial ones shorter.
+        Returns:
+            An array with the axes of `inputs`, the spatial ones shorter.
 
-    Raises:
-        TypeError: if window_shape, strides or padding is not a sequence.
-        ValueError: if they differ in length, or `inputs` has too few axes.
+        Raises:
+            TypeError: if `inputs` is not an array, window_shape or strides is not a sequence of positive
+                numbers, or padding is not one of pairs.
+            ValueError: if they differ in length, `inputs` has too few axes, or the name of a padding is
+                unknown.
 
-    >>> import jax.numpy as jnp
-    >>> import nnxlite as nnx
-    >>> from jax import lax
-    >>> nnx.pool(jnp.arange(1.0, 5.0)[:, None], 1.0, lax.mul, (2,), None, "VALID")[:, 0].tolist()
-    [2.0, 6.0, 12.0]
+        >>> import jax.numpy as jnp
+        >>> import nnxlite as nnx
+        >>> from jax import lax
+    from jax.export import is_symbolic_dim
+        >>> nnx.pool(jnp.arange(1.0, 5.0)[:, None], 1.0, lax.mul, (2,), None, "VALID")[:, 0].tolist()
+        [2.0, 6.0, 12.0]
     """
-    inputs = jnp.asarray(inputs)
+    inputs = _array(inputs)
     window = _per_axis("window_shape", window_shape)
     steps = (1,) * len(window) if strides is None else _per_axis("strides", strides)
     if len(steps) != len(window):
@@ -69,7 +74,7 @@ def pool(
     strides_of_all = (*(1,) * batch, *steps, 1)
     pads: str | tuple[tuple[int, int], ...]
     if isinstance(padding, str):
-        pads = padding
+        pads = _named(padding)
     else:
         pads = ((0, 0),) * batch + _pairs(padding, window) + ((0, 0),)
     return lax.reduce_window(inputs, init, reduce_fn, dims, strides_of_all, pads)
@@ -88,7 +93,7 @@ def avg_pool(
         inputs: array of shape (*batch, *spatial, features).
         window_shape: size of the window along each spatial axis.
         strides: steps between windows along each spatial axis; None for one.
-        padding: "SAME", "VALID", or a pair of counts for each spatial axis.
+        padding: "SAME", "SAME_LOWER", "VALID", or a pair of counts for each spatial axis.
         count_include_pad: whether padded zeros count as elements of the mean.
 
     Returns:
@@ -100,7 +105,7 @@ def avg_pool(
     >>> nnx.avg_pool(jnp.arange(4.0)[:, None], (2,), strides=(2,))[:, 0].tolist()
     [0.5, 2.5]
     """
-    inputs = jnp.asarray(inputs)
+    inputs = _array(inputs)
     inexact = jnp.issubdtype(inputs.dtype, jnp.inexact)
     # Sums of small dtypes would overflow, or lose digits.
     x = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
@@ -124,7 +129,7 @@ def max_pool(
         inputs: array of shape (*batch, *spatial, features).
         window_shape: size of the window along each spatial axis.
         strides: steps between windows along each spatial axis; None for one.
-        padding: "SAME", "VALID", or a pair of counts for each spatial axis.
+        padding: "SAME", "SAME_LOWER", "VALID", or a pair of counts for each spatial axis.
 
     Returns:
         An array with the axes of `inputs`, the spatial ones shorter.
@@ -134,7 +139,7 @@ def max_pool(
     >>> nnx.max_pool(jnp.arange(4.0)[:, None], (2,), strides=(2,))[:, 0].tolist()
     [1.0, 3.0]
     """
-    inputs = jnp.asarray(inputs)
+    inputs = _array(inputs)
     return pool(inputs, _extreme(inputs, least=True), lax.max, window_shape, strides, padding)
 
 
@@ -150,7 +155,7 @@ def min_pool(
         inputs: array of shape (*batch, *spatial, features).
         window_shape: size of the window along each spatial axis.
         strides: steps between windows along each spatial axis; None for one.
-        padding: "SAME", "VALID", or a pair of counts for each spatial axis.
+        padding: "SAME", "SAME_LOWER", "VALID", or a pair of counts for each spatial axis.
 
     Returns:
         An array with the axes of `inputs`, the spatial ones shorter.
@@ -160,33 +165,71 @@ def min_pool(
     >>> nnx.min_pool(jnp.arange(4.0)[:, None], (2,), strides=(2,))[:, 0].tolist()
     [0.0, 2.0]
     """
-    inputs = jnp.asarray(inputs)
+    inputs = _array(inputs)
     return pool(inputs, _extreme(inputs, least=False), lax.min, window_shape, strides, padding)
 
 
+NAMES: tp.Final = ("SAME", "SAME_LOWER", "VALID")
+"""The paddings that have a name."""
+
+
+def _array(inputs: tp.Any) -> jax.Array:
+    if inputs is None or isinstance(inputs, str):
+        raise TypeError(f"Pooling needs `inputs` as an array, got {inputs!r}.")
+    return jnp.asarray(inputs)
+
+
 def _per_axis(name: str, values: tp.Any) -> tuple[int, ...]:
-    if isinstance(values, str) or not isinstance(values, tp.Iterable):
+    given = without_numpy(values)
+    if isinstance(given, str) or not isinstance(given, tp.Iterable):
+        numbers = None
+    else:
+        numbers = tuple(given)
+    if numbers is None or not all(_is_size(n) and n > 0 for n in numbers):
         raise TypeError(
-            f"Pooling needs `{name}` as a sequence with a number for each spatial axis, such as "
-            f"(2, 2); got {values!r}."
+            f"Pooling needs `{name}` as a sequence with a positive number for each spatial axis, such "
+            f"as (2, 2); got {values!r}."
         )
-    return tuple(values)
+    return numbers
+
+
+def _named(padding: str) -> str:
+    if padding.upper() not in NAMES:
+        raise ValueError(
+            f"Pooling: Invalid padding format: {padding!r}, should be one of {', '.join(NAMES)}, or a "
+            "pair (before, after) for each spatial axis."
+        )
+    return padding
 
 
 def _pairs(padding: tp.Any, window: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    pairs = _per_axis("padding", without_numpy(padding))
-    for pair in pairs:
-        if not isinstance(pair, tp.Sequence) or len(pair) != 2:
-            raise TypeError(
-                f"Pooling needs `padding` as 'SAME', 'VALID', or a pair (before, after) for each "
-                f"spatial axis; got {padding!r}."
-            )
+    given = without_numpy(padding)
+    pairs = tuple(given) if isinstance(given, tp.Iterable) else (given,) * len(window)
+    if not isinstance(given, tp.Iterable) or not all(map(_is_pair, pairs)):
+        zero = (0, 0)
+        meant = tuple(p if _is_pair(p) else (p, p) if isinstance(p, int) else zero for p in pairs)
+        raise TypeError(
+            f"Pooling needs `padding` as {', '.join(map(repr, NAMES))}, or a pair (before, after) for "
+            f"each spatial axis, such as {meant}; got {padding!r}."
+        )
     if len(pairs) != len(window):
         raise ValueError(
             f"Pooling needs a pair of paddings for each axis of the window: padding {padding} and "
             f"window {window} differ in length."
         )
-    return tp.cast(tuple[tuple[int, int], ...], tuple(tuple(tp.cast(tp.Any, p)) for p in pairs))
+    return tuple((before, after) for before, after in pairs)
+
+
+def _is_pair(value: tp.Any) -> bool:
+    """Whether a value is a pair of whole numbers."""
+    if not isinstance(value, tp.Sequence) or isinstance(value, str) or len(value) != 2:
+        return False
+    return all(map(_is_size, value))
+
+
+def _is_size(value: tp.Any) -> bool:
+    """Whether a value is a whole number, or the symbolic size of an array."""
+    return isinstance(value, int | np.integer) or is_symbolic_dim(value)
 
 
 def _number(inputs: jax.Array, value: tp.Any) -> tp.Any:

@@ -13,7 +13,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
-from nnxlite._errors import short_type
+from nnxlite._errors import TraceContextError, short_type, under_own_name
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Arguments, Metadata
 from nnxlite.nn._keys import KEYLESS, KeySource, draw_key, own_stream
@@ -105,6 +105,12 @@ class _Cell(RNNCellBase):
     rngs: RngStream | None
     _nnx_recurrent_init: tp.ClassVar[Initializer] = staticmethod(orthogonal_init)
 
+    def __init_subclass__(cls, **options: tp.Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__ == __name__ and not cls.__name__.startswith("_"):
+            names = ("__init__", "initialize_carry")
+            under_own_name(cls, *(name for name in names if name not in vars(cls)))
+
     def _nnx_set_up(
         self, arguments: Arguments
     ) -> tuple[tp.Callable[..., Linear], tp.Callable[..., Linear]]:
@@ -183,7 +189,12 @@ def _first_carry(
         if keyless:
             return None
         purpose = "RNGs must be provided to initialize the cell carry"
-        return draw_key(cell, rngs, cell.rngs, "carry", purpose, "keep_rngs=True")
+        try:
+            return draw_key(cell, rngs, cell.rngs, "carry", purpose, "keep_rngs=True")
+        except TraceContextError:  # a stream of an outer trace level cannot advance
+            if init in KEYLESS:
+                return None
+            raise
 
     return tuple(init(key(), shape, cell.param_dtype) for _ in range(parts))
 

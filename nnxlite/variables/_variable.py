@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy as copy_lib
 import dataclasses
+import functools
 import operator
 import types
 import typing as tp
@@ -45,6 +46,7 @@ else:
     Operators = ArrayOperators  # whose operators work for values of any type
 
 T = tp.TypeVar("T")
+F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 V = tp.TypeVar("V", bound="Variable[tp.Any]")
 
 
@@ -899,10 +901,24 @@ _register(Variable)
 
 
 class VarDefaultsContext:
-    """What `var_defaults(...)` gives: leaving its `with` block brings the former defaults back."""
+    """What `var_defaults(...)` gives: leaving its `with` block brings the former defaults back.
 
-    def __init__(self, former: tuple[bool, ...]) -> None:
+    As a decorator it sets the defaults for each call of the function, and for nothing else.
+    """
+
+    def __init__(self, former: tuple[bool, ...], ref: bool | None) -> None:
         self._former = former
+        self._ref = ref
+
+    def __call__(self, fun: F) -> F:
+        REF_VARIABLES.restore(self._former)
+
+        @functools.wraps(fun)
+        def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+            with REF_VARIABLES.scope(REF_VARIABLES.given(self._ref)):
+                return fun(*args, **kwargs)
+
+        return tp.cast(F, wrapper)
 
     def __enter__(self) -> VarDefaults:
         return var_defaults()
@@ -926,7 +942,7 @@ def var_defaults(*, hijax: bool, ref: bool | None = None) -> VarDefaultsContext:
 def var_defaults(
     *, hijax: bool | None = None, ref: bool | None = None
 ) -> VarDefaults | VarDefaultsContext:
-    """Set the defaults of `Variable(ref=...)`, at once or for a `with` block; or read them.
+    """Set the defaults of `Variable(ref=...)`, at once, for a `with` block or a function; or read them.
 
     They hold for the present context: other threads and tasks have their own.
 
@@ -935,12 +951,18 @@ def var_defaults(
         ref: the new default of `ref`.
 
     Returns:
-        Without arguments the `VarDefaults` in force, otherwise a context manager.
+        Without arguments the `VarDefaults` in force, otherwise a context manager, which is also a
+        decorator.
 
     >>> import nnxlite as nnx
     >>> with nnx.var_defaults(ref=True):
     ...     v = nnx.Param(nnx.initializers.ones_init()(None, (2,)))
     >>> v.ref, nnx.var_defaults().ref
+    (True, False)
+    >>> @nnx.var_defaults(ref=True)
+    ... def make():
+    ...     return nnx.Param(1.0).ref
+    >>> make(), nnx.var_defaults().ref
     (True, False)
     """
     if hijax is None and ref is None:
@@ -950,4 +972,4 @@ def var_defaults(
     former = REF_VARIABLES.stack()
     if ref is not None:
         REF_VARIABLES.restore((*former[:-1], bool(ref)))
-    return VarDefaultsContext(former)
+    return VarDefaultsContext(former, ref)

@@ -54,7 +54,7 @@ def test_an_empty_sequential_gives_its_arguments_back():
 
 def test_sequential_names_a_layer_that_is_not_callable():
     with pytest.raises(
-        TypeError, match=r"Sequential: layers\[1\] is not callable, it is of type int"
+        TypeError, match=r"Sequential: layers\[1\] is not callable, it is of type int\.$"
     ):
         nnx.Sequential(nnx.relu, 3)(jnp.ones(2))
 
@@ -145,3 +145,11 @@ def test_mlp_refuses_what_is_no_size_before_it_draws(name):
     with pytest.raises(TypeError, match=f"MLP: `{name}` must be a whole number, zero or more"):
         nnx.MLP(**sizes, rngs=rngs)
     assert rngs.default.count.value == 0
+
+
+@pytest.mark.parametrize("given", [list, tuple, nnx.List])
+def test_layers_in_one_list_are_told_how_to_be_passed(given):
+    layers = [nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu]
+    with pytest.raises(TypeError, match=r"one by one: nnx\.Sequential\(\*layers\)"):
+        nnx.Sequential(given(layers))(jnp.ones(2))
+    assert nnx.Sequential(*given(layers))(jnp.ones(2)).shape == (3,)

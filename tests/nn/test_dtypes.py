@@ -46,6 +46,13 @@ def test_a_dtype_for_whole_numbers_is_refused(function):
     function(jnp.arange(2), dtype=jnp.int32, inexact=False)
 
 
+@pytest.mark.parametrize("args", [None, 1.0, True])
+@pytest.mark.parametrize("options", [{}, {"dtype": jnp.float32}])
+def test_one_value_alone_is_refused(args, options):
+    with pytest.raises(TypeError, match=rf"promote_dtype\(\(x, kernel\)\); got {args} alone"):
+        promote_dtype(args, **options)
+
+
 def test_without_arrays_there_is_no_dtype():
     with pytest.raises(ValueError, match="at least one array or dtype"):
         promote_dtype((None,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -542,3 +543,36 @@ def test_averages_that_were_cast_go_on_in_float32(dtype):
     np.testing.assert_allclose(norm.mean[...], 3 * (1 - 0.99**500), rtol=1e-4)
     np.testing.assert_allclose(norm.var[...], 0.99**500, rtol=1e-4)
     assert norm.mean.dtype == norm.var.dtype == jnp.float32
+
+
+SYMBOLIC = {  # norms in training, and a call
+    "batch": (lambda r: nnx.BatchNorm(4, rngs=r), lambda m, x: m(x)),
+    "batch, slow": (lambda r: nnx.BatchNorm(4, use_fast_variance=False, rngs=r), lambda m, x: m(x)),
+    "batch, mask": (lambda r: nnx.BatchNorm(4, rngs=r), lambda m, x: m(x, mask=x[..., :1] > 0)),
+    "layer": (lambda r: nnx.LayerNorm(4, rngs=r), lambda m, x: m(x)),
+    "layer, axes": (
+        lambda r: nnx.LayerNorm(4, reduction_axes=(-2, -1), rngs=r),
+        lambda m, x: m(x),
+    ),
+    "rms": (lambda r: nnx.RMSNorm(4, rngs=r), lambda m, x: m(x, mask=x > 0)),
+    "group": (lambda r: nnx.GroupNorm(4, num_groups=2, rngs=r), lambda m, x: m(x)),
+    "instance": (lambda r: nnx.InstanceNorm(4, rngs=r), lambda m, x: m(x)),
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_symbolic_sizes(name):
+    """One exported program for batches and lengths of any size, statistics included."""
+    make, call = SYMBOLIC[name]
+    graphdef, state = nnx.split(make(nnx.Rngs(0)))
+
+    def run(state, x):
+        model = nnx.merge(graphdef, state, copy=True)
+        return call(model, x), nnx.state(model)
+
+    shape = jax.export.symbolic_shape("b, t, 4")
+    program = jax.export.export(jax.jit(run))(state, jax.ShapeDtypeStruct(shape, jnp.float32))
+    for sizes in ((3, 5), (2, 8)):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(*sizes, 4)), jnp.float32)
+        for found, expected in zip(*map(jax.tree.leaves, (program.call(state, x), run(state, x)))):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,13 +82,40 @@ def test_pools_work_under_jit():
     [
         ({"window_shape": 2}, "needs `window_shape` as a sequence"),
         ({"window_shape": (2, 2), "strides": 2}, "needs `strides` as a sequence"),
-        ({"window_shape": (2, 2), "padding": 1}, "needs `padding` as a sequence"),
-        ({"window_shape": (2, 2), "padding": (1, 0)}, "or a pair .before, after. for each"),
+        ({"window_shape": (2, 0)}, "needs `window_shape` as a sequence with a positive number"),
+        ({"window_shape": (2.5, 2)}, "needs `window_shape` as a sequence with a positive number"),
+        ({"window_shape": (2, 2), "strides": (1, -1)}, "needs `strides` as a sequence with a pos"),
+        (
+            {"window_shape": (2, 2), "padding": ((0.5, 0), (0, 0))},
+            r"such as \(\(0, 0\), \(0, 0\)\)",
+        ),
+        ({"window_shape": (2, 2), "padding": None}, r"such as \(\(0, 0\), \(0, 0\)\); got None"),
+        ({"window_shape": (2, 2), "inputs": None}, "needs `inputs` as an array, got None"),
+        ({"window_shape": (2, 2), "inputs": "x"}, "needs `inputs` as an array, got 'x'"),
     ],
 )
 def test_what_is_no_sequence_is_a_type_error(args, message):
     with pytest.raises(TypeError, match=message):
-        nnx.max_pool(jnp.ones((1, 4, 4, 1)), **args)
+        nnx.max_pool(**{"inputs": jnp.ones((1, 4, 4, 1)), **args})
+
+
+@pytest.mark.parametrize("padding", [1, (1, 0), [(1, 1), 2], 0, np.array([1, 2])])
+@pytest.mark.parametrize("pool", [nnx.max_pool, nnx.avg_pool, nnx.min_pool])
+def test_the_padding_that_a_message_advises_works(pool, padding):
+    x = jnp.ones((1, 4, 4, 1))
+    with pytest.raises(TypeError, match="a pair .before, after. for each spatial axis") as error:
+        pool(x, (2, 2), padding=padding)
+    advised = ast.literal_eval(re.search(r"such as (.*); got", str(error.value))[1])
+    assert pool(x, (2, 2), padding=advised).ndim == 4
+
+
+@pytest.mark.parametrize("padding", ["foo", "CIRCULAR", ""])
+def test_unknown_names_of_paddings_are_refused_as_in_a_convolution(padding):
+    x = jnp.ones((1, 4, 4, 1))
+    message = f"Invalid padding format: '{padding}', should be one of SAME, "
+    with pytest.raises(ValueError, match=message):
+        nnx.avg_pool(x, (2, 2), padding=padding)
+    assert nnx.avg_pool(x, (2, 2), padding="same_lower").shape == x.shape
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 
 import jax
@@ -207,6 +208,60 @@ def test_messages_of_cells(kind):
     )
     with pytest.raises(TypeError, match=expected):
         cell(3, X[:, 0])
+
+
+@pytest.mark.parametrize("kind", [*CELLS, nnx.All, nnx.Any])
+@pytest.mark.parametrize("method", ["__init__", "initialize_carry"])
+def test_wrong_arguments_name_the_public_class(kind, method):
+    if not hasattr(kind, method):
+        return
+    with pytest.raises(
+        TypeError, match=rf"^{kind.__name__}\.{method}\(\) got an unexpected keyword"
+    ):
+        getattr(kind, method)(None, 4, 4, prefered_element_type=None)
+
+
+class OwnCell(nnx.GRUCell):
+    """A cell of a user."""
+
+
+def test_a_users_cell_has_the_methods_of_its_base():
+    assert OwnCell.__init__ is nnx.GRUCell.__init__
+    assert OwnCell(2, 3, rngs=nnx.Rngs(0)).initialize_carry((1, 2)).shape == (1, 3)
+    assert inspect.signature(nnx.GRUCell) == inspect.signature(nnx.LSTMCell)
+
+
+CLOSURES = {
+    "grad": lambda f, x: jax.grad(lambda x: f(x).sum())(x),
+    "vmap": lambda f, x: jax.vmap(f)(x),
+    "jit": lambda f, x: jax.jit(lambda x: f(x))(x),
+    "scan": lambda f, x: jax.lax.scan(lambda c, x: (c, f(x)), 0, x[None])[1][0],
+    "nnx.grad": lambda f, x: nnx.grad(lambda x: f(x).sum())(x),
+    "remat": lambda f, x: jax.checkpoint(lambda x: f(x))(x),
+}
+
+
+@pytest.mark.parametrize("how", CLOSURES)
+@pytest.mark.parametrize("both", [False, True])
+def test_an_rnn_whose_carry_is_zeros_can_be_in_a_closure(how, both):
+    """As any other layer without state: a constant carry needs no key."""
+    make = lambda **options: nnx.RNN(nnx.LSTMCell(4, 4, rngs=nnx.Rngs(0)), **options)
+    model, other = make(), make(rngs=False)
+    if both:
+        model, other = nnx.Bidirectional(model, make()), nnx.Bidirectional(other, other, rngs=False)
+    x = jnp.ones((2, 3, 4))
+    found, expected = CLOSURES[how](model, x), CLOSURES[how](other, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert int(model.rngs.count[...]) == 0
+    model(x)
+    assert int(model.rngs.count[...]) == (4 if both else 2)  # as in the reference
+
+
+def test_a_random_carry_in_a_closure_is_refused():
+    cell = nnx.GRUCell(4, 4, carry_init=nnx.initializers.normal(), rngs=nnx.Rngs(0))
+    stream = nnx.Rngs(0).carry
+    with pytest.raises(nnx.TraceContextError, match="Cannot mutate RngCount"):
+        jax.jit(lambda x: nnx.RNN(cell, rngs=stream)(x))(jnp.ones((2, 3, 4)))
 
 
 def test_what_a_cell_must_define():

@@ -348,6 +348,33 @@ def test_defaults_of_references():
     assert not nnx.Param(1.0).ref
 
 
+def test_defaults_of_references_for_a_function():
+    now = lambda: nnx.var_defaults().ref
+
+    @nnx.var_defaults(ref=True)
+    def nested(depth):
+        """Its own words."""
+        return [now(), *(nested(depth - 1) if depth else ())]
+
+    @nnx.var_defaults(ref=False)
+    def fails():
+        raise ValueError(now())
+
+    class Made(nnx.Module):
+        @nnx.var_defaults(ref=True)
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones(2))
+
+    assert not now() and nested.__name__ == "nested" and nested.__doc__ == "Its own words."
+    assert nested(2) == [True, True, True] and not now() and Made().w.ref
+    assert nnx.var_defaults(hijax=False)(now)() is False
+    with nnx.var_defaults(ref=True):
+        with pytest.raises(ValueError, match="False"):
+            fails()
+        assert now() and nnx.var_defaults(hijax=False)(now)()
+    assert not now()
+
+
 def test_defaults_of_references_are_those_of_the_thread():
     seen = []
     with nnx.var_defaults(ref=True):
