@@ -49,9 +49,8 @@ def under_own_name(cls: type, *names: str) -> None:
             inherited.__defaults__,
             inherited.__closure__,
         )
-        functools.update_wrapper(method, inherited)
-        del method.__wrapped__
-        method.__kwdefaults__ = inherited.__kwdefaults__
+        method.__doc__, method.__annotations__ = inherited.__doc__, inherited.__annotations__
+        method.__module__, method.__kwdefaults__ = inherited.__module__, inherited.__kwdefaults__
         method.__qualname__ = f"{cls.__qualname__}.{name}"
         setattr(cls, name, method)
 

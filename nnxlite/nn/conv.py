@@ -410,7 +410,8 @@ class ConvTranspose(_Convolution):
         precision: precision of the products, as in `jax.lax.conv_transpose`.
         kernel_init, bias_init: initializers of kernel and bias.
         transpose_kernel: flip the kernel and swap its features, which makes the layer the exact
-            transpose of a `Conv` with this kernel.
+            transpose of a `Conv` with this kernel. (With "CIRCULAR" padding, its result is rotated by
+            one element for some sizes of kernel and stride, as in the reference.)
         promote_dtype: casts input, kernel and bias to the dtype of the computation.
         preferred_element_type: dtype the convolution accumulates in and returns.
         rngs: the stream "params" is drawn once for the kernel, then once for the bias.
