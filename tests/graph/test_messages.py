@@ -357,8 +357,8 @@ UNKNOWN = "Remove it from the state, or bring a Variable to be added to an exist
         (
             {"layers": {"0": {"weight": ONE}}},
             [
-                "path 'layers.1' of Model does not exist",
-                "number 1, not a text",
+                "path 'layers.0' of Model does not exist",
+                "number 0, not a text",
                 "restore_int_paths(state)",
             ],
         ),
