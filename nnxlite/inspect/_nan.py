@@ -3,6 +3,11 @@
 The function runs on copies of its arguments, without compilation, while every method call of its
 modules is observed.  The arrays that a call returns pass through a probe: an identity that looks at the
 values, and, where they are differentiated, at the gradients that come back.
+
+A module that returns the first values that are not finite is not to blame if it was called with such
+values: they arose before the call, in the code of the module around it.  So each call knows the call
+around it, and whether its own arguments were finite.  The report then names the code around the
+outermost of the calls that were given such values, and the calls there between which they arose.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing as tp
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +28,7 @@ from nnxlite.graph import iter_graph
 from nnxlite.inspect._calls import CopiedCall, Path, is_called
 from nnxlite.variables import Variable
 
-Where = tp.Literal["argument", "output", "gradient", "result"]
+Where = tp.Literal["argument", "output", "between", "gradient", "result"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +65,17 @@ class NotFinite:
     """Where the first values that are not finite were found; `str` gives it as text.
 
     Attributes:
-        where: "argument" if they were there before the call, "output" of a module, "gradient" that came
-            back to the output of a module, or "result" of the function.
-        path: of the module (or of the array, for an argument or a result), from the arguments.
+        where: "argument" if they were there before the call, "output" of a module, "between" the calls
+            that a module (or the function) makes, "gradient" that came back to the output of a module,
+            or "result" of the function.
+        path: of the module (or of the array, for an argument or a result), from the arguments; for
+            "between" that of the module whose code it is, "" for the function itself.
         module: the class of the module and, unless it is `__call__`, its method; else "".
-        values: the array.
+        values: the array; for "between" an argument of the next call.
         inputs: the arrays that the module was called with.
+        between: the call before and the call after, each as "path (class)"; the first is "" where
+            there is none.
+        iteration: of the innermost loop, such as `scan`, counted from 0; None outside of loops.
     """
 
     where: Where
@@ -72,10 +83,18 @@ class NotFinite:
     module: str
     values: Range
     inputs: tuple[Range, ...] = ()
+    between: tuple[str, str] | None = None
+    iteration: int | None = None
 
     def __str__(self) -> str:
-        who = f"{self.path} ({self.module})" if self.module else self.path
-        lines = [f"First not finite: the {self.where} of {who}", f"  {self.values}"]
+        who = _who(self.path, self.module)
+        place = f"the {self.where} of {who}"
+        if self.between is not None:
+            before, after = self.between
+            place = f"between {before} and {after}" if before else f"before {after}"
+            place = f"{place}, in {who or 'the function'}"
+        loop = "" if self.iteration is None else f", in iteration {self.iteration}"
+        lines = [f"First not finite: {place}{loop}", f"  {self.values}"]
         if self.where in ("argument", "result"):
             lines = [f"First not finite: the {self.where} {self.values}"]
         if self.inputs:
@@ -83,12 +102,17 @@ class NotFinite:
         return "\n".join(lines)
 
 
+def _who(path: str, module: str) -> str:
+    return f"{path} ({module})" if module else path
+
+
 def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) -> NotFinite | None:
     """The first value that is not finite in a call of a function; None if all are finite.
 
     It looks at the arguments, then at what the methods of their modules return, in the order in which
     they return, then at the gradients of these outputs, in the order in which they come back, and
-    finally at the result. The function runs operation by operation, so the call is slow, and the
+    finally at the result. A module that was called with such values is not named: they arose in the code
+    around it, which is. The function runs operation by operation, so the call is slow, and the
     first one slowest: give it the loss where the whole step is not needed. The arguments stay as they
     are. Objects that the function does not take as arguments are not looked at.
 
@@ -111,27 +135,95 @@ def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) 
     >>> found = nnx.find_nan(lambda model, x: model(x).sum(), model, -jnp.ones((1, 2)))
     >>> found.where, found.path, found.module
     ('output', 'model.layers.1', 'Log')
+
+    What arises between two modules is found there:
+
+    >>> class Net(nnx.Module):
+    ...     def __init__(self, rngs):
+    ...         self.a, self.b = nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs)
+    ...     def __call__(self, x):
+    ...         return self.b(jnp.log(0 * self.a(x)))
+    >>> print(str(nnx.find_nan(Net(nnx.Rngs(0)), jnp.ones((1, 2)))).splitlines()[0])
+    First not finite: between a (Linear) and b (Linear), in <root> (Net)
     """
     search = _Search()
     copied = CopiedCall(fun, args, kwargs)
     for path, root in zip(copied.beginnings, copied.values):
         search.look("argument", path, root)
     if search.first:
-        return search.first[0]
+        return search.first[0][0]
     result = copied.run(search.call)
-    for where in ("output", "gradient"):
-        for one in search.first:
-            if one.where == where:
-                return one
+    for of_gradient in (False, True):
+        for one, iteration in search.first:
+            if (one.where == "gradient") is of_gradient:
+                return dataclasses.replace(one, iteration=iteration())
     search.look("result", ("result",), result)
-    return search.first[0] if search.first else None
+    return search.first[0][0] if search.first else None
+
+
+@dataclasses.dataclass(eq=False)
+class _Running:
+    """A call of a module that is running, or the function itself.
+
+    Attributes:
+        path, module: of the module; empty for the function.
+        around: the call that it is made in.
+        node: the module, weakly: in each iteration of a loop it is another object of the same path.
+        inputs: the arrays that it was called with, by name.
+        measured: their values in short; see `measure`.
+        ended: the last call that has returned values, of those made in it; see `_who`.
+        runs: how many times it began after it had returned: more than 1 in a loop that is traced once.
+        returned: whether it has, since it last began.
+        nodes: for each module that has returned in it, by path, the objects that did: more than one in a
+            loop of Python.
+    """
+
+    path: str = ""
+    module: str = ""
+    around: _Running | None = None
+    node: tp.Any = None
+    inputs: list[tuple[str, tp.Any]] = dataclasses.field(default_factory=list)
+    measured: list[tuple[tp.Any, ...]] = dataclasses.field(default_factory=list)
+    ended: str = ""
+    runs: int = 0
+    returned: bool = True
+    nodes: dict[str, list[tp.Any]] = dataclasses.field(default_factory=dict)
+
+    def begin(self, *_: tp.Any) -> None:
+        """Note that it begins; under `vmap` that is called for each slice before any of them returns."""
+        self.runs += self.returned
+        self.returned = False
+        if self.around is not None:
+            nodes = self.around.nodes.setdefault(self.path, [])
+            if not any(node is self.node for node in nodes):
+                nodes.append(self.node)
+
+    def iteration(self, runs: tp.Sequence[int]) -> int | None:
+        """The number of the iteration of the innermost loop around it, after the whole run.
+
+        Args:
+            runs: how many times it, and the calls around it, had begun, outwards.
+        """
+        if self.around is None or not runs:
+            return None
+        if self.runs > 1:
+            return runs[0] - 1
+        nodes = self.around.nodes.get(self.path, ())
+        if len(nodes) > 1:
+            return next(i for i, node in enumerate(nodes) if node is self.node)
+        return self.around.iteration(runs[1:])
+
+
+Found = tuple["NotFinite", tp.Callable[[], int | None]]
+"""What was found, and what gives the number of its iteration after the run."""
 
 
 class _Search:
     """What was found in one search, in order."""
 
     def __init__(self) -> None:
-        self.first: list[NotFinite] = []
+        self.first: list[Found] = []
+        self._running = _Running()
 
     def look(self, where: Where, beginning: Path, tree: tp.Any) -> None:
         """Look at the arrays in an argument, or in the result."""
@@ -139,45 +231,102 @@ class _Search:
             full = path_text((*beginning, *path))
             values = _range_of(full, leaf, *measure(leaf))
             if not values.finite:
-                self.first.append(NotFinite(where, full, "", values))
+                self.first.append((NotFinite(where, full, "", values), lambda: None))
 
     def call(
         self, call: tp.Any, where: Path, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
     ) -> tp.Any:
         """Make a call, with probes on what it returns."""
-        outputs = call(obj, *args, **kwargs)
-        path = path_text(where)
+        path = path_text(where) if where else ""
         module = type(obj).__name__ + ("" if name == "__call__" else f".{name}")
         inputs = [
             (".".join(map(str, keys)), leaf)
             for keys, leaf in _arrays(_named(obj, name, args, kwargs))
         ]
+        measured = [measure(jax.lax.stop_gradient(x)) for _, x in inputs]
+        around = self._running
+        this = _Running(path, module, around, weakref.ref(obj), inputs, measured)
+        self._running = this
+        jax.debug.callback(this.begin, measured)
+        try:
+            outputs = call(obj, *args, **kwargs)
+        finally:
+            self._running = around
         leaves, treedef = jax.tree.flatten(outputs, is_leaf=is_opaque)
         probed = [
-            self._probe(f"output {i}" if leaves[1:] else "output", leaf, path, module, inputs)
+            self._probe(f"output {i}" if leaves[1:] else "output", leaf, this, around)
             if is_float(leaf)
             else leaf
             for i, leaf in enumerate(leaves)
         ]
         return jax.tree.unflatten(treedef, probed)
 
-    def _probe(
-        self, name: str, leaf: tp.Any, path: str, module: str, inputs: list[tuple[str, tp.Any]]
-    ) -> tp.Any:
+    def _probe(self, name: str, leaf: tp.Any, this: _Running, around: _Running) -> tp.Any:
         """The array; its values, and its gradient if it gets one, are looked at."""
+        calls = [this]
+        while (outer := calls[-1].around) is not None and outer.around is not None:
+            calls.append(outer)
 
-        def note(where: Where, values: tp.Any, others: tp.Sequence[tp.Any]) -> None:
+        def note(values: tp.Any, by_call: tp.Sequence[tp.Any]) -> None:
+            seen = _range_of(name, leaf, *values)
+            this.returned = True
+            if seen.finite:
+                around.ended = _who(this.path or _ROOT, this.module)
+                return
+            ranges = [
+                [_range_of(n, x, *one) for (n, x), one in zip(call.inputs, measured)]
+                for call, measured in zip(calls, by_call)
+            ]
+            self.first.append(_blamed(calls, ranges, seen))
+
+        def note_gradient(values: tp.Any) -> None:
             seen = _range_of(name, leaf, *values)
             if not seen.finite:
-                pairs = zip(inputs, others)
-                ranges = tuple(_range_of(n, x, *measured) for (n, x), measured in pairs)
-                self.first.append(NotFinite(where, path, module, seen, ranges))
+                found = NotFinite("gradient", this.path or _ROOT, this.module, seen)
+                self.first.append((found, functools.partial(this.iteration, ())))
 
-        measured = [measure(jax.lax.stop_gradient(x)) for _, x in inputs]
         jax.debug.callback(
-            functools.partial(note, "output"), measure(jax.lax.stop_gradient(leaf)), measured
+            note, measure(jax.lax.stop_gradient(leaf)), [call.measured for call in calls]
         )
-        return _with_gradient(lambda values: note("gradient", values, ()), leaf)
+        return _with_gradient(note_gradient, leaf)
+
+
+_ROOT = path_text(())
+
+
+def _blamed(calls: list[_Running], ranges: list[list[Range]], seen: Range) -> Found:
+    """Where the values came from that a call has returned.
+
+    Args:
+        calls: that call, and those around it, outwards.
+        ranges: the arrays that each of them was called with.
+        seen: the first array that it returned with values that are not finite.
+    """
+    number, bad = 0, None
+    for at, inputs in enumerate(ranges):
+        given = next((one for one in inputs if _is_bad(one, seen)), None)
+        if given is None:
+            break
+        number, bad = at, given
+    this = calls[number]
+    path, outer = this.path or _ROOT, this.around
+    iteration = functools.partial(this.iteration, [call.runs for call in calls[number:]])
+    if bad is None:
+        return NotFinite("output", path, this.module, seen, tuple(ranges[0])), iteration
+    assert outer is not None
+    where = outer.path or (_ROOT if outer.module else "")
+    bad = dataclasses.replace(bad, name=f"{bad.name} of {path}")
+    ends = outer.ended, _who(path, this.module)
+    return NotFinite("between", where, outer.module, bad, between=ends), iteration
+
+
+def _is_bad(given: Range, returned: Range) -> bool:
+    """Whether values that are not finite were given already.
+
+    Infinities in a mask are meant so: there the module made NaN of them.
+    """
+    masked = any(word in given.name for word in ("mask", "bias"))
+    return bool(given.nans or (given.infinities and not (masked and returned.nans)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

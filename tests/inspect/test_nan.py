@@ -150,3 +150,101 @@ def test_a_module_and_its_methods_are_functions_too(of):
     assert model.count[...] == 0
     found = nnx.find_nan(of(Counted(Divide(jnp.nan))), X)
     assert (found.where, found.path) == ("argument", "layers.0.by")
+
+
+class Scaled(nnx.Module):
+    """A block that returns what it was given, and another one inside."""
+
+    def __init__(self, by):
+        self.inner = Divide(by)
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+class Between(nnx.Module):
+    """Divides by zero between two blocks."""
+
+    def __init__(self):
+        self.a, self.b = Scaled(2.0), Scaled(4.0)
+
+    def __call__(self, x):
+        return self.b(self.a(x) / 0)
+
+
+class First(Between):
+    def __call__(self, x):
+        return self.b(x / 0)
+
+
+IN_BETWEEN = {
+    "between two": (Between(), loss, "model", "Between", ("model.a (Scaled)", "model.b (Scaled)")),
+    "before the first": (First(), loss, "model", "First", ("", "model.b (Scaled)")),
+    "in the function": (
+        Divide(2.0),
+        lambda model, x: model(model(x) / 0).sum(),
+        "",
+        "",
+        ("model (Divide)", "model (Divide)"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, nnx.jit, nnx.grad, lambda f: nnx.vmap(f, in_axes=(None, 0))]
+)
+@pytest.mark.parametrize("case", IN_BETWEEN)
+def test_what_arises_between_two_modules_is_found_there(case, wrap):
+    """Not in the next module, which was given it, nor in the blocks inside that one."""
+    model, fun, path, module, between = IN_BETWEEN[case]
+    found = nnx.find_nan(wrap(fun), model, X)
+    assert (found.where, found.path, found.module) == ("between", path, module)
+    assert found.between == between and found.values.name == f"x of {between[1].split(' ')[0]}"
+    head, values = str(found).splitlines()
+    place = f"between {between[0]} and {between[1]}" if between[0] else f"before {between[1]}"
+    who = f"{path} ({module})" if path else "the function"
+    assert head == f"First not finite: {place}, in {who}"
+    assert values.strip() == str(found.values)
+
+
+def test_a_mask_of_infinities_is_meant_so():
+    class Attend(nnx.Module):
+        def __call__(self, x, mask):
+            return jax.nn.softmax(x + mask)
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.attend = Attend()
+
+        def __call__(self, x):
+            return self.attend(x, jnp.full_like(x, -jnp.inf))
+
+    found = nnx.find_nan(lambda model, x: model(x).sum(), Model(), X)
+    assert (found.where, found.path) == ("output", "model.attend")
+
+
+def by_scan(blocks, x):
+    return nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(
+        x, blocks
+    )
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit])
+def test_the_iteration_of_a_scan(wrap):
+    blocks = nnx.vmap(Scaled)(jnp.array([1.0, 2.0, 0.0, 4.0]))
+    found = nnx.find_nan(wrap(by_scan), blocks, X[0])
+    assert (found.where, found.path) == ("output", "blocks.inner") and found.iteration == 2
+    assert "the output of blocks.inner (Divide), in iteration 2" in str(found)
+
+    def step(x, block):
+        return block(x / (block.inner.by - 4))
+
+    scan = nnx.scan(step, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    blocks = nnx.vmap(Scaled)(jnp.array([1.0, 2.0, 3.0, 4.0]))
+    found = nnx.find_nan(wrap(lambda blocks, x: scan(x, blocks)), blocks, X[0])
+    assert (found.where, found.path, found.iteration) == ("between", "", 3)
+    assert str(found).startswith(
+        "First not finite: between blocks (Scaled) and blocks (Scaled), in the function, in iteration 3"
+    )
+    found = nnx.find_nan(wrap(nnx.vmap(by_scan, in_axes=(None, 0))), blocks, jnp.ones((3, 2)) * 0)
+    assert found is None
