@@ -18,8 +18,8 @@ from nnxlite._state import State
 from nnxlite.variables import Variable
 
 OBJECT, VARIABLE, STATE, LIST, TUPLE, DICT, PYTREE, ARRAY, REF, CUSTOM, OTHER = range(11)
-"""Graph object, Variable, State, builtin containers, other registered pytree node, array (abstract
-ones, `jax.ShapeDtypeStruct`, included), array reference, user-registered graph node, and everything else."""
+"""Graph object, Variable, State, builtin containers, other registered pytree node, array (concrete or
+abstract, a `jax.ShapeDtypeStruct`), array reference, user-registered graph node, and everything else."""
 
 CONTAINERS = frozenset({STATE, LIST, TUPLE, DICT, PYTREE})
 
