@@ -96,7 +96,7 @@ class CallDef:
         where: positions of the roots among the leaves.
         graphdef: the graph below the roots.
         extra: what else the transform adds to the key.
-        trees: whether numbers and other static values in containers are leaves, as with `graph=False`.
+        trees: whether numbers in the containers of objects are leaves, as with `graph=False`.
     """
 
     __slots__ = ("__weakref__", "cache", "extra", "graphdef", "key", "treedef", "trees", "where")
@@ -228,7 +228,9 @@ class Inputs:
         self._enter(trees)
 
     @classmethod
-    def of_call(cls, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Inputs:
+    def of_call(
+        cls, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], trees: bool = False
+    ) -> Inputs:
         """The same as `Inputs((args, kwargs))`, faster where no argument is a container."""
         if kwargs:
             names = sorted(kwargs)
@@ -239,12 +241,12 @@ class Inputs:
             key = tuple(map(type, args))
         form = _forms.get(key) or _form_of(key, args, kwargs, leaves)
         if form is None:
-            return cls((args, kwargs))
+            return cls((args, kwargs), trees)
         new = object.__new__(cls)
         new.treedef, new.where, others = form
         new.roots = tuple([leaves[i] for i in new.where])
         new.arrays = [leaves[i] for i in others]
-        new._enter(False)
+        new._enter(trees)
         return new
 
     @classmethod

@@ -22,7 +22,8 @@ from nnxlite._jax import PyTreeDef, flatten_one_level, is_pytree_leaf, key_name
 from nnxlite._state import State
 from nnxlite.boundary._inputs import ArgumentLeaf, CallDef, is_root, paths_of
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
-from nnxlite.graph import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
+from nnxlite.graph import OBJECT, ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path, kind_of
+from nnxlite.objects import Held, keyed_children
 from nnxlite.variables import MISSING, Variable, VariableDef, make
 
 
@@ -362,6 +363,10 @@ def node_prefix(part: tp.Any, stops: Stops = is_setting) -> NodePrefix:
     pending: list[tuple[Path, tp.Any, tuple[int, ...]]] = [((), part, ())]
     while pending:
         path, value, above = pending.pop()
+        if type(value) is Held:  # a static part of the object, or a function that is a setting
+            if not stops(value.value):
+                continue
+            value = value.value
         if isinstance(value, Variable) or stops(value) or is_pytree_leaf(value):
             settings[path] = value.get_raw_value() if isinstance(value, Variable) else value
             continue
@@ -369,8 +374,9 @@ def node_prefix(part: tp.Any, stops: Stops = is_setting) -> NodePrefix:
             rounds[id(value)] += id(value) in above
             above = (*above, id(value))
         if rounds[id(value)] < _MOST_ROUNDS:
-            below = reversed(flatten_one_level(value)[0])
-            pending += [((*path, key_name(key)), child, above) for key, child in below]
+            is_object = kind_of(value) == OBJECT
+            below = keyed_children(value, stops) if is_object else flatten_one_level(value)[0]
+            pending += [((*path, key_name(key)), child, above) for key, child in reversed(below)]
     return NodePrefix(type(part).__name__, settings)
 
 

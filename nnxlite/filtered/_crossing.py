@@ -173,7 +173,7 @@ def inputs_of_call(bound: Unbound, args: tp.Iterable[tp.Any], kwargs: dict[str, 
     """The arguments of a call, after those that the function carries."""
     if bound.args or bound.kwargs:
         args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
-    return Inputs.of_call(tuple(args), kwargs)
+    return Inputs.of_call(tuple(args), kwargs, trees=True)
 
 
 def unbound(fun: tp.Any) -> Unbound:

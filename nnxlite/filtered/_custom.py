@@ -337,11 +337,13 @@ class ClosureConverted(tp.Generic[P, R]):
         """The result, with a `jax.ShapeDtypeStruct` for each array."""
         traced = self._traced
         like = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in traced.in_shapes]
-        return put_back(Inputs(traced.given.value.build(like)), (traced.out, traced.out_shapes))
+        return put_back(
+            Inputs(traced.given.value.build(like), trees=True), (traced.out, traced.out_shapes)
+        )
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         traced = self._traced
-        inputs = Inputs((args, kwargs))
+        inputs = Inputs((args, kwargs), trees=True)
         given, arrays = tree_out((args, kwargs))
         if given != traced.given or _forms(arrays) != _forms(traced.in_shapes):
             raise ValueError(

@@ -1,9 +1,9 @@
 """A tree as a list of leaves, and back, with its sharing.
 
 Leaves are what a user expects: arrays, numbers, functions and so on at the ends of a pytree, and, in
-its graph objects, the values of Variables and of data attributes.  A Variable (or object) with several
-paths is one: its value is one leaf, and the rebuilt tree refers to it by all of these paths.  None is
-not a leaf.
+its graph objects, the values of Variables and of data attributes; functions, text and other objects in
+their containers are static.  A Variable (or object) with several paths is one: its value is one leaf,
+and the rebuilt tree refers to it by all of these paths.  None is not a leaf.
 
 `Leaves` are the leaves of one tree; its `Form` is everything else, and builds trees of other leaves.
 """
@@ -66,7 +66,7 @@ class Form:
     @functools.cached_property
     def call(self) -> CallDef:
         """The tree for the boundary; not interned, because static data of a tree may be unhashable."""
-        return CallDef(self.treedef, self.where, self.graphdef, None)
+        return CallDef(self.treedef, self.where, self.graphdef, None, True)
 
     def for_boundary(self, leaves: tp.Sequence[tp.Any]) -> list[tp.Any]:
         """Leaves in the form of the boundary, where a graph leaf may have a pytree as its value."""
@@ -166,4 +166,4 @@ def _form(inputs: Inputs, values: PyTreeDef) -> Form:
 
 def leaves_of(tree: tp.Any) -> Leaves:
     """The leaves of any tree."""
-    return Leaves(Inputs(tree))
+    return Leaves(Inputs(tree, trees=True))

@@ -85,7 +85,7 @@ def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.A
     given, rest = partition.split(call.leaves)
     run = lambda traced: call.run_out(partition.join(traced, rest))
     crossed = jax.eval_shape(run, given)
-    return put_back(Inputs(call.form.build(call.leaves)), crossed)
+    return put_back(Inputs(call.form.build(call.leaves), trees=True), crossed)
 
 
 @tp.overload

@@ -17,8 +17,8 @@ import typing as tp
 from nnxlite._errors import path_text, short_type
 from nnxlite._together import Writes
 from nnxlite.filtered._predicates import is_array
-from nnxlite.filtered._walk import Copier, Values, children
-from nnxlite.graph import OBJECT, Path, kind_of
+from nnxlite.filtered._walk import Copier, Steps, Values, children
+from nnxlite.graph import OBJECT, Path, is_static_part, kind_of, own_status
 from nnxlite.objects import Pytree
 from nnxlite.variables import MISSING, Variable, make
 
@@ -71,8 +71,9 @@ class _Marker(Copier):
         return None if value is None else _Mark(value)
 
     def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
-        if value is None and self._is_leaf(None):
-            copy.__dict__[name] = _Mark(None)
+        selectable = copy._nnx_frozen and name not in copy._nnx_declares()  # a function or text
+        if selectable or (value is None and self._is_leaf(None)):
+            copy.__dict__[name] = _Mark(value)
 
 
 class _Filler(Copier):
@@ -99,6 +100,16 @@ class _Filler(Copier):
         if type(value) is _Mark:
             return value.value
         return () if type(value) is _Empty else value
+
+    def _object(self, path: Path, lead: tp.Any, values: Values) -> Steps:
+        yield from super()._object(path, lead, values)
+        copy = self._copies[id(lead)][1]
+        for name, old in lead.__dict__.items() if copy._nnx_frozen else ():
+            was_leaf = type(old) is _Mark and is_static_part(
+                old.value
+            )  # in a tree of labels or specs
+            if id(old) in self._new and lead._nnx_status.get(name) and not was_leaf:
+                own_status(copy)[name] = copy._nnx_decide(name, copy.__dict__[name])
 
     def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
         if type(value) is not _Mark:

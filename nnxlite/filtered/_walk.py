@@ -10,7 +10,7 @@ import typing as tp
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import flatten_one_level, is_pytree_leaf, key_name
 from nnxlite._state import sorted_keys
-from nnxlite.graph import OBJECT, VARIABLE, Path, is_data, kind_of
+from nnxlite.graph import OBJECT, VARIABLE, Path, is_static_part, kind_of
 from nnxlite.variables import make
 
 Steps = tp.Generator["Steps", tp.Any, tp.Any]
@@ -155,7 +155,10 @@ class Copier:
         for name, child in list(copy.__dict__.items()):
             if lead._nnx_status.get(name):
                 parts = tuple(None if v is None else v.__dict__.get(name) for v in values)
-                new = yield self.part((*path, name), parts, _level(child) is not None)
+                is_container = (
+                    kind_of(child) not in (OBJECT, VARIABLE) and _level(child) is not None
+                )
+                new = yield self.part((*path, name), parts, is_container)
                 copy.__dict__[name] = new
             else:
                 self.static(copy, name, child)
@@ -193,10 +196,10 @@ class _Combiner(Copier):
         lead = lead_of(values)
         if lead is None or self.stops(lead):
             return self._fun(*values)
-        if in_container and not is_data(lead):
+        if in_container and is_static_part(lead):
             return lead
         for value in values:
-            if value is not None and _level(value) is not None:
+            if kind_of(value) in (OBJECT, VARIABLE) or _level(value) is not None:
                 self.differ(path, lead, value)
         return self._fun(*values)
 
@@ -210,8 +213,8 @@ def combined(
     """Trees joined leaf by leaf: `fun(*leaves)`, with None where a tree has no leaf.
 
     The first tree that is not None gives the form at each path, and the static parts of objects: their
-    static attributes, and everything in their containers that is not data. `fun` decides about every
-    leaf, also where all trees, or below a container all but one, are None.
+    static attributes, and functions, text and other objects in their containers. `fun` decides about
+    every leaf, also where all trees, or below a container all but one, are None.
 
     Raises ValueError naming the path where two trees differ in structure.
     """

@@ -11,6 +11,7 @@ from nnxlite.graph._compare import compare as compare
 from nnxlite.graph._compare import differences_text as differences_text
 from nnxlite.graph._containers import Assigned as Assigned
 from nnxlite.graph._containers import Names as Names
+from nnxlite.graph._containers import container_of as container_of
 from nnxlite.graph._containers import has_data as has_data
 from nnxlite.graph._containers import walk as walk
 from nnxlite.graph._defs import REF_LEAF as REF_LEAF
@@ -75,6 +76,7 @@ from nnxlite.graph._kinds import VARIABLE as VARIABLE
 from nnxlite.graph._kinds import GraphNode as GraphNode
 from nnxlite.graph._kinds import classify as classify
 from nnxlite.graph._kinds import is_data as is_data
+from nnxlite.graph._kinds import is_static_part as is_static_part
 from nnxlite.graph._kinds import kind_by_type as kind_by_type
 from nnxlite.graph._kinds import kind_of as kind_of
 from nnxlite.graph._kinds import register_data_type as register_data_type

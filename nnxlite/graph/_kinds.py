@@ -30,14 +30,17 @@ class GraphNode:
     Its attributes live in `__dict__`; each is data or static as `_nnx_status` says.  `_nnx_def` is
     the interned definition of the present structure, or None where it must be worked out again.
     `_nnx_closed` says that nothing can be assigned to it: another object takes its place instead, made
-    by `_nnx_replaced`.
+    by `_nnx_replaced`. Of an object that JAX has built, `_nnx_leaves` are the paths of leaves
+    in its containers that are static elsewhere. `_nnx_searched` is the version that is in no circle.
     """
 
     __slots__ = (
         "__dict__",
         "__weakref__",
         "_nnx_def",
+        "_nnx_leaves",
         "_nnx_plans",
+        "_nnx_searched",
         "_nnx_status",
         "_nnx_trace",
         "_nnx_version",
@@ -47,7 +50,9 @@ class GraphNode:
     _nnx_def: tp.Any
     _nnx_definitions: tp.ClassVar[dict[tp.Any, tp.Any]]
     _nnx_frozen: tp.ClassVar[bool] = False
+    _nnx_leaves: frozenset[tuple[tp.Any, ...]]
     _nnx_plans: dict[tp.Any, tp.Any] | None
+    _nnx_searched: int
     _nnx_status: tp.Mapping[tp.Any, bool]
     _nnx_trace: weakref.ReferenceType
     _nnx_version: int
@@ -204,3 +209,29 @@ _DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})
 def is_setting(value: tp.Any) -> bool:
     """Whether a value in a container is static: no data by its type, and nothing that contains any."""
     return kind_of(value) == OTHER and type(value) not in DATA_TYPES
+
+
+def is_static_part(value: tp.Any) -> bool:
+    """Whether a value is static where numbers are leaves: a function, text, an object without a kind.
+
+    That is so in a frozen module, and for JAX and the filtered transforms in containers of any object.
+    None is not such a part: it has no leaves, and may be where a leaf was.
+    """
+    return value is not None and is_setting(value) and not _is_number(value)
+
+
+def _is_number(value: tp.Any) -> bool:
+    if isinstance(value, (bool, int, float, complex, np.generic)):
+        return not isinstance(value, (str, bytes))
+    return hasattr(type(value), "__jax_array__")
+
+
+STRICT, NUMBERS, EVERY = range(3)
+"""What is a leaf in a plain container besides data: nothing, numbers, all but None."""
+
+
+def is_held(value: tp.Any, loose: int) -> bool:
+    """Whether a value in a container is static."""
+    if loose == EVERY:
+        return False
+    return is_static_part(value) if loose == NUMBERS else is_setting(value)

@@ -26,9 +26,12 @@ from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
     ARRAY,
-    DATA_TYPES,
+    EVERY,
+    NUMBERS,
     OTHER,
+    STRICT,
     GraphNode,
+    is_held,
     kind_of,
 )
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
@@ -55,7 +58,7 @@ class Plan:
         refs: weak references to the nodes, by number.
         leaf_refs: weak references to the Variables and array references, in leaf order; None where
             an array has no Variable.
-        trees: whether numbers and the like in plain containers are leaves.
+        trees: whether numbers in plain containers are leaves.
     """
 
     __slots__ = (
@@ -312,16 +315,19 @@ class Plan:
 
     def _contained(self) -> dict[int, tp.Any]:
         """The arrays in plain containers, by leaf number; the containers are checked."""
-        pending: list[tuple[tp.Any, Code, bool]] = []
+        pending: list[tuple[tp.Any, Code, int]] = []
         for owner, name, code in self.containers:
             node = owner()
             if node is None:
                 raise Stale
-            root = name is _ROOT
-            pending.append((node if root else node.__dict__[name], code, root or self.trees))
+            if name is _ROOT:
+                pending.append((node, code, EVERY))
+                continue
+            loose = NUMBERS if self.trees or getattr(node, "_nnx_frozen", False) else STRICT
+            pending.append((node.__dict__[name], code, loose))
         return self._arrays_as_coded(pending)
 
-    def _arrays_as_coded(self, pending: list[tuple[tp.Any, Code, bool]]) -> dict[int, tp.Any]:
+    def _arrays_as_coded(self, pending: list[tuple[tp.Any, Code, int]]) -> dict[int, tp.Any]:
         """The arrays below some values, by leaf number.
 
         Raises Stale where a value is no longer what its code says.
@@ -344,8 +350,8 @@ class Plan:
 
 
 def _children_as_coded(
-    value: tp.Any, code: ContainerCode, loose: bool
-) -> tp.Iterator[tuple[tp.Any, Code, bool]]:
+    value: tp.Any, code: ContainerCode, loose: int
+) -> tp.Iterator[tuple[tp.Any, Code, int]]:
     """The children of a container with their codes; raises Stale where a leaf is none any more."""
     for child, child_code in zip(_children_as_defined(value, code.definition), code.codes):
         if isinstance(child_code, ArrayCode) and not _is_leaf(child, loose):
@@ -361,12 +367,12 @@ def _children_as_defined(value: tp.Any, form: ContainerDef) -> tp.Iterable[tp.An
     return form.in_order(children)
 
 
-def _is_leaf(value: tp.Any, loose: bool) -> bool:
-    """Whether a child of a container is a leaf; in a `loose` one all but None may be."""
+def _is_leaf(value: tp.Any, loose: int) -> bool:
+    """Whether a child of a container is a leaf."""
     kind = kind_of(value)
     if kind != OTHER:
         return kind == ARRAY
-    return (loose and value is not None) or type(value) in DATA_TYPES
+    return value is not None and not is_held(value, loose)
 
 
 def _trace_of(node: tp.Any) -> tp.Any:

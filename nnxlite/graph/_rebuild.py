@@ -230,18 +230,23 @@ _set_dict = GraphNode.__dict__["__dict__"].__set__
 _set_def = GraphNode.__dict__["_nnx_def"].__set__
 _set_status = GraphNode.__dict__["_nnx_status"].__set__
 _set_trace = GraphNode.__dict__["_nnx_trace"].__set__
+_set_searched = GraphNode.__dict__["_nnx_searched"].__set__
 _set_version = GraphNode.__dict__["_nnx_version"].__set__
 _set_plans = GraphNode.__dict__["_nnx_plans"].__set__
 
 
-def new_shell(cls: type, definition: ObjectDef | None, trace: tp.Any) -> tp.Any:
-    """An object of a class, unfilled, that belongs to the given trace; `definition` may be None yet."""
+def new_shell(cls: type, definition: ObjectDef | None, trace: tp.Any, searched: int = -1) -> tp.Any:
+    """An object of a class, unfilled, that belongs to the given trace; `definition` may be None yet.
+
+    With `searched=0` it counts as one in no circle, as long as it has version 0.
+    """
     new = object.__new__(cls)
     _set_def(new, definition)
     _set_status(new, {} if definition is None else definition.layout.status)
     _set_trace(new, trace)
     _set_version(new, 0)
     _set_plans(new, None)
+    _set_searched(new, searched)
     return new
 
 

@@ -23,13 +23,17 @@ from nnxlite.graph._kinds import (
     ARRAY,
     CUSTOM,
     CUSTOM_NODES,
+    EVERY,
+    NUMBERS,
     OBJECT,
     OTHER,
     REF,
     STATE,
+    STRICT,
     VARIABLE,
     GraphNode,
     classify,
+    is_held,
     is_setting,
     kind_by_type,
 )
@@ -101,9 +105,10 @@ def traverse(
     Args:
         roots: objects, Variables, containers or leaves.
         into: an earlier traversal to go on with, in the same numbering.
-        trees: whether numbers, text and the like in plain containers are leaves, as they are to
-            JAX, and not static.
-        open_roots: the same for containers that are roots, and what is in them outside of objects.
+        trees: whether numbers in plain containers are leaves, as they are to JAX, and not static; so
+            they are in frozen objects without it.
+        open_roots: whether all but None is a leaf in containers that are roots, and in those inside
+            them outside of objects; with `trees`, too.
 
     Raises ValueError for a plain container that contains itself.
     """
@@ -112,11 +117,12 @@ def traverse(
     leaves, index = traversal.leaves, traversal.index
     kinds, wrap = kind_by_type, State._nnx_wrap
     # A level is: children still to come, their State so far, its name above, id of the container,
-    # and whether all but None in plain containers is a leaf.
+    # and what is a leaf in plain containers (`STRICT`, `NUMBERS`, `EVERY`).
     children: tp.Iterator[tuple[tp.Any, tp.Any]] = enumerate(tuple(roots))
-    level, above, container, loose = traversal.nested, None, 0, trees or open_roots
+    level, above, container = traversal.nested, None, 0
+    loose, inner_loose = EVERY if trees or open_roots else STRICT, NUMBERS if trees else STRICT
     stack: list[
-        tuple[tp.Iterator[tuple[tp.Any, tp.Any]], dict[tp.Any, tp.Any], tp.Any, int, bool]
+        tuple[tp.Iterator[tuple[tp.Any, tp.Any]], dict[tp.Any, tp.Any], tp.Any, int, int]
     ] = []
     open_containers: set[int] = set()
     while True:
@@ -172,7 +178,9 @@ def traverse(
                 tokens.append(definition)
                 if not names:
                     continue
-                opened, inner = 0, trees
+                opened, inner = 0, inner_loose
+                if kind == OBJECT and value._nnx_frozen:
+                    inner = NUMBERS
             elif kind == ARRAY:
                 traversal.plain = False
                 tokens.append(LEAF)
@@ -230,13 +238,15 @@ def contains_itself(value: tp.Any, path: list[tp.Any]) -> ValueError:
 
 
 def define_container(
-    value: tp.Any, kind: int, loose: bool = False
+    value: tp.Any, kind: int, loose: int = STRICT
 ) -> tuple[tp.Any, tp.Sequence[tp.Any]]:
-    """The definition of a container and its children, static ones marked unless it is `loose`."""
+    """The definition of a container and its children, static ones marked."""
     keys, children, treedef = container_of(type(value), kind).flatten(value)
     definition = container_def(kind, type(value), keys, treedef)
     parts = definition.in_order(children)
-    return definition, parts if loose else [_Static(v) if is_setting(v) else v for v in parts]
+    if loose == EVERY:
+        return definition, parts
+    return definition, [_Static(v) if is_held(v, loose) else v for v in parts]
 
 
 def define_custom(value: tp.Any) -> tuple[tp.Any, list[tp.Any]]:

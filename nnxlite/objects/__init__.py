@@ -1,5 +1,7 @@
 """Objects: Pytree, Module, containers, random streams, and what modules can do."""
 
+from nnxlite.objects._as_pytree import Held as Held
+from nnxlite.objects._as_pytree import keyed_children as keyed_children
 from nnxlite.objects._capture import capture as capture
 from nnxlite.objects._capture import public_methods as public_methods
 from nnxlite.objects._containers import Dict as Dict

@@ -1,9 +1,10 @@
 """Frozen modules: immutable, with dataclass fields, and with bound methods that are pytrees.
 
 `class Layer(nnx.Module, frozen=True)` declares its attributes as annotations, as a dataclass does.
-Every field is data, whatever its value, unless it is marked `field(static=True)`; so a flag or an
-activation function is a leaf that a filter can select.  `__init__` is generated if the class does
-not define its own.  After `__init__` nothing can be assigned: `tree_at` makes a changed copy.
+Arrays, Variables, graph objects and numbers are leaves, in containers as well, unless the field is
+marked `field(static=True)`.  Functions, text and other objects are static wherever they stand; `tree_at`
+can replace them.  `__init__` is generated if the class does not define its own.  After it nothing can be
+assigned: `tree_at` makes a changed copy.
 
 Only the attributes are frozen.  A Variable in a frozen module can still be written.
 """
@@ -20,8 +21,8 @@ import typing as tp
 import jax
 
 from nnxlite._together import Writes
-from nnxlite.graph import Assigned, Names
-from nnxlite.objects._pytree import Pytree, _declared
+from nnxlite.graph import Assigned, Names, is_static_part
+from nnxlite.objects._pytree import Pytree, Tagged, _declared
 
 _building: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
     "nnxlite_building", default=frozenset()
@@ -51,7 +52,9 @@ def field(
     >>> jax.tree.leaves(Scale(2.0))
     [Array(2., dtype=float32, weak_type=True)]
     """
-    metadata = {**(kwargs.pop("metadata", None) or {}), "static": static}
+    metadata = dict(kwargs.pop("metadata", None) or {})
+    if static:
+        metadata["static"] = True
     if converter is not None:
         metadata["converter"] = converter
     return dataclasses.field(metadata=metadata, **kwargs)
@@ -123,12 +126,9 @@ def freeze(cls: type[Pytree]) -> None:
     dataclasses.dataclass(init=written is None, repr=False, eq=False)(cls)
     if "__init__" in cls.__dict__:
         cls.__init__ = _closing(cls.__dict__["__init__"], written is not None)
-    declared = {
-        f.name: f.metadata.get("static") is not True
-        for f in dataclasses.fields(tp.cast(tp.Any, cls))
-    }
-    cls._nnx_declared = {**declared, **_declared(cls)}
+    cls._nnx_declared = _declared(cls)
     cls._nnx_assign = _assign
+    cls._nnx_decide = _decide
     cls._nnx_edit = _edit
     cls._nnx_closed = property(_is_closed)  # pyright: ignore[reportAttributeAccessIssue]
     cls._nnx_replaced = _replaced
@@ -211,7 +211,16 @@ def _assign(self: tp.Any, name: tp.Any, value: tp.Any) -> None:
             f"{type(self).__name__} has no field {name!r}. Declare every attribute of a frozen "
             f"module in the class body, such as `{name}: jax.Array`."
         )
+    if type(value) is not Tagged:  # a converter may give a value of another kind
+        value = Tagged(value, _decide(self, name, value))
     Pytree._nnx_assign(self, name, value)
+
+
+def _decide(self: tp.Any, name: tp.Any, value: tp.Any) -> bool:
+    """The status of a field: functions, text and other objects are static, unless declared data."""
+    if type(value) is Tagged or name in self._nnx_declares():
+        return Pytree._nnx_decide(self, name, value)
+    return not is_static_part(value)
 
 
 def _is_closed(node: tp.Any) -> bool:

@@ -38,10 +38,8 @@ from nnxlite.graph import (
     Assigned,
     GraphNode,
     Names,
-    ObjectDef,
     adopt_unknown,
     define,
-    definition,
     has_data,
     is_data,
     kind_of,
@@ -52,6 +50,7 @@ from nnxlite.graph import (
     set_static,
     walk,
 )
+from nnxlite.objects._as_pytree import register
 from nnxlite.reprlib import text_from
 from nnxlite.variables import MISSING
 
@@ -298,7 +297,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         if "__setstate__" in cls.__dict__:
             cls.__setstate__ = _noticed(cls.__dict__["__setstate__"])
         if cls._nnx_is_pytree:
-            _register(cls)
+            register(cls)
 
     # attributes ------------------------------------------------------------------------------
 
@@ -474,6 +473,8 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
 
     def __copy__(self) -> tp.Self:
         new = Pytree.__new__(type(self))
+        if leaves := getattr(self, "_nnx_leaves", None):
+            _set_leaves(new, leaves)
         _set_dict(new, dict(self.__dict__))
         _set_status(new, dict(self._nnx_status))
         return new
@@ -527,6 +528,7 @@ class Object(Pytree, pytree=False):
 
 _set_dict = GraphNode.__dict__["__dict__"].__set__
 _set_def = GraphNode.__dict__["_nnx_def"].__set__
+_set_leaves = GraphNode.__dict__["_nnx_leaves"].__set__
 _set_status = GraphNode.__dict__["_nnx_status"].__set__
 
 
@@ -569,30 +571,6 @@ def _declared(cls: type) -> dict[str, bool]:
             elif type(value) is Tagged:  # a default value
                 out[name] = value.is_data
     return out
-
-
-def _register(cls: type[Pytree]) -> None:
-    """Make a class a JAX pytree: children are the data attributes, the definition is static."""
-
-    def flatten(node: tp.Any) -> tuple[tuple[tp.Any, ...], ObjectDef]:
-        found = node._nnx_def
-        if found is None or found.mutable:
-            found = definition(node)
-        return found.layout.data_values(node.__dict__), found
-
-    def flatten_with_keys(node: tp.Any) -> tuple[list[tp.Any], ObjectDef]:
-        found = definition(node)
-        values = found.layout.data_values(node.__dict__)
-        return [(cls._nnx_key(n), v) for n, v in zip(found.layout.data, values)], found
-
-    def unflatten(found: ObjectDef, children: tp.Iterable[tp.Any]) -> tp.Any:
-        new = new_shell(cls, found, trace_state.value)
-        attributes = found.fresh_template()
-        attributes.update(zip(found.layout.data, children))
-        _set_dict(new, attributes)
-        return new
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
 def check_pytree(pytree: tp.Any) -> None:

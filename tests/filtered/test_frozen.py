@@ -10,6 +10,7 @@ import pickle
 import cloudpickle
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import nnxlite as nnx
@@ -170,3 +171,77 @@ def test_sharing_between_frozen_modules_is_kept():
     assert pair.one is pair.two
     out = nnx.filter_jit(lambda p: nnx.tree_at(lambda p: p.two.weight, p, 4.0))(pair)
     assert out.one is out.two and out.one.weight == 4
+
+
+class Net(nnx.Module, frozen=True):
+    weight: jax.Array
+    activation: object
+    layers: list
+    name: str = "net"
+    rate: float = 0.5
+    marked: nnx.Data[object] = "marked"
+    fixed: int = nnx.field(static=True, default=2)
+
+
+def net(activation=jnp.tanh):
+    return Net(jnp.ones(2), activation, [jnp.ones(1), activation, "text", 3, {"f": len}])
+
+
+def test_functions_and_text_are_static_wherever_they_stand():
+    leaves = jax.tree.leaves(net())
+    assert [x if isinstance(x, (int, float, str)) else x.shape for x in leaves] == [
+        *((1,), 3, "marked", 0.5),
+        (2,),
+    ]
+    other = net(lambda x: x)
+    assert jax.tree.structure(net()) == jax.tree.structure(net())
+    assert jax.tree.structure(net()) != jax.tree.structure(other)
+    new = jax.tree.map(lambda x: x, other)
+    assert new.activation is other.activation and new.layers[1] is other.activation
+    assert new.layers[2] == "text" and new.layers[4] == {"f": len} and new.name == "net"
+    assert jax.jit(lambda m: m.layers[1](m.weight))(nnx.filter(other, nnx.is_array)).shape == (2,)
+    bare = nnx.tree_at(lambda m: m.marked, net(), None)
+    assert nnx.jit(lambda m: m.activation(m.weight) * m.rate)(bare).shape == (2,)
+
+
+def test_functions_and_text_are_replaced_by_tree_at():
+    for where, read in [
+        (lambda m: m.activation, lambda m: m.activation),
+        (lambda m: m.layers[1], lambda m: m.layers[1]),
+        (lambda m: m.layers[4]["f"], lambda m: m.layers[4]["f"]),
+    ]:
+        new = nnx.tree_at(where, net(), jnp.sin)
+        assert read(new) is jnp.sin and read(net()) is not jnp.sin
+        assert len(jax.tree.leaves(new)) == len(jax.tree.leaves(net()))
+        new = nnx.tree_at(where, net(), jnp.zeros(3))
+        assert len(jax.tree.leaves(new)) == len(jax.tree.leaves(net())) + 1
+    new = nnx.tree_at(lambda m: m.weight, net(), jnp.tanh)
+    assert len(jax.tree.leaves(new)) == len(jax.tree.leaves(net())) - 1
+    with pytest.raises(ValueError, match="For a static attribute give its path instead"):
+        nnx.tree_at(lambda m: m.fixed, net(), 3)
+
+
+def test_a_converter_may_turn_text_into_numbers():
+    class Read(nnx.Module, frozen=True):
+        rate: float = nnx.field(converter=float)
+
+    assert jax.tree.leaves(Read("0.5")) == [0.5]
+
+
+def test_labels_of_layers_go_to_optax():
+    model = nnx.filter(net(), nnx.is_inexact_array)
+    labels = jax.tree.map(lambda x: "slow" if x.size == 1 else "fast", model)
+    tx = optax.multi_transform({"slow": optax.sgd(0.1), "fast": optax.sgd(1.0)}, labels)
+    grads = jax.tree.map(jnp.ones_like, model)
+    new = optax.apply_updates(model, tx.update(grads, tx.init(model), model)[0])
+    assert new.weight.tolist() == [0, 0] and jnp.allclose(new.layers[0], 0.9)
+    copied = copy.copy(labels)
+    assert jax.tree.leaves(copied) == ["slow", "fast"]
+
+
+def test_each_layer_goes_to_its_own_device():
+    model = nnx.filter(net(), nnx.is_array)
+    devices = jax.devices()
+    places = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(devices[1]), model)
+    moved = jax.device_put(model, places)
+    assert all(x.devices() == {devices[1]} for x in jax.tree.leaves(moved))

@@ -74,6 +74,8 @@ class Point(tp.NamedTuple):
         {"a": nnx.Param(1)},
         Point(1, jnp.zeros(2)),
         jax.tree_util.Partial(len, jnp.zeros(2)),
+        jax.ShapeDtypeStruct((2,), jnp.float32),
+        [jax.ShapeDtypeStruct((2,), jnp.float32)],
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -87,7 +89,6 @@ def test_what_is_or_holds_data_is_data(value):
         *(None, 1, 2.0, 3j, True, "text", b"bytes", int, len, ..., range(3), object()),
         *([], [1, "a"], (), (1, 2), {}, {"a": 1}, {1, 2}, Point(1, 2)),
         *(np.float32(1), jnp.float32, np.dtype("float32"), jax.nn.relu, functools.partial(len, 1)),
-        jax.ShapeDtypeStruct((2,), jnp.float32),
     ],
     ids=lambda v: type(v).__name__,
 )
@@ -836,3 +837,95 @@ def test_arguments_for_a_class_without_init():
         with pytest.raises(TypeError, match=r"^Bare\(\) takes no arguments: it has no __init__\.$"):
             call()
     assert vars(Bare()) == {}
+
+
+class Node(nnx.Module):
+    pass
+
+
+def itself():
+    node = Node()
+    node.me = node
+    return node, "'me' of it is the Node again"
+
+
+def parent_and_child():
+    root = Node()
+    root.child, root.weight = Node(), nnx.Param(jnp.ones(2))
+    root.child.parent = root
+    return root, "'child.parent' of it is the Node again"
+
+
+def below():
+    root, (inner, _) = Node(), parent_and_child()
+    root.inner = inner
+    return root, "'inner.child.parent' of it is the Node at 'inner' again"
+
+
+def through_containers():
+    root = nnx.Dict(items=nnx.List([Node()]))
+    root.items[0].above = nnx.data([{"root": (root,)}])
+    return root, "'items.0.above.0.root.0' of it is the Dict again"
+
+
+def closed_later():
+    """The search of the child and its parent came before the parent got the child."""
+    root, child = Node(), Node()
+    child.parent = root
+    assert not jax.tree.leaves(child)
+    root.child = child
+    return root, "'child.parent' of it is the Node again"
+
+
+def built_by_jax():
+    node = jax.tree.map(lambda x: x, nnx.Dict(a=Node()))
+    node.a.back = node
+    return node, "'back.a' of it is the Node again"
+
+
+def described_before():
+    node, message = itself()
+    nnx.split(node)
+    return node, message
+
+
+CIRCLES = [
+    *(itself, parent_and_child, below, through_containers),
+    *(closed_later, built_by_jax, described_before),
+]
+
+
+def depth(n=0):
+    try:
+        return depth(n + 1)
+    except RecursionError:
+        return n
+
+
+@pytest.mark.parametrize("make", CIRCLES, ids=lambda f: f.__name__)
+def test_a_circle_is_refused_where_jax_wants_a_pytree(make):
+    root, message = make()
+    before = depth()
+    calls = [
+        lambda: jax.tree.leaves(root),
+        lambda: jax.tree.map(lambda x: x, [root]),
+        lambda: jax.tree_util.tree_leaves_with_path(root),
+        lambda: jax.jit(lambda r: r)(root),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="JAX cannot take it as a pytree") as caught:
+            call()
+        assert message in str(caught.value) and "nnx.split(" in str(caught.value)
+    assert before - depth() <= 3 * len(calls)  # nothing is broken afterwards
+    graphdef, state = nnx.split(root)  # the remedies
+    jax.jit(lambda s: nnx.merge(graphdef, s))
+    nnx.jit(lambda r: None)(root)
+
+
+def test_what_is_shared_is_in_no_circle():
+    part = nnx.Param(jnp.ones(1))
+    both = nnx.Dict(a=Node(), b=Node(), c=[Node()])
+    for node in (both.a, both.b):
+        node.part = part
+    both.a.other = both.b
+    assert len(jax.tree.leaves(both)) == 3

@@ -1,0 +1,271 @@
+"""What JAX sees of an object: its data attributes are the children, its definition is the treedef's.
+
+A function, text or other object in a container is static there, as it is in an attribute: JAX gets a
+`Held` in its place, a node without leaves.  Numbers are leaves.  What a container has in the place of a
+leaf once JAX has built the object is a leaf all the same, whatever it is: a tree of labels, shardings or
+specs has the structure of its model.  Such an object notes the paths of these leaves.
+
+JAX walks a pytree without end where an object is in a circle, and can crash; on some versions of Python
+an exception at depth n takes n levels of recursion from the process.  So an object is searched for
+circles before its first level is given away.
+
+Laws: `unflatten(flatten(x))` has the structure and the values of x; the leaves are those that `filtered`
+sees, but for shared ones, which are leaves at each path.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+
+from nnxlite._errors import path_text
+from nnxlite._jax import flatten_one_level, key_name, trace_state
+from nnxlite._statics import content_key
+from nnxlite._versions import observe
+from nnxlite.graph import (
+    ARRAY,
+    DICT,
+    LIST,
+    OBJECT,
+    PYTREE,
+    REF,
+    STATE,
+    TUPLE,
+    VARIABLE,
+    GraphNode,
+    ObjectDef,
+    Path,
+    container_of,
+    definition,
+    is_static_part,
+    kind_by_type,
+    kind_of,
+    new_shell,
+)
+
+_OPENED = frozenset({LIST, TUPLE, DICT, PYTREE})
+_TO_BE_SEEN = _OPENED | {None}  # with the classes of unknown kind
+_WHOLE = frozenset({ARRAY, OBJECT, REF, STATE, VARIABLE})
+
+
+class Held:
+    """A static value in a container, as JAX sees it: a node without leaves.
+
+    Attributes:
+        value: the value.
+    """
+
+    __slots__ = ("_key", "value")
+
+    def __init__(self, value: tp.Any) -> None:
+        self.value = value
+        self._key: tp.Any = None
+
+    def _compared(self) -> tp.Any:
+        if self._key is None:
+            self._key = (content_key(self.value),)
+        return self._key
+
+    def __eq__(self, other: tp.Any) -> bool:
+        if type(other) is not Held:
+            return False
+        return self.value is other.value or self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def __repr__(self) -> str:
+        return f"Held({self.value!r})"
+
+
+jax.tree_util.register_pytree_node(Held, lambda held: ((), held), lambda held, _: held)
+
+
+KeyedChildren: tp.TypeAlias = list[tuple[tp.Any, tp.Any]]
+
+
+def register(cls: type[tp.Any]) -> None:
+    """Make a class of objects a JAX pytree, whose children are the data attributes."""
+
+    kinds = kind_by_type
+
+    def flatten(node: tp.Any) -> tuple[tuple[tp.Any, ...], ObjectDef]:
+        found = node._nnx_def
+        if found is None or node._nnx_searched != node._nnx_version:
+            refuse_circles(node)
+        if found is None or found.mutable:
+            found = definition(node)
+        return _children(node, found), found
+
+    def flatten_with_keys(node: tp.Any) -> tuple[KeyedChildren, ObjectDef]:
+        refuse_circles(node)
+        return keyed_children(node), definition(node)
+
+    def unflatten(found: ObjectDef, children: tp.Iterable[tp.Any]) -> tp.Any:
+        new = new_shell(cls, found, trace_state.value, 0)
+        children = tuple(children)
+        attributes = found.fresh_template()
+        attributes.update(zip(found.layout.data, children))
+        _set_dict(new, attributes)
+        for child in children:
+            if kinds.get(type(child)) in _OPENED:
+                _release(new)
+                break
+        return new
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+_set_dict = GraphNode.__dict__["__dict__"].__set__
+_set_leaves = GraphNode.__dict__["_nnx_leaves"].__set__
+_set_searched = GraphNode.__dict__["_nnx_searched"].__set__
+
+
+def keyed_children(
+    node: tp.Any, also: tp.Callable[[tp.Any], bool] = lambda value: False
+) -> KeyedChildren:
+    """The children of an object with JAX's keys for them; the object may be in a circle.
+
+    Args:
+        node: the object.
+        also: which static fields of a frozen module are among them.
+    """
+    found, key = definition(node), type(node)._nnx_key
+    pairs = [(key(n), v) for n, v in zip(found.layout.data, _children(node, found))]
+    fields = found.layout.static if node._nnx_frozen else ()
+    return pairs + [(key(n), v) for n in fields if also(v := node.__dict__[n])]
+
+
+def _children(node: tp.Any, found: ObjectDef) -> tuple[tp.Any, ...]:
+    """The data attributes of an object, with `Held` in the place of static values in containers."""
+    values = found.layout.data_values(node.__dict__)
+    for value in values:
+        if kind_by_type.get(type(value)) in _TO_BE_SEEN:
+            break
+    else:
+        return values
+    leaves = getattr(node, "_nnx_leaves", ())
+    return tuple([_held(v, (name,), leaves) for name, v in zip(found.layout.data, values)])
+
+
+def _held(value: tp.Any, path: Path, leaves: tp.Collection[Path]) -> tp.Any:
+    """A container with `Held` in the place of its static values; it is the same one if it has none."""
+
+    def part(name: tp.Any, child: tp.Any) -> tp.Any:
+        if is_static_part(child):
+            return child if (*path, name) in leaves else Held(child)
+        return _held(child, (*path, name), leaves)
+
+    return _mapped(part, value)
+
+
+def _mapped(part: tp.Callable[[tp.Any, tp.Any], tp.Any], value: tp.Any) -> tp.Any:
+    """A container whose children are `part(name, child)`: another one where one of them differs."""
+    kind = kind_of(value)
+    if kind == LIST or kind == TUPLE or kind == DICT:
+        for child in value.values() if kind == DICT else value:
+            if kind_by_type.get(type(child)) not in _WHOLE:
+                break
+        else:
+            return value
+    if kind == LIST or kind == TUPLE:
+        new: tp.Any = [part(number, child) for number, child in enumerate(value)]
+        same = all(x is y for x, y in zip(new, value))
+        return value if same else new if kind == LIST else tuple(new)
+    if kind == DICT:
+        new = {key: part(key, child) for key, child in value.items()}
+        return value if all(new[key] is child for key, child in value.items()) else new
+    if kind == PYTREE:
+        pairs, treedef = flatten_one_level(value)
+        new = [part(key_name(key), child) for key, child in pairs]
+        if any(x is not child for x, (_, child) in zip(new, pairs)):
+            return jax.tree_util.tree_unflatten(treedef, new)
+    return value
+
+
+def _release(node: tp.Any) -> None:
+    """Put values in the place of `Held` in containers of an object, and note leaves that look static."""
+    odd: list[Path] = []
+
+    def released(value: tp.Any, path: Path) -> tp.Any:
+        def part(name: tp.Any, child: tp.Any) -> tp.Any:
+            if type(child) is Held:
+                return child.value
+            if is_static_part(child):
+                odd.append((*path, name))
+                return child
+            return released(child, (*path, name))
+
+        return _mapped(part, value)
+
+    attributes = node.__dict__
+    for name in node._nnx_def.layout.data:
+        attributes[name] = released(attributes[name], (name,))
+    if odd:
+        _set_leaves(node, frozenset(odd))
+
+
+# Circles --------------------------------------------------------------------------------------------
+
+
+def refuse_circles(root: tp.Any) -> None:
+    """Raise ValueError where an object leads back to itself, or to another one below it.
+
+    All that it leads to is searched, as one edit below can close a circle through what has not changed;
+    and then not again before its structure changes.
+    """
+    found = root._nnx_def
+    if found is not None and root._nnx_searched == root._nnx_version:
+        return
+    names: list[tp.Any] = []
+    opened: dict[int, int] = {id(root): 0}  # with the number of names that lead there
+    done: dict[int, tuple[tp.Any, int]] = {}
+    stack = [(root, observe(root), iter(_below(root)))]
+    while stack:
+        value, version, rest = stack[-1]
+        for name, child in rest:
+            if id(child) in done:
+                continue
+            if id(child) in opened:
+                raise _circle(root, child, [*names, name], opened[id(child)])
+            names.append(name)
+            opened[id(child)] = len(names)
+            number = observe(child) if kind_of(child) == OBJECT else 0
+            stack.append((child, number, iter(_below(child))))
+            break
+        else:
+            stack.pop()
+            names[len(stack) - 1 :] = []
+            del opened[id(value)]
+            done[id(value)] = value, version
+    for value, version in done.values():
+        if version:
+            _set_searched(value, version)
+
+
+def _below(value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
+    """The children of an object, a Variable or a container that can lead to an object, by name."""
+    kind = kind_of(value)
+    if kind == OBJECT:
+        attributes = value.__dict__
+        pairs = [(name, attributes[name]) for name in definition(value).layout.data]
+    elif kind == VARIABLE:
+        pairs = [("value", value._box.value)]
+    else:
+        pairs = container_of(type(value), kind).items(value)
+    return [pair for pair in pairs if kind_of(pair[1]) in _LEAD_ON]
+
+
+_LEAD_ON = _OPENED | {OBJECT, VARIABLE}
+
+
+def _circle(root: tp.Any, value: tp.Any, names: list[tp.Any], start: int) -> ValueError:
+    cls = type(root).__name__
+    first = f"at '{path_text(names[:start])}' " if start else ""
+    return ValueError(
+        f"{cls} is in a circle, so JAX cannot take it as a pytree: '{path_text(names)}' of it is the "
+        f"{type(value).__name__} {first}again, and jax.tree, jax.jit and the like would follow it "
+        "without end. Use the transforms of nnx (nnx.jit, nnx.grad), which visit an object once, or "
+        f"give JAX the state: graphdef, state = nnx.split({cls.lower()})."
+    )
