@@ -21,7 +21,7 @@ from nnxlite._untrusted import printable
 from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, cast_to, in_arrays
 from nnxlite.checkpoint._errors import CheckpointError, together
-from nnxlite.checkpoint._matching import Renaming, match
+from nnxlite.checkpoint._matching import Renaming, match, other_settings
 from nnxlite.checkpoint._plain import FIXED
 from nnxlite.checkpoint._report import Report
 from nnxlite.checkpoint._values import Values
@@ -231,7 +231,8 @@ def restore(
             not passed.
 
     Returns:
-        A `Report`: what was restored, renamed, cast, and, without `strict`, what was not restored.
+        A `Report`: what was restored, renamed, cast, which settings of the objects are others than
+        those that were saved (their mode, what is frozen), and, without `strict`, what was not restored.
 
     Raises:
         nnxlite.checkpoint.MismatchError: if the objects need something else than is stored; its `report`
@@ -291,8 +292,15 @@ def restore(
             for name, old in matching.sources.items()
             if leaves[name].spec.dtype not in FIXED  # it is equal already
         }
+    different = other_settings(
+        stored.settings, contents, rename, items, frozen=stored.table is not None
+    )
     contents.write(new)
-    return dataclasses.replace(matching.report, values=Values(place, stored, contents.root))
+    return dataclasses.replace(
+        matching.report,
+        settings=tuple(different),
+        values=Values(place, stored, contents.root),
+    )
 
 
 def check_sharding(leaf: Leaf, sharding: jax.sharding.Sharding | None) -> None:

@@ -39,7 +39,7 @@ from nnxlite.graph import (
     view,
 )
 from nnxlite.sharding import abstract_with_sharding
-from nnxlite.variables import Variable, note_raw
+from nnxlite.variables import FROZEN, Variable, note_raw
 
 PYTHON_TYPES: dict[str, type] = {
     f"Python {t.__name__}": t for t in (bool, int, float, complex, str)
@@ -252,13 +252,20 @@ class Contents:
         return other_names(name, self.aliases)
 
     def settings(self) -> dict[str, str]:
-        """The static attributes by name, as text."""
+        """The static attributes by name, as text, also None; and which Variables are frozen."""
         leaves = {leaf.path for leaf in self.leaves.values()}
-        return {
-            name_of(path): safely(short, value)
-            for path, value in iter_graph(self.root)
-            if kind_of(value) == OTHER and value is not None and path not in leaves
-        }
+        found: dict[str, str] = {}
+        for path, value in iter_graph(self.root):
+            if isinstance(value, Variable):
+                if value.has_metadata(FROZEN):
+                    found[name_of((*path, "frozen"))] = "True"
+            elif kind_of(value) == OTHER and value is not None and path not in leaves:
+                found[name_of(path)] = safely(short, value)
+            elif is_graph_node(value):
+                public = getattr(value, "__dict__", {}).items()
+                nothing = [key for key, child in public if child is None and key[0] != "_"]
+                found.update((name_of((*path, key)), "None") for key in nothing)
+        return found
 
     def table(self, names: tp.Container[str]) -> Table:
         """The containers of plain data that have some of the leaves, see `_plain`."""

@@ -130,6 +130,8 @@ def _texts(kind: str, before: Table, after: Table) -> tp.Iterator[Difference]:
     form: tp.Callable[[str], tp.Any] = _path if kind == "shared" else Atom
     for name in before.keys() | after.keys():
         old, new = before.get(name), after.get(name)
+        if {old, new} == {None, "None"}:
+            continue  # an earlier version says nothing of attributes that are None
         if old != new and (kind != "retyped" or (old and new)):
             yield Difference(_path(name), kind, old and form(old), new and form(new))
 

@@ -144,6 +144,45 @@ def renamed(stored: tp.Iterable[str], rename: Renaming) -> dict[str, str]:
     return names
 
 
+def other_settings(
+    stored: tp.Mapping[str, str],
+    wanted: Contents,
+    rename: Renaming | None = None,
+    within: tp.Container[str] = (),
+    frozen: bool = True,
+) -> list[Mismatch]:
+    """Settings that are stored in another form than the objects have, and what is frozen on one side.
+
+    Args:
+        stored: the stored settings, by name.
+        wanted: the objects.
+        rename: see `Renaming`.
+        within: the items that are considered.
+        frozen: whether it is stored what was frozen.
+    """
+    rules = [(Pattern(old), Pattern(new)) for old, new in (rename or {}).items()]
+    then = {_renamed(name, rules) or name: text for name, text in stored.items()}
+    now = wanted.settings()
+    for name in {*then, *now}:  # a Variable that is not frozen has no setting
+        variable, _, setting = name.rpartition(".")
+        if setting == "frozen" and variable in wanted.leaves and frozen:
+            then.setdefault(name, "False")
+            now.setdefault(name, "False")
+    return [
+        Mismatch(name, then[name], text)
+        for name, text in now.items()
+        if text != then.get(name, text) and name.partition(".")[0] in within
+    ]
+
+
+def _renamed(name: str, rules: tp.Iterable[tuple[Pattern, Pattern]]) -> str | None:
+    """What the first pattern that matches a name makes of it."""
+    for old, new in rules:
+        if (found := old.match(name)) is not None:
+            return new.fill(found)
+    return None
+
+
 def compatible(stored: Spec, wanted: Spec, cast: bool | None) -> bool:
     """Whether a stored leaf can take the place of another."""
     if stored.shape != wanted.shape:

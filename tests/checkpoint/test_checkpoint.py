@@ -453,6 +453,71 @@ def test_a_key_is_not_its_data(tmp_path):
     assert "cast=True casts" not in str(caught.value)
 
 
+class Mode(nnx.Module):
+    """Settings of each kind; `tied` is another name of the layer."""
+
+    def __init__(self, act=nnx.relu, dtype=None, rate=0.5):
+        self.layer = self.tied = linear()
+        self.norm, self.drop = (
+            nnx.BatchNorm(2, rngs=nnx.Rngs(0)),
+            nnx.Dropout(rate, rngs=nnx.Rngs(1)),
+        )
+        self.act, self.dtype, self.names = act, dtype, {"mode": "fast"}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda m: m.eval(),
+            ["drop.deterministic False True", "norm.use_running_average False True"],
+        ),
+        (
+            lambda m: nnx.freeze(m.layer, nnx.PathContains("kernel")),
+            ["layer.kernel.frozen False True"],
+        ),
+        (lambda m: setattr(m.drop, "rate", 0.1), ["drop.rate 0.5 0.1"]),
+        (lambda m: setattr(m, "act", jax.nn.gelu), ["act <function relu> <function gelu>"]),
+        (lambda m: setattr(m, "dtype", jnp.bfloat16), ["dtype None bfloat16"]),
+        (lambda m: setattr(m, "names", {"mode": "slow"}), ["names.mode 'fast' 'slow'"]),
+        (lambda m: None, []),
+    ],
+)
+@pytest.mark.parametrize("rename", [False, True])
+def test_settings_that_differ_are_in_the_report(tmp_path, change, expected, rename):
+    """The objects keep theirs, and the report says so; in both directions."""
+    one, other = Mode(), Mode()
+    change(other)
+    item = "new" if rename else "old"
+    options = {"rename": {"old.**": "new.**"}} if rename else {}
+    for saved, model, order in ((one, other, (1, 2)), (other, one, (2, 1))):
+        checkpoint.save(tmp_path / "c", old=saved, step=3, overwrite=True)
+        before = str(model.act), model.dtype, model.drop.rate, model.drop.deterministic
+        report = checkpoint.restore(tmp_path / "c", **{item: model}, **options)
+        assert report.complete
+        assert before == (str(model.act), model.dtype, model.drop.rate, model.drop.deterministic)
+        texts = [
+            text.rsplit(" ", 2) if "<" not in text else text.replace(" <", "|<").split("|")
+            for text in expected
+        ]
+        wanted = [(f"{item}.{parts[0]}", parts[order[0]], parts[order[1]]) for parts in texts]
+        assert sorted(map(tuple, report.settings)) == sorted(wanted)
+        assert (f"other settings, {len(wanted)}: " in repr(report)) is bool(wanted)
+
+
+def test_a_checkpoint_of_an_earlier_version_says_nothing_of_what_is_frozen(tmp_path):
+    checkpoint.save(tmp_path / "c", model=linear())
+    file = tmp_path / "c/nnxlite/metadata"
+    about = json.loads(file.read_text())
+    del about["containers"]
+    about["settings"] = {k: v for k, v in about["settings"].items() if v != "None"}
+    file.write_text(json.dumps(sealed(about)))
+    model = linear(1, dtype=jnp.float32)
+    nnx.freeze(model)
+    assert checkpoint.restore(tmp_path / "c", model=model).settings == ()
+    assert not nnx.checkpoint.diff(tmp_path / "c", model=linear())
+
+
 # what does not match
 
 
