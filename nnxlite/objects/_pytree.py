@@ -604,6 +604,7 @@ def dataclass(
     unsafe_hash: bool = False,
     match_args: bool = True,
     kw_only: bool = False,
+    frozen: bool = False,
     slots: bool = False,
     weakref_slot: bool = False,
 ) -> tp.Callable[[type[T]], type[T]]: ...
@@ -620,6 +621,7 @@ def dataclass(
     unsafe_hash: bool = False,
     match_args: bool = True,
     kw_only: bool = False,
+    frozen: bool = False,
     slots: bool = False,
     weakref_slot: bool = False,
 ) -> tp.Any:
@@ -630,8 +632,9 @@ def dataclass(
 
     Args:
         cls: the class; without it a decorator is returned.
-        init, eq, order, unsafe_hash, match_args, kw_only, slots, weakref_slot: as for
-            `dataclasses.dataclass`.
+        init, eq, order, unsafe_hash, match_args, kw_only, frozen, slots, weakref_slot: as for
+            `dataclasses.dataclass`. A frozen one without data, such as settings, may be a static
+            argument of a transform.
 
     Returns:
         The class.
@@ -658,5 +661,6 @@ def dataclass(
         unsafe_hash=unsafe_hash,
         match_args=match_args,
         kw_only=kw_only,
+        frozen=frozen,
     )
     return decorate if cls is None else decorate(cls)

@@ -22,7 +22,7 @@ from nnxlite.boundary import (
     parameters_of,
 )
 from nnxlite.closures import replaced_functions
-from nnxlite.graph import GraphDef, refuse_sharing, traverse
+from nnxlite.graph import GraphDef, refuse_sharing, traverse, view
 from nnxlite.transforms._wrapper import (
     StaticArgument,
     Unbound,
@@ -43,14 +43,16 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
 
     Raises ValueError naming the argument when its value is unhashable, or contains objects.
     """
-    if holds_object(value):
+    settings = _settings_key(value)
+    if settings is None and holds_object(value):
         raise ValueError(
             f"Static argument {_shown(name, fun)} of {name_of(fun)} holds a {type(value).__name__}: its "
-            "values would be constants of the program. Make the argument a traced one."
+            "values would be constants of the program. Make the argument a traced one, or, where it has "
+            "settings alone, its class an nnx.dataclass(frozen=True)."
         )
     try:
         hash(value)  # a list has a key, but a cached program would not see a later change of it
-        key = static_key(value)
+        key = static_key(value) if settings is None else settings
         hash(key)
     except (UnhashableStatic, TypeError):
         raise ValueError(
@@ -60,6 +62,20 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
             "argument a traced one."
         ) from None
     return StaticArgument(value, key)
+
+
+def _settings_key(value: tp.Any) -> GraphDef[tp.Any] | None:
+    """The definition of an object without data that cannot be changed, a frozen dataclass; else None."""
+    if not _is_frozen_dataclass(value) or not is_root(value):
+        return None
+    seen = view(value)
+    constant = not seen.leaves and all(map(_is_frozen_dataclass, seen.nodes()))
+    return seen.graphdef if constant else None
+
+
+def _is_frozen_dataclass(value: tp.Any) -> bool:
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
 
 
 def _shown(name: int | str, fun: tp.Callable[..., tp.Any]) -> str:

@@ -516,6 +516,43 @@ def test_dataclasses_of_python_take_field_metadata():
     assert repr(plain).startswith(f"{Plain.__qualname__}(a=10, b='hello', c=[]")
 
 
+@nnx.dataclass(frozen=True)
+class Settings(nnx.Pytree):
+    width: int = 3
+    name: str = "a"
+    inner: Settings | None = None
+
+
+def test_frozen_settings_are_hashable_and_static_arguments():
+    traces = []
+
+    @functools.partial(nnx.jit, static_argnames="settings")
+    def scaled(x, settings):
+        traces.append(settings)
+        return x * settings.width
+
+    x = jnp.ones(2)
+    for settings in (
+        Settings(),
+        Settings(),
+        Settings(inner=Settings(4)),
+        Settings(inner=Settings(4)),
+    ):
+        assert scaled(x, settings).tolist() == [3, 3]
+    assert len(traces) == 2
+    assert scaled(x, Settings(1)).dtype == scaled(x, Settings(1.0)).dtype and len(traces) == 4
+    assert scaled(x, Settings(True)).tolist() == [1, 1] and len(traces) == 5
+    assert hash(Settings()) == hash(Settings()) and Settings() == Settings() != Settings(4)
+    assert jax.jit(lambda s, x: x * s.width, static_argnums=0)(Settings(), x).tolist() == [3, 3]
+    assert nnx.jit(lambda s, x: x * s.width)(Settings(), x).tolist() == [3, 3]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().width = 4
+    with pytest.raises(ValueError, match=r"its class an nnx.dataclass\(frozen=True\)"):
+        scaled(x, Record(1, jnp.ones(1), 2))
+    with pytest.raises(ValueError, match="holds a Settings: its values would be constants"):
+        scaled(x, Settings(jnp.ones(2)))
+
+
 def test_dataclass_arguments_and_inheritance():
     @nnx.dataclass(kw_only=True, order=True)
     class Ordered(nnx.Pytree):
