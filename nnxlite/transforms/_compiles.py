@@ -26,10 +26,11 @@ from jax.core import Tracer
 
 from nnxlite._errors import listed
 from nnxlite._interning import LOCK
-from nnxlite._text import safely, short
+from nnxlite._text import Atom, safely, short
 from nnxlite.boundary import ArgumentNames, CallDef, described
 from nnxlite.graph import SHOWN, Difference, compare
 from nnxlite.objects import failing_layer
+from nnxlite.transforms._looking_inside import sides_text
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
@@ -105,20 +106,37 @@ def _structure(before: Trace, after: Trace) -> tp.Iterator[str]:
 def _arrow(difference: Difference) -> str:
     path = ".".join(map(str, difference.path))
     if difference.kind == "setting":
-        return f"{path}: {safely(short, difference.before)} -> {safely(short, difference.after)}"
+        return sides_text(path, difference.before, difference.after)
     return f"{path}: {difference.words}"
+
+
+_NOT_GIVEN = Atom("not given")
+
+
+def _static_leaves(trace: Trace) -> dict[str, tp.Any]:
+    """The static leaves of a call of `filter_jit`, boxed, by name."""
+    division = getattr(trace.call.extra, "division", None)
+    if division is None or not division.statics:
+        return {}
+    names = trace.names.leaves
+    numbers = division.partition.positions[-1]
+    return {names[n]: box for n, box in zip(numbers, division.statics) if n < len(names)}
 
 
 def _statics(before: Trace, after: Trace) -> tp.Iterator[str]:
     """How the static arguments and the settings differ."""
     extras, names = (before.call.extra, after.call.extra), after.names.statics
-    old, new = ({w: box.value for w, box in getattr(extra, "statics", ())} for extra in extras)
+    old, new = (dict(getattr(extra, "statics", ())) for extra in extras)
     for where in {**old, **new}:
-        sides = [
-            safely(short, side[where]) if where in side else "not given" for side in (old, new)
-        ]
-        if sides[0] != sides[1]:
-            yield f"static argument {names.get(where, where)!r}: {sides[0]} -> {sides[1]}"
+        name = f"static argument {names.get(where, where)!r}"
+        sides = [side[where].value if where in side else _NOT_GIVEN for side in (old, new)]
+        if where not in old or where not in new or old[where] != new[where]:
+            yield sides_text(name, *sides)
+    old, new = (_static_leaves(trace) for trace in (before, after))
+    for name in (name for name in old if name in new):
+        looks = [safely(short, side[name].value) for side in (old, new)]
+        if looks[0] == looks[1] and old[name] != new[name]:  # else its type says it
+            yield sides_text(name, old[name].value, new[name].value)
     contexts = [dict(getattr(extra, "context", extra) or ()) for extra in extras]
     for name in {**contexts[0], **contexts[1]}:
         one, other = (context.get(name, "default") for context in contexts)
@@ -148,7 +166,8 @@ class Explanation(tp.NamedTuple):
         took = f"in {self.seconds:.2f} s"
         if not self.causes:
             return f"{self.function} was compiled {took}: its first call."
-        head = f"{self.function} was compiled again {took} (traces so far: {self.traces}):"
+        count = f" (traces so far: {self.traces})" if self.traces > 1 else ""  # 1: defined again
+        head = f"{self.function} was compiled again {took}{count}:"
         return "\n".join([head, *(f"  {cause}" for cause in self.causes)])
 
 
@@ -183,7 +202,7 @@ class Traces:
         self.count = 0
         self.seconds = 0.0
         self.log: collections.deque[Trace] = collections.deque(maxlen=RECORDS_PER_FUNCTION)
-        self._id = id(fun)
+        self._fun = weakref.ref(fun) if isinstance(fun, types.FunctionType) else lambda: None
         self._former = self._find_former(getattr(fun, "__code__", None))
 
     def _find_former(self, code: types.CodeType | None) -> weakref.ReferenceType[Traces] | None:
@@ -197,7 +216,8 @@ class Traces:
             if len(_by_place) > PLACES_KNOWN:
                 _by_place.pop(next(iter(tuple(_by_place))), None)
         alive = former and former()
-        return None if alive is not None and alive._id == self._id else former
+        same = alive is not None and alive._fun() is self._fun()
+        return None if same else former
 
     def recorded(
         self,
@@ -261,7 +281,9 @@ class Traces:
         """The differences of a trace from the most similar earlier one."""
         first = []
         if not earlier and self._former is not None:
-            first = [f"another function: {self.function} has been defined again since"]
+            jit = self.function.partition("(")[0]
+            again = f"another function: {self.function} has been defined again since"
+            first = [f"{again}. In a loop, define it and call nnx.{jit} once, before the loop"]
             former = self._former()
             earlier = [*former.log.copy()] if former is not None else []
         if not earlier:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import threading
 import types
 import weakref
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -337,3 +339,70 @@ def test_static_values_that_cannot_be_shown_and_errors_that_take_no_note():
             jitted(jnp.ones(9), Hostile())
     with pytest.raises(Closed):
         nnx.vmap(step, in_axes=(0, None))(jnp.ones((2, 9)), None)
+
+
+class Settings:
+    def __init__(self, scale):
+        self.scale = scale
+
+
+def warm(peak):
+    return optax.sgd(optax.linear_schedule(0.0, peak, 10))
+
+
+LOOK_THE_SAME = {
+    "a number in optax": (lambda: optax.sgd(0.5), lambda: optax.sgd(0.25), "step_size: -0.5 -> -0.25"),
+    "a number in a schedule": (lambda: warm(1.0), lambda: warm(2.0), "end_value: 1.0 -> 2.0"),
+    "a partial": (
+        lambda: functools.partial(pow, Settings(1)),
+        lambda: functools.partial(pow, Settings(2)),
+        "[0].scale: 1 -> 2",
+    ),
+    "an attribute": (lambda: Settings(1), lambda: Settings(2), ".scale: 1 -> 2"),
+    "a captured value": (
+        lambda: (lambda n: lambda x: x * n)(2), lambda: (lambda n: lambda x: x * n)(3), ".n: 2 -> 3"
+    ),
+    "a default": (lambda: lambda x, n=2: x, lambda: lambda x, n=3: x, "[0]: 2 -> 3"),
+    "a method": (lambda: Counter({"a": 2}).get, lambda: Counter({"a": 3}).get, "looks the same"),
+    "nothing": (lambda: Settings(1), lambda: Settings(1), "another object, which looks the same: <"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LOOK_THE_SAME)
+def test_static_values_that_look_the_same_are_told_apart(case):
+    """As a static argument, by number and by name, and as a static leaf of `filter_jit`."""
+    before, after, difference = LOOK_THE_SAME[case]
+    ways = {
+        "static argument 'how'": [
+            nnx.jit(lambda x, how: x + 1, static_argnums=1),
+            nnx.jit(lambda x, how: x + 1, static_argnames="how"),
+        ],
+        "how": [nnx.filter_jit(lambda x, how: x + 1)],
+    }
+    kept = before(), after()
+    for name, functions in ways.items():
+        for fun in functions:
+            for how in kept:
+                fun(jnp.ones(2), how=how) if "names" in str(fun) else fun(jnp.ones(2), how)
+            (cause,) = fun.explain().causes
+            assert cause.startswith(name) and difference in cause
+
+
+def test_another_learning_rate_shows_both():
+    model = network()
+    step = nnx.jit(lambda optimizer: optimizer.step.value + 1)
+    for rate in (1e-3, 2e-3):
+        step(nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param))
+    (cause,) = step.explain().causes
+    assert cause.startswith("optimizer.tx.") and cause.endswith(": -0.001 -> -0.002")
+
+
+def test_a_function_that_is_made_in_each_step_is_called_that():
+    code, texts = (lambda x: 2 * x).__code__.replace(co_firstlineno=next(lines)), []
+    with nnx.explain_compiles(show=texts.append):
+        for _ in range(3):
+            nnx.jit(types.FunctionType(code, globals()))(jnp.ones(2))
+    assert "its first call" in texts[0] and len(texts) == 3
+    for text in texts[1:]:
+        assert "was compiled again" in text and "another function" in text
+        assert "call nnx.jit once, before the loop" in text
