@@ -6,25 +6,71 @@ import contextlib
 import typing as tp
 import warnings
 
-from nnxlite.boundary import Partition
+from nnxlite._integers import as_integers
+from nnxlite.boundary import Partition, parameter_names
 from nnxlite.filtered._crossing import Call
 from nnxlite.transforms import refuse_shared_buffers
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+Donated: tp.TypeAlias = str | tuple[int | str, ...]
+"""One of the texts of `Donate`, or the arguments that are donated, by number or name."""
 
 GROUPS = KEPT, DONATED, STATIC = "kept", "donated", "static"
 """The groups of leaves: traced ones, whose buffers are kept or donated, and those in the key."""
 
 
 @contextlib.contextmanager
-def without_warnings(donate: str) -> tp.Iterator[None]:
+def without_warnings(donate: Donated) -> tp.Iterator[None]:
     """Suppress JAX's warnings about buffers that are not reused, unless `donate=` asks for them."""
-    if not donate.startswith("all"):
+    if isinstance(donate, str) and not donate.startswith("all"):
         yield
         return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         yield
+
+
+def as_donated(donate: tp.Any) -> Donated:
+    """The value of `donate=` as an option.
+
+    Raises ValueError where it is neither a known text nor the numbers or names of arguments.
+    """
+    if donate in tp.get_args(Donate):
+        return donate
+    several = tuple(donate) if isinstance(donate, (list, tuple)) else (donate,)
+    given = as_integers(several)
+    if isinstance(donate, str) or any(type(x) not in (int, str) for x in given):
+        raise ValueError(
+            f"filter_jit: donate={donate!r}; it must be one of {tp.get_args(Donate)}, or a number, or a "
+            "list of numbers and names, of arguments."
+        )
+    return given
+
+
+def is_donated(what: object, donate: Donated, call: Call) -> tp.Callable[[int | str | None], bool]:
+    """Whether the arrays of an argument, given by number or name as in `Call.owners`, are donated.
+
+    Raises ValueError for an argument that the call does not have.
+    """
+    if isinstance(donate, str):
+        spare_first = donate.endswith("except-first")
+        return lambda owner: not (spare_first and owner == 0)
+    owners = dict.fromkeys(call.owners())
+    names = parameter_names(call.fun)[call.num_bound :]
+    chosen: set[int | str | None] = set()
+    for one in donate:
+        number = names.index(one) if one in names else one
+        if isinstance(number, int) and number < 0:
+            number += sum(isinstance(owner, int) for owner in owners)
+        name = names[number] if isinstance(number, int) and number < len(names) else one
+        found = {owner for owner in (number, name) if owner in owners}
+        if not found:
+            raise ValueError(
+                f"{what}: donate= names the argument {one!r}, and the call has arrays in "
+                f"{[owner for owner in owners if owner is not None]}."
+            )
+        chosen |= found
+    return chosen.__contains__
 
 
 def grouped(what: object, call: Call, groups: tp.Sequence[str]) -> Partition:

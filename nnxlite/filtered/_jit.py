@@ -38,7 +38,10 @@ from nnxlite.filtered._donation import (
     KEPT,
     STATIC,
     Donate,
+    Donated,
+    as_donated,
     grouped,
+    is_donated,
     without_warnings,
 )
 from nnxlite.filtered._errors import must_be_traced
@@ -71,7 +74,7 @@ from nnxlite.variables import MISSING
 class FilterJitOptions(tp.NamedTuple):
     """The options of `filter_jit`."""
 
-    donate: str
+    donate: Donated
     specs: ArgumentSpecs
     out: tp.Any
     jax_options: tuple[tuple[str, tp.Any], ...]
@@ -231,9 +234,9 @@ class FilterJit(Filtered[P, R], Jitted):
 
     def _donate(self, call: Call, groups: list[str]) -> None:
         """Move the donated leaves to their group."""
-        spare_first = self.options.donate.endswith("except-first")
+        wanted = is_donated(self, self.options.donate, call)
         for number, (leaf, owner) in enumerate(zip(call.leaves, call.owners())):
-            if groups[number] == KEPT and is_array(leaf) and not (spare_first and owner == 0):
+            if groups[number] == KEPT and is_array(leaf) and wanted(owner):
                 groups[number] = DONATED
 
     def _boxes(self, call: Call, numbers: list[int]) -> tuple[StaticArgument, ...]:
@@ -298,7 +301,7 @@ ARRAYS = ArgumentSpecs.given(is_array, is_array, (), None)
 def filter_jit(
     fun: tp.Callable[P, R],
     *,
-    donate: Donate = "none",
+    donate: Donate | int | tp.Sequence[int | str] = "none",
     default: tp.Any = is_array,
     fn: tp.Any = is_array,
     args: tp.Sequence[tp.Any] = (),
@@ -310,7 +313,7 @@ def filter_jit(
 @tp.overload
 def filter_jit(
     *,
-    donate: Donate = "none",
+    donate: Donate | int | tp.Sequence[int | str] = "none",
     default: tp.Any = is_array,
     fn: tp.Any = is_array,
     args: tp.Sequence[tp.Any] = (),
@@ -322,7 +325,7 @@ def filter_jit(
 def filter_jit(
     fun: tp.Any = MISSING,
     *,
-    donate: Donate = "none",
+    donate: Donate | int | tp.Sequence[int | str] = "none",
     default: tp.Any = is_array,
     fn: tp.Any = is_array,
     args: tp.Sequence[tp.Any] = (),
@@ -340,7 +343,8 @@ def filter_jit(
         fun: the function; a bound method or callable object enters with its arrays traced. Without
             it a decorator is returned.
         donate: the arguments whose arrays the call may reuse: `"all"`, `"all-except-first"`, `"none"`;
-            with `"warn"` and `"warn-except-first"` JAX warns of those it could not use.
+            with `"warn"` and `"warn-except-first"` JAX warns of those it could not use. Or the number
+            of an argument, or a sequence of numbers and names.
         default: a spec of the traced leaves in every argument: a bool, a function of a leaf, a Variable
             filter, or a prefix of these.
         fn: the same for the function itself.
@@ -366,8 +370,6 @@ def filter_jit(
     >>> power(jnp.array(3.0), 2, "square")
     {'square': Array(9., dtype=float32, weak_type=True)}
     """
-    if donate not in tp.get_args(Donate):
-        raise ValueError(f"filter_jit: donate={donate!r}; it must be one of {tp.get_args(Donate)}.")
     for name in ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames"):
         if name in jitkwargs:
             raise ValueError(
@@ -375,5 +377,7 @@ def filter_jit(
                 "by leaf. Use args=, kwargs= and donate=."
             )
     specs = ArgumentSpecs.given(default, fn, args, kwargs)
-    options = FilterJitOptions(donate, specs, out, tuple(jitkwargs.items()), as_integer(max_traces))
+    options = FilterJitOptions(
+        as_donated(donate), specs, out, tuple(jitkwargs.items()), as_integer(max_traces)
+    )
     return decorated(FilterJit, fun, options)

@@ -66,7 +66,7 @@ class Wrapper(tp.Generic[P, R]):
             return self
         if self._calls_module and trace_state.value is not EAGER:
             return functools.partial(in_scope, self, instance)
-        return functools.partial(tp.cast(tp.Any, self), instance)
+        return BoundTransform(tp.cast(tp.Any, self), instance)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._calls_module = name == "__call__" and issubclass(owner, Module)
@@ -249,6 +249,20 @@ _HOLE = object()
 def holds_object(value: tp.Any) -> bool:
     """Whether a value is, or contains, an object, Variable or State."""
     return any(map(is_root, jax.tree_util.tree_leaves(value, is_leaf=is_root)))
+
+
+class BoundTransform(functools.partial[tp.Any]):
+    """A transformed function as a method, bound to its object: `model.step.lower(x)` works as well."""
+
+    def __getattr__(self, name: str) -> tp.Any:
+        if name.startswith("_"):  # those of the function would hide that an argument is bound
+            raise AttributeError(name)
+        found = getattr(self.func, name)
+        return functools.partial(found, *self.args) if name in _OF_A_CALL else found
+
+
+_OF_A_CALL = frozenset({"lower", "trace", "eval_shape"})
+"""The methods of transformed functions that take the arguments of a call."""
 
 
 def _call_partly(

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import inspect
 import pickle
 import re
 import typing as tp
@@ -1271,3 +1272,22 @@ def test_without_updates_a_captured_object_without_variables_is_returned_as_a_ne
     m.w = nnx.Param(jnp.ones(2))
     with pytest.raises(ValueError, match="from different trace level: the Dict at '<root>'"):
         nnx.jit(lambda x: m, graph_updates=False)(1.0)
+
+
+@pytest.mark.parametrize("transform", [nnx.jit, nnx.filter_jit], ids=lambda f: f.__name__)
+def test_a_compiled_method_is_lowered_as_it_is_called(transform):
+    class Scale(nnx.Module):
+        def __init__(self):
+            self.factor = nnx.Param(jnp.full(2, 3.0))
+
+        @transform
+        def scaled(self, x):
+            return self.factor * x
+
+    model, x = Scale(), jnp.ones(2)
+    assert model.scaled.lower(x).compile()(model, x).tolist() == [3, 3]
+    assert model.scaled(x).tolist() == [3, 3]
+    assert model.scaled.cache_info().traces == Scale.scaled.cache_info().traces > 0
+    assert list(inspect.signature(model.scaled).parameters) == ["x"]
+    with pytest.raises(AttributeError, match="nothing"):
+        model.scaled.nothing  # noqa: B018
