@@ -26,6 +26,7 @@ import itertools
 import math
 import typing as tp
 
+import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._text import (
@@ -130,6 +131,12 @@ def array_text(array: tp.Any) -> str:
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
+def _type_text(array: tp.Any) -> str:
+    """The type of an array; that of floats may be weak, which makes a training step compile again."""
+    weak = getattr(array, "weak_type", False) is True and jnp.issubdtype(array.dtype, jnp.inexact)
+    return f"weakly typed {array_text(array)}" if weak else array_text(array)
+
+
 def _part(node: Node, children: list[Part]) -> Part:
     """A node without what is below it; one that takes a single line is complete."""
     text = node.text
@@ -140,7 +147,7 @@ def _part(node: Node, children: list[Part]) -> Part:
         if node.line is not None or isinstance(value, Atom):
             return _leaf(node, node.line or value)
         if safely(is_array, value) is True:
-            return _leaf(node, safely(array_text, value), safely(_scalar_text, value))
+            return _leaf(node, safely(_type_text, value), safely(_scalar_text, value))
         return Part(node, clip(_setting_text(value), WIDTH), is_data=False)
     if text.inline:
         return _variable(node, text.name, children)

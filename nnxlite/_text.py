@@ -245,6 +245,7 @@ def _array_text(array: tp.Any, few: int) -> str:
     name = type(array).__name__
     name = "Array" if name in ("ArrayImpl", "PRNGKeyArray") else name
     dtype = str(array.dtype)
+    dtype += ", weak_type=True" if getattr(array, "weak_type", False) is True else ""
     shape = tuple(array.shape)
     if not can_be_read(array) or not 0 < math.prod(shape) <= few:
         return f"{name}(shape={shape}, dtype={dtype})"

@@ -112,7 +112,7 @@ def test_scalars_have_values_that_neighbours_do_not_share():
     assert str(nnx.List([Gain(1.0), Gain(2.0)])) == (
         "List\n"
         "  0-1: 2 x Gain\n"
-        "    gain: Param float32[]\n"
+        "    gain: Param weakly typed float32[]\n"
         "    step: Variable(tag='t') int32[] = 3\n"
         "Param: 2 (8 B), Variable: 2 (8 B), Total: 4 (16 B)"
     )

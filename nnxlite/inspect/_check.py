@@ -27,8 +27,8 @@ from nnxlite.inspect._calls import PackedCall, Path, Watch, is_called, watched
 from nnxlite.inspect._diff import numbers_of
 from nnxlite.inspect._entries import Entries
 from nnxlite.objects import Module, RngStream
-from nnxlite.training import ModelAndOptimizer, Optimizer
-from nnxlite.variables import FROZEN, Intermediate, Param, Variable
+from nnxlite.training import ModelAndOptimizer, Optimizer, OptVariable
+from nnxlite.variables import FROZEN, BatchStat, Intermediate, Param, Variable
 
 Kind = tp.Literal[
     "bare array",
@@ -38,6 +38,8 @@ Kind = tp.Literal[
     "equal keys",
     "equal lanes",
     "mixed dtypes",
+    "weak type",
+    "not finite",
     "aliased array",
     "never called",
     "no gradient",
@@ -111,6 +113,8 @@ def check(
     - "equal keys": random streams with the same numbers, or one stream with the same in several lanes,
     - "equal lanes": a stack of Params that are equal, as if they were initialized with one key,
     - "mixed dtypes": Params or inputs of another floating dtype than the rest, where no layer says so,
+    - "weak type": a Param that is a number, or took its dtype from one: a step compiles thrice,
+    - "not finite": NaN or infinity in Params, running averages or an optimizer's state,
     - "aliased array": one array in two Variables, of the model, an optimizer or the inputs.
 
     With inputs, for the call `model(*inputs)`, which is traced for its shapes only:
@@ -469,6 +473,43 @@ def _dtypes(subject: _Subject) -> tp.Iterator[Finding]:
                 yield Finding("mixed dtypes", path, text)
 
 
+def _weak_types(subject: _Subject) -> tp.Iterator[Finding]:
+    for path, leaf in subject.leaves.items():
+        if not isinstance(leaf, (Param, BatchStat)):
+            continue
+        value = leaf.get_raw_value()
+        number = isinstance(value, (int, float, complex)) and not isinstance(value, bool)
+        if number or getattr(value, "weak_type", False) is True:
+            what = f"the number {value!r}" if number else f"weakly typed {short_type(value)}"
+            text = (
+                f"{what}, which a first update makes strongly typed, so that a step compiles up to "
+                "three times; give the array a dtype, as in jnp.full((1,), -1.0, jnp.float32)"
+            )
+            yield Finding("weak type", path, text)
+
+
+def _not_finite(subject: _Subject) -> tp.Iterator[Finding]:
+    for path, leaf in subject.everything.items():
+        if not isinstance(leaf, (Param, BatchStat, OptVariable)):
+            continue
+        for value in jax.tree.leaves(leaf.get_raw_value()):
+            if not _is_float(value) or not can_be_read(value):
+                continue
+            wrong = int(np.prod(value.shape)) - int(jnp.isfinite(value).sum())
+            if wrong:
+                remedy = (
+                    "assign zeros to a mean and ones to a variance; DynamicLossScale.value_and_grad "
+                    "restores what a skipped step has written"
+                    if isinstance(leaf, BatchStat)
+                    else "nnx.find_nan shows where they arise"
+                )
+                text = (
+                    f"{wrong:,} of {int(np.prod(value.shape)):,} numbers are NaN or infinite; restore a "
+                    f"checkpoint, or {remedy}"
+                )
+                yield Finding("not finite", path, text)
+
+
 def _dtype_of(owner: tp.Any, name: str) -> tp.Any:
     """A dtype that is a setting of an object, or None."""
     given = getattr(owner, "__dict__", {}).get(name)
@@ -632,6 +673,8 @@ _CHECKS: tp.Final = (
     _streams,
     _lanes,
     _dtypes,
+    _weak_types,
+    _not_finite,
     _aliases,
     _calls,
 )

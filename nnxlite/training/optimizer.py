@@ -223,7 +223,7 @@ class Optimizer(Pytree, tp.Generic[M]):
             )
         params = state_of(model, wrt, graph=graph)
         if not flatten(params)[0]:
-            warn_user(_selects_nothing(type(self).__name__, wrt, state_of(model, graph=graph)))
+            _warn_of_nothing(type(self).__name__, wrt, state_of(model, graph=graph))
         without_state = frozenset(paths(state_of(params, Frozen())))
         if without_state:
             params = state_of(params, Not(Frozen()))
@@ -524,17 +524,22 @@ def initial_state(tx: Transformation, params: tp.Any, left_out: Paths) -> tp.Any
     return opt_state
 
 
-def _selects_nothing(name: str, wrt: Filter, everything: tp.Any) -> str:
-    """The warning for a filter that matches no leaf of a model."""
-    found = pairs(everything)
+def _warn_of_nothing(name: str, wrt: Filter, everything: tp.Any) -> None:
+    """Warn that a filter matches nothing, if another one could match a floating array."""
+    found = [(path, leaf) for path, leaf in pairs(everything) if _has_floats(leaf)]
+    if not found:
+        return
     kinds = collections.Counter(type(leaf).__name__ for _, leaf in found)
     shown = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
     some = listed([path_text(path) for path, _ in found], most=3)
-    there = f"It contains {shown} (at {some})." if found else "It contains no Variables."
-    return (
-        f"{name}: wrt={filter_text(wrt)} selects nothing in the model, so that nothing is trained. "
-        f"{there} Choose another filter."
+    warn_user(
+        f"{name}: wrt={filter_text(wrt)} selects nothing in the model, so that nothing is trained. It "
+        f"contains {shown} (at {some}). Choose another filter."
     )
+
+
+def _has_floats(leaf: tp.Any) -> bool:
+    return any(jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in jax.tree.leaves(read(leaf)))
 
 
 def _beside(leaves: tp.Sequence[tp.Any]) -> tp.Callable[[tp.Any], tp.Any]:

@@ -168,7 +168,14 @@ class Explanation(tp.NamedTuple):
             return f"{self.function} was compiled {took}: its first call."
         count = f" (traces so far: {self.traces})" if self.traces > 1 else ""  # 1: defined again
         head = f"{self.function} was compiled again {took}{count}:"
-        return "\n".join([head, *(f"  {cause}" for cause in self.causes)])
+        weak = any("weakly typed" in cause for cause in self.causes)
+        return "\n".join([head, *(f"  {cause}" for cause in self.causes), *[_WEAK] * weak])
+
+
+_WEAK = (
+    "  Weakly typed is what takes its dtype from a number of Python: make the array with a dtype, as in "
+    "jnp.full((1,), -1.0, jnp.float32)."
+)
 
 
 class CacheInfo(tp.NamedTuple):

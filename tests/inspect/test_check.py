@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,7 +65,8 @@ class Run(nnx.Module):
 def test_nothing_is_found_in_a_layer(name):
     layer = LAYERS[name]
     model = Run(layer.make(nnx.Rngs(0)), layer.run)
-    found = nnx.check(model, adam(model), layer.x)
+    optimizer = adam(model) if nnx.state(model, nnx.Param) else None  # one for nothing warns
+    found = nnx.check(model, optimizer, layer.x)
     assert not found, found
 
 
@@ -538,3 +541,58 @@ def test_many_findings_of_a_kind_are_counted():
     lines = str(found).splitlines()
     assert len(found) == 30 and len(lines) == 22
     assert lines[0] == "bare array:" and lines[-1] == "  ... 10 more"
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: nnx.Param(jnp.full((1,), -1.0)), "weakly typed float32\\[1\\]"),
+        (lambda: nnx.Param(jnp.asarray(1.0)), "weakly typed float32\\[\\]"),
+        (lambda: nnx.Param(jnp.asarray(1.0) * 2), "weakly typed float32\\[\\]"),
+        (lambda: nnx.Param(1.0), "the number 1.0"),
+        (lambda: nnx.BatchStat(jnp.full(2, 0.0)), "weakly typed float32\\[2\\]"),
+    ],
+)
+def test_weak_types(make, what):
+    model = nnx.Dict(a=nnx.Linear(2, 2, rngs=nnx.Rngs(0)), b=make())
+    [finding] = nnx.check(model)
+    assert (finding.kind, finding.path) == ("weak type", ("b",))
+    assert re.match(
+        f"{what}, which a first update .*give the array a dtype, as in jnp.full", finding.text
+    )
+    if "weakly" in what:
+        assert "weakly typed float32[" in str(model) and "weak_type=True" in repr(model)
+
+
+def test_weak_types_are_told_where_a_step_compiles_again():
+    strong = nnx.Dict(w=nnx.Param(jnp.full((1,), -1.0, jnp.float32)))
+    weak = nnx.Dict(w=nnx.Param(jnp.full((1,), -1.0)))
+    assert not nnx.check(strong) and "weak" not in str(strong) + repr(strong)
+
+    @nnx.jit
+    def step(model, optimizer):
+        optimizer.update(model, nnx.grad(lambda m: (m.w[...] ** 2).sum())(model))
+
+    optimizers = [nnx.Optimizer(m, optax.adam(0.1), wrt=nnx.Param) for m in (strong, weak)]
+    step(strong, optimizers[0])
+    step(weak, optimizers[1])
+    text = str(step.explain())
+    assert "model.w: float32[1] -> weakly typed float32[1]" in text
+    assert text.endswith("make the array with a dtype, as in jnp.full((1,), -1.0, jnp.float32).")
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+def test_numbers_that_are_not_finite(bad):
+    model = nnx.Dict(l=nnx.Linear(2, 2, rngs=nnx.Rngs(0)), bn=nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
+    model.bn.mask = nnx.Variable(jnp.array([-jnp.inf, 0.0]))  # may be on purpose
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    assert not nnx.check(model, optimizer)
+    for variable in (model.l.kernel, model.bn.var, optimizer.opt_state[0].nu["l"]["bias"]):
+        variable[...] = variable[...].at[..., 1].set(bad)
+    found = [f for f in nnx.check(model, optimizer) if f.kind == "not finite"]
+    assert [f.path for f in found] == [
+        ("bn", "var"), ("l", "kernel"), ("optimizer", "opt_state", 0, "nu", "l", "bias")
+    ]  # fmt: skip
+    assert [f.text.split(" numbers")[0] for f in found] == ["1 of 2", "2 of 4", "1 of 2"]
+    assert "ones to a variance; DynamicLossScale.value_and_grad restores" in found[0].text
+    assert "restore a checkpoint, or nnx.find_nan shows where they arise" in found[1].text
