@@ -22,9 +22,11 @@ from nnxlite.decoding._generate import (
     Prompt,
     Request,
     Setup,
+    check_causal,
     check_finite,
     cut,
     new_tokens,
+    noting_programs,
     prepare,
     start,
     whole_number,
@@ -105,8 +107,10 @@ def beam_search(
         *(model, prompt, max_new, greedy, None, stop, pad, lengths, max_length, use_cache),
     )
     beams = whole_number("beam_search", "beams", beams)
-    found, nan_at = _search(model, request, jnp.float32(length_penalty), beams, setup)
+    with noting_programs() as made:
+        found, nan_at = _search(model, request, jnp.float32(length_penalty), beams, setup)
     check_finite(model, nan_at, setup)
+    check_causal(model, request, setup, made)
     return Beams(*(x[0] for x in found)) if single else found
 
 

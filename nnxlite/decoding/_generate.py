@@ -15,10 +15,16 @@ neither masks nor shifted positions, and are independent of each other.  The pos
 every row are read in a few large steps before the loop begins.
 
 Nothing is written to the model: caches belong to a view of it that exists while it is traced.
+
+Both ways are right for a causal model alone, whose logits do not depend on later tokens.  When a
+program has been compiled, a short call on whole sequences is compared with how it runs the model.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import functools
 import inspect
 import operator
 import typing as tp
@@ -34,7 +40,7 @@ from nnxlite._errors import short_type, warn_user
 from nnxlite._state import to_flat_state
 from nnxlite.decoding.sampling import Sampler, SamplerFn, greedy
 from nnxlite.filters import Nothing
-from nnxlite.graph import iter_graph, merge, split
+from nnxlite.graph import clone, iter_graph, merge, split
 from nnxlite.nn.multi_head_attention import MultiHeadAttention, takes_positions
 from nnxlite.objects import Pytree, Rngs, RngStream, view
 from nnxlite.transforms import jit
@@ -48,6 +54,15 @@ POSITIONS = ("input_positions", "positions")
 
 CHUNK = 16
 """Positions of a prompt that are read at once where rows have different lengths."""
+
+PROBE = 4
+"""Tokens of the call by which a new program is checked."""
+
+PADDING = 3
+"""Tokens after these, where a model runs without a cache."""
+
+TOLERANCE = 0.02
+"""The difference of logits that rounding may make, as a part of the largest one."""
 
 
 class Generated(tp.NamedTuple):
@@ -153,7 +168,8 @@ def generate(
         use_cache: False calls the model with the whole sequence in each step, True insists on a cache.
 
     Warns:
-        UserWarning: if a model with a cache runs without it, since nothing tells it positions.
+        UserWarning: if a model with a cache runs without it, since nothing tells it positions; once for
+            each program, if the model is not causal, or a cache gives other logits than none.
 
     Returns:
         New tokens and how many there are: a `Generated`.
@@ -177,8 +193,10 @@ def generate(
     setup, request, single = prepare(
         "generate", model, prompt, max_new, sampler, rngs, stop, pad, lengths, max_length, use_cache
     )
-    tokens, counts, nan_at = _whole(model, request, setup)
+    with noting_programs() as made:
+        tokens, counts, nan_at = _whole(model, request, setup)
     check_finite(model, nan_at, setup)
+    check_causal(model, request, setup, made)
     return Generated(tokens[0], counts[0]) if single else Generated(tokens, counts)
 
 
@@ -241,7 +259,9 @@ def generate_stream(
 def _chunks(
     model: tp.Any, request: Request, setup: Setup, chunk: int, single: bool
 ) -> Iterator[list[tp.Any]]:
-    cache, progress = _started(model, request, setup)
+    with noting_programs() as made:
+        cache, progress = _started(model, request, setup)
+    check_causal(model, request, setup, made)
     starts, seen = np.asarray(request.lengths), np.zeros(len(request.lengths), int)
     while not np.asarray(progress.done).all():
         cache, progress = _continued(model, cache, progress, request, chunk, setup)
@@ -405,6 +425,59 @@ def check_finite(model: tp.Any, nan_at: jax.Array, setup: Setup) -> None:
 # What is compiled ---------------------------------------------------------------------------------
 
 
+_made: contextvars.ContextVar[list[bool] | None] = contextvars.ContextVar("_made", default=None)
+
+
+@contextlib.contextmanager
+def noting_programs() -> Iterator[list[bool]]:
+    """A list to which each program that is traced in this block adds whether it uses a cache."""
+    made: list[bool] = []
+    token = _made.set(made)
+    try:
+        yield made
+    finally:
+        _made.reset(token)
+
+
+def check_causal(model: tp.Any, request: Request, setup: Setup, made: list[bool]) -> None:
+    """Warn where new programs do not give the logits of a call on a whole sequence."""
+    if not made or isinstance(request.prompt, Tracer):
+        return
+    length = min(PROBE, setup.max_length - 1)
+    tokens = np.tile(np.array([0, 1], np.int32), (len(request.prompt), PROBE))[:, :length]
+    try:
+        tokens[:, :1] = np.asarray(request.prompt[:, :1])
+        wrong = bool(_differs(model, jnp.asarray(tokens), setup._replace(use_cache=made[0])))
+    except Exception:  # a call of this length is more than the model has to support
+        return
+    if wrong:
+        way = "in steps with a cache" if made[0] else "with padding after them"
+        name = type(model).__name__
+        warn_user(
+            f"{name} gives other logits for tokens {way} than in a call on these tokens alone, so that "
+            "what is generated depends on the way. A position may depend on later tokens: use attention "
+            "with is_causal=True or a causal mask, convolutions with padding='CAUSAL'. Otherwise the "
+            f"positions or caches of {name} are wrong; see docs/generating.md."
+        )
+
+
+def _differs_in_a_call(model: tp.Any, tokens: jax.Array, setup: Setup) -> jax.Array:
+    """Whether the logits of tokens differ from those of a call on them alone, in that setup."""
+    batch, length = tokens.shape
+    alone, _ = Decoder(model, setup._replace(use_cache=False), batch)([], tokens, 0)
+    decoder = Decoder(model, setup, batch)
+    if not setup.use_cache:
+        after = min(PADDING, setup.max_length - length)
+        tokens = jnp.pad(tokens, ((0, 0), (0, after)))
+    logits = decoder(decoder.cache, tokens, 0)[0][:, :length]
+    epsilon = jnp.finfo(logits.dtype).eps if jnp.issubdtype(logits.dtype, jnp.floating) else 0
+    alone, logits = alone.astype(jnp.float32), logits.astype(jnp.float32)
+    finite = jnp.isfinite(alone) & jnp.isfinite(logits)
+    largest = jnp.where(finite, jnp.abs(alone), 0).max()
+    difference = jnp.where(finite, jnp.abs(alone - logits), 0).max()
+    return difference > max(TOLERANCE, 64 * float(epsilon)) * largest
+
+
 class Decoder:
     """A model in the modes of decoding, as a function of what its cache contains.
 
@@ -421,6 +494,7 @@ class Decoder:
         cache: tp.Any = None
         if setup.use_cache is not False:
             viewed = view(model, decode=True, **modes, **sizes, raise_if_not_found=False)
+            self._widen_caches(viewed, batch)
             self.graphdef, cache, self.rest = split(viewed, Cache, ...)
             if setup.use_cache and not cache:
                 raise ValueError(
@@ -450,10 +524,7 @@ class Decoder:
         """Logits (batch, length, vocabulary) of tokens from position `first` on, and the new cache."""
         state = jax.tree.unflatten(self.structure, cache)
         model = merge(self.graphdef, state, self.rest, copy=True)
-        named = {}
-        if self.positions is not None:
-            named[self.positions] = first + jnp.arange(tokens.shape[1], dtype=jnp.int32)
-        logits = model(tokens, **named)
+        logits = self._called(model, tokens, first)
         shape = getattr(logits, "shape", None)
         if shape is None or len(shape) != 3 or shape[:2] != tokens.shape:
             got = short_type(logits) if shape is None else f"shape {shape}"
@@ -464,6 +535,38 @@ class Decoder:
         if cache:
             cache = jax.tree.leaves(split(model, Cache, ...)[1])
         return logits, cache
+
+    def _called(self, model: tp.Any, tokens: jax.Array, first: tp.Any) -> tp.Any:
+        """What a model returns for tokens from position `first` on."""
+        named = {}
+        if self.positions is not None:
+            named[self.positions] = first + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        return model(tokens, **named)
+
+    def _widen_caches(self, model: tp.Any, batch: int) -> None:
+        """Give a cache the dtype of the keys where the inputs of a layer promote its parameters.
+
+        An abstract call shows that dtype.
+        """
+        if not any(
+            layer.dtype is None and _is_narrow(layer.cached_key) for layer in _cached(model)
+        ):
+            return
+        seen: dict[int, tp.Any] = {}
+
+        def call(tokens: jax.Array) -> None:
+            copy = clone(model)
+            for index, layer in enumerate(_cached(copy)):
+                layer.attention_fn = _noting(layer.attention_fn, seen, index)
+            self._called(copy, tokens, 0)
+
+        jax.eval_shape(call, jax.ShapeDtypeStruct((batch, 1), jnp.int32))
+        for index, layer in enumerate(_cached(model)):
+            for name in ("cached_key", "cached_value"):
+                former = getattr(layer, name)
+                dtype = jnp.promote_types(former.dtype, seen.get(index, former.dtype))
+                if dtype != former.dtype:
+                    setattr(layer, name, Cache(jnp.zeros(former.shape, dtype)))
 
     def next_logits(
         self, cache: list[jax.Array], tokens: jax.Array, position: jax.Array
@@ -477,12 +580,32 @@ class Decoder:
         return logits[:, 0], cache
 
 
+def _cached(model: tp.Any) -> list[MultiHeadAttention]:
+    """The attention layers of a model that have a cache."""
+    layers = [x for _, x in iter_graph(model) if isinstance(x, MultiHeadAttention)]
+    return [layer for layer in layers if layer.cached_key is not None]
+
+
+def _is_narrow(cache: Cache[jax.Array] | None) -> bool:
+    return cache is not None and cache.dtype.itemsize < 4
+
+
+def _noting(fun: tp.Callable[..., tp.Any], seen: dict[int, tp.Any], index: int) -> tp.Any:
+    """An attention function that notes the dtype of its keys."""
+
+    @functools.wraps(fun)
+    def attend(query: tp.Any, key: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        seen[index] = key.dtype
+        return fun(query, key, *args, **kwargs)
+
+    return attend
+
+
 def _lacks_positions(model: tp.Any, cache: tp.Any) -> bool:
     """Whether a model has attention that ignores positions, and no other state that could count them."""
-    layers = [x for _, x in iter_graph(model) if isinstance(x, MultiHeadAttention)]
     names = {path[-1] for path, _ in to_flat_state(cache)}
     return names <= {"cached_key", "cached_value", "cache_index"} and any(
-        layer.cached_key is not None and not takes_positions(layer.attention_fn) for layer in layers
+        not takes_positions(layer.attention_fn) for layer in _cached(model)
     )
 
 
@@ -490,6 +613,9 @@ def start(model: tp.Any, request: Request, setup: Setup) -> tuple[list[jax.Array
     """Read the positions that are prompt in every row, except the last one, into the cache."""
     batch, length = request.prompt.shape
     decoder = Decoder(model, setup, batch)
+    made = _made.get()
+    if made is not None:
+        made.append(bool(decoder.cache))
     common = jnp.min(request.lengths) - 1
     cache, position = decoder.cache, common
     if cache and setup.chunk:
@@ -560,5 +686,6 @@ def new_tokens(request: Request, progress: Progress, setup: Setup) -> jax.Array:
 
 
 _whole = jit(_run, static_argnums=2)
+_differs = jit(_differs_in_a_call, static_argnums=2)
 _started = jit(start, static_argnums=2)
 _continued = jit(_advance, static_argnums=5, donate_argnums=1)

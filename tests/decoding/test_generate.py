@@ -265,6 +265,127 @@ def test_a_model_that_is_not_told_positions_runs_without_a_cache():
     assert nnx.generate(model, PROMPTS[0], 6, use_cache=True).lists() != tokens
 
 
+class Mixing(nnx.Module):
+    """A model in whose logits positions mix in one of several ways."""
+
+    def __init__(self, mix, layers=2):
+        rngs = nnx.Rngs(0)
+        self.embed, self.positions = nnx.Embed(VOCAB, 8, rngs=rngs), nnx.Embed(64, 8, rngs=rngs)
+        self.layers = nnx.List(mix(rngs) for _ in range(layers))
+
+    def __call__(self, tokens, input_positions):
+        x = self.embed(tokens) + self.positions(input_positions)
+        for layer in self.layers:
+            x = x + layer(x)
+        return 8 * self.embed.attend(x)
+
+
+class Attention(nnx.MultiHeadAttention):
+    """Attention that is causal or not."""
+
+    def __init__(self, causal, rngs):
+        super().__init__(2, 8, decode=False, rngs=rngs)
+        self.causal = causal
+
+    def __call__(self, x):
+        return super().__call__(x, is_causal=self.causal)
+
+
+def conv(padding):
+    return lambda rngs: nnx.Conv(8, 8, 3, padding=padding, rngs=rngs)
+
+
+def rnn(rngs):
+    return nnx.RNN(nnx.GRUCell(8, 8, rngs=rngs))
+
+
+NOT_CAUSAL = {
+    "attention": lambda rngs: Attention(False, rngs),
+    "convolution": conv("SAME"),
+    "mean": lambda rngs: lambda x: jnp.broadcast_to(x.mean(1, keepdims=True), x.shape),
+    "both directions": lambda rngs: nnx.Sequential(
+        nnx.Bidirectional(rnn(rngs), rnn(rngs)), nnx.Linear(16, 8, rngs=rngs)
+    ),
+}
+CAUSAL = {
+    "attention": lambda rngs: Attention(True, rngs),
+    "convolution": conv("CAUSAL"),
+    "cumulative sum": lambda rngs: lambda x: jnp.cumsum(x, 1),
+    "recurrent": rnn,
+}
+WAYS = {
+    "generate": nnx.generate,
+    "stream": lambda *args, **options: list(nnx.generate_stream(*args, **options)),
+    "beam": nnx.beam_search,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NOT_CAUSAL)
+def test_a_model_that_is_not_causal_is_told_once(name, way):
+    model, prompt = Mixing(NOT_CAUSAL[name]), [1, 2, 3]
+    for use_cache, text in ((None, "in steps with a cache"), (False, "with padding after them")):
+        text = text if name == "attention" else "with padding after them"
+        with pytest.warns(UserWarning, match=f"Mixing gives other logits for tokens {text} than"):
+            WAYS[way](model, prompt, 5, use_cache=use_cache)
+        WAYS[way](model, prompt, 5, use_cache=use_cache)  # the same program: no warning
+        if name != "attention":
+            break
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_model_generates_alike_in_all_ways(name):
+    model = Mixing(CAUSAL[name])
+    found = nnx.generate(model, PROMPTS, 4).lists()
+    assert found == nnx.generate(model, PROMPTS, 4, use_cache=False).lists()
+    assert found == [nnx.generate(model, prompt, 4).lists() for prompt in PROMPTS]
+
+
+def test_a_cache_that_gives_other_logits_is_told():
+    class Backwards(Counter):
+        def __call__(self, tokens):
+            return super().__call__(tokens[:, ::-1] if self.decode else tokens)
+
+    with pytest.warns(UserWarning, match="the positions or caches of Backwards are wrong"):
+        nnx.generate(Backwards(), [1, 2], 3)
+
+
+def test_a_model_that_takes_no_short_calls_is_not_checked():
+    class Long(Counter):
+        def __call__(self, tokens):
+            if tokens.shape[1] not in (1, 9):
+                raise ValueError("of another length")
+            return super().__call__(tokens)
+
+    assert nnx.generate(Long(), [1] * 10, 2).lists() == [10, 9]
+
+
+@pytest.mark.parametrize("keep", [nnx.PathContains("embed"), nnx.PathContains("nothing")])
+def test_a_cache_has_the_dtype_of_the_computation(keep):
+    """Wider inputs promote the parameters of a layer, and so the keys."""
+    model = Mixing(CAUSAL["attention"])
+    nnx.cast(model, "bfloat16", keep=nnx.Any(keep, nnx.PathContains("positions")))
+    seen = []
+
+    def attend(query, key, value, **options):
+        seen.append(key.dtype)
+        return nnx.dot_product_attention(query, key, value, **options)
+
+    for layer in model.layers:
+        layer.attention_fn = attend
+    text = str(jax.make_jaxpr(lambda: nnx.generate(model, [1, 2, 3], 5).tokens)())
+    assert set(seen) == {jnp.dtype("float32")} and "f32[1,8,2,4]" in text
+    cached = nnx.generate(model, [1, 2, 3], 5, use_cache=True).lists()
+    assert cached == nnx.generate(model, [1, 2, 3], 5, use_cache=False).lists()
+
+
+def test_a_cache_of_a_model_in_half_precision():
+    model = Mixing(CAUSAL["attention"])
+    nnx.cast(model, "bfloat16")
+    text = str(jax.make_jaxpr(lambda: nnx.generate(model, [1, 2, 3], 5).tokens)())
+    assert "bf16[1,8,2,4]" in text and "f32[1,8,2,4]" not in text
+
+
 def test_inside_a_transform():
     model = Counter()
 
