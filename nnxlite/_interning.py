@@ -47,7 +47,6 @@ class Table(tp.Generic[T]):
 
     Args:
         key: name of the attribute that is the key of an object.
-        is_current: whether an object still is what its key says; others are passed over.
 
     >>> from nnxlite._interning import Table
     >>> class Colour:
@@ -62,10 +61,9 @@ class Table(tp.Generic[T]):
     True
     """
 
-    __slots__ = ("_dead", "_entries", "_is_current", "_key_of")
+    __slots__ = ("_dead", "_entries", "_key_of")
 
-    def __init__(self, key: str, is_current: tp.Callable[[T], bool] | None = None) -> None:
-        self._is_current = is_current
+    def __init__(self, key: str) -> None:
         self._key_of: tp.Callable[[T], tp.Any] = operator.attrgetter(key)
         self._entries: dict[int, list[_Entry]] = {}
         self._dead: collections.deque[_Entry] = collections.deque()
@@ -75,8 +73,7 @@ class Table(tp.Generic[T]):
         for entry in self._entries.get(hash(key), ()):
             known = entry()
             if known is not None and self._key_of(known) == key:
-                if self._is_current is None or self._is_current(known):
-                    return known
+                return known
         return None
 
     def add(self, key: tp.Any, new: T) -> T:

@@ -127,6 +127,19 @@ def flatten_one_level(
     return [(path[0] if path else None, child) for path, child in pairs], treedef
 
 
+def static_part(treedef: PyTreeDef) -> tp.Any:
+    """The static data of the outermost node of a tree."""
+    data = treedef.node_data()
+    return None if data is None else data[1]
+
+
+def with_static_part(treedef: PyTreeDef, part: tp.Any) -> PyTreeDef:
+    """The treedef with other static data in its outermost node."""
+    node = (tp.cast(tp.Any, treedef.node_data())[0], part)
+    registry = jax.tree_util.default_registry
+    return PyTreeDef.from_node_data_and_children(registry, node, treedef.children())
+
+
 def without_literals(tree: T) -> T:
     """A tree of results with arrays in place of literals.
 

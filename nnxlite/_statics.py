@@ -1,73 +1,113 @@
 """How static values compare: the keys under which compiled programs are shared.
 
-A static value (a size, a flag, an activation function) is part of the identity of a compiled
-program.  Python's `==` is too coarse for that (`1 == True == 1.0`) and too fine (a closure made
-twice by the same code with the same captured values is "different").  `static_key` maps a value to
-a hashable key with the right equality:
+A static value (a size, a flag, an activation function) is part of the identity of a compiled program.
+`facts` gives what the library has to know about one:
 
-* numbers and bools compare with their type, floats by their bits;
-* functions compare by code, defaults and captured values; `functools.partial` and bound methods by
-  their parts; what cannot be compared that way falls back to identity, as do captured lists, dicts
-  and other mutable objects (except those of `PURE` libraries, which are never edited), and functions
-  that write a variable of their closure, since each has to write its own;
-* tuples, lists, dicts and sets compare by content and kind;
+* its *key*: programs are shared where keys are equal;
+* whether it is *exact*: values with this key are interchangeable, so that one may stand for another;
+* whether it is *mutable*: its content may be edited in place, so that the key is read in each call.
+
+Python's `==` is too coarse for a key (`1 == True == 1.0`), and too fine for functions, which are made
+again wherever a model is.  The rules:
+
+* numbers compare with their types, floats by their bits; tuples, lists, dicts and sets by content and type;
+* **a user's function is equal to itself only**.  Its code may read a global, an attribute or a captured
+  object that has changed since it was traced, and nobody can tell.  Two kinds of functions are known to
+  be equal without being the same: those of packages that never edit what they capture (`TRUSTED`), where
+  what they captured is known; and functions that capture nothing, whose code names nothing but such
+  packages.  `functools.partial` counts like the function in it;
 * everything else compares by its own `==` and `hash`, together with its type.
 
-What cannot be hashed (a dataclass of settings, say) has no such key.  It may be an attribute of an
-object all the same: `content_key` describes it by its present content, and `stability` says that this
-has to be repeated in each call.
+A value without a hash (a dataclass of settings, say) has no `static_key`, but a `content_key`, which
+describes it by its present content.
 """
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
-import dis
 import enum
 import functools
 import sys
 import types
 import typing as tp
+import weakref
 
 import jax
 import numpy as np
 
-PLAIN: frozenset[type] = frozenset(
-    {str, type(None), type, bytes, type(...), types.BuiltinFunctionType}
-)
-"""Types whose values are their own keys."""
+TRUSTED = frozenset({"jax", "optax", "nnxlite"})
+"""Packages whose functions never edit what they capture, nor hand it out to be edited."""
 
 COPIED: frozenset[type] = frozenset({list, dict, set})
-"""Mutable static values of which every object has a copy; others are shared by all equal objects."""
+"""Mutable static values of which every rebuilt object gets a copy; others it shares with its model."""
 
-
-PURE = frozenset({"optax"})
-"""Packages whose functions and objects neither edit what they contain nor hand it out to be edited."""
+SMALL = 1_000
+"""How many items a NumPy array may have that is compared by content, in each call."""
 
 
 class UnhashableStatic(TypeError):
     """A static value has no key, because it (or a part of it) is unhashable."""
 
 
-class ById:
-    """A key that compares by the identity of its value, and keeps that alive."""
+class _Unknown(Exception):
+    """Whether a function equals another cannot be known."""
 
-    __slots__ = ("value",)
+
+class Facts(tp.NamedTuple):
+    """What the library knows about a static value; see the module."""
+
+    key: tp.Any
+    exact: bool
+    mutable: bool
+
+
+class ById:
+    """A key that compares by the identity of its value, and does not keep that alive if it can."""
+
+    __slots__ = ("_hash", "_value")
 
     def __init__(self, value: tp.Any) -> None:
-        self.value = value
+        self._hash = id(value) >> 4
+        try:
+            self._value: tp.Callable[[], tp.Any] = weakref.ref(value)
+        except TypeError:
+            self._value = lambda: value
+
+    @property
+    def value(self) -> tp.Any:
+        """The value, or None where it is gone."""
+        return self._value()
 
     def __eq__(self, other: tp.Any) -> bool:
-        return type(other) is ById and self.value is other.value
+        if self is other:
+            return True
+        return type(other) is ById and (value := self._value()) is not None and value is other.value
 
     def __hash__(self) -> int:
-        return id(self.value) >> 4
+        return self._hash
+
+
+def facts(value: tp.Any) -> Facts:
+    """Key, exactness and mutability of any static value.
+
+    What cannot be hashed is described by its present content: the fields of a dataclass that count for
+    `==`, for other objects what pickling would store.  JAX arrays, large NumPy arrays, and what does not
+    tell its content, count by identity.
+
+    >>> from nnxlite._statics import facts
+    >>> [tuple(facts(value))[1:] for value in (3, "relu", (1, 2), [3])]
+    [(True, False), (True, False), (True, False), (False, True)]
+    """
+    kind = type(value)
+    if kind in _OWN_KEY:
+        return Facts(value, True, False)
+    reader = _Reader()
+    return Facts(reader.content(value, ()), reader.exact, reader.mutable)
 
 
 def content_key(value: tp.Any) -> tp.Any:
-    """The key of any static value; what cannot be hashed is described by its present content.
-
-    For a dataclass these are its fields (those that count for `==`), for other objects what pickling
-    would store.  JAX arrays, large NumPy arrays, and what does not tell its content, count by identity.
+    """The key of any static value, as its content is now.
 
     >>> from types import SimpleNamespace
     >>> from nnxlite._statics import content_key
@@ -79,38 +119,7 @@ def content_key(value: tp.Any) -> tp.Any:
     >>> content_key(settings) == before
     False
     """
-    return _content(value, ())
-
-
-SMALL = 1_000
-"""How many items a NumPy array may have that is compared by content, in each call."""
-
-
-def _content(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
-    try:
-        return static_key(value)
-    except UnhashableStatic:
-        pass
-    for depth, outer in enumerate(inside):
-        if outer is value:
-            return ("recursion", depth)
-    inside = (*inside, value)
-    kind = type(value)
-    if kind is dict:
-        return (dict, *[(static_key(k), _content(v, inside)) for k, v in value.items()])
-    if kind is list or kind.__hash__ is tuple.__hash__:
-        return (kind, *[_content(v, inside) for v in value])
-    if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.size > SMALL):
-        return ById(value)
-    if dataclasses.is_dataclass(kind):
-        names = [field.name for field in dataclasses.fields(kind) if field.compare]
-        return (kind, *[_content(getattr(value, name, None), inside) for name in names])
-    try:
-        _, arguments, *state = value.__reduce_ex__(2)
-        parts = [arguments, *(list(part) if hasattr(part, "__next__") else part for part in state)]
-    except Exception:  # it is the object's own code that runs, and may refuse as it likes
-        return ById(value)
-    return (kind, *[_content(part, inside) for part in parts])
+    return facts(value).key
 
 
 def static_key(value: tp.Any) -> tp.Any:
@@ -118,279 +127,410 @@ def static_key(value: tp.Any) -> tp.Any:
 
     Raises UnhashableStatic where there is none.
 
+    >>> import jax
     >>> from nnxlite._statics import static_key
     >>> static_key(1) == static_key(True)
     False
-    >>> make = lambda n: (lambda x: x + n)
-    >>> static_key(make(1)) == static_key(make(1)), static_key(make(1)) == static_key(make(2))
+    >>> scaled = lambda n: (lambda x: x * n)
+    >>> f = scaled(1)
+    >>> static_key(f) == static_key(f), static_key(f) == static_key(scaled(1))
     (True, False)
+    >>> initializer = jax.nn.initializers.normal
+    >>> static_key(initializer(0.1)) == static_key(initializer(0.1))
+    True
     """
-    return _key(value, ())
+    return _Reader().key(value, ())
 
 
-def _key(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
-    kind = type(value)
-    if kind in PLAIN:
-        return value
-    special = _SPECIAL.get(kind)
-    if special is not None:
-        return special(value, inside)
-    if kind.__hash__ is tuple.__hash__:  # named tuples
-        return _sequence(value, inside)
-    if isinstance(value, np.generic):
-        return (kind, value.tobytes())
-    if _is_pure_object(value):
-        return _by_content(value, inside)
-    try:
-        hash(value)
-    except TypeError as error:
-        raise UnhashableStatic from error
-    return (kind, value)
-
-
-def _number(value: tp.Any, inside: tp.Any) -> tp.Any:
-    return (type(value), value)
-
-
-def _float(value: float, inside: tp.Any) -> tp.Any:
-    return (float, value.hex())
-
-
-def _complex(value: complex, inside: tp.Any) -> tp.Any:
-    return (complex, value.real.hex(), value.imag.hex())
-
-
-_SIMPLE = frozenset({*PLAIN, int, bool})
+_OWN_KEY: frozenset[type] = frozenset(
+    {str, type(None), type, bytes, type(...), types.BuiltinFunctionType}
+)
+"""Types whose values are their own keys."""
+_SIMPLE = frozenset({*_OWN_KEY, int, bool})
 """Types of items that a key contains as they are, beside their types.
 
 A model may have a vocabulary of many thousand words as a static value, whose key is worked out in each
 call: item by item that takes ten times as long.
 """
 
-
-def _items(values: tp.Collection[tp.Any], inside: tp.Any) -> tuple[tp.Any, ...]:
-    types_of = tuple(map(type, values))
-    if _SIMPLE.issuperset(types_of):
-        return (types_of, *values)
-    return tuple([_key(value, inside) for value in values])
+Inside = tuple[tp.Any, ...]
+"""The values around the one that is read, so that recursion ends."""
 
 
-def _sequence(value: tp.Any, inside: tp.Any) -> tp.Any:
-    return (type(value), *_items(value, inside))
+class _Reader:
+    """One reading of a static value; notes whether it is exact and mutable."""
 
+    def __init__(self) -> None:
+        self.exact = True
+        self.mutable = False
 
-def _dict(value: dict[tp.Any, tp.Any], inside: tp.Any) -> tp.Any:
-    return (dict, _items(value.keys(), inside), _items(value.values(), inside))
+    # any value -----------------------------------------------------------------------------------
 
-
-def _set(value: tp.Any, inside: tp.Any) -> tp.Any:
-    return (type(value), frozenset(_key(v, inside) for v in value))
-
-
-def _or_identity(value: tp.Any, inside: tp.Any) -> tp.Any:
-    """Captured values that have no key count by identity."""
-    try:
-        return _key(value, inside)
-    except UnhashableStatic:
-        return ById(value)
-
-
-def _function(fun: types.FunctionType, inside: tuple[tp.Any, ...]) -> tp.Any:
-    closure = fun.__closure__
-    defaults, keywords = fun.__defaults__, fun.__kwdefaults__
-    own = fun.__dict__  # such as `__wrapped__`
-    if closure is None and defaults is None and keywords is None and not own:
-        return (_function, ById(fun.__code__), ById(fun.__globals__))
-    for depth, outer in enumerate(inside):  # a recursive function captures itself
-        if outer is fun:
-            return ("recursion", depth)
-    inside = (*inside, fun)
-    pure = _is_pure(fun.__globals__.get("__name__"))
-    if closure and not pure and writes_outside(fun.__code__):
-        return ById(fun)
-    key = _by_content if pure else _captured
-    captured: list[tp.Any] = []
-    for cell in closure or ():
+    def content(self, value: tp.Any, inside: Inside) -> tp.Any:
+        """The key of a value, by content where it has no hash."""
         try:
-            content = cell.cell_contents
+            return self.key(value, inside)
+        except UnhashableStatic:
+            pass
+        if isinstance(value, jax.Array):
+            return ById(value)
+        self.exact, self.mutable = False, True
+        for depth, outer in enumerate(inside):
+            if outer is value:
+                return ("recursion", depth)
+        inside = (*inside, value)
+        kind = type(value)
+        if kind is dict:
+            keys = [self.key(name, inside) for name in value]
+            return (dict, *zip(keys, [self.content(v, inside) for v in value.values()]))
+        if kind is list or kind.__hash__ is tuple.__hash__:
+            return (kind, *[self.content(v, inside) for v in value])
+        if isinstance(value, np.ndarray):
+            return _of_array(value) or ById(value)
+        if dataclasses.is_dataclass(kind):
+            names = [field.name for field in dataclasses.fields(kind) if field.compare]
+            return (kind, *[self.content(getattr(value, name, None), inside) for name in names])
+        try:
+            _, arguments, *state = value.__reduce_ex__(2)
+            parts = [arguments, *(list(p) if hasattr(p, "__next__") else p for p in state)]
+        except Exception:  # it is the object's own code that runs, and may refuse as it likes
+            return ById(value)
+        return (kind, *[self.content(part, inside) for part in parts])
+
+    def key(self, value: tp.Any, inside: Inside) -> tp.Any:
+        """The key of a value; raises UnhashableStatic where there is none."""
+        kind = type(value)
+        if kind in _OWN_KEY:
+            return value
+        if kind in _NUMBERS:
+            return _NUMBERS[kind](value)
+        if kind in COPIED or kind.__hash__ is tuple.__hash__ or kind is frozenset:
+            if kind in COPIED:
+                self.exact, self.mutable = False, True
+            return self._collection(kind, value, inside, self.key)
+        if kind is slice:
+            return (slice, *[self.key(part, inside) for part in _bounds(value)])
+        if isinstance(value, np.generic):
+            return (kind, value.tobytes())
+        if is_constant(value):  # a function or class of a module: nobody makes an equal one
+            return ById(value)
+        if kind is types.MethodType or _may_be_known(value, kind):
+            try:
+                return self.known(value, inside)
+            except _Unknown:
+                pass
+            if kind is types.MethodType:
+                return (types.MethodType, ById(value.__func__), ById(value.__self__))
+        if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
+            return ById(value)
+        if isinstance(value, jax.Array):  # a tracer has a hash
+            raise UnhashableStatic
+        try:
+            hash(value)
+        except TypeError as error:
+            raise UnhashableStatic from error
+        if not isinstance(value, _VALUES):
+            self.exact = False
+        return (kind, value)
+
+    def _collection(
+        self, kind: type, value: tp.Any, inside: Inside, read: tp.Callable[..., tp.Any]
+    ) -> tp.Any:
+        if kind is dict:
+            return (dict, self._items(value, inside, read), self._items(value.values(), inside, read))
+        if kind is set or kind is frozenset:
+            return (kind, frozenset(read(v, inside) for v in value))
+        return (kind, *self._items(value, inside, read))
+
+    def _items(self, values: tp.Any, inside: Inside, read: tp.Callable[..., tp.Any]) -> tp.Any:
+        types_of = tuple(map(type, values))
+        if _SIMPLE.issuperset(types_of):
+            return (types_of, *values)
+        return tuple([read(value, inside) for value in values])
+
+    # what is known to be equal without being the same ----------------------------------------------
+
+    def known(self, value: tp.Any, inside: Inside, live: bool = False) -> tp.Any:
+        """The key of a value that cannot change; `live` takes containers with the content they have.
+
+        Raises _Unknown for any other.
+        """
+        kind = type(value)
+        if kind in _NUMBERS:
+            return _NUMBERS[kind](value)
+        if kind in (str, bytes, type(None), type(...)):
+            return value
+        if kind.__hash__ is tuple.__hash__ or kind is frozenset:
+            read = lambda v, inside: self.known(v, inside, live)
+            return self._collection(kind, value, inside, read)
+        for depth, outer in enumerate(inside):
+            if outer is value:
+                return ("recursion", depth)
+        inside = (*inside, value)
+        if kind is types.FunctionType:
+            return self._function(value, inside)
+        if kind is functools.partial:
+            names = [*value.keywords]
+            parts = [value.func, value.args, (*names, *value.keywords.values())]
+            return (kind, *[self.known(part, inside, live) for part in parts])
+        if kind is types.MethodType:
+            return (kind, *[self.known(p, inside, live) for p in (value.__func__, value.__self__)])
+        if _is_object_of_optax(value, kind):
+            return self._once(value, lambda: (kind, *self._entries(vars(value), inside)))
+        if kind is slice:
+            return (slice, *[self.known(part, inside, live) for part in _bounds(value)])
+        if isinstance(value, np.generic):
+            return (kind, value.tobytes())
+        if isinstance(value, jax.Array) or _is_named(value) or _is_number_type(value):
+            return ById(value)
+        if isinstance(value, _VALUES):
+            return (kind, value)
+        if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+            self.exact = False
+            fields = [getattr(value, field.name, None) for field in dataclasses.fields(kind)]
+            return (kind, *[self.known(field, inside, live) for field in fields])
+        if live and kind in COPIED:
+            self.exact = False
+            read = lambda v, inside: self.known(v, inside, live)
+            return _Live(value, self._collection(kind, value, inside, read), kind)
+        if live and kind is np.ndarray and (content := _of_array(value)) is not None:
+            self.exact = False
+            return _Live(value, content, kind)
+        raise _Unknown
+
+    def _entries(self, mapping: tp.Mapping[str, tp.Any], inside: Inside) -> tp.Any:
+        return tuple([(name, self.known(v, inside, live=True)) for name, v in mapping.items()])
+
+    def _function(self, fun: types.FunctionType, inside: Inside) -> tp.Any:
+        if _is_trusted(fun.__globals__.get("__name__")):
+            if fun.__closure__ is None and _is_named(fun):
+                return ById(fun)
+            return self._once(fun, lambda: self._captured(fun, inside))
+        if fun.__closure__ is not None or fun.__dict__:
+            raise _Unknown
+        reads = _reads(fun.__code__, fun.__globals__)
+        if reads is None:
+            raise _Unknown
+        defaults = fun.__defaults__ or (), tuple((fun.__kwdefaults__ or {}).items())
+        key = _ByCode(fun.__code__, fun.__globals__, reads, self.known(defaults, inside))
+        self.exact = False
+        return key
+
+    def _captured(self, fun: types.FunctionType, inside: Inside) -> tp.Any:
+        """The key of a function of a trusted package, from what it captured."""
+        try:
+            cells = [cell.cell_contents for cell in fun.__closure__ or ()]
         except ValueError:  # an empty cell
-            return ById(fun)
-        captured.append(key(content, inside))
-    return (
-        _function,
-        ById(fun.__code__),
-        ById(fun.__globals__),
-        tuple(captured),
-        tuple(key(d, inside) for d in defaults or ()),
-        tuple((k, key(v, inside)) for k, v in (keywords or {}).items()),
-        tuple((k, key(v, inside)) for k, v in own.items()),
-    )
+            raise _Unknown from None
+        values = (*cells, *(fun.__defaults__ or ()))
+        captured = [self.known(value, inside, live=True) for value in values]
+        named = self._entries({**(fun.__kwdefaults__ or {}), **fun.__dict__}, inside)
+        return (fun.__code__, *captured, named)
+
+    def _once(self, value: tp.Any, make: tp.Callable[[], tp.Any]) -> tp.Any:
+        """The key of a function or object of a trusted package, as it was when first seen.
+
+        `optax.cosine_decay_schedule` rebinds a variable that it captured when it is first called: without
+        this a second optimizer would not equal the first.
+        """
+        seen = _first_seen.get(value)
+        if seen is None:
+            before, self.exact = self.exact, True
+            try:
+                key = make()
+            except _Unknown:
+                key = None
+            seen = _first_seen[value] = key, self.exact
+            self.exact = before
+        key, exact = seen
+        if key is None:
+            raise _Unknown
+        self.exact = self.exact and exact
+        return key
 
 
-# Key: the code, which never changes. Bound: 4096. Threads: as lru_cache. Earned where a loop makes
-# modules with a closure among their static values (`construct`): 60 % of the time of their GraphDef.
-@functools.lru_cache(maxsize=4096)
-def writes_outside(code: types.CodeType) -> bool:
-    """Whether code, inner functions included, rebinds variables of its closure or globals."""
+_first_seen: weakref.WeakKeyDictionary[tp.Any, tuple[tp.Any, bool]] = weakref.WeakKeyDictionary()
+# Key: the function or object, by identity. Nothing to invalidate: the key is that of the first sight.
+# Bound: entries die with their functions; keys refer weakly to all but constants and containers. Threads:
+# two may work a key out twice; both are equal. Earned by `construct`, and by law L6 (see `_once`).
+
+
+class _ByCode:
+    """The key of a user's function that captures nothing and names trusted packages only.
+
+    Equal keys have the same code, and every name in it means now, for both, what it meant when the key
+    was made.
+    """
+
+    __slots__ = ("code", "defaults", "namespace", "reads")
+
+    def __init__(
+        self, code: types.CodeType, namespace: dict[str, tp.Any], reads: tp.Any, defaults: tp.Any
+    ) -> None:
+        self.code, self.namespace, self.reads, self.defaults = code, namespace, reads, defaults
+
+    def __eq__(self, other: tp.Any) -> bool:
+        if self is other:
+            return True
+        return (
+            type(other) is _ByCode
+            and self.code is other.code
+            and self.namespace is other.namespace
+            and self.defaults == other.defaults
+            and self.reads == other.reads == _reads(self.code, self.namespace)
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.code), self.defaults))
+
+
+class _Live:
+    """The key of a container that a function of a trusted package captured: its content at first sight.
+
+    Its owner may edit it.  From then on the key equals no other.
+    """
+
+    __slots__ = ("content", "kind", "value")
+
+    def __init__(self, value: tp.Any, content: tp.Any, kind: type) -> None:
+        self.value, self.content, self.kind = value, content, kind
+
+    def _is_unchanged(self) -> bool:
+        try:
+            return _Reader().known(self.value, (), live=True).content == self.content
+        except _Unknown:
+            return False
+
+    def __eq__(self, other: tp.Any) -> bool:
+        if self is other:
+            return True
+        return (
+            type(other) is _Live
+            and self.kind is other.kind
+            and self.content == other.content
+            and self._is_unchanged()
+            and other._is_unchanged()
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+
+def _reads(code: types.CodeType, namespace: dict[str, tp.Any]) -> tuple[tp.Any, ...] | None:
+    """The keys of all that code names, if that is nothing but modules, functions and classes of trusted packages.
+
+    A name is a global, a builtin, or an attribute: of one of these modules or classes, or of an array.
+    None where a name may mean anything else, now or once it is defined.
+    """
+    names: list[str] = []
     pending = [code]
     while pending:
         part = pending.pop()
+        names += part.co_names
         pending += [c for c in part.co_consts if isinstance(c, types.CodeType)]
-        for op in dis.get_instructions(part):
-            if op.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
-                op.opname in ("STORE_DEREF", "DELETE_DEREF") and op.argval in code.co_freevars
-            ):
-                return True
-    return False
+    reads: list[tp.Any] = []
+    owners: list[tp.Any] = []  # whose attributes the other names may be
+
+    def note(value: tp.Any) -> bool:
+        if isinstance(value, (type, types.ModuleType)):
+            owners.append(value)
+        reads.append(ById(value))
+        return any(value is safe for safe in _SAFE_BUILTINS.values()) or _is_named(value)
+
+    attributes = []
+    for name in names:
+        if name in namespace or name in _SAFE_BUILTINS:
+            if not note(namespace[name] if name in namespace else _SAFE_BUILTINS[name]):
+                return None
+        else:
+            attributes.append(name)
+    unknown = set(attributes) - _ARRAY_ATTRIBUTES
+    for owner in owners:  # grows
+        scopes = owner.__mro__ if isinstance(owner, type) else (owner,)
+        for name in names:
+            value = next((vars(scope)[name] for scope in scopes if name in vars(scope)), _NOTHING)
+            if value is _NOTHING:
+                continue
+            unknown.discard(name)
+            if type(value) in _NUMBERS or value is None:
+                reads.append((type(value), value))
+            elif not any(value is seen for seen in owners) and not note(value):
+                return None
+    return None if unknown else tuple(reads)
 
 
-def _captured(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
-    """Captured values compare by content only where nobody can edit them in place."""
-    kind = type(value)
-    if kind in PLAIN or kind in _IMMUTABLE or isinstance(value, _VALUES):
-        return _or_identity(value, inside)
-    if kind.__hash__ is tuple.__hash__:
-        return (kind, *[_captured(v, inside) for v in value])
-    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        fields = [getattr(value, field.name, None) for field in dataclasses.fields(kind)]
-        return (kind, *[_captured(field, inside) for field in fields])
-    return ById(value)
+_NOTHING = object()
+_SAFE_BUILTINS = {
+    name: getattr(builtins, name)
+    for name in (
+        "abs bool complex dict divmod enumerate float frozenset int isinstance len list max min pow range "
+        "reversed round set slice sorted str sum tuple zip"
+    ).split()
+}
+_ARRAY_ATTRIBUTES = frozenset(dir(jax.Array)) | {"set", "add", "multiply", "min", "max", "get"}
 
 
-def _by_content(value: tp.Any, inside: tuple[tp.Any, ...]) -> tp.Any:
-    """What an object of a pure library contains compares by content: nobody else can edit it.
-
-    Whole numbers compare without their type, since `optax.cosine_decay_schedule` turns the ints that
-    it captured into floats when it is first called.
-    """
-    kind = type(value)
-    if kind is float and value and value.is_integer():
-        return _number(int(value), inside)
-    if kind is dict:
-        return (dict, *[(_by_content(k, inside), _by_content(v, inside)) for k, v in value.items()])
-    if kind is list or kind.__hash__ is tuple.__hash__:
-        return (kind, *[_by_content(v, inside) for v in value])
-    if not _is_pure_object(value):
-        return _captured(value, inside)
-    for depth, outer in enumerate(inside):
-        if outer is value:
-            return ("recursion", depth)
-    return (kind, _by_content(vars(value), (*inside, value)))
+def _is_trusted(module: str | None) -> bool:
+    return module is not None and module.partition(".")[0] in TRUSTED
 
 
-def _is_pure_object(value: tp.Any) -> bool:
-    """Whether a value is an object of a pure library that has no equality of its own."""
-    kind = type(value)
+def _is_named(value: tp.Any) -> bool:
+    """Whether a value is a module of a trusted package, or what such a module contains by its name."""
+    if isinstance(value, types.ModuleType):
+        return _is_trusted(value.__name__)
+    name = getattr(value, "__module__", None)
+    if not isinstance(name, str) or not _is_trusted(name):
+        return False
+    owner: tp.Any = sys.modules.get(name)
+    path = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
+    for part in str(path).split("."):
+        owner = getattr(owner, "__dict__", {}).get(part)
+    return owner is value
+
+
+def _is_number_type(value: tp.Any) -> bool:
+    return isinstance(value, type) and (issubclass(value, np.generic) or value in _NUMBERS)
+
+
+def _may_be_known(value: tp.Any, kind: type) -> bool:
+    return kind in (types.FunctionType, functools.partial) or _is_object_of_optax(value, kind)
+
+
+def _is_object_of_optax(value: tp.Any, kind: type) -> bool:
+    """Whether a value is an object of optax that has no equality of its own."""
     return (
         kind.__hash__ is object.__hash__
+        and kind.__module__.partition(".")[0] == "optax"
         and hasattr(value, "__dict__")
-        and _is_pure(kind.__module__)
     )
 
 
-def _is_pure(module: str | None) -> bool:
-    return module is not None and module.partition(".")[0] in PURE
+def _of_array(array: np.ndarray) -> tp.Any:
+    """The content of a small array; None for a large one, and for one of objects."""
+    if array.size > SMALL or array.dtype.hasobject:
+        return None
+    return (type(array), array.dtype, array.shape, array.tobytes())
 
 
-def _partial(value: functools.partial, inside: tp.Any) -> tp.Any:
-    return (
-        functools.partial,
-        _key(value.func, inside),
-        tuple(_captured(a, inside) for a in value.args),
-        frozenset((k, _captured(v, inside)) for k, v in value.keywords.items()),
-    )
+def _bounds(value: slice) -> tuple[tp.Any, ...]:
+    return (value.start, value.stop, value.step)
 
 
-def _slice(value: slice, inside: tp.Any) -> tp.Any:
-    return (slice, *[_key(part, inside) for part in (value.start, value.stop, value.step)])
-
-
-def _method(value: types.MethodType, inside: tp.Any) -> tp.Any:
-    owner = value.__self__
-    key = _by_content(owner, inside) if _is_pure_object(owner) else ById(owner)
-    return (types.MethodType, _key(value.__func__, inside), key)
-
-
-_SPECIAL: dict[type, tp.Callable[[tp.Any, tp.Any], tp.Any]] = {
-    bool: _number,
-    int: _number,
-    float: _float,
-    complex: _complex,
-    slice: _slice,
-    tuple: _sequence,
-    list: _sequence,
-    dict: _dict,
-    set: _set,
-    frozenset: _set,
-    types.FunctionType: _function,
-    types.MethodType: _method,
-    functools.partial: _partial,
+_NUMBERS: dict[type, tp.Callable[[tp.Any], tp.Any]] = {
+    bool: lambda value: (bool, value),
+    int: lambda value: (int, value),
+    float: lambda value: (float, value.hex()),
+    complex: lambda value: (complex, value.real.hex(), value.imag.hex()),
 }
-
-_IMMUTABLE: frozenset[type] = frozenset(
-    {bool, int, float, complex, types.FunctionType, functools.partial, types.MethodType, frozenset}
-)
 _VALUES = (
-    np.number,
-    np.bool_,
     np.dtype,
+    enum.Enum,
     jax.sharding.Sharding,
     jax.sharding.PartitionSpec,
     jax.sharding.Mesh,
+    jax.sharding.AbstractMesh,
 )
-
-
-class Stability(enum.IntEnum):
-    """When the key of a static value has to be worked out again."""
-
-    FIXED = 0
-    """Never: the value is immutable, or counts by its identity or its own hash."""
-    CAPTURING = 1
-    """Before another object shares the definition: what a closure captured can be rebound."""
-    MUTABLE = 2
-    """In each call: the value can be edited in place. Python says so by having no hash for it."""
-
-
-FIXED, CAPTURING, MUTABLE = Stability
-
-
-def stability(value: tp.Any) -> Stability:
-    """How long the key of a static value stays the same, while the value is the same object.
-
-    >>> from nnxlite._statics import stability
-    >>> [stability(value).name for value in (3, lambda: 3, (lambda n: lambda: n)(3), (3, [3]))]
-    ['FIXED', 'FIXED', 'CAPTURING', 'MUTABLE']
-    """
-    kind = type(value)
-    if kind is types.FunctionType:
-        return FIXED if value.__closure__ is None else CAPTURING
-    if kind is types.MethodType:
-        return stability(value.__func__)
-    if kind is functools.partial:  # what it contains counts by identity where it is mutable
-        return min(CAPTURING, max(map(stability, (value.func, *value.args))))
-    if kind.__hash__ is tuple.__hash__:
-        return max(map(stability, value), default=FIXED)
-    try:
-        hash(value)
-    except TypeError:
-        return FIXED if kind is slice else MUTABLE  # slices have a hash from Python 3.12 on
-    return FIXED
-
-
-class Keyed(tp.Protocol):
-    """A definition made of static values."""
-
-    key: tp.Any
-    stability: Stability
-
-    def content(self) -> tp.Any:
-        """The key as the static values are now."""
-        ...
-
-
-def is_current(definition: Keyed) -> bool:
-    """Whether a definition still is what its key says, so that another object may share it."""
-    return definition.stability is FIXED or definition.content() == definition.key
+"""Types whose values cannot change, and are interchangeable where they are equal."""
 
 
 def is_constant(value: tp.Any, inside: bool = False) -> bool:
@@ -403,6 +543,8 @@ def is_constant(value: tp.Any, inside: bool = False) -> bool:
         return kind is not float or value != 0.0  # 0.0 == -0.0
     if kind is tuple:  # one level: types are compared no deeper
         return not inside and all(is_constant(part, True) for part in value)
+    if kind is not types.FunctionType and not isinstance(value, type):
+        return False
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     return module is not None and module.__dict__.get(getattr(value, "__name__", "")) is value
 
@@ -419,6 +561,55 @@ def own_copy(value: tp.Any) -> tp.Any:
         return {k: own_copy(v) for k, v in value.items()}
     if kind is set:
         return set(value)
-    if kind.__hash__ is tuple.__hash__ and stability(value) is MUTABLE:
-        return tuple.__new__(kind, map(own_copy, value))  # named tuples included
+    if kind.__hash__ is tuple.__hash__:
+        parts = [own_copy(v) for v in value]
+        if any(new is not old for new, old in zip(parts, value)):
+            return tuple.__new__(kind, parts)  # named tuples included
     return value
+
+
+def atoms(value: tp.Any) -> tp.Iterator[tp.Any]:
+    """The values inside builtin containers that `own_copy` does not copy, in order; none of a set."""
+    kind = type(value)
+    if kind is dict:
+        value = (*value, *value.values())
+    elif kind is set:
+        return
+    elif kind is not list and kind.__hash__ is not tuple.__hash__:
+        yield value
+        return
+    for part in value:
+        yield from atoms(part)
+
+
+def alike(value: tp.Any, other: tp.Any) -> bool:
+    """Whether two static values have the same content, where objects are the same ones.
+
+    An object may have been edited in place in between: it is the same all the same.
+    """
+    if value is other:
+        return True
+    kind = type(value)
+    if kind is not type(other):
+        return False
+    if kind is dict:
+        pairs = [zip(value, other), zip(value.values(), other.values())]
+    elif kind is list or kind.__hash__ is tuple.__hash__:
+        pairs = [zip(value, other)]
+    else:
+        mine, theirs = facts(value), facts(other)
+        return mine.key == theirs.key and (mine.exact or kind is set)
+    return len(value) == len(other) and all(alike(a, b) for part in pairs for a, b in part)
+
+
+def with_atoms(value: tp.Any, instead: tp.Mapping[int, tp.Any]) -> tp.Any:
+    """The same containers with other atoms, given by the identity of those in them."""
+    kind = type(value)
+    swap = lambda part: with_atoms(part, instead)
+    if kind is dict:
+        return {swap(k): swap(v) for k, v in value.items()}
+    if kind is list:
+        return [swap(v) for v in value]
+    if kind.__hash__ is tuple.__hash__:
+        return tuple.__new__(kind, map(swap, value))
+    return instead.get(id(value), value)

@@ -13,6 +13,7 @@ import collections
 import dataclasses
 import typing as tp
 
+from nnxlite._statics import alike
 from nnxlite.boundary._inputs import CallDef, Inner
 from nnxlite.boundary._outdef import CameIn, Edit, Fresh, Outputs, Source
 from nnxlite.boundary._outputs import only_structure_of
@@ -261,7 +262,7 @@ class _Matching:
         while attempt.pending and problem is None:
             old, new, inside = attempt.pending.pop()
             if isinstance(old, ContainerCode):
-                if not isinstance(new, ContainerCode) or old.definition != new.definition:
+                if not isinstance(new, ContainerCode) or not new.definition.matches(old.definition):
                     problem = OTHER
                 else:
                     attempt.pending.extend((a, b, inside) for a, b in zip(old.codes, new.codes))
@@ -270,7 +271,8 @@ class _Matching:
             elif isinstance(old, NodeCode) and isinstance(new, NodeCode):
                 problem = self._match_nodes(old.number, new.number, inside, attempt)
             else:
-                problem = None if isinstance(old, StaticDef) and old == new else OTHER
+                static = isinstance(old, StaticDef) and isinstance(new, StaticDef)
+                problem = None if static and alike(old.value, new.value) else OTHER
         if problem is None:
             self._edited.extend(attempt.edited)
             return None

@@ -18,6 +18,7 @@ import jax
 from nnxlite._errors import path_text
 from nnxlite._interning import Table
 from nnxlite._jax import PyTreeDef, key_name
+from nnxlite._statics import ById, facts
 from nnxlite._versions import epoch, observe
 from nnxlite.graph import (
     CUSTOM,
@@ -87,11 +88,12 @@ class ArgumentLeaf(tp.NamedTuple):
 
 
 class CallDef:
-    """The static side of some arguments; one object for equal content.
+    """The static side of some arguments; one object for equal content, unless it is an `OwnCall`.
 
     Their leaves have one numbering: the array leaves first, then those of the graph.
 
     Attributes:
+        shared: the interned one: this one, or that of an `OwnCall`.
         treedef: of the arguments, with roots as leaves.
         where: positions of the roots among the leaves.
         graphdef: the graph below the roots.
@@ -99,7 +101,17 @@ class CallDef:
         trees: whether numbers in the containers of objects are leaves, as with `graph=False`.
     """
 
-    __slots__ = ("__weakref__", "cache", "extra", "graphdef", "key", "treedef", "trees", "where")
+    __slots__ = (
+        "__weakref__",
+        "cache",
+        "extra",
+        "graphdef",
+        "key",
+        "shared",
+        "treedef",
+        "trees",
+        "where",
+    )
 
     def __init__(
         self,
@@ -109,6 +121,7 @@ class CallDef:
         extra: tp.Any,
         trees: bool = False,
     ) -> None:
+        self.shared: CallDef = self
         self.trees = trees
         self.treedef = treedef
         self.where = where
@@ -116,6 +129,11 @@ class CallDef:
         self.extra = extra
         self.key = (treedef, where, graphdef, extra, trees)
         self.cache: dict[tp.Any, tp.Any] = {}
+
+    @property
+    def exactly(self) -> tp.Any:
+        """A key that no other call has whose static values differ in anything."""
+        return self if self.shared is self else ById(self)
 
     def remember(self, key: tp.Any, value: T) -> T:
         """Add a value that follows from this call and a key to the `cache`; returns it.
@@ -177,6 +195,26 @@ class CallDef:
         return call_def, (self.treedef, self.where, self.graphdef, self.extra, self.trees)
 
 
+class OwnCall(CallDef):
+    """A CallDef with static values of this very call, which an equal one does not have.
+
+    It is equal where what it shares is the same, so that programs are shared; the trace of a program sees
+    the values of the call that caused it.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, shared: CallDef, *key: tp.Any) -> None:
+        super().__init__(*key)
+        self.shared = shared
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return type(other) is OwnCall and self.shared is other.shared
+
+    def __hash__(self) -> int:
+        return hash(self.shared)
+
+
 _ENTRIES_PER_CALL = 64
 _interned: Table[CallDef] = Table("key")
 
@@ -187,13 +225,47 @@ def call_def(
     graphdef: GraphDef[tp.Any],
     extra: tp.Any,
     trees: bool = False,
+    own: bool = False,
 ) -> CallDef:
-    """The one CallDef with this content.
+    """The CallDef with this content; `own` says that other parts than the graph have values of this call.
 
     Raises TypeError where `extra` is unhashable.
     """
-    key = (treedef, where, graphdef, extra, trees)
-    return _interned.find(key) or _interned.add(key, CallDef(*key))
+    key = (treedef, where, graphdef.structure, extra, trees)
+    shared = _interned.find(key) or _interned.add(key, CallDef(*key))
+    if graphdef.own or own:
+        return OwnCall(shared, treedef, where, graphdef, extra, trees)
+    return shared
+
+
+_plain: dict[PyTreeDef, bool] = {}
+_PLAIN_TREES = 1024
+# Key: treedefs of tuples, lists, dicts and named tuples. Nothing to invalidate. Bound: _PLAIN_TREES.
+# Threads: each entry is a single write. It keeps a step whose arguments are containers from asking each of
+# them in each call.
+
+
+def _has_own(treedef: PyTreeDef) -> bool:
+    """Whether a tree has static data that another, equal tree does not have: see `_definitions`."""
+    if treedef in _plain:
+        return False
+    plain, pending = True, [treedef]
+    while pending:
+        part = pending.pop()
+        kind, data = part.node_data() or (None, None)
+        if kind not in _PLAIN_NODES and not hasattr(kind, "_fields"):
+            plain = False
+            if not facts(data).exact:
+                return True
+        pending += part.children()
+    if plain:
+        if len(_plain) >= _PLAIN_TREES:
+            _plain.clear()
+        _plain[treedef] = True
+    return False
+
+
+_PLAIN_NODES = frozenset({None, tuple, list, dict, type(None)})
 
 
 class Inputs:
@@ -205,6 +277,7 @@ class Inputs:
         values: the raw values of the graph's leaves.
         graphdef: the graph below the roots.
         plan: the plan behind it, if there is one.
+        own: whether the treedef has static data that equal ones do not have.
         trees: see `CallDef`.
     """
 
@@ -212,6 +285,7 @@ class Inputs:
         "_nodes",
         "arrays",
         "graphdef",
+        "own",
         "plan",
         "roots",
         "treedef",
@@ -222,6 +296,7 @@ class Inputs:
 
     def __init__(self, tree: tp.Any, trees: bool = False) -> None:
         leaves, self.treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_root)
+        self.own = _has_own(self.treedef)
         self.where, others = _positions(leaves)
         self.roots = tuple(leaves[i] for i in self.where)
         self.arrays = [leaves[i] for i in others]
@@ -244,6 +319,7 @@ class Inputs:
             return cls((args, kwargs), trees)
         new = object.__new__(cls)
         new.treedef, new.where, others = form
+        new.own = False
         new.roots = tuple([leaves[i] for i in new.where])
         new.arrays = [leaves[i] for i in others]
         new._enter(trees)
@@ -254,6 +330,7 @@ class Inputs:
         """New objects for the arguments of a call, with these leaves, of any type."""
         new = object.__new__(cls)
         new.treedef, new.where = call.treedef, call.where
+        new.own = type(call) is OwnCall
         new.graphdef, new.trees = call.graphdef, call.trees
         new.arrays, new.values = call.by_side(leaves)
         inner = Inner(call, new.values)
@@ -312,11 +389,16 @@ class Inputs:
         """The caller's own objects and Variables, by node number."""
         return self._nodes()
 
-    def define(self, extra: tp.Any = None) -> CallDef:
-        """The CallDef of these arguments."""
-        plan = self.plan
-        if plan is None:
-            return call_def(self.treedef, self.where, self.graphdef, extra, self.trees)
+    def define(self, extra: tp.Any = None, own: bool = False) -> CallDef:
+        """The CallDef of these arguments.
+
+        Args:
+            extra: what else the transform adds to the key.
+            own: whether that contains static values which equal ones do not have.
+        """
+        plan, own = self.plan, own or self.own
+        if plan is None or own:
+            return call_def(self.treedef, self.where, self.graphdef, extra, self.trees, own)
         key = (self.treedef, self.where, extra, self.trees)
         known = plan.calls.get(key)
         if known is None:

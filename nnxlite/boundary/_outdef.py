@@ -10,6 +10,7 @@ import jax
 
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
+from nnxlite._statics import ById
 from nnxlite.boundary._inputs import CallDef, paths_of
 from nnxlite.graph import GraphDef, NodeCode, Path
 from nnxlite.variables import VariableDef
@@ -55,7 +56,7 @@ Source: tp.TypeAlias = CameIn | Fresh
 """Where the value of an output leaf comes from."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class OutGraph:
     """The graph below the arguments and results as the function left it.
 
@@ -66,6 +67,7 @@ class OutGraph:
         edits: objects of the arguments whose structure changed.
         first_result: number of the first root that belongs to the result.
         kinds: input Variables whose metadata changed: (input node, new definition).
+        seen: the objects in the static values of the arguments that the trace saw; see `of_call`.
     """
 
     graphdef: GraphDef[tp.Any]
@@ -74,6 +76,36 @@ class OutGraph:
     first_result: int
     edits: tuple[Edit, ...]
     kinds: tuple[tuple[int, VariableDef], ...]
+    seen: tuple[ById, ...] = ()
+
+    def _key(self) -> tp.Any:
+        kinds = [(old, definition.shared) for old, definition in self.kinds]
+        parts = (self.graphdef, self.origin, self.sources, self.first_result, self.edits)
+        return (*parts, *kinds)
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return self is other or (isinstance(other, OutGraph) and self._key() == other._key())
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def of_call(self, graphdef: GraphDef[tp.Any]) -> OutGraph:
+        """The same for a call with this graph, which may have other, equal static values.
+
+        A program runs for all calls of one structure.  Where the function put a settings object of its
+        arguments into what it returned, each call gets its own.
+        """
+        mine = graphdef.atoms()
+        instead = {
+            id(seen.value): atom
+            for seen, atom in zip(self.seen, mine)
+            if seen.value is not None and seen.value is not atom
+        }
+        if not instead:
+            return self
+        swap = lambda definition: definition.swapped(instead)
+        kinds = tuple((old, swap(definition)) for old, definition in self.kinds)
+        return dataclasses.replace(self, graphdef=self.graphdef.mapped(swap), kinds=kinds)
 
     def fresh_leaves(self) -> dict[int, int]:
         """The leaf of each value that did not come in, by its number."""

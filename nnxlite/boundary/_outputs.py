@@ -13,6 +13,7 @@ import typing as tp
 import jax
 
 from nnxlite._jax import is_ref, trace_state
+from nnxlite._statics import ById, alike
 from nnxlite._versions import epoch
 from nnxlite.boundary._inputs import Inner, is_root
 from nnxlite.boundary._outdef import CameIn, Edit, Fresh, OutDef, OutGraph, Outputs, Source
@@ -30,7 +31,7 @@ from nnxlite.graph import (
     StaticDef,
     traverse,
 )
-from nnxlite.variables import Variable, VariableDef
+from nnxlite.variables import Variable, VariableDef, current_definition
 
 
 def leave(
@@ -154,7 +155,7 @@ def _restructured(inner: Inner) -> bool:
         definition: ObjectDef = decoded.node_defs[number]
         if definition.mutable or definition.type in CUSTOM_NODES:
             return True
-    return False
+    return any(type(form) is VariableDef and form.mutable for form in decoded.node_defs)
 
 
 # Structure changes -------------------------------------------------------------------------------
@@ -206,10 +207,11 @@ def _graph_of(
         for definition, old in zip(decoded.node_defs, origin)
         if old is not None
         and isinstance(definition, VariableDef)
-        and definition is not came_in.node_defs[old]
+        and not definition.is_like(came_in.node_defs[old])
     )
     every_source = tp.cast(tuple[Source, ...], tuple(sources))
-    graph = OutGraph(graphdef, origin, every_source, len(arguments), edits, kinds)
+    seen = _seen(inner)
+    graph = OutGraph(graphdef, origin, every_source, len(arguments), edits, kinds, seen)
     return graph, fresh.values, changed
 
 
@@ -245,7 +247,11 @@ def _result_graph(
     refuse_dead_tracers(walk.nodes, graphdef)
     fresh = _FreshValues(inner)
     sources = tuple(map(fresh.source, walk.leaves))
-    return OutGraph(graphdef, origin, sources, 0, (), ()), fresh.values
+    return OutGraph(graphdef, origin, sources, 0, (), (), _seen(inner)), fresh.values
+
+
+def _seen(inner: Inner) -> tuple[ById, ...]:
+    return tuple(map(ById, inner.call.graphdef.atoms()))
 
 
 def _detached(inner: Inner) -> list[tp.Any]:
@@ -260,7 +266,7 @@ def _detached(inner: Inner) -> list[tp.Any]:
         node, version = inner.nodes[number], inner.versions[number]
         definition = decoded.node_defs[number]
         if isinstance(node, Variable):
-            return node._box.definition is not definition
+            return not current_definition(node._box).matches(definition)
         if not version or not isinstance(node, GraphNode):
             return False
         edited = node._nnx_version != version or node._nnx_def is not definition
@@ -286,7 +292,7 @@ def _edits(
     def moved(old: Code | None, now: Code) -> list[tuple[int, int]] | None:
         """The leaves that differ, or None where anything else does."""
         if isinstance(now, ContainerCode):
-            if not isinstance(old, ContainerCode) or old.definition != now.definition:
+            if not isinstance(old, ContainerCode) or not now.definition.matches(old.definition):
                 return None
             inside = [moved(a, b) for a, b in zip(old.codes, now.codes)]
             return None if None in inside else [m for part in inside for m in part or ()]
@@ -296,7 +302,8 @@ def _edits(
             case ArrayCode(before), ArrayCode(after):
                 return [] if sources[after] == CameIn(before) else [(before, after)]
             case _:
-                return [] if isinstance(now, StaticDef) and old == now else None
+                same = isinstance(old, StaticDef) and isinstance(now, StaticDef)
+                return [] if same and alike(old.value, now.value) else None
 
     for number, codes in decoded.children:
         old = origin[number]
@@ -309,12 +316,10 @@ def _edits(
         for change in changes.values():
             moves.update(change or ())
         names = [name for name, change in changes.items() if change is None]
-        if names or new_def is not old_def:
-            names += [
-                name
-                for name, value in new_def.template.items()
-                if name not in old_def.template or old_def.template[name] is not value
-            ]
+        if new_def is not old_def:
+            names += [name for name in new_def.template if new_def.differs(name, old_def)]
+        same = new_def.layout is old_def.layout and alike(new_def.metadata, old_def.metadata)
+        if names or not same:
             removed = tuple(n for n in old_def.layout.status if n not in new_def.layout.status)
             edits.append(Edit(number, tuple(names), removed))
     return tuple(edits), moves

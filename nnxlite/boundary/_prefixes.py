@@ -627,7 +627,7 @@ def shown(decoded: Decoded, leaf: int, value: tp.Any = MISSING) -> tp.Any:
     if not isinstance(definition, VariableDef):
         return value
     if type(value) is _Unseen:  # no hook can read it
-        definition = VariableDef(definition.type, definition.metadata)
+        definition = VariableDef(definition.type, definition.metadata, None)
         definition.plain_read = True
     return make(definition, value)
 

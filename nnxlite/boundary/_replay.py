@@ -162,6 +162,7 @@ def _check_trace(node: tp.Any) -> None:
 
 def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
     outer = inputs.nodes()
+    graph = graph.of_call(inputs.graphdef)
     decoded = graph.graphdef.decoded
     trace = trace_state.value
     refuse_fixed(outer, graph)
@@ -179,7 +180,7 @@ def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
     nodes = [None if old is None else outer[old] for old in graph.origin]
     add_nodes(decoded, leaves, nodes)
     for old, kind in graph.kinds:
-        note_definition(writes, outer[old], kind)
+        note_definition(writes, outer[old], kind.for_variable().keeping(outer[old]._box.definition))
     codes_of = dict(decoded.children)
     for number, names, removed in graph.edits:
         node_def = decoded.node_defs[number]
@@ -243,7 +244,8 @@ def _note_edit(
         else:
             writes.add(attributes.__setitem__, name, value)
     writes.add(_set_status, node, node_def.layout.status)
-    note_definition_of(writes, node, node_def)
+    # One that is private has values of the trace, where the object keeps its own.
+    note_definition_of(writes, node, node_def if node_def.shared is node_def else None)
 
 
 _set_status = GraphNode.__dict__["_nnx_status"].__set__

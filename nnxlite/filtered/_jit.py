@@ -12,7 +12,7 @@ from jax.errors import JaxRuntimeError
 from nnxlite._config import context_key
 from nnxlite._integers import as_integer
 from nnxlite._jax import PyTreeDef
-from nnxlite._statics import UnhashableStatic, static_key
+from nnxlite._statics import UnhashableStatic, facts, static_key
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
     CallDef,
@@ -204,7 +204,8 @@ class FilterJit(Filtered[P, R], Jitted):
             call = inputs.define(context_key())
             return inputs, call, (Operands(call, leaves),)
         key, (kept, donated) = self._divided(Call(self.bound, inputs), args, kwargs)
-        call = inputs.define(key)
+        own = not all(box.exact for box in key.division.statics)
+        call = inputs.define(key, own)
         return inputs, call, (Operands(call, kept), donated)
 
     def _divided(self, call: Call, args: tp.Any, kwargs: tp.Any) -> tuple[FilterJitKey, tp.Any]:
@@ -248,16 +249,14 @@ class FilterJit(Filtered[P, R], Jitted):
         for number in numbers:
             leaf = call.leaves[number]
             try:
-                key = static_key(leaf)
-                hash(key)
-            except (UnhashableStatic, TypeError):
+                out.append(StaticArgument(leaf, static_key(leaf), facts(leaf).exact))
+            except UnhashableStatic:
                 path = call.text_of(call.form.places[number])
                 raise ValueError(
                     f"{self!r}: the static leaf at '{path}' of the arguments is unhashable: it is of "
                     f"type '{type(leaf).__name__}'. Static leaves are part of the key of a compiled "
                     "program. Pass a hashable value, such as a tuple or frozenset, or an array."
                 ) from None
-            out.append(StaticArgument(leaf, key))
         return tuple(out)
 
     @is_call
@@ -281,7 +280,7 @@ class FilterJit(Filtered[P, R], Jitted):
         """A call, ready for JAX; see `Stageable`."""
         inputs, call, groups = self._enter(args, kwargs)
         core = self._core
-        if program is not None and call is not program:
+        if program is not None and call != program:
             what = call_difference(*map(core.in_words, (program, call)))
             raise other_structure(self, what)
         run = lambda jitted: core.run_donating(inputs, jitted, groups)

@@ -103,7 +103,7 @@ class FilterVmap(Filtered[P, R]):
         groups = [_group(axis, leaf, may_donate) for axis, leaf in zip(axes, call.leaves)]
         division, (kept, donated) = divide(call.leaves, grouped(self, call, groups))
         key, traced, mapped = self._program(call, division, tuple(axes), spec)
-        if program is not None and key is not program:
+        if program is not None and key != program:
             what = call_difference(*(named_call(k, call.fun) for k in (program, key)))
             raise other_structure(self, what)
         # JAX needs one mapped argument to know the size of the axis
@@ -173,7 +173,7 @@ class FilterPmap(FilterVmap[P, R]):
             return program, self._transform(jax.pmap, program, donate_argnums=(2,))
 
         key = call.inputs.define((traced_context(), division, axes, call.form.values))
-        return key, *_programs.get(call.fun, (key, boxed(self.options)), make)
+        return key, *_programs.get(call.fun, (key.exactly, boxed(self.options)), make)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""

@@ -23,6 +23,7 @@ from nnxlite.graph._defs import NodeRef as NodeRef
 from nnxlite.graph._defs import ObjectDef as ObjectDef
 from nnxlite.graph._defs import Static as Static
 from nnxlite.graph._defs import StaticDef as StaticDef
+from nnxlite.graph._defs import static_def as static_def
 from nnxlite.graph._defs import VariableRecord as VariableRecord
 from nnxlite.graph._defs import adopt_unknown as adopt_unknown
 from nnxlite.graph._defs import define as define

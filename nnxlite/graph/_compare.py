@@ -171,6 +171,9 @@ class _Attribute(StaticDef):
 
     __slots__ = ()
 
+    def __init__(self, value: tp.Any) -> None:
+        super().__init__(value, None)
+
 
 class _Side:
     """One of the two graphs, and which of its nodes have a partner."""

@@ -13,6 +13,9 @@ reference of that number; `LEAF` is an array without a Variable.  Since every de
 its number of children the sequence decodes without brackets, and since definitions are interned,
 comparing two graphs is comparing two tuples of identities.  Interning is weak: nothing lives longer
 because it was once described.
+
+Static values that may be edited, or are equal without being interchangeable, stay with their object: its
+definition is private, see `_definitions`.
 """
 
 from __future__ import annotations
@@ -25,17 +28,11 @@ import typing as tp
 
 import jax
 
+from nnxlite._definitions import ELSEWHERE, Definition
 from nnxlite._interning import LOCK, Table
+from nnxlite._jax import static_part, with_static_part
 from nnxlite._state import sort_key, sorted_keys
-from nnxlite._statics import (
-    FIXED,
-    MUTABLE,
-    content_key,
-    is_constant,
-    is_current,
-    own_copy,
-    stability,
-)
+from nnxlite._statics import Facts, alike, atoms, facts, is_constant, own_copy
 from nnxlite._together import Writes
 from nnxlite._versions import epoch, observe, touch
 from nnxlite.graph._containers import container_of, has_data
@@ -86,28 +83,17 @@ def layout_of(status: Status) -> Layout:
     return _layouts.find(key) or _layouts.add(key, Layout(names, status, key))
 
 
-class ObjectDef:
-    """Class, layout and static values of a graph object; equal ones are the same object.
+class ObjectDef(Definition):
+    """Class, layout and static values of a graph object; equal ones are the same object, unless private.
 
     Attributes:
-        template: the static attributes, by name.
-        mutable: the keys of those that can be edited in place, by name; `template` contains copies of
-            the builtin containers among them.
-        key: what makes two definitions equal.
-        stability: that of the least stable static value.
+        template: the static attributes, by name, with copies of the builtin containers among them.
+        facts: what is known of each static value, in the order of the layout.
+        own: names of the attributes whose values stay with the object.
+        mutable: names of those that can be edited in place.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "key",
-        "layout",
-        "metadata",
-        "mutable",
-        "stability",
-        "statics",
-        "template",
-        "type",
-    )
+    __slots__ = ("facts", "layout", "metadata", "mutable", "own", "statics", "template", "type")
 
     def __init__(
         self,
@@ -115,22 +101,21 @@ class ObjectDef:
         layout: Layout,
         statics: tuple[tp.Any, ...],
         metadata: tp.Any,
+        every: tuple[Facts, ...],
         key: tuple[tp.Any, ...],
+        shared: ObjectDef | None = None,
     ) -> None:
+        names = layout.static
+        self.own = () if shared is None else _names(names, [not part.exact for part in every])
+        self.mutable = () if shared is None else _names(names, [part.mutable for part in every])
         self.type: tp.Any = type_
         self.layout = layout
         self.metadata = metadata
         self.statics = statics
-        self.template = dict(zip(layout.static, statics))
-        self.key = key
-        stabilities = [stability(value) for value in statics]
-        self.stability = max(stabilities, default=FIXED)
-        keys = zip(layout.static, key[-len(statics) :], stabilities)
-        self.mutable = {name: part for name, part, how in keys if how is MUTABLE}
-
-    def content(self) -> tuple[tp.Any, ...]:
-        """The key of the definition as its static values are now."""
-        return (self.type, self.layout, content_key(self.metadata), *map(content_key, self.statics))
+        self.template = dict(zip(names, statics))
+        self.facts = every
+        own = [self.template[name] for name in self.own]
+        super().__init__(key, shared, own if shared is None else [*own, metadata])
 
     def fresh_template(self) -> dict[tp.Any, tp.Any]:
         """The static attributes for a new object."""
@@ -140,17 +125,43 @@ class ObjectDef:
         return new
 
     def with_static(self, name: tp.Any, value: tp.Any) -> ObjectDef:
-        """The definition with another value of one static attribute; this one has to be FIXED.
+        """The definition with another value of one static attribute; this one is not `mutable`.
 
-        The keys of the other values are taken over: with them worked out again a change of mode takes
-        nearly three times as long, about 4 % of training with an evaluation after every ten steps, which
-        has 15 % to spend (bench `loops`).
+        What is known of the other values is taken over: with their keys worked out again a change of mode
+        takes nearly three times as long, about 4 % of training with an evaluation after every ten steps,
+        which has 15 % to spend (bench `loops`).
         """
         at = self.layout.static.index(name)
         statics = (*self.statics[:at], value, *self.statics[at + 1 :])
-        first = len(self.key) - len(statics)
-        keys = (*self.key[: first + at], content_key(value), *self.key[first + at + 1 :])
-        return _defs.find(keys) or intern_object(self.type, self.layout, statics, self.metadata)
+        every = (*self.facts[:at], facts(value), *self.facts[at + 1 :])
+        return _interned_object(self.type, self.layout, statics, self.metadata, every)
+
+    def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> ObjectDef:
+        """The definition with each value that stays with the object replaced by an equal one."""
+        if self.shared is self:
+            return self
+        own = {name: change(self.template[name]) for name in self.own}
+        statics = tuple({**self.template, **own}.values())
+        metadata = change(self.metadata)
+        return ObjectDef(
+            self.type, self.layout, statics, metadata, self.facts, self.key, self.shared
+        )
+
+    def is_of(self, node: GraphNode) -> bool:
+        """Whether the mutable static attributes of an object are what this definition says."""
+        attributes = node.__dict__
+        for name in self.mutable:
+            at = self.layout.static.index(name)
+            value = attributes.get(name)
+            if facts(value).key != self.facts[at].key:
+                return False
+            if any(a is not b for a, b in zip(atoms(value), atoms(self.statics[at]))):
+                return False
+        return True
+
+    def differs(self, name: tp.Any, before: ObjectDef) -> bool:
+        """Whether a static attribute has another value than in an earlier definition."""
+        return name not in before.template or not alike(self.template[name], before.template[name])
 
     def __repr__(self) -> str:
         static = ", ".join(f"{k}={v!r}" for k, v in self.template.items())
@@ -160,7 +171,11 @@ class ObjectDef:
         return _object_def, (self.type, dict(self.layout.status), self.statics, self.metadata)
 
 
-_defs: Table[ObjectDef] = Table("key", is_current)
+def _names(names: tuple[tp.Any, ...], chosen: list[bool]) -> tuple[tp.Any, ...]:
+    return tuple([name for name, is_chosen in zip(names, chosen) if is_chosen])
+
+
+_defs: Table[ObjectDef] = Table("key")
 
 
 def _object_def(
@@ -172,11 +187,27 @@ def _object_def(
 def intern_object(
     cls: type, layout: Layout, statics: tuple[tp.Any, ...], metadata: tp.Any = None
 ) -> ObjectDef:
-    """The one definition for these facts."""
+    """The definition for these facts."""
     statics = tuple(map(own_copy, statics))  # before the key: another thread may be editing them
-    key = (cls, layout, content_key(metadata), *map(content_key, statics))
-    cached = _defs.find(key)
-    return cached or _defs.add(key, ObjectDef(cls, layout, statics, metadata, key))
+    return _interned_object(cls, layout, statics, metadata, tuple(map(facts, statics)))
+
+
+def _interned_object(
+    cls: type,
+    layout: Layout,
+    statics: tuple[tp.Any, ...],
+    metadata: tp.Any,
+    every: tuple[Facts, ...],
+) -> ObjectDef:
+    about = facts(metadata)
+    key = (cls, layout, about.key, *[part.key for part in every])
+    exact = about.exact and all(part.exact for part in every)
+    shared = _defs.find(key)
+    if shared is None:
+        kept = statics if exact else tuple([v if p.exact else ELSEWHERE for v, p in zip(statics, every)])
+        shared = ObjectDef(cls, layout, kept, metadata if about.exact else ELSEWHERE, every, key)
+        shared = _defs.add(key, shared)
+    return shared if exact else ObjectDef(cls, layout, statics, metadata, every, key, shared)
 
 
 def definition(node: GraphNode) -> ObjectDef:
@@ -202,7 +233,9 @@ def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
         return current
     start = epoch.now
     version = observe(node)
-    current = _look_up(node)
+    current, before = _look_up(node), node._nnx_def
+    if before is not None and current.matches(before):
+        return before
     with LOCK:
         if node._nnx_version == version and epoch.now == start:  # else it may have been edited
             _set_def(node, current)
@@ -230,7 +263,7 @@ def set_static(node: GraphNode, name: tp.Any, value: tp.Any) -> None:
     The version stays what it is, since the children do: a plan compares definitions as well.
     """
     old, new = node._nnx_def, None
-    if old is not None and old.stability is FIXED and name in old.template:
+    if old is not None and not old.mutable and name in old.template:
         new = old.with_static(name, value)
     attributes: tp.Any = node.__dict__
     with LOCK:
@@ -329,7 +362,7 @@ def refuse_hidden_data(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
     )
 
 
-class ContainerDef:
+class ContainerDef(Definition):
     """Kind, type, keys and (for registered pytree nodes) one-level treedef of a container.
 
     `container` is what the engine does with this kind.
@@ -338,11 +371,18 @@ class ContainerDef:
     `order` is what sorts them, or None where they are sorted already.
     """
 
-    __slots__ = ("__weakref__", "container", "key", "keys", "kind", "order", "treedef", "type")
+    __slots__ = ("container", "keys", "kind", "order", "treedef", "type")
 
     def __init__(
-        self, kind: int, type_: type, keys: tuple[tp.Any, ...], treedef: tp.Any, key: tp.Any = None
+        self,
+        kind: int,
+        type_: type,
+        keys: tuple[tp.Any, ...],
+        treedef: tp.Any,
+        key: tp.Any = None,
+        shared: ContainerDef | None = None,
     ) -> None:
+        super().__init__(key, shared, () if shared is None else [static_part(treedef)])
         self.kind = kind
         self.type = type_
         self.container = container_of(type_, kind)
@@ -354,7 +394,15 @@ class ContainerDef:
                 keys = tuple(keys[i] for i in order)
         self.keys = keys
         self.treedef = treedef
-        self.key = key
+
+    def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> ContainerDef:
+        """The definition with the static part of a pytree node replaced by an equal one."""
+        if self.shared is self:
+            return self
+        part = change(static_part(self.treedef))
+        treedef = with_static_part(self.treedef, part)
+        keys = tuple(self._as_node(self.keys))
+        return ContainerDef(self.kind, self.type, keys, treedef, self.key, self.shared)
 
     def in_order(self, children: tp.Sequence[tp.Any]) -> tp.Sequence[tp.Any]:
         """The children of such a node in the order of the keys."""
@@ -378,19 +426,29 @@ class ContainerDef:
         return container_def, (self.kind, self.type, tuple(self._as_node(self.keys)), self.treedef)
 
 
-class StaticDef:
+class StaticDef(Definition):
     """A static value inside a container that contains data."""
 
-    __slots__ = ("__weakref__", "key", "stability", "value")
+    __slots__ = ("mutable", "value")
 
-    def __init__(self, value: tp.Any, key: tp.Any = None) -> None:
+    def __init__(
+        self, value: tp.Any, key: tp.Any, mutable: bool = False, shared: StaticDef | None = None
+    ) -> None:
+        super().__init__(key, shared, () if shared is None else [value])
         self.value = value
-        self.key = key
-        self.stability = stability(value)
+        self.mutable = mutable
 
-    def content(self) -> tp.Any:
-        """The key as the value is now."""
-        return content_key(self.value)
+    def is_of(self, value: tp.Any) -> bool:
+        """Whether it describes this value as it is now."""
+        if value is self.value and not self.mutable:
+            return True
+        return static_def(value).matches(self)
+
+    def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> StaticDef:
+        """The definition with an equal value, where the value stays with its owner."""
+        if self.shared is self:
+            return self
+        return StaticDef(change(self.value), self.key, self.mutable, self.shared)
 
     def __repr__(self) -> str:
         return f"Static({self.value!r})"
@@ -418,27 +476,33 @@ LEAF = _Mark("LEAF")
 REF_LEAF = _Mark("REF_LEAF")
 
 _containers: Table[ContainerDef] = Table("key")
-_statics: Table[StaticDef] = Table("key", is_current)
+_statics: Table[StaticDef] = Table("key")
 
 
 def container_def(
     kind: int, type_: type, keys: tuple[tp.Any, ...], treedef: tp.Any = None
 ) -> ContainerDef:
-    """The one definition of a container of this form."""
+    """The definition of a container of this form."""
     key = (kind, type_, keys, tuple(map(type, keys)), treedef)
     try:
-        cached = _containers.find(key)
+        shared = _containers.find(key)
     except ValueError:  # the static part of a pytree node cannot be compared: one of its own
         return ContainerDef(kind, type_, keys, treedef)
-    return cached or _containers.add(key, ContainerDef(kind, type_, keys, treedef, key))
+    if shared is None:
+        shared = _containers.add(key, ContainerDef(kind, type_, keys, treedef, key))
+    if treedef is None or facts(static_part(treedef)).exact:
+        return shared
+    return ContainerDef(kind, type_, keys, treedef, key, shared)
 
 
 def static_def(value: tp.Any) -> StaticDef:
-    """The one definition of a static value."""
+    """The definition of a static value."""
     value = own_copy(value)
-    key = content_key(value)
-    cached = _statics.find(key)
-    return cached or _statics.add(key, StaticDef(value, key))
+    key, exact, mutable = facts(value)
+    shared = _statics.find(key)
+    if shared is None:
+        shared = _statics.add(key, StaticDef(value if exact else ELSEWHERE, key))
+    return shared if exact else StaticDef(value, key, mutable, shared)
 
 
 Token: tp.TypeAlias = ObjectDef | VariableDef | ContainerDef | StaticDef | _Mark | int

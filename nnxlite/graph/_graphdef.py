@@ -1,17 +1,21 @@
-"""`GraphDef`: the static half of an object graph, interned, hashable, with everything derived cached.
+"""`GraphDef`: the static half of an object graph, hashable, with everything derived cached.
 
-Two graph definitions with equal content are one object: comparing is an identity check, and whatever
-is worked out of one (paths, the shape of its `State`, how to rebuild it) is worked out once.
+Two graph definitions with equal content have one interned *structure*: comparing is an identity check,
+and whatever is worked out of one (paths, the shape of its `State`) is worked out once.  A graph with
+static values that stay with their objects (see `_definitions`) has a `GraphDef` of its own, which contains
+these values; any other is its structure.
 """
 
 from __future__ import annotations
 
+import copy as copy_lib
 import itertools
 import typing as tp
 
 import jax
 
 from nnxlite import filters
+from nnxlite._definitions import Definition
 from nnxlite._interning import Table
 from nnxlite._outline import Shown
 from nnxlite._state import FlatState, State
@@ -99,7 +103,9 @@ class GraphDef(Shown, tp.Generic[N]):
 
     Attributes:
         tokens: the preorder sequence of definitions (see `nnxlite.graph._defs`).
+        structure: the interned definition of the same graph without values that stay with their objects.
         num_roots: how many roots the sequence describes; 1 except inside transforms.
+        own: positions of the private definitions among the tokens.
         outer: for `update_context`, the outer number of each node (or None), else None.
         first: number of the first own node; smaller numbers refer to nodes of an earlier definition.
 
@@ -110,9 +116,22 @@ class GraphDef(Shown, tp.Generic[N]):
     ((2, 3), True)
     """
 
-    __slots__ = ("__weakref__", "_cache", "_key", "first", "num_roots", "outer", "tokens")
+    __slots__ = (
+        "__weakref__",
+        "_cache",
+        "_decoded",
+        "_key",
+        "first",
+        "num_roots",
+        "outer",
+        "own",
+        "structure",
+        "tokens",
+    )
 
     tokens: tuple[Token, ...]
+    structure: GraphDef[N]
+    own: tuple[int, ...]
     num_roots: int
     outer: tuple[int | None, ...] | None
     first: int
@@ -124,25 +143,60 @@ class GraphDef(Shown, tp.Generic[N]):
         outer: tuple[int | None, ...] | None = None,
         first: int = 0,
     ) -> GraphDef[N]:
-        """The one definition with this content."""
-        key = (tuple(tokens), num_roots, outer, first)
-        cached = _interned.find(key)
-        if cached is not None:
-            return cached
+        """The definition with this content."""
+        tokens = tuple(tokens)
+        own = [i for i, t in enumerate(tokens) if isinstance(t, Definition) and t.shared is not t]
+        shared = list(tokens)
+        for position in own:
+            shared[position] = tp.cast(Definition, tokens[position]).shared
+        key = (tuple(shared), num_roots, outer, first)
+        structure = _interned.find(key)
+        if structure is None:
+            structure = _interned.add(key, cls._made(key[0], key, None, ()))
+        return cls._made(tokens, key, structure, tuple(own)) if own else structure
+
+    @classmethod
+    def _made(
+        cls, tokens: tuple[Token, ...], key: tp.Any, structure: tp.Any, own: tuple[int, ...]
+    ) -> GraphDef[N]:
         new = object.__new__(cls)
-        new._key = key
-        new.tokens, new.num_roots, new.outer, new.first = key
-        new._cache = {}
-        return _interned.add(key, new)
+        new.tokens, new._key, new.own, new._decoded = tokens, key, own, None
+        _, new.num_roots, new.outer, new.first = key
+        new.structure = new if structure is None else structure
+        new._cache = {} if structure is None else structure._cache
+        return new
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return self is other or (type(other) is GraphDef and self.structure is other.structure)
+
+    def __hash__(self) -> int:
+        return id(self.structure) >> 4
 
     def __reduce__(self) -> tp.Any:
-        return GraphDef, self._key
+        return GraphDef, (self.tokens, *self._key[1:])
 
     def __copy__(self) -> GraphDef[N]:
         return self
 
     def __deepcopy__(self, memo: tp.Any) -> GraphDef[N]:
-        return self
+        return self.mapped(lambda definition: copy_lib.deepcopy(definition, memo))
+
+    def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> GraphDef[N]:
+        """The definition with each private definition replaced by an equal one.
+
+        Args:
+            change: gives the one to use.
+        """
+        if not self.own:
+            return self
+        tokens = list(self.tokens)
+        for position in self.own:
+            tokens[position] = change(tokens[position])
+        return self._made(tuple(tokens), self._key, self.structure, self.own)
+
+    def atoms(self) -> list[tp.Any]:
+        """The objects in the static values that stay with the graph, in order."""
+        return [a for i in self.own for a in tp.cast(Definition, self.tokens[i]).atoms]
 
     def __nnx_text__(self) -> Text:
         return graphdef_node(self.decoded)
@@ -158,9 +212,13 @@ class GraphDef(Shown, tp.Generic[N]):
     @property
     def decoded(self) -> Decoded:
         """The token sequence made ready for rebuilding."""
-        decoded = self._cache.get("decoded")
+        decoded = self._decoded
         if decoded is None:
-            decoded = self._cache["decoded"] = Decoded(self.tokens, self.num_roots, self.first)
+            if self.own:
+                decoded = self.structure.decoded.with_tokens(self.tokens, self.own)
+            else:
+                decoded = Decoded(self.tokens, self.num_roots, self.first)
+            self._decoded = decoded
         return decoded
 
     @property

@@ -20,7 +20,6 @@ import operator
 import typing as tp
 import weakref
 
-from nnxlite._statics import COPIED, FIXED, content_key
 from nnxlite._versions import epoch, observe
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
@@ -35,7 +34,7 @@ from nnxlite.graph._kinds import (
     kind_of,
 )
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
-from nnxlite.graph._traverse import Traversal, traverse
+from nnxlite.graph._traverse import Traversal, define_container, traverse
 from nnxlite.variables import Variable, store_together, versioned
 
 PLANS_PER_ROOT = 8
@@ -77,7 +76,6 @@ class Plan:
         "refs",
         "roots",
         "states",
-        "templates",
         "trees",
         "versions",
     )
@@ -100,10 +98,9 @@ class Plan:
         self.versions = traversal.versions
         self.roots: list[tp.Any] = list(map(ref, roots))
         self.states = [(ref(state), version) for state, version in traversal.states]
-        self.mutable: list[tuple[tp.Any, tp.Any, tp.Any]] = []
-        self.templates: list[tuple[dict[tp.Any, tp.Any], tp.Any, tp.Any]] = []
-        if traversal.mutable:
-            self._watch_mutable(traversal)
+        self.mutable = [
+            (ref(versioned(traversal.nodes[number])), form) for number, form in traversal.mutable
+        ]
         self.has_arrays = False
         self.bare: list[tuple[int, tp.Any, tp.Any]] = []
         self.containers: list[tuple[tp.Any, tp.Any, Code]] = []
@@ -135,24 +132,6 @@ class Plan:
             carriers = self.carriers()
             self._boxes = [carriers[node] for node in self.graphdef.decoded.leaf_nodes]
         return self._boxes
-
-    def _watch_mutable(self, traversal: Traversal) -> None:
-        """Note the key of each mutable static value; of one that many objects share, once.
-
-        Definitions contain values of the user's own classes as they are. One that came from another
-        object can be edited there, so those in `template` are watched as well.
-        """
-        seen: set[int] = set()
-        for number, form in traversal.mutable:
-            for name, key in form.mutable.items():
-                value = traversal.nodes[number].__dict__[name]
-                known = form.template[name]
-                if id(value) not in seen:
-                    seen.add(id(value))
-                    self.mutable.append((self.refs[number], name, key))
-                if id(known) not in seen and type(known) not in COPIED:
-                    seen.add(id(known))
-                    self.templates.append((form.template, name, key))
 
     def _watch_containers(self, graphdef: GraphDef[tp.Any]) -> None:
         """Note where arrays without a Variable are, and what must be compared in each call."""
@@ -217,11 +196,16 @@ class Plan:
         return True
 
     def _mutable_unchanged(self) -> bool:
-        for ref, name, key in self.mutable:
-            node = ref()
-            if node is None or content_key(node.__dict__.get(name)) != key:
+        for ref, form in self.mutable:
+            owner = ref()
+            if owner is None:
                 return False
-        return all(content_key(template[name]) == key for template, name, key in self.templates)
+            if type(form) is ObjectDef:
+                if not form.is_of(owner):
+                    return False
+            elif owner.definition is not form or form.current() is not form:
+                return False
+        return True
 
     def renewed(self) -> Plan | None:
         """A plan of the same roots, of which only static values and metadata have changed.
@@ -246,13 +230,15 @@ class Plan:
             same = not versions[number] or owner._nnx_version == versions[number]
             if type(old) is ObjectDef:
                 new: tp.Any = owner._nnx_def
-                if not same or new is None or new.layout is not old.layout:
+                if not same or new is None or new.layout is not old.layout or new.mutable:
                     return None
             elif same:
                 continue
             else:
                 versions[number] = observe(owner)
                 new = owner.definition
+                if new.mutable:
+                    return None
             tokens[decoded.node_tokens[number]] = new
         plan = copy.copy(self)
         plan.graphdef, plan.calls = GraphDef(tokens, self.graphdef.num_roots), {}
@@ -341,8 +327,7 @@ class Plan:
                 if self.refs[code.number]() is not value:
                     raise Stale
             elif isinstance(code, StaticDef):
-                same = value is code.value and code.stability is FIXED
-                if not same and content_key(value) != code.key:
+                if not code.is_of(value):
                     raise Stale
             else:
                 pending.extend(_children_as_coded(value, code, loose))
@@ -363,6 +348,8 @@ def _children_as_defined(value: tp.Any, form: ContainerDef) -> tp.Iterable[tp.An
     """The children of a container; raises Stale where it is not of this form any more."""
     children = form.container.children(value, form) if type(value) is form.type else None
     if children is None:
+        raise Stale
+    if form.shared is not form and not define_container(value, form.kind)[0].matches(form):
         raise Stale
     return form.in_order(children)
 

@@ -8,6 +8,7 @@ recurses through objects.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import typing as tp
 
@@ -83,6 +84,7 @@ class Decoded:
     __slots__ = (
         "_fillers",
         "children",
+        "first",
         "frames",
         "has_arrays",
         "has_containers",
@@ -99,6 +101,7 @@ class Decoded:
     )
 
     def __init__(self, tokens: tp.Sequence[Token], num_roots: int, first: int) -> None:
+        self.first = first
         self.node_defs: list[tp.Any] = [None] * first  # ObjectDef, VariableDef or REF_LEAF
         self.node_leaves: list[int] = [-1] * first  # number of the leaf a node is, or -1
         self.node_frames: list[Frame] = [(-1, None)] * first
@@ -121,6 +124,17 @@ class Decoded:
             d is REF_LEAF or (isinstance(d, VariableDef) and d.is_ref) for d in self.node_defs
         )
         self.raw_slots = [slot for slot in self.raw_slots if not _notifies(slot[2])]
+
+    def with_tokens(self, tokens: tp.Sequence[Token], own: tp.Sequence[int]) -> Decoded:
+        """The same graph with other, equal definitions at some positions."""
+        nodes = {position: number for number, position in enumerate(self.node_tokens)}
+        if not nodes.keys() >= set(own):  # inside containers
+            return Decoded(tokens, len(self.roots), self.first)
+        new = copy.copy(self)
+        new.node_defs, new._fillers = [*self.node_defs], None
+        for position in own:
+            new.node_defs[nodes[position]] = tokens[position]
+        return new
 
     def _decode(self, tokens: tp.Iterator[Token], num_roots: int) -> None:
         # A level is: names still to come, codes so far, frame number, number of the object (or -1).
@@ -301,7 +315,7 @@ def add_nodes(
         if number >= 0 and nodes[number] is None:
             itself = not recreate_variables or isinstance(leaf, Variable)
             itself = itself or definitions[number] is REF_LEAF
-            nodes[number] = leaf if itself else make(definitions[number], leaf)
+            nodes[number] = leaf if itself else make(definitions[number].for_variable(), leaf)
     fresh = [filler for filler in decoded.fillers() if nodes[filler[0]] is None]
     for number, definition, _, _ in fresh:
         nodes[number] = new_node(definition, trace)
@@ -326,7 +340,8 @@ def _refuse_foreign(decoded: Decoded, known: tp.Sequence[tp.Any], trace: tp.Any)
 def _take_over(variable: Variable[tp.Any], definition: tp.Any, leaf: tp.Any) -> None:
     """Give a known Variable the metadata of a definition and the value of a leaf."""
     if isinstance(variable, Variable):
-        variable._redefine(definition.metadata)
+        if not variable._box.definition.matches(definition):
+            variable._redefine(definition.for_variable().metadata)
         write_raw(variable, leaf._box.value if isinstance(leaf, Variable) else leaf)
 
 

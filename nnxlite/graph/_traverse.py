@@ -37,6 +37,7 @@ from nnxlite.graph._kinds import (
     is_setting,
     kind_by_type,
 )
+from nnxlite.variables import VariableDef, current_definition
 
 
 class Traversal:
@@ -50,7 +51,8 @@ class Traversal:
         nested: the leaves once more, as their State, by number of the root.
         index: node number by identity.
         states: the `State` mappings met, with their versions.
-        mutable: the objects with mutable static attributes: number and definition.
+        mutable: the objects with mutable static attributes and Variables with mutable metadata: number
+            and definition.
         plain: whether every leaf is a Variable or reference of an object, none in a container.
         exact: False where something without any trace of its edits was met (foreign graph nodes).
     """
@@ -76,7 +78,7 @@ class Traversal:
         self.nested: dict[tp.Any, tp.Any] = {}
         self.index: dict[int, int] = {}
         self.states: list[tuple[tp.Any, int]] = []
-        self.mutable: list[tuple[int, ObjectDef]] = []
+        self.mutable: list[tuple[int, ObjectDef | VariableDef]] = []
         self.plain = True
         self.exact = True
 
@@ -139,11 +141,17 @@ def traverse(
                 nodes.append(value)
                 if kind == VARIABLE:
                     box = value._box
+                    form = box.definition
+                    if form.shared is not form:
+                        form = current_definition(box)
+                        if form.mutable:
+                            traversal.mutable.append((number, form))
+                        form = form.snapshot()
                     version = box._nnx_version
                     if not version:
                         version = box._nnx_version = next_number()
                     versions.append(version)
-                    tokens.append(box.definition)
+                    tokens.append(form)
                     leaves.append(value)
                     level[name] = value
                     continue

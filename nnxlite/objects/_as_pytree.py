@@ -19,6 +19,7 @@ import typing as tp
 
 import jax
 
+from nnxlite._definitions import ByShared
 from nnxlite._errors import path_text
 from nnxlite._jax import flatten_one_level, key_name, trace_state
 from nnxlite._statics import content_key
@@ -90,19 +91,22 @@ def register(cls: type[tp.Any]) -> None:
 
     kinds = kind_by_type
 
-    def flatten(node: tp.Any) -> tuple[tuple[tp.Any, ...], ObjectDef]:
+    def flatten(node: tp.Any) -> tuple[tuple[tp.Any, ...], ObjectDef | ByShared]:
         found = node._nnx_def
         if found is None or node._nnx_searched != node._nnx_version:
             refuse_circles(node)
         if found is None or found.mutable:
             found = definition(node)
-        return _children(node, found), found
+        return _children(node, found), found if found.public is None else ByShared(found)
 
-    def flatten_with_keys(node: tp.Any) -> tuple[KeyedChildren, ObjectDef]:
+    def flatten_with_keys(node: tp.Any) -> tuple[KeyedChildren, ObjectDef | ByShared]:
         refuse_circles(node)
-        return keyed_children(node), definition(node)
+        found = definition(node)
+        return keyed_children(node), found if found.public is None else ByShared(found)
 
-    def unflatten(found: ObjectDef, children: tp.Iterable[tp.Any]) -> tp.Any:
+    def unflatten(found: ObjectDef | ByShared, children: tp.Iterable[tp.Any]) -> tp.Any:
+        if type(found) is ByShared:
+            found = tp.cast(ObjectDef, found.item)
         new = new_shell(cls, found, trace_state.value, 0)
         children = tuple(children)
         attributes = found.fresh_template()

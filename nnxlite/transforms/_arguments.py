@@ -11,7 +11,7 @@ import jax
 from nnxlite._config import context_key
 from nnxlite._integers import as_integers
 from nnxlite._jax import key_name
-from nnxlite._statics import UnhashableStatic, static_key
+from nnxlite._statics import facts
 from nnxlite.boundary import (
     CallDef,
     Inputs,
@@ -52,16 +52,17 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
         )
     try:
         hash(value)  # a list has a key, but a cached program would not see a later change of it
-        key = static_key(value) if settings is None else settings
-        hash(key)
-    except (UnhashableStatic, TypeError):
+    except TypeError:
         raise ValueError(
             "Non-hashable static arguments are not supported. "
             f"Static argument {_shown(name, fun)} of {name_of(fun)} is unhashable: it is of type "
             f"'{type(value).__name__}'. Pass a hashable value, such as a tuple, or make the "
             "argument a traced one."
         ) from None
-    return StaticArgument(value, key)
+    if settings is not None:
+        return StaticArgument(value, settings, False)
+    key, exact, _ = facts(value)
+    return StaticArgument(value, key, exact)
 
 
 def _settings_key(value: tp.Any) -> GraphDef[tp.Any] | None:

@@ -29,7 +29,7 @@ from nnxlite.transforms._arguments import (
     naming_arguments,
     refuse_shared_result,
 )
-from nnxlite.transforms._wrapper import Options, Unbound, inputs_in_mode, name_of
+from nnxlite.transforms._wrapper import Options, Unbound, have_own, inputs_in_mode, name_of
 
 
 class Traceable:
@@ -164,7 +164,9 @@ class Call(Traceable):
             name = f"{options.name}({name_of(bound.fun)})"
             args, statics = blank_statics(args, static_argnums, len(bound.args), name)
         inputs = inputs_in_mode(bound, args, kwargs, options)
-        definition = inputs.define(None if context is None else CallKey(context, statics))
+        definition = inputs.define(
+            None if context is None else CallKey(context, statics), have_own(statics)
+        )
         return cls(bound, inputs, inputs.leaves, definition, options, statics, captured)
 
     def leaf_text(self, leaf: int) -> str:

@@ -67,7 +67,7 @@ from nnxlite.transforms._tangents import (
     by_leaf,
     tangent_leaves,
 )
-from nnxlite.transforms._wrapper import P, R, Transformed, Unequal, decorated, name_of
+from nnxlite.transforms._wrapper import P, R, Transformed, Unequal, decorated, have_own, name_of
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
@@ -164,11 +164,11 @@ class CustomVjp(Unequal, Transformed[P, R]):
         static = [number for number in nondiff if not _crosses(args[number])]
         args, statics = blank_statics(args, static, 0, repr(self))
         inputs = Inputs(args).in_mode(self.options.modes.graph, "custom_vjp", self._in_words)
-        call = inputs.define(statics)
-        if call not in self._splits:
+        call = inputs.define(statics, have_own(statics))
+        if call.shared not in self._splits:
             selected = _select(self._in_words(call), diff, states)
-            self._splits[call] = ArgumentSplit(diff, nondiff, selected)
-        chosen, rest = self._splits[call].selected.split(inputs.leaves)
+            self._splits[call.shared] = ArgumentSplit(diff, nondiff, selected)
+        chosen, rest = self._splits[call.shared].selected.split(inputs.leaves)
         with naming_arguments(
             repr(self), self._in_words(call), inputs, ", or name it in nondiff_argnums"
         ):
@@ -228,7 +228,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
     # what JAX sees -----------------------------------------------------------------------------
 
     def _arguments(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], Inner]:
-        leaves = self._splits[call].selected.join(chosen, rest)
+        leaves = self._splits[call.shared].selected.join(chosen, rest)
         tree, inner = enter(call, leaves)
         return fill_statics(tree, call.extra), inner
 
@@ -241,7 +241,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
         returned = _returned(call, out.definition)
         if returned - set(out.definition.written):
             out = leave(inner, result, all_written=returned)
-        self._left[call] = out.definition
+        self._left[call.shared] = out.definition
         return out.crossing()
 
     def _forward(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
@@ -259,14 +259,14 @@ class CustomVjp(Unequal, Transformed[P, R]):
             )
         result, residual = pair
         kept = Inputs(residual, call.trees)
-        known = self._left.get(call)
+        known = self._left.get(call.shared)
         written = known.written if known is not None else ()
         out = leave(inner, result, all_written=written, structure=self._updates)
         if known is not None and known != out.definition:
             self._refuse_other(call, known, out.definition)
         shapes = Shapes.of((chosen_values, rest_values))
         fixed = Fixed((call, out.definition, kept.define(), shapes))
-        saved_rest = rest_values if self._splits[call].nondiff else None
+        saved_rest = rest_values if self._splits[call.shared].nondiff else None
         crossing = Fixed(out.definition), *values_of((out.result, out.written, out.fresh))
         return crossing, (fixed, kept.leaves, saved_rest)
 
@@ -275,7 +275,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
         fixed, leaves, rest = residual
         call, definition, form, shapes = fixed.value
         chosen_shapes, rest_shapes = shapes.tree()
-        diff, numbers, selected = self._splits[call]
+        diff, numbers, selected = self._splits[call.shared]
         saved, _ = enter(form, leaves)
         nondiff: list[tp.Any] = []
         if numbers:
@@ -303,7 +303,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
 
         Raises TypeError where it does not match the arguments, ValueError for another shape.
         """
-        diff, _, selected = self._splits[call]
+        diff, _, selected = self._splits[call.shared]
         rule = f"custom_vjp: the backward rule of {name_of(self.fun)}"
         several = isinstance(grads, (tuple, list))
         if not several or len(grads) != len(diff):
@@ -341,7 +341,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
 
     def _refuse_lost(self, call: CallDef, rest: tp.Any) -> None:
         """Raise ValueError where a leaf that has no cotangent is differentiated outside."""
-        positions = self._splits[call].selected.positions[1]
+        positions = self._splits[call.shared].selected.positions[1]
         for position in [i for i, x in zip(positions, rest) if is_perturbed(x)]:
             where = self._in_words(call).leaves()[position].text()
             raise ValueError(

@@ -60,6 +60,7 @@ from nnxlite.transforms._wrapper import (
     R,
     StaticArgument,
     Transformed,
+    have_own,
     name_of,
     program_name,
     weakly,
@@ -319,7 +320,7 @@ class JitWrapped(Transformed[P, R], Jitted):
                 self._last_key = key
         if not self._graph:
             inputs.in_mode(False, "jit", lambda _: self._core.in_words(inputs.define(key)))
-        return inputs, inputs.define(key)
+        return inputs, inputs.define(key, have_own(statics))
 
     def _take_statics(self, args: tp.Any, kwargs: tp.Any, bound: int) -> tp.Any:
         statics: list[tuple[int | str, StaticArgument]] = []
@@ -368,7 +369,7 @@ class JitWrapped(Transformed[P, R], Jitted):
             args, kwargs = with_statics(statics, args, kwargs, first)
         inputs, call = self._enter(args, kwargs)
         core = self._core
-        if program is not None and (call is not program or given_again):
+        if program is not None and (call != program or given_again):
             what = [call_difference(*map(core.in_words, (program, call)))]
             if statics or call.extra.statics:
                 what.append("a static argument, which is part of the program, was given again")

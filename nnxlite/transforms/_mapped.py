@@ -70,6 +70,7 @@ from nnxlite.transforms._wrapper import (
     Transformed,
     Unbound,
     decorated,
+    have_own,
     name_of,
     weakly,
 )
@@ -148,7 +149,7 @@ class MapCore:
         self._num_bound = len(bound.args)
         self._bound_names = frozenset(bound.kwargs)
         self._options = options
-        self._calls: collections.OrderedDict[CallDef, MapCall] = collections.OrderedDict()
+        self._calls: collections.OrderedDict[tp.Any, MapCall] = collections.OrderedDict()
         self._warned: set[str] = set()
         self._waits = False  # see `_in_flight`
 
@@ -157,9 +158,9 @@ class MapCore:
 
     def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
         """Run on the caller's objects and write back what changed."""
-        known = self._calls.get(call)
+        known = self._calls.get(call.exactly)
         if known is None:
-            known = self._calls[call] = self._prepare(call)
+            known = self._calls[call.exactly] = self._prepare(call)
             self._waits = self._options.name != "vmap" and has_several_cpus()
             if len(self._calls) > CALLS_PER_CORE:
                 self._calls.popitem(last=False)
@@ -316,7 +317,7 @@ class MapWrapped(Transformed[..., tp.Any]):
             every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
             check_arguments(options.name, bound.fun, every, keywords)
         inputs = self.inputs(args, kwargs)
-        return self._core(inputs, inputs.define(CallKey(context_key(), statics)))
+        return self._core(inputs, inputs.define(CallKey(context_key(), statics), have_own(statics)))
 
     def _settings_reach_keywords(self) -> bool:
         """Whether keyword arguments get the settings of their positions.

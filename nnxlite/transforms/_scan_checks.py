@@ -27,9 +27,9 @@ from nnxlite.boundary import (
     template_of,
     tree_difference,
 )
-from nnxlite.graph import StaticDef
+from nnxlite.graph import static_def
 
-_NO_LEAVES = StaticDef(None)
+_NO_LEAVES = static_def(None)
 
 
 def check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:

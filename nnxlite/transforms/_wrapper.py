@@ -18,7 +18,7 @@ import jax
 
 from nnxlite._config import Modes
 from nnxlite._jax import EAGER, trace_state
-from nnxlite._statics import ById, UnhashableStatic, static_key
+from nnxlite._statics import ById, UnhashableStatic, facts, static_key
 from nnxlite.boundary import Inputs, is_root, named_call, parameters_of
 from nnxlite.objects import BoundMethod, Module, in_scope
 from nnxlite.variables import MISSING
@@ -352,13 +352,20 @@ def decorated(kind: type[Wrapper[..., tp.Any]], fun: tp.Any, options: tp.Any) ->
 
 
 class StaticArgument:
-    """A static argument as part of a cache key; equal as `static_key` says."""
+    """A static argument as part of a cache key; equal as `static_key` says.
 
-    __slots__ = ("key", "value")
+    Attributes:
+        value: the argument.
+        key: of it.
+        exact: whether equal ones are interchangeable; else the call that has this one is an `OwnCall`.
+    """
 
-    def __init__(self, value: tp.Any, key: tp.Any) -> None:
+    __slots__ = ("exact", "key", "value")
+
+    def __init__(self, value: tp.Any, key: tp.Any, exact: bool) -> None:
         self.value = value
         self.key = key
+        self.exact = exact
 
     def __eq__(self, other: tp.Any) -> bool:
         return isinstance(other, StaticArgument) and self.key == other.key
@@ -373,11 +380,14 @@ class StaticArgument:
 def boxed(value: tp.Any) -> StaticArgument:
     """A static argument of any type; an unhashable one is compared by identity."""
     try:
-        key = static_key(value)
-        hash(key)
-    except (UnhashableStatic, TypeError):
-        key = ById(value)
-    return StaticArgument(value, key)
+        return StaticArgument(value, static_key(value), facts(value).exact)
+    except UnhashableStatic:
+        return StaticArgument(value, ById(value), True)
+
+
+def have_own(statics: tp.Iterable[tuple[tp.Any, StaticArgument]]) -> bool:
+    """Whether some static arguments are equal to others without being interchangeable."""
+    return any(not box.exact for _, box in statics)
 
 
 def program_name(fun: tp.Any) -> str:

@@ -1,6 +1,6 @@
 """`Variable`: a mutable box for one value, with metadata; the leaf of every object graph.
 
-A Variable is a value and a `VariableDef` (class and metadata, interned).  It remembers the trace it
+A Variable is a value and a `VariableDef` (class and metadata, interned where it can be).  It remembers the trace it
 was made in and refuses writes from any other, so that no tracer can leak.  Reading gives the value
 after the `on_get_value` callbacks, writing stores it after the `on_set_value` callbacks; the raw
 forms go around both.  Writing a value never changes the structure of a graph, changing metadata
@@ -29,6 +29,7 @@ import numpy as np
 
 from nnxlite import _sharding_hook
 from nnxlite._config import EAGER_SHARDING, REF_VARIABLES
+from nnxlite._definitions import ByShared
 from nnxlite._errors import TraceContextError, short_type
 from nnxlite._interning import LOCK
 from nnxlite._jax import TraceRef, describe_trace, is_ref, new_ref, same_form, trace_state
@@ -698,7 +699,7 @@ class Variable(Shown, Operators[T]):
     def _definition_like(self, other: Variable[tp.Any]) -> VariableDef:
         """The definition with the metadata of another Variable, but for what a Variable keeps."""
         own, theirs = self._box.definition, other._box.definition
-        if theirs is own or theirs.metadata == own.metadata:
+        if theirs.shared is own.shared:
             return own
         kept = {k: own.metadata[k] for k in _KEPT if k in own.metadata}
         others = {k: v for k, v in theirs.metadata.items() if k not in (FROZEN, PLACEMENT)}
@@ -710,6 +711,7 @@ class Variable(Shown, Operators[T]):
     def __deepcopy__(self, memo: dict[int, tp.Any]) -> tp.Self:
         new = self.replace(_copy_ref=True)
         memo[id(self)] = new
+        new._box.definition = copy_lib.deepcopy(new._box.definition, memo)
         if not new._box.definition.is_ref:
             new._box.value = copy_lib.deepcopy(self._box.value, memo)
         return new
@@ -874,23 +876,47 @@ def _replace_at(value: tp.Any, index: tp.Any, new: tp.Any) -> tp.Any:
 _VALUE_KEY = jax.tree_util.GetAttrKey("value")
 
 
-def _flatten(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], VariableDef]:
-    box = variable._box
-    return (box.value,), box.definition
+def current_definition(box: Box) -> VariableDef:
+    """The definition of a Variable, renewed where its metadata were edited in place."""
+    definition = box.definition
+    if definition.mutable:
+        now = definition.current()
+        if now is not definition:
+            touch(box)  # before, too: what interrupts this must not leave a plan valid
+            box.definition = now
+            touch(box)
+            return now
+    return definition
 
 
-def _flatten_with_keys(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], VariableDef]:
+def _static_side(box: Box) -> VariableDef | ByShared:
+    definition = box.definition
+    if definition.shared is definition:
+        return definition
+    return ByShared(current_definition(box).snapshot())
+
+
+def _flatten(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], VariableDef | ByShared]:
     box = variable._box
-    return ((_VALUE_KEY, box.value),), box.definition
+    return (box.value,), _static_side(box)
+
+
+def _flatten_with_keys(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], VariableDef | ByShared]:
+    box = variable._box
+    return ((_VALUE_KEY, box.value),), _static_side(box)
 
 
 def _register(cls: type[Variable[tp.Any]]) -> None:
     cls._nnx_reads_plainly = cls.get_value is Variable.get_value
     cls._nnx_plain_def = define(cls, dict(_REQUIRED_DEFAULTS))
 
-    def unflatten(definition: VariableDef, children: tp.Iterable[tp.Any]) -> Variable[tp.Any]:
+    def unflatten(
+        definition: VariableDef | ByShared, children: tp.Iterable[tp.Any]
+    ) -> Variable[tp.Any]:
         new = object.__new__(cls)
         (value,) = children
+        if type(definition) is ByShared:
+            definition = tp.cast(VariableDef, definition.item).for_variable()
         _set_box(new, _boxed(definition, value))
         return new
 
