@@ -6,8 +6,8 @@ object, interned by their key, so that "same structure" is `is`.
 What an interned definition contains turns up in every object that it describes.  So it contains only
 values that cannot change and are interchangeable where they are equal (*exact* ones, see `_statics`).  Any
 other value, such as a list, a settings object or a function that is defined again, stays with its object:
-that has a *private* definition with the values, whose `shared` is the interned one with their keys.
-Programs are shared by `shared`; objects are rebuilt from the private one.
+that has a *private* definition with the values, whose `public` one is interned and has their keys.
+Programs are shared by the public one; objects are rebuilt from the private one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Elsewhere:
 
 
 ELSEWHERE: tp.Any = _Elsewhere()
-"""Stands in a shared definition for a value that stays with its object."""
+"""Stands in a public definition for a value that stays with its object."""
 
 
 class Definition:
@@ -32,22 +32,27 @@ class Definition:
 
     Attributes:
         key: what makes two definitions equal.
-        shared: the interned definition: this one, or that of a private one.
+        public: of a private definition the interned one; None where this one is interned.
         atoms: the objects in the values that stay with the owner, in order.
     """
 
-    __slots__ = ("__weakref__", "atoms", "key", "shared")
+    __slots__ = ("__weakref__", "atoms", "key", "public")
 
-    def __init__(self, key: tp.Any, shared: tp.Any, own: tp.Iterable[tp.Any] = ()) -> None:
+    def __init__(self, key: tp.Any, public: tp.Any, own: tp.Iterable[tp.Any] = ()) -> None:
         self.key = key
-        self.shared: tp.Any = self if shared is None else shared
+        self.public: tp.Any = public
         self.atoms: tuple[tp.Any, ...] = tuple([atom for value in own for atom in atoms(value)])
+
+    @property
+    def shared(self) -> tp.Any:
+        """What it shares with equal ones: the interned definition."""
+        return self if self.public is None else self.public
 
     def matches(self, other: tp.Any) -> bool:
         """Whether another definition has the same content: an equal key, and the same objects."""
         if self is other:
             return True
-        if self.shared is self or self.shared is not getattr(other, "shared", None):
+        if self.public is None or self.public is not getattr(other, "public", None):
             return False
         return all(a is b for a, b in zip(self.atoms, other.atoms))
 
@@ -65,7 +70,7 @@ class Definition:
         return self
 
     def __deepcopy__(self, memo: dict[int, tp.Any]) -> tp.Self:
-        if self.shared is self:
+        if self.public is None:
             return self
         return self.mapped(lambda value: copy_lib.deepcopy(value, memo))
 

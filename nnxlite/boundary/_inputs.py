@@ -93,7 +93,6 @@ class CallDef:
     Their leaves have one numbering: the array leaves first, then those of the graph.
 
     Attributes:
-        shared: the interned one: this one, or that of an `OwnCall`.
         treedef: of the arguments, with roots as leaves.
         where: positions of the roots among the leaves.
         graphdef: the graph below the roots.
@@ -107,7 +106,6 @@ class CallDef:
         "extra",
         "graphdef",
         "key",
-        "shared",
         "treedef",
         "trees",
         "where",
@@ -121,7 +119,6 @@ class CallDef:
         extra: tp.Any,
         trees: bool = False,
     ) -> None:
-        self.shared: CallDef = self
         self.trees = trees
         self.treedef = treedef
         self.where = where
@@ -129,6 +126,11 @@ class CallDef:
         self.extra = extra
         self.key = (treedef, where, graphdef, extra, trees)
         self.cache: dict[tp.Any, tp.Any] = {}
+
+    @property
+    def shared(self) -> CallDef:
+        """What it shares with equal ones: the interned one."""
+        return self
 
     @property
     def exactly(self) -> tp.Any:
@@ -202,17 +204,22 @@ class OwnCall(CallDef):
     the values of the call that caused it.
     """
 
-    __slots__ = ()
+    __slots__ = ("_shared",)
 
     def __init__(self, shared: CallDef, *key: tp.Any) -> None:
         super().__init__(*key)
-        self.shared = shared
+        self._shared = shared
+
+    @property
+    def shared(self) -> CallDef:
+        """What it shares with equal ones: the interned one."""
+        return self._shared
 
     def __eq__(self, other: tp.Any) -> bool:
-        return type(other) is OwnCall and self.shared is other.shared
+        return type(other) is OwnCall and self._shared is other._shared
 
     def __hash__(self) -> int:
-        return hash(self.shared)
+        return hash(self._shared)
 
 
 _ENTRIES_PER_CALL = 64

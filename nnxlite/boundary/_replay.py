@@ -245,7 +245,7 @@ def _note_edit(
             writes.add(attributes.__setitem__, name, value)
     writes.add(_set_status, node, node_def.layout.status)
     # One that is private has values of the trace, where the object keeps its own.
-    note_definition_of(writes, node, node_def if node_def.shared is node_def else None)
+    note_definition_of(writes, node, node_def if node_def.public is None else None)
 
 
 _set_status = GraphNode.__dict__["_nnx_status"].__set__

@@ -103,11 +103,11 @@ class ObjectDef(Definition):
         metadata: tp.Any,
         every: tuple[Facts, ...],
         key: tuple[tp.Any, ...],
-        shared: ObjectDef | None = None,
+        public: ObjectDef | None = None,
     ) -> None:
         names = layout.static
-        self.own = () if shared is None else _names(names, [not part.exact for part in every])
-        self.mutable = () if shared is None else _names(names, [part.mutable for part in every])
+        self.own = () if public is None else _names(names, [not part.exact for part in every])
+        self.mutable = () if public is None else _names(names, [part.mutable for part in every])
         self.type: tp.Any = type_
         self.layout = layout
         self.metadata = metadata
@@ -115,7 +115,7 @@ class ObjectDef(Definition):
         self.template = dict(zip(names, statics))
         self.facts = every
         own = [self.template[name] for name in self.own]
-        super().__init__(key, shared, own if shared is None else [*own, metadata])
+        super().__init__(key, public, own if public is None else [*own, metadata])
 
     def fresh_template(self) -> dict[tp.Any, tp.Any]:
         """The static attributes for a new object."""
@@ -138,19 +138,25 @@ class ObjectDef(Definition):
 
     def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> ObjectDef:
         """The definition with each value that stays with the object replaced by an equal one."""
-        if self.shared is self:
+        if self.public is None:
             return self
         own = {name: change(self.template[name]) for name in self.own}
         statics = tuple({**self.template, **own}.values())
         metadata = change(self.metadata)
         return ObjectDef(
-            self.type, self.layout, statics, metadata, self.facts, self.key, self.shared
+            self.type, self.layout, statics, metadata, self.facts, self.key, self.public
         )
 
-    def is_of(self, node: GraphNode) -> bool:
-        """Whether the mutable static attributes of an object are what this definition says."""
+    def is_of(self, node: GraphNode, seen: set[int]) -> bool:
+        """Whether the mutable static attributes of an object are what this definition says.
+
+        An object that many nodes share is read once: `seen` has the ids of those that were.
+        """
         attributes = node.__dict__
         for name in self.mutable:
+            if id(attributes.get(name)) in seen:
+                continue
+            seen.add(id(attributes.get(name)))
             at = self.layout.static.index(name)
             value = attributes.get(name)
             if facts(value).key != self.facts[at].key:
@@ -380,9 +386,9 @@ class ContainerDef(Definition):
         keys: tuple[tp.Any, ...],
         treedef: tp.Any,
         key: tp.Any = None,
-        shared: ContainerDef | None = None,
+        public: ContainerDef | None = None,
     ) -> None:
-        super().__init__(key, shared, () if shared is None else [static_part(treedef)])
+        super().__init__(key, public, () if public is None else [static_part(treedef)])
         self.kind = kind
         self.type = type_
         self.container = container_of(type_, kind)
@@ -397,12 +403,12 @@ class ContainerDef(Definition):
 
     def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> ContainerDef:
         """The definition with the static part of a pytree node replaced by an equal one."""
-        if self.shared is self:
+        if self.public is None:
             return self
         part = change(static_part(self.treedef))
         treedef = with_static_part(self.treedef, part)
         keys = tuple(self._as_node(self.keys))
-        return ContainerDef(self.kind, self.type, keys, treedef, self.key, self.shared)
+        return ContainerDef(self.kind, self.type, keys, treedef, self.key, self.public)
 
     def in_order(self, children: tp.Sequence[tp.Any]) -> tp.Sequence[tp.Any]:
         """The children of such a node in the order of the keys."""
@@ -432,9 +438,9 @@ class StaticDef(Definition):
     __slots__ = ("mutable", "value")
 
     def __init__(
-        self, value: tp.Any, key: tp.Any, mutable: bool = False, shared: StaticDef | None = None
+        self, value: tp.Any, key: tp.Any, mutable: bool = False, public: StaticDef | None = None
     ) -> None:
-        super().__init__(key, shared, () if shared is None else [value])
+        super().__init__(key, public, () if public is None else [value])
         self.value = value
         self.mutable = mutable
 
@@ -446,9 +452,9 @@ class StaticDef(Definition):
 
     def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> StaticDef:
         """The definition with an equal value, where the value stays with its owner."""
-        if self.shared is self:
+        if self.public is None:
             return self
-        return StaticDef(change(self.value), self.key, self.mutable, self.shared)
+        return StaticDef(change(self.value), self.key, self.mutable, self.public)
 
     def __repr__(self) -> str:
         return f"Static({self.value!r})"

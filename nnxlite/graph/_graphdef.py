@@ -103,7 +103,6 @@ class GraphDef(Shown, tp.Generic[N]):
 
     Attributes:
         tokens: the preorder sequence of definitions (see `nnxlite.graph._defs`).
-        structure: the interned definition of the same graph without values that stay with their objects.
         num_roots: how many roots the sequence describes; 1 except inside transforms.
         own: positions of the private definitions among the tokens.
         outer: for `update_context`, the outer number of each node (or None), else None.
@@ -121,16 +120,15 @@ class GraphDef(Shown, tp.Generic[N]):
         "_cache",
         "_decoded",
         "_key",
+        "_structure",
         "first",
         "num_roots",
         "outer",
         "own",
-        "structure",
         "tokens",
     )
 
     tokens: tuple[Token, ...]
-    structure: GraphDef[N]
     own: tuple[int, ...]
     num_roots: int
     outer: tuple[int | None, ...] | None
@@ -145,10 +143,10 @@ class GraphDef(Shown, tp.Generic[N]):
     ) -> GraphDef[N]:
         """The definition with this content."""
         tokens = tuple(tokens)
-        own = [i for i, t in enumerate(tokens) if isinstance(t, Definition) and t.shared is not t]
+        own = [i for i, t in enumerate(tokens) if isinstance(t, Definition) and t.public is not None]
         shared = list(tokens)
         for position in own:
-            shared[position] = tp.cast(Definition, tokens[position]).shared
+            shared[position] = tp.cast(Definition, tokens[position]).public
         key = (tuple(shared), num_roots, outer, first)
         structure = _interned.find(key)
         if structure is None:
@@ -162,9 +160,14 @@ class GraphDef(Shown, tp.Generic[N]):
         new = object.__new__(cls)
         new.tokens, new._key, new.own, new._decoded = tokens, key, own, None
         _, new.num_roots, new.outer, new.first = key
-        new.structure = new if structure is None else structure
+        new._structure = structure
         new._cache = {} if structure is None else structure._cache
         return new
+
+    @property
+    def structure(self) -> GraphDef[N]:
+        """The interned definition of the same graph without the values that stay with its objects."""
+        return self if self._structure is None else self._structure
 
     def __eq__(self, other: tp.Any) -> bool:
         return self is other or (type(other) is GraphDef and self.structure is other.structure)
@@ -192,7 +195,7 @@ class GraphDef(Shown, tp.Generic[N]):
         tokens = list(self.tokens)
         for position in self.own:
             tokens[position] = change(tokens[position])
-        return self._made(tuple(tokens), self._key, self.structure, self.own)
+        return self._made(tuple(tokens), self._key, self._structure, self.own)
 
     def atoms(self) -> list[tp.Any]:
         """The objects in the static values that stay with the graph, in order."""

@@ -196,12 +196,13 @@ class Plan:
         return True
 
     def _mutable_unchanged(self) -> bool:
+        seen: set[int] = set()
         for ref, form in self.mutable:
             owner = ref()
             if owner is None:
                 return False
             if type(form) is ObjectDef:
-                if not form.is_of(owner):
+                if not form.is_of(owner, seen):
                     return False
             elif owner.definition is not form or form.current() is not form:
                 return False
@@ -349,7 +350,7 @@ def _children_as_defined(value: tp.Any, form: ContainerDef) -> tp.Iterable[tp.An
     children = form.container.children(value, form) if type(value) is form.type else None
     if children is None:
         raise Stale
-    if form.shared is not form and not define_container(value, form.kind)[0].matches(form):
+    if form.public is not None and not define_container(value, form.kind)[0].matches(form):
         raise Stale
     return form.in_order(children)
 

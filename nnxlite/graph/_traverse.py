@@ -142,7 +142,7 @@ def traverse(
                 if kind == VARIABLE:
                     box = value._box
                     form = box.definition
-                    if form.shared is not form:
+                    if form.public is not None:
                         form = current_definition(box)
                         if form.mutable:
                             traversal.mutable.append((number, form))

@@ -58,9 +58,9 @@ class VariableDef(Definition):
         key: tp.Any,
         own: tuple[str, ...] = (),
         mutable: bool = False,
-        shared: VariableDef | None = None,
+        public: VariableDef | None = None,
     ) -> None:
-        super().__init__(key, shared, [metadata[name] for name in own])
+        super().__init__(key, public, [metadata[name] for name in own])
         self.type = type_
         self.metadata = metadata
         self.own = own
@@ -114,7 +114,7 @@ class VariableDef(Definition):
         if not self.own:
             return self
         metadata = {**self.metadata, **{name: change(self.metadata[name]) for name in self.own}}
-        return VariableDef(self.type, metadata, self.key, self.own, self.mutable, self.shared)
+        return VariableDef(self.type, metadata, self.key, self.own, self.mutable, self.public)
 
     def keeping(self, before: VariableDef) -> VariableDef:
         """This definition with the entries of an earlier one that are equal to its own."""
@@ -122,7 +122,7 @@ class VariableDef(Definition):
         if not same:
             return self
         metadata = {**self.metadata, **{name: before.metadata[name] for name in same}}
-        return VariableDef(self.type, metadata, self.key, self.own, self.mutable, self.shared)
+        return VariableDef(self.type, metadata, self.key, self.own, self.mutable, self.public)
 
     def __repr__(self) -> str:
         shown = "".join(f", {k}={v!r}" for k, v in self.metadata.items() if k not in REQUIRED)

@@ -891,7 +891,7 @@ def current_definition(box: Box) -> VariableDef:
 
 def _static_side(box: Box) -> VariableDef | ByShared:
     definition = box.definition
-    if definition.shared is definition:
+    if definition.public is None:
         return definition
     return ByShared(current_definition(box).snapshot())
 
