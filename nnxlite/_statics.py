@@ -24,7 +24,6 @@ describes it by its present content.
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import enum
 import functools
@@ -312,8 +311,9 @@ class _Reader:
         if reads is None:
             raise _Unknown
         defaults = fun.__defaults__ or (), tuple((fun.__kwdefaults__ or {}).items())
-        key = _ByCode(fun.__code__, fun.__globals__, reads, self.known(defaults, inside))
+        key = _ByCode(fun.__code__, reads, self.known(defaults, inside))
         self.exact = False
+        self.mutable = self.mutable or _may_change(reads, fun.__globals__)
         return key
 
     def _captured(self, fun: types.FunctionType, inside: Inside) -> tp.Any:
@@ -362,23 +362,29 @@ class _ByCode:
     was made.
     """
 
-    __slots__ = ("code", "defaults", "namespace", "reads")
+    __slots__ = ("code", "defaults", "reads")
 
-    def __init__(
-        self, code: types.CodeType, namespace: dict[str, tp.Any], reads: tp.Any, defaults: tp.Any
-    ) -> None:
-        self.code, self.namespace, self.reads, self.defaults = code, namespace, reads, defaults
+    def __init__(self, code: types.CodeType, reads: Reads, defaults: tp.Any) -> None:
+        self.code, self.reads, self.defaults = code, reads, defaults
+
+    def is_current(self) -> bool:
+        """Whether every name means what it meant."""
+        return all(scope.get(name, _NOTHING) is value for scope, name, value in self.reads)
 
     def __eq__(self, other: tp.Any) -> bool:
         if self is other:
             return True
-        return (
-            type(other) is _ByCode
-            and self.code is other.code
-            and self.namespace is other.namespace
-            and self.defaults == other.defaults
-            and self.reads == other.reads == _reads(self.code, self.namespace)
-        )
+        if type(other) is not _ByCode or self.code is not other.code:
+            return False
+        if self.defaults != other.defaults or len(self.reads) != len(other.reads):
+            return False
+        for (scope, name, value), (other_scope, other_name, other_value) in zip(
+            self.reads, other.reads
+        ):
+            same = scope is other_scope or type(scope) is types.MappingProxyType
+            if not same or name != other_name or value is not other_value:
+                return False
+        return self.is_current() and other.is_current()
 
     def __hash__(self) -> int:
         return hash((id(self.code), self.defaults))
@@ -416,11 +422,15 @@ class _Live:
         return hash(self.content)
 
 
-def _reads(code: types.CodeType, namespace: dict[str, tp.Any]) -> tuple[tp.Any, ...] | None:
-    """The keys of all that code names, if that is nothing but modules, functions and classes of trusted packages.
+Reads = tuple[tuple[tp.Mapping[str, tp.Any], str, tp.Any], ...]
+"""Where a function's code reads: a scope, a name, and what the scope has under it, if anything."""
+
+
+def _reads(code: types.CodeType, namespace: dict[str, tp.Any]) -> Reads | None:
+    """What code reads, if it names nothing but modules, functions and classes of trusted packages.
 
     A name is a global, a builtin, or an attribute: of one of these modules or classes, or of an array.
-    None where a name may mean anything else, now or once it is defined.
+    None where a name means anything else.
     """
     names: list[str] = []
     pending = [code]
@@ -428,45 +438,48 @@ def _reads(code: types.CodeType, namespace: dict[str, tp.Any]) -> tuple[tp.Any, 
         part = pending.pop()
         names += part.co_names
         pending += [c for c in part.co_consts if isinstance(c, types.CodeType)]
-    reads: list[tp.Any] = []
+    reads: list[tuple[tp.Mapping[str, tp.Any], str, tp.Any]] = []
     owners: list[tp.Any] = []  # whose attributes the other names may be
-
-    def note(value: tp.Any) -> bool:
-        if isinstance(value, (type, types.ModuleType)):
-            owners.append(value)
-        reads.append(ById(value))
-        return any(value is safe for safe in _SAFE_BUILTINS.values()) or _is_named(value)
-
-    attributes = []
+    unknown: set[str] = set()
     for name in names:
-        if name in namespace or name in _SAFE_BUILTINS:
-            if not note(namespace[name] if name in namespace else _SAFE_BUILTINS[name]):
-                return None
-        else:
-            attributes.append(name)
-    unknown = set(attributes) - _ARRAY_ATTRIBUTES
+        value = namespace.get(name, _NOTHING)
+        reads.append((namespace, name, value))
+        if value is _NOTHING and name not in _SAFE_BUILTINS:
+            unknown.add(name)
+        elif value is not _NOTHING and not _is_named(value):
+            return None
+        elif isinstance(value, (type, types.ModuleType)):
+            owners.append(value)
+    resolved = set()
     for owner in owners:  # grows
-        scopes = owner.__mro__ if isinstance(owner, type) else (owner,)
-        for name in names:
-            value = next((vars(scope)[name] for scope in scopes if name in vars(scope)), _NOTHING)
-            if value is _NOTHING:
-                continue
-            unknown.discard(name)
-            if type(value) in _NUMBERS or value is None:
-                reads.append((type(value), value))
-            elif not any(value is seen for seen in owners) and not note(value):
-                return None
-    return None if unknown else tuple(reads)
+        for scope in owner.__mro__ if isinstance(owner, type) else (owner,):
+            for name in names:
+                value = vars(scope).get(name, _NOTHING)
+                if value is _NOTHING:
+                    continue
+                resolved.add(name)
+                reads.append((vars(scope), name, value))
+                if not (_is_named(value) or type(value) in _NUMBERS or value is None):
+                    return None
+                if isinstance(value, (type, types.ModuleType)) and value not in owners:
+                    owners.append(value)
+    return None if unknown - resolved - _ARRAY_ATTRIBUTES else tuple(reads)
+
+
+def _may_change(reads: Reads, namespace: dict[str, tp.Any]) -> bool:
+    """Whether a name may well be bound to something else: any but that of a module."""
+    return any(
+        not isinstance(value, types.ModuleType) for scope, _, value in reads if scope is namespace
+    )
 
 
 _NOTHING = object()
-_SAFE_BUILTINS = {
-    name: getattr(builtins, name)
-    for name in (
+_SAFE_BUILTINS = frozenset(
+    (
         "abs bool complex dict divmod enumerate float frozenset int isinstance len list max min pow range "
         "reversed round set slice sorted str sum tuple zip"
     ).split()
-}
+)
 _ARRAY_ATTRIBUTES = frozenset(dir(jax.Array)) | {"set", "add", "multiply", "min", "max", "get"}
 
 

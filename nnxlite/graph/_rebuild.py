@@ -313,15 +313,30 @@ def add_nodes(
     trace, definitions = trace_state.value, decoded.node_defs
     for number, leaf in zip(decoded.leaf_nodes, leaves):
         if number >= 0 and nodes[number] is None:
-            itself = not recreate_variables or isinstance(leaf, Variable)
-            itself = itself or definitions[number] is REF_LEAF
-            nodes[number] = leaf if itself else make(definitions[number].for_variable(), leaf)
+            definition = definitions[number]
+            if not recreate_variables or definition is REF_LEAF:
+                nodes[number] = leaf
+            elif not isinstance(leaf, Variable):
+                nodes[number] = make(definition.for_variable(), leaf)
+            elif _is_of_an_equal(leaf, definition):
+                nodes[number] = make(definition.for_variable(), leaf._box.value)
+            else:
+                nodes[number] = leaf
     fresh = [filler for filler in decoded.fillers() if nodes[filler[0]] is None]
     for number, definition, _, _ in fresh:
         nodes[number] = new_node(definition, trace)
     for number, definition, codes, pick in fresh:
         values = [resolve(c, nodes, leaves) for c in codes] if pick is None else pick(nodes)
         fill(nodes[number], definition, values)
+
+
+def _is_of_an_equal(variable: Variable[tp.Any], definition: VariableDef) -> bool:
+    """Whether a Variable has metadata that another one keeps for itself, equal to those wanted.
+
+    A State that comes from a program of `jax.jit` has those of the call that was traced.
+    """
+    has = variable._box.definition
+    return has.public is not None and has.public is definition.public and not has.matches(definition)
 
 
 def _refuse_foreign(decoded: Decoded, known: tp.Sequence[tp.Any], trace: tp.Any) -> None:

@@ -1,0 +1,343 @@
+"""Law L11: no value of one object turns up in another.
+
+Two objects that are equal but for the identity of their static values and metadata go through everything
+that rebuilds objects. What comes back has its own values, or copies of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime
+import decimal
+import functools
+import pickle
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nnxlite as nnx
+
+
+@dataclasses.dataclass
+class Config:
+    width: int = 3
+    owner: str = dataclasses.field(default="", compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    width: int = 3
+    owner: str = dataclasses.field(default="", compare=False)
+
+
+class Name(str):
+    owner = ""
+
+
+class Equal:
+    owner = ""
+
+    def __eq__(self, other):
+        return type(other) is Equal
+
+    def __hash__(self):
+        return 1
+
+
+def named(owner: str) -> tp.Any:
+    name = Name("n")
+    name.owner = owner
+    return name
+
+
+def owned(value: tp.Any, owner: str) -> tp.Any:
+    value.owner = owner
+    return value
+
+
+def function(owner: str) -> tp.Any:
+    return owned(lambda: lambda x: nnx.relu(x), owner)()
+
+
+def zoned(owner: str) -> datetime.datetime:
+    hours = 1 if owner == "a" else 2
+    zone = datetime.timezone(datetime.timedelta(hours=hours))
+    return datetime.datetime(2020, 1, 1, hours, tzinfo=zone)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["config"])
+@dataclasses.dataclass
+class Tree:
+    x: tp.Any
+    config: tp.Any
+
+
+# Each makes a value that equals that of another owner. -------------------------------------------------
+
+KINDS: dict[str, tp.Callable[[str], tp.Any]] = {
+    "dataclass": lambda owner: Config(owner=owner),
+    "frozen": lambda owner: Frozen(owner=owner),
+    "text": named,
+    "equal": lambda owner: owned(Equal(), owner),
+    "function": function,
+    "decimal": lambda owner: decimal.Decimal("1.0" if owner == "a" else "1.00"),
+    "datetime": zoned,
+    "array": lambda owner: np.arange(3),
+    "list": lambda owner: [1, "x", Frozen(owner=owner)],
+    "dict": lambda owner: {"k": Config(owner=owner), "n": [Frozen(owner=owner)]},
+    "set": lambda owner: {1, 2},
+    "tuple": lambda owner: (1, (Frozen(owner=owner), named(owner))),
+    "partial": lambda owner: functools.partial(function(owner), 1.0),
+}
+
+
+class Part(nnx.Module):
+    def __init__(self, make: tp.Callable[[str], tp.Any], where: str, owner: str):
+        if where == "metadata":
+            self.weight = nnx.Param(jnp.ones(()), held=make(owner))
+        else:
+            self.weight = nnx.Param(jnp.ones(()))
+        if where == "attribute":
+            self.held = nnx.static(make(owner))
+        if where == "item":
+            self.items = nnx.data([nnx.Param(jnp.ones(())), make(owner)])
+        if where == "tree":
+            self.tree = nnx.data(Tree(jnp.ones(()), make(owner)))
+
+
+def held_by(part: Part, where: str) -> tp.Any:
+    if where == "metadata":
+        return part.weight.get_metadata("held")
+    if where == "attribute":
+        return part.held
+    return part.items[1] if where == "item" else part.tree.config
+
+
+def atoms(value: tp.Any) -> list[tp.Any]:
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if type(value) in (list, tuple):
+        return [atom for part in value for atom in atoms(part)]
+    return [value]
+
+
+def mark(value: tp.Any) -> tp.Any:
+    if isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, (decimal.Decimal, datetime.datetime)):
+        return str(value)
+    return getattr(value, "owner", None) if not callable(value) else id(value)
+
+
+def assert_own(result: Part, original: Part, where: str, copied: bool = False) -> None:
+    """The static value of a result is that of the original, or a copy of it."""
+    mine, theirs = atoms(held_by(result, where)), atoms(held_by(original, where))
+    assert len(mine) == len(theirs)
+    for new, old in zip(mine, theirs):
+        if copied:
+            assert callable(new) or mark(new) == mark(old)
+        elif type(old) not in (int, str, set):
+            assert new is old, where
+
+
+def loop(part: Part) -> Part:
+    return nnx.fori_loop(0, 1, lambda i, part: part, part)
+
+
+@nnx.jit
+def cloned(part: Part) -> Part:
+    return nnx.clone(part)
+
+
+@nnx.jit
+def merged(part: Part) -> Part:
+    return nnx.merge(*nnx.split(part))
+
+
+@nnx.jit
+def moved(part: Part) -> Part:
+    new = Part(lambda owner: 0, "attribute", "")
+    new.__dict__.update(nnx.clone(part).__dict__)
+    return new
+
+
+@nnx.jit
+def same(part: Part) -> Part:
+    part.weight[...] += 1
+    return part
+
+
+@nnx.jit
+def renamed(part: Part) -> Part:
+    part.weight.set_metadata(other="x")
+    return part
+
+
+@jax.jit
+def plain(graphdef: tp.Any, state: tp.Any) -> tp.Any:
+    return nnx.state(nnx.merge(graphdef, state))
+
+
+OPERATIONS: dict[str, tp.Callable[[Part], Part]] = {
+    "clone": nnx.clone,
+    "merge": lambda part: nnx.merge(*nnx.split(part)),
+    "merge of a plain jit": lambda part: nnx.merge(nnx.graphdef(part), plain(*nnx.split(part))),
+    "tree_map": lambda part: jax.tree.map(lambda x: x, part),
+    "map": lambda part: nnx.map(lambda path, leaf: leaf, part),
+    "flatten": lambda part: jax.tree.unflatten(jax.tree.structure(part), jax.tree.leaves(part)),
+    "jit, cloned": cloned,
+    "jit, merged": merged,
+    "jit, the same": same,
+    "jit, new metadata": renamed,
+    "vmap": lambda part: nnx.vmap(lambda p: p, in_axes=None, out_axes=None, axis_size=2)(part),
+    "vmap, cloned": lambda part: nnx.vmap(nnx.clone, in_axes=None, out_axes=None, axis_size=2)(part),
+    "remat": nnx.remat(lambda part: nnx.clone(part)),
+    "grad": lambda part: nnx.value_and_grad(
+        lambda part: (part.weight[...], nnx.clone(part)), has_aux=True
+    )(part)[0][1],
+    "cond": lambda part: nnx.cond(True, lambda part: part, lambda part: part, part),
+    "fori_loop": loop,
+    "update": lambda part: updated(part),
+    "filter_jit": nnx.filter_jit(lambda part: nnx.clone(part)),
+    "eval_shape": lambda part: nnx.eval_shape(lambda part: nnx.clone(part), part),
+}
+COPIES: dict[str, tp.Callable[[Part], Part]] = {
+    "deepcopy": copy.deepcopy,
+    "deepcopy of a graphdef": lambda part: nnx.merge(
+        copy.deepcopy(nnx.graphdef(part)), nnx.state(part)
+    ),
+}
+
+
+def updated(part: Part) -> Part:
+    nnx.update(part, jax.tree.map(lambda x: x + 1, nnx.state(part)))
+    return part
+
+
+WHERE = ("attribute", "metadata", "item", "tree")
+
+
+def can_be(kind: str, where: str) -> bool:
+    """Whether a kind of value is static there: arrays are data everywhere else than in metadata."""
+    if where == "tree":  # JAX compares the static fields of a registered class by `==` and hash
+        return kind not in ("list", "dict", "set", "array")
+    return kind != "array" or where == "metadata"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("where", WHERE)
+def test_an_object_keeps_its_own_static_values(where, operation):
+    for kind, make in KINDS.items():
+        if not can_be(kind, where):
+            continue
+        parts = [Part(make, where, owner) for owner in "ab"]
+        for part in (*parts, parts[0]):
+            assert_own(OPERATIONS[operation](part), part, where)
+
+
+@pytest.mark.parametrize("operation", COPIES)
+def test_a_copy_has_copies_of_the_static_values_of_its_original(operation):
+    for where in ("attribute", "metadata", "item"):
+        for kind in ("dataclass", "frozen", "text", "list", "dict", "decimal", "datetime"):
+            parts = [Part(KINDS[kind], where, owner) for owner in "ab"]
+            for part in parts:
+                assert_own(COPIES[operation](part), part, where, copied=True)
+
+
+def test_a_pickle_has_the_static_values_of_its_original():
+    for where in ("attribute", "metadata"):
+        for kind in ("dataclass", "frozen", "text", "decimal", "datetime", "list"):
+            for part in [Part(KINDS[kind], where, owner) for owner in "ab"]:
+                value = held_by(part, where)
+                for again in (
+                    pickle.loads(pickle.dumps(part.weight))
+                    if where == "metadata"
+                    else pickle.loads(pickle.dumps(nnx.graphdef(part))),
+                ):
+                    if where == "metadata":
+                        held = again.get_metadata("held")
+                    else:
+                        held = nnx.merge(again, nnx.state(part)).held
+                    assert [mark(x) for x in atoms(held)] == [mark(x) for x in atoms(value)]
+
+
+def test_equal_metadata_are_no_shared_object():
+    for make in (list, dict, set, lambda: Config(), lambda: np.zeros(2)):
+        p, q = (nnx.Param(jnp.ones(()), held=make()) for _ in range(2))
+        held = p.get_metadata("held"), q.get_metadata("held")
+        assert held[0] is not held[1]
+        p.set_metadata(other=1), q.set_metadata(other=1)
+        assert (p.get_metadata("held"), q.get_metadata("held")) == held or make is not list
+        a, b = (nnx.Linear(1, 1, rngs=nnx.Rngs(0), kernel_metadata={"held": make()}) for _ in "ab")
+        assert a.kernel.get_metadata("held") is not b.kernel.get_metadata("held")
+        for again in (copy.deepcopy(p), pickle.loads(pickle.dumps(p))):
+            assert again.get_metadata("held") is not held[0]
+
+
+def test_an_edit_of_metadata_in_place_is_seen_by_the_next_call():
+    traces = []
+
+    @nnx.jit
+    def scaled(model):
+        traces.append(1)
+        return model.weight[...] * model.weight.factors[0]
+
+    model = nnx.Dict(weight=nnx.Param(jnp.ones(()), factors=[2.0]))
+    assert [float(scaled(model)) for _ in range(2)] == [2.0, 2.0]
+    model.weight.factors[0] = 3.0
+    assert [float(scaled(model)) for _ in range(2)] == [3.0, 3.0]
+    assert len(traces) == 2
+
+
+def test_an_edit_of_metadata_in_a_call_reaches_its_own_variable():
+    @nnx.jit
+    def note(model):
+        model.weight.notes.append("seen")
+
+    models = [nnx.Dict(weight=nnx.Param(jnp.ones(()), notes=[])) for _ in range(2)]
+    note(models[0])
+    assert [model.weight.notes for model in models] == [["seen"], []]
+    note(models[1])
+    assert [model.weight.notes for model in models] == [["seen"], ["seen"]]
+    with pytest.raises(ZeroDivisionError):
+        nnx.jit(lambda model: model.weight.notes.append("lost") or 1 / 0)(models[0])
+    assert models[0].weight.notes == ["seen"]
+
+
+def test_equal_models_with_their_own_values_compile_once():
+    traces = []
+
+    @nnx.jit
+    def run(part):
+        traces.append(1)
+        return part.weight[...] + 1
+
+    for kind, make in KINDS.items():
+        for where in filter(functools.partial(can_be, kind), WHERE[:3]):
+            before = len(traces)
+            for owner in "ab":
+                run(Part(make, where, owner))
+            assert len(traces) == before + 1, (kind, where)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(sorted(KINDS.keys() - {"array"})), min_size=1, max_size=4),
+    st.lists(st.sampled_from(["attribute", "metadata", "item"]), min_size=4, max_size=4),
+    st.sampled_from(["clone", "merge", "jit, cloned", "jit, merged", "tree_map", "map"]),
+)
+def test_random_objects_keep_their_own_static_values(kinds, wheres, operation):
+    models = [
+        nnx.List([Part(KINDS[kind], where, owner) for kind, where in zip(kinds, wheres)])
+        for owner in "ab"
+    ]
+    for model in models:
+        result = OPERATIONS[operation](tp.cast(tp.Any, model))
+        for new, old, where in zip(tp.cast(tp.Any, result), model, wheres):
+            assert_own(new, old, where)
