@@ -236,7 +236,11 @@ class _Reader:
         self, kind: type, value: tp.Any, inside: Inside, read: tp.Callable[..., tp.Any]
     ) -> tp.Any:
         if kind is dict:
-            return (dict, self._items(value, inside, read), self._items(value.values(), inside, read))
+            return (
+                dict,
+                self._items(value, inside, read),
+                self._items(value.values(), inside, read),
+            )
         if kind is set or kind is frozenset:
             return (kind, frozenset(read(v, inside) for v in value))
         return (kind, *self._items(value, inside, read))

@@ -210,7 +210,11 @@ def _interned_object(
     exact = about.exact and all(part.exact for part in every)
     shared = _defs.find(key)
     if shared is None:
-        kept = statics if exact else tuple([v if p.exact else ELSEWHERE for v, p in zip(statics, every)])
+        kept = (
+            statics
+            if exact
+            else tuple([v if p.exact else ELSEWHERE for v, p in zip(statics, every)])
+        )
         shared = ObjectDef(cls, layout, kept, metadata if about.exact else ELSEWHERE, every, key)
         shared = _defs.add(key, shared)
     return shared if exact else ObjectDef(cls, layout, statics, metadata, every, key, shared)

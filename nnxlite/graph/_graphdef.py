@@ -143,7 +143,9 @@ class GraphDef(Shown, tp.Generic[N]):
     ) -> GraphDef[N]:
         """The definition with this content."""
         tokens = tuple(tokens)
-        own = [i for i, t in enumerate(tokens) if isinstance(t, Definition) and t.public is not None]
+        own = [
+            i for i, t in enumerate(tokens) if isinstance(t, Definition) and t.public is not None
+        ]
         shared = list(tokens)
         for position in own:
             shared[position] = tp.cast(Definition, tokens[position]).public

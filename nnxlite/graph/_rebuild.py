@@ -336,7 +336,9 @@ def _is_of_an_equal(variable: Variable[tp.Any], definition: VariableDef) -> bool
     A State that comes from a program of `jax.jit` has those of the call that was traced.
     """
     has = variable._box.definition
-    return has.public is not None and has.public is definition.public and not has.matches(definition)
+    return (
+        has.public is not None and has.public is definition.public and not has.matches(definition)
+    )
 
 
 def _refuse_foreign(decoded: Decoded, known: tp.Sequence[tp.Any], trace: tp.Any) -> None:

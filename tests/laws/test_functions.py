@@ -294,7 +294,9 @@ def in_wrt(act):
 @nnx.jit
 def step_of_all(model, optimizer):
     before = {n: getattr(model, n)[...] for n in ("weight", "other")}
-    grads = nnx.grad(lambda m: m.weight[...] + m.other[...], argnums=nnx.DiffState(0, optimizer.wrt))
+    grads = nnx.grad(
+        lambda m: m.weight[...] + m.other[...], argnums=nnx.DiffState(0, optimizer.wrt)
+    )
     optimizer.update(model, grads(model))
     return {n: before[n] - getattr(model, n)[...] for n in before}
 
@@ -366,7 +368,9 @@ def optimizers():
     yield lambda: optax.MultiSteps(optax.adam(1e-3), 4)
     yield lambda: optax.adamw(1e-3, mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params))
     yield lambda: optax.chain(optax.adaptive_grad_clip(0.1), optax.lamb(schedule))
-    yield lambda: optax.lookahead_free(1e-3) if hasattr(optax, "lookahead_free") else optax.lion(1e-3)
+    yield (
+        lambda: optax.lookahead_free(1e-3) if hasattr(optax, "lookahead_free") else optax.lion(1e-3)
+    )
 
 
 ACTIVATIONS = {

@@ -196,7 +196,9 @@ OPERATIONS: dict[str, tp.Callable[[Part], Part]] = {
     "jit, the same": same,
     "jit, new metadata": renamed,
     "vmap": lambda part: nnx.vmap(lambda p: p, in_axes=None, out_axes=None, axis_size=2)(part),
-    "vmap, cloned": lambda part: nnx.vmap(nnx.clone, in_axes=None, out_axes=None, axis_size=2)(part),
+    "vmap, cloned": lambda part: nnx.vmap(nnx.clone, in_axes=None, out_axes=None, axis_size=2)(
+        part
+    ),
     "remat": nnx.remat(lambda part: nnx.clone(part)),
     "grad": lambda part: nnx.value_and_grad(
         lambda part: (part.weight[...], nnx.clone(part)), has_aux=True
