@@ -4,9 +4,9 @@ A definition describes the static side of an object, a Variable or a container. 
 object, interned by their key, so that "same structure" is `is`.
 
 What an interned definition contains turns up in every object that it describes.  So it contains only
-values that cannot change and are interchangeable where they are equal (*exact* ones, see `_statics`).  Any
-other value, such as a list, a settings object or a function that is defined again, stays with its object:
-that has a *private* definition with the values, whose `public` one is interned and has their keys.
+values that cannot change and are interchangeable where they are equal (*exact* ones, see `_statics`).
+Any other value, such as a list, a settings object or a function that is defined again, stays with its
+object, which has a *private* definition with the values, whose `public` one is interned and has their keys.
 Programs are shared by the public one; objects are rebuilt from the private one.
 """
 

@@ -10,7 +10,7 @@ A static value (a size, a flag, an activation function) is part of the identity 
 Python's `==` is too coarse for a key (`1 == True == 1.0`), and too fine for functions, which are made
 again wherever a model is.  The rules:
 
-* numbers compare with their types, floats by their bits; tuples, lists, dicts and sets by content and type;
+* numbers compare with their types, floats by their bits; tuples, lists, dicts and sets by content;
 * **a user's function is equal to itself only**.  Its code may read a global, an attribute or a captured
   object that has changed since it was traced, and nobody can tell.  Two kinds of functions are known to
   be equal without being the same: those of packages that never edit what they capture (`TRUSTED`), where
@@ -334,8 +334,8 @@ class _Reader:
     def _once(self, value: tp.Any, make: tp.Callable[[], tp.Any]) -> tp.Any:
         """The key of a function or object of a trusted package, as it was when first seen.
 
-        `optax.cosine_decay_schedule` rebinds a variable that it captured when it is first called: without
-        this a second optimizer would not equal the first.
+        `optax.cosine_decay_schedule` rebinds a variable that it captured when it is first called:
+        without this a second optimizer would not equal the first.
         """
         seen = _first_seen.get(value)
         if seen is None:
@@ -355,8 +355,8 @@ class _Reader:
 
 _first_seen: weakref.WeakKeyDictionary[tp.Any, tuple[tp.Any, bool]] = weakref.WeakKeyDictionary()
 # Key: the function or object, by identity. Nothing to invalidate: the key is that of the first sight.
-# Bound: entries die with their functions; keys refer weakly to all but constants and containers. Threads:
-# two may work a key out twice; both are equal. Earned by `construct`, and by law L6 (see `_once`).
+# Bound: entries die with their functions; keys refer weakly to all but constants and containers.
+# Threads: two may work a key out twice; both are equal. Earned by `construct`, and by law L6 (see `_once`).
 
 
 class _ByCode:
@@ -480,8 +480,8 @@ def _may_change(reads: Reads, namespace: dict[str, tp.Any]) -> bool:
 _NOTHING = object()
 _SAFE_BUILTINS = frozenset(
     (
-        "abs bool complex dict divmod enumerate float frozenset int isinstance len list max min pow range "
-        "reversed round set slice sorted str sum tuple zip"
+        "abs bool complex dict divmod enumerate float frozenset int isinstance len list max min pow "
+        "range reversed round set slice sorted str sum tuple zip"
     ).split()
 )
 _ARRAY_ATTRIBUTES = frozenset(dir(jax.Array)) | {"set", "add", "multiply", "min", "max", "get"}

@@ -200,8 +200,8 @@ class CallDef:
 class OwnCall(CallDef):
     """A CallDef with static values of this very call, which an equal one does not have.
 
-    It is equal where what it shares is the same, so that programs are shared; the trace of a program sees
-    the values of the call that caused it.
+    It is equal where what it shares is the same, so that programs are shared; the trace of a program
+    sees the values of the call that caused it.
     """
 
     __slots__ = ("_shared",)
@@ -234,7 +234,7 @@ def call_def(
     trees: bool = False,
     own: bool = False,
 ) -> CallDef:
-    """The CallDef with this content; `own` says that other parts than the graph have values of this call.
+    """The CallDef with this content; `own` says that parts besides the graph have values of this call.
 
     Raises TypeError where `extra` is unhashable.
     """
@@ -248,8 +248,8 @@ def call_def(
 _plain: dict[PyTreeDef, bool] = {}
 _PLAIN_TREES = 1024
 # Key: treedefs of tuples, lists, dicts and named tuples. Nothing to invalidate. Bound: _PLAIN_TREES.
-# Threads: each entry is a single write. It keeps a step whose arguments are containers from asking each of
-# them in each call.
+# Threads: each entry is a single write. It keeps a step whose arguments are containers from asking each
+# of them in each call.
 
 
 def _has_own(treedef: PyTreeDef) -> bool:

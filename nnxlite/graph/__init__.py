@@ -23,7 +23,6 @@ from nnxlite.graph._defs import NodeRef as NodeRef
 from nnxlite.graph._defs import ObjectDef as ObjectDef
 from nnxlite.graph._defs import Static as Static
 from nnxlite.graph._defs import StaticDef as StaticDef
-from nnxlite.graph._defs import static_def as static_def
 from nnxlite.graph._defs import VariableRecord as VariableRecord
 from nnxlite.graph._defs import adopt_unknown as adopt_unknown
 from nnxlite.graph._defs import define as define
@@ -32,6 +31,7 @@ from nnxlite.graph._defs import note_definition_of as note_definition_of
 from nnxlite.graph._defs import own_status as own_status
 from nnxlite.graph._defs import set_definition as set_definition
 from nnxlite.graph._defs import set_static as set_static
+from nnxlite.graph._defs import static_def as static_def
 from nnxlite.graph._edit import note_update as note_update
 from nnxlite.graph._edit import pop as pop
 from nnxlite.graph._edit import set_metadata as set_metadata

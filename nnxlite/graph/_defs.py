@@ -127,9 +127,9 @@ class ObjectDef(Definition):
     def with_static(self, name: tp.Any, value: tp.Any) -> ObjectDef:
         """The definition with another value of one static attribute; this one is not `mutable`.
 
-        What is known of the other values is taken over: with their keys worked out again a change of mode
-        takes nearly three times as long, about 4 % of training with an evaluation after every ten steps,
-        which has 15 % to spend (bench `loops`).
+        What is known of the other values is taken over: with their keys worked out again a change of
+        mode takes nearly three times as long, about 4 % of training with an evaluation after every ten
+        steps, which has 15 % to spend (bench `loops`).
         """
         at = self.layout.static.index(name)
         statics = (*self.statics[:at], value, *self.statics[at + 1 :])

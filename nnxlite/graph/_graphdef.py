@@ -2,8 +2,8 @@
 
 Two graph definitions with equal content have one interned *structure*: comparing is an identity check,
 and whatever is worked out of one (paths, the shape of its `State`) is worked out once.  A graph with
-static values that stay with their objects (see `_definitions`) has a `GraphDef` of its own, which contains
-these values; any other is its structure.
+static values that stay with their objects (see `_definitions`) has a `GraphDef` of its own, which
+contains these values; any other is its structure.
 """
 
 from __future__ import annotations

@@ -28,12 +28,12 @@ from nnxlite.variables._refs import is_array_ref as is_array_ref
 from nnxlite.variables._variable import MISSING as MISSING
 from nnxlite.variables._variable import VarDefaults as VarDefaults
 from nnxlite.variables._variable import Variable as Variable
+from nnxlite.variables._variable import current_definition as current_definition
 from nnxlite.variables._variable import is_variable as is_variable
 from nnxlite.variables._variable import make as make
 from nnxlite.variables._variable import note_definition as note_definition
 from nnxlite.variables._variable import note_raw as note_raw
 from nnxlite.variables._variable import set_value as set_value
-from nnxlite.variables._variable import current_definition as current_definition
 from nnxlite.variables._variable import store_together as store_together
 from nnxlite.variables._variable import var_defaults as var_defaults
 from nnxlite.variables._variable import versioned as versioned

@@ -1,9 +1,9 @@
 """`Variable`: a mutable box for one value, with metadata; the leaf of every object graph.
 
-A Variable is a value and a `VariableDef` (class and metadata, interned where it can be).  It remembers the trace it
-was made in and refuses writes from any other, so that no tracer can leak.  Reading gives the value
-after the `on_get_value` callbacks, writing stores it after the `on_set_value` callbacks; the raw
-forms go around both.  Writing a value never changes the structure of a graph, changing metadata
+A Variable is a value and a `VariableDef` (class and metadata, interned where it can be).  It remembers
+the trace it was made in and refuses writes from any other, so that no tracer can leak.  Reading gives
+the value after the `on_get_value` callbacks, writing stores it after the `on_set_value` callbacks; the
+raw forms go around both.  Writing a value never changes the structure of a graph, changing metadata
 does.
 
 A class of one's own may override `get_value` and `set_value` (call those of `Variable` in them), and

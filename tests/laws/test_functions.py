@@ -35,7 +35,7 @@ def helper(x):
     return x
 
 
-# How a function depends on something: each takes the new setting and defines the function again. --------
+# How a function depends on something: each takes the new setting and defines the function again. ----
 
 
 def of_global(gain):
@@ -354,7 +354,7 @@ def place_twice(way):
     compiled(Net(way(3.0)))
 
 
-# What is known to be equal compiles once. ---------------------------------------------------------------
+# What is known to be equal compiles once. -------------------------------------------------------------
 
 
 def optimizers():
