@@ -52,9 +52,13 @@ def scoped(call: C) -> C:
     def __call__(self: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         # By way of the module: cloudpickle, which copies the globals of this function with a class
         # of the user's own, copies no module, and JAX's state can be neither copied nor pickled.
-        if _jax.trace_state.value is _jax.EAGER:
+        if _jax.trace_state.value is not _jax.EAGER:
+            return in_scope(call, self, *args, **kwargs)
+        try:
             return call(self, *args, **kwargs)
-        return in_scope(call, self, *args, **kwargs)
+        except Exception as error:
+            _jax.drop_hidden_frames(error)
+            raise
 
     return tp.cast(C, __call__)
 

@@ -9,7 +9,7 @@ import weakref
 import jax
 
 from nnxlite._errors import listed, path_text
-from nnxlite._jax import Tracer, is_compiling
+from nnxlite._jax import Tracer, drop_hidden_frames, is_compiling
 from nnxlite.boundary import Body, CallDef, Partition
 from nnxlite.transforms._arguments import Selection
 
@@ -199,6 +199,7 @@ def run_donating(
                 "reuse their memory. Restore them, from a checkpoint for example. A call that does "
                 "not donate leaves all objects as they were when it fails."
             )
+        drop_hidden_frames(error)
         raise
 
 

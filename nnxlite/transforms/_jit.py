@@ -15,6 +15,7 @@ from jax.errors import JaxRuntimeError
 
 from nnxlite._config import Modes, context_key
 from nnxlite._integers import as_integer
+from nnxlite._jax import drop_hidden_frames
 from nnxlite.boundary import (
     ArgumentNames,
     Body,
@@ -179,17 +180,21 @@ class JitCore:
     def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
         """Run and write back, where something is donated or has a sharding."""
         donor, placement = self.donor, self.placement
-        moved = {} if placement is None else placement.move(call, inputs)
-        groups = self.groups(call, inputs.leaves)
 
         def finish(out: tp.Any) -> tp.Any:
             if moved:
                 write_leaves(inputs, moved)
             return self.finish(inputs, out)
 
-        if donor is None:
-            return finish(tp.cast(Placement, placement)(call, groups))
-        return donor.run(call, self.jitted_for(call, groups), groups, finish)
+        try:
+            moved = {} if placement is None else placement.move(call, inputs)
+            groups = self.groups(call, inputs.leaves)
+            if donor is None:
+                return finish(tp.cast(Placement, placement)(call, groups))
+            return donor.run(call, self.jitted_for(call, groups), groups, finish)
+        except Exception as error:
+            drop_hidden_frames(error)
+            raise
 
     def clear_cache(self) -> None:
         """Drop all compiled programs."""

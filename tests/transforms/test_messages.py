@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import traceback
 
 import jax
@@ -122,6 +123,101 @@ def test_our_frames_are_hidden_from_the_traceback_of_a_users_error():
         nnx.jit(step)(MLP(), jnp.ones((1, 2)))
     names = [frame.name for frame in traceback.extract_tb(caught.tb)]
     assert "step" in names and "_run" not in names and "result" not in names
+
+
+def fails(*args, **kwargs):
+    raise LookupError("the user's own")
+
+
+class Failing(nnx.Module):
+    def __call__(self, x):
+        return fails()
+
+    jitted = nnx.jit(__call__)
+    remade = nnx.remat(__call__)
+
+
+class Around(nnx.Module):
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+def ruled(forward, backward):
+    fun = nnx.custom_vjp(lambda m, x: m(x).sum())
+    fun.defvjp(forward, backward)
+    return nnx.grad(fun)
+
+
+MODEL, BATCH_OF_TWO = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jnp.ones((2, 2))
+SHARDED = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+CALLED = {
+    "jit": lambda m, x: nnx.jit(fails)(m, x),
+    "jit, static": lambda m, x: nnx.jit(fails, static_argnums=1)(m, 3),
+    "jit, donated": lambda m, x: nnx.jit(fails, donate_argnums=1)(m, x),
+    "jit, donated as written": lambda m, x: nnx.jit(fails, donate="written")(m, x),
+    "jit, in_shardings": lambda m, x: nnx.jit(fails, in_shardings=SHARDED)(m, x),
+    "jit, out_shardings": lambda m, x: nnx.jit(fails, out_shardings=SHARDED)(m, x),
+    "jit, lowered": lambda m, x: nnx.jit(fails).lower(m, x),
+    "jit, a method": lambda m, x: Failing().jitted(x),
+    "jit, a module": lambda m, x: nnx.jit(Around(Around(Failing())))(x),
+    "jit_partial": lambda m, x: nnx.jit_partial(fails, m)(x),
+    "cached_partial": lambda m, x: nnx.cached_partial(nnx.jit(fails), m)(x),
+    "grad": lambda m, x: nnx.grad(fails)(m, x),
+    "value_and_grad": lambda m, x: nnx.value_and_grad(fails)(m, x),
+    "vjp": lambda m, x: nnx.vjp(fails, m, x),
+    "jvp": lambda m, x: nnx.jvp(fails, (m, x), (m, x)),
+    "vmap": lambda m, x: nnx.vmap(fails, in_axes=(None, 0))(m, x),
+    "pmap": lambda m, x: nnx.pmap(fails, in_axes=(None, 0))(m, x[:1]),
+    "scan": lambda m, x: nnx.scan(fails, in_axes=(nnx.Carry, 0))(m, x),
+    "remat": lambda m, x: nnx.remat(fails)(m, x),
+    "remat, a method": lambda m, x: Failing().remade(x),
+    "custom_vjp, forward": lambda m, x: ruled(fails, fails)(m, x),
+    "custom_vjp, backward": lambda m, x: ruled(lambda m, x: (m(x).sum(), ()), fails)(m, x),
+    "eval_shape": lambda m, x: nnx.eval_shape(fails, m, x),
+    "make_jaxpr": lambda m, x: nnx.make_jaxpr(fails)(m, x),
+    "checkify": lambda m, x: nnx.checkify(fails)(m, x),
+    "split_rngs": lambda m, x: nnx.split_rngs(splits=2)(fails)(nnx.Rngs(0)),
+    "several": lambda m, x: nnx.jit(nnx.vmap(nnx.grad(fails), in_axes=(None, 0)))(m, x),
+    "filter_jit": lambda m, x: nnx.filter_jit(fails)(m, x),
+    "filter_jit, donated": lambda m, x: nnx.filter_jit(fails, donate="all")(m, x),
+    "filter_grad": lambda m, x: nnx.filter_grad(fails)(m, x),
+    "filter_vmap": lambda m, x: nnx.filter_vmap(fails)(x),
+    "filter_pmap": lambda m, x: nnx.filter_pmap(fails)(x[:1]),
+    "filter_vjp": lambda m, x: nnx.filter_vjp(fails, x),
+    "filter_jvp": lambda m, x: nnx.filter_jvp(fails, (x,), (x,)),
+    "filter_checkpoint": lambda m, x: nnx.filter_checkpoint(fails)(x),
+    "filter_jacrev": lambda m, x: nnx.filter_jacrev(fails)(x),
+    "filter_eval_shape": lambda m, x: nnx.filter_eval_shape(fails, x),
+    "eager": lambda m, x: Around(Around(Around(Failing())))(x),
+}
+
+
+@pytest.mark.parametrize("way", CALLED)
+def test_the_error_of_a_user_has_at_most_two_of_our_frames(way):
+    """Whether or not the function was called before; its own frame is the last."""
+    for _ in range(2):
+        with pytest.raises(LookupError) as caught:
+            CALLED[way](MODEL, jnp.array(BATCH_OF_TWO))
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert frames[-1].name == "fails"
+        ours = [frame for frame in frames if f"{os.sep}nnxlite{os.sep}" in frame.filename]
+        assert len([frame for frame in ours if frame.filename != __file__]) <= 2, ours
+
+
+@pytest.mark.parametrize("way", ["eager", "jit, donated"])
+def test_all_frames_are_there_where_jax_is_asked_for_them(way):
+    mode = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        with pytest.raises(LookupError) as caught:
+            CALLED[way](MODEL, jnp.array(BATCH_OF_TWO))
+    finally:
+        jax.config.update("jax_traceback_filtering", mode)
+    names = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert sum(f"{os.sep}nnxlite{os.sep}" in name for name in names) > 2
 
 
 @pytest.mark.parametrize("transform", [nnx.jit, nnx.filter_jit])
