@@ -19,7 +19,7 @@ from nnxlite.nn import Conv, Embed, Linear, LinearGeneral, MoE, MultiHeadAttenti
 ROW_NAMES = frozenset(
     "out out_proj o_proj proj c_proj projection output down down_proj w2 wo fc2 fc_out".split()
 )
-"""Names of linear layers that end a block; they decide where a kernel is square, and the layout says so."""
+"""Names of linear layers that end a block; they decide where a kernel is square. The layout says so."""
 
 
 class Choice(tp.NamedTuple):
