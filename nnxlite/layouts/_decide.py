@@ -21,6 +21,8 @@ from nnxlite.layouts._layout import Layout
 from nnxlite.layouts._placement import Placement
 from nnxlite.layouts._plan import WORDS, AnyMesh, Plan, Rule, names_in
 from nnxlite.layouts._specs import names_in_spec, spec_text, ways
+from nnxlite.nn import Linear, LoRA
+from nnxlite.nn.lora_kernel import LoRAKernel, entries_of_matrices
 from nnxlite.sharding import get_var_pspec
 from nnxlite.variables import Variable
 
@@ -41,8 +43,9 @@ class Leaf(tp.NamedTuple):
         keys: within the Variable's value, if that is a pytree.
         value: the array.
         variable: its Variable, if it has one.
-        layer: the object that contains the Variable.
+        layer: the object that contains the Variable; for a kernel with an adapter its layer.
         parent: the object that contains the layer.
+        place: where the Variable is, or the adapted kernel that it is the base of.
         rank: IN_OBJECT, IN_CONTAINER or IN_NAMED_TUPLE.
     """
 
@@ -52,6 +55,7 @@ class Leaf(tp.NamedTuple):
     variable: Variable[tp.Any] | None
     layer: tp.Any
     parent: tp.Any
+    place: Path
     rank: int
 
     @property
@@ -75,20 +79,25 @@ def leaves_of(tree: tp.Any) -> list[Leaf]:
     found: list[Leaf] = []
     inside = {path for path, node in nodes if isinstance(node, Variable)}
     for path, node in nodes:
-        layer, parent = by_path.get(path[:-1]), by_path.get(path[:-2])
-        rank = _rank(layer, [by_path.get(path[:end]) for end in range(len(path))])
+        rank = _rank([by_path.get(path[:end]) for end in range(len(path))])
+        adapted = isinstance(by_path.get(path[:-1]), LoRAKernel) and path[-1] in (
+            "base",
+            "original",
+        )
+        place = path[:-1] if adapted else path
+        layer, parent = by_path.get(place[:-1]), by_path.get(place[:-2])
         if isinstance(node, Variable):
             for keys, array in jax.tree_util.tree_flatten_with_path(content(node))[0]:
                 if is_array(array):
                     names = tuple(map(key_name, keys))
-                    found.append(Leaf(path, names, array, node, layer, parent, rank))
+                    found.append(Leaf(path, names, array, node, layer, parent, place, rank))
         elif is_array(node) and path[:-1] not in inside:
-            found.append(Leaf(path, (), node, None, layer, parent, rank))
+            found.append(Leaf(path, (), node, None, layer, parent, place, rank))
     return sorted(found, key=lambda leaf: [(str(type(k)), k) for k in leaf.path])
 
 
-def _rank(layer: tp.Any, above: list[tp.Any]) -> int:
-    if kind_of(layer) == OBJECT:
+def _rank(above: list[tp.Any]) -> int:
+    if above and kind_of(above[-1]) == OBJECT:
         return IN_OBJECT
     in_tuple = any(isinstance(part, tuple) and hasattr(part, "_fields") for part in above)
     return IN_NAMED_TUPLE if in_tuple else IN_CONTAINER
@@ -123,6 +132,7 @@ def decide(tree: tp.Any, leaves: list[Leaf], mesh: AnyMesh, plan: Plan, caller: 
     if not leaves:
         raise ValueError(f"{caller}: there are no arrays in {type(tree).__name__}.")
     divisions = [_division(leaf, plan, mesh, rules, caller) for leaf in leaves]
+    _adapters_like_kernels(leaves, divisions)
     own = [bool(division.final or any(division.spec)) for division in divisions]
     divisions = [
         division if division.final else _with_fsdp(leaf, division, plan, mesh)
@@ -172,13 +182,13 @@ def _division(leaf: Leaf, plan: Plan, mesh: AnyMesh, rules: Rules, caller: str) 
         return Division((), "a scalar")
     if leaf.keys or leaf.variable is None:
         return Division(whole, "")
-    name = str(leaf.path[-1])
+    name = str(leaf.place[-1])
     part, axes, found = "tensor", plan.tensor, []
     if plan.expert is not None and is_of_experts(name, leaf.layer):
         part, axes = "expert", plan.expert
         found = [Choice(-2 if name.endswith("_bias") else -3, "the axis of experts")]
     elif plan.tensor is not None:
-        layer_name = leaf.path[-2] if len(leaf.path) > 1 else None
+        layer_name = leaf.place[-2] if len(leaf.place) > 1 else None
         found = choices(name, leaf.layer, layer_name, leaf.parent, shape)
     refused = []
     for axis, why in found:
@@ -189,6 +199,26 @@ def _division(leaf: Leaf, plan: Plan, mesh: AnyMesh, rules: Rules, caller: str) 
             return Division(_along(shape, axis, axes), f"{part}: {why}")
         refused.append(f"{why}: {number} does not divide {size}")
     return Division(whole, "; ".join(refused))
+
+
+def _adapters_like_kernels(leaves: list[Leaf], divisions: list[Division]) -> None:
+    """Divide the matrices of adapters like their kernels, where nothing of their own decides."""
+    numbers = {leaf.path: i for i, leaf in enumerate(leaves) if not leaf.keys}
+    for i, leaf in enumerate(leaves):
+        if leaf.keys or leaf.path[-1] not in ("lora_a", "lora_b") or divisions[i].why:
+            continue
+        if isinstance(leaf.layer, LoRAKernel):
+            base, outputs = numbers.get((*leaf.path[:-1], "base")), leaf.layer.outputs
+        elif isinstance(leaf.layer, LoRA) and isinstance(leaf.parent, Linear):
+            base, outputs = numbers.get((*leaf.path[:-2], "kernel")), 1
+        else:
+            continue
+        if base is None or not any(divisions[base].spec):
+            continue
+        stacked = len(leaf.value.shape) - 2
+        both = entries_of_matrices(divisions[base].spec, stacked, outputs)
+        spec = both[leaf.path[-1] == "lora_b"]
+        divisions[i] = Division(spec, "like its kernel", divisions[base].final)
 
 
 def _along(shape: tuple[int, ...], axis: int, names: tp.Any) -> tuple[tp.Any, ...]:
@@ -280,13 +310,16 @@ class Rules:
         matched: set[str] = set()
         for leaf in leaves if self._rules else ():
             for path in paths_of(leaf, self._duplicates):
-                self._find(path, matched)
+                self._find(path, matched, leaf)
         self._check_all_match(leaves, matched)
 
-    def _find(self, path: Path, matched: set[str]) -> None:
-        names = [".".join(map(str, path))]
+    def _find(self, path: Path, matched: set[str], leaf: Leaf) -> None:
+        paths = [path]
+        if leaf.place != leaf.path:  # a rule for a kernel is one for the base of its adapter
+            paths.append(path[: len(path) - len(leaf.keys) - 1])
         if self._in_container:
-            names.append(".".join(map(str, path[1:])))
+            paths += [inside[1:] for inside in paths]
+        names = [".".join(map(str, one)) for one in paths]
         for pattern, rule in self._rules:
             if any(pattern.match(name) is not None for name in names):
                 matched.add(pattern.text)
@@ -356,13 +389,13 @@ class Rules:
                 f"{caller}: the rule {text!r} says {word!r}, and the plan has no mesh axis for "
                 "'tensor'. Give one: nnx.Plan(tensor=..., rules=...)."
             )
-        if not is_linear(leaf.layer) or str(leaf.path[-1]) not in ("kernel", "bias"):
+        if not is_linear(leaf.layer) or str(leaf.place[-1]) not in ("kernel", "bias"):
             raise ValueError(
                 f"{caller}: the rule {text!r} says {word!r} of {name}, which is not the kernel or bias "
                 f"of a linear layer but in {type(leaf.layer).__name__}. Give a spec."
             )
         way = by_columns if word == "column" else by_rows
-        axis = way(str(leaf.path[-1]), leaf.layer).axis
+        axis = way(str(leaf.place[-1]), leaf.layer).axis
         shape = leaf.value.shape
         return (None,) * len(shape) if axis is None else _along(shape, axis, tensor)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import jax
@@ -13,6 +14,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
+from nnxlite.layouts._plan import as_plan
 from tests.layouts.models import Decoder
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
@@ -104,6 +106,76 @@ def test_square_layers_are_divided_by_their_names_and_the_layout_says_so():
         "proj.bias": ("model",),
         "proj.kernel": (None, "model"),
     }
+
+
+ADAPTED = {
+    "columns": lambda: nnx.Dict(up=nnx.Linear(8, 32, rngs=nnx.Rngs(0))),
+    "rows": lambda: nnx.Dict(down=nnx.Linear(32, 8, rngs=nnx.Rngs(0))),
+    "square": lambda: nnx.Dict(proj=nnx.Linear(8, 8, rngs=nnx.Rngs(0))),
+    "general": lambda: nnx.LinearGeneral((2, 4), (6, 8), axis=(-2, -1), rngs=nnx.Rngs(0)),
+    "attention": lambda: nnx.MultiHeadAttention(4, 32, decode=False, rngs=nnx.Rngs(0)),
+    "convolution": lambda: nnx.Conv(4, 8, (3, 3), rngs=nnx.Rngs(0)),
+    "embedding": lambda: nnx.Embed(64, 32, rngs=nnx.Rngs(0)),
+    "stack": lambda: nnx.vmap(lambda rngs: nnx.Linear(8, 32, rngs=rngs))(nnx.Rngs(0).fork(split=3)),
+    "decoder": lambda: Decoder(nnx.Rngs(0), blocks=2),
+    "annotated": lambda: nnx.Linear(
+        8, 32, rngs=nnx.Rngs(0), kernel_metadata={"sharding": ("model", "data")}
+    ),
+}
+LAYERS = nnx.Any(nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.Embed)
+
+
+@pytest.mark.parametrize("kind", ADAPTED)
+@pytest.mark.parametrize("plan", ["tensor", "fsdp", "fsdp+tensor", nnx.Plan(data="data")])
+def test_adapters_lie_where_their_kernels_lie(kind, plan):
+    def adapted():
+        model = ADAPTED[kind]()
+        nnx.lora.inject(model, LAYERS, rank=4, rngs=nnx.Rngs(1))
+        return model
+
+    plan = dataclasses.replace(as_plan(plan, MESH, "test"), min_size=16)
+    plain = specs(nnx.eval_shape(ADAPTED[kind]), plan)
+    found = specs(nnx.eval_shape(adapted), plan)
+    assert {
+        name.removesuffix(".base"): spec for name, spec in found.items() if "lora_" not in name
+    } == plain
+    reasons = whys(nnx.eval_shape(adapted), plan)
+    tensor = whys(nnx.eval_shape(ADAPTED[kind]), dataclasses.replace(plan, fsdp=None))
+    for name in (name for name in found if name.endswith("base")):
+        kernel = name.removesuffix(".base")
+        split = len(found[name]) - (2 if kind == "general" or "query" in name else 1)
+        if "tensor: rows" in tensor[kernel] and kind != "convolution":
+            assert "model" in found[f"{kernel}.lora_a"] and "model" not in found[f"{kernel}.lora_b"]
+        if "tensor: columns" in tensor[kernel] and found[name][split] == "model":
+            assert found[f"{kernel}.lora_b"][-1] == "model" and reasons[f"{kernel}.lora_b"]
+
+
+def test_rules_for_kernels_are_rules_for_the_bases_of_adapters():
+    def adapted():
+        model = nnx.Dict(
+            up=nnx.Linear(8, 32, rngs=nnx.Rngs(0)),
+            own=nnx.LoRALinear(8, 32, lora_rank=4, rngs=nnx.Rngs(0)),
+        )
+        nnx.lora.inject(model, nnx.PathContains("up"), rank=4, rngs=nnx.Rngs(1))
+        return model
+
+    model = nnx.eval_shape(adapted)
+    for rule, kernel, a, b in (
+        ("row", ("model", None), ("model", None), (None, None)),
+        ("column", (None, "model"), (None, None), (None, "model")),
+        (("data", "model"), ("data", "model"), ("data", None), (None, "model")),
+    ):
+        for tree, prefix in ((model, ""), ((model,), "0.")):
+            found = specs(tree, nnx.Plan(tensor="model", rules={"*.kernel": rule}))
+            assert found[f"{prefix}up.kernel.base"] == found[f"{prefix}own.kernel"] == kernel
+            assert found[f"{prefix}up.kernel.lora_a"] == found[f"{prefix}own.lora.lora_a"] == a
+            assert found[f"{prefix}up.kernel.lora_b"] == found[f"{prefix}own.lora.lora_b"] == b
+    own = {"*.kernel": "row", "**.lora_a": (None, "data")}
+    assert specs(model, nnx.Plan(tensor="model", rules=own))["up.kernel.lora_a"] == (None, "data")
+    odd = whys(
+        model, nnx.Plan(rules={"up.kernel": (None, "three")}), AbstractMesh((32,), ("three",))
+    )
+    assert odd["up.kernel.lora_b"] == "like its kernel"
 
 
 ONE, OTHER = "w2 proj out down".split(), "last inner y dense".split()
