@@ -20,7 +20,7 @@ import numpy as np
 from nnxlite._errors import path_text, short_type
 from nnxlite._integers import as_integers
 from nnxlite.boundary import Partition, parameter_names
-from nnxlite.graph import flat_pairs, merge, split
+from nnxlite.graph import PYTREE, flat_pairs, kind_of, merge, split
 from nnxlite.objects import Pytree
 from nnxlite.serving import _trees
 from nnxlite.serving._file import read, write
@@ -142,9 +142,9 @@ def export(
 ) -> Exported:
     """A call as a program with weights, to be saved and run without the code that made it.
 
-    Objects among the arguments, the model itself and the object of a method are weights: their
-    Variables are stored, so the exported call does not take them.  All other arrays are its
-    arguments; arrays that the function captures become constants of the program.
+    Objects among the arguments, the model itself and the object of a method are weights, as are callable
+    pytrees such as modules of Equinox: they are stored, so the exported call does not take them.  All
+    other arrays are its arguments; arrays that the function captures become constants of the program.
 
     Args:
         fun: a module, a method of one, or a function of objects and arrays.
@@ -182,10 +182,10 @@ def export(
         raise TypeError(
             f"export: {name} carries objects by keyword: {sorted(bound.kwargs)}. Pass them as arguments."
         )
-    objects = [x for x in positional if isinstance(x, Pytree)]
-    given = [x for x in positional if not isinstance(x, Pytree)]
+    objects = [x for x in positional if _is_model(x)]
+    given = [x for x in positional if not _is_model(x)]
     labels = ["self"] * len(bound.args) + _labels(fun, args)
-    roots = [label for label, x in zip(labels, positional) if isinstance(x, Pytree)]
+    roots = [label for label, x in zip(labels, positional) if _is_model(x)]
     graphdef, state = split(objects)
     leaf_names = [_weight_name(path, roots) for path, _ in flat_pairs(state)]
     values, structure = jax.tree.flatten(state)
@@ -193,7 +193,7 @@ def export(
     avals = tuple(Aval(path, dtype_name(x.dtype), x.shape) for path, x in weights.items())
 
     inputs, leaves, paths = [], [], []
-    parameters = tuple(n for n, x in zip(labels, positional) if not isinstance(x, Pytree))
+    parameters = tuple(n for n, x in zip(labels, positional) if not _is_model(x))
     for label, x in zip(parameters, given):
         own, tree, at = _trees.flatten(x, label, len(leaves))
         inputs.append(tree)
@@ -212,7 +212,7 @@ def export(
         keyed = [from_data(x, spec[0].dtype) for x, spec in zip(leaves, specs)]
         rest = iter(_trees.unflatten(["list", [], inputs], keyed))
         inside = iter(inner)
-        full = [next(inside if isinstance(x, Pytree) else rest) for x in positional]
+        full = [next(inside if _is_model(x) else rest) for x in positional]
         result = bound.fun(*full)
         _refuse_written(name, graphdef, inner, own, leaf_names)
         out, found["outputs"], at = _trees.flatten(result, "the result")
@@ -272,6 +272,11 @@ def load_exported(path: tp.Any) -> Exported:
 
 
 # Arguments ----------------------------------------------------------------------------------------
+
+
+def _is_model(value: tp.Any) -> bool:
+    """Whether an argument is weights: an object, or a module of another library, a callable pytree."""
+    return isinstance(value, Pytree) or (kind_of(value) == PYTREE and callable(value))
 
 
 def _labels(fun: tp.Any, positional: tp.Sequence[tp.Any]) -> list[str]:

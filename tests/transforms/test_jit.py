@@ -1290,4 +1290,4 @@ def test_a_compiled_method_is_lowered_as_it_is_called(transform):
     assert model.scaled.cache_info().traces == Scale.scaled.cache_info().traces > 0
     assert list(inspect.signature(model.scaled).parameters) == ["x"]
     with pytest.raises(AttributeError, match="nothing"):
-        model.scaled.nothing  # noqa: B018
+        model.scaled.nothing

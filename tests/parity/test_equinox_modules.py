@@ -1,0 +1,186 @@
+"""Programs of Equinox with this library in its place, and modules of Equinox in this library."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import nnxlite as nnx
+
+X = jnp.linspace(-1.0, 1.0, 6).reshape(3, 2)
+
+
+def layer(base, options):
+    class Layer(base, **options):
+        weight: jax.Array
+        bias: jax.Array | None
+        activation: object
+
+        def __call__(self, x):
+            return self.activation(x @ self.weight + (0 if self.bias is None else self.bias))
+
+    return Layer
+
+
+def net(base, options):
+    class Net(base, **options):
+        layers: list
+        extra: dict
+        name: str
+        rate: float
+        size: int = (eqx if base is eqx.Module else nnx).field(static=True, default=2)
+
+        def __call__(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x * self.rate * self.extra["rate"]
+
+    return Net
+
+
+LAYERS = {eqx: layer(eqx.Module, {}), nnx: layer(nnx.Module, {"frozen": True})}
+NETS = {eqx: net(eqx.Module, {}), nnx: net(nnx.Module, {"frozen": True})}
+
+
+def make(lib):
+    layers = [
+        LAYERS[lib](jnp.full((2, 2), 0.5), jnp.ones(2), jnp.tanh),
+        jax.nn.relu,
+        LAYERS[lib](jnp.full((2, 1), 0.25), None, lambda x: x),
+    ]
+    extra = {"rate": 0.5, "text": "t", "steps": 3, "flag": True, "array": np.arange(2)}
+    return NETS[lib](layers, extra, "net", 2.0)
+
+
+def loss(model):
+    return jnp.sum(model(X) ** 2)
+
+
+def trained(lib):
+    model, tx = make(lib), optax.adam(0.1)
+    state = tx.init(lib.filter(model, lib.is_inexact_array))
+
+    @lib.filter_jit
+    def step(model, state):
+        grads = lib.filter_grad(loss)(model)
+        updates, state = tx.update(grads, state, lib.filter(model, lib.is_inexact_array))
+        return lib.apply_updates(model, updates), state
+
+    for _ in range(2):
+        model, state = step(model, state)
+    return model
+
+
+def frozen_part(lib):
+    """The usual way to train one layer: a tree of False, with True at some leaves."""
+    model = make(lib)
+    spec = jax.tree.map(lambda _: False, model)
+    spec = lib.tree_at(lambda s: (s.layers[2].weight,), spec, (True,))
+    chosen, rest = lib.partition(model, spec)
+    grads = lib.filter_grad(lambda chosen: loss(lib.combine(chosen, rest)))(chosen)
+    return chosen, grads
+
+
+def scanned(lib):
+    arrays, rest = lib.partition(make(lib), lib.is_array)
+
+    def body(arrays, _):
+        grads = lib.filter_grad(loss)(lib.combine(arrays, rest))
+        return lib.apply_updates(arrays, jax.tree.map(lambda g: -0.1 * g, grads)), None
+
+    return lib.combine(jax.lax.scan(body, arrays, None, length=2)[0], rest)
+
+
+def ensembles(lib):
+    def one(scale):
+        return jax.tree.map(lambda x: x * scale if lib.is_inexact_array(x) else x, make(lib))
+
+    models = lib.filter_vmap(one)(jnp.arange(3.0))
+    axes = lib.if_array(0)
+    return lib.filter_vmap(lambda model: loss(model), in_axes=(axes,))(models)
+
+
+PROGRAMS = {
+    "partition": lambda lib: lib.partition(make(lib), lib.is_array)[0],
+    "only floats": lambda lib: lib.filter(make(lib), lambda x: isinstance(x, float)),
+    "numbers that JAX takes": lambda lib: lib.filter(make(lib), lib.is_array_like),
+    "an inverse filter": lambda lib: lib.filter(make(lib), lib.is_array, inverse=True),
+    "a gradient": lambda lib: lib.filter_grad(loss)(make(lib)),
+    "training": trained,
+    "training of one layer": frozen_part,
+    "lax.scan over one half": scanned,
+    "an ensemble": ensembles,
+    "tree_at a function": lambda lib: loss(lib.tree_at(lambda m: m.layers[1], make(lib), jnp.sin)),
+    "tree_at a field": lambda lib: loss(
+        lib.tree_at(lambda m: m.layers[0].activation, make(lib), jnp.cos)
+    ),
+    "tree_at a number": lambda lib: lib.tree_at(lambda m: m.extra["rate"], make(lib), 7.0)(X),
+    "eval_shape": lambda lib: jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x,
+        lib.filter_eval_shape(make, lib),
+    ),
+    "labels": lambda lib: jax.tree.leaves(
+        jax.tree.map(lambda x: "array", lib.filter(make(lib), lib.is_array))
+    ),
+}
+
+
+def content(tree):
+    """The leaves by path, without functions and text, which are leaves of Equinox alone."""
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    kept = [
+        (p, x) for p, x in pairs if eqx.is_array_like(x) or x == "array" or isinstance(x, tuple)
+    ]
+    return {jax.tree_util.keystr(path): x for path, x in kept}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_of_equinox(name):
+    expected, found = (content(PROGRAMS[name](lib)) for lib in (eqx, nnx))
+    assert found.keys() == expected.keys() and found
+    for path, x in expected.items():
+        if isinstance(x, str):
+            assert found[path] == x
+        else:
+            np.testing.assert_allclose(found[path], x, rtol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    "model", [make(nnx), make(eqx), eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))]
+)
+def test_modules_are_taken_by_the_transforms_of_either(model):
+    for one, other in ((eqx, nnx), (nnx, eqx)):
+        arrays, rest = one.partition(model, one.is_array)
+        assert eqx.tree_equal(other.combine(arrays, rest), model)
+        assert all(map(eqx.is_array, jax.tree.leaves(arrays)))
+        mapped = other.filter_vmap(lambda m, x: m(x), in_axes=(None, 0))
+        np.testing.assert_allclose(one.filter_jit(mapped)(model, X), jax.vmap(model)(X), rtol=1e-6)
+    optax.adam(0.1).init(nnx.filter(model, nnx.is_inexact_array))
+
+
+def test_modules_of_equinox_are_restored_and_exported(tmp_path):
+    build = lambda i: eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(i))
+    source, target, abstract = build(0), build(1), eqx.filter_eval_shape(build, 0)
+    nnx.save_safetensors(tmp_path / "w.safetensors", source)
+    nnx.checkpoint.save(tmp_path / "c", model=source)
+    holder = nnx.Dict(inner=target)
+    nnx.checkpoint.save(tmp_path / "d", model=nnx.Dict(inner=source))
+    nnx.checkpoint.restore(tmp_path / "d", model=holder)
+    news = [
+        nnx.load_safetensors(tmp_path / "w.safetensors", target).values["model"],
+        nnx.checkpoint.restore(tmp_path / "c", model=target).values["model"],
+        nnx.checkpoint.restore(tmp_path / "c", model=abstract).values["model"],
+        holder.inner,
+    ]
+    for new in news:
+        assert eqx.tree_equal(new, source)
+    assert not eqx.tree_equal(target, source)
+    exported = nnx.export(lambda m, x: jax.vmap(m)(x), source, X, shapes="b, 2")
+    np.testing.assert_allclose(exported(X[:2]), jax.vmap(source)(X[:2]), rtol=1e-6)
+    exported.save(tmp_path / "program.nnx")
+    again = nnx.load_exported(tmp_path / "program.nnx")
+    np.testing.assert_allclose(again(X), jax.vmap(source)(X), rtol=1e-6)
