@@ -80,6 +80,7 @@ from nnxlite.variables import (
     Variable,
     VariableDef,
     add_axis,
+    add_unnamed_axis,
     remove_axis,
 )
 
@@ -255,8 +256,8 @@ class MapCore:
             options.out_name,
             options.default,
         )
-        if named:
-            out = with_axis_names(inner, out, value_settings, settings.fresh, options.metadata)
+        names = options.metadata if named else {}
+        out = with_axis_names(inner, out, value_settings, settings.fresh, names)
         whole = [i for i in out.definition.written if _is_whole(value_settings[i])]
         self._warn_of_streams(call, whole)
         layout, groups = pack(out, settings, known.order)
@@ -389,10 +390,15 @@ def with_axis_names(
     fresh_settings: list[tp.Any],
     names: tp.Mapping[str, tp.Any],
 ) -> Outputs:
-    """Outputs whose Variables' annotations have the mapped axis again."""
+    """Outputs whose Variables' annotations have the mapped axis again.
+
+    Without a name for it, new Variables get None there, as the annotation would be short of an axis
+    otherwise. An annotation that was copied from an argument has the axis already.
+    """
     graph = out.definition.graph
     if graph is None:
         return out
+    copies = [] if names else _mapped_annotations(inner, value_settings)
     decoded, tokens = graph.graphdef.decoded, list(graph.graphdef.tokens)
     came_in = inner.call.graphdef.decoded.node_defs
     kinds: list[tuple[int, VariableDef]] = []
@@ -401,16 +407,35 @@ def with_axis_names(
             continue
         source, old = graph.sources[decoded.node_leaves[node]], graph.origin[node]
         axis = source.pick(value_settings, fresh_settings)
-        if isinstance(axis, int):
+        if isinstance(axis, int) and (names or "out_sharding" in definition.metadata):
             carrier = definition.type.from_metadata(None, definition.metadata)
             slice_ = source.pick(inner.values, out.fresh)
-            add_axis(carrier, _from_front(axis, slice_), names)
+            if names:
+                add_axis(carrier, _from_front(axis, slice_), names)
+            elif old is None and (carrier.sharding_names, _shape(slice_)) not in copies:
+                add_unnamed_axis(carrier, _from_front(axis, slice_), getattr(slice_, "ndim", 0))
             definition = tokens[decoded.node_tokens[node]] = carrier._box.definition
         if old is not None and definition is not came_in[old]:
             kinds.append((old, definition))
     graphdef: GraphDef[tp.Any] = GraphDef(tokens, graph.graphdef.num_roots)
     new = dataclasses.replace(graph, graphdef=graphdef, kinds=tuple(kinds))
     return out._replace(definition=dataclasses.replace(out.definition, graph=new))
+
+
+def _mapped_annotations(inner: Inner, settings: list[tp.Any]) -> list[tuple[tp.Any, tp.Any]]:
+    """The annotations of the arguments that are mapped, each with the shape of a slice."""
+    nodes = [
+        inner.nodes[node] if node >= 0 else None for node in inner.call.graphdef.decoded.leaf_nodes
+    ]
+    return [
+        (node.sharding_names, _shape(value))
+        for node, axis, value in zip(nodes, settings, inner.values)
+        if isinstance(node, Variable) and isinstance(axis, int) and node.sharding_names is not None
+    ]
+
+
+def _shape(value: tp.Any) -> tp.Any:
+    return getattr(value, "shape", None)
 
 
 def axis_options(

@@ -170,8 +170,7 @@ class Scan(CarryLoop):
             settings = output_settings(
                 self.in_words(call), out, values, roles.roots, options.out_axes, "out_axes", None
             )
-            if axis_names:
-                out = with_axis_names(inner, out, values, settings.fresh, axis_names)
+            out = with_axis_names(inner, out, values, settings.fresh, axis_names)
             return out, (tuple(map(tuple, settings)), handover)
 
         def run(tree: tp.Any) -> tp.Any:

@@ -2,6 +2,7 @@
 
 from nnxlite.variables._axes import PARTITION_NAME as PARTITION_NAME
 from nnxlite.variables._axes import add_axis as add_axis
+from nnxlite.variables._axes import add_unnamed_axis as add_unnamed_axis
 from nnxlite.variables._axes import changed_names as changed_names
 from nnxlite.variables._axes import remove_axis as remove_axis
 from nnxlite.variables._definition import VariableDef as VariableDef

@@ -34,6 +34,19 @@ def add_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
         variable.set_metadata(**new)
 
 
+def add_unnamed_axis(variable: Variable[tp.Any], index: int, ndim: int) -> None:
+    """Put None for a new axis into the annotation, if that is one for `ndim` axes without it."""
+    annotation = variable.sharding_names
+    if isinstance(annotation, Format):
+        annotation = annotation.sharding
+    names = _names_in(annotation)
+    if isinstance(names, (tuple, list, PartitionSpec)) and len(names) <= ndim:
+        padded = [*names, *[None] * (index - len(names))]
+        variable.set_metadata(
+            out_sharding=_annotation(annotation, (*padded[:index], None, *padded[index:]))
+        )
+
+
 def remove_axis(variable: Variable[tp.Any], index: int, names: Names) -> None:
     """Take the names of a removed axis out of the metadata.
 

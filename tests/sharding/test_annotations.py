@@ -8,6 +8,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding
@@ -463,7 +464,7 @@ def stacked(**options):
         (-1, LAYERS, ("data", "model", "layers")),
         (nnx.StateAxes({nnx.PathContains("kernel"): 2, ...: 0}), LAYERS, ("data", "model", "layers")),
         (0, {nnx.PARTITION_NAME: None}, (None, "data", "model")),
-        (0, {}, ("data", "model")),
+        (0, {}, (None, "data", "model")),
     ],
 )  # fmt: skip
 def test_vmap_adds_the_axis_to_what_it_builds(out_axes, metadata, expected):
@@ -540,6 +541,71 @@ def test_stacked_parameters_are_born_sharded(mesh, transform):
     assert model.kernel.sharding_names == (None, None, "model")
     assert names_of(model.kernel) == (None, None, "model")
     assert names_of(model.bias) == (None, "model")
+
+
+UNNAMED = {
+    (): (None,),
+    ("model",): (None, "model"),
+    ("data", "model"): (None, "data", "model"),
+    (("data", "model"), None): (None, ("data", "model"), None),
+}
+
+
+@pytest.mark.parametrize("names", UNNAMED)
+@pytest.mark.parametrize("transform", ["vmap", "scan", "nested", "graph_updates=False"])
+def test_new_variables_get_an_unnamed_axis_where_the_transform_gives_no_name(names, transform):
+    make = lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=names, eager_sharding=False)
+    mapped = {
+        "vmap": lambda: nnx.vmap(make)(jnp.arange(3)),
+        "scan": lambda: nnx.scan(make, in_axes=0, out_axes=0)(jnp.arange(3)),
+        "nested": lambda: nnx.vmap(nnx.vmap(make))(jnp.ones((2, 3))),
+        "graph_updates=False": lambda: nnx.vmap(make, graph_updates=False)(jnp.arange(3)),
+    }
+    wanted = UNNAMED[names] if transform != "nested" else (None, *UNNAMED[names])
+    for run in (mapped[transform], nnx.jit(mapped[transform])):
+        made = run()
+        assert made.sharding_names == wanted
+        assert made.ndim == (4 if transform == "nested" else 3)
+
+
+@pytest.mark.parametrize(
+    "axis, wanted", [(1, ("data", None, "model")), (-1, ("data", "model", None))]
+)
+def test_an_unnamed_axis_is_where_the_transform_puts_it(axis, wanted):
+    make = lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=("data", "model"))
+    assert nnx.vmap(make, out_axes=axis)(jnp.arange(3)).sharding_names == wanted
+    short = lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=("data",))
+    assert nnx.vmap(short, out_axes=2)(jnp.arange(3)).sharding_names == ("data", None, None)
+    sharding = NamedSharding(mesh_of(), P("data", "model"))
+    placed = nnx.vmap(lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=sharding), out_axes=axis)
+    assert tuple(placed(jnp.arange(3)).sharding_names.spec) == wanted
+
+
+@pytest.mark.parametrize(
+    "names", [("layers", "data", "model"), ("layers", None, "model"), ("layers",)]
+)
+def test_annotations_of_arguments_and_their_copies_are_left_alone(names):
+    def both(param, x):
+        param.value = param + x
+        return nnx.Variable(param.value * 2, sharding=param.sharding_names, eager_sharding=False)
+
+    for transform in (nnx.vmap, lambda f: nnx.scan(f, in_axes=0, out_axes=0)):
+        param = nnx.Param(jnp.ones((3, 8, 8)), sharding=names, eager_sharding=False)
+        copied = transform(both)(param, jnp.arange(3.0))
+        assert param.sharding_names == copied.sharding_names == names
+
+
+@pytest.mark.parametrize("layers", [8, 3])
+def test_moments_of_layers_stacked_without_a_name_are_sharded_like_their_kernels(layers):
+    with jax.set_mesh(mesh_of()):
+        model = nnx.vmap(lambda rngs: linear("data", "model", rngs=rngs))(
+            nnx.Rngs(0).fork(split=layers)
+        )
+        assert model.kernel.sharding_names == (None, "data", "model")
+        assert model.bias.sharding_names == (None, "model")
+        moments = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param).opt_state[0].mu
+        for name in ("kernel", "bias"):
+            assert names_of(moments[name]) == names_of(getattr(model, name))
 
 
 # transform_metadata ------------------------------------------------------------------------------
