@@ -277,6 +277,7 @@ def restore(
             rename=rename,
             strict=strict,
             cast=cast,
+            plain=stored.table or (),
         )
         wanted = {}
         for name, old in matching.sources.items():

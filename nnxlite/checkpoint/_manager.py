@@ -46,13 +46,13 @@ def _finish(process: int) -> None:
 
 
 @functools.cache
-def _finish_at_exit() -> None:
-    """Have `_finish` called at the end of the program, once.
+def _finish_at_exit(process: int) -> None:
+    """Have `_finish` called at the end of this process, once.
 
     `atexit` would be too late: before it, Python ends the executors that the threads of Orbax need.
     """
     at_exit = getattr(threading, "_register_atexit", atexit.register)
-    at_exit(functools.partial(_finish, os.getpid()))
+    at_exit(functools.partial(_finish, process))
 
 
 def _wait_for_others(directory: tp.Any) -> None:
@@ -175,7 +175,7 @@ class Manager:
             ocp = _orbax.orbax()
             kept = ocp.checkpoint_managers
             keep, keep_best, keep_every = self._policies
-            _finish_at_exit()
+            _finish_at_exit(os.getpid())
             self._order.clear()
             policies: list[tp.Any] = [_Newest(keep, self._order)]
             if self.best_metric is not None:

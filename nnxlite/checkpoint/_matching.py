@@ -43,6 +43,7 @@ def match(
     rename: Renaming | None = None,
     strict: bool = True,
     cast: bool | None = False,
+    plain: tp.Container[str] = (),
 ) -> Matching:
     """Find the stored leaf for each leaf that is wanted.
 
@@ -57,6 +58,7 @@ def match(
         rename: see `Renaming`; the first pattern that matches a stored name counts.
         strict: whether an incomplete report is an error.
         cast: whether a value may lose precision or range by a cast; None for no casts at all.
+        plain: items that were saved as plain data.
 
     Raises:
         MismatchError: for an incomplete report; also without `strict` for a leaf that has no value yet.
@@ -100,7 +102,7 @@ def match(
         renamed=tuple((old, name) for name, old in sources.items() if names[old] != old),
         near=nearest(missing, left_over),
     )
-    check(report, wanted, strict)
+    check(report, wanted, strict, plain)
     return Matching(sources, report)
 
 
@@ -235,10 +237,10 @@ def lossless(stored: str, wanted: str) -> bool:
     return old == new
 
 
-def check(report: Report, wanted: Contents, strict: bool) -> None:
+def check(report: Report, wanted: Contents, strict: bool, plain: tp.Container[str] = ()) -> None:
     """Refuse a report that is not complete, or leaves abstract values."""
     if strict and not report.complete:
-        raise MismatchError(_refusal(report), report)
+        raise MismatchError(_refusal(report, plain), report)
     kept = [*report.missing, *(m.name for m in report.misshapen)]
     abstract = [name for name in kept if not _has_value(wanted.leaves[name])]
     if abstract:
@@ -288,13 +290,17 @@ def _implementation(form: str) -> str | None:
     return form[4:].partition(">")[0] if form.startswith("key<") else None
 
 
-def _refusal(report: Report) -> str:
+def _refusal(report: Report, plain: tp.Container[str] = ()) -> str:
     lines = [f"{report.source} does not match the objects, and nothing was changed."]
     lines += [f"  {line}" for line in report.problems()]
     remedies = []
     if any(map(_castable, report.misshapen)):
         remedies.append("cast=True casts with loss of precision, cast=None keeps the stored dtypes")
     remedies += list(dict.fromkeys(filter(None, map(_key_remedy, report.misshapen))))
+    wrong = [*report.missing, *report.unexpected, *(m.name for m in report.misshapen)]
+    for item in dict.fromkeys(name.partition(".")[0] for name in wrong):
+        if item in plain:
+            remedies.append(f"without {item}=, report.values[{item!r}] has what was saved")
     if remedy := report.remedy():
         remedies.append(f"{remedy} restores by another name")
     remedies.append("strict=False restores what matches and reports the rest")

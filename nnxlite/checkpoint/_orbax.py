@@ -182,9 +182,8 @@ def _stored_value(name: str, spec: Spec, entry: tp.Any) -> tuple[str | None, tp.
     if type(value) is not type_:
         raise ValueError(f"{_shown(name)} is {_shown(value)}, which is not a {spec}")
     if spec.is_plain:
-        value = (
-            FIXED[spec.dtype]() if spec.dtype in FIXED else base64.b64decode(value, validate=True)
-        )
+        fixed = FIXED.get(spec.dtype)
+        value = base64.b64decode(str(value), validate=True) if fixed is None else fixed()
     return "value", value
 
 

@@ -6,7 +6,7 @@ import typing as tp
 from collections.abc import Iterator, Mapping
 
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._contents import below, other_names
+from nnxlite.checkpoint._contents import below, name_of, other_names
 from nnxlite.checkpoint._plain import rebuilt
 
 
@@ -55,12 +55,12 @@ class Values(Mapping[str, tp.Any]):
             for other in other_names(name, stored.aliases):
                 if _item(other) == item:
                     leaves.setdefault(other, leaves[name])
-        return rebuilt(item, stored.table or {}, lambda name: _tree(name, leaves))
+        return rebuilt(name_of((item,)), stored.table or {}, lambda name: _tree(name, leaves))
 
 
 def _item(name: str) -> str:
     """The item that a leaf belongs to; where keys of two types are alike, its name is quoted."""
-    return name.partition(".")[0].strip("'")
+    return _key(name.partition(".")[0].strip("'"))
 
 
 def _tree(name: str, leaves: tp.Mapping[str, tp.Any]) -> tp.Any:

@@ -202,6 +202,17 @@ def test_an_item_is_read_when_it_is_asked_for(tmp_path, monkeypatch):
         found["arr"]
 
 
+def test_a_history_that_has_grown(tmp_path):
+    """The template of another length is refused, with the way to read it."""
+    checkpoint.save(tmp_path / "c", history=[1.0, 2.0], **{"a.b": [1], "a/c": 2})
+    with pytest.raises(
+        checkpoint.MismatchError, match=r"without history=, report.values\['history'\]"
+    ):
+        checkpoint.restore(tmp_path / "c", history=[])
+    report = checkpoint.restore(tmp_path / "c", **{"a/c": 0})
+    assert dict(report.values) == {"history": [1.0, 2.0], "a.b": [1], "a/c": 2}
+
+
 def test_values_of_what_orbax_wrote(tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     with ocp.StandardCheckpointer() as checkpointer:
@@ -220,6 +231,7 @@ def test_what_differs_is_named(tmp_path):
         "x.b: stored Python bytes, wanted Python str",
         "x.c: stored empty list, wanted empty tuple",
         "x.d: stored Python int, wanted None",
+        "without x=, report.values['x'] has what was saved; ",
     ):
         assert text in str(caught.value)
 
