@@ -29,6 +29,8 @@ from nnxlite.checkpoint._errors import CheckpointError
 from nnxlite.checkpoint._plain import FIXED, Table, entries, kind_name, leaf_name, refused, walk
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import (
+    EVERY,
+    NUMBERS,
     OTHER,
     Path,
     find_duplicates,
@@ -228,13 +230,15 @@ class Contents:
     def __init__(self, root: tp.Any, only: Filter = ..., items: bool = False) -> None:
         self.root = root
         predicate = to_predicate(only)
-        seen = view(root, trees=True)  # numbers in plain containers are leaves, too
+        seen = view(root, trees=EVERY if items else NUMBERS)
         found = list(_leaves(zip(seen.graphdef.each_path(), seen.leaves)))
         if items:
             found += _plain_leaves(root, {(*f[0], *f[2]) for f in found})
         counts = collections.Counter(map(_plain_name, found))
         self.leaves: dict[str, Leaf] = {}
         for path, owner, keys, position, value in found:
+            if isinstance(value, str) and not items and not isinstance(owner, Variable):
+                continue  # a setting of a module of another library
             name = _plain_name((path, owner, keys, position, value))
             if counts[name] > 1:  # both 0 and "0" are keys
                 name = name_of((*path, *keys), quoted=True)

@@ -66,7 +66,9 @@ from nnxlite.graph._kinds import CUSTOM as CUSTOM
 from nnxlite.graph._kinds import CUSTOM_NODES as CUSTOM_NODES
 from nnxlite.graph._kinds import DATA_TYPES as DATA_TYPES
 from nnxlite.graph._kinds import DICT as DICT
+from nnxlite.graph._kinds import EVERY as EVERY
 from nnxlite.graph._kinds import LIST as LIST
+from nnxlite.graph._kinds import NUMBERS as NUMBERS
 from nnxlite.graph._kinds import OBJECT as OBJECT
 from nnxlite.graph._kinds import OTHER as OTHER
 from nnxlite.graph._kinds import PYTREE as PYTREE

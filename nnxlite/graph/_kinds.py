@@ -18,8 +18,8 @@ from nnxlite._state import State
 from nnxlite.variables import Variable
 
 OBJECT, VARIABLE, STATE, LIST, TUPLE, DICT, PYTREE, ARRAY, REF, CUSTOM, OTHER = range(11)
-"""Graph object, Variable, State, builtin containers, other registered pytree node, array (concrete or
-abstract, a `jax.ShapeDtypeStruct`), array reference, user-registered graph node, and everything else."""
+"""Graph object, Variable, State, builtin containers, other registered pytree node, array-like leaf,
+array reference, user-registered graph node, and everything else."""
 
 CONTAINERS = frozenset({STATE, LIST, TUPLE, DICT, PYTREE})
 
@@ -112,7 +112,7 @@ def classify(value: tp.Any) -> int:
         return REF
     elif issubclass(cls, Tracer):
         return REF if is_ref(value) else ARRAY
-    elif isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
+    elif isinstance(value, (jax.Array, np.ndarray)):
         kind = ARRAY
     elif isinstance(value, tuple) and hasattr(cls, "_fields"):
         kind = PYTREE
@@ -207,8 +207,14 @@ _DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})
 
 
 def is_setting(value: tp.Any) -> bool:
-    """Whether a value in a container is static: no data by its type, and nothing that contains any."""
-    return kind_of(value) == OTHER and type(value) not in DATA_TYPES
+    """Whether a value in a container is static: no data by its type, and nothing that contains any.
+
+    A `jax.ShapeDtypeStruct` stands for an array, and so is a leaf. It is no data by itself: as an
+    attribute it describes an input, say, and is static.
+    """
+    if kind_of(value) != OTHER or type(value) in DATA_TYPES:
+        return False
+    return not isinstance(value, jax.ShapeDtypeStruct)
 
 
 def is_static_part(value: tp.Any) -> bool:

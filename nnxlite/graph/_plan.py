@@ -57,7 +57,7 @@ class Plan:
         refs: weak references to the nodes, by number.
         leaf_refs: weak references to the Variables and array references, in leaf order; None where
             an array has no Variable.
-        trees: whether numbers in plain containers are leaves.
+        trees: what is a leaf in plain containers; see `traverse`.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Plan:
         traversal: Traversal,
         graphdef: GraphDef[tp.Any],
         start: int,
-        trees: bool,
+        trees: int,
     ) -> None:
         self.trees = trees
         self._boxes: list[tp.Any] | None = None
@@ -310,7 +310,7 @@ class Plan:
             if name is _ROOT:
                 pending.append((node, code, EVERY))
                 continue
-            loose = NUMBERS if self.trees or getattr(node, "_nnx_frozen", False) else STRICT
+            loose = self.trees or (NUMBERS if getattr(node, "_nnx_frozen", False) else STRICT)
             pending.append((node.__dict__[name], code, loose))
         return self._arrays_as_coded(pending)
 
@@ -386,7 +386,7 @@ class View(tp.NamedTuple):
     nested: dict[tp.Any, tp.Any] | None = None
 
 
-def view(*roots: tp.Any, trees: bool = False, open_roots: bool = False) -> View:
+def view(*roots: tp.Any, trees: int = STRICT, open_roots: bool = False) -> View:
     """Definition, nodes and leaves of some roots, from a plan where there is one.
 
     See `traverse` for the options.
@@ -424,7 +424,7 @@ def nodes_by_number(root: tp.Any) -> tuple[GraphDef[tp.Any], tp.Callable[[int], 
     return seen.graphdef, seen.nodes().__getitem__
 
 
-def find_plan(roots: tp.Sequence[tp.Any], trees: bool = False) -> Plan | None:
+def find_plan(roots: tp.Sequence[tp.Any], trees: int = STRICT) -> Plan | None:
     """The plan of some roots, if there is one and it is still valid.
 
     Does not check plain containers: `Plan.leaves` and `Plan.values` do.
@@ -434,7 +434,7 @@ def find_plan(roots: tp.Sequence[tp.Any], trees: bool = False) -> Plan | None:
     if plans is None:
         return None
     key = tuple(map(id, roots))
-    plan = plans.get((*key, _TREES)) if trees else plans.get(key)
+    plan = plans.get((*key, _TREES, int(trees))) if trees else plans.get(key)
     if trees and plan is None:
         plan = plans.get(key)
         if plan is not None and plan.graphdef.has_static_items:
@@ -466,8 +466,8 @@ steps (bench `loops`): 15 %.
 """
 
 
-def _plan_key(roots: tp.Iterable[tp.Any], trees: bool) -> tuple[tp.Any, ...]:
-    return (*map(id, roots), _TREES) if trees else tuple(map(id, roots))
+def _plan_key(roots: tp.Iterable[tp.Any], trees: int) -> tuple[tp.Any, ...]:
+    return (*map(id, roots), _TREES, int(trees)) if trees else tuple(map(id, roots))
 
 
 def _store(plans: dict[tp.Any, Plan], key: tp.Any, plan: Plan) -> None:

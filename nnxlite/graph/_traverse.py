@@ -99,7 +99,7 @@ def traverse(
     roots: tp.Iterable[tp.Any],
     into: Traversal | None = None,
     *,
-    trees: bool = False,
+    trees: int = STRICT,
     open_roots: bool = False,
 ) -> Traversal:
     """Walk the graphs below `roots` as one: each object once, children by sorted name.
@@ -107,8 +107,8 @@ def traverse(
     Args:
         roots: objects, Variables, containers or leaves.
         into: an earlier traversal to go on with, in the same numbering.
-        trees: whether numbers in plain containers are leaves, as they are to JAX, and not static; so
-            they are in frozen objects without it.
+        trees: what is a leaf in plain containers besides data: nothing, numbers (True, or `NUMBERS`, as
+            for JAX, and always in frozen objects), or `EVERY` value but None.
         open_roots: whether all but None is a leaf in containers that are roots, and in those inside
             them outside of objects; with `trees`, too.
 
@@ -122,7 +122,7 @@ def traverse(
     # and what is a leaf in plain containers (`STRICT`, `NUMBERS`, `EVERY`).
     children: tp.Iterator[tuple[tp.Any, tp.Any]] = enumerate(tuple(roots))
     level, above, container = traversal.nested, None, 0
-    loose, inner_loose = EVERY if trees or open_roots else STRICT, NUMBERS if trees else STRICT
+    loose, inner_loose = EVERY if trees or open_roots else STRICT, int(trees)
     stack: list[
         tuple[tp.Iterator[tuple[tp.Any, tp.Any]], dict[tp.Any, tp.Any], tp.Any, int, int]
     ] = []
@@ -187,7 +187,7 @@ def traverse(
                 if not names:
                     continue
                 opened, inner = 0, inner_loose
-                if kind == OBJECT and value._nnx_frozen:
+                if not inner and kind == OBJECT and value._nnx_frozen:
                     inner = NUMBERS
             elif kind == ARRAY:
                 traversal.plain = False

@@ -54,10 +54,10 @@ class Table:
 
 
 def test_what_is_data():
-    abstract = jax.ShapeDtypeStruct((2,), jnp.float32)
-    datas = (ONE, np.ones(2), abstract, nnx.Param(1), nnx.Dict(), jax.new_ref(ONE), Table(1))
-    for value in (*datas, Foreign()):
+    for value in (ONE, np.ones(2), nnx.Param(1), nnx.Dict(), jax.new_ref(ONE), Table(1), Foreign()):
         assert nnx.is_data(value) and nnx.has_data(value)
+    abstract = jax.ShapeDtypeStruct((2,), jnp.float32)  # a description, where it is not in data
+    assert not nnx.is_data(abstract) and not nnx.has_data([abstract])
     for value in (1, "a", None, [ONE], {"a": ONE}, nnx.State({}), Pair(ONE, 1), double, object()):
         assert not nnx.is_data(value)
     for value in ([ONE], (1, {"a": [nnx.Param(1)]}), Box(ONE), nnx.State({"a": ONE})):

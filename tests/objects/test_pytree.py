@@ -74,8 +74,6 @@ class Point(tp.NamedTuple):
         {"a": nnx.Param(1)},
         Point(1, jnp.zeros(2)),
         jax.tree_util.Partial(len, jnp.zeros(2)),
-        jax.ShapeDtypeStruct((2,), jnp.float32),
-        [jax.ShapeDtypeStruct((2,), jnp.float32)],
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -89,6 +87,7 @@ def test_what_is_or_holds_data_is_data(value):
         *(None, 1, 2.0, 3j, True, "text", b"bytes", int, len, ..., range(3), object()),
         *([], [1, "a"], (), (1, 2), {}, {"a": 1}, {1, 2}, Point(1, 2)),
         *(np.float32(1), jnp.float32, np.dtype("float32"), jax.nn.relu, functools.partial(len, 1)),
+        *(jax.ShapeDtypeStruct((2,), jnp.float32), [jax.ShapeDtypeStruct((2,), jnp.float32)]),
     ],
     ids=lambda v: type(v).__name__,
 )

@@ -888,4 +888,5 @@ def test_parameters_of(name):
             out.append((p.name, p.kind, default))
         return out
 
-    assert parameters(ours) == parameters(ref)
+    more = {"frozen"} if name == "dataclass" else set()  # for settings; the reference has no such thing
+    assert [p for p in parameters(ours) if p[0] not in more] == parameters(ref)
