@@ -15,6 +15,7 @@ import weakref
 import jax
 import jax.numpy as jnp
 from jax._src import core as _core
+from jax._src import linear_util as _linear_util
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import partial_eval as _partial_eval
@@ -110,6 +111,29 @@ def same_shape(one: tp.Any, other: tp.Any) -> bool:
         return False
 
 
+def abstract(value: tp.Any) -> tp.Any:
+    """An array without its values; inside a mesh with its manual axes and explicit sharding."""
+    if not jax.sharding.get_abstract_mesh().empty and not is_ref(value):
+        return jax.eval_shape(lambda x: x, value)
+    aval = jax.typeof(value)
+    return jax.ShapeDtypeStruct(
+        jnp.shape(value), aval.dtype, weak_type=aval.weak_type, is_ref=is_ref(value)
+    )
+
+
+def abstract_slice(value: tp.Any, axis: int) -> tp.Any:
+    """What a scan along an axis of an array gives its body; see `abstract`."""
+    shape = list(jnp.shape(value))
+    if not jax.sharding.get_abstract_mesh().empty and shape[axis] != 0 and not is_ref(value):
+        first = lambda x: jax.lax.index_in_dim(x, 0, axis, keepdims=False)
+        return jax.eval_shape(first, value)
+    aval = jax.typeof(value)
+    del shape[axis]
+    return jax.ShapeDtypeStruct(
+        tuple(shape), aval.dtype, weak_type=aval.weak_type, is_ref=is_ref(value)
+    )
+
+
 if tp.TYPE_CHECKING:
     from jaxlib._jax.pytree import PyTreeDef as PyTreeDef
 else:
@@ -168,6 +192,71 @@ def jaxpr_as_fun(jaxpr: tp.Any, consts: tp.Sequence[tp.Any]) -> tp.Callable[...,
     # that everything traced before, or during the import, would be traced again.
     close = getattr(_core, "ClosedJaxpr", None)  # since JAX 0.12 a Jaxpr holds its constants
     return _core.jaxpr_as_fun(close(jaxpr, consts) if close else jaxpr.with_consts(consts))
+
+
+Literal: tp.Any = _core.Literal
+"""A scalar constant in an equation of a jaxpr."""
+
+RULES: dict[str, frozenset[str]] = {
+    "custom_jvp_call": frozenset({"jvp_jaxpr_fun"}),
+    "custom_vjp_call": frozenset({"fwd_jaxpr_thunk", "bwd", "out_trees"}),
+    "checkpoint": frozenset({"policy"}),
+}
+"""By primitive, the parameters that matter only where its equation is differentiated."""
+
+
+def inner_consts(jaxpr: tp.Any) -> tp.Sequence[tp.Any]:
+    """The constants of a jaxpr among the parameters of an equation, which may be open."""
+    return getattr(jaxpr, "consts", ())
+
+
+def is_typed_literal(value: tp.Any) -> bool:
+    """Whether a value is one of JAX's arrays on the host, which it makes of NumPy's."""
+    return type(value).__name__ == "TypedNdArray"
+
+
+def opened(jaxpr: tp.Any) -> tp.Any:
+    """A closed jaxpr without its constants, for `jaxpr_as_fun`."""
+    return jaxpr.with_consts([]) if jaxpr.jaxpr is jaxpr else jaxpr.jaxpr
+
+
+def without_rules(value: T) -> T:
+    """A jaxpr, or a parameter of an equation, without the user's rules for derivatives.
+
+    Its equations must not be differentiated. It refers to nothing that the rules captured.
+    """
+    if isinstance(value, (tuple, list)):
+        parts = [without_rules(part) for part in value]
+        make: tp.Any = getattr(type(value), "_make", type(value))
+        return value if all(a is b for a, b in zip(value, parts)) else make(parts)
+    if not hasattr(value, "eqns"):
+        return value
+    jaxpr: tp.Any = value
+    if getattr(jaxpr, "jaxpr", jaxpr) is not jaxpr:
+        inner = without_rules(jaxpr.jaxpr)
+        return value if inner is jaxpr.jaxpr else jaxpr.replace(jaxpr=inner)
+    eqns = [_without_rules(eqn) for eqn in jaxpr.eqns]
+    same = all(a is b for a, b in zip(jaxpr.eqns, eqns))
+    return value if same else jaxpr.replace(eqns=eqns)
+
+
+def _without_rules(eqn: tp.Any) -> tp.Any:
+    rules = RULES.get(eqn.primitive.name, ())
+    params = {
+        name: _no_rule(x) if name in rules else without_rules(x) for name, x in eqn.params.items()
+    }
+    same = all(params[name] is x for name, x in eqn.params.items())
+    return eqn if same else eqn.replace(params=params)
+
+
+def _no_rule(rule: tp.Any) -> tp.Any:
+    if isinstance(rule, _linear_util.WrappedFun):
+        return _linear_util.wrap_init(_undifferentiated, debug_info=rule.debug_info)
+    return _undifferentiated if callable(rule) else rule
+
+
+def _undifferentiated(*args: tp.Any) -> tp.Any:
+    raise AssertionError("A program for eager calls is differentiated.")  # pragma: no cover
 
 
 def used_inputs(jaxpr: tp.Any) -> list[bool]:
@@ -252,7 +341,7 @@ def drop_hidden_frames(error: BaseException) -> None:
         error.__traceback__ = _traceback_util.filter_traceback(error.__traceback__)
 
 
-hide_frames("boundary", "closures", "filtered", "graph", "objects", "transforms", "variables")
+hide_frames("boundary", "filtered", "graph", "objects", "transforms", "variables")
 
 
 # Programs -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from nnxlite.boundary._body import Body as Body
 from nnxlite.boundary._body import described as described
+from nnxlite.boundary._body import numbered as numbered
 from nnxlite.boundary._body import same as same
 from nnxlite.boundary._body import trace_body as trace_body
 from nnxlite.boundary._body import with_matching_types as with_matching_types

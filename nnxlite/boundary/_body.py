@@ -27,6 +27,8 @@ class Body:
     Attributes:
         definition: what leaves it.
         shapes: its outputs, abstract: result, written and fresh values.
+        jaxpr: what was traced.
+        consts: the arrays that it captured.
     """
 
     def __init__(self, closed: tp.Any, out: tp.Any) -> None:
@@ -34,15 +36,27 @@ class Body:
         self.definition: OutDef = fixed.value[0]
         self.extra: tp.Any = fixed.value[1]
         self.shapes = Outputs(self.definition, result, written, fresh)
-        self._fun = jaxpr_as_fun(closed.jaxpr, closed.consts)
+        self.jaxpr = closed
+        self.consts: list[tp.Any] = [*closed.consts]
         self._treedef = jax.tree_util.tree_structure(out)
         self._avals = closed.in_avals
 
-    def __call__(self, leaves: tp.Sequence[tp.Any], *more: tp.Any) -> Outputs:
-        """Run the body on leaves (and more) of the structure it was traced with."""
-        flat = jax.tree_util.tree_leaves(([*leaves], more))
-        _, result, written, fresh = jax.tree_util.tree_unflatten(self._treedef, self._fun(*flat))
+    def __call__(self, leaves: tp.Sequence[tp.Any]) -> Outputs:
+        """Run the body on leaves of the structure it was traced with."""
+        return self.outputs(self.flat(*jax.tree_util.tree_leaves([*leaves])))
+
+    def flat(self, *inputs: tp.Any) -> list[tp.Any]:
+        """Run the body as a function of arrays: those of the leaves, and of what `more` gave."""
+        return jaxpr_as_fun(self.jaxpr.jaxpr, self.consts)(*inputs)
+
+    def outputs(self, values: tp.Iterable[tp.Any]) -> Outputs:
+        """The outputs, from what `flat` returns or something else for each."""
+        _, result, written, fresh = jax.tree_util.tree_unflatten(self._treedef, values)
         return Outputs(self.definition, result, written, fresh)
+
+    def numbers(self) -> Outputs:
+        """The outputs, with the position of each among those that `flat` returns."""
+        return self.outputs(range(self._treedef.num_leaves))
 
     def accepts(self, leaves: tp.Sequence[tp.Any]) -> bool:
         """Whether the body was traced for leaves of these types."""
@@ -149,6 +163,12 @@ def described(value: tp.Any) -> str:
     if treedef == jax.tree_util.tree_structure(0):
         return one(leaves[0])
     return str(jax.tree_util.tree_unflatten(treedef, [one(x) for x in leaves]))
+
+
+def numbered(tree: tp.Any) -> tp.Any:
+    """A tree with the position of each leaf among its leaves."""
+    leaves, treedef = jax.tree_util.tree_flatten(tree)
+    return jax.tree_util.tree_unflatten(treedef, range(len(leaves)))
 
 
 def same(starts: list[tp.Any], other: list[tp.Any]) -> bool:

@@ -15,14 +15,19 @@ from nnxlite._jax import PyTreeDef
 from nnxlite._statics import UnhashableStatic, facts, static_key
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
+    ArgumentNames,
     CallDef,
     Division,
     Inputs,
     Operands,
+    argument_names,
     call_difference,
     describe,
     enter,
     leave,
+    named_call,
+    of_arguments,
+    parameter_names,
 )
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import (
@@ -49,15 +54,14 @@ from nnxlite.filtered._leaves import Form, leaves_of
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
 from nnxlite.transforms import (
-    Core,
     Jitted,
     Lowered,
+    PerFunction,
     Staged,
     StaticArgument,
     Traces,
     Waiting,
     checks_noted,
-    core_for,
     decorated,
     failed_check,
     has_several_cpus,
@@ -67,6 +71,7 @@ from nnxlite.transforms import (
     program_name,
     run_donating,
     wait_in_turn,
+    weakly,
 )
 from nnxlite.variables import MISSING
 
@@ -102,20 +107,27 @@ def _finish_in_turn(inputs: Inputs, crossed: Crossed) -> tp.Any:
     return put_back(inputs, crossed)
 
 
-class FilterJitCore(Core):
-    """The compiled side of one function under one set of options."""
+class FilterJitCore:
+    """The compiled side of one function under one set of options; shared by equal wrappers."""
 
-    options: FilterJitOptions
-    traced_late = True
     finish: tp.Callable[[Inputs, Crossed], tp.Any] = staticmethod(put_back)
 
-    def _make_jitted(self, fun: tp.Callable[..., tp.Any]) -> None:
-        program, more = program_name(fun), dict(self.options.jax_options)
-        if self.options.donate != "none":
+    def __init__(self, fun: tp.Callable[..., tp.Any], options: FilterJitOptions) -> None:
+        self.fun, self.options = weakly(fun), options
+        program, more = program_name(fun), dict(options.jax_options)
+        if options.donate != "none":
             more["donate_argnums"] = (1,)
         self.jitted = jax.jit(describe(self.traced, fun, program, self.named), **more)
         name = f"filter_jit({name_of(fun)})"
-        self.traces = Traces(name, fun, program, self.options.max_traces)
+        self.traces = Traces(name, fun, program, options.max_traces)
+
+    def in_words(self, call: CallDef) -> CallDef:
+        """A call for messages, with the user's names for its arguments."""
+        return named_call(call, self.fun())
+
+    def names(self, call: CallDef) -> ArgumentNames:
+        """The same names, as expressions."""
+        return argument_names(call, of_arguments(parameter_names(self.fun())))
 
     def named(self, operands: Operands, *donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, with the names of their arguments."""
@@ -146,7 +158,7 @@ class FilterJitCore(Core):
             donated = form.numbers([x == DONATED for x in key.division.partition.labels])
         with self.traces.recorded(call, self.names, leaves):
             (args, kwargs), inner = enter(call, leaves)
-            result = self.fun(*args, **kwargs)
+            result = self.fun()(*args, **kwargs)
             if self.options.out is not is_array:
                 result = _checked_result(result, self.options.out)
             out = take_out(leave(inner, result, all_written=donated))
@@ -182,6 +194,10 @@ def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
     return result if tree.form.where else tree.form.build(leaves)
 
 
+# As for `jit`: one `jax.jit` object for each function and options, which lives as long as the function.
+_cores: PerFunction[FilterJitCore] = PerFunction()
+
+
 class FilterJit(Filtered[P, R], Jitted):
     """A compiled function, as `filter_jit` returns it."""
 
@@ -190,7 +206,8 @@ class FilterJit(Filtered[P, R], Jitted):
 
     def __init__(self, fun: tp.Any, options: FilterJitOptions) -> None:
         super().__init__(fun, options)
-        self._core: FilterJitCore = core_for(FilterJitCore, (self.bound.fun,), options)
+        make = functools.partial(FilterJitCore, self.bound.fun, options)
+        self._core = _cores.get(self.bound.fun, options, make)
         self.jitted_fn = self._core.jitted
         self._default = options.specs == ARRAYS and options.donate == "none"
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import JaxRuntimeError
 
+from nnxlite._config import context_key
 from nnxlite._errors import path_text
 from nnxlite._integers import as_integer
 from nnxlite._typing import P, R
@@ -55,7 +56,6 @@ from nnxlite.transforms import (
     other_structure,
     passed_through,
     run_donating,
-    traced_context,
     weakly,
 )
 from nnxlite.variables import MISSING
@@ -172,7 +172,7 @@ class FilterPmap(FilterVmap[P, R]):
             program = _Program(call, division, axes, spec, self.options.out_axes)
             return program, self._transform(jax.pmap, program, donate_argnums=(2,))
 
-        key = call.inputs.define((traced_context(), division, axes, call.form.values))
+        key = call.inputs.define((context_key(), division, axes, call.form.values))
         return key, *_programs.get(call.fun, (key.exactly, boxed(self.options)), make)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:

@@ -1,7 +1,6 @@
 """Transforms: those of JAX, for functions of mutable objects."""
 
 from nnxlite.transforms._arguments import positional as positional
-from nnxlite.transforms._arguments import traced_context as traced_context
 from nnxlite.transforms._branches import cond as cond
 from nnxlite.transforms._branches import switch as switch
 from nnxlite.transforms._call import Call as Call
@@ -10,8 +9,6 @@ from nnxlite.transforms._compiles import Explanation as Explanation
 from nnxlite.transforms._compiles import Traces as Traces
 from nnxlite.transforms._compiles import explain_compiles as explain_compiles
 from nnxlite.transforms._compiles import is_call as is_call
-from nnxlite.transforms._core import Core as Core
-from nnxlite.transforms._core import core_for as core_for
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
 from nnxlite.transforms._derivatives import gradients as gradients
 from nnxlite.transforms._derivatives import of_chosen as of_chosen

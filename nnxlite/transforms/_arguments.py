@@ -8,7 +8,6 @@ import typing as tp
 
 import jax
 
-from nnxlite._config import context_key
 from nnxlite._integers import as_integers
 from nnxlite._jax import key_name
 from nnxlite._statics import facts
@@ -21,7 +20,6 @@ from nnxlite.boundary import (
     parameter_names,
     parameters_of,
 )
-from nnxlite.closures import replaced_functions
 from nnxlite.graph import GraphDef, refuse_sharing, traverse, view
 from nnxlite.transforms._wrapper import (
     StaticArgument,
@@ -31,11 +29,6 @@ from nnxlite.transforms._wrapper import (
     name_of,
 )
 from nnxlite.variables import Variable
-
-
-def traced_context() -> tp.Any:
-    """What else a trace depends on: the settings in force, and replaced functions of JAX."""
-    return context_key(), replaced_functions()
 
 
 def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) -> StaticArgument:

@@ -8,6 +8,7 @@ import types
 import typing as tp
 
 import jax
+from jax.tree_util import tree_leaves
 
 from nnxlite._config import Modes
 from nnxlite.boundary import (
@@ -16,6 +17,7 @@ from nnxlite.boundary import (
     Crossing,
     Fixed,
     Naming,
+    numbered,
     of_arguments,
     parameter_names,
     trace_body,
@@ -25,6 +27,7 @@ from nnxlite.transforms._arguments import refuse_shared_result, unwrapped_value
 from nnxlite.transforms._branch_checks import branch_name, check_branches
 from nnxlite.transforms._core import Core
 from nnxlite.transforms._flow import FlowOptions, run_flow
+from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._wrapper import R, unbind
 
 Operands = tp.TypeVarTuple("Operands")
@@ -80,20 +83,55 @@ class Branches(Core):
         before = call.by_side(leaves)[1]
         check_branches(self.name, funs, self.in_words(call), bodies, definitions, before)
 
-        def branch(body: Body) -> tp.Callable[..., tp.Any]:
-            def run(*rest: tp.Any) -> tp.Any:
-                out, values = body([chooser, *rest]), call.by_side((chooser, *rest))[1]
-                new = dict(zip(body.definition.written, out.written))
-                return out.result, [new.get(leaf, values[leaf]) for leaf in written], out.fresh
+        outputs = []
+        for body in bodies:
+            out, values = body.numbers(), call.by_side(_from_inputs(leaves))[1]
+            new = dict(zip(body.definition.written, out.written))
+            written_here = [new.get(leaf, values[leaf]) for leaf in written]
+            outputs.append((out.result, written_here, out.fresh))
+        settings = _Choice(self.name, tuple(tuple(tree_leaves(picks)) for picks in outputs))
+        flat = run_bodies(_choice, settings, bodies, tree_leaves(leaves))
+        structure = jax.tree_util.tree_structure(outputs[0])
+        return Fixed(definitions[0]), *jax.tree_util.tree_unflatten(structure, flat)
 
-            return run
 
-        branches = [branch(b) for b in bodies]
-        if self.name == "cond":
-            result, new, fresh = jax.lax.cond(chooser, *branches, *rest)
-        else:
-            result, new, fresh = jax.lax.switch(chooser, branches, *rest)
-        return Fixed(definitions[0]), result, new, fresh
+class _Choice(tp.NamedTuple):
+    """The settings of `cond` and `switch`.
+
+    Attributes:
+        name: of the transform.
+        outputs: for each branch and each output its position among those of the body, or -1 - position
+            for an input that the branch leaves as it is.
+    """
+
+    name: str
+    outputs: tuple[tuple[int, ...], ...]
+
+
+def _from_inputs(leaves: list[tp.Any]) -> list[tp.Any]:
+    """Leaves as outputs of a `_Choice`."""
+    return jax.tree_util.tree_map(lambda number: -1 - number, numbered(leaves))
+
+
+def _choice(
+    settings: _Choice, funs: list[tp.Callable[..., list[tp.Any]]], inputs: list[tp.Any]
+) -> list[tp.Any]:
+    chooser, *rest = inputs
+
+    def branch(
+        fun: tp.Callable[..., list[tp.Any]], outputs: tuple[int, ...]
+    ) -> tp.Callable[..., list[tp.Any]]:
+        def run(*rest: tp.Any) -> list[tp.Any]:
+            given = chooser, *rest
+            out = fun(*given)
+            return [out[i] if i >= 0 else given[-1 - i] for i in outputs]
+
+        return run
+
+    branches = [*map(branch, funs, settings.outputs)]
+    if settings.name == "cond":
+        return jax.lax.cond(chooser, *branches, *rest)
+    return jax.lax.switch(chooser, branches, *rest)
 
 
 def cond(

@@ -7,8 +7,7 @@ import typing as tp
 from nnxlite._config import Modes
 from nnxlite.boundary import Inputs
 from nnxlite.graph import build, view
-from nnxlite.transforms._arguments import traced_context
-from nnxlite.transforms._core import Core, core_for
+from nnxlite.transforms._core import Core
 
 
 class FlowOptions(tp.NamedTuple):
@@ -24,9 +23,8 @@ def run_flow(
     kind: type[Core], funs: tuple[tp.Callable[..., tp.Any], ...], tree: tp.Any, options: FlowOptions
 ) -> tp.Any:
     """Run functions on a tree of arguments, as a kind of control flow does."""
-    core = core_for(kind, funs, options)
-    inputs = Inputs(tree).in_mode(options.modes.graph, options.name, core.in_words)
-    return core(inputs, inputs.define(traced_context()))
+    core = kind(funs, options)
+    return core(Inputs(tree).in_mode(options.modes.graph, options.name, core.in_words))
 
 
 def loop_arguments(tree: tp.Any, modes: Modes) -> tp.Any:

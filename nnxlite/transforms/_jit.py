@@ -39,7 +39,6 @@ from nnxlite.boundary import (
     trace_body,
     write_leaves,
 )
-from nnxlite.closures import replaced_functions
 from nnxlite.transforms._arguments import (
     Selection,
     refuse_shared_result,
@@ -302,8 +301,7 @@ class JitWrapped(Transformed[P, R], Jitted):
         super().__init__(fun, options)
         self.fun = fun
         self._fun, self._args, self._kwargs = self.bound
-        key = (options, replaced_functions())
-        core = _cores.get(self._fun, key, functools.partial(JitCore, self._fun, options))
+        core = _cores.get(self._fun, options, functools.partial(JitCore, self._fun, options))
         self._core: JitCore = core
         self._has_static = options.static.any
         self._graph = options.modes.graph

@@ -11,29 +11,26 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._config import Modes
 from nnxlite._integers import as_integer
-from nnxlite._jax import Tracer, is_ref
+from nnxlite._jax import Tracer, abstract, is_pytree_leaf, is_ref
 from nnxlite.boundary import (
     OTHER,
     Body,
     CallDef,
-    CameIn,
     Carry,
     Crossing,
-    Fixed,
-    Fresh,
     Handover,
     Inner,
     Naming,
     OutDef,
     Outputs,
     described,
-    enter,
     hand_over,
     is_random,
-    leave,
+    numbered,
     parameter_names,
     replaced,
     same,
@@ -46,6 +43,7 @@ from nnxlite.transforms._arguments import unwrapped_value
 from nnxlite.transforms._core import Core
 from nnxlite.transforms._flow import FlowOptions, loop_arguments, run_flow
 from nnxlite.transforms._loop_checks import check_loop
+from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._wrapper import name_of
 
 C = tp.TypeVar("C")
@@ -74,20 +72,15 @@ class LoopBody(tp.NamedTuple):
         body: the body, a function of the leaves of the arguments.
         leaves: those of the first iteration.
         slots: which of them change from one iteration to the next.
+        state: their positions among the arrays that the body is given.
+        following: the positions of their next values among the arrays that it returns.
     """
 
     body: Body
     leaves: list[tp.Any]
     slots: list[int]
-
-    @property
-    def start(self) -> list[tp.Any]:
-        """The state before the first iteration."""
-        return [self.leaves[i] for i in self.slots]
-
-    def with_state(self, state: list[tp.Any]) -> list[tp.Any]:
-        """The leaves of an iteration, from the state before it."""
-        return replaced(self.leaves, self.slots, state)
+    state: tuple[int, ...]
+    following: tuple[int, ...]
 
 
 class CarryLoop(Core):
@@ -116,9 +109,9 @@ class CarryLoop(Core):
             self.check(call, body, roles)
             slots = [*carried_arrays]
             slots += [call.num_arrays + leaf for leaf in handover_of(body).leaves]
-            loop = LoopBody(body, leaves, slots)
+            start = [leaves[i] for i in slots]
             ends = self.next_state(body, body.shapes)
-            starts, bad = with_matching_types(loop.start, ends)
+            starts, bad = with_matching_types(start, ends)
             if bad:
                 where = self.in_words(call).leaves()[slots[bad[0]]].text()
                 raise TypeError(
@@ -126,9 +119,12 @@ class CarryLoop(Core):
                     f"but they differ at '{where}': the input is {described(starts[bad[0]])}, the "
                     f"output {described(ends[bad[0]])}."
                 )
-            if same(starts, loop.start):
-                return loop
-            leaves = loop.with_state(starts)
+            if same(starts, start):
+                numbers = numbered(leaves)
+                state = jax.tree_util.tree_leaves([numbers[i] for i in slots])
+                following = jax.tree_util.tree_leaves(self.next_state(body, body.numbers()))
+                return LoopBody(body, leaves, slots, tuple(state), tuple(following))
+            leaves = replaced(leaves, slots, starts)
 
 
 def handover_of(body: Body) -> Handover:
@@ -148,32 +144,36 @@ class Loop(CarryLoop):
         bounds: list[tp.Any] = [None] * self.num_bounds
         carried = [Carry] * (len(leaves) - len(bounds))
         loop = self.prepare(call, leaves, Roles(bounds + carried, [Carry] * len(call.where)))
-        body = loop.body
+        bodies = [loop.body]
+        settings: tp.Any = _Fori(
+            loop.state, loop.following, self.options.bounds, self.options.unroll[1]
+        )
+        run: tp.Any = _fori_loop
+        if self.name == "while_loop":
+            bodies.append(self._trace_test(call, loop.leaves))
+            # JAX's condition sees references as they were before the loop
+            has_refs = any(map(is_ref, jax.tree_util.tree_leaves(leaves)))
+            settings, run = _While(loop.state, loop.following, has_refs), _while_loop
+        final = run_bodies(run, settings, bodies, jax.tree_util.tree_leaves(loop.leaves))
+        return crossing(loop.body, dict(zip(loop.following, final)))
 
-        def advance(state: list[tp.Any], *index: tp.Any) -> list[tp.Any]:
-            return self.next_state(body, body(loop.with_state(state), *index))
+    def _trace_test(self, call: CallDef, leaves: list[tp.Any]) -> Body:
+        """The condition, traced for some leaves.
 
-        if self.name == "fori_loop":
-            lower, upper = self.options.bounds or leaves[:2]
-            step = lambda index, state: advance(state, index)
-            unroll = self.options.unroll[1]
-            final = jax.lax.fori_loop(lower, upper, step, loop.start, unroll=unroll)
-        else:
-            test = self.funs[0]
-
-            def proceed(state: list[tp.Any]) -> tp.Any:
-                tree, inner = enter(call, loop.with_state(state))
-                verdict = unwrapped_value(test(tree))
-                self._check_test(call, leave(inner, None).definition)
-                return verdict
-
-            if any(map(is_ref, leaves)):  # JAX's condition sees them as they were before the loop
-                start = proceed(loop.start), loop.start
-                step = lambda state: (proceed(new := advance(state[1])), new)
-                _, final = jax.lax.while_loop(lambda state: state[0], step, start)
-            else:
-                final = jax.lax.while_loop(proceed, advance, loop.start)
-        return crossing(body, [Carry] * len(result_leaves(body.shapes)), final)
+        Raises TypeError where it does not return a boolean scalar, ValueError where it writes.
+        """
+        test = self.funs[0]
+        fun = lambda tree: unwrapped_value(test(tree))
+        body = trace_body(call, fun, leaves, user=(test, self.naming), structure=True)
+        self._check_test(call, body.definition)
+        verdict = jax.tree_util.tree_leaves(body.shapes.result)
+        shown = described(body.shapes.result)
+        if len(verdict) != 1 or not is_pytree_leaf(body.shapes.result) or shown != "bool[]":
+            raise TypeError(
+                f"while_loop: cond_fun must return a boolean scalar, but got {shown} from "
+                f"{name_of(test)}."
+            )
+        return body
 
     def _check_test(self, call: CallDef, left: OutDef) -> None:
         """Raise ValueError where the condition of a loop changes more than random streams."""
@@ -197,8 +197,7 @@ class Loop(CarryLoop):
         step, bounds = self.funs[-1], self.options.bounds
         fun, index = step, ()
         if self.name == "fori_loop":
-            number = jax.typeof(0 if bounds else leaves[0])
-            index = (jax.ShapeDtypeStruct((), number.dtype, weak_type=number.weak_type),)
+            index = (abstract(0 if bounds else leaves[0]),)
             fun = lambda tree, i: step(i, tree if bounds else tree[2])
         return trace_body(
             call,
@@ -240,38 +239,64 @@ class Loop(CarryLoop):
         )
 
 
+class _Fori(tp.NamedTuple):
+    """The settings of `fori_loop`: see `LoopBody`; bounds, if they are known; how much to unroll."""
+
+    state: tuple[int, ...]
+    following: tuple[int, ...]
+    bounds: tuple[int, int] | None
+    unroll: int | bool | None
+
+
+def _fori_loop(
+    settings: _Fori, funs: list[tp.Callable[..., list[tp.Any]]], inputs: list[tp.Any]
+) -> list[tp.Any]:
+    (body,) = funs
+
+    def step(index: tp.Any, state: list[tp.Any]) -> list[tp.Any]:
+        out = body(*replaced(inputs, settings.state, state), index)
+        return [out[i] for i in settings.following]
+
+    start = [inputs[i] for i in settings.state]
+    lower, upper = settings.bounds or inputs[:2]
+    return jax.lax.fori_loop(lower, upper, step, start, unroll=settings.unroll)
+
+
+class _While(tp.NamedTuple):
+    """The settings of `while_loop`: see `LoopBody`; whether the carry contains references."""
+
+    state: tuple[int, ...]
+    following: tuple[int, ...]
+    has_refs: bool
+
+
+def _while_loop(
+    settings: _While, funs: list[tp.Callable[..., list[tp.Any]]], inputs: list[tp.Any]
+) -> list[tp.Any]:
+    body, test = funs
+
+    def proceed(state: list[tp.Any]) -> tp.Any:
+        return test(*replaced(inputs, settings.state, state))[0]
+
+    def step(state: list[tp.Any]) -> list[tp.Any]:
+        out = body(*replaced(inputs, settings.state, state))
+        return [out[i] for i in settings.following]
+
+    start = [inputs[i] for i in settings.state]
+    if not settings.has_refs:
+        return jax.lax.while_loop(proceed, step, start)
+    after = lambda pair: (proceed(new := step(pair[1])), new)
+    return jax.lax.while_loop(lambda pair: pair[0], after, (proceed(start), start))[1]
+
+
 def result_leaves(out: Outputs) -> list[tp.Any]:
     """The array leaves of a result."""
     return jax.tree_util.tree_leaves(out.result) if out.definition.treedef is None else out.result
 
 
-def crossing(
-    body: Body,
-    result_settings: tp.Sequence[tp.Any],
-    final: list[tp.Any],
-    stacked: tp.Sequence[tp.Iterable[tp.Any]] = ((), (), ()),
-) -> Crossing:
-    """The outputs of a loop: those of the body, with the last state and stacked values.
-
-    Args:
-        body: the body.
-        result_settings: `Carry` for each array leaf of the result that is part of the state.
-        final: the last state.
-        stacked: all other outputs of the iterations: of the result, written, and fresh.
-    """
-    definition = body.definition
-    count = sum(setting is Carry for setting in result_settings)
-    last = handover_of(body).by_source(final[count:])
-    carry, (of_result, of_written, of_fresh) = iter(final[:count]), map(iter, stacked)
-    result: tp.Any = [next(carry if s is Carry else of_result) for s in result_settings]
-    sources = [CameIn(leaf) for leaf in definition.written]
-    written = [last[s] if s in last else next(of_written) for s in sources]
-    sources = [Fresh(number) for number in range(len(body.shapes.fresh))]
-    fresh = [last[s] if s in last else next(of_fresh) for s in sources]
-    if definition.treedef is None:
-        treedef = jax.tree_util.tree_structure(body.shapes.result)
-        result = jax.tree_util.tree_unflatten(treedef, result)
-    return Fixed(definition), result, written, fresh
+def crossing(body: Body, values: tp.Mapping[int, tp.Any]) -> Crossing:
+    """The outputs of a loop, which has one for each output of its body: the last or all stacked."""
+    return body.outputs([values[i] for i in range(len(values))]).crossing()
 
 
 def while_loop(
@@ -327,11 +352,11 @@ def fori_loop(
 ) -> C:
     """Run `body_fun(i, carry)` for i from `lower` up to `upper`, exclusive.
 
-    Carry and errors as for `while_loop`; bounds that are Python ints make the loop differentiable
-    in reverse.
+    Carry and errors as for `while_loop`. Bounds whose values are known (integers of Python, NumPy or
+    JAX, of any type, that are not traced) make the loop differentiable in reverse.
 
     Args:
-        lower, upper: integers, Python's or scalars of JAX.
+        lower, upper: integers of any type; the index is a Python integer where both are known.
         body_fun: a function of the index and the carry, which returns the next carry.
         init_val: the first carry.
         unroll: how many iterations to unroll, as in `jax.lax.fori_loop`.
@@ -347,16 +372,35 @@ def fori_loop(
     >>> int(nnx.fori_loop(0, 4, lambda i, total: total + i, 0))
     6
     """
-    lower, upper, unroll = unwrapped_value(lower), unwrapped_value(upper), as_integer(unroll)
-    if unroll is not None:  # JAX needs concrete bounds
-        lower, upper = (int(b) if _is_known(b) else b for b in (lower, upper))
-    known = (lower, upper) if type(lower) is int and type(upper) is int else None
+    bounds, unroll = _bounds(unwrapped_value(lower), unwrapped_value(upper)), as_integer(unroll)
+    known = tp.cast(tp.Any, bounds if all(type(bound) is int for bound in bounds) else None)
     modes = Modes.of(graph, graph_updates)
     options = FlowOptions("fori_loop", modes, (type(unroll), unroll), known)
     carry = loop_arguments(init_val, modes)
-    return run_flow(Loop, (body_fun,), carry if known else (lower, upper, carry), options)
+    return run_flow(Loop, (body_fun,), carry if known else (*bounds, carry), options)
+
+
+def _bounds(*bounds: tp.Any) -> tuple[tp.Any, ...]:
+    """The bounds of a loop: known integers of any type as Python's, traced ones of one type."""
+    bounds = tuple([int(b) if _is_known(b) else b for b in bounds])
+    known = [b for b in bounds if type(b) is int]
+    traced = [b for b in bounds if isinstance(b, Tracer) and jnp.issubdtype(b.dtype, jnp.integer)]
+    if not known or not traced or (traced[0].weak_type and _fits(known[0], traced[0].dtype)):
+        return bounds
+    dtype = traced[0].dtype
+    if not _fits(known[0], dtype):
+        dtype = jnp.promote_types(dtype, jnp.asarray(known[0]).dtype)
+    return tuple([jnp.asarray(bound, dtype) for bound in bounds])
+
+
+def _fits(number: int, dtype: tp.Any) -> bool:
+    limits = jnp.iinfo(dtype)
+    return int(limits.min) <= number <= int(limits.max)
 
 
 def _is_known(bound: tp.Any) -> bool:
-    """Whether a bound is an integer whose value is known now."""
-    return not isinstance(bound, Tracer) and jnp.issubdtype(jnp.result_type(bound), jnp.integer)
+    """Whether a bound is an integer whose value is known now, of Python, NumPy or JAX."""
+    if isinstance(bound, int | np.integer):
+        return not isinstance(bound, bool)
+    is_array = isinstance(bound, jax.Array | np.ndarray) and not isinstance(bound, Tracer)
+    return is_array and bound.shape == () and np.issubdtype(bound.dtype, np.integer)

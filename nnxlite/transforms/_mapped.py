@@ -47,7 +47,6 @@ from nnxlite.boundary import (
     with_arrays,
     write_leaves,
 )
-from nnxlite.closures import replaced_functions
 from nnxlite.graph import GraphDef
 from nnxlite.transforms._arguments import (
     Statics,
@@ -337,9 +336,8 @@ CALLS_PER_CORE = 64
 def _core_of(bound: Unbound, name: str, options: MapOptions) -> MapCore:
     """The core of a function under some options; the cached one where possible."""
     new = functools.partial(MapCore, name, bound, options)
-    replaced = replaced_functions() if options.name == "pmap" else ()  # which keeps its programs
     try:
-        key = static_key((name, len(bound.args), *bound.kwargs, options)), replaced
+        key = static_key((name, len(bound.args), *bound.kwargs, options))
     except UnhashableStatic:
         return new()
     return _cores.get(bound.fun, key, new)

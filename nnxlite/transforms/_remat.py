@@ -1,25 +1,20 @@
-"""`remat`: compute again in the backward pass instead of keeping intermediate values.
-
-JAX's caches for the functions that it is given work here, too, where that is safe: a function that
-captures only constants has one core, whose trace is reused; one that captures objects is traced each
-time.
-"""
+"""`remat`: compute again in the backward pass instead of keeping intermediate values."""
 
 from __future__ import annotations
 
 import typing as tp
 
 import jax
+from jax.tree_util import tree_leaves
 
 from nnxlite._config import Modes
 from nnxlite._integers import as_integers
-from nnxlite._jax import without_literals
+from nnxlite._jax import EAGER, is_compiling, trace_state, without_literals
 from nnxlite._typing import RematPolicy
-from nnxlite.boundary import CallDef, Crossing, describe
-from nnxlite.closures import Surroundings
-from nnxlite.transforms._arguments import positional_with_defaults, traced_context
-from nnxlite.transforms._call import Call, Traceable
-from nnxlite.transforms._core import Core, core_for
+from nnxlite.boundary import Body, Crossing, Fixed, describe
+from nnxlite.transforms._arguments import positional_with_defaults
+from nnxlite.transforms._call import Call
+from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated
 from nnxlite.variables import MISSING
 
@@ -37,36 +32,6 @@ class RematOptions(tp.NamedTuple):
     modes: Modes
 
 
-class Remat(Core):
-    """The compiled side of a function under `remat`."""
-
-    def _make_jitted(self, fun: tp.Callable[..., tp.Any]) -> None:
-        self._stable = self._checkpointed()
-
-    def _checkpointed(self) -> tp.Callable[..., tp.Any]:
-        """JAX's transform of a new function, which it has not traced yet."""
-        options: RematOptions = self.options
-        body = describe(self._body, self.fun, "remat")
-        return jax.checkpoint(
-            body,
-            prevent_cse=options.prevent_cse,
-            policy=options.policy,
-            static_argnums=(0, 1),
-        )
-
-    def _body(self, seen: Surroundings | None, call: CallDef, leaves: list[tp.Any]) -> Crossing:
-        captured = self.options.modes.updates
-        traceable = Traceable(self.fun, call, self.options, call.extra.statics, captured)
-        return traceable.run_out(leaves)
-
-    def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
-        """Apply the transform to the leaves of a call."""
-        seen = self.constants(call, call.by_side(leaves)[1])
-        if seen is not None:
-            return self._stable(seen, call, leaves)
-        return self._checkpointed()(None, call, leaves)
-
-
 class RematWrapped(Transformed[..., tp.Any]):
     """A function under `remat`."""
 
@@ -77,12 +42,31 @@ class RematWrapped(Transformed[..., tp.Any]):
         if numbers := options.static_argnums:
             wanted = max(numbers) + 1
             args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
-        context = traced_context()
-        call = Call.under(options, bound, args, kwargs, static_argnums=numbers, context=context)
-        core = core_for(Remat, (bound.fun,), options)
+        updates = options.modes.updates
+        call = Call.under(options, bound, args, kwargs, static_argnums=numbers, captured=updates)
+        # A new function in each call: JAX's caches keep what they are keyed by, and with it all that
+        # the user's function captured.
+        run = describe(call.run_out, bound.fun, "remat")
         with call.naming_arguments(", or make it static with static_argnums"):
-            crossing = core.run(call.definition, call.leaves)
-        return call.put_back(without_literals(crossing))
+            if trace_state.value is EAGER and is_compiling():
+                return call.put_back(_run_eagerly(run, call.leaves))
+            checkpointed = jax.checkpoint(
+                run, prevent_cse=options.prevent_cse, policy=options.policy
+            )
+            return call.put_back(without_literals(checkpointed(call.leaves)))
+
+
+def _run_eagerly(run: tp.Callable[..., Crossing], leaves: list[tp.Any]) -> Crossing:
+    """Run a function that nothing differentiates, as a compiled program."""
+    closed, (fixed, *outputs) = jax.make_jaxpr(run, return_shape=True)(leaves)
+    body = Body(closed, (Fixed((fixed.value, None)), *outputs))
+    return body.outputs(run_bodies(_once, "remat", [body], tree_leaves(leaves))).crossing()
+
+
+def _once(
+    settings: str, funs: list[tp.Callable[..., list[tp.Any]]], inputs: list[tp.Any]
+) -> list[tp.Any]:
+    return funs[0](*inputs)
 
 
 @tp.overload

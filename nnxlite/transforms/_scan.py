@@ -7,14 +7,16 @@ that the body only reads are constants of the loop, and are neither copied nor r
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing as tp
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import tree_leaves
 
 from nnxlite._config import Modes
 from nnxlite._integers import as_integer
-from nnxlite._jax import is_ref
+from nnxlite._jax import abstract_slice
 from nnxlite.boundary import (
     OTHER,
     Body,
@@ -31,6 +33,7 @@ from nnxlite.boundary import (
     by_path,
     hand_over,
     is_random,
+    numbered,
     output_settings,
     refuse_foreign_axes,
     replaced,
@@ -44,12 +47,17 @@ from nnxlite.transforms._arguments import (
     check_arguments,
     positional_with_defaults,
     refuse_shared_result,
-    traced_context,
 )
-from nnxlite.transforms._core import core_for
 from nnxlite.transforms._flow import loop_arguments
-from nnxlite.transforms._loops import CarryLoop, Roles, crossing, handover_of, result_leaves
+from nnxlite.transforms._loops import (
+    CarryLoop,
+    Roles,
+    crossing,
+    handover_of,
+    result_leaves,
+)
 from nnxlite.transforms._mapped import remove_axis_names, with_axis_names
+from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._scan_checks import check_body, check_prefixes, common_length
 from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated, name_of
 from nnxlite.variables import MISSING, PARTITION_NAME
@@ -73,54 +81,88 @@ class ScanOptions(tp.NamedTuple):
     num_bound: int = 0
 
 
-def _axis_moved(tree: tp.Any, source: int, target: int) -> tp.Any:
-    """A leaf (or a Variable's pytree) with an axis moved."""
-    if source == target:
-        return tree
-    return jax.tree_util.tree_map(lambda x: jnp.moveaxis(x, source, target), tree)
+class _ScanProgram(tp.NamedTuple):
+    """The settings of JAX's loop, by positions among the arrays that the body is given and returns.
+
+    Attributes:
+        scanned: the arrays with an axis, and the axis.
+        state, following: see `LoopBody`.
+        stacked: the other outputs, and the axis of each in the result.
+        length, reverse, unroll, split_transpose: as for `jax.lax.scan`.
+    """
+
+    scanned: tuple[tuple[int, int], ...]
+    state: tuple[int, ...]
+    following: tuple[int, ...]
+    stacked: tuple[tuple[int, int], ...]
+    length: tp.Any
+    reverse: bool
+    unroll: int | bool
+    split_transpose: bool
 
 
-def _abstract_slice(leaf: tp.Any) -> tp.Any:
-    """One slice of a leaf whose scanned axis is the first."""
+def _scan(
+    settings: _ScanProgram, funs: list[tp.Callable[..., list[tp.Any]]], inputs: list[tp.Any]
+) -> list[tp.Any]:
+    (body,) = funs
+    scanned = [i for i, _ in settings.scanned]
 
-    def one(x: tp.Any) -> jax.ShapeDtypeStruct:
-        aval = jax.typeof(x)
-        return jax.ShapeDtypeStruct(
-            jnp.shape(x)[1:], aval.dtype, weak_type=aval.weak_type, is_ref=is_ref(x)
-        )
+    def step(state: list[tp.Any], slices: list[tp.Any]) -> tp.Any:
+        out = body(*replaced(replaced(inputs, settings.state, state), scanned, slices))
+        return [out[i] for i in settings.following], [out[i] for i, _ in settings.stacked]
 
-    return jax.tree_util.tree_map(one, leaf)
+    final, stacked = jax.lax.scan(
+        step,
+        [inputs[i] for i in settings.state],
+        [_axis_moved(inputs[i], axis, 0) for i, axis in settings.scanned],
+        length=settings.length,
+        reverse=settings.reverse,
+        unroll=settings.unroll,
+        _split_transpose=settings.split_transpose,
+    )
+    return [*final, *[_axis_moved(x, 0, axis) for x, (_, axis) in zip(stacked, settings.stacked)]]
+
+
+def _axis_moved(x: tp.Any, source: int, target: int) -> tp.Any:
+    """An array with an axis moved."""
+    return x if source == target else jnp.moveaxis(x, source, target)
 
 
 class Scan(CarryLoop):
-    """The compiled side of a scanned function."""
+    """One call of a scanned function."""
 
     def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         options: ScanOptions = self.options
         roles = self._roles(call)
         scanned = roles.scanned()
         length = common_length(self.in_words(call), leaves, roles.leaves, scanned, options.length)
-        whole = [_axis_moved(leaves[i], roles.leaves[i], 0) for i in scanned]
-        slices = map(_abstract_slice, whole)
+        slices = [
+            jax.tree_util.tree_map(
+                functools.partial(abstract_slice, axis=roles.leaves[i]), leaves[i]
+            )
+            for i in scanned
+        ]
         loop = self.prepare(call, replaced(leaves, scanned, slices), roles)
-        settings = loop.body.extra[0]
-
-        def step(state: list[tp.Any], slices: list[tp.Any]) -> tp.Any:
-            out = loop.body(replaced(loop.with_state(state), scanned, slices))
-            return self.next_state(loop.body, out), _stacked(loop.body, out)
-
-        final, stacked = jax.lax.scan(
-            step,
-            loop.start,
-            whole,
-            length=length,
-            reverse=options.reverse,
-            unroll=options.unroll[1],
-            _split_transpose=options.split_transpose,
+        body, numbers = loop.body, numbered(leaves)
+        axes = Outputs(body.definition, *body.extra[0])
+        settings = _ScanProgram(
+            tuple((n, roles.leaves[i]) for i in scanned for n in tree_leaves(numbers[i])),
+            loop.state,
+            loop.following,
+            tuple(
+                (n, axis)
+                for x, axis in zip(_stacked(body, body.numbers()), _stacked(body, axes))
+                for n in tree_leaves(x)
+            ),
+            length,
+            options.reverse,
+            options.unroll[1],
+            options.split_transpose,
         )
-        axes = _stacked(loop.body, Outputs(loop.body.definition, *settings))
-        moved = [[_axis_moved(x, 0, axis) for x, axis in zip(*pair)] for pair in zip(stacked, axes)]
-        return crossing(loop.body, settings[0], final, moved)
+        whole = replaced(loop.leaves, scanned, [leaves[i] for i in scanned])
+        outputs = run_bodies(_scan, settings, [body], tree_leaves(whole))
+        at = [*loop.following, *[n for n, _ in settings.stacked]]
+        return crossing(body, dict(zip(at, outputs)))
 
     def _roles(self, call: CallDef) -> Roles:
         options: ScanOptions = self.options
@@ -239,20 +281,25 @@ def _without(out: Outputs, leaves: tp.Container[int]) -> Outputs:
     return out._replace(definition=definition, written=[out.written[i] for i in kept])
 
 
-def _stacked(body: Body, out: Outputs) -> tuple[list[tp.Any], ...]:
-    """The outputs of an iteration besides its carry: of the result, written, and fresh."""
+def _stacked(body: Body, out: Outputs) -> list[tp.Any]:
+    """The outputs of an iteration besides its carry, or something else for each output."""
     settings, handover = body.extra
     carried = {source for _, source in handover.slots}
     result = [x for x, s in zip(result_leaves(out), settings[0]) if s is not Carry]
     pairs = zip(out.definition.written, out.written)
     written = [x for leaf, x in pairs if CameIn(leaf) not in carried]
-    return result, written, [x for n, x in enumerate(out.fresh) if Fresh(n) not in carried]
+    fresh = [x for n, x in enumerate(out.fresh) if Fresh(n) not in carried]
+    return [*result, *written, *fresh]
 
 
 class ScanWrapped(Transformed[..., tp.Any]):
     """A scanned function, as `scan` returns it."""
 
     options: ScanOptions
+
+    def __init__(self, fun: tp.Any, options: ScanOptions) -> None:
+        super().__init__(fun, options)
+        self._warned: set[str] = set()
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         bound, axes = self.bound, self.options.in_axes
@@ -269,9 +316,8 @@ class ScanWrapped(Transformed[..., tp.Any]):
                     "such as in_axes=(nnx.Carry, None)."
                 )
         inputs = self.inputs(*loop_arguments((args, kwargs), self.options.modes))
-        call = inputs.define(traced_context())
         options = self.options._replace(num_bound=len(bound.args))
-        return core_for(Scan, (bound.fun,), options)(inputs, call)
+        return Scan((bound.fun,), options, self._warned)(inputs)
 
 
 @tp.overload

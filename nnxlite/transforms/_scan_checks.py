@@ -5,7 +5,6 @@ from __future__ import annotations
 import typing as tp
 
 import jax
-import jax.numpy as jnp
 
 from nnxlite._errors import path_text
 from nnxlite.boundary import (
@@ -102,7 +101,7 @@ def common_length(
     for leaf in scanned:
         name, axis = names[leaf].text(), axes[leaf]
         for part in jax.tree_util.tree_leaves(leaves[leaf]):
-            shape = jnp.shape(part)
+            shape = jax.typeof(part).shape
             if not -len(shape) <= axis < len(shape):
                 raise ValueError(
                     f"scan: the value at '{name}' has shape {shape} and no axis {axis} to "

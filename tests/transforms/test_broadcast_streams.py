@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.transforms import _core
 
 XS = jnp.zeros((3, 2))
 P = jax.sharding.PartitionSpec
@@ -65,8 +64,6 @@ def in_jit(rngs, xs):
     ],
 )
 def test_the_warning_points_at_the_users_line(run, line):
-    _core._cores._known.clear()  # what was told of is told of again
-    _core._constant_cores.clear()
     with pytest.warns(UserWarning, match="The random stream 'noise'") as caught:
         run(nnx.Rngs(noise=0), XS)
     (warning,) = caught

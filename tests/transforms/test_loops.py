@@ -167,8 +167,8 @@ def test_the_index_counts_as_in_python():
     nnx.fori_loop(5, 2, f, m)  # no iteration
     assert m.seen.value.tolist() == [0, 0, 2, 3, 4, 0]
     assert nnx.fori_loop(0, 3, lambda i, c: c, None) is None
-    small = nnx.fori_loop(jnp.uint8(0), jnp.uint8(3), lambda i, c: c + i.dtype.itemsize, 0)
-    assert int(small) == 3
+    sizes = lambda n: nnx.fori_loop(jnp.uint8(0), n, lambda i, c: c + i.dtype.itemsize, 0)
+    assert int(sizes(jnp.uint8(3))) == 12 and int(nnx.jit(sizes)(jnp.uint8(3))) == 3
 
 
 def test_unroll():
@@ -325,7 +325,7 @@ def test_captured_variables_are_read_as_they_are_at_each_call():
 
 def test_the_index_of_a_fori_loop_is_as_weak_as_its_bounds():
     add = lambda i, c: c + i
-    for bounds in ((0, 3), (jnp.array(0), jnp.array(3))):
+    for bounds in ((0, 3), (jnp.array(0), jnp.array(3)), (np.int64(0), jnp.uint8(3))):
         assert nnx.fori_loop(*bounds, add, jnp.int8(1)).dtype == jnp.int8
         assert nnx.fori_loop(*bounds, add, 0).weak_type
     assert nnx.jit(lambda n: nnx.fori_loop(0, n, add, jnp.int8(1)))(3).dtype == jnp.int8

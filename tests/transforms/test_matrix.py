@@ -303,7 +303,7 @@ class Transform(tp.NamedTuple):
     Attributes:
         ours, by_hand: from a function to a function of the same signature.
         loops: the structure must be there before: the function runs several times in one trace.
-        once: Python runs once for equal arguments, called outside every transform.
+        once: Python runs once for equal arguments.
         reverse: there is a derivative in reverse.
         runs: whether the function's effects happen.
     """
@@ -322,13 +322,13 @@ TRANSFORMS = {
     "value_and_grad": Transform(value_and_grad, value_and_grad_by_hand),
     "vjp": Transform(vjp, vjp_by_hand),
     "jvp": Transform(jvp, jvp_by_hand),
-    "remat": Transform(nnx.remat, jax.checkpoint, once=True),
+    "remat": Transform(nnx.remat, jax.checkpoint),
     "vmap": Transform(vmap, vmap_by_hand),
-    "scan": Transform(scan, scan_by_hand, loops=True, once=True),
-    "while_loop": Transform(while_loop, while_loop_by_hand, loops=True, once=True, reverse=False),
-    "fori_loop": Transform(fori_loop, fori_loop_by_hand, loops=True, once=True),
-    "cond": Transform(cond, cond_by_hand, once=True),
-    "switch": Transform(switch, switch_by_hand, once=True),
+    "scan": Transform(scan, scan_by_hand, loops=True),
+    "while_loop": Transform(while_loop, while_loop_by_hand, loops=True, reverse=False),
+    "fori_loop": Transform(fori_loop, fori_loop_by_hand, loops=True),
+    "cond": Transform(cond, cond_by_hand),
+    "switch": Transform(switch, switch_by_hand),
     "eval_shape": Transform(eval_shape, eval_shape_by_hand, runs=False),
     "checkify": Transform(checked, checked_by_hand),
 }

@@ -1,0 +1,840 @@
+"""Whatever a function depends on besides its arguments: when it changes, the next call sees it.
+
+Each way returns a function of x that gives 2 * x, and a change after which it gives 3 * x.  Every
+transform that runs Python in each call must notice; only what JAX itself promises to trace once (`jit`,
+`pmap`, and their filtered kin) need not.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import contextvars
+import dataclasses
+import enum
+import functools
+import operator
+import os
+import pathlib
+import string
+import sys
+import types
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnxlite as nnx
+
+WAYS: dict[str, tp.Any] = {}
+FOLDER: list[pathlib.Path] = []
+"""Where the tests may write files."""
+X = jnp.float32(1.0)
+NUMBER: tp.Any = 2.0
+HELPER: tp.Any = None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def folder(tmp_path_factory):
+    FOLDER[:] = [tmp_path_factory.mktemp("surroundings")]
+
+
+def way(fun):
+    WAYS[fun.__name__] = fun
+    return fun
+
+
+@way
+def global_number(patch):
+    return (lambda x: x * NUMBER), lambda: patch.setitem(globals(), "NUMBER", 3.0)
+
+
+@way
+def global_numpy_array(patch):
+    a = np.float32([2.0])
+    patch.setitem(globals(), "NUMBER", a)
+    return (lambda x: x * NUMBER[0]), lambda: operator.setitem(a, 0, 3)
+
+
+@way
+def global_list(patch):
+    held = [2.0]
+    patch.setitem(globals(), "NUMBER", held)
+    return (lambda x: x * NUMBER[0]), lambda: operator.setitem(held, 0, 3.0)
+
+
+@way
+def global_function(patch):
+    patch.setitem(globals(), "HELPER", lambda: 2.0)
+    return (lambda x: x * HELPER()), lambda: patch.setitem(globals(), "HELPER", lambda: 3.0)
+
+
+def read_number():
+    return NUMBER
+
+
+@way
+def builtin_that_is_shadowed(patch):
+    patch.setattr(builtins, "abs", lambda x: 2.0)
+    return (lambda x: x * abs(0)), lambda: patch.setattr(builtins, "abs", lambda x: 3.0)
+
+
+@way
+def evaluated_text(patch):
+    return (lambda x: x * eval("NUMBER")), lambda: patch.setitem(globals(), "NUMBER", 3.0)
+
+
+@way
+def cell(patch):
+    n = 2.0
+
+    def change():
+        nonlocal n
+        n = 3.0
+
+    return (lambda x: x * n), change
+
+
+@way
+def cell_of_a_captured_function(patch):
+    n = 2.0
+
+    def change():
+        nonlocal n
+        n = 3.0
+
+    def read():
+        return n
+
+    return (lambda x: x * read()), change
+
+
+@way
+def cell_with_a_dict(patch):
+    held = {"n": 2.0}
+    return (lambda x: x * held["n"]), lambda: held.update(n=3.0)
+
+
+@way
+def list_that_is_appended_to_and_read(patch):
+    held = [0, 0]
+
+    def f(x):
+        held.append(0)
+        return x * (2.0 if held[0] == 0 else 3.0)
+
+    return f, lambda: operator.setitem(held, 0, 1)
+
+
+@way
+def default(patch):
+    def f(x, n=2.0):
+        return x * n
+
+    return f, lambda: setattr(f, "__defaults__", (3.0,))
+
+
+@way
+def default_list(patch):
+    def f(x, n=[2.0]):  # noqa: B006
+        return x * n[0]
+
+    return f, lambda: operator.setitem(f.__defaults__[0], 0, 3.0)
+
+
+@way
+def keyword_default(patch):
+    def f(x, *, n=2.0):
+        return x * n
+
+    return f, lambda: operator.setitem(f.__kwdefaults__, "n", 3.0)
+
+
+@way
+def swapped_code(patch):
+    def helper():
+        return 2.0
+
+    return (lambda x: x * helper()), lambda: setattr(helper, "__code__", (lambda: 3.0).__code__)
+
+
+@way
+def decorated(patch):
+    n = 2.0
+
+    def decorator(fun):
+        @functools.wraps(fun)
+        def wrapper(x):
+            return fun(x) * n
+
+        return wrapper
+
+    def change():
+        nonlocal n
+        n = 3.0
+
+    return decorator(lambda x: x), change
+
+
+@way
+def cached_function(patch):
+    held = [2.0]
+
+    @functools.lru_cache
+    def read():
+        return held[0]
+
+    def change():
+        held[0] = 3.0
+        read.cache_clear()
+
+    return (lambda x: x * read()), change
+
+
+@way
+def jitted_helper(patch):
+    n = 2.0
+
+    def change():
+        nonlocal n, helper
+        n, helper = 3.0, jax.jit(lambda x: x * n)
+
+    helper = jax.jit(lambda x: x * n)
+    return (lambda x: helper(x)), change
+
+
+@way
+def keywords_of_a_partial(patch):
+    p = functools.partial(lambda x, n: x * n, n=2.0)
+    return (lambda x: p(x)), lambda: p.keywords.update(n=3.0)
+
+
+class Scale:
+    n: tp.Any = 2.0
+
+    def __init__(self, n=None):
+        if n is not None:
+            self.n = n
+
+    def __call__(self, x):
+        return x * self.n
+
+    def scaled(self, x):
+        return x * self.n
+
+    def __float__(self):
+        return self.n
+
+    @property
+    def double(self):
+        return self.n * 1.0
+
+
+@way
+def callable_object(patch):
+    scale = Scale(2.0)
+    return scale, lambda: setattr(scale, "n", 3.0)
+
+
+@way
+def bound_method(patch):
+    scale = Scale(2.0)
+    return scale.scaled, lambda: setattr(scale, "n", 3.0)
+
+
+@way
+def captured_object(patch):
+    scale = Scale(2.0)
+    return (lambda x: scale(x)), lambda: setattr(scale, "n", 3.0)
+
+
+@dataclasses.dataclass
+class Editable:
+    n: float = 2.0
+
+
+@way
+def edited_dataclass(patch):
+    held = Editable()
+    return (lambda x: x * held.n), lambda: setattr(held, "n", 3.0)
+
+
+def own_class(**space):
+    return type("Own", (Scale,), space)
+
+
+@way
+def class_attribute(patch):
+    own = own_class(n=2.0)
+    return (lambda x: x * own.n), lambda: setattr(own, "n", 3.0)
+
+
+@way
+def replaced_method(patch):
+    own = own_class()
+    return (lambda x: own(2.0)(x)), lambda: setattr(own, "__call__", lambda self, x: x * 3.0)
+
+
+@way
+def replaced_property(patch):
+    own = own_class()
+    change = property(lambda self: 3.0)
+    return (lambda x: x * own(2.0).double), lambda: setattr(own, "double", change)
+
+
+@way
+def method_by_computed_name(patch):
+    own = own_class(read=lambda self: 2.0)
+    name = "re"
+    return (lambda x: x * getattr(own(), name + "ad")()), lambda: setattr(
+        own, "read", lambda self: 3.0
+    )
+
+
+@way
+def super_method(patch):
+    class Base:
+        def read(self):
+            return 2.0
+
+    class Own(Base):
+        def read(self):
+            return super().read()
+
+    return (lambda x: x * Own().read()), lambda: setattr(Base, "read", lambda self: 3.0)
+
+
+@way
+def descriptor(patch):
+    class Field:
+        n = 2.0
+
+        def __get__(self, instance, owner=None):
+            return Field.n
+
+    own = own_class(field=Field())
+    return (lambda x: x * own().field), lambda: setattr(Field, "n", 3.0)
+
+
+@way
+def metaclass(patch):
+    class Meta(type):
+        n = 2.0
+
+    class Own(metaclass=Meta):
+        pass
+
+    return (lambda x: x * Own.n), lambda: setattr(Meta, "n", 3.0)
+
+
+@way
+def attribute_made_up_by_a_class(patch):
+    class Own:
+        values: tp.ClassVar = {"n": 2.0}
+
+        def __getattr__(self, name):
+            return Own.values[name]
+
+    return (lambda x: x * Own().n), lambda: Own.values.update(n=3.0)
+
+
+@way
+def property_of_an_enumeration(patch):
+    class Kind(enum.Enum):
+        ONE = 1
+
+        @property
+        def n(self):
+            return NUMBER
+
+    return (lambda x: x * Kind.ONE.n), lambda: patch.setitem(globals(), "NUMBER", 3.0)
+
+
+def own_module(patch, **space):
+    module = types.ModuleType("own_module_of_a_test")
+    vars(module).update(space)
+    patch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+@way
+def function_of_a_module(patch):
+    module = own_module(patch, read=lambda: 2.0)
+    return (lambda x: x * module.read()), lambda: setattr(module, "read", lambda: 3.0)
+
+
+@way
+def attribute_made_up_by_a_module(patch):
+    held = [2.0]
+    module = own_module(patch, __getattr__=lambda name: held[0])
+    return (lambda x: x * module.n), lambda: operator.setitem(held, 0, 3.0)
+
+
+@way
+def import_inside(patch):
+    module = own_module(patch, n=2.0)
+
+    def f(x):
+        import own_module_of_a_test
+
+        return x * own_module_of_a_test.n
+
+    return f, lambda: setattr(module, "n", 3.0)
+
+
+@way
+def replaced_library_function(patch):
+    real = jnp.negative
+    return (lambda x: -2 * jnp.negative(x)), lambda: patch.setattr(
+        jnp, "negative", lambda x: 1.5 * real(x)
+    )
+
+
+@way
+def code_of_a_library_function(patch):
+    def change():
+        patch.setattr(string.capwords, "__code__", (lambda s, sep=None: "xxx").__code__)
+
+    return (lambda x: x * float(len(string.capwords("ab")))), change
+
+
+@way
+def environment(patch):
+    patch.setenv("NUMBER_OF_A_TEST", "2.0")
+    return (lambda x: x * float(os.environ["NUMBER_OF_A_TEST"])), lambda: patch.setenv(
+        "NUMBER_OF_A_TEST", "3.0"
+    )
+
+
+@way
+def random_numbers_of_numpy(patch):
+    before = np.random.get_state()[2]
+    return (lambda x: x * (2.0 if np.random.get_state()[2] == before else 3.0)), np.random.rand
+
+
+@way
+def file(patch):
+    path = FOLDER[0] / "number"
+
+    def f(x):
+        with open(path) as handle:
+            return x * float(handle.read())
+
+    path.write_text("2.0")
+    return f, lambda: path.write_text("3.0")
+
+
+@way
+def context_variable(patch):
+    n = contextvars.ContextVar("n", default=2.0)
+    return (lambda x: x * n.get()), lambda: n.set(3.0)
+
+
+@way
+def setting_of_jax(patch):
+    before = jax.config.jax_debug_nans
+    return (
+        lambda x: x * (2.0 if jax.config.jax_debug_nans == before else 3.0)
+    ), lambda: patch.setattr(_Restoring(before), "value", not before)
+
+
+class _Restoring:
+    """`monkeypatch` puts the setting back."""
+
+    def __init__(self, value):
+        vars(self)["value"] = value
+
+    def __setattr__(self, name, value):
+        jax.config.update("jax_debug_nans", value)
+
+
+@way
+def generator(patch):
+    held = [2.0]
+
+    def generate():
+        while True:
+            yield held[0]
+
+    numbers = generate()
+    return (lambda x: x * next(numbers)), lambda: operator.setitem(held, 0, 3.0)
+
+
+@way
+def numpy_array(patch):
+    a = np.float32([2.0])
+    return (lambda x: x * a[0]), lambda: operator.setitem(a, 0, 3)
+
+
+@way
+def numpy_array_without_dimensions(patch):
+    a = np.array(2.0, np.float32)
+    return (lambda x: x * a), lambda: a.fill(3)
+
+
+@way
+def array_without_dimensions_in_a_rule(patch):
+    a = np.array(2.0, np.float32)
+    rule = functools.partial(lambda a, primals, tangents: (primals[0], tangents[0] * a), a)
+    helper = jax.custom_jvp(lambda x: x)
+    helper.defjvp(rule)
+    return (lambda x: jax.jvp(helper, (X,), (x,))[1]), lambda: a.fill(3)
+
+
+@way
+def captured_variable(patch):
+    v = nnx.Param(jnp.float32(2))
+    return (lambda x: x * v.value), lambda: v.set_value(jnp.float32(3))
+
+
+@way
+def captured_module(patch):
+    m = nnx.Dict(v=nnx.Param(jnp.float32(2)))
+    return (lambda x: x * m.v.value), lambda: setattr(m, "v", nnx.Param(jnp.float32(3)))
+
+
+@way
+def wrapped_bound_method(patch):
+    class Own(nnx.Module):
+        def __init__(self):
+            self.v = nnx.Param(jnp.float32(2))
+
+        def __call__(self, x):
+            return x * self.v.value
+
+    m = Own()
+    mapped = nnx.remat(m.__call__)
+    return (lambda x: mapped(x)), lambda: m.v.set_value(jnp.float32(3))
+
+
+@way
+def item_of_a_list_by_way_of_its_method(patch):
+    held = [2.0]
+    return (lambda x: x * held.append.__self__[0]), lambda: operator.setitem(held, 0, 3.0)
+
+
+@way
+def global_in_a_property_setter(patch):
+    class Own:
+        def set(self, x):
+            self.x = x * NUMBER
+
+        n = property(lambda self: self.x, set)
+
+    def f(x):
+        own = Own()
+        own.n = x
+        return own.n
+
+    return f, lambda: patch.setitem(globals(), "NUMBER", 3.0)
+
+
+@way
+def global_in_a_descriptor(patch):
+    class Field:
+        def __set__(self, instance, value):
+            vars(instance)["x"] = value * NUMBER
+
+    def f(x):
+        own = own_class(n=Field())()
+        own.n = x
+        return own.x
+
+    return f, lambda: patch.setitem(globals(), "NUMBER", 3.0)
+
+
+@way
+def class_attribute_in_a_pattern(patch):
+    own = own_class(n=2.0)
+
+    def f(x):
+        match own():
+            case Scale(n=n):
+                return x * n
+
+    return f, lambda: setattr(own, "n", 3.0)
+
+
+@way
+def positions_in_a_pattern(patch):
+    own = own_class(__match_args__=("a",), a=2.0, b=3.0)
+
+    def f(x):
+        match own():
+            case own(n):
+                return x * n
+
+    return f, lambda: setattr(own, "__match_args__", ("b",))
+
+
+@way
+def number_on_a_library_class(patch):
+    patch.setattr(nnx.Linear, "n", 2.0, raising=False)
+    linear = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    return (lambda x: x * linear.n), lambda: patch.setattr(nnx.Linear, "n", 3.0)
+
+
+@way
+def registration_with_an_abstract_class(patch):
+    class Marker(abc.ABC):  # noqa: B024
+        pass
+
+    return (lambda x: x * (3.0 if isinstance(X, Marker) else 2.0)), lambda: Marker.register(type(X))
+
+
+# The transforms ----------------------------------------------------------------------------------
+
+MESH = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+SPEC = jax.sharding.PartitionSpec()
+XS = jnp.ones(1)
+
+
+def with_rule(f):
+    g = nnx.custom_vjp(lambda x: f(x), graph_updates=False)
+    g.defvjp(lambda x: (f(x), None), lambda _, g: (f(g),))
+    return g
+
+
+EACH: dict[str, tp.Any] = {
+    "grad": (nnx.grad, lambda g: g(X)),
+    "value_and_grad": (nnx.value_and_grad, lambda g: g(X)[0]),
+    "vjp": (lambda f: functools.partial(nnx.vjp, f, graph_updates=False), lambda g: g(X)[1](X)[0]),
+    "jvp": (
+        lambda f: functools.partial(nnx.jvp, f, graph_updates=False),
+        lambda g: g((X,), (X,))[1],
+    ),
+    "vmap": (nnx.vmap, lambda g: g(XS)[0]),
+    "scan": (lambda f: nnx.scan(f, in_axes=0, out_axes=0), lambda g: g(XS)[0]),
+    "scan with a carry": (lambda f: nnx.scan(lambda c, x: (f(c), x)), lambda g: g(X, XS)[0]),
+    "cond": (lambda f: lambda x: nnx.cond(True, f, f, x), lambda g: g(X)),
+    "switch": (lambda f: lambda x: nnx.switch(0, [f], x), lambda g: g(X)),
+    "while_loop": (
+        lambda f: lambda x: nnx.while_loop(lambda c: c[1] < 1, lambda c: (f(c[0]), c[1] + 1), x),
+        lambda g: g((X, 0))[0],
+    ),
+    "cond_fun of while_loop": (
+        lambda f: lambda x: nnx.while_loop(lambda c: c < f(X), lambda c: c + 1.0, x),
+        lambda g: g(X),
+    ),
+    "fori_loop": (lambda f: lambda x: nnx.fori_loop(0, 1, lambda i, c: f(c), x), lambda g: g(X)),
+    "remat": (nnx.remat, lambda g: g(X)),
+    "remat under grad": (lambda f: nnx.grad(nnx.remat(f)), lambda g: g(X)),
+    "custom_vjp": (with_rule, lambda g: g(X)),
+    "rule of custom_vjp": (lambda f: nnx.grad(with_rule(f)), lambda g: g(X)),
+    "make_jaxpr": (
+        lambda f: nnx.make_jaxpr(f, graph_updates=False),
+        lambda g: jax.core.eval_jaxpr(g(X).jaxpr, g(X).consts, X)[0],
+    ),
+    "checkify": (nnx.checkify, lambda g: g(X)[1]),
+    "shard_map": (
+        lambda f: nnx.shard_map(f, mesh=MESH, in_specs=SPEC, out_specs=SPEC),
+        lambda g: g(X),
+    ),
+    "filter_grad": (nnx.filter_grad, lambda g: g(X)),
+    "filter_vmap": (nnx.filter_vmap, lambda g: g(XS)[0]),
+    "filter_vjp": (lambda f: functools.partial(nnx.filter_vjp, f), lambda g: g(X)[1](X)[0]),
+    "filter_jvp": (lambda f: functools.partial(nnx.filter_jvp, f), lambda g: g((X,), (X,))[1]),
+    "filter_checkpoint": (nnx.filter_checkpoint, lambda g: g(X)),
+    "cond under grad": (lambda f: nnx.grad(lambda x: nnx.cond(True, f, f, x)), lambda g: g(X)),
+    "scan under vmap": (
+        lambda f: nnx.vmap(lambda x: nnx.scan(lambda c, x: (f(c), x))(x, XS)[0]),
+        lambda g: g(XS)[0],
+    ),
+}
+
+
+KEPT = ("switch", "scan with a carry", "remat")
+"""What finds a compiled program again by content; so do the other loops, which get a few ways."""
+FEW = ("global_number", "cell", "cell_with_a_dict", "replaced_method", "numpy_array_without_dimensions",
+       "captured_variable", "default", "replaced_library_function")  # fmt: skip
+CASES = [(t, name) for t in EACH for name in (WAYS if t in KEPT else FEW)]
+
+
+@pytest.mark.parametrize("transform, name", CASES)
+def test_the_next_call_sees_the_change(transform, name, monkeypatch):
+    wrap, run = EACH[transform]
+    f, change = WAYS[name](monkeypatch)
+    kept = wrap(f)
+    assert [float(run(g)) for g in (kept, wrap(f))] == [2.0, 2.0]
+    change()
+    assert [float(run(g)) for g in (kept, wrap(f))] == [3.0, 3.0]
+
+
+# What arguments bring along ------------------------------------------------------------------------
+
+MODELS: dict[str, tp.Any] = {}
+
+
+def brings(fun):
+    MODELS[fun.__name__] = fun
+    return fun
+
+
+class Model(nnx.Module):
+    """A module with one static attribute."""
+
+    def __init__(self, held=None):
+        self.held = held
+        self.v = nnx.Param(jnp.float32(1))
+
+    def __call__(self, x):
+        return self.v.value * self.read() * x
+
+    def read(self):
+        return NUMBER
+
+
+def model_class(**space):
+    return type("OwnModel", (Model,), space)
+
+
+@brings
+def global_that_a_method_reads(patch):
+    return Model(), lambda: patch.setitem(globals(), "NUMBER", 3.0)
+
+
+@brings
+def replaced_method_of_the_class(patch):
+    own = model_class(read=lambda self: 2.0)
+    return own(), lambda: setattr(own, "read", lambda self: 3.0)
+
+
+@brings
+def class_attribute_of_the_argument(patch):
+    own = model_class(read=lambda self: self.n, n=2.0)
+    return own(), lambda: setattr(own, "n", 3.0)
+
+
+@brings
+def metaclass_of_the_argument(patch):
+    class Meta(type(nnx.Module)):
+        n = 2.0
+
+    own = Meta("Own", (Model,), {"read": lambda self: type(self).n})
+    return own(), lambda: setattr(Meta, "n", 3.0)
+
+
+@brings
+def closure_that_the_argument_holds(patch):
+    n = 2.0
+
+    def change():
+        nonlocal n
+        n = 3.0
+
+    return model_class(read=lambda self: self.held())(lambda: n), change
+
+
+@brings
+def list_that_the_argument_holds(patch):
+    m = model_class(read=lambda self: self.held[0])([2.0])
+    return m, lambda: operator.setitem(m.held, 0, 3.0)
+
+
+@brings
+def object_that_the_argument_holds(patch):
+    m = model_class(read=lambda self: self.held.n)(Scale(2.0))
+    return m, lambda: setattr(m.held, "n", 3.0)
+
+
+@brings
+def class_of_a_layer(patch):
+    m = nnx.Linear(
+        1, 1, use_bias=False, kernel_init=nnx.initializers.constant(2.0), rngs=nnx.Rngs(0)
+    )
+    real = nnx.Linear.__call__
+
+    def change():
+        patch.setattr(nnx.Linear, "__call__", lambda self, x: 1.5 * real(self, x))
+
+    return nnx.Sequential(m, lambda x: x[0]), change
+
+
+@brings
+def hook_of_a_variable(patch):
+    patch.setitem(globals(), "HELPER", lambda value: value)
+    v = nnx.Param(jnp.float32(1), on_get_value=lambda variable, value: HELPER(value))
+    return Hooked(v), lambda: patch.setitem(globals(), "HELPER", lambda value: value * 1.5)
+
+
+class Hooked(nnx.Module):
+    def __init__(self, v):
+        self.v = v
+
+    def __call__(self, x):
+        return 2 * self.v.get_value() * x
+
+
+@jax.tree_util.register_pytree_node_class
+class Pair:
+    """A node of the user's, whose method reads a global."""
+
+    def __init__(self, v, held=None):
+        self.v, self.held = v, held
+
+    def __call__(self, x):
+        return self.v * x * (NUMBER if self.held is None else self.held.n)
+
+    def tree_flatten(self):
+        return (self.v,), self.held
+
+    @classmethod
+    def tree_unflatten(cls, held, children):
+        return cls(*children, held)
+
+
+@brings
+def auxiliary_data_of_a_pytree_node(patch):
+    held = Scale(2.0)
+    return Pair(jnp.float32(1), held), lambda: setattr(held, "n", 3.0)
+
+
+@brings
+def pytree_node_inside_a_variable(patch):
+    return InVariable(), lambda: patch.setitem(globals(), "NUMBER", 3.0)
+
+
+class InVariable(nnx.Module):
+    def __init__(self):
+        self.pair = nnx.Variable(Pair(jnp.float32(1)))
+
+    def __call__(self, x):
+        return self.pair.value(x)
+
+
+class Point(tp.NamedTuple):
+    v: tp.Any
+
+    def __call__(self, x):
+        return self.v * x * NUMBER
+
+
+@brings
+def method_of_a_named_tuple(patch):
+    return Point(jnp.float32(1)), lambda: patch.setitem(globals(), "NUMBER", 3.0)
+
+
+BRINGING = {
+    "cond": lambda m: nnx.cond(True, apply, apply, m),
+    "cond of a bound method": lambda m: nnx.cond(True, m.__call__, m.__call__, XS),
+    "scan": lambda m: nnx.scan(lambda m, x: apply(m), in_axes=(None, 0), out_axes=0)(m, XS),
+    "remat": lambda m: nnx.remat(apply)(m),
+}
+
+
+def apply(m):
+    return jnp.reshape(m(XS), (1,))
+
+
+@pytest.mark.parametrize("transform", BRINGING)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_next_call_sees_what_its_argument_brings(name, transform, monkeypatch):
+    run = BRINGING[transform]
+    m, change = MODELS[name](monkeypatch)
+    if transform == "cond of a bound method" and not isinstance(m, nnx.Module):
+        pytest.skip("a pytree node is no operand then")
+    assert [float(jnp.sum(run(m))) for _ in range(2)] == [2.0, 2.0]
+    change()
+    assert [float(jnp.sum(run(m))) for _ in range(2)] == [3.0, 3.0]
