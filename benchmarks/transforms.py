@@ -19,6 +19,7 @@ from benchmarks.harness import Budget, Calls, Sampler, case
 from benchmarks.models import WIDTH, dense_chain, dense_forward, dense_leaves, library
 
 LIMIT = Budget(1.3, "limit")  # outside `jit`; inside, a transform costs what it does in JAX
+TRACED = Budget(2.5, "limit"), Budget(0.15, "flax")  # what is traced in each call
 STEPS = 5
 X = jnp.ones(WIDTH)
 XS = jnp.ones((STEPS, WIDTH))
@@ -35,12 +36,15 @@ class Work:
     """The same work written twice.
 
     `limit` takes the flat leaves of a chain of dense layers and returns what does the work: JAX's own
-    transform of functions that stay the same. `objects` takes a library and its chain.
+    transform of functions that stay the same. `objects` takes a library and its chain. `bodies` are the
+    functions that a loop or branch traces in each eager call, with their arguments after the leaves:
+    tracing these once is its limit then.
     """
 
     name: str
     limit: Callable[[Leaves], Callable[[], tp.Any]]
     objects: Callable[[tp.Any, tp.Any], tp.Any]
+    bodies: tuple[tuple[Callable[..., tp.Any], tuple[tp.Any, ...]], ...] = ()
 
 
 # The functions that are transformed ---------------------------------------------------------------
@@ -98,6 +102,11 @@ def flat_loss(leaves, x):
 def flat_keep(leaves, x):
     """`keep` without objects."""
     return x
+
+
+def flat_loop_test(leaves, x, number):
+    """`loop_test` without objects."""
+    return number < STEPS
 
 
 def flat_loop_body(state):
@@ -203,11 +212,12 @@ WORKS = (
         lambda leaves: lambda: jax.vmap(dense_forward, in_axes=(None, 0))(leaves, XS),
         lambda nnx, model: nnx.vmap(call, in_axes=(None, 0))(model, XS),
     ),
-    Work("scan, the model broadcast", flat_scan, scan),
+    Work("scan, the model broadcast", flat_scan, scan, ((dense_forward, (X,)),)),
     Work(
         "cond",
         lambda leaves: lambda: jax.lax.cond(PRED, dense_forward, flat_keep, leaves, X),
         lambda nnx, model: nnx.cond(PRED, call, keep, model, X),
+        ((dense_forward, (X,)), (flat_keep, (X,))),
     ),
     Work(
         "while_loop",
@@ -215,6 +225,7 @@ WORKS = (
             lambda: jax.lax.while_loop(loop_test, flat_loop_body, (leaves, X, NUMBER))[1]
         ),
         while_loop,
+        ((dense_forward, (X,)), (flat_loop_test, (X, NUMBER))),
     ),
     Work(
         "switch",
@@ -222,11 +233,13 @@ WORKS = (
             lambda: jax.lax.switch(NUMBER, (dense_forward, flat_keep, flat_keep), leaves, X)
         ),
         lambda nnx, model: nnx.switch(NUMBER, (call, keep, keep), model, X),
+        ((dense_forward, (X,)), (flat_keep, (X,)), (flat_keep, (X,))),
     ),
     Work(
         "fori_loop",
         lambda leaves: lambda: jax.lax.fori_loop(0, STEPS, flat_fori_body, (leaves, X))[1],
         lambda nnx, model: nnx.fori_loop(0, STEPS, fori_body, (model, X))[1],
+        ((dense_forward, (X,)),),
     ),
     Work(
         "vjp",
@@ -242,6 +255,7 @@ WORKS = (
         "remat",
         lambda leaves: lambda: jax.checkpoint(dense_forward)(leaves, X),
         lambda nnx, model: nnx.remat(call)(model, X),
+        ((dense_forward, (X,)),),
     ),
     Work(
         "custom_vjp",
@@ -275,8 +289,16 @@ def waiting(run: Callable[[], tp.Any]) -> Sampler:
 
 
 def eager_limit(work: Work) -> Sampler:
-    """JAX's own transform, called again and again."""
-    return waiting(work.limit(dense_leaves()))
+    """JAX's own transform, called again and again, or the traces of its bodies, as new functions."""
+    leaves = dense_leaves()
+    if not work.bodies:
+        return waiting(work.limit(leaves))
+
+    def trace():
+        for body, arguments in work.bodies:
+            jax.make_jaxpr(lambda *args, body=body: body(*args))(leaves, *arguments)
+
+    return Calls(trace)
 
 
 def eager_objects(work: Work, name: str) -> Sampler:
@@ -313,7 +335,7 @@ def register(bench: str, work: Work, limit: tp.Any, objects: tp.Any, *budgets: B
 
 
 for each in WORKS + OUTSIDE:
-    register("eager", each, eager_limit, eager_objects, LIMIT)
+    register("eager", each, eager_limit, eager_objects, *(TRACED if each.bodies else (LIMIT,)))
 for each in WORKS + INSIDE:
     register("jitted", each, jitted_limit, jitted_objects)
 

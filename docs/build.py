@@ -31,7 +31,7 @@ NOTEBOOKS = ROOT / "docs" / "notebooks"
 
 PACKAGE = "nnxlite"
 INTERNAL = frozenset(
-    "boundary closures filtered graph graphlib module nn object objects optimizer pytreelib rnglib "
+    "boundary filtered graph graphlib module nn object objects optimizer pytreelib rnglib "
     "statelib transforms variablelib".split()
 )
 """Submodules of the engine: their names are public where a page lists them, or the package has them."""

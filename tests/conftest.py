@@ -58,7 +58,7 @@ MAPS_KEPT = 20_000
 
 QUICK = frozenset(
     """
-    boundary/test_aliases.py checkpoint/test_mapping.py closures/test_bytecode.py
+    boundary/test_aliases.py checkpoint/test_mapping.py
     decoding/test_sampling.py distributed/test_local.py
     filtered/test_partition.py filtered/test_trees.py
     graph/test_graphdef.py graph/test_plans.py graph/test_writes.py

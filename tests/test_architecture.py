@@ -41,7 +41,6 @@ LAYERS = [
     {"_freezing"},
     {"objects"},
     {"boundary"},
-    {"closures"},
     {"transforms"},
     {"sharding", "filtered", "distributed"},
     {"nn"},

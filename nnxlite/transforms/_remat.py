@@ -47,12 +47,12 @@ class RematWrapped(Transformed[..., tp.Any]):
         # A new function in each call: JAX's caches keep what they are keyed by, and with it all that
         # the user's function captured.
         run = describe(call.run_out, bound.fun, "remat")
+        checkpointed: tp.Any = jax.checkpoint(
+            run, prevent_cse=options.prevent_cse, policy=options.policy
+        )
         with call.naming_arguments(", or make it static with static_argnums"):
             if trace_state.value is EAGER and is_compiling():
-                return call.put_back(_run_eagerly(run, call.leaves))
-            checkpointed = jax.checkpoint(
-                run, prevent_cse=options.prevent_cse, policy=options.policy
-            )
+                return call.put_back(_run_eagerly(checkpointed, call.leaves))
             return call.put_back(without_literals(checkpointed(call.leaves)))
 
 

@@ -51,7 +51,7 @@ ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out" / "mutants"
 PACKAGES = ("graph", "boundary", "transforms", "checkpoint")
 JUDGES = (
-    *(f"tests/{name}" for name in (*PACKAGES, "laws", "objects", "closures", "filtered")),
+    *(f"tests/{name}" for name in (*PACKAGES, "laws", "objects", "filtered")),
     *("tests/training", "tests/test_state.py", "tests/test_freezing.py", "tests/test_refs.py"),
     *("tests/test_traversals.py", "tests/test_errors_page.py", "tests/inspect/test_diff.py"),
 )

@@ -53,7 +53,7 @@ checkpoint/test_checkpoint.py checkpoint/test_safetensors.py inspect/test_displa
 migrate/test_spellings.py serving/test_export.py training/test_optimizer.py
 """.split()
 FEW = """
-boundary/test_aliases.py checkpoint/test_mapping.py closures/test_bytecode.py filtered/test_trees.py
+boundary/test_aliases.py checkpoint/test_mapping.py filtered/test_trees.py
 graph/test_plans.py sharding/test_abstract.py
 transforms/test_build.py transforms/test_calls.py transforms/test_partial.py transforms/test_trees.py
 variables/test_variable.py
