@@ -220,7 +220,7 @@ def opened(jaxpr: tp.Any) -> tp.Any:
     return jaxpr.with_consts([]) if jaxpr.jaxpr is jaxpr else jaxpr.jaxpr
 
 
-def without_rules(value: T) -> T:
+def without_rules(value: tp.Any) -> tp.Any:
     """A jaxpr, or a parameter of an equation, without the user's rules for derivatives.
 
     Its equations must not be differentiated. It refers to nothing that the rules captured.

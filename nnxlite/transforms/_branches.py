@@ -83,12 +83,8 @@ class Branches(Core):
         before = call.by_side(leaves)[1]
         check_branches(self.name, funs, self.in_words(call), bodies, definitions, before)
 
-        outputs = []
-        for body in bodies:
-            out, values = body.numbers(), call.by_side(_from_inputs(leaves))[1]
-            new = dict(zip(body.definition.written, out.written))
-            written_here = [new.get(leaf, values[leaf]) for leaf in written]
-            outputs.append((out.result, written_here, out.fresh))
+        old = call.by_side(_from_inputs(leaves))[1]
+        outputs = [_picks(body, written, old) for body in bodies]
         settings = _Choice(self.name, tuple(tuple(tree_leaves(picks)) for picks in outputs))
         flat = run_bodies(_choice, settings, bodies, tree_leaves(leaves))
         structure = jax.tree_util.tree_structure(outputs[0])
@@ -106,6 +102,13 @@ class _Choice(tp.NamedTuple):
 
     name: str
     outputs: tuple[tuple[int, ...], ...]
+
+
+def _picks(body: Body, written: tp.Iterable[int], old: list[tp.Any]) -> tuple[tp.Any, ...]:
+    """The outputs of a branch as a `_Choice` has them: result, written leaves, and fresh ones."""
+    out = body.numbers()
+    new = dict(zip(body.definition.written, out.written))
+    return out.result, [new.get(leaf, old[leaf]) for leaf in written], out.fresh
 
 
 def _from_inputs(leaves: list[tp.Any]) -> list[tp.Any]:

@@ -89,8 +89,8 @@ def _program(run: Run[S], settings: S, bodies: tp.Sequence[Body]) -> tp.Any:
         return None
     program = _programs.pop(key, None) or _compiled(run, settings, bodies)
     _programs[key] = program  # at the end
-    while len(_programs) > KEPT:
-        _programs.pop(next(iter(tuple(_programs)), None), None)  # another thread may be faster
+    for oldest in tuple(_programs)[:-KEPT]:
+        _programs.pop(oldest, None)  # another thread may be faster
     return program
 
 

@@ -58,7 +58,7 @@ from nnxlite.transforms._loops import (
 )
 from nnxlite.transforms._mapped import remove_axis_names, with_axis_names
 from nnxlite.transforms._programs import run_bodies
-from nnxlite.transforms._scan_checks import check_body, check_prefixes, common_length
+from nnxlite.transforms._scan_checks import check_body, check_length, check_prefixes
 from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated, name_of
 from nnxlite.variables import MISSING, PARTITION_NAME
 
@@ -95,7 +95,7 @@ class _ScanProgram(tp.NamedTuple):
     state: tuple[int, ...]
     following: tuple[int, ...]
     stacked: tuple[tuple[int, int], ...]
-    length: tp.Any
+    length: int | None
     reverse: bool
     unroll: int | bool
     split_transpose: bool
@@ -135,7 +135,7 @@ class Scan(CarryLoop):
         options: ScanOptions = self.options
         roles = self._roles(call)
         scanned = roles.scanned()
-        length = common_length(self.in_words(call), leaves, roles.leaves, scanned, options.length)
+        check_length(self.in_words(call), leaves, roles.leaves, scanned, options.length)
         slices = [
             jax.tree_util.tree_map(
                 functools.partial(abstract_slice, axis=roles.leaves[i]), leaves[i]
@@ -154,7 +154,7 @@ class Scan(CarryLoop):
                 for x, axis in zip(_stacked(body, body.numbers()), _stacked(body, axes))
                 for n in tree_leaves(x)
             ),
-            length,
+            None if scanned else options.length,  # that of the arrays may be symbolic
             options.reverse,
             options.unroll[1],
             options.split_transpose,

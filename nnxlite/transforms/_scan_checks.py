@@ -79,16 +79,14 @@ def _check_results(out_axes: tp.Any) -> None:
                 )
 
 
-def common_length(
+def check_length(
     call: CallDef,
     leaves: tp.Sequence[tp.Any],
     axes: tp.Sequence[tp.Any],
     scanned: tp.Sequence[int],
     length: int | None,
-) -> int | None:
-    """The number of iterations.
-
-    Raises ValueError where sizes and `length` disagree, or there are neither.
+) -> None:
+    """Raise ValueError where sizes and `length` disagree, or there are neither.
 
     Args:
         call, leaves: the arguments.
@@ -125,7 +123,6 @@ def common_length(
             "scan got no values to scan over and `length` not provided. Pass length, or an "
             "axis for an argument in in_axes."
         )
-    return length if length is not None else next(iter(sizes))
 
 
 def check_body(

@@ -171,6 +171,55 @@ def test_the_index_counts_as_in_python():
     assert int(sizes(jnp.uint8(3))) == 12 and int(nnx.jit(sizes)(jnp.uint8(3))) == 3
 
 
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+
+
+def summed(lower, upper):
+    return nnx.fori_loop(lower, upper, lambda i, c: (c[0] + i, c[1] + 1), (0, 0))
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["both", "mixed"])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_bounds_of_every_integer_type(dtype, mixed):
+    with jax.enable_x64(dtype.endswith("64")):
+        for make in (
+            np.dtype(dtype).type,
+            lambda n: jnp.array(n, dtype),
+            lambda n: np.array(n, dtype),
+        ):
+            for lower, upper in ((100, 120), (0, 127), (5, 2)):
+                bounds = (lower if mixed else make(lower)), make(upper)
+                expected = [sum(range(lower, upper)), len(range(lower, upper))]
+                assert [*map(int, summed(*bounds))] == expected
+                assert [*map(int, nnx.jit(lambda: summed(*bounds))())] == expected  # noqa: B023
+                if not mixed:  # traced, they count in their own type
+                    wrapped = np.array(expected).astype(dtype).tolist()
+                    assert [*map(int, nnx.jit(summed)(*bounds))] == [wrapped[0], expected[1]]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_a_loop_with_known_bounds_of_any_integer_type_has_a_gradient(dtype):
+    def slope(lower, upper, jit):
+        loss = lambda m: nnx.fori_loop(lower, upper, lambda i, x: x * m.x, 1.0)
+        f = lambda m: nnx.grad(loss)(m)["x"].value
+        return float((nnx.jit(f) if jit else f)(Foo(2.0)))
+
+    with jax.enable_x64(dtype.endswith("64")):
+        one, four = np.dtype(dtype).type(1), np.dtype(dtype).type(4)
+        slopes = [slope(one, four, False), slope(jnp.asarray(one), four, False)]
+        slopes.append(slope(one, four, True))  # where JAX's own arrays are traced
+    assert slopes == [12.0] * 3
+
+
+def test_a_known_bound_that_the_other_type_cannot_have():
+    count = lambda n: nnx.fori_loop(200, n, lambda i, c: c + 1, 0)
+    assert int(nnx.jit(count)(jnp.int8(100))) == 0
+    count = lambda n: nnx.fori_loop(-3, n, lambda i, c: c + i, 0)
+    assert int(nnx.jit(count)(jnp.uint8(2))) == -5
+    with pytest.raises(TypeError, match="must have equal types"):
+        nnx.jit(lambda a, b: nnx.fori_loop(a, b, lambda i, c: c, 0))(jnp.int8(0), jnp.int16(1))
+
+
 def test_unroll():
     m, bounds = Foo(2.0), jax.make_jaxpr(lambda n: nnx.fori_loop(0, n, lambda i, c: c, 0))
     for unroll in (2, True, 1):

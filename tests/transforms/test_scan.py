@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -899,3 +900,22 @@ def test_without_updates_a_body_edits_its_own_arguments(edit, axis, mode):
     nnx.scan(body, in_axes=(nnx.Carry, axis), out_axes=nnx.Carry, length=3, **mode)(carry, m)
     assert nnx.graphdef(m) == before and m.x.tolist() == jnp.ones_like(m.x).tolist()
     assert carry.n[...] == (12.0 if edit is new_variable else 6.0)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: nnx.scan(lambda c, y: (c + y, c), in_axes=(CARRY, 0), out_axes=(CARRY, 0))(x[0], x),
+        lambda x: nnx.scan(lambda y: y * 2, length=x.shape[0], in_axes=0, out_axes=1)(x),
+        lambda x: nnx.scan(nnx.remat(lambda c, y: (c * y, y)), reverse=True)(x[0], x),
+        lambda x: nnx.fori_loop(np.int8(0), x.shape[0], lambda i, c: c + x[i], x[0]),
+        lambda x: nnx.while_loop(lambda c: c[0] < x.shape[0], lambda c: (c[0] + 2, c[1] + 1), (0, x)),
+        lambda x: nnx.RNN(nnx.GRUCell(4, 3, rngs=nnx.Rngs(0)))(x),
+    ],
+    ids=["carry", "length", "reverse", "fori_loop", "while_loop", "RNN"],
+)  # fmt: skip
+def test_a_symbolic_number_of_iterations(run):
+    x = jnp.arange(28.0).reshape(7, 4) / 10
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("t, 4"), x.dtype)
+    found = jax.export.export(jax.jit(run))(shape).call(x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, run(x))
