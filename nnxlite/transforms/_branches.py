@@ -170,7 +170,8 @@ def cond(
     >>> int(counter.n.value)
     1
     """
-    return _choose("cond", pred, (true_fun, false_fun), operands, graph, graph_updates)
+    modes = Modes.of(graph, graph_updates)
+    return run_flow(Branches, *_choice_of("cond", pred, (true_fun, false_fun), operands, modes))
 
 
 def switch(
@@ -203,18 +204,18 @@ def switch(
     branches = tuple(branches)
     if not branches:
         raise ValueError("Empty branch sequence: switch needs at least one branch.")
-    return _choose("switch", index, branches, operands, graph, graph_updates)
+    modes = Modes.of(graph, graph_updates)
+    return run_flow(Branches, *_choice_of("switch", index, branches, operands, modes))
 
 
-def _choose(
+def _choice_of(
     name: str,
     chooser: tp.Any,
     branches: tuple[tp.Callable[..., tp.Any], ...],
     operands: tuple[tp.Any, ...],
-    graph: bool | None,
-    graph_updates: bool | None,
-) -> tp.Any:
-    """`cond` and `switch`; objects that bound methods and partials carry are operands, too."""
+    modes: Modes,
+) -> tuple[tuple[tp.Callable[..., tp.Any], ...], tp.Any, FlowOptions]:
+    """Functions, arguments and options; what bound methods and partials carry is an operand, too."""
     carried = {}
     if not all(type(fun) is types.FunctionType for fun in branches):
         unbound = [unbind(fun) for fun in branches]
@@ -224,5 +225,4 @@ def _choose(
             for i, u in enumerate(unbound)
             if u.args or u.kwargs
         }
-    options = FlowOptions(name, Modes.of(graph, graph_updates))
-    return run_flow(Branches, branches, (unwrapped_value(chooser), operands, carried), options)
+    return branches, (unwrapped_value(chooser), operands, carried), FlowOptions(name, modes)

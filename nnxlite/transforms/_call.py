@@ -106,7 +106,7 @@ class CallKey:
     """What besides the arguments' structure identifies a program; never equal to a key of another kind.
 
     Attributes:
-        context: what else a trace depends on; see `traced_context`.
+        context: what else a trace depends on: the settings in force.
         statics: the static arguments.
     """
 

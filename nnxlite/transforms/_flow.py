@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite._config import Modes
+from nnxlite._jax import drop_hidden_frames
 from nnxlite.boundary import Inputs
 from nnxlite.graph import build, view
 from nnxlite.transforms._core import Core
@@ -24,7 +25,11 @@ def run_flow(
 ) -> tp.Any:
     """Run functions on a tree of arguments, as a kind of control flow does."""
     core = kind(funs, options)
-    return core(Inputs(tree).in_mode(options.modes.graph, options.name, core.in_words))
+    try:
+        return core(Inputs(tree).in_mode(options.modes.graph, options.name, core.in_words))
+    except Exception as error:
+        drop_hidden_frames(error)
+        raise
 
 
 def loop_arguments(tree: tp.Any, modes: Modes) -> tp.Any:

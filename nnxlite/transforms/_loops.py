@@ -11,7 +11,6 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from nnxlite._config import Modes
 from nnxlite._integers import as_integer
@@ -382,7 +381,8 @@ def fori_loop(
 
 def _bounds(*bounds: tp.Any) -> tuple[tp.Any, ...]:
     """The bounds of a loop: known integers of any type as Python's, traced ones of one type."""
-    bounds = tuple([int(b) if _is_known(b) else b for b in bounds])
+    bounds = tuple(map(as_integer, bounds))
+    bounds = tuple([int(b) if isinstance(b, int) and type(b) is not bool else b for b in bounds])
     known = [b for b in bounds if type(b) is int]
     traced = [b for b in bounds if isinstance(b, Tracer) and jnp.issubdtype(b.dtype, jnp.integer)]
     if not known or not traced or (traced[0].weak_type and _fits(known[0], traced[0].dtype)):
@@ -396,11 +396,3 @@ def _bounds(*bounds: tp.Any) -> tuple[tp.Any, ...]:
 def _fits(number: int, dtype: tp.Any) -> bool:
     limits = jnp.iinfo(dtype)
     return int(limits.min) <= number <= int(limits.max)
-
-
-def _is_known(bound: tp.Any) -> bool:
-    """Whether a bound is an integer whose value is known now, of Python, NumPy or JAX."""
-    if isinstance(bound, int | np.integer):
-        return not isinstance(bound, bool)
-    is_array = isinstance(bound, jax.Array | np.ndarray) and not isinstance(bound, Tracer)
-    return is_array and bound.shape == () and np.issubdtype(bound.dtype, np.integer)

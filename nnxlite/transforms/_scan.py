@@ -16,7 +16,7 @@ from jax.tree_util import tree_leaves
 
 from nnxlite._config import Modes
 from nnxlite._integers import as_integer
-from nnxlite._jax import abstract_slice
+from nnxlite._jax import abstract_slice, drop_hidden_frames
 from nnxlite.boundary import (
     OTHER,
     Body,
@@ -317,7 +317,11 @@ class ScanWrapped(Transformed[..., tp.Any]):
                 )
         inputs = self.inputs(*loop_arguments((args, kwargs), self.options.modes))
         options = self.options._replace(num_bound=len(bound.args))
-        return Scan((bound.fun,), options, self._warned)(inputs)
+        try:
+            return Scan((bound.fun,), options, self._warned)(inputs)
+        except Exception as error:
+            drop_hidden_frames(error)
+            raise
 
 
 @tp.overload

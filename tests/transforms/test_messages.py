@@ -172,6 +172,15 @@ CALLED = {
     "vmap": lambda m, x: nnx.vmap(fails, in_axes=(None, 0))(m, x),
     "pmap": lambda m, x: nnx.pmap(fails, in_axes=(None, 0))(m, x[:1]),
     "scan": lambda m, x: nnx.scan(fails, in_axes=(nnx.Carry, 0))(m, x),
+    "cond": lambda m, x: nnx.cond(True, fails, fails, m, x),
+    "switch": lambda m, x: nnx.switch(0, [fails], m, x),
+    "while_loop": lambda m, x: nnx.while_loop(lambda c: True, lambda c: fails(*c), (m, x)),
+    "cond_fun": lambda m, x: nnx.while_loop(lambda c: fails(*c), lambda c: c, (m, x)),
+    "fori_loop": lambda m, x: nnx.fori_loop(0, 2, lambda i, c: fails(*c), (m, x)),
+    "fori_loop under jit": lambda m, x: nnx.jit(
+        lambda m: nnx.fori_loop(0, 2, lambda i, c: fails(*c), (m, x))
+    )(m),
+    "cond under grad": lambda m, x: nnx.grad(lambda m: nnx.cond(True, fails, fails, m, x))(m),
     "remat": lambda m, x: nnx.remat(fails)(m, x),
     "remat, a method": lambda m, x: Failing().remade(x),
     "custom_vjp, forward": lambda m, x: ruled(fails, fails)(m, x),
