@@ -6,7 +6,7 @@ object, interned by their key, so that "same structure" is `is`.
 What an interned definition contains turns up in every object that it describes.  So it contains only
 values that cannot change and are interchangeable where they are equal (*exact* ones, see `_statics`).
 Any other value, such as a list, a settings object or a function that is defined again, stays with its
-object, which has a *private* definition with the values, whose `public` one is interned and has their keys.
+object, which has a *private* definition with the values; its `public` one is interned and has the keys.
 Programs are shared by the public one; objects are rebuilt from the private one.
 """
 

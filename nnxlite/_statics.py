@@ -356,7 +356,7 @@ class _Reader:
 _first_seen: weakref.WeakKeyDictionary[tp.Any, tuple[tp.Any, bool]] = weakref.WeakKeyDictionary()
 # Key: the function or object, by identity. Nothing to invalidate: the key is that of the first sight.
 # Bound: entries die with their functions; keys refer weakly to all but constants and containers.
-# Threads: two may work a key out twice; both are equal. Earned by `construct`, and by law L6 (see `_once`).
+# Threads: two may work a key out twice; both are equal. Earned by `construct` and law L6 (see `_once`).
 
 
 class _ByCode:
@@ -489,6 +489,11 @@ _ARRAY_ATTRIBUTES = frozenset(dir(jax.Array)) | {"set", "add", "multiply", "min"
 
 def _is_trusted(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] in TRUSTED
+
+
+def is_of_trusted(kind: type) -> bool:
+    """Whether a class belongs to a trusted package."""
+    return _is_trusted(kind.__module__)
 
 
 def _is_named(value: tp.Any) -> bool:

@@ -40,6 +40,7 @@ from nnxlite.graph import (
     kind_by_type,
     kind_of,
     note_entered,
+    note_hidden,
     refuse_sharing,
     resolve,
     view,
@@ -470,15 +471,18 @@ class Inner:
         values: the raw values of the arguments, by leaf number.
         watched: for each new node the object that has its structural version.
         versions: the versions when the nodes were made; 0 for nodes without one.
+        plain: the plain objects among the static values, as they were.
     """
 
-    __slots__ = ("call", "nodes", "start", "values", "versions", "watched")
+    __slots__ = ("call", "nodes", "plain", "start", "values", "versions", "watched")
 
     def __init__(self, call: CallDef, values: list[tp.Any]) -> None:
         self.call = call
         self.values = values
         self.start = epoch.now
         self.nodes = build_nodes(call.graphdef.decoded, values) if values or call.where else []
+        plain = call.graphdef.decoded.plain_objects() if self.nodes else ()
+        self.plain = note_hidden(plain) if plain else []
         self.watched = [versioned(node) for node in self.nodes]
         self.versions = [observe(w) if hasattr(w, "_nnx_version") else 0 for w in self.watched]
 

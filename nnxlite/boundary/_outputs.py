@@ -29,6 +29,7 @@ from nnxlite.graph import (
     NodeCode,
     ObjectDef,
     StaticDef,
+    refuse_hidden_writes,
     traverse,
 )
 from nnxlite.variables import Variable, VariableDef, current_definition
@@ -55,6 +56,8 @@ def leave(
     Raises:
         ValueError: for a result that contains an object or Variable that it must not contain.
     """
+    if inner.plain:
+        refuse_hidden_writes(inner.plain)
     leaves, treedef = jax.tree_util.tree_flatten(result, is_leaf=is_root)
     where = tuple(i for i, leaf in enumerate(leaves) if is_root(leaf))
     roots = [leaves[i] for i in where]

@@ -36,6 +36,7 @@ from nnxlite._statics import Facts, alike, atoms, facts, is_constant, own_copy
 from nnxlite._together import Writes
 from nnxlite._versions import epoch, observe, touch
 from nnxlite.graph._containers import container_of, has_data
+from nnxlite.graph._hidden import warn_of_hidden
 from nnxlite.graph._kinds import CONTAINERS, PYTREE, GraphNode, kind_of
 from nnxlite.variables import VariableDef
 
@@ -238,6 +239,7 @@ def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
     """
     if fresh:
         current = _look_up(node)
+        _warn_of_hidden(node, current)
         _set_def(node, current)
         _set_status(node, current.layout.status)  # shared: half of what a small module takes
         return current
@@ -246,12 +248,20 @@ def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
     current, before = _look_up(node), node._nnx_def
     if before is not None and current.matches(before):
         return before
+    _warn_of_hidden(node, current)
     with LOCK:
         if node._nnx_version == version and epoch.now == start:  # else it may have been edited
             _set_def(node, current)
             if epoch.now != start:  # by a signal handler or a finalizer, just now
                 _set_def(node, None)
     return current
+
+
+def _warn_of_hidden(node: GraphNode, definition: ObjectDef) -> None:
+    declared = getattr(type(node), "_nnx_declared", None) or {}
+    for name, value in definition.template.items():
+        if declared.get(name) is not False:
+            warn_of_hidden(type(node), name, node.__dict__.get(name, value))
 
 
 def set_definition(node: GraphNode, new: ObjectDef | None) -> None:

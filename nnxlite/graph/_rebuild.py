@@ -26,6 +26,7 @@ from nnxlite.graph._defs import (
     set_definition,
     values_getter,
 )
+from nnxlite.graph._hidden import may_hide
 from nnxlite.graph._kinds import ARRAY, CUSTOM_NODES, GraphNode, kind_of
 from nnxlite.variables import Variable, VariableDef, make, write_raw
 
@@ -83,6 +84,7 @@ class Decoded:
 
     __slots__ = (
         "_fillers",
+        "_plain",
         "children",
         "first",
         "frames",
@@ -114,6 +116,7 @@ class Decoded:
         self.has_containers = False
         self.num_leaves = 0
         self.roots: list[Code] = []
+        self._plain: list[tp.Any] | None = None
         self._fillers: list[tuple[int, ObjectDef, list[Code], Values | None]] | None = None
         self.node_tokens: list[int] = [-1] * first  # position of each node's definition
         self.node_tokens += [i for i, t in enumerate(tokens) if t is REF_LEAF or type(t) in _NODES]
@@ -131,7 +134,7 @@ class Decoded:
         if not nodes.keys() >= set(own):  # inside containers
             return Decoded(tokens, len(self.roots), self.first)
         new = copy.copy(self)
-        new.node_defs, new._fillers = [*self.node_defs], None
+        new.node_defs, new._fillers, new._plain = [*self.node_defs], None, None
         for position in own:
             new.node_defs[nodes[position]] = tokens[position]
         return new
@@ -207,6 +210,13 @@ class Decoded:
                 fillers.append((number, self.node_defs[number], codes, pick))
             self._fillers = fillers  # whole, as other threads may look
         return self._fillers
+
+    def plain_objects(self) -> list[tp.Any]:
+        """The static values that are plain objects, or contain some; see `_hidden`."""
+        if self._plain is None:
+            values = [v for d in self.node_defs if isinstance(d, ObjectDef) for v in d.statics]
+            self._plain = [value for value in values if may_hide(value)]
+        return self._plain
 
     def path(self, frame: Frame) -> tuple[tp.Any, ...]:
         """The path of a frame, root number included."""

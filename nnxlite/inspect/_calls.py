@@ -27,7 +27,7 @@ from nnxlite._outline import array_text
 from nnxlite._text import short
 from nnxlite.boundary import parameter_names
 from nnxlite.filtered import filter_jit
-from nnxlite.graph import GraphNode, clone, iter_graph, merge, split
+from nnxlite.graph import GraphNode, clone, iter_graph, merge, note_hidden, split, take_back
 from nnxlite.objects import observed, public_methods
 from nnxlite.variables import Variable
 
@@ -191,6 +191,7 @@ def watched(
         if is_called(node):
             with contextlib.suppress(AttributeError, TypeError):  # an immutable object
                 setattr(node, _LABEL, _Label(paths[number]))
+    noted = note_hidden(value for node in nodes.values() for value in vars(node).values())
     this = object()
 
     def observe(
@@ -208,6 +209,7 @@ def watched(
             yield
         finally:
             _watched.reset(token)
+            take_back(noted)  # tracers
 
 
 class CopiedCall:

@@ -22,7 +22,15 @@ from nnxlite._errors import filter_text, path_text, short_type
 from nnxlite._jax import Tracer, used_inputs
 from nnxlite._text import WIDTH, can_be_read, clip, is_array
 from nnxlite.filters import All, Frozen, Not
-from nnxlite.graph import GraphNode, State, flat_pairs, iter_graph, view
+from nnxlite.graph import (
+    GraphNode,
+    State,
+    find_hidden,
+    flat_pairs,
+    is_marked,
+    iter_graph,
+    view,
+)
 from nnxlite.inspect._calls import PackedCall, Path, Watch, is_called, watched
 from nnxlite.inspect._diff import numbers_of
 from nnxlite.inspect._entries import Entries
@@ -43,6 +51,7 @@ Kind = tp.Literal[
     "aliased array",
     "never called",
     "no gradient",
+    "hidden data",
     "not checked",
 ]
 
@@ -115,6 +124,7 @@ def check(
     - "mixed dtypes": Params or inputs of another floating dtype than the rest, where no layer says so,
     - "weak type": a Param that is a number, or took its dtype from one: a step compiles thrice,
     - "not finite": NaN or infinity in Params, running averages or an optimizer's state,
+    - "hidden data": an array, Variable or module in a plain object, which is static,
     - "aliased array": one array in two Variables, of the model, an optimizer or the inputs.
 
     With inputs, for the call `model(*inputs)`, which is traced for its shapes only:
@@ -666,6 +676,23 @@ class _TracedCall:
         return [x for x in jax.tree.leaves(raw) if isinstance(x, jax.Array)]
 
 
+def _hidden(subject: _Subject) -> tp.Iterator[Finding]:
+    for path, node in subject.nodes.items():
+        for name, value in vars(node).items():
+            if node._nnx_status.get(name) is not False or is_marked(value):
+                continue
+            found = find_hidden(value, levels=100, limit=100_000)
+            if found is None or is_marked(found.owner):
+                continue
+            kind = type(found.owner).__name__
+            text = (
+                f"{short_type(found.data)} in a {kind}, which is neither an nnx.Module nor a pytree: it "
+                f"is static, so not trained, saved or counted. Derive {kind} from nnx.Module, or mark "
+                "what is meant with nnx.static."
+            )
+            yield Finding("hidden data", (*path, name, *found.path), text)
+
+
 _CHECKS: tp.Final = (
     _bare_arrays,
     _optimizers,
@@ -675,6 +702,7 @@ _CHECKS: tp.Final = (
     _dtypes,
     _weak_types,
     _not_finite,
+    _hidden,
     _aliases,
     _calls,
 )

@@ -43,6 +43,7 @@ from nnxlite.graph import (
     has_data,
     is_data,
     kind_of,
+    mark_static,
     new_shell,
     note_definition_of,
     own_status,
@@ -151,6 +152,8 @@ def static(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
     >>> jax.tree.leaves(Named("head"))
     []
     """
+    if value is not MISSING:
+        mark_static(value)
     return _tag(value, False, kwargs)
 
 
