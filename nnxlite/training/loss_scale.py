@@ -160,7 +160,8 @@ class StaticLossScale(Pytree):
             **kwargs: further arguments of its `update`.
 
         Returns whether the gradients were finite, a bool of shape `()`. If not, parameters and
-        optimizer are unchanged. The state of the optimizer keeps its dtypes.
+        optimizer are unchanged; `value_and_grad` has restored what the forward pass had written. The
+        state of the optimizer keeps its dtypes.
         """
         *model, grads = args
         if model:

@@ -376,6 +376,7 @@ OWN = {
     "both": {"sharding": (None, "model"), "optimizer_sharding": ("data", None)},
     "replicated": {"sharding": (None, "model"), "optimizer_sharding": None},
     "rules": {"optimizer_sharding": ("b", None), "sharding_rules": (("b", "data"),)},
+    "a name that nobody reads": {"sharding": (None, "model"), "opt_sharding": ("data", None)},
     "not placed": {"optimizer_sharding": ("data", None), "eager_sharding": False},
 }
 
