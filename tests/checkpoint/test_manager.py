@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
+from nnxlite.checkpoint._manager import _finish
 
 Manager = nnx.checkpoint.Manager
 
@@ -177,6 +178,23 @@ def test_a_program_that_ends_says_what_could_not_be_written(tmp_path):
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert f"The checkpoint could not be written into {tmp_path}" in ended.stderr
     assert "No space left on device" in ended.stderr
+
+
+def test_the_end_of_a_program_reports_what_is_lost_and_leaves_forks_alone(tmp_path, monkeypatch):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    manager = run(tmp_path, [1])
+
+    def fail(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ocp.CheckpointManager, "wait_until_finished", fail)
+        with pytest.raises(
+            nnx.checkpoint.CheckpointError, match="not be written.* No space left on"
+        ):
+            _finish(os.getpid())
+        _finish(os.getpid() + 1)
+    manager.close()
 
 
 def test_what_is_being_written_is_not_among_the_steps(tmp_path, slow_disk):
