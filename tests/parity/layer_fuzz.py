@@ -522,6 +522,8 @@ class Writer:
         self.lines.append(f"layer = {text}")
         if "decode=True" in text and self.random.random() < 0.9:
             dtype = self.pick(["", ", dtype=jnp.bfloat16"])
+            if "param_dtype=jnp.bfloat16" in text:  # a wider cache widens a step of the reference
+                dtype = ", dtype=jnp.bfloat16"
             self.lines.append(f"_ = layer.init_cache((2, 3, {features}){dtype})")
             for _ in range(self.pick([2, 3])):
                 self.lines.append(f"y = layer({self.array(2, 1, features)})")
