@@ -98,8 +98,14 @@ class TraceContextError(NnxError):
             f"Cannot mutate {what} different trace level: it belongs to {belongs}, and the {write} "
             f"happens inside {running}. Pass the object to the transformed function as an argument "
             "(nnxlite transforms write its changes back), or return the new value and assign it "
-            "outside.",
+            "outside." + (_OF_A_STATE if variable else ""),
         )
+
+
+_OF_A_STATE = (
+    " If nnx.merge has put it into an object, from a state that the function captures, "
+    "nnx.merge(graphdef, state, copy=True) makes a new one."
+)
 
 
 @functools.cache
@@ -111,8 +117,8 @@ def _of_both(cls: type, reference: type) -> tp.Any:
 class RuntimeCheckError(NnxError, jax.errors.JaxRuntimeError):
     """A condition given to `error_if` was true.
 
-    It is raised in eager code and by every transform of this library. Under JAX's own `jax.jit` the error
-    is JAX's: `jax.errors.JaxRuntimeError`, of which this class is one, with the message at its end.
+    It is raised in eager code and by the transforms of this library. Under JAX's own `jax.jit` the
+    error is JAX's: `jax.errors.JaxRuntimeError`, of which this is one, with the message at its end.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> positive = nnx.jit(lambda x: nnx.error_if(x, x < 0, "x is negative"))

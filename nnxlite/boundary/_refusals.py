@@ -92,11 +92,14 @@ def refuse_captured(
         trace = node._box.trace if isinstance(node, Variable) else getattr(node, "_nnx_trace", here)
         if old is None and trace is not here:
             root, *path = graphdef.decoded.path(graphdef.decoded.node_frames[number])
+            copy = "nnx.clone(captured)"
+            if isinstance(node, Variable):
+                copy = "nnx.merge(graphdef, state, copy=True) of a captured state, " + copy
             raise ValueError(
                 "Cannot extract graph node from different trace level: the "
                 f"{type(node).__name__} at '{path_text(path)}' (of value {root}) is returned or "
                 f"stored, and belongs to {describe_trace(trace)}. Pass it to the transformed function "
-                "as an argument instead of capturing it."
+                f"as an argument instead of capturing it, or return a copy: {copy}."
             )
 
 

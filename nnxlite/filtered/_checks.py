@@ -23,8 +23,8 @@ OnError = tp.Literal["default", "raise", "breakpoint", "nan", "off"]
 def _nothing() -> None:
     """What is called beside a check: an effect.
 
-    JAX calls a program without effects in another way from the second time on, and then raises an error of
-    another class (a ValueError) for a callback that fails.
+    JAX calls a program without effects in another way from the second time on, and then raises an error
+    of another class (a ValueError) for a callback that fails.
     """
 
 

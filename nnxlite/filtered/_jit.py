@@ -8,7 +8,6 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.errors import JaxRuntimeError
 
 from nnxlite._config import context_key
 from nnxlite._integers import as_integer
@@ -54,6 +53,7 @@ from nnxlite.filtered._errors import must_be_traced
 from nnxlite.filtered._leaves import Form, leaves_of
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
+from nnxlite.objects import note_deleted
 from nnxlite.transforms import (
     Jitted,
     Lowered,
@@ -288,9 +288,10 @@ class FilterJit(Filtered[P, R], Jitted):
                 return core.finish(inputs, crossed)
             with without_warnings(donate):
                 return core.run_donating(inputs, core.jitted, groups)
-        except JaxRuntimeError as error:
+        except RuntimeError as error:
             failed = failed_check(error)
             if failed is None:
+                note_deleted(error, "the call", lambda: zip(core.names(call).leaves, inputs.leaves))
                 raise
             raise failed from None
 

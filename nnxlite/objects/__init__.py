@@ -16,6 +16,7 @@ from nnxlite.objects._names import failing_layer as failing_layer
 from nnxlite.objects._names import layer_name as layer_name
 from nnxlite.objects._names import note_layer as note_layer
 from nnxlite.objects._observed import observed as observed
+from nnxlite.objects._owners import note_deleted as note_deleted
 from nnxlite.objects._pytree import Data as Data
 from nnxlite.objects._pytree import Object as Object
 from nnxlite.objects._pytree import Pytree as Pytree

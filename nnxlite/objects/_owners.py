@@ -12,8 +12,13 @@ from __future__ import annotations
 import types
 import typing as tp
 
+import jax
+from jax.core import Tracer
+
+from nnxlite._errors import listed, path_text
 from nnxlite.graph import Path, iter_graph
 from nnxlite.objects._pytree import Pytree
+from nnxlite.variables import Variable
 
 Paths: tp.TypeAlias = dict[int, tuple[Path, tp.Any]]
 """Objects with their paths, by `id`."""
@@ -55,3 +60,41 @@ def paths_in(owner: Pytree) -> Paths:
         return {id(value): (path, value) for path, value in iter_graph(owner)}
     except Exception:  # the message that needs the name matters more
         return {}
+
+
+def note_deleted(
+    error: Exception, of: str, named: tp.Callable[[], tp.Iterable[tuple[str, tp.Any]]]
+) -> None:
+    """Add a note to JAX's error for a deleted array: which arrays are gone, and how to keep a copy.
+
+    Args:
+        error: any error; only that one gets the note, once.
+        of: what was called.
+        named: gives its arrays, or pytrees of arrays, by name.
+    """
+    if type(error) is not RuntimeError or "has been deleted" not in str(error):
+        return
+    if any(_COPY in note for note in getattr(error, "__notes__", ())):
+        return  # of a module inside this one
+    gone = [
+        name for name, value in named() if any(map(_is_deleted, jax.tree_util.tree_leaves(value)))
+    ]
+    if gone:
+        error.add_note(
+            f"The arrays at {listed(gone)} of {of} are gone: a call that donates has reused their "
+            "memory. An object that nnx.clone or nnx.merge has made shares its arrays with the first. "
+            f"{_COPY}, before that call, makes a copy with arrays of its own."
+        )
+
+
+_COPY = "nnx.clone(model, arrays=True)"
+
+
+def _is_deleted(leaf: tp.Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+
+
+def variables_by_path(owner: Pytree) -> list[tuple[str, tp.Any]]:
+    """The values of the Variables in an object."""
+    values = (value for value in paths_in(owner).values())
+    return [(path_text(path), v.get_raw_value()) for path, v in values if isinstance(v, Variable)]

@@ -16,7 +16,7 @@ from nnxlite import _jax
 from nnxlite._config import NAMED_SCOPES
 from nnxlite._jax import is_recording
 from nnxlite.graph import Path, entered_objects
-from nnxlite.objects._owners import Paths, owner_of, paths_in
+from nnxlite.objects._owners import Paths, note_deleted, owner_of, paths_in, variables_by_path
 
 C = tp.TypeVar("C", bound=tp.Callable[..., tp.Any])
 
@@ -52,11 +52,12 @@ def scoped(call: C) -> C:
     def __call__(self: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         # By way of the module: cloudpickle, which copies the globals of this function with a class
         # of the user's own, copies no module, and JAX's state can be neither copied nor pickled.
-        if _jax.trace_state.value is not _jax.EAGER:
-            return in_scope(call, self, *args, **kwargs)
         try:
+            if _jax.trace_state.value is not _jax.EAGER:
+                return in_scope(call, self, *args, **kwargs)
             return call(self, *args, **kwargs)
         except Exception as error:
+            note_deleted(error, type(self).__name__, lambda: variables_by_path(self))
             _jax.drop_hidden_frames(error)
             raise
 

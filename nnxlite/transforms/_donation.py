@@ -161,7 +161,8 @@ def refuse_shared_buffers(
             raise ValueError(
                 f"{what}: the same array buffer is donated at {texts[donor]} and used at "
                 f"{texts[position]}. A donated buffer can be used once: copy the array in one of the "
-                "two places, share one Variable between them, or do not donate."
+                "two places (nnx.clone(model, arrays=True) copies those of an object), share one "
+                "Variable between them, or do not donate."
             )
 
 
@@ -196,8 +197,9 @@ def run_donating(
         elif gone := [name for name, x in named() if _is_gone(x)]:
             error.add_note(
                 f"The arrays of {listed(gone, most=1)} are gone: this call, or one before it, was to "
-                "reuse their memory. Restore them, from a checkpoint for example. A call that does "
-                "not donate leaves all objects as they were when it fails."
+                "reuse their memory. Restore them, from a checkpoint for example; before a call that "
+                "donates, nnx.clone(model, arrays=True) makes a copy with its own arrays. A call that "
+                "does not donate leaves all objects as they were when it fails."
             )
         drop_hidden_frames(error)
         raise

@@ -11,7 +11,6 @@ import functools
 import typing as tp
 
 import jax
-from jax.errors import JaxRuntimeError
 
 from nnxlite._config import Modes, context_key
 from nnxlite._integers import as_integer
@@ -39,6 +38,7 @@ from nnxlite.boundary import (
     trace_body,
     write_leaves,
 )
+from nnxlite.objects import note_deleted
 from nnxlite.transforms._arguments import (
     Selection,
     refuse_shared_result,
@@ -355,9 +355,10 @@ class JitWrapped(Transformed[P, R], Jitted):
             remedy = "Make it static (static_argnums, static_argnames) if it is not a number."
             refuse_non_arrays(repr(self), core.in_words(call), inputs.leaves, remedy)
             raise
-        except JaxRuntimeError as error:
+        except RuntimeError as error:
             failed = failed_check(error)
             if failed is None:
+                note_deleted(error, "the call", lambda: zip(core.names(call).leaves, inputs.leaves))
                 raise
             raise failed from None
 

@@ -60,9 +60,11 @@ class Waiting:
         return self._finish(inputs, results)
 
 
-def failed_check(error: JaxRuntimeError) -> RuntimeCheckError | None:
+def failed_check(error: RuntimeError) -> RuntimeCheckError | None:
     """The error of a condition that was true, for the one that JAX has raised; None for another one."""
     if isinstance(error, RuntimeCheckError):
         return error
+    if not isinstance(error, JaxRuntimeError):
+        return None
     _, found, message = str(error).partition(f"\n{RuntimeCheckError.__name__}: ")
     return RuntimeCheckError(message) if found else None

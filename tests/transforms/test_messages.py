@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import traceback
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -343,3 +344,77 @@ def test_an_attribute_that_had_an_array_becomes_static():
     m = Named()
     nnx.jit(rename)(m)
     assert m.label == "new" and list(nnx.state(m)) == ["w"]
+
+
+# What donation and captured states lead to, and the remedies -----------------------------------------
+
+
+def linear():
+    return nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+
+@nnx.jit(donate_argnums=0)
+def donating(model, x):
+    model.kernel[...] += 1
+    return model(x).sum()
+
+
+READERS = {
+    "eager": (lambda model, x: model(x), "The arrays at bias, kernel of Linear are gone"),
+    "nnx.jit": (nnx.jit(lambda model, x: model(x)), "The arrays at model.bias, model.kernel"),
+    "filter_jit": (nnx.filter_jit(lambda model, x: model(x)), "The arrays at model.bias, model.kernel"),
+    "nnx.vmap": (nnx.vmap(lambda model, x: model(x), in_axes=(None, 0)), "The arrays at bias, kernel"),
+    "another that donates": (donating, "The arrays of argument 'model' at 'bias' and 1 more are gone"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+def test_arrays_that_a_donating_call_has_reused(reader):
+    read, text = READERS[reader]
+    x, model = jnp.ones((1, 2)), linear()
+    shared, own = nnx.clone(model), nnx.clone(model, arrays=True)
+    donating(model, x)
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        read(shared, x)
+    notes = "\n".join(caught.value.__notes__)
+    assert text in notes and "nnx.clone(model, arrays=True)" in notes
+    assert notes.count("nnx.clone(model, arrays=True)") == 1
+    read(own, x)
+
+
+def test_an_array_donated_and_used_at_once():
+    both = nnx.jit(lambda a, b: a.kernel + b.kernel, donate_argnums=0)
+    model = linear()
+    with pytest.raises(
+        ValueError, match=r"copy the array.*nnx\.clone\(model, arrays=True\) copies"
+    ):
+        both(model, nnx.clone(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        both(model, nnx.clone(model, arrays=True))
+
+
+def written(model):
+    model.kernel[...] += 1
+    return model.kernel * 1
+
+
+@pytest.mark.parametrize("jit", [jax.jit, nnx.jit, nnx.filter_jit])
+@pytest.mark.parametrize("use", [written, lambda model: model], ids=["written", "returned"])
+def test_a_state_that_a_function_captures(jit, use):
+    graphdef, state = nnx.split(linear())
+    if jit is jax.jit and use is not written:
+        return
+    with pytest.raises((nnx.TraceContextError, ValueError)) as caught:
+        jit(lambda: use(nnx.merge(graphdef, state)))()
+    assert "nnx.merge(graphdef, state, copy=True)" in str(caught.value)
+    jit(lambda: use(nnx.merge(graphdef, state, copy=True)))()
+    assert (nnx.merge(graphdef, state).kernel == linear().kernel).all()
+
+
+def test_an_object_that_a_function_captures_and_returns():
+    model = linear()
+    with pytest.raises(ValueError, match=r"or return a copy: nnx\.clone\(captured\)"):
+        nnx.jit(lambda: model)()
+    assert (nnx.jit(lambda: nnx.clone(model))().kernel == model.kernel).all()
