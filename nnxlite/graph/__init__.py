@@ -62,11 +62,11 @@ from nnxlite.graph._graphdef import GraphDef as GraphDef
 from nnxlite.graph._graphdef import Path as Path
 from nnxlite.graph._graphstate import GraphState as GraphState
 from nnxlite.graph._hidden import find_hidden as find_hidden
+from nnxlite.graph._hidden import hidden_kept as hidden_kept
 from nnxlite.graph._hidden import is_marked as is_marked
 from nnxlite.graph._hidden import mark_static as mark_static
 from nnxlite.graph._hidden import note_hidden as note_hidden
 from nnxlite.graph._hidden import refuse_hidden_writes as refuse_hidden_writes
-from nnxlite.graph._hidden import take_back as take_back
 from nnxlite.graph._kinds import ARRAY as ARRAY
 from nnxlite.graph._kinds import CUSTOM as CUSTOM
 from nnxlite.graph._kinds import CUSTOM_NODES as CUSTOM_NODES

@@ -11,6 +11,7 @@ are rebuilt, and a write of data to one is taken back and refused when the funct
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 import typing as tp
@@ -190,6 +191,16 @@ def take_back(noted: Noted) -> tuple[tp.Any, str, tp.Any] | None:
             else:
                 object.__delattr__(owner, name)
     return first
+
+
+@contextlib.contextmanager
+def hidden_kept(nodes: tp.Iterable[tp.Any]) -> tp.Iterator[None]:
+    """Take back the writes of data to plain objects in these objects that the block makes."""
+    noted = note_hidden(value for node in nodes for value in getattr(node, "__dict__", {}).values())
+    try:
+        yield
+    finally:
+        take_back(noted)
 
 
 def refuse_hidden_writes(noted: Noted) -> None:

@@ -27,7 +27,7 @@ from nnxlite._outline import array_text
 from nnxlite._text import short
 from nnxlite.boundary import parameter_names
 from nnxlite.filtered import filter_jit
-from nnxlite.graph import GraphNode, clone, iter_graph, merge, note_hidden, split, take_back
+from nnxlite.graph import GraphNode, clone, hidden_kept, iter_graph, merge, split
 from nnxlite.objects import observed, public_methods
 from nnxlite.variables import Variable
 
@@ -191,7 +191,6 @@ def watched(
         if is_called(node):
             with contextlib.suppress(AttributeError, TypeError):  # an immutable object
                 setattr(node, _LABEL, _Label(paths[number]))
-    noted = note_hidden(value for node in nodes.values() for value in vars(node).values())
     this = object()
 
     def observe(
@@ -206,10 +205,10 @@ def watched(
     with observed([*public_methods(*map(type, nodes.values())), *methods], observe):
         token = _watched.set(this)
         try:
-            yield
+            with hidden_kept(nodes.values()):
+                yield
         finally:
             _watched.reset(token)
-            take_back(noted)  # tracers
 
 
 class CopiedCall:
@@ -362,7 +361,9 @@ def trace_calls(
 
 def _run(row: _Row, arrays: tp.Sequence[tp.Any]) -> list[tp.Any]:
     """The arrays that the call returns."""
-    outputs = row.run(*row.packed.unpack(arrays))
+    obj, args, kwargs = row.packed.unpack(arrays)
+    with hidden_kept([node for _, node in iter_graph(obj)]):
+        outputs = row.run(obj, args, kwargs)
     return [x for x in jax.tree.leaves(outputs) if _is_array(x) and not is_ref(x)]
 
 

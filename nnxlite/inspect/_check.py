@@ -27,6 +27,7 @@ from nnxlite.graph import (
     State,
     find_hidden,
     flat_pairs,
+    hidden_kept,
     is_marked,
     iter_graph,
     view,
@@ -661,7 +662,8 @@ class _TracedCall:
             if path in values:
                 leaf.set_raw_value(values[path])
         if watch is None:
-            result = model(*args, **kwargs)
+            with hidden_kept([node for _, node in iter_graph(model)]):
+                result = model(*args, **kwargs)
         else:
             with watched([((), model)], watch):
                 result = model(*args, **kwargs)
