@@ -57,7 +57,9 @@ def first_foreign(
     return None
 
 
-def refuse_non_arrays(name: str, call: CallDef, leaves: tp.Sequence[tp.Any], remedy: str) -> None:
+def refuse_non_arrays(
+    name: str, call: CallDef, leaves: tp.Sequence[tp.Any], remedy: str, inside: str | None = None
+) -> None:
     """Raise TypeError naming the first leaf of the arguments that JAX does not accept.
 
     Called after JAX refused the arguments; returns if JAX had another reason.
@@ -66,9 +68,12 @@ def refuse_non_arrays(name: str, call: CallDef, leaves: tp.Sequence[tp.Any], rem
         name: of the transform.
         call, leaves: the arguments.
         remedy: what to do instead.
+        inside: the same for a leaf inside a module or container, where it differs.
     """
     bad = first_foreign(zip(call.leaves(), leaves))
     if bad is not None:
+        if inside is not None and not str(bad[0]).isidentifier():
+            remedy = inside
         raise TypeError(
             f"{name}: cannot interpret argument '{bad[0]}' as an array, it is of type "
             f"'{type(bad[1]).__name__}'. {remedy}"

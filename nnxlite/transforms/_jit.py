@@ -353,7 +353,8 @@ class JitWrapped(Transformed[P, R], Jitted):
             return core(inputs, call)
         except TypeError:
             remedy = "Make it static (static_argnums, static_argnames) if it is not a number."
-            refuse_non_arrays(repr(self), core.in_words(call), inputs.leaves, remedy)
+            inside = "Use nnx.filter_jit: every leaf that is not an array is static there."
+            refuse_non_arrays(repr(self), core.in_words(call), inputs.leaves, remedy, inside)
             raise
         except RuntimeError as error:
             failed = failed_check(error)
