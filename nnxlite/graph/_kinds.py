@@ -52,6 +52,7 @@ class GraphNode:
     _nnx_frozen: tp.ClassVar[bool] = False
     _nnx_leaves: frozenset[tuple[tp.Any, ...]]
     _nnx_plans: dict[tp.Any, tp.Any] | None
+    _nnx_replaced: tp.ClassVar[tp.Callable[[tp.Any, tp.Mapping[tp.Any, tp.Any]], tp.Any]]
     _nnx_searched: int
     _nnx_status: tp.Mapping[tp.Any, bool]
     _nnx_trace: weakref.ReferenceType

@@ -104,7 +104,7 @@ def register(cls: type[tp.Any]) -> None:
         found = definition(node)
         return keyed_children(node), found if found.public is None else ByShared(found)
 
-    def unflatten(found: ObjectDef | ByShared, children: tp.Iterable[tp.Any]) -> tp.Any:
+    def unflatten(found: tp.Any, children: tp.Iterable[tp.Any]) -> tp.Any:
         if type(found) is ByShared:
             found = tp.cast(ObjectDef, found.item)
         new = new_shell(cls, found, trace_state.value, 0)
