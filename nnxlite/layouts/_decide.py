@@ -21,7 +21,7 @@ from nnxlite.layouts._layout import Layout
 from nnxlite.layouts._placement import Placement
 from nnxlite.layouts._plan import WORDS, AnyMesh, Plan, Rule, names_in
 from nnxlite.layouts._specs import names_in_spec, spec_text, ways
-from nnxlite.nn import Linear, LoRA
+from nnxlite.nn import Embed, Linear, LoRA
 from nnxlite.nn.lora_kernel import LoRAKernel, entries_of_matrices
 from nnxlite.sharding import get_var_pspec
 from nnxlite.variables import Variable
@@ -245,12 +245,39 @@ def _with_fsdp(leaf: Leaf, division: Division, plan: Plan, mesh: AnyMesh) -> Div
     count = math.prod(shape)
     if count < plan.min_size:
         return Division(spec, f"{before}{count:,} elements, min_size is {plan.min_size:,}")
+    if isinstance(leaf.layer, Embed) and leaf.place[-1] == "embedding":
+        return _embedding_with_fsdp(leaf, division, plan, mesh)
     free = [axis for axis, part in enumerate(spec) if part is None and shape[axis] % number == 0]
     if not free:
         return Division(spec, f"{before}{number} divides no free axis of {shape}")
     axis = max(free, key=lambda axis: (shape[axis], -axis))
     divided = (*spec[:axis], plan.fsdp, *spec[axis + 1 :])
     return Division(divided, f"{why} + fsdp" if why and any(spec) else "fsdp")
+
+
+def _embedding_with_fsdp(leaf: Leaf, division: Division, plan: Plan, mesh: AnyMesh) -> Division:
+    """The division of a table with its rows divided by `fsdp`, as well as by `tensor`.
+
+    Rows are looked up by a batch. Where their features are divided along the axes of the batch, the
+    compiler divides the activations of all that follows like that, and no longer by examples: a GPT on
+    4 x 2 devices exchanges more than twice the bytes.
+    """
+    spec, why, _ = division
+    shape, rows = leaf.value.shape, leaf.value.ndim - 2
+    both = (*names_in(spec[rows]), *names_in(plan.fsdp))
+    number = ways(PartitionSpec(both), mesh)
+    if shape[rows] % number == 0:
+        divided = (*spec[:rows], both if len(both) > 1 else both[0], *spec[rows + 1 :])
+        return Division(divided, f"{why} + fsdp" if any(spec) else "fsdp: vocabulary")
+    number_of_features = ways(PartitionSpec(plan.fsdp), mesh)
+    before = f"{why}; " if why else ""
+    if spec[-1] is not None or shape[-1] % number_of_features:
+        return Division(spec, f"{before}{number} does not divide the vocabulary of {shape[rows]}")
+    why = (
+        f"{before}fsdp: features, for {number} does not divide the vocabulary of {shape[rows]}. Pad it, "
+        "or constrain the result of the embedding: jax.lax.with_sharding_constraint(x, layout.batch)"
+    )
+    return Division((*spec[:-1], plan.fsdp), why)
 
 
 def check_spec(

@@ -38,7 +38,7 @@ class Plan:
     Attributes:
         data: the mesh axis (or axes) along which batches are divided, and arrays are not.
         fsdp: the mesh axis (or axes) along which batches are divided, and arrays too: each along its
-            largest axis that can be divided equally.
+            largest axis that can be divided equally, an embedding along its rows.
         tensor: the mesh axis (or axes) for tensor parallelism: linear layers by columns (output
             features) or rows (input features), attention by heads, embeddings by vocabulary.
         expert: the mesh axis (or axes) along which the experts of `nnx.MoE` lie; batches are divided

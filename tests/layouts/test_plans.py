@@ -287,7 +287,7 @@ def test_rules_decide_first_and_alone():
     assert found["blocks.1.up.kernel"] == (("data", "model"), None)
     assert found["blocks.1.down.kernel"] == (None, None)
     assert found["head.kernel"] == ("model", None)
-    assert found["embed.embedding"] == ("model", "data")
+    assert found["embed.embedding"] == (("model", "data"), None)
 
 
 class Tied(nnx.Module):
