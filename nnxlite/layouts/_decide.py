@@ -267,7 +267,7 @@ def _embedding_with_fsdp(leaf: Leaf, division: Division, plan: Plan, mesh: AnyMe
     both = (*names_in(spec[rows]), *names_in(plan.fsdp))
     number = ways(PartitionSpec(both), mesh)
     if shape[rows] % number == 0:
-        divided = (*spec[:rows], both if len(both) > 1 else both[0], *spec[rows + 1 :])
+        divided = (*spec[:rows], both if len(both) > 1 else plan.fsdp, *spec[rows + 1 :])
         return Division(divided, f"{why} + fsdp" if any(spec) else "fsdp: vocabulary")
     number_of_features = ways(PartitionSpec(plan.fsdp), mesh)
     before = f"{why}; " if why else ""
