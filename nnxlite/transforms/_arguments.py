@@ -21,6 +21,7 @@ from nnxlite.boundary import (
     parameters_of,
 )
 from nnxlite.graph import GraphDef, refuse_sharing, traverse, view
+from nnxlite.transforms._run_time_checks import failed_check
 from nnxlite.transforms._wrapper import (
     StaticArgument,
     Unbound,
@@ -292,6 +293,8 @@ def naming_arguments(
 ) -> tp.Iterator[None]:
     """A context in which JAX's error for an argument that is not an array names the argument.
 
+    An error of `error_if` becomes that of the condition.
+
     Args:
         name: of the transform and its function.
         call: the arguments, with the user's names for them.
@@ -309,3 +312,8 @@ def naming_arguments(
             f"{name}: the argument at '{bad[0]}' is of type {type(bad[1]).__name__}, which is no "
             f"array. Give it to the function with functools.partial{remedy}."
         ) from error
+    except RuntimeError as error:
+        failed = failed_check(error)
+        if failed is None:
+            raise
+        raise failed from None

@@ -18,6 +18,7 @@ from nnxlite.boundary import (
     refuse_non_arrays,
     replay_crossing,
 )
+from nnxlite.transforms._run_time_checks import checks_noted, failed_check, wait
 
 
 class Core:
@@ -59,11 +60,18 @@ class Core:
 
     def __call__(self, inputs: Inputs) -> tp.Any:
         """Run the transform on the caller's objects and write back what it changed."""
-        call = inputs.define()
+        call, checks = inputs.define(), checks_noted()
         try:
             out = self.run(call, inputs.leaves)
+            if checks_noted() != checks:
+                wait(out)
         except TypeError:
             remedy = "Pass an array, or let the function capture the value."
             refuse_non_arrays(self.name, self.in_words(call), inputs.leaves, remedy)
             raise
+        except RuntimeError as error:
+            failed = failed_check(error)
+            if failed is None:
+                raise
+            raise failed from None
         return replay_crossing(inputs, out)

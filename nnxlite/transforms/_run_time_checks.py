@@ -41,6 +41,15 @@ def checks_noted() -> int:
     return _noted.count
 
 
+def wait(results: tp.Any) -> bool:
+    """Wait for results, so that a failed check raises now; False where they are traced."""
+    leaves = jax.tree_util.tree_leaves(results)
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        return False
+    jax.block_until_ready(leaves)
+    return True
+
+
 class Waiting:
     """Writes the results of a function back once they are there, as the check in it may fail.
 
@@ -52,11 +61,8 @@ class Waiting:
         self._finish = finish
 
     def __call__(self, inputs: tp.Any, results: tp.Any) -> tp.Any:
-        leaves = jax.tree_util.tree_leaves(results)
-        if any(isinstance(leaf, Tracer) for leaf in leaves):
+        if not wait(results):
             note_check()  # of the function around this one, whose trace may not run the check again
-        else:
-            jax.block_until_ready(leaves)
         return self._finish(inputs, results)
 
 

@@ -264,5 +264,6 @@ class Checked(Transformed[..., tp.Any]):
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tuple[tp.Any, tp.Any]:
         options = self.options
         call = Call.under(options, self.bound, args, kwargs, captured=options.modes.updates)
-        error, crossing = jax_checkify.checkify(call.run_out, options.errors)(call.leaves)
+        with call.naming_arguments():
+            error, crossing = jax_checkify.checkify(call.run_out, options.errors)(call.leaves)
         return error, call.put_back(without_literals(crossing))

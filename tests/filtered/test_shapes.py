@@ -138,8 +138,16 @@ FAILING = {
     "nnx.jit, donated": nnx.jit(failing, donate_argnums=0),
     "nnx.jit of nnx.jit": nnx.jit(lambda x: nnx.jit(failing)(x)),
     "nnx.jit of jax.jit": nnx.jit(lambda x: jax.jit(failing)(x)),
-    "nnx.jit of nnx.scan": nnx.jit(lambda x: nnx.scan(lambda c, _: (failing(c), c), length=2)(x, None)[0]),
+    "nnx.jit of nnx.scan": nnx.jit(
+        lambda x: nnx.scan(lambda c, _: (failing(c), c), length=2)(x, None)[0]
+    ),
     "nnx.jit of nnx.cond": nnx.jit(lambda x: nnx.cond(x.sum() > 1, failing, lambda x: x, x)),
+    "nnx.scan": lambda x: nnx.scan(lambda c, _: (failing(c), c), length=2)(x, None)[0],
+    "nnx.cond": lambda x: nnx.cond(True, failing, failing, x),
+    "nnx.fori_loop": lambda x: nnx.fori_loop(0, 1, lambda i, c: failing(c), x),
+    "nnx.while_loop": lambda x: nnx.while_loop(lambda c: c[1] < 1, lambda c: (failing(c[0]), 1), (x, 0)),
+    "nnx.remat": nnx.remat(failing),
+    "nnx.checkify": nnx.checkify(failing),
     "filter_jit": nnx.filter_jit(failing),
     "filter_jit, donated": nnx.filter_jit(failing, donate="all"),
     "ahead of time": lambda x: nnx.jit(failing).lower(x).compile()(x),
