@@ -6,6 +6,7 @@ import typing as tp
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 
 def as_integer(value: tp.Any) -> tp.Any:
@@ -16,7 +17,7 @@ def as_integer(value: tp.Any) -> tp.Any:
     (3, 3, None, True)
     """
     if isinstance(value, (np.ndarray, jax.Array)):
-        one = value.shape == () and not isinstance(value, jax.core.Tracer)
+        one = value.shape == () and not isinstance(value, Tracer)
         return int(value) if one and np.issubdtype(value.dtype, np.integer) else value
     return int(value) if isinstance(value, np.integer) else value
 

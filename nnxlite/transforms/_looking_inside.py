@@ -24,7 +24,7 @@ def sides_text(name: str, before: tp.Any, after: tp.Any) -> str:
     >>> sides_text("tx", optax.scale(0.5), optax.scale(0.25))
     'tx.update.step_size: 0.5 -> 0.25'
     """
-    found = safely(lambda pair: _first_difference(*pair, DEEPEST, ()), (before, after))
+    found = safely(lambda one: _first_difference(one, after, DEEPEST, ()), before)
     if not isinstance(found, tuple):
         return f"{name}: another object, which looks the same: {safely(short, before)}"
     names, *parts = found
