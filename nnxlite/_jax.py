@@ -43,6 +43,11 @@ def is_staging() -> bool:
     return isinstance(trace_state.value(), _partial_eval.DynamicJaxprTrace)
 
 
+def is_sharding() -> bool:
+    """Whether the running trace is that of an eager `shard_map`, which computes op by op."""
+    return type(trace_state.value()).__name__ == "ShardMapTrace"
+
+
 def is_compiling() -> bool:
     """Whether `jax.jit` compiles functions, which `jax.disable_jit` prevents."""
     return not jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]

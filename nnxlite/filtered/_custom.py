@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from nnxlite._jax import jaxpr_as_fun
+from nnxlite._jax import is_sharding, jaxpr_as_fun
 from nnxlite._statics import ById
 from nnxlite._typing import P, R
 from nnxlite.boundary import Fixed, Inputs, leave, parameter_names
@@ -129,7 +129,7 @@ class FilterCustomJvp(_Rule[P, R]):
             return (fixed, out), (fixed, self._tangents(value, tangent))
 
         run.defjvp(run_jvp, symbolic_zeros=True)
-        fixed, out = run(arrays)
+        fixed, out = self._run(call, partition.join(arrays, rest)) if is_sharding() else run(arrays)
         return fixed.value.build(out)
 
     def _tangents(self, value: tp.Any, tangent: tp.Any) -> list[tp.Any]:
@@ -256,7 +256,7 @@ class FilterCustomVjp(_Rule[P, R]):
             return (partition.split(inexact.join(cotangents))[0],)
 
         run.defvjp(forward, backward, symbolic_zeros=True)
-        fixed, out = run(arrays)
+        fixed, out = self._run(call, partition.join(arrays, rest)) if is_sharding() else run(arrays)
         return fixed.value.build(out)
 
 

@@ -68,6 +68,7 @@ from nnxlite.transforms import (
     has_several_cpus,
     is_call,
     name_of,
+    not_owning,
     other_structure,
     program_name,
     run_donating,
@@ -118,7 +119,8 @@ class FilterJitCore:
         program, more = program_name(fun), dict(options.jax_options)
         if options.donate != "none":
             more["donate_argnums"] = (1,)
-        self.jitted = jax.jit(describe(self.traced, fun, program, self.named), **more)
+        run, names = not_owning(self.traced), not_owning(self.named)
+        self.jitted = jax.jit(describe(run, fun, program, names), **more)
         name = f"filter_jit({name_of(fun)})"
         self.traces = Traces(name, fun, program, options.max_traces)
 
@@ -128,7 +130,7 @@ class FilterJitCore:
 
     def names(self, call: CallDef) -> ArgumentNames:
         """The same names, as expressions."""
-        return argument_names(call, of_arguments(parameter_names(self.fun())))
+        return _names(parameter_names(self.fun()), call)
 
     def named(self, operands: Operands, *donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, with the names of their arguments."""
@@ -157,7 +159,8 @@ class FilterJitCore:
             form = Form(call.treedef, call.where, call.graphdef, key.values)
             leaves = form.for_boundary(key.division.join(leaves, *donated_leaves))
             donated = form.numbers([x == DONATED for x in key.division.partition.labels])
-        with self.traces.recorded(call, self.names, leaves):
+        names = functools.partial(_names, parameter_names(self.fun()))
+        with self.traces.recorded(call, names, leaves):
             (args, kwargs), inner = enter(call, leaves)
             result = self.fun()(*args, **kwargs)
             if self.options.out is not is_array:
@@ -171,6 +174,10 @@ class FilterJitCore:
         """Call the function, or what it was compiled to, and write back; arrays may be donated."""
         finish = lambda crossed: self.finish(inputs, crossed)  # which the trace may set
         return run_donating(jitted, groups, finish, lambda: self.named(*groups))
+
+
+def _names(parameters: list[str], call: CallDef) -> ArgumentNames:
+    return argument_names(call, of_arguments(parameters))
 
 
 def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:

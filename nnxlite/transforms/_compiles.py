@@ -395,8 +395,9 @@ def _running_call() -> (
             here = frame.f_locals
             if "core" not in here:  # it still flattens its arguments
                 return None
-            core = here["core"]
-            return core.traces, here["call"], core.names, here["inputs"].leaves
+            core, call = here["core"], here["call"]
+            names = core.names(call)  # now: what is noted must not keep the core alive
+            return core.traces, call, lambda _, names=names: names, here["inputs"].leaves
         frame = frame.f_back
     return None
 

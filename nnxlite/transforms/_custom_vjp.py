@@ -24,6 +24,7 @@ import numpy as np
 
 from nnxlite._config import Modes
 from nnxlite._integers import as_integers
+from nnxlite._jax import is_sharding
 from nnxlite.boundary import (
     CallDef,
     CameIn,
@@ -123,11 +124,9 @@ class CustomVjp(Unequal, Transformed[P, R]):
             self._signature: inspect.Signature | None = inspect.signature(self.bound.fun)
         except (ValueError, TypeError):  # a callable without signature
             self._signature = None
-        self._function: tp.Any = None
         self._splits: weakref.WeakKeyDictionary[CallDef, ArgumentSplit] = (
             weakref.WeakKeyDictionary()
         )
-        self._left: weakref.WeakKeyDictionary[CallDef, OutDef] = weakref.WeakKeyDictionary()
 
     def defvjp(self, fwd: Fwd, bwd: Bwd, symbolic_zeros: bool = False) -> None:
         """Give the rules; see `custom_vjp`.
@@ -140,21 +139,26 @@ class CustomVjp(Unequal, Transformed[P, R]):
         """
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
         self.takes_updates = _takes(bwd, "updates_g") and not self._updates
+
+    def _with_rules(self) -> tp.Any:
+        """JAX's function for one call; two calls, of two threads say, share nothing."""
+        left: list[OutDef] = []  # what left the function, for the forward rule to compare
         # Plain functions: JAX asks for their signatures at each call, which is slow for methods.
-        self._function = jax.custom_vjp(
-            lambda call, chosen, rest: self._run(call.value, chosen, rest)
+        function = jax.custom_vjp(
+            lambda call, chosen, rest: self._run(call.value, chosen, rest, left)
         )
         # JAX's own symbolic zeros tell which leaves are differentiated outside.
-        self._function.defvjp(
-            lambda call, chosen, rest: self._forward(call.value, chosen, rest),
+        function.defvjp(
+            lambda call, chosen, rest: self._forward(call.value, chosen, rest, left),
             lambda residual, cotangents: self._backward(residual, cotangents),
             symbolic_zeros=True,
         )
+        return function
 
     # the call, outside -------------------------------------------------------------------------
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
-        if self._function is None:
+        if self.fwd is None:
             raise (ValueError if self._updates else AttributeError)(
                 f"No VJP defined for custom_vjp function {name_of(self.fun)}: call its "
                 "defvjp(fwd, bwd) before the function."
@@ -172,7 +176,10 @@ class CustomVjp(Unequal, Transformed[P, R]):
         with naming_arguments(
             repr(self), self._in_words(call), inputs, ", or name it in nondiff_argnums"
         ):
-            fixed, result, written, fresh = self._function(Fixed(call), chosen, rest)
+            if is_sharding():  # nothing differentiates here, and JAX refuses symbolic zeros
+                fixed, result, written, fresh = self._run(call, chosen, rest, [])
+            else:
+                fixed, result, written, fresh = self._with_rules()(Fixed(call), chosen, rest)
         if written and not self._updates and not self.takes_updates:
             written = constant_if([inputs.values[i] for i in fixed.value.written], written)
         return replay(inputs, Outputs(fixed.value, result, written, fresh))
@@ -232,19 +239,24 @@ class CustomVjp(Unequal, Transformed[P, R]):
         tree, inner = enter(call, leaves)
         return fill_statics(tree, call.extra), inner
 
-    def _run(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
+    def _run(self, call: CallDef, chosen: tp.Any, rest: tp.Any, left: list[OutDef]) -> tp.Any:
         """The function itself."""
         args, inner = self._arguments(call, chosen, rest)
         result = self.bound.fun(*args)
         refuse_shared_result(result, "custom_vjp", self.options.modes.graph)
-        out = leave(inner, result, structure=self._updates)
-        returned = _returned(call, out.definition)
-        if returned - set(out.definition.written):
-            out = leave(inner, result, all_written=returned)
-        self._left[call.shared] = out.definition
+        out = self._leave(inner, result)
+        left[:] = [out.definition]
         return out.crossing()
 
-    def _forward(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tp.Any:
+    def _leave(self, inner: Inner, result: tp.Any, written: tp.Collection[int] = ()) -> Outputs:
+        """What leaves the function; Variables that it returns are outputs, even if only read."""
+        out = leave(inner, result, all_written=written, structure=self._updates)
+        returned = _returned(inner.call, out.definition)
+        if returned <= set(out.definition.written):
+            return out
+        return leave(inner, result, all_written={*written, *returned}, structure=self._updates)
+
+    def _forward(self, call: CallDef, chosen: tp.Any, rest: tp.Any, left: list[OutDef]) -> tp.Any:
         """The user's forward rule, between leaves."""
         self._refuse_lost(call, rest)
         chosen_values, rest_values = values_of(chosen), values_of(rest)
@@ -259,9 +271,9 @@ class CustomVjp(Unequal, Transformed[P, R]):
             )
         result, residual = pair
         kept = Inputs(residual, call.trees)
-        known = self._left.get(call.shared)
+        known = left[0] if left else None
         written = known.written if known is not None else ()
-        out = leave(inner, result, all_written=written, structure=self._updates)
+        out = self._leave(inner, result, written)
         if known is not None and known != out.definition:
             self._refuse_other(call, known, out.definition)
         shapes = Shapes.of((chosen_values, rest_values))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import typing as tp
+import weakref
 
 import jax
 
@@ -62,6 +63,7 @@ from nnxlite.transforms._wrapper import (
     Transformed,
     have_own,
     name_of,
+    not_owning,
     program_name,
     weakly,
 )
@@ -109,19 +111,24 @@ class JitCore:
         self.options = options
         self.name = name_of(fun)
         self.fun = weakly(fun)
-        donates = options.donate.any or options.donate_written
+        donates, in_words = options.donate.any or options.donate_written, not_owning(self.in_words)
         self.donor = (
-            Donor(self.name, options.donate, self.trace_written, self.in_words) if donates else None
+            Donor(self.name, options.donate, not_owning(self.trace_written), in_words)
+            if donates
+            else None
         )
         self.placement: Placement | None = None
         shardings = options.in_shardings, options.out_shardings
         if any(s is not None for s in shardings):
-            self.placement = Placement(self.make, self.groups, self.in_words, *shardings)
+            self.placement = Placement(
+                not_owning(self.make), not_owning(self.groups), in_words, *shardings
+            )
         self.plain = self.donor is None and self.placement is None
         program = program_name(fun)
         # One function for all `jax.jit` objects, so that JAX traces it once.
         run = _run if self.placement is None else marks_errors(_run)
-        self.run = describe(functools.partial(run, self), fun, program, self.named)
+        find = tp.cast(tp.Any, weakref.ref(self))
+        self.run = describe(functools.partial(run, find), fun, program, not_owning(self.named))
         self.jitted = self.make()
         self.traces = Traces(f"jit({self.name})", fun, program, options.max_traces)
 
@@ -135,19 +142,14 @@ class JitCore:
 
     def names(self, call: CallDef) -> ArgumentNames:
         """The names of the arguments of a call."""
-        parameters = enumerate(parameter_names(self.fun()))
-        static = {where for where, _ in call.extra.statics}
-        statics = {number: name for number, name in parameters if number in static}
-        return argument_names(call, self._naming(call))._replace(statics=statics)
+        return _names(parameter_names(self.fun()), call)
 
     def in_words(self, call: CallDef) -> CallDef:
         """A call for messages, with the user's names for its arguments."""
         return NamedCall(call, lambda: self._naming(call))
 
     def _naming(self, call: CallDef) -> Naming:
-        static = {where for where, _ in call.extra.statics}
-        names = parameter_names(self.fun())
-        return of_arguments([name for i, name in enumerate(names) if i not in static])
+        return _naming(parameter_names(self.fun()), call)
 
     def named(self, operands: Operands, *groups: tp.Any) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, by name."""
@@ -213,14 +215,16 @@ class JitCore:
         return Operands(call, kept), donated
 
 
-def _run(core: JitCore, operands: Operands, *groups: tp.Any) -> tp.Any:
+def _run(find: tp.Callable[[], JitCore], operands: Operands, *groups: tp.Any) -> tp.Any:
     """What JAX traces: enter, run, leave."""
-    call, donor = operands.call, core.donor
+    core, call = find(), operands.call
+    donor = core.donor
     if has_several_cpus() and core.finish is replay_crossing:
         core.finish = _finish_in_turn
     leaves = operands.leaves if donor is None else donor.join(call, (operands, *groups))
     checks = checks_noted()
-    with core.traces.recorded(call, core.names, leaves):
+    names = functools.partial(_names, parameter_names(core.fun()))
+    with core.traces.recorded(call, names, leaves):
         out = _traced(core, call, leaves)
     if checks_noted() != checks and not isinstance(core.finish, Waiting):
         core.finish = Waiting(core.finish)
@@ -246,6 +250,19 @@ def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         refuse_foreign_outputs(core.in_words(call), out, core.name)
     stay_in_place(call, leaves, out)
     return out.crossing()
+
+
+def _naming(parameters: list[str], call: CallDef) -> Naming:
+    """The naming of the arguments that are not static, from the names of all parameters."""
+    static = {where for where, _ in call.extra.statics}
+    return of_arguments([name for i, name in enumerate(parameters) if i not in static])
+
+
+def _names(parameters: list[str], call: CallDef) -> ArgumentNames:
+    """The names of the arguments of a call, from those of the parameters of its function."""
+    static = {where for where, _ in call.extra.statics}
+    statics = {number: name for number, name in enumerate(parameters) if number in static}
+    return argument_names(call, _naming(parameters, call))._replace(statics=statics)
 
 
 _cores: PerFunction[JitCore] = PerFunction()

@@ -174,6 +174,16 @@ def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
         return lambda: fun
 
 
+def not_owning(method: tp.Callable[..., T]) -> tp.Callable[..., T]:
+    """A bound method that does not keep its object alive, for functions that the object refers to.
+
+    JAX's caches keep what a traced function captured, tracers too, until the function dies. In a circle
+    it would live until the next garbage collection, and JAX's check for leaks would find the tracers.
+    """
+    find: tp.Any = weakref.WeakMethod(tp.cast(tp.Any, method))
+    return lambda *args, **kwargs: find()(*args, **kwargs)
+
+
 class Unbound(tp.NamedTuple):
     """A callable as a function and the arguments that it carries."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import jax
@@ -597,3 +598,43 @@ def test_the_rule_has_the_cotangent_of_a_variable_that_is_returned_beside_a_new_
     assert both(m)[0] is m.x
     grads = nnx.grad(lambda m: both(m)[0] * 3.0)(m)
     assert float(grads.x.value) == 30
+
+
+def test_threads_with_other_shapes_share_nothing():
+    """What left the function in one call, odd sizes write, is nothing to the rule of another."""
+
+    @nnx.custom_vjp
+    def g(m, x):
+        if x.shape[0] % 2:
+            m.a.value = m.a.value + 1.0
+        return (m.w.value * x).sum()
+
+    def backward(kept, cotangents):
+        (dm, _), dy = cotangents
+        m, x = kept
+        dm["w"].value = dy * x.sum()
+        return dm, dy * m.w.value * jnp.ones_like(x)
+
+    g.defvjp(lambda m, x: (g(m, x), (m, x)), backward)
+    sizes, failures = (1, 2, 3, 4), []
+
+    def call(n):
+        m = nnx.Dict(w=nnx.Param(jnp.ones(())), a=nnx.Variable(jnp.ones(())))
+        return float(nnx.grad(lambda m, x: g(m, x))(m, jnp.ones(n))["w"].value)
+
+    def work(n):
+        for _ in range(5):
+            try:
+                assert call(n) == n
+            except Exception as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in sizes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    # The same without threads: a call of another shape between function and rule.
+    g(nnx.Dict(w=nnx.Param(jnp.ones(())), a=nnx.Variable(jnp.ones(()))), jnp.ones(1))
+    assert call(2) == 2

@@ -147,3 +147,37 @@ def test_L9_an_eager_loop_or_branch_keeps_no_array_that_its_body_has_captured(ki
     gone = [once(float(value)) for value in range(1, 4)]
     gc.collect()
     assert [ref() for ref in gone] == [None, None, None]
+
+
+INSIDE = {
+    "jit": lambda f, m: nnx.jit(f)(m),
+    "jit, donated": lambda f, m: nnx.jit(f, donate="written")(m),
+    "filter_jit": lambda f, m: nnx.filter_jit(f)(m),
+    "grad": lambda f, m: nnx.grad(f)(m),
+    "vjp": lambda f, m: nnx.vjp(f, m)[0],
+    "jvp": lambda f, m: nnx.jvp(f, (m,), (m,)),
+    "vmap": lambda f, m: nnx.vmap(lambda m, _: f(m), in_axes=(None, 0))(m, jnp.ones(2)),
+    "remat": lambda f, m: nnx.remat(f)(m),
+    "filter_checkpoint": lambda f, m: nnx.filter_checkpoint(f)(m),
+    "scan": lambda f, m: nnx.scan(lambda m, x: (m, f(m)))(m, jnp.ones(2))[1],
+    "cond": lambda f, m: nnx.cond(True, f, f, m),
+    "switch": lambda f, m: nnx.switch(0, [f, f], m),
+    "while_loop": lambda f, m: nnx.while_loop(
+        lambda c: c[1] < f(c[0]), lambda c: (c[0], c[1] + 1), (m, 0.0)
+    )[1],
+    "fori_loop": lambda f, m: nnx.fori_loop(0, 2, lambda i, c: (c[0], f(c[0])), (m, 0.0))[1],
+    "eval_shape": lambda f, m: nnx.eval_shape(f, m).shape[0:0] == (),
+    "checkify": lambda f, m: nnx.checkify(f)(m)[1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_transform_of_a_closure_leaves_no_tracer_behind(name):
+    @jax.jit
+    def program(y):
+        x = y * 2
+        return INSIDE[name](lambda m: m.w * x.sum(), nnx.Dict(w=nnx.Param(jnp.float32(2))))
+
+    with jax.checking_leaks():
+        program(jnp.ones(3))
+        INSIDE[name](lambda m: m.w * 2.0, nnx.Dict(w=nnx.Param(jnp.float32(2))))

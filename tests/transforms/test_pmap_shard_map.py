@@ -372,3 +372,49 @@ def test_check_vma_can_be_turned_off():
     m = Row()
     sharded(writes_apart, (P(), P("a")), P("a"), check_vma=False)(m, jnp.ones(8))
     assert float(m.n.value) == 1.0
+
+
+# Inside shard_map ----------------------------------------------------------------------------------
+
+EIGHT = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def in_shards(f, x, jit, check):
+    mapped = nnx.shard_map(f, mesh=EIGHT, in_specs=P("d"), out_specs=P("d"), check_vma=check)
+    return (nnx.jit(mapped) if jit else mapped)(x)
+
+
+@pytest.mark.parametrize("check", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda x: nnx.scan(lambda y: y * 2, in_axes=0, out_axes=0)(x),
+        lambda x: nnx.scan(lambda y: y * 2, in_axes=1, out_axes=1)(x),
+        lambda x: nnx.scan(lambda c, y: (c + y, y * 2), in_axes=(nnx.Carry, 0))(x[0], x)[1],
+        lambda x: nnx.fori_loop(0, 2, lambda i, y: y + x / 2, x),
+        lambda x: nnx.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1],
+        lambda x: nnx.cond(True, lambda x: x * 2, lambda x: x, x),
+        lambda x: nnx.remat(lambda x: x * 2)(x),
+    ],
+    ids=["scan", "axis", "carry", "fori_loop", "while_loop", "cond", "remat"],
+)
+def test_loops_over_the_data_of_one_device(loop, jit, check):
+    x = jnp.arange(48.0).reshape(16, 3)
+    np.testing.assert_allclose(in_shards(loop, x, jit, check), 2 * x)
+
+
+@pytest.mark.parametrize("check", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_custom_rules_inside(jit, check):
+    sine = nnx.custom_vjp(jnp.sin)
+    sine.defvjp(lambda x: (sine(x), x), lambda x, g: (3 * g[1] * jnp.cos(x),))
+    filtered = nnx.filter_custom_vjp(jnp.sin)
+    filtered.defvjp(lambda x: (filtered(x), x), lambda x, g, y: 3 * g * jnp.cos(x))
+    tangent = nnx.filter_custom_jvp(jnp.sin)
+    tangent.defjvp(lambda x, t: (tangent(x[0]), 3 * t[0] * jnp.cos(x[0])))
+    x = jnp.arange(8.0)
+    for f in (sine, filtered, tangent):
+        np.testing.assert_allclose(in_shards(f, x, jit, check), jnp.sin(x), rtol=1e-6)
+        slope = in_shards(lambda x: nnx.grad(lambda x: f(x).sum())(x), x, jit, check)  # noqa: B023
+        np.testing.assert_allclose(slope, 3 * jnp.cos(x), rtol=1e-5)
