@@ -134,7 +134,13 @@ class ObjectDef(Definition):
         """
         at = self.layout.static.index(name)
         statics = (*self.statics[:at], value, *self.statics[at + 1 :])
-        every = (*self.facts[:at], facts(value), *self.facts[at + 1 :])
+        about = facts(value)
+        if self.public is None and about.exact:
+            first = len(self.key) - len(statics)
+            known = _defs.find((*self.key[: first + at], about.key, *self.key[first + at + 1 :]))
+            if known is not None:
+                return known
+        every = (*self.facts[:at], about, *self.facts[at + 1 :])
         return _interned_object(self.type, self.layout, statics, self.metadata, every)
 
     def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> ObjectDef:

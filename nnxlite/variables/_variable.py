@@ -889,21 +889,19 @@ def current_definition(box: Box) -> VariableDef:
     return definition
 
 
-def _static_side(box: Box) -> VariableDef | ByShared:
-    definition = box.definition
-    if definition.public is None:
-        return definition
+def _private_side(box: Box) -> ByShared:
     return ByShared(current_definition(box).snapshot())
 
 
 def _flatten(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], VariableDef | ByShared]:
     box = variable._box
-    return (box.value,), _static_side(box)
+    static = box.definition
+    return (box.value,), static if static.public is None else _private_side(box)
 
 
 def _flatten_with_keys(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], VariableDef | ByShared]:
-    box = variable._box
-    return ((_VALUE_KEY, box.value),), _static_side(box)
+    (value,), static = _flatten(variable)
+    return ((_VALUE_KEY, value),), static
 
 
 def _register(cls: type[Variable[tp.Any]]) -> None:
