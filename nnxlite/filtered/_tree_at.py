@@ -18,7 +18,7 @@ from nnxlite._errors import path_text, short_type
 from nnxlite._together import Writes
 from nnxlite.filtered._predicates import is_array
 from nnxlite.filtered._walk import Copier, Steps, Values, children
-from nnxlite.graph import OBJECT, Path, is_static_part, kind_of, own_status
+from nnxlite.graph import DATA_TYPES, OBJECT, Path, is_static_part, kind_of, own_status
 from nnxlite.objects import Pytree
 from nnxlite.variables import MISSING, Variable, make
 
@@ -46,6 +46,15 @@ class _Mark:
         return f"<leaf {short_type(self.value)}>"
 
 
+class _StaticMark(_Mark):
+    """Stands for a function or text in a container, which is not a leaf."""
+
+    __slots__ = ()
+
+
+DATA_TYPES.add(_Mark)  # a leaf in containers as well, so that `where` may call jax.tree.leaves
+
+
 class _Empty(tuple):
     """An empty tuple with an identity of its own."""
 
@@ -68,7 +77,9 @@ class _Marker(Copier):
             return _Mark(value)
         if type(value) is tuple:
             return _Empty()
-        return None if value is None else _Mark(value)
+        if value is None:
+            return None
+        return _StaticMark(value) if in_container and is_static_part(value) else _Mark(value)
 
     def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
         selectable = copy._nnx_frozen and name not in copy._nnx_declares()  # a function or text
@@ -97,7 +108,7 @@ class _Filler(Copier):
             if id(value) not in self._replaced:
                 self._replaced[id(value)] = self._new[id(value)](_Filler({})(value))
             return self._replaced[id(value)]
-        if type(value) is _Mark:
+        if isinstance(value, _Mark):
             return value.value
         return () if type(value) is _Empty else value
 
@@ -105,14 +116,14 @@ class _Filler(Copier):
         yield from super()._object(path, lead, values)
         copy = self._copies[id(lead)][1]
         for name, old in lead.__dict__.items() if copy._nnx_frozen else ():
-            was_leaf = type(old) is _Mark and is_static_part(
+            was_leaf = isinstance(old, _Mark) and is_static_part(
                 old.value
             )  # in a tree of labels or specs
             if id(old) in self._new and lead._nnx_status.get(name) and not was_leaf:
                 own_status(copy)[name] = copy._nnx_decide(name, copy.__dict__[name])
 
     def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
-        if type(value) is not _Mark:
+        if not isinstance(value, _Mark):
             return
         copy.__dict__[name] = value.value
         if id(value) in self._new:
@@ -131,7 +142,7 @@ def _at_path(tree: tp.Any, path: Path) -> tp.Any:
         parent: tp.Any = value
         if kind_of(parent) == OBJECT and name in parent.__dict__:
             value = parent.__dict__[name]
-            if not parent._nnx_status.get(name) and type(value) is not _Mark:
+            if not parent._nnx_status.get(name) and not isinstance(value, _Mark):
                 value = parent.__dict__[name] = _Mark(value)
             continue
         if isinstance(parent, Variable):
@@ -197,7 +208,7 @@ def _parts(where: tp.Any, tree: tp.Any, is_leaf: IsLeaf) -> tuple[tp.Any, list[t
 
 
 def _is_none(part: tp.Any) -> bool:
-    return type(part) is _Mark and part.value is None
+    return isinstance(part, _Mark) and part.value is None
 
 
 def _check_parts(parts: list[tp.Any], marked: tp.Any) -> None:

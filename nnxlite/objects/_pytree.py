@@ -485,6 +485,8 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
     def __deepcopy__(self, memo: dict[int, tp.Any]) -> tp.Self:
         new = Pytree.__new__(type(self))
         memo[id(self)] = new
+        if leaves := getattr(self, "_nnx_leaves", None):
+            _set_leaves(new, leaves)
         _set_status(new, dict(self._nnx_status))
         _set_dict(new, {k: copy_lib.deepcopy(v, memo) for k, v in self.__dict__.items()})
         return new

@@ -217,6 +217,8 @@ def test_functions_and_text_are_replaced_by_tree_at():
         assert len(jax.tree.leaves(new)) == len(jax.tree.leaves(net())) + 1
     new = nnx.tree_at(lambda m: m.weight, net(), jnp.tanh)
     assert len(jax.tree.leaves(new)) == len(jax.tree.leaves(net())) - 1
+    new = nnx.tree_at(lambda m: jax.tree.leaves(m), net(), [*range(5)])
+    assert jax.tree.leaves(new) == [*range(5)] and new.layers[1] is jnp.tanh
     with pytest.raises(ValueError, match="For a static attribute give its path instead"):
         nnx.tree_at(lambda m: m.fixed, net(), 3)
 
@@ -235,8 +237,8 @@ def test_labels_of_layers_go_to_optax():
     grads = jax.tree.map(jnp.ones_like, model)
     new = optax.apply_updates(model, tx.update(grads, tx.init(model), model)[0])
     assert new.weight.tolist() == [0, 0] and jnp.allclose(new.layers[0], 0.9)
-    copied = copy.copy(labels)
-    assert jax.tree.leaves(copied) == ["slow", "fast"]
+    for copied in (copy.copy(labels), copy.deepcopy(labels)):
+        assert jax.tree.leaves(copied) == ["slow", "fast"]
 
 
 def test_each_layer_goes_to_its_own_device():

@@ -461,12 +461,12 @@ def run(lines: tp.Sequence[str], lib: tp.Any) -> list[tp.Any]:
 
 
 def plain(value: tp.Any, held: bool = False) -> tp.Any:
-    """A value in a form that both libraries share; `held` in the container of a module."""
+    """A value in a form that both libraries share; `held` in a module, at any depth."""
     if isinstance(value, Raised):
         return "raised"
     if isinstance(value, jax.Array):
         return "array", str(value.dtype), value.shape, value.weak_type, np.asarray(value)
-    if isinstance(value, np.ndarray) or (isinstance(value, np.generic) and not held):
+    if isinstance(value, (np.ndarray, np.generic)):
         # What a transform gives back as it was is the caller's own here, with 64 bits if it has them.
         dtype = jax.dtypes.canonicalize_dtype(value.dtype)
         return "numpy", str(dtype), value.shape, np.asarray(value)
@@ -477,21 +477,20 @@ def plain(value: tp.Any, held: bool = False) -> tp.Any:
     if type(value).__name__ in ("Layer", "Tagged", "Scaled"):
         # Modules that come back unchanged are the caller's own here, NumPy arrays and all.
         fields = [(k, arrays(getattr(value, k, "missing"))) for k in value.__dataclass_fields__]
-        inside = (dict, list, tuple)
-        return [type(value).__name__, *[(k, plain(v, isinstance(v, inside))) for k, v in fields]]
-    if held:
-        return STATIC
+        return [type(value).__name__, *[(k, plain(v, True)) for k, v in fields]]
     if isinstance(value, jax.ShapeDtypeStruct):
         return "struct", value.shape, str(value.dtype)
     if isinstance(value, (bool, int, float, complex)):
         return type(value).__name__, np.asarray(value)
+    if held and value is not None:
+        return STATIC
     return (
         value if value is None or isinstance(value, str) else getattr(value, "__name__", "object")
     )
 
 
 STATIC = "static"
-"""Stands for what is a leaf in the peer, and part of the structure in this library."""
+"""Stands for a function or text in a module: a leaf in the peer, and part of the structure here."""
 
 
 def same(one: tp.Any, other: tp.Any) -> bool:
