@@ -26,6 +26,7 @@ LAYERS = [
         "_replacing",
         "_together",
         "_statics",
+        "_definitions",
         "_integers",
         "_interning",
         "_captures",
@@ -71,7 +72,7 @@ LAZILY_BACK = {
 """Imports inside functions that close a circle within a package."""
 
 ORDER = {
-    "graph": """_kinds _entered _containers _defs _nodes _rebuild _traverse _describe _graphdef _compare
+    "graph": """_kinds _entered _containers _hidden _defs _nodes _rebuild _traverse _describe _graphdef _compare
         _graphstate _plan _functional _walk _edit _refs""",
     "boundary": """_partition _inputs _operands _outdef _refusals _outputs _replay _context _prefixes
         _streams _body _carry _differences _settings""",
