@@ -26,6 +26,7 @@ from nnxlite.boundary._differences import graph_difference as graph_difference
 from nnxlite.boundary._differences import node_text as node_text
 from nnxlite.boundary._differences import structure_error as structure_error
 from nnxlite.boundary._differences import tree_difference as tree_difference
+from nnxlite.boundary._differences import tree_text as tree_text
 from nnxlite.boundary._inputs import ArgumentLeaf as ArgumentLeaf
 from nnxlite.boundary._inputs import CallDef as CallDef
 from nnxlite.boundary._inputs import Inner as Inner

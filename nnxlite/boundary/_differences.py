@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typing as tp
 
+import jax
+
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
 from nnxlite.boundary._inputs import CallDef, paths_of, template_of
@@ -26,8 +28,16 @@ def structure_error(
     return TypeError if kept else ValueError
 
 
-def tree_difference(before: PyTreeDef, after: PyTreeDef) -> str:
+def tree_difference(
+    before: PyTreeDef,
+    after: PyTreeDef,
+    words: tuple[tp.Sequence[str], tp.Sequence[str]] | None = None,
+) -> str:
     """How two pytree structures differ: the paths that only one of them has.
+
+    Args:
+        before, after: the structures.
+        words: for each of them what its leaves are.
 
     >>> import jax
     >>> from nnxlite.boundary._differences import tree_difference
@@ -36,7 +46,34 @@ def tree_difference(before: PyTreeDef, after: PyTreeDef) -> str:
     "without 'b', with 'c.0', 'c.1'"
     """
     difference = _difference(paths_of(before), paths_of(after))
-    return difference or f"{after} in place of {before}"
+    texts = [tree_text(tree, w) for tree, w in zip((before, after), words or (None, None))]
+    return difference or f"{texts[1]} in place of {texts[0]}"
+
+
+def tree_text(treedef: PyTreeDef, words: tp.Sequence[str] | None = None) -> str:
+    """A pytree structure as Python would print it, with words for its leaves.
+
+    >>> import jax
+    >>> from nnxlite.boundary._differences import tree_text
+    >>> tree_text(jax.tree.structure([1, None]), ["a State"]), tree_text(jax.tree.structure(()))
+    ('[a State, None]', '()')
+    """
+    leaves = [_Word(word) for word in words or ["a leaf"] * treedef.num_leaves]
+    text = repr(jax.tree_util.tree_unflatten(treedef, leaves))
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
+
+
+_LONGEST = 200
+
+
+class _Word:
+    """Something that prints as a word."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def __repr__(self) -> str:
+        return self.word
 
 
 def _difference(before: tp.Iterable[Path], after: tp.Iterable[Path]) -> str:

@@ -19,6 +19,7 @@ from nnxlite.boundary import (
     node_text,
     output_roots,
     tree_difference,
+    tree_text,
 )
 from nnxlite.graph import NodeCode
 from nnxlite.transforms._wrapper import name_of
@@ -45,9 +46,11 @@ def check_branches(
         mine = jax.tree_util.tree_structure(bodies[0].shapes.result)
         theirs = jax.tree_util.tree_structure(body.shapes.result)
         if definition != first or mine != theirs:
+            both = bodies[0], body
+            difference = _structure_difference(call, both, first, definition, mine, theirs)
             raise TypeError(
                 f"{name} branch outputs must have the same structure, but {names} differ: "
-                f"{_structure_difference(call, first, definition, mine, theirs)}. Make every "
+                f"{difference}. Make every "
                 "branch create, remove and return the same objects and attributes."
             )
         for what, where, x, y in _pairs(call, bodies[0], body, definition, values):
@@ -79,12 +82,20 @@ def _pairs(
 
 
 def _structure_difference(
-    call: CallDef, a: OutDef, b: OutDef, a_tree: tp.Any, b_tree: tp.Any
+    call: CallDef, bodies: tuple[Body, Body], a: OutDef, b: OutDef, a_tree: tp.Any, b_tree: tp.Any
 ) -> str:
     a_tree, b_tree = a.treedef or a_tree, b.treedef or b_tree
+    words = result_words(call, bodies[0]), result_words(call, bodies[1])
+    whole = (
+        f"the first returns {tree_text(a_tree, words[0])}, the second {tree_text(b_tree, words[1])}"
+    )
     if a_tree != b_tree:
-        return f"the result of the second is {tree_difference(a_tree, b_tree)}"
-    returned = [_returned_text(call, d) for d in (a, b)]
+        if not (a_tree.num_leaves and b_tree.num_leaves):  # one of them is None, say
+            return whole
+        return f"the result of the second is {tree_difference(a_tree, b_tree, words)}"
+    if a.where != b.where:
+        return whole
+    returned = [", ".join(_returned(call, d)) for d in (a, b)]
     if returned[0] != returned[1]:
         return f"the first returns {returned[0]}, the second {returned[1]}"
     parts = [edits_text(call, d.graph) for d in (a, b)]
@@ -95,8 +106,18 @@ def _structure_difference(
     return f"from the first to the second, {difference}"
 
 
-def _returned_text(call: CallDef, definition: OutDef) -> str:
-    """The objects and arrays that a branch returns, in words."""
+def result_words(call: CallDef, body: Body) -> list[str]:
+    """What each leaf of the result of a body is: an object, a State, or the type of an array."""
+    definition = body.definition
+    words = [described(x) for x in jax.tree_util.tree_leaves(body.shapes.result)]
+    if definition.treedef is not None:
+        for position, word in zip(definition.where, _returned(call, definition)):
+            words.insert(position, word)
+    return words
+
+
+def _returned(call: CallDef, definition: OutDef) -> list[str]:
+    """The objects that a branch returns, in words."""
     graph = definition.graph
     nodes: list[int | None] = [code.number for code in definition.nodes]
     kinds: list[str] = [""] * len(nodes)
@@ -106,5 +127,4 @@ def _returned_text(call: CallDef, definition: OutDef) -> str:
         numbers = [code.number if isinstance(code, NodeCode) else None for code in codes]
         nodes = [None if n is None else graph.origin[n] for n in numbers]
         kinds = ["State" if n is None else decoded.node_defs[n].type.__name__ for n in numbers]
-    texts = [f"a new {k}" if n is None else node_text(call, n) for n, k in zip(nodes, kinds)]
-    return ", ".join(texts) or "no object"
+    return [f"a new {k}" if n is None else node_text(call, n) for n, k in zip(nodes, kinds)]

@@ -19,7 +19,8 @@ from nnxlite.boundary import (
     structure_error,
     tree_difference,
 )
-from nnxlite.graph import GraphDef, build_nodes, resolve, traverse
+from nnxlite.graph import GraphDef, NodeCode, build_nodes, resolve, traverse
+from nnxlite.transforms._branch_checks import result_words
 
 
 def check_loop(name: str, updates: bool, num_bounds: int, call: CallDef, body: Body) -> None:
@@ -48,7 +49,8 @@ def check_loop(name: str, updates: bool, num_bounds: int, call: CallDef, body: B
     before = {position - num_bounds for position in call.where}
     if treedef != wanted:
         error = structure_error(wanted, treedef, before)
-        raise error(f"{start}: the output is {tree_difference(wanted, treedef)}.")
+        words = argument_words(call, num_bounds), result_words(call, body)
+        raise error(f"{start}: the output is {tree_difference(wanted, treedef, words)}.")
     misplaced = sorted(before ^ set(body.definition.where))
     if misplaced:
         path = call.paths()[misplaced[0] + num_bounds][1:]
@@ -76,6 +78,16 @@ def check_loop(name: str, updates: bool, num_bounds: int, call: CallDef, body: B
         raise error(f"{start}: the body {handover}.")
     if not updates:
         refuse_replaced(call, handover, name)
+
+
+def argument_words(call: CallDef, first: int = 0) -> list[str]:
+    """What each leaf of the arguments is, from a position on: an object or an array."""
+    words, decoded = ["an array"] * call.treedef.num_leaves, call.graphdef.decoded
+    for position, code in zip(call.where, decoded.roots):
+        is_node = isinstance(code, NodeCode)
+        kind = decoded.node_defs[code.number].type.__name__ if is_node else "State"
+        words[position] = f"the {kind}"
+    return words[first:]
 
 
 def _result_graphdef(graph: OutGraph, count: int) -> GraphDef[tp.Any]:

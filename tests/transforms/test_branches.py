@@ -467,3 +467,28 @@ def test_without_graph_updates_a_captured_object_does_not_leave_a_branch(mode):
     with pytest.raises(ValueError, match="Pass it to the transformed function as an argument"):
         nnx.cond(True, lambda: m, lambda: m, **mode)
     assert snapshot(m) == before
+
+
+UNEQUAL = [
+    (lambda m: nnx.state(m), lambda m: None, "the first returns a new State, the second None"),
+    (lambda m: None, lambda m: m, "the first returns None, the second 'm'"),
+    (lambda m: m.n[...], lambda m: None, r"the first returns float32\[\], the second None"),
+    (lambda m: nnx.Param(m.n[...]), lambda m: m.n[...],
+     r"the first returns a new Param, the second float32\[\]"),
+    (lambda m: [m, nnx.state(m)], lambda m: m,
+     r"the second is 'm' in place of \['m', a new State\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("one, two, text", UNEQUAL)
+def test_unequal_results_are_told_in_words(one, two, text):
+    m = Foo(jnp.float32(2))
+    m.n.value = jnp.float32(1)
+    before = snapshot(m)
+    for branches in ([one, two], [one, one, two]):
+        with pytest.raises(TypeError, match=text) as caught:
+            nnx.switch(0, branches, m)
+        assert "PyTreeDef" not in str(caught.value) and snapshot(m) == before
+    if "None" in text and "'m'" in text:
+        with pytest.raises(ValueError, match="the output is None in place of the Foo"):
+            nnx.while_loop(lambda m: m.n[...] < 3, one, m)
