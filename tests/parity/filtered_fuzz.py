@@ -518,6 +518,7 @@ DOCUMENTED = [
     ("combine|apply_updates", "pytree structure error"),
     ("vjp", "unexpected tree structure"),
     ("error_if", "No arrays to thread error"),
+    ("", "PjitFunction.* is not a valid JAX"),  # a function in a module, which is static here
     (
         "tree_at",
         "does not uniquely identify a single element|must not depend on the leaves|index out of range",
@@ -529,6 +530,10 @@ DOCUMENTED = [
 REFUSED = [
     ("", "no leaf of the arguments is mapped|Inconsistent aliasing|must be traced, but"),
     ("combine", "combine: the trees differ in structure"),
+    (
+        "tree_at",
+        "index out of range|`where` returns a sequence of",
+    ),  # fewer leaves, see `_documented`
     ("compile", "was compiled for arguments of another structure"),
     ("error_if", "negative|wrong"),  # the peer drops a check where only the gradient is wanted
     ("in_struct", ""),  # this library traces at once, the peer when the function is called
@@ -541,6 +546,9 @@ def _documented(line: str, mine: tp.Any, theirs: tp.Any) -> bool:
         return _matches(REFUSED, line, mine)
     if isinstance(theirs, Raised):
         return _matches(DOCUMENTED, line, theirs)
+    # A function in a module is a leaf of the peer alone: lists of leaves, and places in them, differ.
+    if re.search(r"leaves\(t\)|even", line):
+        return True
     # The peer gives numbers and NumPy arrays as they are where there is a tangent.
     if "jvp" not in line:
         return False
