@@ -207,6 +207,7 @@ def test_slices_count_by_content():
     assert nnx.graphdef(Model((slice(1), 2))) != nnx.graphdef(Model((slice(1.0), 2)))
 
 
+@pytest.mark.filterwarnings("ignore:.*neither an nnx.Module")
 def test_arrays_and_secrets_count_by_identity():
     array = jnp.arange(3)
     assert nnx.graphdef(Model(Settings(inner=array))) == nnx.graphdef(Model(Settings(inner=array)))

@@ -211,6 +211,7 @@ def test_settings_of_one_thread_are_not_seen_by_others():
     assert refused == [True]
 
 
+@pytest.mark.filterwarnings("ignore:.*neither an nnx.Module")
 def test_a_list_that_grows_while_it_is_described():
     """What a definition holds, and what it is known by, are of the same moment."""
 
