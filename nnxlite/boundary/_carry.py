@@ -271,8 +271,9 @@ class _Matching:
             elif isinstance(old, NodeCode) and isinstance(new, NodeCode):
                 problem = self._match_nodes(old.number, new.number, inside, attempt)
             else:
-                static = isinstance(old, StaticDef) and isinstance(new, StaticDef)
-                problem = None if static and alike(old.value, new.value) else OTHER
+                problem = OTHER
+                if isinstance(old, StaticDef) and isinstance(new, StaticDef):
+                    problem = None if alike(old.value, new.value) else OTHER
         if problem is None:
             self._edited.extend(attempt.edited)
             return None

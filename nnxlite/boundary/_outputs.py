@@ -304,9 +304,10 @@ def _edits(
                 return [] if origin[after] == before else None
             case ArrayCode(before), ArrayCode(after):
                 return [] if sources[after] == CameIn(before) else [(before, after)]
+            case StaticDef(), StaticDef():
+                return [] if alike(old.value, now.value) else None
             case _:
-                same = isinstance(old, StaticDef) and isinstance(now, StaticDef)
-                return [] if same and alike(old.value, now.value) else None
+                return None
 
     for number, codes in decoded.children:
         old = origin[number]

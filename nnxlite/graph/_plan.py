@@ -35,7 +35,7 @@ from nnxlite.graph._kinds import (
 )
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
 from nnxlite.graph._traverse import Traversal, define_container, traverse
-from nnxlite.variables import Variable, store_together, versioned
+from nnxlite.variables import Variable, VariableDef, store_together, versioned
 
 PLANS_PER_ROOT = 8
 """How many plans one root caches, each for the other roots in a call."""
@@ -204,7 +204,7 @@ class Plan:
             if type(form) is ObjectDef:
                 if not form.is_of(owner, seen):
                     return False
-            elif owner.definition is not form or form.current() is not form:
+            elif owner.definition is not form or tp.cast(VariableDef, form).current() is not form:
                 return False
         return True
 

@@ -913,7 +913,7 @@ def _register(cls: type[Variable[tp.Any]]) -> None:
     ) -> Variable[tp.Any]:
         new = object.__new__(cls)
         (value,) = children
-        if type(definition) is ByShared:
+        if isinstance(definition, ByShared):
             definition = tp.cast(VariableDef, definition.item).for_variable()
         _set_box(new, _boxed(definition, value))
         return new

@@ -888,5 +888,7 @@ def test_parameters_of(name):
             out.append((p.name, p.kind, default))
         return out
 
-    more = {"frozen"} if name == "dataclass" else set()  # for settings; the reference has no such thing
+    more = (
+        {"frozen"} if name == "dataclass" else set()
+    )  # for settings; the reference has no such thing
     assert [p for p in parameters(ours) if p[0] not in more] == parameters(ref)
