@@ -338,8 +338,8 @@ def hide_frames(*packages: str) -> None:
 def drop_hidden_frames(error: BaseException) -> None:
     """Remove the hidden frames from the traceback of an error that is about to be raised again.
 
-    JAX does so for the frames inside one of its own functions; a transform that calls the user's function
-    through several of this library's calls it where it catches the error.
+    JAX does so for the frames inside one of its own functions; a transform that calls the user's
+    function through several of this library's calls it where it catches the error.
     """
     mode: tp.Any = jax.config.jax_traceback_filtering  # pyright: ignore[reportAttributeAccessIssue]
     if mode != "off" and error.__traceback__ is not None:
