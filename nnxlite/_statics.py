@@ -19,7 +19,8 @@ again wherever a model is.  The rules:
 * everything else compares by its own `==` and `hash`, together with its type.
 
 A value without a hash (a dataclass of settings, say) has no `static_key`, but a `content_key`, which
-describes it by its present content.
+describes it by its present content.  So is a dataclass that has a hash and is not frozen: one object
+equals itself, whatever was done to it.
 """
 
 from __future__ import annotations
@@ -87,6 +88,24 @@ class ById:
         return self._hash
 
 
+class _AsSeen:
+    """The key of an object with its own `==` and hash: where it is edited, the hash tells it."""
+
+    __slots__ = ("hash", "value")
+
+    def __init__(self, value: tp.Any, as_seen: int) -> None:
+        self.value, self.hash = value, as_seen
+
+    def __eq__(self, other: tp.Any) -> bool:
+        if type(other) is not _AsSeen or self.hash != other.hash:
+            return False
+        mine, theirs = self.value, other.value
+        return mine is theirs or (type(mine) is type(theirs) and bool(mine == theirs))
+
+    def __hash__(self) -> int:
+        return self.hash
+
+
 def facts(value: tp.Any) -> Facts:
     """Key, exactness and mutability of any static value.
 
@@ -101,7 +120,7 @@ def facts(value: tp.Any) -> Facts:
     kind = type(value)
     if kind in _OWN_KEY:
         return Facts(value, True, False)
-    reader = _Reader()
+    reader = _Reader(by_content=True)
     return Facts(reader.content(value, ()), reader.exact, reader.mutable)
 
 
@@ -157,11 +176,15 @@ Inside = tuple[tp.Any, ...]
 
 
 class _Reader:
-    """One reading of a static value; notes whether it is exact and mutable."""
+    """One reading of a static value; notes whether it is exact and mutable.
 
-    def __init__(self) -> None:
+    With `by_content`, a dataclass that may be edited has no key, whatever hash it has.
+    """
+
+    def __init__(self, by_content: bool = False) -> None:
         self.exact = True
         self.mutable = False
+        self.by_content = by_content
 
     # any value -----------------------------------------------------------------------------------
 
@@ -180,7 +203,7 @@ class _Reader:
         inside = (*inside, value)
         kind = type(value)
         if kind is dict:
-            keys = [self.key(name, inside) for name in value]
+            keys = [_Reader().key(name, inside) for name in value]
             return (dict, *zip(keys, [self.content(v, inside) for v in value.values()]))
         if kind is list or kind.__hash__ is tuple.__hash__:
             return (kind, *[self.content(v, inside) for v in value])
@@ -225,11 +248,19 @@ class _Reader:
         if isinstance(value, jax.Array):  # a tracer has a hash
             raise UnhashableStatic
         try:
-            hash(value)
+            as_seen = hash(value)
         except TypeError as error:
             raise UnhashableStatic from error
-        if not isinstance(value, _VALUES):
-            self.exact = False
+        if isinstance(value, _VALUES) or _is_trusted(kind.__module__):
+            self.exact = self.exact and isinstance(value, _VALUES)
+            return (kind, value)
+        self.exact = False
+        if dataclasses.is_dataclass(kind):
+            if self.by_content and _may_be_edited(value):
+                raise UnhashableStatic
+        elif hasattr(value, "__dict__"):
+            self.mutable = True
+            return _AsSeen(value, as_seen)
         return (kind, value)
 
     def _collection(
@@ -516,6 +547,17 @@ def _is_number_type(value: tp.Any) -> bool:
 
 def _may_be_known(value: tp.Any, kind: type) -> bool:
     return kind in (types.FunctionType, functools.partial) or _is_object_of_optax(value, kind)
+
+
+def _may_be_edited(value: tp.Any) -> bool:
+    """Whether a dataclass may be edited, or what is in it."""
+    kind = type(value)
+    if not dataclasses.is_dataclass(kind):
+        return kind.__hash__ is tuple.__hash__ and any(map(_may_be_edited, value))
+    if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return kind.__hash__ is not object.__hash__
+    fields = dataclasses.fields(kind)
+    return any(_may_be_edited(getattr(value, field.name, None)) for field in fields)
 
 
 def _is_object_of_optax(value: tp.Any, kind: type) -> bool:

@@ -53,6 +53,26 @@ class Compared:
     __hash__ = None
 
 
+@dataclasses.dataclass(unsafe_hash=True)
+class Hashed:
+    scale: float = 2.0
+    inner: object = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Around:
+    inner: Hashed = dataclasses.field(default_factory=Hashed)
+
+    @property
+    def scale(self):
+        return self.inner.scale
+
+
+class ComparedWithHash(Compared):
+    def __hash__(self):
+        return hash(self.scale)
+
+
 class Table(dict):
     scale = 2.0
 
@@ -91,6 +111,10 @@ MAKERS = {
     "slots": Slotted,
     "frozen with a list": lambda: Frozen([1]),
     "==": Compared,
+    "hashed": Hashed,
+    "hashed far inside": lambda: Settings(inner={Hashed(): (1, Hashed(inner=Hashed()))}),
+    "frozen around hashed": Around,
+    "== with a hash": ComparedWithHash,
     "namespace": lambda: types.SimpleNamespace(scale=2.0, more={"a": [1]}),
     "arguments": lambda: argparse.Namespace(scale=2.0),
     "dict": lambda: Table(a=[1]),
@@ -131,7 +155,9 @@ def test_equal_ones_share_a_program(make):
     assert first.settings is held
 
 
-@pytest.mark.parametrize("make", [Settings, Slotted, Compared, lambda: MAKERS["namespace"]()])
+@pytest.mark.parametrize(
+    "make", [Settings, Slotted, Compared, lambda: MAKERS["namespace"](), Hashed, ComparedWithHash]
+)
 def test_an_edit_is_noticed(make):
     traces = []
 
@@ -156,6 +182,31 @@ def test_an_edit_far_inside_is_noticed():
     np.testing.assert_array_equal(call(model), 2 * ONE)
     settings.inner["a"][0].sizes[0] = 10
     np.testing.assert_array_equal(call(model), 20 * ONE)
+
+
+@pytest.mark.parametrize("inside", [lambda part: part, lambda part: (1, part)])
+@pytest.mark.parametrize("make", [Hashed, Around, ComparedWithHash])
+@pytest.mark.parametrize("edited", [0, 1, 2])
+def test_an_edit_of_what_has_a_hash_is_seen_in_its_own_models(make, inside, edited):
+    part = lambda settings: settings[1] if type(settings) is tuple else settings
+    call = nnx.jit(lambda model: part(model.settings).scale * model.weight)
+    read = nnx.jit(lambda model: part(model.weight.get_metadata("note")).scale * model.weight)
+    models = [Model(inside(make())) for _ in range(2)]
+    for model in models:
+        model.weight.set_metadata(note=inside(make()))
+    models.append(nnx.merge(*nnx.split(models[1])))
+    for notes, run in [
+        ([part(model.settings) for model in models], call),
+        ([part(model.weight.get_metadata("note")) for model in models], read),
+    ]:
+        settings = notes[edited]
+        settings = settings.inner if make is Around else settings
+        if edited != 0:
+            run(models[0])
+        settings.scale = 5.0
+        for model, note in zip(models, notes):
+            np.testing.assert_array_equal(run(model), note.scale * ONE)
+        assert [note.scale for note in notes].count(5.0) == (1 if edited == 0 else 2)
 
 
 def test_an_edit_of_another_model_s_settings_changes_nothing_here():
