@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.parity.fuzz import training_statements  # noqa: F401  (registers its statements)
+from tests.parity.fuzz import again_statements, training_statements  # noqa: F401  (register statements)
 from tests.parity.fuzz.graph_statements import STATEMENTS, new_ensemble, new_model
 from tests.parity.fuzz.run import Peers, Step
 from tests.parity.fuzz.scope import Scope
@@ -16,12 +16,14 @@ PROFILES = {
     "streams": {"t_": 1.0, "": 0.2, "streams": 6.0},
     "training": {"t_": 0.7, "": 0.4, "training": 5.0},
     "meshes": {"t_": 0.2, "": 0.2, "meshes": 10.0},
+    "again": {"t_": 0.7, "": 0.4, "again": 8.0},
 }
-SHARES = {"graph": 40, "transforms": 38, "streams": 8, "training": 9, "meshes": 5}
+SHARES = {"graph": 40, "transforms": 38, "streams": 8, "training": 9, "meshes": 5, "again": 25}
 GROUPS = {
     "new_rngs": "streams", "draw": "streams", "fork": "streams", "split_streams": "streams",
     "broadcast_streams": "streams", "train": "training", "metrics": "training",
     "average_of_weights": "training", "train_state": "training", "sharded_model": "meshes", "use_sharded": "meshes",
+    "again_function": "again", "again_settings": "again",
 }  # fmt: skip
 
 

@@ -777,3 +777,74 @@ _theirs(
     "t = jax.tree.map(jnp.ones_like, v)",
     "r = nnx.jvp(lambda v: v[...] * 2, (v,), (t,), graph=False, graph_updates=False)",
 )
+
+
+@rule(
+    "loops trace in each call",
+    "`cond`, `switch`, `scan`, loops and `remat` outside `jit` trace their functions in each call, so that "
+    "they see what has changed; nothing is compiled again.",
+    "f1 = nnx.scan(lambda c, x: (TICKS.append('f1'), (c + x, c))[1], in_axes=(nnx.Carry, 0))",
+    "r = f1(0.0, jnp.ones(2))",
+    "r2 = f1(0.0, jnp.ones(2))",
+)
+def _(d: Difference) -> bool:
+    name = re.match(r"(?:\w+ = )?(\w+)\(", d.text)
+    jitted = name and _mentions(
+        d, rf"@nnx\.\w*jit[^\n]*\ndef {name[1]}\(|\b{name[1]} = nnx\.\w*(jit|partial)\("
+    )
+    loops = r"nnx\.(cond|switch|scan|remat|\w+_loop)\b"
+    return d.kind == "traces" and not jitted and _mentions(d, loops)
+
+
+@rule(
+    "settings as they are now",
+    "A function sees an object's settings and metadata as they are, edited in place or not; the reference "
+    "goes on with those that it saw first.",
+    "m1 = Box(a=nnx.Param(jnp.ones(2)), note=Settings(1.0))",
+    "f1 = nnx.remat(lambda m: m.a * m.note.gain)",
+    "r = [f1(m1)]",
+    "m1.note.gain = 3.0",
+    "r2 = [f1(m1)]",
+)
+def _(d: Difference) -> bool:
+    models = re.findall(r"f\d+\((m\d+)\)", d.text)
+    if d.kind != "value" or d.where[1:2] != (1,) or len(d.where) < 3 or len(models) <= d.where[2]:
+        return False
+    _, _, parts = d.mine.names[models[d.where[2]]]
+    note = parts["note"] if "note" in parts else parts["a"][3].get("note")
+    gain = note[1] if isinstance(note, tuple) else None
+    gain = gain[0] if isinstance(gain, list) else gain.get(0) if isinstance(gain, dict) else gain
+    return d.ours == [gain, gain]
+
+
+@rule(
+    "settings of another model",
+    "An object keeps its own settings; the reference may give it those of an equal object.",
+    "m1 = Box(a=nnx.Param(jnp.ones(2)), note=Sizes(1.0))",
+    "m2 = Box(a=nnx.Param(jnp.ones(2)), note=Sizes(1.0))",
+    "f1 = nnx.jit(lambda m: m.a * m.note.gain)",
+    "r = [f1(m1), f1(m2)]",
+    "m2.note.gain = 3.0",
+)
+def _(d: Difference) -> bool:
+    edited = re.match(r"(m\d+)(\.a)?\.note(\.gain|\[0\]) = (\S+)", d.text)
+    kept = at(d.before, d.where) == d.ours == 1.0
+    return (
+        bool(edited)
+        and d.kind == "value"
+        and d.where[0] != edited[1]
+        and kept
+        and d.theirs == float(edited[4])
+    )
+
+
+@rule(
+    "averages in float32",
+    "EMA averages values of low precision, and integers, in float32, in which small steps are not lost.",
+    "m = Box(a=nnx.Param(jnp.ones(2, jnp.bfloat16)))",
+    "e = nnx.EMA(m, 0.5)",
+)
+def _(d: Difference) -> bool:
+    return (
+        d.kind == "value" and d.where[-1:] == (1,) and d.ours == "float32" and _mentions(d, "EMA")
+    )

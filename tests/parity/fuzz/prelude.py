@@ -9,6 +9,7 @@ import types
 import typing as tp
 
 TEXT = """\
+import dataclasses
 import functools
 
 import jax
@@ -80,6 +81,23 @@ class Net(nnx.Module):
         return self.drop(self.norm(jnp.tanh(self.linear(x))))
 
 
+class Settings:
+    def __init__(self, gain, read=None):
+        self.gain, self.read = gain, read
+
+    def scale(self, x):
+        return x * (self.gain if self.read is None else self.read())
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Sizes:
+    gain: float
+
+
+def scaled(x, gain=1.0):
+    return x * gain
+
+
 def doubled(variable, value):
     return value * 2
 
@@ -104,5 +122,5 @@ def fails(call):
 def names_of(lib: types.ModuleType) -> dict[str, tp.Any]:
     """The names of the prelude, made with a library."""
     names: dict[str, tp.Any] = {"nnx": lib, "__name__": "program"}
-    exec(compile(TEXT, "<prelude>", "exec"), names)
+    exec(compile(TEXT, "<prelude>", "exec", dont_inherit=True), names)
     return names
