@@ -9,6 +9,7 @@ import dataclasses
 import re
 import typing as tp
 
+import jax
 import numpy as np
 
 from tests.parity.fuzz.observe import at, difference
@@ -371,17 +372,18 @@ _theirs(
     "r = f1(m=m)",
     text="checkify",
 )
-_ours(
-    "references among arrays on several devices",
-    "A reference that a branch writes is written, and JAX wants it where the other arrays are; the "
-    "reference drops the write.",
-    "Received incompatible devices for jitted computation",
-    "w = jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh_of(2, 4), P('d')))",
-    "m = Box(a=nnx.Param(w), b=Count(jnp.ones(()), ref=True))",
-    "def f1(m):\n    m.b[...] = m.b + 1\n    m.a[...] = m.a * 2",
-    "r = nnx.cond(True, f1, lambda m: None, m)",
-    text="ref=True",
-)
+if jax.__version_info__ >= (0, 11):  # before, the reference refuses as well
+    _ours(
+        "references among arrays on several devices",
+        "A reference that a branch writes is written, and JAX wants it where the other arrays are; the "
+        "reference drops the write.",
+        "Received incompatible devices for jitted computation",
+        "w = jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh_of(2, 4), P('d')))",
+        "m = Box(a=nnx.Param(w), b=Count(jnp.ones(()), ref=True))",
+        "def f1(m):\n    m.b[...] = m.b + 1\n    m.a[...] = m.a * 2",
+        "r = nnx.cond(True, f1, lambda m: None, m)",
+        text="ref=True",
+    )
 _ours(
     "writes to captured objects through a transform",
     "An object from outside cannot be written inside a transform; the reference lets an inner "
@@ -694,7 +696,7 @@ _theirs(
 _theirs(
     "states with texts",
     "A State takes texts from a pure dict, too.",
-    "replace\\(\\) takes at least 2 positional arguments",
+    r"replace(\(\) takes| expected) at least 2 (positional )?arguments",
     "m = nnx.with_attributes(Box(a=nnx.Param(jnp.ones(2))), a='other')",
     "s = nnx.state(m)",
     "nnx.replace_by_pure_dict(s, s.to_pure_dict())",
