@@ -120,6 +120,8 @@ def facts(value: tp.Any) -> Facts:
     kind = type(value)
     if kind in _OWN_KEY:
         return Facts(value, True, False)
+    if kind in _NUMBERS:
+        return Facts(_NUMBERS[kind](value), True, False)
     reader = _Reader(by_content=True)
     return Facts(reader.content(value, ()), reader.exact, reader.mutable)
 
@@ -137,7 +139,11 @@ def content_key(value: tp.Any) -> tp.Any:
     >>> content_key(settings) == before
     False
     """
-    return facts(value).key
+    reader = _Reader(by_content=True)
+    try:
+        return reader.key(value, ())
+    except UnhashableStatic:
+        return reader.content(value, ())
 
 
 def static_key(value: tp.Any) -> tp.Any:
@@ -229,6 +235,8 @@ class _Reader:
         if kind in COPIED or kind.__hash__ is tuple.__hash__ or kind is frozenset:
             if kind in COPIED:
                 self.exact, self.mutable = False, True
+            if kind is list or kind is tuple:
+                return (kind, *self._items(value, inside, self.key))
             return self._collection(kind, value, inside, self.key)
         if kind is slice:
             return (slice, *[self.key(part, inside) for part in _bounds(value)])
@@ -642,8 +650,9 @@ def atoms(value: tp.Any) -> tp.Iterator[tp.Any]:
     elif kind is not list and kind.__hash__ is not tuple.__hash__:
         yield value
         return
-    for part in value:
-        yield from atoms(part)
+    if not _SIMPLE.issuperset(map(type, value)):
+        for part in value:
+            yield from atoms(part)
 
 
 def alike(value: tp.Any, other: tp.Any) -> bool:

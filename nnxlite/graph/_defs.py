@@ -32,7 +32,7 @@ from nnxlite._definitions import ELSEWHERE, Definition
 from nnxlite._interning import LOCK, Table
 from nnxlite._jax import static_part, with_static_part
 from nnxlite._state import sort_key, sorted_keys
-from nnxlite._statics import Facts, alike, atoms, facts, is_constant, own_copy
+from nnxlite._statics import Facts, alike, atoms, content_key, facts, is_constant, own_copy
 from nnxlite._together import Writes
 from nnxlite._versions import epoch, observe, touch
 from nnxlite.graph._containers import container_of, has_data
@@ -92,9 +92,20 @@ class ObjectDef(Definition):
         facts: what is known of each static value, in the order of the layout.
         own: names of the attributes whose values stay with the object.
         mutable: names of those that can be edited in place.
+        watched: the same, with their positions among the static values.
     """
 
-    __slots__ = ("facts", "layout", "metadata", "mutable", "own", "statics", "template", "type")
+    __slots__ = (
+        "facts",
+        "layout",
+        "metadata",
+        "mutable",
+        "own",
+        "statics",
+        "template",
+        "type",
+        "watched",
+    )
 
     def __init__(
         self,
@@ -109,6 +120,7 @@ class ObjectDef(Definition):
         names = layout.static
         self.own = () if public is None else _names(names, [not part.exact for part in every])
         self.mutable = () if public is None else _names(names, [part.mutable for part in every])
+        self.watched = [(name, names.index(name)) for name in self.mutable]
         self.type: tp.Any = type_
         self.layout = layout
         self.metadata = metadata
@@ -116,7 +128,7 @@ class ObjectDef(Definition):
         self.template = dict(zip(names, statics))
         self.facts = every
         own = [self.template[name] for name in self.own]
-        super().__init__(key, public, own if public is None else [*own, metadata])
+        super().__init__(key, public, own if metadata is None else [*own, metadata])
 
     def fresh_template(self) -> dict[tp.Any, tp.Any]:
         """The static attributes for a new object."""
@@ -160,15 +172,16 @@ class ObjectDef(Definition):
         An object that many nodes share is read once: `seen` has the ids of those that were.
         """
         attributes = node.__dict__
-        for name in self.mutable:
-            if id(attributes.get(name)) in seen:
-                continue
-            seen.add(id(attributes.get(name)))
-            at = self.layout.static.index(name)
+        for name, at in self.watched:
             value = attributes.get(name)
-            if facts(value).key != self.facts[at].key:
+            number = id(value)
+            if number in seen:
+                continue
+            seen.add(number)
+            if content_key(value) != self.facts[at].key:
                 return False
-            if any(a is not b for a, b in zip(atoms(value), atoms(self.statics[at]))):
+            pairs = zip(atoms(value), atoms(self.statics[at])) if self.atoms else ()
+            if any(a is not b for a, b in pairs):
                 return False
         return True
 

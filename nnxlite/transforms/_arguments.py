@@ -37,6 +37,8 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
 
     Raises ValueError naming the argument when its value is unhashable, or contains objects.
     """
+    if type(value) in _PLAIN:
+        return StaticArgument(value, facts(value).key, True)
     settings = _settings_key(value)
     if settings is None and holds_object(value):
         raise ValueError(
@@ -57,6 +59,9 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
         return StaticArgument(value, settings, False)
     key, exact, _ = facts(value)
     return StaticArgument(value, key, exact)
+
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def _settings_key(value: tp.Any) -> GraphDef[tp.Any] | None:

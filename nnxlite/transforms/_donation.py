@@ -67,7 +67,8 @@ class Donor:
         """
         partition: Partition | None = self._partitions.get(call)
         if partition is not None:
-            return tp.cast(Groups, partition.split(leaves))
+            groups: tp.Any = partition.split(leaves)
+            return groups
         body = self._trace(call, leaves)
         if body is None:
             flags = self._given(call)
@@ -77,7 +78,7 @@ class Donor:
             flags += [i in written for i in range(call.graphdef.num_leaves)]
             self._traced = (call, body)
         partition = self._partitions[call] = Partition(tuple(flags), (False, True))
-        groups = tp.cast(Groups, partition.split(leaves))
+        groups = partition.split(leaves)
         self.refuse_shared_buffers(call, groups)
         return groups
 

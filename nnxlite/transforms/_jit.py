@@ -340,7 +340,7 @@ class JitWrapped(Transformed[P, R], Jitted):
                 self._last_key = key
         if not self._graph:
             inputs.in_mode(False, "jit", lambda _: self._core.in_words(inputs.define(key)))
-        return inputs, inputs.define(key, have_own(statics))
+        return inputs, inputs.define(key, bool(statics) and have_own(statics))
 
     def _take_statics(self, args: tp.Any, kwargs: tp.Any, bound: int) -> tp.Any:
         statics: list[tuple[int | str, StaticArgument]] = []

@@ -19,6 +19,12 @@ CEILING = 40
 """Calls for one jitted call (18 to 34 were seen), whatever the number of Variables."""
 
 
+@pytest.fixture(autouse=True)
+def one_cpu_device(monkeypatch):
+    """The tests run on several CPU devices, where a call also looks at what is in flight."""
+    monkeypatch.setattr("nnxlite.transforms._jit.has_several_cpus", lambda: False)
+
+
 class Model(nnx.Module):
     def __init__(self, count: int) -> None:
         self.weights = nnx.List([nnx.Param(jnp.ones(2)) for _ in range(count)])
