@@ -58,6 +58,12 @@ def public_objects() -> dict[str, tp.Any]:
     }
 
 
+def is_inherited(cls: type, name: str) -> bool:
+    """Whether a class has the function of a base, under its own name or not."""
+    codes = [getattr(vars(kind).get(name), "__code__", None) for kind in cls.__mro__]
+    return codes[0] is not None and codes[0] in codes[1:]
+
+
 def methods() -> dict[str, tp.Any]:
     """Methods that these classes define themselves, by the name of the class and theirs."""
     out: dict[str, tp.Any] = {}
@@ -65,6 +71,7 @@ def methods() -> dict[str, tp.Any]:
         for name, value in vars(cls).items() if inspect.isclass(cls) else ():
             fun = inspect.unwrap(getattr(value, "__func__", value))
             own = inspect.isfunction(fun) and fun.__qualname__ == f"{cls.__qualname__}.{name}"
+            own = own and not is_inherited(cls, name)
             if own and (name == "__call__" or not name.startswith("_")):
                 out[f"{class_name}.{name}"] = fun
     return out
@@ -96,6 +103,8 @@ def parameters(value: tp.Any) -> set[str]:
     if inspect.isclass(value):
         made_elsewhere = issubclass(value, Exception) or getattr(value, "_is_protocol", False)
         if made_elsewhere or not {"__init__", "__new__"} & vars(value).keys():
+            return set()
+        if is_inherited(value, "__init__"):
             return set()
     names = inspect.signature(value).parameters
     return {name for name in names if not name.startswith("_") and name not in ("self", "cls")}

@@ -32,29 +32,28 @@ def pool(
 ) -> jax.Array:
     """Reduce each window of `inputs` with an associative function of two arguments.
 
-        Args:
-            inputs: array of shape (*batch, *spatial, features).
-            init: the initial value, neutral for `reduce_fn`.
-            reduce_fn: such as `jax.lax.add`; JAX can differentiate `add`, `max` and `min`.
-            window_shape: size of the window along each spatial axis.
-            strides: steps between windows along each spatial axis; None for one.
-            padding: "SAME", "SAME_LOWER", "VALID", or a pair of counts for each spatial axis.
+    Args:
+        inputs: array of shape (*batch, *spatial, features).
+        init: the initial value, neutral for `reduce_fn`.
+        reduce_fn: such as `jax.lax.add`; JAX can differentiate `add`, `max` and `min`.
+        window_shape: size of the window along each spatial axis.
+        strides: steps between windows along each spatial axis; None for one.
+        padding: "SAME", "SAME_LOWER", "VALID", or a pair of counts for each spatial axis.
 
-        Returns:
-            An array with the axes of `inputs`, the spatial ones shorter.
+    Returns:
+        An array with the axes of `inputs`, the spatial ones shorter.
 
-        Raises:
-            TypeError: if `inputs` is not an array, window_shape or strides is not a sequence of positive
-                numbers, or padding is not one of pairs.
-            ValueError: if they differ in length, `inputs` has too few axes, or the name of a padding is
-                unknown.
+    Raises:
+        TypeError: if `inputs` is not an array, window_shape or strides is not a sequence of positive
+            numbers, or padding is not one of pairs.
+        ValueError: if they differ in length, `inputs` has too few axes, or the name of a padding is
+            unknown.
 
-        >>> import jax.numpy as jnp
-        >>> import nnxlite as nnx
-        >>> from jax import lax
-    from jax.export import is_symbolic_dim
-        >>> nnx.pool(jnp.arange(1.0, 5.0)[:, None], 1.0, lax.mul, (2,), None, "VALID")[:, 0].tolist()
-        [2.0, 6.0, 12.0]
+    >>> import jax.numpy as jnp
+    >>> import nnxlite as nnx
+    >>> from jax import lax
+    >>> nnx.pool(jnp.arange(1.0, 5.0)[:, None], 1.0, lax.mul, (2,), None, "VALID")[:, 0].tolist()
+    [2.0, 6.0, 12.0]
     """
     inputs = _array(inputs)
     window = _per_axis("window_shape", window_shape)
