@@ -10,7 +10,7 @@ import jax
 
 from nnxlite._captures import captures
 from nnxlite._errors import path_text, short_type
-from nnxlite._jax import describe_trace, in_this_trace, key_name, trace_state
+from nnxlite._jax import describe_trace, in_this_trace, is_ref, key_name, trace_state
 from nnxlite.boundary._inputs import ArgumentLeaf, CallDef, Inner, is_root, paths_of
 from nnxlite.boundary._outdef import OutGraph, Outputs, fresh_text
 from nnxlite.graph import GraphDef, GraphNode, traverse
@@ -133,6 +133,8 @@ def _captured_tracer(value: tp.Any) -> tp.Any:
     while todo:
         item = todo.pop()
         if id(item) in seen or isinstance(item, (str, jax.Array, Variable, GraphNode)):
+            continue
+        if is_ref(item):
             continue
         seen[id(item)] = item
         if isinstance(item, dict):  # an element that is an array is data

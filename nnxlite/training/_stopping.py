@@ -24,7 +24,6 @@ import typing as tp
 from collections.abc import Iterator
 
 from nnxlite._jax import coordination
-from nnxlite.distributed import exchange
 
 POLL = 0.5
 """Seconds between two looks for an announcement."""
@@ -153,6 +152,8 @@ class Agreement:
         self._decided.set()
 
     def _agree(self) -> None:
+        from nnxlite.distributed import exchange  # only where there are several processes
+
         with self._lock:
             try:
                 done = exchange(self._name, str(self._done), ANSWER)

@@ -6,6 +6,7 @@ trace: so each kind of call has its own `jax.jit` object.
 
 from __future__ import annotations
 
+import contextlib
 import typing as tp
 
 import jax
@@ -82,11 +83,10 @@ class Placement:
         except ValueError as error:
             if passed_through(error):
                 raise  # by the user's function, which runs no second time
-            try:
+            again = None
+            with contextlib.suppress(Exception):
                 again = self._place(call, groups)
-            except Exception:
-                raise error from None
-            if again.leaving == placed.leaving:
+            if again is None or again.leaving == placed.leaving:
                 raise
             return again.jitted(*groups)
 

@@ -179,29 +179,29 @@ def _content(value: tp.Any) -> tp.Any:
     module = kind.__module__.partition(".")[0]
     if isinstance(value, types.FunctionType):
         if value.__module__.partition(".")[0] != "jax" or value.__closure__ is not None:
-            raise Incomparable(value)
+            raise Incomparable
         return value
     if module not in ("jax", "jaxlib") or isinstance(value, jax.tree_util.PyTreeDef | jax.Array):
-        raise Incomparable(value)
+        raise Incomparable
     if dataclasses.is_dataclass(value):
         fields = [field.name for field in dataclasses.fields(value)]
         return kind, *[_content(getattr(value, name)) for name in fields]
     if callable(value):
-        raise Incomparable(value)
+        raise Incomparable
     try:
         hash(value)
     except TypeError:
-        raise Incomparable(value) from None
+        raise Incomparable from None
     return kind, value
 
 
 def _constant(value: tp.Any) -> tuple[tp.Any, ...]:
     """A key of an array among the constants of an inner program, which are part of the outer one."""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        raise Incomparable(value)
+        raise Incomparable
     if isinstance(value, jax.Array) and not isinstance(value.dtype, np.dtype):  # keys
-        raise Incomparable(value)
+        raise Incomparable
     array = np.asarray(value) if getattr(value, "nbytes", 0) <= _MOST_BYTES else None
     if array is None or array.dtype == object:
-        raise Incomparable(value)
+        raise Incomparable
     return jax.typeof(value), array.tobytes()

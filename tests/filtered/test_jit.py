@@ -498,3 +498,13 @@ def test_compiler_options():
     assert compiled(jnp.ones(2), 2).tolist() == [2, 2]
     assert lowered.lowered.as_text() == lowered.as_text()
     assert compiled.compiled.cost_analysis() == compiled.cost_analysis()
+
+
+def test_a_bound_method_has_no_private_attribute_of_its_function():
+    class Layer(nnx.Module):
+        @nnx.filter_jit
+        def go(self, x):
+            return x
+
+    with pytest.raises(AttributeError, match="^_core$"):
+        Layer().go._core

@@ -380,7 +380,7 @@ def test_processes_stop_when_each_has_done_a_step_more_than_the_first(
         return [text, *others]
 
     monkeypatch.setattr(_stopping, "coordination", lambda: (Service(), 2, 0))
-    monkeypatch.setattr(_stopping, "exchange", exchange)
+    monkeypatch.setattr("nnxlite.distributed.exchange", exchange)
     agreement = _stopping.Agreement(0)
     assert not any(agreement.stops(done, False) for done in range(4))
     stops = [agreement.stops(done, True) for done in range(4, 10)]
