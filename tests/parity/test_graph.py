@@ -277,7 +277,9 @@ CONTAINERS = {
     "named": Point,
     "node": Listed,
 }
-ITEMS = (0.5, 3, True, np.float32(2), np.ones(2), None, "text", jnp.float32, range(3), 1j)
+STATIC_ITEMS = ("text", jnp.float32, range(3))
+"""Static in the data of a module, also to JAX and with `graph=False`; the reference has leaves there."""
+ITEMS = (0.5, 3, True, np.float32(2), np.ones(2), None, *STATIC_ITEMS, 1j)
 
 
 def holding(lib, value, wrap=lambda x: x):
@@ -297,10 +299,13 @@ def items_of_containers(lib, mode):
     for make in CONTAINERS.values():
         for item in ITEMS:
             for other in (lib.Param(jnp.ones(2)), 7):
-                for root in (make(item, other), holding(lib, make(item, other), lib.data)):
+                roots = [make(item, other), holding(lib, make(item, other), lib.data)]
+                differs = any(item is static for static in STATIC_ITEMS)
+                for root in roots[:1] if differs and "graph" in mode else roots:
                     graphdef, state = lib.split(root, **mode)
                     merged = lib.merge(graphdef, state)
-                    out.append(jax.tree.leaves(merged, is_leaf=lambda x: x is None))
+                    if not differs:
+                        out.append(jax.tree.leaves(merged, is_leaf=lambda x: x is None))
                     out += [state, lib.state(root, ..., **mode), lib.state(merged, **mode)]
                     out += [lib.state(lib.clone(root, **mode), **mode)]
                     flat = lib.flatten(root, with_paths=False, **mode)[1]
@@ -313,6 +318,8 @@ def states_as_attributes(lib, mode):
     """With data they are containers like others; without they are static."""
     out = []
     for item in (item for item in ITEMS if not isinstance(item, np.ndarray)):
+        if "graph" in mode and any(item is static for static in STATIC_ITEMS):
+            continue
         for more in ({}, {"v": lib.Param(jnp.ones(2))}):
             state = lib.State({"a": item, "n": {"b": item, **more}})
             m = holding(lib, state, lib.data if more else lambda x: x)
