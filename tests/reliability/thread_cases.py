@@ -136,7 +136,7 @@ def equal_objects_are_split() -> Pair:
     models = Model(tag), Model(tag)
 
     def check(run: Interleaving) -> None:
-        assert run.outer.result[0] is run.inner.result[0]
+        assert run.outer.result[0].structure is run.inner.result[0].structure
         assert run.outer.result == run.inner.result
         consistent(*models)
 
@@ -152,7 +152,7 @@ def objects_are_made() -> Pair:
         made.append(Model(tag))
 
     def check(run: Interleaving) -> None:
-        assert nnx.graphdef(made[0]) is nnx.graphdef(made[1])
+        assert nnx.graphdef(made[0]).structure is nnx.graphdef(made[1]).structure
         assert made[0].tied.kernel._box.definition is made[1].tied.kernel._box.definition
         consistent(*made)
 
@@ -164,7 +164,8 @@ def one_object_is_split() -> Pair:
     model = Model(new_tag())
 
     def check(run: Interleaving) -> None:
-        assert run.outer.result[0] is run.inner.result[0] is nnx.graphdef(model)
+        found = run.outer.result[0], run.inner.result[0], nnx.graphdef(model)
+        assert len({id(graphdef.structure) for graphdef in found}) == 1
         consistent(model)
 
     return Pair(lambda: read(model), lambda: read(model), check, reentrant=True)
@@ -675,7 +676,7 @@ def one_model_is_captured_twice() -> Pair:
                 assert y.tolist() == [2.0 + factor] * 2
                 assert [x.tolist() for x in state["seen"].value] == [[1.0 + factor] * 2, y.tolist()]
                 assert [x.tolist() for x in state["__call__"].value] == [y.tolist()]
-        assert nnx.graphdef(model) is before
+        assert nnx.graphdef(model) == before
         consistent(model)
 
     operations = (lambda: captured(ONE)), (lambda: captured(2 * ONE))
