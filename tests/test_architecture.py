@@ -47,7 +47,7 @@ LAYERS = [
     {"nn"},
     {"training", "inspect", "checkpoint", "decoding", "serving", "layouts", "parallel"},
     {"compat", "helpers", "lora", "summary", "visualization", "wrappers", "_paths"},
-    {"migrate"},
+    {"migrate", "flax"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 

@@ -1,0 +1,77 @@
+"""Programs written for Flax NNX, run as they are: `flax.nnx` is nnxlite from here on.
+
+`import nnxlite.flax` as the first line of a program, `python -m nnxlite.flax script.py`, `-p
+nnxlite.flax` for pytest, `%load_ext nnxlite.flax` in a notebook, or `NNXLITE_FLAX=1`.
+
+A finder in front of `sys.meta_path` (`_site/nnxlite_flax_finder.py`) answers for `flax.nnx` and every
+submodule. The modules it gives are named as those of Flax, and contain what nnxlite's modules of these
+paths contain (`_modules.py`). The rest of Flax is what is installed. It is all or nothing: a process
+that imported the other `flax.nnx` is refused.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+import typing as tp
+from pathlib import Path
+
+_NAME = "nnxlite_flax_finder"
+
+
+def _load() -> types.ModuleType:
+    """The finder's module: the one that Python's start imported, or the file."""
+    if (module := sys.modules.get(_NAME)) is not None:
+        return module
+    file = Path(__file__).with_name("_site") / f"{_NAME}.py"
+    spec = importlib.util.spec_from_file_location(_NAME, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[_NAME] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_finder = _load()
+
+
+def install() -> None:
+    """Make `flax.nnx` nnxlite in this process and in those it starts; a second call changes nothing.
+
+    `import nnxlite.flax` calls it.
+
+    Raises:
+        ImportError: if `flax.nnx` of Flax was imported before, or the installed Flax is not 0.12.
+
+    >>> import nnxlite.flax
+    >>> from flax import nnx
+    >>> nnx.__name__, nnx.Linear is nnxlite.Linear
+    ('flax.nnx', True)
+    """
+    _finder.install()
+
+
+def status() -> tp.Any:
+    """What is replaced, and what the program asked for and did not find, as an object to print.
+
+    >>> import nnxlite.flax
+    >>> print(nnxlite.flax.status())  # doctest: +ELLIPSIS
+    flax.nnx is nnxlite ...
+    """
+    from nnxlite.flax._modules import Status
+
+    return Status()
+
+
+def load_ipython_extension(shell: tp.Any) -> None:
+    """`%load_ext nnxlite.flax` in a notebook."""
+    install()
+
+
+try:
+    install()
+except ImportError as error:
+    if sys.argv[:1] != ["-m"]:
+        raise
+    print(error, file=sys.stderr)  # `python -m nnxlite.flax` looks for the module
+    raise SystemExit(2) from None

@@ -1,0 +1,185 @@
+"""The import finder behind `nnxlite.flax`. Uses the standard library alone, so that it costs nothing.
+
+It answers for `flax.nnx` and what lies below it, and for `flax` where Flax is not installed. Nothing
+of nnxlite is imported before a program asks for one of these.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+
+NAME = "flax.nnx"
+HERE = os.path.dirname(os.path.abspath(__file__))
+ONLY_NNX = (
+    "Flax is not installed: under nnxlite.flax the package `flax` then has `nnx` alone, and "
+    "{name} needs `pip install 'flax>=0.12,<0.13'`."
+)
+
+
+def _is_ours(name: str) -> bool:
+    return name == NAME or name.startswith(NAME + ".")
+
+
+def version() -> "str | None":
+    """The version of the installed Flax; None where it is not installed."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("flax")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def fault() -> "str | None":
+    """Why `flax.nnx` cannot be replaced in this process, in one sentence; None where it can."""
+    if importer := imported_by():
+        return (
+            f"nnxlite.flax must come before flax.nnx is imported, which {importer} did: start the "
+            "program with `python -m nnxlite.flax`, or make `import nnxlite.flax` its first line."
+        )
+    found = version()
+    if found is not None and found.split(".")[:2] != ["0", "12"]:
+        return (
+            f"nnxlite.flax stands in for flax.nnx of Flax 0.12, and Flax {found} is installed: "
+            "`pip install 'flax>=0.12,<0.13'`, or remove it."
+        )
+    return None
+
+
+def imported_by() -> "str | None":
+    """Who imported another `flax.nnx`; None where nobody did."""
+    names = list(sys.modules)
+    theirs = [name for name in names if _is_ours(name) and not is_alias(sys.modules[name])]
+    if not theirs or current() is not None:
+        return None
+    first = min(map(names.index, theirs))
+    for name in reversed(names[:first]):  # a module is entered before the modules that it imports
+        if name.partition(".")[0] != "flax" and _refers(sys.modules[name]):
+            return f"the module {name!r}"
+    return "a module that did not keep it"
+
+
+def _refers(module: types.ModuleType) -> bool:
+    for value in list(vars(module).values() if isinstance(module, types.ModuleType) else ()):
+        if isinstance(value, types.ModuleType):
+            if _is_ours(value.__name__) or (
+                value.__name__ == "flax" and isinstance(vars(value).get("nnx"), types.ModuleType)
+            ):
+                return True
+        elif isinstance(found := getattr(value, "__module__", None), str) and _is_ours(found):
+            return True
+    return False
+
+
+def is_alias(module: object) -> bool:
+    """Whether a module was made here."""
+    loader = getattr(getattr(module, "__spec__", None), "loader", None)
+    return type(loader).__name__ == "Loader" and type(loader).__module__ == __name__
+
+
+class Loader(importlib.abc.Loader):
+    """Makes the modules named `flax.nnx...`; `nnxlite.flax` knows what they contain."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """A new, empty module."""
+        return importlib.import_module("nnxlite.flax._modules").create(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Fill it."""
+        importlib.import_module("nnxlite.flax._modules").fill(module)
+
+
+class OnlyNnx(importlib.abc.Loader):
+    """Makes the package `flax` where Flax is not installed."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Python makes the module."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Give it the one submodule, and a sentence for the others."""
+        module.__doc__ = "Flax is not installed: `flax.nnx` is nnxlite, and there is nothing else."
+
+        def missing(name: str) -> object:
+            text = f"module 'flax' has no attribute {name!r}"
+            if not name.startswith("__"):
+                text = ONLY_NNX.format(name=f"flax.{name}")
+            raise AttributeError(text, name=name, obj=module)
+
+        module.__getattr__ = missing
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Answers before every other finder."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        """The spec of a module that is ours, or None."""
+        if name == NAME:
+            if problem := fault():
+                raise ImportError(problem, name=name)
+            return self._spec(name, Loader())
+        if _is_ours(name):
+            modules = importlib.import_module("nnxlite.flax._modules")
+            return self._spec(name, Loader()) if modules.exists(name) else None
+        if name == "flax":
+            return self._flax(target)
+        if name.startswith("flax."):
+            loader = getattr(getattr(sys.modules.get("flax"), "__spec__", None), "loader", None)
+            if isinstance(loader, OnlyNnx):
+                raise ModuleNotFoundError(ONLY_NNX.format(name=name), name=name)
+        return None
+
+    def _spec(self, name: str, loader: importlib.abc.Loader) -> importlib.machinery.ModuleSpec:
+        return importlib.machinery.ModuleSpec(name, loader, origin="nnxlite", is_package=True)
+
+    def _flax(self, target: object) -> object:
+        """None where Flax is installed, so that the other finders find it."""
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec("flax", None, target)
+                if spec is not None and spec.loader is not None:  # else a folder without code
+                    return None
+        return self._spec("flax", OnlyNnx())
+
+
+def current() -> "Finder | None":
+    """The finder of this process."""
+    return next((f for f in sys.meta_path if isinstance(f, Finder)), None)
+
+
+def install() -> None:
+    """Put the finder first in this process, and tell the processes that this one starts.
+
+    Raises:
+        ImportError: if another `flax.nnx` was imported, or Flax is not 0.12.
+    """
+    if current() is None:
+        if problem := fault():
+            raise ImportError(problem, name=NAME)
+        sys.meta_path.insert(0, Finder())
+    os.environ["NNXLITE_FLAX"] = "1"
+    folders = [f for f in os.environ.get("PYTHONPATH", "").split(os.pathsep) if f and f != HERE]
+    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *folders])
+
+
+def start() -> None:
+    """Install when Python starts; a fault ends the process with one sentence and status 2."""
+    try:
+        install()
+    except ImportError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(2)
+    if os.environ.get("NNXLITE_FLAX_REPORT") == str(os.getpid()):  # not in its children
+        import atexit
+
+        atexit.register(report)
+
+
+def report() -> None:
+    """Print what `nnxlite.flax.status()` says."""
+    sys.stdout.flush()
+    print(importlib.import_module("nnxlite.flax").status(), file=sys.stderr)
