@@ -12,7 +12,6 @@ compiles in each call.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
 import types
@@ -77,7 +76,7 @@ class _Key:
 # JAX's own settings. Nothing invalidates an entry: another content is another key. Bound: the last
 # KEPT used stay. Threads: two may compile one program. It contains no constants, functions or objects
 # of the user. Without it each eager loop compiles in each call: 100 times as long (bench `eager`).
-_programs: collections.OrderedDict[_Key, tp.Any] = collections.OrderedDict()
+_programs: dict[_Key, tp.Any] = {}
 KEPT = 256
 
 
@@ -89,8 +88,10 @@ def _program(run: Run[S], settings: S, bodies: tp.Sequence[Body]) -> tp.Any:
         return None
     program = _programs.pop(key, None) or _compiled(run, settings, bodies)
     _programs[key] = program  # at the end
-    for oldest in tuple(_programs)[:-KEPT]:
-        _programs.pop(oldest, None)  # another thread may be faster
+    if len(_programs) > KEPT:
+        # No other thread interrupts the copy of a dict's keys.
+        for oldest in list(_programs)[:-KEPT]:
+            _programs.pop(oldest, None)  # another thread may be faster
     return program
 
 

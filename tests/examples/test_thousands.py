@@ -34,9 +34,11 @@ def lines(table):
 
 
 def gathered(layout, groups):
-    """Bytes of weights that a device gathers in a step: those of layers twice, the head's once."""
-    kernels = [e for e in layout.entries if e.path[0] == 0 and e.path[-1] == "kernel"]
-    times = {"blocks": 2, "head": 1}
+    """Bytes of weights that a device gathers in a step: those of layers twice, the others once."""
+    kernels = [
+        e for e in layout.entries if e.path[0] == 0 and e.path[-1] in ("kernel", "embedding")
+    ]
+    times = {"tokens": 1, "blocks": 2, "head": 1}
     return sum(times[e.path[1]] * e.bytes_per_device * groups for e in kernels)
 
 

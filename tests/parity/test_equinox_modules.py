@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +9,8 @@ import optax
 import pytest
 
 import nnxlite as nnx
+
+eqx = pytest.importorskip("equinox")
 
 X = jnp.linspace(-1.0, 1.0, 6).reshape(3, 2)
 

@@ -151,3 +151,4 @@ with nnx.update_context("step") as context:
         assert_type(merger, nnx.MergeContext)
         merger.merge(definition, inner)
 assert issubclass(nnx.TraceContextError, nnx.NnxError)
+assert issubclass(nnx.RuntimeCheckError, nnx.NnxError)

@@ -62,6 +62,7 @@ ANY_ARGUMENTS = {
 NO_SIGNATURE = {
     "A": "a type variable",
     "M": "a type variable",
+    "RuntimeCheckError": "an exception, too",
     "NnxError": "an exception with the signature of Exception, which Python does not know",
     "PARTITION_NAME": "a string",
     "PureState": "a type alias, which newer Pythons give that of tuple",
