@@ -34,10 +34,15 @@ def lines(table):
 
 
 def gathered(layout, groups):
-    """Bytes of weights that a device gathers in a step: those of layers twice, the others once."""
-    kernels = [
-        e for e in layout.entries if e.path[0] == 0 and e.path[-1] in ("kernel", "embedding")
-    ]
+    """Bytes of weights that a device gathers in a step: those of layers twice, the others once.
+
+    An embedding is looked up where it is, unless "fsdp" divides its rows.
+    """
+    weights = {e.path[1:]: e for e in layout.entries if e.path[0] == 0}
+    kernels = [e for path, e in weights.items() if path[-1] == "kernel"]
+    embedding = weights["tokens", "embedding"]
+    if "fsdp" in (embedding.spec[0] or ()):
+        kernels.append(embedding)
     times = {"tokens": 1, "blocks": 2, "head": 1}
     return sum(times[e.path[1]] * e.bytes_per_device * groups for e in kernels)
 
