@@ -171,6 +171,11 @@ NAMED_SCOPES: Setting[bool] = Setting(
     "named_scopes", flag_from_environment("NNXLITE_NAMED_SCOPES", True)
 )
 REF_VARIABLES: Setting[bool] = Setting("ref_variables", False)
+SOW_ONLY_IN_CAPTURE: Setting[bool] = Setting("sow_only_in_capture", False)
+TEXT_DEPTH: Setting[int] = Setting("text_depth", 32)  # deeper levels of a text form are collapsed
+# Whether classes of objects are pytrees where they do not say. Flax's variable is read here, because
+# the layers are defined before `nnxlite.flax` is imported.
+PYTREES: Setting[bool] = Setting("pytrees", flag_from_environment("FLAX_PYTREE_MODULE", True))
 
 
 class Modes(tp.NamedTuple):

@@ -29,8 +29,8 @@ import typing as tp
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._config import TEXT_DEPTH
 from nnxlite._text import (
-    MAX_DEPTH,
     WIDTH,
     Atom,
     Node,
@@ -116,7 +116,7 @@ def part_of(order: list[Node]) -> Part:
         part = parts[id(node)] = _part(node, children)
         if not part.lines:
             _open(part, children, defaults)
-            part.lines = _lines(part, depths[id(node)] < MAX_DEPTH)
+            part.lines = _lines(part, depths[id(node)] < TEXT_DEPTH.get())
     return parts[id(order[0])]
 
 

@@ -36,8 +36,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from nnxlite._config import TEXT_DEPTH
+
 WIDTH = 80  # a builtin container of at most this many characters is on one line
-MAX_DEPTH = 32  # deeper levels are collapsed
 MAX_ENTRIES = 200  # further entries of one level are counted, not shown
 MAX_LINES = 5000  # after this many lines every level is collapsed
 FEW = 6  # arrays of at most this many elements are shown by value
@@ -523,7 +524,7 @@ def _lay_out(root: Node, few: int) -> str:
         opening, closing = _brackets(node)
         last = closing[:1] if closing.startswith(",") else ""  # of a tuple with one item
         closing = closing.removeprefix(",")
-        if depth >= MAX_DEPTH or len(lines) >= MAX_LINES:
+        if depth >= TEXT_DEPTH.get() or len(lines) >= MAX_LINES:
             lines.append(f"{pad}{node.label}{opening}...{closing}{comma}{_comment(node)}")
             continue
         lines.append(f"{pad}{node.label}{opening}{_comment(node)}")

@@ -14,7 +14,7 @@ import sys
 import types
 import typing as tp
 
-from nnxlite.flax import _names
+from nnxlite.flax import _names, _settings
 
 ROOT = "flax.nnx"
 _root: tp.Any = importlib.import_module("nnxlite")  # what all of this is about
@@ -112,6 +112,7 @@ def fill(module: types.ModuleType) -> None:
     """Give a module its names; the root brings those that nnxlite has imported along."""
     if module.__name__ == ROOT:
         _names.prepare()
+        _settings.follow()
     path = _path(module.__name__)
     if path in ELSEWHERE:
         sys.modules[module.__name__] = importlib.import_module(f"{ROOT}.{ELSEWHERE[path]}")

@@ -17,7 +17,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
-from nnxlite._config import GRAPH_MODE
+from nnxlite._config import GRAPH_MODE, SOW_ONLY_IN_CAPTURE
 from nnxlite._errors import short_type
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import (
@@ -165,7 +165,7 @@ class Module(Pytree):
             so_far = values[name] if name in values else init_fn()
             record.set_raw_value({**values, name: reduce_fn(so_far, value)})
             return True
-        if capture_noop:
+        if SOW_ONLY_IN_CAPTURE.given(capture_noop):
             return False
         recorded = _attribute(self, name)
         if recorded is MISSING:
@@ -221,7 +221,7 @@ class Module(Pytree):
                 values = {**values, name: jax.tree.map(jnp.zeros_like, value)}
                 record.set_raw_value(values)
             return self._nnx_add(name, values[name], value)
-        if capture_noop:
+        if SOW_ONLY_IN_CAPTURE.given(capture_noop):
             return value
         recorded = _attribute(self, name)
         if recorded is MISSING:

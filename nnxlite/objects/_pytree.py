@@ -22,6 +22,7 @@ import typing as tp
 
 import jax
 
+from nnxlite._config import PYTREES
 from nnxlite._errors import TraceContextError
 from nnxlite._jax import describe_trace, own_annotations, trace_state
 from nnxlite._outline import Shown
@@ -295,7 +296,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
                 "Object is not a pytree, but 'pytree' was explicitly set to True for type "
                 f"{cls.__name__}. Derive it from Pytree or Module instead."
             )
-        cls._nnx_is_pytree = cls._nnx_can_be_pytree if pytree is None else pytree
+        cls._nnx_is_pytree = cls._nnx_can_be_pytree and PYTREES.given(pytree)
         cls._nnx_declared = None
         if "__setstate__" in cls.__dict__:
             cls.__setstate__ = _noticed(cls.__dict__["__setstate__"])

@@ -15,8 +15,8 @@ import types
 NAME = "flax.nnx"
 HERE = os.path.dirname(os.path.abspath(__file__))
 ONLY_NNX = (
-    "Flax is not installed: under nnxlite.flax the package `flax` then has `nnx` alone, and "
-    "{name} needs `pip install 'flax>=0.12,<0.13'`."
+    "Flax is not installed, so that the package `flax` has `nnx` alone, which is nnxlite: {name} "
+    "needs `pip install 'flax>=0.12,<0.13'`."
 )
 
 
@@ -129,7 +129,8 @@ class Finder(importlib.abc.MetaPathFinder):
         if name.startswith("flax."):
             loader = getattr(getattr(sys.modules.get("flax"), "__spec__", None), "loader", None)
             if isinstance(loader, OnlyNnx):
-                raise ModuleNotFoundError(ONLY_NNX.format(name=name), name=name)
+                # Of this name, or `from flax import linen` has a sentence of its own.
+                raise ModuleNotFoundError(ONLY_NNX.format(name=name), name="flax")
         return None
 
     def _spec(self, name: str, loader: importlib.abc.Loader) -> importlib.machinery.ModuleSpec:
@@ -167,6 +168,8 @@ def install() -> None:
 
 def start() -> None:
     """Install when Python starts; a fault ends the process with one sentence and status 2."""
+    if current() is not None:
+        return
     try:
         install()
     except ImportError as error:
