@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
+from nnxlite._config import TEXT_DEPTH
 from nnxlite._outline import MAX_CHILDREN, MAX_LINES
-from nnxlite._text import MAX_DEPTH
 
 
 class Block(nnx.Module):
@@ -319,7 +319,7 @@ def test_a_chain_of_ten_thousand_modules_is_cut():
         here = here.next
     here.w = nnx.Param(jnp.ones(3))
     lines = str(root).splitlines()
-    assert len(lines) == MAX_DEPTH + 2
+    assert len(lines) == TEXT_DEPTH.get() + 2
     assert lines[-2].strip() == "next: Module ..."
     assert lines[-1] == "Param: 3 (12 B)"
 

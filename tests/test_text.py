@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nnxlite._config import TEXT_DEPTH
 from nnxlite._text import (
-    MAX_DEPTH,
     MAX_ENTRIES,
     MAX_LINES,
     Atom,
@@ -315,7 +315,7 @@ def test_a_chain_of_ten_thousand_modules():
     text = repr(root)
     assert lines(text)[0] == "Module( # Param: 3 (12 B)"  # what is not shown is still counted
     assert "next=Module(...) # Param: 3 (12 B)" in lines(text)
-    assert len(text.splitlines()) == 2 * MAX_DEPTH + 1
+    assert len(text.splitlines()) == 2 * TEXT_DEPTH.get() + 1
     assert "next=Module(...)" in repr(split(root)[0])
 
 
