@@ -14,6 +14,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax._src import core as _core
 from jax._src import linear_util as _linear_util
 from jax._src import source_info_util as _source_info_util
@@ -122,13 +123,13 @@ def abstract(value: tp.Any) -> tp.Any:
         return jax.eval_shape(lambda x: x, value)
     aval = jax.typeof(value)
     return jax.ShapeDtypeStruct(
-        jnp.shape(value), aval.dtype, weak_type=aval.weak_type, is_ref=is_ref(value)
+        np.shape(value), aval.dtype, weak_type=aval.weak_type, is_ref=is_ref(value)
     )
 
 
 def abstract_slice(value: tp.Any, axis: int) -> tp.Any:
     """What a scan along an axis of an array gives its body; see `abstract`."""
-    shape = list(jnp.shape(value))
+    shape = list(np.shape(value))
     if not jax.sharding.get_abstract_mesh().empty and shape[axis] != 0 and not is_ref(value):
         first = lambda x: jax.lax.index_in_dim(x, 0, axis, keepdims=False)
         return jax.eval_shape(first, value)

@@ -11,7 +11,7 @@ import dataclasses
 import typing as tp
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
@@ -199,7 +199,7 @@ def no_room(axis: tp.Any, value: tp.Any, name: str) -> str | None:
     """The problem if an output cannot get its axis, because its slices have too few; or None."""
     if not isinstance(axis, int) or axis in (0, -1):
         return None
-    for shape in map(jnp.shape, jax.tree_util.tree_leaves(value)):
+    for shape in map(np.shape, jax.tree_util.tree_leaves(value)):
         if not -len(shape) - 1 <= axis <= len(shape):
             return (
                 f"axis {axis} of {name} is out of bounds: each slice of it has shape {shape}. Give "

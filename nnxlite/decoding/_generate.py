@@ -644,7 +644,7 @@ def _advance(
     """Run this many positions, or fewer if all rows are done."""
     decoder = Decoder(model, setup, len(request.prompt))
     sampler, lengths, keys = request.sampler, request.lengths, request.keys
-    axes = jax.tree.map(lambda x: 0 if jnp.ndim(x) else None, sampler)
+    axes = jax.tree.map(lambda x: 0 if np.ndim(x) else None, sampler)
     sample = jax.vmap(lambda sampler, logits, key: sampler(logits, key), (axes, 0, 0))
     until = progress.position + steps
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing as tp
 
-import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._errors import listed, short_type
 from nnxlite.filtered._errors import must_be_traced
@@ -50,7 +50,7 @@ def check_axes(what: str, tree: Leaves, axes: list[tp.Any], axis_size: int | Non
             raise must_be_traced(f"{what}: in_axes", tree.text_of(place), leaf)
         if axis is True:
             continue
-        shape = jnp.shape(leaf)
+        shape = np.shape(leaf)
         if not -len(shape) <= axis < len(shape):
             raise ValueError(
                 f"{what}: in_axes: the leaf at '{tree.text_of(place)}' is {short_type(leaf)} and has "

@@ -10,6 +10,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import in_this_trace
@@ -221,7 +222,7 @@ def aligned(
 
 def _as_tangent(value: tp.Any, leaf: tp.Any, at: str, error: type[Exception]) -> tp.Any:
     """A tangent as an array; a Python float is one of any floating-point dtype."""
-    if not is_array_like(value) or jnp.shape(value) != jnp.shape(leaf):
+    if not is_array_like(value) or np.shape(value) != np.shape(leaf):
         raise ValueError(
             f"{at} {short_type(value)}, where {short_type(leaf)} needs one of its shape."
         )

@@ -26,6 +26,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from nnxlite.nn._common import Precision, check_rate
@@ -393,7 +394,7 @@ def make_causal_mask(
      [1 1 0]
      [1 1 1]]
     """
-    shape = jnp.shape(x)
+    shape = np.shape(x)
     positions = jnp.broadcast_to(jnp.arange(shape[-1]), shape) if shape else jnp.zeros(shape)
     return make_attention_mask(positions, positions, jnp.greater_equal, extra_batch_dims, dtype)
 

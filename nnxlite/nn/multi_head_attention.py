@@ -17,6 +17,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 
@@ -405,7 +406,7 @@ _PURPOSE = (
 
 
 def _check_input(layer: MultiHeadAttention, name: str, x: jax.Array, features: int) -> None:
-    shape = jnp.shape(x)
+    shape = np.shape(x)
     if len(shape) < 2 or shape[-1] != features:
         kind = ValueError if name == "inputs_q" or len(shape) < 2 else TypeError
         got = shape[-1] if shape else "none"

@@ -27,6 +27,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from nnxlite.nn import initializers
@@ -155,7 +156,7 @@ def _means(
 
 def _abs_squared(x: jax.Array) -> jax.Array:
     """|x|^2, real also for complex x."""
-    if jnp.iscomplexobj(x):
+    if np.iscomplexobj(x):
         return jnp.square(x.real) + jnp.square(x.imag)
     return jnp.square(x)
 
@@ -193,7 +194,7 @@ def _normalized_by_itself(
     x = jnp.asarray(x)
     feature_axes = _absolute(layer, x, layer.feature_axes)
     parameters = (value_of(layer.scale), value_of(bias))
-    _check_features(layer, x, feature_axes, *map(jnp.size, _present(*parameters)))
+    _check_features(layer, x, feature_axes, *map(np.size, _present(*parameters)))
     axes = _absolute(layer, x, reduction_axes)
     x, scale, bias_value = layer.promote_dtype((x, *parameters), dtype=layer.dtype)
     mean, var = _moments(layer, x, axes, _checked_mask(layer, mask, x.shape), centred)
@@ -349,7 +350,7 @@ class BatchNorm(_Normalization):
         if not use_running_average:  # a running average in bfloat16 stops moving on the way
             average, spread = _wide(average), _wide(spread)
         arrays = (average, spread, value_of(self.scale), value_of(self.bias))
-        _check_features(self, x, feature_axes, *map(jnp.size, _present(*arrays)))
+        _check_features(self, x, feature_axes, *map(np.size, _present(*arrays)))
         x, _, _, scale, bias = self.promote_dtype((x, *arrays), dtype=self.dtype)
         if use_running_average:  # in float32 even if `x` is not, like the moments of a batch
             along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
@@ -384,7 +385,7 @@ def _updated(average: jax.Array, moment: jax.Array, momentum: float, count: Coun
     """
     moment = moment.reshape(average.shape)
     new = lax.stop_gradient(momentum * average + (1 - momentum) * moment)
-    new = new if jnp.iscomplexobj(new) else new.astype(average.dtype)
+    new = new if np.iscomplexobj(new) else new.astype(average.dtype)
     if isinstance(count, jax.Array):
         return jnp.where(count.reshape(average.shape) > 0, new, lax.stop_gradient(average))
     return average if _is_zero(count) else new

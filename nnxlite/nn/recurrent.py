@@ -268,7 +268,7 @@ def _checked_lengths(
 
 def _align(mask: jax.Array, x: jax.Array) -> jax.Array:
     """A mask over the leading axes of `x`, with as many axes as `x`."""
-    return mask.reshape(*mask.shape, *(1,) * (jnp.ndim(x) - mask.ndim))
+    return mask.reshape(*mask.shape, *(1,) * (np.ndim(x) - mask.ndim))
 
 
 def _reversed(xs: jax.Array, lengths: jax.Array | None) -> jax.Array:

@@ -12,6 +12,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._errors import TraceContextError, short_type, under_own_name
 from nnxlite.nn import initializers
@@ -203,17 +204,17 @@ def _check(
     cell: tp.Any, of_input: tp.Any, of_hidden: tp.Any, inputs: jax.Array, *hidden: jax.Array
 ) -> None:
     """Raise TypeError unless the input and every array of the carry match the projections."""
-    batch = jnp.shape(inputs)[:-1]
+    batch = np.shape(inputs)[:-1]
     wanted = _features(of_hidden, cell.hidden_features)
     for name, x, features in (
         ("an input", inputs, _features(of_input, cell.in_features)),
         *(("a carry", h, wanted) for h in hidden),
     ):
-        shape = jnp.shape(x)
+        shape = np.shape(x)
         if not shape or shape[-1] != features or not broadcast_together(shape[:-1], batch):
             raise TypeError(
                 f"{layer_name(cell)} takes {name} of shape (*batch, {features}); got "
-                f"{shape}, where the input has shape {jnp.shape(inputs)}."
+                f"{shape}, where the input has shape {np.shape(inputs)}."
             )
 
 

@@ -16,6 +16,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._config import GRAPH_MODE, SOW_ONLY_IN_CAPTURE
 from nnxlite._errors import short_type
@@ -394,7 +395,7 @@ def _kind(given: Kind | str) -> Kind:
 def _broadcasts(perturbation: tp.Any, value: tp.Any) -> bool:
     """Whether the sum with `perturbation` has the shape of the value."""
     try:
-        return jnp.broadcast_shapes(jnp.shape(perturbation), jnp.shape(value)) == jnp.shape(value)
+        return jnp.broadcast_shapes(np.shape(perturbation), np.shape(value)) == np.shape(value)
     except ValueError:
         return False
 

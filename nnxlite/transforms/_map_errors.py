@@ -11,7 +11,7 @@ import re
 import typing as tp
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from nnxlite._errors import listed
 from nnxlite.boundary import CallDef, Inputs, Layout, output_names, refuse_non_arrays
@@ -120,7 +120,7 @@ def _axis_complaint(names: list[str], leaves: list[tp.Any], axes: list[tp.Any]) 
     sizes: dict[int, list[str]] = {}
     for name, leaf, axis in zip(names, leaves, axes):
         for part in jax.tree_util.tree_leaves(leaf) if isinstance(axis, int) else ():
-            shape = jnp.shape(part)
+            shape = np.shape(part)
             if not -len(shape) <= axis < len(shape):
                 return (
                     f"was asked to map over axis {axis} of '{name}', which implies that its rank "

@@ -285,10 +285,10 @@ class Variable(Shown, Operators[T]):
         if is_ref(new):
             self._box.value = new
             return
-        if index is MISSING and jnp.shape(new) != ref.shape:
+        if index is MISSING and np.shape(new) != ref.shape:
             raise ValueError(
                 f"{type(self).__name__}(ref=True) refers to {short_type(ref)}, and a reference "
-                f"keeps its shape; got {short_type(new)} of shape {jnp.shape(new)}."
+                f"keeps its shape; got {short_type(new)} of shape {np.shape(new)}."
             )
         if index is MISSING or index is Ellipsis:
             ref[...] = jnp.broadcast_to(jnp.asarray(new, ref.dtype), ref.shape)

@@ -181,3 +181,18 @@ def test_a_call_needs_public_attributes_only(name, kind):
     result = type(layer).__call__(borrowed, *arguments, **options)
     assert jax.tree.structure(result) == jax.tree.structure(expected)
     assert same(result, expected)
+
+
+@pytest.mark.parametrize("how", [eagerly, jitted])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_asks_the_array_for_its_shape(name, how, monkeypatch):
+    """Exporters replace `jnp.shape` and its like by operations that they record."""
+    make, x, run, _ = LAYERS[name]
+    layer = make(nnx.Rngs(0))
+
+    def recorded(*args, **kwargs):
+        raise AssertionError("a shape as the result of an operation")
+
+    for function in ("shape", "size", "ndim", "iscomplexobj"):
+        monkeypatch.setattr(jnp, function, recorded)
+    how(run, layer, x)
