@@ -16,6 +16,7 @@ from nnxlite.graph._containers import has_data as has_data
 from nnxlite.graph._containers import walk as walk
 from nnxlite.graph._defs import REF_LEAF as REF_LEAF
 from nnxlite.graph._defs import ContainerDef as ContainerDef
+from nnxlite.graph._defs import KeptElsewhere as KeptElsewhere
 from nnxlite.graph._defs import LeafAttr as LeafAttr
 from nnxlite.graph._defs import NodeAttr as NodeAttr
 from nnxlite.graph._defs import NodeDef as NodeDef

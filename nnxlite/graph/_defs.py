@@ -277,6 +277,8 @@ def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
 
 
 def _warn_of_hidden(node: GraphNode, definition: ObjectDef) -> None:
+    if not getattr(node, "_nnx_is_pytree", True):  # its attributes are not checked
+        return
     declared = getattr(type(node), "_nnx_declared", None) or {}
     for name, value in definition.template.items():
         if declared.get(name) is not False:
@@ -358,6 +360,10 @@ _set_def = GraphNode.__dict__["_nnx_def"].__set__
 _set_status = GraphNode.__dict__["_nnx_status"].__set__
 
 
+class KeptElsewhere(property):
+    """A property whose setter gets what is written under its name into `__dict__`, which stays without."""
+
+
 def adopt_unknown(node: GraphNode) -> None:
     """Give a status to attributes written around `__setattr__`, and drop that of vanished ones."""
     attributes = node.__dict__
@@ -368,8 +374,11 @@ def adopt_unknown(node: GraphNode) -> None:
     for name, value in attributes.copy().items():
         if name in status:
             continue
-        if isinstance(getattr(type(node), str(name), None), functools.cached_property):
+        member = getattr(type(node), str(name), None)
+        if isinstance(member, functools.cached_property):
             del attributes[name]  # computed again when it is next read
+        elif isinstance(member, KeptElsewhere):
+            member.__set__(node, attributes.pop(name))
         else:
             status.setdefault(name, decide(name, value))
 

@@ -230,6 +230,25 @@ def _noticed(method: tp.Callable[..., tp.Any]) -> tp.Callable[..., tp.Any]:
     return __setstate__
 
 
+def _compared(method: tp.Callable[..., tp.Any]) -> tp.Callable[..., tp.Any]:
+    """A `__setattr__` of the user's: it may write around ours, which notifies nobody."""
+
+    @functools.wraps(method)
+    def __setattr__(self: tp.Any, name: str, value: tp.Any) -> None:
+        attributes, known = self.__dict__, self._nnx_def
+        before = attributes.get(name, MISSING)
+        try:
+            method(self, name, value)
+        finally:
+            now = self.__dict__.get(name, MISSING)
+            if known is not None and self._nnx_def is known and now is not before:
+                if not (self._nnx_status.get(name) and _are_alike(before, now)):
+                    set_definition(self, None)
+
+    __setattr__._nnx_compares = True  # type: ignore[attr-defined]
+    return __setattr__
+
+
 def set_by_class(cls: type, name: str) -> bool:
     """Whether a descriptor of the class, such as a property, handles assignments to the name."""
     if getattr(cls, name, MISSING) is MISSING:  # nearly always; faster than the search below
@@ -300,6 +319,9 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         cls._nnx_declared = None
         if "__setstate__" in cls.__dict__:
             cls.__setstate__ = _noticed(cls.__dict__["__setstate__"])
+        assign: tp.Any = cls.__setattr__
+        if not assign.__module__.startswith("nnxlite.") and not hasattr(assign, "_nnx_compares"):
+            cls.__setattr__ = _compared(assign)
         if cls._nnx_is_pytree:
             register(cls)
 
@@ -333,17 +355,14 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         if type(value) is Tagged:
             is_data_now = self._nnx_untag(name, value)
             value = value.value
-        elif known is None:
+        elif known is None or not self._nnx_is_pytree:
             is_data_now = self._nnx_decide(name, value)
         else:
             is_data_now = known
             if type(value) in _CONTAINERS:
                 _refuse_tags(self, name, value)
-            if not known and type(value) not in _SCALARS and self._nnx_is_pytree:
-                if has_data(value):
-                    self._nnx_refuse_data(name, value)
-            elif not known and not self._nnx_is_pytree:
-                is_data_now = self._nnx_decide(name, value)
+            if not known and type(value) not in _SCALARS and has_data(value):
+                self._nnx_refuse_data(name, value)
         if known is is_data_now and name in attributes:
             old = attributes[name]
             if old is value:
@@ -493,6 +512,8 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         return new
 
     def __reduce_ex__(self, protocol: tp.SupportsIndex) -> tp.Any:
+        if type(self).__reduce__ is not object.__reduce__:  # the user's own way
+            return self.__reduce__()
         return _empty, (type(self),), self.__getstate__()
 
     def __getstate__(self) -> tp.Any:

@@ -530,6 +530,10 @@ class Variable(Shown, Operators[T]):
     def _redefine(self, entries: dict[str, tp.Any]) -> None:
         if trace_state.value is not self._box.trace:
             self._refuse_write("metadata")
+        self._define_as(entries)
+
+    def _define_as(self, entries: dict[str, tp.Any]) -> None:
+        """Have these metadata, at whatever trace level."""
         definition = define(type(self), entries)
         if definition is not self._box.definition:
             touch(self._box)  # before, too: what interrupts this must not leave a plan valid
@@ -740,6 +744,8 @@ class Variable(Shown, Operators[T]):
         touch(box)
 
     def __reduce_ex__(self, protocol: tp.SupportsIndex) -> tp.Any:
+        if type(self).__reduce__ is not object.__reduce__:  # the user's own way
+            return self.__reduce__()
         return _empty, (type(self),), self.__getstate__()
 
     # other -----------------------------------------------------------------------------------

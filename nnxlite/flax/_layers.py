@@ -1,0 +1,141 @@
+"""Functions of Flax's layers that other packages import for layers of their own."""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import itertools
+import types
+import typing as tp
+import warnings
+
+import jax
+import jax.numpy as jnp
+
+from nnxlite.nn import conv, normalization
+
+F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
+Axes = int | tp.Sequence[int]
+
+
+def _as_tuple(x: Axes) -> tuple[int, ...]:
+    return tuple(x) if isinstance(x, collections.abc.Iterable) else (x,)
+
+
+def _canonicalize_axes(rank: int, axes: Axes) -> tuple[int, ...]:
+    """Axes as non-negative numbers, each once."""
+    return tuple({rank + axis if axis < 0 else axis for axis in _as_tuple(axes)})
+
+
+def _normalize_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
+    return tuple(sorted(ax if ax >= 0 else ndim + ax for ax in axes))
+
+
+def _conv_dimension_numbers(input_shape: tuple[int, ...]) -> jax.lax.ConvDimensionNumbers:
+    """The layout (batch, *spatial, features) with kernels (*spatial, in, out)."""
+    return conv._dimension_numbers(len(input_shape))
+
+
+def _compute_stats(
+    x: jax.Array,
+    axes: Axes,
+    dtype: tp.Any,
+    axis_name: str | None = None,
+    axis_index_groups: tp.Any = None,
+    use_mean: bool = True,
+    use_fast_variance: bool = True,
+    mask: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance over some axes, in float32 or better."""
+    layer = types.SimpleNamespace(
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        use_fast_variance=use_fast_variance,
+    )
+    x = jnp.asarray(x, dtype)
+    at = _canonicalize_axes(x.ndim, axes)
+    mean, var = normalization._moments(layer, x, at, mask, use_mean)
+    return jnp.squeeze(mean, at), jnp.squeeze(var, at)
+
+
+def _normalize(
+    x: jax.Array,
+    mean: jax.Array,
+    var: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    reduction_axes: Axes,
+    feature_axes: Axes,
+    dtype: tp.Any,
+    epsilon: float,
+) -> jax.Array:
+    """`x` with mean zero and variance one, times `scale`, plus `bias`."""
+    at = _canonicalize_axes(x.ndim, reduction_axes)
+    along = _canonicalize_axes(x.ndim, feature_axes)
+    layer = types.SimpleNamespace(epsilon=epsilon, dtype=dtype)
+    moments = [jnp.expand_dims(moment, at) for moment in (mean, var)]
+    return normalization._normalized(layer, x, *moments, along, scale, bias)
+
+
+def _l2_normalize(x: jax.Array, axis: tp.Any = None, eps: float = 1e-12) -> jax.Array:
+    return x * jax.lax.rsqrt((x * x).sum(axis=axis, keepdims=True) + eps)
+
+
+LINEAR = {
+    "_canonicalize_tuple": _as_tuple,
+    "_conv_dimension_numbers": _conv_dimension_numbers,
+    "_normalize_axes": _normalize_axes,
+}
+NORMALIZATION = {
+    "_abs_sq": normalization._abs_squared,
+    "_canonicalize_axes": _canonicalize_axes,
+    "_compute_stats": _compute_stats,
+    "_l2_normalize": _l2_normalize,
+    "_normalize": _normalize,
+}
+
+
+# `flax.nnx.ids` is in Flax up to 0.12.4, `flax.nnx.deprecations` in later ones.
+
+
+class UUID:
+    """A number of its own."""
+
+    def __init__(self, rawid: int) -> None:
+        self._id = rawid
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UUID) and other._id == self._id
+
+    def __hash__(self) -> int:
+        return hash((UUID, self._id))
+
+    def __repr__(self) -> str:
+        return f"UUID({self._id})"
+
+
+class UUIDManager:
+    """Gives out numbers: a call returns the next `UUID`."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    def __call__(self) -> UUID:
+        return UUID(next(self._numbers))  # atomic
+
+
+IDS = {"UUID": UUID, "UUIDManager": UUIDManager, "uuid": UUIDManager()}
+
+
+def deprecated(new_fn: F) -> F:
+    """A function that warns, and calls the one that takes its place."""
+
+    @functools.wraps(new_fn)
+    def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        name = getattr(new_fn, "__name__", new_fn)
+        warnings.warn(
+            f"This function is deprecated. Use {name} instead.", DeprecationWarning, stacklevel=2
+        )
+        return new_fn(*args, **kwargs)
+
+    return tp.cast(F, wrapper)

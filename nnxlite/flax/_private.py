@@ -1,0 +1,258 @@
+"""What libraries ask of Flax's objects and Variables beyond their public names.
+
+Keras, for one, stores values in `variable._raw_value`, mirrors attributes into the dict `_var_metadata`,
+and gives objects another trace through `_trace_state`. Here each of these is a property over what the
+core has: there is one value, one definition and one trace. So what is written through one name is read
+through the others, and plans notice it.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import typing as tp
+
+from nnxlite import graph as _graph
+from nnxlite._errors import TraceContextError
+from nnxlite._interning import LOCK
+from nnxlite._jax import describe_trace, trace_state
+from nnxlite.graph import GraphNode, KeptElsewhere
+from nnxlite.objects import Pytree
+from nnxlite.tracers import TraceState
+from nnxlite.variables import Variable
+
+
+class _Trace(TraceState):
+    """The trace that an object or a Variable belongs to; setting `_jax_trace` moves it to another."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: tp.Any) -> None:
+        self._owner = owner
+
+    @property
+    def _jax_trace(self) -> tp.Any:
+        owner = self._owner
+        return owner._nnx_trace if isinstance(owner, GraphNode) else owner.trace
+
+    @_jax_trace.setter
+    def _jax_trace(self, trace: tp.Any) -> None:
+        owner = self._owner
+        if isinstance(owner, GraphNode):
+            object.__setattr__(owner, "_nnx_trace", trace)
+        else:
+            owner.trace = trace
+
+    def __reduce__(self) -> tp.Any:
+        return TraceState, ()
+
+
+class PytreeState:
+    """The trace of an object, and whether it is being made; `PytreeState()` has the running trace.
+
+    Put into the `__dict__` of an object under `_pytree__state`, it gives the object its trace.
+    """
+
+    def __init__(self, initializing: bool = False, is_setup: bool = False) -> None:
+        self.initializing, self.is_setup = initializing, is_setup
+        self._trace_state = TraceState()
+
+    @property
+    def trace_state(self) -> TraceState:
+        """The trace."""
+        return self._trace_state
+
+    def __repr__(self) -> str:
+        return f"PytreeState(trace_state={self._trace_state})"
+
+
+def _state_of(node: tp.Any) -> PytreeState:
+    state = PytreeState()
+    state._trace_state = _Trace(node)
+    return state
+
+
+def _set_state(node: tp.Any, state: tp.Any) -> None:
+    object.__setattr__(node, "_nnx_trace", state._trace_state._jax_trace)
+
+
+def _statuses(node: tp.Any) -> tp.Mapping[str, bool]:
+    """Which attributes are data, by name; its own two names included, as in Flax."""
+    status = _graph.definition(node).layout.status
+    return _Statuses({"_pytree__state": True, **status, "_pytree__nodes": False})
+
+
+class _Statuses(tp.Mapping[str, bool]):
+    def __init__(self, statuses: tp.Mapping[str, bool]) -> None:
+        self._statuses = statuses
+
+    def __getitem__(self, name: str) -> bool:
+        return self._statuses[name]
+
+    def __iter__(self) -> tp.Iterator[str]:
+        return iter(self._statuses)
+
+    def __len__(self) -> int:
+        return len(self._statuses)
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self._statuses.items())))
+
+    def __repr__(self) -> str:
+        return repr(self._statuses)
+
+    def update(self, other: tp.Mapping[str, bool]) -> tp.Self:
+        """A new one with these entries as well."""
+        return type(self)({**self._statuses, **other})
+
+
+def _set_statuses(node: tp.Any, statuses: tp.Mapping[str, bool]) -> None:
+    """Give attributes that exist another status."""
+    own = _graph.own_status(node)
+    own.update({name: bool(s) for name, s in statuses.items() if name in own})
+    _graph.set_definition(node, None)
+
+
+class Metadata(collections.abc.MutableMapping[str, tp.Any]):
+    """The metadata of a Variable, read and written in place."""
+
+    def __init__(self, variable: Variable[tp.Any]) -> None:
+        self._variable = variable
+
+    def _entries(self) -> dict[str, tp.Any]:
+        box: tp.Any = self._variable._box
+        return box.definition.metadata
+
+    def __getitem__(self, name: str) -> tp.Any:
+        return self._entries()[name]
+
+    def __setitem__(self, name: str, value: tp.Any) -> None:
+        with LOCK:
+            self._variable._define_as({**self._entries(), name: value})
+
+    def __delitem__(self, name: str) -> None:
+        with LOCK:
+            entries = dict(self._entries())
+            del entries[name]
+            self._variable._define_as(entries)
+
+    def __iter__(self) -> tp.Iterator[str]:
+        return iter(self._entries())
+
+    def __len__(self) -> int:
+        return len(self._entries())
+
+    def __or__(self, other: tp.Mapping[str, tp.Any]) -> dict[str, tp.Any]:
+        return {**self, **other}
+
+    def copy(self) -> dict[str, tp.Any]:
+        """A dict of the entries."""
+        return dict(self)
+
+    def __repr__(self) -> str:
+        return repr(self._entries())
+
+    def __reduce__(self) -> tp.Any:
+        return dict, (self.copy(),)
+
+
+def _filled(variable: tp.Any) -> tp.Any:
+    """The box of a Variable; a new one where it is only being made, as by a `__setstate__`."""
+    if not hasattr(variable, "_box"):
+        Variable.__setstate__(variable, {"value": None, "metadata": dict(_DEFAULTS)})
+    return variable._box
+
+
+_DEFAULTS = Variable(None).get_metadata()
+
+
+def _raw(variable: tp.Any) -> tp.Any:
+    return variable._box.value
+
+
+def _set_raw(variable: tp.Any, value: tp.Any) -> None:
+    _filled(variable).value = value
+
+
+def _trace_of(variable: tp.Any) -> TraceState:
+    return _Trace(variable._box)
+
+
+def _set_trace(variable: tp.Any, state: tp.Any) -> None:
+    _filled(variable).trace = state._jax_trace
+
+
+def _metadata(variable: tp.Any) -> Metadata:
+    if not hasattr(variable, "_box"):
+        raise AttributeError("_var_metadata")
+    return Metadata(variable)
+
+
+def _replace_metadata(variable: tp.Any, entries: tp.Mapping[str, tp.Any]) -> None:
+    _filled(variable)
+    required = variable.get_metadata(exclude_required=False)
+    kept = {name: required[name] for name in Variable.required_metadata}
+    variable._define_as({**kept, **entries})
+
+
+def _can_update(variable: tp.Any) -> bool:
+    return variable._box.trace is trace_state.value
+
+
+def _check_can_update(variable: tp.Any) -> None:
+    if not _can_update(variable):
+        variable._refuse_write()
+
+
+_getstate = Variable.__getstate__
+
+
+def _getstate_with_names(variable: tp.Any) -> dict[str, tp.Any]:
+    """The state with the value and the metadata under the names of Flax as well."""
+    state = _getstate(variable)
+    return {**state, "_raw_value": state["value"], "_var_metadata": dict(state["metadata"])}
+
+
+_refuse = Pytree._nnx_refuse
+
+
+def _refuse_unless_valid(node: tp.Any, name: tp.Any) -> None:
+    """Refuse a change from another trace level, unless a class has its own say in it."""
+    if type(node)._check_valid_context is _check_valid_context:
+        _refuse(node, name)
+    node._check_valid_context(
+        lambda: f"Cannot mutate '{type(node).__name__}' from different trace level"
+    )
+
+
+def _check_valid_context(node: tp.Any, error_msg: tp.Callable[[], str]) -> None:
+    """Raise TraceContextError where the object belongs to another trace than the one running."""
+    if node._nnx_trace is not trace_state.value:
+        belongs, running = describe_trace(node._nnx_trace), describe_trace(trace_state.value)
+        raise TraceContextError(type(node).__name__, None, belongs, running)
+
+
+class _OfClass:
+    """An attribute of a class that another one of its attributes has."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, node: tp.Any, cls: type) -> tp.Any:
+        return getattr(cls, self._name)
+
+
+def prepare() -> None:
+    """Give the classes these names."""
+    state, statuses = KeptElsewhere(_state_of, _set_state), KeptElsewhere(_statuses, _set_statuses)
+    variable, pytree = tp.cast(tp.Any, Variable), tp.cast(tp.Any, Pytree)
+    variable._raw_value = property(_raw, _set_raw)
+    variable._trace_state = property(_trace_of, _set_trace)
+    variable._var_metadata = property(_metadata, _replace_metadata)
+    variable._can_update = property(_can_update)
+    variable._check_can_update = _check_can_update
+    variable.__getstate__ = _getstate_with_names
+    pytree._pytree__state = pytree._object__state = state
+    pytree._pytree__nodes = pytree._object__nodes = statuses
+    pytree._pytree__is_pytree = _OfClass("_nnx_is_pytree")
+    pytree._check_valid_context = _check_valid_context
+    pytree._nnx_refuse = _refuse_unless_valid
