@@ -52,7 +52,8 @@ def _compute_stats(
         axis_index_groups=axis_index_groups,
         use_fast_variance=use_fast_variance,
     )
-    x = jnp.asarray(x, dtype)
+    x = jnp.asarray(x)
+    x = x.astype(jnp.promote_types(x.dtype if dtype is None else dtype, jnp.float32))
     at = _canonicalize_axes(x.ndim, axes)
     mean, var = normalization._moments(layer, x, at, mask, use_mean)
     return jnp.squeeze(mean, at), jnp.squeeze(var, at)
@@ -139,3 +140,6 @@ def deprecated(new_fn: F) -> F:
         return new_fn(*args, **kwargs)
 
     return tp.cast(F, wrapper)
+
+
+DEPRECATIONS = {"deprecated": deprecated}

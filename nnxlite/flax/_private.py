@@ -256,3 +256,18 @@ def prepare() -> None:
     pytree._pytree__is_pytree = _OfClass("_nnx_is_pytree")
     pytree._check_valid_context = _check_valid_context
     pytree._nnx_refuse = _refuse_unless_valid
+
+
+def iter_graph(
+    node: tp.Any, /, *, graph: bool | None = None
+) -> tp.Iterator[tuple[_graph.Path, tp.Any]]:
+    """`nnx.iter_graph`, with the two private attributes that each object has in Flax."""
+    for path, value in _graph.iter_graph(node, graph=graph):
+        if isinstance(value, Pytree):
+            yield (*path, "_pytree__nodes"), _statuses(value)
+            yield (*path, "_pytree__state"), _state_of(value)
+        yield path, value
+
+
+GRAPH = {"iter_graph": iter_graph}
+OBJECT = {"ObjectState": PytreeState, "PytreeState": PytreeState}

@@ -361,7 +361,7 @@ _set_status = GraphNode.__dict__["_nnx_status"].__set__
 
 
 class KeptElsewhere(property):
-    """A property whose setter gets what is written under its name into `__dict__`, which stays without."""
+    """A property: what is written under its name into `__dict__` goes to its setter instead."""
 
 
 def adopt_unknown(node: GraphNode) -> None:

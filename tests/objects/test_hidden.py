@@ -180,3 +180,11 @@ def test_check_leaves_no_tracer_in_a_plain_object():
     before = model.temps.t
     nnx.check(model, None, jnp.ones(1))
     assert model.temps.t is before
+
+
+def test_attributes_of_a_class_without_pytree_are_not_checked():
+    class Loose(nnx.Module, pytree=False):
+        def __init__(self):
+            self.held = block_class()()
+
+    assert nnx.state(Loose()) == nnx.State({})  # no warning: they are errors here

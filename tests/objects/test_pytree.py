@@ -965,3 +965,78 @@ def test_what_is_shared_is_in_no_circle():
         node.part = part
     both.a.other = both.b
     assert len(jax.tree.leaves(both)) == 3
+
+
+VALUES = {
+    "empty": list,
+    "Variables": lambda: [nnx.Param(1.0)],
+    "array": lambda: jnp.ones(2),
+    "text": lambda: "text",
+    "object": lambda: object(),
+    "Variable": lambda: nnx.Param(1.0),
+}
+
+
+@pytest.mark.parametrize("after", VALUES)
+@pytest.mark.parametrize("before", VALUES)
+def test_without_pytree_the_value_alone_says_whether_an_attribute_is_data(before, after):
+    class Loose(nnx.Module, pytree=False):
+        def __init__(self):
+            self.held = VALUES[before]()
+
+    node = Loose()
+    nnx.split(node)
+    node.held = VALUES[after]()
+    expected = after in ("Variables", "array", "Variable")
+    assert len(jax.tree.leaves(nnx.state(node))) == expected
+    assert len(jax.tree.leaves(nnx.state(nnx.clone(node)))) == expected
+
+
+ASSIGNMENTS = {
+    "object.__setattr__": lambda node, name, value: object.__setattr__(node, name, value),
+    "vars": lambda node, name, value: vars(node).update({name: value}),
+    "super": lambda node, name, value: nnx.Module.__setattr__(node, name, value),
+}
+
+
+@pytest.mark.parametrize("assign", ASSIGNMENTS.values(), ids=ASSIGNMENTS)
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_setattr_of_the_user_that_writes_around_ours_is_noticed(assign, inherited):
+    class Mixin:
+        def __setattr__(self, name, value):
+            assign(self, name, value)
+
+    class Net(*([Mixin] if inherited else []), nnx.Module):
+        if not inherited:
+            __setattr__ = Mixin.__setattr__
+
+        def __init__(self):
+            self.rate, self.w, self.x = 1.0, nnx.Param(2.0), jnp.zeros(2)
+
+    traces = []
+
+    @nnx.jit
+    def read(net):
+        traces.append(net.rate)
+        return net.rate * net.w.value + net.x
+
+    net = Net()
+    assert read(net).tolist() == [2.0, 2.0]
+    net.rate = 3.0
+    assert read(net).tolist() == [6.0, 6.0]
+    net.w = nnx.Param(4.0)
+    net.x = jnp.ones(2)  # no other structure
+    assert read(net).tolist() == [13.0, 13.0] and traces == [1.0, 3.0]
+    net.more = nnx.Param(0.0)
+    assert [*nnx.state(net)] == ["more", "w", "x"]
+
+
+def test_a_reduce_of_the_user_pickles_and_copies():
+    for base in (nnx.Module, nnx.Param):
+
+        class Named(base):
+            def __reduce__(self):
+                return str, ("named",)
+
+        value = Named(1.0) if base is nnx.Param else Named()
+        assert pickle.loads(pickle.dumps(value)) == "named"

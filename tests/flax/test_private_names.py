@@ -1,0 +1,194 @@
+"""What libraries use of Flax beyond its public names; `private_names.py` is a program that does."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.flax.test_hook import printed
+
+needs_flax = pytest.mark.skipif(
+    importlib.util.find_spec("flax") is None, reason="Flax is not installed"
+)
+PROGRAM = Path(__file__).with_name("private_names.py")
+
+EXPECTED = """
+attributes w w True
+not built [0.0, 0.0]
+built [1.0, 2.0] [1.0, 2.0]
+grad [1.0, 1.0]
+copy True w False
+clone True w False
+replace True w False
+tree True w False
+merge True w False
+state True w False
+inside [('w', False, 'w')]
+metadata new new True
+deleted False
+hook [220.0, 60.0] [220.0, 60.0] [220.0, 60.0]
+moved True True
+written [2.0, 2.0] 1
+TraceContextError
+inside
+may write True None
+may write False
+TraceContextError
+True False True False
+True False False
+""".strip().splitlines()
+
+WRITTEN = {
+    "update": "[2.0, 3.0]",
+    "assign": "[6.0, 9.0]",
+    "set_value": "[5.0, 6.0]",
+    "raw": "[7.0, 8.0]",
+    "[...]": "[9.0, 1.0]",
+    "jit": "[10.0, 2.0]",
+    "vmap": "[11.0, 3.0]",
+    "scan": "[22.0, 6.0]",
+    "merge": "[22.0, 6.0]",
+}
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    return printed("-W", "ignore", "-m", "nnxlite.flax", str(PROGRAM))
+
+
+def test_there_is_one_value_and_one_set_of_metadata_by_whichever_name(lines):
+    values = [f"{name} {' '.join([value] * 6)}" for name, value in WRITTEN.items()]
+    assert lines[: len(EXPECTED) + len(values)] == [*EXPECTED[:3], *values, *EXPECTED[3:]]
+
+
+@needs_flax
+def test_the_same_program_prints_the_same_under_flax(lines):
+    assert lines == printed("-W", "ignore", str(PROGRAM))
+
+
+OTHERS = """
+import copy, pickle, sys, warnings
+import jax, jax.numpy as jnp
+from flax import nnx
+from flax.nnx import deprecations, ids
+import flax.nnx.nn.linear
+
+assert ids.uuid() != ids.uuid() and ids.UUID(1) == ids.UUIDManager()() and hash(ids.UUID(1))
+
+@deprecations.deprecated
+def current(x):
+    return x + 1
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert current(1) == 2 and current.__name__ == "current"
+assert [str(w.message) for w in caught] == ["This function is deprecated. Use current instead."]
+
+# A Variable with a way to pickle of its own, which fills the private slots.
+class Weight(nnx.Variable):
+    def __getstate__(self):
+        state = nnx.Variable.__getstate__(self)
+        return {"value": state["_raw_value"], "metadata": state["_var_metadata"]}
+    def __setstate__(self, state):
+        assert not hasattr(self, "_var_metadata")
+        object.__setattr__(self, "_raw_value", state["value"])
+        object.__setattr__(self, "_trace_state", nnx.tracers.TraceState())
+        object.__setattr__(self, "_var_metadata", state["metadata"])
+
+sys.modules["__main__"].Weight = Weight
+weight = Weight(jnp.ones(2), tag="x")
+for other in (pickle.loads(pickle.dumps(weight)), copy.deepcopy(weight)):
+    assert other.tag == "x" and other[...].tolist() == [1, 1]
+    assert other._trace_state == weight._trace_state
+live = weight._var_metadata
+live.update(more=1)
+assert weight.more == 1 and live == weight._var_metadata and {**live} == live.copy() == live | {}
+assert live["tag"] == "x" and len(live) == len([*live]) and "tag" in repr(live)
+assert pickle.loads(pickle.dumps(live)) == live.copy()
+weight._var_metadata = {"tag": "y"}
+assert weight.get_metadata(exclude_required=True) == {"tag": "y"} and not weight.ref
+
+# The statuses of attributes; another status than before.
+class Net(nnx.Module):
+    def __init__(self):
+        self.rate = 0.5
+
+net = Net()
+assert jax.tree.leaves(net) == []
+net._pytree__nodes = net._pytree__nodes.update({"rate": True, "absent": True})
+assert jax.tree.leaves(net) == [0.5] and hash(net._pytree__nodes) and "rate" in repr(net._pytree__nodes)
+
+# The trace of an object, read and given.
+states = []
+def make(x):
+    inner = Net()
+    assert inner._pytree__state.trace_state.is_valid() and not net._pytree__state.trace_state.is_valid()
+    inner._pytree__state = net._pytree__state
+    states.append(inner)
+    return x
+jax.eval_shape(make, 1.0)
+states[0].rate = 1.0
+assert "eager" in repr(states[0]._pytree__state) and states[0].rate == 1.0
+assert pickle.loads(pickle.dumps(net._pytree__state._trace_state)).is_valid()
+print("right")
+"""
+
+
+def test_what_else_is_private_is_there(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(OTHERS)
+    assert printed("-W", "ignore", "-m", "nnxlite.flax", str(script)) == ["right"]
+
+
+KERAS = """
+import copy, os, pickle
+os.environ |= {"KERAS_BACKEND": "jax", "KERAS_NNX_ENABLED": "true"}
+import jax, keras, numpy as np
+from flax import nnx
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(2)])
+x = np.linspace(-1, 1, 32, dtype="float32").reshape(8, 4)
+def show(name, *values):
+    print(name, *[np.asarray(v).ravel().tolist() for v in values], flush=True)
+def same(name, other):
+    print(name, np.array_equal(np.asarray(other(x)), np.asarray(model(x))))
+show("build", model(x))
+nnx.update(model, jax.tree.map(lambda v: v * 2 + 1, nnx.state(model, keras.Variable)))
+show("update", model(x), model.layers[0].kernel.value)
+show("jit", nnx.jit(lambda m, x: m(x))(model, x))
+same("merge", nnx.merge(*nnx.split(model)))
+same("clone", nnx.clone(model))
+same("pickle", pickle.loads(pickle.dumps(model)))
+@nnx.jit
+def step(m, x):
+    wrt = nnx.DiffState(0, keras.Variable)
+    loss, grads = nnx.value_and_grad(lambda m: (m(x) ** 2).mean(), argnums=wrt)(m)
+    nnx.update(m, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(m, keras.Variable), grads))
+    return loss
+show("train", [step(model, x) for _ in range(4)], model(x))
+inner = keras.layers.Dense(4)
+inputs = keras.Input((4,))
+y = keras.layers.BatchNormalization()(inner(inputs))
+model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()([y, inputs])))
+model.compile("adam", "mse", metrics=["mae"])
+show("fit", *model.fit(x, x[:, :1], epochs=2, batch_size=4, verbose=0).history.values())
+show("predict", model.predict(x, verbose=0))
+show("evaluate", model.evaluate(x, x[:, :1], verbose=0))
+path = os.path.join(os.environ["FOLDER"], "model.keras")
+model.save(path)
+same("load", keras.models.load_model(path))
+model.save_weights(os.path.join(os.environ["FOLDER"], "model.weights.h5"))
+show("moved", model.layers[2].moving_mean.value)
+"""
+
+
+@needs_flax
+@pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="Keras is not installed")
+def test_keras_prints_the_same_under_flax(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(KERAS)
+    ours = printed("-W", "ignore", "-m", "nnxlite.flax", str(script), FOLDER=str(tmp_path))
+    assert ours == printed("-W", "ignore", str(script), FOLDER=str(tmp_path))
+    assert len(ours) == 12
