@@ -17,6 +17,7 @@ ROOT = pathlib.Path(nnxlite.__file__).parent
 LAYERS = [
     {
         "_jax",
+        "_bases",
         "_errors",
         "_config",
         "_typing",

@@ -105,6 +105,7 @@ from nnxlite.graph._rebuild import Decoded as Decoded
 from nnxlite.graph._rebuild import NodeCode as NodeCode
 from nnxlite.graph._rebuild import add_nodes as add_nodes
 from nnxlite.graph._rebuild import build_nodes as build_nodes
+from nnxlite.graph._rebuild import fill_shell as fill_shell
 from nnxlite.graph._rebuild import new_shell as new_shell
 from nnxlite.graph._rebuild import resolve as resolve
 from nnxlite.graph._refs import to_arrays as to_arrays

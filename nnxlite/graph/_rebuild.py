@@ -264,7 +264,13 @@ def new_shell(cls: type, definition: ObjectDef | None, trace: tp.Any, searched: 
 
     With `searched=0` it counts as one in no circle, as long as it has version 0.
     """
-    new = object.__new__(cls)
+    return fill_shell(object.__new__(cls), definition, trace, searched)
+
+
+def fill_shell(
+    new: tp.Any, definition: ObjectDef | None, trace: tp.Any, searched: int = -1
+) -> tp.Any:
+    """What `new_shell` makes of an instance that has nothing yet."""
     _set_def(new, definition)
     _set_status(new, {} if definition is None else definition.layout.status)
     _set_trace(new, trace)

@@ -22,6 +22,7 @@ import typing as tp
 
 import jax
 
+from nnxlite._bases import give_way, is_ours
 from nnxlite._config import PYTREES
 from nnxlite._errors import TraceContextError
 from nnxlite._jax import describe_trace, own_annotations, trace_state
@@ -41,6 +42,7 @@ from nnxlite.graph import (
     Names,
     adopt_unknown,
     define,
+    fill_shell,
     has_data,
     is_data,
     kind_of,
@@ -230,23 +232,31 @@ def _noticed(method: tp.Callable[..., tp.Any]) -> tp.Callable[..., tp.Any]:
     return __setstate__
 
 
-def _compared(method: tp.Callable[..., tp.Any]) -> tp.Callable[..., tp.Any]:
-    """A `__setattr__` of the user's: it may write around ours, which notifies nobody."""
+def _filled(node: tp.Any) -> tp.Any:
+    """An object that the `__new__` of another base makes; that may have assigned attributes."""
+    try:
+        node._nnx_status  # noqa: B018
+    except AttributeError:
+        fill_shell(node, None, trace_state.value)
+    return node
+
+
+def _compared(method: tp.Callable[..., None]) -> tp.Callable[..., None]:
+    """A `__setattr__` or `__delattr__` of the user's, which may write around ours and notify nobody."""
 
     @functools.wraps(method)
-    def __setattr__(self: tp.Any, name: str, value: tp.Any) -> None:
-        attributes, known = self.__dict__, self._nnx_def
-        before = attributes.get(name, MISSING)
+    def compared(self: tp.Any, name: str, *value: tp.Any) -> None:
+        before, known = self.__dict__.get(name, MISSING), _filled(self)._nnx_def
         try:
-            method(self, name, value)
+            method(self, name, *value)
         finally:
             now = self.__dict__.get(name, MISSING)
             if known is not None and self._nnx_def is known and now is not before:
                 if not (self._nnx_status.get(name) and _are_alike(before, now)):
                     set_definition(self, None)
 
-    __setattr__._nnx_compares = True  # type: ignore[attr-defined]
-    return __setattr__
+    compared._nnx_compares = True  # type: ignore[attr-defined]
+    return compared
 
 
 def set_by_class(cls: type, name: str) -> bool:
@@ -294,9 +304,12 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
     _nnx_is_pytree: tp.ClassVar[bool] = True
     _nnx_can_be_pytree: tp.ClassVar[bool] = True
     _nnx_declared: tp.ClassVar[dict[str, bool] | None] = None
+    _nnx_following: tp.ClassVar[tp.Any] = None  # the `__new__` of a base behind this one
     _nnx_key: tp.ClassVar[tp.Callable[[tp.Any], tp.Any]] = jax.tree_util.GetAttrKey
 
     def __new__(cls, *args: tp.Any, **kwargs: tp.Any) -> tp.Self:
+        if cls._nnx_following is not None:
+            return _filled(cls._nnx_following(cls, *args, **kwargs))
         if (args or kwargs) and cls.__init__ is object.__init__:
             raise TypeError(f"{cls.__name__}() takes no arguments: it has no __init__.")
         return new_shell(cls, None, trace_state.value)
@@ -319,9 +332,14 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         cls._nnx_declared = None
         if "__setstate__" in cls.__dict__:
             cls.__setstate__ = _noticed(cls.__dict__["__setstate__"])
-        assign: tp.Any = cls.__setattr__
-        if not assign.__module__.startswith("nnxlite.") and not hasattr(assign, "_nnx_compares"):
-            cls.__setattr__ = _compared(assign)
+        following = super().__new__
+        cls._nnx_following = None if following is object.__new__ else following
+        give_way(cls, Pytree, ("__copy__", "__delattr__", "__reduce_ex__"))
+        for name in ("__setattr__", "__delattr__"):
+            method = getattr(cls, name)
+            ours = is_ours(method) and cls._nnx_following is None
+            if not ours and not hasattr(method, "_nnx_compares"):
+                setattr(cls, name, _compared(method))
         if cls._nnx_is_pytree:
             register(cls)
 
@@ -495,7 +513,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
     # copies ----------------------------------------------------------------------------------
 
     def __copy__(self) -> tp.Self:
-        new = Pytree.__new__(type(self))
+        new = _empty(type(self))
         if leaves := getattr(self, "_nnx_leaves", None):
             _set_leaves(new, leaves)
         _set_dict(new, dict(self.__dict__))
@@ -503,7 +521,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         return new
 
     def __deepcopy__(self, memo: dict[int, tp.Any]) -> tp.Self:
-        new = Pytree.__new__(type(self))
+        new = _empty(type(self))
         memo[id(self)] = new
         if leaves := getattr(self, "_nnx_leaves", None):
             _set_leaves(new, leaves)
@@ -573,7 +591,7 @@ _NODE_KINDS = frozenset({ARRAY, CUSTOM, OBJECT, REF, VARIABLE})
 
 
 def _empty(cls: type[tp.Any]) -> tp.Any:
-    return Pytree.__new__(cls)
+    return new_shell(cls, None, trace_state.value)
 
 
 _DECLARATION = re.compile(r"\s*(?:\w+\.)*(Data|Static)\s*\[")

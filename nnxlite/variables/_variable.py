@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite import _sharding_hook
+from nnxlite._bases import give_way
 from nnxlite._config import EAGER_SHARDING, REF_VARIABLES
 from nnxlite._definitions import ByShared
 from nnxlite._errors import TraceContextError, short_type
@@ -213,6 +214,7 @@ class Variable(Shown, Operators[T]):
 
     def __init_subclass__(cls, **kwargs: tp.Any) -> None:
         super().__init_subclass__(**kwargs)
+        give_way(cls, Variable, ("__copy__", "__deepcopy__", "__format__", "__reduce_ex__"))
         _register(cls)
 
     # reading and writing the value -----------------------------------------------------------

@@ -995,6 +995,7 @@ def test_without_pytree_the_value_alone_says_whether_an_attribute_is_data(before
 ASSIGNMENTS = {
     "object.__setattr__": lambda node, name, value: object.__setattr__(node, name, value),
     "vars": lambda node, name, value: vars(node).update({name: value}),
+    "of object": object.__setattr__,
     "super": lambda node, name, value: nnx.Module.__setattr__(node, name, value),
 }
 
@@ -1031,12 +1032,63 @@ def test_a_setattr_of_the_user_that_writes_around_ours_is_noticed(assign, inheri
     assert [*nnx.state(net)] == ["more", "w", "x"]
 
 
-def test_a_reduce_of_the_user_pickles_and_copies():
-    for base in (nnx.Module, nnx.Param):
+BEHIND = {
+    "__delattr__": lambda value: delattr(value, "extra"),
+    "__reduce__": pickle.dumps,
+    "__reduce_ex__": pickle.dumps,
+    "__copy__": copy.copy,
+    "__deepcopy__": copy.deepcopy,
+    "__format__": format,
+}
 
-        class Named(base):
-            def __reduce__(self):
-                return str, ("named",)
 
-        value = Named(1.0) if base is nnx.Param else Named()
-        assert pickle.loads(pickle.dumps(value)) == "named"
+@pytest.mark.parametrize("name", BEHIND)
+@pytest.mark.parametrize("base", [nnx.Module, nnx.Param])
+def test_methods_of_a_base_behind_count_where_the_reference_has_none(base, name):
+    if (base, name) in ((nnx.Module, "__deepcopy__"), (nnx.Param, "__delattr__")):
+        return  # the reference has them
+    log = []
+
+    def method(self, *args):
+        log.append(name)
+        return (str, ("named",)) if "reduce" in name else ""
+
+    Behind = type("Behind", (), {name: method})
+    value = type("Both", (base, Behind), {})(*([1.0] if base is nnx.Param else []))
+    if base is nnx.Module:
+        value.extra = 1
+    BEHIND[name](value)
+    assert log == [name]
+
+
+def test_the_new_of_a_base_behind_runs_and_may_assign():
+    class Behind:
+        def __new__(cls, *args, **kwargs):
+            new = object.__new__(cls)
+            new.given, new.w = args, nnx.Param(1.0)
+            return new
+
+    class Both(nnx.Module, Behind):
+        def __init__(self, size):
+            self.size = size
+
+    both = Both(3)
+    assert (both.given, both.size) == ((3,), 3) and [*nnx.state(both)] == ["w"]
+    for other in (nnx.clone(both), copy.deepcopy(both), nnx.merge(*nnx.split(both))):
+        assert (other.given, other.size, other.w[...]) == ((3,), 3, 1.0)
+    both.given = (4,)
+    assert nnx.jit(lambda m: m.w + m.given[0])(both) == 5.0
+
+
+def test_a_delattr_of_the_user_that_deletes_around_ours_is_noticed():
+    class Net(nnx.Module):
+        def __init__(self):
+            self.w, self.more = nnx.Param(1.0), nnx.Param(2.0)
+
+        def __delattr__(self, name):
+            object.__delattr__(self, name)
+
+    net = Net()
+    assert len(nnx.split(net)[1]) == 2
+    del net.more
+    assert [*nnx.split(net)[1]] == ["w"]
