@@ -2,29 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
-SITE = str(ROOT / "nnxlite" / "flax" / "_site")
-
-
-def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process without the hook."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("NNXLITE_FLAX", "FLAX_"))}
-    env |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-
-
-def printed(*arguments: str, **environment: str) -> list[str]:
-    """The lines that a program prints, which must end well."""
-    done = python(*arguments, **environment)
-    assert not done.returncode, done.stderr
-    return done.stdout.splitlines()
-
+from tests.flax.launching import printed
 
 MODULES = """
 import flax.nnx as nnx, flax.nnx.nn.linear, importlib, pickle, sys
