@@ -534,7 +534,8 @@ def is_of_trusted(kind: type) -> bool:
 def _is_named(value: tp.Any) -> bool:
     """Whether a value is a module of a trusted package, or what such a module contains by its name."""
     if isinstance(value, types.ModuleType):
-        return _is_trusted(value.__name__)
+        name = value.__name__  # a module of `nnxlite.flax` is named as Flax's
+        return _is_trusted(name) or name == "flax.nnx" or name.startswith("flax.nnx.")
     name = getattr(value, "__module__", None)
     if not isinstance(name, str) or not _is_trusted(name):
         return False

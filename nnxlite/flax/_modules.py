@@ -26,6 +26,28 @@ ELSEWHERE = {
 }
 """Attributes of the root that are submodules by another path: one module by both names."""
 
+OURS = frozenset(
+    """
+    ArrayRef Beams Bucketed Collective Collectives Diff Difference Drawing DynamicLossScale Exported
+    Finding Findings Frozen Generated GradientStatistics Identity Layout LossScaleState MLP Memory MoE
+    NnxError OutputStatistics Placement Plan Policy RouterStat RuntimeCheckError Sampler
+    StaticLossScale Statistics StepMemory TraceContextError VarDefaults VariableState all_finite
+    apply_updates array_ref beam_search boundary branched_error_if bucketed by_path cast check
+    checkpoint collectives combine decoding diff distributed draw dtypes
+    error_if errors explain_compiles export field filter filter_checkpoint filter_closure_convert
+    filter_custom_jvp filter_custom_vjp filter_eval_shape filter_grad filter_hessian filter_jacfwd
+    filter_jacrev filter_jit filter_jvp filter_make_jaxpr filter_pmap filter_pure_callback filter_shard
+    filter_value_and_grad filter_vjp filter_vmap filtered filters find_nan flax freeze generate
+    generate_stream if_array init_sharded inspect is_array is_array_like is_array_ref is_inexact_array
+    is_inexact_array_like layouts load_exported load_safetensors lora make_mesh memory objects
+    parallel partition pipeline plan_layout profile remat_layers restack ring_attention router_loss
+    sampling save_safetensors serving shard sharding stack_layers statistics to_arrays to_refs tree_at
+    tree_check tree_equal tree_flatten_one_level tree_inference tree_pformat tree_pprint unfreeze
+    unstack_layers use_named_scopes
+    """.split()
+)
+"""Names of nnxlite's root that Flax does not have: found, and left out by `dir` and a star import."""
+
 missing: dict[str, set[tuple[str, int]]] = {}
 """Names that were asked for and are not there, and the modules and lines that asked."""
 
@@ -76,7 +98,14 @@ class Alias(types.ModuleType):
             vars(self).setdefault("_written", {}).setdefault(name, own[name])
             setattr(target, name, value)
 
+    def __dir__(self) -> list[str]:
+        later = set(dir(_root)) - OURS if self.__name__ == ROOT else set()
+        return sorted(vars(self).keys() | {name for name in later if not name.startswith("_")})
+
     def __getattr__(self, name: str) -> tp.Any:
+        if name == "__all__" and self.__name__ == ROOT:
+            without = {"bridge"} if sys.modules["nnxlite_flax_finder"].version() is None else set()
+            return [n for n in dir(self) if not n.startswith("_") and n not in without]
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         path = _path(self.__name__)
@@ -124,6 +153,7 @@ def fill(module: types.ModuleType) -> None:
             (name, value)
             for name, value in vars(target).items()
             if not name.startswith("__")
+            and (path or name not in OURS)
             and not (isinstance(value, types.ModuleType) and value.__name__.startswith("nnxlite"))
         )
         names["__doc__"] = target.__doc__
@@ -133,7 +163,7 @@ def fill(module: types.ModuleType) -> None:
     if module.__name__ == ROOT:
         for loaded in sorted(n for n in sys.modules if n.startswith("nnxlite.")):
             below = loaded.partition(".")[2]
-            if _target(below) is not None:
+            if below.partition(".")[0] not in OURS and _target(below) is not None:
                 importlib.import_module(f"{ROOT}.{below}")
 
 
@@ -164,7 +194,7 @@ class Status:
     def __str__(self) -> str:
         rest = f"the rest is Flax {self.flax}" if self.flax else "Flax is not installed"
         lines = [f"flax.nnx is nnxlite {_root.__version__}; {rest}."]
-        lines.append(f"Modules in use: {', '.join(self.replaced) or 'none'}.")
+        lines.append(f"Modules of it that were imported: {len(self.replaced)}.")
         for name, places in self.missing.items():
             where = ", ".join(f"{module} line {line}" for module, line in places)
             lines.append(f"Missing: {name}, asked for by {where}.")

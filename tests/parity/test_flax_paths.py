@@ -20,7 +20,8 @@ LEFT_OUT = {
     "classes of the transforms' own, which annotate nothing": """
         BwdFn CheckifyFn CustomVjp CustomVjpFnWrapper ForiLoopBodyFn FwdFn GradFn JitFn LiftedModule
         PmapFn RNNBase ScanFn ShardMapFn Simple* Stage ValueMetadata VmapFn WhileLoopBodyFn
-        WhileLoopCondFn Broadcasted general labeled resolve_kwargs split_inputs merge_inputs iteration""",
+        WhileLoopCondFn Broadcasted general labeled resolve_kwargs split_inputs merge_inputs
+        iteration""",
     "how a graph is flattened there": """
         ArrayRefDef ArrayRefOutput AuxData CallableProxy DataElem DelayedAccessor GRAPH_CONTEXT
         GenericPytree GetAttr GetItem GraphContext GraphFlatState GraphNodeImpl HasTag IndexesPytreeDef
@@ -47,6 +48,9 @@ LEFT_OUT = {
         variable_effect""",
 }
 """Names that Flax uses among its own files, by the reason why they are not here."""
+
+ELSEWHERE = ("bridge", "ids", "deprecations", "transforms.general")
+"""Submodules that other tests compare, and one of the machinery."""
 
 PATTERNS = " ".join(LEFT_OUT.values()).split()
 
@@ -91,7 +95,7 @@ def test_every_name_is_found_by_its_path():
     asked = {
         path: names_of_flax(module)
         for path, module in submodules(importlib.import_module("flax.nnx")).items()
-        if not path.startswith(("flax.nnx.bridge", "flax.nnx.ids", "flax.nnx.deprecations"))
+        if not path.startswith(tuple(f"flax.nnx.{name}" for name in ELSEWHERE))
     }
     missing = json.loads(printed("-m", "nnxlite.flax", "-c", NAMES, stdin=json.dumps(asked))[-1])
     unlisted = {
@@ -100,3 +104,14 @@ def test_every_name_is_found_by_its_path():
         if (names := [n for n in all_missing if not any(fnmatchcase(n, p) for p in PATTERNS)])
     }
     assert unlisted == {}
+
+
+STAR = "from flax.nnx import *; print(*(name for name in globals() if not name.startswith('_')))"
+
+
+def test_a_star_import_brings_the_names_of_flax():
+    program = ("-W", "ignore", "-c", STAR)
+    ours, theirs = printed("-m", "nnxlite.flax", "-c", STAR), printed(*program)
+    newer = {"RoPE", "dot_product_attention_with_rope"}  # since 0.12.12
+    newer |= set(ELSEWHERE)
+    assert set(ours[-1].split()) - newer == set(theirs[-1].split()) - newer

@@ -56,8 +56,9 @@ def imported_by() -> "str | None":
     theirs = [name for name in names if _is_ours(name) and not is_alias(sys.modules[name])]
     if not theirs or current() is not None:
         return None
-    first = min(map(names.index, theirs))
-    for name in reversed(names[:first]):  # a module is entered before the modules that it imports
+    # Python moves a module behind those that it imported when it is complete.
+    last = max(map(names.index, theirs))
+    for name in [*names[last + 1 :], *reversed(names[:last])]:
         if name.partition(".")[0] != "flax" and _refers(sys.modules[name]):
             return f"the module {name!r}"
     return "a module that did not keep it"
