@@ -173,6 +173,9 @@ NAMED_SCOPES: Setting[bool] = Setting(
 REF_VARIABLES: Setting[bool] = Setting("ref_variables", False)
 SOW_ONLY_IN_CAPTURE: Setting[bool] = Setting("sow_only_in_capture", False)
 TEXT_DEPTH: Setting[int] = Setting("text_depth", 32)  # deeper levels of a text form are collapsed
+# Warnings go to the logger "nnxlite": `nnxlite.flax` sets it, since Flax has none of them and a program
+# written for it may make an error of each.
+LOG_WARNINGS: Setting[bool] = Setting("log_warnings", False)
 # Whether classes of objects are pytrees where they do not say. Flax's variable is read here, because
 # the layers are defined before `nnxlite.flax` is imported.
 PYTREES: Setting[bool] = Setting("pytrees", flag_from_environment("FLAX_PYTREE_MODULE", True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import sys
 import types
@@ -11,6 +12,8 @@ import typing as tp
 import warnings
 
 import jax
+
+from nnxlite._config import LOG_WARNINGS
 
 T = tp.TypeVar("T")
 
@@ -189,7 +192,13 @@ def importing(remedy: str, name: str | None = None) -> tp.Iterator[None]:
 
 
 def warn_user(message: str) -> None:
-    """Warn (UserWarning) at the user's line: the innermost one outside this library and JAX."""
+    """Warn (UserWarning) at the user's line: the innermost one outside this library and JAX.
+
+    Under `nnxlite.flax` the message is logged instead.
+    """
+    if LOG_WARNINGS.get():
+        logging.getLogger("nnxlite").warning(message)
+        return
     frame = sys._getframe(1)
     level = 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):

@@ -15,12 +15,11 @@ import contextlib
 import dataclasses
 import types
 import typing as tp
-import warnings
 import weakref
 
 import jax
 
-from nnxlite._errors import path_text, short_type
+from nnxlite._errors import path_text, short_type, warn_user
 from nnxlite._statics import is_of_trusted
 from nnxlite.graph._kinds import CONTAINERS, OTHER, GraphNode, kind_of
 from nnxlite.variables import Variable
@@ -133,13 +132,11 @@ def warn_of_hidden(cls: type, name: tp.Any, value: tp.Any) -> None:
         return
     _warned.setdefault(cls, set()).add(name)
     kind, where = type(found.owner).__name__, path_text((name, *found.path))
-    warnings.warn(
+    warn_user(
         f"{cls.__name__}: '{where}' is {_a(found.data)} in a {kind}, which is neither an nnx.Module nor "
         "a pytree. It is static: not trained, saved, counted or switched by train() and eval(), and a "
         f"constant of every program. Derive {kind} from nnx.Module (or nnx.Pytree), or, if it is meant, "
-        f"write self.{name} = nnx.static(...).",
-        UserWarning,
-        stacklevel=2,
+        f"write self.{name} = nnx.static(...)."
     )
 
 

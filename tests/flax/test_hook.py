@@ -364,3 +364,23 @@ for info in [*pkgutil.iter_modules(nnxlite.flax.__path__, "nnxlite.flax."), None
 
 def test_examples():
     printed("-c", DOCTESTS)
+
+
+WARNINGS = """
+import jax.numpy as jnp
+from flax import nnx
+class Schedule:  # no Module, no pytree: static
+    def __init__(self): self.betas = jnp.ones(2)
+class Net(nnx.Module):
+    def __init__(self): self.schedule, self.rngs = Schedule(), nnx.Rngs(0)
+model = nnx.merge(*nnx.split(Net()))
+draw = nnx.vmap(lambda net, x: x + net.rngs.noise.normal(()), in_axes=(None, 0))
+print(draw(model, jnp.ones(2)).shape)
+"""
+
+
+def test_warnings_that_flax_does_not_give_are_logged():
+    done = python("-W", "error::UserWarning", "-c", "import nnxlite.flax\n" + WARNINGS)
+    assert (done.returncode, done.stdout) == (0, "(2,)\n"), done.stderr
+    assert "'schedule.betas' is a float32[2] in a Schedule" in done.stderr
+    assert "The random stream 'default'" in done.stderr
