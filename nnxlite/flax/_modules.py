@@ -92,11 +92,12 @@ class Alias(types.ModuleType):
             self._write(name, written[name])
 
     def _write(self, name: str, value: tp.Any) -> None:
-        target = _target(_path(self.__name__))
-        own = vars(target) if target is not None else {}
-        if name in own and not name.startswith("__") and not isinstance(value, types.ModuleType):
-            vars(self).setdefault("_written", {}).setdefault(name, own[name])
-            setattr(target, name, value)
+        target = None if name.startswith("__") else _target(_path(self.__name__))
+        if target is not None and name in vars(target):
+            written = vars(self).setdefault("_written", {})
+            original = written.setdefault(name, vars(target)[name])
+            if not _is_nnxlite(original):
+                setattr(target, name, value)
 
     def __dir__(self) -> list[str]:
         later = set(dir(_root)) - OURS if self.__name__ == ROOT else set()
@@ -123,9 +124,14 @@ class Alias(types.ModuleType):
         )
 
 
+def _is_nnxlite(value: tp.Any) -> bool:
+    """Whether a value is a module of nnxlite, for which there is one of Flax's name."""
+    return isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] == "nnxlite"
+
+
 def _renamed(value: tp.Any) -> tp.Any:
     """The module of Flax's name for a module of nnxlite that another one imports; other values."""
-    if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] == "nnxlite":
+    if _is_nnxlite(value):
         for name, module in list(sys.modules.items()):
             if module is value and _target(name.partition(".")[2]) is value:
                 return importlib.import_module(f"{ROOT}.{name.partition('.')[2]}".rstrip("."))
@@ -152,9 +158,7 @@ def fill(module: types.ModuleType) -> None:
         names.update(
             (name, value)
             for name, value in vars(target).items()
-            if not name.startswith("__")
-            and (path or name not in OURS)
-            and not (isinstance(value, types.ModuleType) and value.__name__.startswith("nnxlite"))
+            if not name.startswith("__") and (path or name not in OURS) and not _is_nnxlite(value)
         )
         names["__doc__"] = target.__doc__
         names["__file__"] = target.__file__ if hasattr(target, "__file__") else _root.__file__

@@ -43,6 +43,9 @@ layers, plain = flax.nnx.nn.attention, nnxlite.nn.attention
 with mock.patch("flax.nnx.nn.attention.combine_masks", 1), mock.patch.object(nnx, "own", 2, create=True):
     assert plain.combine_masks == layers.combine_masks == 1 and nnx.own == 2
 assert plain.combine_masks is layers.combine_masks is nnx.combine_masks and not hasattr(nnx, "own")
+with mock.patch("flax.nnx.nn.attention.lax", 4), mock.patch("flax.nnx.nn.linear", 5):
+    assert plain.lax == 4 and nnx.nn.linear == 5 and nnxlite.nn.linear.Linear is nnx.Linear
+assert plain.lax is layers.lax is original and nnx.nn.linear.__name__ == "flax.nnx.nn.linear"
 with mock.patch.object(layers, "split", 3, create=True):  # a name of another module
     assert layers.split == 3 and nnx.split is nnxlite.split
 assert layers.split is nnxlite.split
@@ -193,7 +196,7 @@ for arguments in json.load(sys.stdin):
 
 
 def test_bad_input():
-    """One sentence each, and exit status 2; the first in the way of a user, the others in one process."""
+    """One sentence each, and exit status 2: one as a user starts it, the others in one process."""
     done = python("-m", "nnxlite.flax", "nothing.py")
     assert (
         done.returncode == 2
