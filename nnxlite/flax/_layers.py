@@ -74,8 +74,8 @@ def _normalize(
     at = _canonicalize_axes(x.ndim, reduction_axes)
     along = _canonicalize_axes(x.ndim, feature_axes)
     layer = types.SimpleNamespace(epsilon=epsilon, dtype=dtype)
-    moments = [jnp.expand_dims(moment, at) for moment in (mean, var)]
-    return normalization._normalized(layer, x, *moments, along, scale, bias)
+    mean, var = jnp.expand_dims(mean, at), jnp.expand_dims(var, at)
+    return normalization._normalized(layer, x, mean, var, along, scale, bias)
 
 
 def _l2_normalize(x: jax.Array, axis: tp.Any = None, eps: float = 1e-12) -> jax.Array:
