@@ -91,6 +91,9 @@ class Alias(types.ModuleType):
         if name in written:  # a replaced name that was not here before
             self._write(name, written[name])
 
+    def __reduce__(self) -> tp.Any:  # cloudpickle, of a function that refers to it by a global
+        return importlib.import_module, (self.__name__,)
+
     def _write(self, name: str, value: tp.Any) -> None:
         target = None if name.startswith("__") else _target(_path(self.__name__))
         if target is not None and name in vars(target):

@@ -21,18 +21,21 @@ EXTRA: dict[str, tp.Callable[[], dict[str, tp.Any]]] = {
     "": _of("_private", "GRAPH"),
     "deprecations": _of("_layers", "DEPRECATIONS"),
     "graph": _of("_private", "GRAPH"),
-    "graphlib": _of("_private", "GRAPH"),
+    "graphlib": _of("_pickles", "GRAPH"),
     "ids": _of("_layers", "IDS"),
     "nn.linear": _of("_layers", "LINEAR"),
     "nn.normalization": _of("_layers", "NORMALIZATION"),
     "object": _of("_private", "OBJECT"),
     "pytreelib": _of("_private", "OBJECT"),
+    "variablelib": _of("_pickles", "VARIABLE"),
 }
 """For the path of a submodule ("" is `flax.nnx`, "nn.linear" a layer's file): its further names."""
 
 
 def prepare() -> None:
     """Run once, when `flax.nnx` is first imported: what classes of nnxlite need beyond names."""
-    from nnxlite.flax import _private
+    from nnxlite.flax import _pickles, _private, _rest
 
     _private.prepare()
+    _pickles.install()
+    _rest.install()

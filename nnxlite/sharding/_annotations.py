@@ -41,7 +41,8 @@ A = tp.TypeVar("A")
 P = tp.ParamSpec("P")
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
-_RULES: Setting[tuple[tuple[str, tp.Any], ...]] = Setting("logical_axis_rules", ())
+LOGICAL_AXIS_RULES: Setting[tuple[tuple[str, tp.Any], ...]] = Setting("logical_axis_rules", ())
+"""The pairs that `logical_axis_rules` sets."""
 
 
 # What an annotation means ------------------------------------------------------------------------
@@ -68,11 +69,12 @@ def logical_axis_rules(rules: Rules) -> tp.Iterator[None]:
     ...     tuple(nnx.get_partition_spec(v).value)
     (None, 'model')
     """
-    with _RULES.scope(tuple(_pairs(rules))):
+    with LOGICAL_AXIS_RULES.scope(tuple(rule_pairs(rules))):
         yield
 
 
-def _pairs(rules: Rules) -> tp.Iterator[tuple[str, tp.Any]]:
+def rule_pairs(rules: Rules) -> tp.Iterator[tuple[str, tp.Any]]:
+    """The rules as pairs; raises ValueError for one that is not a pair."""
     for rule in rules:
         if not isinstance(rule, (tuple, list)) or len(rule) != 2:
             raise ValueError(
@@ -88,8 +90,8 @@ def _rules_for(metadata: tp.Mapping[str, tp.Any]) -> dict[str, tp.Any]:
 
     Raises ValueError if the two disagree.
     """
-    current = dict(_RULES.get())
-    own = dict(_pairs(metadata.get("sharding_rules") or ()))
+    current = dict(LOGICAL_AXIS_RULES.get())
+    own = dict(rule_pairs(metadata.get("sharding_rules") or ()))
     for name in own.keys() & current.keys():
         if own[name] != current[name]:
             raise ValueError(
