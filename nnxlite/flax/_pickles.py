@@ -1,8 +1,8 @@
 """Pickles that programs wrote under Flax: their objects are rebuilt as ours.
 
-A pickle names classes of `flax.nnx...`, which are ours under the hook, makes an empty object of each, and
-gives it the attributes that it had there. `install` puts a `__setstate__` in front of that of each class
-which understands both what Flax wrote and what we write; nothing of this is in the classes themselves.
+A pickle names classes of `flax.nnx...`, which are ours under the hook, makes an empty object of each,
+and gives it the attributes that it had there. `install` puts a `__setstate__` in front of that of each
+class that understands what Flax wrote and what we write; nothing of this is in the classes themselves.
 
 Values, metadata, attributes and their statuses are taken over as they are. `_pytree__nodes` has the
 statuses there, `_pytree__state` what an object knows of its trace, and a List has its items under names.
