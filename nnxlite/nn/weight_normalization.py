@@ -300,7 +300,7 @@ def _give_norm(layer: WeightNorm, path: Path, weight: Variable[jax.Array]) -> ja
         weight.set_value(rounded(unit))
         return None
     along = [n if axis in features else 1 for axis, n in enumerate(value.shape)]
-    scale = layer.scales[path].get_value().reshape(along)
+    scale = jnp.asarray(layer.scales[path]).reshape(along)  # an array in old files of Flax
     used = rounded(unit * scale)
     weight.set_value(used)
     return jnp.where(scale > 0, used, jnp.where(scale < 0, -used, value))

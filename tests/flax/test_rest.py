@@ -32,3 +32,51 @@ def test_rules_of_linen_are_part_of_the_key_of_a_program():
     specs, message = printed("-c", RULES)
     assert specs == "P('embed', 'mlp') P('x', 'y')"
     assert "A logical axis rule is a pair" in message
+
+
+WRITE = """
+import nnxlite.flax, optax, pickle, sys
+from flax import nnx
+model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.BatchNorm(3, rngs=nnx.Rngs(0)))
+graphdef, state = nnx.split(model)
+with open(sys.argv[1], "wb") as file:
+    pickle.dump([model, graphdef, state, nnx.to_flat_state(state), nnx.Rngs(0)], file)
+print(float(model.layers[0].kernel.sum()))
+"""
+READ = """
+import pickle, sys
+with open(sys.argv[1], "rb") as file:
+    model, graphdef, state, flat, rngs = pickle.load(file)
+again = graphdef.merge(state)
+print(float(again.layers[0].kernel.sum()), type(again).__module__.split(".")[0], "flax" in sys.modules)
+"""
+
+
+def test_pickles_written_under_the_hook_need_no_hook(tmp_path):
+    (total,) = printed("-c", WRITE, str(tmp_path / "file"))
+    assert printed("-c", READ, str(tmp_path / "file")) == [f"{total} nnxlite False"]
+    with_hook = printed("-c", "import nnxlite.flax" + READ, str(tmp_path / "file"))
+    assert with_hook[0].startswith(f"{total} nnxlite")
+
+
+UNREADABLE = """
+import nnxlite.flax
+from flax import nnx
+from flax.nnx import graphlib
+import jax, jax.numpy as jnp, optax
+params = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+record = nnx.TrainState.create(nnx.graphdef(nnx.Dict()), params=params, tx=optax.sgd(0.1))
+form = graphlib.IndexesPytreeDef({}, jax.tree.structure(record))
+for kind, metadata in ((graphlib.GenericPytree, form), (set, None)):
+    node = graphlib.NodeDef(kind, None, None, 0, metadata)
+    try:
+        graphlib.GraphDef.__new__(graphlib.GraphDef).__setstate__([[node], [], 0])
+    except TypeError as error:
+        print(error)
+"""
+
+
+def test_a_graphdef_that_cannot_be_read_says_so():
+    lines = printed("-c", UNREADABLE)
+    assert [line.split("'")[1] for line in lines] == ["TrainState", "set"]
+    assert all("cannot be read here: pickle the state alone" in line for line in lines)

@@ -16,6 +16,7 @@ pytest.importorskip("flax")
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PROGRAM = HERE / "flax_interop.py"
+FILES = HERE / "flax_files.py"
 
 
 def run(file: Path, *arguments: object, hook: bool) -> None:
@@ -48,3 +49,13 @@ def results(tmp_path_factory):
 def test_a_program_around_flax_gives_the_same(results, name):
     theirs, ours = results
     assert ours[name] == theirs[name]
+
+
+def test_files_of_flax_are_read_here_and_ours_there(tmp_path):
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for folder in (theirs, ours):
+        folder.mkdir()
+    run(FILES, theirs, "write", hook=False)
+    run(FILES, theirs, "read", hook=True)
+    run(FILES, ours, "write", "read", hook=True)
+    run(FILES, ours, "read_checkpoints", hook=False)
