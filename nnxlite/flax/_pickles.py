@@ -20,6 +20,8 @@ import numpy as np
 
 from nnxlite._state import FlatState, State
 from nnxlite.boundary import DiffState, StateAxes, StateSharding
+from nnxlite.flax import _private
+from nnxlite.flax._private import PytreeState
 from nnxlite.graph import (
     GraphDef,
     LeafAttr,
@@ -40,20 +42,8 @@ NODES, STATE = "_pytree__nodes", "_pytree__state"
 SetState = tp.Callable[[tp.Any, tp.Any], None]
 
 
-class PytreeState:
-    """What an object of Flax knows of itself: its trace, and whether it is being initialized."""
-
-    def __init__(self, initializing: bool = False, is_setup: bool = False) -> None:
-        self._initializing, self._is_setup = initializing, is_setup
-
-    def __setstate__(self, state: tp.Any) -> None:
-        self.__init__()  # type: ignore[misc] - the trace in which it was made is none of ours
-
-
 jax.tree_util.register_pytree_node(
-    PytreeState,
-    lambda state: ((), (state._initializing, state._is_setup)),
-    lambda static, _: PytreeState(*static),
+    PytreeState, lambda state: ((), (False, False)), lambda static, _: PytreeState(*static)
 )
 
 
@@ -76,12 +66,12 @@ class ArrayRefDef:
     outer_index: int | None = None
 
 
-NAMES: dict[str, dict[str, tp.Any]] = {
-    "graphlib": {c.__name__: c for c in (GenericPytree, IndexesPytreeDef, ArrayRefDef)},
-    "pytreelib": {"PytreeState": PytreeState},
-    "variablelib": {"VariableMeta": type(Variable)},
+GRAPH = {
+    **_private.GRAPH,
+    **{c.__name__: c for c in (GenericPytree, IndexesPytreeDef, ArrayRefDef)},
 }
-"""By submodule: classes that pickles of Flax name and that have no other use here."""
+VARIABLE = {"VariableMeta": type(Variable)}
+"""Classes that pickles of Flax name and that have no other use here."""
 
 
 def variable_state(variable: tp.Any, state: tp.Any) -> tp.Any:
@@ -226,20 +216,6 @@ class _Builder:
         )
 
 
-def _read_user_state(noticed: tp.Any) -> tp.Any:
-    """`_pytree._noticed` for a `__setstate__` that writes what it gets to `__dict__`."""
-
-    def adapted(method: SetState) -> SetState:
-        def read(self: tp.Any, state: tp.Any) -> None:
-            method(self, state)
-            if NODES in self.__dict__:
-                Pytree.__setstate__(self, {**self.__dict__})
-
-        return tp.cast(SetState, noticed(functools.wraps(method)(read)))
-
-    return adapted
-
-
 def install() -> None:
     """Teach the classes to read what Flax wrote."""
     _adapted(Variable, variable_state)
@@ -257,4 +233,3 @@ def install() -> None:
     for cls, setstate in more.items():
         cls.__setstate__ = setstate
     tp.cast(tp.Any, GraphDef).__new__ = _new_graphdef
-    tp.cast(tp.Any, _pytree)._noticed = _read_user_state(_pytree._noticed)

@@ -371,6 +371,7 @@ def adopt_unknown(node: GraphNode) -> None:
     decide = getattr(node, "_nnx_decide", None) or (lambda name, value: has_data(value))
     for name in [name for name in status.copy() if name not in attributes]:
         status.pop(name, None)
+    elsewhere = []
     for name, value in attributes.copy().items():
         if name in status:
             continue
@@ -378,9 +379,11 @@ def adopt_unknown(node: GraphNode) -> None:
         if isinstance(member, functools.cached_property):
             del attributes[name]  # computed again when it is next read
         elif isinstance(member, KeptElsewhere):
-            member.__set__(node, attributes.pop(name))
+            elsewhere.append((member, attributes.pop(name)))
         else:
             status.setdefault(name, decide(name, value))
+    for member, value in elsewhere:  # last: it may say what the others are
+        member.__set__(node, value)
 
 
 def own_status(node: GraphNode) -> dict[tp.Any, bool]:

@@ -80,3 +80,16 @@ def test_a_graphdef_that_cannot_be_read_says_so():
     lines = printed("-c", UNREADABLE)
     assert [line.split("'")[1] for line in lines] == ["TrainState", "set"]
     assert all("cannot be read here: pickle the state alone" in line for line in lines)
+
+
+STATUSES = """
+import nnxlite.flax, jax
+from flax import nnx
+node = nnx.Dict()
+vars(node).update({"_pytree__nodes": {"size": True, "_pytree__nodes": False}, "size": 3, "name": "x"})
+print(list(nnx.state(node)), jax.tree.leaves(node), nnx.clone(node).name)
+"""
+
+
+def test_statuses_written_to_the_dict_of_an_object_count():
+    assert printed("-c", STATUSES) == ["['size'] [3] x"]
