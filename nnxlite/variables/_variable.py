@@ -850,7 +850,8 @@ def _new_ref_of(cls: type, value: tp.Any) -> tp.Any:
 
 
 def _shown(name: str, value: tp.Any) -> bool:
-    return name not in REQUIRED or value != _REQUIRED_DEFAULTS[name]
+    usual = EAGER_SHARDING.default if name == "eager_sharding" else False
+    return name not in REQUIRED or value != usual
 
 
 def _normal_entries(entries: dict[str, tp.Any]) -> dict[str, tp.Any]:

@@ -319,6 +319,7 @@ class Own(nnx.Module):
         return nnx.Module.sow(self, nnx.Intermediate, "seen", 1)
 print(nnx.set_graph_mode.current_value(), nnx.set_graph_updates.current_value())
 print(nnx.using_eager_sharding(), "..." in repr(nested), Own()())
+print(repr(nnx.Param(1.0)), repr(nnx.Param(1.0, eager_sharding=False)))
 print([len(jax.tree.leaves(x)) for x in (Own(), nnx.Linear(1, 1, rngs=nnx.Rngs(0)))])
 for name, value, read in (
     ("nnx_graph_mode", False, nnx.set_graph_mode.current_value),
