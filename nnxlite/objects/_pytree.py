@@ -333,7 +333,8 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         if "__setstate__" in cls.__dict__:
             cls.__setstate__ = _noticed(cls.__dict__["__setstate__"])
         following = super().__new__
-        cls._nnx_following = None if following is object.__new__ else following
+        if following is not object.__new__:
+            cls._nnx_following = following
         give_way(cls, Pytree, ("__copy__", "__delattr__", "__reduce_ex__"))
         for name in ("__setattr__", "__delattr__"):
             method = getattr(cls, name)
