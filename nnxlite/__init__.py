@@ -9,6 +9,7 @@
 __version__ = "0.1.0"  # the only place to change it: see docs/releasing.md
 
 import importlib as _importlib
+import importlib.util as _util
 import sys as _sys
 import typing as _tp
 
@@ -312,6 +313,7 @@ from nnxlite.variables._refs import array_ref as array_ref
 from nnxlite.variables._refs import is_array_ref as is_array_ref
 
 _LATER = {
+    "bridge": "",
     "checkpoint": "load_safetensors save_safetensors",
     "decoding": "Beams Generated Sampler beam_search generate generate_stream sampling",
     "distributed": "",
@@ -329,6 +331,7 @@ _LATER = {
 _PACKAGE_OF = {name: package for package, names in _LATER.items() for name in names.split()}
 
 if _tp.TYPE_CHECKING:  # the names of `_LATER`, for editors and type checkers
+    from nnxlite import bridge as bridge
     from nnxlite import checkpoint as checkpoint
     from nnxlite import decoding as decoding
     from nnxlite import distributed as distributed
@@ -395,15 +398,11 @@ else:  # so that type checkers see a wrong name
             return value
         if name == "__all__":  # `from nnxlite import *` has all names, too
             return [name for name in __dir__() if not name.startswith("_")]
-        if name == "bridge":
-            raise AttributeError(
-                "nnxlite has no `bridge`: modules of Linen cannot be wrapped. Rewrite them as "
-                "nnx.Module (the layers have the same names), and copy their weights with nnx.update."
-            )
         raise AttributeError(f"module 'nnxlite' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_LATER, *_PACKAGE_OF})
+        absent = set() if _util.find_spec("flax") else {"bridge"}  # it needs flax.linen
+        return sorted({*globals(), *_LATER, *_PACKAGE_OF} - absent)
 
 
 _paths.install(_sys.modules[__name__])

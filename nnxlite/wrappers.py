@@ -1,10 +1,11 @@
 """`nnx.wrappers`: a module as a pair of functions, `init` and `apply`.
 
-This is the part of the reference's module of this name that does not need Linen.
+The wrappers for modules of Linen are in `nnx.bridge.wrappers`, which is imported when one is used.
 """
 
 from __future__ import annotations
 
+import importlib
 import typing as tp
 
 from nnxlite._typing import M as M
@@ -87,3 +88,12 @@ def functional(cls: type[M]) -> tp.Callable[..., Functional[M]]:
         return Functional(cls, None, args, kwargs)
 
     return with_arguments
+
+
+_LINEN = frozenset({"ToLinen", "ToNNX", "lazy_init", "linen_rngs_dict", "to_linen"})
+
+
+def __getattr__(name: str) -> tp.Any:
+    if name in _LINEN:
+        return getattr(importlib.import_module("nnxlite.bridge.wrappers"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -47,7 +47,17 @@ LAYERS = [
     {"sharding", "filtered", "distributed"},
     {"nn"},
     {"training", "inspect", "checkpoint", "decoding", "serving", "layouts", "parallel"},
-    {"compat", "helpers", "lora", "summary", "visualization", "wrappers", "_paths"},
+    {
+        "compat",
+        "helpers",
+        "lora",
+        "summary",
+        "visualization",
+        "wrappers",
+        "_linen_rules",
+        "_paths",
+        "bridge",
+    },
     {"migrate", "flax"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -13,6 +13,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS: dict[str, tuple[str, ...]] = {
     "docs/first-model.md": ("orbax.checkpoint", "sklearn", "matplotlib"),
     "docs/serving.md": ("flatbuffers",),
+    "docs/migrating/linen.md": ("flax",),
     "docs/recipes/beside-others.md": ("flax", "equinox"),
     "docs/recipes/checkpoint-and-resume.md": ("orbax.checkpoint",),
     "docs/recipes/data-loading.md": ("orbax.checkpoint",),

@@ -34,8 +34,9 @@ EXTRA: dict[str, tp.Callable[[], dict[str, tp.Any]]] = {
 
 def prepare() -> None:
     """Run once, when `flax.nnx` is first imported: what classes of nnxlite need beyond names."""
-    from nnxlite.flax import _pickles, _private, _rest
+    from nnxlite._linen_rules import share_rules_with_linen
+    from nnxlite.flax import _pickles, _private
 
     _private.prepare()
     _pickles.install()
-    _rest.install()
+    share_rules_with_linen()

@@ -8,7 +8,7 @@ FLAX_NNX, LINEN = "migrating/flax-nnx.md", "migrating/linen.md"
 EQUINOX, HAIKU, TORCH = "migrating/equinox.md", "migrating/haiku.md", "migrating/pytorch.md"
 
 FLAX: dict[str, tuple[str, str]] = {
-    "flax.linen": ("rewrite its modules as nnx.Module; the layers have similar names", LINEN),
+    "flax.linen": ("rewrite its modules as nnx.Module, or wrap them with nnx.bridge.ToNNX", LINEN),
     "flax.training.train_state": ("use nnx.Optimizer, which contains the step too", LINEN),
     "flax.training.checkpoints": ("use nnx.checkpoint.save and restore", "checkpoints.md"),
     "flax.training.orbax_utils": ("use nnx.checkpoint.save and restore", "checkpoints.md"),
@@ -30,8 +30,6 @@ FLAX: dict[str, tuple[str, str]] = {
 OTHER_FLAX = ("keep Flax installed for it, or replace it", FLAX_NNX)
 
 ABSENT: dict[str, tuple[str, str]] = {
-    "bridge": ("rewrite modules of Linen as nnx.Module and copy their weights", LINEN),
-    "wrappers": ("rewrite modules of Linen as nnx.Module and copy their weights", LINEN),
     "TreeNode": ("use nnx.Pytree", FLAX_NNX),
     "GraphNode": ("use nnx.Object", FLAX_NNX),
     "ModuleMeta": ("remove it; Module has no metaclass to derive from", FLAX_NNX),

@@ -20,6 +20,8 @@ def missing(path: str) -> str:
         walked.append(part)
         try:
             value = getattr(value, part)
+        except ImportError:
+            return ""  # it needs a package that is not installed
         except AttributeError:
             try:
                 value = importlib.import_module(".".join(walked))

@@ -20,6 +20,7 @@ from nnxlite.objects._owners import note_deleted as note_deleted
 from nnxlite.objects._pytree import Data as Data
 from nnxlite.objects._pytree import Object as Object
 from nnxlite.objects._pytree import Pytree as Pytree
+from nnxlite.objects._pytree import PytreeMeta as PytreeMeta
 from nnxlite.objects._pytree import Static as Static
 from nnxlite.objects._pytree import check_pytree as check_pytree
 from nnxlite.objects._pytree import data as data

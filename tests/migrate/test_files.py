@@ -47,7 +47,7 @@ def test_check_fails_where_anything_is_left(here):
     (here / "a.py").write_text(OLD)
     assert main(["a.py", "--check", "--quiet"]) == 1
     assert main(["a.py", "--check", "--write"]) == 0
-    (here / "a.py").write_text(NEW + "nnx.bridge\n")
+    (here / "a.py").write_text(NEW + "nnx.Scan\n")
     assert main(["a.py"]) == 0
     assert main(["a.py", "--check"]) == 1
 
@@ -142,7 +142,7 @@ NOTEBOOK = """{
    ]
   },
   {"cell_type": "code", "source": "%%bash\\nfrom flax import nnx"},
-  {"cell_type": "code", "source": "s = 'é'\\nnnx.Optimizer(m, tx)\\nnnx.bridge"}
+  {"cell_type": "code", "source": "s = 'é'\\nnnx.Optimizer(m, tx)\\nnnx.Scan"}
  ],
  "nbformat": 4
 }"""
@@ -158,7 +158,7 @@ def test_cells_of_a_notebook_are_one_program(here, capsys):
     assert new.startswith(changed[:start]) and new.endswith(changed[stop:])
     code = "".join(json.loads(new)["cells"][1]["source"])
     assert "from flax import (\n    struct,\n)\nimport nnxlite as nnx\nnnx.Param?" in code
-    assert "a.ipynb:cell 3:3:1: nnxlite has no `bridge`" in capsys.readouterr().out
+    assert "a.ipynb:cell 3:3:1: nnxlite has no `Scan`" in capsys.readouterr().out
     assert main(["a.ipynb", "--write", "--quiet"]) == 0
     assert (here / "a.ipynb").read_text(encoding="utf-8") == new
 

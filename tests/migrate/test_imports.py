@@ -39,7 +39,7 @@ FORMS = {
     ),
     "if 1: from flax import nnx, struct": "if 1: from flax import struct; import nnxlite as nnx",
     "x = 1; from flax import nnx; y = 2": "x = 1; import nnxlite as nnx; y = 2",
-    "from flax.nnx import bridge, Param": "from flax.nnx import bridge\nfrom nnxlite import Param",
+    "from flax.nnx import Scan, Param": "from flax.nnx import Scan\nfrom nnxlite import Param",
     "def f():\n\tfrom flax import struct, nnx\n\treturn nnx": (
         "def f():\n\tfrom flax import struct\n\timport nnxlite as nnx\n\treturn nnx"
     ),

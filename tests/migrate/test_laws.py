@@ -20,13 +20,13 @@ import flax.nnx as fx
 import flax
 import flax.nnx
 from flax import struct, nnx as n
-from flax.nnx import Param, bridge
+from flax.nnx import Param, Scan
 x = flax.nnx.Param(1)
 flax.linen.Dense(3)
 fx.VariableState(fx.Param, 3)
 o = nnx.Optimizer(m, tx); o.update(g)
 nnx.grad(f, wrt=nnx.Param)(m)
-m: 'flax.nnx.Module' = fx.bridge""".split("\n")
+m: 'flax.nnx.Module' = fx.Scan""".split("\n")
 )
 OTHER = st.one_of(
     st.sampled_from(

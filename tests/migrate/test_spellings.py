@@ -41,7 +41,6 @@ def test_names_of_flax_are_replaced_inside_other_edits():
 
 
 STAYING = {
-    "nnx.bridge.ToNNX(m)": ("nnxlite has no `bridge`", "rewrite modules of Linen"),
     "nnx.TreeNode": ("nnxlite has no `TreeNode`", "use nnx.Pytree"),
     "nnx.Scan": ("nnxlite has no `Scan`", "nnx.scan"),
     "nnx.graph.static_cache": ("nnxlite has no `graph.static_cache`", "private, or no longer"),
@@ -74,8 +73,8 @@ STAYING = {
     ),
     "import_module('flax.nnx.nn')": ("a string says `flax.nnx.nn`", 'write "nnxlite.nn"'),
     "from flax.nnx import *": ("a star import", "import nnxlite as nnx"),
-    "from flax.nnx import bridge": ("nnxlite has no `bridge`", "Linen"),
-    "import flax.nnx.bridge": ("nnxlite has no `bridge`", "Linen"),
+    "from flax.nnx import Vmap": ("nnxlite has no `Vmap`", "nnx.vmap"),
+    "import flax.nnx.Vmap": ("nnxlite has no `Vmap`", "nnx.vmap"),
     "import flax.struct": ("`flax.struct` stays", "nnx.dataclass"),
     "from flax import linen": ("`flax.linen` stays", "nnx.Module"),
     "from flax.core import FrozenDict": ("`flax.core` stays", "plain dicts"),

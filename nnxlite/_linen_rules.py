@@ -27,12 +27,12 @@ class _AxisRules:
         LOGICAL_AXIS_RULES.restore((pairs,) if pairs else ())
 
 
-def install() -> None:
+def share_rules_with_linen() -> None:
     """Share the rules with Flax, where it is installed."""
     try:
         spmd: tp.Any = importlib.import_module("flax.core.spmd")
     except ModuleNotFoundError:
         return
-    if hasattr(spmd, "_axis_rules"):
+    if hasattr(spmd, "_axis_rules") and not isinstance(spmd._axis_rules, _AxisRules):
         present, spmd._axis_rules = spmd._axis_rules.rules, _AxisRules()
         spmd._axis_rules.rules = present

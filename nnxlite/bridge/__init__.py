@@ -1,0 +1,44 @@
+"""`nnx.bridge`: modules of Linen and of this library inside each other.
+
+It needs Flax, for `flax.linen`, and is imported when it is first used.
+
+>>> import nnxlite as nnx, flax.linen as nn, jax.numpy as jnp
+>>> model = nnx.bridge.ToNNX(nn.Dense(4), rngs=nnx.Rngs(0))
+>>> nnx.bridge.lazy_init(model, jnp.ones((1, 3))).kernel.shape
+(3, 4)
+"""
+
+try:
+    import flax.linen as _linen
+except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("flax"):
+        raise
+    raise ImportError(
+        "nnx.bridge is for modules of flax.linen, and Flax is not installed: pip install flax"
+    ) from error
+
+from nnxlite._linen_rules import share_rules_with_linen
+from nnxlite.bridge import interop as interop
+from nnxlite.bridge import module as module
+from nnxlite.bridge import variables as variables
+from nnxlite.bridge import wrappers as wrappers
+from nnxlite.bridge.interop import linen_in_bridge_mdl as linen_in_bridge_mdl
+from nnxlite.bridge.interop import nnx_in_bridge_mdl as nnx_in_bridge_mdl
+from nnxlite.bridge.module import AttrPriority as AttrPriority
+from nnxlite.bridge.module import Module as Module
+from nnxlite.bridge.module import Scope as Scope
+from nnxlite.bridge.module import compact as compact
+from nnxlite.bridge.module import current_context as current_context
+from nnxlite.bridge.module import current_module as current_module
+from nnxlite.bridge.variables import NNXMeta as NNXMeta
+from nnxlite.bridge.variables import with_partitioning as with_partitioning
+from nnxlite.bridge.wrappers import Functional as Functional
+from nnxlite.bridge.wrappers import ToLinen as ToLinen
+from nnxlite.bridge.wrappers import ToNNX as ToNNX
+from nnxlite.bridge.wrappers import functional as functional
+from nnxlite.bridge.wrappers import lazy_init as lazy_init
+from nnxlite.bridge.wrappers import to_linen as to_linen
+from nnxlite.nn import initializers as initializers
+
+share_rules_with_linen()
+del _linen, share_rules_with_linen

@@ -1,0 +1,433 @@
+"""`nnx.bridge`: what it does beyond the reference, what it says, and what it costs."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import nnxlite as nnx
+
+nn = pytest.importorskip("flax.linen")
+
+from flax import struct  # noqa: E402
+from flax.core import meta  # noqa: E402
+
+X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+KEY = jax.random.key(0)
+
+
+def run(program: str) -> str:
+    """What a program prints in a new interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_bridge_is_imported_at_first_use_and_imports_linen_alone():
+    program = "import sys, nnxlite as nnx; print('flax' in sys.modules); nnx.bridge.ToNNX; "
+    assert run(program + "print('flax.nnx' in sys.modules)").split() == ["False", "False"]
+    assert nnx.wrappers.ToNNX is nnx.bridge.ToNNX
+    assert nnx.wrappers.functional is nnx.bridge.functional
+    with pytest.raises(AttributeError, match=r"'nnxlite\.wrappers' has no attribute 'nothing'"):
+        getattr(nnx.wrappers, "nothing")  # noqa: B009
+
+
+def test_without_flax():
+    program = """import sys, importlib.util
+class NoFlax:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "flax":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, NoFlax())
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "flax" else find_spec(name, *a)
+import nnxlite as nnx
+print("bridge" in dir(nnx))
+try:
+    nnx.bridge
+except ImportError as error:
+    print(error)
+"""
+    assert run(program).splitlines() == [
+        "False",
+        "nnx.bridge is for modules of flax.linen, and Flax is not installed: pip install flax",
+    ]
+
+
+# ToNNX ---------------------------------------------------------------------------------------------
+
+
+class Norm(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.BatchNorm(use_running_average=False)(nn.Dense(4)(x))
+        self.sow("intermediates", "h", x)
+        return x
+
+
+def test_a_call_writes_into_the_variables_that_are_there():
+    """An optimizer, or another module with the same Variable, sees the new value."""
+    model = nnx.bridge.ToNNX(Norm(), nnx.Rngs(0)).lazy_init(X)
+    shared = nnx.Dict(mean=model.BatchNorm_0["mean"])
+    kernel = model.Dense_0["kernel"]
+    model(X, mutable=True)
+    assert shared.mean is model.BatchNorm_0["mean"] and shared.mean[...].any()
+    assert model.Dense_0["kernel"] is kernel
+    model(X, mutable=True)
+    assert len(model.h[...]) == 2
+
+
+def test_a_training_step_is_traced_once_and_equal_models_share_it():
+    traces = []
+
+    @nnx.jit
+    def step(model, optimizer):
+        traces.append(1)
+        loss = lambda model: (model(X, mutable=["batch_stats"]) ** 2).mean()
+        optimizer.update(model, nnx.grad(loss)(model))
+
+    for seed in range(2):
+        model = nnx.bridge.ToNNX(Norm(), nnx.Rngs(seed)).lazy_init(X)
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        for _ in range(3):
+            step(model, optimizer)
+    assert len(traces) == 1
+
+
+def test_a_failed_lazy_init_leaves_no_mark():
+    class Fails(nnx.Module):
+        def __init__(self):
+            self.a = nnx.bridge.ToNNX(nn.Dense(3), nnx.Rngs(0))
+
+        def __call__(self, x):
+            raise RuntimeError(str(self.a(x).shape))
+
+    model = Fails()
+    with pytest.raises(RuntimeError, match="2, 3"):
+        nnx.bridge.lazy_init(model, X)
+    assert sorted(vars(model.a)) == ["bias", "kernel", "to_nnx__module", "to_nnx__rngs"]
+    assert np.array_equal(model.a(X), model.a(X))
+
+
+def test_other_attributes_of_a_wrapper_are_left_out_of_the_collections():
+    model = nnx.bridge.ToNNX(nn.Dense(3), 0).lazy_init(X)
+    model.other, model.text = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), "text"
+    assert model(X).shape == (2, 3) and model.module is model.to_nnx__module
+    assert model.rngs is model.to_nnx__rngs
+    assert model(X, rngs={"params": KEY}).shape == (2, 3)
+
+
+def test_checkpoints_of_a_wrapper(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    model = nnx.bridge.ToNNX(Norm(), nnx.Rngs(0)).lazy_init(X)
+    other = nnx.bridge.ToNNX(Norm(), nnx.Rngs(1)).lazy_init(X)
+    nnx.checkpoint.save(tmp_path / "saved", model=model)
+    nnx.checkpoint.restore(tmp_path / "saved", model=other)
+    assert np.array_equal(other.Dense_0["kernel"], model.Dense_0["kernel"])
+
+
+# ToLinen -------------------------------------------------------------------------------------------
+
+
+class Hooked(nnx.Module):
+    def __init__(self, rngs):
+        self.w = nnx.Param(jnp.ones(3), on_get_value=lambda variable, value: value * 10)
+
+    def __call__(self, x):
+        return x * self.w
+
+
+def test_a_value_with_a_hook_goes_to_linen_as_it_is_stored():
+    module = nnx.bridge.to_linen(Hooked)
+    v = module.init(KEY, X)
+    assert meta.unbox(v)["params"]["w"].tolist() == [1.0] * 3
+    out, updates = module.apply(v, X, mutable=True)
+    assert np.array_equal(out, X * 10) and updates["params"]["w"].value.tolist() == [1.0] * 3
+
+
+def test_sown_values_may_be_passed_in():
+    class Sows(nnx.Module):
+        def __init__(self, rngs):
+            del rngs
+
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "h", x)
+            return x
+
+    module = nnx.bridge.to_linen(Sows)
+    _, first = module.apply({}, X, mutable=True)
+    _, second = module.apply(first, X, mutable=True)
+    assert len(second["intermediates"]["h"]) == 2
+
+
+class Step(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        init = nnx.with_partitioning(nnx.initializers.ones_init(), (None, "model"))
+        return nnx.bridge.to_linen(nnx.Linear, 3, 3, kernel_init=init, name="l")(x), None
+
+
+@pytest.mark.parametrize("given, name", [({"partition_name": "layers"}, "layers"), ({}, None)])
+def test_an_axis_that_linen_adds_has_its_name(given, name):
+    stack = nn.scan(
+        Step,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        length=2,
+        metadata_params=given,
+    )
+    v = stack().init(KEY, X, None)
+    spec = nn.get_partition_spec(v)["params"]["l"]["kernel"]
+    assert tuple(spec) == (name, None, "model")
+    assert stack().apply(v, X, None)[0].shape == X.shape
+    box = nnx.bridge.NNXMeta(nnx.Param, X, {"sharding": (None, "model")})  # without the axis
+    assert box.remove_axis(0, {"partition_name": "layers"}) is box
+
+
+class Tagged(struct.PyTreeNode, meta.AxisMetadata):
+    """A box of the user's."""
+
+    value: tp.Any
+    tag: str = struct.field(default="t", pytree_node=False)
+
+    def unbox(self):
+        return self.value
+
+    def replace_boxed(self, val):
+        return self.replace(value=val)
+
+    def add_axis(self, index, params):
+        return self
+
+    def remove_axis(self, index, params):
+        return self
+
+
+def test_a_box_of_the_user_comes_back():
+    variables = nnx.bridge.variables
+    variable = variables.to_nnx_var("params", Tagged(X, tag="mine"))
+    assert variable.tag == "mine"
+    assert variables.to_linen_var(variable) == Tagged(variable[...], tag="mine")
+
+
+def test_logical_rules_are_one_setting_for_both():
+    annotated = nnx.Param(jnp.ones((2, 2)), sharding=("in", "out"))
+    with nn.logical_axis_rules((("in", None), ("out", "model"))):
+        assert tuple(nnx.get_partition_spec(annotated).get_value()) == (None, "model")
+        with nnx.logical_axis_rules([("out", ["data", "model"])]):
+            assert tuple(nnx.get_partition_spec(annotated).get_value()) == ("in", ("data", "model"))
+            assert tuple(nn.logical_to_mesh_axes(("out",))) == (("data", "model"),)
+    assert not nn.get_logical_axis_rules()
+
+
+# bridge.Module -------------------------------------------------------------------------------------
+
+
+class Dense(nnx.bridge.Module):
+    features: int
+
+    @nnx.bridge.compact
+    def __call__(self, x):
+        init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
+        return x @ self.param("w", init, (x.shape[-1], self.features))
+
+
+class Assigned(nnx.bridge.Module):
+    def setup(self):
+        key = self.make_rng() if self.is_initializing() else jax.random.key(9)
+        self.w = nnx.Param(jax.random.uniform(key, (3,)))
+        self.many = nnx.List([Dense(3), Dense(3)])
+
+    def __call__(self, x):
+        return self.many[1](self.many[0](x)) * self.w
+
+
+class Twice(nnx.bridge.Module):
+    @nnx.bridge.compact
+    def __call__(self, x):
+        inner = Inner()
+        return self.more(inner(inner(x)))
+
+    @nnx.bridge.compact
+    def more(self, x):
+        return Inner()(x)
+
+
+class Inner(nnx.bridge.Module):
+    @nnx.bridge.compact
+    def __call__(self, x):
+        return nnx.bridge.nnx_in_bridge_mdl(lambda rngs: nnx.Linear(3, 3, rngs=rngs))(Dense(3)(x))
+
+
+class Trees(nnx.bridge.Module):
+    @nnx.bridge.compact
+    def __call__(self, x):
+        pair = self.variable("cache", "pair", lambda: {"a": jnp.ones(2), "b": {"c": jnp.zeros(1)}})
+        self.sow("intermediates", "h", x)
+        boxed = self.param(
+            "boxed", lambda key: nn.Partitioned(x, names=(None, "model")), unbox=False
+        )
+        assert isinstance(boxed.get_value(), nn.Partitioned) is self.is_initializing()
+        return x * pair["b"]["c"]
+
+
+@pytest.mark.parametrize("make", [Assigned, Twice, Trees, functools.partial(Dense, 3)])
+def test_apply_gives_back_what_init_made(make):
+    module = make()
+    out, v = module.init_with_output(0, X)
+    rngs = 5 if make is Twice else None  # `nnx_in_bridge_mdl` is made again
+    again, same = module.apply(v, X, mutable=True, rngs=rngs)
+    assert np.array_equal(again, out)
+    same.pop("intermediates", None), v.pop("intermediates", None)
+    assert jax.tree.structure(same) == jax.tree.structure(v)
+    assert all(map(np.array_equal, jax.tree.leaves(same), jax.tree.leaves(v)))
+    if make is Twice:
+        assert [*v["params"]] == ["Inner_0", "Inner_1"]
+        assert sorted(v["params"]["Inner_0"]) == ["Dense_0", "Linear_0"]
+        assert np.array_equal(module.apply(v, X), out)
+
+
+# What it says --------------------------------------------------------------------------------------
+
+
+class Conflict(nnx.bridge.Module):
+    def setup(self):
+        self.Dense_0 = Dense(3)
+
+    @nnx.bridge.compact
+    def __call__(self, x):
+        return Dense(2)(self.Dense_0(x))
+
+
+class Outside(nnx.bridge.Module):
+    def __call__(self, x):
+        with_entry = nnx.bridge.compact(lambda self: nnx.bridge.linen_in_bridge_mdl(nn.Dense(3)))
+        return with_entry(self)
+
+
+class Named(nn.Module):
+    name_of: str
+
+    @nn.compact
+    def __call__(self, x):
+        return self.param(self.name_of, nn.initializers.ones, (3,))
+
+
+bv = nnx.bridge.variables
+MISTAKES: dict[str, tuple[tp.Callable[[], tp.Any], type[Exception], str]] = {
+    "kind of another collection": (
+        lambda: bv.to_nnx_var("params", nnx.bridge.NNXMeta(nnx.Cache, X, {})),
+        ValueError,
+        r"collection 'params' is for Param, and has an NNXMeta of Cache.*register_variable_name",
+    ),
+    "path without a collection": (
+        lambda: bv.get_col_name(("params",)),
+        ValueError,
+        r"begins with the name of a collection, as DictKey\('params'\), got \('params',\)",
+    ),
+    "collection that is an array": (
+        lambda: bv.linen_vars_to_nnx_attrs({"w": X}),
+        TypeError,
+        r"The collection 'w' is a ndarray, not a mapping.*\{'params': \{'kernel': w\}\}",
+    ),
+    "leaf twice": (
+        lambda: bv.linen_vars_to_nnx_attrs({"params": {"a": {"w": X}}, "stats": {"a": {"w": X}}}),
+        ValueError,
+        r"duplicate variable path \('a', 'w'\): .*collection 'stats', and a Param.*different names",
+    ),
+    "leaf and tree": (
+        lambda: bv.linen_vars_to_nnx_attrs({"params": {"a": {"w": X}}, "stats": {"a": X}}),
+        ValueError,
+        r"path \('a',\): .*'stats', and other variables below it",
+    ),
+    "tree and leaf": (
+        lambda: bv.linen_vars_to_nnx_attrs({"params": {"a": X}, "stats": {"a": {"w": X}}}),
+        ValueError,
+        r"path \('a',\): .*'stats', and a Param",
+    ),
+    "array without a collection": (
+        lambda: bv.nnx_attrs_to_linen_vars({"a": {"w": X}}),
+        ValueError,
+        r"collection name from value at \('a', 'w'\): it is of type ndarray.*nnx\.Param",
+    ),
+    "lazy_init of a function": (
+        lambda: nnx.bridge.lazy_init(len, X),
+        ValueError,
+        r"fn = <built-in function len> needs to be an nnx\.Module or one of its methods",
+    ),
+    "attribute": (
+        lambda: nnx.bridge.ToNNX(nn.Dense(3), nnx.Rngs(0)).kernel,
+        AttributeError,
+        r"'ToNNX' object has no attribute 'kernel': neither a variable of Dense \(lazy_init makes",
+    ),
+    "name of ToNNX": (
+        lambda: nnx.bridge.ToNNX(Named("to_nnx__rngs"), nnx.Rngs(0)).lazy_init(X),
+        ValueError,
+        r"Named has a variable 'to_nnx__rngs', which is an attribute of ToNNX itself",
+    ),
+    "instance": (
+        lambda: nnx.bridge.to_linen(nnx.Linear(3, 4, rngs=nnx.Rngs(0))).init(KEY, X),
+        TypeError,
+        r"makes its module in each call, and got a Linear that exists.*to_linen\(nnx\.Linear, 3, 4\)",
+    ),
+    "not a module": (
+        lambda: nnx.bridge.to_linen(dict, skip_rng=True).init(KEY, X),
+        TypeError,
+        r"ToLinen: <class 'dict'> returned a dict, not an nnx\.Module",
+    ),
+    "nnx_method": (
+        lambda: nnx.bridge.to_linen(nnx.Linear, 3, 4).init(KEY, X, nnx_method=3),
+        TypeError,
+        r"nnx_method=3 must be a callable or the name of a method, got <class 'int'>",
+    ),
+    "unbound": (
+        lambda: Dense(3)(X),
+        ValueError,
+        r"Dense is not bound, and makes 'w'\. Parameters must be initialized in `setup\(\)`",
+    ),
+    "unbound stream": (
+        lambda: Dense(3).make_rng("dropout"),
+        ValueError,
+        r"Dense\.make_rng\('dropout'\): Can't use RNGs on unbound modules",
+    ),
+    "no init_fn": (
+        lambda: Dense(3).apply({}, X, method=lambda m, x: m.variable("cache", "k")),
+        ValueError,
+        r"Dense has no variable 'k' in the collection 'cache'\. Expected 'init_fn' to be a callable",
+    ),
+    "name of a submodule": (
+        lambda: Conflict().init(0, X),
+        ValueError,
+        r"Conflict has an attribute 'Dense_0', which is also the name of a submodule.*: a Dense\.",
+    ),
+    "interop outside": (
+        lambda: nnx.bridge.linen_in_bridge_mdl(nn.Dense(3)),
+        ValueError,
+        r"linen_in_bridge_mdl\(\) only needed inside bridge Module: call it in `setup` or under",
+    ),
+    "interop unbound": (
+        lambda: Outside()(X),
+        ValueError,
+        r"linen_in_bridge_mdl: Outside is not bound; call it by `init` or `apply`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name):
+    call, kind, message = MISTAKES[name]
+    with pytest.raises(kind, match=f"(?s){message}"):
+        call()
