@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -33,6 +34,21 @@ def _options() -> list[str]:
     return given if last == "-" else [*given, last]
 
 
+def _is_module(name: str) -> bool:
+    """Whether there is a module, as `python -m` looks for it; imports none of its parents."""
+    top, *rest = name.split(".")
+    sys.path.insert(0, os.getcwd())
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    for part in rest:
+        if spec is not None:
+            folders = spec.submodule_search_locations or []
+            spec = importlib.machinery.PathFinder.find_spec(f"{spec.name}.{part}", folders)
+    return spec is not None
+
+
 def _missing(program: list[str]) -> str | None:
     """Why a program cannot be started, in one sentence."""
     match program:
@@ -41,12 +57,7 @@ def _missing(program: list[str]) -> str | None:
         case ["-m" | "-c" as option]:
             return f"{option} needs {'a module' if option == '-m' else 'code'} after it."
         case ["-m", name, *_]:
-            sys.path.insert(0, os.getcwd())
-            try:
-                found = importlib.util.find_spec(name.partition(".")[0])
-            except (ImportError, ValueError):
-                found = None
-            return None if found else f"There is no module named {name!r}."
+            return None if _is_module(name) else f"There is no module named {name!r}."
         case ["-c", *_]:
             return None
         case [option, *_] if option.startswith("-") and option != "-":

@@ -177,6 +177,11 @@ BAD = {
         ["-m", "no_such.module"],
         "There is no module named 'no_such.mo",
     ),
+    "a part that is not there": (
+        ["-m", "json.nothing"],
+        "There is no module named 'json.nothing'.",
+    ),
+    "no package": (["-m", "os.path.nothing"], "There is no module named 'os.path.nothing'."),
     "no module": (["-m"], "-m needs a module after it."),
     "no code": (["-c"], "-c needs code after it."),
     "an option": (

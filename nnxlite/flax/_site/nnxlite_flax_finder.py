@@ -116,7 +116,9 @@ class OnlyNnx(importlib.abc.Loader):
 class Finder(importlib.abc.MetaPathFinder):
     """Answers before every other finder."""
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+    def find_spec(
+        self, name: str, path: object = None, target: "types.ModuleType | None" = None
+    ) -> "importlib.machinery.ModuleSpec | None":
         """The spec of a module that is ours, or None."""
         if name == NAME:
             if problem := fault():
@@ -137,7 +139,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def _spec(self, name: str, loader: importlib.abc.Loader) -> importlib.machinery.ModuleSpec:
         return importlib.machinery.ModuleSpec(name, loader, origin="nnxlite", is_package=True)
 
-    def _flax(self, target: object) -> object:
+    def _flax(self, target: "types.ModuleType | None") -> "importlib.machinery.ModuleSpec | None":
         """None where Flax is installed, so that the other finders find it."""
         for finder in sys.meta_path:
             if finder is not self and hasattr(finder, "find_spec"):
