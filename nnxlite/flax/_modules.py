@@ -63,11 +63,10 @@ def _target(path: str) -> types.ModuleType | None:
     if any(part.startswith("_") for part in path.split(".")) or path.partition(".")[0] == "flax":
         return None
     try:
-        if name in sys.modules or importlib.util.find_spec(name) is not None:
-            return importlib.import_module(name)
-    except ModuleNotFoundError:  # the parent is no package
-        pass
-    return None
+        found = name in sys.modules or importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent is not a package
+        return None
+    return importlib.import_module(name) if found else None
 
 
 def exists(name: str) -> bool:
