@@ -140,6 +140,8 @@ def api_problems(pages: Path = API, package: types.ModuleType | None = None) -> 
             found[entry.name] = resolve(entry.name, package)
         except LookupError:
             problems.append(f"{entry.page}: nnx.{entry.name} does not exist")
+        except ImportError:  # it needs a package that is not installed here
+            continue
 
     for name, times in collections.Counter(entry.name for entry in listed).items():
         if times > 1:

@@ -278,7 +278,7 @@ class Module(objects.Module, metaclass=ModuleMeta):
     def __init_subclass__(cls, **kwargs: tp.Any) -> None:
         super().__init_subclass__(**kwargs)
         if own_annotations(cls):  # else it has the fields, or the `__init__`, of its base
-            dataclass(cls, eq=False)  # pyright: ignore[reportCallIssue]
+            dataclass(eq=False)(cls)
 
     if not tp.TYPE_CHECKING:
 

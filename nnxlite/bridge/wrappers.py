@@ -36,12 +36,12 @@ _LEAVES = frozenset({ARRAY, VARIABLE})
 _OWN = frozenset({"to_nnx__module", "to_nnx__rngs", _INITIALIZING})
 
 
-def _keys(rngs: tp.Any) -> tp.Mapping[str, jax.Array]:
+def _keys(rngs: tp.Any) -> dict[str, jax.Array]:
     """The next key of each stream by name, as Linen takes them; a default stream is for `params`."""
     if rngs is None:
         return {}
     if not isinstance(rngs, Rngs):
-        return rngs if isinstance(rngs, tp.Mapping) else {"params": rngs}
+        return dict(rngs) if isinstance(rngs, tp.Mapping) else {"params": rngs}
     keys = {name: stream() for name, stream in rngs.items()}
     if "params" not in keys and "default" in keys:
         keys["params"] = keys.pop("default")
@@ -88,7 +88,8 @@ def lazy_init(fn: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         fn(*args, **kwargs)
     finally:
         for each in wrapped:
-            vars(each).get(_INITIALIZING) and delattr(each, _INITIALIZING)
+            if _INITIALIZING in vars(each):
+                delattr(each, _INITIALIZING)
     return fn
 
 
@@ -111,6 +112,8 @@ class ToNNX(Module):
     >>> nnx.grad(lambda m: m(x).sum())(layer)["bias"].value.tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
+
+    to_nnx__initializing: bool  # while `lazy_init` runs, else missing
 
     def __init__(self, module: linen.Module, rngs: Rngs | jax.Array | int | None = None) -> None:
         bound = isinstance(module, linen.Module) and module.scope is not None

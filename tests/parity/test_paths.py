@@ -21,7 +21,7 @@ def public_names() -> list[tuple[str, str]]:
     found = []
     for full, module in sorted(sys.modules.items()):
         path = full.removeprefix(f"{ref.__name__}.")
-        if path == full or path.startswith("bridge") or not isinstance(module, types.ModuleType):
+        if path == full or not isinstance(module, types.ModuleType):
             continue
         for name in dir(module):
             value = getattr(module, name)

@@ -11,12 +11,6 @@ import nnxlite as nnx
 
 flax_nnx = pytest.importorskip("flax.nnx")
 
-# Names of the reference that are deliberately left out, and why.
-LEFT_OUT = {
-    "bridge": "the bridge to another library",
-    "wrappers": "the bridge to another library",
-}
-
 # Parameters that differ on purpose.
 EXTRA_ALLOWED = {"jit": {"donate"}}
 
