@@ -33,16 +33,13 @@ from nnxlite.boundary._inputs import Inner as Inner
 from nnxlite.boundary._inputs import Inputs as Inputs
 from nnxlite.boundary._inputs import enter as enter
 from nnxlite.boundary._inputs import is_root as is_root
+from nnxlite.boundary._inputs import paths_of as paths_of
 from nnxlite.boundary._inputs import template_of as template_of
 from nnxlite.boundary._operands import ArgumentNames as ArgumentNames
-from nnxlite.boundary._operands import NamedCall as NamedCall
-from nnxlite.boundary._operands import Naming as Naming
 from nnxlite.boundary._operands import Operands as Operands
 from nnxlite.boundary._operands import argument_names as argument_names
 from nnxlite.boundary._operands import describe as describe
-from nnxlite.boundary._operands import named_call as named_call
 from nnxlite.boundary._operands import names_by_position as names_by_position
-from nnxlite.boundary._operands import of_arguments as of_arguments
 from nnxlite.boundary._operands import parameter_names as parameter_names
 from nnxlite.boundary._operands import parameters_of as parameters_of
 from nnxlite.boundary._outdef import CameIn as CameIn

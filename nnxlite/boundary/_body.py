@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from nnxlite._jax import jaxpr_as_fun
 from nnxlite._outline import array_text
 from nnxlite.boundary._inputs import CallDef, Inner, enter
-from nnxlite.boundary._operands import NamedCall, Naming, argument_names, describe
+from nnxlite.boundary._operands import argument_names, describe
 from nnxlite.boundary._outdef import Fixed, OutDef, Outputs
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._refusals import refuse_foreign_outputs
@@ -66,16 +66,12 @@ class Body:
         )
 
 
-User: tp.TypeAlias = tuple[tp.Callable[..., tp.Any], tp.Callable[[], Naming]]
-"""A function, and what gives the naming of its arguments."""
-
-
 def trace_body(
     call: CallDef,
     fun: tp.Callable[..., tp.Any],
     leaves: tp.Sequence[tp.Any],
     *more: tp.Any,
-    user: User,
+    user: tp.Callable[..., tp.Any],
     structure: bool,
     captured: bool = False,
     before: tp.Callable[[Inner], None] | None = None,
@@ -84,11 +80,11 @@ def trace_body(
     """Trace a function of objects as a function of leaves.
 
     Args:
-        call: how the arguments are rebuilt.
+        call: how the arguments are rebuilt, and their names for messages.
         fun: from the argument tree (and what `more` gives) to the result.
         leaves: those of the arguments, possibly abstract.
         more: further arguments of the function.
-        user: the function, and the naming of its arguments, for messages.
+        user: the function that JAX's messages speak of.
         structure, captured: see `leave`.
         before: called with the rebuilt arguments before the function runs.
         after: called with the outputs; returns them, and what to keep as `extra`.
@@ -99,16 +95,14 @@ def trace_body(
         if before is not None:
             before(inner)
         out = leave(inner, fun(tree, *more), structure=structure, captured=captured)
-        refuse_foreign_outputs(NamedCall(call, naming), out)
+        refuse_foreign_outputs(call, out)
         extra = None
         if after is not None:
             out, extra = after(inner, out)
         return Fixed((out.definition, extra)), out.result, out.written, out.fresh
 
-    user_fun, naming = user
-    names = lambda: argument_names(call, naming()).leaves
-    pairs = lambda leaves, more: [*zip(names(), leaves), ("more", more)]
-    body = describe(run, user_fun, "run", pairs)
+    pairs = lambda leaves, more: [*zip(argument_names(call).leaves, leaves), ("more", more)]
+    body = describe(run, user, "run", pairs)
     closed, shapes = jax.make_jaxpr(body, return_shape=True)([*leaves], more)
     return Body(closed, shapes)
 

@@ -109,9 +109,9 @@ def call_difference(before: CallDef, after: CallDef) -> str:
     """How the arguments of two calls differ in structure; nothing where they differ in other ways.
 
     Args:
-        before, after: the static sides of the arguments, with the user's names for them.
+        before, after: the static sides of the arguments.
     """
-    old, new = ([path[1:] for path in call.paths()] for call in (before, after))
+    old, new = before.paths(), after.paths()
     if before.treedef != after.treedef:
         difference = _difference(old, new)
         return f"the arguments are {difference or f'{after.treedef} in place of {before.treedef}'}"

@@ -68,6 +68,17 @@ def paths_of(treedef: PyTreeDef) -> list[Path]:
     return [tuple(map(key_name, path)) for path, _ in pairs]
 
 
+Names: tp.TypeAlias = tuple[str, ...] | None
+"""The names of the parameters that may be given by position."""
+
+
+def _named(names: tuple[str, ...], by_name: int, argument: tp.Any, *inside: tp.Any) -> Path:
+    """The path of something in arguments `(args, kwargs)`, from the name of its parameter."""
+    if not by_name:
+        argument = names[argument] if argument < len(names) else f"args[{argument}]"
+    return (str(argument), *inside)
+
+
 class ArgumentLeaf(tp.NamedTuple):
     """One leaf of some arguments, without its value.
 
@@ -75,7 +86,7 @@ class ArgumentLeaf(tp.NamedTuple):
         position: of the leaf, or of the root above it, among the leaves of the arguments' treedef.
         root: number of that root; None for an array leaf, which is below none.
         below: its path from the root.
-        path: its path from the whole arguments.
+        path: its path from the whole arguments; see `CallDef.paths`.
     """
 
     position: int
@@ -83,9 +94,9 @@ class ArgumentLeaf(tp.NamedTuple):
     below: Path
     path: Path
 
-    def text(self, skip: int = 1) -> str:
-        """Its path for messages, without the first `skip` names, which mean nothing to the user."""
-        return path_text(self.path[skip:])
+    def text(self) -> str:
+        """Its path for messages."""
+        return path_text(self.path)
 
 
 class CallDef:
@@ -99,6 +110,7 @@ class CallDef:
         graphdef: the graph below the roots.
         extra: what else the transform adds to the key.
         trees: whether numbers in the containers of objects are leaves, as with `graph=False`.
+        names: for arguments `(args, kwargs)` the names of the parameters; None for another tree.
     """
 
     __slots__ = (
@@ -107,6 +119,7 @@ class CallDef:
         "extra",
         "graphdef",
         "key",
+        "names",
         "treedef",
         "trees",
         "where",
@@ -119,13 +132,15 @@ class CallDef:
         graphdef: GraphDef[tp.Any],
         extra: tp.Any,
         trees: bool = False,
+        names: Names = None,
     ) -> None:
         self.trees = trees
+        self.names = names
         self.treedef = treedef
         self.where = where
         self.graphdef = graphdef
         self.extra = extra
-        self.key = (treedef, where, graphdef, extra, trees)
+        self.key = (treedef, where, graphdef, extra, trees, names)
         self.cache: dict[tp.Any, tp.Any] = {}
 
     @property
@@ -168,13 +183,17 @@ class CallDef:
         return template_of(self.treedef)
 
     def paths(self) -> list[Path]:
-        """The path of each position of the treedef."""
-        return paths_of(self.treedef)
+        """The path of each position of the treedef, as a user would write it.
+
+        Those of arguments begin with the name of the parameter: `model`, `args[2]`.
+        """
+        paths = paths_of(self.treedef)
+        return paths if self.names is None else [_named(self.names, *path) for path in paths]
 
     def root_paths(self) -> list[Path]:
-        """The path of each root, without its first name; see `ArgumentLeaf.text`."""
+        """The path of each root."""
         paths = self.paths()
-        return [paths[position][1:] for position in self.where]
+        return [paths[position] for position in self.where]
 
     def leaves(self) -> list[ArgumentLeaf]:
         """All leaves, in their order; a leaf with several paths has its first."""
@@ -190,12 +209,16 @@ class CallDef:
         """The leaves of the graph, by leaf number."""
         return self.leaves()[self.num_arrays :]
 
-    def text_of(self, root: int, below: tp.Iterable[tp.Any], skip: int = 1) -> str:
-        """Where something below a root is among the arguments; see `ArgumentLeaf.text`."""
-        return path_text((*self.paths()[self.where[root]], *below)[skip:])
+    def text_of(self, root: int, below: tp.Iterable[tp.Any]) -> str:
+        """Where something below a root is among the arguments."""
+        return path_text((*self.paths()[self.where[root]], *below))
+
+    def renamed(self, names: Names) -> CallDef:
+        """The same with other names of the arguments, for messages."""
+        return CallDef(self.treedef, self.where, self.graphdef, self.extra, self.trees, names)
 
     def __reduce__(self) -> tp.Any:
-        return call_def, (self.treedef, self.where, self.graphdef, self.extra, self.trees)
+        return call_def, self.key
 
 
 class OwnCall(CallDef):
@@ -233,16 +256,17 @@ def call_def(
     graphdef: GraphDef[tp.Any],
     extra: tp.Any,
     trees: bool = False,
+    names: Names = None,
     own: bool = False,
 ) -> CallDef:
     """The CallDef with this content; `own` says that parts besides the graph have values of this call.
 
     Raises TypeError where `extra` is unhashable.
     """
-    key = (treedef, where, graphdef.structure, extra, trees)
+    key = (treedef, where, graphdef.structure, extra, trees, names)
     shared = _interned.find(key) or _interned.add(key, CallDef(*key))
     if graphdef.own or own:
-        return OwnCall(shared, treedef, where, graphdef, extra, trees)
+        return OwnCall(shared, treedef, where, graphdef, extra, trees, names)
     return shared
 
 
@@ -286,13 +310,14 @@ class Inputs:
         graphdef: the graph below the roots.
         plan: the plan behind it, if there is one.
         own: whether the treedef has static data that equal ones do not have.
-        trees: see `CallDef`.
+        trees, names: see `CallDef`.
     """
 
     __slots__ = (
         "_nodes",
         "arrays",
         "graphdef",
+        "names",
         "own",
         "plan",
         "roots",
@@ -302,7 +327,8 @@ class Inputs:
         "where",
     )
 
-    def __init__(self, tree: tp.Any, trees: bool = False) -> None:
+    def __init__(self, tree: tp.Any, trees: bool = False, names: Names = None) -> None:
+        self.names = names
         leaves, self.treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_root)
         self.own = _has_own(self.treedef)
         self.where, others = _positions(leaves)
@@ -312,20 +338,25 @@ class Inputs:
 
     @classmethod
     def of_call(
-        cls, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], trees: bool = False
+        cls,
+        args: tuple[tp.Any, ...],
+        kwargs: dict[str, tp.Any],
+        names: Names,
+        trees: bool = False,
     ) -> Inputs:
-        """The same as `Inputs((args, kwargs))`, faster where no argument is a container."""
+        """`Inputs((args, kwargs), trees, names)`, faster where no argument is a container."""
         if kwargs:
-            names = sorted(kwargs)
-            leaves = (*args, *[kwargs[name] for name in names])
-            key = (len(args), *names, *map(type, leaves))
+            keywords = sorted(kwargs)
+            leaves = (*args, *[kwargs[name] for name in keywords])
+            key = (len(args), *keywords, *map(type, leaves))
         else:
             leaves = args
             key = tuple(map(type, args))
         form = _forms.get(key) or _form_of(key, args, kwargs, leaves)
         if form is None:
-            return cls((args, kwargs), trees)
+            return cls((args, kwargs), trees, names)
         new = object.__new__(cls)
+        new.names = names
         new.treedef, new.where, others = form
         new.own = False
         new.roots = tuple([leaves[i] for i in new.where])
@@ -339,7 +370,7 @@ class Inputs:
         new = object.__new__(cls)
         new.treedef, new.where = call.treedef, call.where
         new.own = type(call) is OwnCall
-        new.graphdef, new.trees = call.graphdef, call.trees
+        new.graphdef, new.trees, new.names = call.graphdef, call.trees, call.names
         new.arrays, new.values = call.by_side(leaves)
         inner = Inner(call, new.values)
         new.roots, new.plan, new._nodes = tuple(inner.roots()), None, lambda: inner.nodes
@@ -365,18 +396,12 @@ class Inputs:
             leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in seen.leaves
         ]
 
-    def in_mode(
-        self,
-        graph: bool,
-        caller: str,
-        in_words: tp.Callable[[CallDef], CallDef] | None = None,
-    ) -> Inputs:
+    def in_mode(self, graph: bool, caller: str) -> Inputs:
         """These inputs, their roots taken as trees where `graph` is False.
 
         Args:
             graph: whether sharing is allowed.
             caller: the transform.
-            in_words: gives a call for messages, with the user's names for the arguments.
 
         Raises ValueError naming the paths of a shared node.
         """
@@ -384,7 +409,7 @@ class Inputs:
             self.trees = True
             if self.graphdef.has_static_items:
                 self._enter(True)
-            roots = None if in_words is None else lambda: in_words(self.define()).root_paths()
+            roots = None if self.names is None else lambda: self.define().root_paths()
             refuse_sharing(self.graphdef, caller, roots)
         return self
 
@@ -406,11 +431,12 @@ class Inputs:
         """
         plan, own = self.plan, own or self.own
         if plan is None or own:
-            return call_def(self.treedef, self.where, self.graphdef, extra, self.trees, own)
-        key = (self.treedef, self.where, extra, self.trees)
+            names = self.names
+            return call_def(self.treedef, self.where, self.graphdef, extra, self.trees, names, own)
+        key = (self.treedef, self.where, extra, self.trees, self.names)
         known = plan.calls.get(key)
         if known is None:
-            known = call_def(self.treedef, self.where, self.graphdef, extra, self.trees)
+            known = call_def(self.treedef, self.where, self.graphdef, *key[2:])
             if len(plan.calls) >= _CALLS_PER_PLAN:
                 plan.calls.clear()
             plan.calls[key] = known

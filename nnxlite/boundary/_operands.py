@@ -16,12 +16,7 @@ import weakref
 
 import jax
 
-from nnxlite._jax import key_name
 from nnxlite.boundary._inputs import CallDef
-from nnxlite.graph import Path
-
-Names = tp.Callable[..., tp.Iterable[tuple[str, tp.Any]]]
-"""From the arguments of a traced function to pairs of a name and an argument."""
 
 
 class Operands:
@@ -44,50 +39,6 @@ jax.tree_util.register_pytree_node(
 )
 
 
-KeyPath = tuple[tp.Any, ...]
-
-Naming = tp.Callable[[KeyPath], tuple[str, KeyPath]]
-"""From a key path of JAX in some arguments to the name of the argument, and the path inside it."""
-
-
-def of_arguments(parameters: tp.Sequence[str] = ()) -> Naming:
-    """The naming of arguments `(args, kwargs)`, by the names of the positional parameters."""
-
-    def naming(path: KeyPath) -> tuple[str, KeyPath]:
-        argument, inside = path[1], path[2:]
-        number = getattr(argument, "idx", None)
-        if number is None:
-            return str(argument.key), inside
-        return [*parameters, f"args[{number}]"][min(number, len(parameters))], inside
-
-    return naming
-
-
-class NamedCall(CallDef):
-    """A CallDef for messages, whose paths begin with the user's names for the arguments.
-
-    It is made where a message may need it, and never cached: the naming may refer to the function.
-    """
-
-    __slots__ = ("_naming",)
-
-    def __init__(self, call: CallDef, naming: tp.Callable[[], Naming]) -> None:
-        super().__init__(*call.key)
-        self._naming = naming
-
-    def paths(self) -> list[Path]:
-        """The path of each position of the treedef, after a first name that messages leave out."""
-        naming = self._naming()
-        pairs = jax.tree_util.tree_leaves_with_path(self.template())
-        named = [naming(path) for path, _ in pairs]
-        return [("", name, *map(key_name, inside)) for name, inside in named]
-
-
-def named_call(call: CallDef, fun: tp.Any) -> NamedCall:
-    """A call `(args, kwargs)` by the names of the parameters of a function."""
-    return NamedCall(call, lambda: of_arguments(parameter_names(fun)))
-
-
 class ArgumentNames(tp.NamedTuple):
     """The names of the arguments of a call: `model.layers[0].kernel`, `args[1]`.
 
@@ -102,11 +53,11 @@ class ArgumentNames(tp.NamedTuple):
     statics: tp.Mapping[int, str] = types.MappingProxyType({})
 
 
-def argument_names(call: CallDef, naming: Naming) -> ArgumentNames:
-    """The names of the leaves and roots of a call."""
-    paths = jax.tree_util.tree_leaves_with_path(call.template())
-    named = [naming(path) for path, _ in paths]
-    starts = [name + jax.tree_util.keystr(inside) for name, inside in named]
+def argument_names(call: CallDef) -> ArgumentNames:
+    """The names of the leaves and roots of a call `(args, kwargs)`."""
+    keys = [path[2:] for path, _ in jax.tree_util.tree_leaves_with_path(call.template())]
+    arguments = [path[0] for path in call.paths()]
+    starts = [name + jax.tree_util.keystr(inside) for name, inside in zip(arguments, keys)]
     leaves = [starts[leaf.position] + "".join(map(_step, leaf.below)) for leaf in call.leaves()]
     return ArgumentNames(leaves, [starts[position] for position in call.where])
 
@@ -128,9 +79,11 @@ def names_by_position(parameters: tp.Iterable[inspect.Parameter]) -> list[str]:
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def parameter_names(fun: tp.Any) -> list[str]:
+def parameter_names(fun: tp.Any) -> tuple[str, ...]:
     """The names of the parameters of a function that may be given by position."""
-    return names_by_position(parameters_of(fun) or ())
+    if type(fun) is types.FunctionType and not fun.__dict__:  # no `__wrapped__`, `__signature__`
+        return fun.__code__.co_varnames[: fun.__code__.co_argcount]
+    return tuple(names_by_position(parameters_of(fun) or ()))
 
 
 class _Source:
@@ -155,7 +108,10 @@ class _Signature(inspect.Signature):
 
 
 def describe(
-    run: tp.Callable[..., tp.Any], fun: tp.Any, name: str, names: Names | None = None
+    run: tp.Callable[..., tp.Any],
+    fun: tp.Any,
+    name: str,
+    names: tp.Callable[..., tp.Iterable[tuple[str, tp.Any]]] | None = None,
 ) -> tp.Callable[..., tp.Any]:
     """`run` as a function that JAX's messages call by the name and source of the user's function.
 
@@ -163,7 +119,7 @@ def describe(
         run: the function for JAX to trace; if it refers to `fun` weakly, so does the result.
         fun: the user's function.
         name: of the program, for JAX.
-        names: gives names to the leaves of the arguments of `run`.
+        names: from the arguments of `run` to pairs of a name and a leaf.
     """
 
     def described(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:

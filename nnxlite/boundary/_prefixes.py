@@ -468,7 +468,7 @@ def array_settings(
     arrays = [i for i in range(treedef.num_leaves) if i not in roots]
     bad = next((i for i in arrays if isinstance(settings[i], PrefixMapping)), None)
     if bad is not None:
-        path = paths_of(treedef)[bad] if paths is None else paths()[bad][1:]
+        path = paths_of(treedef)[bad] if paths is None else paths()[bad]
         raise not_for_arrays(settings[bad], what, path_text(path))
     return [settings[i] for i in arrays]
 
@@ -543,7 +543,6 @@ def agreed(
     further: tp.Iterable[tuple[int, ArgumentLeaf]],
     setting: tp.Callable[[int, ArgumentLeaf], tp.Any],
     variable: tp.Callable[[int], tp.Any],
-    text_of: tp.Callable[[ArgumentLeaf], str] = ArgumentLeaf.text,
 ) -> list[tp.Any]:
     """The setting of each leaf, which must be the same by all of its paths.
 
@@ -553,7 +552,6 @@ def agreed(
         further: the leaves that have further paths, each with one of them.
         setting: gives that of a leaf by one of its paths; MISSING where the first path decides.
         variable: gives what filters see of a leaf.
-        text_of: gives a path for messages.
 
     Raises ValueError where a shared leaf would get two different settings.
     """
@@ -561,7 +559,7 @@ def agreed(
     for leaf, place in further:
         one, other = out[leaf], setting(leaf, place)
         if not (other is one or other is MISSING or other == one):
-            first, again = (f"at '{text_of(x)}'" for x in (places[leaf], place))
+            first, again = (f"at '{x.text()}'" for x in (places[leaf], place))
             raise conflict(what, variable(leaf), first, one, again, other)
     return out
 

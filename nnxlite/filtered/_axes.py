@@ -47,19 +47,19 @@ def check_axes(what: str, tree: Leaves, axes: list[tp.Any], axis_size: int | Non
         if axis is None or axis is False:
             continue
         if not is_array_like(leaf):
-            raise must_be_traced(f"{what}: in_axes", tree.text_of(place), leaf)
+            raise must_be_traced(f"{what}: in_axes", place.text(), leaf)
         if axis is True:
             continue
         shape = np.shape(leaf)
         if not -len(shape) <= axis < len(shape):
             raise ValueError(
-                f"{what}: in_axes: the leaf at '{tree.text_of(place)}' is {short_type(leaf)} and has "
+                f"{what}: in_axes: the leaf at '{place.text()}' is {short_type(leaf)} and has "
                 f"no axis {axis}."
             )
         sizes.add(shape[axis])
         mapped.append((place, leaf, axis))
     if len(sizes) > 1:
-        text = lambda one: f"'{tree.text_of(one[0])}' {short_type(one[1])}: axis {one[2]!r}"
+        text = lambda one: f"'{one[0].text()}' {short_type(one[1])}: axis {one[2]!r}"
         given = "" if axis_size is None else f", axis_size={axis_size}"
         raise ValueError(
             f"{what}: inconsistent sizes for array axes to be mapped. Mapped leaves: "

@@ -12,11 +12,9 @@ import typing as tp
 import jax
 
 from nnxlite import transforms
-from nnxlite._errors import path_text
 from nnxlite._jax import is_pytree_leaf
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
-    ArgumentLeaf,
     Division,
     Fixed,
     Inner,
@@ -25,7 +23,8 @@ from nnxlite.boundary import (
     Outputs,
     Partition,
     leave,
-    named_call,
+    parameter_names,
+    paths_of,
     replay,
     unpack,
 )
@@ -119,18 +118,12 @@ class Call(transforms.Call, Leaves):
             number = key if by_name else key - self.num_bound
             return number if by_name or number >= 0 else None
 
-        return [owner(*place.path) for place in self.form.places]
-
-    def text_of(self, place: ArgumentLeaf) -> str:
-        """The path of a leaf, for messages, from the name of its parameter."""
-        call = self.form.call
-        starts = (c.paths()[place.position] for c in (call, named_call(call, self.fun)))
-        start, named = starts
-        return path_text((*named[1:], *place.path[len(start) :]))
+        paths = paths_of(self.form.treedef)
+        return [owner(*paths[place.position]) for place in self.form.places]
 
     def leaf_text(self, leaf: int) -> str:
         """The same of a leaf by number."""
-        return self.text_of(self.form.places[leaf])
+        return self.form.places[leaf].text()
 
     def enter(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
         """The arguments `(args, kwargs)` with other leaves, and the objects that `leave` needs."""
@@ -173,7 +166,7 @@ def inputs_of_call(bound: Unbound, args: tp.Iterable[tp.Any], kwargs: dict[str, 
     """The arguments of a call, after those that the function carries."""
     if bound.args or bound.kwargs:
         args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
-    return Inputs.of_call(tuple(args), kwargs, trees=True)
+    return Inputs.of_call(tuple(args), kwargs, parameter_names(bound.fun), trees=True)
 
 
 def unbound(fun: tp.Any) -> Unbound:

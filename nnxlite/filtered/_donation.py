@@ -79,6 +79,6 @@ def grouped(what: object, call: Call, groups: tp.Sequence[str]) -> Partition:
     Raises ValueError where one buffer would be donated twice, or donated and read.
     """
     partition = Partition(tuple(groups), GROUPS)
-    find_texts = lambda: [f"'{call.text_of(place)}'" for place in call.form.places]
+    find_texts = lambda: [f"'{place.text()}'" for place in call.form.places]
     refuse_shared_buffers(what, call.leaves, partition.positions[1], find_texts)
     return partition

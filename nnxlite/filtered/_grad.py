@@ -191,7 +191,7 @@ def aligned(
             two leaves differ in shape.
         error: for a tangent of another dtype.
     """
-    other = leaves_of(given)
+    other = leaves_of(given, form.names)
     by_path = dict(zip(other.form.paths(), other.leaves))
     tangents: list[tp.Any] = []
     for path, leaf, chosen in zip(form.paths(), leaves, partition.labels):

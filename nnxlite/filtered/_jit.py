@@ -15,7 +15,6 @@ from nnxlite._jax import PyTreeDef
 from nnxlite._statics import UnhashableStatic, facts, static_key
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
-    ArgumentNames,
     CallDef,
     Division,
     Inputs,
@@ -25,9 +24,6 @@ from nnxlite.boundary import (
     describe,
     enter,
     leave,
-    named_call,
-    of_arguments,
-    parameter_names,
 )
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import (
@@ -50,7 +46,7 @@ from nnxlite.filtered._donation import (
     without_warnings,
 )
 from nnxlite.filtered._errors import must_be_traced
-from nnxlite.filtered._leaves import Form, leaves_of
+from nnxlite.filtered._leaves import form_of, leaves_of
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
 from nnxlite.objects import note_deleted
@@ -113,6 +109,7 @@ class FilterJitCore:
     """The compiled side of one function under one set of options; shared by equal wrappers."""
 
     finish: tp.Callable[[Inputs, Crossed], tp.Any] = staticmethod(put_back)
+    names = staticmethod(argument_names)
 
     def __init__(self, fun: tp.Callable[..., tp.Any], options: FilterJitOptions) -> None:
         self.fun, self.options = weakly(fun), options
@@ -124,21 +121,13 @@ class FilterJitCore:
         name = f"filter_jit({name_of(fun)})"
         self.traces = Traces(name, fun, program, options.max_traces)
 
-    def in_words(self, call: CallDef) -> CallDef:
-        """A call for messages, with the user's names for its arguments."""
-        return named_call(call, self.fun())
-
-    def names(self, call: CallDef) -> ArgumentNames:
-        """The same names, as expressions."""
-        return _names(parameter_names(self.fun()), call)
-
     def named(self, operands: Operands, *donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, with the names of their arguments."""
         call = operands.call
-        names = self.names(call).leaves
+        names = argument_names(call).leaves
         groups: tp.Sequence[tp.Any] = (names,)
         if isinstance(call.extra, FilterJitKey):
-            form = Form(call.treedef, call.where, call.graphdef, call.extra.values)
+            form = form_of(call, call.extra.values)
             inside = [
                 names[call.num_arrays + n] + "".join(f"[{k!r}]" for k in keys)
                 for n, keys in form.inside
@@ -156,11 +145,10 @@ class FilterJitCore:
             self.finish = _finish_in_turn
         checks = checks_noted()
         if isinstance(key, FilterJitKey):
-            form = Form(call.treedef, call.where, call.graphdef, key.values)
+            form = form_of(call, key.values)
             leaves = form.for_boundary(key.division.join(leaves, *donated_leaves))
             donated = form.numbers([x == DONATED for x in key.division.partition.labels])
-        names = functools.partial(_names, parameter_names(self.fun()))
-        with self.traces.recorded(call, names, leaves):
+        with self.traces.recorded(call, argument_names, leaves):
             (args, kwargs), inner = enter(call, leaves)
             result = self.fun()(*args, **kwargs)
             if self.options.out is not is_array:
@@ -176,10 +164,6 @@ class FilterJitCore:
         return run_donating(jitted, groups, finish, lambda: self.named(*groups))
 
 
-def _names(parameters: list[str], call: CallDef) -> ArgumentNames:
-    return argument_names(call, of_arguments(parameters))
-
-
 def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
     """The result, with arrays where `out` is true.
 
@@ -191,11 +175,11 @@ def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
     for place, leaf, traced in zip(tree.form.places, tree.leaves, mask):
         if traced and not is_array(leaf):
             if not is_array_like(leaf):
-                raise must_be_traced("filter_jit(out=)", place.text(0), leaf)
+                raise must_be_traced("filter_jit(out=)", place.text(), leaf)
             leaf = jnp.asarray(leaf)
         if not traced and isinstance(leaf, Tracer):
             raise ValueError(
-                f"filter_jit: out says that the result at '{place.text(0)}' is static, but it is "
+                f"filter_jit: out says that the result at '{place.text()}' is static, but it is "
                 "computed from traced values."
             )
         leaves.append(leaf)
@@ -255,7 +239,7 @@ class FilterJit(Filtered[P, R], Jitted):
         traced = answers(call, spec, MASK._replace(name="filter_jit's spec"))
         for number, (leaf, wanted) in enumerate(zip(call.leaves, traced)):
             if wanted and not is_array_like(leaf):
-                raise must_be_traced(repr(self), call.text_of(call.form.places[number]), leaf)
+                raise must_be_traced(repr(self), call.form.places[number].text(), leaf)
         return traced
 
     def _donate(self, call: Call, groups: list[str]) -> None:
@@ -276,7 +260,7 @@ class FilterJit(Filtered[P, R], Jitted):
             try:
                 out.append(StaticArgument(leaf, static_key(leaf), facts(leaf).exact))
             except UnhashableStatic:
-                path = call.text_of(call.form.places[number])
+                path = call.form.places[number].text()
                 raise ValueError(
                     f"{self!r}: the static leaf at '{path}' of the arguments is unhashable: it is of "
                     f"type '{type(leaf).__name__}'. Static leaves are part of the key of a compiled "
@@ -298,7 +282,9 @@ class FilterJit(Filtered[P, R], Jitted):
         except RuntimeError as error:
             failed = failed_check(error)
             if failed is None:
-                note_deleted(error, "the call", lambda: zip(core.names(call).leaves, inputs.leaves))
+                note_deleted(
+                    error, "the call", lambda: zip(argument_names(call).leaves, inputs.leaves)
+                )
                 raise
             raise failed from None
 
@@ -307,7 +293,7 @@ class FilterJit(Filtered[P, R], Jitted):
         inputs, call, groups = self._enter(args, kwargs)
         core = self._core
         if program is not None and call != program:
-            what = call_difference(*map(core.in_words, (program, call)))
+            what = call_difference(program, call)
             raise other_structure(self, what)
         run = lambda jitted: core.run_donating(inputs, jitted, groups)
         return Staged(call, lambda: core.jitted, groups, run)

@@ -54,7 +54,7 @@ class Form:
     """Everything about a tree except its leaves, of which those in graph objects come last.
 
     Attributes:
-        treedef, where, graphdef: see `CallDef`.
+        treedef, where, graphdef, names: see `CallDef`.
         values: the structure of the list of values of the graph's leaves.
     """
 
@@ -62,11 +62,12 @@ class Form:
     where: tuple[int, ...]
     graphdef: GraphDef[tp.Any]
     values: PyTreeDef
+    names: tuple[str, ...] | None = None
 
     @functools.cached_property
     def call(self) -> CallDef:
         """The tree for the boundary; not interned, because static data of a tree may be unhashable."""
-        return CallDef(self.treedef, self.where, self.graphdef, None, True)
+        return CallDef(self.treedef, self.where, self.graphdef, None, True, self.names)
 
     def for_boundary(self, leaves: tp.Sequence[tp.Any]) -> list[tp.Any]:
         """Leaves in the form of the boundary, where a graph leaf may have a pytree as its value."""
@@ -135,10 +136,6 @@ class Leaves:
         self.leaves: list[tp.Any] = [*outside, *inside]
         self.form = _form(inputs, values)
 
-    def text_of(self, place: ArgumentLeaf) -> str:
-        """The path of a leaf, for messages."""
-        return place.text(0)
-
     def variable(self, leaf: int) -> tp.Any:
         """What Variable filters see: the Variable that contains a leaf, or the leaf itself."""
         form = self.form
@@ -149,6 +146,11 @@ class Leaves:
         return self.inputs.nodes()[node] if node >= 0 else self.inputs.values[number]
 
 
+def form_of(call: CallDef, values: PyTreeDef) -> Form:
+    """The form of the arguments of a call, whose graph leaves have values of this structure."""
+    return Form(call.treedef, call.where, call.graphdef, values, call.names)
+
+
 def _form(inputs: Inputs, values: PyTreeDef) -> Form:
     """The form of a tree: the same object for equal ones, so that its paths are computed once.
 
@@ -156,7 +158,7 @@ def _form(inputs: Inputs, values: PyTreeDef) -> Form:
     the interned CallDef, of which a plan keeps 64. Threads may make equal ones; the first one stays.
     Bench: a call of `filter_jit(donate="all-except-first")` with 72 arrays, 230 us for 1,280 without it.
     """
-    form = Form(inputs.treedef, inputs.where, inputs.graphdef, values)
+    form = Form(inputs.treedef, inputs.where, inputs.graphdef, values, inputs.names)
     try:
         call = inputs.define()
     except TypeError:  # static data of a pytree node that cannot be hashed
@@ -164,6 +166,6 @@ def _form(inputs: Inputs, values: PyTreeDef) -> Form:
     return call.cache.get((Form, values)) or call.remember((Form, values), form)
 
 
-def leaves_of(tree: tp.Any) -> Leaves:
-    """The leaves of any tree."""
-    return Leaves(Inputs(tree, trees=True))
+def leaves_of(tree: tp.Any, names: tuple[str, ...] | None = None) -> Leaves:
+    """The leaves of any tree; with names, one of the form of arguments `(args, kwargs)`."""
+    return Leaves(Inputs(tree, trees=True, names=names))

@@ -31,7 +31,6 @@ from nnxlite.boundary import (
     call_difference,
     fresh_variables,
     leave,
-    named_call,
     output_paths,
     output_settings,
     replay,
@@ -104,7 +103,7 @@ class FilterVmap(Filtered[P, R]):
         division, (kept, donated) = divide(call.leaves, grouped(self, call, groups))
         key, traced, mapped = self._program(call, division, tuple(axes), spec)
         if program is not None and key != program:
-            what = call_difference(*(named_call(k, call.fun) for k in (program, key)))
+            what = call_difference(program, key)
             raise other_structure(self, what)
         # JAX needs one mapped argument to know the size of the axis
         size = [] if options.axis_size is None else [np.zeros(options.axis_size, bool)]
@@ -118,7 +117,7 @@ class FilterVmap(Filtered[P, R]):
         try:
             if self.options.donate == "none":
                 return finish(jitted(*arguments))
-            named = lambda: zip(map(call.text_of, call.form.places), call.leaves)
+            named = lambda: zip((place.text() for place in call.form.places), call.leaves)
             with without_warnings(self.options.donate):
                 return run_donating(jitted, arguments, finish, named)
         except ValueError as error:
@@ -257,7 +256,7 @@ class _Program:
             axis = OUT_AXES.answer(setting, path, variable, leaves[0] if leaves else None)
             return axis if is_mapped(axis) else None
 
-        call = named_call(self.form.call, self._find_function())
+        call = self.form.call
         in_graph = self.axes[call.num_arrays :]
         by_number = {number: axis for (number, _), axis in zip(self.form.inside, in_graph)}
         values_in = self.form.for_boundary(inputs)[call.num_arrays :]
@@ -300,7 +299,7 @@ def _out_paths(call: CallDef, out: Outputs) -> list[Path]:
     """The path of each output: of the result, of written leaves, of new ones."""
     arrays, fresh = output_paths(out.definition, out.treedef)
     came_in = call.graph_leaves()
-    written = [came_in[number].path[1:] for number in out.definition.written]
+    written = [came_in[number].path for number in out.definition.written]
     result, new = ([("result", *path) for path in paths] for paths in (arrays, fresh))
     return [*result, *written, *new]
 

@@ -116,7 +116,7 @@ def answers(tree: Leaves, spec: tp.Any, kind: SpecKind = MASK) -> list[tp.Any]:
         path = place.path if place.root is None else place.below
         if isinstance(part, NodePrefix):
             if place.root is None:
-                raise not_for_arrays(part, kind.name, tree.text_of(place))
+                raise not_for_arrays(part, kind.name, place.text())
             part = part.map_prefix(path, variable)
         return kind.answer(part, path, variable, tree.leaves[leaf])
 
@@ -124,7 +124,7 @@ def answers(tree: Leaves, spec: tp.Any, kind: SpecKind = MASK) -> list[tp.Any]:
     asks_path = isinstance(first, (NodePrefix, *_PATH_FILTERS))
     differ = asks_path or any(parts[position] is not first for position in form.where)
     further = form.further_places if differ else ()  # one literal gives all paths the same answer
-    return agreed(kind.name, form.places, further, answer, tree.variable, tree.text_of)
+    return agreed(kind.name, form.places, further, answer, tree.variable)
 
 
 def root_parts(form: Form, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:

@@ -282,7 +282,7 @@ def _is_model(value: tp.Any) -> bool:
 def _labels(fun: tp.Any, positional: tp.Sequence[tp.Any]) -> list[str]:
     """A name for each argument: that of its parameter, or its number."""
     names = parameter_names(fun)[: len(positional)]
-    return names + [f"args[{i}]" for i in range(len(names), len(positional))]
+    return [*names, *[f"args[{i}]" for i in range(len(names), len(positional))]]
 
 
 def _weight_name(path: tp.Any, roots: tp.Sequence[str]) -> str:

@@ -16,9 +16,7 @@ from nnxlite.boundary import (
     CallDef,
     Crossing,
     Fixed,
-    Naming,
     numbered,
-    of_arguments,
     parameter_names,
     trace_body,
     with_arrays,
@@ -41,16 +39,8 @@ class Branches(Core):
         """The name of the first leaf, which is not an argument of the branches."""
         return "pred" if self.name == "cond" else "index"
 
-    def naming(self, number: int = 0) -> Naming:
-        """The names of the arguments in one of the branches."""
-        operands = of_arguments(parameter_names(self.funs[number]))
-        carried = of_arguments()
-        return lambda path: (
-            (self.chooser, ()) if path[0].idx == 0 else (operands, carried)[path[0].idx - 1](path)
-        )
-
     def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
-        if not isinstance(call.template()[0], int) or 0 in call.where:
+        if not isinstance(call.template()[0][0], int) or 0 in call.where:
             kind = "a boolean" if self.name == "cond" else "an integer"
             raise TypeError(
                 f"{self.name}: '{self.chooser}' must be {kind} scalar (or a Variable that holds "
@@ -60,7 +50,7 @@ class Branches(Core):
         funs = self.funs
 
         def apply(number: int, tree: tp.Any) -> tp.Any:
-            operands, carried = tree[1:]
+            (_, *operands), carried = tree
             args, kwargs = carried.get(branch_name(self.name, number), ((), {}))
             result = funs[number](*args, *operands, **kwargs)
             refuse_shared_result(result, self.options.name, self.options.modes.graph)
@@ -68,10 +58,10 @@ class Branches(Core):
 
         def body(number: int) -> Body:
             return trace_body(
-                call,
+                call.renamed(_names(self.chooser, funs[number], len(call.template()[0]) - 1)),
                 functools.partial(apply, number),
                 leaves,
-                user=(funs[number], functools.partial(self.naming, number)),
+                user=funs[number],
                 structure=self.options.modes.updates,
                 captured=self.options.modes.updates,
                 after=lambda inner, out: (with_arrays(inner, out), None),
@@ -81,7 +71,7 @@ class Branches(Core):
         written = tuple(sorted({leaf for b in bodies for leaf in b.definition.written}))
         definitions = [dataclasses.replace(b.definition, written=written) for b in bodies]
         before = call.by_side(leaves)[1]
-        check_branches(self.name, funs, self.in_words(call), bodies, definitions, before)
+        check_branches(self.name, funs, call, bodies, definitions, before)
 
         old = call.by_side(_from_inputs(leaves))[1]
         outputs = [_picks(body, written, old) for body in bodies]
@@ -102,6 +92,12 @@ class _Choice(tp.NamedTuple):
 
     name: str
     outputs: tuple[tuple[int, ...], ...]
+
+
+def _names(chooser: str, branch: tp.Any, count: int) -> tuple[str, ...]:
+    """The names of the arguments in a branch, of which the chooser is none, and `count` operands."""
+    names = parameter_names(branch)[:count]
+    return chooser, *names, *[f"args[{number}]" for number in range(len(names), count)]
 
 
 def _picks(body: Body, written: tp.Iterable[int], old: list[tp.Any]) -> tuple[tp.Any, ...]:
@@ -171,7 +167,7 @@ def cond(
     1
     """
     modes = Modes.of(graph, graph_updates)
-    return run_flow(Branches, *_choice_of("cond", pred, (true_fun, false_fun), operands, modes))
+    return _run_choice("cond", pred, (true_fun, false_fun), operands, modes)
 
 
 def switch(
@@ -205,17 +201,17 @@ def switch(
     if not branches:
         raise ValueError("Empty branch sequence: switch needs at least one branch.")
     modes = Modes.of(graph, graph_updates)
-    return run_flow(Branches, *_choice_of("switch", index, branches, operands, modes))
+    return _run_choice("switch", index, branches, operands, modes)
 
 
-def _choice_of(
+def _run_choice(
     name: str,
     chooser: tp.Any,
     branches: tuple[tp.Callable[..., tp.Any], ...],
     operands: tuple[tp.Any, ...],
     modes: Modes,
-) -> tuple[tuple[tp.Callable[..., tp.Any], ...], tp.Any, FlowOptions]:
-    """Functions, arguments and options; what bound methods and partials carry is an operand, too."""
+) -> tp.Any:
+    """Run one of the branches; what bound methods and partials carry is an operand, too."""
     carried = {}
     if not all(type(fun) is types.FunctionType for fun in branches):
         unbound = [unbind(fun) for fun in branches]
@@ -225,4 +221,7 @@ def _choice_of(
             for i, u in enumerate(unbound)
             if u.args or u.kwargs
         }
-    return branches, (unwrapped_value(chooser), operands, carried), FlowOptions(name, modes)
+    names = _names("pred" if name == "cond" else "index", branches[0], len(operands))
+    options = FlowOptions(name, modes)
+    chooser = unwrapped_value(chooser)
+    return run_flow(Branches, branches, options, names, chooser, *operands, **carried)

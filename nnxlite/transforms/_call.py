@@ -18,7 +18,6 @@ from nnxlite.boundary import (
     Outputs,
     enter,
     leave,
-    named_call,
     refuse_foreign_outputs,
     replay_crossing,
 )
@@ -59,11 +58,6 @@ class Traceable:
         """Of the transform and its function, for messages."""
         return f"{self.options.name}({name_of(self.fun)})"
 
-    @property
-    def in_words(self) -> CallDef:
-        """The arguments for messages, with the user's names for them."""
-        return named_call(self.definition, self.fun)
-
     def enter(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
         """The arguments `(args, kwargs)` with these leaves, and the objects that `leave` needs."""
         return enter(self.definition, leaves)
@@ -93,7 +87,7 @@ class Traceable:
         """
         inner, result = self.run(leaves)
         out = self._left(inner, result)
-        refuse_foreign_outputs(self.in_words, out, self.name)
+        refuse_foreign_outputs(self.definition, out, self.name)
         return result, out
 
     def run_out(self, leaves: tp.Sequence[tp.Any]) -> tp.Any:
@@ -171,11 +165,11 @@ class Call(Traceable):
 
     def leaf_text(self, leaf: int) -> str:
         """The path of a leaf, for messages."""
-        return self.in_words.leaves()[leaf].text()
+        return self.definition.leaves()[leaf].text()
 
     def naming_arguments(self, remedy: str = "") -> contextlib.AbstractContextManager[None]:
         """A context in which JAX's errors for arguments name them."""
-        return naming_arguments(self.name, self.in_words, self.inputs, remedy)
+        return naming_arguments(self.name, self.definition, self.inputs, remedy)
 
     def put_back(self, crossing: tp.Any) -> tp.Any:
         """Write what left the function into the caller's objects; returns the caller's result."""

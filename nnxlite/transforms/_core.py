@@ -11,10 +11,6 @@ from nnxlite.boundary import (
     CallDef,
     Crossing,
     Inputs,
-    NamedCall,
-    Naming,
-    of_arguments,
-    parameter_names,
     refuse_non_arrays,
     replay_crossing,
 )
@@ -50,14 +46,6 @@ class Core:
         """Apply the transform to the leaves of a call."""
         raise NotImplementedError  # pragma: no cover - abstract
 
-    def in_words(self, call: CallDef) -> CallDef:
-        """A call for messages, with the user's names for its arguments."""
-        return NamedCall(call, self.naming)
-
-    def naming(self) -> Naming:
-        """The names of the arguments."""
-        return of_arguments(parameter_names(self.fun))
-
     def __call__(self, inputs: Inputs) -> tp.Any:
         """Run the transform on the caller's objects and write back what it changed."""
         call, checks = inputs.define(), checks_noted()
@@ -67,7 +55,7 @@ class Core:
                 wait(out)
         except TypeError:
             remedy = "Pass an array, or let the function capture the value."
-            refuse_non_arrays(self.name, self.in_words(call), inputs.leaves, remedy)
+            refuse_non_arrays(self.name, call, inputs.leaves, remedy)
             raise
         except RuntimeError as error:
             failed = failed_check(error)

@@ -78,7 +78,7 @@ class Cotangents:
     def inputs(self, numbers: list[int]) -> tuple[tp.Any, ...]:
         """Cotangents of the arguments after the call: States for objects, None for arrays."""
         call = self._call
-        tree = call.template()
+        tree = call.template()[0]
         roots = {position: root for root, position in enumerate(call.where)}
 
         def shown(position: int) -> tp.Any:
@@ -90,7 +90,7 @@ class Cotangents:
         """Cotangents of the arguments from number `first` on, None where nothing was written."""
         call, new = self._call, dict(zip(self._definition.written, self._written))
         values = [new.get(leaf) for leaf in range(call.graphdef.num_leaves)]
-        args, inner = enter(call, [*[None] * call.num_arrays, *values])
+        (args, _), inner = enter(call, [*[None] * call.num_arrays, *values])
         nodes = [inner.nodes[call.graphdef.decoded.leaf_nodes[leaf]] for leaf in new]
         written = set(map(id, nodes))
 

@@ -32,8 +32,6 @@ from nnxlite.boundary import (
     Fixed,
     Inner,
     Inputs,
-    NamedCall,
-    Naming,
     OutDef,
     Outputs,
     Partition,
@@ -41,7 +39,6 @@ from nnxlite.boundary import (
     is_root,
     leave,
     leaves_of_code,
-    of_arguments,
     parameter_names,
     parameters_of,
     replay,
@@ -167,15 +164,14 @@ class CustomVjp(Unequal, Transformed[P, R]):
         diff, nondiff, states = self._argnums(len(args))
         static = [number for number in nondiff if not _crosses(args[number])]
         args, statics = blank_statics(args, static, 0, repr(self))
-        inputs = Inputs(args).in_mode(self.options.modes.graph, "custom_vjp", self._in_words)
+        names = parameter_names(self.bound.fun)
+        inputs = Inputs.of_call(args, {}, names).in_mode(self.options.modes.graph, "custom_vjp")
         call = inputs.define(statics, have_own(statics))
         if call.shared not in self._splits:
-            selected = _select(self._in_words(call), diff, states)
+            selected = _select(call, diff, states)
             self._splits[call.shared] = ArgumentSplit(diff, nondiff, selected)
         chosen, rest = self._splits[call.shared].selected.split(inputs.leaves)
-        with naming_arguments(
-            repr(self), self._in_words(call), inputs, ", or name it in nondiff_argnums"
-        ):
+        with naming_arguments(repr(self), call, inputs, ", or name it in nondiff_argnums"):
             if is_sharding():  # nothing differentiates here, and JAX refuses symbolic zeros
                 fixed, result, written, fresh = self._run(call, chosen, rest, [])
             else:
@@ -183,14 +179,6 @@ class CustomVjp(Unequal, Transformed[P, R]):
         if written and not self._updates and not self.takes_updates:
             written = constant_if([inputs.values[i] for i in fixed.value.written], written)
         return replay(inputs, Outputs(fixed.value, result, written, fresh))
-
-    def _in_words(self, call: CallDef) -> CallDef:
-        """A call for messages, with the user's names for its arguments."""
-        return NamedCall(call, self._naming)
-
-    def _naming(self) -> Naming:
-        naming = of_arguments(parameter_names(self.fun))
-        return lambda path: naming((None, *path))
 
     def _positional(
         self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
@@ -236,8 +224,8 @@ class CustomVjp(Unequal, Transformed[P, R]):
 
     def _arguments(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], Inner]:
         leaves = self._splits[call.shared].selected.join(chosen, rest)
-        tree, inner = enter(call, leaves)
-        return fill_statics(tree, call.extra), inner
+        (args, _), inner = enter(call, leaves)
+        return fill_statics(args, call.extra), inner
 
     def _run(self, call: CallDef, chosen: tp.Any, rest: tp.Any, left: list[OutDef]) -> tp.Any:
         """The function itself."""
@@ -323,13 +311,12 @@ class CustomVjp(Unequal, Transformed[P, R]):
                 f"{rule} must return a tuple with one cotangent for each differentiated argument, "
                 f"{len(diff)} of them, got {len(grads) if several else type(grads).__name__}."
             )
-        tree = call.template()
+        tree = call.template()[0]
         pairs = [(tree[n], g) for n, g in zip(diff, grads) if g is not None]
         form = TangentForm(
-            self._in_words(call),
+            call,
             tuple(template for template, _ in pairs),
             shapes,
-            skip=1,
             what="cotangent",
             error=lambda text: TypeError(f"{rule} does not fit the arguments. {text}"),
             partial=False,
@@ -343,7 +330,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
 
     def _refuse_other(self, call: CallDef, fun: OutDef, fwd: OutDef) -> tp.NoReturn:
         """Raise TypeError: the forward rule has other outputs than the function."""
-        leaves, more = self._in_words(call).graph_leaves(), set(fwd.written) - set(fun.written)
+        leaves, more = call.graph_leaves(), set(fwd.written) - set(fun.written)
         names = ", ".join(f"'{leaves[leaf].text()}'" for leaf in sorted(more))
         what = f"it writes {names}" if names else "result or structure of the arguments differ"
         raise TypeError(
@@ -355,7 +342,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
         """Raise ValueError where a leaf that has no cotangent is differentiated outside."""
         positions = self._splits[call.shared].selected.positions[1]
         for position in [i for i, x in zip(positions, rest) if is_perturbed(x)]:
-            where = self._in_words(call).leaves()[position].text()
+            where = call.leaves()[position].text()
             raise ValueError(
                 f"custom_vjp: '{where}' of {name_of(self.fun)} is being "
                 "differentiated, but nondiff_argnums excludes it: its gradient would be lost. Leave "
@@ -371,7 +358,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
             return
         used = [leaf for leaf, tree in zip(definition.written, written) if not all_zero(tree)]
         if used:
-            name = self._in_words(call).graph_leaves()[used[0]].text()
+            name = call.graph_leaves()[used[0]].text()
             raise ValueError(
                 f"custom_vjp: {name_of(self.fun)} writes the Variable '{name}', which is being "
                 "differentiated, and the new value is used: its cotangent would be lost. With "
@@ -383,7 +370,7 @@ class CustomVjp(Unequal, Transformed[P, R]):
 
 def _select(call: CallDef, diff: list[int], states: dict[int, DiffState]) -> Partition:
     """Which leaves are differentiated."""
-    tree = call.template()
+    tree = call.template()[0]
     settings: list[tp.Any] = [False] * call.treedef.num_leaves
     for number in diff:
         for position in jax.tree_util.tree_leaves(tree[number]):

@@ -39,7 +39,6 @@ class Donor:
         name: of the function.
         chosen: the arguments to donate.
         trace: gives the traced body for some leaves, where the written ones are donated.
-        in_words: gives a call for messages.
     """
 
     def __init__(
@@ -47,12 +46,10 @@ class Donor:
         name: str,
         chosen: Selection,
         trace: tp.Callable[..., Body | None],
-        in_words: tp.Callable[[CallDef], CallDef],
     ) -> None:
         self._name = name
         self._chosen = chosen
         self._trace = trace
-        self._in_words = in_words
         self._traced: tuple[CallDef, Body] | None = None
         # Not on the CallDef, which outlives functions. JAX keeps the CallDefs of the programs in its
         # cache, and a plan those of its calls: an entry is needed no longer than one of the two.
@@ -93,7 +90,7 @@ class Donor:
 
         Raises ValueError where one buffer would be donated twice, or donated and read.
         """
-        named = lambda: zip(leaf_texts(self._in_words(call)), self.join(call, groups))
+        named = lambda: zip(leaf_texts(call), self.join(call, groups))
         try:
             return run_donating(jitted, groups, finish, named)
         except (ValueError, RuntimeError):  # which of the two depends on JAX
@@ -132,7 +129,7 @@ class Donor:
     def refuse_shared_buffers(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> None:
         """Raise ValueError where one buffer would be donated twice, or donated and read."""
         _, donated = self._partitions[call].positions
-        find_texts = lambda: leaf_texts(self._in_words(call))
+        find_texts = lambda: leaf_texts(call)
         leaves = self.join(call, groups)
         refuse_shared_buffers(f"jit({self._name})", leaves, donated, find_texts)
 
@@ -215,7 +212,7 @@ def leaf_texts(call: CallDef) -> list[str]:
     """The path of each leaf among the arguments, as text."""
 
     def text(path: tuple[tp.Any, ...]) -> str:
-        _, name, *inside = path
+        name, *inside = path
         return f"argument {name!r}" + (f" at '{path_text(inside)}'" if inside else "")
 
     return [text(leaf.path) for leaf in call.leaves()]

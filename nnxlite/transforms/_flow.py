@@ -21,12 +21,18 @@ class FlowOptions(tp.NamedTuple):
 
 
 def run_flow(
-    kind: type[Core], funs: tuple[tp.Callable[..., tp.Any], ...], tree: tp.Any, options: FlowOptions
+    kind: type[Core],
+    funs: tuple[tp.Callable[..., tp.Any], ...],
+    options: FlowOptions,
+    names: tuple[str, ...],
+    *args: tp.Any,
+    **kwargs: tp.Any,
 ) -> tp.Any:
-    """Run functions on a tree of arguments, as a kind of control flow does."""
+    """Run functions on arguments of these names, as a kind of control flow does."""
     core = kind(funs, options)
     try:
-        return core(Inputs(tree).in_mode(options.modes.graph, options.name, core.in_words))
+        inputs = Inputs.of_call(args, kwargs, names)
+        return core(inputs.in_mode(options.modes.graph, options.name))
     except Exception as error:
         drop_hidden_frames(error)
         raise

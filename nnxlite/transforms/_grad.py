@@ -199,7 +199,7 @@ class GradWrapped(Transformed[..., tp.Any]):
             read.append(leaf)
             return given.inputs.values[leaf]
 
-        flags = settings_by_leaf(given.in_words, settings, "differentiation", value)
+        flags = settings_by_leaf(given.definition, settings, "differentiation", value)
         for leaf in _frozen(call):
             flags[call.num_arrays + leaf] = False
         selected = Partition(tuple(map(bool, flags)))

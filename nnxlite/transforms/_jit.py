@@ -22,8 +22,6 @@ from nnxlite.boundary import (
     CallDef,
     Crossing,
     Inputs,
-    NamedCall,
-    Naming,
     Operands,
     argument_names,
     by_path,
@@ -31,7 +29,6 @@ from nnxlite.boundary import (
     describe,
     enter,
     leave,
-    of_arguments,
     parameter_names,
     refuse_foreign_outputs,
     refuse_non_arrays,
@@ -111,18 +108,14 @@ class JitCore:
         self.options = options
         self.name = name_of(fun)
         self.fun = weakly(fun)
-        donates, in_words = options.donate.any or options.donate_written, not_owning(self.in_words)
-        self.donor = (
-            Donor(self.name, options.donate, not_owning(self.trace_written), in_words)
-            if donates
-            else None
-        )
+        self.parameters = parameter_names(fun)
+        self.donor: Donor | None = None
+        if options.donate.any or options.donate_written:
+            self.donor = Donor(self.name, options.donate, not_owning(self.trace_written))
         self.placement: Placement | None = None
         shardings = options.in_shardings, options.out_shardings
         if any(s is not None for s in shardings):
-            self.placement = Placement(
-                not_owning(self.make), not_owning(self.groups), in_words, *shardings
-            )
+            self.placement = Placement(not_owning(self.make), not_owning(self.groups), *shardings)
         self.plain = self.donor is None and self.placement is None
         program = program_name(fun)
         # One function for all `jax.jit` objects, so that JAX traces it once.
@@ -141,15 +134,8 @@ class JitCore:
         return jax.jit(self.run, **options)
 
     def names(self, call: CallDef) -> ArgumentNames:
-        """The names of the arguments of a call."""
-        return _names(parameter_names(self.fun()), call)
-
-    def in_words(self, call: CallDef) -> CallDef:
-        """A call for messages, with the user's names for its arguments."""
-        return NamedCall(call, lambda: self._naming(call))
-
-    def _naming(self, call: CallDef) -> Naming:
-        return _naming(parameter_names(self.fun()), call)
+        """The names of the arguments of a call, and of its static ones."""
+        return _names(self.parameters, call)
 
     def named(self, operands: Operands, *groups: tp.Any) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, by name."""
@@ -171,8 +157,7 @@ class JitCore:
             return None
         updates = self.options.modes.updates
         run = lambda tree: self.result(call, *tree)
-        user = self.fun(), lambda: self._naming(call)
-        return trace_body(call, run, leaves, user=user, structure=updates)
+        return trace_body(call, run, leaves, user=self.fun(), structure=updates)
 
     def jitted_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
         """The `jax.jit` object to use for a call: one for all, except where shardings are given."""
@@ -223,7 +208,7 @@ def _run(find: tp.Callable[[], JitCore], operands: Operands, *groups: tp.Any) ->
         core.finish = _finish_in_turn
     leaves = operands.leaves if donor is None else donor.join(call, (operands, *groups))
     checks = checks_noted()
-    names = functools.partial(_names, parameter_names(core.fun()))
+    names = functools.partial(_names, core.parameters)
     with core.traces.recorded(call, names, leaves):
         out = _traced(core, call, leaves)
     if checks_noted() != checks and not isinstance(core.finish, Waiting):
@@ -247,22 +232,16 @@ def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         kept = () if donor is None else donor.donated(call)
         updates = core.options.modes.updates
         out = leave(inner, result, all_written=kept, structure=updates)
-        refuse_foreign_outputs(core.in_words(call), out, core.name)
+        refuse_foreign_outputs(call, out, core.name)
     stay_in_place(call, leaves, out)
     return out.crossing()
 
 
-def _naming(parameters: list[str], call: CallDef) -> Naming:
-    """The naming of the arguments that are not static, from the names of all parameters."""
-    static = {where for where, _ in call.extra.statics}
-    return of_arguments([name for i, name in enumerate(parameters) if i not in static])
-
-
-def _names(parameters: list[str], call: CallDef) -> ArgumentNames:
-    """The names of the arguments of a call, from those of the parameters of its function."""
+def _names(parameters: tuple[str, ...], call: CallDef) -> ArgumentNames:
+    """The names of the arguments of a call, and of its static ones."""
     static = {where for where, _ in call.extra.statics}
     statics = {number: name for number, name in enumerate(parameters) if number in static}
-    return argument_names(call, _naming(parameters, call))._replace(statics=statics)
+    return argument_names(call)._replace(statics=statics)
 
 
 _cores: PerFunction[JitCore] = PerFunction()
@@ -320,6 +299,7 @@ class JitWrapped(Transformed[P, R], Jitted):
         self._fun, self._args, self._kwargs = self.bound
         core = _cores.get(self._fun, options, functools.partial(JitCore, self._fun, options))
         self._core: JitCore = core
+        self._names = core.parameters
         self._has_static = options.static.any
         self._graph = options.modes.graph
         self._last_key: JitKey | None = None
@@ -330,16 +310,19 @@ class JitWrapped(Transformed[P, R], Jitted):
         if bound or self._kwargs:
             args, kwargs = (*self._args, *args), {**self._kwargs, **kwargs}
         statics: tuple[tuple[int | str, StaticArgument], ...] = ()
+        names = self._names
         if self._has_static:
             args, kwargs, statics = self._take_statics(args, kwargs, bound)
-        inputs = Inputs.of_call(args, kwargs)
+            static = {where for where, _ in statics}
+            names = tuple([name for i, name in enumerate(names) if i not in static])
+        inputs = Inputs.of_call(args, kwargs, names)
         context, key = context_key(), self._last_key
         if statics or key is None or key.context is not context:
             key = JitKey(context, statics, bound)
             if not statics:
                 self._last_key = key
         if not self._graph:
-            inputs.in_mode(False, "jit", lambda _: self._core.in_words(inputs.define(key)))
+            inputs.in_mode(False, "jit")
         return inputs, inputs.define(key, bool(statics) and have_own(statics))
 
     def _take_statics(self, args: tp.Any, kwargs: tp.Any, bound: int) -> tp.Any:
@@ -371,7 +354,7 @@ class JitWrapped(Transformed[P, R], Jitted):
         except TypeError:
             remedy = "Make it static (static_argnums, static_argnames) if it is not a number."
             inside = "Use nnx.filter_jit: every leaf that is not an array is static there."
-            refuse_non_arrays(repr(self), core.in_words(call), inputs.leaves, remedy, inside)
+            refuse_non_arrays(repr(self), call, inputs.leaves, remedy, inside)
             raise
         except RuntimeError as error:
             failed = failed_check(error)
@@ -392,7 +375,7 @@ class JitWrapped(Transformed[P, R], Jitted):
         inputs, call = self._enter(args, kwargs)
         core = self._core
         if program is not None and (call != program or given_again):
-            what = [call_difference(*map(core.in_words, (program, call)))]
+            what = [call_difference(program, call)]
             if statics or call.extra.statics:
                 what.append("a static argument, which is part of the program, was given again")
             what = ", or ".join(filter(None, what)) or "settings of nnxlite differ"
@@ -434,7 +417,7 @@ class JitWrapped(Transformed[P, R], Jitted):
             raise ValueError(f"{self!r} does not donate what it writes: pass donate='written'.")
         inputs, call = self._enter(args, kwargs)
         donor.split(call, inputs.leaves)
-        chosen, places = sorted(donor.donated(call)), self._core.in_words(call).graph_leaves()
+        chosen, places = sorted(donor.donated(call)), call.graph_leaves()
         names = tuple(places[i].text() for i in chosen)
         leaves = jax.tree_util.tree_leaves([inputs.values[i] for i in chosen])
         return Donation(names, sum(getattr(x, "nbytes", 0) for x in leaves))

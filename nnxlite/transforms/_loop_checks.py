@@ -34,7 +34,7 @@ def check_loop(name: str, updates: bool, num_bounds: int, call: CallDef, body: B
         body: the body.
     """
     treedef = body.shapes.treedef
-    tree = call.template()[2] if num_bounds else call.template()
+    tree = call.template()[0][-1]
     wanted = jax.tree_util.tree_structure(tree)
     graph = body.definition.graph
     rebinds = name == "fori_loop" or not updates
@@ -53,7 +53,7 @@ def check_loop(name: str, updates: bool, num_bounds: int, call: CallDef, body: B
         raise error(f"{start}: the output is {tree_difference(wanted, treedef, words)}.")
     misplaced = sorted(before ^ set(body.definition.where))
     if misplaced:
-        path = call.paths()[misplaced[0] + num_bounds][1:]
+        path = call.paths()[misplaced[0] + num_bounds]
         sides = ["an object", "an array"][:: 1 if misplaced[0] in before else -1]
         raise error(
             f"{start} at '{path_text(path)}': the input is {sides[0]}, the output "

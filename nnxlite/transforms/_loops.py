@@ -23,7 +23,6 @@ from nnxlite.boundary import (
     Crossing,
     Handover,
     Inner,
-    Naming,
     OutDef,
     Outputs,
     described,
@@ -112,7 +111,7 @@ class CarryLoop(Core):
             ends = self.next_state(body, body.shapes)
             starts, bad = with_matching_types(start, ends)
             if bad:
-                where = self.in_words(call).leaves()[slots[bad[0]]].text()
+                where = call.leaves()[slots[bad[0]]].text()
                 raise TypeError(
                     f"{self.name} body function carry input and carry output must have equal types, "
                     f"but they differ at '{where}': the input is {described(starts[bad[0]])}, the "
@@ -162,8 +161,9 @@ class Loop(CarryLoop):
         Raises TypeError where it does not return a boolean scalar, ValueError where it writes.
         """
         test = self.funs[0]
-        fun = lambda tree: unwrapped_value(test(tree))
-        body = trace_body(call, fun, leaves, user=(test, self.naming), structure=True)
+        fun = lambda tree: unwrapped_value(test(tree[0][0]))
+        names = parameter_names(test)[:1] or call.names
+        body = trace_body(call.renamed(names), fun, leaves, user=test, structure=True)
         self._check_test(call, body.definition)
         verdict = jax.tree_util.tree_leaves(body.shapes.result)
         shown = described(body.shapes.result)
@@ -194,27 +194,21 @@ class Loop(CarryLoop):
     def trace(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> Body:
         """The body, traced for some leaves."""
         step, bounds = self.funs[-1], self.options.bounds
-        fun, index = step, ()
+        fun: tp.Callable[..., tp.Any] = lambda tree: step(tree[0][0])
+        index = ()
         if self.name == "fori_loop":
             index = (abstract(0 if bounds else leaves[0]),)
-            fun = lambda tree, i: step(i, tree if bounds else tree[2])
+            fun = lambda tree, i: step(i, tree[0][-1])
         return trace_body(
             call,
             fun,
             leaves,
             *index,
-            user=(step, self.naming),
+            user=step,
             structure=True,
             captured=self.name == "fori_loop" and self.options.modes.updates,
             after=self._hand_over,
         )
-
-    def naming(self) -> Naming:
-        """The names of the carry, by the parameter of the body, and of the bounds."""
-        carry = (parameter_names(self.funs[-1])[-1:] or ["carry"])[0]
-        if not self.num_bounds:
-            return lambda path: (carry, path)
-        return lambda path: (("lower", "upper", carry)[path[0].idx], path[1:])
 
     def _hand_over(self, inner: Inner, out: Outputs) -> tuple[Outputs, tuple[Handover | str]]:
         """The outputs of a body, and how its carry changes."""
@@ -233,9 +227,7 @@ class Loop(CarryLoop):
 
     def check(self, call: CallDef, body: Body, roles: Roles) -> None:
         """Raise an error where the result of the body does not have the structure of the carry."""
-        check_loop(
-            self.name, self.options.modes.updates, self.num_bounds, self.in_words(call), body
-        )
+        check_loop(self.name, self.options.modes.updates, self.num_bounds, call, body)
 
 
 class _Fori(tp.NamedTuple):
@@ -336,7 +328,8 @@ def while_loop(
     """
     modes = Modes.of(graph, graph_updates)
     carry = loop_arguments(init_val, modes)
-    return run_flow(Loop, (cond_fun, body_fun), carry, FlowOptions("while_loop", modes))
+    options = FlowOptions("while_loop", modes)
+    return run_flow(Loop, (cond_fun, body_fun), options, _carry_name(body_fun), carry)
 
 
 def fori_loop(
@@ -376,7 +369,14 @@ def fori_loop(
     modes = Modes.of(graph, graph_updates)
     options = FlowOptions("fori_loop", modes, (type(unroll), unroll), known)
     carry = loop_arguments(init_val, modes)
-    return run_flow(Loop, (body_fun,), carry if known else (*bounds, carry), options)
+    names = _carry_name(body_fun)
+    if known:
+        return run_flow(Loop, (body_fun,), options, names, carry)
+    return run_flow(Loop, (body_fun,), options, ("lower", "upper", *names), *bounds, carry)
+
+
+def _carry_name(body: tp.Any) -> tuple[str, ...]:
+    return parameter_names(body)[-1:] or ("carry",)
 
 
 def _bounds(*bounds: tp.Any) -> tuple[tp.Any, ...]:

@@ -34,7 +34,6 @@ from nnxlite.boundary import (
     enter,
     leave,
     mentioned,
-    named_call,
     no_room,
     output_settings,
     pack,
@@ -169,7 +168,7 @@ class MapCore:
         except (TypeError, ValueError, IndexError) as error:
             if passed_through(error):
                 raise  # by the function itself, or by this library
-            names = MapNames(self._in_words(call), known.last)
+            names = MapNames(call, known.last)
             in_name, out_name = self._options.in_name, self._options.out_name
             raise explained(
                 repr(self), in_name, out_name, error, known.settings, names, inputs
@@ -205,9 +204,6 @@ class MapCore:
         rest = set(range(len(moved))) - set(written)
         write_leaves(inputs, {i: moved[i] for i in rest if moved[i] is not inputs.values[i]})
 
-    def _in_words(self, call: CallDef) -> CallDef:
-        return named_call(call, self._fun())
-
     def _prepare(self, call: CallDef) -> MapCall:
         options, num_bound = self._options, self._num_bound
         args, kwargs = call.template()
@@ -222,7 +218,7 @@ class MapCore:
             settings += [setting] * len(jax.tree_util.tree_leaves(kwargs[name]))
         if options.constant is not None:  # None means the same
             settings = [options.constant if s is None else s for s in settings]
-        by_leaf = settings_by_leaf(self._in_words(call), settings, options.in_name)
+        by_leaf = settings_by_leaf(call, settings, options.in_name)
         order = mentioned(prefix, options.out_prefix, options.default, options.constant)
         known = MapCall(by_leaf, [settings[i] for i in call.where], order)
         run = functools.partial(self._run, call, known)
@@ -245,9 +241,9 @@ class MapCore:
         result = self._fun()(*args, **kwargs)
         refuse_shared_result(result, options.name, options.modes.graph)
         out = with_arrays(inner, leave(inner, result, structure=options.modes.updates))
-        refuse_foreign_outputs(self._in_words(call), out, repr(self))
+        refuse_foreign_outputs(call, out, repr(self))
         settings = output_settings(
-            self._in_words(call),
+            call,
             out,
             value_settings,
             known.roots,
@@ -264,7 +260,7 @@ class MapCore:
         for number, (axis, group) in enumerate(zip(known.order, groups)):
             for i, value in enumerate(group):
                 if no_room(axis, value, ""):
-                    name = MapNames(self._in_words(call), layout).output(number, i)
+                    name = MapNames(call, layout).output(number, i)
                     raise ValueError(f"{self!r}: {no_room(axis, value, name)}")
         return Fixed(layout), groups
 

@@ -39,7 +39,6 @@ class Placement:
     Args:
         make: makes a `jax.jit` object of the function, with shardings as keywords.
         groups: puts leaves into the groups that the function takes.
-        in_words: gives a call for messages.
         in_shardings, out_shardings: as given to `jit`.
     """
 
@@ -47,7 +46,6 @@ class Placement:
         self,
         make: tp.Callable[..., tp.Any],
         groups: tp.Callable[..., tuple[tp.Any, ...]],
-        in_words: tp.Callable[[CallDef], CallDef],
         in_shardings: tp.Any,
         out_shardings: tp.Any,
     ) -> None:
@@ -57,7 +55,6 @@ class Placement:
         self._resolved: dict[CallDef, tuple[list[tp.Any], list[tp.Any]]] = {}
         self._make = make
         self._groups = groups
-        self._in_words = in_words
         self._in_shardings = in_shardings
         self._out_shardings = out_shardings
 
@@ -97,7 +94,7 @@ class Placement:
         values = call.by_side(leaves)[1]
         outputs = Outputs(fixed.value, result, written, fresh)
         settings = output_settings(
-            self._in_words(call), outputs, values, roots, self._out_shardings, "out_shardings", None
+            call, outputs, values, roots, self._out_shardings, "out_shardings", None
         )
         treedef = jax.tree_util.tree_structure(result)
         placed = jax.tree_util.tree_unflatten(treedef, settings.result)
@@ -107,7 +104,7 @@ class Placement:
         """`in_shardings` of the leaves, and of the roots."""
         known = self._resolved.get(call)
         if known is None:
-            found = leaf_shardings(self._in_words(call), self._in_shardings)
+            found = leaf_shardings(call, self._in_shardings)
             known = _remember(self._resolved, call, found)
         return known
 

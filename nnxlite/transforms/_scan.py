@@ -135,7 +135,7 @@ class Scan(CarryLoop):
         options: ScanOptions = self.options
         roles = self._roles(call)
         scanned = roles.scanned()
-        check_length(self.in_words(call), leaves, roles.leaves, scanned, options.length)
+        check_length(call, leaves, roles.leaves, scanned, options.length)
         slices = [
             jax.tree_util.tree_map(
                 functools.partial(abstract_slice, axis=roles.leaves[i]), leaves[i]
@@ -171,7 +171,7 @@ class Scan(CarryLoop):
         settings: list[tp.Any] = [None] * len(bound)
         settings += broadcast(options.in_axes, args[options.num_bound :], "in_axes")
         settings += [None] * len(jax.tree_util.tree_leaves(kwargs))
-        by_leaf = settings_by_leaf(self.in_words(call), settings, "in_axes")
+        by_leaf = settings_by_leaf(call, settings, "in_axes")
         if not options.modes.updates:  # writes carry over
             for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes, call.num_arrays):
                 if by_leaf[leaf] is None and node >= 0:
@@ -210,7 +210,7 @@ class Scan(CarryLoop):
             out = _without(out, constants)  # the next iteration has the input values
             out, handover = self._hand_over(inner, with_arrays(inner, out), roles, structure)
             settings = output_settings(
-                self.in_words(call), out, values, roles.roots, options.out_axes, "out_axes", None
+                call, out, values, roles.roots, options.out_axes, "out_axes", None
             )
             out = with_axis_names(inner, out, values, settings.fresh, axis_names)
             return out, (tuple(map(tuple, settings)), handover)
@@ -220,8 +220,9 @@ class Scan(CarryLoop):
             refuse_shared_result(result, "scan", options.modes.graph)
             return result
 
-        user = self.fun, self.naming
-        return trace_body(call, run, leaves, user=user, structure=True, before=before, after=after)
+        return trace_body(
+            call, run, leaves, user=self.fun, structure=True, before=before, after=after
+        )
 
     def _hand_over(
         self, inner: Inner, out: Outputs, roles: Roles, structure: bool
@@ -257,7 +258,7 @@ class Scan(CarryLoop):
         check_body(
             f"scan({name_of(self.fun)})",
             options.modes.updates,
-            self.in_words(call),
+            call,
             body,
             values,
             in_carry,

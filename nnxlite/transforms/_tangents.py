@@ -34,7 +34,6 @@ class TangentForm(tp.NamedTuple):
         call: the values, without their leaves.
         template: the part of the values' tree that has tangents, with positions for leaves.
         leaves: the leaves of the values.
-        skip: how many steps of a leaf's path to leave out in messages.
         what: "tangent" or "cotangent".
         error: makes the errors about structure.
         partial: whether a State may lack leaves, which are then zero.
@@ -45,7 +44,6 @@ class TangentForm(tp.NamedTuple):
     call: CallDef
     template: tp.Any
     leaves: tp.Sequence[tp.Any]
-    skip: int
     what: str
     error: tp.Callable[[str], Exception]
     partial: bool = True
@@ -54,7 +52,7 @@ class TangentForm(tp.NamedTuple):
 
     def text_of(self, place: Place) -> str:
         """The path of a graph leaf, for messages."""
-        return self.call.text_of(*place, self.skip)
+        return self.call.text_of(*place)
 
 
 def by_leaf(form: TangentForm, given: tp.Any) -> dict[int, tp.Any]:
@@ -168,7 +166,7 @@ def _checked(form: TangentForm, leaf: int, value: tp.Any, tangent: tp.Any) -> tp
     """The tangent of a leaf that has this value."""
 
     def name() -> str:
-        return form.call.leaves()[leaf].text(form.skip)
+        return form.call.leaves()[leaf].text()
 
     if is_ref(value):  # its tangent is a reference, too
         content = tangent[...] if is_ref(tangent) else tangent

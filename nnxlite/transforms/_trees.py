@@ -257,9 +257,8 @@ def _settings(prefix: tp.Any, treedef: tp.Any) -> list[tp.Any]:
 
 def _refuse_inconsistent_prefixes(tree: tp.Any, prefix: tp.Any) -> None:
     """Raise ValueError where a shared node has two different prefixes."""
-    call = Inputs((tree, {})).define()
-    template, _ = call.template()
-    settings = broadcast(prefix, template, "prefix")
+    call = Inputs(tree).define()
+    settings = broadcast(prefix, call.template(), "prefix")
     graph_settings(call, [settings[position] for position in call.where], "prefix")
 
 

@@ -47,7 +47,7 @@ def _selected(call: Call) -> Partition:
     template = call.definition.template()[0][call.num_bound :]
     visible = set(jax.tree_util.tree_leaves(template))
     settings: list[tp.Any] = [i in visible for i in range(call.definition.treedef.num_leaves)]
-    flags = settings_by_leaf(call.in_words, settings, "differentiation")
+    flags = settings_by_leaf(call.definition, settings, "differentiation")
     # JAX has no tangents for references to integers.
     pairs = zip(flags, call.leaves)
     return Partition(
@@ -154,9 +154,9 @@ def _pull_back(
     """The function that `vjp` returns; it keeps only those primals alive that the derivative needs."""
     call, num_bound = given.definition, given.num_bound
     shapes = jax.tree_util.tree_map(abstract, leaves)
-    shown = TangentForm(form, form.template(), shapes, skip=0, what="cotangent", error=ValueError)
+    shown = TangentForm(form, form.template(), shapes, what="cotangent", error=ValueError)
     references = [i for i in selected.positions[0] if is_ref(given.leaves[i])]
-    name, named = given.name, given.in_words
+    name, named = given.name, given.definition
     others = (given.leaves[i] for i in selected.positions[1])
     nothing = [zero_tangent(abstract(x)) if is_ref(x) else None for x in others]
 
@@ -245,7 +245,7 @@ def jvp(
         )
     call = Call.under(JacobianOptions("jvp", modes), unbind(f), tuple(primals), {})
     template, selected = call.definition.template()[0][call.num_bound :], _selected(call)
-    form = TangentForm(call.in_words, template, call.leaves, 1, "tangent", TypeError)
+    form = TangentForm(call.definition, template, call.leaves, "tangent", TypeError)
     given = by_leaf(form, tuple(tangents))
     run, chosen = of_chosen(call, selected, has_aux, _parts(call))
     with call.naming_arguments():

@@ -19,7 +19,7 @@ import jax
 from nnxlite._config import Modes
 from nnxlite._jax import EAGER, trace_state
 from nnxlite._statics import ById, UnhashableStatic, facts, static_key
-from nnxlite.boundary import Inputs, is_root, named_call, parameters_of
+from nnxlite.boundary import Inputs, is_root, parameter_names, parameters_of
 from nnxlite.objects import BoundMethod, Module, in_scope
 from nnxlite.variables import MISSING
 
@@ -322,9 +322,9 @@ def inputs_in_mode(
     bound: Unbound, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], options: Options
 ) -> Inputs:
     """The arguments of a call, after those that the function carries."""
-    inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs})
-    in_words = lambda call: named_call(call, bound.fun)
-    return inputs.in_mode(options.modes.graph, options.name, in_words)
+    names = parameter_names(bound.fun)
+    inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs}, names)
+    return inputs.in_mode(options.modes.graph, options.name)
 
 
 class Transformed(Wrapper[P, R]):

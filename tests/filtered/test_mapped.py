@@ -274,7 +274,7 @@ def test_pmap_donates_what_is_mapped(donate):
         (
             lambda: nnx.filter_vmap(ADD, in_axes=lambda x: "a")(ONES, 1),
             ValueError,
-            "answered 'a' for the leaf at '0.0'",
+            "answered 'a' for the leaf at 'x'",
         ),
         (lambda: nnx.filter_pmap(ADD, donate="x"), ValueError, "donate='x'"),
         (
