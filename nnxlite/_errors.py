@@ -65,8 +65,8 @@ class TraceContextError(NnxError):
         owner: class name of the object.
         attribute: the attribute, or None for the object itself.
 
-    The argument `variable` says that the owner is a Variable. If the reference has been imported, its
-    class of the same name catches the exception, too.
+    The argument `variable` says that the owner is a Variable; one argument alone is the message.
+    If the reference has been imported, its class of the same name catches the exception, too.
 
     >>> import nnxlite as nnx, jax
     >>> count = nnx.Variable(0)
@@ -86,14 +86,18 @@ class TraceContextError(NnxError):
     def __init__(
         self,
         owner: str,
-        attribute: str | None,
-        belongs: str,
-        running: str,
+        attribute: str | None = None,
+        belongs: str | None = None,
+        running: str | None = None,
         *,
         variable: bool = False,
     ) -> None:
         self.owner = owner
         self.attribute = attribute
+        if running is None:  # the text alone: Keras and others add to it, and raise the same class
+            self.owner = ""
+            Exception.__init__(self, owner)
+            return
         what = f"{owner} from a" if variable else f"'{owner}' from"
         write = "write" if attribute is None else f"write of {attribute!r}"
         Exception.__init__(

@@ -61,6 +61,16 @@ def test_an_exception_is_pickled_and_copied_with_its_fields(cls):
             raise again
 
 
+def test_a_write_from_another_trace_level_is_raised_again_with_more_text():
+    """As Keras does, with the class of whatever a layer raised."""
+    count = nnx.Variable(0)
+    with pytest.raises(TraceContextError) as caught:
+        jax.make_jaxpr(count.set_value)(1)
+    again = type(caught.value)(f"In a layer: {caught.value}")
+    assert type(again) is type(caught.value) and str(again) == f"In a layer: {caught.value}"
+    assert again.attribute is None and pickle.loads(pickle.dumps(again)).args == again.args
+
+
 def test_a_write_from_another_trace_level_leaves_a_worker(tmp_path):
     """Also where the reference is imported, whose class of this name the exception has as a base."""
     count = nnx.Variable(0)
