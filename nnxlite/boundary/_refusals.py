@@ -113,7 +113,7 @@ def refuse_dead_tracers(nodes: list[tp.Any], graphdef: GraphDef[tp.Any]) -> None
     for number, node in enumerate(nodes):
         if not isinstance(node, GraphNode):
             continue
-        for name, value in vars(node).items():
+        for name, value in node._nnx_dict.items():
             tracer = _captured_tracer(value)
             if tracer is None:
                 continue

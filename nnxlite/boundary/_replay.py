@@ -104,7 +104,7 @@ def _note_values(writes: Writes, inputs: Inputs, at: tuple[int, ...], values: li
         kind = node_of(node)
         new = _with_arrays(kind.mapping(node)[name], code, arrays, writes)
         if isinstance(node, GraphNode):
-            writes.add(node.__dict__.__setitem__, name, new)
+            writes.add(node._nnx_dict.__setitem__, name, new)
         else:
             kind.edit(writes, node, {name: new})
 
@@ -227,7 +227,7 @@ def _note_edit(
             writes, node, {n: node_def.template[n] for n in names if n not in codes} | new, removed
         )
         return
-    attributes = node.__dict__
+    attributes = node._nnx_dict
     for name in removed:
         writes.add(attributes.pop, name, None)
     for name in names:

@@ -84,7 +84,7 @@ class _Marker(Copier):
     def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
         selectable = copy._nnx_frozen and name not in copy._nnx_declares()  # a function or text
         if selectable or (value is None and self._is_leaf(None)):
-            copy.__dict__[name] = _Mark(value)
+            copy._nnx_dict[name] = _Mark(value)
 
 
 class _Filler(Copier):
@@ -115,17 +115,17 @@ class _Filler(Copier):
     def _object(self, path: Path, lead: tp.Any, values: Values) -> Steps:
         yield from super()._object(path, lead, values)
         copy = self._copies[id(lead)][1]
-        for name, old in lead.__dict__.items() if copy._nnx_frozen else ():
+        for name, old in lead._nnx_dict.items() if copy._nnx_frozen else ():
             was_leaf = isinstance(old, _Mark) and is_static_part(
                 old.value
             )  # in a tree of labels or specs
             if id(old) in self._new and lead._nnx_status.get(name) and not was_leaf:
-                own_status(copy)[name] = copy._nnx_decide(name, copy.__dict__[name])
+                own_status(copy)[name] = copy._nnx_decide(name, copy._nnx_dict[name])
 
     def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
         if not isinstance(value, _Mark):
             return
-        copy.__dict__[name] = value.value
+        copy._nnx_dict[name] = value.value
         if id(value) in self._new:
             new = self._new[id(value)](value.value)
             if new is not value.value:  # whether it is data or static is decided again
@@ -140,10 +140,10 @@ def _at_path(tree: tp.Any, path: Path) -> tp.Any:
     value: tp.Any = tree
     for step, name in enumerate(path):
         parent: tp.Any = value
-        if kind_of(parent) == OBJECT and name in parent.__dict__:
-            value = parent.__dict__[name]
+        if kind_of(parent) == OBJECT and name in parent._nnx_dict:
+            value = parent._nnx_dict[name]
             if not parent._nnx_status.get(name) and not isinstance(value, _Mark):
-                value = parent.__dict__[name] = _Mark(value)
+                value = parent._nnx_dict[name] = _Mark(value)
             continue
         if isinstance(parent, Variable):
             parent = parent.get_raw_value()

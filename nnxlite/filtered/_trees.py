@@ -186,7 +186,7 @@ def tree_inference(pytree: T, value: bool = True) -> T:
     for _, node in iter_graph(new):
         if kind_of(node) == OBJECT:
             for name in _MODES:
-                if name in node.__dict__:
+                if name in node._nnx_dict:
                     Pytree._nnx_assign(node, name, value)  # frozen or not: the copy is ours
     return jax.tree_util.tree_map_with_path(
         lambda path, x: value if path and getattr(path[-1], "name", None) == "inference" else x,

@@ -48,7 +48,7 @@ def children(value: tp.Any, also: tuple[type, ...] = ()) -> list[tuple[Path, tp.
     if kind == VARIABLE:
         return [((), value.get_raw_value())]
     if kind == OBJECT:
-        status, attributes = value._nnx_status, value.__dict__.items()
+        status, attributes = value._nnx_status, value._nnx_dict.items()
         return [((n,), v) for n, v in attributes if status.get(n) or isinstance(v, also)]
     found = level(value)
     return [((name,), child) for name, child in found[0]] if found else []
@@ -152,14 +152,14 @@ class Copier:
     def _object(self, path: Path, lead: tp.Any, values: Values) -> Steps:
         copy = lead.__copy__()
         self._copies[id(lead)] = lead, copy
-        for name, child in list(copy.__dict__.items()):
+        for name, child in list(copy._nnx_dict.items()):
             if lead._nnx_status.get(name):
-                parts = tuple(None if v is None else v.__dict__.get(name) for v in values)
+                parts = tuple(None if v is None else v._nnx_dict.get(name) for v in values)
                 is_container = (
                     kind_of(child) not in (OBJECT, VARIABLE) and _level(child) is not None
                 )
                 new = yield self.part((*path, name), parts, is_container)
-                copy.__dict__[name] = new
+                copy._nnx_dict[name] = new
             else:
                 self.static(copy, name, child)
 

@@ -171,7 +171,7 @@ class ObjectDef(Definition):
 
         An object that many nodes share is read once: `seen` has the ids of those that were.
         """
-        attributes = node.__dict__
+        attributes = node._nnx_dict
         for name, at in self.watched:
             value = attributes.get(name)
             number = id(value)
@@ -282,7 +282,7 @@ def _warn_of_hidden(node: GraphNode, definition: ObjectDef) -> None:
     declared = getattr(type(node), "_nnx_declared", None) or {}
     for name, value in definition.template.items():
         if declared.get(name) is not False:
-            warn_of_hidden(type(node), name, node.__dict__.get(name, value))
+            warn_of_hidden(type(node), name, node._nnx_dict.get(name, value))
 
 
 def set_definition(node: GraphNode, new: ObjectDef | None) -> None:
@@ -306,7 +306,7 @@ def set_static(node: GraphNode, name: tp.Any, value: tp.Any) -> None:
     old, new = node._nnx_def, None
     if old is not None and not old.mutable and name in old.template:
         new = old.with_static(name, value)
-    attributes: tp.Any = node.__dict__
+    attributes: tp.Any = node._nnx_dict
     with LOCK:
         is_current = node._nnx_def is old
         _set_def(node, None)  # what interrupts this must not leave a plan valid
@@ -323,9 +323,9 @@ def set_static(node: GraphNode, name: tp.Any, value: tp.Any) -> None:
 
 def _look_up(node: GraphNode) -> ObjectDef:
     """The definition of an object: one that its class has cached, an interned one, or a new one."""
-    if node._nnx_status.keys() != node.__dict__.keys():
+    if node._nnx_status.keys() != node._nnx_dict.keys():
         adopt_unknown(node)
-    attributes, status = node.__dict__, dict(node._nnx_status)  # other threads may edit it
+    attributes, status = node._nnx_dict, dict(node._nnx_status)  # other threads may edit it
     by_name = {name: attributes[name] for name, is_data in status.items() if not is_data}
     statics = [*by_name.values()]  # read once: what is cached below must be of these very values
     types_of = [type(value) for value in statics]
@@ -366,7 +366,7 @@ class KeptElsewhere(property):
 
 def adopt_unknown(node: GraphNode) -> None:
     """Give a status to attributes written around `__setattr__`, and drop that of vanished ones."""
-    attributes = node.__dict__
+    attributes = node._nnx_dict
     status = own_status(node)
     decide = getattr(node, "_nnx_decide", None) or (lambda name, value: has_data(value))
     for name in [name for name in status.copy() if name not in attributes]:

@@ -212,7 +212,7 @@ class _Update:
                         self._variable(child, value, place, (name,))
                 elif type(value) is State and kind_of(child) == OBJECT:
                     below = tuple.__new__(Place, (child, name, place))  # quicker than Place(...)
-                    pending.append((below, child.__dict__, value))
+                    pending.append((below, child._nnx_dict, value))
                 else:
                     self._child(place, name, child, value, pending)
 

@@ -27,8 +27,9 @@ CONTAINERS = frozenset({STATE, LIST, TUPLE, DICT, PYTREE})
 class GraphNode:
     """Base of every object that the engine knows by its own structure.
 
-    Its attributes live in `__dict__`; each is data or static as `_nnx_status` says.  `_nnx_def` is
-    the interned definition of the present structure, or None where it must be worked out again.
+    Its attributes live in `__dict__`, which is `_nnx_dict` inside the library; each is data or static as
+    `_nnx_status` says.  `_nnx_def` is the interned definition of the present structure, or None where it
+    must be worked out again.
     `_nnx_closed` says that nothing can be assigned to it: another object takes its place instead, made
     by `_nnx_replaced`. Of an object that JAX has built, `_nnx_leaves` are the paths of leaves
     in its containers that are static elsewhere. `_nnx_searched` is the version that is in no circle.
@@ -49,6 +50,7 @@ class GraphNode:
     _nnx_closed: bool = False
     _nnx_def: tp.Any
     _nnx_definitions: tp.ClassVar[dict[tp.Any, tp.Any]]
+    _nnx_dict: dict[tp.Any, tp.Any]
     _nnx_frozen: tp.ClassVar[bool] = False
     _nnx_leaves: frozenset[tuple[tp.Any, ...]]
     _nnx_plans: dict[tp.Any, tp.Any] | None
@@ -57,6 +59,9 @@ class GraphNode:
     _nnx_status: tp.Mapping[tp.Any, bool]
     _nnx_trace: weakref.ReferenceType
     _nnx_version: int
+
+
+GraphNode._nnx_dict = GraphNode.__dict__["__dict__"]  # the descriptor: `vars` of a List is a view
 
 
 class CustomNode(tp.NamedTuple):

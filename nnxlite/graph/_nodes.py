@@ -23,11 +23,11 @@ from nnxlite.graph._kinds import (
 
 class _Object(Node):
     def items(self, value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
-        attributes = value.__dict__
+        attributes = value._nnx_dict
         return [(name, attributes[name]) for name in definition(value).layout.status]
 
     def mapping(self, value: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
-        return value.__dict__
+        return value._nnx_dict
 
     def is_static(self, value: tp.Any, name: tp.Any, child: tp.Any) -> bool:
         return not value._nnx_status.get(name, True)

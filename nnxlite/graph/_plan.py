@@ -258,7 +258,7 @@ class Plan:
         inside = self._contained()
         leaves = [None if ref is None else ref() for ref in self.leaf_refs]
         for number, owner, name in self.bare:
-            leaves[number] = owner().__dict__[name]
+            leaves[number] = owner()._nnx_dict[name]
         for number, array in inside.items():
             leaves[number] = array
         if not all(map(operator.is_not, leaves, itertools.repeat(None))):
@@ -273,7 +273,7 @@ class Plan:
         boxes = self.boxes()
         if boxes is None:
             if len(self.bare) == len(self.leaf_refs):  # a frozen model: see the bench `filtered`
-                return [owner().__dict__[name] for _, owner, name in self.bare]
+                return [owner()._nnx_dict[name] for _, owner, name in self.bare]
             return [
                 leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in self.leaves()
             ]
@@ -311,7 +311,7 @@ class Plan:
                 pending.append((node, code, EVERY))
                 continue
             loose = self.trees or (NUMBERS if getattr(node, "_nnx_frozen", False) else STRICT)
-            pending.append((node.__dict__[name], code, loose))
+            pending.append((node._nnx_dict[name], code, loose))
         return self._arrays_as_coded(pending)
 
     def _arrays_as_coded(self, pending: list[tuple[tp.Any, Code, int]]) -> dict[int, tp.Any]:

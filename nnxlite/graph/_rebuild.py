@@ -385,7 +385,7 @@ def refill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> 
         custom.clear(node)
         fill(node, definition, values)
         return
-    before = node.__dict__
+    before = node._nnx_dict
     same = node._nnx_def is definition and not definition.mutable
     same = same and all(
         before.get(name) is value or (kind_of(value) == ARRAY == kind_of(before.get(name)))

@@ -170,14 +170,14 @@ def traverse(
                     definition = value._nnx_def
                     if (
                         definition is None
-                        or len(definition.layout.status) != len(value.__dict__)
+                        or len(definition.layout.status) != len(value._nnx_dict)
                         or definition.mutable
                     ):
                         definition = define(value)
                     if definition.mutable:
                         traversal.mutable.append((number, definition))
                     names = definition.layout.data
-                    parts: tp.Iterable[tp.Any] = definition.layout.data_values(value.__dict__)
+                    parts: tp.Iterable[tp.Any] = definition.layout.data_values(value._nnx_dict)
                 else:
                     versions.append(0)
                     traversal.exact = False

@@ -680,7 +680,7 @@ class _TracedCall:
 
 def _hidden(subject: _Subject) -> tp.Iterator[Finding]:
     for path, node in subject.nodes.items():
-        for name, value in vars(node).items():
+        for name, value in node._nnx_dict.items():
             if node._nnx_status.get(name) is not False or is_marked(value):
                 continue
             found = find_hidden(value, levels=100, limit=100_000)

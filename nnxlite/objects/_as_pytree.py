@@ -138,12 +138,12 @@ def keyed_children(
     found, key = definition(node), type(node)._nnx_key
     pairs = [(key(n), v) for n, v in zip(found.layout.data, _children(node, found))]
     fields = found.layout.static if node._nnx_frozen else ()
-    return pairs + [(key(n), v) for n in fields if also(v := node.__dict__[n])]
+    return pairs + [(key(n), v) for n in fields if also(v := node._nnx_dict[n])]
 
 
 def _children(node: tp.Any, found: ObjectDef) -> tuple[tp.Any, ...]:
     """The data attributes of an object, with `Held` in the place of static values in containers."""
-    values = found.layout.data_values(node.__dict__)
+    values = found.layout.data_values(node._nnx_dict)
     for value in values:
         if kind_by_type.get(type(value)) in _TO_BE_SEEN:
             break
@@ -203,7 +203,7 @@ def _release(node: tp.Any) -> None:
 
         return _mapped(part, value)
 
-    attributes = node.__dict__
+    attributes = node._nnx_dict
     for name in node._nnx_def.layout.data:
         attributes[name] = released(attributes[name], (name,))
     if odd:
@@ -252,7 +252,7 @@ def _below(value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
     """The children of an object, a Variable or a container that can lead to an object, by name."""
     kind = kind_of(value)
     if kind == OBJECT:
-        attributes = value.__dict__
+        attributes = value._nnx_dict
         pairs = [(name, attributes[name]) for name in definition(value).layout.data]
     elif kind == VARIABLE:
         pairs = [("value", value._box.value)]

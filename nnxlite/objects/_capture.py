@@ -237,7 +237,7 @@ def _records(
 ) -> tp.Iterator[None]:
     """Give every module a record while the block runs, and then the one that it had, if any."""
     outer: dict[int, Records] = {
-        id(m): m.__dict__[CAPTURES] for _, m in modules if CAPTURES in m.__dict__
+        id(m): m._nnx_dict[CAPTURES] for _, m in modules if CAPTURES in m._nnx_dict
     }
     try:
         for path, module in modules:
@@ -251,7 +251,7 @@ def _records(
         seen = {id(m): m for _, m in (*modules, *iter_modules(subject))}
         for number, module in seen.items():
             former = outer.get(number)
-            if module.__dict__.get(CAPTURES) is former:
+            if module._nnx_dict.get(CAPTURES) is former:
                 continue
             if former is None:
                 module._nnx_discard(CAPTURES)
@@ -285,7 +285,7 @@ def _collect(
     """The recorded values, one State for each kind asked for."""
     groups: list[dict[Path, Variable[tp.Any]]] = [{} for _ in var_types]
     for path, module in modules:
-        for record in module.__dict__.get(CAPTURES, ()):
+        for record in module._nnx_dict.get(CAPTURES, ()):
             if type(record) not in var_types:
                 continue
             group = next(i for i, kind in enumerate(var_types) if isinstance(record, kind))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import types
 import typing as tp
 
 import jax
@@ -61,12 +62,23 @@ class List(Module, tp.MutableSequence[T]):
 
     _nnx_key = staticmethod(_list_key)
 
+    @property
+    def __dict__(self) -> tp.Mapping[str, tp.Any]:  # type: ignore[override]
+        """The attributes by name, as `getattr` and `setattr` take them; the items are "0", "1", ..."""
+        return types.MappingProxyType({str(name): v for name, v in self._nnx_dict.items()})
+
+    @__dict__.setter
+    def __dict__(self, attributes: tp.Mapping[str, tp.Any]) -> None:
+        names = [(_position(str(name), len(attributes)), name) for name in attributes]
+        items = {name if number is None else number: attributes[name] for number, name in names}
+        object.__setattr__(self, "_nnx_dict", items)
+
     def __init__(self, it: tp.Iterable[T] | None = None, /) -> None:
         for number, value in enumerate(it if it is not None else ()):
             self._nnx_assign(number, value)
 
     def __len__(self) -> int:
-        items: tp.Any = self.__dict__
+        items: tp.Any = self._nnx_dict
         size = len(items)  # minus the few attributes that are not items
         while size and size - 1 not in items:
             size -= 1
@@ -96,7 +108,7 @@ class List(Module, tp.MutableSequence[T]):
     @tp.overload
     def __getitem__(self, index: slice) -> list[T]: ...
     def __getitem__(self, index: tp.Any) -> tp.Any:
-        items: tp.Any = self.__dict__
+        items: tp.Any = self._nnx_dict
         if isinstance(index, slice):
             return [items[number] for number in range(*index.indices(len(self)))]
         return items[self._nnx_index(index)]
@@ -138,7 +150,7 @@ class List(Module, tp.MutableSequence[T]):
         """Note that all items are replaced by these."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse("items")
-        old: tp.Any = self.__dict__
+        old: tp.Any = self._nnx_dict
         size, status, changed = len(self), own_status(self), False
         for number in range(len(items), size):
             writes.add(old.pop, number)
@@ -160,7 +172,7 @@ class List(Module, tp.MutableSequence[T]):
         return Tagged(value, self._nnx_decide(len(self), value))
 
     def __iter__(self) -> tp.Iterator[T]:
-        items: tp.Any = self.__dict__
+        items: tp.Any = self._nnx_dict
         number = 0
         while number in items:
             yield items[number]
@@ -205,7 +217,7 @@ class List(Module, tp.MutableSequence[T]):
         return List([*self, *other])
 
     def __dir__(self) -> list[str]:
-        return sorted(name for name in super().__dir__() if isinstance(name, str))
+        return sorted({*super().__dir__(), *vars(self)})
 
     def __hash__(self) -> int:
         return id(self) >> 4
@@ -252,7 +264,7 @@ class Dict(Module, tp.MutableMapping[str, T]):
 
     def __getitem__(self, key: str) -> T:
         try:
-            return self.__dict__[key]
+            return self._nnx_dict[key]
         except KeyError:
             raise KeyError(f"{key!r} is not in the Dict; it has {list(self)}.") from None
 
@@ -264,11 +276,11 @@ class Dict(Module, tp.MutableMapping[str, T]):
         self._nnx_discard(key)
 
     def __iter__(self) -> tp.Iterator[str]:
-        items = self.__dict__
+        items = self._nnx_dict
         return iter([k for k in items if k != CAPTURES] if CAPTURES in items else items)
 
     def __len__(self) -> int:
-        return len(self.__dict__) - (CAPTURES in self.__dict__)
+        return len(self._nnx_dict) - (CAPTURES in self._nnx_dict)
 
     def __getattr__(self, name: str) -> tp.Any:
         raise AttributeError(
@@ -293,4 +305,4 @@ class Dict(Module, tp.MutableMapping[str, T]):
         return dict(self) == dict(other) if isinstance(other, tp.Mapping) else NotImplemented
 
     def __nnx_text__(self) -> Text:
-        return dataclasses.replace(mapping_node(self, self.__dict__), owner=type(self))
+        return dataclasses.replace(mapping_node(self, self._nnx_dict), owner=type(self))

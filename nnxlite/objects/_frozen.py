@@ -178,7 +178,7 @@ def _complete(node: tp.Any) -> None:
     missing = []
     for declared in dataclasses.fields(node):
         name = declared.name
-        if name not in node.__dict__:
+        if name not in node._nnx_dict:
             if declared.default is not dataclasses.MISSING:
                 node._nnx_assign(name, declared.default)
             elif declared.default_factory is not dataclasses.MISSING:
@@ -188,7 +188,7 @@ def _complete(node: tp.Any) -> None:
                 continue
         converter = declared.metadata.get("converter")
         if converter is not None:
-            node._nnx_assign(name, converter(node.__dict__[name]))
+            node._nnx_assign(name, converter(node._nnx_dict[name]))
     if missing:
         raise TypeError(
             f"{type(node).__name__}: __init__ ended without a value for the fields {missing}. "

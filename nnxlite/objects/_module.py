@@ -157,7 +157,7 @@ class Module(Pytree):
         (8.0, 4.0)
         """
         kind = _kind(variable_type)
-        records = self.__dict__.get(CAPTURES)
+        records = self._nnx_dict.get(CAPTURES)
         if records is not None:
             record = self._nnx_record(records, kind, name)
             if record is None:
@@ -212,7 +212,7 @@ class Module(Pytree):
         Array([ 4., 12.], dtype=float32)
         """
         kind = _kind(variable_type)
-        records = self.__dict__.get(CAPTURES)
+        records = self._nnx_dict.get(CAPTURES)
         if records is not None:
             record = self._nnx_record(records, kind, name)
             if record is None:
@@ -418,7 +418,7 @@ def set_existing(
     missing, writes = set(attributes), []
     for name, value, modules in _candidates(node, only, attributes, graph):
         for module in modules:
-            old = module.__dict__.get(name, MISSING)
+            old = module._nnx_dict.get(name, MISSING)
             if old is MISSING and _attribute(module, name) is MISSING:
                 continue
             missing.discard(name)
@@ -475,7 +475,7 @@ def _before(owner: Pytree, name: str) -> tp.Any:
     """The value to assign to an attribute to restore it; MISSING if it does not exist."""
     status = owner._nnx_status.get(name)
     if status is not None:
-        return Tagged(owner.__dict__[name], status)
+        return Tagged(owner._nnx_dict[name], status)
     return getattr(owner, name) if set_by_class(type(owner), name) else MISSING
 
 

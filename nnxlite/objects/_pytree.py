@@ -205,7 +205,7 @@ class PytreeMeta(abc.ABCMeta):
 def check_object(node: tp.Any) -> None:
     """Compute the definition: decides the status of every attribute, and checks the static ones."""
     define(node, fresh=True)
-    for name, value in node.__dict__.items():
+    for name, value in node._nnx_dict.items():
         if type(value) in _CONTAINERS:
             _refuse_tags(node, name, value)
 
@@ -246,11 +246,11 @@ def _compared(method: tp.Callable[..., None]) -> tp.Callable[..., None]:
 
     @functools.wraps(method)
     def compared(self: tp.Any, name: str, *value: tp.Any) -> None:
-        before, known = self.__dict__.get(name, MISSING), _filled(self)._nnx_def
+        before, known = self._nnx_dict.get(name, MISSING), _filled(self)._nnx_def
         try:
             method(self, name, *value)
         finally:
-            now = self.__dict__.get(name, MISSING)
+            now = self._nnx_dict.get(name, MISSING)
             if known is not None and self._nnx_def is known and now is not before:
                 if not (self._nnx_status.get(name) and _are_alike(before, now)):
                     set_definition(self, None)
@@ -359,7 +359,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             self._nnx_assign(name, value)
 
         def __delattr__(self, name: str) -> None:
-            if name in self.__dict__:
+            if name in self._nnx_dict:
                 self._nnx_discard(name)
             else:
                 object.__delattr__(self, name)
@@ -368,7 +368,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         """Assign an attribute; its status is decided now or known from before."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse(name)
-        attributes: tp.Any = self.__dict__
+        attributes: tp.Any = self._nnx_dict
         status = self._nnx_status
         known = status.get(name)
         if type(value) is Tagged:
@@ -420,7 +420,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         """Note that data attributes get other values or are added, and that others are removed."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse(next(iter((*assigned, *removed))))
-        attributes: tp.Any = self.__dict__
+        attributes: tp.Any = self._nnx_dict
         status, structural = own_status(self), bool(removed)
         for name in removed:
             writes.add(attributes.pop, name, None)
@@ -460,7 +460,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         """The status of a new attribute."""
         if type(value) is Tagged:  # bypassed __setattr__, as frozen dataclasses do
             status = self._nnx_untag(name, value)
-            attributes: tp.Any = self.__dict__
+            attributes: tp.Any = self._nnx_dict
             attributes[name] = value.value
             return status
         if type(value) in _SCALARS and not self._nnx_declares():
@@ -517,7 +517,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         new = _empty(type(self))
         if leaves := getattr(self, "_nnx_leaves", None):
             _set_leaves(new, leaves)
-        _set_dict(new, dict(self.__dict__))
+        _set_dict(new, dict(self._nnx_dict))
         _set_status(new, dict(self._nnx_status))
         return new
 
@@ -527,7 +527,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         if leaves := getattr(self, "_nnx_leaves", None):
             _set_leaves(new, leaves)
         _set_status(new, dict(self._nnx_status))
-        _set_dict(new, {k: copy_lib.deepcopy(v, memo) for k, v in self.__dict__.items()})
+        _set_dict(new, {k: copy_lib.deepcopy(v, memo) for k, v in self._nnx_dict.items()})
         return new
 
     def __reduce_ex__(self, protocol: tp.SupportsIndex) -> tp.Any:
@@ -536,7 +536,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         return _empty, (type(self),), self.__getstate__()
 
     def __getstate__(self) -> tp.Any:
-        return {**self.__dict__, _STATUS: dict(self._nnx_status)}
+        return {**self._nnx_dict, _STATUS: dict(self._nnx_status)}
 
     def __setstate__(self, state: tp.Any) -> None:
         """Replace all attributes by those of a state that `__getstate__` returned."""
@@ -546,14 +546,14 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         status = attributes.pop(_STATUS, {})  # a subclass may leave the statuses out
         set_definition(self, None)
         _set_status(self, dict(status))
-        _set_dict(self, attributes)
+        object.__setattr__(self, "__dict__", attributes)
         set_definition(self, None)
 
     # text ------------------------------------------------------------------------------------
 
     def __nnx_text__(self) -> Text:
         parts = getattr(type(self), "__nnx_repr__", None)  # see `nnx.reprlib`
-        return object_node(self, self.__dict__) if parts is None else text_from(parts(self))
+        return object_node(self, self._nnx_dict) if parts is None else text_from(parts(self))
 
 
 class Object(Pytree, pytree=False):

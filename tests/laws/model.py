@@ -73,7 +73,7 @@ def in_order(keys: tp.Iterable[tp.Any]) -> list[tp.Any]:
 def children(value: tp.Any) -> list[tuple[tp.Any, tp.Any, bool]]:
     """(key, child, is it data) of each child, in the order of the library."""
     if is_object(value):
-        held = vars(value)
+        held = value._nnx_dict if isinstance(value, nnx.List) else vars(value)
         return [(k, held[k], value._nnx_status[k]) for k in in_order(held)]
     if isinstance(value, nnx.State):
         return [(k, value[k], value[k] is not None) for k in in_order(value)]

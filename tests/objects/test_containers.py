@@ -300,3 +300,28 @@ def test_a_missing_attribute_of_a_list(name):
     message = f"^'List' object has no attribute '{name}'$"
     with pytest.raises(AttributeError, match=message):
         getattr(layers, name)
+
+
+def test_attributes_of_a_list_have_the_names_that_setattr_takes():
+    """Programs walk modules by `vars` and `setattr`, whatever contains them."""
+    layers = nnx.List(
+        [nnx.Linear(1, 1, rngs=nnx.Rngs(0)), nnx.Param(1.0), nnx.Dict(a=nnx.Param(2.0))]
+    )
+    assert (
+        list(vars(layers)) == ["0", "1", "2"] == [name for name in dir(layers) if name.isdecimal()]
+    )
+
+    def doubled(node):
+        for name, value in list(vars(node).items()):
+            if isinstance(value, nnx.Variable):
+                setattr(node, name, type(value)(value.value * 2))
+            elif isinstance(value, nnx.Module) and not name.startswith("_"):
+                doubled(value)
+
+    doubled(layers)
+    assert (layers[1].value, layers[2].a.value) == (2.0, 4.0)
+    with pytest.raises(TypeError):
+        vars(layers)["0"] = 3
+    layers.__dict__ = {"0": nnx.Param(5.0), "note": 1}
+    assert (len(layers), layers[0].value, layers.note) == (1, 5.0, 1)
+    assert jax.tree.leaves(nnx.state(nnx.clone(layers))) == [5.0]
