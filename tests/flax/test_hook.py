@@ -98,7 +98,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"
 from flax import nnx
 import jax
 hasattr(nnx, "nothing")
-print(sys.argv[1:], jax.device_count(), sys.flags.optimize, sys.flags.dev_mode, __name__)
+print(sys.argv[1:], jax.device_count(), sys.flags.quiet, sys.flags.utf8_mode, __name__)
 print([f for f in sys.path if "_site" in f])
 """
 
@@ -109,13 +109,13 @@ def test_a_script_a_module_and_code_are_run_as_by_python(tmp_path):
     path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     first = "the next sitecustomize"
     for flags, program in (
-        (["-O", "-X", "dev", "-m", "nnxlite.flax"], [str(tmp_path / "program.py")]),
-        (["-OXdev", "-mnnxlite.flax", "--report"], ["-m", "program"]),
-        (["-Xdev", "-Om", "nnxlite.flax"], ["-c", PROGRAM]),
+        (["-q", "-X", "utf8", "-m", "nnxlite.flax"], [str(tmp_path / "program.py")]),
+        (["-qXutf8", "-mnnxlite.flax", "--report"], ["-m", "program"]),
+        (["-Xutf8", "-qm", "nnxlite.flax"], ["-c", PROGRAM]),
     ):
         done = python(*flags, *program, "a", "--report", **path)
         lines = done.stdout.splitlines()
-        assert lines == [first, first, "['a', '--report'] 3 1 True __main__", "[]"], done.stderr
+        assert lines == [first, first, "['a', '--report'] 3 1 1 __main__", "[]"], done.stderr
         reported = "Missing: flax.nnx.nothing, asked for by __main__ line 6." in done.stderr
         assert reported == ("--report" in flags)
 
