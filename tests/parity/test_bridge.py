@@ -445,6 +445,58 @@ def test_lifted_transforms_over_to_linen(kind):
     assert outcome(nnxlite, run) == outcome(flax_nnx, run) is not None
 
 
+class Attention(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.MultiHeadDotProductAttention(2, qkv_features=4, decode=True)(x, x, x)
+
+
+class Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.SpectralNorm(nn.Dense(3))(x, update_stats=True)
+
+
+class SharedScope(nn.Module):
+    make: tp.Any
+
+    @nn.compact
+    def __call__(self, x):
+        inner = self.make()
+        nn.share_scope(self, inner)
+        return inner(x)
+
+
+@program
+def decoding_recurrence_and_normed_weights(nnx):
+    x = jnp.linspace(0.0, 1.0, 20).reshape(1, 5, 4)
+    attention = nnx.bridge.ToNNX(Attention(), nnx.Rngs(0)).lazy_init(x)
+    step = nnx.jit(lambda m, x: m(x, mutable=["cache"]))
+    outs = [step(attention, x[:, i : i + 1]) for i in range(3)]
+    rnn = nnx.bridge.ToNNX(nn.RNN(nn.LSTMCell(4)), nnx.Rngs(0)).lazy_init(x)
+    normed = nnx.bridge.ToNNX(Normed(), nnx.Rngs(0)).lazy_init(X)
+    return outs, attention, rnn(x), rnn, normed(X, mutable=["batch_stats"]), normed
+
+
+@program
+def decoding_and_shared_scopes_in_linen(nnx):
+    class Decodes(nnx.Module):
+        def __init__(self, rngs):
+            self.attention = nnx.MultiHeadAttention(2, 4, decode=True, rngs=rngs)
+            self.attention.init_cache((1, 5, 4))
+
+        def __call__(self, x):
+            return self.attention(x)
+
+    x = jnp.linspace(0.0, 1.0, 4).reshape(1, 1, 4)
+    module = nnx.bridge.to_linen(Decodes)
+    v = module.init(KEYS, x)
+    out, updates = module.apply(v, x, mutable=["cache"])
+    again = module.apply({**v, **updates}, x, mutable=["cache"])
+    shared = SharedScope(functools.partial(nnx.bridge.to_linen, nnx.Linear, 3, 3))
+    return v, out, again, shared.init(KEYS, X), jax.eval_shape(shared.init, KEYS, X)
+
+
 # bridge.Module -------------------------------------------------------------------------------------
 
 
