@@ -1,0 +1,38 @@
+"""Trains a small vision transformer of the library, and runs it as a server would."""
+
+import jax
+import optax
+from clock import report
+from flax import nnx
+from jimm import VisionTransformer
+
+model = VisionTransformer(
+    num_classes=4,
+    img_size=16,
+    patch_size=8,
+    num_layers=6,
+    num_heads=2,
+    mlp_dim=32,
+    hidden_size=16,
+    dropout_rate=0.0,
+    rngs=nnx.Rngs(0),
+)
+optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+images = jax.random.normal(jax.random.key(1), (2, 16, 16, 3))
+labels = jax.numpy.array([0, 3])
+
+
+@nnx.jit
+def step(model, optimizer, images, labels):
+    def loss_of(model):
+        logits = model(images)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    loss, grads = nnx.value_and_grad(loss_of)(model)
+    optimizer.update(model, grads)
+    return loss
+
+
+losses = [step(model, optimizer, images, labels) for _ in range(20)]
+assert losses[-1] < losses[0]
+report(lambda: step(model, optimizer, images, labels), losses, model(images))
