@@ -1,4 +1,4 @@
-"""Trains a small vision transformer of the library, and runs it as a server would."""
+"""Trains a small vision transformer of the library."""
 
 import jax
 import optax
@@ -6,6 +6,8 @@ from clock import report
 from flax import nnx
 from jimm import VisionTransformer
 
+mesh = jax.make_mesh((1,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+jax.set_mesh(mesh)  # the library's layers are annotated for one
 model = VisionTransformer(
     num_classes=4,
     img_size=16,

@@ -33,14 +33,15 @@ def model(x, y):
 
 svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(1e-2), Trace_ELBO())
 state = svi.init(jax.random.key(0), x, y)
-losses = []
+update = jax.jit(svi.update)
 
 
 def step():
     global state
-    state, loss = svi.update(state, x, y)
+    state, loss = update(state, x, y)
     return loss
 
 
-losses = [step() for _ in range(4)]
+losses = [step() for _ in range(50)]
+assert losses[-1] < losses[0]
 report(step, losses)
