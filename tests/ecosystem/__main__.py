@@ -52,7 +52,7 @@ def made(folder: Path, packages: tp.Sequence[Package]) -> Path:
     exact = folder / "constraints.txt"
     exact.write_text("".join(f"{name}=={importlib.metadata.version(name)}\n" for name in BASE))
     pins = [f"{package.name}=={package.version}" for package in packages]
-    needs = sorted({need for package in packages for need in package.needs})
+    needs = sorted({need for package in packages for need in package.needs.split()})
     install(python, "--no-deps", *pins)
     if needs:
         install(python, "-c", str(exact), *needs)
@@ -176,7 +176,8 @@ def main() -> int:
     folder = Path.home() / ".cache" / "nnxlite" / f"ecosystem-{platform.python_version()}"
     parser.add_argument("--env", type=Path, default=folder, help=f"the environment ({folder})")
     parser.add_argument("--only", action="append", metavar="NAME", help="one package; repeatable")
-    parser.add_argument("--quick", action="store_true", help="one process each, and short")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each kind (3)")
+    parser.add_argument("--quick", action="store_true", help="one short process of each kind")
     parser.add_argument("--list", action="store_true", help="print the packages, and stop")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
@@ -195,8 +196,8 @@ def main() -> int:
         return 1
     rows: list[Row] = []
     for package in packages:
-        row = compare(python, package, *((1, 0.2) if options.quick else (3, 1.5)))
-        print(f"{package.name}: {row.failure or f'{row.numbers}, {row.ratio:.2f} times as fast'}")
+        row = compare(python, package, *((1, 0.2) if options.quick else (options.rounds, 1.5)))
+        print(f"{package.name}: {row.failure or f'{row.numbers}, {row.ratio:.2f} times as fast'}", flush=True)
         rows.append(row)
     print(f"\n{described()}\n\n{table(rows)}")
     if options.write:
