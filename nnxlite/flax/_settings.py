@@ -38,6 +38,7 @@ def _read(config: tp.Any) -> None:
 def follow() -> None:
     """Take the options as they are, and each later `flax.config.update`; log warnings."""
     _config.LOG_WARNINGS.default = True
+    _config.UNNAMED_AXES.default = False
     config: tp.Any = getattr(importlib.import_module("flax"), "config", None)
     if config is None:  # Flax is not installed
         return

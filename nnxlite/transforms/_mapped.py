@@ -18,7 +18,7 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from nnxlite._config import Modes, context_key
+from nnxlite._config import UNNAMED_AXES, Modes, context_key
 from nnxlite._integers import as_integer, as_integers
 from nnxlite._jax import is_tracing
 from nnxlite._statics import UnhashableStatic, static_key
@@ -393,6 +393,7 @@ def with_axis_names(
     if graph is None:
         return out
     copies = [] if names else _mapped_annotations(inner, value_settings)
+    annotated = UNNAMED_AXES.get()
     decoded, tokens = graph.graphdef.decoded, list(graph.graphdef.tokens)
     came_in = inner.call.graphdef.decoded.node_defs
     kinds: list[tuple[int, VariableDef]] = []
@@ -401,7 +402,9 @@ def with_axis_names(
             continue
         source, old = graph.sources[decoded.node_leaves[node]], graph.origin[node]
         axis = source.pick(value_settings, fresh_settings)
-        if isinstance(axis, int) and (names or "out_sharding" in definition.metadata):
+        if isinstance(axis, int) and (
+            names or (annotated and "out_sharding" in definition.metadata)
+        ):
             carrier = definition.type.from_metadata(None, definition.metadata)
             slice_ = source.pick(inner.values, out.fresh)
             if names:

@@ -393,3 +393,22 @@ def test_warnings_that_flax_does_not_give_are_logged():
     assert (done.returncode, done.stdout) == (0, "(2,)\n"), done.stderr
     assert "'schedule.betas' is a float32[2] in a Schedule" in done.stderr
     assert "The random stream 'default'" in done.stderr
+
+
+STACKED = """
+import jax
+import jax.numpy as jnp
+from flax import nnx
+make = lambda key: nnx.Param(jnp.zeros((4, 2)), out_sharding=("rows", None))
+keys = jnp.arange(3)
+for built in (nnx.vmap(make)(keys), nnx.scan(make, in_axes=0, out_axes=0)(keys)):
+    print(built.get_metadata()["out_sharding"])
+named = nnx.vmap(make, transform_metadata={nnx.PARTITION_NAME: "layers"})(keys)
+print(named.get_metadata()["out_sharding"])
+"""
+
+
+def test_an_axis_is_named_in_annotations_only_where_the_program_asks_for_it():
+    expected = "('rows', None)\n('rows', None)\n('layers', 'rows', None)\n"
+    done = python("-c", "import nnxlite.flax\n" + STACKED)
+    assert done.stdout == expected, done.stderr
