@@ -176,9 +176,9 @@ TEXT_DEPTH: Setting[int] = Setting("text_depth", 32)  # deeper levels of a text 
 # Warnings go to the logger "nnxlite": `nnxlite.flax` sets it, since Flax has none of them and a program
 # written for it may make an error of each.
 LOG_WARNINGS: Setting[bool] = Setting("log_warnings", False)
-# Whether `vmap` and `scan` add None to the annotations of what they build, for the axis they add. Flax adds
-# nothing without `transform_metadata`, and programs written for it add the None by hand: `nnxlite.flax`
-# clears it.
+# Whether `vmap` and `scan` add None to the annotations of what they build, for their axis. Flax adds
+# nothing without `transform_metadata`, and programs written for it add the None by hand:
+# `nnxlite.flax` clears it.
 UNNAMED_AXES: Setting[bool] = Setting("unnamed_axes", True)
 # Whether classes of objects are pytrees where they do not say. Flax's variable is read here, because
 # the layers are defined before `nnxlite.flax` is imported.

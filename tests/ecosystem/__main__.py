@@ -29,7 +29,10 @@ from tests.ecosystem.packages import PACKAGES, Package
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 PAGE = ROOT / "docs" / "ecosystem.md"
-START, END = "<!-- the table: python -m tests.ecosystem --write -->\n", "<!-- end of the table -->\n"
+START, END = (
+    "<!-- the table: python -m tests.ecosystem --write -->\n",
+    "<!-- end of the table -->\n",
+)
 BASE = ("jax", "jaxlib", "flax", "numpy")
 """Their versions are those of the Python that runs this."""
 
@@ -47,7 +50,9 @@ def made(folder: Path, packages: tp.Sequence[Package]) -> Path:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         below = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
-        site = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+        site = (
+            folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+        )
         (site / "below.pth").write_text(below)
     exact = folder / "constraints.txt"
     exact.write_text("".join(f"{name}=={importlib.metadata.version(name)}\n" for name in BASE))
@@ -129,7 +134,9 @@ def agreement(theirs: list[float], ours: list[float]) -> str:
     """To which digit two lists of numbers are equal."""
     if len(theirs) != len(ours):
         return f"{len(theirs)} numbers and {len(ours)}"
-    pairs = [(a, b) for a, b in zip(theirs, ours) if a != b and not (math.isnan(a) and math.isnan(b))]
+    pairs = [
+        (a, b) for a, b in zip(theirs, ours) if a != b and not (math.isnan(a) and math.isnan(b))
+    ]
     if not pairs:
         return "bit for bit"
     scale = max(map(abs, theirs))
@@ -197,7 +204,10 @@ def main() -> int:
     rows: list[Row] = []
     for package in packages:
         row = compare(python, package, *((1, 0.2) if options.quick else (options.rounds, 1.5)))
-        print(f"{package.name}: {row.failure or f'{row.numbers}, {row.ratio:.2f} times as fast'}", flush=True)
+        print(
+            f"{package.name}: {row.failure or f'{row.numbers}, {row.ratio:.2f} times as fast'}",
+            flush=True,
+        )
         rows.append(row)
     print(f"\n{described()}\n\n{table(rows)}")
     if options.write:

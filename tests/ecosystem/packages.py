@@ -1,4 +1,4 @@
-"""The packages of PyPI in the table, and those that were tried and left out."""
+"""The packages of PyPI in the table."""
 
 from __future__ import annotations
 
@@ -50,16 +50,11 @@ PACKAGES = (
     Package("mamba2-jax", "1.1.2", "state-space models: training step"),
     Package("mamba3-jax", "1.0.1", "state-space models: training step"),
     Package("nnx-ppo", "0.3.0", "PPO: a step with its rollout", "jaxtyping"),
-    Package("numpyro", "0.22.0", "Bayesian networks: step of the inference", "multipledispatch tqdm"),
+    Package(
+        "numpyro", "0.22.0", "Bayesian networks: step of the inference", "multipledispatch tqdm"
+    ),
     Package("qwix", "0.1.8", "quantized training step", "opt_einsum absl-py"),
     Package("substrax", "0.1.22", "training step for many devices", "etils pydantic"),
     Package("synecdoche", "0.2.0", "hypernetworks: training step"),
     Package("tensor-optix", "1.17.9", "PPO: an episode and its updates", "gymnasium"),
 )
-
-LEFT_OUT = {
-    "bijx 1.3.2": "its import fails with JAX 0.12, under Flax as here",
-    "gpjax 0.13.0": "its kernels fail under Flax 0.12 as here; later versions do not use `flax.nnx`",
-    "lynnx 0.0.1": "it needs Flax 0.10",
-}
-"""Packages that were tried and do not run under Flax itself."""
