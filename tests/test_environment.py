@@ -29,4 +29,4 @@ def test_the_quick_tier_has_a_file_of_every_package():
     assert [name for name in QUICK if not (here / name).is_file()] == []
     packages = {path.parent.name for path in here.glob("*/test_*.py")}
     covered = {name.partition("/")[0] for name in QUICK}
-    assert packages - covered <= {"benchmarks", "examples", "parity", "typing"}
+    assert packages - covered <= {"benchmarks", "examples", "flax", "parity", "typing"}
