@@ -62,13 +62,15 @@ class List(Module, tp.MutableSequence[T]):
 
     _nnx_key = staticmethod(_list_key)
 
-    @property
-    def __dict__(self) -> tp.Mapping[str, tp.Any]:  # type: ignore[override]
+    @property  # pyright: ignore[reportGeneralTypeIssues] - that of instances, not of the class
+    def __dict__(self) -> tp.Mapping[str, tp.Any]:
         """The attributes by name, as `getattr` and `setattr` take them; the items are "0", "1", ..."""
         return types.MappingProxyType({str(name): v for name, v in self._nnx_dict.items()})
 
     @__dict__.setter
-    def __dict__(self, attributes: tp.Mapping[str, tp.Any]) -> None:
+    def __dict__(  # pyright: ignore[reportIncompatibleVariableOverride] - `vars` reads this one
+        self, attributes: tp.Mapping[str, tp.Any]
+    ) -> None:
         names = [(_position(str(name), len(attributes)), name) for name in attributes]
         items = {name if number is None else number: attributes[name] for number, name in names}
         object.__setattr__(self, "_nnx_dict", items)
