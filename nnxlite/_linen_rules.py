@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import typing as tp
 
-from nnxlite.sharding import LOGICAL_AXIS_RULES, rule_pairs
+from nnxlite.sharding import _annotations
 
 
 class _AxisRules:
@@ -19,12 +19,12 @@ class _AxisRules:
     @property
     def rules(self) -> tuple[tuple[str, tp.Any], ...]:
         """The rules in force."""
-        return LOGICAL_AXIS_RULES.get()
+        return _annotations.LOGICAL_AXIS_RULES.get()
 
     @rules.setter
     def rules(self, rules: tp.Sequence[tuple[str, tp.Any]]) -> None:
-        pairs = tuple(rule_pairs(rules))
-        LOGICAL_AXIS_RULES.restore((pairs,) if pairs else ())
+        pairs = tuple(_annotations.rule_pairs(rules))
+        _annotations.LOGICAL_AXIS_RULES.restore((pairs,) if pairs else ())
 
 
 def share_rules_with_linen() -> None:
