@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
+import os
 import pickle
-import pkgutil
 import subprocess
 import sys
 import typing as tp
+from pathlib import Path
 
 import jax
 import pytest
@@ -32,16 +34,29 @@ SAMPLES: dict[type, tp.Callable[[], BaseException]] = {
 }
 
 
+# The bridge needs Flax, and its exceptions are those of Flax.
+WITHOUT = () if importlib.util.find_spec("flax") else ("bridge",)
+
+
 def all_classes() -> list[type[BaseException]]:
-    """The exception classes that the modules of the package define."""
+    """The exception classes that the modules of the package define.
+
+    Not those of `nnxlite.flax`, whose import replaces `flax.nnx` in this process and those it starts.
+    """
     found: dict[type[BaseException], None] = {}
-    for module in pkgutil.walk_packages(nnx.__path__, "nnxlite."):
-        if not module.name.endswith("__main__"):
-            for value in vars(importlib.import_module(module.name)).values():
+    package = Path(nnx.__path__[0])
+    for file in sorted(package.rglob("*.py")):
+        parts = file.relative_to(package).with_suffix("").parts
+        if parts[0] not in ("flax", *WITHOUT) and parts[-1] not in ("__main__", "__init__"):
+            for value in vars(importlib.import_module(".".join(("nnxlite", *parts)))).values():
                 if isinstance(value, type) and issubclass(value, BaseException):
                     if value.__module__.startswith("nnxlite"):
                         found[value] = None
     return sorted(found, key=lambda cls: cls.__name__)
+
+
+def test_no_test_is_run_with_another_flax():
+    assert "NNXLITE_FLAX" not in os.environ and "nnxlite.flax" not in sys.modules
 
 
 def test_all_classes_are_found():
