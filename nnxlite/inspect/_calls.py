@@ -228,7 +228,7 @@ class CopiedCall:
         owner = fun if isinstance(fun, GraphNode) else getattr(fun, "__self__", None)
         owners = [owner] if isinstance(owner, GraphNode) else []
         self._sizes = len(owners), len(owners) + len(args)
-        names = parameter_names(fun)
+        names = [*parameter_names(fun)]
         names += [f"args[{i}]" for i in range(len(names), len(args))]
         self._keywords = tuple(kwargs)
         self.beginnings: list[Path] = [() for _ in owners]
