@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing as tp
 
 
@@ -17,7 +16,7 @@ class Package:
     needs: str = ""
     """What it imports, beside JAX, Flax, Optax and Orbax; it is installed without its dependencies."""
 
-    environ: tp.Mapping[str, str] = types.MappingProxyType({})
+    environ: tp.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def program(self) -> str:
