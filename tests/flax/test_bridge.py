@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import subprocess
 import sys
 import typing as tp
@@ -65,6 +66,15 @@ except ImportError as error:
         "False",
         "nnx.bridge is for modules of flax.linen, and Flax is not installed: pip install flax",
     ]
+
+
+def test_the_error_without_linen(monkeypatch):
+    nnx.bridge  # noqa: B018 - so that it is there again afterwards
+    for name in [name for name in sys.modules if name.startswith("nnxlite.bridge")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "flax.linen", None)
+    with pytest.raises(ImportError, match="Flax is not installed: pip install flax"):
+        importlib.import_module("nnxlite.bridge")
 
 
 # ToNNX ---------------------------------------------------------------------------------------------
