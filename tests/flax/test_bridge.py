@@ -69,7 +69,7 @@ except ImportError as error:
 
 
 def test_the_error_without_linen(monkeypatch):
-    nnx.bridge  # noqa: B018 - so that it is there again afterwards
+    assert nnx.bridge  # it is there again afterwards
     for name in [name for name in sys.modules if name.startswith("nnxlite.bridge")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "flax.linen", None)
