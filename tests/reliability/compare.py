@@ -8,6 +8,7 @@ import weakref
 import jax
 import numpy as np
 
+import nnxlite as nnx
 from tests.laws import model, objects
 
 IMPLIED = ("hijax", "ref", "eager_sharding")
@@ -73,9 +74,10 @@ def compare(pairs: Pairs, real: tp.Any, slow: tp.Any) -> None:
             visit(f"{path}.value", real.get_raw_value(), slow.value)
         elif model.is_object(slow):
             expect("status", path, real._nnx_status, slow._nnx_status)
-            expect("attributes", path, set(vars(real)), set(vars(slow)))
+            attributes = real._nnx_dict if isinstance(real, nnx.List) else vars(real)
+            expect("attributes", path, set(attributes), set(vars(slow)))
             for key, value in vars(slow).items():
-                visit(f"{path}.{key}", vars(real)[key], value)
+                visit(f"{path}.{key}", attributes[key], value)
         elif model.is_array(slow):
             if not isinstance(real, jax.Array):
                 raise Mismatch("array", f"{path} is {real!r}")
