@@ -23,7 +23,6 @@ from nnxlite.boundary import (
     Outputs,
     Partition,
     leave,
-    parameter_names,
     paths_of,
     replay,
     unpack,
@@ -166,7 +165,7 @@ def inputs_of_call(bound: Unbound, args: tp.Iterable[tp.Any], kwargs: dict[str, 
     """The arguments of a call, after those that the function carries."""
     if bound.args or bound.kwargs:
         args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
-    return Inputs.of_call(tuple(args), kwargs, parameter_names(bound.fun), trees=True)
+    return Inputs.of_call(tuple(args), kwargs, bound.names, trees=True)
 
 
 def unbound(fun: tp.Any) -> Unbound:

@@ -39,7 +39,6 @@ from nnxlite.boundary import (
     is_root,
     leave,
     leaves_of_code,
-    parameter_names,
     parameters_of,
     replay,
     settings_by_leaf,
@@ -164,8 +163,9 @@ class CustomVjp(Unequal, Transformed[P, R]):
         diff, nondiff, states = self._argnums(len(args))
         static = [number for number in nondiff if not _crosses(args[number])]
         args, statics = blank_statics(args, static, 0, repr(self))
-        names = parameter_names(self.bound.fun)
-        inputs = Inputs.of_call(args, {}, names).in_mode(self.options.modes.graph, "custom_vjp")
+        inputs = Inputs.of_call(args, {}, self.bound.names).in_mode(
+            self.options.modes.graph, "custom_vjp"
+        )
         call = inputs.define(statics, have_own(statics))
         if call.shared not in self._splits:
             selected = _select(call, diff, states)

@@ -184,12 +184,19 @@ def not_owning(method: tp.Callable[..., T]) -> tp.Callable[..., T]:
     return lambda *args, **kwargs: find()(*args, **kwargs)
 
 
-class Unbound(tp.NamedTuple):
-    """A callable as a function and the arguments that it carries."""
-
+class _Parts(tp.NamedTuple):
     fun: tp.Callable[..., tp.Any]
     args: tuple[tp.Any, ...]
     kwargs: dict[str, tp.Any]
+
+
+class Unbound(_Parts):
+    """A callable as a function and the arguments that it carries."""
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the function's parameters, worked out once for each wrapper."""
+        return parameter_names(self.fun)
 
 
 def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
@@ -322,8 +329,7 @@ def inputs_in_mode(
     bound: Unbound, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], options: Options
 ) -> Inputs:
     """The arguments of a call, after those that the function carries."""
-    names = parameter_names(bound.fun)
-    inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs}, names)
+    inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs}, bound.names)
     return inputs.in_mode(options.modes.graph, options.name)
 
 
