@@ -62,7 +62,7 @@ ANY_ARGUMENTS = {
 NO_SIGNATURE = {
     "A": "a type variable",
     "M": "a type variable",
-    "RuntimeCheckError": "an exception, too",
+    "RuntimeCheckError": "an exception, too: from Python 3.13 on with any arguments",
     "NnxError": "an exception with the signature of Exception, which Python does not know",
     "PARTITION_NAME": "a string",
     "PureState": "a type alias, which newer Pythons give that of tuple",
@@ -80,9 +80,8 @@ def test_signatures_show_the_parameters():
     signatures = {name: shown(value) for name, value in PUBLIC.items()}
     assert {name for name, text in signatures.items() if text is None} <= set(NO_SIGNATURE)
     bare = re.compile(r"\(\*args(: [^,]*)?, \*\*kwargs(: [^,]*)?\)( -> .*)?")
-    assert {name for name, text in signatures.items() if text and bare.fullmatch(text)} == set(
-        ANY_ARGUMENTS
-    )
+    anything = {name for name, text in signatures.items() if text and bare.fullmatch(text)}
+    assert anything - set(NO_SIGNATURE) == set(ANY_ARGUMENTS)
 
 
 def test_signature_of_a_class_is_that_of_its_constructor():
