@@ -62,7 +62,6 @@ from nnxlite.transforms import (
     decorated,
     failed_check,
     has_several_cpus,
-    is_call,
     name_of,
     not_owning,
     other_structure,
@@ -268,7 +267,6 @@ class FilterJit(Filtered[P, R], Jitted):
                 ) from None
         return tuple(out)
 
-    @is_call
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         inputs, call, groups = self._enter(args, kwargs)
         core = self._core

@@ -8,7 +8,6 @@ from nnxlite.transforms._compiles import CacheInfo as CacheInfo
 from nnxlite.transforms._compiles import Explanation as Explanation
 from nnxlite.transforms._compiles import Traces as Traces
 from nnxlite.transforms._compiles import explain_compiles as explain_compiles
-from nnxlite.transforms._compiles import is_call as is_call
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
 from nnxlite.transforms._derivatives import gradients as gradients
 from nnxlite.transforms._derivatives import of_chosen as of_chosen

@@ -2,7 +2,8 @@
 
 A trace is recorded where JAX runs the function that it was given, so a call that does not trace costs
 nothing more.  The differences are computed on demand: by `explain`, inside `explain_compiles`, or when
-`max_traces` is exceeded.  JAX reports the times of lowering and compiling through `jax.monitoring`.
+`max_traces` is exceeded.  JAX reports the times of lowering and compiling through `jax.monitoring`; they
+belong to the last trace of the thread.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ from nnxlite.graph import SHOWN, Difference, compare
 from nnxlite.objects import failing_layer
 from nnxlite.transforms._looking_inside import sides_text
 
-F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
-
 RECORDS_PER_FUNCTION = 16
 """How many traces are kept for a function: the last one is compared with those before."""
 
@@ -49,14 +48,12 @@ class Trace:
         find_names: gives the names of the arguments of a call.
         types: of the leaves.
         seconds: how long it took to trace, lower and compile.
-        places: the shardings of the leaves, once it is compiled.
     """
 
     call: CallDef
     find_names: tp.Callable[[CallDef], ArgumentNames]
     types: tuple[str, ...]
     seconds: float = 0.0
-    places: tuple[str, ...] = ()
 
     @functools.cached_property
     def names(self) -> ArgumentNames:
@@ -67,13 +64,11 @@ class Trace:
         """The differences from an earlier trace, a line for each."""
         old, new = before.call, self.call
         causes = [] if old is new else [*_structure(before, self), *_statics(before, self)]
-        pairs = (before.types, self.types), (before.places, self.places)
-        for then_by_leaf, now_by_leaf in pairs:
-            known = dict(zip(before.names.leaves, then_by_leaf))
-            for name, now in zip(self.names.leaves, now_by_leaf):
-                then = known.get(name, now)
-                if then != now:
-                    causes.append(f"{name}: {then} -> {now}")
+        known = dict(zip(before.names.leaves, before.types))
+        for name, now in zip(self.names.leaves, self.types):
+            then = known.get(name, now)
+            if then != now:
+                causes.append(f"{name}: {then} -> {now}")
         if not causes and old.extra != new.extra:
             return ["a static value: another object, which looks the same"]
         return causes or [_NOTHING]
@@ -226,12 +221,13 @@ class Traces:
         same = alive is not None and alive._fun() is self._fun()
         return None if same else former
 
+    @contextlib.contextmanager
     def recorded(
         self,
         call: CallDef,
         find_names: tp.Callable[[CallDef], ArgumentNames],
         leaves: tp.Sequence[tp.Any],
-    ) -> _Recording:
+    ) -> tp.Iterator[None]:
         """Record the trace that runs in a `with` block; a trace that fails does not count.
 
         Raises RuntimeError where it is one more than `max_traces` allows.
@@ -246,25 +242,21 @@ class Traces:
                 "allow more traces."
             )
         _listen()
-        return _Recording(self, trace)
-
-    def add(self, trace: Trace) -> None:
-        """Add a trace that has ended."""
+        start = time.perf_counter()
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # the error itself matters more than the note
+                self._note_on(error, trace)
+            raise
+        trace.seconds = time.perf_counter() - start
         with LOCK:
             self.count += 1
             self.seconds += trace.seconds
             self.log.append(trace)
         _latest.trace = (self, trace)
 
-    def types_of(self, call: CallDef, leaves: list[tp.Any]) -> tuple[str, ...]:
-        """The types of leaves for which the function was traced before."""
-        texts = [described(leaf) if hasattr(leaf, "dtype") else "" for leaf in leaves]
-        for trace in reversed(self.log.copy()):
-            if trace.call is call and all(map(str.endswith, trace.types, texts)):
-                return trace.types
-        return ()
-
-    def note_on(self, error: BaseException, trace: Trace) -> None:
+    def _note_on(self, error: BaseException, trace: Trace) -> None:
         """Add a note to an error: in which module, and for which arguments of the function."""
         if getattr(error, "_nnx_noted", False):  # by a function that this one called
             return
@@ -303,25 +295,6 @@ class Traces:
         return CacheInfo(self.count, programs, self.seconds)
 
 
-class _Recording:
-    """A trace in progress."""
-
-    def __init__(self, traces: Traces, trace: Trace) -> None:
-        self._traces, self._trace = traces, trace
-        self._start = time.perf_counter()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: tp.Any, error: BaseException | None, traceback: tp.Any) -> None:
-        if error is None:
-            self._trace.seconds = time.perf_counter() - self._start
-            self._traces.add(self._trace)
-        else:
-            with contextlib.suppress(Exception):  # the error itself matters more than the note
-                self._traces.note_on(error, self._trace)
-
-
 def _type_text(leaf: tp.Any) -> str:
     """The type of a leaf while it is traced; a static one by its value."""
     if not any(isinstance(part, Tracer) for part in jax.tree_util.tree_leaves(leaf)):
@@ -356,21 +329,16 @@ def _listen() -> None:
 
 
 def _note(event: str, duration_secs: float, **about: tp.Any) -> None:
-    """Add a time that JAX reports to its trace; show the causes, if the user asked for them."""
+    """Add a time that JAX reports to the last trace of this thread; show why, if the user asked."""
     compiled = event == "/jax/core/compile/backend_compile_duration"
-    if not compiled and event != "/jax/core/compile/jaxpr_to_mlir_module_duration":
+    if _latest.trace is None:
         return
-    known = _latest.trace
-    if known is None or compiled:
-        running = _running_call()
-        if running is None or running[0].program != about.get("fun_name"):  # JAX's own functions
+    traces, trace = _latest.trace
+    if compiled:
+        if about.get("fun_name") != traces.program:  # JAX's own functions
             return
-        traces, call, names, leaves = running
-        if known is None or known[0] is not traces:  # compiled again without another trace
-            known = _latest.trace = traces, Trace(call, names, traces.types_of(call, leaves))
-            traces.log.append(known[1])
-        known[1].places = tuple(map(_place_text, leaves))
-    traces, trace = known
+    elif event != "/jax/core/compile/jaxpr_to_mlir_module_duration":
+        return
     trace.seconds += duration_secs
     traces.seconds += duration_secs
     if compiled:
@@ -380,42 +348,6 @@ def _note(event: str, duration_secs: float, **about: tp.Any) -> None:
             show = _logger.warning  # beside JAX's explanation, which has no names
         if show is not None:
             show(str(traces.explain()))
-
-
-def _running_call() -> (
-    tuple[Traces, CallDef, tp.Callable[[CallDef], ArgumentNames], list[tp.Any]] | None
-):
-    """The call of a compiled function that JAX is running in this thread.
-
-    JAX does not report which function it compiles; it is the innermost one on the stack.
-    """
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code in _calls:
-            here = frame.f_locals
-            if "core" not in here:  # it still flattens its arguments
-                return None
-            core, call = here["core"], here["call"]
-            names = core.names(call)  # now: what is noted must not keep the core alive
-            return core.traces, call, lambda _, names=names: names, here["inputs"].leaves
-        frame = frame.f_back
-    return None
-
-
-_calls: set[types.CodeType] = set()
-
-
-def is_call(method: F) -> F:
-    """Mark a method that calls a compiled function; it has the locals `core`, `call` and `inputs`."""
-    _calls.add(tp.cast(tp.Any, method).__code__)
-    return method
-
-
-def _place_text(leaf: tp.Any) -> str:
-    if isinstance(leaf, Tracer):  # a gradient of a compiled function compiles it for its values
-        return "traced"
-    committed = getattr(leaf, "committed", False)
-    return str(leaf.sharding) if committed else "on the default device"
 
 
 _logger = logging.getLogger("nnxlite")
@@ -429,7 +361,8 @@ class explain_compiles:
     """Print why functions are compiled, as it happens.
 
     For each program that `jit` or `filter_jit` compiles: how long it took, and what was different
-    from the most similar earlier call of the function. It is on until the end of a `with` block, or,
+    from the most similar earlier call of the function. A program that is compiled again without a trace,
+    for arrays on another device, is not shown. It is on until the end of a `with` block, or,
     after a call without `with`, until it is called with False. Where JAX explains its cache misses (the
     setting `jax_explain_cache_misses`), the same texts go to the logger `nnxlite`.
 

@@ -44,7 +44,7 @@ from nnxlite.transforms._arguments import (
     static_argument,
     with_statics,
 )
-from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces, is_call
+from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces
 from nnxlite.transforms._donation import Donation, Donor
 from nnxlite.transforms._in_flight import has_several_cpus, wait_in_turn
 from nnxlite.transforms._map_errors import marks_errors
@@ -342,7 +342,6 @@ class JitWrapped(Transformed[P, R], Jitted):
                 dynamic[name] = arg
         return tuple(kept), dynamic, tuple(statics)
 
-    @is_call
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         inputs, call = self._enter(args, kwargs)
         core = self._core

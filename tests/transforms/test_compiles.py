@@ -255,22 +255,6 @@ def test_records_are_bounded_and_keep_no_object_alive():
     assert step.cache_info().traces == 20
 
 
-@pytest.mark.parametrize("jit", [nnx.jit, nnx.filter_jit])
-def test_another_device_or_sharding_compiles_again_without_a_trace(jit):
-    step = jit(lambda model, x: model["w"] * x)
-    here, there = jax.devices()[:2]
-    model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
-    texts = []
-    with nnx.explain_compiles(show=texts.append):
-        step(model, jnp.ones(2))
-        step(model, jax.device_put(jnp.ones(2), there))
-        step(model, jax.device_put(jnp.ones(2), here))
-    assert len(texts) == 3 and step.explain().traces == 1
-    assert "x: on the default device -> SingleDeviceSharding(" in texts[1]
-    assert "x: " in texts[2] and "Device(id=0)" in texts[2]
-    assert all(cause.startswith("x: ") for cause in step.explain().causes)
-
-
 def test_what_jax_compiles_beside_a_call_is_not_taken_for_it():
     step = nnx.jit(lambda x: x + 1)
     step(jnp.ones(2))
