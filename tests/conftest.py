@@ -71,9 +71,9 @@ QUICK = frozenset(
     parallel/test_remat_layers.py
     reliability/test_checks.py reliability/test_hostile_text.py
     serving/test_bucketed.py sharding/test_abstract.py
-    test_architecture.py test_config.py test_filters.py test_names.py test_patterns.py test_state.py
+    test_architecture.py test_config.py test_filters.py test_names.py test_state.py
     test_text.py test_traversals.py
-    training/test_metrics.py
+    training/test_metrics.py training/test_patterns.py
     transforms/test_build.py transforms/test_calls.py transforms/test_partial.py
     transforms/test_trees.py
     variables/test_metadata.py variables/test_variable.py

@@ -17,7 +17,6 @@ import numpy as np
 
 from nnxlite._errors import filter_text, short_type
 from nnxlite._text import human_bytes
-from nnxlite._untrusted import printable
 from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, cast_to, in_arrays
 from nnxlite.checkpoint._errors import CheckpointError, together
@@ -25,6 +24,7 @@ from nnxlite.checkpoint._matching import Renaming, match, other_settings
 from nnxlite.checkpoint._plain import FIXED
 from nnxlite.checkpoint._report import Report
 from nnxlite.checkpoint._values import Values
+from nnxlite.checkpoint.untrusted import printable
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import is_graph_node
 

@@ -7,8 +7,8 @@ import typing as tp
 from collections.abc import Iterator
 
 from nnxlite._errors import NnxError
-from nnxlite._untrusted import printable_lines
 from nnxlite.checkpoint._report import Report
+from nnxlite.checkpoint.untrusted import printable_lines
 from nnxlite.distributed import ProcessError, agreed
 
 

@@ -30,10 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import importing
-from nnxlite._replacing import replacing
-from nnxlite._untrusted import parse_json, read_json, shape_of, strings
 from nnxlite.checkpoint._contents import KEY_IMPLS, Spec
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError
+from nnxlite.checkpoint.replacing import replacing
+from nnxlite.checkpoint.untrusted import parse_json, read_json, shape_of, strings
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
 KEYS = "nnxlite.keys"

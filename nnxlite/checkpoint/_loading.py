@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._patterns import Pattern
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, cast_to, in_arrays, spec_of
 from nnxlite.checkpoint._errors import CheckpointError, MismatchError
 from nnxlite.checkpoint._matching import changed, check, compatible, match, nearest
@@ -30,6 +29,7 @@ from nnxlite.checkpoint._rules import (
     without_rule,
 )
 from nnxlite.filters import to_predicate
+from nnxlite.training.patterns import Pattern
 
 
 class Source(tp.Protocol):

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import MOST_PATHS
-from nnxlite._patterns import Pattern
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, in_arrays, other_names
 from nnxlite.checkpoint._errors import CheckpointError, MismatchError
 from nnxlite.checkpoint._report import Mismatch, Report
+from nnxlite.training.patterns import Pattern
 
 Renaming: tp.TypeAlias = tp.Mapping[str, str]
 """Patterns of stored names, and what each becomes: `{"encoder.**": "backbone.**"}`."""

@@ -24,12 +24,12 @@ import numpy as np
 
 from nnxlite._errors import importing
 from nnxlite._jax import key_name
-from nnxlite._untrusted import LARGEST, is_file, parse_json, read_json, shape_of, strings
 from nnxlite.checkpoint._checksums import checksum, local_sum
 from nnxlite.checkpoint._contents import PYTHON_TYPES, Contents, Leaf, Spec, name_of
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError, together
 from nnxlite.checkpoint._files import looks_like, raw_form
 from nnxlite.checkpoint._plain import FIXED, Table, checked_table
+from nnxlite.checkpoint.untrusted import LARGEST, is_file, parse_json, read_json, shape_of, strings
 from nnxlite.distributed import agreed, exchange
 
 ARRAYS, ABOUT = "arrays", "nnxlite"

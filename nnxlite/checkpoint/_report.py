@@ -6,7 +6,7 @@ import dataclasses
 import typing as tp
 
 from nnxlite._errors import MOST_PATHS
-from nnxlite._untrusted import printable
+from nnxlite.checkpoint.untrusted import printable
 
 
 class Mismatch(tp.NamedTuple):

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from nnxlite._patterns import Bindings, Pattern
 from nnxlite.checkpoint._contents import Contents, Leaf
 from nnxlite.checkpoint._errors import CheckpointError
 from nnxlite.checkpoint._operations import (
@@ -35,6 +34,7 @@ from nnxlite.checkpoint._operations import (
     same_bits,
     shapes_before,
 )
+from nnxlite.training.patterns import Bindings, Pattern
 
 Names: tp.TypeAlias = str | Sequence[str]
 

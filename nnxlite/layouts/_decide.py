@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from nnxlite._jax import key_name
-from nnxlite._patterns import Pattern
 from nnxlite._state import content
 from nnxlite._text import mesh_text
 from nnxlite.graph import OBJECT, Path, find_duplicates, iter_graph, kind_of
@@ -24,6 +23,7 @@ from nnxlite.layouts._specs import names_in_spec, spec_text, ways
 from nnxlite.nn import Embed, Linear, LoRA
 from nnxlite.nn.lora_kernel import LoRAKernel, entries_of_matrices
 from nnxlite.sharding import get_var_pspec
+from nnxlite.training.patterns import Pattern
 from nnxlite.variables import Variable
 
 MOST_REASONS = 5

@@ -9,10 +9,10 @@ import typing as tp
 import jax
 
 from nnxlite._errors import MOST_PATHS, path_text
-from nnxlite._patterns import Pattern
 from nnxlite._typing import P, R, RematPolicy
 from nnxlite.graph import is_graph_node
 from nnxlite.objects import Module, iter_modules, observed
+from nnxlite.training.patterns import Pattern
 from nnxlite.transforms import name_of, remat
 
 

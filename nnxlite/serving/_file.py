@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._errors import importing
-from nnxlite._replacing import replacing
-from nnxlite._untrusted import parse_json, printable, shape_of, strings
+from nnxlite.checkpoint.replacing import replacing
+from nnxlite.checkpoint.untrusted import parse_json, printable, shape_of, strings
 from nnxlite.serving import _trees
 from nnxlite.serving._signature import Aval, Signature, from_data, to_data
 

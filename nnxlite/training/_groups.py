@@ -8,8 +8,8 @@ import difflib
 import typing as tp
 
 from nnxlite._errors import MOST_PATHS, path_text
-from nnxlite._patterns import Pattern
 from nnxlite.training._leaves import Path, flatten, paths
+from nnxlite.training.patterns import Pattern
 
 if tp.TYPE_CHECKING:
     import optax

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from nnxlite import _untrusted
+from nnxlite.checkpoint import untrusted
 
 
 @pytest.mark.parametrize("text", ["plain", "ö 漢", "a b", ""])
 def test_what_can_be_printed_stays(text):
-    assert _untrusted.printable(text) == text
+    assert untrusted.printable(text) == text
 
 
 @pytest.mark.parametrize(
     "text", ["\x1b]0;title\x07", "a\rb", "\x00", "\u202egnp.exe", "\x9b2J", "\x7f"]
 )
 def test_control_characters_are_escaped(text):
-    shown = _untrusted.printable(text)
+    shown = untrusted.printable(text)
     assert shown.isprintable() and "\\" in shown
-    assert _untrusted.printable_lines(f"x\n{text}").startswith("x\n")
+    assert untrusted.printable_lines(f"x\n{text}").startswith("x\n")
 
 
 def test_json_says_one_thing():
-    assert _untrusted.parse_json(b'{"a": {"a": [1, NaN]}}')["a"]["a"][0] == 1
+    assert untrusted.parse_json(b'{"a": {"a": [1, NaN]}}')["a"]["a"][0] == 1
     for text in (b'{"a": 1, "a": 1}', b"[" * 10_000, b"\xff", b"", b"1 2", b"9" * 5000):
         with pytest.raises(ValueError):
-            _untrusted.parse_json(text)
+            untrusted.parse_json(text)
 
 
 def test_only_files_are_read(tmp_path, monkeypatch):
     (tmp_path / "f").write_bytes(b"[1]")
-    assert _untrusted.read_json(tmp_path / "f") == [1]
+    assert untrusted.read_json(tmp_path / "f") == [1]
     with pytest.raises(ValueError, match="it is not a file"):
-        _untrusted.read_json(tmp_path)
-    monkeypatch.setattr(_untrusted, "LARGEST", 2)
+        untrusted.read_json(tmp_path)
+    monkeypatch.setattr(untrusted, "LARGEST", 2)
     with pytest.raises(ValueError, match="it has more than 2 bytes"):
-        _untrusted.read_json(tmp_path / "f")
+        untrusted.read_json(tmp_path / "f")

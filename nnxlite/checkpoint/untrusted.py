@@ -35,7 +35,7 @@ def read_json(path: tp.Any) -> tp.Any:
 def parse_json(text: bytes) -> tp.Any:
     """The content of a JSON file in UTF-8; ValueError for anything else.
 
-    >>> from nnxlite._untrusted import parse_json
+    >>> from nnxlite.checkpoint.untrusted import parse_json
     >>> parse_json(b'{"a": [1]}')
     {'a': [1]}
     >>> parse_json(b'{"a": 1, "a": 2}')
@@ -59,7 +59,7 @@ def _without_repetition(pairs: list[tuple[str, tp.Any]]) -> dict[str, tp.Any]:
 def printable(text: str) -> str:
     r"""A text for a terminal, where control characters could move the cursor or hide what follows.
 
-    >>> from nnxlite._untrusted import printable
+    >>> from nnxlite.checkpoint.untrusted import printable
     >>> print(printable("a\x1b[2Jb"))
     a\x1b[2Jb
     """

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnxlite._patterns import Pattern
+from nnxlite.training.patterns import Pattern
 
 
 @pytest.mark.parametrize(
