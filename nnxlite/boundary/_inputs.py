@@ -11,6 +11,7 @@ arguments is one object inside.  What crosses is
 
 from __future__ import annotations
 
+import operator
 import typing as tp
 
 import jax
@@ -18,7 +19,7 @@ import jax
 from nnxlite._errors import path_text
 from nnxlite._interning import Table
 from nnxlite._jax import PyTreeDef, key_name
-from nnxlite._statics import ById, facts
+from nnxlite._statics import ById, UnhashableStatic, facts, static_key
 from nnxlite._versions import epoch, observe
 from nnxlite.graph import (
     CUSTOM,
@@ -87,22 +88,72 @@ class ArgumentLeaf(tp.NamedTuple):
         root: number of that root; None for an array leaf, which is below none.
         below: its path from the root.
         path: its path from the whole arguments; see `CallDef.paths`.
+        graph_leaf: number of the graph leaf that it is, or that contains it; None for an array leaf.
+        inside: its path in the value of that graph leaf.
     """
 
     position: int
     root: int | None
     below: Path
     path: Path
+    graph_leaf: int | None = None
+    inside: Path = ()
 
     def text(self) -> str:
         """Its path for messages."""
         return path_text(self.path)
 
 
+FLAT: tuple[()] = ()
+Structure: tp.TypeAlias = PyTreeDef | tuple[()]
+"""Of the values of a graph's leaves; `FLAT` if each is one leaf (treedefs do not compare with None)."""
+
+
+class StaticLeaves:
+    """Leaves of some arguments that are part of the key of the call; equal where their keys are.
+
+    Attributes:
+        numbers: of these leaves among all of the arguments, in order.
+        values: of these leaves.
+        key: the numbers, and the static key of each value.
+        exact: whether equal ones are interchangeable; else the call that has these is an `OwnCall`.
+    """
+
+    __slots__ = ("exact", "key", "numbers", "values")
+
+    def __init__(
+        self,
+        numbers: tuple[int, ...],
+        values: tp.Sequence[tp.Any],
+        keys: tuple[tp.Any, ...],
+        exact: bool,
+    ) -> None:
+        self.numbers, self.values, self.exact = numbers, values, exact
+        self.key = numbers, keys
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return type(other) is StaticLeaves and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def split(self, leaves: tp.Sequence[T]) -> list[T]:
+        """Something for each of the other leaves, from a list for all."""
+        static = set(self.numbers)
+        return [leaf for number, leaf in enumerate(leaves) if number not in static]
+
+    def join(self, leaves: tp.Iterable[tp.Any]) -> list[tp.Any]:
+        """All leaves, from the others."""
+        out = [*leaves]
+        for number, value in zip(self.numbers, self.values):
+            out.insert(number, value)
+        return out
+
+
 class CallDef:
     """The static side of some arguments; one object for equal content, unless it is an `OwnCall`.
 
-    Their leaves have one numbering: the array leaves first, then those of the graph.
+    The leaves that cross have one numbering: the array leaves first, then those of the graph.
 
     Attributes:
         treedef: of the arguments, with roots as leaves.
@@ -111,6 +162,9 @@ class CallDef:
         extra: what else the transform adds to the key.
         trees: whether numbers in the containers of objects are leaves, as with `graph=False`.
         names: for arguments `(args, kwargs)` the names of the parameters; None for another tree.
+        structure: of the list of the values of the graph's leaves, where the leaves in them count, and
+            some value is not one leaf; else `FLAT`.
+        static: the leaves that are part of the key and do not cross; None if all cross.
     """
 
     __slots__ = (
@@ -120,6 +174,8 @@ class CallDef:
         "graphdef",
         "key",
         "names",
+        "static",
+        "structure",
         "treedef",
         "trees",
         "where",
@@ -133,6 +189,8 @@ class CallDef:
         extra: tp.Any,
         trees: bool = False,
         names: Names = None,
+        structure: Structure = FLAT,
+        static: StaticLeaves | None = None,
     ) -> None:
         self.trees = trees
         self.names = names
@@ -140,7 +198,9 @@ class CallDef:
         self.where = where
         self.graphdef = graphdef
         self.extra = extra
-        self.key = (treedef, where, graphdef, extra, trees, names)
+        self.structure = structure
+        self.static = static
+        self.key = (treedef, where, graphdef, extra, trees, names, structure, static)
         self.cache: dict[tp.Any, tp.Any] = {}
 
     @property
@@ -173,6 +233,15 @@ class CallDef:
         """Something for each leaf, as two lists: for the array leaves, and for the graph leaves."""
         return [*leaves[: self.num_arrays]], [*leaves[self.num_arrays :]]
 
+    def whole(self, leaves: tp.Sequence[tp.Any]) -> tuple[list[tp.Any], list[tp.Any]]:
+        """All array leaves, and the values of the graph's leaves, from the leaves that cross."""
+        if self.static is not None:
+            leaves = self.static.join(leaves)
+        arrays, values = self.by_side(leaves)
+        if self.structure is not FLAT:
+            values = jax.tree_util.tree_unflatten(self.structure, values)
+        return arrays, values
+
     def array_positions(self) -> list[int]:
         """The positions of the array leaves in the treedef."""
         roots = set(self.where)
@@ -196,18 +265,35 @@ class CallDef:
         return [paths[position] for position in self.where]
 
     def leaves(self) -> list[ArgumentLeaf]:
-        """All leaves, in their order; a leaf with several paths has its first."""
-        paths = self.paths()
+        """The leaves that cross, in their order; a leaf with several paths has its first."""
+        leaves = self.all_leaves()
+        return [*leaves] if self.static is None else self.static.split(leaves)
+
+    def all_leaves(self) -> list[ArgumentLeaf]:
+        """The same with the static leaves."""
+        return self.cache.get("leaves") or self.remember("leaves", self._all_leaves())
+
+    def _all_leaves(self) -> list[ArgumentLeaf]:
+        paths, graph_leaves = self.paths(), self.graph_leaves()
         out = [ArgumentLeaf(i, None, (), paths[i]) for i in self.array_positions()]
-        for root, *below in self.graphdef.decoded.leaf_paths():
-            position = self.where[root]
-            path = (*paths[position], *below)
-            out.append(ArgumentLeaf(position, root, tuple(below), path))
-        return out
+        return out + [
+            graph_leaves[number]._replace(path=(*graph_leaves[number].path, *path), inside=path)
+            for number, path in self.inside()
+        ]
+
+    def inside(self) -> list[tuple[int, Path]]:
+        """For each leaf in the graph the number of the graph leaf, and its path in the value of that."""
+        if self.structure is FLAT:
+            return [(number, ()) for number in range(self.graphdef.num_leaves)]
+        return [(number, tuple(path)) for number, *path in paths_of(self.structure)]
 
     def graph_leaves(self) -> list[ArgumentLeaf]:
         """The leaves of the graph, by leaf number."""
-        return self.leaves()[self.num_arrays :]
+        paths, out = self.root_paths(), list[ArgumentLeaf]()
+        for number, (root, *below) in enumerate(self.graphdef.decoded.leaf_paths()):
+            path = (*paths[root], *below)
+            out.append(ArgumentLeaf(self.where[root], root, tuple(below), path, number))
+        return out
 
     def text_of(self, root: int, below: tp.Iterable[tp.Any]) -> str:
         """Where something below a root is among the arguments."""
@@ -215,7 +301,7 @@ class CallDef:
 
     def renamed(self, names: Names) -> CallDef:
         """The same with other names of the arguments, for messages."""
-        return CallDef(self.treedef, self.where, self.graphdef, self.extra, self.trees, names)
+        return CallDef(*self.key[:5], names, *self.key[6:])
 
     def __reduce__(self) -> tp.Any:
         return call_def, self.key
@@ -257,16 +343,19 @@ def call_def(
     extra: tp.Any,
     trees: bool = False,
     names: Names = None,
+    structure: Structure = FLAT,
+    static: StaticLeaves | None = None,
     own: bool = False,
 ) -> CallDef:
     """The CallDef with this content; `own` says that parts besides the graph have values of this call.
 
     Raises TypeError where `extra` is unhashable.
     """
-    key = (treedef, where, graphdef.structure, extra, trees, names)
+    more = (extra, trees, names, structure, static)
+    key = (treedef, where, graphdef.structure, *more)
     shared = _interned.find(key) or _interned.add(key, CallDef(*key))
     if graphdef.own or own:
-        return OwnCall(shared, treedef, where, graphdef, extra, trees, names)
+        return OwnCall(shared, treedef, where, graphdef, *more)
     return shared
 
 
@@ -303,6 +392,22 @@ _PLAIN_NODES = frozenset({None, tuple, list, dict, type(None)})
 class Inputs:
     """Arguments on their way into a transform.
 
+    A transform of objects takes `leaves` as they are: each Variable is one, and all must be arrays. One
+    of any pytrees (`filter_jit` and its kin) asks with `inside=True` for what a user of trees calls a
+    leaf: those inside the value of a Variable, too, and of any type. It then either captures those that
+    it does not trace (as `filter_grad` does), or, where it has a program to find again, makes them part
+    of the key. From then on `leaves` are the others, and `enter` adds these:
+
+    >>> import jax.numpy as jnp
+    >>> from nnxlite.boundary import Inputs, enter
+    >>> inputs = Inputs((jnp.ones(2), "relu", 3), inside=True)
+    >>> inputs.make_static([not isinstance(x, jnp.ndarray) for x in inputs.leaves], "f")
+    >>> call = inputs.define()
+    >>> [leaf.text() for leaf in call.leaves()], call.static.values
+    (['0'], ['relu', 3])
+    >>> enter(call, ["traced"])[0]
+    ('traced', 'relu', 3)
+
     Attributes:
         treedef, where: see `CallDef`.
         arrays: the leaves that are not part of the graph.
@@ -310,7 +415,7 @@ class Inputs:
         graphdef: the graph below the roots.
         plan: the plan behind it, if there is one.
         own: whether the treedef has static data that equal ones do not have.
-        trees, names: see `CallDef`.
+        trees, names, structure, static: see `CallDef`.
     """
 
     __slots__ = (
@@ -321,20 +426,24 @@ class Inputs:
         "own",
         "plan",
         "roots",
+        "static",
+        "structure",
         "treedef",
         "trees",
         "values",
         "where",
     )
 
-    def __init__(self, tree: tp.Any, trees: bool = False, names: Names = None) -> None:
+    def __init__(
+        self, tree: tp.Any, trees: bool = False, names: Names = None, inside: bool = False
+    ) -> None:
         self.names = names
         leaves, self.treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_root)
         self.own = _has_own(self.treedef)
         self.where, others = _positions(leaves)
         self.roots = tuple(leaves[i] for i in self.where)
         self.arrays = [leaves[i] for i in others]
-        self._enter(trees)
+        self._enter(trees, inside)
 
     @classmethod
     def of_call(
@@ -343,8 +452,9 @@ class Inputs:
         kwargs: dict[str, tp.Any],
         names: Names,
         trees: bool = False,
+        inside: bool = False,
     ) -> Inputs:
-        """`Inputs((args, kwargs), trees, names)`, faster where no argument is a container."""
+        """`Inputs((args, kwargs), trees, names, inside)`, faster where no argument is a container."""
         if kwargs:
             keywords = sorted(kwargs)
             leaves = (*args, *[kwargs[name] for name in keywords])
@@ -354,14 +464,14 @@ class Inputs:
             key = tuple(map(type, args))
         form = _forms.get(key) or _form_of(key, args, kwargs, leaves)
         if form is None:
-            return cls((args, kwargs), trees, names)
+            return cls((args, kwargs), trees, names, inside)
         new = object.__new__(cls)
         new.names = names
         new.treedef, new.where, others = form
         new.own = False
         new.roots = tuple([leaves[i] for i in new.where])
         new.arrays = [leaves[i] for i in others]
-        new._enter(trees)
+        new._enter(trees, inside)
         return new
 
     @classmethod
@@ -371,17 +481,26 @@ class Inputs:
         new.treedef, new.where = call.treedef, call.where
         new.own = type(call) is OwnCall
         new.graphdef, new.trees, new.names = call.graphdef, call.trees, call.names
-        new.arrays, new.values = call.by_side(leaves)
+        new.structure, new.static = call.structure, call.static
+        new.arrays, new.values = call.whole(leaves)
         inner = Inner(call, new.values)
         new.roots, new.plan, new._nodes = tuple(inner.roots()), None, lambda: inner.nodes
         return new
 
-    def _enter(self, trees: bool) -> None:
-        roots, self.trees = self.roots, trees
+    def _enter(self, trees: bool, inside: bool = False) -> None:
+        self.trees, self.structure, self.static = trees, FLAT, None
+        roots = self.roots
         if not roots:
             self.graphdef, self.values, self.plan = _EMPTY, [], None
             self._nodes: tp.Any = list
             return
+        self._read(roots, trees)
+        if inside:
+            leaves, structure = jax.tree_util.tree_flatten(self.values)
+            if len(leaves) != len(self.values) or any(map(operator.is_not, leaves, self.values)):
+                self.structure = structure
+
+    def _read(self, roots: tuple[tp.Any, ...], trees: bool) -> None:
         plan = find_plan(roots, trees)
         if plan is not None:
             try:
@@ -415,8 +534,42 @@ class Inputs:
 
     @property
     def leaves(self) -> list[tp.Any]:
-        """The values of all leaves, in the order of `CallDef.leaves`."""
-        return [*self.arrays, *self.values]
+        """The leaves that cross, in the order of `CallDef.leaves`."""
+        values = self.values
+        if self.structure is not FLAT:
+            values = jax.tree_util.tree_leaves(values)
+        leaves = [*self.arrays, *values]
+        return leaves if self.static is None else self.static.split(leaves)
+
+    def make_static(self, chosen: tp.Iterable[tp.Any], what: object) -> None:
+        """Make the leaves for which `chosen` is true part of the key, instead of leaves that cross.
+
+        Raises ValueError naming `what`, the function, and the path of one that is unhashable.
+        """
+        leaves = self.leaves
+        numbers = tuple([number for number, static in enumerate(chosen) if static])
+        values, keys, exact = [leaves[number] for number in numbers], list[tp.Any](), True
+        for number, value in zip(numbers, values):
+            try:
+                keys.append(static_key(value))
+            except UnhashableStatic:
+                path = self.definition.leaves()[number].text()
+                raise ValueError(
+                    f"{what!r}: the static leaf at '{path}' of the arguments is unhashable: it is of "
+                    f"type '{type(value).__name__}'. Static leaves are part of the key of a compiled "
+                    "program. Pass a hashable value, such as a tuple or frozenset, or an array."
+                ) from None
+            exact = exact and facts(value).exact
+        if numbers:
+            self.static = StaticLeaves(numbers, values, tuple(keys), exact)
+
+    @property
+    def definition(self) -> CallDef:
+        """Like `define()`, but never refused: static data of a tree that is unhashable is its own."""
+        try:
+            return self.define()
+        except TypeError:
+            return CallDef(*self._key(None))
 
     def nodes(self) -> list[tp.Any]:
         """The caller's own objects and Variables, by node number."""
@@ -430,17 +583,23 @@ class Inputs:
             own: whether that contains static values which equal ones do not have.
         """
         plan, own = self.plan, own or self.own
+        if self.static is not None and not self.static.exact:
+            own = True
         if plan is None or own:
-            names = self.names
-            return call_def(self.treedef, self.where, self.graphdef, extra, self.trees, names, own)
-        key = (self.treedef, self.where, extra, self.trees, self.names)
+            return call_def(*self._key(extra), own)
+        key = (self.treedef, self.where, extra, self.trees, self.names, self.structure, self.static)
         known = plan.calls.get(key)
         if known is None:
-            known = call_def(self.treedef, self.where, self.graphdef, *key[2:])
+            known = call_def(*self._key(extra))
             if len(plan.calls) >= _CALLS_PER_PLAN:
                 plan.calls.clear()
             plan.calls[key] = known
         return known
+
+    def _key(self, extra: tp.Any) -> tp.Any:
+        """The parts of a CallDef, in their order."""
+        more = (extra, self.trees, self.names, self.structure, self.static)
+        return (self.treedef, self.where, self.graphdef, *more)
 
 
 _CALLS_PER_PLAN = 64
@@ -520,7 +679,7 @@ class Inner:
 
 def enter(call: CallDef, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
     """The argument tree, rebuilt with new objects at the current trace level."""
-    arrays, values = call.by_side(leaves)
+    arrays, values = call.whole(leaves)
     inner = Inner(call, values)
     if not call.where:
         return jax.tree_util.tree_unflatten(call.treedef, arrays), inner

@@ -58,7 +58,8 @@ def argument_names(call: CallDef) -> ArgumentNames:
     keys = [path[2:] for path, _ in jax.tree_util.tree_leaves_with_path(call.template())]
     arguments = [path[0] for path in call.paths()]
     starts = [name + jax.tree_util.keystr(inside) for name, inside in zip(arguments, keys)]
-    leaves = [starts[leaf.position] + "".join(map(_step, leaf.below)) for leaf in call.leaves()]
+    inside = lambda leaf: "".join(map(_step, leaf.below)) + "".join(f"[{k!r}]" for k in leaf.inside)
+    leaves = [starts[leaf.position] + inside(leaf) for leaf in call.leaves()]
     return ArgumentNames(leaves, [starts[position] for position in call.where])
 
 

@@ -636,7 +636,7 @@ def further_places(call: CallDef) -> tp.Iterator[tuple[int, ArgumentLeaf]]:
     for number, root, path in _aliases(decoded):
         for leaf, tail in leaves_of_code(decoded, NodeCode(number)):
             position, below = call.where[root], (*path, *tail)
-            yield leaf, ArgumentLeaf(position, root, below, (*paths[position], *below))
+            yield leaf, ArgumentLeaf(position, root, below, (*paths[position], *below), leaf)
 
 
 def _aliases(decoded: Decoded) -> tp.Iterator[tuple[int, int, Path]]:
