@@ -14,7 +14,7 @@ import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import in_this_trace
-from nnxlite._typing import F, P
+from nnxlite._typing import P, R
 from nnxlite.boundary import Partition
 from nnxlite.filtered._crossing import Call, Filtered, chosen_first
 from nnxlite.filtered._leaves import Form, leaves_of
@@ -28,16 +28,13 @@ from nnxlite.transforms import decorated, gradients, of_chosen
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
-    from nnxlite.filtered._signatures import (
-        TreeGrad,
-        TreeGradAux,
-        TreeValueAndGrad,
-        TreeValueAndGradAux,
-    )
+    from nnxlite.filtered._signatures import TreeGrad, TreeGradAux, TreeValueAndGrad
 
 T = tp.TypeVar("T")
 Aux = tp.TypeVar("Aux")
 Primals = tp.TypeVarTuple("Primals")
+First: tp.TypeAlias = tp.Callable[tp.Concatenate[tp.Any, P], R]
+"""A function whose first argument is differentiated."""
 
 
 class FilterGradOptions(tp.NamedTuple):
@@ -95,18 +92,16 @@ def _grad(fun: tp.Any, name: str, has_aux: bool, options: dict[str, tp.Any]) -> 
 
 @tp.overload
 def filter_grad(
-    fun: F, *, has_aux: tp.Literal[False] = False, **gradkwargs: tp.Any
-) -> TreeGrad[F]: ...
-@tp.overload
-def filter_grad(fun: F, *, has_aux: tp.Literal[True], **gradkwargs: tp.Any) -> TreeGradAux[F]: ...
+    fun: First[P, tp.Any], *, has_aux: tp.Literal[False] = False, **gradkwargs: tp.Any
+) -> TreeGrad[P]: ...
 @tp.overload
 def filter_grad(
-    *, has_aux: tp.Literal[False] = False, **gradkwargs: tp.Any
-) -> tp.Callable[[F], TreeGrad[F]]: ...
+    fun: First[P, tuple[tp.Any, Aux]], *, has_aux: tp.Literal[True], **gradkwargs: tp.Any
+) -> TreeGradAux[P, Aux]: ...
 @tp.overload
 def filter_grad(
-    *, has_aux: tp.Literal[True], **gradkwargs: tp.Any
-) -> tp.Callable[[F], TreeGradAux[F]]: ...
+    *, has_aux: bool = False, **gradkwargs: tp.Any
+) -> tp.Callable[[First[P, tp.Any]], TreeGrad[P]]: ...
 def filter_grad(fun: tp.Any = MISSING, *, has_aux: bool = False, **gradkwargs: tp.Any) -> tp.Any:
     """The gradient of a scalar function with respect to the leaves of its first argument.
 
@@ -135,20 +130,12 @@ def filter_grad(fun: tp.Any = MISSING, *, has_aux: bool = False, **gradkwargs: t
 
 @tp.overload
 def filter_value_and_grad(
-    fun: F, *, has_aux: tp.Literal[False] = False, **gradkwargs: tp.Any
-) -> TreeValueAndGrad[F]: ...
+    fun: First[P, R], *, has_aux: bool = False, **gradkwargs: tp.Any
+) -> TreeValueAndGrad[P, R]: ...
 @tp.overload
 def filter_value_and_grad(
-    fun: F, *, has_aux: tp.Literal[True], **gradkwargs: tp.Any
-) -> TreeValueAndGradAux[F]: ...
-@tp.overload
-def filter_value_and_grad(
-    *, has_aux: tp.Literal[False] = False, **gradkwargs: tp.Any
-) -> tp.Callable[[F], TreeValueAndGrad[F]]: ...
-@tp.overload
-def filter_value_and_grad(
-    *, has_aux: tp.Literal[True], **gradkwargs: tp.Any
-) -> tp.Callable[[F], TreeValueAndGradAux[F]]: ...
+    *, has_aux: bool = False, **gradkwargs: tp.Any
+) -> tp.Callable[[First[P, R]], TreeValueAndGrad[P, R]]: ...
 def filter_value_and_grad(
     fun: tp.Any = MISSING, *, has_aux: bool = False, **gradkwargs: tp.Any
 ) -> tp.Any:

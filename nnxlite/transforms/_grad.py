@@ -32,12 +32,10 @@ if tp.TYPE_CHECKING:
         GradKeywords,
         GraphGradKeywords,
         ValueAndGrad,
-        ValueAndGradAux,
     )
 
 Argnums = int | DiffState | tp.Sequence[int | DiffState]
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
-Aux = tp.TypeVar("Aux")
 
 
 class GradOptions(tp.NamedTuple):
@@ -302,42 +300,16 @@ def grad(
 ) -> Transformed[P, AnyState]: ...
 @tp.overload
 def grad(
-    f: tp.Callable[P, tuple[tp.Any, Aux]],
-    *,
-    argnums: DiffState,
-    has_aux: tp.Literal[True],
-    **options: tp.Unpack[GraphGradKeywords],
-) -> Transformed[P, tuple[AnyState, Aux]]: ...
-@tp.overload
-def grad(
     f: tp.Callable[P, tp.Any],
     *,
     argnums: Argnums = 0,
-    has_aux: tp.Literal[False] = False,
+    has_aux: bool = False,
     **options: tp.Unpack[GradKeywords],
 ) -> Transformed[P, tp.Any]: ...
 @tp.overload
 def grad(
-    f: tp.Callable[P, tuple[tp.Any, Aux]],
-    *,
-    argnums: Argnums = 0,
-    has_aux: tp.Literal[True],
-    **options: tp.Unpack[GradKeywords],
-) -> Transformed[P, tuple[tp.Any, Aux]]: ...
-@tp.overload
-def grad(
-    *,
-    argnums: Argnums = 0,
-    has_aux: tp.Literal[False] = False,
-    **options: tp.Unpack[GradKeywords],
+    *, argnums: Argnums = 0, has_aux: bool = False, **options: tp.Unpack[GradKeywords]
 ) -> tp.Callable[[tp.Callable[P, tp.Any]], Transformed[P, tp.Any]]: ...
-@tp.overload
-def grad(
-    *,
-    argnums: Argnums = 0,
-    has_aux: tp.Literal[True],
-    **options: tp.Unpack[GradKeywords],
-) -> tp.Callable[[tp.Callable[P, tuple[tp.Any, Aux]]], Transformed[P, tuple[tp.Any, Aux]]]: ...
 def grad(
     f: tp.Any = MISSING,
     *,
@@ -398,63 +370,29 @@ def value_and_grad(
     f: F,
     *,
     argnums: tp.Literal[0] = 0,
-    has_aux: tp.Literal[False] = False,
+    has_aux: bool = False,
     **options: tp.Unpack[GraphGradKeywords],
 ) -> ValueAndGrad[F]: ...
 @tp.overload
 def value_and_grad(
-    f: F,
-    *,
-    argnums: tp.Literal[0] = 0,
-    has_aux: tp.Literal[True],
-    **options: tp.Unpack[GraphGradKeywords],
-) -> ValueAndGradAux[F]: ...
-@tp.overload
-def value_and_grad(
     f: tp.Callable[P, R],
     *,
     argnums: DiffState,
-    has_aux: tp.Literal[False] = False,
+    has_aux: bool = False,
     **options: tp.Unpack[GraphGradKeywords],
 ) -> Transformed[P, tuple[R, AnyState]]: ...
 @tp.overload
 def value_and_grad(
-    f: tp.Callable[P, tuple[R, Aux]],
-    *,
-    argnums: DiffState,
-    has_aux: tp.Literal[True],
-    **options: tp.Unpack[GraphGradKeywords],
-) -> Transformed[P, tuple[tuple[R, Aux], AnyState]]: ...
-@tp.overload
-def value_and_grad(
     f: tp.Callable[P, R],
     *,
     argnums: Argnums = 0,
-    has_aux: tp.Literal[False] = False,
+    has_aux: bool = False,
     **options: tp.Unpack[GradKeywords],
 ) -> Transformed[P, tuple[R, tp.Any]]: ...
 @tp.overload
 def value_and_grad(
-    f: tp.Callable[P, tuple[R, Aux]],
-    *,
-    argnums: Argnums = 0,
-    has_aux: tp.Literal[True],
-    **options: tp.Unpack[GradKeywords],
-) -> Transformed[P, tuple[tuple[R, Aux], tp.Any]]: ...
-@tp.overload
-def value_and_grad(
-    *,
-    argnums: Argnums = 0,
-    has_aux: tp.Literal[False] = False,
-    **options: tp.Unpack[GradKeywords],
+    *, argnums: Argnums = 0, has_aux: bool = False, **options: tp.Unpack[GradKeywords]
 ) -> tp.Callable[[tp.Callable[P, R]], Transformed[P, tuple[R, tp.Any]]]: ...
-@tp.overload
-def value_and_grad(
-    *,
-    argnums: Argnums = 0,
-    has_aux: tp.Literal[True],
-    **options: tp.Unpack[GradKeywords],
-) -> tp.Callable[[tp.Callable[P, tuple[R, Aux]]], Transformed[P, tuple[tuple[R, Aux], tp.Any]]]: ...
 def value_and_grad(
     f: tp.Any = MISSING,
     *,

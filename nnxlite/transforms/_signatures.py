@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import typing as tp
 
-import jax
+from jax import Array
 
 from nnxlite._state import State
 from nnxlite._typing import Numbers, RematPolicy
@@ -138,6 +138,7 @@ class Derivative(Transformed[..., tp.Any], tp.Generic[F_co]):
 
 
 G = tp.TypeVar("G", bound=Derivative[tp.Any])
+_Function: tp.TypeAlias = tp.Callable[tp.Concatenate[T, P], R]
 
 
 class Grad(Derivative[F_co]):
@@ -145,35 +146,19 @@ class Grad(Derivative[F_co]):
 
     @tp.overload
     def __call__(
-        self: Grad[tp.Callable[tp.Concatenate[tp.Any, P], tp.Any]],
-        arg: Pytree,
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self: Grad[_Function[tp.Any, P, tp.Any]], arg: Pytree, /, *args: P.args, **kwargs: P.kwargs
     ) -> AnyState: ...
     @tp.overload
     def __call__(
-        self: Grad[tp.Callable[tp.Concatenate[tp.Any, P], tp.Any]],
-        arg: Numbers,
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> jax.Array: ...
+        self: Grad[_Function[tp.Any, P, tp.Any]], arg: Numbers, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Array: ...
     @tp.overload
     def __call__(
-        self: Grad[tp.Callable[tp.Concatenate[tp.Any, P], tp.Any]],
-        arg: Leaf,
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self: Grad[_Function[tp.Any, P, tp.Any]], arg: Leaf, /, *args: P.args, **kwargs: P.kwargs
     ) -> Leaf: ...
     @tp.overload
     def __call__(
-        self: Grad[tp.Callable[tp.Concatenate[T, P], tp.Any]],
-        arg: T,
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self: Grad[_Function[T, P, tp.Any]], arg: T, /, *args: P.args, **kwargs: P.kwargs
     ) -> tp.Any: ...
     @tp.overload
     def __call__(self: Grad[tp.Callable[..., tp.Any]], /, **kwargs: tp.Any) -> tp.Any: ...
@@ -186,7 +171,7 @@ class GradAux(Derivative[F_co]):
 
     @tp.overload
     def __call__(
-        self: GradAux[tp.Callable[tp.Concatenate[tp.Any, P], tuple[tp.Any, A]]],
+        self: GradAux[_Function[tp.Any, P, tuple[tp.Any, A]]],
         arg: Pytree,
         /,
         *args: P.args,
@@ -194,15 +179,15 @@ class GradAux(Derivative[F_co]):
     ) -> tuple[AnyState, A]: ...
     @tp.overload
     def __call__(
-        self: GradAux[tp.Callable[tp.Concatenate[tp.Any, P], tuple[tp.Any, A]]],
+        self: GradAux[_Function[tp.Any, P, tuple[tp.Any, A]]],
         arg: Numbers,
         /,
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> tuple[jax.Array, A]: ...
+    ) -> tuple[Array, A]: ...
     @tp.overload
     def __call__(
-        self: GradAux[tp.Callable[tp.Concatenate[tp.Any, P], tuple[tp.Any, A]]],
+        self: GradAux[_Function[tp.Any, P, tuple[tp.Any, A]]],
         arg: Leaf,
         /,
         *args: P.args,
@@ -210,7 +195,7 @@ class GradAux(Derivative[F_co]):
     ) -> tuple[Leaf, A]: ...
     @tp.overload
     def __call__(
-        self: GradAux[tp.Callable[tp.Concatenate[T, P], tuple[tp.Any, A]]],
+        self: GradAux[_Function[T, P, tuple[tp.Any, A]]],
         arg: T,
         /,
         *args: P.args,
@@ -225,11 +210,11 @@ class GradAux(Derivative[F_co]):
 
 
 class ValueAndGrad(Derivative[F_co]):
-    """What `value_and_grad(f)` returns."""
+    """What `value_and_grad(f)` returns; the value is that of `f`, also where it has an aux."""
 
     @tp.overload
     def __call__(
-        self: ValueAndGrad[tp.Callable[tp.Concatenate[tp.Any, P], R]],
+        self: ValueAndGrad[_Function[tp.Any, P, R]],
         arg: Pytree,
         /,
         *args: P.args,
@@ -237,74 +222,23 @@ class ValueAndGrad(Derivative[F_co]):
     ) -> tuple[R, AnyState]: ...
     @tp.overload
     def __call__(
-        self: ValueAndGrad[tp.Callable[tp.Concatenate[tp.Any, P], R]],
+        self: ValueAndGrad[_Function[tp.Any, P, R]],
         arg: Numbers,
         /,
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> tuple[R, jax.Array]: ...
+    ) -> tuple[R, Array]: ...
     @tp.overload
     def __call__(
-        self: ValueAndGrad[tp.Callable[tp.Concatenate[tp.Any, P], R]],
-        arg: Leaf,
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self: ValueAndGrad[_Function[tp.Any, P, R]], arg: Leaf, /, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[R, Leaf]: ...
     @tp.overload
     def __call__(
-        self: ValueAndGrad[tp.Callable[tp.Concatenate[T, P], R]],
-        arg: T,
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self: ValueAndGrad[_Function[T, P, R]], arg: T, /, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[R, tp.Any]: ...
     @tp.overload
     def __call__(
         self: ValueAndGrad[tp.Callable[..., R]], /, **kwargs: tp.Any
     ) -> tuple[R, tp.Any]: ...
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        """Differentiate."""
-
-
-class ValueAndGradAux(Derivative[F_co]):
-    """What `value_and_grad(f, has_aux=True)` returns."""
-
-    @tp.overload
-    def __call__(
-        self: ValueAndGradAux[tp.Callable[tp.Concatenate[tp.Any, P], tuple[R, A]]],
-        arg: Pytree,
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> tuple[tuple[R, A], AnyState]: ...
-    @tp.overload
-    def __call__(
-        self: ValueAndGradAux[tp.Callable[tp.Concatenate[tp.Any, P], tuple[R, A]]],
-        arg: Numbers,
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> tuple[tuple[R, A], jax.Array]: ...
-    @tp.overload
-    def __call__(
-        self: ValueAndGradAux[tp.Callable[tp.Concatenate[tp.Any, P], tuple[R, A]]],
-        arg: Leaf,
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> tuple[tuple[R, A], Leaf]: ...
-    @tp.overload
-    def __call__(
-        self: ValueAndGradAux[tp.Callable[tp.Concatenate[T, P], tuple[R, A]]],
-        arg: T,
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> tuple[tuple[R, A], tp.Any]: ...
-    @tp.overload
-    def __call__(
-        self: ValueAndGradAux[tp.Callable[..., tuple[R, A]]], /, **kwargs: tp.Any
-    ) -> tuple[tuple[R, A], tp.Any]: ...
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         """Differentiate."""
