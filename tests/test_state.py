@@ -12,6 +12,7 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -385,6 +386,22 @@ def test_the_order_of_leaves_does_not_depend_on_insertion():
     first, second = (jax.tree.structure(State(i)) for i in (items, items[::-1]))
     assert first == second
     assert hash(first) == hash(second)
+
+
+def test_to_jax_an_inner_state_is_a_dict_where_jax_can_sort_its_keys():
+    state = State({"a": {"b": {2: 1, 1: 2}}, "c": {}, "d": {"x": 3, 1: 4}})
+    children, _ = jax.tree_util.default_registry.flatten_one_level(state)
+    assert list(map(type, children)) == [dict, dict, State]
+    assert type(children[0]["b"]) is dict
+    assert jax.tree.leaves(state) == [2, 1, 4, 3]
+    optimizer = nnx.Optimizer(
+        nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
+        optax.inject_hyperparams(optax.adam)(learning_rate=0.1),
+        wrt=nnx.Param,
+    )
+    rate = optax.tree_utils.tree_get(nnx.state(optimizer), "learning_rate")
+    assert type(rate) is nnx.OptArray
+    assert rate == pytest.approx(0.1)
 
 
 def test_true_is_not_taken_for_one():

@@ -20,6 +20,7 @@ from nnxlite._state._walk import (
     STATES,
     Mapping,
     adopted,
+    as_dicts,
     flat,
     nested,
     reaches,
@@ -413,11 +414,12 @@ def _restored(cls: type[S], mapping: dict[tp.Any, tp.Any]) -> S:
     return cls(mapping, _copy=False)
 
 
-# States as pytrees: one DictKey a level, sorted; the static data are the keys.
+# States as pytrees: one DictKey a level, sorted; the static data are the keys. Inner States are dicts
+# to JAX, as in the reference: functions over pytrees (those of optax) look for dicts.
 
 
 def _flatten(state: State[tp.Any, tp.Any]) -> tuple[abc.Sequence[tp.Any], Path]:
-    keys, children = in_order(state._mapping)
+    keys, children = in_order(as_dicts(state._mapping))
     return children, keys
 
 

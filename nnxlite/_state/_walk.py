@@ -71,6 +71,22 @@ def adopted(mapping: dict[tp.Any, tp.Any], wrap: Wrap) -> dict[tp.Any, tp.Any]:
     return mapping
 
 
+_SORTABLE: tuple[set[type], ...] = (set(), {str}, {int})
+
+
+def as_dicts(mapping: dict[tp.Any, tp.Any]) -> dict[tp.Any, tp.Any]:
+    """The mapping with plain dicts in place of inner States, where their keys have JAX's order."""
+    nodes = [dict(mapping)]
+    for node in nodes:  # grows on the way
+        for key, value in node.items():
+            if type(value) in NODES:
+                inner = raw(value)
+                if set(map(type, inner)) in _SORTABLE:
+                    node[key] = inner = dict(inner)
+                    nodes.append(inner)
+    return nodes[0]
+
+
 def reaches(start: Mapping, target: Mapping) -> bool:
     """Whether `target` is `start` or an inner mapping of it."""
     todo: list[tp.Any] = [start]
