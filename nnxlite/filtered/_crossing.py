@@ -30,8 +30,8 @@ from nnxlite.boundary import (
 from nnxlite.filtered._leaves import Form, Leaves, leaves_of
 from nnxlite.filtered._predicates import is_array
 from nnxlite.transforms import (
+    Transform,
     Unbound,
-    Wrapper,
     boxed,
     call_object,
     rewrap,
@@ -145,16 +145,12 @@ class Call(transforms.Call, Leaves):
         return self.form.build(leaves)[0][self.num_bound :]
 
 
-class Filtered(Wrapper[P, R]):
-    """Base of the functions that the filtered transforms return.
+class Filtered(Transform[P, R]):
+    """Base of the functions that the filtered transforms return."""
 
-    Attributes:
-        bound: the function, and the arguments that it carries.
-    """
-
-    def __init__(self, fun: tp.Any, options: tp.Any) -> None:
-        super().__init__(fun, options)
-        self.bound = unbound(fun)
+    @staticmethod
+    def _unbound(fun: tp.Any) -> Unbound:
+        return unbound(fun)
 
     def call(self, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:
         """A call with these arguments, after those that the function carries."""

@@ -28,7 +28,7 @@ from nnxlite.transforms._arguments import (
     naming_arguments,
     refuse_shared_result,
 )
-from nnxlite.transforms._wrapper import Options, Unbound, have_own, inputs_in_mode, name_of
+from nnxlite.transforms._wrapper import Unbound, have_own, inputs_in_mode, name_of
 
 
 class Traceable:
@@ -133,7 +133,7 @@ class Call(Traceable):
     @classmethod
     def under(
         cls,
-        options: Options,
+        options: tp.Any,
         bound: Unbound,
         args: tuple[tp.Any, ...],
         kwargs: dict[str, tp.Any],

@@ -69,6 +69,7 @@ from nnxlite.transforms._wrapper import (
     Unbound,
     decorated,
     have_own,
+    inputs_in_mode,
     name_of,
     weakly,
 )
@@ -312,7 +313,7 @@ class MapWrapped(Transformed[..., tp.Any]):
         if wanted and len(args) != wanted and options.in_name == "in_axes":
             every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
             check_arguments(options.name, bound.fun, every, keywords)
-        inputs = self.inputs(args, kwargs)
+        inputs = inputs_in_mode(bound, args, kwargs, options)
         return self._core(inputs, inputs.define(CallKey(context_key(), statics), have_own(statics)))
 
     def _settings_reach_keywords(self) -> bool:

@@ -15,45 +15,30 @@ from nnxlite.boundary import Body, Crossing, Fixed, describe
 from nnxlite.transforms._arguments import positional_with_defaults
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._programs import run_bodies
-from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated
+from nnxlite.transforms._wrapper import Decorator, Options, P, R, Transform, decorated
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import RematKeywords
 
 
-class RematOptions(tp.NamedTuple):
-    """The options of `remat`, in one object."""
-
-    name: str
-    static_argnums: tuple[int, ...]
-    prevent_cse: bool
-    policy: RematPolicy | None
-    modes: Modes
-
-
-class RematWrapped(Transformed[..., tp.Any]):
-    """A function under `remat`."""
-
-    options: RematOptions
-
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        bound, options = self.bound, self.options
-        if numbers := options.static_argnums:
-            wanted = max(numbers) + 1
-            args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
-        updates = options.modes.updates
-        call = Call.under(options, bound, args, kwargs, static_argnums=numbers, captured=updates)
-        # A new function in each call: JAX's caches keep what they are keyed by, and with it all that
-        # the user's function captured.
-        run = describe(call.run_out, bound.fun, "remat")
-        checkpointed: tp.Any = jax.checkpoint(
-            run, prevent_cse=options.prevent_cse, policy=options.policy
-        )
-        with call.naming_arguments(", or make it static with static_argnums"):
-            if trace_state.value is EAGER and is_compiling():
-                return call.put_back(_run_eagerly(checkpointed, call.leaves))
-            return call.put_back(without_literals(checkpointed(call.leaves)))
+def _remat(rematted: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    bound, options = rematted.bound, rematted.options
+    if numbers := options.static_argnums:
+        wanted = max(numbers) + 1
+        args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
+    updates = options.modes.updates
+    call = Call.under(options, bound, args, kwargs, static_argnums=numbers, captured=updates)
+    # A new function in each call: JAX's caches keep what they are keyed by, and with it all that
+    # the user's function captured.
+    run = describe(call.run_out, bound.fun, "remat")
+    checkpointed: tp.Any = jax.checkpoint(
+        run, prevent_cse=options.prevent_cse, policy=options.policy
+    )
+    with call.naming_arguments(", or make it static with static_argnums"):
+        if trace_state.value is EAGER and is_compiling():
+            return call.put_back(_run_eagerly(checkpointed, call.leaves))
+        return call.put_back(without_literals(checkpointed(call.leaves)))
 
 
 def _run_eagerly(run: tp.Callable[..., Crossing], leaves: list[tp.Any]) -> Crossing:
@@ -70,7 +55,7 @@ def _once(
 
 
 @tp.overload
-def remat(f: tp.Callable[P, R], **options: tp.Unpack[RematKeywords]) -> Transformed[P, R]: ...
+def remat(f: tp.Callable[P, R], **options: tp.Unpack[RematKeywords]) -> Transform[P, R]: ...
 @tp.overload
 def remat(**options: tp.Unpack[RematKeywords]) -> Decorator: ...
 def remat(
@@ -108,6 +93,12 @@ def remat(
     >>> bool((one["kernel"].value == two["kernel"].value).all())
     True
     """
-    modes = Modes.of(graph, graph_updates)
-    options = RematOptions("remat", as_integers(static_argnums), prevent_cse, policy, modes)
-    return decorated(RematWrapped, f, options)
+    options = Options.of(
+        "remat",
+        Modes.of(graph, graph_updates),
+        _remat,
+        static_argnums=as_integers(static_argnums),
+        prevent_cse=prevent_cse,
+        policy=policy,
+    )
+    return decorated(Transform, f, options)

@@ -59,7 +59,15 @@ from nnxlite.transforms._loops import (
 from nnxlite.transforms._mapped import remove_axis_names, with_axis_names
 from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._scan_checks import check_body, check_length, check_prefixes
-from nnxlite.transforms._wrapper import Decorator, P, R, Transformed, decorated, name_of
+from nnxlite.transforms._wrapper import (
+    Decorator,
+    P,
+    R,
+    Transformed,
+    decorated,
+    inputs_in_mode,
+    name_of,
+)
 from nnxlite.variables import MISSING, PARTITION_NAME
 
 if tp.TYPE_CHECKING:
@@ -316,7 +324,9 @@ class ScanWrapped(Transformed[..., tp.Any]):
                     f"got {len(args)} arguments. Carry them as one pytree, or give each its axis, "
                     "such as in_axes=(nnx.Carry, None)."
                 )
-        inputs = self.inputs(*loop_arguments((args, kwargs), self.options.modes))
+        inputs = inputs_in_mode(
+            bound, *loop_arguments((args, kwargs), self.options.modes), self.options
+        )
         options = self.options._replace(num_bound=len(bound.args))
         try:
             return Scan((bound.fun,), options, self._warned)(inputs)

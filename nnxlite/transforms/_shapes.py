@@ -25,9 +25,10 @@ from nnxlite.boundary import (
 from nnxlite.graph import view
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._wrapper import (
+    Options,
     P,
     R,
-    Transformed,
+    Transform,
     decorated,
     unbind,
 )
@@ -37,15 +38,6 @@ if tp.TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
     from nnxlite.transforms._signatures import ModeKeywords
-
-
-class LookOptions(tp.NamedTuple):
-    """The options of these transforms, in one object."""
-
-    name: str
-    modes: Modes
-    static_argnums: tuple[int, ...] = ()
-    errors: frozenset[tp.Any] = frozenset()
 
 
 class Look(Call):
@@ -86,7 +78,7 @@ def eval_shape(
     >>> model.kernel.value
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
-    options = LookOptions("eval_shape", Modes.of(graph, graph_updates))
+    options = Options.of("eval_shape", Modes.of(graph, graph_updates), eval_shape)
     call = Look.under(options, unbind(f), args, kwargs, captured=True)
     with call.naming_arguments():
         crossing = jax.eval_shape(call.run_out, call.leaves)
@@ -135,11 +127,11 @@ def make_jaxpr(
     *,
     static_argnums: int | tp.Sequence[int] = (),
     **modes: tp.Unpack[ModeKeywords],
-) -> Transformed[P, ClosedJaxpr]: ...
+) -> Transform[P, ClosedJaxpr]: ...
 @tp.overload
 def make_jaxpr(
     *, static_argnums: int | tp.Sequence[int] = (), **modes: tp.Unpack[ModeKeywords]
-) -> tp.Callable[[tp.Callable[P, tp.Any]], Transformed[P, ClosedJaxpr]]: ...
+) -> tp.Callable[[tp.Callable[P, tp.Any]], Transform[P, ClosedJaxpr]]: ...
 def make_jaxpr(
     f: tp.Any = MISSING,
     *,
@@ -170,37 +162,25 @@ def make_jaxpr(
     >>> [str(eqn.primitive) for eqn in jaxpr.eqns]
     ['add']
     """
-    numbers = as_integers(static_argnums)
-    options = LookOptions("make_jaxpr", Modes.of(graph, graph_updates), numbers)
-    return decorated(JaxprMaker, f, options)
+    modes, numbers = Modes.of(graph, graph_updates), as_integers(static_argnums)
+    return decorated(Transform, f, Options.of("make_jaxpr", modes, _jaxpr, static_argnums=numbers))
 
 
-class JaxprMaker(Transformed[..., tp.Any]):
-    """A function that gives the jaxpr of another, as `make_jaxpr` returns it."""
+def _jaxpr(maker: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    options = maker.options
+    numbers = options.static_argnums
+    call = Call.under(options, maker.bound, args, kwargs, static_argnums=numbers, captured=True)
+    order = _order(call.definition)
 
-    options: LookOptions
+    def run(*ordered: tp.Any) -> list[tp.Any]:
+        result, out = call.outputs(replaced(ordered, order, ordered))
+        shown = Inputs(result, call.definition.trees)
+        every = shown.leaves
+        leaves_out = [every[i] for i in _order(shown.define())]
+        return [*leaves_out, *_updates(out)] if options.modes.updates else leaves_out
 
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        options = self.options
-        call = Call.under(
-            options,
-            self.bound,
-            args,
-            kwargs,
-            static_argnums=options.static_argnums,
-            captured=True,
-        )
-        order = _order(call.definition)
-
-        def run(*ordered: tp.Any) -> list[tp.Any]:
-            result, out = call.outputs(replaced(ordered, order, ordered))
-            shown = Inputs(result, call.definition.trees)
-            every = shown.leaves
-            leaves_out = [every[i] for i in _order(shown.define())]
-            return [*leaves_out, *_updates(out)] if options.modes.updates else leaves_out
-
-        with call.naming_arguments(", or make it static with static_argnums"):
-            return jax.make_jaxpr(run)(*[call.leaves[i] for i in order])
+    with call.naming_arguments(", or make it static with static_argnums"):
+        return jax.make_jaxpr(run)(*[call.leaves[i] for i in order])
 
 
 def _order(call: CallDef) -> list[int]:
@@ -228,7 +208,7 @@ def checkify(
     errors: frozenset[tp.Any] = jax_checkify.user_checks,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> Transformed[P, tuple[jax_checkify.Error, R]]:
+) -> Transform[P, tuple[jax_checkify.Error, R]]:
     """A function that returns `(error, result)`: what its `checkify.check`s found, and its result.
 
     What the function writes into its arguments is kept, whether a check failed or not.
@@ -253,17 +233,12 @@ def checkify(
     (0.0, True)
     """
     modes = Modes.of(graph, graph_updates)
-    return Checked(f, LookOptions("checkify", modes, errors=frozenset(errors)))
+    return Transform(f, Options.of("checkify", modes, _checkify, errors=frozenset(errors)))
 
 
-class Checked(Transformed[..., tp.Any]):
-    """The result of `checkify`: a function that returns its errors as values."""
-
-    options: LookOptions
-
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tuple[tp.Any, tp.Any]:
-        options = self.options
-        call = Call.under(options, self.bound, args, kwargs, captured=options.modes.updates)
-        with call.naming_arguments():
-            error, crossing = jax_checkify.checkify(call.run_out, options.errors)(call.leaves)
-        return error, call.put_back(without_literals(crossing))
+def _checkify(checked: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    options = checked.options
+    call = Call.under(options, checked.bound, args, kwargs, captured=options.modes.updates)
+    with call.naming_arguments():
+        error, crossing = jax_checkify.checkify(call.run_out, options.errors)(call.leaves)
+    return error, call.put_back(without_literals(crossing))

@@ -25,7 +25,7 @@ from nnxlite.transforms._tangents import (
     tangent_leaves,
     zero_tangent,
 )
-from nnxlite.transforms._wrapper import R, Wrapper, decorated, unbind
+from nnxlite.transforms._wrapper import R, Transform, decorated, unbind
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
@@ -264,7 +264,7 @@ class LaterOptions(tp.NamedTuple):
     given: dict[str, tp.Any]
 
 
-class Later(Wrapper[..., tp.Any]):
+class Later(Transform[..., tp.Any]):
     """A function to differentiate, waiting for its primals."""
 
     options: LaterOptions

@@ -1,8 +1,9 @@
 """What a transform returns: a function under a transform, and what it carries.
 
-Every transform returns a `Wrapper`: a function, and the options of the transform.  `unbind` splits the
-callable that a user passes (a bound method, a partial, a callable object, another wrapper) into a
-function and the arguments that it carries, so that these enter the transform as arguments.
+Every transform returns a `Transform`: a function, the options of the transform, and among these what
+runs a call.  `unbind` splits the callable that a user passes (a bound method, a partial, a callable
+object, another `Transform`) into a function and the arguments that it carries, so that these enter the
+transform as arguments.
 """
 
 from __future__ import annotations
@@ -29,18 +30,45 @@ R = tp.TypeVar("R")
 T = tp.TypeVar("T")
 
 
-class Wrapper(tp.Generic[P, R]):
-    """Base of the results of transforms; equal to another one of the same function and options.
+class Options(tp.NamedTuple):
+    """The options of a transform, in one object; further ones are attributes, too.
+
+    Attributes:
+        name: of the transform.
+        modes: how it treats objects.
+        run: what a call runs, from the `Transform` and the arguments `args, kwargs` to the result.
+        more: the options of this transform alone.
+    """
+
+    name: str
+    modes: Modes
+    run: tp.Callable[..., tp.Any]
+    more: tuple[tuple[str, tp.Any], ...] = ()
+
+    @classmethod
+    def of(cls, name: str, modes: Modes, run: tp.Callable[..., tp.Any], **more: tp.Any) -> Options:
+        """The options of a transform, its own ones by name."""
+        return cls(name, modes, run, tuple(more.items()))
+
+    def __getattr__(self, name: str) -> tp.Any:
+        for own, value in self.more:
+            if own == name:
+                return value
+        raise AttributeError(name)
+
+
+class Transform(tp.Generic[P, R]):
+    """A function under a transform; equal to another one of the same function and options.
 
     So a transform that is applied in every step of a loop uses the program of the first step.
 
     Attributes:
         __wrapped__: the function.
         options: all else that `type(self)(function, options)` needs; they do not refer to the function.
-        name: of the transform.
+        bound: the function, and the arguments that it carries.
     """
 
-    name: tp.Any = ""
+    options: tp.Any
     __wrapped__: tp.Callable[P, R]
     __name__: str
     __qualname__: str
@@ -50,16 +78,25 @@ class Wrapper(tp.Generic[P, R]):
         functools.update_wrapper(tp.cast(tp.Any, self), fun)  # first, so that own attributes win
         self.__wrapped__ = fun
         self.options = options
+        self.bound = self._unbound(fun)
 
-    if tp.TYPE_CHECKING:
+    @staticmethod
+    def _unbound(fun: tp.Any) -> Unbound:
+        return unbind(fun)
 
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @property
+    def name(self) -> str:
+        """Of the transform."""
+        return self.options.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.options.run(self, args, kwargs)
 
     @tp.overload
     def __get__(self, instance: None, owner: tp.Any = None) -> tp.Self: ...
     @tp.overload
     def __get__(
-        self: Wrapper[tp.Concatenate[tp.Any, Q], R], instance: object, owner: tp.Any = None
+        self: Transform[tp.Concatenate[tp.Any, Q], R], instance: object, owner: tp.Any = None
     ) -> tp.Callable[Q, R]: ...
     def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
         if instance is None:
@@ -80,7 +117,7 @@ class Wrapper(tp.Generic[P, R]):
         return type(self), (self.__wrapped__, self.options)
 
     def __eq__(self, other: object, /) -> bool:
-        if self is other or not isinstance(other, Wrapper):
+        if self is other or not isinstance(other, Transform):
             return self is other
         (fun, layers), (other_fun, others) = unwrapped(self), unwrapped(other)
         return fun is other_fun and layers == others
@@ -103,21 +140,21 @@ def _has_name(fun: tp.Any) -> bool:
 
 
 class Unequal:
-    """Mixin for wrappers with more state than function and options, each equal only to itself."""
+    """Mixin for transforms with more state than function and options, each equal only to itself."""
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
     __reduce__ = object.__reduce__
 
 
-Layers = tuple[tuple["type[Wrapper[..., tp.Any]]", "StaticArgument"], ...]
-"""The wrappers around a function: classes and options, the outermost first."""
+Layers = tuple[tuple["type[Transform[..., tp.Any]]", "StaticArgument"], ...]
+"""The transforms around a function: classes and options, the outermost first."""
 
 
 def unwrapped(fun: tp.Any) -> tuple[tp.Any, Layers]:
-    """The function inside all wrappers, and the wrappers."""
-    layers: list[tuple[type[Wrapper[..., tp.Any]], StaticArgument]] = []
-    while isinstance(fun, Wrapper) and type(fun).__eq__ is Wrapper.__eq__:
+    """The function inside all transforms, and the transforms."""
+    layers: list[tuple[type[Transform[..., tp.Any]], StaticArgument]] = []
+    while isinstance(fun, Transform) and type(fun).__eq__ is Transform.__eq__:
         layers.append((type(fun), boxed(fun.options)))
         fun = fun.__wrapped__
     return fun, tuple(layers)
@@ -225,22 +262,21 @@ def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
 
 
 def rewrap(unbound: Unbound, layers: Layers) -> Unbound:
-    """An unbound callable under wrappers, with the same arguments carried."""
-    if not (unbound.args or unbound.kwargs):
-        return unbound._replace(fun=wrapped(unbound.fun, layers))
-    return unbound._replace(
-        fun=_Carrying(unbound.fun, (layers, len(unbound.args), tuple(unbound.kwargs)))
-    )
+    """An unbound callable under transforms, with the same arguments carried."""
+    fun, args, kwargs = unbound
+    if not (args or kwargs):
+        return Unbound(wrapped(fun, layers), args, kwargs)
+    carried = {"layers": layers, "count": len(args), "names": tuple(kwargs)}
+    options = Options.of("carrying", Modes(True, True), _run_carrying, **carried)
+    return Unbound(Transform(fun, options), args, kwargs)
 
 
-class _Carrying(Wrapper[..., tp.Any]):
-    """A wrapper of a function whose first arguments the function itself carried."""
-
-    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        layers, count, names = self.options
-        named = {name: kwargs.pop(name) for name in names}
-        inner = functools.partial(self.__wrapped__, *args[:count], **named)
-        return wrapped(inner, layers)(*args[count:], **kwargs)
+def _run_carrying(outer: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    """Call a function under transforms; its first arguments are those that the function carried."""
+    options = outer.options
+    named = {name: kwargs.pop(name) for name in options.names}
+    inner = functools.partial(outer.__wrapped__, *args[: options.count], **named)
+    return wrapped(inner, options.layers)(*args[options.count :], **kwargs)
 
 
 def _unbind_partial(fun: functools.partial[tp.Any]) -> Unbound:
@@ -311,58 +347,26 @@ def call_object(fun: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
     return fun(*args, **kwargs)
 
 
-class Options(tp.Protocol):
-    """The options that all transforms of objects have."""
-
-    @property
-    def name(self) -> str:
-        """Of the transform."""
-        ...
-
-    @property
-    def modes(self) -> Modes:
-        """How it treats objects."""
-        ...
-
-
 def inputs_in_mode(
-    bound: Unbound, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], options: Options
+    bound: Unbound, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], options: tp.Any
 ) -> Inputs:
     """The arguments of a call, after those that the function carries."""
     inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs}, bound.names)
     return inputs.in_mode(options.modes.graph, options.name)
 
 
-class Transformed(Wrapper[P, R]):
-    """Base of the results of the transforms of objects.
-
-    Attributes:
-        bound: the function, and the arguments that it carries.
-    """
-
-    def __init__(self, fun: tp.Any, options: Options) -> None:
-        super().__init__(fun, options)
-        self.bound = unbind(fun)
-
-    @property
-    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Of the transform."""
-        return self.options.name
-
-    def inputs(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> Inputs:
-        """The arguments of a call, after those that the function carries."""
-        return inputs_in_mode(self.bound, args, kwargs, self.options)
+Transformed = Transform
 
 
 class Decorator(tp.Protocol):
     """A transform that waits for its function."""
 
-    def __call__(self, f: tp.Callable[P, R], /) -> Transformed[P, R]:
+    def __call__(self, f: tp.Callable[P, R], /) -> Transform[P, R]:
         """The function under the transform."""
         ...
 
 
-def decorated(kind: type[Wrapper[..., tp.Any]], fun: tp.Any, options: tp.Any) -> tp.Any:
+def decorated(kind: type[Transform[..., tp.Any]], fun: tp.Any, options: tp.Any) -> tp.Any:
     """A function under a transform; without a function, a decorator."""
     return (lambda fun: kind(fun, options)) if fun is MISSING else kind(fun, options)
 
