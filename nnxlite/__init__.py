@@ -222,7 +222,7 @@ from nnxlite.objects import RngStream as RngStream
 from nnxlite.objects import Static as Static
 from nnxlite.objects import _pytree as object
 from nnxlite.objects import _pytree as pytreelib
-from nnxlite.objects import _rngs as rnglib
+from nnxlite.objects import _rng_scopes as rnglib
 from nnxlite.objects import capture as capture
 from nnxlite.objects import check_pytree as check_pytree
 from nnxlite.objects import data as data

@@ -15,7 +15,7 @@ from nnxlite import transforms as _transforms
 from nnxlite.nn import conv as _conv
 from nnxlite.nn import embed as _embed
 from nnxlite.nn import linear as _linear
-from nnxlite.objects import _pytree
+from nnxlite.objects import _pytree, _rngs
 from nnxlite.transforms import _jit, _stages, _trees
 
 MODULES = (
@@ -44,7 +44,7 @@ PATHS: dict[str, str] = {
     "nn.stochastic": "first_from",
     "proxy_caller": "ApplyCaller",
     "pytreelib": "A ObjectMeta P Variable register_data_type",
-    "rnglib": "A F Key Variable",
+    "rnglib": "A F KeylessInitializer Key RngCount RngKey RngState Rngs Samplers Variable",
     "statelib": "A K Key S V",
     "transforms.autodiff": "DiffState custom_vjp grad jvp remat value_and_grad vjp",
     "transforms.compilation": "Compiled JitWrapped Lowered StateSharding Traced jit jit_partial "
@@ -62,7 +62,7 @@ def install(package: types.ModuleType) -> None:
         sys.modules[f"{package.__name__}.{name}"] = getattr(package, name)
     layers = (_conv, _embed, _linear)
     sources = (package, _typing, _trees, _jit, _stages, _boundary)
-    sources += (_transforms, _objects, _pytree, *layers)
+    sources += (_transforms, _objects, _pytree, _rngs, *layers)
     for path, names in PATHS.items():
         full = f"{package.__name__}.{path}"
         module = sys.modules.get(full)

@@ -11,12 +11,12 @@ from nnxlite import graph as _graph
 from nnxlite import objects as _objects
 from nnxlite import sharding as _sharding
 from nnxlite import transforms as _transforms
-from nnxlite.objects import _rngs
+from nnxlite.objects import _rng_scopes
 
 _graph_only = {"graph": True}
 _graph_and_updates = {"graph": True, "graph_updates": True}
 
-backup_keys = functools.partial(_rngs.backup_keys, **_graph_only)
+backup_keys = functools.partial(_rng_scopes.backup_keys, **_graph_only)
 cached_partial = functools.partial(_transforms.cached_partial, **_graph_and_updates)
 checkify = functools.partial(_transforms.checkify, **_graph_and_updates)
 clone = functools.partial(_graph.clone, **_graph_only)

@@ -25,7 +25,7 @@ from nnxlite._interning import LOCK
 from nnxlite._state import State, sort_key
 from nnxlite.graph import GraphNode, Path, flat_pairs
 from nnxlite.objects._containers import Dict, List
-from nnxlite.objects._module import CAPTURES, Kind, Module, iter_modules
+from nnxlite.objects._module import CAPTURES, Kind, Module, is_kind, iter_modules
 from nnxlite.objects._observed import observed
 from nnxlite.objects._pytree import Object, Tagged
 from nnxlite.variables import Variable
@@ -114,13 +114,13 @@ def capture(
     >>> seen["mean"].value[0].shape, hasattr(block, "mean")
     ((), False)
     """
-    if _is_kind(fn):
+    if is_kind(fn):
         return lambda fun: capture(fun, fn, *var_types, init=init, method_outputs=method_outputs)
     if not callable(fn):
         raise TypeError(f"capture takes a module or a function, got {type(fn).__name__}.")
     given = (*var_types, *([] if method_outputs in (None, False) else [method_outputs]))
     for kind in given:
-        if not _is_kind(kind):
+        if not is_kind(kind):
             raise TypeError(
                 f"capture takes classes of Variables, such as nnx.Intermediate, got {kind!r}."
             )
@@ -136,10 +136,6 @@ def capture(
         return (result, *states) if var_types else result
 
     return functools.update_wrapper(wrapper, fn, updated=())
-
-
-def _is_kind(value: tp.Any) -> bool:
-    return isinstance(value, type) and issubclass(value, Variable)
 
 
 def _init_leaves(init: tp.Any) -> dict[Path, Variable[tp.Any]]:
@@ -172,6 +168,10 @@ def _subject(fn: tp.Any, args: tuple[tp.Any, ...]) -> tp.Any:
     return args[0]
 
 
+_capturing: dict[int, int] = {}
+"""The thread in which each module is being captured, by their ids."""
+
+
 @contextlib.contextmanager
 def _recording(
     subject: tp.Any,
@@ -179,84 +179,62 @@ def _recording(
     first: dict[Path, Variable[tp.Any]],
     outputs: Kind | None,
 ) -> tp.Iterator[list[tuple[Path, Module]]]:
-    """Give every module of `subject` a record while the block runs."""
-    with _alone([((), subject)] if isinstance(subject, Module) else []):
-        modules = list(iter_modules(subject))
-        known = {path for path, _ in modules}
-        for path in first:
-            if path[:-1] not in known:
-                raise ValueError(
-                    f"capture: `init` has a value for '{path_text(path)}', but there is no module "
-                    f"at '{path_text(path[:-1])}'. The paths are those of the captured states."
-                )
-        with _alone(modules), _records(subject, modules, kinds, first, outputs):
-            yield modules
-
-
-_capturing: dict[int, int] = {}
-"""The thread in which each module is being captured, by their ids."""
-
-
-@contextlib.contextmanager
-def _alone(modules: tp.Sequence[tuple[Path, tp.Any]]) -> tp.Iterator[None]:
-    """Keep other threads from capturing some modules while the block runs.
-
-    Raises RuntimeError where one of them does already. (A lock would have to be held while the user's
-    function runs, and that may wait for another thread.)
-    """
-    here = threading.get_ident()
-    taken: list[int] = []
+    """Give every module of `subject` a record while the block runs, then the one that it had before."""
+    outer: dict[int, Records] = {}
+    with LOCK:  # two threads neither edit nor walk the same modules
+        modules = _to_record(subject, first)
+        outer.update((id(m), m._nnx_dict[CAPTURES]) for _, m in modules if CAPTURES in m._nnx_dict)
+        for _, module in modules:
+            _capturing.setdefault(id(module), threading.get_ident())
     try:
         with LOCK:
             for path, module in modules:
-                where = _capturing.get(id(module), here)
-                if where != here:
-                    raise RuntimeError(
-                        f"capture: another thread is capturing the {type(module).__name__} at "
-                        f"'{path_text(path)}', and a capture records in the modules themselves. "
-                        "Give each thread a view of its own (nnx.view(model)), or take a lock "
-                        "around the calls."
-                    )
-            for _, module in modules:
-                if id(module) not in _capturing:
-                    taken.append(id(module))
-                    _capturing[id(module)] = here
-        yield
-    finally:
-        for number in taken:
-            _capturing.pop(number, None)
-
-
-@contextlib.contextmanager
-def _records(
-    subject: tp.Any,
-    modules: list[tuple[Path, Module]],
-    kinds: tuple[Kind, ...],
-    first: dict[Path, Variable[tp.Any]],
-    outputs: Kind | None,
-) -> tp.Iterator[None]:
-    """Give every module a record while the block runs, and then the one that it had, if any."""
-    outer: dict[int, Records] = {
-        id(m): m._nnx_dict[CAPTURES] for _, m in modules if CAPTURES in m._nnx_dict
-    }
-    try:
-        for path, module in modules:
-            module._nnx_assign(CAPTURES, Tagged(_new_records(path, kinds, first, outputs), True))
+                records = _new_records(path, kinds, first, outputs)
+                module._nnx_assign(CAPTURES, Tagged(records, True))
         classes = {type(m) for _, m in modules} if outputs else ()
         methods = [(base, name) for base, name in public_methods(*classes) if name not in _OWN]
         with observed(methods, _record_output):
-            yield
+            yield modules
     finally:
-        # Modules that the call removed have a record, and so have those it made copies of.
-        seen = {id(m): m for _, m in (*modules, *iter_modules(subject))}
-        for number, module in seen.items():
-            former = outer.get(number)
-            if module._nnx_dict.get(CAPTURES) is former:
-                continue
-            if former is None:
-                module._nnx_discard(CAPTURES)
-            else:
-                module._nnx_assign(CAPTURES, Tagged(former, True))
+        with LOCK:
+            # Modules that the call removed have a record, and so have those it made copies of.
+            seen = {id(m): m for _, m in (*modules, *iter_modules(subject))}
+            for number, module in seen.items():
+                former = outer.get(number)
+                if former is None:
+                    _capturing.pop(number, None)
+                if module._nnx_dict.get(CAPTURES) is former:
+                    continue
+                if former is None:
+                    module._nnx_discard(CAPTURES)
+                else:
+                    module._nnx_assign(CAPTURES, Tagged(former, True))
+
+
+def _to_record(subject: tp.Any, first: dict[Path, Variable[tp.Any]]) -> list[tuple[Path, Module]]:
+    """The modules of `subject`.
+
+    Raises ValueError for an initial value of none of them, and RuntimeError where another thread
+    captures one. (A lock would have to be held while the user's function runs, which may wait for it.)
+    """
+    modules = list(iter_modules(subject))
+    known = {path for path, _ in modules}
+    for path in first:
+        if path[:-1] not in known:
+            raise ValueError(
+                f"capture: `init` has a value for '{path_text(path)}', but there is no module "
+                f"at '{path_text(path[:-1])}'. The paths are those of the captured states."
+            )
+    here = threading.get_ident()
+    for path, module in modules:
+        if _capturing.get(id(module), here) != here:
+            raise RuntimeError(
+                f"capture: another thread is capturing the {type(module).__name__} at "
+                f"'{path_text(path)}', and a capture records in the modules themselves. "
+                "Give each thread a view of its own (nnx.view(model)), or take a lock "
+                "around the calls."
+            )
+    return modules
 
 
 def _new_records(

@@ -136,23 +136,18 @@ class List(Module, tp.MutableSequence[T]):
         """The items with their statuses."""
         return [Tagged(value, self._nnx_status[i]) for i, value in enumerate(self)]
 
-    def _nnx_replace(self, items: list[Tagged]) -> None:
-        """Replace all items by these, in one step."""
-        writes = Writes()
-        self._nnx_note_items(writes, items)
-        writes.make()
-
     def _nnx_edit(self, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:
         items = [item for n, item in enumerate(self._nnx_items()) if n not in removed]
         if len(items) < len(self):  # those after them move up
-            self._nnx_note_items(writes, items)
+            self._nnx_replace(items, writes)
         super()._nnx_edit(writes, assigned, [n for n in removed if not isinstance(n, int)])
 
-    def _nnx_note_items(self, writes: Writes, items: list[Tagged]) -> None:
-        """Note that all items are replaced by these."""
+    def _nnx_replace(self, items: list[Tagged], later: Writes | None = None) -> None:
+        """Replace all items by these, in one step, now or with what else is noted."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse("items")
         old: tp.Any = self._nnx_dict
+        writes = Writes() if later is None else later
         size, status, changed = len(self), own_status(self), False
         for number in range(len(items), size):
             writes.add(old.pop, number)
@@ -166,6 +161,8 @@ class List(Module, tp.MutableSequence[T]):
             changed = True
         if changed:
             note_definition_of(writes, self, None)
+        if later is None:
+            writes.make()
 
     def _nnx_tagged(self, value: tp.Any) -> Tagged:
         """A new item with its status; raises an error, before anything changes, if it cannot be one."""
@@ -300,11 +297,6 @@ class Dict(Module, tp.MutableMapping[str, T]):
 
     def __hash__(self) -> int:
         return id(self) >> 4
-
-    def __eq__(self, other: tp.Any) -> bool:
-        if self is other:
-            return True
-        return dict(self) == dict(other) if isinstance(other, tp.Mapping) else NotImplemented
 
     def __nnx_text__(self) -> Text:
         return dataclasses.replace(mapping_node(self, self._nnx_dict), owner=type(self))

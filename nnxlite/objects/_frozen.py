@@ -11,7 +11,6 @@ Only the attributes are frozen.  A Variable in a frozen module can still be writ
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
 import functools
 import inspect
@@ -24,9 +23,8 @@ from nnxlite._together import Writes
 from nnxlite.graph import Assigned, Names, is_static_part
 from nnxlite.objects._pytree import Pytree, Tagged, _declared
 
-_building: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
-    "nnxlite_building", default=frozenset()
-)
+_building: set[int] = set()
+"""The frozen objects whose `__init__` runs, by their ids: these can be assigned to."""
 
 
 def field(
@@ -119,18 +117,14 @@ class _Method:
 
 def freeze(cls: type[Pytree]) -> None:
     """Make a class frozen, when it is being defined."""
-    written = cls.__dict__.get("__init__")
-    if written is None:
-        inherited: tp.Any = cls.__init__
-        written = inherited if getattr(inherited, "_nnx_written", False) else None
-    dataclasses.dataclass(init=written is None, repr=False, eq=False)(cls)
-    if "__init__" in cls.__dict__:
-        cls.__init__ = _closing(cls.__dict__["__init__"], written is not None)
+    cls._nnx_written = cls._nnx_written or "__init__" in cls.__dict__
+    dataclasses.dataclass(init=not cls._nnx_written, repr=False, eq=False)(cls)
     cls._nnx_declared = _declared(cls)
+    cls._nnx_built = classmethod(_built)
     cls._nnx_assign = _assign
     cls._nnx_decide = _decide
     cls._nnx_edit = _edit
-    cls._nnx_closed = property(_is_closed)  # pyright: ignore[reportAttributeAccessIssue]
+    cls._nnx_closed = property(lambda node: id(node) not in _building)  # pyright: ignore[reportAttributeAccessIssue]
     cls._nnx_replaced = _replaced
     for name, value in list(cls.__dict__.items()):
         if isinstance(value, types.FunctionType) and not _is_special(name):
@@ -141,33 +135,18 @@ def _is_special(name: str) -> bool:
     return name.startswith("_nnx_") or (name.startswith("__") and name.endswith("__"))
 
 
-def _closing(init: tp.Any, written: bool) -> tp.Any:
-    """An `__init__` after which the object is immutable."""
-
-    @functools.wraps(init)
-    def __init__(self: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> None:
-        _build(init, self, *args, **kwargs)
-
-    __init__._nnx_written = written  # type: ignore[attr-defined]
-    return __init__
-
-
-def _build(init: tp.Any, self: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> None:
-    """Run an `__init__`, and close the object unless that of a subclass is still running.
-
-    A function of its own, since cloudpickle copies the globals of `_closing`'s with a class of the
-    user's own, and a ContextVar cannot be copied.
-    """
-    building = _building.get()
-    if id(self) in building:  # called by the `__init__` of a subclass
-        init(self, *args, **kwargs)
-        return
-    token = _building.set(building | {id(self)})
+def _built(cls: tp.Any, args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    """A new object, which is immutable once its `__init__` has ended."""
+    new = cls.__new__(cls, *args, **kwargs)
+    if not isinstance(new, cls):
+        return new
+    _building.add(id(new))
     try:
-        init(self, *args, **kwargs)
-        _complete(self)
+        new.__init__(*args, **kwargs)
+        _complete(new)
     finally:
-        _building.reset(token)
+        _building.discard(id(new))
+    return new
 
 
 def _complete(node: tp.Any) -> None:
@@ -204,7 +183,7 @@ def _refuse(node: tp.Any, name: tp.Any) -> tp.NoReturn:
 
 
 def _assign(self: tp.Any, name: tp.Any, value: tp.Any) -> None:
-    if id(self) not in _building.get():
+    if id(self) not in _building:
         _refuse(self, name)
     if name not in self.__dataclass_fields__:
         raise AttributeError(
@@ -223,11 +202,6 @@ def _decide(self: tp.Any, name: tp.Any, value: tp.Any) -> bool:
     return not is_static_part(value)
 
 
-def _is_closed(node: tp.Any) -> bool:
-    """Whether the `__init__` of an object has ended."""
-    return id(node) not in _building.get()
-
-
 def _replaced(self: tp.Any, assigned: Assigned) -> tp.Any:
     """A copy with other values of some fields."""
     new, writes = self.__copy__(), Writes()
@@ -237,6 +211,6 @@ def _replaced(self: tp.Any, assigned: Assigned) -> tp.Any:
 
 
 def _edit(self: tp.Any, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:
-    if id(self) not in _building.get():
+    if id(self) not in _building:
         _refuse(self, next(iter((*assigned, *removed))))
     Pytree._nnx_edit(self, writes, assigned, removed)

@@ -53,10 +53,6 @@ def _append(values: tp.Any, value: tp.Any) -> tp.Any:
     return (*values, value)
 
 
-def _no_values() -> tp.Any:
-    return ()
-
-
 class _OfInstances:
     """A method that instances have and the class does not, as a dataclass may have such a field."""
 
@@ -126,7 +122,7 @@ class Module(Pytree):
         name: str,
         value: tp.Any,
         reduce_fn: tp.Callable[[tp.Any, tp.Any], tp.Any] = _append,
-        init_fn: tp.Callable[[], tp.Any] = _no_values,
+        init_fn: tp.Callable[[], tp.Any] = tuple,
         capture_noop: bool | None = None,
     ) -> bool:
         """Record a value under a name, to be read, popped or captured after the call.
@@ -156,25 +152,12 @@ class Module(Pytree):
         >>> nnx.pop(halve, nnx.Intermediate)["seen"].value
         (8.0, 4.0)
         """
-        kind = _kind(variable_type)
-        records = self._nnx_dict.get(CAPTURES)
-        if records is not None:
-            record = self._nnx_record(records, kind, name)
-            if record is None:
-                return False
-            values = record.get_raw_value()
-            so_far = values[name] if name in values else init_fn()
-            record.set_raw_value({**values, name: reduce_fn(so_far, value)})
-            return True
-        if SOW_ONLY_IN_CAPTURE.given(capture_noop):
-            return False
-        recorded = _attribute(self, name)
-        if recorded is MISSING:
-            setattr(self, name, kind(reduce_fn(init_fn(), value)))
-        else:
-            self._nnx_expect(recorded, kind, name, "sow")
-            recorded.set_value(reduce_fn(recorded.get_value(), value))
-        return True
+
+        def reduced(so_far: tp.Any) -> tp.Any:
+            return reduce_fn(init_fn() if so_far is MISSING else so_far, value)
+
+        recorded = self._nnx_recorded("sow", variable_type, name, capture_noop, reduced)
+        return recorded is not MISSING
 
     def perturb(
         self,
@@ -211,26 +194,47 @@ class Module(Pytree):
         >>> jax.grad(lambda inner: nnx.merge(graphdef, inner)(x))(inner)["inner"].value
         Array([ 4., 12.], dtype=float32)
         """
+
+        def unchanged(so_far: tp.Any) -> tp.Any:
+            return jax.tree.map(jnp.zeros_like, value) if so_far is MISSING else so_far
+
+        recorded = self._nnx_recorded("perturb", variable_type, name, capture_noop, unchanged)
+        return value if recorded is MISSING else self._nnx_add(name, recorded, value)
+
+    def _nnx_recorded(
+        self,
+        method: str,
+        variable_type: Kind | str,
+        name: str,
+        capture_noop: bool | None,
+        change: tp.Callable[[tp.Any], tp.Any],
+    ) -> tp.Any:
+        """Record `change(so_far)` (of MISSING for nothing), and return it; MISSING if it is refused."""
         kind = _kind(variable_type)
         records = self._nnx_dict.get(CAPTURES)
         if records is not None:
             record = self._nnx_record(records, kind, name)
             if record is None:
-                return value
+                return MISSING
             values = record.get_raw_value()
-            if name not in values:
-                values = {**values, name: jax.tree.map(jnp.zeros_like, value)}
-                record.set_raw_value(values)
-            return self._nnx_add(name, values[name], value)
+            so_far = values.get(name, MISSING)
+            new = change(so_far)
+            if new is not so_far:
+                record.set_raw_value({**values, name: new})
+            return new
         if SOW_ONLY_IN_CAPTURE.given(capture_noop):
-            return value
+            return MISSING
         recorded = _attribute(self, name)
         if recorded is MISSING:
-            recorded = kind(jax.tree.map(jnp.zeros_like, value))
+            recorded = kind(change(MISSING))
             setattr(self, name, recorded)
-        else:
-            self._nnx_expect(recorded, kind, name, "perturb")
-        return self._nnx_add(name, recorded.get_value(), value)
+            return recorded.get_value()
+        self._nnx_expect(recorded, kind, name, method)
+        so_far = recorded.get_value()
+        new = change(so_far)
+        if new is not so_far:
+            recorded.set_value(new)
+        return new
 
     def _nnx_record(
         self, records: tuple[Variable[tp.Any], ...], kind: Kind, name: str
@@ -371,20 +375,22 @@ class Module(Pytree):
             update(self, state, *states)
 
 
-_FUNCTIONAL = {name: m for name, m in vars(Module).items() if isinstance(m, _OfInstances)}
-
-
 def _attribute(module: Module, name: str) -> tp.Any:
     """An attribute of a module, MISSING if it has none, or only our method `split` or `update`."""
     value = getattr(module, name, MISSING)
-    ours = _FUNCTIONAL.get(name)
-    return MISSING if ours and getattr(value, "__func__", None) is ours.function else value
+    ours = getattr(vars(Module).get(name), "function", MISSING)  # of an `_OfInstances`
+    return MISSING if getattr(value, "__func__", None) is ours else value
+
+
+def is_kind(value: tp.Any) -> tp.TypeGuard[Kind]:
+    """Whether a value is a kind of Variable."""
+    return isinstance(value, type) and issubclass(value, Variable)
 
 
 def _kind(given: Kind | str) -> Kind:
     if isinstance(given, str):
         return variable_type_from_name(given, allow_register=True)
-    if isinstance(given, type) and issubclass(given, Variable):
+    if is_kind(given):
         return given
     raise TypeError(
         f"Expected a Variable class or its registered name, such as nnx.Intermediate or "
@@ -415,9 +421,21 @@ def set_existing(
 
     Raises ValueError, before anything is set, for an attribute that none of them has.
     """
+    chosen: list[Module] | None = None
+    if only is not ...:
+        matches = to_predicate(only)
+        chosen = [m for path, m in iter_modules(node, graph=graph) if matches(path, m)]
+    elif not GRAPH_MODE.given(graph):
+        checked_view(node, graph, "set_attributes")
+    graphdef, node_of = nodes_by_number(node)
     missing, writes = set(attributes), []
-    for name, value, modules in _candidates(node, only, attributes, graph):
+    for name, value in attributes.items():
+        modules: tp.Iterable[Module | None] = chosen or ()
+        if chosen is None:  # where many have the value already, one of these stands for all
+            modules = map(node_of, graphdef.candidates(Module, name, value))
         for module in modules:
+            if module is None:
+                continue
             old = module._nnx_dict.get(name, MISSING)
             if old is MISSING and _attribute(module, name) is MISSING:
                 continue
@@ -431,27 +449,6 @@ def set_existing(
             "names, or pass raise_if_not_found=False."
         )
     _set_or_restore(writes)
-
-
-def _candidates(
-    node: tp.Any, only: Filter, attributes: tp.Mapping[str, tp.Any], graph: bool | None
-) -> tp.Iterator[tuple[str, tp.Any, list[Module]]]:
-    """Names and values to set, each with modules that a filter matches and that may have such a name.
-
-    Where many have the value already, one of these stands for all.
-    """
-    if only is ...:
-        if not GRAPH_MODE.given(graph):
-            checked_view(node, graph, "set_attributes")
-        graphdef, node_of = nodes_by_number(node)
-        for name, value in attributes.items():
-            modules = map(node_of, graphdef.candidates(Module, name, value))
-            yield name, value, [module for module in modules if module is not None]
-    else:
-        matches = to_predicate(only)
-        chosen = [m for path, m in iter_modules(node, graph=graph) if matches(path, m)]
-        for name, value in attributes.items():
-            yield name, value, chosen
 
 
 def _set_or_restore(writes: tp.Sequence[tuple[Module, str, tp.Any]]) -> None:

@@ -196,7 +196,11 @@ class PytreeMeta(abc.ABCMeta):
     if not tp.TYPE_CHECKING:
 
         def __call__(cls, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-            new = super().__call__(*args, **kwargs)
+            new = (
+                cls._nnx_built(args, kwargs)
+                if cls._nnx_frozen
+                else super().__call__(*args, **kwargs)
+            )
             if isinstance(new, GraphNode):
                 check_object(new)
             return new
@@ -305,6 +309,8 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
     _nnx_can_be_pytree: tp.ClassVar[bool] = True
     _nnx_declared: tp.ClassVar[dict[str, bool] | None] = None
     _nnx_following: tp.ClassVar[tp.Any] = None  # the `__new__` of a base behind this one
+    _nnx_built: tp.ClassVar[tp.Any]  # of a frozen class: makes an object
+    _nnx_written: tp.ClassVar[bool] = False  # whether a frozen class has a hand-written `__init__`
     _nnx_key: tp.ClassVar[tp.Callable[[tp.Any], tp.Any]] = jax.tree_util.GetAttrKey
 
     def __new__(cls, *args: tp.Any, **kwargs: tp.Any) -> tp.Self:
@@ -433,14 +439,17 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         if structural:
             note_definition_of(writes, self, None)
 
-    def _nnx_renew(self, name: str, value: tp.Any) -> None:
-        """Replace `__dict__` or the class, and decide all statuses again."""
+    def _nnx_renew(
+        self, name: str, value: tp.Any, status: dict[tp.Any, bool] | None = None
+    ) -> None:
+        """Replace `__dict__` or the class, and decide all statuses again where they are not given."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse(name)
         set_definition(self, None)
         object.__setattr__(self, name, value)
-        _set_status(self, {})
-        adopt_unknown(self)
+        _set_status(self, {} if status is None else status)
+        if status is None:
+            adopt_unknown(self)
         set_definition(self, None)
 
     def _nnx_untag(self, name: tp.Any, tagged: Tagged) -> bool:
@@ -517,16 +526,12 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         new = _empty(type(self))
         if leaves := getattr(self, "_nnx_leaves", None):
             _set_leaves(new, leaves)
-        _set_dict(new, dict(self._nnx_dict))
         _set_status(new, dict(self._nnx_status))
+        _set_dict(new, dict(self._nnx_dict))
         return new
 
     def __deepcopy__(self, memo: dict[int, tp.Any]) -> tp.Self:
-        new = _empty(type(self))
-        memo[id(self)] = new
-        if leaves := getattr(self, "_nnx_leaves", None):
-            _set_leaves(new, leaves)
-        _set_status(new, dict(self._nnx_status))
+        memo[id(self)] = new = tp.cast(tp.Self, Pytree.__copy__(self))
         _set_dict(new, {k: copy_lib.deepcopy(v, memo) for k, v in self._nnx_dict.items()})
         return new
 
@@ -540,14 +545,9 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
 
     def __setstate__(self, state: tp.Any) -> None:
         """Replace all attributes by those of a state that `__getstate__` returned."""
-        if trace_state.value is not self._nnx_trace:
-            self._nnx_refuse("__setstate__")
         attributes = dict(state)
         status = attributes.pop(_STATUS, {})  # a subclass may leave the statuses out
-        set_definition(self, None)
-        _set_status(self, dict(status))
-        object.__setattr__(self, "__dict__", attributes)
-        set_definition(self, None)
+        self._nnx_renew("__dict__", attributes, dict(status))
 
     # text ------------------------------------------------------------------------------------
 
@@ -635,25 +635,6 @@ def check_pytree(pytree: tp.Any) -> None:
     if not isinstance(pytree, Pytree):
         raise TypeError(f"check_pytree: Expected a Pytree, got {type(pytree).__name__}.")
     check_object(pytree)
-
-
-@tp.overload
-def dataclass(cls: type[T], /) -> type[T]: ...
-@tp.overload
-def dataclass(
-    cls: None = None,
-    /,
-    *,
-    init: bool = True,
-    eq: bool = True,
-    order: bool = False,
-    unsafe_hash: bool = False,
-    match_args: bool = True,
-    kw_only: bool = False,
-    frozen: bool = False,
-    slots: bool = False,
-    weakref_slot: bool = False,
-) -> tp.Callable[[type[T]], type[T]]: ...
 
 
 @tp.dataclass_transform(field_specifiers=(data, static, dataclasses.field))

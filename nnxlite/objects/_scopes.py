@@ -1,7 +1,11 @@
-"""Named scopes: operations of a module carry its path, in profiles, HLO and messages of JAX.
+"""The path of a module in the model that it is part of: in named scopes, and in messages.
+
+A module has no reference to the model that contains it.  The boundary notes the objects that it builds
+inside a trace, and the outermost one that contains the module is the model.
 
 While JAX records a program, each call of a module runs in a `jax.named_scope`: the outermost module by
-its class, those inside it by their path.  Outside of traces, and in the compiled program, it is nothing.
+its class, those inside it by their path.  So operations carry it in profiles, HLO and messages of JAX.
+Outside of traces, and in the compiled program, it is nothing.
 """
 
 from __future__ import annotations
@@ -11,26 +15,24 @@ import functools
 import typing as tp
 
 import jax
+from jax.core import Tracer
 
 from nnxlite import _jax
 from nnxlite._config import NAMED_SCOPES
-from nnxlite._jax import is_recording
-from nnxlite.graph import Path, entered_objects
-from nnxlite.objects._owners import Paths, note_deleted, owner_of, paths_in, variables_by_path
+from nnxlite._errors import listed, path_text
+from nnxlite.graph import Path, entered_objects, iter_graph
+from nnxlite.variables import Variable
 
 C = tp.TypeVar("C", bound=tp.Callable[..., tp.Any])
 
-
-class _Call(tp.NamedTuple):
-    """A call that is running: its module, where that is, and the other modules of the same model."""
-
-    module: tp.Any
-    path: Path
-    owner: tp.Any
-    paths: Paths
+Parts: tp.TypeAlias = dict[int, tuple[Path, tp.Any]]
+"""What is in an object, with paths, by `id`."""
 
 
-_running: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("running", default=None)
+_running: contextvars.ContextVar[tuple[tp.Any, Parts] | None] = contextvars.ContextVar(
+    "running", default=None
+)
+"""The module whose call is running, and its parts as far as they are known."""
 
 
 def scoped(call: C) -> C:
@@ -67,33 +69,82 @@ def scoped(call: C) -> C:
 def in_scope(call: tp.Any, module: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
     """Call a module inside a trace."""
     around = _running.get()
-    again = around is not None and around.module is module  # such as by `super().__call__`
-    if again or not NAMED_SCOPES.get() or not is_recording():
+    again = around is not None and around[0] is module  # such as by `super().__call__`
+    if again or not NAMED_SCOPES.get() or not _jax.is_recording():
         return call(module, *args, **kwargs)
-    names, here = _enter(module, around)
-    token = _running.set(here)
+    name = _scope_name(module, around)
+    token = _running.set((module, {}))
     try:
-        with jax.named_scope("/".join(names)):
+        with jax.named_scope(name):
             return call(module, *args, **kwargs)
     finally:
         _running.reset(token)
 
 
-def _enter(module: tp.Any, around: _Call | None) -> tuple[list[str], _Call]:
-    """The names of the scope of a call inside another one, or of the outermost one."""
+def _scope_name(module: tp.Any, around: tuple[tp.Any, Parts] | None) -> str:
+    """The path in the module whose call is running, or the class and path of the outermost model."""
     if around is not None:
-        paths = around.paths
-        if id(module) not in paths:  # as where the call made it
-            paths = paths_in(around.owner)
-        if id(module) in paths:
-            path, _ = paths[id(module)]
-            inside = path[: len(around.path)] == around.path
-            names = [*map(str, path[len(around.path) :] if inside else path)]
-            return names or [type(module).__name__], _Call(module, path, around.owner, paths)
-    owner, paths = owner_of(module, entered_objects()) or (module, paths_in(module))
-    path, _ = paths[id(module)] if id(module) in paths else ((), module)
-    names = [*map(str, path)]
-    copied = around is not None and type(owner) is type(around.module)  # by a transform
-    if not (path and copied):
-        names.insert(0, type(owner).__name__)
-    return names, _Call(module, path, owner, paths)
+        parent, parts = around
+        if id(module) not in parts:  # as where the call made it
+            parts.update(parts_of(parent))
+        if id(module) in parts:
+            return "/".join(map(str, parts[id(module)][0]))
+    owner, path = owner_of(module, entered_objects()) or (module, ())
+    outermost = [type(owner).__name__] if around is None or not path else []
+    return "/".join([*outermost, *map(str, path)])
+
+
+def owner_of(layer: tp.Any, candidates: tp.Iterable[tp.Any]) -> tuple[tp.Any, Path] | None:
+    """The first object of some that contains a layer, and its path there; None if there is none."""
+    for owner in candidates:
+        if owner is not layer:
+            path, _ = parts_of(owner).get(id(layer), (None, None))
+            if path is not None:
+                return owner, path
+    return None
+
+
+def parts_of(owner: tp.Any) -> Parts:
+    """Everything in an object; nothing if that is half built."""
+    try:
+        return {id(value): (path, value) for path, value in iter_graph(owner)}
+    except Exception:  # the message that needs the name matters more
+        return {}
+
+
+def note_deleted(
+    error: Exception, of: str, named: tp.Callable[[], tp.Iterable[tuple[str, tp.Any]]]
+) -> None:
+    """Add a note to JAX's error for a deleted array: which arrays are gone, and how to keep a copy.
+
+    Args:
+        error: any error; only that one gets the note, once.
+        of: what was called.
+        named: gives its arrays, or pytrees of arrays, by name.
+    """
+    if type(error) is not RuntimeError or "has been deleted" not in str(error):
+        return
+    if any(_COPY in note for note in getattr(error, "__notes__", ())):
+        return  # of a module inside this one
+    gone = [
+        name for name, value in named() if any(map(_is_deleted, jax.tree_util.tree_leaves(value)))
+    ]
+    if gone:
+        error.add_note(
+            f"The arrays at {listed(gone)} of {of} are gone: a call that donates has reused their "
+            "memory. An object that nnx.clone or nnx.merge has made shares its arrays with the first. "
+            f"{_COPY}, before that call, makes a copy with arrays of its own."
+        )
+
+
+_COPY = "nnx.clone(model, arrays=True)"
+
+
+def _is_deleted(leaf: tp.Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+
+
+def variables_by_path(owner: tp.Any) -> list[tuple[str, tp.Any]]:
+    """The values of the Variables in an object."""
+    values = (value for value in parts_of(owner).values())
+    return [(path_text(path), v.get_raw_value()) for path, v in values if isinstance(v, Variable)]

@@ -1,7 +1,17 @@
-"""`RngStream`, an endless sequence of keys, and `Rngs`, a set of named streams."""
+"""Random streams: where every layer gets its keys from.
+
+A stream is a key and a counter.  Each draw folds the counter into the key and moves the counter on,
+so one seed yields an endless sequence of keys, and both numbers are Variables that cross a
+transform like any other state.  `Rngs` is a set of named streams.
+
+The distributions of `jax.random` and the initializers of `jax.nn` are methods of both, by way of
+`Samplers`, a table with a row for each: a method with the same parameters except for the key, which is
+drawn from the stream.  `_rng_scopes` has the functions on all streams of a model.
+"""
 
 from __future__ import annotations
 
+import inspect
 import numbers
 import operator
 import typing as tp
@@ -14,8 +24,10 @@ from nnxlite._errors import short_type
 from nnxlite._interning import LOCK
 from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.objects._pytree import Pytree
-from nnxlite.objects._rngs._samplers import Samplers
 from nnxlite.variables import RngCount, RngKey
+
+P = tp.ParamSpec("P")
+R = tp.TypeVar("R")
 
 RngValue: tp.TypeAlias = "int | jax.Array | RngStream"
 """What a stream can start from: a seed, a key (typed or legacy), or another stream's key."""
@@ -34,10 +46,121 @@ class Rule(tp.NamedTuple):
     predicate: Predicate
     splits: tuple[int, ...] | None
 
-    def selects_variables(self, path: tuple[tp.Any, ...], stream: RngStream) -> bool:
-        """Whether the filter selects both the key and the count of a stream."""
-        select = self.predicate
-        return select((*path, "key"), stream.key) and select((*path, "count"), stream.count)
+
+class KeylessInitializer(tp.Protocol):
+    """The result of an initializer method: an initializer that draws its own key at each call."""
+
+    def __call__(
+        self, shape: tp.Sequence[int], dtype: tp.Any = ..., out_sharding: tp.Any = None
+    ) -> jax.Array:
+        """An array of this shape and dtype."""
+        ...
+
+
+def _sampler(
+    draw: tp.Callable[tp.Concatenate[tp.Any, P], R],
+) -> tp.Callable[tp.Concatenate[tp.Any, P], R]:
+    """A method that calls `draw` with the next key."""
+
+    def method(self: tp.Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        return draw(self(), *args, **kwargs)
+
+    summary = (inspect.getdoc(draw) or "").partition("\n\n")[0]
+    doc = f"{summary}\n\nThe same as `jax.random.{draw.__name__}`, with the next key."
+    return _described(method, draw, doc, without=1)
+
+
+def _initializer(
+    factory: tp.Callable[P, jax.nn.initializers.Initializer],
+) -> tp.Callable[tp.Concatenate[tp.Any, P], KeylessInitializer]:
+    """A method that makes an initializer and supplies its key."""
+
+    def method(self: tp.Any, *args: P.args, **kwargs: P.kwargs) -> KeylessInitializer:
+        initialize: tp.Any = factory(*args, **kwargs)
+        return lambda *args, **kwargs: initialize(self(), *args, **kwargs)
+
+    doc = (
+        f"The initializer `jax.nn.initializers.{factory.__name__}`, without the key argument.\n\n"
+        "Returns a function of `(shape, dtype)`; each call draws the next key."
+    )
+    return _described(method, factory, doc, without=0)
+
+
+def _described(method: tp.Any, source: tp.Any, doc: str, without: int) -> tp.Any:
+    """Give a generated method its name, docstring and signature: `source` less its first parameters."""
+    parameters = [*inspect.signature(source).parameters.values()][without:]
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    method.__signature__ = inspect.Signature([own, *parameters])
+    method.__name__, method.__qualname__ = source.__name__, f"Samplers.{source.__name__}"
+    method.__doc__ = doc
+    return method
+
+
+class Samplers:
+    """Base of `RngStream` and `Rngs`: the random functions as methods, without the key argument.
+
+    >>> import nnxlite as nnx
+    >>> rngs = nnx.Rngs(0, noise=1)
+    >>> rngs.normal((2, 3)).shape, rngs.noise.bernoulli(0.5, (4,)).dtype
+    ((2, 3), dtype('bool'))
+    >>> kernel_init = rngs.lecun_normal()
+    >>> kernel_init((3, 5)).shape
+    (3, 5)
+    """
+
+    __slots__ = ()
+
+    ball = _sampler(jax.random.ball)
+    bernoulli = _sampler(jax.random.bernoulli)
+    beta = _sampler(jax.random.beta)
+    binomial = _sampler(jax.random.binomial)
+    bits = _sampler(jax.random.bits)
+    categorical = _sampler(jax.random.categorical)
+    cauchy = _sampler(jax.random.cauchy)
+    chisquare = _sampler(jax.random.chisquare)
+    choice = _sampler(jax.random.choice)
+    dirichlet = _sampler(jax.random.dirichlet)
+    double_sided_maxwell = _sampler(jax.random.double_sided_maxwell)
+    exponential = _sampler(jax.random.exponential)
+    f = _sampler(jax.random.f)
+    gamma = _sampler(jax.random.gamma)
+    generalized_normal = _sampler(jax.random.generalized_normal)
+    geometric = _sampler(jax.random.geometric)
+    gumbel = _sampler(jax.random.gumbel)
+    laplace = _sampler(jax.random.laplace)
+    loggamma = _sampler(jax.random.loggamma)
+    logistic = _sampler(jax.random.logistic)
+    lognormal = _sampler(jax.random.lognormal)
+    maxwell = _sampler(jax.random.maxwell)
+    multinomial = _sampler(jax.random.multinomial)
+    multivariate_normal = _sampler(jax.random.multivariate_normal)
+    normal = _sampler(jax.random.normal)
+    orthogonal = _sampler(jax.random.orthogonal)
+    pareto = _sampler(jax.random.pareto)
+    permutation = _sampler(jax.random.permutation)
+    poisson = _sampler(jax.random.poisson)
+    rademacher = _sampler(jax.random.rademacher)
+    randint = _sampler(jax.random.randint)
+    rayleigh = _sampler(jax.random.rayleigh)
+    t = _sampler(jax.random.t)
+    triangular = _sampler(jax.random.triangular)
+    truncated_normal = _sampler(jax.random.truncated_normal)
+    uniform = _sampler(jax.random.uniform)
+    wald = _sampler(jax.random.wald)
+    weibull_min = _sampler(jax.random.weibull_min)
+
+    delta_orthogonal = _initializer(jax.nn.initializers.delta_orthogonal)
+    glorot_normal = _initializer(jax.nn.initializers.glorot_normal)
+    glorot_uniform = _initializer(jax.nn.initializers.glorot_uniform)
+    he_normal = _initializer(jax.nn.initializers.he_normal)
+    he_uniform = _initializer(jax.nn.initializers.he_uniform)
+    kaiming_normal = he_normal
+    kaiming_uniform = he_uniform
+    lecun_normal = _initializer(jax.nn.initializers.lecun_normal)
+    lecun_uniform = _initializer(jax.nn.initializers.lecun_uniform)
+    variance_scaling = _initializer(jax.nn.initializers.variance_scaling)
+    xavier_normal = glorot_normal
+    xavier_uniform = glorot_uniform
 
 
 @jax.jit
@@ -46,12 +169,8 @@ def _draw(key: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.random.fold_in(key, count), count + 1
 
 
-def zero_counts(shape: tuple[int, ...]) -> jax.Array:
-    """Initial counts: uint32 zeros."""
-    return _zero_counts(shape)
-
-
-_zero_counts = jax.jit(lambda shape: jnp.zeros(shape, jnp.uint32), static_argnums=0)
+zero_counts = jax.jit(lambda shape: jnp.zeros(shape, jnp.uint32), static_argnums=0)
+"""Initial counts of a shape."""
 
 
 class RngStream(Samplers, Pytree):
@@ -273,13 +392,13 @@ class Rngs(Samplers, Pytree):
         other: tp.Callable[[RngStream], RngStream],
     ) -> Rngs:
         rules = as_rules(spec)
-        plan: list[tuple[str, RngStream, tuple[int, ...] | None]] = []
+        found = {name: first_rule(rules, {(): stream}) for name, stream in self.items()}
+        splits = {name: rule and rule.splits for name, rule in found.items()}
         for name, stream in self.items():
-            rule = next((rule for rule in rules if rule.predicate((), stream)), None)
-            plan.append((name, stream, rule and rule.splits))
-            if other is RngStream.fork or plan[-1][2] is not None:
+            if other is RngStream.fork or splits[name] is not None:
                 stream.check_scalar()
-        return Rngs({n: other(s) if k is None else selected(s, k) for n, s, k in plan})
+        pairs = [(name, stream, splits[name]) for name, stream in self.items()]
+        return Rngs({n: other(s) if k is None else selected(s, k) for n, s, k in pairs})
 
     def _nnx_no_stream(self, name: str) -> str:
         existing = ", ".join(repr(n) for n in self) or "none"
@@ -296,7 +415,14 @@ def as_key(value: tp.Any) -> jax.Array:
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return value
         if dtype == jnp.uint32 and value.ndim:
-            return _wrap_legacy(value)
+            try:
+                return jax.random.wrap_key_data(value)
+            except TypeError as error:
+                raise TypeError(
+                    f"A uint32 array of shape {value.shape} is not a key of the default generator "
+                    f"{jax.random.key_impl(jax.random.key(0))!r}. Make a typed key instead: "
+                    "jax.random.key(seed, impl=...) or jax.random.wrap_key_data(data, impl=...)."
+                ) from error
     elif isinstance(value, numbers.Integral):
         return jax.random.key(operator.index(value))
     elif isinstance(value, RngStream):
@@ -306,17 +432,6 @@ def as_key(value: tp.Any) -> jax.Array:
         f"Invalid rng value: {shown:.200}, expected an integer seed, a key from jax.random.key, a "
         "legacy uint32 key from jax.random.PRNGKey, or an RngStream."
     )
-
-
-def _wrap_legacy(data: jax.Array) -> jax.Array:
-    try:
-        return jax.random.wrap_key_data(data)
-    except TypeError as error:
-        raise TypeError(
-            f"A uint32 array of shape {data.shape} is not a key of the default generator "
-            f"{jax.random.key_impl(jax.random.key(0))!r}. Make a typed key instead: "
-            "jax.random.key(seed, impl=...) or jax.random.wrap_key_data(data, impl=...)."
-        ) from error
 
 
 def as_splits(k: tp.Any) -> tuple[int, ...]:
@@ -339,3 +454,11 @@ def as_rules(spec: SplitSpec | None) -> list[Rule]:
         return []
     pairs = spec.items() if isinstance(spec, tp.Mapping) else [(..., spec)]
     return [Rule(f, to_predicate(f), None if k is None else as_splits(k)) for f, k in pairs]
+
+
+def first_rule(rules: list[Rule], values: dict[tuple[tp.Any, ...], tp.Any]) -> Rule | None:
+    """The first of some rules whose filter selects all of these values, given by path."""
+    for rule in rules:
+        if all(rule.predicate(path, value) for path, value in values.items()):
+            return rule
+    return None

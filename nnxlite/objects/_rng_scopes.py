@@ -1,4 +1,4 @@
-"""Functions on all random streams of a model: split, fork, reseed and restore.
+"""Functions on all random streams of a model: split, fork, reseed and restore (`nnxlite.rnglib`).
 
 Under `vmap` and `scan` a stream must have one key for each slice.  `split_rngs` and `fork_rngs`
 renew the streams of any number of objects in place.  They return backups, from which keys and counts
@@ -24,7 +24,7 @@ from nnxlite._errors import path_text
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import Path, iter_graph, recursive_map
 from nnxlite.objects._pytree import Pytree
-from nnxlite.objects._rngs._streams import (
+from nnxlite.objects._rngs import (
     RngStream,
     RngValue,
     Rule,
@@ -33,6 +33,7 @@ from nnxlite.objects._rngs._streams import (
     as_key,
     as_rules,
     as_splits,
+    first_rule,
     zero_counts,
 )
 from nnxlite.variables import MISSING
@@ -45,9 +46,6 @@ StreamBackup: tp.TypeAlias = tuple[RngStream, jax.Array, jax.Array]
 
 Renew: tp.TypeAlias = tp.Callable[[RngStream], RngStream]
 """Draws from a stream and returns the stream that replaces it."""
-
-Plan: tp.TypeAlias = tp.Callable[[Path, RngStream], Renew | None]
-"""How the stream at a path is renewed; None to leave it as it is."""
 
 Policy: tp.TypeAlias = (
     tp.Literal["scalars_only", "match_shape"]
@@ -153,17 +151,13 @@ def split_rngs(
     """
     if squeeze and splits != 1:
         raise ValueError(f"squeeze=True is only supported for splits=1, got splits={splits!r}.")
-    number = as_splits(splits)
-    rule = Rule(only, to_predicate(only), number)
+    rules = [Rule(only, to_predicate(only), as_splits(splits))]
 
-    def renew(stream: RngStream) -> RngStream:
-        keys = jax.random.split(stream(), number)
-        return RngStream(keys.reshape(()) if squeeze else keys, tag=stream.tag)
+    def split(stream: RngStream, split: Splits) -> RngStream:
+        new = stream.split(split)
+        return RngStream(new.key.value.reshape(()), tag=stream.tag) if squeeze else new
 
-    def plan(path: Path, stream: RngStream) -> Renew | None:
-        return renew if rule.selects_variables(path, stream) else None
-
-    return _change(plan, node, graph, graph_updates, in_place=True)
+    return _change(_by_variables(rules, split), node, graph, graph_updates, in_place=True)
 
 
 @tp.overload
@@ -186,29 +180,13 @@ def fork_rngs(  # pyright: ignore[reportOverlappingOverload] - a function is dec
 ) -> F: ...
 @tp.overload
 def fork_rngs(
-    node: tp.Any,
-    /,
-    *,
-    split: SplitSpec | None = None,
-    graph: tp.Literal[True] | None = None,
-    graph_updates: tp.Literal[True] | None = None,
-) -> SplitBackups: ...
-@tp.overload
-def fork_rngs(
-    node: A,
+    node: tp.Any = ...,
     /,
     *,
     split: SplitSpec | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> A | SplitBackups: ...
-@tp.overload
-def fork_rngs(
-    *,
-    split: SplitSpec | None = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> tp.Callable[[F], F]: ...
+) -> tp.Any: ...
 def fork_rngs(
     node: tp.Any = MISSING,
     /,
@@ -242,12 +220,18 @@ def fork_rngs(
     1
     """
     rules = as_rules({...: None} if split is None else split)
+    return _change(_by_variables(rules, RngStream.fork), node, graph, graph_updates, in_place=True)
 
-    def plan(path: Path, stream: RngStream) -> Renew | None:
-        rule = next((rule for rule in rules if rule.selects_variables(path, stream)), None)
-        return None if rule is None else functools.partial(RngStream.fork, split=rule.splits)
 
-    return _change(plan, node, graph, graph_updates, in_place=True)
+def _by_variables(rules: list[Rule], renew: tp.Callable[..., RngStream]) -> tp.Any:
+    """Renews the streams of which a rule selects both the key and the count."""
+
+    def renewal(path: Path, stream: RngStream) -> Renew | None:
+        values = {(*path, "key"): stream.key, (*path, "count"): stream.count}
+        rule = first_rule(rules, values)
+        return None if rule is None else functools.partial(renew, split=rule.splits)
+
+    return renewal
 
 
 @tp.overload
@@ -323,12 +307,12 @@ def with_rngs(
         "fork": [Rule(f, to_predicate(f), ()) for f in tp.cast(tp.Sequence[Filter], forks)],
     }
 
-    def plan(path: Path, stream: RngStream) -> Renew | None:
+    def renewal(path: Path, stream: RngStream) -> Renew | None:
         if not consider(path, stream):
             return None
         chosen: dict[str, Rule] = {}
         for name, rules in by_name.items():
-            rule = next((rule for rule in rules if rule.predicate(path, stream)), None)
+            rule = first_rule(rules, {path: stream})
             if rule is not None and rule.splits is not None:
                 chosen[name] = rule
         _refuse_conflict(path, chosen)
@@ -338,7 +322,7 @@ def with_rngs(
             return functools.partial(getattr(RngStream, name), k=rule.splits)
         return None
 
-    return _change(plan, node, graph, graph_updates, in_place=False)
+    return _change(renewal, node, graph, graph_updates, in_place=False)
 
 
 def _refuse_conflict(path: Path, chosen: dict[str, Rule]) -> None:
@@ -438,24 +422,20 @@ def reseed(
         source = sources.get(stream.tag)
         if source is not None:
             source.check_scalar(" given to nnx.reseed")
-            key = _reseeded(path, source(), stream.key.value.shape, policy)
+            key, shape = source(), stream.key.value.shape
+            if callable(policy):
+                key = as_key(policy(path, key, shape))
+            elif shape and policy == "match_shape":
+                key = jax.random.split(key, shape)
+            elif shape:
+                raise ValueError(
+                    f"Cannot reseed stream at path {path!r}: it holds an array of keys of shape "
+                    f'{shape}. Pass policy="match_shape" to give each a key of its own, or a function '
+                    "(path, key, shape) -> key."
+                )
             renewed.append((stream, key, zero_counts(key.shape)))
     for stream, key, count in renewed:
         _write(stream, key, count)
-
-
-def _reseeded(path: Path, key: jax.Array, shape: tuple[int, ...], policy: Policy) -> jax.Array:
-    if callable(policy):
-        return as_key(policy(path, key, shape))
-    if not shape:
-        return key
-    if policy == "match_shape":
-        return jax.random.split(key, shape)
-    raise ValueError(
-        f"Cannot reseed stream at path {path!r}: it holds an array of keys of shape "
-        f'{shape}. Pass policy="match_shape" to give each a key of its own, or a function '
-        "(path, key, shape) -> key."
-    )
 
 
 def _streams(node: tp.Any, graph: bool | None) -> list[tuple[Path, RngStream]]:
@@ -470,15 +450,38 @@ def _write(stream: RngStream, key: jax.Array, count: jax.Array) -> None:
 
 
 def _change(
-    plan: Plan,
+    renewal: tp.Callable[[Path, RngStream], Renew | None],
     node: tp.Any,
     graph: bool | None,
     graph_updates: bool | None,
     *,
     in_place: bool,
 ) -> tp.Any:
-    """Renew the streams of `node`; without it, or for a function, those of a call's arguments."""
-    apply = functools.partial(_apply, plan, graph, graph_updates, in_place)
+    """Renew the streams of `node`; without it, or for a function, those of a call's arguments.
+
+    Returns the backups of a change in place, or the changed copy.
+    """
+
+    def apply(node: tp.Any) -> tp.Any:
+        tree, updates = Modes.of(graph, graph_updates)
+        chosen: dict[Path, tuple[RngStream, Renew]] = {}
+        for path, stream in _streams(node, tree):
+            renew = renewal(path, stream)
+            if renew is not None:
+                stream.check_scalar(f" at path {path_text(path)}")
+                _ = stream.tag, stream.count.value  # what a stream lacks is noticed before a draw
+                chosen[path] = stream, renew
+        if not (in_place and updates):
+            return recursive_map(
+                lambda path, value: chosen[path][1](value) if path in chosen else value,
+                node,
+                graph=tree,
+            )
+        renewed = [(stream, renew(stream)) for stream, renew in chosen.values()]
+        backups = SplitBackups((s, s.key.value, s.count.value) for s, _ in renewed)
+        for stream, new in renewed:
+            _write(stream, new.key.value, new.count.value)
+        return backups
 
     def decorate(fun: F) -> F:
         @functools.wraps(fun)
@@ -495,28 +498,3 @@ def _change(
     if node is MISSING:
         return decorate
     return decorate(node) if isinstance(node, types.FunctionType) else apply(node)
-
-
-def _apply(
-    plan: Plan, graph: bool | None, graph_updates: bool | None, in_place: bool, node: tp.Any
-) -> tp.Any:
-    """The backups of a change in place, or the changed copy."""
-    graph, updates = Modes.of(graph, graph_updates)
-    chosen: dict[Path, tuple[RngStream, Renew]] = {}
-    for path, stream in _streams(node, graph):
-        renew = plan(path, stream)
-        if renew is not None:
-            stream.check_scalar(f" at path {path_text(path)}")
-            _ = stream.tag, stream.count.value  # what a stream lacks is noticed before a draw
-            chosen[path] = stream, renew
-    if not (in_place and updates):
-
-        def renewed_in_copy(path: Path, value: tp.Any) -> tp.Any:
-            return chosen[path][1](value) if path in chosen else value
-
-        return recursive_map(renewed_in_copy, node, graph=graph)
-    renewed = [(stream, renew(stream)) for stream, renew in chosen.values()]
-    backups = SplitBackups((s, s.key.value, s.count.value) for s, _ in renewed)
-    for stream, new in renewed:
-        _write(stream, new.key.value, new.count.value)
-    return backups
