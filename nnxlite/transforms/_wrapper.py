@@ -266,7 +266,7 @@ def rewrap(unbound: Unbound, layers: Layers) -> Unbound:
     fun, args, kwargs = unbound
     if not (args or kwargs):
         return Unbound(wrapped(fun, layers), args, kwargs)
-    carried = {"layers": layers, "count": len(args), "names": tuple(kwargs)}
+    carried = {"layers": layers, "num_bound": len(args), "names": tuple(kwargs)}
     options = Options.of("carrying", Modes(True, True), _run_carrying, **carried)
     return Unbound(Transform(fun, options), args, kwargs)
 
@@ -275,8 +275,8 @@ def _run_carrying(outer: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -
     """Call a function under transforms; its first arguments are those that the function carried."""
     options = outer.options
     named = {name: kwargs.pop(name) for name in options.names}
-    inner = functools.partial(outer.__wrapped__, *args[: options.count], **named)
-    return wrapped(inner, options.layers)(*args[options.count :], **kwargs)
+    inner = functools.partial(outer.__wrapped__, *args[: options.num_bound], **named)
+    return wrapped(inner, options.layers)(*args[options.num_bound :], **kwargs)
 
 
 def _unbind_partial(fun: functools.partial[tp.Any]) -> Unbound:
