@@ -1,17 +1,17 @@
 """The one protocol by which objects enter and leave a JAX transform."""
 
 from nnxlite.boundary._body import Body as Body
-from nnxlite.boundary._body import described as described
+from nnxlite.boundary._body import body_outputs as body_outputs
 from nnxlite.boundary._body import numbered as numbered
 from nnxlite.boundary._body import same as same
 from nnxlite.boundary._body import trace_body as trace_body
+from nnxlite.boundary._body import with_arrays as with_arrays
 from nnxlite.boundary._body import with_matching_types as with_matching_types
-from nnxlite.boundary._carry import OTHER as OTHER
-from nnxlite.boundary._carry import SHARED as SHARED
-from nnxlite.boundary._carry import Handover as Handover
-from nnxlite.boundary._carry import hand_over as hand_over
-from nnxlite.boundary._carry import refuse_replaced as refuse_replaced
-from nnxlite.boundary._carry import with_arrays as with_arrays
+from nnxlite.boundary._carry import LoopKind as LoopKind
+from nnxlite.boundary._carry import Slots as Slots
+from nnxlite.boundary._carry import carried as carried
+from nnxlite.boundary._carry import next_values as next_values
+from nnxlite.boundary._carry import paired_roots as paired_roots
 from nnxlite.boundary._context import MergeContext as MergeContext
 from nnxlite.boundary._context import SplitContext as SplitContext
 from nnxlite.boundary._context import UpdateContext as UpdateContext
@@ -21,10 +21,11 @@ from nnxlite.boundary._context import merge_context as merge_context
 from nnxlite.boundary._context import split_context as split_context
 from nnxlite.boundary._context import update_context as update_context
 from nnxlite.boundary._differences import call_difference as call_difference
+from nnxlite.boundary._differences import described as described
 from nnxlite.boundary._differences import edits_text as edits_text
 from nnxlite.boundary._differences import graph_difference as graph_difference
 from nnxlite.boundary._differences import node_text as node_text
-from nnxlite.boundary._differences import structure_error as structure_error
+from nnxlite.boundary._differences import result_words as result_words
 from nnxlite.boundary._differences import tree_difference as tree_difference
 from nnxlite.boundary._differences import tree_text as tree_text
 from nnxlite.boundary._inputs import ArgumentLeaf as ArgumentLeaf

@@ -7,16 +7,16 @@ the loop runs the jaxpr: the user's Python code runs once.
 
 from __future__ import annotations
 
+import dataclasses
 import typing as tp
 
 import jax
 import jax.numpy as jnp
 
 from nnxlite._jax import jaxpr_as_fun
-from nnxlite._outline import array_text
 from nnxlite.boundary._inputs import CallDef, Inner, enter
 from nnxlite.boundary._operands import argument_names, describe
-from nnxlite.boundary._outdef import Fixed, OutDef, Outputs
+from nnxlite.boundary._outdef import CameIn, Fixed, Fresh, OutDef, Outputs
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._refusals import refuse_foreign_outputs
 
@@ -29,12 +29,13 @@ class Body:
         shapes: its outputs, abstract: result, written and fresh values.
         jaxpr: what was traced.
         consts: the arrays that it captured.
+        more: what else the traced function gave; see `trace_body`.
     """
 
     def __init__(self, closed: tp.Any, out: tp.Any) -> None:
         fixed, result, written, fresh = out
         self.definition: OutDef = fixed.value[0]
-        self.extra: tp.Any = fixed.value[1]
+        self.more = fixed.value[1]
         self.shapes = Outputs(self.definition, result, written, fresh)
         self.jaxpr = closed
         self.consts: list[tp.Any] = [*closed.consts]
@@ -68,43 +69,61 @@ class Body:
 
 def trace_body(
     call: CallDef,
-    fun: tp.Callable[..., tp.Any],
+    fun: tp.Callable[..., tuple[Outputs, tp.Any]],
     leaves: tp.Sequence[tp.Any],
     *more: tp.Any,
     user: tp.Callable[..., tp.Any],
-    structure: bool,
-    captured: bool = False,
-    before: tp.Callable[[Inner], None] | None = None,
-    after: tp.Callable[[Inner, Outputs], tuple[Outputs, tp.Any]] | None = None,
 ) -> Body:
     """Trace a function of objects as a function of leaves.
 
     Args:
         call: how the arguments are rebuilt, and their names for messages.
-        fun: from the argument tree (and what `more` gives) to the result.
+        fun: from the rebuilt arguments, their tree (and what `more` gives) to the outputs, and
+            static data that the body then has as `more`.
         leaves: those of the arguments, possibly abstract.
         more: further arguments of the function.
         user: the function that JAX's messages speak of.
-        structure, captured: see `leave`.
-        before: called with the rebuilt arguments before the function runs.
-        after: called with the outputs; returns them, and what to keep as `extra`.
     """
 
     def run(leaves: list[tp.Any], more: tuple[tp.Any, ...]) -> tp.Any:
         tree, inner = enter(call, leaves)
-        if before is not None:
-            before(inner)
-        out = leave(inner, fun(tree, *more), structure=structure, captured=captured)
-        refuse_foreign_outputs(call, out)
-        extra = None
-        if after is not None:
-            out, extra = after(inner, out)
-        return Fixed((out.definition, extra)), out.result, out.written, out.fresh
+        out, static = fun(inner, tree, *more)
+        return Fixed((out.definition, static)), out.result, out.written, out.fresh
 
     pairs = lambda leaves, more: [*zip(argument_names(call).leaves, leaves), ("more", more)]
     body = describe(run, user, "run", pairs)
     closed, shapes = jax.make_jaxpr(body, return_shape=True)([*leaves], more)
     return Body(closed, shapes)
+
+
+def body_outputs(inner: Inner, result: tp.Any, structure: bool, captured: bool = False) -> Outputs:
+    """What leaves a body with this result; see `leave`. Arrays of the arguments in it are new arrays.
+
+    Raises TypeError where it returned or stored something that JAX cannot return.
+    """
+    out = leave(inner, result, structure=structure, captured=captured)
+    refuse_foreign_outputs(inner.call, out)
+    return with_arrays(inner, out)
+
+
+def with_arrays(inner: Inner, out: Outputs) -> Outputs:
+    """The outputs, with arrays of the arguments that are in the result as new arrays.
+
+    Arrays have no identity: a result with an array that came in is the same as one with a copy.
+    """
+    definition, graph = out.definition, out.definition.graph
+    if graph is None:
+        return out
+    decoded = graph.graphdef.decoded
+    sources, fresh = list(graph.sources), list(out.fresh)
+    for leaf, source in enumerate(sources):
+        root = decoded.path(decoded.leaf_frames[leaf])[0]
+        is_array = decoded.leaf_nodes[leaf] < 0
+        if isinstance(source, CameIn) and is_array and root >= graph.first_result:
+            sources[leaf] = Fresh(len(fresh))
+            fresh.append(inner.values[source.leaf])
+    new = dataclasses.replace(graph, sources=tuple(sources))
+    return out._replace(definition=dataclasses.replace(definition, graph=new), fresh=fresh)
 
 
 def promoted(start: tp.Any, end: tp.Any) -> tp.Any | None:
@@ -145,18 +164,6 @@ def with_matching_types(starts: list[tp.Any], ends: list[tp.Any]) -> tuple[list[
         else:
             out.append(jax.tree_util.tree_unflatten(treedef, fitted))
     return out, bad
-
-
-def described(value: tp.Any) -> str:
-    """A leaf (or small tree) by type and shape."""
-
-    def one(x: tp.Any) -> str:
-        return array_text(x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x))
-
-    leaves, treedef = jax.tree_util.tree_flatten(value)
-    if treedef == jax.tree_util.tree_structure(0):
-        return one(leaves[0])
-    return str(jax.tree_util.tree_unflatten(treedef, [one(x) for x in leaves]))
 
 
 def numbered(tree: tp.Any) -> tp.Any:

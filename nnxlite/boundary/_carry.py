@@ -1,355 +1,323 @@
-"""What a loop body returns as its carry: the objects it was given, or others in their positions.
+"""What a loop body returns as its carry: the objects it was given, or new ones in their positions.
 
 The values of a carry are carried by position.  An object or Variable that the body returns in its own
 position is the caller's: its new value is carried, and after the loop it has the value that the last
-iteration wrote.  In other positions the body may return new objects and Variables of the same kind, or
-those of the carry in another order.  The next iteration gets the values in their new positions; after
-the loop, everything is where a single run of the body would have put it, with the last values.
+iteration wrote.  In other positions the body may return new objects and Variables of the same kind; the
+next iteration gets their values.  After the loop, everything is where a single run of the body would
+have put it, with the last values.  An object of the carry cannot take the position of another.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import typing as tp
 
+import jax
+
+from nnxlite._errors import path_text
 from nnxlite._statics import alike
-from nnxlite.boundary._inputs import CallDef, Inner
-from nnxlite.boundary._outdef import CameIn, Edit, Fresh, Outputs, Source
-from nnxlite.boundary._outputs import only_structure_of
-from nnxlite.boundary._prefixes import leaves_of_code
-from nnxlite.graph import (
-    REF_LEAF,
-    ArrayCode,
-    Code,
-    ContainerCode,
-    NodeCode,
-    ObjectDef,
-    StaticDef,
+from nnxlite.boundary._differences import (
+    argument_words,
+    code_text,
+    edits_text,
+    node_text,
+    result_words,
+    structure_error,
+    tree_difference,
 )
+from nnxlite.boundary._inputs import CallDef, Inner
+from nnxlite.boundary._outdef import CameIn, OutGraph, Outputs, Source
+from nnxlite.boundary._outputs import only_structure_of
+from nnxlite.boundary._prefixes import Carry, leaves_of_code
+from nnxlite.graph import ArrayCode, Code, ContainerCode, NodeCode, ObjectDef, Path, StaticDef
 from nnxlite.variables import VariableDef
 
+Slots: tp.TypeAlias = tuple[tuple[int, Source], ...]
+"""The graph leaves of a carry whose values change, each with the source of its next value."""
 
-class Handover(tp.NamedTuple):
-    """How the graph leaves of a carry change from one iteration to the next.
+Pairs: tp.TypeAlias = list[tuple[int, int]]
+"""The roots of a carry: the number of each among those of the arguments, and of the result."""
+
+
+class LoopKind(tp.NamedTuple):
+    """A kind of loop, for what its body may do and for messages.
 
     Attributes:
-        slots: the graph leaves whose values change, each with the source of its next value.
-        edits: the structure changes that the next iteration would see.
+        name: `scan`, `while_loop` or `fori_loop`.
+        updates: whether structure changes propagate; without, Variables must stay themselves.
     """
 
-    slots: tuple[tuple[int, Source], ...]
-    edits: tuple[Edit, ...] = ()
+    name: str
+    updates: bool
 
-    @property
-    def leaves(self) -> tuple[int, ...]:
-        """The graph leaves that change."""
-        return tuple(leaf for leaf, _ in self.slots)
+    def differ(
+        self, call: CallDef, what: str, references: bool = False, same: str = "pytree structure"
+    ) -> Exception:
+        """The error for a carry that comes out in another structure, with the reference's class.
 
-    def values(self, out: Outputs) -> list[tp.Any]:
-        """The next values of these leaves, from the outputs of an iteration."""
-        written = dict(zip(out.definition.written, out.written))
-        return [source.pick(written, out.fresh) for _, source in self.slots]
-
-    def by_source(self, values: tp.Iterable[tp.Any]) -> dict[Source, tp.Any]:
-        """The last values of these leaves, by their sources in the last iteration."""
-        return {source: value for (_, source), value in zip(self.slots, values)}
-
-
-TAKEN_OVER = (
-    "puts Variables of its carry into new objects. Return the objects of the carry themselves, or "
-    "new Variables"
-)
-ELSEWHERE = (
-    "returns the objects of its carry in other places. Return each where it came in, or exchange "
-    "their values"
-)
-SHARED = (
-    "replaces a part of its carry that is shared with another. Replace it everywhere, or write "
-    "into it"
-)
-OTHER = "replaces its carry by something of another structure"
+        Args:
+            call: the arguments.
+            what: what is different, and what to do instead.
+            references: whether an object is not where it was: `scan` compares this first.
+            same: what must be the same.
+        """
+        first = self.name == "while_loop" or not self.updates
+        error = (
+            ValueError
+            if call.where and (first or (references and self.name == "scan"))
+            else TypeError
+        )
+        return error(
+            f"{self.name} body function carry input and carry output must have the same {same}, but "
+            f"they differ: {what}"
+        )
 
 
-def hand_over(
+def paired_roots(
+    loop: LoopKind, call: CallDef, out: Outputs, before: tp.Any, after: tp.Any
+) -> Pairs:
+    """The roots of a carry before and after an iteration.
+
+    Args:
+        loop, call, out: the loop, its arguments, and the outputs of its body.
+        before, after: the carry among the arguments, and in the result: positions for leaves.
+
+    Raises ValueError or TypeError where the two are different pytrees.
+    """
+    where = call.where, out.definition.where
+    structures = [jax.tree_util.tree_structure(part) for part in (before, after)]
+    positions = [jax.tree_util.tree_leaves(part) for part in (before, after)]
+    if structures[0] != structures[1]:
+        words = argument_words(call), result_words(call, out)
+        shown = tuple([w[i] for i in at] for w, at in zip(words, positions))
+        error: type[Exception] = ValueError
+        if not (loop.name == "scan" and loop.updates):
+            roots = {i for i, position in enumerate(positions[0]) if position in where[0]}
+            error = structure_error(structures[0], structures[1], roots)
+        difference = tree_difference(structures[0], structures[1], tp.cast(tp.Any, shown))
+        raise error(*loop.differ(call, f"the output is {difference}.").args)
+    for old, new in zip(*positions):
+        if (old in where[0]) != (new in where[1]):
+            sides = ["an object", "an array"][:: 1 if old in where[0] else -1]
+            raise loop.differ(
+                call,
+                f"at '{path_text(call.paths()[old])}' the input is {sides[0]}, the output {sides[1]}. "
+                "Return objects and Variables where they came in.",
+                references=True,
+            )
+    return [(where[0].index(a), where[1].index(b)) for a, b in zip(*positions) if a in where[0]]
+
+
+def carried(
+    loop: LoopKind,
     inner: Inner,
     out: Outputs,
-    pairs: tp.Sequence[tuple[int, int]],
-    *,
-    new_objects: bool = True,
-    moves: bool = True,
-    only_carry: bool = False,
-    statics: bool = False,
-    is_carried: tp.Callable[[int], bool] = lambda leaf: True,
-) -> tuple[Outputs, Handover | str]:
-    """How the carry of a loop changes, and the outputs with all values that it needs.
+    pairs: Pairs,
+    roles: tp.Sequence[tp.Any],
+    fresh: tp.Sequence[tp.Any],
+) -> tuple[Outputs, Slots]:
+    """The outputs of a loop body with all values that the next iteration needs, and which these are.
 
     Args:
-        inner: the arguments.
-        out: the outputs of the body.
-        pairs: the roots of the carry: number among those of the arguments, and of the result.
-        new_objects: whether new objects may take the positions of others.
-        moves: whether objects of the arguments may be returned in other positions.
-        only_carry: whether structure changes outside the carry are ignored.
-        statics: whether an object may be replaced by one with other static attributes.
-        is_carried: whether a leaf of the arguments belongs to the carry.
+        loop, inner, out: the loop, its arguments, and the outputs of its body.
+        pairs: see `paired_roots`.
+        roles: of the graph leaves: an axis, `Carry`, or None.
+        fresh: of the new values.
 
-    Instead of a handover that is not possible, returns a text that says why.
+    Raises ValueError or TypeError where the next iteration would have other objects than this one.
     """
-    definition = out.definition
-    roots = inner.call.graphdef.decoded.roots
-    if definition.graph is None and all(roots[a] == definition.nodes[b] for a, b in pairs):
-        written = filter(is_carried, definition.written)
-        return out, Handover(tuple((leaf, CameIn(leaf)) for leaf in written))
-    matching = _Matching(inner.call, out, new_objects, moves, statics, is_carried)
-    problem = matching.match_roots(pairs, only_carry)
-    if problem is not None:
-        return out, problem
-    places = matching.places
-    if only_carry:  # writes to Variables outside the carry are carried, too
-        known = set(places.values())
-        places |= {
-            leaf: CameIn(leaf)
-            for leaf in definition.written
-            if leaf not in places and CameIn(leaf) not in known
-        }
-    written = dict(zip(definition.written, out.written))
-    slots = [
-        (leaf, places[leaf])
-        for leaf in sorted(places)
-        if is_carried(leaf) and (places[leaf] != CameIn(leaf) or leaf in written)
-    ]
+    call, graph = inner.call, out.definition.graph
+    places: dict[int, Source] = {}
+    if graph is not None:
+        comparison = _Comparison(loop, call, graph, roles, fresh)
+        comparison.compare(pairs)
+        if not loop.updates:
+            out = only_structure_of(out, comparison.backward)
+        if out.definition.graph is not None:
+            comparison.check_edits(out.definition.graph)
+        places = comparison.places
+    roots, nodes = call.graphdef.decoded.roots, out.definition.nodes
+    for a, b in pairs if graph is None else ():
+        if roots[a] != nodes[b]:
+            raise _moved(loop, call, tp.cast(NodeCode, roots[a]).number, nodes[b].number)
+    written = dict(zip(out.definition.written, out.written))
+    for leaf in written:
+        if roles[leaf] is Carry:
+            places.setdefault(leaf, CameIn(leaf))
+    slots = tuple((i, s) for i, s in sorted(places.items()) if s != CameIn(i) or i in written)
     needed = {source.leaf for _, source in slots if isinstance(source, CameIn)}
-    written = {leaf: x for leaf, x in written.items() if leaf in needed or not is_carried(leaf)}
-    for leaf in needed - written.keys():
-        written[leaf] = inner.values[leaf]
+    written = {i: x for i, x in written.items() if i in needed or roles[i] is not Carry}
+    written |= {i: inner.values[i] for i in needed - written.keys()}
     at = tuple(sorted(written))
-    definition = dataclasses.replace(definition, written=at)
-    out = out._replace(definition=definition, written=[written[leaf] for leaf in at])
-    if only_carry:
-        out = only_structure_of(out, matching.backward)
-    return out, Handover(tuple(slots), tuple(matching.edits(only_carry)))
+    definition = dataclasses.replace(out.definition, written=at)
+    return out._replace(definition=definition, written=[written[leaf] for leaf in at]), slots
 
 
-def refuse_replaced(call: CallDef, handover: Handover, name: str) -> None:
-    """Raise ValueError where a Variable of the carry was replaced by another one.
-
-    Args:
-        call: the arguments.
-        handover: how the carry changes.
-        name: of the loop.
-    """
-    for leaf, source in handover.slots:
-        if source != CameIn(leaf) and call.graphdef.decoded.leaf_nodes[leaf] >= 0:
-            where = call.graph_leaves()[leaf].text()
-            raise ValueError(
-                f"{name} Variable identity must be preserved across iterations, but the body puts "
-                f"another Variable in the place of '{where}'. With graph_updates=False (or "
-                "graph=False) only values are carried: write into the Variable (variable[...] = "
-                "value)."
-            )
+def next_values(slots: Slots, out: Outputs) -> list[tp.Any]:
+    """The next values of the leaves that change, from the outputs of an iteration."""
+    written = dict(zip(out.definition.written, out.written))
+    return [source.pick(written, out.fresh) for _, source in slots]
 
 
-@dataclasses.dataclass
-class _Attempt:
-    """A match in progress: what is still to be matched, and what has been matched so far.
+def _moved(loop: LoopKind, call: CallDef, old: int, came: int) -> Exception:
+    """The error for an object of the arguments in the place of another."""
+    return loop.differ(
+        call,
+        f"the body puts {node_text(call, came)} in the place of {node_text(call, old)}. Return each "
+        "object of the carry where it came in (nnx.update writes into it), or exchange their values.",
+        references=True,
+        same="references",
+    )
+
+
+class _Comparison:
+    """A carry before and after an iteration, compared node by node.
 
     Attributes:
-        pending: pairs of codes, and whether they are below a new object.
-        nodes: pairs of nodes that were matched.
-        leaves: the leaves whose sources were recorded.
-        edited: objects that stay and whose attributes changed.
-    """
-
-    pending: list[tuple[Code, Code, bool]]
-    nodes: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    leaves: list[int] = dataclasses.field(default_factory=list)
-    edited: list[int] = dataclasses.field(default_factory=list)
-
-
-class _Matching:
-    """What a body returns in the positions of its arguments.
-
-    Attributes:
-        places: for each leaf the source of its next value, as in `Handover.slots`.
+        places: for each carried leaf the source of its next value.
+        forward, backward: the new number of each node that was compared, and the old one.
     """
 
     def __init__(
         self,
+        loop: LoopKind,
         call: CallDef,
-        out: Outputs,
-        new_objects: bool,
-        moves: bool,
-        statics: bool,
-        is_carried: tp.Callable[[int], bool],
+        graph: OutGraph,
+        roles: tp.Sequence[tp.Any],
+        fresh: tp.Sequence[tp.Any],
     ) -> None:
-        graph = out.definition.graph
-        self.before = self.after = call.graphdef.decoded
-        self.origin: tp.Sequence[int | None] = range(len(self.before.node_defs))
-        self.sources: tp.Sequence[Source] = [*map(CameIn, range(self.before.num_leaves))]
-        self.arguments: tp.Sequence[Code] = self.before.roots
-        self.results: tp.Sequence[Code] = out.definition.nodes
-        self._edits: dict[int, Edit] = {}
-        if graph is not None:
-            self.after, self.origin, self.sources = (
-                graph.graphdef.decoded,
-                graph.origin,
-                graph.sources,
-            )
-            self.arguments = self.after.roots[: graph.first_result]
-            self.results = self.after.roots[graph.first_result :]
-            self._edits = {edit.node: edit for edit in graph.edits}
+        self.loop, self.call, self.graph, self.roles, self.fresh = loop, call, graph, roles, fresh
+        self.before, self.after = call.graphdef.decoded, graph.graphdef.decoded
         self.children = dict(self.before.children), dict(self.after.children)
-        self.new_objects, self.moves, self.is_carried = new_objects, moves, is_carried
-        self.statics = statics
-        self.in_edit = False
+        self.places: dict[int, Source] = {}
         self.forward: dict[int, int] = {}
         self.backward: dict[int, int] = {}
-        self.places: dict[int, Source] = {}
-        self._edited: collections.deque[int] = collections.deque()
-        self._left: dict[int, tuple[tp.Any, ...]] = {}
 
-    def match_roots(self, pairs: tp.Sequence[tuple[int, int]], only_carry: bool) -> str | None:
-        """Match the roots of the carry, then others with carried leaves; returns the problem."""
-        carry = [(self.before.roots[a], self.results[b], False) for a, b in pairs]
-        problem = self._match(carry) or self._match_edited()
-        if problem or only_carry:
-            return problem
-        carried = {a for a, _ in pairs}
-        self.in_edit = False
-        for root, (old, new) in enumerate(zip(self.before.roots, self.arguments)):
-            in_part = any(self.is_carried(leaf) for leaf, _ in leaves_of_code(self.before, old))
-            if root not in carried and in_part and self._match([(old, new, False)]) is SHARED:
-                return SHARED
-        return self._match_edited()
+    def compare(self, pairs: Pairs) -> None:
+        """Compare the roots of the carry, and other arguments that have carried leaves."""
+        paths, arguments = self.call.root_paths(), self.after.roots
+        results = arguments[self.graph.first_result :]
+        pending: list[tuple[Code, Code, Path]] = []
+        for root, code in enumerate(self.before.roots if self.loop.updates else ()):
+            if root not in dict(pairs) and any(r is Carry for r in self._roles(code)):
+                pending.append((code, arguments[root], paths[root]))
+        pending += [(self.before.roots[a], results[b], paths[a]) for a, b in pairs]
+        while pending:
+            old, new, path = pending.pop()
+            match old, new:
+                case ContainerCode(), ContainerCode() if new.definition.matches(old.definition):
+                    below = zip(old.codes, new.codes, old.definition.keys)
+                    pending += [(a, b, (*path, key)) for a, b, key in below]
+                    continue
+                case NodeCode(), NodeCode():
+                    problem = self._compare_nodes(old.number, new.number, path, pending)
+                case ArrayCode(), ArrayCode():
+                    problem = None
+                    if self.roles[old.leaf] is Carry:
+                        self.places[old.leaf] = self.graph.sources[new.leaf]
+                case StaticDef(), StaticDef() if alike(old.value, new.value):
+                    problem = None
+                case _:
+                    problem = self._became(old, new, path)
+            if problem is not None and not self._is_free(old, new):
+                raise problem
 
-    def edits(self, only_carry: bool) -> tp.Iterator[Edit]:
-        """The structure changes that are not replacements."""
-        for number, (_, names, removed) in self._edits.items():
-            if number not in self.backward:
-                if not only_carry:
-                    yield Edit(number, names, removed)
-            elif self.origin[number] == self.backward[number]:
-                left = self._left.get(number, ())
-                if left or removed:
-                    yield Edit(number, left, removed)
-
-    def _match_edited(self) -> str | None:
-        """Match, attribute by attribute, objects that stay and were edited."""
-        self.in_edit = True
-        while self._edited:
-            number = self._edited.popleft()
-            old = self.backward[number]
-            _, names, _ = self._edits[number]
-            before, after = self.before.node_defs[old], self.after.node_defs[number]
-            olds = dict(zip(before.layout.data, self.children[0][old]))
-            news = dict(zip(after.layout.data, self.children[1][number]))
-            left = []
-            for name in (*(n for n in olds if n not in names), *names):
-                known = name in olds and name in news
-                problem = self._match([(olds[name], news[name], False)]) if known else OTHER
-                if problem is SHARED:
-                    return SHARED
-                if problem:
-                    left.append(name)
-            self._left[number] = tuple(left)
-        return None
-
-    def _match(self, pending: list[tuple[Code, Code, bool]]) -> str | None:
-        """Match pairs of codes and what is below; a match that fails is undone."""
-        attempt = _Attempt(pending)
-        problem = None
-        while attempt.pending and problem is None:
-            old, new, inside = attempt.pending.pop()
-            if isinstance(old, ContainerCode):
-                if not isinstance(new, ContainerCode) or not new.definition.matches(old.definition):
-                    problem = OTHER
-                else:
-                    attempt.pending.extend((a, b, inside) for a, b in zip(old.codes, new.codes))
-            elif isinstance(old, ArrayCode) and isinstance(new, ArrayCode):
-                problem = self._place(old.leaf, self.sources[new.leaf], attempt)
-            elif isinstance(old, NodeCode) and isinstance(new, NodeCode):
-                problem = self._match_nodes(old.number, new.number, inside, attempt)
-            else:
-                problem = OTHER
-                if isinstance(old, StaticDef) and isinstance(new, StaticDef):
-                    problem = None if alike(old.value, new.value) else OTHER
-        if problem is None:
-            self._edited.extend(attempt.edited)
+    def _compare_nodes(
+        self, old: int, new: int, path: Path, pending: list[tuple[Code, Code, Path]]
+    ) -> Exception | None:
+        """Compare two nodes; what is below them becomes pending. Returns the error if they differ."""
+        if self.forward.get(old, new) != new or self.backward.get(new, old) != old:
+            if self.graph.origin[new] is None:
+                return self.loop.differ(
+                    self.call,
+                    f"the body replaces a part of its carry that is shared with another, at "
+                    f"'{path_text(path)}'. Replace it everywhere, or write into it.",
+                )
+        elif old in self.forward:
             return None
-        for old, new in attempt.nodes:
-            del self.forward[old], self.backward[new]
-        for leaf in attempt.leaves:
-            del self.places[leaf]
-        return problem
-
-    def _match_nodes(self, old: int, new: int, inside: bool, attempt: _Attempt) -> str | None:
-        """Match two nodes; what is below them becomes pending. Returns the problem."""
-        if old in self.forward or new in self.backward:
-            if self.forward.get(old) == new and self.backward.get(new) == old:
-                return None
-            return ELSEWHERE if self.origin[new] is not None else SHARED
+        came, is_variable = self.graph.origin[new], self.before.node_leaves[old] >= 0
+        known, kind = self.before.node_defs[old], self.after.node_defs[new]
+        if came != old:
+            if is_variable and isinstance(kind, VariableDef) and not self.loop.updates:
+                return ValueError(
+                    f"{self.loop.name} Variable identity must be preserved across iterations, but the "
+                    f"body puts another Variable in the place of '{path_text(path)}'. With "
+                    "graph_updates=False (or graph=False) only values are carried: write into the "
+                    "Variable (variable[...] = value)."
+                )
+            if came is not None:
+                return _moved(self.loop, self.call, old, came)
+            is_ref = is_variable and (not isinstance(kind, VariableDef) or kind.is_ref)
+            if is_ref or not (kind is known or self._differs_in_statics_alone(known, kind)):
+                return self._became(NodeCode(old), NodeCode(new), path)
         self.forward[old], self.backward[new] = new, old
-        attempt.nodes.append((old, new))
-        problem, stays = self._refusal(old, new, inside), self.origin[new] == old
-        if problem is not None:
-            return problem
-        if not isinstance(self.before.node_defs[old], ObjectDef):
+        if is_variable:
             leaf = self.before.node_leaves[old]
-            return self._place(leaf, self.sources[self.after.node_leaves[new]], attempt)
-        if stays and new in self._edits:
-            attempt.edited.append(new)
+            source = self.graph.sources[self.after.node_leaves[new]]
+            if self.roles[leaf] is Carry:
+                self.places[leaf] = source
+            elif self.roles[leaf] is None and source != CameIn(leaf):
+                return self._became(NodeCode(old), NodeCode(new), path)
         else:
-            below = zip(self.children[0][old], self.children[1][new])
-            attempt.pending.extend((a, b, inside or not stays) for a, b in below)
+            olds, news = self._attributes(old, new)
+            pending += [(olds[n], news[n], (*path, n)) for n in olds if n in news]
         return None
 
-    def _refusal(self, old: int, new: int, inside: bool) -> str | None:
-        """Why a node may not replace another one; None if it may."""
-        origin = self.origin[new]
-        if origin == old:
-            return TAKEN_OVER if inside and not self.moves else None
-        if origin is not None and not self.moves:
-            return TAKEN_OVER if inside else ELSEWHERE
-        kind, known = self.after.node_defs[new], self.before.node_defs[old]
-        if kind is REF_LEAF or not (kind is known or (self.statics and _alike(known, kind))):
-            return OTHER
-        if isinstance(kind, ObjectDef):
-            return None if self.new_objects or self.in_edit else OTHER
-        return None if isinstance(kind, VariableDef) and not kind.is_ref else OTHER
+    def _attributes(self, old: int, new: int) -> tuple[dict[tp.Any, Code], dict[tp.Any, Code]]:
+        """The data attributes of two objects."""
+        numbers, sides = (old, new), (self.before, self.after)
+        pairs = zip(numbers, sides, self.children)
+        before, after = (dict(zip(s.node_defs[n].layout.data, c[n])) for n, s, c in pairs)
+        return before, after
 
-    def _place(self, leaf: int, source: Source, attempt: _Attempt) -> str | None:
-        """Record the source of the next value of a leaf; returns the problem."""
-        if leaf not in self.places:
-            both = {leaf, source.leaf} if isinstance(source, CameIn) else {leaf}
-            if source != CameIn(leaf) and not all(map(self.is_carried, both)):
-                return OTHER
-            self.places[leaf] = source
-            attempt.leaves.append(leaf)
-        return None if self.places[leaf] == source else OTHER
+    def _differs_in_statics_alone(self, known: tp.Any, kind: tp.Any) -> bool:
+        both = isinstance(known, ObjectDef) and isinstance(kind, ObjectDef)
+        same = both and known.type is kind.type and known.layout.data == kind.layout.data
+        return self.loop.name == "scan" and same
 
+    def check_edits(self, graph: OutGraph) -> None:
+        """Raise ValueError or TypeError where an object stays, and its attributes change."""
+        is_scan = self.loop.name == "scan"
+        changed = any(self.roles[self.before.node_leaves[old]] is Carry for old, _ in graph.kinds)
+        for number, names, removed in graph.edits:
+            olds, news = self._attributes(tp.cast(int, graph.origin[number]), number)
+            compared = olds.keys() & news.keys() if number in self.backward else ()
+            for name in {*names, *removed}.difference(compared):
+                old, new = olds.get(name), news.get(name)
+                is_alias = old is None and new is not None and self._is_alias(new)
+                changed |= not (is_alias or self._is_free(old, new))
+        if changed:
+            of = ", of an argument that is carried or broadcast" if is_scan else ""
+            remedy = ", or give the argument an axis" if is_scan else ""
+            raise self.loop.differ(
+                self.call,
+                f"the body changes {edits_text(self.call, graph)}{of}. Do this before the loop or "
+                f"after it{remedy}.",
+            )
 
-def _alike(a: tp.Any, b: tp.Any) -> bool:
-    """Whether two objects differ in static attributes alone."""
-    both = isinstance(a, ObjectDef) and isinstance(b, ObjectDef)
-    return both and a.type is b.type and a.layout.data == b.layout.data
+    def _is_alias(self, new: Code) -> bool:
+        """Whether a new attribute in a `scan` is another name for Variables that stay where they are."""
+        sources = [self.graph.sources[leaf] for leaf, _ in leaves_of_code(self.after, new)]
+        stay = all(isinstance(s, CameIn) and self.places.get(s.leaf, s) == s for s in sources)
+        constant = all(role is None for role in self._roles(None, new))
+        return self.loop.name == "scan" and stay and (self.loop.updates or constant)
 
+    def _is_free(self, old: Code | None, new: Code | None) -> bool:
+        """Whether all leaves in two attributes have an axis: no iteration sees those of another."""
+        every = all(isinstance(role, int) for role in self._roles(old, new))
+        return self.loop.name == "scan" and every
 
-def with_arrays(inner: Inner, out: Outputs) -> Outputs:
-    """The outputs, with arrays of the arguments that are in the result as new arrays.
+    def _roles(self, old: Code | None, new: Code | None = None) -> list[tp.Any]:
+        """The roles of the leaves in two attributes, one of the arguments and one that leaves."""
+        before = leaves_of_code(self.before, old) if old is not None else ()
+        after = leaves_of_code(self.after, new) if new is not None else ()
+        sources = [self.graph.sources[leaf] for leaf, _ in after]
+        return [self.roles[leaf] for leaf, _ in before] + [
+            source.pick(self.roles, self.fresh) for source in sources
+        ]
 
-    Arrays have no identity: a result with an array that came in is the same as one with a copy.
-    """
-    definition, graph = out.definition, out.definition.graph
-    if graph is None:
-        return out
-    decoded = graph.graphdef.decoded
-    sources, fresh = list(graph.sources), list(out.fresh)
-    for leaf, source in enumerate(sources):
-        root = decoded.path(decoded.leaf_frames[leaf])[0]
-        is_array = decoded.leaf_nodes[leaf] < 0
-        if isinstance(source, CameIn) and is_array and root >= graph.first_result:
-            sources[leaf] = Fresh(len(fresh))
-            fresh.append(inner.values[source.leaf])
-    new = dataclasses.replace(graph, sources=tuple(sources))
-    return out._replace(definition=dataclasses.replace(definition, graph=new), fresh=fresh)
+    def _became(self, old: Code, new: Code, path: Path) -> Exception:
+        sides = code_text(old, self.before), code_text(new, self.after)
+        return self.loop.differ(
+            self.call, f"'{path_text(path)}': {sides[0]} became {sides[1]}.", references=True
+        )

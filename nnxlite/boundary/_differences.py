@@ -7,10 +7,23 @@ import typing as tp
 import jax
 
 from nnxlite._errors import path_text
-from nnxlite._jax import PyTreeDef
+from nnxlite._jax import PyTreeDef, Ref
+from nnxlite._outline import array_text
+from nnxlite._text import safely, short
 from nnxlite.boundary._inputs import CallDef, paths_of, template_of
-from nnxlite.boundary._outdef import OutGraph
-from nnxlite.graph import SHOWN, GraphDef, Path, compare, differences_text
+from nnxlite.boundary._outdef import OutGraph, Outputs
+from nnxlite.graph import (
+    SHOWN,
+    ArrayCode,
+    Code,
+    ContainerCode,
+    Decoded,
+    GraphDef,
+    NodeCode,
+    Path,
+    compare,
+    differences_text,
+)
 
 
 def structure_error(
@@ -135,3 +148,53 @@ def node_text(call: CallDef, node: int) -> str:
     decoded = call.graphdef.decoded
     root, *below = decoded.path(decoded.node_frames[node])
     return f"'{call.text_of(root, below)}'"
+
+
+def code_text(code: Code, decoded: Decoded) -> str:
+    """What is at some path of a graph: the class of an object or container, an array, a value."""
+    match code:
+        case NodeCode(number):
+            return getattr(decoded.node_defs[number], "type", Ref).__name__
+        case ContainerCode(definition=definition):
+            return definition.type.__name__
+        case ArrayCode():
+            return "an array"
+        case _:
+            return safely(short, code.value)
+
+
+def argument_words(call: CallDef) -> list[str]:
+    """What each leaf of the arguments is: an object or an array."""
+    words, decoded = ["an array"] * call.treedef.num_leaves, call.graphdef.decoded
+    for position, code in zip(call.where, decoded.roots):
+        words[position] = f"the {code_text(code, decoded)}"
+    return words
+
+
+def result_words(call: CallDef, out: Outputs) -> list[str]:
+    """What each leaf of a result is: an object, a State, or the type of an array."""
+    definition, graph = out.definition, out.definition.graph
+    words = [described(x) for x in jax.tree_util.tree_leaves(out.result)]
+    if graph is None:
+        objects = [node_text(call, code.number) for code in definition.nodes]
+    else:
+        decoded, objects = graph.graphdef.decoded, []
+        for code in decoded.roots[graph.first_result :][: len(definition.where)]:
+            old = graph.origin[code.number] if isinstance(code, NodeCode) else None
+            new = f"a new {code_text(code, decoded)}"
+            objects.append(new if old is None else node_text(call, old))
+    for position, word in zip(definition.where, objects):
+        words.insert(position, word)
+    return words
+
+
+def described(value: tp.Any) -> str:
+    """A leaf (or small tree) by type and shape."""
+
+    def one(x: tp.Any) -> str:
+        return array_text(x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x))
+
+    leaves, treedef = jax.tree_util.tree_flatten(value)
+    if treedef == jax.tree_util.tree_structure(0):
+        return one(leaves[0])
+    return str(jax.tree_util.tree_unflatten(treedef, [one(x) for x in leaves]))

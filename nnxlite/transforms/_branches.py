@@ -11,74 +11,155 @@ import jax
 from jax.tree_util import tree_leaves
 
 from nnxlite._config import Modes
+from nnxlite._errors import path_text
+from nnxlite._jax import key_name
 from nnxlite.boundary import (
     Body,
     CallDef,
     Crossing,
     Fixed,
+    Inner,
+    Inputs,
+    OutDef,
+    Outputs,
+    body_outputs,
+    described,
+    edits_text,
+    fresh_text,
+    graph_difference,
     numbered,
+    output_roots,
     parameter_names,
+    result_words,
     trace_body,
-    with_arrays,
+    tree_difference,
+    tree_text,
 )
 from nnxlite.transforms._arguments import refuse_shared_result, unwrapped_value
-from nnxlite.transforms._branch_checks import branch_name, check_branches
-from nnxlite.transforms._core import Core
-from nnxlite.transforms._flow import FlowOptions, run_flow
+from nnxlite.transforms._flow import run_flow
 from nnxlite.transforms._programs import run_bodies
-from nnxlite.transforms._wrapper import R, unbind
+from nnxlite.transforms._wrapper import R, name_of, unbind
 
 Operands = tp.TypeVarTuple("Operands")
 
 
-class Branches(Core):
-    """`cond` and `switch`: the first leaf of the arguments says which function runs."""
+def _run_branches(
+    name: str,
+    modes: Modes,
+    funs: tuple[tp.Callable[..., tp.Any], ...],
+    call: CallDef,
+    leaves: list[tp.Any],
+) -> Crossing:
+    """Trace the branches and run one; the first leaf says which, and is not an argument of theirs."""
+    chooser = _chooser(name)
+    if not isinstance(call.template()[0][0], int) or 0 in call.where:
+        kind = "a boolean" if name == "cond" else "an integer"
+        raise TypeError(
+            f"{name}: '{chooser}' must be {kind} scalar (or a Variable that holds "
+            "one), got an object, None or a container."
+        )
 
-    @property
-    def chooser(self) -> str:
-        """The name of the first leaf, which is not an argument of the branches."""
-        return "pred" if self.name == "cond" else "index"
+    def body(number: int, fun: tp.Callable[..., tp.Any]) -> Body:
+        def run(inner: Inner, tree: tp.Any) -> tuple[Outputs, None]:
+            (_, *operands), bound = tree
+            args, kwargs = bound.get(_branch_name(name, number), ((), {}))
+            result = fun(*args, *operands, **kwargs)
+            refuse_shared_result(result, name, modes.graph)
+            return body_outputs(inner, result, modes.updates, captured=modes.updates), None
 
-    def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
-        if not isinstance(call.template()[0][0], int) or 0 in call.where:
-            kind = "a boolean" if self.name == "cond" else "an integer"
-            raise TypeError(
-                f"{self.name}: '{self.chooser}' must be {kind} scalar (or a Variable that holds "
-                "one), got an object, None or a container."
-            )
-        chooser, *rest = leaves
-        funs = self.funs
+        names = _names(chooser, fun, len(call.template()[0]) - 1)
+        return trace_body(call.renamed(names), run, leaves, user=fun)
 
-        def apply(number: int, tree: tp.Any) -> tp.Any:
-            (_, *operands), carried = tree
-            args, kwargs = carried.get(branch_name(self.name, number), ((), {}))
-            result = funs[number](*args, *operands, **kwargs)
-            refuse_shared_result(result, self.options.name, self.options.modes.graph)
-            return result
+    bodies = [body(number, fun) for number, fun in enumerate(funs)]
+    written = tuple(sorted({leaf for b in bodies for leaf in b.definition.written}))
+    definitions = [dataclasses.replace(b.definition, written=written) for b in bodies]
+    labels = [f"{_branch_name(name, i)} ({name_of(fun)})" for i, fun in enumerate(funs)]
+    before = call.by_side(leaves)[1]
+    for body, definition, label in zip(bodies[1:], definitions[1:], labels[1:]):
+        names = f"{labels[0]} and {label}"
+        both, sides = (definitions[0], definition), (bodies[0], body)
+        _check_equal(name, names, call, both, (sides[0].shapes, sides[1].shapes), before)
 
-        def body(number: int) -> Body:
-            return trace_body(
-                call.renamed(_names(self.chooser, funs[number], len(call.template()[0]) - 1)),
-                functools.partial(apply, number),
-                leaves,
-                user=funs[number],
-                structure=self.options.modes.updates,
-                captured=self.options.modes.updates,
-                after=lambda inner, out: (with_arrays(inner, out), None),
-            )
+    # What a branch does not write it leaves as it is: an output is one of the body's, or an input.
+    old = call.by_side(jax.tree_util.tree_map(lambda n: -1 - n, numbered(leaves)))[1]
+    outputs = [_picks(body, written, old) for body in bodies]
+    settings = _Choice(name, tuple(tuple(tree_leaves(picks)) for picks in outputs))
+    flat = run_bodies(_choice, settings, bodies, tree_leaves(leaves))
+    structure = jax.tree_util.tree_structure(outputs[0])
+    return Fixed(definitions[0]), *jax.tree_util.tree_unflatten(structure, flat)
 
-        bodies = [body(number) for number in range(len(funs))]
-        written = tuple(sorted({leaf for b in bodies for leaf in b.definition.written}))
-        definitions = [dataclasses.replace(b.definition, written=written) for b in bodies]
-        before = call.by_side(leaves)[1]
-        check_branches(self.name, funs, call, bodies, definitions, before)
 
-        old = call.by_side(_from_inputs(leaves))[1]
-        outputs = [_picks(body, written, old) for body in bodies]
-        settings = _Choice(self.name, tuple(tuple(tree_leaves(picks)) for picks in outputs))
-        flat = run_bodies(_choice, settings, bodies, tree_leaves(leaves))
-        structure = jax.tree_util.tree_structure(outputs[0])
-        return Fixed(definitions[0]), *jax.tree_util.tree_unflatten(structure, flat)
+def _chooser(name: str) -> str:
+    return "pred" if name == "cond" else "index"
+
+
+def _branch_name(name: str, number: int) -> str:
+    """The name of a branch in messages and among the operands."""
+    return ("true_fun", "false_fun")[number] if name == "cond" else f"branch {number}"
+
+
+def _check_equal(
+    name: str,
+    names: str,
+    call: CallDef,
+    definitions: tuple[OutDef, OutDef],
+    outputs: tuple[Outputs, Outputs],
+    before: list[tp.Any],
+) -> None:
+    """Raise TypeError where two branches do not leave the same structure and types.
+
+    Args:
+        name, names: of the transform, and of the two branches.
+        call: the arguments.
+        definitions, outputs: what leaves them; both write the same leaves.
+        before: the values of the graph leaves, which a branch that does not write leaves as they are.
+    """
+    trees = [jax.tree_util.tree_structure(out.result) for out in outputs]
+    if definitions[0] != definitions[1] or trees[0] != trees[1]:
+        raise TypeError(
+            f"{name} branch outputs must have the same structure, but {names} differ: "
+            f"{_difference(call, definitions, outputs)}. Make every "
+            "branch create, remove and return the same objects and attributes."
+        )
+
+    def differ(where: str, x: tp.Any, y: tp.Any) -> TypeError:
+        return TypeError(
+            f"{name} branches must have equal output types, but {names} differ at {where}: "
+            f"{described(x)} and {described(y)}. Convert one of the two, for example with .astype."
+        )
+
+    one, other = outputs
+    results = jax.tree_util.tree_leaves_with_path(one.result)
+    for (path, x), y in zip(results, tree_leaves(other.result)):
+        if described(x) != described(y):
+            raise differ(f"'{path_text(map(key_name, path))}' of their results", x, y)
+    for number, (x, y) in enumerate(zip(one.fresh, other.fresh)):
+        if described(x) != described(y):
+            raise differ(f"'{fresh_text(call, definitions[0], number)}'", x, y)
+    new = [dict(zip(out.definition.written, out.written)) for out in outputs]
+    for leaf in definitions[0].written:
+        x, y = [values.get(leaf, before[leaf]) for values in new]
+        if described(x) != described(y):
+            raise differ(f"'{call.graph_leaves()[leaf].text()}'", x, y)
+
+
+def _difference(
+    call: CallDef, definitions: tuple[OutDef, OutDef], outputs: tuple[Outputs, Outputs]
+) -> str:
+    """How what two branches leave differs in structure."""
+    trees, words = [out.treedef for out in outputs], [result_words(call, out) for out in outputs]
+    if trees[0] != trees[1] and all(words):
+        return f"the result of the second is {tree_difference(*trees, (words[0], words[1]))}"
+    texts = [*map(tree_text, trees, words)]
+    if definitions[0].where != definitions[1].where or texts[0] != texts[1]:
+        return f"the first returns {texts[0]}, the second {texts[1]}"
+    graphs = [definition.graph for definition in definitions]
+    edits = [edits_text(call, graph) for graph in graphs]
+    if edits[0] != edits[1]:
+        return f"the first changes {edits[0]}, the second {edits[1]}"
+    one, other = (call.graphdef if graph is None else graph.graphdef for graph in graphs)
+    difference = graph_difference(one, other, output_roots(call, definitions[0]))
+    return f"from the first to the second, {difference}"
 
 
 class _Choice(tp.NamedTuple):
@@ -105,11 +186,6 @@ def _picks(body: Body, written: tp.Iterable[int], old: list[tp.Any]) -> tuple[tp
     out = body.numbers()
     new = dict(zip(body.definition.written, out.written))
     return out.result, [new.get(leaf, old[leaf]) for leaf in written], out.fresh
-
-
-def _from_inputs(leaves: list[tp.Any]) -> list[tp.Any]:
-    """Leaves as outputs of a `_Choice`."""
-    return jax.tree_util.tree_map(lambda number: -1 - number, numbered(leaves))
 
 
 def _choice(
@@ -217,11 +293,14 @@ def _run_choice(
         unbound = [unbind(fun) for fun in branches]
         branches = tuple(u.fun for u in unbound)
         carried = {
-            branch_name(name, i): (u.args, u.kwargs)
+            _branch_name(name, i): (u.args, u.kwargs)
             for i, u in enumerate(unbound)
             if u.args or u.kwargs
         }
-    names = _names("pred" if name == "cond" else "index", branches[0], len(operands))
-    options = FlowOptions(name, modes)
-    chooser = unwrapped_value(chooser)
-    return run_flow(Branches, branches, options, names, chooser, *operands, **carried)
+    names = _names(_chooser(name), branches[0], len(operands))
+
+    def inputs() -> Inputs:
+        args = (unwrapped_value(chooser), *operands)
+        return Inputs.of_call(args, carried, names).in_mode(modes.graph, name)
+
+    return run_flow(name, inputs, functools.partial(_run_branches, name, modes, branches))

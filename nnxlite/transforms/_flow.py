@@ -1,4 +1,7 @@
-"""Shared by `cond`, `switch`, `while_loop` and `fori_loop`, which run when they are called."""
+"""Shared by `cond`, `switch`, the loops and `scan`: one call of control flow.
+
+The bodies are traced in each call; `_programs` finds what was compiled for equal ones.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,38 @@ import typing as tp
 
 from nnxlite._config import Modes
 from nnxlite._jax import drop_hidden_frames
-from nnxlite.boundary import Inputs
+from nnxlite.boundary import CallDef, Crossing, Inputs, refuse_non_arrays, replay_crossing
 from nnxlite.graph import build, view
-from nnxlite.transforms._core import Core
-
-
-class FlowOptions(tp.NamedTuple):
-    """The options of control flow, in one object."""
-
-    name: str
-    modes: Modes
-    unroll: tuple[type, tp.Any] = (type(None), None)  # with the type, since True equals 1
-    bounds: tuple[int, int] | None = None
+from nnxlite.transforms._run_time_checks import checks_noted, failed_check, wait
 
 
 def run_flow(
-    kind: type[Core],
-    funs: tuple[tp.Callable[..., tp.Any], ...],
-    options: FlowOptions,
-    names: tuple[str, ...],
-    *args: tp.Any,
-    **kwargs: tp.Any,
+    name: str, inputs: tp.Callable[[], Inputs], run: tp.Callable[[CallDef, list[tp.Any]], Crossing]
 ) -> tp.Any:
-    """Run functions on arguments of these names, as a kind of control flow does."""
-    core = kind(funs, options)
+    """Run control flow on the caller's objects, and write back what it changed.
+
+    Args:
+        name: of the transform.
+        inputs: gives the arguments.
+        run: from the static side of the arguments and their leaves to what leaves.
+    """
     try:
-        inputs = Inputs.of_call(args, kwargs, names)
-        return core(inputs.in_mode(options.modes.graph, options.name))
+        given = inputs()
+        call, checks = given.define(), checks_noted()
+        try:
+            out = run(call, given.leaves)
+            if checks_noted() != checks:
+                wait(out)
+        except TypeError:
+            remedy = "Pass an array, or let the function capture the value."
+            refuse_non_arrays(name, call, given.leaves, remedy)
+            raise
+        except RuntimeError as error:
+            failed = failed_check(error)
+            if failed is None:
+                raise
+            raise failed from None
+        return replay_crossing(given, out)
     except Exception as error:
         drop_hidden_frames(error)
         raise

@@ -16,218 +16,167 @@ from nnxlite._config import Modes
 from nnxlite._integers import as_integer
 from nnxlite._jax import Tracer, abstract, is_pytree_leaf, is_ref
 from nnxlite.boundary import (
-    OTHER,
     Body,
     CallDef,
     Carry,
     Crossing,
-    Handover,
     Inner,
-    OutDef,
+    Inputs,
+    LoopKind,
     Outputs,
+    Slots,
+    body_outputs,
+    carried,
     described,
-    hand_over,
     is_random,
+    next_values,
     numbered,
+    paired_roots,
     parameter_names,
     replaced,
     same,
     trace_body,
     warn_of_streams,
-    with_arrays,
     with_matching_types,
 )
 from nnxlite.transforms._arguments import unwrapped_value
-from nnxlite.transforms._core import Core
-from nnxlite.transforms._flow import FlowOptions, loop_arguments, run_flow
-from nnxlite.transforms._loop_checks import check_loop
+from nnxlite.transforms._flow import loop_arguments, run_flow
 from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._wrapper import name_of
 
 C = tp.TypeVar("C")
 
 
-class Roles(tp.NamedTuple):
-    """What a loop does with the arguments: an axis, `Carry`, or None for a constant.
+class Carried(tp.NamedTuple):
+    """What a loop does with the outputs of its body.
 
     Attributes:
-        leaves: that of each leaf.
-        roots: that of each root.
+        slots: the graph leaves whose values change.
+        roles: of the outputs (result, written and new values): an axis, or `Carry`.
     """
 
-    leaves: list[tp.Any]
-    roots: list[tp.Any]
-
-    def scanned(self) -> list[int]:
-        """The leaves that have an axis."""
-        return [i for i, role in enumerate(self.leaves) if role is not None and role is not Carry]
+    slots: Slots
+    roles: tuple[tp.Any, ...]
 
 
 class LoopBody(tp.NamedTuple):
     """A traced loop body, and the leaves that its loop starts with.
 
     Attributes:
-        body: the body, a function of the leaves of the arguments.
+        body: the body, a function of the leaves of the arguments; its `more` is a `Carried`.
         leaves: those of the first iteration.
-        slots: which of them change from one iteration to the next.
-        state: their positions among the arrays that the body is given.
+        state: the positions of those that change, among the arrays that the body is given.
         following: the positions of their next values among the arrays that it returns.
+        others: the positions of all other outputs, and the axis of each.
     """
 
     body: Body
     leaves: list[tp.Any]
-    slots: list[int]
     state: tuple[int, ...]
     following: tuple[int, ...]
+    others: tuple[tuple[int, tp.Any], ...]
+
+    def crossing(self, values: tp.Iterable[tp.Any]) -> Crossing:
+        """What leaves the loop: the last values of the state, and the others, stacked."""
+        at = dict(zip([*self.following, *[n for n, _ in self.others]], values))
+        return self.body.outputs([at[n] for n in range(len(at))]).crossing()
 
 
-class CarryLoop(Core):
-    """Base of loops with a carry."""
+def trace_loop(
+    name: str,
+    call: CallDef,
+    leaves: list[tp.Any],
+    roles: tp.Sequence[tp.Any],
+    trace: tp.Callable[[list[tp.Any]], Body],
+) -> LoopBody:
+    """Trace a body until the types of the carry are stable: Python scalars may take two traces.
 
-    def trace(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> Body:
-        """The body, traced for some leaves; its `extra` ends with the result of `hand_over`."""
-        raise NotImplementedError  # pragma: no cover - abstract
+    Args:
+        name: of the loop.
+        call, leaves: the arguments of the first iteration.
+        roles: of the leaves: an axis, `Carry`, or None for a constant.
+        trace: traces the body for some leaves.
 
-    def check(self, call: CallDef, body: Body, roles: Roles) -> None:
-        """Raise an error where the body does something that a loop cannot repeat."""
-        raise NotImplementedError  # pragma: no cover - abstract
-
-    def next_state(self, body: Body, out: Outputs) -> list[tp.Any]:
-        """The state after an iteration: array leaves of the carry, and graph leaves that change."""
-        raise NotImplementedError  # pragma: no cover - abstract
-
-    def prepare(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> LoopBody:
-        """Trace the body until the types of the carry are stable: Python scalars may take two traces.
-
-        Raises TypeError where they never are.
-        """
-        carried_arrays = [i for i in range(call.num_arrays) if roles.leaves[i] is Carry]
-        while True:
-            body = self.trace(call, leaves, roles)
-            self.check(call, body, roles)
-            slots = [*carried_arrays]
-            slots += [call.num_arrays + leaf for leaf in handover_of(body).leaves]
-            start = [leaves[i] for i in slots]
-            ends = self.next_state(body, body.shapes)
-            starts, bad = with_matching_types(start, ends)
-            if bad:
-                where = call.leaves()[slots[bad[0]]].text()
-                raise TypeError(
-                    f"{self.name} body function carry input and carry output must have equal types, "
-                    f"but they differ at '{where}': the input is {described(starts[bad[0]])}, the "
-                    f"output {described(ends[bad[0]])}."
-                )
-            if same(starts, start):
-                numbers = numbered(leaves)
-                state = jax.tree_util.tree_leaves([numbers[i] for i in slots])
-                following = jax.tree_util.tree_leaves(self.next_state(body, body.numbers()))
-                return LoopBody(body, leaves, slots, tuple(state), tuple(following))
-            leaves = replaced(leaves, slots, starts)
-
-
-def handover_of(body: Body) -> Handover:
-    """How the graph leaves of the carry change in a checked body."""
-    return body.extra[-1]
-
-
-class Loop(CarryLoop):
-    """`while_loop` and `fori_loop`: the arguments are the carry (after the bounds, if traced)."""
-
-    @property
-    def num_bounds(self) -> int:
-        """How many bounds come before the carry: two if they are traced."""
-        return 2 if self.name == "fori_loop" and self.options.bounds is None else 0
-
-    def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
-        bounds: list[tp.Any] = [None] * self.num_bounds
-        carried = [Carry] * (len(leaves) - len(bounds))
-        loop = self.prepare(call, leaves, Roles(bounds + carried, [Carry] * len(call.where)))
-        bodies = [loop.body]
-        settings: tp.Any = _Fori(
-            loop.state, loop.following, self.options.bounds, self.options.unroll[1]
-        )
-        run: tp.Any = _fori_loop
-        if self.name == "while_loop":
-            bodies.append(self._trace_test(call, loop.leaves))
-            # JAX's condition sees references as they were before the loop
-            has_refs = any(map(is_ref, jax.tree_util.tree_leaves(leaves)))
-            settings, run = _While(loop.state, loop.following, has_refs), _while_loop
-        final = run_bodies(run, settings, bodies, jax.tree_util.tree_leaves(loop.leaves))
-        return crossing(loop.body, dict(zip(loop.following, final)))
-
-    def _trace_test(self, call: CallDef, leaves: list[tp.Any]) -> Body:
-        """The condition, traced for some leaves.
-
-        Raises TypeError where it does not return a boolean scalar, ValueError where it writes.
-        """
-        test = self.funs[0]
-        fun = lambda tree: unwrapped_value(test(tree[0][0]))
-        names = parameter_names(test)[:1] or call.names
-        body = trace_body(call.renamed(names), fun, leaves, user=test, structure=True)
-        self._check_test(call, body.definition)
-        verdict = jax.tree_util.tree_leaves(body.shapes.result)
-        shown = described(body.shapes.result)
-        if len(verdict) != 1 or not is_pytree_leaf(body.shapes.result) or shown != "bool[]":
+    Raises TypeError where the types never are.
+    """
+    carried_arrays = [i for i in range(call.num_arrays) if roles[i] is Carry]
+    while True:
+        body = trace(leaves)
+        more: Carried = body.more
+        slots = [*carried_arrays, *[call.num_arrays + leaf for leaf, _ in more.slots]]
+        start = [leaves[i] for i in slots]
+        starts, bad = with_matching_types(start, ends := _next_state(more, body.shapes))
+        if bad:
+            where = call.leaves()[slots[bad[0]]].text()
             raise TypeError(
-                f"while_loop: cond_fun must return a boolean scalar, but got {shown} from "
-                f"{name_of(test)}."
+                f"{name} body function carry input and carry output must have equal types, "
+                f"but they differ at '{where}': the input is {described(starts[bad[0]])}, the "
+                f"output {described(ends[bad[0]])}."
             )
-        return body
+        if same(starts, start):
+            break
+        leaves = replaced(leaves, slots, starts)
+    numbers, out = numbered(leaves), body.numbers()
+    state = jax.tree_util.tree_leaves([numbers[i] for i in slots])
+    following = jax.tree_util.tree_leaves(_next_state(more, out))
+    every = [*jax.tree_util.tree_leaves(out.result), *out.written, *out.fresh]
+    others = [
+        (n, role)
+        for x, role in zip(every, more.roles)
+        for n in jax.tree_util.tree_leaves(x)
+        if n not in following
+    ]
+    return LoopBody(body, leaves, tuple(state), tuple(following), tuple(others))
 
-    def _check_test(self, call: CallDef, left: OutDef) -> None:
-        """Raise ValueError where the condition of a loop changes more than random streams."""
-        name = f"cond_fun ({name_of(self.funs[0])})"
-        if left.graph is not None or not all(is_random(call, leaf) for leaf in left.written):
-            raise ValueError(f"while_loop: {name} changed its argument. Only body_fun may write.")
-        warn_of_streams(
-            call,
-            left.written,
-            self.warned,
-            f"does not move on in {name} of while_loop: body_fun draws the same keys again",
-            "Draw in body_fun, and carry what was drawn.",
+
+def _next_state(more: Carried, out: Outputs) -> list[tp.Any]:
+    """The state after an iteration: array leaves of the carry, and graph leaves that change."""
+    result = zip(jax.tree_util.tree_leaves(out.result), more.roles)
+    return [*[x for x, role in result if role is Carry], *next_values(more.slots, out)]
+
+
+def _carry_body(
+    loop: LoopKind, inner: Inner, result: tp.Any, captured: bool
+) -> tuple[Outputs, Carried]:
+    """The outputs of the body of `while_loop` or `fori_loop`, whose last argument is the carry."""
+    call = inner.call
+    out = body_outputs(inner, result, structure=True, captured=captured)
+    after = jax.tree_util.tree_unflatten(out.treedef, range(out.treedef.num_leaves))
+    pairs = paired_roots(loop, call, out, call.template()[0][-1], after)
+    roles = [Carry] * call.graphdef.num_leaves
+    out, slots = carried(loop, inner, out, pairs, roles, [Carry] * len(out.fresh))
+    count = len(jax.tree_util.tree_leaves(out.result)) + len(out.written) + len(out.fresh)
+    return out, Carried(slots, (Carry,) * count)
+
+
+def _trace_test(test: tp.Callable[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Body:
+    """The condition of a loop, traced for some leaves.
+
+    Raises TypeError where it does not return a boolean scalar, ValueError where it writes.
+    """
+
+    def run(inner: Inner, tree: tp.Any) -> tuple[Outputs, None]:
+        return body_outputs(inner, unwrapped_value(test(tree[0][0])), structure=True), None
+
+    names = parameter_names(test)[:1] or call.names
+    body = trace_body(call.renamed(names), run, leaves, user=test)
+    left, shown = body.definition, described(body.shapes.result)
+    name = f"cond_fun ({name_of(test)})"
+    if left.graph is not None or not all(is_random(call, leaf) for leaf in left.written):
+        raise ValueError(f"while_loop: {name} changed its argument. Only body_fun may write.")
+    warn_of_streams(
+        call,
+        left.written,
+        set(),
+        f"does not move on in {name} of while_loop: body_fun draws the same keys again",
+        "Draw in body_fun, and carry what was drawn.",
+    )
+    if not is_pytree_leaf(body.shapes.result) or shown != "bool[]":
+        raise TypeError(
+            f"while_loop: cond_fun must return a boolean scalar, but got {shown} from "
+            f"{name_of(test)}."
         )
-
-    def next_state(self, body: Body, out: Outputs) -> list[tp.Any]:
-        """All of the result."""
-        return [*result_leaves(out), *handover_of(body).values(out)]
-
-    def trace(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> Body:
-        """The body, traced for some leaves."""
-        step, bounds = self.funs[-1], self.options.bounds
-        fun: tp.Callable[..., tp.Any] = lambda tree: step(tree[0][0])
-        index = ()
-        if self.name == "fori_loop":
-            index = (abstract(0 if bounds else leaves[0]),)
-            fun = lambda tree, i: step(i, tree[0][-1])
-        return trace_body(
-            call,
-            fun,
-            leaves,
-            *index,
-            user=step,
-            structure=True,
-            captured=self.name == "fori_loop" and self.options.modes.updates,
-            after=self._hand_over,
-        )
-
-    def _hand_over(self, inner: Inner, out: Outputs) -> tuple[Outputs, tuple[Handover | str]]:
-        """The outputs of a body, and how its carry changes."""
-        count = len(inner.call.where)
-        if count != len(out.definition.where):
-            return out, (OTHER,)
-        structure = self.options.modes.updates
-        out, handover = hand_over(
-            inner,
-            with_arrays(inner, out),
-            [(i, i) for i in range(count)],
-            moves=self.name == "fori_loop" or not structure,
-            only_carry=not structure,
-        )
-        return out, (handover,)
-
-    def check(self, call: CallDef, body: Body, roles: Roles) -> None:
-        """Raise an error where the result of the body does not have the structure of the carry."""
-        check_loop(self.name, self.options.modes.updates, self.num_bounds, call, body)
+    return body
 
 
 class _Fori(tp.NamedTuple):
@@ -280,16 +229,6 @@ def _while_loop(
     return jax.lax.while_loop(lambda pair: pair[0], after, (proceed(start), start))[1]
 
 
-def result_leaves(out: Outputs) -> list[tp.Any]:
-    """The array leaves of a result."""
-    return jax.tree_util.tree_leaves(out.result) if out.definition.treedef is None else out.result
-
-
-def crossing(body: Body, values: tp.Mapping[int, tp.Any]) -> Crossing:
-    """The outputs of a loop, which has one for each output of its body: the last or all stacked."""
-    return body.outputs([values[i] for i in range(len(values))]).crossing()
-
-
 def while_loop(
     cond_fun: tp.Callable[[C], tp.Any],
     body_fun: tp.Callable[[C], C],
@@ -327,9 +266,26 @@ def while_loop(
     (True, 3)
     """
     modes = Modes.of(graph, graph_updates)
-    carry = loop_arguments(init_val, modes)
-    options = FlowOptions("while_loop", modes)
-    return run_flow(Loop, (cond_fun, body_fun), options, _carry_name(body_fun), carry)
+    kind = LoopKind("while_loop", modes.updates)
+
+    def step(inner: Inner, tree: tp.Any) -> tuple[Outputs, Carried]:
+        return _carry_body(kind, inner, body_fun(tree[0][0]), captured=False)
+
+    def run(call: CallDef, leaves: list[tp.Any]) -> Crossing:
+        trace = lambda leaves: trace_body(call, step, leaves, user=body_fun)
+        loop = trace_loop(kind.name, call, leaves, [Carry] * len(leaves), trace)
+        bodies = [loop.body, _trace_test(cond_fun, call, loop.leaves)]
+        # JAX's condition sees references as they were before the loop
+        has_refs = any(map(is_ref, jax.tree_util.tree_leaves(leaves)))
+        settings = _While(loop.state, loop.following, has_refs)
+        inputs = jax.tree_util.tree_leaves(loop.leaves)
+        return loop.crossing(run_bodies(_while_loop, settings, bodies, inputs))
+
+    def inputs() -> Inputs:
+        args = (loop_arguments(init_val, modes),)
+        return Inputs.of_call(args, {}, _carry_name(body_fun)).in_mode(modes.graph, kind.name)
+
+    return run_flow(kind.name, inputs, run)
 
 
 def fori_loop(
@@ -367,12 +323,27 @@ def fori_loop(
     bounds, unroll = _bounds(unwrapped_value(lower), unwrapped_value(upper)), as_integer(unroll)
     known = tp.cast(tp.Any, bounds if all(type(bound) is int for bound in bounds) else None)
     modes = Modes.of(graph, graph_updates)
-    options = FlowOptions("fori_loop", modes, (type(unroll), unroll), known)
-    carry = loop_arguments(init_val, modes)
-    names = _carry_name(body_fun)
-    if known:
-        return run_flow(Loop, (body_fun,), options, names, carry)
-    return run_flow(Loop, (body_fun,), options, ("lower", "upper", *names), *bounds, carry)
+    kind, names = LoopKind("fori_loop", modes.updates), _carry_name(body_fun)
+
+    def step(inner: Inner, tree: tp.Any, i: tp.Any) -> tuple[Outputs, Carried]:
+        return _carry_body(kind, inner, body_fun(i, tree[0][-1]), captured=modes.updates)
+
+    def run(call: CallDef, leaves: list[tp.Any]) -> Crossing:
+        index = abstract(0 if known else leaves[0])
+        trace = lambda leaves: trace_body(call, step, leaves, index, user=body_fun)
+        roles = [None] * (0 if known else 2)
+        roles += [Carry] * (len(leaves) - len(roles))
+        loop = trace_loop(kind.name, call, leaves, roles, trace)
+        settings = _Fori(loop.state, loop.following, known, unroll)
+        inputs = jax.tree_util.tree_leaves(loop.leaves)
+        return loop.crossing(run_bodies(_fori_loop, settings, [loop.body], inputs))
+
+    def inputs() -> Inputs:
+        args = (*(() if known else bounds), loop_arguments(init_val, modes))
+        parameters = names if known else ("lower", "upper", *names)
+        return Inputs.of_call(args, {}, parameters).in_mode(modes.graph, kind.name)
+
+    return run_flow(kind.name, inputs, run)
 
 
 def _carry_name(body: tp.Any) -> tuple[str, ...]:

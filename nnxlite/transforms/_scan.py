@@ -16,49 +16,41 @@ from jax.tree_util import tree_leaves
 
 from nnxlite._config import Modes
 from nnxlite._integers import as_integer
-from nnxlite._jax import abstract_slice, drop_hidden_frames
+from nnxlite._jax import abstract_slice
 from nnxlite.boundary import (
-    OTHER,
-    Body,
     CallDef,
-    CameIn,
     Carry,
     Crossing,
-    Fresh,
-    Handover,
+    FilterMapping,
     Inner,
-    OutDef,
+    LoopKind,
     Outputs,
+    body_outputs,
     broadcast,
     by_path,
-    hand_over,
+    carried,
     is_random,
+    no_room,
     numbered,
+    output_names,
     output_settings,
+    paired_roots,
     refuse_foreign_axes,
     replaced,
     settings_by_leaf,
     template_of,
     trace_body,
     warn_of_streams,
-    with_arrays,
 )
 from nnxlite.transforms._arguments import (
     check_arguments,
     positional_with_defaults,
     refuse_shared_result,
 )
-from nnxlite.transforms._flow import loop_arguments
-from nnxlite.transforms._loops import (
-    CarryLoop,
-    Roles,
-    crossing,
-    handover_of,
-    result_leaves,
-)
+from nnxlite.transforms._flow import loop_arguments, run_flow
+from nnxlite.transforms._loops import Carried, trace_loop
 from nnxlite.transforms._mapped import remove_axis_names, with_axis_names
 from nnxlite.transforms._programs import run_bodies
-from nnxlite.transforms._scan_checks import check_body, check_length, check_prefixes
 from nnxlite.transforms._wrapper import (
     Decorator,
     P,
@@ -86,7 +78,6 @@ class ScanOptions(tp.NamedTuple):
     out_axes: tp.Any
     axis_names: tuple[tuple[str, tp.Any], ...]
     modes: Modes
-    num_bound: int = 0
 
 
 class _ScanProgram(tp.NamedTuple):
@@ -136,142 +127,20 @@ def _axis_moved(x: tp.Any, source: int, target: int) -> tp.Any:
     return x if source == target else jnp.moveaxis(x, source, target)
 
 
-class Scan(CarryLoop):
-    """One call of a scanned function."""
-
-    def run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
-        options: ScanOptions = self.options
-        roles = self._roles(call)
-        scanned = roles.scanned()
-        check_length(call, leaves, roles.leaves, scanned, options.length)
-        slices = [
-            jax.tree_util.tree_map(
-                functools.partial(abstract_slice, axis=roles.leaves[i]), leaves[i]
-            )
-            for i in scanned
-        ]
-        loop = self.prepare(call, replaced(leaves, scanned, slices), roles)
-        body, numbers = loop.body, numbered(leaves)
-        axes = Outputs(body.definition, *body.extra[0])
-        settings = _ScanProgram(
-            tuple((n, roles.leaves[i]) for i in scanned for n in tree_leaves(numbers[i])),
-            loop.state,
-            loop.following,
-            tuple(
-                (n, axis)
-                for x, axis in zip(_stacked(body, body.numbers()), _stacked(body, axes))
-                for n in tree_leaves(x)
-            ),
-            None if scanned else options.length,  # that of the arrays may be symbolic
-            options.reverse,
-            options.unroll[1],
-            options.split_transpose,
-        )
-        whole = replaced(loop.leaves, scanned, [leaves[i] for i in scanned])
-        outputs = run_bodies(_scan, settings, [body], tree_leaves(whole))
-        at = [*loop.following, *[n for n, _ in settings.stacked]]
-        return crossing(body, dict(zip(at, outputs)))
-
-    def _roles(self, call: CallDef) -> Roles:
-        options: ScanOptions = self.options
-        args, kwargs = call.template()
-        bound = jax.tree_util.tree_leaves(args[: options.num_bound])
-        settings: list[tp.Any] = [None] * len(bound)
-        settings += broadcast(options.in_axes, args[options.num_bound :], "in_axes")
-        settings += [None] * len(jax.tree_util.tree_leaves(kwargs))
-        by_leaf = settings_by_leaf(call, settings, "in_axes")
-        if not options.modes.updates:  # writes carry over
-            for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes, call.num_arrays):
-                if by_leaf[leaf] is None and node >= 0:
-                    by_leaf[leaf] = Carry
-        return Roles(by_leaf, [settings[i] for i in call.where])
-
-    def next_state(self, body: Body, out: Outputs) -> list[tp.Any]:
-        """The carry among the results, and the graph leaves that change."""
-        pairs = zip(result_leaves(out), body.extra[0][0])
-        return [*[x for x, s in pairs if s is Carry], *handover_of(body).values(out)]
-
-    def trace(self, call: CallDef, leaves: list[tp.Any], roles: Roles) -> Body:
-        """The body, traced for slices; its `extra` are the settings of its outputs, and the handover."""
-        options: ScanOptions = self.options
-        axis_names, structure = dict(options.axis_names), options.modes.updates
-        values = call.by_side(roles.leaves)[1]
-
-        def before(inner: Inner) -> None:
-            if axis_names:
-                remove_axis_names(inner, values, axis_names)
-
-        def after(inner: Inner, out: Outputs) -> tuple[Outputs, tp.Any]:
-            constants = [leaf for leaf in out.definition.written if values[leaf] is None]
-            if structure:
-                constants = [leaf for leaf in constants if is_random(call, leaf)]
-                warn_of_streams(
-                    call,
-                    constants,
-                    self.warned,
-                    f"is broadcast under scan({name_of(self.fun)}): every iteration draws the "
-                    "same keys",
-                    "Carry its count, with nnx.StateAxes({nnx.RngCount: nnx.Carry, ...: None}), or "
-                    "give each iteration a key of its own with nnx.split_rngs(splits=...) and an "
-                    "axis.",
-                )
-            out = _without(out, constants)  # the next iteration has the input values
-            out, handover = self._hand_over(inner, with_arrays(inner, out), roles, structure)
-            settings = output_settings(
-                call, out, values, roles.roots, options.out_axes, "out_axes", None
-            )
-            out = with_axis_names(inner, out, values, settings.fresh, axis_names)
-            return out, (tuple(map(tuple, settings)), handover)
-
-        def run(tree: tp.Any) -> tp.Any:
-            result = self.fun(*tree[0], **tree[1])
-            refuse_shared_result(result, "scan", options.modes.graph)
-            return result
-
-        return trace_body(
-            call, run, leaves, user=self.fun, structure=True, before=before, after=after
-        )
-
-    def _hand_over(
-        self, inner: Inner, out: Outputs, roles: Roles, structure: bool
-    ) -> tuple[Outputs, Handover | str]:
-        """The outputs of the body, and how its carry changes."""
-        before = [i for i, s in enumerate(roles.roots) if s is Carry]
-        after = [i for i, s in enumerate(self._result_roots(out.definition)) if s is Carry]
-        if len(before) != len(after):
-            return out, OTHER
-        values = inner.call.by_side(roles.leaves)[1]
-        return hand_over(
-            inner,
-            out,
-            list(zip(before, after)),
-            new_objects=not structure,
-            only_carry=not structure,
-            statics=structure,
-            is_carried=lambda leaf: values[leaf] is Carry,
-        )
-
-    def _result_roots(self, definition: OutDef) -> list[tp.Any]:
-        if definition.treedef is None:
-            return []
-        tree = template_of(definition.treedef)
-        settings = broadcast(self.options.out_axes, tree, "out_axes")
-        return [settings[p] for p in definition.where]
-
-    def check(self, call: CallDef, body: Body, roles: Roles) -> None:
-        """Raise an error where the body writes a constant, or changes the structure of its carry."""
-        options: ScanOptions = self.options
-        values = call.by_side(roles.leaves)[1]
-        in_carry = _carry_part(options.in_axes, call.template()[0][options.num_bound :])
-        check_body(
-            f"scan({name_of(self.fun)})",
-            options.modes.updates,
-            call,
-            body,
-            values,
-            in_carry,
-            lambda result: _carry_part(options.out_axes, result, whole=True),
-        )
+def _roles(
+    options: ScanOptions, call: CallDef, num_bound: int
+) -> tuple[list[tp.Any], list[tp.Any]]:
+    """What a scan does with each leaf, and each root: an axis, `Carry`, or None for a constant."""
+    args, kwargs = call.template()
+    settings: list[tp.Any] = [None] * len(tree_leaves(args[:num_bound]))
+    settings += broadcast(options.in_axes, args[num_bound:], "in_axes")
+    settings += [None] * len(tree_leaves(kwargs))
+    by_leaf = settings_by_leaf(call, settings, "in_axes")
+    if not options.modes.updates:  # writes carry over
+        for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes, call.num_arrays):
+            if by_leaf[leaf] is None and node >= 0:
+                by_leaf[leaf] = Carry
+    return by_leaf, [settings[i] for i in call.where]
 
 
 def _carry_part(axes: tp.Any, parts: tp.Any, whole: bool = False) -> tp.Any:
@@ -280,25 +149,6 @@ def _carry_part(axes: tp.Any, parts: tp.Any, whole: bool = False) -> tp.Any:
         return parts if whole else next(iter(parts), None)
     pairs = zip(axes, parts) if isinstance(axes, tuple) else ()
     return next((part for axis, part in pairs if axis is Carry), None)
-
-
-def _without(out: Outputs, leaves: tp.Container[int]) -> Outputs:
-    """Outputs without what was written to some leaves."""
-    at = out.definition.written
-    kept = [i for i, leaf in enumerate(at) if leaf not in leaves]
-    definition = dataclasses.replace(out.definition, written=tuple(at[i] for i in kept))
-    return out._replace(definition=definition, written=[out.written[i] for i in kept])
-
-
-def _stacked(body: Body, out: Outputs) -> list[tp.Any]:
-    """The outputs of an iteration besides its carry, or something else for each output."""
-    settings, handover = body.extra
-    carried = {source for _, source in handover.slots}
-    result = [x for x, s in zip(result_leaves(out), settings[0]) if s is not Carry]
-    pairs = zip(out.definition.written, out.written)
-    written = [x for leaf, x in pairs if CameIn(leaf) not in carried]
-    fresh = [x for n, x in enumerate(out.fresh) if Fresh(n) not in carried]
-    return [*result, *written, *fresh]
 
 
 class ScanWrapped(Transformed[..., tp.Any]):
@@ -327,12 +177,192 @@ class ScanWrapped(Transformed[..., tp.Any]):
         inputs = inputs_in_mode(
             bound, *loop_arguments((args, kwargs), self.options.modes), self.options
         )
-        options = self.options._replace(num_bound=len(bound.args))
-        try:
-            return Scan((bound.fun,), options, self._warned)(inputs)
-        except Exception as error:
-            drop_hidden_frames(error)
-            raise
+        return run_flow("scan", lambda: inputs, self._run)
+
+    def _run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
+        """Trace the body, and run the loop."""
+        options = self.options
+        roles, roots = _roles(options, call, len(self.bound.args))
+        scanned = [i for i, role in enumerate(roles) if role is not None and role is not Carry]
+        check_length(call, leaves, roles, scanned, options.length)
+        slice_of = lambda x, axis: jax.tree_util.tree_map(
+            functools.partial(abstract_slice, axis=axis), x
+        )
+        slices = [slice_of(leaves[i], roles[i]) for i in scanned]
+        step = functools.partial(self._step, roles=call.by_side(roles)[1], roots=roots)
+        trace = lambda leaves: trace_body(call, step, leaves, user=self.bound.fun)
+        loop = trace_loop("scan", call, replaced(leaves, scanned, slices), roles, trace)
+        numbers = numbered(leaves)
+        settings = _ScanProgram(
+            tuple((n, roles[i]) for i in scanned for n in tree_leaves(numbers[i])),
+            loop.state,
+            loop.following,
+            loop.others,
+            None if scanned else options.length,  # that of the arrays may be symbolic
+            options.reverse,
+            options.unroll[1],
+            options.split_transpose,
+        )
+        whole = replaced(loop.leaves, scanned, [leaves[i] for i in scanned])
+        return loop.crossing(run_bodies(_scan, settings, [loop.body], tree_leaves(whole)))
+
+    def _step(
+        self, inner: Inner, tree: tp.Any, roles: list[tp.Any], roots: list[tp.Any]
+    ) -> tuple[Outputs, Carried]:
+        """One iteration, with what leaves it.
+
+        Args:
+            inner, tree: its arguments.
+            roles, roots: of the graph leaves and roots.
+        """
+        options, fun, call = self.options, self.bound.fun, inner.call
+        name, axis_names = f"scan({name_of(fun)})", dict(options.axis_names)
+        if axis_names:
+            remove_axis_names(inner, roles, axis_names)
+        result = fun(*tree[0], **tree[1])
+        refuse_shared_result(result, "scan", options.modes.graph)
+        out = body_outputs(inner, result, structure=True)
+        out = self._without_constants(call, out, roles, name)
+        loop = LoopKind("scan", options.modes.updates)
+        before = _carry_part(options.in_axes, call.template()[0][len(self.bound.args) :])
+        after = _carry_part(options.out_axes, template_of(out.treedef), whole=True)
+        axes = output_settings(call, out, roles, roots, options.out_axes, "out_axes", None)
+        pairs = paired_roots(loop, call, out, before, after)
+        out, slots = carried(loop, inner, out, pairs, roles, axes.fresh)
+        written = [roles[leaf] for leaf in out.definition.written]
+        every = [*axes.result, *written, *axes.fresh[: len(out.fresh)]]
+        values = [*tree_leaves(out.result), *out.written, *out.fresh]
+        for number, (axis, value) in enumerate(zip(every, values)):
+            if no_room(axis, value, ""):
+                texts = [leaf.text() for leaf in call.graph_leaves()]
+                output = output_names(out.definition, out.treedef, texts).all()[number]
+                raise ValueError(f"{name}: {no_room(axis, value, output)}")
+        out = with_axis_names(inner, out, roles, axes.fresh, axis_names)
+        return out, Carried(slots, tuple(every))
+
+    def _without_constants(
+        self, call: CallDef, out: Outputs, roles: list[tp.Any], name: str
+    ) -> Outputs:
+        """The outputs without random streams that are constants: each iteration draws the same keys.
+
+        Raises ValueError where another constant was written.
+        """
+        at = out.definition.written
+        constants = [leaf for leaf in at if roles[leaf] is None]
+        if self.options.modes.updates:
+            for leaf in constants:
+                if not is_random(call, leaf):
+                    raise ValueError(
+                        f"scan: the body writes '{call.graph_leaves()[leaf].text()}', which is "
+                        "broadcast (axis None): the writes of the iterations would be lost. Carry "
+                        "it, with Carry in in_axes or nnx.StateAxes({...: nnx.Carry}), or give it an "
+                        "axis."
+                    )
+            warn_of_streams(
+                call,
+                constants,
+                self._warned,
+                f"is broadcast under {name}: every iteration draws the same keys",
+                "Carry its count, with nnx.StateAxes({nnx.RngCount: nnx.Carry, ...: None}), or "
+                "give each iteration a key of its own with nnx.split_rngs(splits=...) and an axis.",
+            )
+        kept = [i for i, leaf in enumerate(at) if leaf not in constants]
+        definition = dataclasses.replace(out.definition, written=tuple(at[i] for i in kept))
+        return out._replace(definition=definition, written=[out.written[i] for i in kept])
+
+
+def check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:
+    """Raise ValueError for an invalid use of Carry."""
+    for axes in (in_axes, out_axes):
+        parts = axes if isinstance(axes, tuple) else (axes,)
+        for part in parts:
+            inside = jax.tree_util.tree_leaves(
+                part, is_leaf=lambda x: x is None or isinstance(x, FilterMapping)
+            )
+            if part is not Carry and any(setting is Carry for setting in inside):
+                raise ValueError(
+                    f"Carry must be at the top level, it cannot be nested. Found axes={axes!r}. "
+                    "Make the carry one argument (any pytree)."
+                )
+
+    _check_results(out_axes)
+
+    def count(axes: tp.Any) -> int:
+        return (axes if isinstance(axes, tuple) else (axes,)).count(Carry)
+
+    if bool(count(in_axes)) != bool(count(out_axes)):
+        raise ValueError(
+            "If one of in_axes or out_axes has Carry, the other must also have Carry. Got "
+            f"in_axes={in_axes!r} and out_axes={out_axes!r}."
+        )
+    if count(in_axes) > 1 or count(out_axes) > 1:
+        raise ValueError(
+            f"Found multiple Carry definitions in in_axes={in_axes!r} or out_axes={out_axes!r}. "
+            "Make the carries one pytree."
+        )
+
+
+def _check_results(out_axes: tp.Any) -> None:
+    """Raise ValueError where a result would be broadcast, or a part of an object carried."""
+    settings, _ = jax.tree_util.tree_flatten_with_path(
+        out_axes, is_leaf=lambda x: x is None or isinstance(x, FilterMapping)
+    )
+    for path, setting in settings:
+        inside = setting._settings if isinstance(setting, FilterMapping) else [setting]
+        for word, refused in (("carry", Carry), ("broadcast", None)):
+            if setting is not Carry and any(axis is refused for axis in inside):
+                where = "".join(map(str, path))
+                shown = f"out_axes={setting!r}" if setting is None else repr(setting)
+                raise ValueError(
+                    f"Cannot {word} output state. Got {shown} at: out_axes{where}. Every result of "
+                    "an iteration needs an axis, or is the carry as a whole."
+                )
+
+
+def check_length(
+    call: CallDef,
+    leaves: tp.Sequence[tp.Any],
+    axes: tp.Sequence[tp.Any],
+    scanned: tp.Sequence[int],
+    length: int | None,
+) -> None:
+    """Raise ValueError where sizes and `length` disagree, or there are neither.
+
+    Args:
+        call, leaves: the arguments.
+        axes: of each leaf.
+        scanned: which leaves have one.
+        length: as given to `scan`.
+    """
+    sizes: dict[int, str] = {}
+    names = call.leaves()
+    for leaf in scanned:
+        name, axis = names[leaf].text(), axes[leaf]
+        for part in jax.tree_util.tree_leaves(leaves[leaf]):
+            shape = jax.typeof(part).shape
+            if not -len(shape) <= axis < len(shape):
+                raise ValueError(
+                    f"scan: the value at '{name}' has shape {shape} and no axis {axis} to "
+                    "scan over. Give its axis in in_axes, None for a constant, or Carry."
+                )
+            sizes.setdefault(shape[axis], name)
+    if length is not None and any(size != length for size in sizes):
+        raise ValueError(
+            f"scan got `length` argument of {length} which disagrees with leading axis "
+            f"sizes {list(sizes)} (at {', '.join(map(repr, sizes.values()))}). Leave `length` out, "
+            "or scan over axes of that size."
+        )
+    if len(sizes) > 1:
+        parts = [f"{size} at '{name}'" for size, name in sizes.items()]
+        raise ValueError(
+            f"scan got values with different axis sizes: {', '.join(parts)}. Give all the same "
+            "size, or None to what is the same in every iteration."
+        )
+    if not sizes and length is None:
+        raise ValueError(
+            "scan got no values to scan over and `length` not provided. Pass length, or an "
+            "axis for an argument in in_axes."
+        )
 
 
 @tp.overload

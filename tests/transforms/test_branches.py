@@ -313,9 +313,9 @@ REFUSED = {
     "sets": (sets("a"), sets("b"), r"from the first to the second, 'm.mode': 'a' became 'b'"),
     "kinds": (adds(1.0), lambda m: setattr(m, "new", nnx.BatchStat(1.0)),
               "from the first to the second, 'm.new': Param became BatchStat"),
-    "new types": (adds(1.0), adds(jnp.ones(2)), (r"leave equal types, but .* differ at 'm.new': "
+    "new types": (adds(1.0), adds(jnp.ones(2)), (r"have equal output types, but .* differ at 'm.new': "
                   r"float32\[\] and float32\[2\]. Convert one of the two")),
-    "written types": (reshapes, nothing, (r"leave equal types, .* differ at 'm.n': float32\[3\] and "
+    "written types": (reshapes, nothing, (r"have equal output types, .* at 'm.n': float32\[3\] and "
                       r"float32\[\]")),
     "results": (lambda m: {"a": 1.0, "b": (1, 2)}, lambda m: {"a": 1.0}, STRUCTURE + ".* the result "
                 "of the second is without 'b.0', 'b.1'"),
@@ -350,7 +350,9 @@ def test_switch_names_its_branches_by_number():
         TypeError, match=r"switch .* but branch 0 \(nothing\) and branch 2 \(removes\)"
     ):
         nnx.switch(0, [nothing, nothing, removes], m)
-    with pytest.raises(TypeError, match="switch branches must leave equal types, but branch 0"):
+    with pytest.raises(
+        TypeError, match="switch branches must have equal output types, but branch 0"
+    ):
         nnx.switch(0, [nothing, reshapes], m)
     with pytest.raises(ValueError, match="switch needs at least one branch"):
         nnx.switch(0, [], m)

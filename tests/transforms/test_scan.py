@@ -211,8 +211,8 @@ def exchanges(c, x):
     return c, x
 
 
-def moves_on(c, x):
-    c.y, c.x = c.x, nnx.Param(c.x + x)
+def renews(c, x):
+    c.y, c.x = nnx.Param(c.x * 1), nnx.Param(c.y + x)
     return c, x
 
 
@@ -222,8 +222,8 @@ def replaces_a_part(c, x):
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 3])
-@pytest.mark.parametrize("f", [exchanges, moves_on, replaces_a_part])
-def test_a_body_may_put_other_variables_into_the_places_of_its_carry(f, times):
+@pytest.mark.parametrize("f", [renews, replaces_a_part])
+def test_a_body_may_put_new_variables_into_the_places_of_its_carry(f, times):
     def model():
         foo = Foo(3.0, 5.0)
         foo.part = nnx.Dict(w=nnx.Param(jnp.array(1.0)))
@@ -243,13 +243,6 @@ def test_a_body_may_put_other_variables_into_the_places_of_its_carry(f, times):
     assert values(again) == values(expected)
 
 
-def test_variables_of_the_carry_may_change_places_at_the_top():
-    a, b = nnx.Param(1.0), nnx.Param(2.0)
-    (first, second), ys = nnx.scan(lambda c, x: (c[::-1], c[0] * x))((a, b), jnp.ones(3))
-    assert first is b and second is a and ys.tolist() == [1, 2, 1]
-    assert (float(first.value), float(second.value)) == (2, 1)
-
-
 @pytest.mark.parametrize("mode", MODES[1:])
 @pytest.mark.parametrize(
     ("f", "match"),
@@ -258,7 +251,7 @@ def test_variables_of_the_carry_may_change_places_at_the_top():
         (lambda c, x: (nnx.clone(c), x), "Variable identity must be preserved across iterations"),
         (
             lambda c, x: (setattr(c, "new", nnx.Param(x)), (c, x))[1],
-            "pytree structure.* Param 'new'",
+            "pytree structure.* 'new'",
         ),
     ],
     ids=["exchange", "new", "more"],
@@ -620,24 +613,22 @@ BAD = [
             lambda c, x: ({"b": (x, x)}, x), carry={"a": 0.0}),
     refused("object to pytree", STRUCTURE + r"the output is .* in place of ",
             lambda c, x: ({"m": c}, x)),
-    refused("adds", STRUCTURE + "the body adds Param 'new' to an argument that is carried or "
-            "broadcast. Create it before the loop", adds, error=TypeError),
+    refused("adds", STRUCTURE + r"the body changes attributes \['new'\] of 'c', of an argument that is "
+            "carried or broadcast. Do this before the loop", adds, error=TypeError),
     refused("removes", STRUCTURE + r"the body changes attributes \['n'\] of 'c', of an argument "
             "that is carried or broadcast. Do this before the loop", removes, error=TypeError),
     refused("metadata", STRUCTURE + "the body changes metadata of 'c.x'", annotates,
             error=TypeError),
     refused("removes from a constant", STRUCTURE + r"the body changes attributes \['n'\] of 'c'",
             lambda c, x: removes(c, x)[1], error=TypeError, in_axes=(None, 0), out_axes=0),
-    refused("new object", "Carry references must be the same between iterations: the body of "
-            r"scan\(.*\) must return the objects of its carry themselves.*nnx.update",
-            lambda c, x: (nnx.clone(c), x)),
     refused("part of what is shared", "but the body replaces a part of its carry that is shared with "
-            "another. Replace it everywhere, or write into it",
+            "another, at .*. Replace it everywhere, or write into it",
             lambda c, x: ((nnx.Param(c[0] * 2), c[1]), x), error=TypeError, carry=(PARAM, PARAM)),
-    refused("other places", "Carry references must be the same", lambda c, x: (c[::-1], x),
-            carry=(Foo(), Foo())),
-    refused("array for a Variable", "Carry references must be the same", lambda c, x: (c + x, x),
-            carry=nnx.Variable(0.0)),
+    refused("other places", "must have the same references, but they differ: the body puts 'c.0' in "
+            "the place of 'c.1'", lambda c, x: (c[::-1], x), carry=(Foo(), Foo())),
+    refused("exchange", "the body puts 'c.[xy]' in the place of 'c.[xy]'", exchanges),
+    refused("array for a Variable", "at 'c' the input is an object, the output an array",
+            lambda c, x: (c + x, x), carry=nnx.Variable(0.0)),
     refused("carry in a slice", r"different out_axes for a shared Param: at 'c.y' it is "
             r"Carry, in the result at '1.y' it is 0", lambda c, x: (c, c)),
     refused("constant written", r"the body writes 'c.n', which is broadcast \(axis None\): the "
@@ -861,7 +852,7 @@ def test_a_carried_object_may_get_another_name_for_what_stays_in_its_place(axes)
         m.other = m.n
         del m.n
 
-    for body, wrong in ((replace, "'before', 'n'"), (copy, "adds Variable 'copy'"), (move, "'n'")):
+    for body, wrong in ((replace, "'before', 'n'"), (copy, "'copy'"), (move, "'n'")):
         m = nnx.Dict(n=n)
         with pytest.raises(TypeError, match=f"the body .*{wrong}"):
             run(body, m)
