@@ -69,13 +69,12 @@ from nnxlite.boundary._prefixes import agreed as agreed
 from nnxlite.boundary._prefixes import broadcast as broadcast
 from nnxlite.boundary._prefixes import by_path as by_path
 from nnxlite.boundary._prefixes import further_places as further_places
-from nnxlite.boundary._prefixes import graph_settings as graph_settings
+from nnxlite.boundary._prefixes import labels as labels
 from nnxlite.boundary._prefixes import leaf_shardings as leaf_shardings
 from nnxlite.boundary._prefixes import leaves_of_code as leaves_of_code
 from nnxlite.boundary._prefixes import node_prefix as node_prefix
 from nnxlite.boundary._prefixes import not_for_arrays as not_for_arrays
 from nnxlite.boundary._prefixes import refuse_foreign_axes as refuse_foreign_axes
-from nnxlite.boundary._prefixes import settings_by_leaf as settings_by_leaf
 from nnxlite.boundary._refusals import first_foreign as first_foreign
 from nnxlite.boundary._refusals import fixed_structure as fixed_structure
 from nnxlite.boundary._refusals import refuse_foreign_outputs as refuse_foreign_outputs

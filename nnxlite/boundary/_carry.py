@@ -227,7 +227,7 @@ class _Comparison:
     ) -> Exception | None:
         """Compare two nodes; what is below them becomes pending. Returns the error if they differ."""
         if self.forward.get(old, new) != new or self.backward.get(new, old) != old:
-            if self.graph.origin[new] is None:
+            if self.graph.origin[new] in (None, old):
                 return self.loop.differ(
                     self.call,
                     f"the body replaces a part of its carry that is shared with another, at "

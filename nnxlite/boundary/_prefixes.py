@@ -10,7 +10,6 @@ are told which parts of a prefix are settings, and `agreed` what one means for a
 
 from __future__ import annotations
 
-import collections
 import typing as tp
 
 import jax
@@ -30,12 +29,12 @@ from nnxlite.variables import MISSING, Variable, VariableDef, make
 class PrefixMapping:
     """Base of settings that depend on the Variable."""
 
-    def map_prefix(self, path: Path, variable: tp.Any) -> tp.Any:
-        """The setting for the Variable (or array) at a path."""
+    def lookup(self, path: Path, variable: tp.Any) -> tp.Any:
+        """The setting for the Variable (or array) at a path; MISSING where no filter matches."""
         raise NotImplementedError  # pragma: no cover - abstract
 
-    def finds(self, path: Path, variable: tp.Any) -> bool:
-        """Whether a filter matches."""
+    def map_prefix(self, path: Path, variable: tp.Any) -> tp.Any:
+        """The setting for the Variable (or array) at a path, where there must be one."""
         raise NotImplementedError  # pragma: no cover - abstract
 
 
@@ -60,22 +59,23 @@ class FilterMapping(PrefixMapping):
         """The filters, in order."""
         return self._filters
 
+    def lookup(self, path: Path, variable: tp.Any) -> tp.Any:
+        """The setting of the first filter that matches; MISSING where none does."""
+        pairs = zip(self._predicates, self._settings)
+        return next((s for matches, s in pairs if matches(path, variable)), MISSING)
+
     def map_prefix(self, path: Path, variable: tp.Any) -> tp.Any:
         """The setting of the first filter that matches.
 
         Raises ValueError where none does.
         """
-        for predicate, setting in zip(self._predicates, self._settings):
-            if predicate(path, variable):
-                return setting
-        raise ValueError(
-            f"No {self.what} found for {leaf_kind(variable)} at '{path_text(path)}': none of the "
-            f"filters {self._filters} of {type(self).__name__} matches. Add one, or `...: None`."
-        )
-
-    def finds(self, path: Path, variable: tp.Any) -> bool:
-        """Whether a filter matches."""
-        return any(predicate(path, variable) for predicate in self._predicates)
+        setting = self.lookup(path, variable)
+        if setting is MISSING:
+            raise ValueError(
+                f"No {self.what} found for {leaf_kind(variable)} at '{path_text(path)}': none of the "
+                f"filters {self._filters} of {type(self).__name__} matches. Add one, or `...: None`."
+            )
+        return setting
 
     def __eq__(self, other: tp.Any) -> bool:
         return (
@@ -275,6 +275,10 @@ class DiffState(PrefixMapping):
         self.filter = filter
         self._predicate = to_predicate(filter)
 
+    def lookup(self, path: Path, variable: tp.Any) -> tp.Any:
+        """True where the filter matches, and MISSING otherwise."""
+        return bool(self._predicate(path, variable)) or MISSING
+
     def map_prefix(self, path: Path, variable: tp.Any) -> bool:
         """Whether a Variable is differentiated.
 
@@ -282,15 +286,7 @@ class DiffState(PrefixMapping):
             path: its path in the argument.
             variable: the Variable, or an array.
         """
-        return self.finds(path, variable)
-
-    def finds(self, path: Path, variable: tp.Any) -> bool:
-        """Whether the filter matches.
-
-        Args:
-            path, variable: as for `map_prefix`.
-        """
-        return self._predicate(path, variable)
+        return self.lookup(path, variable) is True
 
     def __eq__(self, other: tp.Any) -> bool:
         return isinstance(other, DiffState) and (self.argnum, self.filter) == (
@@ -355,11 +351,9 @@ def by_path(prefix: tp.Any) -> tp.Any:
 def node_prefix(part: tp.Any, stops: Stops = is_setting) -> NodePrefix:
     """The settings in an object, a State or a Variable, by path.
 
-    An object in a cycle has further paths, which lead through it, and a prefix must cover those, too;
-    so the walk goes around a cycle a few times before it stops.
+    Raises ValueError for an object in a cycle, of which there are settings at endless paths.
     """
     settings: dict[Path, tp.Any] = {}
-    rounds: collections.Counter[int] = collections.Counter()
     pending: list[tuple[Path, tp.Any, tuple[int, ...]]] = [((), part, ())]
     while pending:
         path, value, above = pending.pop()
@@ -370,17 +364,16 @@ def node_prefix(part: tp.Any, stops: Stops = is_setting) -> NodePrefix:
         if isinstance(value, Variable) or stops(value) or is_pytree_leaf(value):
             settings[path] = value.get_raw_value() if isinstance(value, Variable) else value
             continue
-        if is_root(value):
-            rounds[id(value)] += id(value) in above
-            above = (*above, id(value))
-        if rounds[id(value)] < _MOST_ROUNDS:
-            is_object = kind_of(value) == OBJECT
-            below = keyed_children(value, stops) if is_object else flatten_one_level(value)[0]
-            pending += [((*path, key_name(key)), child, above) for key, child in reversed(below)]
+        if id(value) in above:
+            raise ValueError(
+                f"The prefix of type {type(part).__name__} contains itself at '{path_text(path)}'. "
+                "Choose the settings by filter instead."
+            )
+        is_object = kind_of(value) == OBJECT
+        below = keyed_children(value, stops) if is_object else flatten_one_level(value)[0]
+        above = (*above, id(value))
+        pending += [((*path, key_name(key)), child, above) for key, child in reversed(below)]
     return NodePrefix(type(part).__name__, settings)
-
-
-_MOST_ROUNDS = 9
 
 
 def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
@@ -427,24 +420,31 @@ def broadcast(
     return out
 
 
-def settings_by_leaf(
+def labels(
     call: CallDef,
     settings: list[tp.Any],
     what: str,
     value: tp.Callable[[int], tp.Any] | None = None,
+    first_decides: tp.Callable[[int, int], bool] = lambda first, again: False,
 ) -> list[tp.Any]:
-    """The setting of each leaf of the arguments, from that of each position of their treedef.
+    """The one setting of each leaf of the arguments, from that of each position of their treedef.
+
+    A setting of an object may be a `PrefixMapping`, such as `StateAxes` and `DiffState`, which chooses
+    for each leaf; `broadcast` makes such a list of a prefix.
 
     Args:
         call, settings: the arguments, and the settings.
         what: the settings, for messages.
-        value: gives that of a graph leaf, for a filter that asks for it: the result is then for this
-            call alone. Without it such a filter raises TypeError.
+        value: gives the value of a graph leaf, for a filter that asks for it: the result is then for
+            this call alone. Without it such a filter raises TypeError.
+        first_decides: whether the first path decides for a leaf that is in two roots, given by number;
+            otherwise both must agree.
 
     Raises ValueError where a shared Variable would get two different settings.
     """
     arrays = array_settings(settings, call.treedef, call.where, what, call.paths)
-    return arrays + graph_settings(call, [settings[i] for i in call.where], what, value)
+    by_root = [settings[i] for i in call.where]
+    return arrays + _graph_labels(call, by_root, what, value, first_decides)
 
 
 def array_settings(
@@ -481,16 +481,14 @@ def not_for_arrays(setting: PrefixMapping, what: str, where: str) -> ValueError:
     )
 
 
-def graph_settings(
+def _graph_labels(
     call: CallDef,
     by_root: list[tp.Any],
     what: str,
-    value: tp.Callable[[int], tp.Any] | None = None,
+    value: tp.Callable[[int], tp.Any] | None,
+    first_decides: tp.Callable[[int, int], bool],
 ) -> list[tp.Any]:
-    """The setting of each graph leaf, from that of each root; see `settings_by_leaf`.
-
-    Raises ValueError where a shared Variable would get two different settings.
-    """
+    """The setting of each graph leaf, from that of each root; see `labels`."""
     decoded = call.graphdef.decoded
     if all(s is by_root[0] and not isinstance(s, PrefixMapping) for s in by_root):
         return by_root[:1] * len(decoded.leaf_nodes)  # sharing cannot disagree
@@ -515,18 +513,23 @@ def graph_settings(
         return decide(below, seen[leaf])
 
     def setting(leaf: int, place: ArgumentLeaf) -> tp.Any:
-        root = tp.cast(int, place.root)
-        part, first = by_root[root], places[leaf]
+        root, first = tp.cast(int, place.root), places[leaf]
+        part = by_root[root]
         if not isinstance(part, PrefixMapping):
             return part
+        again = place is not first
         if root in asked:
             asked[root].append(place.below)
-        elif place is not first and root == first.root:
-            if not decided(part.finds, leaf, place.below):
-                return MISSING
+        elif again and root == first.root:
+            return decided(part.lookup, leaf, place.below)
         return decided(part.map_prefix, leaf, place.below)
 
-    out = agreed(what, places, further_places(call), setting, seen.__getitem__)
+    further = [
+        (leaf, place)
+        for leaf, place in further_places(call)
+        if not first_decides(tp.cast(int, places[leaf].root), tp.cast(int, place.root))
+    ]
+    out = agreed(what, places, further, setting, seen.__getitem__)
     for root, paths in asked.items():
         by_root[root].refuse_unused(paths)
     return out
@@ -575,7 +578,7 @@ def conflict(
     )
 
 
-class _Unseen:
+class _Unseen(jax.Array):
     """Stands for an array when filters look at it; raises for every question about its value.
 
     Attributes:
@@ -588,11 +591,9 @@ class _Unseen:
     def __init__(self) -> None:
         self.asked = False
 
-    @property
-    def __class__(self) -> tp.Any:  # pyright: ignore[reportIncompatibleMethodOverride] # no setter
-        return jax.Array
-
-    def __getattr__(self, name: str) -> tp.Any:
+    def __getattribute__(self, name: str) -> tp.Any:
+        if name in _OWN or (name.startswith("__") and name not in _OPERATORS):
+            return object.__getattribute__(self, name)
         if not hasattr(jax.Array, name):
             self.asked = hasattr(np.ndarray, name)  # as concrete arrays have, such as `tolist`
             raise AttributeError(f"An array has no attribute {name!r}.")
@@ -609,6 +610,7 @@ class _Unseen:
         return "array"
 
 
+_OWN = frozenset({"asked", "type", "_refuse"})
 # Python looks for operators on the class.
 _OPERATORS = {name for name in {*dir(jax.Array)} - {*dir(object)} if name.startswith("__")}
 _OPERATORS |= {f"__{name}__" for name in "len iter contains eq lt le gt ge".split()}
@@ -698,5 +700,5 @@ def leaf_shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], l
         in_shardings = tuple(in_shardings)
     settings = broadcast(in_shardings, args, "in_shardings")
     settings += [None] * len(jax.tree_util.tree_leaves(kwargs))
-    by_leaf = settings_by_leaf(call, settings, "sharding")
+    by_leaf = labels(call, settings, "sharding")
     return by_leaf, [settings[i] for i in call.where]

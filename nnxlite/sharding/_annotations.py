@@ -21,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from nnxlite import _sharding_hook
 from nnxlite._config import GRAPH_MODE, Setting
 from nnxlite._jax import constrained, current_mesh, is_ref, is_tracing
-from nnxlite.boundary import Inputs, broadcast, by_path, settings_by_leaf
+from nnxlite.boundary import Inputs, broadcast, by_path, labels
 from nnxlite.graph import iter_graph
 from nnxlite.transforms import name_of, positional
 from nnxlite.variables import (
@@ -502,7 +502,7 @@ def _axes(
     inputs = Inputs(tree).in_mode(GRAPH_MODE.given(graph), "transform_metadata")
     call = inputs.define()
     by_position = broadcast(by_path(prefix), call.template(), what)
-    settings = settings_by_leaf(call, by_position, what)
+    settings = labels(call, by_position, what)
     settings = call.by_side(settings)[1]
     nodes = inputs.nodes()
     leaves = [(nodes[n], s) for n, s in zip(call.graphdef.decoded.leaf_nodes, settings) if n >= 0]

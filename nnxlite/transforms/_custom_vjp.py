@@ -37,11 +37,11 @@ from nnxlite.boundary import (
     Partition,
     enter,
     is_root,
+    labels,
     leave,
     leaves_of_code,
     parameters_of,
     replay,
-    settings_by_leaf,
 )
 from nnxlite.transforms._arguments import (
     blank_statics,
@@ -375,7 +375,7 @@ def _select(call: CallDef, diff: list[int], states: dict[int, DiffState]) -> Par
     for number in diff:
         for position in jax.tree_util.tree_leaves(tree[number]):
             settings[position] = states.get(number, True)
-    return Partition(tuple(map(bool, settings_by_leaf(call, settings, "differentiation"))))
+    return Partition(tuple(map(bool, labels(call, settings, "differentiation"))))
 
 
 def _returned(call: CallDef, definition: OutDef) -> set[int]:

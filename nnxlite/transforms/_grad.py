@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 import typing as tp
 
@@ -13,8 +12,7 @@ from nnxlite.boundary import (
     CallDef,
     DiffState,
     Partition,
-    PrefixMapping,
-    settings_by_leaf,
+    labels,
 )
 from nnxlite.graph import STATE, ContainerCode, NodeCode, ObjectDef, build_nodes, resolve
 from nnxlite.transforms._arguments import positional
@@ -70,51 +68,6 @@ def _frozen(call: CallDef) -> list[int]:
         if isinstance(definition := decoded.node_defs[node], VariableDef)
         and FROZEN in definition.metadata
     ]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Chosen:
-    """Whether a leaf is differentiated.
-
-    Attributes:
-        chosen: whether it is.
-        state: the DiffState of the argument, None where there is none.
-        first_decides: whether the first place of a shared Variable decides, as between an object and a
-            Variable that is in the same argument itself.
-    """
-
-    chosen: bool
-    state: DiffState | None
-    first_decides: bool
-
-    def __bool__(self) -> bool:
-        return self.chosen
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Chosen):
-            return self.chosen is other
-        first_decides = (self.first_decides or other.first_decides) and self.state is other.state
-        return first_decides or self.chosen is other.chosen
-
-    def __repr__(self) -> str:
-        return repr(self.chosen)
-
-
-class _InObject(PrefixMapping):
-    """Which Variables of an object are differentiated: those of its DiffState, by default the Params."""
-
-    def __init__(self, state: DiffState | None) -> None:
-        self._state = state
-        self._filter = state or DiffState(0, Param)
-
-    def map_prefix(self, path: tp.Any, variable: tp.Any) -> tp.Any:
-        """Whether a Variable is differentiated."""
-        chosen = bool(self._filter.map_prefix(path, variable))
-        return _Chosen(chosen, self._state, first_decides=self._state is None)
-
-    def finds(self, path: tp.Any, variable: tp.Any) -> bool:
-        """Whether the filter matches."""
-        return self._filter.finds(path, variable)
 
 
 def _is_object(call: CallDef, code: tp.Any) -> bool:
@@ -179,25 +132,26 @@ class GradWrapped(Transformed[..., tp.Any]):
             chosen.add(position)
             for leaf in jax.tree_util.tree_leaves(args[position]):
                 by_leaf[leaf] = argnum if isinstance(argnum, DiffState) else True
-        codes = call.graphdef.decoded.roots
-        settings: list[tp.Any] = []
-        for leaf, setting in enumerate(by_leaf):
-            if leaf not in call.where or setting is False:
-                settings.append(setting is not False)
-                continue
-            code = codes[call.where.index(leaf)]
-            state = setting if isinstance(setting, DiffState) else None
-            if not _is_object(call, code) or (options.as_tree and state is None):
-                settings.append(_Chosen(True, state, first_decides=True))
-            else:
-                settings.append(_InObject(state))
+        # Of a Variable in an object and in the same argument itself, the first path decides.
+        first: dict[int, tuple[DiffState | None, bool]] = {}
+        for root, (leaf, code) in enumerate(zip(call.where, call.graphdef.decoded.roots)):
+            if by_leaf[leaf] is not False:
+                state = by_leaf[leaf] if isinstance(by_leaf[leaf], DiffState) else None
+                whole = not _is_object(call, code) or (options.as_tree and state is None)
+                first[root] = state, whole or state is None
+                by_leaf[leaf] = True if whole else state or DiffState(0, Param)
+
+        def first_decides(root: int, again: int) -> bool:
+            (one, decides), (other, too) = (first.get(i, (i, False)) for i in (root, again))
+            return one is other and (decides or too)
+
         read: list[int] = []  # the leaves whose values a filter asked for
 
         def value(leaf: int) -> tp.Any:
             read.append(leaf)
             return given.inputs.values[leaf]
 
-        flags = settings_by_leaf(given.definition, settings, "differentiation", value)
+        flags = labels(given.definition, by_leaf, "differentiation", value, first_decides)
         for leaf in _frozen(call):
             flags[call.num_arrays + leaf] = False
         selected = Partition(tuple(map(bool, flags)))

@@ -32,6 +32,7 @@ from nnxlite.boundary import (
     broadcast,
     by_path,
     enter,
+    labels,
     leave,
     mentioned,
     no_room,
@@ -40,7 +41,6 @@ from nnxlite.boundary import (
     refuse_foreign_axes,
     refuse_foreign_outputs,
     replay,
-    settings_by_leaf,
     unpack,
     warn_of_streams,
     with_arrays,
@@ -219,7 +219,7 @@ class MapCore:
             settings += [setting] * len(jax.tree_util.tree_leaves(kwargs[name]))
         if options.constant is not None:  # None means the same
             settings = [options.constant if s is None else s for s in settings]
-        by_leaf = settings_by_leaf(call, settings, options.in_name)
+        by_leaf = labels(call, settings, options.in_name)
         order = mentioned(prefix, options.out_prefix, options.default, options.constant)
         known = MapCall(by_leaf, [settings[i] for i in call.where], order)
         run = functools.partial(self._run, call, known)

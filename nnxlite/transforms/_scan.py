@@ -30,6 +30,7 @@ from nnxlite.boundary import (
     by_path,
     carried,
     is_random,
+    labels,
     no_room,
     numbered,
     output_names,
@@ -37,7 +38,6 @@ from nnxlite.boundary import (
     paired_roots,
     refuse_foreign_axes,
     replaced,
-    settings_by_leaf,
     template_of,
     trace_body,
     warn_of_streams,
@@ -135,7 +135,7 @@ def _roles(
     settings: list[tp.Any] = [None] * len(tree_leaves(args[:num_bound]))
     settings += broadcast(options.in_axes, args[num_bound:], "in_axes")
     settings += [None] * len(tree_leaves(kwargs))
-    by_leaf = settings_by_leaf(call, settings, "in_axes")
+    by_leaf = labels(call, settings, "in_axes")
     if not options.modes.updates:  # writes carry over
         for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes, call.num_arrays):
             if by_leaf[leaf] is None and node >= 0:

@@ -22,8 +22,8 @@ from nnxlite.boundary import (
     NodePrefix,
     SplitContext,
     broadcast,
-    graph_settings,
     is_root,
+    labels,
     merge_context,
     split_context,
     template_of,
@@ -259,7 +259,7 @@ def _refuse_inconsistent_prefixes(tree: tp.Any, prefix: tp.Any) -> None:
     """Raise ValueError where a shared node has two different prefixes."""
     call = Inputs(tree).define()
     settings = broadcast(prefix, call.template(), "prefix")
-    graph_settings(call, [settings[position] for position in call.where], "prefix")
+    labels(call, settings, "prefix")
 
 
 def prefix(

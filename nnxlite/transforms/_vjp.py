@@ -13,7 +13,7 @@ import jax
 
 from nnxlite._config import Modes
 from nnxlite._jax import is_ref
-from nnxlite.boundary import CallDef, Inputs, Partition, enter, settings_by_leaf
+from nnxlite.boundary import CallDef, Inputs, Partition, enter, labels
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._derivatives import Parts, of_chosen
 from nnxlite.transforms._tangents import (
@@ -47,7 +47,7 @@ def _selected(call: Call) -> Partition:
     template = call.definition.template()[0][call.num_bound :]
     visible = set(jax.tree_util.tree_leaves(template))
     settings: list[tp.Any] = [i in visible for i in range(call.definition.treedef.num_leaves)]
-    flags = settings_by_leaf(call.definition, settings, "differentiation")
+    flags = labels(call.definition, settings, "differentiation")
     # JAX has no tangents for references to integers.
     pairs = zip(flags, call.leaves)
     return Partition(
