@@ -52,7 +52,7 @@ from nnxlite.boundary._outdef import OutDef as OutDef
 from nnxlite.boundary._outdef import OutGraph as OutGraph
 from nnxlite.boundary._outdef import Outputs as Outputs
 from nnxlite.boundary._outdef import Source as Source
-from nnxlite.boundary._outdef import fresh_text as fresh_text
+from nnxlite.boundary._outdef import output_paths as output_paths
 from nnxlite.boundary._outdef import output_roots as output_roots
 from nnxlite.boundary._outputs import leave as leave
 from nnxlite.boundary._partition import Division as Division
@@ -88,7 +88,6 @@ from nnxlite.boundary._settings import fresh_variables as fresh_variables
 from nnxlite.boundary._settings import mentioned as mentioned
 from nnxlite.boundary._settings import no_room as no_room
 from nnxlite.boundary._settings import output_names as output_names
-from nnxlite.boundary._settings import output_paths as output_paths
 from nnxlite.boundary._settings import output_settings as output_settings
 from nnxlite.boundary._settings import pack as pack
 from nnxlite.boundary._settings import unpack as unpack

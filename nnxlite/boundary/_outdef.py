@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
 from nnxlite._statics import ById
 from nnxlite.boundary._inputs import CallDef, paths_of
@@ -142,7 +140,7 @@ class OutDef:
 
 
 def output_roots(call: CallDef, definition: OutDef) -> list[Path]:
-    """The paths of the roots of some outputs: those of the arguments, then of the result."""
+    """The paths of the roots of what leaves: of the arguments, then those of the result."""
     roots = call.root_paths()
     if definition.treedef is not None:
         of_result = paths_of(definition.treedef)
@@ -150,12 +148,35 @@ def output_roots(call: CallDef, definition: OutDef) -> list[Path]:
     return roots
 
 
-def fresh_text(call: CallDef, definition: OutDef, number: int) -> str:
-    """The path of a fresh value, for messages."""
-    graph = tp.cast(OutGraph, definition.graph)
-    decoded = graph.graphdef.decoded
-    root, *path = decoded.path(decoded.leaf_frames[graph.sources.index(Fresh(number))])
-    return path_text((*output_roots(call, definition)[root], *path))
+def came_from(call: CallDef, graph: OutGraph, root: int) -> Path:
+    """The number of a root of the arguments, and a path: where an object was that left on its own."""
+    code = tp.cast(NodeCode, graph.graphdef.decoded.roots[root])
+    decoded = call.graphdef.decoded
+    return decoded.path(decoded.node_frames[tp.cast(int, graph.origin[code.number])])
+
+
+def output_paths(call: CallDef, definition: OutDef, treedef: PyTreeDef) -> list[Path]:
+    """The path of each output: array leaves of the result, written leaves, new values.
+
+    Args:
+        call, definition: the arguments, and what leaves.
+        treedef: of the result, with roots as leaves.
+    """
+    of_result = enumerate(paths_of(treedef))
+    paths = [("result", *path) for i, path in of_result if i not in definition.where]
+    came_in, graph = call.graph_leaves(), definition.graph
+    paths += [came_in[leaf].path for leaf in definition.written]
+    if graph is None:
+        return paths
+    decoded, leaves = graph.graphdef.decoded, graph.fresh_leaves()
+    roots = output_roots(call, definition)
+    for number in sorted(leaves):
+        root, *path = decoded.path(decoded.leaf_frames[leaves[number]])
+        if root >= len(roots):
+            root, *above = came_from(call, graph, root)
+            path = [*above, *path]
+        paths.append((*roots[root], *path))
+    return paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,20 +186,7 @@ class Fixed:
     value: tp.Any
 
 
-class _Again(dict[tuple[()], Fixed]):
-    """The structure of a `Fixed`: a dict that contains it, under its children, of which there are none.
-
-    So JAX builds the result of a program without running Python code. There, an interrupt would be
-    raised and the result dropped, and with it the buffers that were donated for it.
-    """
-
-    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] - never edited
-        return hash(self[()])
-
-
-jax.tree_util.register_pytree_node(
-    Fixed, lambda fixed: ((), _Again({(): fixed})), tp.cast(tp.Any, operator.getitem)
-)
+jax.tree_util.register_dataclass(Fixed, data_fields=[], meta_fields=["value"])
 
 
 class Outputs(tp.NamedTuple):

@@ -11,8 +11,8 @@ import jax
 from nnxlite._captures import captures
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import describe_trace, in_this_trace, is_ref, key_name, trace_state
-from nnxlite.boundary._inputs import ArgumentLeaf, CallDef, Inner, is_root, paths_of
-from nnxlite.boundary._outdef import OutGraph, Outputs, fresh_text
+from nnxlite.boundary._inputs import ArgumentLeaf, CallDef, Inner, is_root
+from nnxlite.boundary._outdef import OutGraph, Outputs, output_paths
 from nnxlite.graph import GraphDef, GraphNode, traverse
 from nnxlite.variables import Variable
 
@@ -25,23 +25,19 @@ def refuse_foreign_outputs(call: CallDef, out: Outputs, name: str = "the functio
         out: the outputs.
         name: of the function.
     """
-    definition = out.definition
-    for number, leaf in enumerate(jax.tree_util.tree_leaves(out.result)):
-        if _is_foreign(leaf):
-            roots = set(definition.where)
-            positions = [i for i in range(out.treedef.num_leaves) if i not in roots]
-            path = paths_of(out.treedef)[positions[number]]
-            raise TypeError(
-                f"{name} returned a value of type '{type(leaf).__name__}' at '{path_text(path)}', "
-                "which is not a valid JAX type. Return arrays, objects, or pytrees of these; static "
-                "values can be attributes of objects."
-            )
-    texts = [lambda n=n: call.graph_leaves()[n].text() for n in definition.written]
-    texts += [lambda n=n: fresh_text(call, definition, n) for n in range(len(out.fresh))]
-    for text, value in zip(texts, [*out.written, *out.fresh]):
+    results = jax.tree_util.tree_leaves(out.result)
+    for number, value in enumerate([*results, *out.written, *out.fresh]):
         for leaf in filter(_is_foreign, jax.tree_util.tree_leaves(value)):
+            path = output_paths(call, out.definition, out.treedef)[number]
+            kind = type(leaf).__name__
+            if number < len(results):
+                raise TypeError(
+                    f"{name} returned a value of type '{kind}' at '{path_text(path[1:])}', "
+                    "which is not a valid JAX type. Return arrays, objects, or pytrees of these; static "
+                    "values can be attributes of objects."
+                )
             raise TypeError(
-                f"{name} stored a value of type '{type(leaf).__name__}' at '{text()}', which is not a "
+                f"{name} stored a value of type '{kind}' at '{path_text(path)}', which is not a "
                 "valid JAX type. Store an array; to make an attribute static, assign "
                 "nnx.static(value)."
             )

@@ -16,7 +16,14 @@ import numpy as np
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
 from nnxlite.boundary._inputs import CallDef, paths_of, template_of
-from nnxlite.boundary._outdef import CameIn, OutDef, OutGraph, Outputs, Source
+from nnxlite.boundary._outdef import (
+    CameIn,
+    OutDef,
+    Outputs,
+    Source,
+    came_from,
+    output_paths,
+)
 from nnxlite.boundary._partition import Division, Partition
 from nnxlite.boundary._prefixes import (
     FilterMapping,
@@ -28,7 +35,7 @@ from nnxlite.boundary._prefixes import (
     setting_of,
     shown,
 )
-from nnxlite.graph import NodeCode, Path
+from nnxlite.graph import Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,20 +115,11 @@ def output_settings(
             if root < len(by_root):
                 setting = by_root[root]
             else:
-                came_from, *start = _where_from(call, graph, root)
-                setting, path = root_settings[came_from], [*start, *path]
+                root, *start = came_from(call, graph, root)
+                setting, path = root_settings[root], [*start, *path]
             fresh[source.number] = setting_of(setting, tuple(path), shown(decoded, leaf))
     _refuse_conflicts(call, out, value_settings, settings, fresh, what, default, meaning)
     return OutSettings(result, written, fresh)
-
-
-def _where_from(call: CallDef, graph: OutGraph, root: int) -> tuple[tp.Any, ...]:
-    """The original root and path of an object that is no longer in an argument or in the result."""
-    code = graph.graphdef.decoded.roots[root]
-    origin = graph.origin[code.number] if isinstance(code, NodeCode) else None
-    assert origin is not None, "what leaves on its own came in"
-    path = call.graphdef.paths_of_node(origin)[0]
-    return path if call.graphdef.num_roots != 1 else (0, *path)
 
 
 def _refuse_conflicts(
@@ -165,34 +163,14 @@ def fresh_variables(out: Outputs) -> list[tp.Any]:
     return [shown(graph.graphdef.decoded, leaves[number]) for number in range(len(out.fresh))]
 
 
-def output_names(
-    definition: OutDef, treedef: PyTreeDef, leaf_names: tp.Sequence[str]
-) -> OutSettings:
-    """The names of all outputs, for messages.
-
-    Args:
-        definition: what leaves.
-        treedef: of the result, with roots as leaves.
-        leaf_names: of the graph leaves of the arguments.
-    """
-    arrays, fresh = output_paths(definition, treedef)
-    result = [f"the result '{path_text(path)}'" for path in arrays]
-    written = [f"the value at '{leaf_names[leaf]}'" for leaf in definition.written]
-    return OutSettings(result, written, [f"the new Variable '{path_text(path)}'" for path in fresh])
-
-
-def output_paths(definition: OutDef, treedef: PyTreeDef) -> tuple[list[Path], list[Path]]:
-    """The paths of the array leaves of the result, and of the fresh values.
-
-    Args:
-        definition: what leaves.
-        treedef: of the result, with roots as leaves.
-    """
-    result = [path for i, path in enumerate(paths_of(treedef)) if i not in definition.where]
-    if definition.graph is None:
-        return result, []
-    decoded, fresh = definition.graph.graphdef.decoded, definition.graph.fresh_leaves()
-    return result, [decoded.path(decoded.leaf_frames[fresh[i]])[1:] for i in sorted(fresh)]
+def output_names(call: CallDef, definition: OutDef, treedef: PyTreeDef) -> list[str]:
+    """The names of all outputs, for messages; see `output_paths`."""
+    paths = output_paths(call, definition, treedef)
+    counts = treedef.num_leaves - len(definition.where), len(definition.written)
+    kinds = ["the result"] * counts[0] + ["the value at"] * counts[1]
+    kinds += ["the new Variable"] * (len(paths) - len(kinds))
+    starts = [1] * counts[0] + [0] * (len(paths) - counts[0])  # "result" is in the words already
+    return [f"{k} '{path_text(path[i:])}'" for k, path, i in zip(kinds, paths, starts)]
 
 
 def no_room(axis: tp.Any, value: tp.Any, name: str) -> str | None:

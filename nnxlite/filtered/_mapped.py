@@ -277,7 +277,9 @@ class _Program:
         values += out.fresh
         paths: list[Path] = []
         axes: list[tp.Any] = []
-        outputs = zip(_out_paths(call, out), values, variables, settings.all())
+        outputs = zip(
+            output_paths(call, out.definition, out.treedef), values, variables, settings.all()
+        )
         for path, value, variable, setting in outputs:
             for leaf in jax.tree_util.tree_leaves(value):
                 paths.append(path)
@@ -293,15 +295,6 @@ class _Program:
             f"out_axes: the leaf at '{path_text(self.whole_paths[int(batched[1])])}' has the axis "
             "None, and its value differs between the slices. Give it an axis."
         )
-
-
-def _out_paths(call: CallDef, out: Outputs) -> list[Path]:
-    """The path of each output: of the result, of written leaves, of new ones."""
-    arrays, fresh = output_paths(out.definition, out.treedef)
-    came_in = call.graph_leaves()
-    written = [came_in[number].path for number in out.definition.written]
-    result, new = ([("result", *path) for path in paths] for paths in (arrays, fresh))
-    return [*result, *written, *new]
 
 
 def _outputs(fixed: Fixed, front: tp.Sequence[tp.Any], whole: tp.Sequence[tp.Any]) -> Outputs:

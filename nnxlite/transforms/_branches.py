@@ -12,7 +12,6 @@ from jax.tree_util import tree_leaves
 
 from nnxlite._config import Modes
 from nnxlite._errors import path_text
-from nnxlite._jax import key_name
 from nnxlite.boundary import (
     Body,
     CallDef,
@@ -25,9 +24,9 @@ from nnxlite.boundary import (
     body_outputs,
     described,
     edits_text,
-    fresh_text,
     graph_difference,
     numbered,
+    output_paths,
     output_roots,
     parameter_names,
     result_words,
@@ -122,25 +121,19 @@ def _check_equal(
             "branch create, remove and return the same objects and attributes."
         )
 
-    def differ(where: str, x: tp.Any, y: tp.Any) -> TypeError:
-        return TypeError(
-            f"{name} branches must have equal output types, but {names} differ at {where}: "
-            f"{described(x)} and {described(y)}. Convert one of the two, for example with .astype."
-        )
-
-    one, other = outputs
-    results = jax.tree_util.tree_leaves_with_path(one.result)
-    for (path, x), y in zip(results, tree_leaves(other.result)):
+    values: list[list[tp.Any]] = []
+    for out in outputs:
+        new = dict(zip(out.definition.written, out.written))
+        written = [new.get(leaf, before[leaf]) for leaf in definitions[0].written]
+        values.append([*tree_leaves(out.result), *written, *out.fresh])
+    for number, (x, y) in enumerate(zip(*values)):
         if described(x) != described(y):
-            raise differ(f"'{path_text(map(key_name, path))}' of their results", x, y)
-    for number, (x, y) in enumerate(zip(one.fresh, other.fresh)):
-        if described(x) != described(y):
-            raise differ(f"'{fresh_text(call, definitions[0], number)}'", x, y)
-    new = [dict(zip(out.definition.written, out.written)) for out in outputs]
-    for leaf in definitions[0].written:
-        x, y = [values.get(leaf, before[leaf]) for values in new]
-        if described(x) != described(y):
-            raise differ(f"'{call.graph_leaves()[leaf].text()}'", x, y)
+            path = output_paths(call, definitions[0], outputs[0].treedef)[number]
+            raise TypeError(
+                f"{name} branches must have equal output types, but {names} differ at "
+                f"'{path_text(path)}': {described(x)} and {described(y)}. Convert one of the two, for "
+                "example with .astype."
+            )
 
 
 def _difference(

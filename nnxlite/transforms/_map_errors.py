@@ -41,8 +41,7 @@ class MapNames:
         if self.layout is None:
             return []
         treedef = self.layout.definition.treedef or self.layout.treedef.children()[0]
-        values = self.call.by_side(self.arguments)[1]
-        return output_names(self.layout.definition, treedef, values).all()
+        return output_names(self.call, self.layout.definition, treedef)
 
     def output(self, group: int, number: int) -> str:
         """The name of an output, by group and number in it."""

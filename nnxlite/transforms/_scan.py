@@ -234,8 +234,7 @@ class ScanWrapped(Transformed[..., tp.Any]):
         values = [*tree_leaves(out.result), *out.written, *out.fresh]
         for number, (axis, value) in enumerate(zip(every, values)):
             if no_room(axis, value, ""):
-                texts = [leaf.text() for leaf in call.graph_leaves()]
-                output = output_names(out.definition, out.treedef, texts).all()[number]
+                output = output_names(call, out.definition, out.treedef)[number]
                 raise ValueError(f"{name}: {no_room(axis, value, output)}")
         out = with_axis_names(inner, out, roles, axes.fresh, axis_names)
         return out, Carried(slots, tuple(every))

@@ -320,7 +320,7 @@ REFUSED = {
     "results": (lambda m: {"a": 1.0, "b": (1, 2)}, lambda m: {"a": 1.0}, STRUCTURE + ".* the result "
                 "of the second is without 'b.0', 'b.1'"),
     "result types": (lambda m: {"a": m.x * 1}, lambda m: {"a": jnp.arange(2)}, ("cond branches must "
-                     r"have equal output types, .* differ at 'a' of their results: float32\[\] and")),
+                     r"have equal output types, .* differ at 'result.a': float32\[\] and")),
     "result object types": (lambda m: [nnx.Param(m.x * 1)], lambda m: [nnx.Param(jnp.ones(2))],
                             r"differ at 'result.0': float32\[\] and float32\[2\]"),
     "result objects": (lambda m: m.x, lambda m: m.y, "the first returns 'm.x', the second 'm.y'"),

@@ -456,7 +456,7 @@ BAD = [
         out_axes=None,
     ),
     refused(
-        "batched: the new Variable '<root>' has axis None",
+        "batched: the new Variable 'result' has axis None",
         fun=lambda m, x: nnx.Param(x),
         out_axes=None,
     ),
