@@ -66,41 +66,28 @@ def leave(
     if values_only:
         refuse_aliases(inner, result, roots)
     new = _written(inner, all_written)
-
-    def outputs(
-        nodes: tuple[NodeCode, ...], graph: OutGraph | None, fresh: list[tp.Any]
-    ) -> Outputs:
-        at = tuple(sorted(new))
-        written = [new[leaf] for leaf in at]
-        if not where:
-            return Outputs(OutDef(at, None, (), (), graph), result, written, fresh)
-        return Outputs(OutDef(at, treedef, where, nodes, graph), arrays, written, fresh)
-
-    def keep_given() -> None:
-        leaf_nodes = inner.call.graphdef.decoded.leaf_nodes
+    numbers = {id(node): i for i, node in enumerate(inner.nodes)}
+    known = [numbers.get(id(root)) for root in roots]
+    graph, fresh = None, list[tp.Any]()
+    if values_only or None in known or _restructured(inner):
+        graph, fresh, changed = _graph_of(inner, roots, all_written, captured, values_only)
+        if structure:
+            new.update(changed)
+        else:
+            graph = dataclasses.replace(graph, edits=(), kinds=())
         for leaf in all_written:  # even if the array was replaced: its buffer is gone
-            if leaf_nodes[leaf] < 0:
+            if inner.call.graphdef.decoded.leaf_nodes[leaf] < 0:
                 new.setdefault(leaf, inner.values[leaf])
-
-    if values_only:
-        graph, fresh = _result_graph(inner, roots, captured)
-        keep_given()
-        return outputs((), graph, fresh)
-    if not _restructured(inner):
-        numbers = {id(node): i for i, node in enumerate(inner.nodes)}
-        known = [numbers[id(root)] for root in roots if id(root) in numbers]
-        if len(known) == len(roots):
-            return outputs(tuple(map(NodeCode, known)), None, [])
-    graph, fresh, changed = _graph_of(inner, roots, all_written, captured)
-    if structure:
-        new.update(changed)
+        nodes, graph = _without_graph(graph, len(roots))
     else:
-        graph = dataclasses.replace(graph, edits=(), kinds=())
-    keep_given()
-    known = _known_roots(graph, len(roots))
-    if known is not None and not graph.edits and not graph.kinds:
-        return outputs(known, None, [])
-    return outputs((), graph, fresh)
+        nodes = tuple(map(NodeCode, tp.cast(list[int], known)))
+    at = tuple(sorted(new))
+    written = [new[leaf] for leaf in at]
+    if graph is None:
+        fresh = []
+    if not where:
+        return Outputs(OutDef(at, None, (), (), graph), result, written, fresh)
+    return Outputs(OutDef(at, treedef, where, nodes, graph), arrays, written, fresh)
 
 
 def only_structure_of(out: Outputs, nodes: tp.Container[int]) -> Outputs:
@@ -111,21 +98,20 @@ def only_structure_of(out: Outputs, nodes: tp.Container[int]) -> Outputs:
     kept = {graph.origin[new] for new in range(len(graph.origin)) if new in nodes}
     edits = tuple(edit for edit in graph.edits if edit[0] in nodes)
     kinds = tuple(kind for kind in graph.kinds if kind[0] in kept)
-    graph = dataclasses.replace(graph, edits=edits, kinds=kinds)
-    known = _known_roots(graph, len(definition.where))
-    if known is None or edits or kinds:
-        return out._replace(definition=dataclasses.replace(definition, graph=graph))
-    definition = dataclasses.replace(definition, nodes=known, graph=None)
-    return out._replace(definition=definition, fresh=[])
+    whole = dataclasses.replace(graph, edits=edits, kinds=kinds)
+    known, graph = _without_graph(whole, len(definition.where))
+    definition = dataclasses.replace(definition, nodes=known, graph=graph)
+    return out._replace(definition=definition, fresh=[] if graph is None else out.fresh)
 
 
-def _known_roots(graph: OutGraph, count: int) -> tuple[NodeCode, ...] | None:
-    """The roots of the result as nodes of the arguments; None where one is not among them."""
-    first = graph.first_result
-    codes = graph.graphdef.decoded.roots[first : first + count]
+def _without_graph(graph: OutGraph, count: int) -> tuple[tuple[NodeCode, ...], OutGraph | None]:
+    """The roots of the result as nodes of the arguments; and the graph, where they are not enough."""
+    codes = graph.graphdef.decoded.roots[graph.first_result :][:count]
     numbers = [graph.origin[code.number] for code in codes if isinstance(code, NodeCode)]
     known = tuple(NodeCode(number) for number in numbers if number is not None)
-    return known if len(known) == len(codes) else None
+    if graph.edits or graph.kinds or len(known) < len(codes):
+        return (), graph
+    return known, None
 
 
 def _written(inner: Inner, all_written: tp.Collection[int]) -> dict[int, tp.Any]:
@@ -165,27 +151,33 @@ def _restructured(inner: Inner) -> bool:
 
 
 def _graph_of(
-    inner: Inner, roots: list[tp.Any], all_written: tp.Collection[int], captured: bool
+    inner: Inner,
+    roots: list[tp.Any],
+    all_written: tp.Collection[int],
+    captured: bool,
+    values_only: bool,
 ) -> tuple[OutGraph, list[tp.Any], dict[int, tp.Any]]:
-    """The graph as it is now, compared with that of the arguments.
+    """The graph as it is now, compared with that of the arguments; or, of values only, all new.
 
     Returns the comparison, the values that did not come in, and, by leaf number, arrays that replaced
     others.
     """
-    arguments = inner.roots()
-    every = [*arguments, *roots, *_detached(inner)]
+    arguments, detached = ([], []) if values_only else (inner.roots(), _detached(inner))
+    every = [*arguments, *roots, *detached]
     walk = traverse(every, trees=inner.call.trees, open_roots=True)
     graphdef: GraphDef[tp.Any] = GraphDef(walk.tokens, len(every))
     decoded = graphdef.decoded
-    numbers = {id(node): i for i, node in enumerate(inner.nodes)}
+    numbers = {} if values_only else {id(node): i for i, node in enumerate(inner.nodes)}
     origin = tuple(numbers.get(id(node)) for node in walk.nodes)
-    if not captured:
+    variables = [node for node in walk.nodes if isinstance(node, Variable)]
+    own = all(variable._box.trace is trace_state.value for variable in variables)
+    if not captured and not (values_only and own):  # without Variables, objects are built again
         refuse_captured(walk.nodes, origin, graphdef)
     refuse_dead_tracers(walk.nodes, graphdef)
     came_in = inner.call.graphdef.decoded
     arrays: dict[int, list[int]] = {}  # one array may be at several paths
     for leaf, node in enumerate(came_in.leaf_nodes):
-        if node < 0 and leaf not in all_written:
+        if node < 0 and leaf not in all_written and not values_only:
             arrays.setdefault(id(inner.values[leaf]), []).append(leaf)
 
     def source(leaf: tp.Any, node: int) -> Source | None:
@@ -213,7 +205,7 @@ def _graph_of(
         and not definition.is_like(came_in.node_defs[old])
     )
     every_source = tp.cast(tuple[Source, ...], tuple(sources))
-    seen = _seen(inner)
+    seen = tuple(map(ById, inner.call.graphdef.atoms()))
     graph = OutGraph(graphdef, origin, every_source, len(arguments), edits, kinds, seen)
     return graph, fresh.values, changed
 
@@ -235,26 +227,6 @@ class _FreshValues:
         if source is new:
             self.values.append(value[...] if is_ref(value) else value)
         return source
-
-
-def _result_graph(
-    inner: Inner, roots: list[tp.Any], captured: bool
-) -> tuple[OutGraph, list[tp.Any]]:
-    """The graph of a result whose objects are all new outside, and the values of its leaves."""
-    walk = traverse(roots, trees=inner.call.trees, open_roots=True)
-    graphdef: GraphDef[tp.Any] = GraphDef(walk.tokens, len(roots))
-    origin = (None,) * len(walk.nodes)
-    variables = [node for node in walk.nodes if isinstance(node, Variable)]
-    if not captured and any(v._box.trace is not trace_state.value for v in variables):
-        refuse_captured(walk.nodes, origin, graphdef)  # without Variables they are built again
-    refuse_dead_tracers(walk.nodes, graphdef)
-    fresh = _FreshValues(inner)
-    sources = tuple(map(fresh.source, walk.leaves))
-    return OutGraph(graphdef, origin, sources, 0, (), (), _seen(inner)), fresh.values
-
-
-def _seen(inner: Inner) -> tuple[ById, ...]:
-    return tuple(map(ById, inner.call.graphdef.atoms()))
 
 
 def _detached(inner: Inner) -> list[tp.Any]:
