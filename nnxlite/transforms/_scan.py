@@ -53,9 +53,10 @@ from nnxlite.transforms._mapped import remove_axis_names, with_axis_names
 from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._wrapper import (
     Decorator,
+    Options,
     P,
     R,
-    Transformed,
+    Transform,
     decorated,
     inputs_in_mode,
     name_of,
@@ -64,20 +65,6 @@ from nnxlite.variables import MISSING, PARTITION_NAME
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import ScanKeywords
-
-
-class ScanOptions(tp.NamedTuple):
-    """The options of `scan`, in one object."""
-
-    name: str
-    length: int | None
-    reverse: bool
-    unroll: tuple[type, int | bool]  # with the type, since True equals 1
-    split_transpose: bool
-    in_axes: tp.Any
-    out_axes: tp.Any
-    axis_names: tuple[tuple[str, tp.Any], ...]
-    modes: Modes
 
 
 class _ScanProgram(tp.NamedTuple):
@@ -127,9 +114,7 @@ def _axis_moved(x: tp.Any, source: int, target: int) -> tp.Any:
     return x if source == target else jnp.moveaxis(x, source, target)
 
 
-def _roles(
-    options: ScanOptions, call: CallDef, num_bound: int
-) -> tuple[list[tp.Any], list[tp.Any]]:
+def _roles(options: Options, call: CallDef, num_bound: int) -> tuple[list[tp.Any], list[tp.Any]]:
     """What a scan does with each leaf, and each root: an axis, `Carry`, or None for a constant."""
     args, kwargs = call.template()
     settings: list[tp.Any] = [None] * len(tree_leaves(args[:num_bound]))
@@ -151,123 +136,116 @@ def _carry_part(axes: tp.Any, parts: tp.Any, whole: bool = False) -> tp.Any:
     return next((part for axis, part in pairs if axis is Carry), None)
 
 
-class ScanWrapped(Transformed[..., tp.Any]):
-    """A scanned function, as `scan` returns it."""
-
-    options: ScanOptions
-
-    def __init__(self, fun: tp.Any, options: ScanOptions) -> None:
-        super().__init__(fun, options)
-        self._warned: set[str] = set()
-
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        bound, axes = self.bound, self.options.in_axes
-        wanted = len(axes) if isinstance(axes, tuple) else int(axes is Carry)
-        if kwargs or len(args) < wanted:
-            args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
-        if wanted and len(args) != wanted:
-            every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
-            check_arguments("scan", bound.fun, every, keywords)
-            if axes is Carry:
-                raise ValueError(
-                    f"scan({name_of(bound.fun)}): with in_axes=Carry the one argument is the carry, "
-                    f"got {len(args)} arguments. Carry them as one pytree, or give each its axis, "
-                    "such as in_axes=(nnx.Carry, None)."
-                )
-        inputs = inputs_in_mode(
-            bound, *loop_arguments((args, kwargs), self.options.modes), self.options
-        )
-        return run_flow("scan", lambda: inputs, self._run)
-
-    def _run(self, call: CallDef, leaves: list[tp.Any]) -> Crossing:
-        """Trace the body, and run the loop."""
-        options = self.options
-        roles, roots = _roles(options, call, len(self.bound.args))
-        scanned = [i for i, role in enumerate(roles) if role is not None and role is not Carry]
-        check_length(call, leaves, roles, scanned, options.length)
-        slice_of = lambda x, axis: jax.tree_util.tree_map(
-            functools.partial(abstract_slice, axis=axis), x
-        )
-        slices = [slice_of(leaves[i], roles[i]) for i in scanned]
-        step = functools.partial(self._step, roles=call.by_side(roles)[1], roots=roots)
-        trace = lambda leaves: trace_body(call, step, leaves, user=self.bound.fun)
-        loop = trace_loop("scan", call, replaced(leaves, scanned, slices), roles, trace)
-        numbers = numbered(leaves)
-        settings = _ScanProgram(
-            tuple((n, roles[i]) for i in scanned for n in tree_leaves(numbers[i])),
-            loop.state,
-            loop.following,
-            loop.others,
-            None if scanned else options.length,  # that of the arrays may be symbolic
-            options.reverse,
-            options.unroll[1],
-            options.split_transpose,
-        )
-        whole = replaced(loop.leaves, scanned, [leaves[i] for i in scanned])
-        return loop.crossing(run_bodies(_scan, settings, [loop.body], tree_leaves(whole)))
-
-    def _step(
-        self, inner: Inner, tree: tp.Any, roles: list[tp.Any], roots: list[tp.Any]
-    ) -> tuple[Outputs, Carried]:
-        """One iteration, with what leaves it.
-
-        Args:
-            inner, tree: its arguments.
-            roles, roots: of the graph leaves and roots.
-        """
-        options, fun, call = self.options, self.bound.fun, inner.call
-        name, axis_names = f"scan({name_of(fun)})", dict(options.axis_names)
-        if axis_names:
-            remove_axis_names(inner, roles, axis_names)
-        result = fun(*tree[0], **tree[1])
-        refuse_shared_result(result, "scan", options.modes.graph)
-        out = body_outputs(inner, result, structure=True)
-        out = self._without_constants(call, out, roles, name)
-        loop = LoopKind("scan", options.modes.updates)
-        before = _carry_part(options.in_axes, call.template()[0][len(self.bound.args) :])
-        after = _carry_part(options.out_axes, template_of(out.treedef), whole=True)
-        axes = output_settings(call, out, roles, roots, options.out_axes, "out_axes", None)
-        pairs = paired_roots(loop, call, out, before, after)
-        out, slots = carried(loop, inner, out, pairs, roles, axes.fresh)
-        written = [roles[leaf] for leaf in out.definition.written]
-        every = [*axes.result, *written, *axes.fresh[: len(out.fresh)]]
-        values = [*tree_leaves(out.result), *out.written, *out.fresh]
-        for number, (axis, value) in enumerate(zip(every, values)):
-            if no_room(axis, value, ""):
-                output = output_names(call, out.definition, out.treedef)[number]
-                raise ValueError(f"{name}: {no_room(axis, value, output)}")
-        out = with_axis_names(inner, out, roles, axes.fresh, axis_names)
-        return out, Carried(slots, tuple(every))
-
-    def _without_constants(
-        self, call: CallDef, out: Outputs, roles: list[tp.Any], name: str
-    ) -> Outputs:
-        """The outputs without random streams that are constants: each iteration draws the same keys.
-
-        Raises ValueError where another constant was written.
-        """
-        at = out.definition.written
-        constants = [leaf for leaf in at if roles[leaf] is None]
-        if self.options.modes.updates:
-            for leaf in constants:
-                if not is_random(call, leaf):
-                    raise ValueError(
-                        f"scan: the body writes '{call.graph_leaves()[leaf].text()}', which is "
-                        "broadcast (axis None): the writes of the iterations would be lost. Carry "
-                        "it, with Carry in in_axes or nnx.StateAxes({...: nnx.Carry}), or give it an "
-                        "axis."
-                    )
-            warn_of_streams(
-                call,
-                constants,
-                self._warned,
-                f"is broadcast under {name}: every iteration draws the same keys",
-                "Carry its count, with nnx.StateAxes({nnx.RngCount: nnx.Carry, ...: None}), or "
-                "give each iteration a key of its own with nnx.split_rngs(splits=...) and an axis.",
+def _run_scan(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    bound, axes = t.bound, t.options.in_axes
+    wanted = len(axes) if isinstance(axes, tuple) else int(axes is Carry)
+    if kwargs or len(args) < wanted:
+        args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
+    if wanted and len(args) != wanted:
+        every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
+        check_arguments("scan", bound.fun, every, keywords)
+        if axes is Carry:
+            raise ValueError(
+                f"scan({name_of(bound.fun)}): with in_axes=Carry the one argument is the carry, "
+                f"got {len(args)} arguments. Carry them as one pytree, or give each its axis, "
+                "such as in_axes=(nnx.Carry, None)."
             )
-        kept = [i for i, leaf in enumerate(at) if leaf not in constants]
-        definition = dataclasses.replace(out.definition, written=tuple(at[i] for i in kept))
-        return out._replace(definition=definition, written=[out.written[i] for i in kept])
+    inputs = inputs_in_mode(bound, *loop_arguments((args, kwargs), t.options.modes), t.options)
+    return run_flow("scan", lambda: inputs, functools.partial(_run, t))
+
+
+def _run(t: Transform[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Crossing:
+    """Trace the body, and run the loop."""
+    options = t.options
+    roles, roots = _roles(options, call, len(t.bound.args))
+    scanned = [i for i, role in enumerate(roles) if role is not None and role is not Carry]
+    check_length(call, leaves, roles, scanned, options.length)
+    slice_of = lambda x, axis: jax.tree_util.tree_map(
+        functools.partial(abstract_slice, axis=axis), x
+    )
+    slices = [slice_of(leaves[i], roles[i]) for i in scanned]
+    step = functools.partial(_step, t, roles=call.by_side(roles)[1], roots=roots)
+    trace = lambda leaves: trace_body(call, step, leaves, user=t.bound.fun)
+    loop = trace_loop("scan", call, replaced(leaves, scanned, slices), roles, trace)
+    numbers = numbered(leaves)
+    settings = _ScanProgram(
+        tuple((n, roles[i]) for i in scanned for n in tree_leaves(numbers[i])),
+        loop.state,
+        loop.following,
+        loop.others,
+        None if scanned else options.length,  # that of the arrays may be symbolic
+        options.reverse,
+        options.unroll[1],
+        options.split_transpose,
+    )
+    whole = replaced(loop.leaves, scanned, [leaves[i] for i in scanned])
+    return loop.crossing(run_bodies(_scan, settings, [loop.body], tree_leaves(whole)))
+
+
+def _step(
+    t: Transform[..., tp.Any], inner: Inner, tree: tp.Any, roles: list[tp.Any], roots: list[tp.Any]
+) -> tuple[Outputs, Carried]:
+    """One iteration, with what leaves it.
+
+    Args:
+        t: the scan.
+        inner, tree: its arguments.
+        roles, roots: of the graph leaves and roots.
+    """
+    options, fun, call = t.options, t.bound.fun, inner.call
+    name, axis_names = f"scan({name_of(fun)})", dict(options.axis_names)
+    if axis_names:
+        remove_axis_names(inner, roles, axis_names)
+    result = fun(*tree[0], **tree[1])
+    refuse_shared_result(result, "scan", options.modes.graph)
+    out = body_outputs(inner, result, structure=True)
+    out = _without_constants(t, call, out, roles, name)
+    loop = LoopKind("scan", options.modes.updates)
+    before = _carry_part(options.in_axes, call.template()[0][len(t.bound.args) :])
+    after = _carry_part(options.out_axes, template_of(out.treedef), whole=True)
+    axes = output_settings(call, out, roles, roots, options.out_axes, "out_axes", None)
+    pairs = paired_roots(loop, call, out, before, after)
+    out, slots = carried(loop, inner, out, pairs, roles, axes.fresh)
+    written = [roles[leaf] for leaf in out.definition.written]
+    every = [*axes.result, *written, *axes.fresh[: len(out.fresh)]]
+    values = [*tree_leaves(out.result), *out.written, *out.fresh]
+    for number, (axis, value) in enumerate(zip(every, values)):
+        if no_room(axis, value, ""):
+            output = output_names(call, out.definition, out.treedef)[number]
+            raise ValueError(f"{name}: {no_room(axis, value, output)}")
+    out = with_axis_names(inner, out, roles, axes.fresh, axis_names)
+    return out, Carried(slots, tuple(every))
+
+
+def _without_constants(
+    t: Transform[..., tp.Any], call: CallDef, out: Outputs, roles: list[tp.Any], name: str
+) -> Outputs:
+    """The outputs without random streams that are constants: each iteration draws the same keys.
+
+    Raises ValueError where another constant was written.
+    """
+    at = out.definition.written
+    constants = [leaf for leaf in at if roles[leaf] is None]
+    if t.options.modes.updates:
+        for leaf in constants:
+            if not is_random(call, leaf):
+                raise ValueError(
+                    f"scan: the body writes '{call.graph_leaves()[leaf].text()}', which is "
+                    "broadcast (axis None): the writes of the iterations would be lost. Carry "
+                    "it, with Carry in in_axes or nnx.StateAxes({...: nnx.Carry}), or give it an "
+                    "axis."
+                )
+        warn_of_streams(
+            call,
+            constants,
+            vars(t).setdefault("_warned", set()),  # of these streams
+            f"is broadcast under {name}: every iteration draws the same keys",
+            "Carry its count, with nnx.StateAxes({nnx.RngCount: nnx.Carry, ...: None}), or "
+            "give each iteration a key of its own with nnx.split_rngs(splits=...) and an axis.",
+        )
+    kept = [i for i, leaf in enumerate(at) if leaf not in constants]
+    definition = dataclasses.replace(out.definition, written=tuple(at[i] for i in kept))
+    return out._replace(definition=definition, written=[out.written[i] for i in kept])
 
 
 def check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:
@@ -365,7 +343,7 @@ def check_length(
 
 
 @tp.overload
-def scan(f: tp.Callable[P, R], **options: tp.Unpack[ScanKeywords]) -> Transformed[P, R]: ...
+def scan(f: tp.Callable[P, R], **options: tp.Unpack[ScanKeywords]) -> Transform[P, R]: ...
 @tp.overload
 def scan(**options: tp.Unpack[ScanKeywords]) -> Decorator: ...
 def scan(
@@ -433,15 +411,18 @@ def scan(
     refuse_foreign_axes("scan", "out_axes", out_axes)
     check_prefixes(in_axes, out_axes)
     unroll = as_integer(unroll)
-    options = ScanOptions(
+    options = Options.of(
         "scan",
-        as_integer(length),
-        reverse,
-        (type(unroll), unroll),
-        _split_transpose,
-        in_axes,
-        out_axes,
-        tuple(transform_metadata.items()) if PARTITION_NAME in transform_metadata else (),
         Modes.of(graph, graph_updates),
+        _run_scan,
+        length=as_integer(length),
+        reverse=reverse,
+        unroll=(type(unroll), unroll),  # with the type, since True equals 1
+        split_transpose=_split_transpose,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        axis_names=tuple(transform_metadata.items())
+        if PARTITION_NAME in transform_metadata
+        else (),
     )
-    return decorated(ScanWrapped, f, options)
+    return decorated(Transform, f, options)
