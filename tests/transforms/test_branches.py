@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -177,69 +176,6 @@ def test_inside_vmap_each_lane_chooses():
     out = nnx.vmap(lambda m, i: nnx.switch(i, [up, double, keep], m))(m, jnp.array([0, 1, 2, 0]))
     assert out.tolist() == [1.0, 2.0, 0.0, 1.0]
     assert m.n.value.tolist() == [1.0, 0.0, 0.0, 1.0] and m.x.value.tolist() == [1, 2, 1, 1]
-
-
-# what branches see ---------------------------------------------------------------------------------
-
-
-class Settings:
-    """Values that functions find through a class."""
-
-    scale = 1.0
-
-    @classmethod
-    def read(cls):
-        return cls.scale
-
-
-class Scaled(nnx.Module):
-    """The same on a module, with a method that reads it."""
-
-    scale = 1.0
-    table = {"scale": 1.0}
-
-    def __init__(self):
-        self.w = nnx.Param(jnp.float32(1.0))
-
-    @classmethod
-    def read(cls):
-        return cls.scale
-
-    def times(self):
-        return self.w * self.scale
-
-
-def by_default(m, values=[1.0]):  # noqa: B006 - that it changes is the point
-    return m.w * values[0]
-
-
-SEEN = {
-    "class attribute": lambda m: m.w * Settings.scale,
-    "class method": lambda m: m.w * Settings.read(),
-    "attribute by name": lambda m: m.w * getattr(Settings, "sca" + "le"),
-    "attribute getter": lambda m: m.w * operator.attrgetter("scale")(Settings),
-    "class namespace": lambda m: m.w * Settings.__dict__["scale"],
-    "of the argument": lambda m: m.w * m.scale,
-    "method": lambda m: m.times(),
-    "method by name": lambda m: m.times(),
-    "method caller": lambda m: operator.methodcaller("times")(m),
-    "class of the argument": lambda m: m.w * type(m).read(),
-    "table": lambda m: m.w * m.table["scale"],
-    "default": by_default,
-}
-
-
-@pytest.mark.parametrize("name", SEEN)
-def test_what_a_branch_sees_is_what_is_there_at_each_call(name, monkeypatch):
-    """Eager branches are compiled once, but never out of date."""
-    m = Scaled()
-    for value in (1.0, 2.0, 2.0, 3.0, 1.0):
-        monkeypatch.setattr(Settings, "scale", value)
-        monkeypatch.setattr(Scaled, "scale", value)
-        monkeypatch.setitem(Scaled.table, "scale", value)
-        by_default.__defaults__[0][0] = value
-        assert float(nnx.switch(0, [SEEN[name]], m)) == value
-        assert float(nnx.cond(True, SEEN[name], lambda m: m.w * 0, m)) == value
 
 
 # structure -----------------------------------------------------------------------------------------
