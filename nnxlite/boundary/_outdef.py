@@ -209,6 +209,10 @@ class Outputs(tp.NamedTuple):
         """Of the result, with roots as leaves."""
         return self.definition.treedef or jax.tree_util.tree_structure(self.result)
 
+    def values(self) -> list[tp.Any]:
+        """The value of each output, in the order of `output_paths`."""
+        return [*jax.tree_util.tree_leaves(self.result), *self.written, *self.fresh]
+
     def crossing(self) -> Crossing:
         """The outputs as they cross a JAX transform: a static node, and trees of leaves."""
         definition, result, written, fresh = self

@@ -25,12 +25,12 @@ def refuse_foreign_outputs(call: CallDef, out: Outputs, name: str = "the functio
         out: the outputs.
         name: of the function.
     """
-    results = jax.tree_util.tree_leaves(out.result)
-    for number, value in enumerate([*results, *out.written, *out.fresh]):
+    results = out.treedef.num_leaves - len(out.definition.where)
+    for number, value in enumerate(out.values()):
         for leaf in filter(_is_foreign, jax.tree_util.tree_leaves(value)):
             path = output_paths(call, out.definition, out.treedef)[number]
             kind = type(leaf).__name__
-            if number < len(results):
+            if number < results:
                 raise TypeError(
                     f"{name} returned a value of type '{kind}' at '{path_text(path[1:])}', "
                     "which is not a valid JAX type. Return arrays, objects, or pytrees of these; static "

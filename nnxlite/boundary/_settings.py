@@ -190,11 +190,10 @@ def pack(
     out: Outputs, settings: OutSettings, order: tuple[tp.Any, ...]
 ) -> tuple[Layout, tuple[list[tp.Any], ...]]:
     """Output leaves in groups, one for each setting in `order`."""
-    leaves = [*jax.tree_util.tree_leaves(out.result), *out.written, *out.fresh]
     blank = out.result, [0] * len(out.written), [0] * len(out.fresh)
     partition = Partition(tuple(settings.all()), order)
     layout = Layout(out.definition, jax.tree_util.tree_structure(blank), Division(partition))
-    return layout, partition.split(leaves)
+    return layout, partition.split(out.values())
 
 
 def unpack(layout: Layout, groups: tp.Sequence[tp.Sequence[tp.Any]]) -> Outputs:

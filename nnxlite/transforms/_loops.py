@@ -119,12 +119,12 @@ def trace_loop(
     numbers, out = numbered(leaves), body.numbers()
     state = jax.tree_util.tree_leaves([numbers[i] for i in slots])
     following = jax.tree_util.tree_leaves(_next_state(more, out))
-    every = [*jax.tree_util.tree_leaves(out.result), *out.written, *out.fresh]
+    next_ones = set(following)
     others = [
         (n, role)
-        for x, role in zip(every, more.roles)
+        for x, role in zip(out.values(), more.roles)
         for n in jax.tree_util.tree_leaves(x)
-        if n not in following
+        if n not in next_ones
     ]
     return LoopBody(body, leaves, tuple(state), tuple(following), tuple(others))
 
@@ -145,8 +145,7 @@ def _carry_body(
     pairs = paired_roots(loop, call, out, call.template()[0][-1], after)
     roles = [Carry] * call.graphdef.num_leaves
     out, slots = carried(loop, inner, out, pairs, roles, [Carry] * len(out.fresh))
-    count = len(jax.tree_util.tree_leaves(out.result)) + len(out.written) + len(out.fresh)
-    return out, Carried(slots, (Carry,) * count)
+    return out, Carried(slots, (Carry,) * len(out.values()))
 
 
 def _trace_test(test: tp.Callable[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Body:

@@ -208,8 +208,7 @@ def _step(
     out, slots = carried(loop, inner, out, pairs, roles, axes.fresh)
     written = [roles[leaf] for leaf in out.definition.written]
     every = [*axes.result, *written, *axes.fresh[: len(out.fresh)]]
-    values = [*tree_leaves(out.result), *out.written, *out.fresh]
-    for number, (axis, value) in enumerate(zip(every, values)):
+    for number, (axis, value) in enumerate(zip(every, out.values())):
         if no_room(axis, value, ""):
             output = output_names(call, out.definition, out.treedef)[number]
             raise ValueError(f"{name}: {no_room(axis, value, output)}")
