@@ -74,14 +74,17 @@ def _run_branches(
     definitions = [dataclasses.replace(b.definition, written=written) for b in bodies]
     labels = [f"{_branch_name(name, i)} ({name_of(fun)})" for i, fun in enumerate(funs)]
     before = call.by_side(leaves)[1]
-    for body, definition, label in zip(bodies[1:], definitions[1:], labels[1:]):
-        names = f"{labels[0]} and {label}"
-        both, sides = (definitions[0], definition), (bodies[0], body)
-        _check_equal(name, names, call, both, (sides[0].shapes, sides[1].shapes), before)
+    for number in range(1, len(bodies)):
+        names = f"{labels[0]} and {labels[number]}"
+        both, sides = (
+            (definitions[0], definitions[number]),
+            (bodies[0].shapes, bodies[number].shapes),
+        )
+        _check_equal(name, names, call, both, sides, before)
 
     # What a branch does not write it leaves as it is: an output is one of the body's, or an input.
     old = call.by_side(jax.tree_util.tree_map(lambda n: -1 - n, numbered(leaves)))[1]
-    outputs = [_picks(body, written, old) for body in bodies]
+    outputs = [_picks(traced, written, old) for traced in bodies]
     settings = _Choice(name, tuple(tuple(tree_leaves(picks)) for picks in outputs))
     flat = run_bodies(_choice, settings, bodies, tree_leaves(leaves))
     structure = jax.tree_util.tree_structure(outputs[0])
@@ -142,7 +145,7 @@ def _difference(
     """How what two branches leave differs in structure."""
     trees, words = [out.treedef for out in outputs], [result_words(call, out) for out in outputs]
     if trees[0] != trees[1] and all(words):
-        return f"the result of the second is {tree_difference(*trees, (words[0], words[1]))}"
+        return f"the result of the second is {tree_difference(trees[0], trees[1], (words[0], words[1]))}"
     texts = [*map(tree_text, trees, words)]
     if definitions[0].where != definitions[1].where or texts[0] != texts[1]:
         return f"the first returns {texts[0]}, the second {texts[1]}"

@@ -150,7 +150,8 @@ def _run_scan(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any
                 f"got {len(args)} arguments. Carry them as one pytree, or give each its axis, "
                 "such as in_axes=(nnx.Carry, None)."
             )
-    inputs = inputs_in_mode(bound, *loop_arguments((args, kwargs), t.options.modes), t.options)
+    args, kwargs = loop_arguments((args, kwargs), t.options.modes)
+    inputs = inputs_in_mode(bound, args, kwargs, t.options)
     return run_flow("scan", lambda: inputs, functools.partial(_run, t))
 
 
