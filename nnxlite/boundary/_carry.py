@@ -29,7 +29,16 @@ from nnxlite.boundary._inputs import CallDef, Inner
 from nnxlite.boundary._outdef import CameIn, OutGraph, Outputs, Source
 from nnxlite.boundary._outputs import only_structure_of
 from nnxlite.boundary._prefixes import Carry, leaves_of_code
-from nnxlite.graph import ArrayCode, Code, ContainerCode, NodeCode, ObjectDef, Path, StaticDef
+from nnxlite.graph import (
+    ArrayCode,
+    Code,
+    ContainerCode,
+    Decoded,
+    NodeCode,
+    ObjectDef,
+    Path,
+    StaticDef,
+)
 from nnxlite.variables import VariableDef
 
 Slots: tp.TypeAlias = tuple[tuple[int, Source], ...]
@@ -136,10 +145,13 @@ def carried(
         if out.definition.graph is not None:
             comparison.check_edits(out.definition.graph)
         places = comparison.places
-    roots, nodes = call.graphdef.decoded.roots, out.definition.nodes
+    decoded, nodes = call.graphdef.decoded, out.definition.nodes
     for a, b in pairs if graph is None else ():
-        if roots[a] != nodes[b]:
-            raise _moved(loop, call, tp.cast(NodeCode, roots[a]).number, nodes[b].number)
+        code, path = decoded.roots[a], call.root_paths()[a]
+        if isinstance(code, NodeCode) and code != nodes[b]:
+            raise _moved(loop, call, code.number, nodes[b].number)
+        if not isinstance(code, NodeCode):
+            raise _became(loop, call, (code, decoded), (nodes[b], decoded), path)
     written = dict(zip(out.definition.written, out.written))
     for leaf in written:
         if roles[leaf] is Carry:
@@ -168,6 +180,14 @@ def _moved(loop: LoopKind, call: CallDef, old: int, came: int) -> Exception:
         references=True,
         same="references",
     )
+
+
+def _became(
+    loop: LoopKind, call: CallDef, old: tuple[Code, Decoded], new: tuple[Code, Decoded], path: Path
+) -> Exception:
+    """The error for something of another kind at a path, given what was there, and what is."""
+    texts = f"{code_text(*old)} became {code_text(*new)}"
+    return loop.differ(call, f"'{path_text(path)}': {texts}.", references=True)
 
 
 class _Comparison:
@@ -317,7 +337,4 @@ class _Comparison:
         ]
 
     def _became(self, old: Code, new: Code, path: Path) -> Exception:
-        sides = code_text(old, self.before), code_text(new, self.after)
-        return self.loop.differ(
-            self.call, f"'{path_text(path)}': {sides[0]} became {sides[1]}.", references=True
-        )
+        return _became(self.loop, self.call, (old, self.before), (new, self.after), path)
