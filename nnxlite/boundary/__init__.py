@@ -60,7 +60,6 @@ from nnxlite.boundary._partition import Partition as Partition
 from nnxlite.boundary._partition import replaced as replaced
 from nnxlite.boundary._prefixes import Carry as Carry
 from nnxlite.boundary._prefixes import DiffState as DiffState
-from nnxlite.boundary._prefixes import FilterMapping as FilterMapping
 from nnxlite.boundary._prefixes import NodePrefix as NodePrefix
 from nnxlite.boundary._prefixes import PrefixMapping as PrefixMapping
 from nnxlite.boundary._prefixes import StateAxes as StateAxes

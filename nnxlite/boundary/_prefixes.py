@@ -27,21 +27,12 @@ from nnxlite.variables import MISSING, Variable, VariableDef, make
 
 
 class PrefixMapping:
-    """Base of settings that depend on the Variable."""
-
-    def lookup(self, path: Path, variable: tp.Any) -> tp.Any:
-        """The setting for the Variable (or array) at a path; MISSING where no filter matches."""
-        raise NotImplementedError  # pragma: no cover - abstract
-
-    def map_prefix(self, path: Path, variable: tp.Any) -> tp.Any:
-        """The setting for the Variable (or array) at a path, where there must be one."""
-        raise NotImplementedError  # pragma: no cover - abstract
-
-
-class FilterMapping(PrefixMapping):
-    """Settings by filter; the first filter that matches decides."""
+    """Settings that depend on the Variable, by filter; the first filter that matches decides."""
 
     what: tp.ClassVar[str] = "setting"
+    _filters: tuple[Filter, ...] = ()
+    _settings: tuple[tp.Any, ...] = ()
+    _predicates: tuple[Predicate, ...] = ()
 
     def __init__(
         self, mapping: tp.Mapping[tp.Any, tp.Any] | tp.Iterable[tuple[Filter, tp.Any]]
@@ -50,9 +41,9 @@ class FilterMapping(PrefixMapping):
             mapping = _by_setting(mapping)
         pairs = mapping.items() if isinstance(mapping, tp.Mapping) else mapping
         pairs = tuple((f, s) for f, s in pairs)
-        self._filters: tuple[Filter, ...] = tuple(f for f, _ in pairs)
-        self._settings: tuple[tp.Any, ...] = tuple(as_integer(s) for _, s in pairs)
-        self._predicates: tuple[Predicate, ...] = tuple(map(to_predicate, self._filters))
+        self._filters = tuple(f for f, _ in pairs)
+        self._settings = tuple(as_integer(s) for _, s in pairs)
+        self._predicates = tuple(map(to_predicate, self._filters))
 
     @property
     def filters(self) -> tuple[Filter, ...]:
@@ -109,7 +100,7 @@ def leaf_kind(variable: tp.Any) -> str:
     return type(variable).__name__ if isinstance(variable, Variable) else "array"
 
 
-class StateAxes(FilterMapping, tp.Mapping[Filter, tp.Any]):
+class StateAxes(PrefixMapping, tp.Mapping[Filter, tp.Any]):
     """Axes by Variable filter, for `vmap`, `pmap` and `scan`; from a mapping or a State of axes.
 
     Args:
@@ -145,7 +136,7 @@ class StateAxes(FilterMapping, tp.Mapping[Filter, tp.Any]):
         return len(self._filters)
 
 
-class StateSharding(FilterMapping):
+class StateSharding(PrefixMapping):
     """Shardings by Variable filter, for `jit` and `shard_map`; from a mapping or a State of shardings.
 
     Args:
@@ -171,7 +162,7 @@ class StateSharding(FilterMapping):
         return self._settings
 
 
-class NodePrefix(FilterMapping):
+class NodePrefix(PrefixMapping):
     """Settings for the parts of one object or State, by path; for a part they hold for all below it.
 
     A pytree of the settings; those of a leaf with several paths count once.
@@ -271,13 +262,9 @@ class DiffState(PrefixMapping):
     """
 
     def __init__(self, argnum: int, filter: Filter) -> None:
+        super().__init__([(filter, True)])
         self.argnum = as_integer(argnum)
         self.filter = filter
-        self._predicate = to_predicate(filter)
-
-    def lookup(self, path: Path, variable: tp.Any) -> tp.Any:
-        """True where the filter matches, and MISSING otherwise."""
-        return bool(self._predicate(path, variable)) or MISSING
 
     def map_prefix(self, path: Path, variable: tp.Any) -> bool:
         """Whether a Variable is differentiated.
@@ -379,7 +366,7 @@ def node_prefix(part: tp.Any, stops: Stops = is_setting) -> NodePrefix:
 def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
     """Raise TypeError where a prefix of axes contains something else."""
     for setting in jax.tree_util.tree_leaves(prefix, is_leaf=is_setting):
-        inside = setting._settings if isinstance(setting, FilterMapping) else (setting,)
+        inside = setting._settings if isinstance(setting, PrefixMapping) else (setting,)
         for axis in inside:
             if not (isinstance(axis, int) or is_setting(axis)):
                 raise TypeError(

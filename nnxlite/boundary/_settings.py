@@ -26,7 +26,7 @@ from nnxlite.boundary._outdef import (
 )
 from nnxlite.boundary._partition import Division, Partition
 from nnxlite.boundary._prefixes import (
-    FilterMapping,
+    PrefixMapping,
     array_settings,
     broadcast,
     conflict,
@@ -58,7 +58,7 @@ def mentioned(*prefixes: tp.Any) -> tuple[tp.Any, ...]:
     out: list[tp.Any] = []
     for prefix in prefixes:
         for setting in jax.tree_util.tree_leaves(prefix, is_leaf=is_setting):
-            inside = setting._settings if isinstance(setting, FilterMapping) else (setting,)
+            inside = setting._settings if isinstance(setting, PrefixMapping) else (setting,)
             out += [s for s in inside if s not in out]
     return tuple(out)
 

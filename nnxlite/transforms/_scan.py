@@ -21,10 +21,10 @@ from nnxlite.boundary import (
     CallDef,
     Carry,
     Crossing,
-    FilterMapping,
     Inner,
     LoopKind,
     Outputs,
+    PrefixMapping,
     body_outputs,
     broadcast,
     by_path,
@@ -254,7 +254,7 @@ def check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:
         parts = axes if isinstance(axes, tuple) else (axes,)
         for part in parts:
             inside = jax.tree_util.tree_leaves(
-                part, is_leaf=lambda x: x is None or isinstance(x, FilterMapping)
+                part, is_leaf=lambda x: x is None or isinstance(x, PrefixMapping)
             )
             if part is not Carry and any(setting is Carry for setting in inside):
                 raise ValueError(
@@ -282,10 +282,10 @@ def check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:
 def _check_results(out_axes: tp.Any) -> None:
     """Raise ValueError where a result would be broadcast, or a part of an object carried."""
     settings, _ = jax.tree_util.tree_flatten_with_path(
-        out_axes, is_leaf=lambda x: x is None or isinstance(x, FilterMapping)
+        out_axes, is_leaf=lambda x: x is None or isinstance(x, PrefixMapping)
     )
     for path, setting in settings:
-        inside = setting._settings if isinstance(setting, FilterMapping) else [setting]
+        inside = setting._settings if isinstance(setting, PrefixMapping) else [setting]
         for word, refused in (("carry", Carry), ("broadcast", None)):
             if setting is not Carry and any(axis is refused for axis in inside):
                 where = "".join(map(str, path))
