@@ -24,6 +24,7 @@ from nnxlite.boundary import (
     Inputs,
     Operands,
     argument_names,
+    body_outputs,
     by_path,
     call_difference,
     describe,
@@ -156,8 +157,8 @@ class JitCore:
         if not self.options.donate_written:
             return None
         updates = self.options.modes.updates
-        run = lambda tree: self.result(call, *tree)
-        return trace_body(call, run, leaves, user=self.fun(), structure=updates)
+        run = lambda inner, tree: (body_outputs(inner, self.result(call, *tree), updates), None)
+        return trace_body(call, run, leaves, user=self.fun())
 
     def jitted_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
         """The `jax.jit` object to use for a call: one for all, except where shardings are given."""
