@@ -217,13 +217,11 @@ class _Comparison:
         """Compare the roots of the carry, and other arguments that have carried leaves."""
         paths, arguments = self.call.root_paths(), self.after.roots
         results = arguments[self.graph.first_result :]
-        pending: list[tuple[Code, Code, Path]] = []
+        pending = [(self.before.roots[a], results[b], paths[a]) for a, b in pairs]
         for root, code in enumerate(self.before.roots if self.loop.updates else ()):
             if root not in dict(pairs) and any(r is Carry for r in self._roles(code)):
                 pending.append((code, arguments[root], paths[root]))
-        pending += [(self.before.roots[a], results[b], paths[a]) for a, b in pairs]
-        while pending:
-            old, new, path = pending.pop()
+        for old, new, path in pending:  # which grows
             match old, new:
                 case ContainerCode(), ContainerCode() if new.definition.matches(old.definition):
                     below = zip(old.codes, new.codes, old.definition.keys)

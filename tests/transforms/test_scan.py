@@ -624,8 +624,8 @@ BAD = [
     refused("part of what is shared", "but the body replaces a part of its carry that is shared with "
             "another, at .*. Replace it everywhere, or write into it",
             lambda c, x: ((nnx.Param(c[0] * 2), c[1]), x), error=TypeError, carry=(PARAM, PARAM)),
-    refused("other places", "must have the same references, but they differ: the body puts 'c.0' in "
-            "the place of 'c.1'", lambda c, x: (c[::-1], x), carry=(Foo(), Foo())),
+    refused("other places", "must have the same references, but they differ: the body puts 'c.1' in "
+            "the place of 'c.0'", lambda c, x: (c[::-1], x), carry=(Foo(), Foo())),
     refused("exchange", "the body puts 'c.[xy]' in the place of 'c.[xy]'", exchanges),
     refused("array for a Variable", "at 'c' the input is an object, the output an array",
             lambda c, x: (c + x, x), carry=nnx.Variable(0.0)),
