@@ -251,7 +251,7 @@ def test_a_body_may_put_new_variables_into_the_places_of_its_carry(f, times):
         (lambda c, x: (nnx.clone(c), x), "Variable identity must be preserved across iterations"),
         (
             lambda c, x: (setattr(c, "new", nnx.Param(x)), (c, x))[1],
-            "pytree structure.* 'new'",
+            "pytree structure.*'new'",
         ),
     ],
     ids=["exchange", "new", "more"],
@@ -621,7 +621,7 @@ BAD = [
             error=TypeError),
     refused("removes from a constant", STRUCTURE + r"the body changes attributes \['n'\] of 'c'",
             lambda c, x: removes(c, x)[1], error=TypeError, in_axes=(None, 0), out_axes=0),
-    refused("part of what is shared", "but the body replaces a part of its carry that is shared with "
+    refused("part of what is shared", "the body replaces a part of its carry that is shared with "
             "another, at .*. Replace it everywhere, or write into it",
             lambda c, x: ((nnx.Param(c[0] * 2), c[1]), x), error=TypeError, carry=(PARAM, PARAM)),
     refused("other places", "must have the same references, but they differ: the body puts 'c.1' in "
