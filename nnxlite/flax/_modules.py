@@ -8,6 +8,7 @@ import leaves them out: it would hide the `filter` of Python and the reader's ow
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -57,6 +58,7 @@ def _path(name: str) -> str:
     return name[len(ROOT) + 1 :]
 
 
+@functools.cache  # a converter that replaces names asks for missing modules in each export
 def _target(path: str) -> types.ModuleType | None:
     """Nnxlite's module of a path; None where there is none."""
     name = f"nnxlite.{path}".rstrip(".")
