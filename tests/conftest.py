@@ -58,7 +58,7 @@ MAPS_KEPT = 20_000
 
 QUICK = frozenset(
     """
-    boundary/test_aliases.py checkpoint/test_mapping.py
+    boundary/test_aliases.py checkpoint/test_mapping.py checkpoint/test_untrusted.py
     decoding/test_sampling.py distributed/test_local.py
     filtered/test_partition.py filtered/test_trees.py
     graph/test_graphdef.py graph/test_plans.py graph/test_writes.py
@@ -69,7 +69,7 @@ QUICK = frozenset(
     numerics/test_known_values.py
     objects/test_capture.py objects/test_containers.py objects/test_module.py
     parallel/test_remat_layers.py
-    reliability/test_checks.py reliability/test_hostile_text.py
+    reliability/test_checks.py
     serving/test_bucketed.py sharding/test_abstract.py
     test_architecture.py test_config.py test_filters.py test_names.py test_state.py
     test_text.py test_traversals.py

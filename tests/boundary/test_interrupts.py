@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
 
 import nnxlite as nnx
-from tests.reliability import faults
-from tests.reliability.interrupts import interrupted_at_random, library_lines
+from tests.boundary.lines import Lines
+from tests.laws import model as slow_model
+from tests.laws.programs import content
 
 # An interrupt that arrives in a finalizer, or in a callback of the garbage collector, is reported only.
 pytestmark = pytest.mark.filterwarnings(
@@ -61,29 +60,15 @@ def test_L8_an_interrupt_at_any_line_of_a_call_leaves_all_or_nothing(options):
     model = Many()
     step(model)
     outcomes = {True: 0, False: 0}
-    total = library_lines(lambda: step(model))
+    total = Lines(lambda: step(model)).count
     for at in range(1, total + 1, 3):
-        lines = faults.Lines(faults.in_library, at, faults.raising(KeyboardInterrupt))
         before = steps_of(model)
-        with contextlib.suppress(KeyboardInterrupt):
-            lines.run(lambda: step(model))
+        lines = Lines(lambda: step(model), at)
         outcomes[steps_of(model) == before + 1] += 1
         assert steps_of(model) in (before, before + 1), lines.place
         nnx.split(model)
     assert outcomes[True] > 0 and outcomes[False] > 20
     assert step.cache_info().traces == 1
-
-
-@pytest.mark.parametrize("options", [{}, {"donate": "written"}], ids=str)
-def test_L8_interrupts_at_random_moments_leave_all_or_nothing(options):
-    model = Many(30)
-    step = nnx.jit(count_values, **options)
-    step(model)
-
-    def check():
-        assert len({int(part.value[0]) for part in model.parts}) == 1
-
-    assert interrupted_at_random(lambda: step(model), check, count=60, seed=0) == 60
 
 
 def test_L8_an_eager_update_of_an_optimizer_is_interrupted_before_or_after_it_is_done():
@@ -97,13 +82,11 @@ def test_L8_an_eager_update_of_an_optimizer_is_interrupted_before_or_after_it_is
         leaves += [x for _, x in nnx.to_flat_state(nnx.state(optimizer))]
         return [float(jnp.sum(jnp.asarray(x))) for x in leaves]
 
-    total = library_lines(lambda: optimizer.update(model, grads))
+    total = Lines(lambda: optimizer.update(model, grads)).count
     for at in range(1, total + 1, 7):
         before = state()
         after = state_after(model, optimizer, grads, state)
-        lines = faults.Lines(faults.in_library, at, faults.raising(KeyboardInterrupt))
-        with contextlib.suppress(KeyboardInterrupt):
-            lines.run(lambda: optimizer.update(model, grads))
+        lines = Lines(lambda: optimizer.update(model, grads), at)
         assert state() in (before, after), lines.place
 
 
@@ -114,19 +97,6 @@ def state_after(model, optimizer, grads, state):
     after = state()
     nnx.update((model, optimizer), kept)
     return after
-
-
-def test_L8_an_update_is_interrupted_before_or_after_it_is_done():
-    model = Many()
-    new = nnx.to_pure_dict(nnx.state(Many(), nnx.Param))
-    update = lambda: nnx.update(model, new)
-    for number in range(1, library_lines(update) + 1):
-        before = model.parts[0].value[0]
-        new = {"parts": {n: jnp.full(2, before + 1) for n in range(5)}}
-        lines = faults.Lines(faults.in_library, number, faults.raising(KeyboardInterrupt))
-        with contextlib.suppress(KeyboardInterrupt):
-            lines.run(update)
-        assert len({float(part.value[0]) for part in model.parts}) == 1
 
 
 def test_L8_a_result_that_cannot_be_built_is_found_before_anything_is_written():
@@ -154,3 +124,106 @@ def test_L8_a_result_that_cannot_be_built_is_found_before_anything_is_written():
     with pytest.raises(ValueError, match="not again"):
         step(model)
     assert steps_of(model) == 0
+
+
+def edits(model):
+    """Every way to edit an object, after an observer has seen it."""
+    param = nnx.Param(jnp.ones(2))
+    yield lambda: setattr(model, "new", param)
+    yield lambda: setattr(model, "new", 1)
+    yield lambda: setattr(model, "number", 2)
+    yield lambda: setattr(model, "text", "b")
+    yield lambda: setattr(model, "kernel", param)
+    yield lambda: delattr(model, "bias")
+    yield lambda: model.items.append(param)
+    yield lambda: model.items.__setitem__(0, param)
+    yield lambda: model.items.__delitem__(0)
+    yield lambda: model.items.insert(0, param)
+    yield lambda: model.items.reverse()
+    yield lambda: model.table.__setitem__("b", param)
+    yield lambda: model.table.__delitem__("a")
+    yield lambda: model.kernel.set_metadata(tag=1)
+    yield lambda: nnx.update(model, {"kernel": nnx.Param(jnp.zeros(2), tag=3)})
+    yield lambda: nnx.pop(model, nnx.PathContains("items"))
+    yield lambda: model.eval()
+
+
+class Edited(nnx.Module):
+    def __init__(self):
+        self.kernel = nnx.Param(jnp.ones(2))
+        self.bias = nnx.Param(jnp.ones(2))
+        self.items = nnx.List([nnx.Param(jnp.zeros(n)) for n in range(3)])
+        self.table = nnx.Dict(a=nnx.Param(jnp.zeros(1)))
+        self.number, self.text, self.training = 1, "a", True
+
+
+NUMBER_OF_EDITS = len([*edits(None)])
+
+
+@pytest.mark.parametrize("number", range(NUMBER_OF_EDITS))
+def test_an_edit_that_is_interrupted_leaves_no_plan_valid(number):
+    """What the library has cached of an object is never believed after an edit was begun."""
+    model = Edited()
+    nnx.split(model)
+    done = 0
+    for at in range(1, Lines([*edits(model)][number]).count + 1):
+        model = Edited()
+        nnx.split(model)
+        lines = Lines([*edits(model)][number], at)  # which may have fewer lines than the first
+        cached = nnx.split(model)
+        by_hand = nnx.split(slow_model.copied(model))
+        assert cached[0] == by_hand[0], lines.place
+        leaves = [id(x) for _, x in slow_model.leaves(model)]
+        assert [id(x) for _, x in nnx.to_flat_state(cached[1])] == leaves
+        done += bool(lines.place)
+    assert done
+
+
+def changed_in_many_places(model):
+    """An update with new values, metadata, paths and arrays in an object and in containers."""
+    param = nnx.Param(jnp.full(2, 7.0), tag=3)
+    return nnx.update(
+        model,
+        {
+            "kernel": param,
+            "bias": jnp.full(3, 5.0),  # another shape
+            "new": nnx.Param(jnp.ones(1)),
+            "items": {0: jnp.full(0, 1.0), 3: nnx.BatchStat(jnp.ones(3))},
+            "table": {"a": jnp.full(1, 2.0), "b": param},
+            "arrays": {0: jnp.full(1, 4.0), 1: {"x": jnp.full(2, 6.0)}},
+            "plain": jnp.full(2, 8.0),
+        },
+    )
+
+
+class EditedInside(Edited):
+    def __init__(self):
+        super().__init__()
+        self.arrays = [jnp.zeros(1), {"x": jnp.zeros(2), "y": nnx.Param(jnp.zeros(2))}]
+        self.plain = jnp.zeros(2)
+        self.arrays.append(self.bias)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        changed_in_many_places,
+        lambda model: nnx.pop(model, nnx.Param),
+        lambda model: nnx.pop(model, nnx.PathContains("arrays"), nnx.PathContains(0)),
+    ],
+)
+def test_L8_update_and_pop_are_one_step(edit):
+    """An interrupt leaves all as before or all done."""
+
+    def form(model):
+        return slow_model.canonical(model, content)
+
+    after = EditedInside()
+    before = form(after)
+    found = set()
+    for at in range(1, Lines(lambda: edit(after)).count + 1, 7):
+        model = EditedInside()
+        lines = Lines(lambda model=model: edit(model), at)
+        assert form(model) in (before, form(after)), lines.place
+        found.add(form(model) == before)
+    assert found == {True, False}

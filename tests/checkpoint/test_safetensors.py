@@ -30,6 +30,7 @@ from nnxlite.checkpoint import (
     Tie,
 )
 from nnxlite.checkpoint import _files as files
+from tests.boundary.lines import Lines
 
 safetensors = pytest.importorskip("safetensors")
 from safetensors.numpy import load_file, save_file  # noqa: E402
@@ -701,3 +702,47 @@ def test_memory_stays_near_the_largest_array(tmp_path):
     assert done.returncode == 0, done.stderr
     saving, loading = map(float, done.stdout.split())  # in arrays; the whole model is 24
     assert saving < 6 and loading < 4
+
+
+def test_an_interrupt_leaves_a_load_before_or_after_it_is_done(tmp_path):
+    """At any line that puts values together and writes them: into Variables and objects."""
+
+    def make(value):
+        model = nnx.Dict(a=nnx.Param(jnp.full(2, value)), b=nnx.Param(jnp.full(2, value)))
+        model.arrays = nnx.List([jnp.full(2, value), jnp.full(3, value)])
+        return model
+
+    inside = "graph/_edit", "_together", "objects/_containers", "checkpoint/_contents"
+    nnx.save_safetensors(tmp_path / "w", make(1.0))
+    endings, at, place = set(), 0, "the first line"
+    nnx.load_safetensors(tmp_path / "w", make(0.0))
+    while place:
+        model, at = make(0.0), at + 2
+        place = Lines(
+            lambda m=model: nnx.load_safetensors(tmp_path / "w", m), at, files=inside
+        ).place
+        found = {float(x) for leaf in jax.tree.leaves(nnx.state(model)) for x in leaf}
+        assert len(found) == 1, place
+        endings |= found
+    assert endings == {0.0, 1.0}
+
+
+def test_an_interrupt_after_the_index_was_replaced_keeps_its_shards(tmp_path, monkeypatch):
+    make = lambda value: nnx.Dict(
+        a=nnx.Param(jnp.full(50, value)), b=nnx.Param(jnp.full(50, value))
+    )
+    nnx.save_safetensors(tmp_path / "w", make(1.0), max_shard_bytes=200)
+    replace = os.replace
+
+    def interrupted(source, target):
+        replace(source, target)
+        if str(target).endswith(".json"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        nnx.save_safetensors(tmp_path / "w", make(2.0), max_shard_bytes=200)
+    monkeypatch.undo()
+    model = make(0.0)
+    nnx.load_safetensors(tmp_path / "w", model)
+    assert {*model.a[...].tolist(), *model.b[...].tolist()} == {2.0}

@@ -1,54 +1,141 @@
-"""Settings of JAX, the garbage collector and dying objects; see `settings.py` for the campaign."""
+"""Settings of JAX, the garbage collector and dying objects: the same results."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import weakref
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import nnxlite as nnx
-from tests.reliability import settings
-from tests.reliability.fault_cases import CASES
 
-STRUCTURE = ["jit", "grad"]
-
-
-@pytest.mark.parametrize("setting", settings.SAME_RESULTS)
-def test_a_setting_that_changes_no_results_changes_none(setting):
-    assert settings.same_results("jit", setting) == ""
-
-
-def test_without_jit_nothing_is_donated():
-    """An array may be in two places then, as the function itself may have put it there."""
-    assert settings.same_results("jit_donate_argnums", "disable_jit") == ""
-
-
-@pytest.mark.parametrize("setting", settings.OTHER_RESULTS)
-def test_nothing_cached_under_one_setting_serves_another(setting):
-    assert settings.comes_and_goes("jit", setting) == ""
-
-
-def test_the_comparison_notices_what_is_cached_for_another_setting(monkeypatch):
-    """The check itself: a function that goes on as it was first called is found."""
-
-    def kept(world):
-        first = []
-
-        def call():
-            first.append(CASES["jit_values"](world)()) if not first else None
-            return first[0]
-
-        return call
-
-    monkeypatch.setitem(CASES, "kept", kept)
-    assert "call 2" in settings.comes_and_goes("kept", "x64")
+SAME_RESULTS = {
+    "disable_jit": jax.disable_jit,
+    "checking_leaks": jax.checking_leaks,
+    "debug_nans": functools.partial(jax.debug_nans, True),
+    "debug_infs": functools.partial(jax.debug_infs, True),
+    "enable_checks": functools.partial(jax.enable_checks, True),
+    "strict_promotion": functools.partial(jax.numpy_dtype_promotion, "strict"),
+    "no_implicit_transfers": functools.partial(jax.transfer_guard, "disallow"),
+}
+OTHER_RESULTS = {
+    "x64": functools.partial(jax.enable_x64, True),
+    "matmul_precision": functools.partial(jax.default_matmul_precision, "highest"),
+    "rank_promotion": functools.partial(jax.numpy_rank_promotion, "raise"),
+    "threefry": functools.partial(jax.threefry_partitionable, False),
+    "prng": functools.partial(jax.default_prng_impl, "rbg"),
+    "device": lambda: jax.default_device(jax.devices()[-1]),
+}
 
 
-@pytest.mark.parametrize("name", STRUCTURE)
-def test_garbage_is_collected_at_every_allocation(name):
-    assert settings.while_collecting(name) == ""
+class Net(nnx.Module):
+    """Sharing, a stream, statistics, and a structure that each step changes."""
+
+    def __init__(self):
+        self.first = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        self.tied = [self.first.kernel]
+        self.rngs = nnx.Rngs(1)
+        self.seen = nnx.List([])
+
+    def __call__(self, x):
+        self.seen.append(nnx.BatchStat(self.first(x)))
+        noise = jax.random.normal(self.rngs(), x.shape) + jax.random.uniform(jax.random.key(0))
+        return (self.first(x) * noise).sum()
+
+
+def step_of(transform):
+    """A new function under a transform, which writes and returns a number."""
+
+    def step(model, x):
+        y = model(x)
+        model.first.bias[...] -= y.astype(jnp.float32)
+        return y
+
+    return transform(step)
+
+
+TRANSFORMS = {
+    "jit": nnx.jit,
+    "donated": functools.partial(nnx.jit, donate_argnums=0),
+    "grad": lambda step: nnx.value_and_grad(step),
+    "filter_jit": nnx.filter_jit,
+}
+
+
+def assert_same(one, two):
+    """Models of one structure, dtypes and (to rounding) values, without tracers."""
+    (graphdef, state), (same, other) = nnx.split(one), nnx.split(two)
+    assert graphdef == same
+    for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True):
+        assert isinstance(x, jax.Array) and x.dtype == y.dtype
+        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("setting", SAME_RESULTS)
+@pytest.mark.parametrize("transform", ["jit", "donated"])
+def test_a_setting_that_changes_no_results_changes_none(transform, setting):
+    """Without jit nothing is donated: an array may be in two places then."""
+    x = jnp.ones((1, 2))
+    expected, model = Net(), Net()
+    plain, step = step_of(TRANSFORMS[transform]), step_of(TRANSFORMS[transform])
+    for _ in range(3):
+        plain(expected, x)
+        with SAME_RESULTS[setting]():
+            step(model, x)
+        assert_same(model, expected)
+
+
+@pytest.mark.parametrize("setting", OTHER_RESULTS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_nothing_cached_under_one_setting_serves_another(transform, setting):
+    """A function that has seen other settings does what one that has not does."""
+    x = jnp.ones((1, 2))
+    old, new, step = Net(), Net(), step_of(TRANSFORMS[transform])
+    for number in range(3):
+        with OTHER_RESULTS[setting]() if number == 1 else contextlib.nullcontext():
+            outcomes = []
+            for fun, model in ((step, old), (step_of(TRANSFORMS[transform]), new)):
+                try:
+                    outcomes.append(jax.tree.map(np.asarray, fun(model, x)))
+                except ValueError as error:  # of ranks that are promoted
+                    outcomes.append(type(error))
+        assert str(outcomes[0]) == str(outcomes[1])
+        assert_same(old, new)
+
+
+class Garbage(nnx.Module):
+    """A cycle whose end uses the library."""
+
+    def __init__(self, model, ended):
+        self.me, self.weight = self, nnx.Variable(jnp.ones(2))
+        weakref.finalize(self, lambda: ended.append(nnx.split(model)))
+
+
+@pytest.mark.parametrize("transform", ["jit", "grad"])
+def test_garbage_is_collected_at_every_allocation(transform):
+    x, ended = jnp.ones((1, 2)), []
+    expected, model = Net(), Net()
+    plain, step = step_of(TRANSFORMS[transform]), step_of(TRANSFORMS[transform])
+    before = gc.get_threshold()
+    for number in range(3):
+        plain(expected, x)
+        gc.collect()
+        gc.freeze()  # what is there already is not looked at again
+        Garbage(model, ended)
+        gc.set_threshold(1, 1, 1)
+        try:
+            step(model, x)
+        finally:
+            gc.set_threshold(*before)
+            gc.unfreeze()
+        assert len(ended) == number + 1
+        assert_same(model, expected)
 
 
 @pytest.mark.parametrize("donate", [{}, {"donate": "written"}])

@@ -1,114 +1,258 @@
-"""Two threads meet at lines of the library; many threads run freely.
+"""Threads that run freely, and signal handlers in the middle of an edit (`docs/threads.md`).
 
-The campaigns are `python -m tests.reliability.threads`; here is a part of each, of which nothing depends
-on the clock.
+Threads that start at once make new functions and structures, so that the first calls race as well as the
+later ones; the results are those of the same work done in turn.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
+import pickle
+import random
+import sys
 import threading
 import typing as tp
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 import nnxlite as nnx
 from nnxlite._interning import LOCK
-from nnxlite.objects import observed
-from tests.reliability import thread_cases
-from tests.reliability.free_threads import at_once, different_models, one_model, one_stream
-from tests.reliability.interleave import interleaved
-from tests.reliability.thread_cases import CASES, Layer, Model, consistent
-from tests.reliability.threads import Counts, run_case
+from nnxlite._jax import EAGER, trace_state
+from tests.boundary.lines import Lines
+from tests.laws import model as slow
+from tests.laws.programs import content
 
 
-def in_time(work: tp.Callable[[], object]) -> None:
-    """Run something that must not wait for itself."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive(), "a deadlock"
-    if errors:
-        raise errors[0]
+def consistent(*models):
+    """Check that what the engine has cached of some objects is what they are; that no trace is left."""
+    assert trace_state.value is EAGER
+    for model in models:
+        assert slow.canonical(nnx.merge(*nnx.split(model))) == slow.canonical(model)
+        assert nnx.graphdef(model) == nnx.graphdef(slow.copied(model))
+        assert not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(nnx.state(model)))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_two_operations(name):
-    """At a few lines; `--lines 0` is at all."""
-    for error in run_case(name, 3, 0, Counts()):
-        raise error
+class Net(nnx.Module):
+    """A model with shared parameters, statistics, a random stream, and modes."""
+
+    def __init__(self, size: int, tag: tp.Any, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Linear(2, size, rngs=rngs)
+        self.second = nnx.Linear(size, 2, rngs=rngs)
+        self.tied = self.first
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.count = nnx.BatchStat(jnp.array(0.0))
+        self.plain = [nnx.Param(jnp.array([1.0, 1.0])), tag]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.count[...] += 1.0
+        return self.second(self.dropout(nnx.tanh(self.first(x)))) + self.plain[0]
 
 
-@pytest.mark.parametrize("edit", ["_set_flag", "_add_attribute", "_remove_attribute", "_evaluate"])
-def test_a_signal_handler_reads_an_object_while_it_is_edited(edit):
-    """A handler or a finalizer runs in the thread that is in the middle of the edit."""
-
-    def every_line() -> None:
-        for at in range(1000):
-            model = Model("handler")
-            nnx.split(model)
-            change = lambda m=model: getattr(thread_cases, edit)(m)
-            run = interleaved(change, lambda m=model: m.eval(), at, same_thread=True)
-            assert run.inner.error is run.outer.error is None
-            consistent(model)
-            if run.place is None:
-                break
-
-    in_time(every_line)
+def loss(model: Net, x: jax.Array) -> jax.Array:
+    return (model(x) ** 2).mean()
 
 
-def test_a_signal_handler_observes_methods_that_are_just_being_observed():
-    original = Layer.__call__
-
-    def observe(seen: list[str]) -> list[str]:
-        def note(
-            call: tp.Any, outermost: bool, owner: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
-        ):
-            seen.append(name)
-            return call(owner, *args, **kwargs)
-
-        with observed([(Layer, "__call__")], note):
-            Layer("handler")(1.0)
-        return seen
-
-    def every_line() -> None:
-        for at in range(1000):
-            run = interleaved(lambda: observe([]), lambda: observe([]), at, same_thread=True)
-            assert run.inner.error is run.outer.error is None
-            assert run.inner.result == ["__call__"]
-            assert set(run.outer.result) == {"__call__"}
-            assert Layer.__call__ is original
-            if run.place is None:
-                break
-
-    in_time(every_line)
+def train(model: Net, optimizer: nnx.Optimizer, x: jax.Array, scale: float) -> jax.Array:
+    """A training step with a transform inside a transform."""
+    value, grads = nnx.value_and_grad(loss)(model, scale * x)
+    optimizer.update(model, grads)
+    return value
 
 
-def test_the_lock_of_the_process_is_free_again():
-    assert LOCK.acquire(blocking=False)
-    LOCK.release()
+def evaluate_rows(model: Net, optimizer: nnx.Optimizer, x: jax.Array, scale: float) -> jax.Array:
+    """`vmap` and `scan` inside."""
+    rows = nnx.vmap(lambda w, x: scale * x * w, in_axes=(None, 0))(model.plain[0], x)
+    model.count[...] += 1.0
+    carry = jnp.zeros(2)
+    carry, _ = nnx.scan(lambda c, row: (c + row, row), in_axes=(nnx.Carry, 0))(carry, rows)
+    return nnx.cond(carry.sum() > 0, lambda c: c.sum(), lambda c: c.mean(), carry)
+
+
+def grow(model: Net, optimizer: nnx.Optimizer, x: jax.Array, scale: float) -> jax.Array:
+    """A change of structure that leaves the transform."""
+    model.seen = nnx.Variable(x * scale)
+    model.last = scale
+    return model.seen.value.sum()
+
+
+STEPS = (train, evaluate_rows, grow)
+HOW = ("jit", "donated", "written", "eager", "by value", "filtered")
+
+
+def transformed(step: tp.Callable[..., tp.Any], how: str) -> tp.Any:
+    """A new function that does what `step` does, under a transform."""
+
+    def fun(model: Net, optimizer: nnx.Optimizer, x: jax.Array, scale: float) -> jax.Array:
+        return step(model, optimizer, x, scale)
+
+    if how == "eager":
+        return fun
+    if how == "filtered":
+        return lambda model, optimizer, x, scale: compiled(model, optimizer, x)
+    options: dict[str, tp.Any] = {
+        "jit": {},
+        "donated": {"donate_argnums": (0, 1)},
+        "written": {"donate": "written"},
+        "by value": {"graph_updates": False},
+    }[how]
+    return nnx.jit(fun, static_argnums=3, **options)
+
+
+@nnx.filter_jit
+def compiled(model: Net, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
+    model.count[...] += x.sum()
+    return model.plain[0].value.sum()
+
+
+class Job(tp.NamedTuple):
+    """What one thread does: a few calls on a model of its own."""
+
+    fun: tp.Any
+    model: Net
+    optimizer: nnx.Optimizer
+    scales: tuple[float, ...]
+
+    def run(self) -> list[float]:
+        x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        return [float(self.fun(self.model, self.optimizer, x, scale)) for scale in self.scales]
+
+
+def job(fun: tp.Any, size: int, tag: tp.Any, seed: int, scales: tuple[float, ...]) -> Job:
+    model = Net(size, tag, nnx.Rngs(seed))
+    return Job(fun, model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param), scales)
+
+
+@contextlib.contextmanager
+def switching(interval: float = 1e-6) -> tp.Iterator[None]:
+    """Threads take turns every few bytecodes."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(interval)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def at_once(works: tp.Sequence[tp.Callable[[], tp.Any]]) -> list[tp.Any]:
+    """The results of functions that start at once, each in a thread; raises the first error."""
+    start = threading.Barrier(len(works))
+
+    def run(work: tp.Callable[[], tp.Any]) -> tp.Any:
+        start.wait()
+        return work()
+
+    with switching(), ThreadPoolExecutor(len(works)) as pool:
+        return [future.result() for future in [pool.submit(run, work) for work in works]]
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_different_models_in_one_function(seed):
-    different_models(seed, threads=3)
+def test_different_models_in_one_function(seed, threads=3):
+    random_ = random.Random(seed)
+    step, how = random_.choice(STEPS), random_.choice(HOW)
+    fun, alone = transformed(step, how), transformed(step, how)
+    jobs, expected = [], []
+    for thread in range(threads):
+        size, tag = random_.choice((2, 3)), (seed, random_.choice((0, 1)))
+        scales = tuple(random_.choice((0.5, 1.0, 2.0)) for _ in range(3))
+        jobs.append(job(fun, size, tag, thread, scales))
+        expected.append(job(alone, size, tag, thread, scales))
+    results = at_once([j.run for j in jobs])
+    for mine, serial, got in zip(jobs, expected, results):
+        assert got == serial.run(), (seed, step.__name__, how)
+        same = slow.canonical(serial.model, content)
+        assert slow.canonical(mine.model, content) == same, (seed, step.__name__, how)
+        consistent(mine.model, mine.optimizer)
 
 
-def test_one_model_read_while_it_is_trained():
-    one_model(0, threads=4)
+READERS: tuple[tp.Callable[[Net], tp.Any], ...] = (
+    lambda model: nnx.merge(*nnx.split(model)),
+    nnx.clone,
+    copy.deepcopy,
+    lambda model: pickle.loads(pickle.dumps(model)),
+)
 
 
-def test_sixteen_threads_draw_different_keys():
-    one_stream(0, threads=16)
+def test_one_model_read_while_it_is_trained(seed=0, threads=4):
+    """Half of the threads train one model, the others read it in every way.
+
+    Nobody adds or removes anything, so nothing may raise, and each reader sees the structure and
+    values that some step wrote.
+    """
+    random_ = random.Random(seed)
+
+    def step(model: Net, x: jax.Array) -> jax.Array:
+        for part in (model.first.kernel, model.second.kernel, model.plain[0], model.count):
+            part[...] = jnp.full_like(part, model.count[...] + x)
+        return model.count[...]
+
+    fun = nnx.jit(step, graph_updates=random_.choice((True, False)))
+    model = Net(2, seed, nnx.Rngs(0))
+    for part in (model.first.kernel, model.second.kernel, model.plain[0], model.count):
+        part[...] = jnp.zeros_like(part)
+    calls = 6
+    seen: list[Net] = []
+
+    def write() -> None:
+        for _ in range(calls):
+            fun(model, jnp.array(1.0))
+
+    def read() -> None:
+        for _ in range(calls):
+            seen.append(random_.choice(READERS)(model))
+            repr(model)
+            nnx.state(model, nnx.Param)
+
+    at_once([write if i % 2 else read for i in range(threads)])
+    writers = threads // 2
+    assert calls <= float(model.count[...]) <= calls * writers
+    form = slow.canonical(model, lambda leaf: getattr(leaf, "shape", leaf))
+    for copied in (*seen, model):
+        assert slow.canonical(copied, lambda leaf: getattr(leaf, "shape", leaf)) == form
+        for part in (copied.first.kernel, copied.second.kernel, copied.plain[0], copied.count):
+            (value,) = set(np.asarray(part[...]).ravel().tolist())  # no array is torn
+            assert value == int(value) and 0 <= value <= calls * writers
+    consistent(model)
+
+
+def test_sixteen_threads_draw_different_keys(threads=16):
+    rngs = nnx.Rngs(0)
+    draws = 20
+    keys = at_once(
+        [
+            lambda: [tuple(jax.random.key_data(rngs()).tolist()) for _ in range(draws)]
+            for _ in range(threads)
+        ]
+    )
+    assert len({key for part in keys for key in part}) == draws * threads
+    assert int(rngs.default.count.value) == draws * threads
+
+
+EDITS = {
+    "a flag": lambda model: setattr(model, "flag", True),
+    "an attribute": lambda model: setattr(model, "extra", nnx.Param(jnp.ones(2))),
+    "removed": lambda model: delattr(model, "tied"),
+    "metadata": lambda model: model.first.kernel.set_metadata(tag=1),
+    "mode": lambda model: setattr(model.dropout, "rate", 0.1),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_signal_handler_reads_an_object_while_it_is_edited(edit):
+    """A handler or a finalizer runs in the thread that is in the middle of the edit."""
+    at, place = 0, "the first line"
+    while place:
+        model, at = Net(2, edit, nnx.Rngs(0)), at + 2
+        nnx.split(model)
+        place = Lines(functools.partial(EDITS[edit], model), at, model.eval).place
+        assert model.dropout.deterministic is bool(place)
+        consistent(model)
 
 
 def test_an_error_in_a_worker_is_its_own():
@@ -163,3 +307,8 @@ def test_settings_of_jax_are_those_of_the_thread():
 
     at_once([with_setting, without])
     assert traced == ["float32", "None"]
+
+
+def test_the_lock_of_the_process_is_free_again():
+    assert LOCK.acquire(blocking=False)
+    LOCK.release()
