@@ -14,13 +14,16 @@ compute; and no device does.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import itertools
 import signal
 import sys
 import threading
 import time
 import typing as tp
+import weakref
 from collections.abc import Iterator
 
 from nnxlite._jax import coordination
@@ -33,6 +36,22 @@ LINGER = 120.0
 """Seconds after the end of its loop in which a process answers others that are not there yet."""
 
 _numbers = itertools.count()
+_watching: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+@functools.cache
+def _join_at_exit() -> None:
+    """Have threads that answer others end before Python does.
+
+    Python ends a daemon thread as it comes back from C++, which then aborts the process.  A process that
+    ends with an error waits for nobody.
+    """
+
+    def join() -> None:
+        for thread in () if hasattr(sys, "last_type") else tuple(_watching):
+            thread.join(LINGER)
+
+    atexit.register(join)
 
 
 class Stop:
@@ -99,9 +118,10 @@ class Agreement:
     """
 
     def __init__(self, done: int) -> None:
-        self._client, _, self._index = coordination()
+        self._client, self._count, self._index = coordination()
         self._name = f"loop {next(_numbers)}"
         self._folder = f"nnxlite/{self._name}/stop"
+        self._at_end = f"nnxlite/{self._name}/end"
         self._done = done
         self._last: int | None = None
         self._announced = False
@@ -109,7 +129,10 @@ class Agreement:
         self._lock = threading.Lock()  # held while the processes agree
         self._decided, self._awake = threading.Event(), threading.Event()
         if self._client is not None:
-            threading.Thread(target=self._watch, daemon=True, name=self._name).start()
+            thread = threading.Thread(target=self._watch, daemon=True, name=self._name)
+            thread.start()
+            _watching.add(thread)
+            _join_at_exit()
 
     def stops(self, done: int, asked: bool) -> bool:
         """Whether to stop now.
@@ -143,6 +166,8 @@ class Agreement:
         while self._ended is None or time.monotonic() < self._ended + LINGER:
             try:
                 asked = self._client.key_value_dir_get(self._folder)
+                if not asked and self._ended is not None and self._all_are_at_the_end():
+                    break
             except Exception:  # the service has ended
                 break
             if asked:
@@ -150,6 +175,13 @@ class Agreement:
                 break
             self._awake.wait(POLL)
         self._decided.set()
+
+    def _all_are_at_the_end(self) -> bool:
+        there = self._client.key_value_dir_get(self._at_end)
+        mine = f"{self._at_end}/{self._index}"
+        if mine not in dict(there):
+            self._client.key_value_set(mine, '""')
+        return len(there) == self._count
 
     def _agree(self) -> None:
         from nnxlite.distributed import exchange  # only where there are several processes

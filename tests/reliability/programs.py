@@ -8,7 +8,6 @@ and a program of its own.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import typing as tp
 import warnings
@@ -16,9 +15,6 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
 from tests.laws import model, objects
@@ -29,14 +25,11 @@ from tests.reliability.worlds import (
     Dual,
     Real,
     Refused,
-    Sliced,
     Slow,
     World,
-    arithmetic,
     form,
     frozen,
     has_array,
-    in_slices,
     is_float,
     is_tree,
     on_read,
@@ -316,18 +309,17 @@ def call(w: World, step: Step, here: tuple[tp.Any, ...]) -> None:
         w.own(targets)
         if any(model.is_array(leaf) for _, leaf in model.leaves(targets)):
             step = step._replace(name="jit")
-    if step.name in PLACING:  # also what is only read is on the devices afterwards
-        w.own(targets)
-    if step.name not in PLAIN:  # the rules of a custom_vjp may run where the caller does
-        w.outer.append(() if step.name == "custom_vjp" else targets)
+    plain = step.name == "plain"  # which is no transform: a failure does not undo what was done
+    if not plain:
+        w.outer.append(targets)
     try:
         if isinstance(w, Slow):
-            with undone_on_failure(() if step.name in PLAIN else targets):
+            with undone_on_failure(() if plain else targets):
                 result = SLOW_CALLS[step.name](w, step.program, step.b, *targets)
         else:
             result = REAL_CALLS[step.name](step.program, step.b, *targets)
     finally:
-        if step.name not in PLAIN:
+        if not plain:
             w.outer.pop()
     if result is not None:
         put(targets[0], step.c, result)
@@ -337,19 +329,10 @@ def targets_of(w: World, step: Step, here: tuple[tp.Any, ...]) -> tuple[tp.Any, 
     """The objects that a call gets."""
     things = [x for x in references(here) if model.is_object(x)]
     if step.b % 4:
-        things = [x for x in things if is_wanted(w, step.name, x)] or things
+        things = [x for x in things if step.name not in TREES or is_tree(x)] or things
     if step.name in ONE_TARGET or step.c % 3 == 0:
         return (pick(things, step.a),)
     return pick(things, step.a), pick(things, step.a + step.c)
-
-
-def is_wanted(w: World, name: str, x: tp.Any) -> bool:
-    """Whether a call with some object has a chance not to be refused."""
-    if name in SPLITTING:
-        return bool(streams(x))
-    if name in OPTIONS:
-        return any(fits(w, settings, x) for settings in options_of(w, name))
-    return name not in TREES or is_tree(x)
 
 
 def real(name: str) -> tp.Callable[..., tp.Any]:
@@ -361,10 +344,6 @@ def slow(*names: str) -> tp.Callable[..., tp.Any]:
 
 
 DONATING = ("donated", "donated_argnums")
-SPLITTING = ("split_rngs", "with_split_rngs")
-PLAIN = ("plain", *SPLITTING)
-"""Calls that are no transforms: a failure in them does not undo what was done before it."""
-
 REAL_CALLS["plain"] = enter
 REAL_CALLS["jit"] = nnx.jit(enter, static_argnums=(0, 1))
 REAL_CALLS["filter_jit"] = nnx.filter_jit(enter)
@@ -394,105 +373,15 @@ for _name, _donated in (
     REAL_CALLS[_name] = donating(_donated)
 
 
-@functools.lru_cache(maxsize=100)
-def with_program(program: Program, b: int) -> tp.Callable[..., tp.Any]:
-    """`enter` for one program: one function, since what was compiled belongs to a function."""
-    return functools.partial(enter, program, b)
-
-
-@real("jit_partial")
-def _(program, b, *here):
-    return nnx.jit_partial(with_program(program, b), *here)()
-
-
-@real("cached_partial")
-def _(program, b, *here):
-    nnx.cached_partial(nnx.jit(functools.partial(values_only, program, b)), *here)()
-
-
 @real("remat")
 def _(program, b, *here):
     return nnx.remat(functools.partial(enter, program, b))(*here)
 
 
-@real("filter_checkpoint")
-def _(program, b, *here):
-    return nnx.filter_checkpoint(functools.partial(enter, program, b))(*here)
-
-
-@slow("plain", "jit", *DONATING, "filter_jit", "jit_partial", "remat", "filter_checkpoint")
+@slow("plain", "jit", *DONATING, "filter_jit", "remat")
 def run_in_place(w, program, b, *here):
     run(w, program, here)
     return pick(references(here), b)
-
-
-@real("contexts")
-def _(program, b, *here):
-    """What `jit` does, by hand."""
-    tag = "machine"
-
-    @jax.jit
-    def f(graphdef, state):
-        with nnx.merge_context(tag, inner=True) as context:
-            inside = context.merge(graphdef, state)
-        with nothing_cut_off(inside):
-            result = enter(program, b, *inside)
-        with nnx.split_context(tag) as context:
-            return context.split((inside, result))
-
-    with nnx.update_context(tag):
-        with nnx.split_context(tag) as context:
-            parts = context.split(here)
-        parts = f(*parts)
-        with nnx.merge_context(tag, inner=False) as context:
-            return context.merge(*parts)[1]
-
-
-@real("split_rngs")
-def _(program, b, *here):
-    return nnx.split_rngs(splits=2)(enter)(program, b, *here)
-
-
-@real("with_split_rngs")
-def _(program, b, *here):
-    with nnx.split_rngs(here, splits=2):
-        return enter(program, b, *here)
-
-
-@slow(*SPLITTING)
-def _(w, program, b, *here):
-    with w.split(here):
-        return run_in_place(w, program, b, *here)
-
-
-@slow("contexts")
-def _(w, program, b, *here):
-    w.own(here)  # all values are outputs
-    with nothing_cut_off(here):
-        return run_in_place(w, program, b, *here)
-
-
-@contextlib.contextmanager
-def nothing_cut_off(here: tp.Any) -> tp.Iterator[None]:
-    """Refuse a program that cuts something off: no result would carry its later changes outside."""
-    before = references(here)
-    yield
-    left = {id(x) for x in references(here)}
-    if any(id(x) not in left for x in before):
-        raise Refused
-
-
-@slow("cached_partial")
-def _(w, program, b, *here):
-    keep_form(w, program, here)
-
-
-def keep_form(w, program, here):
-    """Run a program that must not change the structure."""
-    before = form(here)
-    run(w, program, here)
-    if form(here) != before:
-        raise Refused
 
 
 @real("vmap")
@@ -500,18 +389,7 @@ def _(program, b, *here):
     return nnx.vmap(functools.partial(enter, program, b), axis_size=2)(*here)
 
 
-@real("filter_vmap")
-def _(program, b, *here):
-    return nnx.filter_vmap(functools.partial(enter, program, b), axis_size=2)(*here)
-
-
-@real("scan_over")
-def _(program, b, *here):
-    body = functools.partial(enter, program, b)
-    return nnx.scan(body, in_axes=0, out_axes=0, length=2)(*here)
-
-
-@slow("vmap", "filter_vmap", "scan_over")
+@slow("vmap")
 def _(w, program, b, *here):
     if any(x.ndim <= w.depth for x in values_in(here)):
         raise Refused
@@ -531,190 +409,6 @@ def _(program, b, *here):
 
 
 SLOW_CALLS["vmap_none"] = run_in_place
-
-
-# Some Variables are mapped, others are not
-
-AXES = (
-    {"RngKey": 0, "RngCount": 0},
-    {"Param": 0},
-    {"Count": 0, "BatchStat": 0},
-    {"RngKey": 0, "RngCount": 0, "BatchStat": 1},
-    {"Param": -1, "RngKey": None, "RngCount": None, "Cell": 0},
-)
-"""For `vmap`: an axis for each kind of Variable, None for all others."""
-
-DEVICE_AXES = AXES[:4]
-"""The same for `pmap`, which takes no negative ones."""
-
-LOOP_AXES = (
-    {"RngCount": nnx.Carry, "Param": None, "Cell": nnx.Carry},
-    {"Param": 0, "BatchStat": nnx.Carry},
-    {"Param": nnx.Carry, "BatchStat": -1},
-    {"RngKey": 0, "RngCount": 0, "BatchStat": 0, "Cell": nnx.Carry},
-    {"Count": 0, "RngKey": None, "RngCount": None, "Cell": nnx.Carry},
-)
-"""The same for `scan`."""
-
-SPECS = (
-    {"Param": 0},
-    {"Count": 0, "BatchStat": 0},
-    {"Param": 0, "RngKey": None, "RngCount": None, "Cell": 1},
-)
-"""The same for `shard_map`: the axis that is divided among two devices."""
-
-MESH = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
-
-
-OPTIONS = {"vmap_axes": AXES, "pmap": DEVICE_AXES, "scan_axes": LOOP_AXES, "shard_map": SPECS}
-
-
-def options_of(w: World, name: str) -> list[dict[type, tp.Any]]:
-    """The settings for a call, with the classes of a world."""
-    kinds = objects.REAL if isinstance(w, Real) else {kind: kind for kind in objects.REAL}
-    return [
-        {kinds[getattr(objects, kind)]: setting for kind, setting in settings.items()}
-        for settings in OPTIONS[name]
-    ]
-
-
-def fits(w: World, settings: dict[type, tp.Any], here: tp.Any) -> bool:
-    """Whether some Variables have a setting, and those that have an axis have room for it."""
-    found = [x for x in references(here) if model.is_variable(x)]
-    chosen = [(x, setting_of(settings, x)) for x in found]
-    return any(setting is not None for _, setting in chosen) and all(
-        value.shape[w.depth :][axis:][:1] == (2,)
-        for x, axis in chosen
-        if isinstance(axis, int)
-        for value in jax.tree.leaves(x.get_raw_value())
-    )
-
-
-def settings_of(w: World, name: str, b: int, here: tp.Any) -> dict[type, tp.Any]:
-    """One of the settings for a call, if possible one that fits."""
-    options = options_of(w, name)
-    fitting = [settings for settings in options if fits(w, settings, here)]
-    return pick(fitting if fitting and b % 4 else options, b)
-
-
-def setting_of(settings: dict[type, tp.Any], x: tp.Any) -> tp.Any:
-    return next((setting for kind, setting in settings.items() if isinstance(x, kind)), None)
-
-
-def state_axes(name: str, b: int, here: tp.Any) -> nnx.StateAxes:
-    return nnx.StateAxes({**settings_of(REAL, name, b, here), ...: None})
-
-
-@real("vmap_axes")
-def _(program, b, *here):
-    axes = state_axes("vmap_axes", b, here)
-    f = functools.partial(enter, program, b)
-    return nnx.vmap(f, in_axes=axes, out_axes=axes, axis_size=2)(*here)
-
-
-@real("pmap")
-def _(program, b, *here):
-    def f(x, *here):
-        return enter(program, b, *here)
-
-    axes = state_axes("pmap", b, here)
-    return nnx.pmap(f, in_axes=(0, *[axes] * len(here)), out_axes=axes)(jnp.zeros(2), *here)
-
-
-@real("shard_map")
-@ignoring("The random stream .* is replicated")
-def _(program, b, *here):
-    given = settings_of(REAL, "shard_map", b, here).items()
-    specs = {kind: P() if axis is None else P(*[None] * axis, "a") for kind, axis in given}
-    specs = nnx.StateSharding({**specs, ...: P()})
-    f = functools.partial(enter, program, b)
-    mapped = nnx.shard_map(f, mesh=MESH, in_specs=specs, out_specs=specs)
-    return (nnx.jit(mapped) if b % 4 else mapped)(*here)
-
-
-@slow("vmap_axes")
-def _(w, program, b, *here):
-    return run_in_slices(w, program, b, here, settings_of(w, "vmap_axes", b, here), item, "stack")
-
-
-@slow("pmap")
-def _(w, program, b, *here):
-    settings = settings_of(w, "pmap", b, here)
-    return run_in_slices(w, program, b, here, settings, item, "stack", checked=False)
-
-
-@slow("shard_map")
-def _(w, program, b, *here):
-    settings = settings_of(w, "shard_map", b, here)
-    return run_in_slices(w, program, b, here, settings, half, "concatenate")
-
-
-def run_in_slices(w, program, b, here, settings, cut, join, checked=True):
-    """Run a program for two slices at once.
-
-    What differs between them must not be left where there is no axis; not `checked`, one of them is.
-    """
-    call, everything = len(w.outer), references(here)
-    before = {id(x): (x.value, x.value) for x in everything if model.is_variable(x)}
-
-    def enter_slices(value: tp.Any, axis: int) -> Sliced:
-        def part(number: int) -> tp.Any:
-            return in_slices(lambda v: cut(v, axis, number, w.depth), value)
-
-        return Sliced((part(0), part(1)), call)
-
-    def leave_slices(value: tp.Any, axis: int | None) -> tp.Any:
-        sliced = isinstance(value, Sliced) and value.call == call
-        if axis is None:
-            if sliced and checked:
-                raise Refused
-            return value.slices[0] if sliced else value
-        pair = value.slices if sliced else (value, value)
-        return in_slices(lambda *pair: joined(join, pair, axis, w.depth), *pair)
-
-    for x in everything:
-        axis = setting_of(settings, x) if model.is_variable(x) else None
-        if axis is not None:
-            old, x.value = x.value, jax.tree.map(lambda v, k=axis: enter_slices(v, k), x.value)
-            before[id(x)] = old, x.value
-    result = run_in_place(w, program, b, *here)
-    for x in references((here, result, *everything)):
-        if model.is_variable(x):
-            old, inside = before.get(id(x), (None, None))
-            axis = setting_of(settings, x)
-            new = jax.tree.map(lambda v, k=axis: leave_slices(v, k), x.value)
-            x.value = old if x.value is inside else new
-    return result
-
-
-def joined(how: str, parts: tp.Sequence[tp.Any], axis: int, depth: int) -> tp.Any:
-    """Parts of a value as one: "stack" or "concatenate"."""
-    f = getattr(jnp if objects.is_key(parts[0]) else np, how)
-    return objects.frozen(f(parts, position(parts[0], axis, depth, int(how == "stack"))))
-
-
-def position(value: tp.Any, axis: int, depth: int, more: int = 0) -> int:
-    """An axis, counted with those that are mapped already."""
-    rank = value.ndim - depth + more
-    if not -rank <= axis < rank:
-        raise Refused
-    return axis % rank + depth
-
-
-def item(value: tp.Any, axis: int, number: int, depth: int) -> tp.Any:
-    """One of two slices."""
-    place = position(value, axis, depth)
-    if value.shape[place] != 2:
-        raise Refused
-    return value[(slice(None),) * place + (number,)]
-
-
-def half(value: tp.Any, axis: int, number: int, depth: int) -> tp.Any:
-    place = position(value, axis, depth)
-    size, odd = divmod(value.shape[place], 2)
-    if odd:
-        raise Refused
-    return value[(slice(None),) * place + (slice(number * size, (number + 1) * size),)]
 
 
 def total(here: tp.Any) -> tp.Any:
@@ -765,19 +459,6 @@ def _(program, b, here):
     return result
 
 
-@real("jvp")
-def _(program, b, here):
-    def f(here):
-        result = enter(program, b, here)
-        return [x.get_value() for x in chosen(here, nnx.Variable)], result
-
-    params = nnx.state(here, nnx.Param)
-    tangents = jax.tree.map(lambda x: arithmetic(x, b), params)
-    _, tangents, result = nnx.jvp(f, (here,), (tangents,), has_aux=True)
-    set_remainders(REAL, chosen(here, nnx.Variable), tangents)
-    return result
-
-
 def set_remainders(w: World, found: list[tp.Any], derivatives: list[tp.Any]) -> None:
     """Write derivatives into Variables, as numbers that stay small."""
     for x, derivative in zip(found, derivatives, strict=True):
@@ -798,21 +479,6 @@ def _(w, program, b, here):
     found = chosen(here, objects.Cell)
     result, gradients = differentiated(w, program, b, here, found, gradients_of_total)
     set_remainders(w, found, [3 * x for x in gradients])
-    return result
-
-
-@slow("jvp")
-def _(w, program, b, here):
-    def of_values(old, here, factors):
-        tangents = [arithmetic(x, b) for x in old]
-        return [
-            sum((tangents[k] * f for k, f in factors(x).items()), start=0 * x.value)
-            for x in chosen(here, objects.Cell)
-        ]
-
-    found = chosen(here, objects.Param)
-    result, tangents = differentiated(w, program, b, here, found, of_values)
-    set_remainders(w, chosen(here, objects.Cell), tangents)
     return result
 
 
@@ -855,84 +521,6 @@ def without_derivative(value: tp.Any, the_call: object) -> tp.Any:
     if isinstance(value, Dual) and value.call is the_call:
         return frozen(value.value)
     return value
-
-
-@real("optimizer")
-def _(program, b, here):
-    """Two updates by an optimizer that crosses `jit`, and one outside, each with its momentum."""
-    optimizer = nnx.Optimizer(here, optax.sgd(1.0, momentum=1.0), wrt=nnx.Param)
-
-    def update(here, optimizer):
-        params = nnx.state(here, nnx.Param)
-        optimizer.update(here, jax.tree.map(lambda x: arithmetic(x, b), params))
-
-    @nnx.jit
-    def f(here, optimizer):
-        update(here, optimizer)
-        keep_form(REAL, program, (here,))
-
-    for _ in range(2):
-        f(here, optimizer)
-    update(here, optimizer)
-    for x in chosen(here, nnx.Param):
-        x.set_raw_value(x.get_raw_value() + optimizer.step.value.astype(jnp.float32))
-
-
-@slow("optimizer")
-def _(w, program, b, here):
-    momentum = [0 * x.value for x in chosen(here, objects.Param)]
-
-    def update():
-        for number, x in enumerate(chosen(here, objects.Param)):
-            momentum[number] = arithmetic(x.value, b) + momentum[number]
-            x.set_raw_value(w.copy(x.value + momentum[number] * -1))
-
-    for _ in range(2):
-        update()
-        keep_form(w, program, (here,))
-    update()
-    for x in chosen(here, objects.Param):
-        x.set_raw_value(w.copy(x.value + np.float32(3)))
-
-
-@real("custom_vjp")
-def _(program, b, *here):
-    """A function whose derivative is three times that of one that writes nothing."""
-
-    def f(*here):
-        keep_form(REAL, program, here)
-
-    def backward(_, cotangent):
-        return jax.tree.map(lambda x: x * 3 if x.dtype == jnp.float32 else x, cotangent[0])
-
-    custom = nnx.custom_vjp(f)
-    custom.defvjp(lambda *here: (f(*here), None), backward)
-    custom(*here)
-
-
-@slow("custom_vjp")
-def _(w, program, b, *here):
-    before = [(x, x.value) for x in references(here) if model.is_variable(x)]
-    inside = [(x, jax.tree.map(without_derivatives, value)) for x, value in before]
-    for x, value in inside:
-        x.value = value
-    keep_form(w, program, here)
-    for (x, old), (_, value) in zip(before, inside, strict=True):
-        x.value = old if x.value is value else jax.tree.map(tripled, old, x.value)
-
-
-def without_derivatives(value: tp.Any) -> tp.Any:
-    while isinstance(value, Dual):
-        value = value.value
-    return value
-
-
-def tripled(old: tp.Any, new: tp.Any) -> tp.Any:
-    """A new value with three times the derivatives of the old one."""
-    if not isinstance(old, Dual):
-        return new
-    factors = {key: 3 * factor for key, factor in old.factors.items()}
-    return Dual(tripled(old.value, new), factors, old.call)
 
 
 def dropped(f):
@@ -1047,42 +635,6 @@ def _(w, program, b, here):
     repeat(w, program, (here,), 1 + b % 2)
 
 
-@real("scan_axes")
-def _(program, b, *here):
-    def body(*here):
-        enter(program, b, *here)
-
-    axes = state_axes("scan_axes", b, here)
-    nnx.scan(body, in_axes=(axes,) * len(here), out_axes=0, length=2)(*here)
-
-
-@slow("scan_axes")
-def _(w, program, b, *here):
-    settings = settings_of(w, "scan_axes", b, here)
-    found = [(x, setting_of(settings, x)) for x in references(here) if model.is_variable(x)]
-    scanned = [(x, axis, x.value, []) for x, axis in found if isinstance(axis, int)]
-    constants = [(x, x.value) for x, setting in found if setting is None]
-    written = False
-    for number in (0, 1):
-        for x, axis, value, _ in scanned:
-            cut = functools.partial(item, axis=axis, number=number, depth=w.depth)
-            x.value = jax.tree.map(lambda v, f=cut: w.copy(f(v)), value)
-        inside, structure = [x.value for x, *_ in scanned], form(here)
-        run(w, program, here)
-        if form(here) != structure:
-            raise Refused
-        for x, value in constants:
-            if x.value is not value and not isinstance(x, (objects.RngKey, objects.RngCount)):
-                raise Refused
-            x.value = value  # every iteration draws the same keys
-        written = [x.value is not value for (x, *_), value in zip(scanned, inside, strict=True)]
-        for x, _, _, pieces in scanned:
-            pieces.append(x.value)
-    for (x, axis, value, pieces), new in zip(scanned, written, strict=True):
-        stack = functools.partial(joined, "stack", axis=axis, depth=w.depth)
-        x.value = jax.tree.map(lambda *parts, f=stack: f(parts), *pieces) if new else value
-
-
 # Without graph updates
 
 
@@ -1140,34 +692,13 @@ without_updates("tree", tree=True, graph=False)
 
 CALLS = tuple(REAL_CALLS)
 TREES = ("jit_tree", "vmap_tree", "scan_tree")
-DIFFERENTIATED = ("grad", "filter_grad", "vjp", "jvp")
-LOOPS = ("scan", "scan_axes", "scan_values", "scan_tree")
+DIFFERENTIATED = ("grad", "filter_grad", "vjp")
+LOOPS = ("scan", "scan_values", "scan_tree")
 """Calls whose program has nothing but steps that write values."""
-ONE_TARGET = (*DIFFERENTIATED, "optimizer", "scan", "scan_values", "scan_tree")
-KEEPING = (
-    "optimizer",
-    "cached_partial",
-    "custom_vjp",
-    "cond",
-    "switch",
-    "fori_loop",
-    "while_loop",
-    *LOOPS,
-)
+ONE_TARGET = (*DIFFERENTIATED, *LOOPS)
+KEEPING = ("cond", "switch", "fori_loop", "while_loop", *LOOPS)
 """Calls in which the structure may not change."""
-PLACING = ("pmap", "shard_map")
-THROUGH = (*PLAIN, "jit", "filter_jit", "jit_partial", "jit_values")
-"""Calls in and around which several devices are used."""
-NOT_INSIDE: dict[str, set[str]] = {
-    # A derivative may need an array that a call in it has donated.
-    **dict.fromkeys(DIFFERENTIATED, {"while_loop", *DONATING, "vmap_axes", "scan_axes"}),
-    "jvp": {"while_loop", "custom_vjp", *DONATING, "vmap_axes", "scan_axes"},
-    "vmap_axes": {*KEEPING, *LOOPS},  # there JAX maps what it may have to, the model what it must
-    **{name: {*CALLS} - {*THROUGH} for name in PLACING},
-}
-"""What JAX, or the model, cannot do inside of a call."""
-for _name in CALLS:
-    if _name not in THROUGH:
-        NOT_INSIDE[_name] = NOT_INSIDE.get(_name, set()) | {*PLACING}
+NOT_INSIDE = dict.fromkeys(DIFFERENTIATED, {"while_loop", *DONATING})
+"""What JAX cannot do inside of a call: a derivative may need an array that a call in it has donated."""
 
 assert set(REAL_CALLS) == set(SLOW_CALLS)

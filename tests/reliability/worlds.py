@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import threading
 import typing as tp
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import nnxlite as nnx
 from tests.laws import model, objects
@@ -107,12 +105,6 @@ def on_write(variable: tp.Any, value: tp.Any) -> tp.Any:
     return (value + 5) % 16
 
 
-def settled(before: tp.Any, after: tp.Any) -> tp.Any:
-    """What became of a parameter as a whole number: updates by Adam are not exact."""
-    np_or_jnp = jnp if isinstance(after, jax.Array) else np
-    return (before + np_or_jnp.round(4 * (after - before) + np.float32(0.1234))) % 16
-
-
 class World(threading.local):
     """What programs use; `here` is always what a function got as its arguments, as a tuple.
 
@@ -163,34 +155,11 @@ class Real(World):
     def fork(self, stream: nnx.RngStream) -> nnx.RngStream:
         return stream.fork()
 
-    @contextlib.contextmanager
-    def split(self, here: tp.Any) -> tp.Iterator[None]:
-        """Each stream with two keys for a while."""
-        with nnx.split_rngs(here, splits=2):
-            yield
-
     def own(self, here: tp.Any) -> None:
         """Give every Variable an array of its own on no certain device, to be donated or placed."""
         for x in references(here):
             if model.is_variable(x):
                 x.set_raw_value(jax.tree.map(copied, x.get_raw_value()))
-
-    def optimizer(self, x: tp.Any) -> nnx.Optimizer:
-        return nnx.Optimizer(x, optax.adam(1.0, b1=0.5, b2=0.5), wrt=nnx.Param)
-
-    def optimize(self, optimizer: nnx.Optimizer, x: tp.Any, number: int) -> None:
-        params = nnx.state(x, nnx.Param)
-        before = [
-            (leaf, leaf.get_raw_value())
-            for leaf in jax.tree.leaves(params, is_leaf=model.is_variable)
-        ]
-        optimizer.update(x, jax.tree.map(lambda a: arithmetic(a, number), params))
-        for leaf, value in before:
-            leaf.set_raw_value(settled(value, leaf.get_raw_value()))
-
-    def moments(self, optimizer: nnx.Optimizer) -> list[tp.Any]:
-        state = optimizer.opt_state[0]
-        return [optimizer.step.value, *jax.tree.leaves((state.count, state.mu, state.nu))]
 
     def clone(self, x: tp.Any) -> tp.Any:
         return nnx.clone(x)
@@ -254,84 +223,9 @@ class Dual:
     __radd__, __rmul__ = __add__, __mul__
 
 
-class Sliced:
-    """A value inside a mapped call that differs between the slices.
-
-    Attributes:
-        slices: the value in each of them, sliced itself where the call is inside of another one.
-        call: a number of the call; that of one inside of it is larger.
-    """
-
-    __array_ufunc__ = None  # NumPy leaves operations with arrays to this class
-
-    def __init__(self, slices: tp.Iterable[tp.Any], call: int) -> None:
-        self.slices, self.call = tuple(slices), call
-
-    dtype = property(lambda self: self.slices[0].dtype)
-    shape = property(lambda self: self.slices[0].shape)
-    ndim = property(lambda self: self.slices[0].ndim)
-
-    def __add__(self, other: tp.Any) -> Sliced:
-        return in_slices(operator.add, self, other)
-
-    def __mul__(self, other: tp.Any) -> Sliced:
-        return in_slices(operator.mul, self, other)
-
-    def __rsub__(self, other: tp.Any) -> Sliced:
-        return in_slices(operator.sub, other, self)
-
-    def __mod__(self, other: tp.Any) -> Sliced:
-        return in_slices(operator.mod, self, other)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-
-def in_slices(f: Call, *values: tp.Any) -> tp.Any:
-    """`f` of values; where one of them is sliced, of each slice."""
-    call = max((x.call for x in values if isinstance(x, Sliced)), default=None)
-    if call is None:
-        result = f(*values)
-        return objects.frozen(result) if isinstance(result, (np.ndarray, np.generic)) else result
-    parts = [x.slices if isinstance(x, Sliced) and x.call == call else None for x in values]
-    count = next(len(slices) for slices in parts if slices)
-    return Sliced(
-        (
-            in_slices(f, *(x if s is None else s[i] for x, s in zip(values, parts, strict=True)))
-            for i in range(count)
-        ),
-        call,
-    )
-
-
 def frozen(value: tp.Any) -> tp.Any:
     """A value as the model has it."""
-    return value if isinstance(value, (Dual, Sliced)) else objects.frozen(value)
-
-
-class Adam:
-    """`optax.adam` with a rate of 1 and decays of 1/2: the moments of integers are exact for a while."""
-
-    EXACT = 12
-    """How many updates that is."""
-
-    def __init__(self, params: list[tp.Any]) -> None:
-        self.count = 0
-        self.mu = [0 * x for x in params]
-        self.nu = [0 * x for x in params]
-
-    def update(self, params: list[tp.Any], gradients: list[tp.Any]) -> list[tp.Any]:
-        half = np.float32(0.5)
-        self.count += 1
-        self.mu = [half * (m + g) for m, g in zip(self.mu, gradients, strict=True)]
-        self.nu = [half * (v + g * g) for v, g in zip(self.nu, gradients, strict=True)]
-        left = np.float32(1 - 0.5**self.count)
-        return [
-            x - (m / left) / (np.sqrt(v / left) + np.float32(1e-8))
-            for x, m, v in zip(params, self.mu, self.nu, strict=True)
-        ]
-
-    def all(self) -> list[tp.Any]:
-        return [self.count, self.count, *self.mu, *self.nu]
+    return value if isinstance(value, Dual) else objects.frozen(value)
 
 
 class Slow(World):
@@ -359,9 +253,6 @@ class Slow(World):
 
     def folded(self, keys: tp.Any, numbers: tp.Any) -> tp.Any:
         """Other keys, each made from one and its number."""
-        return in_slices(self._folded, keys, numbers)
-
-    def _folded(self, keys: tp.Any, numbers: tp.Any) -> tp.Any:
         if not keys.ndim == numbers.ndim == self.depth:
             raise Refused
         f = jax.random.fold_in
@@ -372,31 +263,8 @@ class Slow(World):
     def draw(self, stream: objects.Stream) -> tp.Any:
         count = stream.count.get_value()
         key = self.folded(stream.key.get_value(), count)
-        stream.count.set_value(in_slices(operator.add, count, np.uint32(1)))
+        stream.count.set_value(objects.frozen(count + np.uint32(1)))
         return key
-
-    @contextlib.contextmanager
-    def split(self, here: tp.Any) -> tp.Iterator[None]:
-        found = [x for x in references(here) if isinstance(x, objects.Stream)]
-        if any(x.key.get_value().ndim != self.depth for x in found):
-            raise Refused
-        _ = [(x.tag, x.count.get_value()) for x in found]
-        f = jax.random.split
-        for _ in range(self.depth):
-            f = jax.vmap(f, in_axes=(0, None))
-        new = [
-            objects.Stream(in_slices(lambda key: f(key, 2), self.draw(x)), tag=x.tag) for x in found
-        ]
-        before = [(x, x.key.get_value(), x.count.get_value()) for x in found]
-        for x, split in zip(found, new, strict=True):
-            x.key.set_value(split.key.value)
-            x.count.set_value(split.count.value)
-        try:
-            yield
-        finally:
-            for x, key, count in before:
-                x.key.set_value(key)
-                x.count.set_value(count)
 
     def fork(self, stream: objects.Stream) -> objects.Stream:
         return objects.Stream(self.draw(stream), tag=stream.tag)
@@ -405,24 +273,12 @@ class Slow(World):
         """The same value as another array: an array that stays the same one was not written."""
         if isinstance(value, Dual):
             return Dual(value.value, value.factors, value.call)
-        if isinstance(value, Sliced):
-            return Sliced(value.slices, value.call)
         return objects.frozen(value)
 
     def own(self, here: tp.Any) -> None:
         for x in references(here):
             if model.is_variable(x):
                 x.value = jax.tree.map(self.copy, x.value)
-
-    def optimizer(self, x: tp.Any) -> Adam:
-        return Adam([leaf.value for _, leaf in params_of(x)])
-
-    def optimize(self, optimizer: Adam, x: tp.Any, number: int) -> None:
-        found = [leaf for _, leaf in params_of(x)]
-        before = [leaf.value for leaf in found]
-        after = optimizer.update(before, [arithmetic(value, number) for value in before])
-        for leaf, old, new in zip(found, before, after, strict=True):
-            leaf.value = objects.frozen(settled(old, new))
 
     def clone(self, x: tp.Any) -> tp.Any:
         return model.copied(x)
@@ -459,10 +315,6 @@ class Slow(World):
         for owner in model.owners(x):
             if model.is_object(owner) and "flag" in vars(owner):
                 owner._nnx_assign("flag", flag)
-
-
-def params_of(x: tp.Any) -> list[tuple[model.Path, objects.Param]]:
-    return [(path, leaf) for path, leaf in model.leaves(x) if isinstance(leaf, objects.Param)]
 
 
 def snapshot(here: tp.Any) -> Call:
