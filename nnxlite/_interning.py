@@ -13,6 +13,7 @@ finalizer, which Python may run in the middle of a lookup, in the thread that ha
 from __future__ import annotations
 
 import collections
+import contextlib
 import operator
 import os
 import threading
@@ -79,8 +80,9 @@ class Table(tp.Generic[T]):
     def add(self, key: tp.Any, new: T) -> T:
         """The object with this key: `new`, unless another was there first."""
         with LOCK:
-            while self._dead:  # the garbage collector fills it: it must not wait for a lock
-                self._forget(self._dead.popleft())
+            with contextlib.suppress(IndexError):  # the collector fills it, without a lock; empty
+                while True:
+                    self._forget(self._dead.popleft())
             entry = _Entry(new, self._dead.append)
             entry.hash = hash(key)
             known = self.find(key)
