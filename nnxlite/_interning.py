@@ -80,8 +80,8 @@ class Table(tp.Generic[T]):
     def add(self, key: tp.Any, new: T) -> T:
         """The object with this key: `new`, unless another was there first."""
         with LOCK:
-            with contextlib.suppress(IndexError):  # the collector fills it, without a lock; empty
-                while True:
+            with contextlib.suppress(IndexError):  # a finalizer that interns has forgotten it
+                while self._dead:  # the garbage collector fills it: it must not wait for a lock
                     self._forget(self._dead.popleft())
             entry = _Entry(new, self._dead.append)
             entry.hash = hash(key)

@@ -113,7 +113,12 @@ EVENTS: dict[str, tuple[tp.Callable[[Run], None], int]] = {}
 
 def event(compiles: int = 0) -> tp.Callable[[tp.Callable[[Run], None]], tp.Any]:
     """Register an event under the name of its function; it leaves the run as it was but for values."""
-    return lambda act: EVENTS.setdefault(act.__name__, (act, compiles))
+
+    def register(act: tp.Callable[[Run], None]) -> tp.Callable[[Run], None]:
+        EVENTS[act.__name__] = act, compiles
+        return act
+
+    return register
 
 
 @event()
@@ -231,7 +236,7 @@ def _with(run: Run, tx: tp.Any) -> None:
 @event()
 def new_model(run: Run) -> None:
     """A model of the same structure is made, trained and dropped."""
-    model = Net(nnx.Rngs(run.occurrences["new_model"]))
+    model = Net(nnx.Rngs(run.count))
     train_step(model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param), run.metrics)
 
 
