@@ -2,9 +2,11 @@
 
 from nnxlite.boundary._body import Body as Body
 from nnxlite.boundary._body import body_outputs as body_outputs
+from nnxlite.boundary._body import is_random as is_random
 from nnxlite.boundary._body import numbered as numbered
 from nnxlite.boundary._body import same as same
 from nnxlite.boundary._body import trace_body as trace_body
+from nnxlite.boundary._body import warn_of_streams as warn_of_streams
 from nnxlite.boundary._body import with_arrays as with_arrays
 from nnxlite.boundary._body import with_matching_types as with_matching_types
 from nnxlite.boundary._carry import LoopKind as LoopKind
@@ -23,8 +25,6 @@ from nnxlite.boundary._context import update_context as update_context
 from nnxlite.boundary._differences import call_difference as call_difference
 from nnxlite.boundary._differences import described as described
 from nnxlite.boundary._differences import edits_text as edits_text
-from nnxlite.boundary._differences import graph_difference as graph_difference
-from nnxlite.boundary._differences import node_text as node_text
 from nnxlite.boundary._differences import result_words as result_words
 from nnxlite.boundary._differences import tree_difference as tree_difference
 from nnxlite.boundary._differences import tree_text as tree_text
@@ -45,11 +45,9 @@ from nnxlite.boundary._operands import parameter_names as parameter_names
 from nnxlite.boundary._operands import parameters_of as parameters_of
 from nnxlite.boundary._outdef import CameIn as CameIn
 from nnxlite.boundary._outdef import Crossing as Crossing
-from nnxlite.boundary._outdef import Edit as Edit
 from nnxlite.boundary._outdef import Fixed as Fixed
 from nnxlite.boundary._outdef import Fresh as Fresh
 from nnxlite.boundary._outdef import OutDef as OutDef
-from nnxlite.boundary._outdef import OutGraph as OutGraph
 from nnxlite.boundary._outdef import Outputs as Outputs
 from nnxlite.boundary._outdef import Source as Source
 from nnxlite.boundary._outdef import output_paths as output_paths
@@ -90,5 +88,3 @@ from nnxlite.boundary._settings import output_names as output_names
 from nnxlite.boundary._settings import output_settings as output_settings
 from nnxlite.boundary._settings import pack as pack
 from nnxlite.boundary._settings import unpack as unpack
-from nnxlite.boundary._streams import is_random as is_random
-from nnxlite.boundary._streams import warn_of_streams as warn_of_streams

@@ -13,12 +13,14 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
+from nnxlite._errors import warn_user
 from nnxlite._jax import jaxpr_as_fun
 from nnxlite.boundary._inputs import CallDef, Inner, enter
 from nnxlite.boundary._operands import argument_names, describe
 from nnxlite.boundary._outdef import CameIn, Fixed, Fresh, OutDef, Outputs
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._refusals import refuse_foreign_outputs
+from nnxlite.variables import RngCount, RngState
 
 
 class Body:
@@ -175,3 +177,39 @@ def numbered(tree: tp.Any) -> tp.Any:
 def same(starts: list[tp.Any], other: list[tp.Any]) -> bool:
     """Whether two lists contain the same objects."""
     return all(a is b for a, b in zip(starts, other))
+
+
+# Random streams that a transform broadcasts: each slice or iteration draws the same keys ------------
+
+
+def is_random(call: CallDef, leaf: int) -> bool:
+    """Whether a graph leaf is the key or the count of a random stream."""
+    node = call.graphdef.decoded.leaf_nodes[leaf]
+    kind = getattr(call.graphdef.decoded.node_defs[node], "type", None) if node >= 0 else None
+    return isinstance(kind, type) and issubclass(kind, RngState)
+
+
+def warn_of_streams(
+    call: CallDef, leaves: tp.Iterable[int], warned: set[str], what: str, remedy: str
+) -> None:
+    """Warn once of each random stream that draws the same keys again.
+
+    Not of the stream "carry": recurrent layers start every sequence with the same keys.
+
+    Args:
+        call: the arguments.
+        leaves: the broadcast leaves that were written.
+        warned: tags of the streams that the user was warned of.
+        what: what happens to the stream.
+        remedy: what to do instead.
+    """
+    decoded = call.graphdef.decoded
+    for leaf in leaves:
+        node = decoded.leaf_nodes[leaf]
+        definition = decoded.node_defs[node]
+        if not is_random(call, leaf) or not issubclass(definition.type, RngCount):
+            continue
+        tag = str(definition.metadata.get("tag", "default"))
+        if tag != "carry" and tag not in warned:
+            warned.add(tag)
+            warn_user(f"The random stream {tag!r} {what} (the same dropout mask, say). {remedy}")

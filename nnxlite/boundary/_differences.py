@@ -18,7 +18,6 @@ from nnxlite.graph import (
     Code,
     ContainerCode,
     Decoded,
-    GraphDef,
     NodeCode,
     Path,
     compare,
@@ -106,18 +105,6 @@ def _difference(before: tp.Iterable[Path], after: tp.Iterable[Path]) -> str:
 _ROOT = path_text(())
 
 
-def graph_difference(
-    before: GraphDef[tp.Any], after: GraphDef[tp.Any], roots: tp.Sequence[Path] = ()
-) -> str:
-    """How two graphs differ: each path where they do, with both sides.
-
-    Args:
-        before, after: the graphs.
-        roots: where the roots are; by number, if not given.
-    """
-    return differences_text(compare(before, after, roots))
-
-
 def call_difference(before: CallDef, after: CallDef) -> str:
     """How the arguments of two calls differ in structure; nothing where they differ in other ways.
 
@@ -128,7 +115,7 @@ def call_difference(before: CallDef, after: CallDef) -> str:
     if before.treedef != after.treedef:
         difference = _difference(old, new)
         return f"the arguments are {difference or f'{after.treedef} in place of {before.treedef}'}"
-    return graph_difference(before.graphdef, after.graphdef, before.root_paths())
+    return differences_text(compare(before.graphdef, after.graphdef, before.root_paths()))
 
 
 def edits_text(call: CallDef, graph: OutGraph | None) -> str:

@@ -190,13 +190,23 @@ def _graph_of(
     sources = [source(leaf, node) for leaf, node in zip(walk.leaves, decoded.leaf_nodes)]
     edits, moves = _edits(came_in, decoded, origin, sources)
     changed = {old: walk.leaves[now] for old, now in moves.items()}
-    fresh = _FreshValues(inner)
+    fresh: list[tp.Any] = []
+    refs: dict[int, Source] = {id(x): CameIn(i) for i, x in enumerate(inner.values) if is_ref(x)}
+
+    def new_source(leaf: tp.Any) -> Source:
+        value = leaf._box.value if isinstance(leaf, Variable) else leaf
+        new: Source = Fresh(len(fresh))
+        found = refs.setdefault(id(value), new) if is_ref(value) else new
+        if found is new:  # a reference leaves as the array in it
+            fresh.append(value[...] if is_ref(value) else value)
+        return found
+
     replaced = {now: old for old, now in moves.items()}
     for number, leaf in enumerate(walk.leaves):
         if number in replaced:
             sources[number] = CameIn(replaced[number])
         elif sources[number] is None:
-            sources[number] = fresh.source(leaf)
+            sources[number] = new_source(leaf)
     kinds = tuple(
         (tp.cast(int, old), definition)
         for definition, old in zip(decoded.node_defs, origin)
@@ -207,26 +217,7 @@ def _graph_of(
     every_source = tp.cast(tuple[Source, ...], tuple(sources))
     seen = tuple(map(ById, inner.call.graphdef.atoms()))
     graph = OutGraph(graphdef, origin, every_source, len(arguments), edits, kinds, seen)
-    return graph, fresh.values, changed
-
-
-class _FreshValues:
-    """Values of leaves that did not come in. A reference leaves as the array in it."""
-
-    def __init__(self, inner: Inner) -> None:
-        self.values: list[tp.Any] = []
-        self._refs: dict[int, Source] = {
-            id(x): CameIn(leaf) for leaf, x in enumerate(inner.values) if is_ref(x)
-        }
-
-    def source(self, leaf: tp.Any) -> Source:
-        """Where the value of a leaf comes from."""
-        value = leaf._box.value if isinstance(leaf, Variable) else leaf
-        new: Source = Fresh(len(self.values))
-        source = self._refs.setdefault(id(value), new) if is_ref(value) else new
-        if source is new:
-            self.values.append(value[...] if is_ref(value) else value)
-        return source
+    return graph, fresh, changed
 
 
 def _detached(inner: Inner) -> list[tp.Any]:

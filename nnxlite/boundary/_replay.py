@@ -16,7 +16,7 @@ from nnxlite._jax import describe_trace, new_ref, trace_state
 from nnxlite._statics import own_copy
 from nnxlite._together import Writes
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._outdef import Crossing, Fresh, OutDef, OutGraph, Outputs, Source
+from nnxlite.boundary._outdef import Crossing, Fresh, OutGraph, Outputs, Source
 from nnxlite.boundary._refusals import refuse_fixed
 from nnxlite.graph import (
     REF_LEAF,
@@ -41,20 +41,8 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
     Raises TraceContextError, before anything is written, where an object that must change belongs to
     another trace level.
     """
-    return _replay(inputs, *outputs)
-
-
-def replay_crossing(inputs: Inputs, crossing: Crossing) -> tp.Any:
-    """`replay` of outputs in the form in which they crossed."""
-    fixed, result, written, fresh = crossing
-    return _replay(inputs, fixed.value, result, written, fresh)
-
-
-def _replay(
-    inputs: Inputs, definition: OutDef, result: tp.Any, written: list[tp.Any], fresh: list[tp.Any]
-) -> tp.Any:
+    definition, result, written, _ = outputs
     if definition.graph is not None:
-        outputs = Outputs(definition, result, written, fresh)
         return _replay_graph(inputs, outputs, definition.graph)
     if definition.treedef is not None:
         leaves = list(result)
@@ -65,6 +53,12 @@ def _replay(
     if definition.written:
         _write(inputs, definition.written, written)
     return result
+
+
+def replay_crossing(inputs: Inputs, crossing: Crossing) -> tp.Any:
+    """`replay` of outputs in the form in which they crossed."""
+    fixed, *leaves = crossing
+    return replay(inputs, Outputs(fixed.value, *leaves))
 
 
 def write_leaves(inputs: Inputs, new: tp.Mapping[int, tp.Any]) -> None:

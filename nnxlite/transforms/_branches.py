@@ -24,7 +24,6 @@ from nnxlite.boundary import (
     body_outputs,
     described,
     edits_text,
-    graph_difference,
     numbered,
     output_paths,
     output_roots,
@@ -34,6 +33,7 @@ from nnxlite.boundary import (
     tree_difference,
     tree_text,
 )
+from nnxlite.graph import compare, differences_text
 from nnxlite.transforms._arguments import refuse_shared_result, unwrapped_value
 from nnxlite.transforms._flow import run_flow
 from nnxlite.transforms._programs import run_bodies
@@ -154,8 +154,8 @@ def _difference(
     if edits[0] != edits[1]:
         return f"the first changes {edits[0]}, the second {edits[1]}"
     one, other = (call.graphdef if graph is None else graph.graphdef for graph in graphs)
-    difference = graph_difference(one, other, output_roots(call, definitions[0]))
-    return f"from the first to the second, {difference}"
+    differences = compare(one, other, output_roots(call, definitions[0]))
+    return f"from the first to the second, {differences_text(differences)}"
 
 
 class _Choice(tp.NamedTuple):

@@ -227,14 +227,6 @@ def _without_constants(
     at = out.definition.written
     constants = [leaf for leaf in at if roles[leaf] is None]
     if t.options.modes.updates:
-        for leaf in constants:
-            if not is_random(call, leaf):
-                raise ValueError(
-                    f"scan: the body writes '{call.graph_leaves()[leaf].text()}', which is "
-                    "broadcast (axis None): the writes of the iterations would be lost. Carry "
-                    "it, with Carry in in_axes or nnx.StateAxes({...: nnx.Carry}), or give it an "
-                    "axis."
-                )
         warn_of_streams(
             call,
             constants,
@@ -243,6 +235,14 @@ def _without_constants(
             "Carry its count, with nnx.StateAxes({nnx.RngCount: nnx.Carry, ...: None}), or "
             "give each iteration a key of its own with nnx.split_rngs(splits=...) and an axis.",
         )
+        for leaf in constants:
+            if not is_random(call, leaf):
+                raise ValueError(
+                    f"scan: the body writes '{call.graph_leaves()[leaf].text()}', which is "
+                    "broadcast (axis None): the writes of the iterations would be lost. Carry "
+                    "it, with Carry in in_axes or nnx.StateAxes({...: nnx.Carry}), or give it an "
+                    "axis."
+                )
     kept = [i for i, leaf in enumerate(at) if leaf not in constants]
     definition = dataclasses.replace(out.definition, written=tuple(at[i] for i in kept))
     return out._replace(definition=definition, written=[out.written[i] for i in kept])
