@@ -564,7 +564,5 @@ def test_an_object_of_axes_that_contains_itself_is_refused():
     model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
     axes = nnx.Dict(w=nnx.data(0))
     model.me, axes.me = model, axes
-    with pytest.raises(
-        ValueError, match=r"prefix of type Dict has 0 at 'me\.me\..*make it with nnx"
-    ):
+    with pytest.raises(ValueError, match="prefix of type Dict contains itself at 'me'. Choose"):
         nnx.vmap(lambda m, x: m.w * x, in_axes=(axes, 0))(model, jnp.ones(2))
