@@ -186,7 +186,8 @@ class Fixed:
     value: tp.Any
 
 
-jax.tree_util.register_dataclass(Fixed, data_fields=[], meta_fields=["value"])
+# It is its own static data: nothing is made when a program returns (`register_dataclass`: 1.5 us more).
+jax.tree_util.register_pytree_node(Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed)
 
 
 class Outputs(tp.NamedTuple):
