@@ -62,8 +62,10 @@ from nnxlite.boundary import StateAxes as StateAxes
 from nnxlite.boundary import StateSharding as StateSharding
 from nnxlite.boundary import UpdateContext as UpdateContext
 from nnxlite.boundary import current_update_context as current_update_context
+from nnxlite.boundary import flatten as flatten
 from nnxlite.boundary import merge_context as merge_context
 from nnxlite.boundary import split_context as split_context
+from nnxlite.boundary import unflatten as unflatten
 from nnxlite.boundary import update_context as update_context
 from nnxlite.filtered import apply_updates as apply_updates
 from nnxlite.filtered import branched_error_if as branched_error_if
@@ -118,7 +120,6 @@ from nnxlite.graph import PureState as PureState
 from nnxlite.graph import call as call
 from nnxlite.graph import clone as clone
 from nnxlite.graph import find_duplicates as find_duplicates
-from nnxlite.graph import flatten as flatten
 from nnxlite.graph import graphdef as graphdef
 from nnxlite.graph import has_data as has_data
 from nnxlite.graph import is_data as is_data
@@ -134,7 +135,6 @@ from nnxlite.graph import split as split
 from nnxlite.graph import state as state
 from nnxlite.graph import to_arrays as to_arrays
 from nnxlite.graph import to_refs as to_refs
-from nnxlite.graph import unflatten as unflatten
 from nnxlite.graph import unpack as unpack
 from nnxlite.graph import update as update
 from nnxlite.graph import variables as variables

@@ -29,10 +29,10 @@ PATHS: dict[str, str] = {
     "merge_tree_node prefix to_tree",
     "filterlib": "Key",
     "graphlib": "A ApplyCaller B C F FlatState Key Leaf MergeContext Node SplitContext State "
-    "UpdateContext UpdateContextManager V Variable as_pure "
-    "cached_partial current_update_context iter_module_children "
+    "IndexMap RefMap UpdateContext UpdateContextManager V Variable as_pure "
+    "cached_partial current_update_context flatten iter_module_children "
     "map_state merge_context pure "
-    "set_graph_mode set_graph_updates split_context update_context",
+    "set_graph_mode set_graph_updates split_context unflatten update_context",
     "helpers": "A ApplyCaller GraphDef M Module State Variable",
     "module": "A B F Key M ModuleMeta P PytreeMeta R S State V iter_children split_state",
     "nn.attention": "LinearGeneral MultiHeadAttention RoPE default_bias_init default_kernel_init "

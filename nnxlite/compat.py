@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 
+from nnxlite import boundary as _boundary
 from nnxlite import graph as _graph
 from nnxlite import objects as _objects
 from nnxlite import sharding as _sharding
@@ -23,7 +24,7 @@ clone = functools.partial(_graph.clone, **_graph_only)
 cond = functools.partial(_transforms.cond, **_graph_and_updates)
 custom_vjp = functools.partial(_transforms.custom_vjp, **_graph_and_updates)
 eval_shape = functools.partial(_transforms.eval_shape, **_graph_and_updates)
-flatten = functools.partial(_graph.flatten, **_graph_only)
+flatten = functools.partial(_boundary.flatten, **_graph_only)
 fori_loop = functools.partial(_transforms.fori_loop, **_graph_and_updates)
 fork_rngs = functools.partial(_objects.fork_rngs, **_graph_and_updates)
 get_abstract_model = functools.partial(_sharding.get_abstract_model, **_graph_only)

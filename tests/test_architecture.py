@@ -80,8 +80,8 @@ LAZILY_BACK = {
 """Imports inside functions that close a circle within a package."""
 
 ORDER = {
-    "graph": """_kinds _entered _containers _hidden _defs _nodes _rebuild _traverse _describe _graphdef
-        _compare _graphstate _plan _functional _walk _edit _refs""",
+    "graph": """_kinds _defs _rebuild _traverse _compare _graphdef _graphstate _plan _functional
+        _walk _edit""",
     "boundary": """_partition _inputs _operands _outdef _refusals _outputs _replay _context _prefixes
         _streams _body _carry _differences _settings""",
 }

@@ -14,13 +14,17 @@ from nnxlite.boundary._carry import Slots as Slots
 from nnxlite.boundary._carry import carried as carried
 from nnxlite.boundary._carry import next_values as next_values
 from nnxlite.boundary._carry import paired_roots as paired_roots
+from nnxlite.boundary._context import IndexMap as IndexMap
 from nnxlite.boundary._context import MergeContext as MergeContext
+from nnxlite.boundary._context import RefMap as RefMap
 from nnxlite.boundary._context import SplitContext as SplitContext
 from nnxlite.boundary._context import UpdateContext as UpdateContext
 from nnxlite.boundary._context import UpdateContextManager as UpdateContextManager
 from nnxlite.boundary._context import current_update_context as current_update_context
+from nnxlite.boundary._context import flatten as flatten
 from nnxlite.boundary._context import merge_context as merge_context
 from nnxlite.boundary._context import split_context as split_context
+from nnxlite.boundary._context import unflatten as unflatten
 from nnxlite.boundary._context import update_context as update_context
 from nnxlite.boundary._differences import call_difference as call_difference
 from nnxlite.boundary._differences import described as described

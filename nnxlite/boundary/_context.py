@@ -1,6 +1,6 @@
-"""Update contexts: the boundary's protocol by hand, where the user calls JAX's own transform.
+"""Numberings of several graphs, and update contexts: the boundary's protocol by hand.
 
-Objects cross in four steps, two outside and two inside the transformed function:
+Objects cross a transform of JAX that the user calls in four steps, two outside and two inside:
 
     (1) split  outside: objects to definition and state; the context remembers the objects
     (2) merge  inside:  new objects; the context remembers the number of each in step 1
@@ -17,25 +17,215 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import itertools
 import typing as tp
 
+from nnxlite._config import GRAPH_MODE
 from nnxlite._state import FlatState
 from nnxlite.filters import Filter
 from nnxlite.graph import (
     GraphDef,
-    IndexMap,
-    RefMap,
+    Traversal,
     View,
-    flatten,
+    build_nodes,
     leaves_of,
+    note_entered,
+    refuse_sharing,
+    resolve,
     select,
-    unflatten,
-    whole_state,
+    traverse,
 )
 from nnxlite.variables import Variable, make
 
 N = tp.TypeVar("N")
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
+
+
+class RefMap(tp.MutableMapping[tp.Any, tp.Any]):
+    """A mapping whose keys are objects, compared by identity."""
+
+    def __init__(self, mapping: tp.Any = (), /) -> None:
+        self._items: dict[int, tuple[tp.Any, tp.Any]] = {}
+        self.update(mapping or ())
+
+    def __getitem__(self, key: tp.Any) -> tp.Any:
+        try:
+            return self._items[id(key)][1]
+        except KeyError:
+            raise KeyError(f"No entry for this {type(key).__name__} object.") from None
+
+    def __setitem__(self, key: tp.Any, value: tp.Any) -> None:
+        self._items[id(key)] = (key, value)
+
+    def __delitem__(self, key: tp.Any) -> None:
+        self[key]  # raises where there is none
+        del self._items[id(key)]
+
+    def __iter__(self) -> tp.Iterator[tp.Any]:
+        return (key for key, _ in self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"RefMap({[(type(k).__name__, v) for k, v in self._items.values()]})"
+
+
+class IndexMap(dict[int, tp.Any]):
+    """A mapping from node numbers to objects."""
+
+    @classmethod
+    def from_refmap(cls, refmap: RefMap) -> IndexMap:
+        """The inverse of a `RefMap` from objects to numbers."""
+        return cls({number: node for node, number in refmap.items()})
+
+    def to_refmap(self) -> RefMap:
+        """The inverse mapping, from objects to numbers."""
+        return RefMap((node, number) for number, node in self.items())
+
+
+@tp.overload
+def flatten(
+    node: N,
+    /,
+    *,
+    with_paths: tp.Literal[True] = True,
+    ref_index: tp.MutableMapping[tp.Any, int] | None = None,
+    ref_outer_index: tp.Mapping[tp.Any, int] | None = None,
+    graph: bool | None = None,
+) -> tuple[GraphDef[N], FlatState[tp.Any]]: ...
+@tp.overload
+def flatten(
+    node: N,
+    /,
+    *,
+    with_paths: bool,
+    ref_index: tp.MutableMapping[tp.Any, int] | None = None,
+    ref_outer_index: tp.Mapping[tp.Any, int] | None = None,
+    graph: bool | None = None,
+) -> tuple[GraphDef[N], tp.Any]: ...
+def flatten(
+    node: N,
+    /,
+    *,
+    with_paths: bool = True,
+    ref_index: tp.MutableMapping[tp.Any, int] | None = None,
+    ref_outer_index: tp.Mapping[tp.Any, int] | None = None,
+    graph: bool | None = None,
+) -> tuple[GraphDef[N], tp.Any]:
+    """The definition of a graph and its leaves in order.
+
+    Args:
+        node: an object, or a pytree of objects.
+        with_paths: True gives a `FlatState`, False a list: of raw values, and with `graph=False`
+            of the leaves themselves.
+        ref_index: filled with the number of each node; nodes already in it are referred to by
+            number, so that several graphs can share one numbering.
+        ref_outer_index: outer number of nodes, recorded in the definition.
+        graph: False refuses shared references.
+
+    Returns:
+        `(graphdef, leaves)`, the leaves in the order of their paths.
+
+    >>> import nnxlite as nnx
+    >>> graphdef, flat = nnx.flatten(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> [path for path, leaf in flat]
+    [('bias',), ('kernel',)]
+    """
+    trees = not GRAPH_MODE.given(graph)
+    definition, leaves = _numbered(node, ref_index, ref_outer_index, trees)
+    if trees:
+        refuse_sharing(definition, "flatten")
+    if with_paths:
+        return definition, FlatState.from_sorted_keys_values(definition.paths, leaves)
+    return definition, leaves if trees else list(map(_raw, leaves))
+
+
+def _numbered(
+    node: N,
+    index: tp.MutableMapping[tp.Any, int] | None,
+    outer_index: tp.Mapping[tp.Any, int] | None,
+    trees: bool = False,
+) -> tuple[GraphDef[N], list[tp.Any]]:
+    """The definition and leaves of a graph in a numbering, to which its nodes are added."""
+    traversal = Traversal()
+    traversal.nodes.extend(index or ())
+    traversal.index.update((id(known), number) for known, number in (index or {}).items())
+    first = len(traversal.nodes)
+    traverse((node,), traversal, trees=trees)
+    own = traversal.nodes[first:]
+    if index is not None:
+        index.update(zip(own, itertools.count(first)))
+    outer = None if outer_index is None else tuple(map(outer_index.get, own))
+    return GraphDef(traversal.tokens, 1, outer, first), traversal.leaves
+
+
+def _raw(leaf: tp.Any) -> tp.Any:
+    return leaf._box.value if isinstance(leaf, Variable) else leaf
+
+
+def unflatten(
+    graphdef: GraphDef[N],
+    state: tp.Any,
+    /,
+    *,
+    index_ref: tp.MutableMapping[int, tp.Any] | None = None,
+    outer_index_outer_ref: tp.Mapping[int, tp.Any] | None = None,
+    copy_variables: bool = False,
+    recreate_variables: bool = True,
+) -> N:
+    """Rebuild a graph from its definition and leaves; the inverse of `flatten`.
+
+    Args:
+        graphdef: the definition.
+        state: a State, FlatState, or list of leaves in order.
+        index_ref: filled with the node of each number; nodes already in it are used for references.
+        outer_index_outer_ref: objects to fill again instead of creating new ones, by outer number.
+        copy_variables: put values into new Variables.
+        recreate_variables: False leaves values that come without a Variable as they are.
+
+    Returns:
+        The object, or the pytree of objects.
+
+    Raises:
+        ValueError: where the leaves do not fit the definition, or an earlier node is not given.
+        TraceContextError: where an object to be refilled belongs to another trace level.
+
+    >>> import nnxlite as nnx
+    >>> graphdef, flat = nnx.flatten(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> nnx.unflatten(graphdef, flat).kernel.shape
+    (2, 3)
+    """
+    if isinstance(state, (list, tuple)):
+        leaves = list(state)
+        if len(leaves) != graphdef.num_leaves:
+            raise ValueError(
+                f"Incorrect number of leaves, expected {graphdef.num_leaves} leaves, but got "
+                f"{len(leaves)}. Pass one for each path of the definition, in their order."
+            )
+    else:
+        leaves = leaves_of(graphdef, (state,))
+    if copy_variables:
+        leaves = [x.copy() if isinstance(x, Variable) else x for x in leaves]
+    decoded = graphdef.decoded
+    first = graphdef.first
+    known: list[tp.Any] = [None] * len(decoded.node_defs)
+    for number in range(first):
+        if index_ref is None or number not in index_ref:
+            raise ValueError(
+                f"The definition refers to node {number} of an earlier one; pass the index_ref "
+                "that unflatten filled for that one."
+            )
+        known[number] = index_ref[number]
+    if outer_index_outer_ref and graphdef.outer is not None:
+        for number, outer in enumerate(graphdef.outer, first):
+            known[number] = outer_index_outer_ref.get(outer) if outer is not None else None
+    nodes = build_nodes(decoded, leaves, known, recreate_variables=recreate_variables)
+    if index_ref is not None:
+        index_ref.update(enumerate(nodes))
+    root = resolve(decoded.roots[0], nodes, leaves)
+    note_entered((root,))
+    return root  # type: ignore[return-value]
 
 
 @dataclasses.dataclass
@@ -88,16 +278,12 @@ class UpdateContext:
             self.inner_ref_outer_index = index_ref.to_refmap()
 
     def _forget(self) -> None:
-        self.outer_ref_outer_index = None
-        self.outer_index_inner_ref = None
-        self.outer_index_outer_ref = None
-        self.inner_ref_outer_index = None
-        self.static_cache = None
+        self.outer_ref_outer_index = self.inner_ref_outer_index = self.static_cache = None
+        self.outer_index_inner_ref = self.outer_index_outer_ref = None
 
 
-_active: contextvars.ContextVar[tuple[UpdateContext, ...]] = contextvars.ContextVar(
-    "nnxlite_update_contexts", default=()
-)
+_Active = tuple[tuple["UpdateContextManager", UpdateContext], ...]
+_active: contextvars.ContextVar[_Active] = contextvars.ContextVar("nnxlite_contexts", default=())
 
 
 def current_update_context(tag: tp.Hashable) -> UpdateContext:
@@ -118,10 +304,10 @@ def current_update_context(tag: tp.Hashable) -> UpdateContext:
     True
     """
     active = _active.get()
-    for context in reversed(active):
+    for _, context in reversed(active):
         if context.tag == tag:
             return context
-    known = ", ".join(repr(c.tag) for c in active) or "none is active"
+    known = ", ".join(repr(context.tag) for _, context in active) or "none is active"
     raise ValueError(
         f"No update context found for tag {tag!r} (active tags: {known}). Open one with "
         f"`with nnxlite.update_context({tag!r}):` around all four steps."
@@ -133,19 +319,17 @@ class UpdateContextManager:
 
     def __init__(self, tag: tp.Hashable) -> None:
         self.tag = tag
-        self._entered: dict[int, UpdateContext] = {}  # also in other threads and tasks
 
     def __enter__(self) -> UpdateContext:
         context = UpdateContext(self.tag)
-        self._entered[id(context)] = context
-        _active.set((*_active.get(), context))
+        _active.set((*_active.get(), (self, context)))
         return context
 
     def __exit__(self, *exc: tp.Any) -> None:
-        context = next(c for c in reversed(_active.get()) if id(c) in self._entered)
-        del self._entered[id(context)]
-        _active.set(tuple(c for c in _active.get() if c is not context))
-        context._forget()
+        active = _active.get()
+        last = next(entry for entry in reversed(active) if entry[0] is self)
+        _active.set(tuple(entry for entry in active if entry is not last))
+        last[1]._forget()
 
     def __call__(self, fun: F) -> F:
         """The function with a new context around each call."""
@@ -239,8 +423,6 @@ class SplitContext(_Step):
             filters: Variable types, strings, predicates, ...
         """
         seen = self._view(node)
-        if not filters:
-            return seen.graphdef, whole_state(seen)
         return (seen.graphdef, *select(seen, filters))
 
     def flatten(
@@ -262,8 +444,7 @@ class SplitContext(_Step):
             )
         seen = self._view(node)
         if not with_paths:
-            raw = [x._box.value if isinstance(x, Variable) else x for x in seen.leaves]
-            return seen.graphdef, raw
+            return seen.graphdef, list(map(_raw, seen.leaves))
         flat = FlatState.from_sorted_keys_values(seen.graphdef.paths, list(seen.leaves))
         if not filters:
             return seen.graphdef, flat
@@ -275,8 +456,8 @@ class SplitContext(_Step):
         outer = None
         if self.is_inner and self.ctxtag is not None:
             outer = current_update_context(self.ctxtag).inner_ref_outer_index
-        graphdef, flat = flatten(node, ref_index=self.ref_index, ref_outer_index=outer, graph=True)
-        return View(graphdef, list, [leaf for _, leaf in flat], None)
+        graphdef, leaves = _numbered(node, self.ref_index, outer)
+        return View(graphdef, list, leaves, None)
 
 
 @contextlib.contextmanager

@@ -666,7 +666,7 @@ class Inner:
         self.values = values
         self.start = epoch.now
         self.nodes = build_nodes(call.graphdef.decoded, values) if values or call.where else []
-        plain = call.graphdef.decoded.plain_objects() if self.nodes else ()
+        plain = call.graphdef.decoded.plain_objects if self.nodes else ()
         self.plain = note_hidden(plain) if plain else []
         self.watched = [versioned(node) for node in self.nodes]
         self.versions = [observe(w) if hasattr(w, "_nnx_version") else 0 for w in self.watched]

@@ -140,7 +140,7 @@ def _restructured(inner: Inner) -> bool:
                 return True
             if isinstance(watched, GraphNode) and watched._nnx_def is not form:
                 return True
-    for number, _ in decoded.children:
+    for number in decoded.children:
         definition: ObjectDef = decoded.node_defs[number]
         if definition.mutable or definition.type in CUSTOM_NODES:
             return True
@@ -251,7 +251,7 @@ def _edits(
 
     Returns the structure changes, and the leaves (old number: new number) that replaced others.
     """
-    children_in = dict(came_in.children)
+    children_in = came_in.children
     edits: list[Edit] = []
     moves: dict[int, int] = {}
 
@@ -272,7 +272,7 @@ def _edits(
             case _:
                 return None
 
-    for number, codes in decoded.children:
+    for number, codes in decoded.children.items():
         old = origin[number]
         if old is None:
             continue

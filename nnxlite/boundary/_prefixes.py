@@ -642,7 +642,7 @@ def _aliases(decoded: Decoded) -> tp.Iterator[tuple[int, int, Path]]:
     places: list[tuple[int, Path]] = []
     for root, code in enumerate(decoded.roots):
         places += [(n, (root, *p)) for n, p in visit(code, ())]
-    for number, codes in decoded.children:
+    for number, codes in decoded.children.items():
         base = decoded.path(decoded.node_frames[number])
         for name, code in zip(decoded.node_defs[number].layout.data, codes):
             places += [(n, (*base, *p)) for n, p in visit(code, (name,))]

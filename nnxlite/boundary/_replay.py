@@ -11,8 +11,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import TraceContextError
-from nnxlite._jax import describe_trace, new_ref, trace_state
+from nnxlite._jax import new_ref, trace_state
 from nnxlite._statics import own_copy
 from nnxlite._together import Writes
 from nnxlite.boundary._inputs import Inputs
@@ -27,9 +26,12 @@ from nnxlite.graph import (
     GraphNode,
     ObjectDef,
     add_nodes,
+    check_trace,
+    children_by_name,
     children_of,
-    node_of,
+    is_edited_in_place,
     note_definition_of,
+    note_edit,
     resolve,
 )
 from nnxlite.variables import VariableDef, note_definition, note_raw
@@ -95,12 +97,11 @@ def _note_values(writes: Writes, inputs: Inputs, at: tuple[int, ...], values: li
     for variable, value in variables:
         note_raw(writes, variable, value)
     for node, name, code in places:
-        kind = node_of(node)
-        new = _with_arrays(kind.mapping(node)[name], code, arrays, writes)
+        new = _with_arrays(children_by_name(node)[name], code, arrays, writes)
         if isinstance(node, GraphNode):
             writes.add(node._nnx_dict.__setitem__, name, new)
         else:
-            kind.edit(writes, node, {name: new})
+            note_edit(writes, node, {name: new})
 
 
 def _places(
@@ -113,7 +114,7 @@ def _places(
     places = []
     for owner, name, code in decoded.raw_slots:
         if owner >= 0 and not arrays.keys().isdisjoint(_array_leaves(code)):
-            _check_trace(nodes[owner])
+            check_trace(nodes[owner])
             places.append((nodes[owner], name, code))
     return places
 
@@ -135,23 +136,13 @@ def _with_arrays(held: tp.Any, code: Code, arrays: dict[int, tp.Any], writes: Wr
     new = [_with_arrays(child, c, arrays, writes) for child, c in zip(children, code.codes)]
     if all(a is b for a, b in zip(children, new)):
         return held
-    if code.definition.container.in_place:
+    if is_edited_in_place(held):
         note = writes.add if type(held) in (list, dict) else writes.add_foreign
         for key, before, after in zip(keys, children, new):
             if after is not before:
                 note(operator.setitem, held, key, after)
         return held
     return code.definition.build(new)
-
-
-def _check_trace(node: tp.Any) -> None:
-    """Raise TraceContextError where an object belongs to another trace level."""
-    trace = trace_state.value
-    belongs = getattr(node, "_nnx_trace", trace)
-    if belongs is not trace:
-        raise TraceContextError(
-            type(node).__name__, None, describe_trace(belongs), describe_trace(trace)
-        )
 
 
 def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
@@ -164,7 +155,7 @@ def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
         if outer[old]._box.trace is not trace:
             outer[old]._refuse_write()
     for number, *_ in graph.edits:
-        _check_trace(outer[tp.cast(int, graph.origin[number])])
+        check_trace(outer[tp.cast(int, graph.origin[number])])
     writes = Writes()
     definition = outputs.definition
     if definition.written:
@@ -217,7 +208,7 @@ def _note_edit(
     """Collect the writes that repeat the changes of one object on the caller's own."""
     if not isinstance(node, GraphNode):
         new = {n: resolve(codes[n], nodes, leaves) for n in names if n in codes}
-        node_of(node).edit(
+        note_edit(
             writes, node, {n: node_def.template[n] for n in names if n not in codes} | new, removed
         )
         return

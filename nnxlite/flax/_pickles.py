@@ -140,9 +140,7 @@ def _fill_graphdef(self: tp.Any, state: tp.Any) -> None:
     """`__setstate__` of a `GraphDef`: the definition of objects that are built of the records."""
     nodes, attributes, _ = state
     made: tp.Any = graphdef(_Builder(nodes, attributes).build())
-    for name in ("tokens", "_key", "own", "_decoded", "num_roots", "outer", "first", "_cache"):
-        setattr(self, name, getattr(made, name))
-    self._structure = made.structure
+    self.__dict__.update(made.__dict__, _structure=made.structure)
 
 
 class _Builder:

@@ -12,10 +12,9 @@ import collections.abc
 import typing as tp
 
 from nnxlite import graph as _graph
-from nnxlite._errors import TraceContextError
 from nnxlite._interning import LOCK
-from nnxlite._jax import describe_trace, trace_state
-from nnxlite.graph import GraphNode, KeptElsewhere
+from nnxlite._jax import trace_state
+from nnxlite.graph import GraphNode, KeptElsewhere, check_trace
 from nnxlite.objects import Pytree
 from nnxlite.tracers import TraceState
 from nnxlite.variables import Variable
@@ -226,9 +225,7 @@ def _refuse_unless_valid(node: tp.Any, name: tp.Any) -> None:
 
 def _check_valid_context(node: tp.Any, error_msg: tp.Callable[[], str]) -> None:
     """Raise TraceContextError where the object belongs to another trace than the one running."""
-    if node._nnx_trace is not trace_state.value:
-        belongs, running = describe_trace(node._nnx_trace), describe_trace(trace_state.value)
-        raise TraceContextError(type(node).__name__, None, belongs, running)
+    check_trace(node)
 
 
 class _OfClass:

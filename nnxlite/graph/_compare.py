@@ -1,9 +1,22 @@
-"""How two graphs differ: both are walked together from their roots, name by name.
+"""The text form of a graph definition, and how two of them differ.
 
-Two nodes that one path leads to are partners, and a node has one partner.  Where a path leads to a
-node that has another one, the graphs share differently.  Partners are compared once, at the first
-path, so the walk is linear and ends in cycles; what is below something that was added, removed or
-retyped is not compared.
+The text is that of its objects, with kinds instead of values.  Each node is shown through one `_Place`,
+so that the printer finds sharing and cycles as among the objects themselves.
+
+    GraphDef[MLP]( # 3 objects, 4 leaves
+      first=Linear(
+        bias=Param,
+        kernel=Param(tag='wide'),
+        in_features=2,
+        ...
+      ),
+      second=<shared: first>
+    )
+
+To find differences both are walked together from their roots, name by name.  Two nodes that one path
+leads to are partners, and a node has one partner.  Where a path leads to a node that has another one,
+the graphs share differently.  Partners are compared once, at the first path, so the walk is linear and
+ends in cycles; what is below something that was added, removed or retyped is not compared.
 """
 
 from __future__ import annotations
@@ -15,12 +28,93 @@ import jax
 
 from nnxlite._errors import listed, path_text
 from nnxlite._jax import Ref
+from nnxlite._outline import Shown
 from nnxlite._statics import content_key
-from nnxlite._text import safely, short
+from nnxlite._text import Atom, Entry, Text, open_up, safely, short
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef
-from nnxlite.graph._graphdef import GraphDef, Path
-from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
+from nnxlite.graph._kinds import DICT, LIST, TUPLE
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
 from nnxlite.variables import VariableDef
+
+if tp.TYPE_CHECKING:
+    from nnxlite.graph._graphdef import GraphDef
+
+
+_EVERY_VARIABLE_HAS = ("hijax", "ref", "eager_sharding")
+
+
+def graphdef_node(decoded: Decoded) -> Text:
+    """One level of a graph definition; a single root is shown as the definition itself."""
+    objects, leaves = len(decoded.children), decoded.num_leaves
+    comment = (
+        f"{objects} object{'s' * (objects != 1)}, {leaves} {'leaf' if leaves == 1 else 'leaves'}"
+    )
+    known: dict[Code, tp.Any] = {}
+    roots = [_shown(decoded, code, known) for code in decoded.roots]
+    if len(roots) == 1 and isinstance(roots[0], _Place):
+        known[roots[0].code] = Atom("<shared: self>")
+        top = roots[0].__nnx_text__()
+        name = f"GraphDef[{roots[0].definition.type.__name__}]"
+        return Text(name, entries=top.entries, comment=comment, owner=top.owner)
+    entries = tuple(Entry(index, "", root) for index, root in enumerate(roots))
+    return Text("GraphDef", entries=entries, comment=comment)
+
+
+def _shown(decoded: Decoded, code: Code, known: dict[Code, tp.Any]) -> tp.Any:
+    """How a code is shown: a place, each made once, a static value, or a word."""
+    if isinstance(code, StaticDef):
+        return code.value
+    if isinstance(code, ArrayCode):
+        return Atom("Array")
+    if code not in known:
+        place = _Place(decoded, code, known)
+        known[code] = Atom("ArrayRef") if place.definition is REF_LEAF else place
+    return known[code]
+
+
+class _Place(Shown):
+    """One object, container or Variable of a definition."""
+
+    __slots__ = ("code", "decoded", "definition", "known")
+
+    def __init__(
+        self, decoded: Decoded, code: NodeCode | ContainerCode, known: dict[Code, tp.Any]
+    ) -> None:
+        self.decoded, self.code, self.known = decoded, code, known
+        is_node = isinstance(code, NodeCode)
+        self.definition: tp.Any = decoded.node_defs[code.number] if is_node else code.definition
+
+    def __nnx_text__(self) -> Text:
+        definition = self.definition
+        if isinstance(definition, VariableDef):
+            return _variable(definition)
+        below = self.decoded.below(self.code)
+        data = {name: _shown(self.decoded, code, self.known) for name, code in below}
+        if isinstance(definition, ObjectDef):
+            shown = {n: v for n, v in {**data, **definition.template}.items() if _public(n)}
+            return Text(definition.type.__name__, entries=_labelled(shown), owner=definition.type)
+        if definition.kind in (LIST, TUPLE, DICT):
+            return tp.cast(Text, open_up(definition.build([*data.values()])))
+        entries = _labelled(data)
+        return Text(definition.type.__name__, entries=entries, identity=False, breaks=False)
+
+
+def _public(name: tp.Any) -> bool:
+    return not str(name).startswith("_")
+
+
+def _labelled(attributes: tp.Mapping[tp.Any, tp.Any]) -> tuple[Entry, ...]:
+    return tuple(Entry(name, f"{name}=", value) for name, value in attributes.items())
+
+
+def _variable(definition: VariableDef) -> Text:
+    shown = {k: v for k, v in definition.metadata.items() if k not in _EVERY_VARIABLE_HAS}
+    opening, closing = ("(", ")") if shown else ("", "")
+    entries = _labelled(shown)
+    return Text(definition.type.__name__, opening, closing, entries, breaks=False, inline=True)
+
+
+# How two graphs differ --------------------------------------------------------------------------
 
 SHOWN = 5
 """How many differences a message lists."""
@@ -144,15 +238,13 @@ def compare(
     """
     if before is after and at_leaf is None:
         return []
-    walk = _Walk(before, after, at_leaf)
     names: list[Path] = [(i,) for i in range(max(before.num_roots, after.num_roots))]
     if len(names) == 1:
         names = [()]
     names[: len(roots)] = roots
-    sides = (dict(zip(names, side.roots)) for side in (walk.before, walk.after))
-    walk.push_all((), *sides, joined=False)
-    walk.run()
-    return walk.found
+    walk = _Walk(before.decoded, after.decoded, at_leaf)
+    sides = (dict(zip(names, side.roots)) for side in (before.decoded, after.decoded))
+    return list(walk.run(*sides))
 
 
 def differences_text(differences: tp.Sequence[Difference]) -> str:
@@ -166,140 +258,97 @@ def differences_text(differences: tp.Sequence[Difference]) -> str:
     return listed(differences, SHOWN, text, between="; ")
 
 
-class _Attribute(StaticDef):
-    """A static attribute, as its own class, since data may be static values too."""
-
-    __slots__ = ()
-
-    def __init__(self, value: tp.Any) -> None:
-        super().__init__(value, None)
-
-
-class _Side:
-    """One of the two graphs, and which of its nodes have a partner."""
-
-    def __init__(self, graphdef: GraphDef[tp.Any]) -> None:
-        decoded = graphdef.decoded
-        self.roots = decoded.roots
-        self.definitions = decoded.node_defs
-        self.leaves = decoded.node_leaves
-        self.codes = dict(decoded.children)
-        self.partners: dict[int, int] = {}
-        self.paths: dict[int, Path] = {}
-
-    def children(self, code: Code) -> dict[tp.Any, Code]:
-        """What is below an object or a container, by name."""
-        if isinstance(code, ContainerCode):
-            return dict(zip(code.definition.keys, code.codes))
-        assert isinstance(code, NodeCode)
-        definition: ObjectDef = self.definitions[code.number]
-        found: dict[tp.Any, Code] = {n: _Attribute(v) for n, v in definition.template.items()}
-        found.update(zip(definition.layout.data, self.codes[code.number]))
-        return {name: found[name] for name in definition.layout.status}
-
-    def shown(self, code: Code) -> tp.Any:
-        """A class, or the value of what is static."""
-        if isinstance(code, StaticDef):
-            return code.value
-        if isinstance(code, ContainerCode):
-            return code.definition.type
-        if isinstance(code, ArrayCode):
-            return jax.Array
-        definition = self.definitions[code.number]
-        return Ref if definition is REF_LEAF else definition.type
-
-
 class _Walk:
-    def __init__(
-        self, before: GraphDef[tp.Any], after: GraphDef[tp.Any], at_leaf: AtLeaf | None
-    ) -> None:
-        self.before, self.after = _Side(before), _Side(after)
-        self.at_leaf = at_leaf
-        self.found: list[Difference] = []
+    """A walk of two graphs; `partners` are pairs of nodes and `paths` of each side's, by number."""
+
+    def __init__(self, before: Decoded, after: Decoded, at_leaf: AtLeaf | None) -> None:
+        self.before, self.after = before, after
+        self.at_leaf = at_leaf or (lambda path, a, b: ())
+        self.paths: tuple[dict[int, Path], dict[int, Path]] = ({}, {})
+        self.partners: set[tuple[int, int]] = set()
         self.pending: list[tuple[Path, Code | None, Code | None]] = []
 
-    def add(self, path: Path, kind: str, before: tp.Any = None, after: tp.Any = None) -> None:
-        self.found.append(Difference(path, kind, before, after))
-
-    def push_all(
-        self,
-        path: Path,
-        before: dict[tp.Any, Code],
-        after: dict[tp.Any, Code],
-        joined: bool = True,
+    def push(
+        self, before: dict[tp.Any, Code], after: dict[tp.Any, Code], path: Path | None = None
     ) -> None:
-        """Visit the children next, in order; `joined` says that their names go after the path."""
-        names = [*before, *(name for name in after if name not in before)]
-        for name in reversed(names):
-            below = (*path, name) if joined else name
+        """Visit these next, in order: by name below a path, or by path."""
+        for name in reversed([*before, *(name for name in after if name not in before)]):
+            below = name if path is None else (*path, name)
             self.pending.append((below, before.get(name), after.get(name)))
 
-    def run(self) -> None:
+    def run(self, before: dict[Path, Code], after: dict[Path, Code]) -> tp.Iterator[Difference]:
+        self.push(before, after)
         while self.pending:
             path, a, b = self.pending.pop()
             if a is None or b is None:
-                if b is not None:
-                    self.add(path, "added", after=self.after.shown(b))
-                elif a is not None:
-                    self.add(path, "removed", before=self.before.shown(a))
-            elif type(a) is not type(b):
-                self.retyped(path, a, b)
-            elif isinstance(a, NodeCode) and isinstance(b, NodeCode):
-                self.nodes(path, a, b)
-            elif isinstance(a, ContainerCode) and isinstance(b, ContainerCode):
-                self.containers(path, a, b)
-            elif isinstance(a, ArrayCode) and isinstance(b, ArrayCode):
-                self.leaves(path, a.leaf, b.leaf)
+                kind = "added" if a is None else "removed"
+                yield Difference(path, kind, _kind_at(self.before, a), _kind_at(self.after, b))
             elif isinstance(a, StaticDef) and isinstance(b, StaticDef):
-                if _differ(a.value, b.value):
-                    self.add(path, "setting", a.value, b.value)
+                if type(a) is not type(b):  # equal or not, a new status
+                    old, new = (Status(type(x) is StaticDef, x.value) for x in (a, b))
+                    yield Difference(path, "retyped", old, new)
+                elif _differ(a.value, b.value):
+                    yield Difference(path, "setting", a.value, b.value)
+            elif isinstance(a, NodeCode) and isinstance(b, NodeCode):
+                yield from self.nodes(path, a, b)
+            elif type(a) is not type(b) or _kind_at(self.before, a) is not _kind_at(self.after, b):
+                yield Difference(path, "retyped", _kind_at(self.before, a), _kind_at(self.after, b))
+            elif isinstance(a, ContainerCode) and isinstance(b, ContainerCode):
+                yield from self.inside(path, a, b, a.definition.treedef, b.definition.treedef)
+            elif isinstance(a, ArrayCode) and isinstance(b, ArrayCode):
+                yield from self.at_leaf(path, a.leaf, b.leaf)
 
-    def leaves(self, path: Path, a: int, b: int) -> None:
-        if self.at_leaf is not None:
-            self.found.extend(self.at_leaf(path, a, b))
-
-    def retyped(self, path: Path, a: Code, b: Code) -> None:
-        before, after = self.before.shown(a), self.after.shown(b)
-        if isinstance(a, StaticDef) and isinstance(b, StaticDef):  # equal or not, a new status
-            before, after = (Status(type(x) is StaticDef, x.value) for x in (a, b))
-        self.add(path, "retyped", before, after)
-
-    def nodes(self, path: Path, a: NodeCode, b: NodeCode) -> None:
-        before, after = self.before, self.after
-        partner = before.partners.get(a.number)
-        if partner == b.number:
+    def nodes(self, path: Path, a: NodeCode, b: NodeCode) -> tp.Iterator[Difference]:
+        paths, others = self.paths
+        if (a.number, b.number) in self.partners:
             return
-        if partner is not None or b.number in after.partners:
-            self.add(path, "shared", before.paths.get(a.number), after.paths.get(b.number))
+        if a.number in paths or b.number in others:
+            yield Difference(path, "shared", paths.get(a.number), others.get(b.number))
             return
-        before.partners[a.number], after.partners[b.number] = b.number, a.number
-        before.paths[a.number] = after.paths[b.number] = path
-        old, new = before.definitions[a.number], after.definitions[b.number]
-        if before.shown(a) is not after.shown(b):
-            self.add(path, "retyped", before.shown(a), after.shown(b))
-        elif isinstance(old, ObjectDef):
-            if _differ(old.metadata, new.metadata):  # of a registered class
-                self.add(path, "setting", old.metadata, new.metadata)
-            self.push_all(path, before.children(a), after.children(b))
+        self.partners.add((a.number, b.number))
+        paths[a.number] = others[b.number] = path
+        old, new = self.before.node_defs[a.number], self.after.node_defs[b.number]
+        if _kind_at(self.before, a) is not _kind_at(self.after, b):
+            yield Difference(path, "retyped", _kind_at(self.before, a), _kind_at(self.after, b))
+        elif isinstance(old, ObjectDef):  # with metadata: of a registered class
+            yield from self.inside(path, a, b, old.metadata, new.metadata)
         else:
             if isinstance(old, VariableDef) and old is not new:
-                self.metadata(path, old.metadata, new.metadata)
-            self.leaves(path, before.leaves[a.number], after.leaves[b.number])
+                yield from _metadata(path, old.metadata, new.metadata)
+            leaves = self.before.node_leaves[a.number], self.after.node_leaves[b.number]
+            yield from self.at_leaf(path, *leaves)
 
-    def metadata(self, path: Path, old: dict[str, tp.Any], new: dict[str, tp.Any]) -> None:
-        names = [n for n in {**old, **new} if _differ(old.get(n, _END), new.get(n, _END))]
-        if names:
-            sides = ({n: side[n] for n in names if n in side} for side in (old, new))
-            self.add(path, "metadata", *sides)
+    def inside(
+        self, path: Path, a: Code, b: Code, old: tp.Any, new: tp.Any
+    ) -> tp.Iterator[Difference]:
+        """Objects or containers of one class, with what else they consist of."""
+        before, after = (dict(x.below(c, True)) for x, c in ((self.before, a), (self.after, b)))
+        if _differ(old, new) and (isinstance(a, NodeCode) or [*before] == [*after]):
+            yield Difference(path, "setting", old, new)
+        self.push(before, after, path)
 
-    def containers(self, path: Path, a: ContainerCode, b: ContainerCode) -> None:
-        old, new = a.definition, b.definition
-        if old.type is not new.type:
-            self.add(path, "retyped", old.type, new.type)
-            return
-        if old.keys == new.keys and old is not new and _differ(old.treedef, new.treedef):
-            self.add(path, "setting", old.treedef, new.treedef)
-        self.push_all(path, self.before.children(a), self.after.children(b))
+
+def _metadata(
+    path: Path, old: dict[str, tp.Any], new: dict[str, tp.Any]
+) -> tp.Iterator[Difference]:
+    names = [n for n in {**old, **new} if _differ(old.get(n, _END), new.get(n, _END))]
+    if names:
+        before, after = ({n: side[n] for n in names if n in side} for side in (old, new))
+        yield Difference(path, "metadata", before, after)
+
+
+def _kind_at(side: Decoded, code: Code | None) -> tp.Any:
+    """A class, or the value of what is static."""
+    if code is None:
+        return None
+    if isinstance(code, StaticDef):
+        return code.value
+    if isinstance(code, ContainerCode):
+        return code.definition.type
+    if isinstance(code, ArrayCode):
+        return jax.Array
+    definition = side.node_defs[code.number]
+    return Ref if definition is REF_LEAF else definition.type
 
 
 def _differ(a: tp.Any, b: tp.Any) -> bool:

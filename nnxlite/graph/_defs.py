@@ -20,13 +20,10 @@ definition is private, see `_definitions`.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 import types
 import typing as tp
-
-import jax
 
 from nnxlite._definitions import ELSEWHERE, Definition
 from nnxlite._interning import LOCK, Table
@@ -35,9 +32,15 @@ from nnxlite._state import sort_key, sorted_keys
 from nnxlite._statics import Facts, alike, atoms, content_key, facts, is_constant, own_copy
 from nnxlite._together import Writes
 from nnxlite._versions import epoch, observe, touch
-from nnxlite.graph._containers import container_of, has_data
-from nnxlite.graph._hidden import warn_of_hidden
-from nnxlite.graph._kinds import CONTAINERS, PYTREE, GraphNode, kind_of
+from nnxlite.graph._kinds import (
+    CONTAINERS,
+    PYTREE,
+    GraphNode,
+    build_container,
+    has_data,
+    kind_of,
+    warn_of_hidden,
+)
 from nnxlite.variables import VariableDef
 
 Status = tp.Mapping[tp.Any, bool]
@@ -94,18 +97,6 @@ class ObjectDef(Definition):
         mutable: names of those that can be edited in place.
         watched: the same, with their positions among the static values.
     """
-
-    __slots__ = (
-        "facts",
-        "layout",
-        "metadata",
-        "mutable",
-        "own",
-        "statics",
-        "template",
-        "type",
-        "watched",
-    )
 
     def __init__(
         self,
@@ -416,13 +407,11 @@ def refuse_hidden_data(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
 class ContainerDef(Definition):
     """Kind, type, keys and (for registered pytree nodes) one-level treedef of a container.
 
-    `container` is what the engine does with this kind.
-
     The keys of named tuples and pytree nodes are given in the order of the node and sorted;
     `order` is what sorts them, or None where they are sorted already.
     """
 
-    __slots__ = ("container", "keys", "kind", "order", "treedef", "type")
+    __slots__ = ("keys", "kind", "order", "treedef", "type")
 
     def __init__(
         self,
@@ -436,7 +425,6 @@ class ContainerDef(Definition):
         super().__init__(key, public, () if public is None else [static_part(treedef)])
         self.kind = kind
         self.type = type_
-        self.container = container_of(type_, kind)
         self.order: list[int] | None = None
         if kind == PYTREE:
             order = sorted(range(len(keys)), key=lambda i: sort_key(keys[i]))
@@ -452,14 +440,14 @@ class ContainerDef(Definition):
             return self
         part = change(static_part(self.treedef))
         treedef = with_static_part(self.treedef, part)
-        keys = tuple(self._as_node(self.keys))
+        keys = tuple(self._as_node([*self.keys]))
         return ContainerDef(self.kind, self.type, keys, treedef, self.key, self.public)
 
     def in_order(self, children: tp.Sequence[tp.Any]) -> tp.Sequence[tp.Any]:
         """The children of such a node in the order of the keys."""
         return children if self.order is None else [children[i] for i in self.order]
 
-    def _as_node(self, parts: tp.Sequence[tp.Any]) -> tp.Sequence[tp.Any]:
+    def _as_node(self, parts: list[tp.Any]) -> list[tp.Any]:
         """The inverse of `in_order`."""
         if self.order is None:
             return parts
@@ -468,13 +456,18 @@ class ContainerDef(Definition):
 
     def build(self, children: list[tp.Any]) -> tp.Any:
         """A container of this form with these children."""
-        return self.container.build(self, self._as_node(children))
+        return build_container(self, self._as_node(children))
 
     def __repr__(self) -> str:
         return f"{self.type.__name__}{list(self.keys)}"
 
     def __reduce__(self) -> tp.Any:
-        return container_def, (self.kind, self.type, tuple(self._as_node(self.keys)), self.treedef)
+        return container_def, (
+            self.kind,
+            self.type,
+            tuple(self._as_node([*self.keys])),
+            self.treedef,
+        )
 
 
 class StaticDef(Definition):
@@ -557,53 +550,3 @@ def static_def(value: tp.Any) -> StaticDef:
 
 
 Token: tp.TypeAlias = ObjectDef | VariableDef | ContainerDef | StaticDef | _Mark | int
-
-
-# The public records that spell out a GraphDef, made on demand ------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeDef:
-    """One object or container of a `GraphDef`, spelled out."""
-
-    type: type
-    index: int | None
-    outer_index: int | None
-    num_attributes: int
-    metadata: tp.Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeRef:
-    """A reference to an earlier node of a `GraphDef`, spelled out."""
-
-    index: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class VariableRecord:
-    """One Variable of a `GraphDef`, spelled out."""
-
-    type: type
-    index: int
-    outer_index: int | None
-    metadata: dict[str, tp.Any]
-    array_refdef: tp.Any = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeAttr:
-    """The attribute is a node or a Variable."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LeafAttr:
-    """The attribute is a leaf."""
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, slots=True)
-class Static:
-    """The attribute is static; as a pytree, a value without leaves."""
-
-    value: tp.Any

@@ -13,20 +13,27 @@ from collections.abc import Mapping, MutableSequence
 import jax
 import numpy as np
 
-from nnxlite._errors import TraceContextError, path_text, short_type
-from nnxlite._jax import describe_trace, is_ref, same_shape, trace_state
+from nnxlite._errors import path_text, short_type
+from nnxlite._jax import is_ref, same_shape, trace_state
 from nnxlite._state import FlatState, State, to_pure_dict
 from nnxlite._together import Writes
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import AnyState, root_leaves
-from nnxlite.graph._graphdef import GraphDef, Path
+from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._graphstate import GraphState
 from nnxlite.graph._kinds import OBJECT, PYTREE, GraphNode, kind_of
-from nnxlite.graph._nodes import NODES, children_of, node_of
-from nnxlite.graph._plan import Stale, usual_plan, view
-from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
-from nnxlite.graph._traverse import define_container
+from nnxlite.graph._plan import Plan, Stale, usual_plan, view
+from nnxlite.graph._rebuild import Code, Path, check_trace
+from nnxlite.graph._traverse import (
+    NODES,
+    children_by_name,
+    children_of,
+    define_container,
+    is_edited_in_place,
+    is_static_child,
+    note_edit,
+)
 from nnxlite.graph._walk import iter_graph
 from nnxlite.variables import Variable, note_definition, note_raw, set_value
 
@@ -54,14 +61,11 @@ Pending: tp.TypeAlias = tuple[Place, tp.Mapping[tp.Any, tp.Any], tp.Any]
 """A node to be updated: its place, its children by name, and what is brought for them."""
 
 
-def check_trace(place: Place) -> None:
+def _check_trace(place: Place) -> None:
     """Refuse to change an object, or a container in one, of another trace than the one running."""
-    here: Place | None = place
-    while here is not None and not isinstance(here.node, GraphNode):
-        here = here.above
-    if here is not None and here.node._nnx_trace is not trace_state.value:
-        belongs, running = describe_trace(here.node._nnx_trace), describe_trace(trace_state.value)
-        raise TraceContextError(type(here.node).__name__, None, belongs, running)
+    while not isinstance(place.node, GraphNode) and place.above is not None:
+        place = place.above
+    check_trace(place.node)
 
 
 def update(node: tp.Any, state: tp.Any, /, *states: tp.Any) -> None:
@@ -143,6 +147,7 @@ class _Update:
         self.references: list[tuple[tp.Any, tp.Any]] = []
         self.bindings: dict[tp.Any, tuple[Place, dict[tp.Any, tp.Any]]] = {}
         self.frozen: dict[int, _Changed] = {}
+        self.plan: Plan | None = None
 
     # gathering -------------------------------------------------------------------------------
 
@@ -155,7 +160,7 @@ class _Update:
         self.first = not self.variables
         root = self.root
         if isinstance(root.node, Variable):
-            self._variable(root.node, given, root, ())
+            self._variable(root.node, given, root)
         elif not isinstance(given, Mapping):
             raise TypeError(
                 "update takes states (State, FlatState or nested dicts), got "
@@ -166,50 +171,30 @@ class _Update:
 
     def _all_at_once(self, given: tp.Any) -> bool:
         """Pair a State of exactly the shape of a plan with its Variables; False if it is not."""
-        plan = usual_plan(self.root.node)
-        if plan is None or plan.has_arrays or plan.has_refs:
+        plan = self.plan = usual_plan(self.root.node)
+        try:
+            if plan is None or plan.boxes is None:  # some leaf is not a Variable, or is a reference
+                return False
+            leaves = plan.leaves()
+        except Stale:
             return False
         values = plan.graphdef.program().read(given)
         if values is None:
             return False
-        try:
-            leaves = plan.leaves()
-        except Stale:
-            return False
-        note, trace, first = self.variables.append, self.trace, self.first
         for number, (variable, value) in enumerate(zip(leaves, values)):
-            box = variable._box
-            definition, new = box.definition, value
-            if isinstance(value, Variable):
-                definition, new = value._box.definition, value._box.value
-            if new is box.value and definition is box.definition and first:
-                continue
-            if _fits(box, definition, new, trace):
-                note((box, new, None, None))
-            else:
-                self._variable(variable, value, self.root, plan.graphdef.leaf_path(number))
+            self._variable(variable, value, number)
         return True
 
     def _walk(self, given: tp.Any) -> None:
         """Go down state and objects together."""
-        note, trace = self.variables.append, self.trace
-        pending: list[Pending] = [
-            (self.root, node_of(self.root.node).mapping(self.root.node), given)
-        ]
+        pending: list[Pending] = [(self.root, children_by_name(self.root.node), given)]
         while pending:
             place, children, mapping = pending.pop()
             items = mapping._mapping.items() if isinstance(mapping, State) else mapping.items()
             for name, value in items:
                 child = children.get(name, _MISSING)
                 if isinstance(child, Variable):
-                    box = child._box
-                    definition, new = box.definition, value
-                    if isinstance(value, Variable):
-                        definition, new = value._box.definition, value._box.value
-                    if _fits(box, definition, new, trace):
-                        note((box, new, None, None))
-                    else:
-                        self._variable(child, value, place, (name,))
+                    self._variable(child, value, place, name)
                 elif type(value) is State and kind_of(child) == OBJECT:
                     below = tuple.__new__(Place, (child, name, place))  # quicker than Place(...)
                     pending.append((below, child._nnx_dict, value))
@@ -227,40 +212,38 @@ class _Update:
         """What a state contains for a child that is not a Variable."""
         if child is _MISSING or (child is None and isinstance(value, Variable)):
             self._add(place, name, value)
-        elif node_of(place.node).is_static(place.node, name, child):
+        elif is_static_child(place.node, name, child):
             raise self._unknown(place, (name,), value, "is static")
         elif child is None and value is not None:
             raise self._unknown(place, (name,), value, "is None")
         elif kind_of(child) not in NODES:
             self._leaf(place, name, child, value)
         elif isinstance(value, Mapping):
-            pending.append((Place(child, name, place), node_of(child).mapping(child), value))
+            pending.append((Place(child, name, place), children_by_name(child), value))
         else:
             raise self._unknown(place, (name,), value, "holds a node, not a leaf")
 
     def _variable(
-        self, variable: Variable[tp.Any], value: tp.Any, place: Place, names: Path
+        self, variable: Variable[tp.Any], value: tp.Any, place: Place | int, *names: tp.Any
     ) -> None:
-        """Note a Variable with what it is to hold, whatever that is."""
-        if value is variable and self.first:
-            return
+        """Note a Variable, at a place or with the number of its leaf, and its new value."""
         box, model = variable._box, None
+        old, definition = box.value, box.definition
         if isinstance(value, Variable):
-            model = value if value._box.definition is not box.definition else None
+            model = value if value._box.definition is not definition else None
             value = value._box.value
-        old = box.value
-        special = None if model is None else variable
-        if value is not old:
-            plain = type(value) is type(old) and not box.definition.is_ref
-            if not plain or not same_shape(old, value):
-                if isinstance(value, State) and not isinstance(old, State):
-                    value = to_pure_dict(value)  # a Variable may hold a dict
-                self._check_fit(place, names, old, value, model or variable)
-                special = variable
-        elif model is None and self.first:
+        if value is old and model is None and self.first:
             return
+        plain = value is old or (
+            type(value) is type(old) and not definition.is_ref and same_shape(old, value)
+        )
+        if not plain:
+            if isinstance(value, State) and not isinstance(old, State):
+                value = to_pure_dict(value)  # a Variable may hold a dict
+            self._check_fit(place, names, old, value, model or variable)
         if box.trace is not self.trace:
             variable._refuse_write()
+        special = None if plain and model is None else variable
         self.variables.append((box, value, special, model))
 
     def _leaf(self, place: Place, name: tp.Any, old: tp.Any, value: tp.Any) -> None:
@@ -270,7 +253,7 @@ class _Update:
         """
         if isinstance(value, Variable):
             if not is_ref(old):
-                check_trace(place)
+                _check_trace(place)
                 self._bound(place)[name] = value
                 return
             value = value.get_raw_value()
@@ -279,7 +262,7 @@ class _Update:
         if isinstance(value, Mapping) and _shape_of(old) is None:
             raise self._unknown(place, (name,), value, "holds a leaf, not a node")
         self._check_fit(place, (name,), old, value)
-        check_trace(place)
+        _check_trace(place)
         if is_ref(old):
             self.references.append((old, value))
         else:
@@ -288,21 +271,21 @@ class _Update:
     def _add(self, place: Place, name: tp.Any, value: tp.Any) -> None:
         """Note a whole Variable for a path that does not exist."""
         node = place.node
-        if not isinstance(value, Variable) or not node_of(node).grows:
+        if not isinstance(value, Variable) or type(node) is list or not is_edited_in_place(node):
             raise self._unknown(place, (name,), value)
         if isinstance(node, MutableSequence):
             size = len(tp.cast(tp.Sized, node))
             new = [n for n in self._bound(place) if isinstance(n, int) and n >= size]
             if name != size + len(new):
                 raise self._unknown(place, (name,), value, "is not the next item of a list")
-        check_trace(place)
+        _check_trace(place)
         if kind_of(node) == OBJECT and name not in place.node._nnx_status:
             place.node._nnx_decide(name, value)  # raises where the attribute is declared static
         self._bound(place)[name] = value
 
     def _bound(self, place: Place) -> dict[tp.Any, tp.Any]:
         """The new children noted for a place."""
-        if not node_of(place.node).in_place:
+        if not is_edited_in_place(place.node):
             return self._changed(place).children
         key = None if place.above is None else (id(place.above.node), place.name)
         return self.bindings.setdefault(key, (place, {}))[1]
@@ -349,14 +332,14 @@ class _Update:
             known = len(self.frozen)
             for place in places:
                 if id(place.node) in self.frozen:
-                    check_trace(place)
+                    _check_trace(place)
                     self._changed(place)
 
     # checking --------------------------------------------------------------------------------
 
     def _check_fit(
         self,
-        place: Place,
+        place: Place | int,
         names: Path,
         old: tp.Any,
         new: tp.Any,
@@ -376,7 +359,7 @@ class _Update:
         boxed = kind_of(new) == PYTREE and kind_of(old) != PYTREE and _is_box(new)
         if not boxed and not reference and len(shape) == len(given):
             return
-        where = f"'{path_text(place.path(*names))}'"
+        where = f"'{path_text(self._path(place, names))}'"
         if boxed:
             raise ValueError(
                 f"update: {where} of {type(self.root.node).__name__} holds an array of shape "
@@ -406,18 +389,23 @@ class _Update:
                 "change that of the object first (variable.set_metadata(out_sharding=...))."
             )
 
+    def _path(self, place: Place | int, names: Path) -> Path:
+        if isinstance(place, Place):
+            return place.path(*names)
+        return tp.cast(Plan, self.plan).graphdef.leaf_path(place)
+
     def _unknown(
-        self, place: Place, names: Path, value: tp.Any, why: str = "does not exist"
+        self, place: Place | int, names: Path, value: tp.Any, why: str = "does not exist"
     ) -> ValueError:
         remedy = "Remove it from the state, or bring a Variable to be added to an existing object."
-        if len(names) == 1 and isinstance(names[0], str) and names[0].isdecimal():
-            if int(names[0]) in node_of(place.node).mapping(place.node):
+        if isinstance(place, Place) and isinstance(names[-1], str) and names[-1].isdecimal():
+            if int(names[-1]) in children_by_name(place.node):
                 remedy = (
-                    f"The key there is the number {int(names[0])}, not a text: files have only keys of "
+                    f"The key there is the number {int(names[-1])}, not a text: files have only keys of "
                     "text. Pass nnx.restore_int_paths(state), which makes numbers of them."
                 )
         return ValueError(
-            f"update: the path '{path_text(place.path(*names))}' of "
+            f"update: the path '{path_text(self._path(place, names))}' of "
             f"{type(self.root.node).__name__} {why}, but the state holds a {short_type(value)} "
             f"there. {remedy}"
         )
@@ -426,11 +414,8 @@ class _Update:
 
     def note(self, writes: Writes) -> None:
         """Note everything that is to be written."""
-        plain = [
-            (set_value, box, value) for box, value, special, _ in self.variables if special is None
-        ]
-        if len(plain) == len(self.variables):
-            writes.add_all(plain)
+        if all(special is None for _, _, special, _ in self.variables):
+            writes.add_all([(set_value, box, value) for box, value, _, _ in self.variables])
         else:  # the last one for each Variable: it brings the metadata as well as the value
             last = {id(entry[0]): entry for entry in self.variables}
             for box, value, special, model in last.values():
@@ -446,19 +431,7 @@ class _Update:
             self._rebind()
         for place, children in self.bindings.values():
             made = {n: v.made() if type(v) is _Changed else v for n, v in children.items()}
-            node_of(place.node).edit(writes, place.node, made)
-
-
-def _fits(box: tp.Any, definition: tp.Any, new: tp.Any, trace: tp.Any) -> bool:
-    """Whether a Variable can keep a new value as it is."""
-    old = box.value
-    return (
-        definition is box.definition
-        and not definition.is_ref
-        and box.trace is trace
-        and type(old) is type(new)
-        and same_shape(old, new)
-    )
+            note_edit(writes, place.node, made)
 
 
 class _Changed:
@@ -471,18 +444,17 @@ class _Changed:
 
     def made(self) -> tp.Any:
         """A new node with the children it shall have; the same one each time."""
-        if self._new is _MISSING:
-            self._new = self._make()
-        return self._new
-
-    def _make(self) -> tp.Any:
+        if self._new is not _MISSING:
+            return self._new
         new = {n: p.made() if type(p) is _Changed else p for n, p in self.children.items()}
         kind = kind_of(self.node)
         if kind == OBJECT:
-            return self.node._nnx_replaced(new)
-        definition, _ = define_container(self.node, kind)
-        children = {**node_of(self.node).mapping(self.node), **new}
-        return definition.build([children[key] for key in definition.keys])
+            self._new = self.node._nnx_replaced(new)
+        else:
+            definition, _ = define_container(self.node, kind)
+            children = {**children_by_name(self.node), **new}
+            self._new = definition.build([children[key] for key in definition.keys])
+        return self._new
 
 
 def _shape_of(value: tp.Any) -> tuple[int, ...] | None:
@@ -547,19 +519,19 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
     chosen = {number for program in programs for number in program.leaves}
     holders = list(_holders(node, seen.graphdef, chosen)) if chosen else []
     for place, name in holders:
-        if not node_of(place.node).in_place:
+        if not is_edited_in_place(place.node):
             raise ValueError(
                 f"pop: '{path_text(place.path(name))}' is inside a {type(place.node).__name__}, "
                 "which cannot lose an element. Hold it in an attribute, a list or a dict."
             )
-        check_trace(place)
+        _check_trace(place)
     states = tuple(p.build([leaves[number] for number in p.leaves]) for p in programs)
     names: dict[int, tuple[tp.Any, list[tp.Any]]] = {}
     for place, name in holders:
         names.setdefault(id(place.node), (place.node, []))[1].append(name)
     writes = Writes()
     for holder, removed in names.values():
-        node_of(holder).edit(writes, holder, {}, removed)
+        note_edit(writes, holder, {}, removed)
     writes.make()
     return states[0] if len(states) == 1 else states
 
@@ -569,25 +541,17 @@ def _holders(
 ) -> tp.Iterator[tuple[Place, tp.Any]]:
     """Every owner of one of the chosen leaves, with the name of the leaf there."""
     decoded = graphdef.decoded
-    codes_of = dict(decoded.children)
     pending: list[tuple[Place, Code]] = [(Place(node, None, None), decoded.roots[0])]
+    entered: set[Code] = {decoded.roots[0]}
     while pending:
         place, code = pending.pop()
-        if isinstance(code, ContainerCode):
-            names, codes = code.definition.keys, code.codes
-        else:
-            number = tp.cast(NodeCode, code).number
-            names, codes = decoded.node_defs[number].layout.data, codes_of.pop(number, ())
-        children = node_of(place.node).mapping(place.node)
-        for name, child in zip(names, codes):
-            leaf = -1
-            if isinstance(child, ArrayCode):
-                leaf = child.leaf
-            elif isinstance(child, NodeCode):
-                leaf = decoded.node_leaves[child.number]
+        children = children_by_name(place.node)
+        for name, child in decoded.below(code):
+            leaf = decoded.leaf_of(child)
             if leaf in chosen:
                 yield place, name
-            elif leaf < 0 and not isinstance(child, StaticDef):
+            elif leaf < 0 and child not in entered and not isinstance(child, StaticDef):
+                entered.add(child)
                 pending.append((Place(children[name], name, place), child))
 
 

@@ -9,6 +9,7 @@ objects costs a few tens of nanoseconds per leaf.
 
 from __future__ import annotations
 
+import operator
 import typing as tp
 from collections.abc import Mapping
 
@@ -23,13 +24,11 @@ from nnxlite._traversals import flatten_to_sequence
 from nnxlite._typing import ApplyCaller
 from nnxlite.filters import Filter
 from nnxlite.graph._compare import compare, differences_text
-from nnxlite.graph._entered import note_entered
-from nnxlite.graph._graphdef import GraphDef, Path, flat_state
+from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._graphstate import GraphState
 from nnxlite.graph._kinds import is_data
 from nnxlite.graph._plan import View, view
-from nnxlite.graph._rebuild import build_nodes, resolve
-from nnxlite.graph._traverse import Traversal, traverse
+from nnxlite.graph._rebuild import Path, build_nodes, note_entered, resolve
 from nnxlite.variables import MISSING, Variable, make
 
 N = tp.TypeVar("N")
@@ -68,7 +67,7 @@ def refuse_sharing(
         owner: words for what has these paths.
         arrays: whether arrays outside Variables count as state.
     """
-    shared = graphdef.shared if arrays else graphdef.shared_with_state(arrays=False)
+    shared = graphdef.shared(arrays)
     if shared is None:
         return
     definition = graphdef.decoded.node_defs[shared]
@@ -92,14 +91,6 @@ def refuse_sharing(
 def split(
     node: N, first: Filter = ..., /, *, graph: bool | None = None
 ) -> tuple[GraphDef[N], AnyState]: ...
-@tp.overload
-def split(
-    node: N, first: Filter, second: Filter, /, *, graph: bool | None = None
-) -> tuple[GraphDef[N], AnyState, AnyState]: ...
-@tp.overload
-def split(
-    node: N, first: Filter, second: Filter, third: Filter, /, *, graph: bool | None = None
-) -> tuple[GraphDef[N], AnyState, AnyState, AnyState]: ...
 @tp.overload
 def split(
     node: N, /, *filters: Filter, graph: bool | None = None
@@ -134,27 +125,20 @@ def split(
     2.0
     """
     seen = checked_view(node, graph, "split")
-    if not filters:
-        return seen.graphdef, whole_state(seen)
-    states = select(seen, filters)
-    return (seen.graphdef, *states)
-
-
-def whole_state(seen: View) -> tp.Any:
-    """All leaves of a view of one root, nested."""
-    if seen.nested is not None:
-        return seen.nested[0] if 0 in seen.nested else State({})
-    if seen.graphdef.is_leaf:
-        return seen.leaves[0]
-    return seen.graphdef.program().build(seen.leaves)
+    return (seen.graphdef, *select(seen, filters))
 
 
 def select(seen: View, filters: tuple[Filter, ...], *, exhaustive: bool = True) -> list[tp.Any]:
-    """The leaves of a view, one State for each filter.
+    """The leaves of a view of one root: one State for each filter, or without filters one of all.
 
     Raises ValueError when a leaf is left over and `exhaustive` is True.
     """
     leaves = seen.leaves
+    if not filters:
+        if seen.nested is not None:
+            return [seen.nested.get(0, State({}))]
+        is_leaf = seen.graphdef.is_leaf
+        return [leaves[0] if is_leaf else seen.graphdef.program().build(leaves)]
     programs, rest = seen.graphdef.groups(filters, leaves)
     if rest and exhaustive:
         paths = seen.graphdef.paths
@@ -211,8 +195,6 @@ def state(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
     True
     """
     seen = checked_view(node, graph, "state")
-    if not filters:
-        return whole_state(seen)
     states = select(seen, filters, exhaustive=False)
     return states[0] if len(states) == 1 else tuple(states)
 
@@ -264,10 +246,6 @@ def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
 
 @tp.overload
 def unpack(node: N, first: Filter = ..., /, *, graph: bool | None = None) -> GraphState[N]: ...
-@tp.overload
-def unpack(
-    node: N, first: Filter, second: Filter, /, *, graph: bool | None = None
-) -> tuple[GraphState[N], GraphState[N]]: ...
 @tp.overload
 def unpack(
     node: N, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None
@@ -525,15 +503,11 @@ def merged_call(
         node = merge(definition, *states)
         target: tp.Any = node
         for step in path:
-            target = target[step.key] if isinstance(step, _Item) else getattr(target, step)
+            target = step(target)
         out = target(*args, **kwargs)
         return out, split(node, graph=graph)
 
     return Proxy(accept, ())
-
-
-class _Item(tp.NamedTuple):
-    key: tp.Any
 
 
 class Proxy:
@@ -546,10 +520,10 @@ class Proxy:
         self._nnx_path = path
 
     def __getattr__(self, name: str) -> Proxy:
-        return Proxy(self._nnx_accept, (*self._nnx_path, name))
+        return Proxy(self._nnx_accept, (*self._nnx_path, operator.attrgetter(name)))
 
     def __getitem__(self, key: tp.Any) -> Proxy:
-        return Proxy(self._nnx_accept, (*self._nnx_path, _Item(key)))
+        return Proxy(self._nnx_accept, (*self._nnx_path, operator.itemgetter(key)))
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         return self._nnx_accept(self._nnx_path, args, kwargs)
@@ -580,192 +554,3 @@ def call(
     """
     definition, *states = graphdef_state
     return merged_call(definition, tuple(states))
-
-
-# Index-based forms -------------------------------------------------------------------------------
-
-
-class RefMap(tp.MutableMapping[tp.Any, tp.Any]):
-    """A mapping whose keys are objects, compared by identity."""
-
-    def __init__(self, mapping: tp.Any = None, /) -> None:
-        self._items: dict[int, tuple[tp.Any, tp.Any]] = {}
-        if mapping is not None:
-            pairs = mapping.items() if isinstance(mapping, Mapping) else mapping
-            for key, value in pairs:
-                self[key] = value
-
-    def __getitem__(self, key: tp.Any) -> tp.Any:
-        try:
-            return self._items[id(key)][1]
-        except KeyError:
-            raise KeyError(f"No entry for this {type(key).__name__} object.") from None
-
-    def __setitem__(self, key: tp.Any, value: tp.Any) -> None:
-        self._items[id(key)] = (key, value)
-
-    def __delitem__(self, key: tp.Any) -> None:
-        if id(key) not in self._items:
-            raise KeyError(f"No entry for this {type(key).__name__} object.")
-        del self._items[id(key)]
-
-    def __contains__(self, key: tp.Any) -> bool:
-        return id(key) in self._items
-
-    def __iter__(self) -> tp.Iterator[tp.Any]:
-        return (key for key, _ in self._items.values())
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __repr__(self) -> str:
-        return f"RefMap({[(type(k).__name__, v) for k, v in self._items.values()]})"
-
-
-class IndexMap(dict[int, tp.Any]):
-    """A mapping from node numbers to objects."""
-
-    @classmethod
-    def from_refmap(cls, refmap: RefMap) -> IndexMap:
-        """The inverse of a `RefMap` from objects to numbers."""
-        return cls({number: node for node, number in refmap.items()})
-
-    def to_refmap(self) -> RefMap:
-        """The inverse mapping, from objects to numbers."""
-        return RefMap((node, number) for number, node in self.items())
-
-
-@tp.overload
-def flatten(
-    node: N,
-    /,
-    *,
-    with_paths: tp.Literal[True] = True,
-    ref_index: tp.MutableMapping[tp.Any, int] | None = None,
-    ref_outer_index: tp.Mapping[tp.Any, int] | None = None,
-    graph: bool | None = None,
-) -> tuple[GraphDef[N], FlatState[tp.Any]]: ...
-@tp.overload
-def flatten(
-    node: N,
-    /,
-    *,
-    with_paths: bool,
-    ref_index: tp.MutableMapping[tp.Any, int] | None = None,
-    ref_outer_index: tp.Mapping[tp.Any, int] | None = None,
-    graph: bool | None = None,
-) -> tuple[GraphDef[N], tp.Any]: ...
-def flatten(
-    node: N,
-    /,
-    *,
-    with_paths: bool = True,
-    ref_index: tp.MutableMapping[tp.Any, int] | None = None,
-    ref_outer_index: tp.Mapping[tp.Any, int] | None = None,
-    graph: bool | None = None,
-) -> tuple[GraphDef[N], tp.Any]:
-    """The definition of a graph and its leaves in order.
-
-    Args:
-        node: an object, or a pytree of objects.
-        with_paths: True gives a `FlatState`, False a list: of raw values, and with `graph=False`
-            of the leaves themselves.
-        ref_index: filled with the number of each node; nodes already in it are referred to by
-            number, so that several graphs can share one numbering.
-        ref_outer_index: outer number of nodes, recorded in the definition.
-        graph: False refuses shared references.
-
-    Returns:
-        `(graphdef, leaves)`, the leaves in the order of their paths.
-
-    >>> import nnxlite as nnx
-    >>> graphdef, flat = nnx.flatten(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
-    >>> [path for path, leaf in flat]
-    [('bias',), ('kernel',)]
-    """
-    first = len(ref_index) if ref_index else 0
-    traversal = Traversal()
-    if ref_index:
-        traversal.index.update((id(known), number) for known, number in ref_index.items())
-        traversal.nodes.extend(ref_index)
-    trees = not GRAPH_MODE.given(graph)
-    traverse((node,), traversal, trees=trees)
-    own = traversal.nodes[first:]
-    if ref_index is not None:
-        for number, seen in enumerate(own, first):
-            ref_index[seen] = number
-    outer = None if ref_outer_index is None else tuple(ref_outer_index.get(n) for n in own)
-    definition: GraphDef[N] = GraphDef(traversal.tokens, 1, outer, first)
-    if trees:
-        refuse_sharing(definition, "flatten")
-    if with_paths:
-        return definition, flat_state(definition, traversal.leaves)
-    return definition, traversal.leaves if trees else [_raw(leaf) for leaf in traversal.leaves]
-
-
-def _raw(leaf: tp.Any) -> tp.Any:
-    return leaf._box.value if isinstance(leaf, Variable) else leaf
-
-
-def unflatten(
-    graphdef: GraphDef[N],
-    state: tp.Any,
-    /,
-    *,
-    index_ref: tp.MutableMapping[int, tp.Any] | None = None,
-    outer_index_outer_ref: tp.Mapping[int, tp.Any] | None = None,
-    copy_variables: bool = False,
-    recreate_variables: bool = True,
-) -> N:
-    """Rebuild a graph from its definition and leaves; the inverse of `flatten`.
-
-    Args:
-        graphdef: the definition.
-        state: a State, FlatState, or list of leaves in order.
-        index_ref: filled with the node of each number; nodes already in it are used for references.
-        outer_index_outer_ref: objects to fill again instead of creating new ones, by outer number.
-        copy_variables: put values into new Variables.
-        recreate_variables: False leaves values that come without a Variable as they are.
-
-    Returns:
-        The object, or the pytree of objects.
-
-    Raises:
-        ValueError: where the leaves do not fit the definition, or an earlier node is not given.
-        TraceContextError: where an object to be refilled belongs to another trace level.
-
-    >>> import nnxlite as nnx
-    >>> graphdef, flat = nnx.flatten(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
-    >>> nnx.unflatten(graphdef, flat).kernel.shape
-    (2, 3)
-    """
-    if isinstance(state, (list, tuple)):
-        leaves = list(state)
-        if len(leaves) != graphdef.num_leaves:
-            raise ValueError(
-                f"Incorrect number of leaves, expected {graphdef.num_leaves} leaves, but got "
-                f"{len(leaves)}. Pass one for each path of the definition, in their order."
-            )
-    else:
-        leaves = leaves_of(graphdef, (state,))
-    if copy_variables:
-        leaves = [_copied(leaf) for leaf in leaves]
-    decoded = graphdef.decoded
-    first = graphdef.first
-    known: list[tp.Any] = [None] * len(decoded.node_defs)
-    for number in range(first):
-        if index_ref is None or number not in index_ref:
-            raise ValueError(
-                f"The definition refers to node {number} of an earlier one; pass the index_ref "
-                "that unflatten filled for that one."
-            )
-        known[number] = index_ref[number]
-    if outer_index_outer_ref and graphdef.outer is not None:
-        for number, outer in enumerate(graphdef.outer, first):
-            known[number] = outer_index_outer_ref.get(outer) if outer is not None else None
-    nodes = build_nodes(decoded, leaves, known, recreate_variables=recreate_variables)
-    if index_ref is not None:
-        index_ref.update(enumerate(nodes))
-    root = resolve(decoded.roots[0], nodes, leaves)
-    note_entered((root,))
-    return root  # type: ignore[return-value]

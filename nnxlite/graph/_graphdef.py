@@ -9,6 +9,8 @@ contains these values; any other is its structure.
 from __future__ import annotations
 
 import copy as copy_lib
+import dataclasses
+import functools
 import itertools
 import typing as tp
 
@@ -22,27 +24,65 @@ from nnxlite._state import FlatState, State
 from nnxlite._text import Text
 from nnxlite._typing import ApplyCaller
 from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
-from nnxlite.graph._defs import (
-    LEAF,
-    REF_LEAF,
-    ContainerDef,
-    LeafAttr,
-    NodeAttr,
-    NodeDef,
-    NodeRef,
-    ObjectDef,
-    Static,
-    StaticDef,
-    Token,
-    VariableRecord,
-)
-from nnxlite.graph._describe import graphdef_node
-from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode
+from nnxlite.graph._compare import graphdef_node
+from nnxlite.graph._defs import LEAF, REF_LEAF, ObjectDef, StaticDef, Token
+from nnxlite.graph._rebuild import ArrayCode, ContainerCode, Decoded, NodeCode, Path
 from nnxlite.variables import Variable, VariableDef
 
-Path = tuple[tp.Any, ...]
-
 N = tp.TypeVar("N")
+
+
+# The public records that spell out a GraphDef, made on demand ------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeDef:
+    """One object or container of a `GraphDef`, spelled out."""
+
+    type: type
+    index: int | None
+    outer_index: int | None
+    num_attributes: int
+    metadata: tp.Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeRef:
+    """A reference to an earlier node of a `GraphDef`, spelled out."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VariableRecord:
+    """One Variable of a `GraphDef`, spelled out."""
+
+    type: type
+    index: int
+    outer_index: int | None
+    metadata: dict[str, tp.Any]
+    array_refdef: tp.Any = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeAttr:
+    """The attribute is a node or a Variable."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeafAttr:
+    """The attribute is a leaf."""
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, slots=True)
+class Static:
+    """The attribute is static; as a pytree, a value without leaves."""
+
+    value: tp.Any
+
+
+# Definitions ---------------------------------------------------------------------------------------
 
 
 class StateProgram:
@@ -115,24 +155,14 @@ class GraphDef(Shown, tp.Generic[N]):
     ((2, 3), True)
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_cache",
-        "_decoded",
-        "_key",
-        "_structure",
-        "first",
-        "num_roots",
-        "outer",
-        "own",
-        "tokens",
-    )
-
     tokens: tuple[Token, ...]
     own: tuple[int, ...]
     num_roots: int
     outer: tuple[int | None, ...] | None
     first: int
+    _cache: dict[tp.Hashable, tp.Any]
+    _key: tuple[tp.Any, ...]
+    _structure: GraphDef[N] | None
 
     def __new__(
         cls,
@@ -160,7 +190,7 @@ class GraphDef(Shown, tp.Generic[N]):
         cls, tokens: tuple[Token, ...], key: tp.Any, structure: tp.Any, own: tuple[int, ...]
     ) -> GraphDef[N]:
         new = object.__new__(cls)
-        new.tokens, new._key, new.own, new._decoded = tokens, key, own, None
+        new.tokens, new._key, new.own = tokens, key, own
         _, new.num_roots, new.outer, new.first = key
         new._structure = structure
         new._cache = {} if structure is None else structure._cache
@@ -214,17 +244,12 @@ class GraphDef(Shown, tp.Generic[N]):
             cache[name] = make()
         return cache[name]
 
-    @property
+    @functools.cached_property
     def decoded(self) -> Decoded:
         """The token sequence made ready for rebuilding."""
-        decoded = self._decoded
-        if decoded is None:
-            if self.own:
-                decoded = self.structure.decoded.with_tokens(self.tokens, self.own)
-            else:
-                decoded = Decoded(self.tokens, self.num_roots, self.first)
-            self._decoded = decoded
-        return decoded
+        if self.own:
+            return self.structure.decoded.with_tokens(self.tokens, self.own)
+        return Decoded(self.tokens, self.num_roots, self.first)
 
     @property
     def num_leaves(self) -> int:
@@ -254,52 +279,33 @@ class GraphDef(Shown, tp.Generic[N]):
         path = self.decoded.path(self.decoded.leaf_frames[number])
         return path[1:] if self.num_roots == 1 else path
 
-    @property
-    def shared(self) -> int | None:
+    def shared(self, arrays: bool = True) -> int | None:
         """The number of a node with state that the graph refers to more than once, or None.
 
         An object counts if there is a leaf below it, or it contains itself: another one is the same
         as a copy in each of its places.
-        """
-        return self._once("shared", lambda: self.shared_with_state(arrays=True))
-
-    def shared_with_state(self, arrays: bool) -> int | None:
-        """The same, where arrays outside Variables may not count as state.
 
         Args:
-            arrays: whether they count.
+            arrays: whether arrays outside Variables count as state.
         """
         numbers = (t for t in self.tokens if type(t) is int)
-        return next((number for number in numbers if self._has_state(number, arrays)), None)
+        find = lambda: next((n for n in numbers if self._has_state(NodeCode(n), arrays)), None)
+        return self._once(("shared", arrays), find)
 
-    def _has_state(self, number: int, arrays: bool) -> bool:
-        decoded = self.decoded
-        children = dict(decoded.children)
-        pending: list[Code] = [NodeCode(number)]
-        seen: set[int] = set()
-        while pending:
-            code = pending.pop()
-            if isinstance(code, ContainerCode):
-                pending.extend(code.codes)
-            elif isinstance(code, ArrayCode) and arrays:
-                return True
-            elif isinstance(code, NodeCode) and code.number not in seen:
-                seen.add(code.number)
-                if not isinstance(decoded.node_defs[code.number], ObjectDef):
+    def _has_state(self, node: NodeCode, arrays: bool) -> bool:
+        for path, code in self.decoded.visit(node):
+            if isinstance(code, NodeCode):
+                if code.number not in self.decoded.children or (path and code == node):
                     return True
-                pending.extend(children.get(code.number, ()))
-            elif isinstance(code, NodeCode) and code.number == number:
+            elif isinstance(code, ArrayCode) and arrays:
                 return True
         return False
 
     @property
     def has_static_items(self) -> bool:
         """Whether a plain container contains something static besides None."""
-        cached = self._cache.get("static_items")
-        if cached is None:
-            items = (t.value for t in self.tokens if type(t) is StaticDef)
-            cached = self._cache["static_items"] = any(item is not None for item in items)
-        return cached
+        items = (t.value for t in self.tokens if type(t) is StaticDef)
+        return self._once("static_items", lambda: any(item is not None for item in items))
 
     def candidates(self, base: type, name: str, value: tp.Any) -> tuple[int, ...]:
         """The numbers of the objects of a class that have an attribute, or whose class may compute it.
@@ -336,27 +342,9 @@ class GraphDef(Shown, tp.Generic[N]):
         Args:
             number: of the node, in order of first visit.
         """
-        decoded = self.decoded
-        codes_of = dict(decoded.children)
-        paths: list[Path] = []
-        pending: list[tuple[Path, Code]] = [
-            ((root,) if self.num_roots != 1 else (), code)
-            for root, code in reversed(list(enumerate(decoded.roots)))
-        ]
-        while pending:
-            path, code = pending.pop()
-            if code == NodeCode(number):
-                paths.append(path)
-            if isinstance(code, ContainerCode):
-                names, codes = code.definition.keys, code.codes
-            elif isinstance(code, NodeCode) and code.number in codes_of:
-                names = decoded.node_defs[code.number].layout.data
-                codes = codes_of.pop(code.number)
-            else:
-                continue
-            below = [((*path, name), child) for name, child in zip(names, codes)]
-            pending.extend(reversed(below))
-        return paths
+        start = 1 if self.num_roots == 1 else 0
+        found = self.decoded.visit()
+        return [path[start:] for path, code in found if code == NodeCode(number)]
 
     @property
     def is_leaf(self) -> bool:
@@ -447,12 +435,43 @@ class GraphDef(Shown, tp.Generic[N]):
     @property
     def nodes(self) -> list[NodeDef | NodeRef | VariableRecord]:
         """The nodes in traversal order, spelled out."""
-        return spell(self)[0]
+        return self._spelled()[0]
 
     @property
     def attributes(self) -> list[tuple[tp.Any, NodeAttr | LeafAttr | Static]]:
         """The attributes in traversal order, spelled out."""
-        return spell(self)[1]
+        return self._spelled()[1]
+
+    def _spelled(self) -> tuple[list[tp.Any], list[tuple[tp.Any, tp.Any]]]:
+        nodes: list[tp.Any] = []
+        attributes: list[tuple[tp.Any, tp.Any]] = []
+        entered = set(range(self.first))
+        for path, code in self.decoded.visit(settings=True):
+            node, attribute = None, LeafAttr()
+            if isinstance(code, StaticDef):
+                attribute = Static(code.value)
+            elif isinstance(code, ContainerCode):
+                form = code.definition
+                node = NodeDef(form.type, None, None, len(form.keys), form.treedef)
+            elif isinstance(code, NodeCode):
+                again = code.number in entered
+                node = NodeRef(code.number) if again else self._record(code.number)
+                entered.add(code.number)
+            if node is not None:
+                nodes.append(node)
+                attribute = NodeAttr()
+            if len(path) > 1:
+                attributes.append((path[-1], attribute))
+        return nodes, attributes
+
+    def _record(self, number: int) -> NodeDef | VariableRecord | None:
+        form = self.decoded.node_defs[number]
+        outer = None if self.outer is None else self.outer[number - self.first]
+        if isinstance(form, VariableDef):
+            return VariableRecord(form.type, number, outer, dict(form.metadata))
+        if form is REF_LEAF:
+            return None
+        return NodeDef(form.type, number, outer, len(form.layout.status), form.type)
 
     # use ---------------------------------------------------------------------------------------
 
@@ -551,59 +570,6 @@ GROUPS_KEPT = 32
 """For how many different filters a definition caches which leaves they match."""
 
 _OF_PATHS = (filters.PathContains, filters.PathIn)
-
-
-def spell(graphdef: GraphDef[tp.Any]) -> tuple[list[tp.Any], list[tuple[tp.Any, tp.Any]]]:
-    """A definition as lists of node records and of (name, attribute) pairs, in traversal order."""
-    nodes: list[tp.Any] = []
-    attributes: list[tuple[tp.Any, tp.Any]] = []
-    tokens = iter(graphdef.tokens)
-    outer = graphdef.outer
-    numbers = iter(range(graphdef.first, graphdef.first + len(graphdef.tokens)))
-
-    def outer_of(number: int) -> int | None:
-        return outer[number - graphdef.first] if outer is not None else None
-
-    stack: list[tuple[tp.Iterator[tp.Any], ObjectDef | None]] = [
-        (iter([_ROOT] * graphdef.num_roots), None)
-    ]
-    while stack:
-        names, owner = stack[-1]
-        name = next(names, _END)
-        if name is _END:
-            stack.pop()
-            continue
-        if owner is not None and not owner.layout.status[name]:
-            attributes.append((name, Static(owner.template[name])))
-            continue
-        token = next(tokens)
-        if isinstance(token, (int, ObjectDef, ContainerDef, VariableDef)):
-            attribute: tp.Any = NodeAttr()
-        else:
-            attribute = Static(token.value) if isinstance(token, StaticDef) else LeafAttr()
-        if name is not _ROOT:
-            attributes.append((name, attribute))
-        if isinstance(token, int):
-            nodes.append(NodeRef(token))
-        elif isinstance(token, VariableDef):
-            number = next(numbers)
-            record = VariableRecord(token.type, number, outer_of(number), dict(token.metadata))
-            nodes.append(record)
-        elif isinstance(token, ObjectDef):
-            number = next(numbers)
-            size = len(token.layout.status)
-            nodes.append(NodeDef(token.type, number, outer_of(number), size, token.type))
-            stack.append((iter(token.layout.status), token))
-        elif isinstance(token, ContainerDef):
-            nodes.append(NodeDef(token.type, None, None, len(token.keys), token.treedef))
-            stack.append((iter(token.keys), None))
-        elif token is REF_LEAF:
-            next(numbers)
-    return nodes, attributes
-
-
-_END = object()
-_ROOT = object()
 
 
 def flat_state(graphdef: GraphDef[tp.Any], leaves: tp.Sequence[tp.Any]) -> FlatState[tp.Any]:

@@ -1,11 +1,26 @@
-"""What a value is to the engine, decided once per type.
+"""What a value is to the engine: its kind, and what is done with containers and plain objects.
 
-Every value met in a traversal is one of a few kinds.  The decision is cached by type, so that a
-traversal costs one dict lookup per value.
+*Kinds.* Every value met in a traversal is one of a few kinds. The decision is cached by type, so
+that a traversal costs one dict lookup per value.
+
+*Containers* are lists, tuples, dicts, States, named tuples and pytree nodes. Objects and Variables
+are not: they have an identity, and `_traverse.py` treats them itself. A class of the user's own
+becomes a graph node, not a container, with `register_graph_node_type`. A named tuple is a pytree
+node that needs no treedef.
+
+*Plain objects* are neither graph objects nor pytrees: a class that forgot to derive from `Module`,
+a dataclass with arrays in it. They are static values. Their content is not trained, saved, counted
+or switched to another mode, and is a constant of each program. The reference accepts it, and a
+program may mean it, so there is a warning, not an error: once for each attribute of a class, unless
+the value was marked with `nnx.static`. Programs must not leave a tracer in such an object: those
+below the arguments are noted when objects are rebuilt, and a write of data to one is taken back and
+refused when the function has returned.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import types
 import typing as tp
 import weakref
@@ -13,8 +28,10 @@ import weakref
 import jax
 import numpy as np
 
-from nnxlite._jax import Ref, Tracer, is_pytree_leaf, is_ref
-from nnxlite._state import State
+from nnxlite._errors import path_text, short_type, warn_user
+from nnxlite._jax import PyTreeDef, Ref, Tracer, flatten_one_level, is_pytree_leaf, is_ref, key_name
+from nnxlite._state import State, sort_key, sorted_keys
+from nnxlite._statics import is_of_trusted
 from nnxlite.variables import Variable
 
 OBJECT, VARIABLE, STATE, LIST, TUPLE, DICT, PYTREE, ARRAY, REF, CUSTOM, OTHER = range(11)
@@ -79,11 +96,14 @@ class CustomNode(tp.NamedTuple):
 CUSTOM_NODES: dict[type, CustomNode] = {}
 DATA_TYPES: set[type] = set()
 
+NOT_OBJECTS = (
+    *(type, str, bytes, bool, int, float, complex, type(None)),
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType),
+)
+"""Classes of static values that have no attributes to look into."""
+
 kind_by_type: dict[type, int] = {
-    **dict.fromkeys((str, int, float, bool, complex, bytes, type(None), type, type(...)), OTHER),
-    **dict.fromkeys(
-        (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType), OTHER
-    ),
+    **dict.fromkeys((*NOT_OBJECTS, type(...)), OTHER),
     list: LIST,
     tuple: TUPLE,
     dict: DICT,
@@ -247,3 +267,274 @@ def is_held(value: tp.Any, loose: int) -> bool:
     if loose == EVERY:
         return False
     return is_static_part(value) if loose == NUMBERS else is_setting(value)
+
+
+# Containers -------------------------------------------------------------------------------------
+
+Children = tp.Sequence[tp.Any]
+
+
+class Form(tp.Protocol):
+    """What a definition knows of a container."""
+
+    kind: int
+    type: type
+    keys: tuple[tp.Any, ...]
+    treedef: tp.Any
+
+
+def flatten_container(
+    value: tp.Any, kind: int
+) -> tuple[tuple[tp.Any, ...], Children, PyTreeDef | None]:
+    """The keys and children of a container; for pytree nodes the structure of this level as well."""
+    if kind in (LIST, TUPLE):
+        return tuple(range(len(value))), value, None
+    if kind in (DICT, STATE):
+        mapping = value if kind == DICT else value._mapping
+        keys = tuple(sorted_keys(mapping))
+        return keys, [mapping[key] for key in keys], None
+    if hasattr(value, "_fields"):
+        return type(value)._fields, value, None
+    pairs, treedef = flatten_one_level(value)
+    return tuple(key_name(key) for key, _ in pairs), [child for _, child in pairs], treedef
+
+
+def build_container(form: Form, children: list[tp.Any]) -> tp.Any:
+    """A container of this form with these children, in the order of `flatten_container`."""
+    kind = form.kind
+    if kind == LIST:
+        return children
+    if kind == TUPLE:
+        return tuple(children)
+    if kind == PYTREE:
+        if form.treedef is None:
+            return form.type(*children)
+        return jax.tree_util.tree_unflatten(form.treedef, children)
+    mapping = dict(zip(form.keys, children))
+    return mapping if kind == DICT else form.type._nnx_wrap(mapping)  # type: ignore[attr-defined]
+
+
+def children_as(value: tp.Any, form: Form) -> Children | None:
+    """The children of a container of the right class; None where it has another form now."""
+    kind = form.kind
+    if kind in (DICT, STATE):
+        mapping = value if kind == DICT else value._mapping
+        same = len(mapping) == len(form.keys) and all(key in mapping for key in form.keys)
+        return [mapping[key] for key in form.keys] if same else None
+    if form.treedef is None:
+        return value if len(value) == len(form.keys) else None
+    _, children, treedef = flatten_container(value, kind)
+    try:
+        return children if treedef == form.treedef else None
+    except ValueError:  # its static part cannot be compared
+        return None
+
+
+def notifies(form: Form) -> bool:
+    """Whether nothing in a container can be replaced without a new version or a new container."""
+    return form.kind in (TUPLE, STATE) or (form.kind == PYTREE and form.treedef is None)
+
+
+def items_of(value: tp.Any, kind: int) -> list[tuple[tp.Any, tp.Any]]:
+    """The (name, child) pairs of a container, in the order in which they are traversed."""
+    keys, children, _ = flatten_container(value, kind)
+    pairs = list(zip(keys, children))
+    return sorted(pairs, key=lambda pair: sort_key(pair[0])) if kind == PYTREE else pairs
+
+
+def has_data(value: tp.Any, /) -> bool:
+    """Whether a value is data or a container with data at any depth.
+
+    Args:
+        value: anything.
+
+    Returns:
+        A bool.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.has_data([1, (jnp.zeros(2),)]), nnx.has_data([1, "a"])
+    (True, False)
+    """
+    return any(is_data(part) for part in walk(value))
+
+
+def walk(value: tp.Any) -> tp.Iterator[tp.Any]:
+    """A value and, through plain containers and pytree nodes, everything inside it."""
+    pending = [value]
+    entered: dict[int, tp.Any] = {}  # with the values: some are new, and their ids must stay taken
+    while pending:
+        value = pending.pop()
+        yield value
+        kind = kind_of(value)
+        if kind in CONTAINERS and id(value) not in entered:
+            entered[id(value)] = value
+            pending.extend(part for _, part in items_of(value, kind))
+
+
+# Data in plain objects --------------------------------------------------------------------------
+
+LEVELS = 3
+"""How deep plain objects in plain objects are searched when a definition is made."""
+OBJECTS = 200
+"""How many objects and containers are searched then."""
+
+
+class Part(tp.NamedTuple):
+    """A static value, or what is below one in containers and plain objects.
+
+    Attributes:
+        path: from the value that was searched.
+        value: the part itself.
+        owner: the innermost plain object that contains it, or None.
+        attributes: those of the part; empty where it is not a plain object.
+    """
+
+    path: tuple[tp.Any, ...]
+    value: tp.Any
+    owner: tp.Any
+    attributes: dict[str, tp.Any]
+
+
+def attributes_of(value: tp.Any) -> dict[str, tp.Any]:
+    """The attributes of a plain object; empty for everything else."""
+    if isinstance(value, NOT_OBJECTS) or kind_of(value) != OTHER or is_of_trusted(type(value)):
+        return {}
+    attributes = dict(getattr(value, "__dict__", ()))
+    if dataclasses.is_dataclass(value):  # one with slots
+        names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
+        attributes.update({name: getattr(value, name) for name in names})
+    return attributes
+
+
+def is_hidden_data(value: tp.Any) -> bool:
+    """Whether a value in a plain object should be in a graph object: an array, Variable or object."""
+    return isinstance(value, (jax.Array, Variable, GraphNode))
+
+
+def parts_of(
+    values: tp.Iterable[tp.Any], levels: float = LEVELS, limit: float = OBJECTS
+) -> tp.Iterator[Part]:
+    """Some static values and what is below them in lists, tuples, dicts and plain objects, each once."""
+    pending: list[tuple[tuple[tp.Any, ...], tp.Any, tp.Any, int]]
+    pending = [((), value, None, 0) for value in values]
+    seen: dict[int, tp.Any] = {}
+    while pending and len(seen) < limit:
+        path, part, owner, level = pending.pop()
+        if isinstance(part, NOT_OBJECTS) or id(part) in seen:
+            continue
+        seen[id(part)] = part
+        attributes: dict[str, tp.Any] = {}
+        pairs: tp.Iterable[tuple[tp.Any, tp.Any]] = ()
+        below = owner
+        if isinstance(part, (list, tuple)):
+            pairs = enumerate(part)
+        elif isinstance(part, dict):
+            pairs = part.items()
+        elif level <= levels and (attributes := attributes_of(part)):
+            pairs, below, level = attributes.items(), part, level + 1
+        yield Part(path, part, owner, attributes)
+        pending += [((*path, name), child, below, level) for name, child in pairs]
+
+
+def find_hidden(value: tp.Any, levels: int = LEVELS, limit: int = OBJECTS) -> Part | None:
+    """The first data in the plain objects in and below a static value; None if there is none."""
+    found = (p for p in parts_of([value], levels, limit) if p.owner is not None)
+    return next((part for part in found if is_hidden_data(part.value)), None)
+
+
+def mark_static(value: tp.Any) -> None:
+    """Note that a value was marked with `nnx.static`: data in it is meant to be there."""
+    for part in parts_of([value], levels=-1, limit=float("inf")):
+        if kind_of(part.value) == OTHER:
+            try:
+                _marked[id(part.value)] = part.value
+            except TypeError:  # no weak references to it
+                _marked_classes.add(type(part.value))
+
+
+_marked: weakref.WeakValueDictionary[int, tp.Any] = weakref.WeakValueDictionary()
+_marked_classes: weakref.WeakSet[type] = weakref.WeakSet()
+_warned: weakref.WeakKeyDictionary[type, set[tp.Any]] = weakref.WeakKeyDictionary()
+
+
+def is_marked(value: tp.Any) -> bool:
+    """Whether a value was marked with `nnx.static`."""
+    return _marked.get(id(value)) is value or type(value) in _marked_classes
+
+
+def warn_of_hidden(cls: type, name: tp.Any, value: tp.Any) -> None:
+    """Warn, once for an attribute of a class, that its static value contains data in a plain object."""
+    if isinstance(value, NOT_OBJECTS) or name in _warned.get(cls, ()):
+        return
+    found = find_hidden(value)
+    if found is None or is_marked(value) or is_marked(found.owner):
+        return
+    _warned.setdefault(cls, set()).add(name)
+    kind, where = type(found.owner).__name__, path_text((name, *found.path))
+    warn_user(
+        f"{cls.__name__}: '{where}' is {_a(found.value)} in a {kind}, which is neither an nnx.Module "
+        "nor a pytree. It is static: not trained, saved, counted or switched by train() and eval(), "
+        f"and a constant of every program. Derive {kind} from nnx.Module (or nnx.Pytree), or, if it is "
+        f"meant, write self.{name} = nnx.static(...)."
+    )
+
+
+def _a(value: tp.Any) -> str:
+    text = short_type(value)
+    return f"an {text}" if text[:1] in "AEIOUaeio" else f"a {text}"
+
+
+# Writes in a program -------------------------------------------------------------------------------
+
+Noted = list[tuple[tp.Any, dict[str, tp.Any]]]
+"""Plain objects with data, and their attributes."""
+
+
+def note_hidden(values: tp.Iterable[tp.Any]) -> Noted:
+    """The plain objects with data in and below some static values, as they are now."""
+    return [(part.value, part.attributes) for part in parts_of(values) if part.attributes]
+
+
+def may_hide(value: tp.Any) -> bool:
+    """Whether a static value is a plain object, or contains one."""
+    return not isinstance(value, NOT_OBJECTS) and bool(note_hidden([value]))
+
+
+def take_back(noted: Noted) -> tuple[tp.Any, str, tp.Any] | None:
+    """Take back the writes of data to plain objects; returns owner, name and value of one of them."""
+    first = None
+    for owner, before in noted:
+        for name, value in attributes_of(owner).items():
+            if value is before.get(name) or not is_hidden_data(value):
+                continue
+            first = first or (owner, name, value)
+            if name in before:
+                object.__setattr__(owner, name, before[name])
+            else:
+                object.__delattr__(owner, name)
+    return first
+
+
+@contextlib.contextmanager
+def hidden_kept(nodes: tp.Iterable[tp.Any]) -> tp.Iterator[None]:
+    """Take back the writes of data to plain objects in these objects that the block makes."""
+    noted = note_hidden(value for node in nodes for value in getattr(node, "__dict__", {}).values())
+    try:
+        yield
+    finally:
+        take_back(noted)
+
+
+def refuse_hidden_writes(noted: Noted) -> None:
+    """Raise ValueError where data was written to a plain object, with its attributes as they were."""
+    written = take_back(noted)
+    if written is None:
+        return
+    owner, name, value = written
+    kind = type(owner).__name__
+    raise ValueError(
+        f"A function under a transform wrote {_a(value)} to the attribute {name!r} of a {kind}, which "
+        "is neither an nnx.Module nor a pytree: outside, the value would be a tracer, so the write was "
+        f"taken back. Derive {kind} from nnx.Module or nnx.Pytree, keep the value in a Variable of a "
+        "module, or return it."
+    )

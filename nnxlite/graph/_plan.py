@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import operator
 import typing as tp
@@ -30,10 +31,11 @@ from nnxlite.graph._kinds import (
     OTHER,
     STRICT,
     GraphNode,
+    children_as,
     is_held,
     kind_of,
 )
-from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode
+from nnxlite.graph._rebuild import ArrayCode, Code, NodeCode
 from nnxlite.graph._traverse import Traversal, define_container, traverse
 from nnxlite.variables import Variable, VariableDef, store_together, versioned
 
@@ -42,7 +44,6 @@ PLANS_PER_ROOT = 8
 
 
 _ROOT: tp.Any = object()
-_UNKNOWN: tp.Any = object()
 
 
 class Stale(Exception):
@@ -60,26 +61,6 @@ class Plan:
         trees: what is a leaf in plain containers; see `traverse`.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_boxes",
-        "_trace",
-        "_carriers",
-        "bare",
-        "calls",
-        "containers",
-        "epoch",
-        "graphdef",
-        "has_arrays",
-        "leaf_refs",
-        "mutable",
-        "refs",
-        "roots",
-        "states",
-        "trees",
-        "versions",
-    )
-
     def __init__(
         self,
         roots: tuple[tp.Any, ...],
@@ -89,7 +70,6 @@ class Plan:
         trees: int,
     ) -> None:
         self.trees = trees
-        self._boxes: list[tp.Any] | None = None
         ref = weakref.ref
         self.graphdef = graphdef
         self.epoch = start
@@ -108,30 +88,27 @@ class Plan:
             self.leaf_refs: list[tp.Any] = list(map(ref, traversal.leaves))
         else:
             self._watch_containers(graphdef)
-        self._trace: tp.Any = _UNKNOWN
-        self._carriers: list[tp.Any] | None = None
 
+    @functools.cached_property
     def carriers(self) -> list[tp.Any]:
         """Weak references to what carries the version of each node: Variables have a box for it.
 
         Raises Stale where a node is gone.
         """
-        if self._carriers is None:
-            try:
-                self._carriers = [weakref.ref(versioned(node)) for node in self.nodes()]
-            except TypeError:  # None
-                raise Stale from None
-        return self._carriers
+        try:
+            return [weakref.ref(versioned(node)) for node in self.nodes()]
+        except TypeError:  # None
+            raise Stale from None
 
+    @functools.cached_property
     def boxes(self) -> list[tp.Any] | None:
         """Weak references to the boxes of the leaves, where all of these are Variables with arrays.
 
         Raises Stale where a node is gone.
         """
-        if self._boxes is None and not (self.has_arrays or self.has_refs):
-            carriers = self.carriers()
-            self._boxes = [carriers[node] for node in self.graphdef.decoded.leaf_nodes]
-        return self._boxes
+        if self.has_arrays or self.graphdef.decoded.has_refs:
+            return None
+        return [self.carriers[node] for node in self.graphdef.decoded.leaf_nodes]
 
     def _watch_containers(self, graphdef: GraphDef[tp.Any]) -> None:
         """Note where arrays without a Variable are, and what must be compared in each call."""
@@ -147,18 +124,11 @@ class Plan:
                 self.containers.append((self.refs[owner], name, code))
         self.bare.sort(key=lambda slot: slot[0])
 
-    @property
+    @functools.cached_property
     def trace(self) -> tp.Any:
         """The trace that all nodes belong to, or None where they differ."""
-        if self._trace is _UNKNOWN:
-            traces = {id(t): t for t in map(_trace_of, self.nodes())}
-            self._trace = traces.popitem()[1] if len(traces) == 1 else None
-        return self._trace
-
-    @property
-    def has_refs(self) -> bool:
-        """Whether any leaf is an array reference, or a Variable that contains one."""
-        return self.graphdef.decoded.has_refs
+        traces = {id(t): t for t in map(_trace_of, self.nodes())}
+        return traces.popitem()[1] if len(traces) == 1 else None
 
     def is_of(self, roots: tp.Sequence[tp.Any]) -> bool:
         """Whether the plan was made of these very roots."""
@@ -178,7 +148,7 @@ class Plan:
     def _versions_hold(self) -> bool:
         now = epoch.now
         try:
-            carriers = self.carriers()
+            carriers = self.carriers
         except Stale:
             return False
         definitions = self.graphdef.decoded.node_defs
@@ -221,7 +191,7 @@ class Plan:
         versions, tokens = [*self.versions], [*self.graphdef.tokens]
         decoded = self.graphdef.decoded
         try:
-            carriers = self.carriers()
+            carriers = self.carriers
         except Stale:
             return None
         for number, (carrier, old) in enumerate(zip(carriers, decoded.node_defs)):
@@ -270,7 +240,7 @@ class Plan:
 
         Raises Stale as `leaves` does.
         """
-        boxes = self.boxes()
+        boxes = self.boxes
         if boxes is None:
             if len(self.bare) == len(self.leaf_refs):  # a frozen model: see the bench `filtered`
                 return [owner()._nnx_dict[name] for _, owner, name in self.bare]
@@ -286,7 +256,7 @@ class Plan:
 
     def write(self, at: tp.Sequence[int], new: tp.Sequence[tp.Any]) -> bool:
         """Write the values of some leaves; False, with nothing done, where not all are Variables."""
-        boxes = self.boxes()
+        boxes = self.boxes
         if boxes is None:
             return False
         try:
@@ -323,6 +293,8 @@ class Plan:
         while pending:
             value, code, loose = pending.pop()
             if isinstance(code, ArrayCode):
+                if not _is_leaf(value, loose):
+                    raise Stale
                 out[code.leaf] = value
             elif isinstance(code, NodeCode):
                 if self.refs[code.number]() is not value:
@@ -331,32 +303,22 @@ class Plan:
                 if not code.is_of(value):
                     raise Stale
             else:
-                pending.extend(_children_as_coded(value, code, loose))
+                children = _children_as(value, code.definition)
+                pending += [(c, child, loose) for c, child in zip(children, code.codes)]
         return out
 
 
-def _children_as_coded(
-    value: tp.Any, code: ContainerCode, loose: int
-) -> tp.Iterator[tuple[tp.Any, Code, int]]:
-    """The children of a container with their codes; raises Stale where a leaf is none any more."""
-    for child, child_code in zip(_children_as_defined(value, code.definition), code.codes):
-        if isinstance(child_code, ArrayCode) and not _is_leaf(child, loose):
-            raise Stale
-        yield child, child_code, loose
-
-
-def _children_as_defined(value: tp.Any, form: ContainerDef) -> tp.Iterable[tp.Any]:
+def _children_as(value: tp.Any, form: ContainerDef) -> tp.Iterable[tp.Any]:
     """The children of a container; raises Stale where it is not of this form any more."""
-    children = form.container.children(value, form) if type(value) is form.type else None
-    if children is None:
-        raise Stale
-    if form.public is not None and not define_container(value, form.kind)[0].matches(form):
+    children = children_as(value, form) if type(value) is form.type else None
+    own = form.public is not None
+    if children is None or (own and not define_container(value, form.kind)[0].matches(form)):
         raise Stale
     return form.in_order(children)
 
 
 def _is_leaf(value: tp.Any, loose: int) -> bool:
-    """Whether a child of a container is a leaf."""
+    """Whether a root, or a child of a container, is a leaf."""
     kind = kind_of(value)
     if kind != OTHER:
         return kind == ARRAY
@@ -370,6 +332,15 @@ def _trace_of(node: tp.Any) -> tp.Any:
 
 
 _set_plans = GraphNode.__dict__["_nnx_plans"].__set__
+
+
+Plans: tp.TypeAlias = dict[tuple[int, ...], tuple[Plan, Plan | None]]
+"""The plans of a root. Key: the ids of all roots of the plan, and what is a leaf in plain containers.
+
+With each is the one that was valid before, since a model that alternates between two modes has two.
+Invalidated by versions and definitions; bound: PLANS_PER_ROOT. The former plan is earned by training
+with an evaluation after every ten steps (bench `loops`): 15 %.
+"""
 
 
 class View(tp.NamedTuple):
@@ -407,7 +378,7 @@ def view(*roots: tp.Any, trees: int = STRICT, open_roots: bool = False) -> View:
             plans = roots[0]._nnx_plans
             if plans is None:
                 _set_plans(roots[0], plans := {})
-            _store(plans, _plan_key(roots, trees), plan)
+            _store(plans, (*map(id, roots), int(trees)), plan)
     return View(graphdef, lambda: traversal.nodes, traversal.leaves, plan, traversal.nested)
 
 
@@ -433,48 +404,28 @@ def find_plan(roots: tp.Sequence[tp.Any], trees: int = STRICT) -> Plan | None:
     plans = first._nnx_plans if isinstance(first, GraphNode) else None
     if plans is None:
         return None
-    key = tuple(map(id, roots))
-    plan = plans.get((*key, _TREES, int(trees))) if trees else plans.get(key)
-    if trees and plan is None:
-        plan = plans.get(key)
-        if plan is not None and plan.graphdef.has_static_items:
+    key = (*map(id, roots), int(trees))
+    known = plans.get(key)
+    if known is None and trees:
+        known = plans.get(key := (*key[:-1], STRICT))
+        if known is not None and known[0].graphdef.has_static_items:
             return None
-    if plan is None or plan.valid(roots):
-        return plan
-    return _other_mode(plan, plans, roots) if plan.is_of(roots) else None
-
-
-def _other_mode(plan: Plan, plans: dict[tp.Any, Plan], roots: tp.Sequence[tp.Any]) -> Plan | None:
-    """The plan of roots in which only static values and metadata have changed, None if more has."""
-    key = _plan_key(roots, plan.trees)
-    before = plans.get((*key, _BEFORE))
+    if known is None or known[0].valid(roots):
+        return known and known[0]
+    plan, before = known
+    if not plan.is_of(roots):
+        return None
     now = before if before is not None and before.valid(roots) else plan.renewed()
     if now is not None:
-        _store(plans, (*key, _BEFORE), plan)
-        _store(plans, key, now)
+        _store(plans, key, now, plan)
     return now
 
 
-_TREES = "trees"
-"""What the key of a plan has at its end where the mode made a difference."""
-
-_BEFORE = "before"
-"""The same, for the plan that was valid before: a model that alternates between two modes has two.
-
-Bound: one for each plan. Invalidated as any plan. Earned by training with an evaluation after every ten
-steps (bench `loops`): 15 %.
-"""
-
-
-def _plan_key(roots: tp.Iterable[tp.Any], trees: int) -> tuple[tp.Any, ...]:
-    return (*map(id, roots), _TREES, int(trees)) if trees else tuple(map(id, roots))
-
-
-def _store(plans: dict[tp.Any, Plan], key: tp.Any, plan: Plan) -> None:
+def _store(plans: Plans, key: tuple[int, ...], plan: Plan, before: Plan | None = None) -> None:
     """Add a plan to those of a root, in place of the oldest one if there are too many."""
     if len(plans) >= PLANS_PER_ROOT and key not in plans:
-        plans.pop(next(iter(tuple(plans)), None), None)
-    plans[key] = plan
+        plans.pop(next(iter(tuple(plans)), ()), None)
+    plans[key] = plan, before
 
 
 def usual_plan(root: tp.Any) -> Plan | None:
@@ -488,6 +439,8 @@ def usual_plan(root: tp.Any) -> Plan | None:
         return plan
     if root._nnx_plans is None:
         _set_plans(root, {})
-    elif root._nnx_plans.pop((id(root),), None) is None:  # not one that has just become untrue
+    elif (
+        root._nnx_plans.pop((id(root), STRICT), None) is None
+    ):  # not one that has just become untrue
         return view(root).plan
     return None

@@ -2,18 +2,27 @@
 
 `Decoded` is a token sequence made ready for use: every node with its definition, every object with
 the codes of its children: a `NodeCode`, an `ArrayCode`, a `StaticDef`, or a `ContainerCode`.
-Rebuilding makes all objects empty first and fills them after, so cycles need no care and nothing
-recurses through objects.
+`visit` walks them; whoever looks for something in a definition uses it. Rebuilding makes all
+objects empty first and fills them after, so cycles need no care and nothing recurses through
+objects.
+
+The objects that were built inside the traces that are running are the models whose parts run: a
+transform builds new objects from its arguments, and `merge` builds them under JAX's own transforms.
+The outermost of them give a layer its path, for named scopes and for messages. They are noted by
+the trace, weakly: nothing here keeps an object, a tracer or a trace alive, and no frame is read.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import threading
 import typing as tp
+import weakref
 
 from nnxlite._errors import TraceContextError
-from nnxlite._jax import describe_trace, trace_state
+from nnxlite._jax import EAGER, TraceRef, describe_trace, trace_state
 from nnxlite._statics import own_copy
 from nnxlite.graph._defs import (
     LEAF,
@@ -26,8 +35,7 @@ from nnxlite.graph._defs import (
     set_definition,
     values_getter,
 )
-from nnxlite.graph._hidden import may_hide
-from nnxlite.graph._kinds import ARRAY, CUSTOM_NODES, GraphNode, kind_of
+from nnxlite.graph._kinds import CUSTOM_NODES, GraphNode, may_hide, notifies
 from nnxlite.variables import Variable, VariableDef, make, write_raw
 
 
@@ -45,35 +53,44 @@ class ArrayCode:
     leaf: int
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class ContainerCode:
-    """A plain container inside an object: its form and the codes of its children.
+    """A plain container inside an object: its form and the codes of its children."""
 
-    Attributes:
-        notifies: False where what the code describes can change without a new version:
-            arrays are read each time; lists, dicts and foreign pytree nodes are compared.  Tuples
-            cannot change, and States have versions.
-    """
-
-    __slots__ = ("codes", "definition", "notifies")
-
-    def __init__(self, definition: ContainerDef) -> None:
-        self.definition = definition
-        self.codes: list[Code] = []
-        self.notifies = False
-
-    def settle(self) -> None:
-        """Work out `notifies`, once it is known for the children."""
-        self.notifies = self.definition.container.notifies and all(map(_notifies, self.codes))
+    definition: ContainerDef
+    codes: list[Code] = dataclasses.field(default_factory=list)
 
 
 Code: tp.TypeAlias = NodeCode | ArrayCode | StaticDef | ContainerCode
 
 
 def _notifies(code: Code) -> bool:
-    if isinstance(code, ContainerCode):
-        return code.notifies
-    return not isinstance(code, ArrayCode)
+    """Whether what a code describes cannot change without a new version.
 
+    Arrays are read each time; lists, dicts and foreign pytree nodes are compared.  Tuples cannot change,
+    and States have versions.
+    """
+    parts = [code]
+    for part in parts:  # grows
+        if isinstance(part, ArrayCode):
+            return False
+        if isinstance(part, ContainerCode):
+            if not notifies(part.definition):
+                return False
+            parts += part.codes
+    return True
+
+
+class Setting(StaticDef):
+    """A static attribute, where those of objects are listed together with their data."""
+
+    __slots__ = ()
+
+    def __init__(self, value: tp.Any) -> None:
+        super().__init__(value, None)
+
+
+Path: tp.TypeAlias = tuple[tp.Any, ...]
 
 Frame = tuple[int, tp.Any]
 """Where a child sits: the frame of its parent, and its name there."""
@@ -82,46 +99,23 @@ Frame = tuple[int, tp.Any]
 class Decoded:
     """A token sequence, spelled out for rebuilding and for naming leaves."""
 
-    __slots__ = (
-        "_fillers",
-        "_plain",
-        "children",
-        "first",
-        "frames",
-        "has_arrays",
-        "has_containers",
-        "has_refs",
-        "leaf_frames",
-        "leaf_nodes",
-        "node_defs",
-        "node_frames",
-        "node_leaves",
-        "node_tokens",
-        "num_leaves",
-        "raw_slots",
-        "roots",
-    )
-
     def __init__(self, tokens: tp.Sequence[Token], num_roots: int, first: int) -> None:
         self.first = first
         self.node_defs: list[tp.Any] = [None] * first  # ObjectDef, VariableDef or REF_LEAF
         self.node_leaves: list[int] = [-1] * first  # number of the leaf a node is, or -1
         self.node_frames: list[Frame] = [(-1, None)] * first
-        self.children: list[tuple[int, list[Code]]] = []  # of each object
+        self.children: dict[int, list[Code]] = {}  # of each object
         self.frames: list[Frame] = [(-1, None)]  # of each object and container
         self.leaf_frames: list[Frame] = []
         self.leaf_nodes: list[int] = []  # node of each leaf, -1 for an array without Variable
         # What a plan must look at again: (object or -1, attribute or root number, code).
         self.raw_slots: list[tuple[int, tp.Any, Code]] = []
-        self.has_containers = False
-        self.num_leaves = 0
         self.roots: list[Code] = []
-        self._plain: list[tp.Any] | None = None
-        self._fillers: list[tuple[int, ObjectDef, list[Code], Values | None]] | None = None
         self.node_tokens: list[int] = [-1] * first  # position of each node's definition
         self.node_tokens += [i for i, t in enumerate(tokens) if t is REF_LEAF or type(t) in _NODES]
         self._decode(iter(tokens), num_roots)
         self.has_containers = any(isinstance(c, ContainerCode) for _, _, c in self.raw_slots)
+        self.num_leaves = len(self.leaf_nodes)
         self.has_arrays = -1 in self.leaf_nodes
         self.has_refs = any(
             d is REF_LEAF or (isinstance(d, VariableDef) and d.is_ref) for d in self.node_defs
@@ -134,7 +128,9 @@ class Decoded:
         if not nodes.keys() >= set(own):  # inside containers
             return Decoded(tokens, len(self.roots), self.first)
         new = copy.copy(self)
-        new.node_defs, new._fillers, new._plain = [*self.node_defs], None, None
+        new.node_defs = [*self.node_defs]
+        new.__dict__.pop("fillers", None)
+        new.__dict__.pop("plain_objects", None)
         for position in own:
             new.node_defs[nodes[position]] = tokens[position]
         return new
@@ -145,13 +141,10 @@ class Decoded:
         codes: list[Code] = self.roots
         frame, owner = 0, -1
         stack: list[tuple[tp.Iterator[tp.Any], list[Code], int, int]] = []
-        boxes: list[ContainerCode] = []
         while True:
             name = next(names, _END)
             if name is _END:
                 if not stack:
-                    for box in reversed(boxes):  # children come after their parents
-                        box.settle()
                     return
                 names, codes, frame, owner = stack.pop()
                 continue
@@ -178,10 +171,9 @@ class Decoded:
                     codes.append(NodeCode(number))
                     names = iter(tp.cast(ObjectDef, token).layout.data)
                     codes, frame, owner = [], len(self.frames) - 1, number
-                    self.children.append((number, codes))
+                    self.children[number] = codes
                 else:
                     box = ContainerCode(tp.cast(ContainerDef, token))
-                    boxes.append(box)
                     codes.append(box)
                     if owner >= 0 or not frame:
                         self.raw_slots.append((owner, name, box))
@@ -197,28 +189,71 @@ class Decoded:
     def _leaf(self, frame: Frame, node: int) -> int:
         self.leaf_frames.append(frame)
         self.leaf_nodes.append(node)
-        self.num_leaves += 1
-        return self.num_leaves - 1
+        return len(self.leaf_nodes) - 1
 
+    @functools.cached_property
     def fillers(self) -> list[tuple[int, ObjectDef, list[Code], Values | None]]:
         """For each object number, definition and codes; where all are nodes, how to pick them."""
-        if self._fillers is None:
-            fillers = []
-            for number, codes in self.children:
-                nodes = tuple(code.number for code in codes if isinstance(code, NodeCode))
-                pick = values_getter(nodes) if len(nodes) == len(codes) else None
-                fillers.append((number, self.node_defs[number], codes, pick))
-            self._fillers = fillers  # whole, as other threads may look
-        return self._fillers
+        fillers = []
+        for number, codes in self.children.items():
+            nodes = tuple(code.number for code in codes if isinstance(code, NodeCode))
+            pick = values_getter(nodes) if len(nodes) == len(codes) else None
+            fillers.append((number, self.node_defs[number], codes, pick))
+        return fillers
 
+    @functools.cached_property
     def plain_objects(self) -> list[tp.Any]:
-        """The static values that are plain objects, or contain some; see `_hidden`."""
-        if self._plain is None:
-            values = [v for d in self.node_defs if isinstance(d, ObjectDef) for v in d.statics]
-            self._plain = [value for value in values if may_hide(value)]
-        return self._plain
+        """The static values that are plain objects, or contain some; see `may_hide`."""
+        values = [v for d in self.node_defs if isinstance(d, ObjectDef) for v in d.statics]
+        return [value for value in values if may_hide(value)]
 
-    def path(self, frame: Frame) -> tuple[tp.Any, ...]:
+    def below(self, code: Code, settings: bool = False) -> list[tuple[tp.Any, Code]]:
+        """What is directly below an object or a container, by name; nothing for others.
+
+        With `settings` the static attributes of an object are among its data.
+        """
+        if isinstance(code, ContainerCode):
+            return [*zip(code.definition.keys, code.codes)]
+        if not isinstance(code, NodeCode) or code.number not in self.children:
+            return []
+        definition: ObjectDef = self.node_defs[code.number]
+        data = dict(zip(definition.layout.data, self.children[code.number]))
+        if not settings:
+            return [*data.items()]
+        template = definition.template
+        return [
+            (n, data[n] if n in data else Setting(template[n])) for n in definition.layout.status
+        ]
+
+    def leaf_of(self, code: Code) -> int:
+        """The number of the leaf that a code is, or -1."""
+        if isinstance(code, NodeCode):
+            return self.node_leaves[code.number]
+        return code.leaf if isinstance(code, ArrayCode) else -1
+
+    def visit(
+        self, start: Code | None = None, settings: bool = False
+    ) -> tp.Iterator[tuple[Path, Code]]:
+        """Every code, with its path, parents first; what is below an object comes once.
+
+        Starts from one code, or from the roots; their paths have the number of the root. With
+        `settings` the static attributes of objects are among them.
+        """
+        roots = enumerate(self.roots)
+        pending = [((n,), root) for n, root in roots] if start is None else [((), start)]
+        pending.reverse()
+        entered: set[Code] = set()
+        while pending:
+            path, code = pending.pop()
+            yield path, code
+            if isinstance(code, NodeCode):
+                if code in entered:
+                    continue
+                entered.add(code)
+            below = reversed(self.below(code, settings))
+            pending += [((*path, name), child) for name, child in below]
+
+    def path(self, frame: Frame) -> Path:
         """The path of a frame, root number included."""
         parent, name = frame
         names = [name]
@@ -228,7 +263,7 @@ class Decoded:
         names.reverse()
         return tuple(names)
 
-    def leaf_paths(self, start: int = 0) -> tp.Iterator[tuple[tp.Any, ...]]:
+    def leaf_paths(self, start: int = 0) -> tp.Iterator[Path]:
         """The path of each leaf in order, without its first `start` names."""
         depths = [0] * len(self.frames)
         for number in range(1, len(self.frames)):
@@ -306,13 +341,19 @@ def build_nodes(
         nodes: list[tp.Any] = [None] * len(decoded.node_defs)
         add_nodes(decoded, leaves, nodes, recreate_variables)
         return nodes
-    _refuse_foreign(decoded, known, trace_state.value)
+    for definition, node in zip(decoded.node_defs, known):
+        if definition is None or node is None:
+            continue
+        if not isinstance(node, Variable):
+            check_trace(node)
+        elif node._box.trace is not trace_state.value:
+            node._refuse_write()
     for number, leaf in zip(decoded.leaf_nodes, leaves):
         if number >= 0 and known[number] is not None:
             _take_over(known[number], decoded.node_defs[number], leaf)
     nodes = list(known)
     add_nodes(decoded, leaves, nodes, recreate_variables)
-    for number, codes in decoded.children:
+    for number, codes in decoded.children.items():
         if known[number] is not None:
             values = [resolve(code, nodes, leaves) for code in codes]
             refill(nodes[number], decoded.node_defs[number], values)
@@ -338,7 +379,7 @@ def add_nodes(
                 nodes[number] = make(definition.for_variable(), leaf._box.value)
             else:
                 nodes[number] = leaf
-    fresh = [filler for filler in decoded.fillers() if nodes[filler[0]] is None]
+    fresh = [filler for filler in decoded.fillers if nodes[filler[0]] is None]
     for number, definition, _, _ in fresh:
         nodes[number] = new_node(definition, trace)
     for number, definition, codes, pick in fresh:
@@ -357,17 +398,13 @@ def _is_of_an_equal(variable: Variable[tp.Any], definition: VariableDef) -> bool
     )
 
 
-def _refuse_foreign(decoded: Decoded, known: tp.Sequence[tp.Any], trace: tp.Any) -> None:
-    """Raise TraceContextError where a known node that would be changed belongs to another trace."""
-    for definition, node in zip(decoded.node_defs, known):
-        if definition is None or node is None:
-            continue
-        if isinstance(node, Variable):
-            if node._box.trace is not trace:
-                node._refuse_write()
-        elif isinstance(node, GraphNode) and node._nnx_trace is not trace:
-            belongs, running = describe_trace(node._nnx_trace), describe_trace(trace)
-            raise TraceContextError(type(node).__name__, None, belongs, running)
+def check_trace(node: tp.Any) -> None:
+    """Raise TraceContextError where an object belongs to another trace than the one running."""
+    running = trace_state.value
+    belongs = getattr(node, "_nnx_trace", running)
+    if belongs is not running:
+        sides = describe_trace(belongs), describe_trace(running)
+        raise TraceContextError(type(node).__name__, None, *sides)
 
 
 def _take_over(variable: Variable[tp.Any], definition: tp.Any, leaf: tp.Any) -> None:
@@ -379,20 +416,12 @@ def _take_over(variable: Variable[tp.Any], definition: tp.Any, leaf: tp.Any) -> 
 
 
 def refill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> None:
-    """Replace everything in an object that is known already; plans hear of it if it matters."""
+    """Replace everything in an object that is known already."""
     custom = CUSTOM_NODES.get(definition.type)
     if custom is not None:
         custom.clear(node)
-        fill(node, definition, values)
-        return
-    before = node._nnx_dict
-    same = node._nnx_def is definition and not definition.mutable
-    same = same and all(
-        before.get(name) is value or (kind_of(value) == ARRAY == kind_of(before.get(name)))
-        for name, value in zip(definition.layout.data, values)
-    )
     fill(node, definition, values)
-    if not same:
+    if custom is None:
         _set_status(node, definition.layout.status)
         set_definition(node, definition)
 
@@ -433,3 +462,41 @@ def resolve(code: Code, nodes: tp.Sequence[tp.Any], leaves: tp.Sequence[tp.Any])
             if not stack:
                 return built
             stack[-1][2].append(built)
+
+
+# Objects that were built in the running traces --------------------------------------------------
+
+
+class _Entered(threading.local):
+    """For each running trace of a thread, outermost first, the objects that were built in it."""
+
+    def __init__(self) -> None:
+        self.by_trace: list[tuple[TraceRef, weakref.WeakValueDictionary[int, tp.Any]]] = []
+
+
+_entered = _Entered()
+
+
+def note_entered(roots: tp.Iterable[tp.Any]) -> None:
+    """Note objects that were built in the running trace; nothing outside of traces."""
+    trace = trace_state.value
+    if trace is EAGER:
+        return
+    by_trace = _entered.by_trace
+    if not by_trace or by_trace[-1][0] is not trace:
+        by_trace[:] = [pair for pair in by_trace if pair[0]() is not None and pair[0] is not trace]
+        by_trace.append((trace, weakref.WeakValueDictionary()))
+    objects = by_trace[-1][1]
+    for root in roots:
+        if isinstance(root, GraphNode):
+            objects[id(root)] = root
+
+
+def entered_objects() -> list[tp.Any]:
+    """The objects built in the traces that are running, outermost trace first."""
+    return [
+        value
+        for trace, objects in _entered.by_trace
+        if trace() is not None
+        for value in [*objects.values()]
+    ]

@@ -1,29 +1,39 @@
-"""From objects to definitions and leaves: one walk, iterative, in sorted order."""
+"""From objects to definitions and leaves: one walk, iterative, in sorted order.
+
+What has children is a *node*: an object, a container, or an instance of a registered class. The
+first part of this file says how children are listed and edited, the second is the walk.
+"""
 
 from __future__ import annotations
 
+import operator
 import typing as tp
 
 from nnxlite._errors import path_text
 from nnxlite._state import State
+from nnxlite._together import Writes
 from nnxlite._versions import next_number, observe
-from nnxlite.graph._containers import container_of
 from nnxlite.graph._defs import (
     LEAF,
     REF_LEAF,
     ObjectDef,
+    StaticDef,
     Token,
     container_def,
     define,
+    definition,
     intern_object,
     layout_of,
     static_def,
 )
 from nnxlite.graph._kinds import (
     ARRAY,
+    CONTAINERS,
     CUSTOM,
     CUSTOM_NODES,
+    DICT,
     EVERY,
+    LIST,
     NUMBERS,
     OBJECT,
     OTHER,
@@ -33,11 +43,79 @@ from nnxlite.graph._kinds import (
     VARIABLE,
     GraphNode,
     classify,
+    flatten_container,
     is_held,
     is_setting,
+    items_of,
     kind_by_type,
+    kind_of,
 )
 from nnxlite.variables import VariableDef, current_definition
+
+Assigned = tp.Mapping[tp.Any, tp.Any]
+Names = tp.Collection[tp.Any]
+
+NODES = CONTAINERS | {OBJECT, CUSTOM}
+"""The kinds of values that have children."""
+
+
+def children_of(value: tp.Any, static: bool = True) -> list[tuple[tp.Any, tp.Any]]:
+    """The (name, child) pairs of a value in traversal order, with or without static attributes."""
+    kind = kind_of(value)
+    if kind == OBJECT:
+        attributes, layout = value._nnx_dict, definition(value).layout
+        names = layout.status if static else layout.data
+        return [(name, attributes[name]) for name in names]
+    if kind == CUSTOM:
+        return list(CUSTOM_NODES[type(value)].flatten(value)[0])
+    return items_of(value, kind) if kind in CONTAINERS else []
+
+
+def children_by_name(value: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
+    """The children of a node by name, in any order."""
+    kind = kind_of(value)
+    if kind == OBJECT:
+        return value._nnx_dict
+    if kind == STATE:
+        return value._mapping
+    return value if kind == DICT else dict(children_of(value))
+
+
+def is_static_child(value: tp.Any, name: tp.Any, child: tp.Any) -> bool:
+    """Whether a child of a node is not part of its state, not even with `graph=False`."""
+    kind = kind_of(value)
+    if kind == OBJECT:
+        return not value._nnx_status.get(name, True)
+    return is_setting(child) if kind == CUSTOM else child is None
+
+
+def is_edited_in_place(value: tp.Any) -> bool:
+    """Whether children are replaced in the node itself, not by building another node.
+
+    All of these take children under new names as well, but for lists.
+    """
+    kind = kind_of(value)
+    return not value._nnx_closed if kind == OBJECT else kind in (CUSTOM, LIST, DICT, STATE)
+
+
+def note_edit(writes: Writes, value: tp.Any, assigned: Assigned, removed: Names = ()) -> None:
+    """Note that children of a node are replaced or added, and others removed."""
+    kind = kind_of(value)
+    if kind == OBJECT:
+        value._nnx_edit(writes, assigned, removed)
+        return
+    delete: tp.Callable[..., None] = operator.delitem
+    assign: tp.Callable[..., None] = operator.setitem
+    if kind == CUSTOM:
+        delete, assign = CUSTOM_NODES[type(value)].pop_key, CUSTOM_NODES[type(value)].set_key
+    note = writes.add if type(value) in (list, dict) else writes.add_foreign
+    for name in sorted(removed, key=lambda name: -name if isinstance(name, int) else 0):
+        note(delete, value, name)  # the last item first
+    for name, child in assigned.items():
+        note(assign, value, name, child)
+
+
+# A walk -----------------------------------------------------------------------------------------
 
 
 class Traversal:
@@ -57,19 +135,6 @@ class Traversal:
         exact: False where something without any trace of its edits was met (foreign graph nodes).
     """
 
-    __slots__ = (
-        "exact",
-        "index",
-        "leaves",
-        "mutable",
-        "nested",
-        "nodes",
-        "plain",
-        "states",
-        "tokens",
-        "versions",
-    )
-
     def __init__(self) -> None:
         self.tokens: list[Token] = []
         self.nodes: list[tp.Any] = []
@@ -83,16 +148,8 @@ class Traversal:
         self.exact = True
 
 
-class _Static:
-    """A static value among the children of a container."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: tp.Any) -> None:
-        self.value = value
-
-
-kind_by_type[_Static] = _STATIC = -1
+kind_by_type[StaticDef] = _STATIC = -1
+"""What is static among the children of a container is given by its definition."""
 
 
 def traverse(
@@ -205,7 +262,7 @@ def traverse(
                     level[name] = value
                 continue
             elif kind == _STATIC:
-                tokens.append(static_def(value.value))
+                tokens.append(value)
                 continue
             else:  # a container
                 opened = id(value)
@@ -248,13 +305,13 @@ def contains_itself(value: tp.Any, path: list[tp.Any]) -> ValueError:
 def define_container(
     value: tp.Any, kind: int, loose: int = STRICT
 ) -> tuple[tp.Any, tp.Sequence[tp.Any]]:
-    """The definition of a container and its children, static ones marked."""
-    keys, children, treedef = container_of(type(value), kind).flatten(value)
+    """The definition of a container and its children, static ones as their definitions."""
+    keys, children, treedef = flatten_container(value, kind)
     definition = container_def(kind, type(value), keys, treedef)
     parts = definition.in_order(children)
     if loose == EVERY:
         return definition, parts
-    return definition, [_Static(v) if is_held(v, loose) else v for v in parts]
+    return definition, [static_def(v) if is_held(v, loose) else v for v in parts]
 
 
 def define_custom(value: tp.Any) -> tuple[tp.Any, list[tp.Any]]:

@@ -688,9 +688,9 @@ def _hidden(subject: _Subject) -> tp.Iterator[Finding]:
                 continue
             kind = type(found.owner).__name__
             text = (
-                f"{short_type(found.data)} in a {kind}, which is neither an nnx.Module nor a pytree: it "
-                f"is static, so not trained, saved or counted. Derive {kind} from nnx.Module, or mark "
-                "what is meant with nnx.static."
+                f"{short_type(found.value)} in a {kind}, which is neither an nnx.Module nor a pytree: "
+                f"it is static, so not trained, saved or counted. Derive {kind} from nnx.Module, or "
+                "mark what is meant with nnx.static."
             )
             yield Finding("hidden data", (*path, name, *found.path), text)
 

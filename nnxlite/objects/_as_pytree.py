@@ -37,9 +37,9 @@ from nnxlite.graph import (
     GraphNode,
     ObjectDef,
     Path,
-    container_of,
     definition,
     is_static_part,
+    items_of,
     kind_by_type,
     kind_of,
     new_shell,
@@ -257,7 +257,7 @@ def _below(value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
     elif kind == VARIABLE:
         pairs = [("value", value._box.value)]
     else:
-        pairs = container_of(type(value), kind).items(value)
+        pairs = items_of(value, kind)
     return [pair for pair in pairs if kind_of(pair[1]) in _LEAD_ON]
 
 
