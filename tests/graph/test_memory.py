@@ -46,7 +46,7 @@ def every_call(model: tp.Any) -> None:
     nnx.flatten(model)
     nnx.unpack(model)
     hash(graphdef)
-    if graphdef.shared is None:
+    if graphdef.shared() is None:
         jax.tree.leaves(model)
 
 
