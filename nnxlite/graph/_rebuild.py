@@ -35,7 +35,7 @@ from nnxlite.graph._defs import (
     set_definition,
     values_getter,
 )
-from nnxlite.graph._kinds import CUSTOM_NODES, GraphNode, may_hide, notifies
+from nnxlite.graph._kinds import ARRAY, CUSTOM_NODES, GraphNode, kind_of, may_hide, notifies
 from nnxlite.variables import Variable, VariableDef, make, write_raw
 
 
@@ -416,12 +416,20 @@ def _take_over(variable: Variable[tp.Any], definition: tp.Any, leaf: tp.Any) -> 
 
 
 def refill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> None:
-    """Replace everything in an object that is known already."""
+    """Replace everything in an object that is known already; plans hear of it if it matters."""
     custom = CUSTOM_NODES.get(definition.type)
     if custom is not None:
         custom.clear(node)
+        fill(node, definition, values)
+        return
+    before = node._nnx_dict
+    same = node._nnx_def is definition and not definition.mutable
+    same = same and all(
+        before.get(name) is value or (kind_of(value) == ARRAY == kind_of(before.get(name)))
+        for name, value in zip(definition.layout.data, values)
+    )
     fill(node, definition, values)
-    if custom is None:
+    if not same:
         _set_status(node, definition.layout.status)
         set_definition(node, definition)
 
