@@ -1,7 +1,8 @@
 """Run the tests in an environment that has what they need, made in `.venv` where it is missing.
 
-python3 tests             # all of them
+python3 tests             # all but the slow ones: examples, pages, other processes, campaigns
 python3 tests -m quick    # some of every package; any options of pytest
+python3 tests -m ""       # all of them
 """
 
 import os
@@ -15,4 +16,5 @@ import environment  # noqa: E402
 if __name__ == "__main__":
     os.chdir(ROOT)
     pytest = ["-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "8"]
-    environment.run(["test", "examples"], [*pytest, *sys.argv[1:]])
+    tier = [] if "-m" in sys.argv else ["-m", "not slow"]
+    environment.run(["test", "examples"], [*pytest, *tier, *sys.argv[1:]])

@@ -5,6 +5,7 @@ The environment variables are set before anything imports JAX, which reads them 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib.metadata
 import os
@@ -52,9 +53,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Every compiled program holds a few memory maps; Linux grants a process 65,530 of them.
 MAPS_KEPT = 20_000
-
+"""Memory maps, of which Linux grants a process 65,530; every compiled program holds a few."""
+MEMORY_KEPT = 1_200 * 2**20
+"""Bytes of memory. More than half of what many compilations have freed stays with malloc."""
 
 QUICK = frozenset(
     """
@@ -81,13 +83,31 @@ QUICK = frozenset(
 )
 """The quick tier, `pytest -m quick`: some of every package, in less than two minutes on two cores."""
 
+SLOW = frozenset(
+    """
+    checkpoint/test_pretrained.py checkpoint/test_processes.py
+    distributed/test_processes.py
+    flax/test_hook.py flax/test_rest.py
+    graph/test_scale.py
+    numerics/test_edges.py numerics/test_gradients.py numerics/test_values.py
+    reliability/test_long_run.py reliability/test_machine.py
+    test_docs.py test_notebooks.py
+    training/test_real_data.py
+    typing/test_types.py
+    """.split()
+)
+"""The slow tier, with examples and benchmarks: half of the time, and left out by `python3 tests`."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the quick tier."""
+    """Mark the tests of the quick and of the slow tier."""
     here = Path(__file__).parent
     for item in items:
-        if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix() in QUICK:
+        name = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
+        if name in QUICK:
             item.add_marker(pytest.mark.quick)
+        if name in SLOW or name.startswith(("examples/", "benchmarks/")):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +117,7 @@ def doctest_names(doctest_namespace: dict[str, object]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def bounded_caches():
+def bounded_memory():
     """Spare the collections of a module what was there before, and drop programs that are too many.
 
     Many tests collect garbage, and count objects.
@@ -105,7 +125,24 @@ def bounded_caches():
     gc.collect()
     gc.freeze()
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > MAPS_KEPT:
+    if is_full():
+        trim()
+    if is_full():
         gc.unfreeze()
         jax.clear_caches()
+        gc.collect()
+        trim()
+
+
+def is_full() -> bool:
+    """Whether this process has more memory, or more maps of it, than it should."""
+    if not Path("/proc/self/statm").exists():
+        return False
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    maps = Path("/proc/self/maps").read_bytes().count(b"\n")
+    return pages * os.sysconf("SC_PAGE_SIZE") > MEMORY_KEPT or maps > MAPS_KEPT
+
+
+def trim() -> None:
+    """Have malloc give back what is free."""
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)(0)
