@@ -134,12 +134,13 @@ class GradWrapped(Transformed[..., tp.Any]):
                 by_leaf[leaf] = argnum if isinstance(argnum, DiffState) else True
         # Of a Variable in an object and in the same argument itself, the first path decides.
         first: dict[int, tuple[DiffState | None, bool]] = {}
+        settings: list[tp.Any] = [setting is not False for setting in by_leaf]
         for root, (leaf, code) in enumerate(zip(call.where, call.graphdef.decoded.roots)):
             if by_leaf[leaf] is not False:
                 state = by_leaf[leaf] if isinstance(by_leaf[leaf], DiffState) else None
                 whole = not _is_object(call, code) or (options.as_tree and state is None)
                 first[root] = state, whole or state is None
-                by_leaf[leaf] = True if whole else state or DiffState(0, Param)
+                settings[leaf] = whole or state or DiffState(0, Param)
 
         def first_decides(root: int, again: int) -> bool:
             (one, decides), (other, too) = (first.get(i, (i, False)) for i in (root, again))
@@ -151,7 +152,7 @@ class GradWrapped(Transformed[..., tp.Any]):
             read.append(leaf)
             return given.inputs.values[leaf]
 
-        flags = labels(given.definition, by_leaf, "differentiation", value, first_decides)
+        flags = labels(given.definition, settings, "differentiation", value, first_decides)
         for leaf in _frozen(call):
             flags[call.num_arrays + leaf] = False
         selected = Partition(tuple(map(bool, flags)))

@@ -89,6 +89,12 @@ def test_grad_takes_functions_that_ask_for_the_shape(chosen):
     assert set(grad(model)) == {"kernel", "bias"}
 
 
+def test_an_array_whose_argument_has_a_filter_is_differentiated():
+    model, wrt = Model(), nnx.DiffState(0, nnx.BatchStat)
+    grads = nnx.grad(lambda pair: product(pair[1]) * pair[0], argnums=wrt)((2.0, model))
+    assert float(grads[0]) == float(product(model)) and set(grads[1]) == {"mean"}
+
+
 def test_grad_takes_functions_that_ask_for_the_value():
     model = Model()
     ones = nnx.DiffState(0, lambda path, x: bool((jnp.asarray(x) == 1).all()))
